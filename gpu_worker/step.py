@@ -1,0 +1,245 @@
+"""What the worker's core is told and what it answers: one step, its batch, its samples.
+
+The dataclasses here are the contract inside the worker: `codec.py` makes a `Step` of the wire's
+message, `SequenceTable` makes a `Batch` of the step, a `Runner` makes `Samples` of the batch.
+Arrays are NumPy; a runner moves them to its device.
+"""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int32Array = NDArray[np.int32]
+Int64Array = NDArray[np.int64]
+
+
+def _no_ids() -> Int64Array:
+    return np.empty(0, dtype=np.int64)
+
+
+class BlockMapping(NamedTuple):
+    """Copy block src[i] to block dst[i]; both [num_copies] int32."""
+
+    src: Int32Array
+    dst: Int32Array
+
+
+NO_COPIES = BlockMapping(np.empty(0, dtype=np.int32), np.empty(0, dtype=np.int32))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How tokens of a group are drawn; see worker.proto for ranges."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int = 0
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    num_logprobs: int | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class NewSequence:
+    """A sequence that is new to the worker, or resumes after swap or recompute."""
+
+    seq_id: int
+    branch: int
+    token_ids: list[int]
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    num_new_tokens: int
+    block_table: list[int]
+    num_samples: int
+    params: SamplingParams
+
+
+class BlockTablePatch(NamedTuple):
+    """Write `blocks` at `first_index` of a sequence's block table."""
+
+    seq_id: int
+    first_index: int
+    blocks: list[int]
+
+
+class Fork(NamedTuple):
+    """`child` continues the computed tokens of `parent` with `token_id`."""
+
+    parent: int
+    child: int
+    branch: int
+    token_id: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Step:
+    """One ExecuteModelRequest, decoded."""
+
+    epoch: int
+    step_id: int
+    finished: Int64Array = field(default_factory=_no_ids)
+    forks: list[Fork] = field(default_factory=list)
+    new: list[NewSequence] = field(default_factory=list)
+    running_seq_ids: Int64Array = field(default_factory=_no_ids)
+    running_num_new_tokens: Int32Array = field(default_factory=lambda: np.empty(0, dtype=np.int32))
+    patches: list[BlockTablePatch] = field(default_factory=list)
+    swap_out: BlockMapping = NO_COPIES
+    swap_in: BlockMapping = NO_COPIES
+    copy: BlockMapping = NO_COPIES
+    traceparent: str = ""
+    tracestate: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class SampleRows:
+    """The draws of a batch: row i is drawn from the logits of token `token_index[i]`.
+
+    All arrays are [num_rows]. Rows of one sequence are neighbours, in ascending order of branch.
+    """
+
+    seq_ids: Int64Array
+    token_index: Int64Array
+    """Index into the batch's tokens."""
+    branch: Int64Array
+    position: Int64Array
+    """Index that the drawn token will have in its sequence."""
+    temperature: NDArray[np.float32]
+    top_p: NDArray[np.float32]
+    top_k: Int64Array
+    min_p: NDArray[np.float32]
+    seed: NDArray[np.uint64]
+    suppressed: dict[int, tuple[int, ...]]
+    """Row to the token ids that it must not draw (min_tokens is not reached)."""
+    num_logprobs: dict[int, int]
+    """Row to the number of alternatives to report, for the rows that report any logprobs."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Batch:
+    """The forward pass of one step over B sequences and T tokens, packed without padding."""
+
+    token_ids: Int64Array
+    """[T]."""
+    positions: Int64Array
+    """[T], index of each token in its sequence."""
+    slot_mapping: Int64Array
+    """[T], block * block_size + offset: where each token's K and V go."""
+    query_start: Int64Array
+    """[B + 1]: sequence i computes tokens query_start[i]:query_start[i + 1]."""
+    context_lens: Int64Array
+    """[B], tokens of each sequence whose K and V exist after this step."""
+    block_tables: Int32Array
+    """[B, max_blocks], padded with 0 past each sequence's blocks."""
+    rows: SampleRows
+
+
+class Logprobs(NamedTuple):
+    """Log probabilities of one row, before temperature and filters."""
+
+    row: int
+    logprob: float
+    rank: int
+    top_token_ids: list[int]
+    top_logprobs: list[float]
+
+
+@dataclass(slots=True, kw_only=True)
+class Samples:
+    """What a runner drew."""
+
+    token_ids: Int32Array
+    """[num_rows]; meaningless for rows in `failed`."""
+    logprobs: list[Logprobs] = field(default_factory=list)
+    failed: dict[int, str] = field(default_factory=dict)
+    """Row to the reason for its failure, such as logits that are not finite."""
+    forward_ns: int = 0
+    sample_ns: int = 0
+
+
+class SequenceFailure(NamedTuple):
+    """One sequence's error; the rest of the step is unharmed."""
+
+    seq_id: int
+    message: str
+
+
+@dataclass(slots=True, kw_only=True)
+class StepResult:
+    """One ExecuteModelResponse before encoding."""
+
+    epoch: int
+    step_id: int
+    seq_ids: Int64Array
+    token_ids: Int32Array
+    logprobs: list[Logprobs] = field(default_factory=list)
+    failures: list[SequenceFailure] = field(default_factory=list)
+    wait_ns: int = 0
+    swap_ns: int = 0
+    forward_ns: int = 0
+    sample_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInfo:
+    """What a worker serves; see worker.proto."""
+
+    name: str
+    architecture: str
+    dtype: str
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheCapacity:
+    """How much a worker can hold, found by profiling; see worker.proto."""
+
+    block_size: int
+    num_gpu_blocks: int
+    num_cpu_blocks: int
+    block_bytes: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+
+class Runner(Protocol):
+    """Computes batches on one device and owns the KV cache there.
+
+    All calls after construction come from the worker's one execution thread.
+    """
+
+    @property
+    def model(self) -> ModelInfo: ...
+
+    def tokenizer_files(self) -> dict[str, bytes]:
+        """Returns "tokenizer.json" (tokenizers format) and "tokenizer_config.json"."""
+        ...
+
+    def profile(self) -> CacheCapacity:
+        """Measures what fits beside weights and activations. Raises MemoryError if nothing does."""
+        ...
+
+    def init_cache_engine(self, *, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
+        """Allocates both pools, dropping what was there."""
+        ...
+
+    def swap_out(self, mapping: BlockMapping) -> None:
+        """Copies blocks from the GPU pool to the CPU pool."""
+        ...
+
+    def swap_in(self, mapping: BlockMapping) -> None:
+        """Copies blocks from the CPU pool to the GPU pool."""
+        ...
+
+    def copy(self, mapping: BlockMapping) -> None:
+        """Copies blocks within the GPU pool."""
+        ...
+
+    def execute(self, batch: Batch) -> Samples:
+        """Writes the batch's K and V, attends over the block tables, draws the rows."""
+        ...
