@@ -1,0 +1,177 @@
+"""Maps logical KV blocks of sequences to physical blocks on GPU and in CPU swap.
+
+Pure bookkeeping: no tensors, no I/O. A method that moves data returns the copies to make; the
+worker makes them. Follows PagedAttention (Kwon et al., SOSP 2023, sections 4.3 to 4.5).
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from enum import Enum, auto
+from typing import NamedTuple
+
+from scheduler_svc.block_allocator import BlockAllocator
+from scheduler_svc.sequence import Sequence, SequenceGroup, SequenceStatus, length_limit
+
+
+class AllocStatus(Enum):
+    """Whether blocks can be had now, after others have freed some, or not at all."""
+
+    OK = auto()
+    LATER = auto()
+    NEVER = auto()
+
+
+class BlockCopy(NamedTuple):
+    """Copy physical block `src` to physical block `dst`."""
+
+    src: int
+    dst: int
+
+
+class BlockSpaceManager:
+    """The block tables of one worker's sequences, and the pools that they draw from.
+
+    Args:
+        block_size: tokens in a block.
+        num_gpu_blocks, num_cpu_blocks: sizes of the pools.
+        num_watermark_blocks: GPU blocks that admission leaves free, so that the sequences which
+            run already can grow for a while before anybody is preempted.
+        max_model_len: longest sequence in tokens.
+    """
+
+    def __init__(
+        self,
+        *,
+        block_size: int,
+        num_gpu_blocks: int,
+        num_cpu_blocks: int,
+        num_watermark_blocks: int = 0,
+        max_model_len: int,
+    ) -> None:
+        self.block_size = block_size
+        self.gpu = BlockAllocator(num_gpu_blocks)
+        self.cpu = BlockAllocator(num_cpu_blocks)
+        self._num_watermark_blocks = num_watermark_blocks
+        self._max_model_len = max_model_len
+
+    def num_blocks(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def num_prefix_tokens(self, group: SequenceGroup) -> int:
+        """Tokens of the prompt in whole blocks, which branches share for good."""
+        return group.num_prompt_tokens // self.block_size * self.block_size
+
+    def most_blocks(self, group: SequenceGroup) -> int:
+        """Blocks that the group takes at its longest, all branches, sharing what they must."""
+        # The last token sampled is never computed.
+        longest = group.num_prompt_tokens + length_limit(group, self._max_model_len) - 1
+        shared = self.num_prefix_tokens(group) // self.block_size
+        return shared + group.num_sequences * (self.num_blocks(longest) - shared)
+
+    def can_ever_hold(self, group: SequenceGroup) -> bool:
+        return self.most_blocks(group) <= self.gpu.num_blocks
+
+    def can_allocate(self, group: SequenceGroup) -> AllocStatus:
+        """Says whether the group's first sequence fits: all its known tokens."""
+        if not self.can_ever_hold(group):
+            return AllocStatus.NEVER
+        wanted = self.num_blocks(group.unfinished[0].num_tokens)
+        # Alone on the worker a group is past the watermark's protection: nobody else grows.
+        spare = self.gpu.num_free - wanted
+        alone = self.gpu.num_free == self.gpu.num_blocks
+        enough = spare >= (0 if alone else self._num_watermark_blocks)
+        return AllocStatus.OK if enough else AllocStatus.LATER
+
+    def num_slots_blocks(self, seq: Sequence, num_new_tokens: int) -> int:
+        """GPU blocks to take before the sequence can compute `num_new_tokens` more."""
+        wanted = self.num_blocks(seq.num_planned_tokens + num_new_tokens) - len(seq.block_table)
+        return max(wanted, 0) + (self._shared_write_index(seq) is not None)
+
+    def can_append_slots(self, seq: Sequence, num_new_tokens: int) -> AllocStatus:
+        wanted = self.num_slots_blocks(seq, num_new_tokens)
+        return AllocStatus.OK if wanted <= self.gpu.num_free else AllocStatus.LATER
+
+    def append_slots(self, seq: Sequence, num_new_tokens: int) -> BlockCopy | None:
+        """Makes room for the next tokens; returns the copy that a shared block calls for."""
+        copy = self._unshare(seq)
+        wanted = self.num_blocks(seq.num_planned_tokens + num_new_tokens)
+        while len(seq.block_table) < wanted:
+            seq.block_table.append(self.gpu.allocate())
+        return copy
+
+    def share_blocks(self, parent: Sequence, child: Sequence, *, num_blocks: int) -> None:
+        """Gives `child` the first blocks of its sibling `parent`."""
+        child.block_table = parent.block_table[:num_blocks]
+        for block in child.block_table:
+            self.gpu.share(block)
+
+    def free(self, seq: Sequence) -> None:
+        """Gives the sequence's blocks back, wherever they are."""
+        pool = self.cpu if seq.status is SequenceStatus.SWAPPED else self.gpu
+        for block in seq.block_table:
+            pool.free(block)
+        seq.block_table = []
+        seq.num_sent_blocks = 0
+
+    def can_swap_out(self, group: SequenceGroup) -> bool:
+        return len(_distinct_blocks(group)) <= self.cpu.num_free
+
+    def can_swap_in(self, group: SequenceGroup) -> AllocStatus:
+        """Says whether the group's blocks fit on the GPU, with one more for each sequence."""
+        wanted = len(_distinct_blocks(group)) + len(group.unfinished)
+        if min(wanted, self.most_blocks(group)) > self.gpu.num_blocks:
+            return AllocStatus.NEVER
+        alone = self.gpu.num_free == self.gpu.num_blocks
+        enough = self.gpu.num_free - wanted >= (0 if alone else self._num_watermark_blocks)
+        return AllocStatus.OK if enough or alone else AllocStatus.LATER
+
+    def swap_out(self, group: SequenceGroup) -> list[BlockCopy]:
+        """Moves the group's blocks to CPU swap, each once however many sequences share it."""
+        return _move(group, self.gpu, self.cpu)
+
+    def swap_in(self, group: SequenceGroup) -> list[BlockCopy]:
+        """Moves the group's blocks back to the GPU."""
+        return _move(group, self.cpu, self.gpu)
+
+    def check(self, sequences: Iterable[Sequence]) -> None:
+        """Asserts conservation on both devices, given every sequence that may hold blocks."""
+        on_gpu: Counter[int] = Counter()
+        on_cpu: Counter[int] = Counter()
+        for seq in sequences:
+            (on_cpu if seq.status is SequenceStatus.SWAPPED else on_gpu).update(seq.block_table)
+        self.gpu.check(dict(on_gpu))
+        self.cpu.check(dict(on_cpu))
+
+    def _shared_write_index(self, seq: Sequence) -> int | None:
+        """Index of the block that the next token goes to, if somebody else reads that block."""
+        index = seq.num_planned_tokens // self.block_size
+        if index < len(seq.block_table) and self.gpu.is_shared(seq.block_table[index]):
+            return index
+        return None
+
+    def _unshare(self, seq: Sequence) -> BlockCopy | None:
+        index = self._shared_write_index(seq)
+        if index is None:
+            return None
+        copy = BlockCopy(src=seq.block_table[index], dst=self.gpu.allocate())
+        self.gpu.free(copy.src)
+        seq.block_table[index] = copy.dst
+        return copy
+
+
+def _distinct_blocks(group: SequenceGroup) -> set[int]:
+    return {block for seq in group.unfinished for block in seq.block_table}
+
+
+def _move(group: SequenceGroup, source: BlockAllocator, target: BlockAllocator) -> list[BlockCopy]:
+    moved: dict[int, int] = {}  # physical block on the source: its new place
+    for seq in group.unfinished:
+        for index, block in enumerate(seq.block_table):
+            if block in moved:
+                target.share(moved[block])
+            else:
+                moved[block] = target.allocate()
+            source.free(block)
+            seq.block_table[index] = moved[block]
+        seq.num_sent_blocks = 0
+    return [BlockCopy(src, dst) for src, dst in moved.items()]

@@ -1,0 +1,275 @@
+"""All requests and all workers of this scheduler: who waits, who runs where, who is told.
+
+Everything here runs on the event loop and returns at once. Routers are told through their
+sessions, one message for each step.
+"""
+
+import heapq
+import itertools
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from scheduler_svc import tracing
+from scheduler_svc.admission import AdmissionQueue
+from scheduler_svc.engine import Engine
+from scheduler_svc.errors import FailureCode, RequestFailure
+from scheduler_svc.model import ModelInfo, TokenizerFiles
+from scheduler_svc.plan import StepOutcome
+from scheduler_svc.router_messages import EndedRequest, FinishedSequence, RouterMessage
+from scheduler_svc.scheduler import make_group
+from scheduler_svc.sequence import FinishReason, Sequence, SequenceGroup, SequenceStatus
+
+logger = logging.getLogger(__name__)
+
+RETRY_AFTER_S = 1.0
+
+
+class RouterSession(Protocol):
+    """Where a router's messages go. Must not block and must not call back."""
+
+    def send(self, message: RouterMessage) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A live request and who asked for it."""
+
+    group: SequenceGroup
+    session: RouterSession
+    handle: int
+
+
+class Cluster:
+    """The requests that live, the queue that they wait in, and the engines that serve them."""
+
+    def __init__(
+        self, *, max_queued_requests: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.admission = AdmissionQueue()
+        self.engines: list[Engine] = []
+        self.model: ModelInfo | None = None
+        self.tokenizer_files: TokenizerFiles = {}
+        self._max_queued_requests = max_queued_requests
+        self._clock = clock
+        self._requests: dict[SequenceGroup, Request] = {}
+        self._request_ids: set[str] = set()
+        self._deadlines: list[tuple[float, int, SequenceGroup]] = []
+        self._tiebreak = itertools.count()
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    # Requests
+
+    def add(self, group: SequenceGroup, *, session: RouterSession, handle: int) -> Request | None:
+        """Queues a request; one that is refused ends at once, and None is returned."""
+        request = Request(group, session, handle)
+        failure = self._refusal(group)
+        if failure is not None:
+            group.failure = failure
+            session.send(RouterMessage(ended=[self._ended(request)]))
+            return None
+        make_group(group)
+        self._requests[group] = request
+        self._request_ids.add(group.request_id)
+        if group.deadline is not None:
+            heapq.heappush(self._deadlines, (group.deadline, next(self._tiebreak), group))
+        self.admission.add(group)
+        self.wake()
+        return request
+
+    def _refusal(self, group: SequenceGroup) -> RequestFailure | None:
+        if group.request_id in self._request_ids:
+            return RequestFailure(
+                FailureCode.ALREADY_EXISTS, f"request id {group.request_id!r} is in use"
+            )
+        if self.model is None or not self.engines:
+            return RequestFailure(FailureCode.UNAVAILABLE, "no worker serves", RETRY_AFTER_S)
+        if group.num_prompt_tokens >= self.model.max_model_len:
+            return RequestFailure(
+                FailureCode.INVALID_ARGUMENT,
+                f"the prompt has {group.num_prompt_tokens} tokens; the model's window of"
+                f" {self.model.max_model_len} leaves none to generate",
+            )
+        if max(group.prompt_token_ids) >= self.model.vocab_size:
+            return RequestFailure(
+                FailureCode.INVALID_ARGUMENT,
+                f"token ids must be below the vocabulary's size, {self.model.vocab_size}",
+            )
+        if not self._fits_some_engine(group):
+            return _never_fits(group)
+        if len(self.admission) >= self._max_queued_requests:
+            return RequestFailure(
+                FailureCode.RESOURCE_EXHAUSTED,
+                f"{len(self.admission)} requests are waiting already",
+                RETRY_AFTER_S,
+            )
+        return None
+
+    def _fits_some_engine(self, group: SequenceGroup) -> bool:
+        return any(
+            engine.scheduler.blocks.can_ever_hold(group)
+            and group.num_sequences <= engine.scheduler.limits.max_num_seqs
+            for engine in self.engines
+        )
+
+    def abort(self, request: Request) -> None:
+        """Ends a request without an answer; a no-op once it has ended."""
+        if request.group in self._requests:
+            group = request.group
+            group.failure = group.failure or RequestFailure(FailureCode.CANCELLED, "aborted")
+            self._take_out(group)
+            self._forget(group)
+
+    def stop_sequence(self, request: Request, *, index: int, keep_tokens: int) -> None:
+        """Ends one branch at a stop string."""
+        group = request.group
+        engine = self._engine_of(group)
+        if engine is not None:
+            ended = engine.scheduler.stop_sequence(group, index=index, keep_tokens=keep_tokens)
+        else:
+            ended = self._stop_waiting(group, index=index, keep_tokens=keep_tokens)
+        if ended:
+            self.publish(StepOutcome(ended=[group]))
+        self.wake()
+
+    def _stop_waiting(self, group: SequenceGroup, *, index: int, keep_tokens: int) -> bool:
+        for seq in group.unfinished:
+            if seq.branch == index and group in self.admission:
+                del seq.output_token_ids[keep_tokens:]
+                seq.finish(FinishReason.STOP_STRING)
+                if group.is_finished:
+                    self.admission.remove(group)
+                    return True
+        return False
+
+    def expire(self) -> None:
+        """Ends the requests that are out of time."""
+        now = self._clock()
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, _, group = heapq.heappop(self._deadlines)
+            if group in self._requests:
+                self._fail(group, RequestFailure(FailureCode.DEADLINE_EXCEEDED, "out of time"))
+
+    def _fail(self, group: SequenceGroup, failure: RequestFailure) -> None:
+        group.failure = failure
+        self._take_out(group)
+        self.publish(StepOutcome(ended=[group]))
+
+    def _take_out(self, group: SequenceGroup) -> None:
+        engine = self._engine_of(group)
+        if engine is not None:
+            engine.scheduler.abort(group)
+        elif group in self.admission:
+            self.admission.remove(group)
+        for seq in group.unfinished:
+            seq.finish(FinishReason.ERROR)
+        self.wake()
+
+    def _engine_of(self, group: SequenceGroup) -> Engine | None:
+        if any(seq.status is SequenceStatus.WAITING for seq in group.unfinished):
+            return None
+        return next((one for one in self.engines if one.scheduler.holds(group)), None)
+
+    def _forget(self, group: SequenceGroup) -> None:
+        del self._requests[group]
+        self._request_ids.discard(group.request_id)
+        tracing.record_request(group, now=self._clock())
+
+    # Workers
+
+    def join(self, engine: Engine) -> None:
+        self.engines.append(engine)
+        engine.wake()
+
+    def leave(self, engine: Engine) -> None:
+        """Takes a worker out; what it was doing starts again on another, or ends."""
+        if engine not in self.engines:
+            return
+        self.engines.remove(engine)
+        groups = engine.scheduler.evacuate()
+        if groups:
+            logger.warning("%d requests of %s start again", len(groups), engine.worker.address)
+        for group in groups:
+            self.admission.add(group)
+        for group in [one for one in self.admission if not self._fits_some_engine(one)]:
+            self._fail(group, self._no_place(group))
+        self.wake()
+
+    def _no_place(self, group: SequenceGroup) -> RequestFailure:
+        if not self.engines:
+            return RequestFailure(FailureCode.UNAVAILABLE, "no worker is left", RETRY_AFTER_S)
+        return _never_fits(group)
+
+    def wake(self) -> None:
+        """Lets every engine look for work."""
+        for engine in self.engines:
+            engine.wake()
+
+    # Telling routers
+
+    def publish(self, outcome: StepOutcome) -> None:
+        """Sends each router what an answer means for its requests."""
+        messages: dict[RouterSession, RouterMessage] = {}
+        for seq, token_id, logprobs in outcome.tokens:
+            request = self._requests[seq.group]
+            message = messages.get(request.session)
+            if message is None:
+                message = messages[request.session] = RouterMessage()
+            message.add_token(
+                handle=request.handle, index=seq.branch, token_id=token_id, logprobs=logprobs
+            )
+        for seq in outcome.finished:
+            request = self._requests[seq.group]
+            messages.setdefault(request.session, RouterMessage()).finished.append(
+                _finished(seq, request.handle)
+            )
+        for group in outcome.ended:
+            request = self._requests[group]
+            messages.setdefault(request.session, RouterMessage()).ended.append(self._ended(request))
+            self._forget(group)
+        for session, message in messages.items():
+            session.send(message)
+
+    def _ended(self, request: Request) -> EndedRequest:
+        group = request.group
+        return EndedRequest(
+            handle=request.handle,
+            failure=group.failure,
+            num_prompt_tokens=group.num_prompt_tokens,
+            num_completion_tokens=sum(len(seq.output_token_ids) for seq in group.sequences),
+            times=group.times,
+            now=self._clock(),
+        )
+
+    def check(self) -> None:
+        """Asserts the invariants of every worker, and that each live request is in one place."""
+        held = list(self.admission)
+        for engine in self.engines:
+            engine.scheduler.check()
+            held += engine.scheduler.running + engine.scheduler.swapped
+        assert len(held) == len(set(held)), "a request is in two queues"
+        assert set(held) == self._requests.keys(), "a request is lost, or outlives its end"
+        assert {group.request_id for group in held} == self._request_ids
+
+
+def _finished(seq: Sequence, handle: int) -> FinishedSequence:
+    assert seq.finish_reason is not None, "only finished sequences are reported"
+    return FinishedSequence(
+        handle=handle,
+        index=seq.branch,
+        reason=seq.finish_reason,
+        stop_token_id=seq.stop_token_id,
+        error_message=seq.error_message,
+    )
+
+
+def _never_fits(group: SequenceGroup) -> RequestFailure:
+    return RequestFailure(
+        FailureCode.RESOURCE_EXHAUSTED,
+        f"{group.num_sequences} sequences of {group.num_prompt_tokens} prompt tokens and up to"
+        f" {group.max_tokens} more fit no worker's KV cache; lower max_tokens or n",
+    )

@@ -1,0 +1,285 @@
+"""Between the scheduler's dataclasses and the messages of scheduler.v1 and worker.v1."""
+
+from collections.abc import Iterable
+
+from protos.scheduler.v1 import scheduler_pb2 as pb
+from protos.worker.v1 import worker_pb2 as worker_pb
+from rpc.columns import pack_int32, pack_int64, unpack_int32, unpack_int64
+from rpc.errors import InvalidArgument
+from scheduler_svc.block_manager import BlockCopy
+from scheduler_svc.config import StepLimits
+from scheduler_svc.errors import RequestFailure
+from scheduler_svc.model import ModelInfo, WorkerCapacity
+from scheduler_svc.plan import StepAnswer, StepPlan, StepTimings, TokenLogprobs
+from scheduler_svc.router_messages import EndedRequest, FinishedSequence, RouterMessage
+from scheduler_svc.sequence import FinishReason, GroupTimes, SamplingParams, SequenceGroup
+
+_FINISH_REASONS = {
+    FinishReason.STOP: pb.FINISH_REASON_STOP,
+    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+    FinishReason.STOP_TOKEN: pb.FINISH_REASON_STOP_TOKEN,
+    FinishReason.STOP_STRING: pb.FINISH_REASON_STOP_STRING,
+    FinishReason.ERROR: pb.FINISH_REASON_ERROR,
+}
+
+
+# From routers
+
+
+def group(message: pb.AddRequest, *, now: float) -> SequenceGroup:
+    """Decodes a request. Raises InvalidArgument for what no router of ours sends."""
+    if not message.prompt_token_ids:
+        raise InvalidArgument("prompt_token_ids", [], "at least one token")
+    if not message.max_tokens:
+        raise InvalidArgument("max_tokens", 0, "at least 1")
+    if not message.num_sequences:
+        raise InvalidArgument("num_sequences", 0, "at least 1")
+    timeout_ns = message.timeout_ns if message.HasField("timeout_ns") else None
+    return SequenceGroup(
+        request_id=message.request_id,
+        prompt_token_ids=list(message.prompt_token_ids),
+        params=_sampling_params(message.sampling_params),
+        max_tokens=message.max_tokens,
+        num_sequences=message.num_sequences,
+        deadline=None if timeout_ns is None else now + timeout_ns / 1e9,
+        times=GroupTimes(arrival=now),
+        traceparent=message.trace_context.traceparent,
+        tracestate=message.trace_context.tracestate,
+    )
+
+
+def _sampling_params(message: worker_pb.SamplingParams) -> SamplingParams:
+    return SamplingParams(
+        temperature=message.temperature,
+        top_p=message.top_p,
+        top_k=message.top_k,
+        min_p=message.min_p,
+        seed=message.seed,
+        min_tokens=message.min_tokens,
+        stop_token_ids=tuple(message.stop_token_ids),
+        num_logprobs=message.num_logprobs if message.HasField("num_logprobs") else None,
+    )
+
+
+# To routers
+
+
+def connect_response(message: RouterMessage) -> pb.ConnectResponse:
+    outputs = pb.StepOutputs(
+        handles=pack_int64(message.handles),
+        indices=pack_int32(message.indices),
+        num_tokens=pack_int32([1] * len(message.token_ids)),
+        token_ids=pack_int32(message.token_ids),
+        logprobs=[_logprobs(row, values) for row, values in message.logprobs],
+        finished_sequences=[_sequence_finished(finished) for finished in message.finished],
+        finished_requests=[_request_finished(ended) for ended in message.ended],
+    )
+    return pb.ConnectResponse(step_outputs=outputs)
+
+
+def _logprobs(row: int, values: TokenLogprobs) -> worker_pb.TokenLogprobs:
+    return worker_pb.TokenLogprobs(
+        row=row,
+        logprob=values.logprob,
+        rank=values.rank,
+        top_token_ids=values.top_token_ids,
+        top_logprobs=values.top_logprobs,
+    )
+
+
+def _sequence_finished(finished: FinishedSequence) -> pb.SequenceFinished:
+    return pb.SequenceFinished(
+        handle=finished.handle,
+        index=finished.index,
+        reason=_FINISH_REASONS[finished.reason],
+        stop_token_id=finished.stop_token_id,
+        error_message=finished.error_message,
+    )
+
+
+def _request_finished(ended: EndedRequest) -> pb.RequestFinished:
+    message = pb.RequestFinished(
+        handle=ended.handle,
+        usage=pb.Usage(
+            prompt_tokens=ended.num_prompt_tokens, completion_tokens=ended.num_completion_tokens
+        ),
+        timings=_timings(ended.times, ended.now),
+    )
+    if ended.failure is not None:
+        _fill_failure(message, ended.failure)
+    return message
+
+
+def _fill_failure(message: pb.RequestFinished, failure: RequestFailure) -> None:
+    message.code = failure.code.value
+    message.message = failure.message
+    if failure.retry_after_s is not None:
+        message.retry_after_ns = int(failure.retry_after_s * 1e9)
+
+
+def _timings(times: GroupTimes, now: float) -> pb.Timings:
+    scheduled = now if times.first_scheduled is None else times.first_scheduled
+    first_token = now if times.first_token is None else times.first_token
+    last_token = first_token if times.last_token is None else times.last_token
+    return pb.Timings(
+        queued_ns=_nanoseconds(scheduled - times.arrival),
+        prefill_ns=_nanoseconds(first_token - scheduled),
+        decode_ns=_nanoseconds(last_token - first_token),
+        preempted_ns=_nanoseconds(times.preempted_s),
+    )
+
+
+def _nanoseconds(seconds: float) -> int:
+    return max(0, int(seconds * 1e9))
+
+
+# To workers
+
+
+def execute_model_request(plan: StepPlan, *, epoch: int) -> worker_pb.ExecuteModelRequest:
+    """Encodes a plan; to be called before anything else happens to its sequences."""
+    message = worker_pb.ExecuteModelRequest(
+        epoch=epoch,
+        step_id=plan.step_id,
+        finished_seq_ids=pack_int64(plan.forget),
+        running=worker_pb.RunningSequences(
+            seq_ids=pack_int64([plan.seqs[i].seq_id for i in plan.running]),
+            num_new_tokens=pack_int32([plan.num_new_tokens[i] for i in plan.running]),
+        ),
+    )
+    if plan.new:
+        message.new_groups.extend(_new_groups(plan))
+    if plan.forks:
+        message.forks.CopyFrom(_forks(plan))
+    if plan.patches:
+        message.block_table_patches.CopyFrom(_patches(plan))
+    for field, copies in (
+        (message.blocks_to_swap_out, plan.swap_out),
+        (message.blocks_to_swap_in, plan.swap_in),
+        (message.blocks_to_copy, plan.copy),
+    ):
+        if copies:
+            field.CopyFrom(_mapping(copies))
+    return message
+
+
+def _new_groups(plan: StepPlan) -> Iterable[worker_pb.SequenceGroupMetadata]:
+    groups: dict[SequenceGroup, list[worker_pb.SequenceMetadata]] = {}
+    for i in plan.new:
+        groups.setdefault(plan.seqs[i].group, []).append(_sequence_metadata(plan, i))
+    for seq_group, sequences in groups.items():
+        yield worker_pb.SequenceGroupMetadata(
+            request_id=seq_group.request_id,
+            sampling_params=_worker_params(seq_group.params),
+            num_prompt_tokens=seq_group.num_prompt_tokens,
+            sequences=sequences,
+        )
+
+
+def _sequence_metadata(plan: StepPlan, index: int) -> worker_pb.SequenceMetadata:
+    seq = plan.seqs[index]
+    return worker_pb.SequenceMetadata(
+        seq_id=seq.seq_id,
+        branch=seq.branch,
+        token_ids=seq.token_ids,
+        num_computed_tokens=seq.num_computed_tokens,
+        num_new_tokens=plan.num_new_tokens[index],
+        block_table=seq.block_table,
+        num_samples=seq.group.num_sequences if seq.group.awaits_fork else 1,
+    )
+
+
+def _worker_params(params: SamplingParams) -> worker_pb.SamplingParams:
+    return worker_pb.SamplingParams(
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=params.top_k,
+        min_p=params.min_p,
+        seed=params.seed,
+        min_tokens=params.min_tokens,
+        stop_token_ids=params.stop_token_ids,
+        num_logprobs=params.num_logprobs,
+    )
+
+
+def _forks(plan: StepPlan) -> worker_pb.Forks:
+    return worker_pb.Forks(
+        parent_seq_ids=pack_int64([fork.parent_id for fork in plan.forks]),
+        child_seq_ids=pack_int64([fork.child_id for fork in plan.forks]),
+        branches=pack_int32([fork.branch for fork in plan.forks]),
+        token_ids=pack_int32([fork.token_id for fork in plan.forks]),
+    )
+
+
+def _patches(plan: StepPlan) -> worker_pb.BlockTablePatches:
+    return worker_pb.BlockTablePatches(
+        seq_ids=pack_int64([patch.seq_id for patch in plan.patches]),
+        first_index=pack_int32([patch.first_index for patch in plan.patches]),
+        num_blocks=pack_int32([len(patch.blocks) for patch in plan.patches]),
+        blocks=pack_int32([block for patch in plan.patches for block in patch.blocks]),
+    )
+
+
+def _mapping(copies: list[BlockCopy]) -> worker_pb.BlockMapping:
+    return worker_pb.BlockMapping(
+        src=pack_int32([copy.src for copy in copies]), dst=pack_int32([copy.dst for copy in copies])
+    )
+
+
+# From workers
+
+
+def step_answer(message: worker_pb.ExecuteModelResponse) -> StepAnswer:
+    timings = message.timings
+    return StepAnswer(
+        step_id=message.step_id,
+        seq_ids=unpack_int64(message.seq_ids).tolist(),
+        token_ids=unpack_int32(message.token_ids).tolist(),
+        logprobs={
+            entry.row: TokenLogprobs(
+                entry.logprob, entry.rank, list(entry.top_token_ids), list(entry.top_logprobs)
+            )
+            for entry in message.logprobs
+        },
+        failures={error.seq_id: error.message for error in message.errors},
+        timings=StepTimings(
+            timings.wait_ns, timings.swap_ns, timings.forward_ns, timings.sample_ns
+        ),
+    )
+
+
+def model_info(message: worker_pb.ModelInfo) -> ModelInfo:
+    return ModelInfo(
+        name=message.name,
+        architecture=message.architecture,
+        dtype=message.dtype,
+        vocab_size=message.vocab_size,
+        max_model_len=message.max_model_len,
+        eos_token_ids=tuple(message.eos_token_ids),
+        tokenizer_sha256=message.tokenizer_sha256,
+    )
+
+
+def model_message(model: ModelInfo) -> worker_pb.ModelInfo:
+    return worker_pb.ModelInfo(
+        name=model.name,
+        architecture=model.architecture,
+        dtype=model.dtype,
+        vocab_size=model.vocab_size,
+        max_model_len=model.max_model_len,
+        eos_token_ids=model.eos_token_ids,
+        tokenizer_sha256=model.tokenizer_sha256,
+    )
+
+
+def capacity(message: worker_pb.WorkerCapacity) -> WorkerCapacity:
+    """Decodes a capacity. Raises ValueError for one that holds nothing."""
+    return WorkerCapacity(
+        block_size=message.block_size,
+        num_gpu_blocks=message.num_gpu_blocks,
+        num_cpu_blocks=message.num_cpu_blocks,
+        limits=StepLimits(
+            max_num_seqs=message.max_num_seqs,
+            max_num_batched_tokens=message.max_num_batched_tokens,
+        ),
+    )

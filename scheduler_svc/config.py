@@ -1,0 +1,86 @@
+"""Configuration of the scheduler service: frozen, checked when it is made."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class PreemptionMode(Enum):
+    """What happens to the blocks of a group that must yield."""
+
+    SWAP = "swap"
+    RECOMPUTE = "recompute"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLimits:
+    """Bounds of one step: sequences in it, and tokens computed by it."""
+
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+
+    def __post_init__(self) -> None:
+        if self.max_num_seqs < 1:
+            raise ValueError(f"max_num_seqs is {self.max_num_seqs}; it must be at least 1")
+        if self.max_num_batched_tokens < 1:
+            raise ValueError(
+                f"max_num_batched_tokens is {self.max_num_batched_tokens}; it must be at least 1"
+            )
+
+    def within(self, other: "StepLimits") -> "StepLimits":
+        """Returns the tighter of two limits, each."""
+        return StepLimits(
+            max_num_seqs=min(self.max_num_seqs, other.max_num_seqs),
+            max_num_batched_tokens=min(self.max_num_batched_tokens, other.max_num_batched_tokens),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheShape:
+    """One worker's pools, in blocks of `block_size` tokens."""
+
+    block_size: int
+    num_gpu_blocks: int
+    num_cpu_blocks: int = 0
+    watermark: float = 0.01
+    """Share of the GPU blocks that admission leaves free."""
+    max_model_len: int
+
+    @property
+    def num_watermark_blocks(self) -> int:
+        return int(self.watermark * self.num_gpu_blocks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """Everything that `signalbox scheduler` takes."""
+
+    host: str = "127.0.0.1"
+    port: int = 50052
+    limits: StepLimits = field(default_factory=StepLimits)
+    """Tightened by what each worker announces."""
+    preemption_mode: PreemptionMode = PreemptionMode.SWAP
+    watermark: float = 0.01
+    num_gpu_blocks_override: int | None = None
+    """Use so many of each worker's GPU blocks instead of all."""
+    num_cpu_blocks_override: int | None = None
+    max_steps_in_flight: int = 2
+    max_queued_requests: int = 4096
+    heartbeat_interval_s: float = 0.5
+    lease_s: float = 3.0
+    """A worker that is silent for so long is lost."""
+    step_timeout_s: float = 10.0
+    """Least time that a step is given; longer if its size predicts more."""
+    router_buffer_messages: int = 1024
+    """Step messages that may wait for a router; past it the router loses its stream."""
+    drain_timeout_s: float = 30.0
+    reflection: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.watermark < 1:
+            raise ValueError(f"watermark is {self.watermark}; it must be in [0, 1)")
+        if self.max_steps_in_flight not in (1, 2):
+            raise ValueError(f"max_steps_in_flight is {self.max_steps_in_flight}; it is 1 or 2")
+        if self.num_gpu_blocks_override is not None and self.num_gpu_blocks_override < 1:
+            raise ValueError("num_gpu_blocks_override must be at least 1")
+        if self.lease_s < 2 * self.heartbeat_interval_s:
+            raise ValueError("lease_s must be at least twice heartbeat_interval_s")

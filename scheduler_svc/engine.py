@@ -1,0 +1,130 @@
+"""Drives one worker: plans a step while another runs, sends it, takes the answers.
+
+One asyncio task owns the worker's `Scheduler`; whatever others do to it (abort, stop) they do on
+the same event loop, between two of its awaits.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from scheduler_svc.plan import StepAnswer, StepOutcome, StepPlan
+from scheduler_svc.scheduler import Scheduler
+from scheduler_svc.worker_client import WorkerLostError
+
+FIRST_GUESS_S_PER_TOKEN = 0.05
+TIMEOUT_PER_PREDICTION = 10
+
+
+class StepChannel(Protocol):
+    """Where steps go; `WorkerClient` is one."""
+
+    @property
+    def address(self) -> str: ...
+
+    async def send(self, plan: StepPlan) -> None: ...
+
+    async def read(self) -> StepAnswer: ...
+
+
+class Engine:
+    """The loop of one worker.
+
+    Args:
+        publish: takes what each answer means for requests.
+        max_steps_in_flight: 2 keeps the worker busy while the next step is planned.
+    """
+
+    def __init__(
+        self,
+        *,
+        worker: StepChannel,
+        scheduler: Scheduler,
+        publish: Callable[[StepOutcome], None],
+        max_steps_in_flight: int = 2,
+        step_timeout_s: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.worker = worker
+        self.scheduler = scheduler
+        self.is_draining = False
+        self._publish = publish
+        self._max_steps_in_flight = max_steps_in_flight
+        self._step_timeout_s = step_timeout_s
+        self._clock = clock
+        self._wakeup = asyncio.Event()
+        self._s_per_token = FIRST_GUESS_S_PER_TOKEN
+        self._oldest_sent_at = 0.0
+
+    @property
+    def is_drained(self) -> bool:
+        return self.is_draining and not self.scheduler.has_unfinished
+
+    def wake(self) -> None:
+        """Makes the loop look again: there may be something to plan."""
+        self._wakeup.set()
+
+    def drain(self) -> None:
+        """Takes nothing new from now on."""
+        self.is_draining = True
+        self.scheduler.is_accepting = False
+
+    async def run(self) -> None:
+        """Runs until it is cancelled. Raises WorkerLostError."""
+        reader = asyncio.create_task(self._read_answers())
+        reader.add_done_callback(lambda _: self.wake())
+        try:
+            while not reader.done():
+                self._wakeup.clear()
+                await self._send_steps()
+                await self._wait()
+            reader.result()
+        finally:
+            reader.cancel()
+            await asyncio.gather(reader, return_exceptions=True)
+
+    async def _send_steps(self) -> None:
+        while len(self.scheduler.inflight) < self._max_steps_in_flight:
+            now = self._clock()
+            plan = self.scheduler.schedule(now)
+            if failed := self.scheduler.take_failed():
+                self._publish(StepOutcome(ended=failed))
+            if plan is None:
+                return
+            if len(self.scheduler.inflight) == 1:
+                self._oldest_sent_at = now
+            await self.worker.send(plan)
+
+    async def _read_answers(self) -> None:
+        while True:
+            answer = await self.worker.read()
+            now = self._clock()
+            self._learn(now)
+            self._publish(self.scheduler.update(answer, now))
+            self.wake()
+
+    def _learn(self, now: float) -> None:
+        """Follows how long a token takes, quickly up and slowly down."""
+        num_tokens = max(1, self.scheduler.inflight[0].total_tokens)
+        seconds = (now - self._oldest_sent_at) / num_tokens
+        self._s_per_token = max(seconds, 0.99 * self._s_per_token + 0.01 * seconds)
+        self._oldest_sent_at = now
+
+    async def _wait(self) -> None:
+        """Waits for something to do; a step that is overdue means that the worker hangs."""
+        if not self.scheduler.inflight:
+            await self._wakeup.wait()
+            return
+        oldest = self.scheduler.inflight[0]
+        limit_s = max(
+            self._step_timeout_s,
+            TIMEOUT_PER_PREDICTION * self._s_per_token * oldest.total_tokens,
+        )
+        try:
+            async with asyncio.timeout(self._oldest_sent_at + limit_s - self._clock()):
+                await self._wakeup.wait()
+        except TimeoutError:
+            raise WorkerLostError(
+                f"step {oldest.step_id} was not answered within {limit_s:.1f} s"
+            ) from None

@@ -1,0 +1,74 @@
+"""The scheduler process: both services on one port."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+
+from protos.scheduler.v1 import scheduler_pb2_grpc as pb_grpc
+from rpc.server import INTERNAL_MAX_RECEIVE_BYTES, Server, run_until_signalled
+from scheduler_svc.cluster import Cluster
+from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.registry import WorkerRegistryServicer
+from scheduler_svc.servicer import SchedulerServicer
+
+logger = logging.getLogger(__name__)
+
+SCHEDULER_SERVICE = "signalbox.scheduler.v1.SchedulerService"
+REGISTRY_SERVICE = "signalbox.scheduler.v1.WorkerRegistryService"
+
+TICK_S = 0.05
+
+
+async def run(config: SchedulerConfig) -> None:
+    """Serves until a signal. SchedulerService is healthy while there is a worker."""
+    async with serving(config) as (server, cluster):
+        logger.info("scheduler listens on %s; waiting for a worker", server.address)
+        await run_until_signalled(
+            server, grace_s=config.drain_timeout_s, on_drain=lambda: _drain(server, cluster)
+        )
+
+
+@contextlib.asynccontextmanager
+async def serving(config: SchedulerConfig) -> AsyncIterator[tuple[Server, Cluster]]:
+    """A started scheduler, for as long as the context lasts."""
+    cluster = Cluster(max_queued_requests=config.max_queued_requests)
+    server = Server(
+        host=config.host,
+        port=config.port,
+        reflection=config.reflection,
+        max_receive_bytes=INTERNAL_MAX_RECEIVE_BYTES,
+    )
+    server.add(
+        SchedulerServicer(cluster, config),
+        pb_grpc.add_SchedulerServiceServicer_to_server,
+        name=SCHEDULER_SERVICE,
+    )
+    server.add(
+        WorkerRegistryServicer(cluster, config),
+        pb_grpc.add_WorkerRegistryServiceServicer_to_server,
+        name=REGISTRY_SERVICE,
+    )
+    await server.start()
+    server.set_serving(REGISTRY_SERVICE, serving=True)
+    ticker = asyncio.create_task(_tick(server, cluster))
+    try:
+        yield server, cluster
+    finally:
+        ticker.cancel()
+        await server.drain(grace_s=0)
+
+
+async def _tick(server: Server, cluster: Cluster) -> None:
+    """Ends requests that are out of time; keeps health up to date."""
+    while True:
+        cluster.expire()
+        server.set_serving(SCHEDULER_SERVICE, serving=bool(cluster.engines))
+        await asyncio.sleep(TICK_S)
+
+
+async def _drain(server: Server, cluster: Cluster) -> None:
+    """Lets the requests end; then cuts the streams, which do not end by themselves."""
+    while len(cluster):  # noqa: ASYNC110 (an event for this alone is not worth it)
+        await asyncio.sleep(TICK_S)
+    await server.drain(grace_s=0)

@@ -1,0 +1,136 @@
+"""What a step does, as the scheduler plans it, and what the worker answers.
+
+A plan is data: the codec makes an ExecuteModelRequest of it, and the scheduler itself keeps it
+until the answer comes.
+"""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from scheduler_svc.block_manager import BlockCopy
+from scheduler_svc.sequence import FinishReason, Sequence, SequenceGroup
+
+
+class TablePatch(NamedTuple):
+    """Blocks that the worker writes at `first_index` of a sequence's block table."""
+
+    seq_id: int
+    first_index: int
+    blocks: list[int]
+
+
+class ForkPlan(NamedTuple):
+    """The worker splits `child` off `parent`, going on with `token_id`."""
+
+    parent_id: int
+    child_id: int
+    branch: int
+    token_id: int
+
+
+@dataclass(slots=True, kw_only=True)
+class StepPlan:
+    """One step. `seqs`, `num_new_tokens` and `num_samples` are columns of the same length."""
+
+    step_id: int
+    token_budget: int
+    """Tokens that may still be added."""
+    seqs: list[Sequence] = field(default_factory=list)
+    num_new_tokens: list[int] = field(default_factory=list)
+    num_samples: list[int] = field(default_factory=list)
+    """Tokens that each sequence draws: 0 in the middle of a prefill, n at the end of a prompt."""
+    new: list[int] = field(default_factory=list)
+    """Indices of the sequences that are sent in full."""
+    running: list[int] = field(default_factory=list)
+    """Indices of the sequences that the worker knows."""
+    patches: list[TablePatch] = field(default_factory=list)
+    forks: list[ForkPlan] = field(default_factory=list)
+    forget: list[int] = field(default_factory=list)
+    swap_out: list[BlockCopy] = field(default_factory=list)
+    swap_in: list[BlockCopy] = field(default_factory=list)
+    copy: list[BlockCopy] = field(default_factory=list)
+    preempted: list[SequenceGroup] = field(default_factory=list)
+    yielding: list[SequenceGroup] = field(default_factory=list)
+    """Groups that sit this step out because they are preempted as soon as they are answered."""
+    is_short_of_blocks: bool = False
+    """Whether somebody who runs waits for blocks, so that nobody else may come in."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing for the worker to do."""
+        return not (self.seqs or self.swap_out or self.swap_in)
+
+    @property
+    def total_tokens(self) -> int:
+        return sum(self.num_new_tokens)
+
+
+class TokenLogprobs(NamedTuple):
+    """Log probabilities of one drawn token, before temperature and filters."""
+
+    logprob: float
+    rank: int
+    top_token_ids: list[int]
+    top_logprobs: list[float]
+
+
+class StepTimings(NamedTuple):
+    """Where the worker's time went, in nanoseconds."""
+
+    wait_ns: int = 0
+    swap_ns: int = 0
+    forward_ns: int = 0
+    sample_ns: int = 0
+
+
+NO_TIMINGS = StepTimings()
+
+
+@dataclass(slots=True, kw_only=True)
+class StepAnswer:
+    """One ExecuteModelResponse, decoded. Row i drew token_ids[i] for seq_ids[i]."""
+
+    step_id: int
+    seq_ids: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    """By row."""
+    failures: dict[int, str] = field(default_factory=dict)
+    """By sequence id."""
+    timings: StepTimings = NO_TIMINGS
+
+    def rows(self) -> dict[int, list[int]]:
+        """Returns the rows of each sequence, in order of branch."""
+        rows: dict[int, list[int]] = {}
+        for row, seq_id in enumerate(self.seq_ids):
+            rows.setdefault(seq_id, []).append(row)
+        return rows
+
+
+class NewToken(NamedTuple):
+    """A token that was accepted."""
+
+    seq: Sequence
+    token_id: int
+    logprobs: TokenLogprobs | None
+
+
+@dataclass(slots=True)
+class StepOutcome:
+    """What an answer means for requests."""
+
+    tokens: list[NewToken] = field(default_factory=list)
+    finished: list[Sequence] = field(default_factory=list)
+    """Sequences that have just ended; each has its reason."""
+    ended: list[SequenceGroup] = field(default_factory=list)
+    """Requests whose last sequence has just ended."""
+
+
+def stop_reason(
+    seq: Sequence, token_id: int, *, eos_token_ids: frozenset[int]
+) -> FinishReason | None:
+    """Says whether a token that was just drawn ends its sequence."""
+    params = seq.group.params
+    if token_id not in params.stop_token_ids or len(seq.output_token_ids) <= params.min_tokens:
+        return None
+    return FinishReason.STOP if token_id in eos_token_ids else FinishReason.STOP_TOKEN

@@ -1,0 +1,184 @@
+"""WorkerRegistryService: workers join, and stay as long as their stream is alive."""
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
+from urllib.parse import unquote
+
+import grpc
+
+from protos.scheduler.v1 import scheduler_pb2 as pb
+from protos.scheduler.v1 import scheduler_pb2_grpc as pb_grpc
+from rpc.errors import Aborted, FailedPrecondition, InvalidArgument, Unavailable
+from scheduler_svc.cluster import RETRY_AFTER_S, Cluster
+from scheduler_svc.config import CacheShape, SchedulerConfig
+from scheduler_svc.engine import Engine
+from scheduler_svc.model import ModelInfo, TokenizerFiles, WorkerCapacity
+from scheduler_svc.scheduler import Scheduler
+from scheduler_svc.worker_client import WorkerClient, WorkerLostError
+
+logger = logging.getLogger(__name__)
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Requests = AsyncIterator[pb.RegisterRequest]
+
+
+class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
+    """Dials a worker that joins, gives it an engine, and takes it out when its lease ends."""
+
+    def __init__(self, cluster: Cluster, config: SchedulerConfig) -> None:
+        self._cluster = cluster
+        self._config = config
+        self._joining = asyncio.Lock()  # the first worker decides what is served
+
+    async def Register(
+        self, requests: Requests, context: Context
+    ) -> AsyncIterator[pb.RegisterResponse]:
+        join = await _first(requests)
+        worker = WorkerClient(address=_address(join.address, context.peer()), epoch=join.epoch)
+        try:
+            async with self._joining:
+                engine = await self._admit(worker)
+            interval_ns = int(self._config.heartbeat_interval_s * 1e9)
+            yield pb.RegisterResponse(accepted=pb.Accepted(heartbeat_interval_ns=interval_ns))
+            async with contextlib.aclosing(self._lease(engine, requests)) as answers:
+                async for answer in answers:
+                    yield answer
+        except WorkerLostError as error:
+            logger.warning("refused the worker at %s: %s", worker.address, error)
+            raise Unavailable(
+                f"cannot use the worker at {worker.address}: {error}", RETRY_AFTER_S
+            ) from None
+        finally:
+            await worker.close()
+
+    async def _admit(self, worker: WorkerClient) -> Engine:
+        model, capacity = await worker.info()
+        served = self._cluster.model
+        difference = served.difference(model) if served else None
+        if difference:
+            raise FailedPrecondition(f"this worker serves another model: its {difference}")
+        if served is None:
+            files = await worker.tokenizer_files()
+            _check_tokenizer(model, files)
+            self._cluster.tokenizer_files = files
+        scheduler = self._scheduler(model, capacity)
+        await worker.open(
+            num_gpu_blocks=scheduler.blocks.gpu.num_blocks,
+            num_cpu_blocks=scheduler.blocks.cpu.num_blocks,
+        )
+        self._cluster.model = model
+        return Engine(
+            worker=worker,
+            scheduler=scheduler,
+            publish=self._cluster.publish,
+            max_steps_in_flight=self._config.max_steps_in_flight,
+            step_timeout_s=self._config.step_timeout_s,
+        )
+
+    def _scheduler(self, model: ModelInfo, capacity: WorkerCapacity) -> Scheduler:
+        config = self._config
+        return Scheduler(
+            limits=config.limits.within(capacity.limits),
+            cache=CacheShape(
+                block_size=capacity.block_size,
+                num_gpu_blocks=_at_most(config.num_gpu_blocks_override, capacity.num_gpu_blocks),
+                num_cpu_blocks=_at_most(config.num_cpu_blocks_override, capacity.num_cpu_blocks),
+                watermark=config.watermark,
+                max_model_len=model.max_model_len,
+            ),
+            admission=self._cluster.admission,
+            preemption_mode=config.preemption_mode,
+            eos_token_ids=frozenset(model.eos_token_ids),
+        )
+
+    async def _lease(
+        self, engine: Engine, requests: Requests
+    ) -> AsyncGenerator[pb.RegisterResponse, None]:
+        """Runs the engine while the worker gives signs of life; repeats each of them."""
+        address = engine.worker.address
+        self._cluster.join(engine)
+        logger.info("worker %s joined: %s", address, _describe(engine))
+        running = asyncio.create_task(engine.run())
+        try:
+            while True:
+                heartbeat = await self._next_heartbeat(requests, running)
+                if heartbeat is None:
+                    return
+                if heartbeat.state == pb.WORKER_STATE_DRAINING and not engine.is_draining:
+                    logger.info("worker %s is draining", address)
+                    engine.drain()
+                if engine.is_drained:
+                    yield pb.RegisterResponse(drained=pb.Drained())
+                yield pb.RegisterResponse(heartbeat=heartbeat)
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            self._cluster.leave(engine)
+            logger.info("worker %s left", address)
+
+    async def _next_heartbeat(
+        self, requests: Requests, running: asyncio.Task[None]
+    ) -> pb.Heartbeat | None:
+        """Returns None at the end of the stream. Raises Aborted if the worker is lost."""
+        message = asyncio.ensure_future(anext(requests, None))
+        try:
+            await asyncio.wait(
+                {message, running},
+                timeout=self._config.lease_s,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if running.done():
+                raise Aborted(f"the lease is over: {running.exception()}")
+            if not message.done():
+                raise Aborted(f"no heartbeat within {self._config.lease_s} s")
+            request = message.result()
+            return request.heartbeat if request is not None else None
+        finally:
+            message.cancel()
+
+
+async def _first(requests: Requests) -> pb.Join:
+    first = await anext(requests, None)
+    if first is None or first.WhichOneof("message") != "join" or not first.join.epoch:
+        raise InvalidArgument("join", "missing", "a first message `join` with an epoch")
+    return first.join
+
+
+def _address(advertised: str, peer: str) -> str:
+    """Fills in an empty host from the connection's peer, "ipv4:HOST:PORT" or "ipv6:[HOST]:PORT"."""
+    host, _, port = advertised.rpartition(":")
+    if not port.isdigit():
+        raise InvalidArgument("join.address", advertised, "host:port")
+    if host:
+        return advertised
+    return f"{unquote(peer).partition(':')[2].rpartition(':')[0]}:{port}"
+
+
+def _check_tokenizer(model: ModelInfo, files: TokenizerFiles) -> None:
+    if tokenizer_sha256(files) != model.tokenizer_sha256:
+        raise FailedPrecondition("the tokenizer files do not have the hash that was announced")
+
+
+def tokenizer_sha256(files: TokenizerFiles) -> str:
+    """Hashes name, length and content of each file, in the order of names; see worker.proto."""
+    digest = hashlib.sha256()
+    for name, content in sorted(files.items()):
+        digest.update(name.encode() + b"\0" + len(content).to_bytes(8, "little") + content)
+    return digest.hexdigest()
+
+
+def _at_most(wanted: int | None, available: int) -> int:
+    return available if wanted is None else min(wanted, available)
+
+
+def _describe(engine: Engine) -> str:
+    blocks, limits = engine.scheduler.blocks, engine.scheduler.limits
+    return (
+        f"{blocks.gpu.num_blocks} GPU and {blocks.cpu.num_blocks} CPU blocks of"
+        f" {blocks.block_size} tokens, steps of {limits.max_num_seqs} sequences and"
+        f" {limits.max_num_batched_tokens} tokens"
+    )

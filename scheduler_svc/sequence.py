@@ -1,0 +1,177 @@
+"""Sequences and the groups that share a prompt: what the scheduler knows of a request.
+
+A sequence is its tokens and two counts: how many of them are computed, and how many are being
+computed by steps that are not answered yet. Prefill, a chunk of it and decode are all "compute
+some of the tokens that are left" (Sarathi-Serve, Agrawal et al., OSDI 2024). Everything that is
+needed to rebuild a sequence on another worker is here; a worker holds only its KV.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from scheduler_svc.errors import RequestFailure
+
+
+class SequenceStatus(Enum):
+    """Which queue a sequence is in."""
+
+    WAITING = auto()
+    RUNNING = auto()
+    SWAPPED = auto()
+    FINISHED = auto()
+
+
+class FinishReason(Enum):
+    """Why a sequence ended; names as in scheduler.proto."""
+
+    STOP = auto()
+    LENGTH = auto()
+    STOP_TOKEN = auto()
+    STOP_STRING = auto()
+    ERROR = auto()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How tokens are drawn; the scheduler only reads the fields that bound or end a sequence."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int = 0
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    num_logprobs: int | None = None
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Sequence:
+    """One branch of a request."""
+
+    seq_id: int
+    branch: int
+    group: "SequenceGroup" = field(repr=False)
+    status: SequenceStatus = SequenceStatus.WAITING
+    output_token_ids: list[int] = field(default_factory=list)
+    num_computed_tokens: int = 0
+    """Tokens whose K and V exist, by steps that are answered."""
+    num_inflight_tokens: int = 0
+    """Tokens computed by steps that are planned and not answered."""
+    num_inflight_samples: int = 0
+    """Of those steps, how many draw a token."""
+    block_table: list[int] = field(default_factory=list)
+    """Written by BlockSpaceManager alone; blocks of the CPU pool while SWAPPED."""
+    num_sent_blocks: int = 0
+    """Leading entries of the block table that the worker has."""
+    is_on_worker: bool = False
+    """Whether the worker knows the sequence, so that a step may name it by id."""
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    error_message: str = ""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens known: the prompt and what was sampled."""
+        return self.group.num_prompt_tokens + len(self.output_token_ids)
+
+    @property
+    def num_planned_tokens(self) -> int:
+        """Tokens computed once every planned step is answered."""
+        return self.num_computed_tokens + self.num_inflight_tokens
+
+    @property
+    def num_remaining_tokens(self) -> int:
+        """Tokens left to plan; tokens to be drawn by steps in flight count as known."""
+        return self.num_tokens + self.num_inflight_samples - self.num_planned_tokens
+
+    @property
+    def num_output_tokens_planned(self) -> int:
+        return len(self.output_token_ids) + self.num_inflight_samples
+
+    @property
+    def token_ids(self) -> list[int]:
+        return self.group.prompt_token_ids + self.output_token_ids
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status is SequenceStatus.FINISHED
+
+    def finish(self, reason: FinishReason) -> None:
+        """Ends the sequence. Its blocks stay its own until no step that holds it is in flight."""
+        self.status = SequenceStatus.FINISHED
+        self.finish_reason = reason
+
+    def forget_progress(self) -> None:
+        """Drops everything that lives on a worker, so that the sequence can be recomputed."""
+        self.num_computed_tokens = self.num_inflight_tokens = self.num_inflight_samples = 0
+        self.num_sent_blocks = 0
+        self.is_on_worker = False
+
+
+@dataclass(slots=True, kw_only=True)
+class GroupTimes:
+    """When things happened to a group, in seconds of the scheduler's clock."""
+
+    arrival: float
+    first_scheduled: float | None = None
+    first_token: float | None = None
+    last_token: float | None = None
+    preempted_at: float | None = None
+    preempted_s: float = 0.0
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class SequenceGroup:
+    """A request: a prompt and its branches, which are scheduled and preempted as one."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    max_tokens: int
+    num_sequences: int = 1
+    deadline: float | None = None
+    times: GroupTimes
+    traceparent: str = ""
+    tracestate: str = ""
+    sequences: list[Sequence] = field(default_factory=list)
+    """In order of branch. Until the prompt is computed there is branch 0 alone."""
+    failure: RequestFailure | None = None
+    """Set if the request ended without a result of its own making."""
+    num_preemptions: int = 0
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_token_ids)
+
+    @property
+    def unfinished(self) -> list[Sequence]:
+        return [seq for seq in self.sequences if not seq.is_finished]
+
+    @property
+    def is_finished(self) -> bool:
+        return all(seq.is_finished for seq in self.sequences)
+
+    @property
+    def is_inflight(self) -> bool:
+        """Whether a planned step that holds a sequence of the group is not answered yet."""
+        return any(seq.num_inflight_tokens for seq in self.sequences)
+
+    @property
+    def awaits_fork(self) -> bool:
+        """Whether one sequence still stands for all branches."""
+        return len(self.sequences) < self.num_sequences
+
+    @property
+    def num_reserved_sequences(self) -> int:
+        """Places that the group takes in a step's sequence budget, branches to come included."""
+        return self.num_sequences if self.awaits_fork else len(self.unfinished)
+
+    def set_status(self, status: SequenceStatus) -> None:
+        for seq in self.unfinished:
+            seq.status = status
+
+
+def length_limit(group: SequenceGroup, max_model_len: int) -> int:
+    """Most tokens that a sequence of the group may sample."""
+    return min(group.max_tokens, max_model_len - group.num_prompt_tokens)

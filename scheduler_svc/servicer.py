@@ -1,0 +1,93 @@
+"""SchedulerService: routers send requests, and get one message for each step."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+
+from protos.scheduler.v1 import scheduler_pb2 as pb
+from protos.scheduler.v1 import scheduler_pb2_grpc as pb_grpc
+from rpc.errors import Unavailable
+from scheduler_svc import codec
+from scheduler_svc.cluster import RETRY_AFTER_S, Cluster
+from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.engine import Engine
+from scheduler_svc.session import Session
+
+CHUNK_BYTES = 1 << 20
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
+    """Decodes, asks the cluster, encodes."""
+
+    def __init__(self, cluster: Cluster, config: SchedulerConfig) -> None:
+        self._cluster = cluster
+        self._config = config
+
+    async def Connect(
+        self, requests: AsyncIterator[pb.ConnectRequest], context: Context
+    ) -> AsyncIterator[pb.ConnectResponse]:
+        session = Session(self._cluster, max_messages=self._config.router_buffer_messages)
+        reader = asyncio.create_task(_read(requests, session))
+        try:
+            # Headers at once, so that a router knows that it is connected before it asks.
+            await context.send_initial_metadata(())
+            async for message in session.messages():
+                yield codec.connect_response(message)
+            reader.result()
+        finally:
+            reader.cancel()
+            session.close()
+
+    async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:
+        model = self._cluster.model
+        if model is None or not self._cluster.engines:
+            raise Unavailable("no worker serves", RETRY_AFTER_S)
+        return pb.GetModelResponse(model=codec.model_message(model))
+
+    async def GetTokenizer(
+        self, request: pb.GetTokenizerRequest, context: Context
+    ) -> AsyncIterator[pb.GetTokenizerResponse]:
+        if self._cluster.model is None:
+            raise Unavailable("no worker serves", RETRY_AFTER_S)
+        for name, content in self._cluster.tokenizer_files.items():
+            for start in range(0, max(len(content), 1), CHUNK_BYTES):
+                chunk = content[start : start + CHUNK_BYTES]
+                yield pb.GetTokenizerResponse(file_name=name, chunk=chunk)
+
+    async def GetStats(self, request: pb.GetStatsRequest, context: Context) -> pb.GetStatsResponse:
+        return pb.GetStatsResponse(
+            num_requests_waiting=len(self._cluster.admission),
+            workers=[_worker_stats(engine) for engine in self._cluster.engines],
+        )
+
+
+async def _read(requests: AsyncIterator[pb.ConnectRequest], session: Session) -> None:
+    """Takes what the router sends; the end of its stream, or an error in it, ends the session."""
+    try:
+        async for request in requests:
+            session.take(request, now=time.monotonic())
+    finally:
+        session.end()
+
+
+def _worker_stats(engine: Engine) -> pb.WorkerStats:
+    scheduler = engine.scheduler
+    return pb.WorkerStats(
+        address=engine.worker.address,
+        num_requests_running=len(scheduler.running),
+        num_requests_swapped=len(scheduler.swapped),
+        num_gpu_blocks=scheduler.blocks.gpu.num_blocks,
+        num_free_gpu_blocks=scheduler.blocks.gpu.num_free,
+        num_cpu_blocks=scheduler.blocks.cpu.num_blocks,
+        num_free_cpu_blocks=scheduler.blocks.cpu.num_free,
+        num_steps=scheduler.num_steps,
+        num_preemptions=scheduler.num_preemptions,
+        num_generated_tokens=scheduler.num_generated_tokens,
+        num_prompt_tokens=scheduler.num_prompt_tokens,
+        num_steps_in_flight=len(scheduler.inflight),
+    )

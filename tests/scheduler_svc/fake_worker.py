@@ -1,0 +1,149 @@
+"""A worker in dictionaries: it executes plans, and reads its tokens back through the block tables.
+
+Its next token is a hash of what the blocks say the sequence is, so that a wrong block, a lost copy
+or a stale table changes the output. `expected` says what the output must be.
+"""
+
+from dataclasses import dataclass, field
+
+from scheduler_svc.plan import StepAnswer, StepPlan
+
+VOCAB_SIZE = 97
+
+
+def next_token(token_ids: list[int], *, branch: int) -> int:
+    value = 17 + branch
+    for token_id in token_ids:
+        value = (value * 1_000_003 + token_id + 1) & 0xFFFFFFFF
+    return (value >> 7) % VOCAB_SIZE
+
+
+def expected(prompt: list[int], *, num_tokens: int, branch: int = 0) -> list[int]:
+    token_ids = list(prompt)
+    for _ in range(num_tokens):
+        token_ids.append(next_token(token_ids, branch=branch))
+    return token_ids[len(prompt) :]
+
+
+@dataclass(slots=True)
+class Known:
+    """A sequence as the worker knows it."""
+
+    branch: int
+    token_ids: list[int]
+    num_computed_tokens: int
+    block_table: list[int]
+    num_samples: int
+
+
+@dataclass(slots=True)
+class FakeWorker:
+    """Executes plans in order. KV is (token, position) for each slot of each block."""
+
+    block_size: int
+    gpu: dict[int, dict[int, tuple[int, int]]] = field(default_factory=dict)
+    cpu: dict[int, dict[int, tuple[int, int]]] = field(default_factory=dict)
+    sequences: dict[int, Known] = field(default_factory=dict)
+    loses_copies: bool = False
+
+    def execute(self, plan: "EncodedPlan") -> StepAnswer:
+        for seq_id in plan.forget:
+            del self.sequences[seq_id]
+        self._fork(plan)
+        for known_id, known in plan.new:
+            assert known_id not in self.sequences, "a known sequence is sent in full"
+            self.sequences[known_id] = known
+        for patch in plan.patches:
+            table = self.sequences[patch.seq_id].block_table
+            assert patch.first_index <= len(table), "a patch leaves a hole"
+            table[patch.first_index : patch.first_index + len(patch.blocks)] = patch.blocks
+        self._move(plan)
+        answer = StepAnswer(step_id=plan.step_id)
+        work = [(seq_id, n) for seq_id, n in zip(plan.seq_ids, plan.num_new_tokens, strict=True)]
+        for seq_id, num_new_tokens in work:
+            self._write(self.sequences[seq_id], num_new_tokens)
+        for seq_id, _ in work:
+            self._sample(seq_id, answer)
+        return answer
+
+    def _fork(self, plan: "EncodedPlan") -> None:
+        parents = {fork.parent_id: self.sequences[fork.parent_id] for fork in plan.forks}
+        children = {}
+        for fork in plan.forks:
+            parent = parents[fork.parent_id]
+            children[fork.child_id] = Known(
+                branch=fork.branch,
+                token_ids=[*parent.token_ids[: parent.num_computed_tokens], fork.token_id],
+                num_computed_tokens=parent.num_computed_tokens,
+                block_table=list(parent.block_table),
+                num_samples=1,
+            )
+        self.sequences.update(children)
+
+    def _move(self, plan: "EncodedPlan") -> None:
+        for copies, source, target in (
+            (plan.swap_out, self.gpu, self.cpu),
+            (plan.swap_in, self.cpu, self.gpu),
+            (plan.copy, self.gpu, self.gpu),
+        ):
+            assert len({copy.dst for copy in copies}) == len(copies), "a destination is double"
+            if source is target:
+                assert not {copy.src for copy in copies} & {copy.dst for copy in copies}
+                if self.loses_copies:
+                    continue
+            moved = [(copy.dst, dict(source.get(copy.src, {}))) for copy in copies]
+            target.update(moved)
+
+    def _write(self, known: Known, num_new_tokens: int) -> None:
+        start = known.num_computed_tokens
+        assert start + num_new_tokens <= len(known.token_ids), "computes tokens it does not know"
+        for position in range(start, start + num_new_tokens):
+            block = known.block_table[position // self.block_size]
+            slots = self.gpu.setdefault(block, {})
+            slots[position % self.block_size] = (known.token_ids[position], position)
+        known.num_computed_tokens += num_new_tokens
+
+    def _read(self, known: Known) -> list[int]:
+        token_ids = []
+        for position in range(known.num_computed_tokens):
+            block = self.gpu.get(known.block_table[position // self.block_size], {})
+            token_id, written_at = block.get(position % self.block_size, (VOCAB_SIZE, -1))
+            token_ids.append(token_id + (0 if written_at == position else VOCAB_SIZE))
+        return token_ids
+
+    def _sample(self, seq_id: int, answer: StepAnswer) -> None:
+        known = self.sequences[seq_id]
+        if known.num_computed_tokens < len(known.token_ids):
+            return
+        context = self._read(known)
+        drawn = [next_token(context, branch=known.branch + i) for i in range(known.num_samples)]
+        known.num_samples = 1
+        known.token_ids.append(drawn[0])
+        answer.seq_ids += [seq_id] * len(drawn)
+        answer.token_ids += drawn
+
+
+class EncodedPlan:
+    """A plan as of the moment it was sent: nothing that happens later shows in it."""
+
+    def __init__(self, plan: StepPlan) -> None:
+        self.step_id = plan.step_id
+        self.forget = list(plan.forget)
+        self.forks = list(plan.forks)
+        self.patches = list(plan.patches)
+        self.swap_out, self.swap_in, self.copy = plan.swap_out, plan.swap_in, plan.copy
+        self.seq_ids = [seq.seq_id for seq in plan.seqs]
+        self.num_new_tokens = list(plan.num_new_tokens)
+        self.new = [
+            (
+                seq.seq_id,
+                Known(
+                    branch=seq.branch,
+                    token_ids=seq.token_ids,
+                    num_computed_tokens=seq.num_computed_tokens,
+                    block_table=list(seq.block_table),
+                    num_samples=seq.group.num_sequences if seq.group.awaits_fork else 1,
+                ),
+            )
+            for seq in (plan.seqs[i] for i in plan.new)
+        ]

@@ -1,0 +1,113 @@
+"""Builders for tests of the scheduler, and a loop that runs it against the fake worker."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from scheduler_svc.admission import AdmissionQueue
+from scheduler_svc.config import CacheShape, PreemptionMode, StepLimits
+from scheduler_svc.plan import StepOutcome
+from scheduler_svc.scheduler import Scheduler, make_group
+from scheduler_svc.sequence import GroupTimes, SamplingParams, SequenceGroup
+from tests.scheduler_svc.fake_worker import EncodedPlan, FakeWorker
+
+EOS = 0
+
+
+def make_scheduler(
+    *,
+    block_size: int = 4,
+    num_gpu_blocks: int = 64,
+    num_cpu_blocks: int = 0,
+    max_num_seqs: int = 64,
+    max_num_batched_tokens: int = 256,
+    max_model_len: int = 128,
+    watermark: float = 0.0,
+    admission: AdmissionQueue | None = None,
+    mode: PreemptionMode = PreemptionMode.SWAP,
+) -> Scheduler:
+    return Scheduler(
+        limits=StepLimits(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens),
+        cache=CacheShape(
+            block_size=block_size,
+            num_gpu_blocks=num_gpu_blocks,
+            num_cpu_blocks=num_cpu_blocks,
+            watermark=watermark,
+            max_model_len=max_model_len,
+        ),
+        admission=AdmissionQueue() if admission is None else admission,
+        preemption_mode=mode,
+        eos_token_ids=frozenset({EOS}),
+    )
+
+
+def make_request(
+    prompt: list[int],
+    *,
+    max_tokens: int = 8,
+    n: int = 1,
+    arrival: float = 0.0,
+    stop_token_ids: tuple[int, ...] = (),
+    min_tokens: int = 0,
+    request_id: str = "",
+) -> SequenceGroup:
+    return make_group(
+        SequenceGroup(
+            request_id=request_id or f"r{arrival}",
+            prompt_token_ids=prompt,
+            params=SamplingParams(stop_token_ids=stop_token_ids, min_tokens=min_tokens),
+            max_tokens=max_tokens,
+            num_sequences=n,
+            times=GroupTimes(arrival=arrival),
+        )
+    )
+
+
+@dataclass(slots=True)
+class Loop:
+    """Runs one scheduler on one fake worker with up to `depth` steps in flight."""
+
+    scheduler: Scheduler
+    worker: FakeWorker
+    depth: int = 2
+    now: float = 0.0
+    sent: deque[EncodedPlan] = field(default_factory=deque)
+    ended: list[SequenceGroup] = field(default_factory=list)
+
+    def send(self) -> bool:
+        """Plans and sends one step, if there is room for it and something to do."""
+        self.now += 1.0
+        if len(self.sent) >= self.depth:
+            return False
+        plan = self.scheduler.schedule(self.now)
+        self.ended += self.scheduler.take_failed()
+        if plan is None:
+            return False
+        self.sent.append(EncodedPlan(plan))
+        return True
+
+    def answer(self) -> StepOutcome | None:
+        """Lets the worker execute and answer the oldest step."""
+        if not self.sent:
+            return None
+        outcome = self.scheduler.update(self.worker.execute(self.sent.popleft()), self.now)
+        self.ended += outcome.ended
+        return outcome
+
+    def run(self, *, max_steps: int = 5000) -> None:
+        """Runs until nothing is left to do."""
+        for _ in range(max_steps):
+            while self.send():
+                self.scheduler.check()
+            if self.answer() is None:
+                return
+            self.scheduler.check()
+        raise AssertionError(f"still busy after {max_steps} steps")
+
+
+def make_loop(scheduler: Scheduler, *, depth: int = 2, loses_copies: bool = False) -> Loop:
+    block_size = scheduler.blocks.block_size
+    return Loop(scheduler, FakeWorker(block_size, loses_copies=loses_copies), depth)
+
+
+def outputs(group: SequenceGroup) -> list[list[int]]:
+    return [seq.output_token_ids for seq in sorted(group.sequences, key=lambda seq: seq.branch)]
