@@ -86,6 +86,8 @@ class Cluster:
             return RequestFailure(
                 FailureCode.ALREADY_EXISTS, f"request id {group.request_id!r} is in use"
             )
+        if group.deadline is not None and group.deadline <= self._clock():
+            return RequestFailure(FailureCode.DEADLINE_EXCEEDED, "out of time on arrival")
         if self.model is None or not self.engines:
             return RequestFailure(FailureCode.UNAVAILABLE, "no worker serves", RETRY_AFTER_S)
         if group.num_prompt_tokens >= self.model.max_model_len:
@@ -233,6 +235,8 @@ class Cluster:
             self._forget(group)
         for session, message in messages.items():
             session.send(message)
+        if self._deadlines:
+            self.expire()
 
     def _ended(self, request: Request) -> EndedRequest:
         group = request.group

@@ -60,6 +60,10 @@ class StepPlan:
         """Whether there is nothing for the worker to do."""
         return not (self.seqs or self.swap_out or self.swap_in)
 
+    def tokens_of(self, seq: Sequence) -> int:
+        """Returns how many tokens the sequence computes in this step."""
+        return self.num_new_tokens[self.seqs.index(seq)] if seq in self.seqs else 0
+
     @property
     def total_tokens(self) -> int:
         return sum(self.num_new_tokens)

@@ -141,7 +141,11 @@ class Scheduler:
         group = seq.group
         num_prefix_tokens = self.blocks.num_prefix_tokens(group)
         started = [other for other in group.unfinished if other.block_table]
-        ready = [other for other in started if other.num_planned_tokens >= num_prefix_tokens]
+        ready = [  # by the steps before this one
+            other
+            for other in started
+            if other.num_planned_tokens - plan.tokens_of(other) >= num_prefix_tokens
+        ]
         if started and not ready:
             return False
         shared = num_prefix_tokens // self.blocks.block_size if ready else 0

@@ -60,10 +60,12 @@ class FakeWorker:
         self._move(plan)
         answer = StepAnswer(step_id=plan.step_id)
         work = [(seq_id, n) for seq_id, n in zip(plan.seq_ids, plan.num_new_tokens, strict=True)]
+        # What counts as computed must be there before the step, not by grace of a neighbour in it.
+        contexts = {seq_id: self._read(self.sequences[seq_id]) for seq_id, _ in work}
         for seq_id, num_new_tokens in work:
-            self._write(self.sequences[seq_id], num_new_tokens)
+            contexts[seq_id] += self._write(self.sequences[seq_id], num_new_tokens)
         for seq_id, _ in work:
-            self._sample(seq_id, answer)
+            self._sample(seq_id, contexts[seq_id], answer)
         return answer
 
     def _fork(self, plan: "EncodedPlan") -> None:
@@ -94,7 +96,7 @@ class FakeWorker:
             moved = [(copy.dst, dict(source.get(copy.src, {}))) for copy in copies]
             target.update(moved)
 
-    def _write(self, known: Known, num_new_tokens: int) -> None:
+    def _write(self, known: Known, num_new_tokens: int) -> list[int]:
         start = known.num_computed_tokens
         assert start + num_new_tokens <= len(known.token_ids), "computes tokens it does not know"
         for position in range(start, start + num_new_tokens):
@@ -102,6 +104,7 @@ class FakeWorker:
             slots = self.gpu.setdefault(block, {})
             slots[position % self.block_size] = (known.token_ids[position], position)
         known.num_computed_tokens += num_new_tokens
+        return known.token_ids[start : known.num_computed_tokens]
 
     def _read(self, known: Known) -> list[int]:
         token_ids = []
@@ -111,11 +114,10 @@ class FakeWorker:
             token_ids.append(token_id + (0 if written_at == position else VOCAB_SIZE))
         return token_ids
 
-    def _sample(self, seq_id: int, answer: StepAnswer) -> None:
+    def _sample(self, seq_id: int, context: list[int], answer: StepAnswer) -> None:
         known = self.sequences[seq_id]
         if known.num_computed_tokens < len(known.token_ids):
             return
-        context = self._read(known)
         drawn = [next_token(context, branch=known.branch + i) for i in range(known.num_samples)]
         known.num_samples = 1
         known.token_ids.append(drawn[0])

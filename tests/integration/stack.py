@@ -1,0 +1,153 @@
+"""The services in one process, over real gRPC on loopback ports, so that tests can look inside."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass, field
+
+from gpu_worker.scheduler_client import Registration
+from gpu_worker.servicer import SERVICE_NAME, WorkerServicer
+from gpu_worker.simulated import SimulatedConfig, SimulatedRunner
+from gpu_worker.step import Runner
+from gpu_worker.worker import Worker
+from protos.scheduler.v1 import scheduler_pb2 as pb
+from protos.scheduler.v1 import scheduler_pb2_grpc as pb_grpc
+from protos.worker.v1 import worker_pb2_grpc
+from rpc.client import open_channel
+from rpc.columns import unpack_int32, unpack_int64
+from rpc.server import Server
+from scheduler_svc.cluster import Cluster
+from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.main import serving
+
+
+@dataclass(slots=True)
+class RunningScheduler:
+    address: str
+    cluster: Cluster
+
+
+@contextlib.asynccontextmanager
+async def running_scheduler(config: SchedulerConfig) -> AsyncIterator[RunningScheduler]:
+    async with serving(config) as (server, cluster):
+        yield RunningScheduler(server.address, cluster)
+
+
+@dataclass(slots=True)
+class RunningWorker:
+    worker: Worker
+    server: Server
+    registration: Registration
+    task: "asyncio.Task[None]"
+
+    async def kill(self) -> None:
+        """Drops every connection at once, as a process that dies does."""
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+        await self.server.drain(grace_s=0)
+
+
+@contextlib.asynccontextmanager
+async def running_worker(
+    scheduler_address: str, make_runner: Callable[[], Runner]
+) -> AsyncIterator[RunningWorker]:
+    worker = await Worker.load(make_runner)
+    server = Server(host="127.0.0.1", port=0)
+    server.add(
+        WorkerServicer(worker),
+        worker_pb2_grpc.add_WorkerServiceServicer_to_server,
+        name=SERVICE_NAME,
+    )
+    port = await server.start()
+    registration = Registration(
+        worker=worker,
+        scheduler_address=scheduler_address,
+        advertised_address=f"127.0.0.1:{port}",
+    )
+    running = RunningWorker(worker, server, registration, asyncio.create_task(registration.run()))
+    try:
+        yield running
+    finally:
+        await running.kill()
+        worker.close()
+
+
+def simulated(**settings: int) -> Callable[[], Runner]:
+    return lambda: SimulatedRunner(SimulatedConfig(**settings))
+
+
+async def eventually(condition: Callable[[], bool], *, within_s: float = 10.0) -> None:
+    async with asyncio.timeout(within_s):
+        while not condition():  # noqa: ASYNC110 (what is watched has no event)
+            await asyncio.sleep(0.005)
+
+
+@dataclass(slots=True)
+class Got:
+    """What came back for one request."""
+
+    tokens: dict[int, list[int]] = field(default_factory=dict)
+    reasons: dict[int, int] = field(default_factory=dict)
+    end: pb.RequestFinished | None = None
+
+
+class Router:
+    """A bare router: one Connect stream, and what it has received by handle."""
+
+    def __init__(self, address: str) -> None:
+        self._channel = open_channel(address)
+        self.stub = pb_grpc.SchedulerServiceStub(self._channel)
+        self.call = self.stub.Connect()
+        self.got: dict[int, Got] = {}
+        self._reader = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        async for message in self.call:
+            outputs = message.step_outputs
+            self._take_tokens(outputs)
+            for finished in outputs.finished_sequences:
+                self.got[finished.handle].reasons[finished.index] = finished.reason
+            for ended in outputs.finished_requests:
+                assert self.got[ended.handle].end is None, "a request ended twice"
+                self.got[ended.handle].end = ended
+
+    def _take_tokens(self, outputs: pb.StepOutputs) -> None:
+        token_ids = iter(unpack_int32(outputs.token_ids).tolist())
+        columns = (unpack_int64(outputs.handles), unpack_int32(outputs.indices))
+        runs = zip(*(c.tolist() for c in (*columns, unpack_int32(outputs.num_tokens))), strict=True)
+        for handle, index, num_tokens in runs:
+            tokens = self.got[handle].tokens.setdefault(index, [])
+            assert self.got[handle].end is None, "a token came after the end"
+            tokens += [next(token_ids) for _ in range(num_tokens)]
+
+    async def add(self, handle: int, prompt: Iterable[int], **fields: object) -> None:
+        self.got[handle] = Got()
+        request = pb.AddRequest(
+            handle=handle, request_id=f"r{handle}", prompt_token_ids=list(prompt)
+        )
+        request.max_tokens, request.num_sequences = 16, 1
+        request.sampling_params.top_p = 1.0
+        request.MergeFrom(pb.AddRequest(**fields))
+        await self.call.write(pb.ConnectRequest(add_request=request))
+
+    async def abort(self, handle: int) -> None:
+        message = pb.AbortRequest(handle=handle)
+        await self.call.write(pb.ConnectRequest(abort_request=message))
+
+    async def ended(self, *handles: int) -> list[Got]:
+        await eventually(lambda: all(self.got[h].end for h in handles), within_s=60)
+        return [self.got[handle] for handle in handles]
+
+    async def close(self) -> None:
+        self.call.cancel()
+        await asyncio.gather(self._reader, return_exceptions=True)
+        await self._channel.close()
+
+
+@contextlib.asynccontextmanager
+async def router(address: str) -> AsyncIterator[Router]:
+    connected = Router(address)
+    try:
+        yield connected
+    finally:
+        await connected.close()

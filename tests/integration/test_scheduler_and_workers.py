@@ -1,0 +1,265 @@
+"""The scheduler with simulated workers over real gRPC: right tokens whatever happens to them.
+
+The simulated worker reads its tokens back through the block tables, so a wrong block map, a stale
+block or a lost copy shows in the output.
+"""
+
+import asyncio
+import random
+
+import pytest
+
+from gpu_worker.simulated import SimulatedConfig, SimulatedRunner, expected_tokens
+from gpu_worker.step import BlockMapping
+from protos.scheduler.v1 import scheduler_pb2 as pb
+from protos.worker.v1 import worker_pb2 as worker_pb
+from scheduler_svc.config import PreemptionMode, SchedulerConfig
+from tests.integration.stack import (
+    Router,
+    RunningScheduler,
+    eventually,
+    router,
+    running_scheduler,
+    running_worker,
+    simulated,
+)
+
+
+def make_config(**fields: object) -> SchedulerConfig:
+    return SchedulerConfig(port=0, **fields)  # type: ignore[arg-type]
+
+
+async def assert_idle(scheduler: RunningScheduler) -> None:
+    """Everything has ended, and every block is free."""
+    cluster = scheduler.cluster
+    await eventually(lambda: not any(e.scheduler.has_unfinished for e in cluster.engines))
+    cluster.check()
+    assert len(cluster) == 0
+    for engine in cluster.engines:
+        for pool in (engine.scheduler.blocks.gpu, engine.scheduler.blocks.cpu):
+            assert pool.num_free == pool.num_blocks
+
+
+async def until_workers(scheduler: RunningScheduler, num_workers: int) -> None:
+    await eventually(lambda: len(scheduler.cluster.engines) == num_workers)
+
+
+def make_prompt(seed: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(300) for _ in range(rng.randrange(1, 60))]
+
+
+def sampling(seed: int) -> worker_pb.SamplingParams:
+    return worker_pb.SamplingParams(temperature=1.0, top_p=1.0, seed=seed)
+
+
+async def run_load(client: Router, *, num_requests: int, max_tokens: int = 24) -> None:
+    """Sends a mixture of greedy and sampled requests, of one and of three branches."""
+    for i in range(num_requests):
+        await client.add(
+            i,
+            make_prompt(i),
+            max_tokens=max_tokens,
+            num_sequences=3 if i % 4 == 3 else 1,
+            sampling_params=sampling(i) if i % 2 else None,
+        )
+    await client.ended(*range(num_requests))
+
+
+def assert_load(client: Router, *, num_requests: int, max_tokens: int = 24) -> None:
+    for i in range(num_requests):
+        got = client.got[i]
+        assert got.end is not None
+        assert got.end.code == 0, got.end.message
+        for branch in range(3 if i % 4 == 3 else 1):
+            assert got.reasons[branch] == pb.FINISH_REASON_LENGTH
+            assert got.tokens[branch] == expected_tokens(
+                make_prompt(i),
+                num_tokens=max_tokens,
+                temperature=float(i % 2),
+                seed=i if i % 2 else 0,
+                branch=branch,
+            )
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize(
+    ("num_gpu_blocks", "num_cpu_blocks", "max_num_batched_tokens", "mode"),
+    [
+        (1000, 0, 2048, PreemptionMode.SWAP),
+        (1000, 0, 64, PreemptionMode.SWAP),
+        (28, 0, 64, PreemptionMode.RECOMPUTE),
+        (28, 100, 64, PreemptionMode.SWAP),
+        (28, 10, 64, PreemptionMode.SWAP),
+    ],
+)
+async def test_tokens_are_right_under_load(
+    num_workers: int,
+    num_gpu_blocks: int,
+    num_cpu_blocks: int,
+    max_num_batched_tokens: int,
+    mode: PreemptionMode,
+) -> None:
+    make = simulated(
+        block_size=8,
+        num_gpu_blocks=num_gpu_blocks,
+        num_cpu_blocks=num_cpu_blocks,
+        max_num_batched_tokens=max_num_batched_tokens,
+    )
+    async with (
+        running_scheduler(make_config(preemption_mode=mode)) as scheduler,
+        running_worker(scheduler.address, make),
+        running_worker(scheduler.address, make) as second,
+    ):
+        await until_workers(scheduler, 2)
+        if num_workers == 1:
+            await second.kill()
+            await until_workers(scheduler, 1)
+        async with router(scheduler.address) as client:
+            await run_load(client, num_requests=40)
+            assert_load(client, num_requests=40)
+            engines = scheduler.cluster.engines
+            assert all(engine.scheduler.num_steps for engine in engines)
+            pressed = num_gpu_blocks < 100
+            assert bool(sum(engine.scheduler.num_preemptions for engine in engines)) is pressed
+        await assert_idle(scheduler)
+
+
+class ForgetfulRunner(SimulatedRunner):
+    """Loses every copy-on-write."""
+
+    def copy(self, mapping: BlockMapping) -> None:
+        pass
+
+
+class CrossedRunner(SimulatedRunner):
+    """Brings blocks back from swap in the wrong order."""
+
+    def swap_in(self, mapping: BlockMapping) -> None:
+        super().swap_in(BlockMapping(mapping.src, mapping.dst[::-1]))
+
+
+@pytest.mark.parametrize("runner", [ForgetfulRunner, CrossedRunner])
+async def test_a_planted_error_is_noticed(runner: type[SimulatedRunner]) -> None:
+    config = SimulatedConfig(block_size=8, num_gpu_blocks=28, num_cpu_blocks=100)
+    async with (
+        running_scheduler(make_config()) as scheduler,
+        running_worker(scheduler.address, lambda: runner(config)),
+    ):
+        await until_workers(scheduler, 1)
+        async with router(scheduler.address) as client:
+            await run_load(client, num_requests=40)
+            with pytest.raises(AssertionError):
+                assert_load(client, num_requests=40)
+        await assert_idle(scheduler)
+
+
+async def test_requests_of_a_killed_worker_go_on_elsewhere() -> None:
+    make = simulated(step_ns=2_000_000)
+    async with (
+        running_scheduler(make_config()) as scheduler,
+        running_worker(scheduler.address, make) as first,
+    ):
+        await until_workers(scheduler, 1)
+        async with running_worker(scheduler.address, make), router(scheduler.address) as client:
+            await until_workers(scheduler, 2)
+            load = asyncio.create_task(run_load(client, num_requests=24, max_tokens=60))
+            await eventually(lambda: any(len(got.tokens) > 0 for got in client.got.values()))
+            await first.kill()
+            await load
+            assert_load(client, num_requests=24, max_tokens=60)
+            assert len(scheduler.cluster.engines) == 1
+            await assert_idle(scheduler)
+
+
+async def test_without_a_worker_requests_are_unavailable() -> None:
+    async with running_scheduler(make_config()) as scheduler, router(scheduler.address) as client:
+        await client.add(1, [1, 2, 3])
+        (got,) = await client.ended(1)
+        assert got.end is not None
+        assert (got.end.code, got.end.retry_after_ns > 0) == (14, True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"prompt_token_ids": [999]}, 3),
+        ({"prompt_token_ids": [1] * 200}, 3),
+        ({"num_sequences": 40, "max_tokens": 90}, 8),
+        ({"timeout_ns": 1}, 4),
+    ],
+)
+async def test_a_request_that_cannot_be_served_ends_at_once(
+    fields: dict[str, object], code: int
+) -> None:
+    make = simulated(num_gpu_blocks=100, max_model_len=100, step_ns=1_000_000)
+    async with (
+        running_scheduler(make_config()) as scheduler,
+        running_worker(scheduler.address, make),
+    ):
+        await until_workers(scheduler, 1)
+        async with router(scheduler.address) as client:
+            await client.add(1, [1, 2, 3], **fields)
+            (got,) = await client.ended(1)
+            assert got.end is not None
+            assert got.end.code == code
+        await assert_idle(scheduler)
+
+
+async def test_a_live_request_id_is_refused_and_the_first_is_unharmed() -> None:
+    async with (
+        running_scheduler(make_config()) as scheduler,
+        running_worker(scheduler.address, simulated(step_ns=1_000_000)),
+    ):
+        await until_workers(scheduler, 1)
+        async with router(scheduler.address) as client:
+            await client.add(1, [1, 2, 3], max_tokens=40)
+            await client.add(2, [4], request_id="r1")
+            first, second = await client.ended(1, 2)
+            assert second.end is not None
+            assert second.end.code == 6
+            assert first.tokens[0] == expected_tokens([1, 2, 3], num_tokens=40)
+        await assert_idle(scheduler)
+
+
+async def test_abort_and_a_broken_stream_give_blocks_back() -> None:
+    async with (
+        running_scheduler(make_config()) as scheduler,
+        running_worker(scheduler.address, simulated(step_ns=5_000_000)),
+    ):
+        await until_workers(scheduler, 1)
+        async with router(scheduler.address) as client:
+            for i in range(8):
+                await client.add(i, make_prompt(i), max_tokens=2000)
+            await eventually(lambda: len(scheduler.cluster.engines[0].scheduler.running) == 8)
+            for i in range(4):
+                await client.abort(i)
+            await eventually(lambda: len(scheduler.cluster) == 4)
+        await assert_idle(scheduler)
+
+
+async def test_a_worker_of_another_model_is_refused() -> None:
+    async with (
+        running_scheduler(make_config()) as scheduler,
+        running_worker(scheduler.address, simulated()),
+    ):
+        await until_workers(scheduler, 1)
+        async with running_worker(scheduler.address, simulated(vocab_size=400)) as other:
+            with pytest.raises(Exception, match="vocab_size is 400"):
+                await other.task
+        assert len(scheduler.cluster.engines) == 1
+
+
+async def test_a_draining_worker_finishes_what_it_has() -> None:
+    async with (
+        running_scheduler(make_config()) as scheduler,
+        running_worker(scheduler.address, simulated(step_ns=1_000_000)) as worker,
+    ):
+        await until_workers(scheduler, 1)
+        async with router(scheduler.address) as client:
+            await client.add(1, [1, 2, 3], max_tokens=200)
+            await eventually(lambda: bool(client.got[1].tokens))
+            await worker.registration.drain()
+            (got,) = await client.ended(1)
+            assert got.tokens[0] == expected_tokens([1, 2, 3], num_tokens=200)
+        await until_workers(scheduler, 0)
