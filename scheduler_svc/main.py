@@ -9,7 +9,7 @@ from protos.scheduler.v1 import scheduler_pb2_grpc as pb_grpc
 from rpc.server import INTERNAL_MAX_RECEIVE_BYTES, Server, run_until_signalled
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.config import SchedulerConfig
-from scheduler_svc.registry import WorkerRegistryServicer
+from scheduler_svc.registry_servicer import WorkerRegistryServicer
 from scheduler_svc.servicer import SchedulerServicer
 
 logger = logging.getLogger(__name__)

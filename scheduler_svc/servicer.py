@@ -9,7 +9,7 @@ import grpc
 
 from protos.scheduler.v1 import scheduler_pb2 as pb
 from protos.scheduler.v1 import scheduler_pb2_grpc as pb_grpc
-from rpc.errors import Unavailable
+from rpc.errors import InvalidArgument, Unavailable
 from scheduler_svc import codec
 from scheduler_svc.cluster import RETRY_AFTER_S, Cluster
 from scheduler_svc.config import SchedulerConfig
@@ -70,9 +70,23 @@ async def _read(requests: AsyncIterator[pb.ConnectRequest], session: Session) ->
     """Takes what the router sends; the end of its stream, or an error in it, ends the session."""
     try:
         async for request in requests:
-            session.take(request, now=time.monotonic())
+            _take(request, session)
     finally:
         session.end()
+
+
+def _take(request: pb.ConnectRequest, session: Session) -> None:
+    match request.WhichOneof("message"):
+        case "add_request":
+            added = request.add_request
+            session.add(codec.group(added, now=time.monotonic()), handle=added.handle)
+        case "abort_request":
+            session.abort(request.abort_request.handle)
+        case "stop_sequence":
+            stop = request.stop_sequence
+            session.stop_sequence(stop.handle, index=stop.index, keep_tokens=stop.keep_tokens)
+        case _:
+            raise InvalidArgument("message", "none", "add_request, abort_request, ...")
 
 
 def _worker_stats(engine: Engine) -> pb.WorkerStats:

@@ -3,11 +3,10 @@
 import asyncio
 from collections.abc import AsyncIterator
 
-from protos.scheduler.v1 import scheduler_pb2 as pb
 from rpc.errors import InvalidArgument, ResourceExhausted
-from scheduler_svc import codec
 from scheduler_svc.cluster import Cluster, Request
 from scheduler_svc.router_messages import RouterMessage
+from scheduler_svc.sequence import SequenceGroup
 
 
 class Session:
@@ -36,30 +35,23 @@ class Session:
                 )
             yield message
 
-    def take(self, message: pb.ConnectRequest, *, now: float) -> None:
-        """Does what the router asks. Raises InvalidArgument for a message of no known kind."""
-        match message.WhichOneof("message"):
-            case "add_request":
-                self._add(message.add_request, now)
-            case "abort_request":
-                if request := self._requests.pop(message.abort_request.handle, None):
-                    self._cluster.abort(request)
-            case "stop_sequence":
-                stop = message.stop_sequence
-                if request := self._requests.get(stop.handle):
-                    self._cluster.stop_sequence(
-                        request, index=stop.index, keep_tokens=stop.keep_tokens
-                    )
-            case _:
-                raise InvalidArgument("message", "none", "add_request, abort_request, ...")
-
-    def _add(self, message: pb.AddRequest, now: float) -> None:
-        if message.handle in self._requests:
-            raise InvalidArgument("handle", message.handle, "one that no live request has")
-        group = codec.group(message, now=now)
-        request = self._cluster.add(group, session=self, handle=message.handle)
+    def add(self, group: SequenceGroup, *, handle: int) -> None:
+        """Queues a request. Raises InvalidArgument if a live one has the handle."""
+        if handle in self._requests:
+            raise InvalidArgument("handle", handle, "one that no live request has")
+        request = self._cluster.add(group, session=self, handle=handle)
         if request is not None:
-            self._requests[message.handle] = request
+            self._requests[handle] = request
+
+    def abort(self, handle: int) -> None:
+        """Ends a request without an answer; a no-op if it has ended."""
+        if request := self._requests.pop(handle, None):
+            self._cluster.abort(request)
+
+    def stop_sequence(self, handle: int, *, index: int, keep_tokens: int) -> None:
+        """Ends one branch; a no-op if the request has ended."""
+        if request := self._requests.get(handle):
+            self._cluster.stop_sequence(request, index=index, keep_tokens=keep_tokens)
 
     def end(self) -> None:
         """Makes `messages` end once it has yielded what waits."""

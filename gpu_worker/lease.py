@@ -1,0 +1,131 @@
+"""One lease of the worker: the sequences, and the runner's cache, of one scheduler's epoch.
+
+Steps are executed here, on the execution thread. A lease that was closed, because the scheduler
+was lost or initialised the cache anew, executes nothing more.
+"""
+
+import contextlib
+import logging
+import time
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+from opentelemetry.trace import SpanKind
+
+from gpu_worker.sequences import Outcome, SequenceTable
+from gpu_worker.step import Batch, CacheCapacity, Runner, Samples, Step, StepResult
+from gpu_worker.step_log import StepLog
+from rpc import telemetry
+from rpc.errors import Aborted, FailedPrecondition, Internal
+
+logger = logging.getLogger(__name__)
+
+KERNEL_RAISED = "the worker failed to compute this sequence; its log says why"
+
+
+class Lease:
+    """Executes the steps of one epoch, in order."""
+
+    def __init__(
+        self,
+        *,
+        epoch: int,
+        runner: Runner,
+        capacity: CacheCapacity,
+        num_gpu_blocks: int,
+        num_cpu_blocks: int,
+    ) -> None:
+        self.epoch = epoch
+        self.log = StepLog()
+        self.table = SequenceTable(
+            model=runner.model,
+            capacity=capacity,
+            num_gpu_blocks=num_gpu_blocks,
+            num_cpu_blocks=num_cpu_blocks,
+        )
+        self._runner = runner
+        self._num_executed = 0
+        self._is_open = True
+
+    def close(self) -> None:
+        """Refuses the steps that are not running yet. Safe from any thread."""
+        self._is_open = False
+
+    def execute(self, step: Step, *, arrived_ns: int) -> StepResult:
+        """Executes the next step.
+
+        Raises RpcError, having changed nothing, if the step is not allowed.
+        """
+        if not self._is_open:
+            raise Aborted(f"the lease of epoch {self.epoch:#x} has ended")
+        if step.step_id != self._num_executed + 1:  # the step before it was refused
+            raise FailedPrecondition(
+                f"step {step.step_id} sent, step {self._num_executed + 1} expected"
+            )
+        wait_ns = time.monotonic_ns() - arrived_ns
+        with _span(step):
+            batch = self.table.apply(step)
+            self._num_executed = step.step_id
+            try:
+                result = self._compute(step, batch)
+            except Exception as error:
+                logger.exception("step %d failed; its lease ends", step.step_id)
+                self.close()
+                raise Internal("a step failed half-way; the cache is lost") from error
+        result.wait_ns = wait_ns
+        return result
+
+    def _compute(self, step: Step, batch: Batch) -> StepResult:
+        """Computes an applied step; raises if more than the step's sequences are harmed."""
+        start = time.monotonic_ns()
+        if len(step.swap_out.src):  # of sequences that are not in this step
+            self._runner.swap_out(step.swap_out)
+        swapped = start
+        samples = _no_samples()
+        try:
+            self._move_in(step)
+            swapped = time.monotonic_ns()
+            if len(batch.token_ids):
+                samples = self._runner.execute(batch)
+        except Exception:  # a kernel may raise anything; the service goes on
+            logger.exception("step %d failed", step.step_id)
+            outcome = self.table.fail(KERNEL_RAISED)
+        else:
+            outcome = self.table.take(samples)
+        return _result(step, outcome, samples, swap_ns=swapped - start)
+
+    def _move_in(self, step: Step) -> None:
+        if len(step.swap_in.src):
+            self._runner.swap_in(step.swap_in)
+        if len(step.copy.src):
+            self._runner.copy(step.copy)
+
+
+def _no_samples() -> Samples:
+    return Samples(token_ids=np.empty(0, dtype=np.int32))
+
+
+def _result(step: Step, outcome: Outcome, samples: Samples, *, swap_ns: int) -> StepResult:
+    return StepResult(
+        epoch=step.epoch,
+        step_id=step.step_id,
+        seq_ids=outcome.seq_ids,
+        token_ids=outcome.token_ids,
+        logprobs=outcome.logprobs,
+        failures=outcome.failures,
+        swap_ns=swap_ns,
+        forward_ns=samples.forward_ns,
+        sample_ns=samples.sample_ns,
+    )
+
+
+def _span(step: Step) -> AbstractContextManager[Any]:
+    if not step.traceparent:
+        return contextlib.nullcontext()
+    return telemetry.get_tracer().start_as_current_span(
+        "worker.execute_model",
+        context=telemetry.extract(step.traceparent, step.tracestate),
+        kind=SpanKind.SERVER,
+        attributes={"step_id": step.step_id},
+    )

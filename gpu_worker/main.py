@@ -1,0 +1,100 @@
+"""Runs one worker: load, listen, register, serve until signalled, drain."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+
+from gpu_worker.scheduler_client import Registration
+from gpu_worker.servicer import SERVICE_NAME, WorkerServicer
+from gpu_worker.step import Runner
+from gpu_worker.worker import Worker
+from protos.worker.v1 import worker_pb2_grpc
+from rpc.server import INTERNAL_MAX_RECEIVE_BYTES, Server, join_address, run_until_signalled
+
+logger = logging.getLogger(__name__)
+
+_UNSPECIFIED_HOSTS = {"", "0.0.0.0", "::"}
+
+
+async def run(
+    make_runner: Callable[[], Runner],
+    *,
+    host: str,
+    port: int,
+    scheduler_address: str,
+    advertise_address: str | None = None,
+    grace_s: float = 30.0,
+) -> None:
+    """Serves until SIGTERM or SIGINT.
+
+    Args:
+        make_runner: called on the execution thread; loads the model.
+        advertise_address: where the scheduler reaches this worker, "host" or "host:port"; by
+            default where it listens.
+        grace_s: longest time to finish what is running.
+
+    Raises RegistrationRefused, BindError, or whatever loading the model raises.
+    """
+    worker = await Worker.load(make_runner)
+    server = Server(host=host, port=port, max_receive_bytes=INTERNAL_MAX_RECEIVE_BYTES)
+    server.add(
+        WorkerServicer(worker),
+        worker_pb2_grpc.add_WorkerServiceServicer_to_server,
+        name=SERVICE_NAME,
+    )
+    try:
+        bound_port = await server.start()
+        server.set_serving(SERVICE_NAME, serving=True)
+        _log_ready(worker, server)
+        registration = Registration(
+            worker=worker,
+            scheduler_address=scheduler_address,
+            advertised_address=advertised_address(
+                host=host, port=bound_port, advertise=advertise_address
+            ),
+        )
+        await _serve(server, registration, grace_s=grace_s)
+    finally:
+        worker.close()
+
+
+async def _serve(server: Server, registration: Registration, *, grace_s: float) -> None:
+    """Serves until signalled, or until the scheduler refuses the worker."""
+    serving = asyncio.create_task(
+        run_until_signalled(server, grace_s=grace_s, on_drain=registration.drain)
+    )
+    registering = asyncio.create_task(registration.run())
+    try:
+        await asyncio.wait({serving, registering}, return_when=asyncio.FIRST_COMPLETED)
+        if not serving.done():
+            await registering  # raises if refused; returns once drained
+        await serving
+    finally:
+        serving.cancel()
+        registering.cancel()
+        with contextlib.suppress(Exception):
+            await server.drain(grace_s=0.0)
+
+
+def advertised_address(*, host: str, port: int, advertise: str | None) -> str:
+    """Returns the "host:port" to register; no host stands for where the registration comes from."""
+    if advertise is None:
+        return f":{port}" if host in _UNSPECIFIED_HOSTS else join_address(host, port)
+    bare_ipv6 = advertise.count(":") > 1 and not advertise.startswith("[")
+    has_port = not bare_ipv6 and not advertise.endswith("]") and ":" in advertise
+    return advertise if has_port else join_address(advertise.strip("[]"), port)
+
+
+def _log_ready(worker: Worker, server: Server) -> None:
+    capacity = worker.capacity
+    logger.info(
+        "serving %s (%s, %s) on %s: %d GPU blocks and %d CPU blocks of %d tokens",
+        worker.model.name,
+        worker.model.architecture,
+        worker.model.dtype,
+        server.address,
+        capacity.num_gpu_blocks,
+        capacity.num_cpu_blocks,
+        capacity.block_size,
+    )

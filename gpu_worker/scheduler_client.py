@@ -1,0 +1,182 @@
+"""Keeps the worker registered with the scheduler: joins, sends heartbeats, joins again when lost.
+
+The open Register stream is the lease. Every registration has a nonce of its own, the epoch, so a
+scheduler that was lost cannot be mistaken for the one that is there now.
+"""
+
+import asyncio
+import logging
+import random
+import secrets
+
+import grpc
+
+from gpu_worker import codec
+from gpu_worker.worker import NO_EPOCH, Worker
+from protos.scheduler.v1 import scheduler_pb2 as pb
+from protos.scheduler.v1 import scheduler_pb2_grpc
+from rpc.client import open_channel
+
+logger = logging.getLogger(__name__)
+
+ACCEPT_TIMEOUT_S = 60.0
+"""The scheduler has the worker allocate its cache before it accepts."""
+
+MISSED_HEARTBEATS = 3
+"""The scheduler is lost when it has been silent for so many intervals."""
+
+MIN_BACKOFF_S, MAX_BACKOFF_S = 0.1, 2.0
+REMINDER_INTERVAL_S = 10.0
+
+_FATAL = {
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.UNIMPLEMENTED,
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.PERMISSION_DENIED,
+}
+
+_Call = grpc.aio.StreamStreamCall[pb.RegisterRequest, pb.RegisterResponse]
+
+
+class RegistrationRefused(Exception):
+    """The scheduler does not want this worker; trying again would not help. One line."""
+
+
+class _SchedulerLost(Exception):
+    """The registration has ended; another one may succeed."""
+
+
+class Registration:
+    """Registers one worker, for as long as `run` runs."""
+
+    def __init__(self, *, worker: Worker, scheduler_address: str, advertised_address: str) -> None:
+        self._worker = worker
+        self._scheduler_address = scheduler_address
+        self._advertised_address = advertised_address
+        self._accepted = asyncio.Event()
+        self._draining = asyncio.Event()
+        self._drained = asyncio.Event()
+        self._backoff_s = MIN_BACKOFF_S
+        self._reminded_at = float("-inf")
+
+    @property
+    def is_accepted(self) -> bool:
+        """Whether the scheduler has taken this worker in, and is there."""
+        return self._accepted.is_set()
+
+    async def wait_accepted(self) -> None:
+        """Waits until the scheduler has taken this worker in."""
+        await self._accepted.wait()
+
+    async def run(self) -> None:
+        """Registers, again and again, until drained. Raises RegistrationRefused."""
+        while not self._drained.is_set():
+            try:
+                await self._register()
+            except _SchedulerLost as lost:
+                if self._draining.is_set():
+                    self._drained.set()  # nobody is left who could have work for this worker
+                    return
+                self._remind(str(lost))
+                await asyncio.sleep(self._backoff_s * random.uniform(0.5, 1.0))
+                self._backoff_s = min(MAX_BACKOFF_S, 2 * self._backoff_s)
+
+    async def drain(self) -> None:
+        """Asks for no more work and waits until the scheduler says that none is left."""
+        self._draining.set()
+        if self._accepted.is_set():
+            await self._drained.wait()
+
+    def _remind(self, reason: str) -> None:
+        now = asyncio.get_running_loop().time()
+        if now - self._reminded_at >= REMINDER_INTERVAL_S:
+            self._reminded_at = now
+            logger.warning("waiting for the scheduler at %s: %s", self._scheduler_address, reason)
+
+    async def _register(self) -> None:
+        """Holds one registration, until drained. Raises _SchedulerLost or RegistrationRefused."""
+        epoch = secrets.randbits(64) or 1
+        self._worker.begin_epoch(epoch)
+        try:
+            async with open_channel(self._scheduler_address) as channel:
+                call = scheduler_pb2_grpc.WorkerRegistryServiceStub(channel).Register()
+                try:
+                    await self._hold(call, epoch)
+                finally:
+                    call.cancel()
+        except grpc.aio.AioRpcError as error:
+            reason = f"{error.code().name}: {error.details()}"
+            if error.code() in _FATAL:
+                raise RegistrationRefused(
+                    f"the scheduler at {self._scheduler_address} refuses this worker: {reason}"
+                ) from None
+            raise _SchedulerLost(reason) from None
+        finally:
+            self._accepted.clear()
+            self._worker.begin_epoch(NO_EPOCH)
+
+    async def _hold(self, call: _Call, epoch: int) -> None:
+        await _write(call, pb.RegisterRequest(join=self._join(epoch)))
+        accepted = await _read(call, timeout_s=ACCEPT_TIMEOUT_S)
+        if not accepted.HasField("accepted"):
+            raise _SchedulerLost("it answered `join` with something else than `accepted`")
+        interval_s = max(0.01, accepted.accepted.heartbeat_interval_ns / 1e9)
+        logger.info("registered with the scheduler at %s", self._scheduler_address)
+        self._accepted.set()
+        self._backoff_s, self._reminded_at = MIN_BACKOFF_S, float("-inf")
+        beating = asyncio.create_task(self._beat(call, interval_s))
+        try:
+            await self._listen(call, interval_s)
+        finally:
+            beating.cancel()
+
+    def _join(self, epoch: int) -> pb.Join:
+        worker = self._worker
+        return pb.Join(
+            epoch=epoch,
+            address=self._advertised_address,
+            model=codec.encode_model(worker.model, tokenizer_sha256=worker.tokenizer_sha256),
+            capacity=codec.encode_capacity(worker.capacity),
+        )
+
+    async def _beat(self, call: _Call, interval_s: float) -> None:
+        """Sends a heartbeat each interval, and one at once when draining begins."""
+        announced = False
+        while True:
+            draining = self._draining.is_set()
+            state = pb.WORKER_STATE_DRAINING if draining else pb.WORKER_STATE_READY
+            await _write(call, pb.RegisterRequest(heartbeat=pb.Heartbeat(state=state)))
+            announced = announced or draining
+            try:
+                async with asyncio.timeout(interval_s):
+                    await (asyncio.Event() if announced else self._draining).wait()
+            except TimeoutError:
+                continue
+
+    async def _listen(self, call: _Call, interval_s: float) -> None:
+        """Returns when the scheduler says that nothing of this worker's is left."""
+        while True:
+            response = await _read(call, timeout_s=MISSED_HEARTBEATS * interval_s)
+            if response.HasField("drained"):
+                self._drained.set()
+                await call.done_writing()
+                return
+
+
+async def _write(call: _Call, request: pb.RegisterRequest) -> None:
+    try:
+        await call.write(request)
+    except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        return  # the call has ended; whoever reads it learns why
+
+
+async def _read(call: _Call, *, timeout_s: float) -> pb.RegisterResponse:
+    try:
+        async with asyncio.timeout(timeout_s):
+            response = await call.read()
+    except TimeoutError:
+        raise _SchedulerLost(f"it has been silent for {timeout_s:.1f} s") from None
+    if not isinstance(response, pb.RegisterResponse):
+        raise _SchedulerLost("it has closed the registration")
+    return response

@@ -1,0 +1,170 @@
+"""The worker's memory of sequences: applies a step to it, builds the batch, takes the samples.
+
+Every sequence has known tokens, of which the leading ones are computed (their K and V are in its
+blocks). A step computes some of the others; when none is left a token is drawn and becomes known,
+so the next step can compute it without hearing it from the scheduler. Used on the execution
+thread alone.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpu_worker import batches
+from gpu_worker.batches import PlannedBatch
+from gpu_worker.sequence_rows import SequenceRows
+from gpu_worker.staging import Limits, StagedStep
+from gpu_worker.step import (
+    Batch,
+    CacheCapacity,
+    Int32Array,
+    Int64Array,
+    Logprobs,
+    ModelInfo,
+    Samples,
+    SequenceFailure,
+    Step,
+)
+from gpu_worker.step_checks import check_mappings
+
+
+class Outcome(NamedTuple):
+    """What became of a batch: a row for each token drawn, and the sequences that failed."""
+
+    seq_ids: Int64Array
+    token_ids: Int32Array
+    logprobs: list[Logprobs]
+    failures: list[SequenceFailure]
+
+
+class SequenceTable:
+    """The sequences of one lease."""
+
+    def __init__(
+        self, *, model: ModelInfo, capacity: CacheCapacity, num_gpu_blocks: int, num_cpu_blocks: int
+    ) -> None:
+        self._limits = Limits(
+            model=model,
+            capacity=capacity,
+            num_gpu_blocks=num_gpu_blocks,
+            num_cpu_blocks=num_cpu_blocks,
+        )
+        # More sequences than one step holds may be known: those that wait for their turn.
+        num_rows = 2 * capacity.max_num_seqs
+        self._rows = SequenceRows(
+            num_rows=num_rows,
+            max_tokens=model.max_model_len + 1,  # the very last token is drawn, never computed
+            max_blocks=self._limits.max_blocks,
+        )
+        self._row_of: dict[int, int] = {}
+        self._free = list(range(num_rows))
+        self._failed: dict[int, str] = {}
+        self._planned: PlannedBatch | None = None
+
+    def __len__(self) -> int:
+        return len(self._row_of)
+
+    def __contains__(self, seq_id: int) -> bool:
+        return seq_id in self._row_of
+
+    def token_ids(self, seq_id: int) -> list[int]:
+        """Returns the known tokens of a sequence."""
+        row = self._row_of[seq_id]
+        known: list[int] = self._rows.tokens[row, : self._rows.state["num_tokens"][row]].tolist()
+        return known
+
+    def check(self) -> None:
+        """Asserts that every row is free or held by one sequence."""
+        assert sorted([*self._free, *self._row_of.values()]) == list(range(len(self._rows)))
+        assert self._failed.keys() <= self._row_of.keys()
+
+    def apply(self, step: Step) -> Batch:
+        """Forgets, forks, adds and patches, and returns the batch to compute.
+
+        Raises InvalidArgument or FailedPrecondition, having changed nothing.
+        """
+        limits = self._limits
+        check_mappings(
+            step, num_gpu_blocks=limits.num_gpu_blocks, num_cpu_blocks=limits.num_cpu_blocks
+        )
+        self._reserve(len(step.forks) + len(step.new))
+        staged = StagedStep(
+            limits=limits,
+            rows=self._rows,
+            row_of=self._row_of.copy(),
+            free=self._free.copy(),
+            failed=self._failed.copy(),
+            num_blocks=self._rows.state["num_blocks"],
+        )
+        planned = staged.stage(step)
+        self._commit(staged)
+        self._planned = planned
+        return batches.build(planned, self._rows, block_size=limits.capacity.block_size)
+
+    def take(self, samples: Samples) -> Outcome:
+        """Appends the drawn tokens to their sequences and ends the batch."""
+        planned = self._end_batch()
+        keep = np.ones(len(planned.drawers), dtype=np.bool_)
+        if samples.failed:
+            reasons = {int(planned.drawers[row]): why for row, why in samples.failed.items()}
+            for index, reason in reasons.items():
+                self._fail(planned, index, reason)
+            keep = ~np.isin(planned.drawers, list(reasons))
+        drawers, token_ids = planned.drawers[keep], samples.token_ids[keep]
+        self._append(planned.rows, drawers, token_ids)
+        return Outcome(
+            seq_ids=planned.seq_ids[drawers],
+            token_ids=token_ids,
+            logprobs=_renumber(samples.logprobs, keep),
+            failures=planned.failures,
+        )
+
+    def fail(self, reason: str) -> Outcome:
+        """Fails every sequence of the batch and ends it."""
+        planned = self._end_batch()
+        for index in range(len(planned.rows)):
+            self._fail(planned, index, reason)
+        nothing = np.empty(0, dtype=np.int64)
+        return Outcome(nothing, nothing.astype(np.int32), [], planned.failures)
+
+    def _reserve(self, num_rows: int) -> None:
+        old = len(self._rows)
+        if num_rows > len(self._free):
+            self._rows.grow(max(2 * old, old + num_rows))
+            self._free += range(old, len(self._rows))
+
+    def _commit(self, staged: StagedStep) -> None:
+        self._row_of, self._failed = staged.row_of, staged.failed
+        self._free = staged.free + staged.released
+        if staged.patches is not None:
+            rows, columns, blocks = staged.patches
+            self._rows.state["num_blocks"] = staged.num_blocks
+            self._rows.block_tables[rows, columns] = blocks
+
+    def _end_batch(self) -> PlannedBatch:
+        planned, self._planned = self._planned, None
+        assert planned is not None, "take() or fail() without apply()"
+        self._rows.state["num_computed"][planned.rows] += planned.num_new
+        return planned
+
+    def _fail(self, planned: PlannedBatch, index: int, reason: str) -> None:
+        # It stays known, and fails again if computed again: the next step may be on its way here.
+        seq_id = int(planned.seq_ids[index])
+        self._failed[seq_id] = reason
+        planned.failures.append(SequenceFailure(seq_id, reason))
+
+    def _append(self, rows: Int64Array, drawers: Int64Array, token_ids: Int32Array) -> None:
+        """Makes the first draw of each sequence its newest token."""
+        first = np.flatnonzero(np.diff(drawers, prepend=-1))
+        own = rows[drawers[first]]
+        num_tokens = self._rows.state["num_tokens"]
+        self._rows.tokens[own, num_tokens[own]] = token_ids[first]
+        num_tokens[own] += 1
+
+
+def _renumber(logprobs: list[Logprobs], keep: NDArray[np.bool_]) -> list[Logprobs]:
+    if not logprobs or keep.all():
+        return logprobs
+    new_row = np.cumsum(keep) - 1
+    return [found._replace(row=int(new_row[found.row])) for found in logprobs if keep[found.row]]

@@ -1,0 +1,84 @@
+"""WorkerService: decodes, calls the worker, encodes.
+
+ExecuteModel reads and answers at the same time, so that the next step is on its way while one
+runs. A stream that breaks stops neither: the worker goes on, and its step log has the answers.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import grpc
+
+from gpu_worker import codec
+from gpu_worker.step_log import Answer
+from gpu_worker.worker import Worker
+from protos.worker.v1 import worker_pb2 as pb
+from protos.worker.v1 import worker_pb2_grpc
+
+SERVICE_NAME = pb.DESCRIPTOR.services_by_name["WorkerService"].full_name
+
+NUM_QUEUED_ANSWERS = 1
+"""Beside the answer that is awaited; a sender that goes further ahead is not read."""
+
+Context = grpc.aio.ServicerContext[object, object]
+
+
+class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
+    """Serves one worker."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    async def GetWorkerInfo(
+        self, request: pb.GetWorkerInfoRequest, context: Context
+    ) -> pb.GetWorkerInfoResponse:
+        worker = self._worker
+        return pb.GetWorkerInfoResponse(
+            epoch=worker.epoch,
+            model=codec.encode_model(worker.model, tokenizer_sha256=worker.tokenizer_sha256),
+            capacity=codec.encode_capacity(worker.capacity),
+        )
+
+    async def InitCacheEngine(
+        self, request: pb.InitCacheEngineRequest, context: Context
+    ) -> pb.InitCacheEngineResponse:
+        await self._worker.init_cache_engine(
+            epoch=request.epoch,
+            num_gpu_blocks=request.num_gpu_blocks,
+            num_cpu_blocks=request.num_cpu_blocks,
+        )
+        return pb.InitCacheEngineResponse()
+
+    async def GetTokenizer(
+        self, request: pb.GetTokenizerRequest, context: Context
+    ) -> AsyncIterator[pb.GetTokenizerResponse]:
+        for response in codec.encode_files(self._worker.tokenizer_files):
+            yield response
+
+    async def ExecuteModel(
+        self, requests: AsyncIterator[pb.ExecuteModelRequest], context: Context
+    ) -> AsyncIterator[pb.ExecuteModelResponse]:
+        answers: asyncio.Queue[Answer | Exception | None] = asyncio.Queue(NUM_QUEUED_ANSWERS)
+        reader = asyncio.create_task(self._read(requests, answers))
+        try:
+            while (answer := await answers.get()) is not None:
+                if isinstance(answer, Exception):
+                    raise answer
+                # The answer belongs to the log as well: this stream's end must not cancel it.
+                yield codec.encode_result(await asyncio.shield(answer))
+        finally:
+            reader.cancel()
+
+    async def _read(
+        self,
+        requests: AsyncIterator[pb.ExecuteModelRequest],
+        answers: "asyncio.Queue[Answer | Exception | None]",
+    ) -> None:
+        """Submits each step; passes an error on, to be raised after the answers before it."""
+        try:
+            async for request in requests:
+                await answers.put(self._worker.submit(codec.decode_step(request)))
+        except Exception as error:
+            await answers.put(error)
+        else:
+            await answers.put(None)

@@ -1,0 +1,151 @@
+"""The worker: a runner on its execution thread, under the lease of one scheduler at a time.
+
+The methods are for the event loop, and none of them blocks it. Whatever the runner does happens on
+the execution thread, in the order in which it was asked for; a broken stream does not stop it.
+"""
+
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Mapping
+
+from gpu_worker.execution import ExecutionThread
+from gpu_worker.lease import Lease
+from gpu_worker.step import CacheCapacity, ModelInfo, Runner, Step
+from gpu_worker.step_log import Answer
+from rpc.errors import Aborted, FailedPrecondition, InvalidArgument, ResourceExhausted
+
+logger = logging.getLogger(__name__)
+
+NO_EPOCH = 0
+
+
+class Worker:
+    """Serves one runner."""
+
+    def __init__(
+        self,
+        *,
+        runner: Runner,
+        thread: ExecutionThread,
+        capacity: CacheCapacity,
+        tokenizer_files: Mapping[str, bytes],
+    ) -> None:
+        self.model: ModelInfo = runner.model
+        self.capacity = capacity
+        self.tokenizer_files = {name: tokenizer_files[name] for name in sorted(tokenizer_files)}
+        self.tokenizer_sha256 = hash_files(self.tokenizer_files)
+        self._runner = runner
+        self._thread = thread
+        self._epoch = NO_EPOCH
+        self._lease: Lease | None = None
+        self._num_inits = 0
+
+    @classmethod
+    async def load(cls, make_runner: Callable[[], Runner]) -> "Worker":
+        """Makes and profiles a runner on the execution thread. Raises what they raise."""
+        thread = ExecutionThread()
+        try:
+            runner = await thread.submit(make_runner)
+            files = await thread.submit(runner.tokenizer_files)
+            capacity = await thread.submit(runner.profile)
+        except BaseException:
+            thread.close()
+            raise
+        return cls(runner=runner, thread=thread, capacity=capacity, tokenizer_files=files)
+
+    @property
+    def epoch(self) -> int:
+        """The nonce of the current registration; 0 without one."""
+        return self._epoch
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Takes the nonce of a registration, or NO_EPOCH when it is lost; ends the lease."""
+        self._epoch = epoch
+        self._end_lease()
+
+    async def init_cache_engine(
+        self, *, epoch: int, num_gpu_blocks: int, num_cpu_blocks: int
+    ) -> None:
+        """Allocates both pools and opens a lease; see InitCacheEngine in worker.proto."""
+        self._check_epoch(epoch)
+        self._check_pools(num_gpu_blocks=num_gpu_blocks, num_cpu_blocks=num_cpu_blocks)
+        self._end_lease()
+        self._num_inits = this_init = self._num_inits + 1
+        lease = await self._thread.submit(
+            lambda: self._open_lease(epoch, num_gpu_blocks, num_cpu_blocks)
+        )
+        self._check_epoch(epoch)  # it may have changed meanwhile
+        if self._num_inits != this_init:
+            raise Aborted("the cache has been initialised again")
+        self._lease = lease
+        logger.info("lease opened: %d GPU blocks, %d CPU blocks", num_gpu_blocks, num_cpu_blocks)
+
+    def submit(self, step: Step) -> Answer:
+        """Starts a step, or finds it if it was sent before; its future must not be cancelled.
+
+        Raises Aborted or FailedPrecondition if it is no step of the current lease.
+        """
+        self._check_epoch(step.epoch)
+        lease = self._lease
+        if lease is None:
+            raise FailedPrecondition("no cache: call InitCacheEngine first")
+        arrived_ns = time.monotonic_ns()
+        return lease.log.get_or_start(
+            step.step_id,
+            lambda: self._thread.submit(lambda: lease.execute(step, arrived_ns=arrived_ns)),
+        )
+
+    def close(self) -> None:
+        """Ends the lease and the thread; a step that runs is not waited for."""
+        self.begin_epoch(NO_EPOCH)
+        self._thread.close()
+
+    def _open_lease(self, epoch: int, num_gpu_blocks: int, num_cpu_blocks: int) -> Lease:
+        try:
+            self._runner.init_cache_engine(
+                num_gpu_blocks=num_gpu_blocks, num_cpu_blocks=num_cpu_blocks
+            )
+        except MemoryError:
+            raise ResourceExhausted(
+                f"no memory for {num_gpu_blocks} GPU and {num_cpu_blocks} CPU blocks"
+            ) from None
+        return Lease(
+            epoch=epoch,
+            runner=self._runner,
+            capacity=self.capacity,
+            num_gpu_blocks=num_gpu_blocks,
+            num_cpu_blocks=num_cpu_blocks,
+        )
+
+    def _end_lease(self) -> None:
+        if self._lease is not None:
+            self._lease.close()
+            self._lease = None
+
+    def _check_epoch(self, epoch: int) -> None:
+        if self._epoch == NO_EPOCH:
+            raise Aborted("this worker is not registered")
+        if epoch != self._epoch:
+            raise Aborted(f"epoch {epoch:#x} is not that of the worker's registration")
+
+    def _check_pools(self, *, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
+        if num_gpu_blocks < 1:
+            raise InvalidArgument("num_gpu_blocks", num_gpu_blocks, "at least 1")
+        for name, asked, announced in (
+            ("num_gpu_blocks", num_gpu_blocks, self.capacity.num_gpu_blocks),
+            ("num_cpu_blocks", num_cpu_blocks, self.capacity.num_cpu_blocks),
+        ):
+            if asked > announced:
+                raise ResourceExhausted(f"{name}: {asked} asked for, {announced} announced")
+
+
+def hash_files(files: Mapping[str, bytes]) -> str:
+    """Returns the SHA-256 over name, NUL, length and content of each file, in order of the names.
+
+    The length is 8 bytes, little-endian. The scheduler checks what it fetches against it.
+    """
+    digest = hashlib.sha256()
+    for name, content in sorted(files.items()):
+        digest.update(name.encode() + b"\0" + len(content).to_bytes(8, "little") + content)
+    return digest.hexdigest()

@@ -1,0 +1,83 @@
+"""Builds steps, tables and runners for the tests of the worker."""
+
+from typing import Any
+
+import numpy as np
+
+from gpu_worker.sequences import SequenceTable
+from gpu_worker.simulated import SimulatedConfig, SimulatedRunner
+from gpu_worker.step import (
+    BlockMapping,
+    Int64Array,
+    NewSequence,
+    SamplingParams,
+    Step,
+)
+
+
+def make_config(**overrides: Any) -> SimulatedConfig:
+    small: dict[str, Any] = {
+        "max_model_len": 64,
+        "block_size": 4,
+        "num_gpu_blocks": 16,
+        "num_cpu_blocks": 4,
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 32,
+    }
+    return SimulatedConfig(**{**small, **overrides})
+
+
+def make_runner(**overrides: Any) -> SimulatedRunner:
+    runner = SimulatedRunner(make_config(**overrides))
+    runner.init_cache_engine(
+        num_gpu_blocks=runner.config.num_gpu_blocks, num_cpu_blocks=runner.config.num_cpu_blocks
+    )
+    return runner
+
+
+def make_table(runner: SimulatedRunner) -> SequenceTable:
+    return SequenceTable(
+        model=runner.model,
+        capacity=runner.profile(),
+        num_gpu_blocks=runner.config.num_gpu_blocks,
+        num_cpu_blocks=runner.config.num_cpu_blocks,
+    )
+
+
+def make_new(seq_id: int, token_ids: list[int], blocks: list[int], **overrides: Any) -> NewSequence:
+    fields: dict[str, Any] = {
+        "branch": 0,
+        "num_prompt_tokens": len(token_ids),
+        "num_computed_tokens": 0,
+        "num_new_tokens": len(token_ids) - overrides.get("num_computed_tokens", 0),
+        "num_samples": 1,
+        "params": SamplingParams(),
+    }
+    fields.update(overrides)
+    return NewSequence(seq_id=seq_id, token_ids=token_ids, block_table=blocks, **fields)
+
+
+def make_step(
+    step_id: int = 1, *, running: dict[int, int] | None = None, epoch: int = 7, **fields: Any
+) -> Step:
+    """Builds a step; `running` maps sequences to numbers of new tokens."""
+    running = running or {}
+    if "finished" in fields:
+        fields["finished"] = int64s(*fields["finished"])
+    return Step(
+        epoch=epoch,
+        step_id=step_id,
+        running_seq_ids=int64s(*running),
+        running_num_new_tokens=np.array(list(running.values()), dtype=np.int32),
+        **fields,
+    )
+
+
+def make_mapping(pairs: dict[int, int]) -> BlockMapping:
+    return BlockMapping(
+        np.array(list(pairs), dtype=np.int32), np.array(list(pairs.values()), dtype=np.int32)
+    )
+
+
+def int64s(*values: int) -> Int64Array:
+    return np.array(values, dtype=np.int64)

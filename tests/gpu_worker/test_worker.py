@@ -1,0 +1,297 @@
+"""Leases, the step log, and what the worker survives."""
+
+import asyncio
+import hashlib
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from gpu_worker.simulated import SimulatedRunner, expected_tokens
+from gpu_worker.step import Batch, BlockMapping, CacheCapacity, Samples
+from gpu_worker.step_log import StepLog
+from gpu_worker.worker import NO_EPOCH, Worker, hash_files
+from rpc.errors import (
+    Aborted,
+    FailedPrecondition,
+    Internal,
+    InvalidArgument,
+    ResourceExhausted,
+    RpcError,
+)
+from tests.gpu_worker.builders import make_config, make_mapping, make_new, make_step
+
+PROMPT = [5, 6, 7, 8, 9, 10]
+EPOCH = 7
+FIRST = make_step(1, new=[make_new(1, PROMPT, [3, 1, 2])])
+
+
+class GatedRunner(SimulatedRunner):
+    """Computes when told to; may raise."""
+
+    def __init__(self) -> None:
+        super().__init__(make_config())
+        self.gate = threading.Event()
+        self.gate.set()
+        self.num_executed = 0
+        self.raises: list[Exception] = []
+
+    def execute(self, batch: Batch) -> Samples:
+        assert self.gate.wait(10)
+        self.num_executed += 1
+        if self.raises:
+            raise self.raises.pop()
+        return super().execute(batch)
+
+
+async def make_worker(runner: SimulatedRunner | None = None) -> Worker:
+    """Makes a worker that is registered with EPOCH and has its cache."""
+    chosen = runner or GatedRunner()
+    worker = await Worker.load(lambda: chosen)
+    worker.begin_epoch(EPOCH)
+    await init(worker)
+    return worker
+
+
+async def init(worker: Worker, *, epoch: int = EPOCH, gpu: int = 16, cpu: int = 4) -> None:
+    await worker.init_cache_engine(epoch=epoch, num_gpu_blocks=gpu, num_cpu_blocks=cpu)
+
+
+async def test_steps_are_executed_in_order_and_fed_forward() -> None:
+    worker = await make_worker()
+    answers = [worker.submit(FIRST)]
+    answers += [worker.submit(make_step(k, running={1: 1})) for k in range(2, 6)]
+    results = await asyncio.gather(*answers)
+    assert [result.step_id for result in results] == [1, 2, 3, 4, 5]
+    drawn = [int(result.token_ids[0]) for result in results]
+    assert drawn == expected_tokens(PROMPT, num_tokens=5)
+    assert all(result.wait_ns >= 0 for result in results)
+
+
+async def test_the_runner_is_made_and_called_on_one_other_thread() -> None:
+    threads = set()
+
+    class Spy(SimulatedRunner):
+        def __init__(self) -> None:
+            threads.add(threading.current_thread())
+            super().__init__(make_config())
+
+        def profile(self) -> CacheCapacity:
+            threads.add(threading.current_thread())
+            return super().profile()
+
+        def execute(self, batch: Batch) -> Samples:
+            threads.add(threading.current_thread())
+            return super().execute(batch)
+
+    worker = await Worker.load(Spy)
+    worker.begin_epoch(EPOCH)
+    await init(worker)
+    await worker.submit(FIRST)
+    assert len(threads) == 1
+    assert threading.current_thread() not in threads
+
+
+async def test_an_answered_step_is_answered_again_and_not_executed_again() -> None:
+    runner = GatedRunner()
+    worker = await make_worker(runner)
+    first = await worker.submit(FIRST)
+    second = await worker.submit(make_step(2, running={1: 1}))
+    assert await worker.submit(FIRST) is first
+    assert await worker.submit(make_step(2, running={1: 1})) is second
+    assert runner.num_executed == 2
+
+
+async def test_a_resend_attaches_to_the_running_step() -> None:
+    runner = GatedRunner()
+    runner.gate.clear()
+    worker = await make_worker(runner)
+    answers = [worker.submit(FIRST), worker.submit(FIRST)]
+    runner.gate.set()
+    results = await asyncio.gather(*answers)
+    assert results[0] is results[1]
+    assert runner.num_executed == 1
+
+
+async def test_only_the_last_two_answers_are_kept() -> None:
+    worker = await make_worker()
+    await worker.submit(FIRST)
+    for step_id in (2, 3):
+        await worker.submit(make_step(step_id, running={1: 1}))
+    for step_id in (2, 3):
+        await worker.submit(make_step(step_id))
+    with pytest.raises(FailedPrecondition, match="too old"):
+        worker.submit(FIRST)
+
+
+@pytest.mark.parametrize("step_id", [0, 3, 1 << 63])
+async def test_a_gap_in_step_ids_is_refused(step_id: int) -> None:
+    worker = await make_worker()
+    await worker.submit(FIRST)
+    with pytest.raises(FailedPrecondition):
+        worker.submit(make_step(step_id, running={1: 1}))
+    await worker.submit(make_step(2, running={1: 1}))
+
+
+async def test_a_refused_step_counts_as_never_sent() -> None:
+    worker = await make_worker()
+    await worker.submit(FIRST)
+    refused = worker.submit(make_step(2, running={9: 1}))
+    behind = worker.submit(make_step(3, running={1: 1}))
+    with pytest.raises(InvalidArgument):
+        await refused
+    with pytest.raises(FailedPrecondition, match="step 2 expected"):
+        await behind
+    result = await worker.submit(make_step(2, running={1: 1}))
+    assert result.token_ids.tolist() == expected_tokens(PROMPT, num_tokens=2)[1:]
+
+
+async def test_a_kernel_that_raises_fails_its_sequences_alone() -> None:
+    runner = GatedRunner()
+    worker = await make_worker(runner)
+    await worker.submit(FIRST)
+    runner.raises = [RuntimeError("secret of the device")]
+    failed = await worker.submit(make_step(2, new=[make_new(2, [1], [9])]))
+    assert [failure.seq_id for failure in failed.failures] == [2]
+    assert "secret" not in failed.failures[0].message
+    assert failed.token_ids.tolist() == []
+    # Step 3 was on its way already, with the sequence that has just failed.
+    result = await worker.submit(make_step(3, running={1: 1, 2: 1}))
+    assert result.token_ids.tolist() == expected_tokens(PROMPT, num_tokens=2)[1:]
+    assert [failure.seq_id for failure in result.failures] == [2]
+
+
+async def test_a_swap_out_that_raises_ends_the_lease() -> None:
+    class Broken(GatedRunner):
+        def swap_out(self, mapping: BlockMapping) -> None:
+            raise RuntimeError("no pinned memory")
+
+    worker = await make_worker(Broken())
+    with pytest.raises(Internal):
+        await worker.submit(make_step(1, swap_out=make_mapping({0: 0})))
+    with pytest.raises(Aborted):
+        await worker.submit(make_step(1))
+    await init(worker)
+    await worker.submit(FIRST)
+
+
+async def test_a_step_with_nothing_to_compute_is_answered() -> None:
+    runner = GatedRunner()
+    worker = await make_worker(runner)
+    await worker.submit(FIRST)
+    result = await worker.submit(make_step(2, finished=[1]))
+    assert (result.step_id, result.token_ids.tolist(), result.failures) == (2, [], [])
+    assert runner.num_executed == 1
+
+
+async def test_another_epoch_is_aborted() -> None:
+    worker = await make_worker()
+    with pytest.raises(Aborted):
+        worker.submit(make_step(1, epoch=EPOCH + 1))
+    with pytest.raises(Aborted):
+        await init(worker, epoch=EPOCH + 1)
+    await worker.submit(FIRST)
+
+
+async def test_a_lost_scheduler_loses_the_lease() -> None:
+    runner = GatedRunner()
+    runner.gate.clear()
+    worker = await make_worker(runner)
+    running, queued = worker.submit(FIRST), worker.submit(make_step(2, running={1: 1}))
+    await asyncio.sleep(0.05)
+    worker.begin_epoch(NO_EPOCH)
+    runner.gate.set()
+    assert (await running).step_id == 1  # native code cannot be called back
+    with pytest.raises(Aborted):
+        await queued
+    with pytest.raises(Aborted):
+        worker.submit(make_step(3, running={1: 1}))
+    worker.begin_epoch(8)
+    with pytest.raises(FailedPrecondition, match="InitCacheEngine"):
+        worker.submit(make_step(1, epoch=8))
+    await init(worker, epoch=8)
+    new = make_step(1, epoch=8, new=[make_new(1, PROMPT, [0, 1])])
+    assert (await worker.submit(new)).token_ids.tolist() == expected_tokens(PROMPT, num_tokens=1)
+
+
+async def test_initialising_again_starts_over() -> None:
+    worker = await make_worker()
+    await worker.submit(FIRST)
+    await init(worker, gpu=4, cpu=0)
+    with pytest.raises(FailedPrecondition):
+        worker.submit(make_step(2, running={1: 1}))
+    assert (await worker.submit(FIRST)).token_ids.tolist() == expected_tokens(PROMPT, num_tokens=1)
+
+
+async def test_of_two_initialisations_at_once_the_later_holds() -> None:
+    worker = await make_worker()
+    outcomes = await asyncio.gather(init(worker), init(worker, gpu=4), return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [Aborted, type(None)]
+    with pytest.raises(InvalidArgument):
+        await worker.submit(make_step(1, new=[make_new(1, [1], [4])]))
+
+
+@pytest.mark.parametrize(
+    ("pools", "error"),
+    [
+        ({"gpu": 17}, ResourceExhausted),
+        ({"cpu": 5}, ResourceExhausted),
+        ({"gpu": 0}, InvalidArgument),
+    ],
+)
+async def test_pools_are_at_most_as_announced(pools: dict[str, int], error: type[RpcError]) -> None:
+    worker = await make_worker()
+    await worker.submit(FIRST)
+    with pytest.raises(error):
+        await init(worker, **pools)
+    await worker.submit(make_step(2, running={1: 1}))  # the lease is as it was
+
+
+async def test_the_event_loop_runs_while_a_step_computes() -> None:
+    runner = GatedRunner()
+    runner.gate.clear()
+    worker = await make_worker(runner)
+    answer = worker.submit(FIRST)
+    for _ in range(20):
+        await asyncio.sleep(0.001)
+    assert not answer.done()
+    runner.gate.set()
+    await answer
+
+
+async def test_loading_errors_reach_the_caller() -> None:
+    def make() -> SimulatedRunner:
+        raise ValueError("no such model")
+
+    with pytest.raises(ValueError, match="no such model"):
+        await Worker.load(make)
+
+
+def test_files_are_hashed_with_names_and_lengths() -> None:
+    by_hand = b"a\0" + (2).to_bytes(8, "little") + b"xy" + b"b\0" + (0).to_bytes(8, "little")
+    assert hash_files({"b": b"", "a": b"xy"}) == hashlib.sha256(by_hand).hexdigest()
+
+
+async def test_the_log_forgets_a_refused_step_and_those_behind_it() -> None:
+    log = StepLog()
+    loop = asyncio.get_running_loop()
+
+    def start() -> "asyncio.Future[object]":
+        return loop.create_future()
+
+    make: Callable[[], object] = start
+    first, second = (log.get_or_start(k, make) for k in (1, 2))  # type: ignore[arg-type]
+    first.set_exception(InvalidArgument("a", 1, "2"))
+    await asyncio.sleep(0)
+    again = log.get_or_start(1, make)  # type: ignore[arg-type]
+    second.set_exception(FailedPrecondition("gap"))
+    await asyncio.sleep(0)
+    assert log.get_or_start(1, make) is again  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("traceparent", [f"00-{1:032x}-{1:016x}-01", "not a trace context"])
+async def test_a_traced_step_is_executed_like_any_other(traceparent: str) -> None:
+    worker = await make_worker()
+    step = make_step(1, new=[make_new(1, PROMPT, [3, 1])], traceparent=traceparent)
+    result = await worker.submit(step)
+    assert result.token_ids.tolist() == expected_tokens(PROMPT, num_tokens=1)
