@@ -5,6 +5,8 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
 from gpu_worker.scheduler_client import Registration
 from gpu_worker.servicer import SERVICE_NAME, WorkerServicer
 from gpu_worker.simulated import SimulatedConfig, SimulatedRunner
@@ -13,6 +15,8 @@ from gpu_worker.worker import Worker
 from protos.scheduler.v1 import scheduler_pb2 as pb
 from protos.scheduler.v1 import scheduler_pb2_grpc as pb_grpc
 from protos.worker.v1 import worker_pb2_grpc
+from router.config import RouterConfig
+from router.main import Router as RouterService
 from rpc.client import open_channel
 from rpc.columns import unpack_int32, unpack_int64
 from rpc.server import Server
@@ -70,6 +74,31 @@ async def running_worker(
     finally:
         await running.kill()
         worker.close()
+
+
+@contextlib.asynccontextmanager
+async def running_router(scheduler_address: str) -> AsyncIterator[RouterService]:
+    """A router that knows the model."""
+    service = RouterService(
+        RouterConfig(port=0, scheduler_addresses=(scheduler_address,), model_poll_s=0.05)
+    )
+    await service.start()
+    try:
+        await until_serving(service.server.address)
+        yield service
+    finally:
+        await service.server.drain(grace_s=0)
+        await service.stop()
+
+
+async def until_serving(address: str) -> None:
+    """Waits for the overall health of a server."""
+    async with asyncio.timeout(10), open_channel(address) as channel:
+        async for answer in health_pb2_grpc.HealthStub(channel).Watch(
+            health_pb2.HealthCheckRequest()
+        ):
+            if answer.status == health_pb2.HealthCheckResponse.SERVING:
+                return
 
 
 def simulated(**settings: int) -> Callable[[], Runner]:

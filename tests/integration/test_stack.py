@@ -1,0 +1,224 @@
+"""Router, scheduler and simulated workers together, through the public API over real gRPC."""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import grpc
+import pytest
+from tokenizers import Tokenizer
+
+from gpu_worker.simulated import expected_tokens
+from gpu_worker.simulated_tokenizer import tokenizer_files
+from protos.inference.v1 import inference_pb2 as pb
+from protos.inference.v1 import inference_pb2_grpc as pb_grpc
+from rpc.client import open_channel
+from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.scheduler import Scheduler
+from tests.integration.stack import (
+    RunningScheduler,
+    eventually,
+    running_router,
+    running_scheduler,
+    running_worker,
+    simulated,
+)
+
+TOKENIZER = Tokenizer.from_str(
+    tokenizer_files(vocab_size=512, max_model_len=4096)["tokenizer.json"].decode()
+)
+
+
+@dataclass(slots=True)
+class Stack:
+    scheduler: RunningScheduler
+    stub: pb_grpc.InferenceServiceStub
+
+    async def until_free(self) -> None:
+        """Waits until nothing is left of any request; checks the books."""
+        cluster = self.scheduler.cluster
+        await eventually(lambda: not len(cluster))
+        await eventually(lambda: not any(e.scheduler.has_unfinished for e in cluster.engines))
+        cluster.check()
+        for engine in cluster.engines:
+            for pool in (engine.scheduler.blocks.gpu, engine.scheduler.blocks.cpu):
+                assert pool.num_free == pool.num_blocks
+
+
+@contextlib.asynccontextmanager
+async def make_stack(*, num_workers: int = 1, **worker: int) -> AsyncIterator[Stack]:
+    async with contextlib.AsyncExitStack() as stack:
+        scheduler = await stack.enter_async_context(running_scheduler(SchedulerConfig(port=0)))
+        for _ in range(num_workers):
+            await stack.enter_async_context(running_worker(scheduler.address, simulated(**worker)))
+        router = await stack.enter_async_context(running_router(scheduler.address))
+        await eventually(lambda: len(scheduler.cluster.engines) == num_workers)
+        channel = await stack.enter_async_context(open_channel(router.server.address))
+        running = Stack(scheduler, pb_grpc.InferenceServiceStub(channel))
+        yield running
+        await running.until_free()
+
+
+@dataclass(slots=True)
+class Answer:
+    """What a stream said, by sequence."""
+
+    text: dict[int, str] = field(default_factory=dict)
+    token_ids: dict[int, list[int]] = field(default_factory=dict)
+    finish: dict[int, pb.Finish] = field(default_factory=dict)
+    usage: pb.Usage | None = None
+    num_messages: int = 0
+
+    def add(self, response: pb.GenerateResponse) -> None:
+        assert self.usage is None, "a message after the last"
+        self.num_messages += 1
+        for delta in response.outputs:
+            assert delta.index not in self.finish, "a delta after the last"
+            self.text[delta.index] = self.text.get(delta.index, "") + delta.text
+            self.token_ids.setdefault(delta.index, []).extend(delta.token_ids)
+            if delta.HasField("finish"):
+                self.finish[delta.index] = delta.finish
+        if response.HasField("usage"):
+            self.usage = response.usage
+
+
+def make_request(prompt: list[int], **params: object) -> pb.GenerateRequest:
+    settings = {"temperature": 0, "max_tokens": 16, "ignore_eos": True} | params
+    return pb.GenerateRequest(
+        token_ids=pb.TokenIds(ids=prompt), sampling_params=pb.SamplingParams(**settings)
+    )
+
+
+async def ask(stub: pb_grpc.InferenceServiceStub, request: pb.GenerateRequest) -> Answer:
+    answer = Answer()
+    async for response in stub.Generate(request):
+        answer.add(response)
+    return answer
+
+
+def decode(token_ids: list[int]) -> str:
+    return str(TOKENIZER.decode(token_ids, skip_special_tokens=True))
+
+
+async def test_sixty_four_streams_of_different_lengths_finish() -> None:
+    rng = random.Random(1)
+    prompts = [[rng.randrange(256) for _ in range(rng.randrange(1, 80))] for _ in range(64)]
+    async with make_stack(num_workers=2, num_gpu_blocks=60, num_cpu_blocks=40) as stack:
+        lengths = [1 + i * 2 for i in range(64)]
+        answers = await asyncio.gather(
+            *(
+                ask(stack.stub, make_request(prompt, max_tokens=length))
+                for prompt, length in zip(prompts, lengths, strict=True)
+            )
+        )
+        for prompt, length, answer in zip(prompts, lengths, answers, strict=True):
+            expected = expected_tokens(prompt, num_tokens=length)
+            assert answer.token_ids[0] == expected
+            assert answer.text[0] == decode(expected)
+            assert answer.finish[0].reason == pb.FINISH_REASON_LENGTH
+            assert answer.usage == pb.Usage(prompt_tokens=len(prompt), completion_tokens=length)
+
+
+async def test_tokens_arrive_while_later_ones_are_computed() -> None:
+    async with make_stack(step_ns=3_000_000) as stack:
+        answer = await ask(stack.stub, make_request([1, 2, 3], max_tokens=30))
+        assert answer.num_messages > 15
+
+
+@pytest.mark.parametrize("state", ["queued", "prefill", "decode"])
+async def test_a_client_that_leaves_frees_its_blocks_within_two_steps(state: str) -> None:
+    async with make_stack(
+        step_ns=20_000_000, max_num_batched_tokens=32, max_num_seqs=1 if state == "queued" else 8
+    ) as stack:
+        cluster = stack.scheduler.cluster
+        other = asyncio.create_task(ask(stack.stub, make_request([9], max_tokens=40)))
+        scheduler = cluster.engines[0].scheduler
+        await eventually(lambda: bool(scheduler.running))
+        prompt = [1] * (3000 if state == "prefill" else 5)
+        call = stack.stub.Generate(make_request(prompt, max_tokens=500))
+        await eventually(lambda: len(cluster) == 2)
+        if state == "decode":
+            await call.read()
+        call.cancel()
+        await eventually(lambda: len(cluster) == 1)
+        step_of_abort = scheduler.num_steps
+        await eventually(lambda: num_used_blocks(scheduler) == num_held_blocks(scheduler))
+        assert scheduler.num_steps - step_of_abort <= 2
+        assert (await other).token_ids[0] == expected_tokens([9], num_tokens=40)
+
+
+def num_used_blocks(scheduler: Scheduler) -> int:
+    return scheduler.blocks.gpu.num_blocks - scheduler.blocks.gpu.num_free
+
+
+def num_held_blocks(scheduler: Scheduler) -> int:
+    """Blocks of the groups that live."""
+    return sum(len(seq.block_table) for group in scheduler.running for seq in group.sequences)
+
+
+async def test_a_deadline_ends_the_request_everywhere() -> None:
+    async with make_stack(step_ns=5_000_000) as stack:
+        call = stack.stub.Generate(make_request([1, 2], max_tokens=4000), timeout=0.2)
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            async for _ in call:
+                pass
+        assert error.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+async def test_branches_and_seeds() -> None:
+    async with make_stack() as stack:
+        request = make_request([5, 6], n=4, temperature=1.0, seed=7)
+        first, again = [await ask(stack.stub, request) for _ in range(2)]
+        assert first.token_ids == again.token_ids
+        assert first.token_ids == {
+            branch: expected_tokens([5, 6], num_tokens=16, temperature=1.0, seed=7, branch=branch)
+            for branch in range(4)
+        }
+        assert first.usage == pb.Usage(prompt_tokens=2, completion_tokens=64)
+
+
+async def test_a_stop_string_ends_one_branch_and_keeps_what_is_before_it() -> None:
+    prompt = [4, 5, 6]
+    whole = decode(expected_tokens(prompt, num_tokens=40))
+    stop = whole[20:24]
+    at = whole.index(stop)
+    async with make_stack(step_ns=1_000_000) as stack:
+        answer = await ask(stack.stub, make_request(prompt, max_tokens=40, stop=[stop]))
+        assert answer.text[0] == whole[:at]
+        assert answer.finish[0].reason == pb.FINISH_REASON_STOP_STRING
+        assert answer.finish[0].stop == stop
+        assert answer.usage is not None
+        assert answer.usage.completion_tokens == len(answer.token_ids[0]) < 40
+
+
+async def test_logprobs_come_with_each_token() -> None:
+    async with make_stack() as stack:
+        call = stack.stub.Generate(make_request([1], logprobs=3, max_tokens=5))
+        deltas = [d async for response in call for d in response.outputs]
+        pairs = [p for d in deltas for p in zip(d.token_ids, d.logprobs, strict=True)]
+        assert len(pairs) == 5
+        for token_id, logprobs in pairs:
+            assert logprobs.sampled.token_id == token_id == logprobs.top[0].token_id
+            assert len(logprobs.top) == 3
+            assert logprobs.sampled.rank == 1
+
+
+async def test_what_can_never_fit_is_refused_at_once() -> None:
+    async with make_stack(num_gpu_blocks=4) as stack:
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await ask(stack.stub, make_request([1] * 40, max_tokens=100))
+        assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_a_hundred_clients_that_leave_at_any_moment_leave_nothing() -> None:
+    rng = random.Random(3)
+    async with make_stack(num_workers=2, num_gpu_blocks=40, num_cpu_blocks=20) as stack:
+
+        async def client(i: int) -> None:
+            call = stack.stub.Generate(make_request([i] * rng.randrange(1, 60), max_tokens=200))
+            await asyncio.sleep(rng.uniform(0, 0.15))
+            call.cancel()
+
+        await asyncio.gather(*(client(i) for i in range(100)))
