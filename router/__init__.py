@@ -1,0 +1,1 @@
+"""The router: text in, text out. Owns tokenisation, detokenisation and stop strings."""

@@ -1,0 +1,190 @@
+"""Lets requests in: checks, renders, tokenises, and hands them to the scheduler.
+
+Whatever can be refused is refused before it costs anything: first what the message alone tells,
+then what its prompt's length tells.
+"""
+
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from router import validation
+from router.chat_template import Message
+from router.config import RouterConfig
+from router.model import ServedModel
+from router.request import GenerationRequest
+from router.scheduler_client import SchedulerConnection
+from rpc.errors import (
+    AlreadyExists,
+    DeadlineExceeded,
+    InvalidArgument,
+    ResourceExhausted,
+    Unavailable,
+)
+
+RETRY_AFTER_S = 1.0
+
+TimeRemaining = Callable[[], float | None]
+"""Seconds until the RPC's deadline; None is unlimited."""
+
+
+class TextPrompt(NamedTuple):
+    text: str
+    add_special_tokens: bool
+
+
+class TokensPrompt(NamedTuple):
+    token_ids: list[int]
+
+
+class ChatPrompt(NamedTuple):
+    messages: Sequence[Message]
+    add_generation_prompt: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A request as the client sent it."""
+
+    prompt: TextPrompt | TokensPrompt | ChatPrompt
+    request_id: str = ""
+    """Empty asks for one."""
+    model: str = ""
+    """Empty is whatever is served."""
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    """The fields that are set, under their proto names."""
+    set_fields: Sequence[str] = ()
+    """Paths of all fields that are set."""
+
+
+class Admission:
+    """Knows the live requests of this router."""
+
+    def __init__(self, config: RouterConfig, scheduler: SchedulerConnection) -> None:
+        self._config = config
+        self._scheduler = scheduler
+        self._live_ids: set[str] = set()
+
+    @property
+    def num_live(self) -> int:
+        return len(self._live_ids)
+
+    def check(self, asked: Asked, model: ServedModel) -> None:
+        """Checks what needs no tokens."""
+        validation.check_model(asked.model, model)
+        validation.refuse_unserved(asked.set_fields)
+        validation.check_sampling(asked.sampling, model)
+        self._check_prompt(asked.prompt, model)
+
+    @contextmanager
+    def reserve(self, request_id: str) -> Iterator[str]:
+        """Takes the id, or a new one for an empty one, for as long as the request lives."""
+        request_id = request_id or uuid.uuid4().hex
+        validation.check_request_id(request_id)
+        if request_id in self._live_ids:
+            raise AlreadyExists(f"a request with id {request_id!r} is live")
+        if len(self._live_ids) >= self._config.max_live_requests:
+            raise ResourceExhausted(
+                f"{len(self._live_ids)} requests are live, as many as this router takes",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        self._live_ids.add(request_id)
+        try:
+            yield request_id
+        finally:
+            self._live_ids.remove(request_id)
+
+    async def tokenize(self, asked: Asked, model: ServedModel) -> list[int]:
+        """Returns the prompt's tokens; they fit the model's window."""
+        token_ids, prompt_field = await self._tokenize(asked.prompt, model)
+        validation.check_prompt_length(len(token_ids), field=prompt_field, model=model)
+        return token_ids
+
+    def submit(
+        self,
+        asked: Asked,
+        model: ServedModel,
+        token_ids: list[int],
+        *,
+        request_id: str,
+        arrived_ns: int,
+        time_remaining: TimeRemaining,
+        trace_context: tuple[str, str],
+    ) -> GenerationRequest:
+        """Hands the request to the scheduler. The caller closes what this returns."""
+        if model != self._scheduler.model:
+            raise Unavailable("the served model has just changed", RETRY_AFTER_S)
+        params = validation.resolve_sampling(
+            asked.sampling, num_prompt_tokens=len(token_ids), model=model
+        )
+        request = GenerationRequest(
+            handle=self._scheduler.new_handle(),
+            request_id=request_id,
+            prompt_token_ids=token_ids,
+            params=params,
+            tokenizer=model.tokenizer,
+            link=self._scheduler,
+            arrived_ns=arrived_ns,
+            max_unread_tokens=self._config.max_unread_tokens,
+            timeout_ns=timeout_ns(time_remaining),
+            trace_context=trace_context,
+        )
+        self._scheduler.submit(request)
+        return request
+
+    def max_text_bytes(self, model: ServedModel) -> int:
+        """No longer text can fit the window, so it is not worth tokenising."""
+        longest = model.max_model_len * model.tokenizer.max_token_bytes
+        return min(self._config.max_prompt_bytes, longest)
+
+    def _check_prompt(
+        self, prompt: TextPrompt | TokensPrompt | ChatPrompt, model: ServedModel
+    ) -> None:
+        match prompt:
+            case TextPrompt(text=text):
+                if not text:
+                    raise InvalidArgument("text", text, "a text that is not empty")
+                validation.check_text(text, field="text", max_bytes=self.max_text_bytes(model))
+            case TokensPrompt(token_ids=token_ids):
+                field = "token_ids.ids"
+                validation.check_prompt_length(len(token_ids), field=field, model=model)
+                validation.check_token_ids(token_ids, field=field, model=model)
+            case ChatPrompt(messages=messages):
+                if not messages:
+                    raise InvalidArgument("messages", [], "at least one message")
+
+    async def _tokenize(
+        self, prompt: TextPrompt | TokensPrompt | ChatPrompt, model: ServedModel
+    ) -> tuple[list[int], str]:
+        """Returns the tokens, and the field that they came from."""
+        match prompt:
+            case TextPrompt(text=text, add_special_tokens=add_special_tokens):
+                encode = model.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+                return await encode, "text"
+            case TokensPrompt(token_ids=token_ids):
+                return token_ids, "token_ids.ids"
+            case ChatPrompt(messages=messages, add_generation_prompt=add_generation_prompt):
+                encode = model.tokenizer.encode_chat(
+                    messages,
+                    add_generation_prompt=add_generation_prompt,
+                    max_bytes=self.max_text_bytes(model),
+                )
+                return await encode, "messages"
+
+
+def timeout_ns(time_remaining: TimeRemaining) -> int | None:
+    """Raises DeadlineExceeded if no time is left."""
+    remaining_s = time_remaining()
+    if remaining_s is None:
+        return None
+    if remaining_s <= 0:
+        raise DeadlineExceeded("the deadline has passed")
+    return max(1, int(remaining_s * 1e9))
+
+
+def now_ns() -> int:
+    """The clock of `arrived_ns`."""
+    return time.monotonic_ns()

@@ -1,0 +1,121 @@
+"""One sequence of a request, from token ids to the text that its client sees."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from router.detokenizer import Detokenizer
+from router.outputs import Delta, Finish, FinishReason, TokenLogprobs
+from router.sampling import SamplingParams
+from router.stop_strings import Pattern, StopStringScanner
+
+
+class _Read(NamedTuple):
+    """What a run of tokens led to; the tokens after a stop string are dropped."""
+
+    text: str
+    num_kept: int
+    stop: str | None
+
+
+class Branch:
+    """Collects tokens until they are read, then detokenises them and looks for the end."""
+
+    __slots__ = (
+        "_detokenizer",
+        "_params",
+        "_scanner",
+        "_stop_token_ids",
+        "_unread",
+        "_unread_logprobs",
+        "ended",
+        "finished",
+        "index",
+        "num_tokens",
+    )
+
+    def __init__(
+        self,
+        index: int,
+        *,
+        params: SamplingParams,
+        detokenizer: Detokenizer,
+        patterns: Sequence[Pattern],
+    ) -> None:
+        self.index = index
+        self.num_tokens = 0
+        """Tokens that were read and kept."""
+        self.ended: Finish | None = None
+        """How the scheduler says that the sequence ended."""
+        self.finished: Finish | None = None
+        """How the client was told that it ended."""
+        self._params = params
+        self._stop_token_ids = frozenset(params.stop_token_ids)
+        self._detokenizer = detokenizer
+        self._scanner = StopStringScanner(patterns) if patterns else None
+        self._unread: list[int] = []
+        self._unread_logprobs: list[TokenLogprobs] = []
+
+    def add(self, token_ids: list[int], logprobs: list[TokenLogprobs]) -> None:
+        """Puts tokens beside those that are not read yet."""
+        if self.finished is None:
+            self._unread += token_ids
+            self._unread_logprobs += logprobs
+
+    def end(self, finish: Finish) -> None:
+        """The scheduler has ended the sequence; its last tokens were added before."""
+        if finish.reason is FinishReason.STOP and self._params.ignore_eos:
+            # The client has listed the end-of-sequence token among its own stop tokens.
+            finish = finish._replace(reason=FinishReason.STOP_TOKEN)
+        self.ended = finish
+
+    def read(self) -> Delta | None:
+        """Returns what is new for the client, if anything is."""
+        if self.finished is not None:
+            return None
+        token_ids, self._unread = self._unread, []
+        logprobs, self._unread_logprobs = self._unread_logprobs, []
+        text, num_kept, stop = self._read_tokens(token_ids)
+        self.num_tokens += num_kept
+        if stop is None and self.ended is not None:
+            rest, stop = self._read_rest()
+            text += rest
+        if stop is not None:
+            self.finished = Finish(FinishReason.STOP_STRING, stop=stop)
+            text += stop if self._params.include_stop_str_in_output else ""
+        else:
+            self.finished = self.ended
+        if not token_ids and not text and self.finished is None:
+            return None
+        return Delta(
+            index=self.index,
+            text=text,
+            token_ids=token_ids[:num_kept],
+            logprobs=logprobs[:num_kept],
+            finish=self.finished,
+        )
+
+    def _read_tokens(self, token_ids: list[int]) -> _Read:
+        if self._scanner is None:
+            return _Read(self._text_of(token_ids), len(token_ids), None)
+        parts = []
+        for num_kept, token_id in enumerate(token_ids, start=1):
+            armed = self.num_tokens + num_kept >= self._params.min_tokens
+            scan = self._scanner.push(self._text_of([token_id]), armed=armed)
+            parts.append(scan.text)
+            if scan.stop is not None:
+                return _Read("".join(parts), num_kept, scan.stop)
+        return _Read("".join(parts), len(token_ids), None)
+
+    def _text_of(self, token_ids: list[int]) -> str:
+        """A token that ended the sequence has no text unless the client wants what stopped it."""
+        ends = bool(token_ids) and token_ids[-1] in self._stop_token_ids
+        if ends and not self._params.include_stop_str_in_output:
+            token_ids = token_ids[:-1]
+        return self._detokenizer.push(token_ids)
+
+    def _read_rest(self) -> tuple[str, str | None]:
+        rest = self._detokenizer.flush()
+        if self._scanner is None:
+            return rest, None
+        scan = self._scanner.push(rest, armed=self.num_tokens >= self._params.min_tokens)
+        return scan.text + self._scanner.flush(), scan.stop

@@ -1,0 +1,176 @@
+"""The public contract's messages to plain data and back."""
+
+from typing import Any, NamedTuple, TypeVar
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message as ProtoMessage
+
+from protos.inference.v1 import inference_pb2 as pb
+from router.admission import Asked, ChatPrompt, TextPrompt, TokensPrompt
+from router.chat_template import Message
+from router.model import ServedModel
+from router.outputs import Delta, End, Finish, FinishReason, TokenLogprobs, Update
+from router.request import GenerationRequest
+from router.tokenizer import Tokenizer
+from rpc.errors import InvalidArgument, Unimplemented
+
+Response = TypeVar("Response", pb.GenerateResponse, pb.ChatResponse)
+
+_ROLES = {
+    pb.CHAT_ROLE_SYSTEM: "system",
+    pb.CHAT_ROLE_USER: "user",
+    pb.CHAT_ROLE_ASSISTANT: "assistant",
+}
+_REASONS = {
+    FinishReason.STOP: pb.FINISH_REASON_STOP,
+    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+    FinishReason.STOP_STRING: pb.FINISH_REASON_STOP_STRING,
+    FinishReason.STOP_TOKEN: pb.FINISH_REASON_STOP_TOKEN,
+    FinishReason.ERROR: pb.FINISH_REASON_ERROR,
+}
+
+
+def asked_to_generate(request: pb.GenerateRequest) -> Asked:
+    return _asked(request, _prompt(request))
+
+
+def asked_to_chat(request: pb.ChatRequest) -> Asked:
+    prompt = ChatPrompt(
+        messages=[_message(i, message) for i, message in enumerate(request.messages)],
+        add_generation_prompt=_default(request, "add_generation_prompt", True),
+    )
+    return _asked(request, prompt)
+
+
+def _asked(
+    request: pb.GenerateRequest | pb.ChatRequest, prompt: TextPrompt | TokensPrompt | ChatPrompt
+) -> Asked:
+    sampling = _set_fields(request.sampling_params)
+    return Asked(
+        request_id=request.request_id,
+        model=request.model,
+        prompt=prompt,
+        sampling=sampling,
+        set_fields=[*_set_fields(request), *(f"sampling_params.{name}" for name in sampling)],
+    )
+
+
+def _set_fields(message: ProtoMessage) -> dict[str, Any]:
+    return {field.name: value for field, value in message.ListFields()}
+
+
+def _default(message: ProtoMessage, name: str, default: bool) -> bool:
+    return bool(getattr(message, name)) if message.HasField(name) else default
+
+
+def _prompt(request: pb.GenerateRequest) -> TextPrompt | TokensPrompt:
+    match request.WhichOneof("prompt"):
+        case "text":
+            add_special_tokens = _default(request, "add_special_tokens", True)
+            return TextPrompt(request.text, add_special_tokens)
+        case "token_ids":
+            return TokensPrompt(list(request.token_ids.ids))
+    raise InvalidArgument("prompt", None, "exactly one of text and token_ids")
+
+
+def _message(position: int, message: pb.ChatMessage) -> Message:
+    field = f"messages[{position}]"
+    if message.role == pb.CHAT_ROLE_TOOL:
+        raise Unimplemented(f"{field}.role: CHAT_ROLE_TOOL is not served yet")
+    role = _ROLES.get(message.role)
+    if role is None:
+        allowed = "CHAT_ROLE_SYSTEM, CHAT_ROLE_USER or CHAT_ROLE_ASSISTANT"
+        raise InvalidArgument(f"{field}.role", int(message.role), allowed)
+    if not message.content:
+        raise InvalidArgument(f"{field}.content", [], "at least one part")
+    for i, part in enumerate(message.content):
+        if not part.HasField("text"):
+            raise InvalidArgument(f"{field}.content[{i}]", None, "a text part")
+    return Message(role, "".join([part.text for part in message.content]))
+
+
+class Served(NamedTuple):
+    """What one message to a client is made of."""
+
+    request: GenerationRequest
+    update: Update
+
+
+def response(kind: type[Response], served: Served) -> Response:
+    update = served.update
+    message = kind(request_id=served.request.request_id)
+    for delta in update.deltas:
+        _write_delta(message.outputs.add(), delta, served.request.tokenizer)
+    if update.end is not None:
+        message.usage.CopyFrom(pb.Usage(**update.end.usage._asdict()))
+        message.timings.CopyFrom(_timings(update.end))
+    return message
+
+
+def _write_delta(output: pb.SequenceDelta, delta: Delta, tokenizer: Tokenizer) -> None:
+    output.index = delta.index
+    output.text = delta.text
+    output.token_ids.extend(delta.token_ids)
+    if delta.logprobs:
+        pairs = zip(delta.token_ids, delta.logprobs, strict=True)
+        output.logprobs.extend(_logprobs(*pair, tokenizer) for pair in pairs)
+    if delta.finish is not None:
+        output.finish.CopyFrom(_finish(delta.finish))
+
+
+def _finish(finish: Finish) -> pb.Finish:
+    return pb.Finish(
+        reason=_REASONS[finish.reason],
+        stop=finish.stop,
+        stop_token_id=finish.stop_token_id,
+        error_message=finish.error_message,
+    )
+
+
+def _logprobs(token_id: int, logprobs: TokenLogprobs, tokenizer: Tokenizer) -> pb.TokenLogprobs:
+    def one(token_id: int, logprob: float, rank: int) -> pb.TokenLogprob:
+        text = tokenizer.token_text(token_id)
+        return pb.TokenLogprob(token_id=token_id, text=text, logprob=logprob, rank=rank)
+
+    top = zip(logprobs.top_token_ids, logprobs.top_logprobs, strict=True)
+    return pb.TokenLogprobs(
+        sampled=one(token_id, logprobs.logprob, logprobs.rank),
+        top=[one(*pair, rank) for rank, pair in enumerate(top, start=1)],
+    )
+
+
+def _timings(end: End) -> pb.Timings:
+    times = end.timings
+    return pb.Timings(
+        queued=_duration(times.queued_ns),
+        prefill=_duration(times.prefill_ns),
+        decode=_duration(times.decode_ns),
+        preempted=_duration(times.preempted_ns),
+        time_to_first_token=_duration(end.time_to_first_token_ns),
+    )
+
+
+def _duration(nanoseconds: int | None) -> Duration | None:
+    if nanoseconds is None:
+        return None
+    seconds, nanos = divmod(nanoseconds, 1_000_000_000)
+    return Duration(seconds=seconds, nanos=nanos)
+
+
+def add_special_tokens(request: pb.TokenizeRequest) -> bool:
+    return _default(request, "add_special_tokens", True)
+
+
+def skip_special_tokens(request: pb.DetokenizeRequest) -> bool:
+    return _default(request, "skip_special_tokens", True)
+
+
+def model(served: ServedModel) -> pb.GetModelResponse:
+    return pb.GetModelResponse(
+        name=served.name,
+        architecture=served.architecture,
+        dtype=served.dtype,
+        vocab_size=served.vocab_size,
+        max_model_len=served.max_model_len,
+        has_chat_template=served.tokenizer.has_chat_template,
+    )

@@ -1,0 +1,50 @@
+"""How a router is set up: where it listens, whom it asks, and what it lets in."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterConfig:
+    """Settings of one router process; refuses values that could not work."""
+
+    host: str = "127.0.0.1"
+    port: int = 50051
+    """0 picks a free port."""
+    scheduler_addresses: tuple[str, ...] = ("127.0.0.1:50052",)
+    """Exactly one for now, "host:port"."""
+    reflection: bool = True
+    grace_s: float = 30.0
+    """How long requests that run may go on after SIGTERM."""
+    max_live_requests: int = 4096
+    """Requests beyond it are refused with RESOURCE_EXHAUSTED."""
+    max_prompt_bytes: int = 4 << 20
+    """Longest text that is tokenised, UTF-8."""
+    max_unread_tokens: int = 16_384
+    """A request whose client leaves more tokens than this unread is aborted. Each alternative of a
+    token's logprobs counts as a token."""
+    tokenizer_threads: int = 2
+    model_poll_s: float = 1.0
+    """How often the scheduler is asked which model is served."""
+
+    def __post_init__(self) -> None:
+        if len(self.scheduler_addresses) != 1:
+            raise ValueError(
+                f"{len(self.scheduler_addresses)} scheduler addresses; a router serves one for now"
+            )
+        if not 0 <= self.port <= 65_535:
+            raise ValueError(f"port {self.port} is not in [0, 65535]")
+        _require_positive(
+            max_live_requests=self.max_live_requests,
+            max_prompt_bytes=self.max_prompt_bytes,
+            max_unread_tokens=self.max_unread_tokens,
+            tokenizer_threads=self.tokenizer_threads,
+            model_poll_s=self.model_poll_s,
+        )
+        if not self.grace_s >= 0:
+            raise ValueError(f"grace_s is {self.grace_s}; it cannot be negative")
+
+
+def _require_positive(**values: float) -> None:
+    for name, value in values.items():
+        if not value > 0:
+            raise ValueError(f"{name} is {value}; it must be positive")

@@ -1,0 +1,18 @@
+"""The model that the scheduler's workers serve, as the router knows it."""
+
+from dataclasses import dataclass
+
+from router.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """What a request is checked against; see worker.proto for the fields."""
+
+    name: str
+    architecture: str
+    dtype: str
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    tokenizer: Tokenizer

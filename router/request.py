@@ -1,0 +1,162 @@
+"""The state of one generation: the mailbox between the scheduler's stream and the client's.
+
+The scheduler's reader puts tokens in, the RPC's task takes them out. Whatever was put in since the
+last take comes out as one delta for each sequence, so a slow client gets fewer, larger messages;
+one that leaves too much unread is aborted.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+from router.branch import Branch
+from router.outputs import Delta, End, Finish, FinishReason, TokenLogprobs, Update
+from router.sampling import SamplingParams
+from router.stop_strings import compile_patterns
+from router.tokenizer import Tokenizer
+from rpc.errors import Internal, ResourceExhausted, RpcError
+
+
+class Link(Protocol):
+    """The way back to the scheduler; calls for requests that have ended do nothing."""
+
+    def stop_sequence(self, handle: int, *, index: int, keep_tokens: int) -> None: ...
+
+    def abort(self, handle: int) -> None: ...
+
+
+class GenerationRequest:
+    """One request that the scheduler works on; lives as long as its RPC."""
+
+    def __init__(
+        self,
+        *,
+        handle: int,
+        request_id: str,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        tokenizer: Tokenizer,
+        link: Link,
+        arrived_ns: int,
+        max_unread_tokens: int,
+        timeout_ns: int | None = None,
+        trace_context: tuple[str, str] = ("", ""),
+    ) -> None:
+        self.handle = handle
+        self.request_id = request_id
+        self.prompt_token_ids = prompt_token_ids
+        self.params = params
+        self.tokenizer = tokenizer
+        self.timeout_ns = timeout_ns
+        self.trace_context = trace_context
+        """W3C traceparent and tracestate."""
+        self.time_to_first_token_ns: int | None = None
+        self._branches = self._make_branches()
+        self._touched: dict[int, Branch] = {}
+        self._link = link
+        self._arrived_ns = arrived_ns
+        self._max_unread = max_unread_tokens
+        self._token_cost = 1 + (params.num_logprobs or 0)
+        self._unread = 0
+        self._woken = asyncio.Event()
+        self._end: End | None = None
+        self._error: RpcError | None = None
+
+    def _make_branches(self) -> list[Branch]:
+        patterns = compile_patterns(self.params.stop)
+        return [
+            Branch(
+                index,
+                params=self.params,
+                patterns=patterns,
+                detokenizer=self.tokenizer.make_detokenizer(
+                    self.prompt_token_ids,
+                    skip_special_tokens=self.params.skip_special_tokens,
+                ),
+            )
+            for index in range(self.params.n)
+        ]
+
+    def add_tokens(self, index: int, token_ids: list[int], logprobs: list[TokenLogprobs]) -> None:
+        """Puts one sequence's new tokens in; aborts the request if too much is unread."""
+        self._branches[index].add(token_ids, logprobs)
+        self._touch(index)
+        self._unread += len(token_ids) * self._token_cost
+        if self._unread > self._max_unread:
+            self.fail(ResourceExhausted("the client does not read what was generated for it"))
+            self._link.abort(self.handle)
+
+    def end_sequence(self, index: int, finish: Finish) -> None:
+        """A sequence has ended; its last tokens were put in before."""
+        if finish.reason is FinishReason.ERROR and self.params.n == 1:
+            return  # the request ends with a status that says so
+        self._branches[index].end(finish)
+        self._touch(index)
+
+    def end(self, end: End) -> None:
+        """The request has ended well."""
+        self._end = end
+        self._woken.set()
+
+    def fail(self, error: RpcError) -> None:
+        """The request has failed; what is unread is dropped."""
+        self._error = self._error or error
+        self._touched.clear()
+        self._branches.clear()
+        self._woken.set()
+
+    def close(self) -> None:
+        """Gives everything back, whether the request has ended or its client has left."""
+        self._link.abort(self.handle)
+
+    async def updates(self) -> AsyncIterator[Update]:
+        """Yields what is new; the last update has an `end`. Raises what the request failed with."""
+        while True:
+            update = await self._next_update()
+            yield update
+            if update.end is not None:
+                return
+
+    async def _next_update(self) -> Update:
+        while True:
+            await self._woken.wait()
+            self._woken.clear()
+            if self._error is not None:
+                raise self._error
+            deltas = self._read()
+            if deltas or self._end is not None:
+                return Update(deltas, self._finish())
+
+    def _touch(self, index: int) -> None:
+        self._touched[index] = self._branches[index]
+        self._woken.set()
+
+    def _read(self) -> list[Delta]:
+        touched, self._touched = self._touched, {}
+        self._unread = 0
+        deltas = []
+        for branch in touched.values():
+            delta = branch.read()
+            if delta is None:
+                continue
+            deltas.append(delta)
+            if delta.finish is not None and branch.ended is None:  # by a stop string
+                self._link.stop_sequence(
+                    self.handle, index=branch.index, keep_tokens=branch.num_tokens
+                )
+        if self.time_to_first_token_ns is None and any(delta.token_ids for delta in deltas):
+            self.time_to_first_token_ns = time.monotonic_ns() - self._arrived_ns
+        return deltas
+
+    def _finish(self) -> End | None:
+        """Returns the end, with the tokens counted as the client got them."""
+        if self._end is None:
+            return None
+        if not all(branch.finished for branch in self._branches):
+            raise Internal("the scheduler has ended the request before all of its sequences")
+        num_tokens = sum(branch.num_tokens for branch in self._branches)
+        return self._end._replace(
+            usage=self._end.usage._replace(completion_tokens=num_tokens),
+            time_to_first_token_ns=self.time_to_first_token_ns,
+        )

@@ -1,0 +1,25 @@
+"""How one request is to be generated, every default applied."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """Checked and resolved; see inference.proto for the meaning of the fields."""
+
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int = 0
+    max_tokens: int
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    """The client's and, unless ignore_eos, the model's end-of-sequence ids."""
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    num_logprobs: int | None = None
+    n: int = 1
+    skip_special_tokens: bool = True

@@ -1,0 +1,188 @@
+"""A model's tokenizer and chat template, made from the files that its worker streams.
+
+Wraps the `tokenizers` package. Encoding and decoding whole texts runs in a small thread pool
+(the package releases the interpreter lock), so the event loop stays free.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import jinja2
+import tokenizers
+import tokenizers.decoders
+
+from router.chat_template import ChatTemplate, Message
+from router.detokenizer import BytesDetokenizer, Detokenizer, WindowDetokenizer
+from rpc.errors import FailedPrecondition
+
+logger = logging.getLogger(__name__)
+
+_NUM_CONTEXT_TOKENS = 4
+"""Tokens of the prompt that decide on the leading space of the text."""
+
+
+class Tokenizer:
+    """Text to token ids and back."""
+
+    def __init__(
+        self,
+        backend: Any,
+        *,
+        vocab_size: int,
+        chat_template: ChatTemplate | None,
+        pool: ThreadPoolExecutor,
+    ) -> None:
+        self._backend = backend
+        self._chat_template = chat_template
+        self._pool = pool
+        vocab: dict[str, int] = backend.get_vocab(with_added_tokens=True)
+        added = backend.get_added_tokens_decoder()
+        special_ids = {token_id for token_id, token in added.items() if token.special}
+        self.max_token_bytes = max(len(token.encode()) for token in vocab)
+        self._pieces = _byte_pieces(backend, vocab, vocab_size)
+        self._text_pieces = _without(self._pieces, special_ids)
+
+    @classmethod
+    def from_files(
+        cls, files: Mapping[str, bytes], *, vocab_size: int, pool: ThreadPoolExecutor
+    ) -> "Tokenizer":
+        """Raises ValueError if a file is missing or cannot be read."""
+        if "tokenizer.json" not in files:
+            raise ValueError("the worker has sent no tokenizer.json")
+        try:
+            backend = tokenizers.Tokenizer.from_buffer(files["tokenizer.json"])
+            settings = json.loads(files.get("tokenizer_config.json") or b"{}")
+            template = _load_chat_template(settings)
+        except Exception as error:  # the package raises plain Exception
+            raise ValueError(f"the model's tokenizer files cannot be read: {error}") from error
+        # The file may hold the settings of training, which would cut prompts silently.
+        backend.no_truncation()
+        backend.no_padding()
+        return cls(backend, vocab_size=vocab_size, chat_template=template, pool=pool)
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._chat_template is not None
+
+    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Returns token ids; special tokens that stand in the text are parsed as such."""
+        encoding = await self._run(
+            partial(self._backend.encode, text, add_special_tokens=add_special_tokens)
+        )
+        ids: list[int] = encoding.ids
+        return ids
+
+    async def encode_chat(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool, max_bytes: int
+    ) -> list[int]:
+        """Renders a conversation and returns its token ids.
+
+        Raises FailedPrecondition if the model has no template, InvalidArgument if the template
+        refuses the conversation.
+        """
+        if self._chat_template is None:
+            raise FailedPrecondition("the model has no chat template; use Generate")
+        template = self._chat_template
+
+        def render_and_encode() -> list[int]:
+            text = template.render(
+                messages, add_generation_prompt=add_generation_prompt, max_bytes=max_bytes
+            )
+            # The template writes the special tokens itself, the first one included.
+            ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+            return ids
+
+        token_ids: list[int] = await self._run(partial(render_and_encode))
+        return token_ids
+
+    async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        return str(
+            await self._run(
+                partial(self._backend.decode, token_ids, skip_special_tokens=skip_special_tokens)
+            )
+        )
+
+    def token_text(self, token_id: int) -> str:
+        """Returns one token's text alone; replacement characters where it is part of one."""
+        if self._pieces is not None:
+            return self._pieces[token_id].decode(errors="replace")
+        return str(self._backend.decode([token_id], skip_special_tokens=False))
+
+    def make_detokenizer(
+        self, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool
+    ) -> Detokenizer:
+        """Returns the state for a sequence that continues the prompt."""
+        pieces = self._text_pieces if skip_special_tokens else self._pieces
+        if pieces is not None:
+            return BytesDetokenizer(pieces)
+        decode = partial(self._backend.decode, skip_special_tokens=skip_special_tokens)
+        return WindowDetokenizer(decode, context=prompt_token_ids[-_NUM_CONTEXT_TOKENS:])
+
+    async def _run(self, call: "partial[Any]") -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, call)
+
+
+def _byte_pieces(backend: Any, vocab: Mapping[str, int], vocab_size: int) -> list[bytes] | None:
+    """Returns each token's bytes if the decoder is byte-level, else None.
+
+    Ids without a token have no bytes: models pad their vocabularies.
+    """
+    if not isinstance(backend.decoder, tokenizers.decoders.ByteLevel):
+        return None
+    pieces = [b""] * max(vocab_size, max(vocab.values()) + 1)
+    for token, token_id in vocab.items():
+        pieces[token_id] = _piece(token)
+    return pieces
+
+
+def _without(pieces: list[bytes] | None, special_ids: set[int]) -> list[bytes] | None:
+    if pieces is None:
+        return None
+    return [b"" if i in special_ids else piece for i, piece in enumerate(pieces)]
+
+
+def _piece(token: str) -> bytes:
+    """A token that is not written in the byte alphabet stands for itself."""
+    try:
+        return bytes([_BYTE_OF_CHAR[char] for char in token])
+    except KeyError:
+        return token.encode()
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-ins for bytes: themselves if printable, else from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    stand_ins = {chr(0x100 + i): byte for i, byte in enumerate(others)}
+    return {chr(byte): byte for byte in printable} | stand_ins
+
+
+_BYTE_OF_CHAR = _byte_alphabet()
+
+
+def _load_chat_template(settings: Mapping[str, Any]) -> ChatTemplate | None:
+    source = settings.get("chat_template")
+    if isinstance(source, list):  # several by name
+        source = {entry["name"]: entry["template"] for entry in source}.get("default")
+    if not source:
+        return None
+    try:
+        return ChatTemplate(source, special_tokens=_special_tokens(settings))
+    except jinja2.TemplateSyntaxError as error:
+        logger.warning("the model's chat template is not valid, so Chat is off: %s", error)
+        return None
+
+
+def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Returns bos_token, eos_token and so on, as templates call them."""
+    tokens = {}
+    for name, value in settings.items():
+        content = value.get("content") if isinstance(value, dict) else value
+        if name.endswith("_token") and isinstance(content, str):
+            tokens[name] = content
+    return tokens

@@ -1,0 +1,127 @@
+"""The span of one request, with the attributes of OpenTelemetry's GenAI conventions.
+
+Spans are started and ended by hand: a handler that streams must not keep a span current while it
+is suspended. Prompts and outputs are never recorded.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import grpc
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode
+
+from router.outputs import Update
+from router.request import GenerationRequest
+from rpc import telemetry
+from rpc.errors import RpcError
+
+
+class RequestSpan:
+    """The SERVER span of a Generate or Chat."""
+
+    __slots__ = ("_finish_reasons", "_recording", "_span", "_tracer", "context")
+
+    def __init__(self, operation: str, *, model: str, method: str, parent: Context) -> None:
+        self._tracer = telemetry.get_tracer()
+        self._span: Span = self._tracer.start_span(
+            f"{operation} {model}", context=parent, kind=SpanKind.SERVER
+        )
+        self._recording = self._span.is_recording()
+        self._finish_reasons: dict[int, str] = {}
+        self.context = trace.set_span_in_context(self._span, parent)
+        if self._recording:
+            self._span.set_attributes(
+                {
+                    "gen_ai.operation.name": operation,
+                    "gen_ai.provider.name": "signalbox",
+                    "gen_ai.request.model": model,
+                    "gen_ai.request.stream": True,
+                    "gen_ai.response.model": model,
+                    "rpc.system.name": "grpc",
+                    "rpc.method": method,
+                }
+            )
+
+    @contextmanager
+    def tokenize(self) -> Iterator[list[int]]:
+        """A child span; the caller puts the tokens into the list that it gets."""
+        token_ids: list[int] = []
+        span = self._tracer.start_span("tokenize", context=self.context)
+        try:
+            yield token_ids
+        finally:
+            span.set_attribute("gen_ai.usage.input_tokens", len(token_ids))
+            span.end()
+
+    def set_request(self, request: GenerationRequest) -> None:
+        if not self._recording:
+            return
+        params = request.params
+        self._span.set_attributes(
+            {
+                "gen_ai.response.id": request.request_id,
+                "gen_ai.request.max_tokens": params.max_tokens,
+                "gen_ai.request.temperature": params.temperature,
+                "gen_ai.request.top_p": params.top_p,
+                "gen_ai.request.top_k": params.top_k,
+                # An attribute is a signed 64-bit integer.
+                "gen_ai.request.seed": str(params.seed),
+                "gen_ai.request.stop_sequences": params.stop,
+                "gen_ai.request.choice.count": params.n,
+            }
+        )
+
+    def add_update(self, update: Update) -> None:
+        if not self._recording:
+            return
+        for delta in update.deltas:
+            if delta.finish is not None:
+                self._finish_reasons[delta.index] = delta.finish.reason.name.lower()
+        if update.end is not None:
+            self._set_end(update)
+
+    def _set_end(self, update: Update) -> None:
+        assert update.end is not None
+        usage = update.end.usage
+        reasons = [self._finish_reasons[index] for index in sorted(self._finish_reasons)]
+        self._span.set_attributes(
+            {
+                "gen_ai.response.finish_reasons": reasons,
+                "gen_ai.usage.input_tokens": usage.prompt_tokens,
+                "gen_ai.usage.output_tokens": usage.completion_tokens,
+                "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
+                "rpc.status_code": grpc.StatusCode.OK.name,
+            }
+        )
+        first_ns = update.end.time_to_first_token_ns
+        if first_ns is not None:
+            self._span.set_attribute("gen_ai.response.time_to_first_chunk", first_ns / 1e9)
+
+    @contextmanager
+    def ending(self, time_remaining: Callable[[], float | None]) -> Iterator[None]:
+        """Ends the span with the block, with an ERROR status if the block raises."""
+        try:
+            yield
+        except BaseException as error:
+            if self._recording:
+                self._fail(_code(error, is_late=time_remaining() == 0).name)
+            raise
+        finally:
+            self._span.end()
+
+    def _fail(self, code: str) -> None:
+        self._span.set_status(Status(StatusCode.ERROR, code))
+        self._span.set_attribute("error.type", code)
+        self._span.set_attribute("rpc.status_code", code)
+
+
+def _code(error: BaseException, *, is_late: bool) -> grpc.StatusCode:
+    if isinstance(error, RpcError):
+        return error.code
+    if isinstance(error, asyncio.CancelledError | GeneratorExit):
+        # gRPC cancels the handler of a call whose deadline has passed.
+        return grpc.StatusCode.DEADLINE_EXCEEDED if is_late else grpc.StatusCode.CANCELLED
+    return grpc.StatusCode.INTERNAL

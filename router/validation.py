@@ -1,0 +1,181 @@
+"""Checks what clients send, at the door, before anything is allocated for it.
+
+The tables restate the ranges of inference.proto. Values come as a mapping of the fields that are
+set, under their proto names; whatever is wrong is an InvalidArgument that names the field.
+"""
+
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from router.model import ServedModel
+from router.sampling import SamplingParams
+from rpc.errors import InvalidArgument, NotFound, Unimplemented
+
+MAX_REQUEST_ID_CHARS = 128
+MAX_STOPS = 16
+MAX_STOP_BYTES = 1024
+MAX_STOP_TOKEN_IDS = 64
+GREEDY_BELOW = 1e-5
+"""A lower temperature is greedy: dividing by it would overflow."""
+
+
+class Range(NamedTuple):
+    """Allowed values of a number; NaN is in no range."""
+
+    low: float
+    high: float
+    text: str
+    low_is_allowed: bool = True
+
+    def holds(self, value: float) -> bool:
+        return self.low <= value <= self.high and (self.low_is_allowed or value != self.low)
+
+
+_UINT32_MAX = (1 << 32) - 1
+
+RANGES: Mapping[str, Range] = {
+    "temperature": Range(0, 2, "[0, 2]"),
+    "top_p": Range(0, 1, "(0, 1]", low_is_allowed=False),
+    "min_p": Range(0, 1, "[0, 1]"),
+    "max_tokens": Range(1, _UINT32_MAX, "at least 1"),
+    "logprobs": Range(0, 20, "[0, 20]"),
+    "n": Range(1, 64, "[1, 64]"),
+}
+
+NOT_SERVED = frozenset(
+    {
+        "truncate_prompt_tokens",
+        "chat_template",
+        "sampling_params.presence_penalty",
+        "sampling_params.frequency_penalty",
+        "sampling_params.repetition_penalty",
+        "sampling_params.typical_p",
+        "sampling_params.logit_bias",
+        "sampling_params.allowed_token_ids",
+        "sampling_params.bad_words",
+        "sampling_params.best_of",
+        "sampling_params.prompt_logprobs",
+        "sampling_params.beam_search",
+        "sampling_params.structured_output",
+    }
+)
+"""Fields of a request that the contract has and this version does not serve."""
+
+
+def refuse_unserved(set_fields: Iterable[str]) -> None:
+    """Raises Unimplemented for the first field that is set and not served."""
+    for field in set_fields:
+        if field in NOT_SERVED:
+            raise Unimplemented(f"{field} is not served yet")
+
+
+def check_model(name: str, model: ServedModel) -> None:
+    """The empty name stands for whatever is served."""
+    if name and name != model.name:
+        raise NotFound(f"model {name[:100]!r} is not served here; {model.name!r} is")
+
+
+def check_request_id(request_id: str) -> None:
+    allowed = f"1 to {MAX_REQUEST_ID_CHARS} printable ASCII characters"
+    is_printable = request_id.isascii() and request_id.isprintable()
+    if not is_printable or not 1 <= len(request_id) <= MAX_REQUEST_ID_CHARS:
+        raise InvalidArgument("request_id", request_id, allowed)
+
+
+def check_text(text: str, *, field: str, max_bytes: int) -> None:
+    """Bounds the work of tokenising."""
+    num_bytes = len(text) if text.isascii() else len(text.encode())
+    if num_bytes > max_bytes:
+        raise InvalidArgument(field, f"a text of {num_bytes} bytes", f"at most {max_bytes} bytes")
+
+
+def check_token_ids(token_ids: Sequence[int], *, field: str, model: ServedModel) -> None:
+    highest = max(token_ids, default=0)
+    if highest >= model.vocab_size:
+        raise InvalidArgument(field, highest, f"ids in [0, {model.vocab_size})")
+
+
+def check_sampling(fields: Mapping[str, Any], model: ServedModel) -> None:
+    """Checks what does not depend on the prompt."""
+    for name, allowed in RANGES.items():
+        if name in fields and not allowed.holds(fields[name]):
+            raise InvalidArgument(f"sampling_params.{name}", fields[name], allowed.text)
+    _check_stops(fields.get("stop", ()))
+    stop_token_ids = fields.get("stop_token_ids", ())
+    if len(stop_token_ids) > MAX_STOP_TOKEN_IDS:
+        count = f"a list of {len(stop_token_ids)}"
+        raise InvalidArgument(
+            "sampling_params.stop_token_ids", count, f"at most {MAX_STOP_TOKEN_IDS}"
+        )
+    check_token_ids(stop_token_ids, field="sampling_params.stop_token_ids", model=model)
+
+
+def _check_stops(stops: Sequence[str]) -> None:
+    field = "sampling_params.stop"
+    if len(stops) > MAX_STOPS:
+        raise InvalidArgument(field, f"a list of {len(stops)}", f"at most {MAX_STOPS} strings")
+    for stop in stops:
+        if not 1 <= len(stop.encode()) <= MAX_STOP_BYTES:
+            raise InvalidArgument(field, stop, f"strings of 1 to {MAX_STOP_BYTES} bytes")
+
+
+def check_prompt_length(num_tokens: int, *, field: str, model: ServedModel) -> None:
+    if num_tokens < 1:
+        raise InvalidArgument(field, "a prompt of 0 tokens", "at least 1 token")
+    if num_tokens >= model.max_model_len:
+        raise InvalidArgument(
+            field,
+            f"a prompt of {num_tokens} tokens",
+            f"fewer than the model's window of {model.max_model_len} tokens",
+        )
+
+
+def resolve_sampling(
+    fields: Mapping[str, Any], *, num_prompt_tokens: int, model: ServedModel
+) -> SamplingParams:
+    """Applies the defaults to checked fields, and checks what depends on the prompt's length."""
+    max_tokens = _resolve_max_tokens(fields, num_prompt_tokens, model)
+    min_tokens = fields.get("min_tokens", 0)
+    if min_tokens > max_tokens:
+        allowed = f"at most max_tokens, here {max_tokens}"
+        raise InvalidArgument("sampling_params.min_tokens", min_tokens, allowed)
+    temperature = fields.get("temperature", 1.0)
+    top_k = fields.get("top_k", 0)
+    ignore_eos = fields.get("ignore_eos", False)
+    eos_token_ids = () if ignore_eos else model.eos_token_ids
+    return SamplingParams(
+        temperature=0.0 if temperature < GREEDY_BELOW else temperature,
+        top_p=fields.get("top_p", 1.0),
+        top_k=top_k if top_k < model.vocab_size else 0,
+        min_p=fields.get("min_p", 0.0),
+        seed=fields["seed"] if "seed" in fields else random.getrandbits(64),
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        stop=tuple(fields.get("stop", ())),
+        stop_token_ids=tuple(dict.fromkeys((*fields.get("stop_token_ids", ()), *eos_token_ids))),
+        include_stop_str_in_output=fields.get("include_stop_str_in_output", False),
+        ignore_eos=ignore_eos,
+        num_logprobs=_at_most(fields.get("logprobs"), model.vocab_size),
+        n=fields.get("n", 1),
+        skip_special_tokens=fields.get("skip_special_tokens", True),
+    )
+
+
+def _resolve_max_tokens(
+    fields: Mapping[str, Any], num_prompt_tokens: int, model: ServedModel
+) -> int:
+    room = model.max_model_len - num_prompt_tokens
+    max_tokens: int = fields.get("max_tokens", room)
+    if max_tokens > room:
+        raise InvalidArgument(
+            "sampling_params.max_tokens",
+            max_tokens,
+            f"at most {room}: the prompt has {num_prompt_tokens} tokens, "
+            f"the model's window {model.max_model_len}",
+        )
+    return max_tokens
+
+
+def _at_most(value: int | None, limit: int) -> int | None:
+    return None if value is None else min(value, limit)

@@ -1,0 +1,149 @@
+"""The demo model in float32 through router, scheduler and workers: transformers' tokens, exactly.
+
+Whatever the batch, the chunking, preemption or the number of workers.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
+from gpu_worker.runner import ModelRunner
+from protos.inference.v1 import inference_pb2 as pb
+from protos.inference.v1 import inference_pb2_grpc as pb_grpc
+from rpc.client import open_channel
+from scheduler_svc.cluster import Cluster
+from scheduler_svc.config import PreemptionMode, SchedulerConfig, StepLimits
+from tests.integration.prompts import PROMPTS
+from tests.integration.stack import (
+    eventually,
+    running_router,
+    running_scheduler,
+    running_worker,
+)
+
+pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
+
+MODEL = Path("models/SmolLM2-135M-Instruct.Q4_1.gguf")
+NUM_NEW_TOKENS = 16
+
+
+@pytest.fixture(scope="module")
+def reference() -> list[list[int]]:
+    """What transformers generates greedily, one prompt at a time."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    where = {"pretrained_model_name_or_path": str(MODEL.parent), "gguf_file": MODEL.name}
+    tokenizer = AutoTokenizer.from_pretrained(**where)
+    model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
+    outputs = []
+    with torch.inference_mode():
+        for prompt in PROMPTS:
+            inputs = tokenizer(prompt, return_tensors="pt")
+            generated = model.generate(
+                **inputs,
+                max_new_tokens=NUM_NEW_TOKENS,
+                min_new_tokens=NUM_NEW_TOKENS,
+                do_sample=False,
+                pad_token_id=0,
+            )
+            outputs.append(generated[0, inputs["input_ids"].shape[1] :].tolist())
+    return outputs
+
+
+@pytest.fixture(scope="module")
+def runners() -> list[ModelRunner]:
+    """Two loaded models, for as many workers."""
+    return [make_runner(), make_runner()]
+
+
+def make_runner(dtype: str = "float32") -> ModelRunner:
+    return ModelRunner(
+        ModelConfig(model=str(MODEL), dtype=dtype, max_model_len=512),
+        CacheConfig(kv_cache_bytes=256 << 20, swap_space_bytes=64 << 20, max_num_seqs=32),
+        device_config=DeviceConfig(device="cpu"),
+    )
+
+
+@contextlib.asynccontextmanager
+async def make_stack(
+    runners: list[ModelRunner], config: SchedulerConfig
+) -> AsyncIterator[tuple[Cluster, pb_grpc.InferenceServiceStub]]:
+    async with contextlib.AsyncExitStack() as stack:
+        scheduler = await stack.enter_async_context(running_scheduler(config))
+        for runner in runners:
+            await stack.enter_async_context(
+                running_worker(scheduler.address, lambda runner=runner: runner)
+            )
+        await eventually(lambda: len(scheduler.cluster.engines) == len(runners), within_s=60)
+        router = await stack.enter_async_context(running_router(scheduler.address))
+        channel = await stack.enter_async_context(open_channel(router.server.address))
+        yield scheduler.cluster, pb_grpc.InferenceServiceStub(channel)
+        engines = scheduler.cluster.engines
+        await eventually(lambda: not any(e.scheduler.has_unfinished for e in engines))
+        scheduler.cluster.check()
+        for engine in engines:
+            assert engine.scheduler.blocks.gpu.num_free == engine.scheduler.blocks.gpu.num_blocks
+
+
+async def generate_all(stub: pb_grpc.InferenceServiceStub, *, concurrency: int) -> list[list[int]]:
+    slots = asyncio.Semaphore(concurrency)
+    params = pb.SamplingParams(temperature=0, max_tokens=NUM_NEW_TOKENS, min_tokens=NUM_NEW_TOKENS)
+
+    async def one(prompt: str) -> list[int]:
+        token_ids: list[int] = []
+        async with slots:
+            async for response in stub.Generate(
+                pb.GenerateRequest(text=prompt, sampling_params=params)
+            ):
+                for output in response.outputs:
+                    token_ids += output.token_ids
+        return token_ids
+
+    return await asyncio.gather(*(one(prompt) for prompt in PROMPTS))
+
+
+CASES = {
+    "one at a time": (1, 1, SchedulerConfig(port=0)),
+    "sixteen at a time": (1, 16, SchedulerConfig(port=0)),
+    "in chunks": (1, 16, SchedulerConfig(port=0, limits=StepLimits(max_num_batched_tokens=64))),
+    "recomputed": (
+        1,
+        16,
+        SchedulerConfig(
+            port=0,
+            num_gpu_blocks_override=14,
+            watermark=0,
+            preemption_mode=PreemptionMode.RECOMPUTE,
+        ),
+    ),
+    "swapped": (1, 16, SchedulerConfig(port=0, num_gpu_blocks_override=14, watermark=0)),
+    "two workers": (2, 16, SchedulerConfig(port=0)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+async def test_greedy_tokens_are_those_of_transformers(
+    case: str, runners: list[ModelRunner], reference: list[list[int]]
+) -> None:
+    num_workers, concurrency, config = CASES[case]
+    async with make_stack(runners[:num_workers], config) as (cluster, stub):
+        assert await generate_all(stub, concurrency=concurrency) == reference
+        preemptions = sum(engine.scheduler.num_preemptions for engine in cluster.engines)
+        assert bool(preemptions) is (config.num_gpu_blocks_override is not None)
+
+
+async def test_bfloat16_agrees_on_most_tokens(reference: list[list[int]]) -> None:
+    """A different rounding moves near-ties; up to the first one the tokens are the same."""
+    async with make_stack([make_runner("bfloat16")], SchedulerConfig(port=0)) as (_, stub):
+        outputs = await generate_all(stub, concurrency=16)
+    same = [
+        next((i for i, (a, b) in enumerate(zip(*pair, strict=True)) if a != b), NUM_NEW_TOKENS)
+        for pair in zip(outputs, reference, strict=True)
+    ]
+    agreement = sum(same) / (len(same) * NUM_NEW_TOKENS)
+    assert agreement > 0.8, f"{agreement:.1%} of the tokens precede the first difference"

@@ -1,0 +1,224 @@
+"""A small tokenizer, and a scheduler that does what a test tells it to."""
+
+import asyncio
+import functools
+import json
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+
+from protos.scheduler.v1 import scheduler_pb2 as pb
+from protos.scheduler.v1 import scheduler_pb2_grpc
+from protos.worker.v1 import worker_pb2
+from router.model import ServedModel
+from router.tokenizer import Tokenizer
+from rpc.columns import pack_int32, pack_int64
+
+BOS, EOS, IM_START, IM_END = "<s>", "</s>", "<|im_start|>", "<|im_end|>"
+CHATML = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+MODEL_NAME = "tiny"
+MAX_MODEL_LEN = 128
+POOL = ThreadPoolExecutor(1)
+
+
+@functools.cache
+def make_backend() -> Any:
+    """Returns a byte-level BPE tokenizer that adds a beginning-of-sequence token."""
+    backend = tokenizers.Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=[BOS, EOS, IM_START, IM_END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    text = "The capital of France is Paris. Die Hauptstadt heißt 東京 nicht 北京 😀😀 naïve café. "
+    backend.train_from_iterator([text] * 4, trainer)
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"{BOS} $A", special_tokens=[(BOS, backend.token_to_id(BOS))]
+    )
+    return backend
+
+
+def make_files(**settings: object) -> dict[str, bytes]:
+    settings = {"bos_token": BOS, "eos_token": EOS, "chat_template": CHATML} | settings
+    return {
+        "tokenizer.json": make_backend().to_str().encode(),
+        "tokenizer_config.json": json.dumps(settings).encode(),
+    }
+
+
+def make_tokenizer(**settings: object) -> Tokenizer:
+    size = make_backend().get_vocab_size()
+    return Tokenizer.from_files(make_files(**settings), vocab_size=size, pool=POOL)
+
+
+def make_model(**changes: Any) -> ServedModel:
+    fields: dict[str, Any] = {
+        "name": MODEL_NAME,
+        "architecture": "LlamaForCausalLM",
+        "dtype": "float32",
+        "vocab_size": make_backend().get_vocab_size(),
+        "max_model_len": MAX_MODEL_LEN,
+        "eos_token_ids": (token(EOS),),
+        "tokenizer": make_tokenizer(),
+    }
+    return ServedModel(**fields | changes)
+
+
+def token(text: str) -> int:
+    """Returns the id of one token."""
+    token_id = make_backend().token_to_id(text)
+    assert token_id is not None
+    return int(token_id)
+
+
+def ids_of(text: str) -> list[int]:
+    ids: list[int] = make_backend().encode(text, add_special_tokens=False).ids
+    return ids
+
+
+def bytewise_ids(text: str) -> list[int]:
+    """Returns one token for each byte of the text."""
+    alphabet = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    stand_ins = "".join(piece for piece, _ in alphabet.pre_tokenize_str(text))
+    return [token(char) for char in stand_ins]
+
+
+Run = tuple[int, int, Sequence[int]]
+"""Handle, index, tokens."""
+
+
+def step(
+    *runs: Run,
+    sequences: Iterable[pb.SequenceFinished] = (),
+    requests: Iterable[pb.RequestFinished] = (),
+    logprobs: Iterable[worker_pb2.TokenLogprobs] = (),
+) -> pb.StepOutputs:
+    return pb.StepOutputs(
+        handles=pack_int64([handle for handle, _, _ in runs]),
+        indices=pack_int32([index for _, index, _ in runs]),
+        num_tokens=pack_int32([len(ids) for _, _, ids in runs]),
+        token_ids=pack_int32([token_id for _, _, ids in runs for token_id in ids]),
+        logprobs=logprobs,
+        finished_sequences=sequences,
+        finished_requests=requests,
+    )
+
+
+def finished(handle: int, reason: int = pb.FINISH_REASON_LENGTH, **fields: Any) -> dict[str, Any]:
+    """Returns the two ends of a request of one sequence, as `step` takes them."""
+    end = pb.SequenceFinished(handle=handle, reason=reason, **fields)  # type: ignore[arg-type]
+    return {"sequences": [end], "requests": [request_finished(handle)]}
+
+
+def request_finished(handle: int, **fields: Any) -> pb.RequestFinished:
+    usage = pb.Usage(prompt_tokens=7, completion_tokens=1000, cached_tokens=3)
+    timings = pb.Timings(queued_ns=1, prefill_ns=2, decode_ns=3_000_000_004, preempted_ns=5)
+    return pb.RequestFinished(handle=handle, usage=usage, timings=timings, **fields)
+
+
+Script = Callable[[pb.AddRequest], Iterable[pb.StepOutputs]]
+
+
+class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
+    """Records what routers send; answers each request with the steps that `script` makes of it."""
+
+    def __init__(self, script: Script = lambda add: ()) -> None:
+        self.script = script
+        self.has_worker = True
+        self.model_name = MODEL_NAME
+        self.files = make_files()
+        self.added: list[pb.AddRequest] = []
+        self.aborted: list[int] = []
+        self.stopped: list[tuple[int, int, int]] = []
+        self.num_tokenizer_calls = 0
+        self.port = 0
+        self._changed = asyncio.Condition()
+        self._outgoing: asyncio.Queue[pb.StepOutputs | None] = asyncio.Queue()
+        self._server: grpc.aio.Server | None = None
+
+    async def start(self) -> str:
+        self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(self, self._server)
+        self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
+        await self._server.start()
+        return f"127.0.0.1:{self.port}"
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            await self._server.stop(None)
+            self._server = None
+
+    def send(self, outputs: pb.StepOutputs) -> None:
+        self._outgoing.put_nowait(outputs)
+
+    def end_stream(self) -> None:
+        self._outgoing.put_nowait(None)
+
+    async def wait_until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10), self._changed:
+            await self._changed.wait_for(condition)
+
+    async def Connect(
+        self, requests: AsyncIterator[pb.ConnectRequest], context: Any
+    ) -> AsyncIterator[pb.ConnectResponse]:
+        reading = asyncio.create_task(self._read(requests))
+        self._outgoing = asyncio.Queue()
+        try:
+            while (outputs := await self._outgoing.get()) is not None:
+                yield pb.ConnectResponse(step_outputs=outputs)
+        finally:
+            reading.cancel()
+
+    async def _read(self, requests: AsyncIterator[pb.ConnectRequest]) -> None:
+        async for request in requests:
+            async with self._changed:
+                self._take(request)
+                self._changed.notify_all()
+
+    def _take(self, request: pb.ConnectRequest) -> None:
+        match request.WhichOneof("message"):
+            case "add_request":
+                self.added.append(request.add_request)
+                for outputs in self.script(request.add_request):
+                    self.send(outputs)
+            case "abort_request":
+                self.aborted.append(request.abort_request.handle)
+            case "stop_sequence":
+                stop = request.stop_sequence
+                self.stopped.append((stop.handle, stop.index, stop.keep_tokens))
+                self.send(step(requests=[request_finished(stop.handle)]))
+
+    async def GetModel(self, request: pb.GetModelRequest, context: Any) -> pb.GetModelResponse:
+        if not self.has_worker:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "no worker")
+        info = worker_pb2.ModelInfo(
+            name=self.model_name,
+            architecture="LlamaForCausalLM",
+            dtype="float32",
+            vocab_size=make_backend().get_vocab_size(),
+            max_model_len=MAX_MODEL_LEN,
+            eos_token_ids=[token(EOS)],
+            tokenizer_sha256="0" * 64,
+        )
+        return pb.GetModelResponse(model=info)
+
+    async def GetTokenizer(
+        self, request: pb.GetTokenizerRequest, context: Any
+    ) -> AsyncIterator[pb.GetTokenizerResponse]:
+        self.num_tokenizer_calls += 1
+        for name, content in sorted(self.files.items()):
+            for start in range(0, len(content), 10_000):
+                chunk = content[start : start + 10_000]
+                yield pb.GetTokenizerResponse(file_name=name, chunk=chunk)

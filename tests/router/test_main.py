@@ -1,0 +1,99 @@
+"""The router as a process."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import grpc
+import pytest
+
+from protos.inference.v1 import inference_pb2 as pb
+from protos.inference.v1 import inference_pb2_grpc
+from router.config import RouterConfig
+from router.main import Router, run
+from rpc.server import PortInUse
+from tests.router.fakes import FakeScheduler, finished, ids_of, step
+
+RUN = """
+import asyncio, logging, sys
+from router.config import RouterConfig
+from router.main import run
+logging.basicConfig(level="INFO", stream=sys.stdout, format="%(message)s")
+asyncio.run(run(RouterConfig(port=0, scheduler_addresses=(sys.argv[1],))))
+"""
+
+
+async def start_router(scheduler_address: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-c", RUN, scheduler_address, stdout=subprocess.PIPE
+    )
+
+
+async def read_until(process: asyncio.subprocess.Process, text: str) -> str:
+    assert process.stdout is not None
+    async with asyncio.timeout(30):
+        while text not in (line := (await process.stdout.readline()).decode()):
+            assert line, "the router has ended"
+    return line
+
+
+async def test_a_router_that_waits_stops_when_told_to() -> None:
+    process = await start_router("127.0.0.1:1")
+    await read_until(process, "waiting for the scheduler at 127.0.0.1:1")
+    process.send_signal(signal.SIGTERM)
+    assert await asyncio.wait_for(process.wait(), 10) == 0
+
+
+async def test_a_drain_lets_requests_finish() -> None:
+    scheduler = FakeScheduler()
+    process = await start_router(await scheduler.start())
+    listens = await read_until(process, "router listens on")
+    await read_until(process, "serving tiny")
+    async with grpc.aio.insecure_channel(listens.split()[-1]) as channel:
+        client = inference_pb2_grpc.InferenceServiceStub(channel)
+        call = aiter(client.Generate(pb.GenerateRequest(text="Hi")))
+        first = asyncio.ensure_future(anext(call))
+        await scheduler.wait_until(lambda: bool(scheduler.added))
+        process.send_signal(signal.SIGTERM)
+        await read_until(process, "draining")
+        handle = scheduler.added[0].handle
+        scheduler.send(step((handle, 0, ids_of("done")), **finished(handle)))
+        assert (await first).outputs[0].text == "done"
+    assert await asyncio.wait_for(process.wait(), 10) == 0
+    await scheduler.stop()
+
+
+async def test_a_port_in_use_is_an_error_of_one_line() -> None:
+    first = Router(RouterConfig(port=0))
+    port = await first.start()
+    with pytest.raises(PortInUse, match=str(port)):
+        await run(RouterConfig(port=port))
+    await first.server.drain(grace_s=0)
+    await first.stop()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"port": 70_000},
+        {"scheduler_addresses": ()},
+        {"scheduler_addresses": ("a:1", "b:1")},
+        {"max_live_requests": 0},
+        {"max_unread_tokens": -1},
+        {"model_poll_s": 0.0},
+        {"grace_s": float("nan")},
+    ],
+)
+def test_settings_that_could_not_work_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"\w"):
+        RouterConfig(**settings)
+
+
+def test_a_router_needs_no_model_code() -> None:
+    code = (
+        "import router.main, sys; "
+        "sys.exit(bool({'torch', 'transformers', 'gpu_worker', 'scheduler_svc'} & {*sys.modules}))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

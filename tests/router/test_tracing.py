@@ -1,0 +1,87 @@
+"""What a trace backend gets of a request."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind
+
+from protos.inference.v1 import inference_pb2 as pb
+from rpc import telemetry
+from tests.router.test_service import code_of, eventually, make_generate, make_stack, saying
+
+TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
+TRACEPARENT = f"00-{TRACE_ID}-b7ad6b7169203331-01"
+
+
+@pytest.fixture
+def exporter(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(telemetry, "get_tracer", lambda: provider.get_tracer("test"))
+    yield exporter
+    provider.shutdown()
+
+
+def spans_by_name(exporter: InMemorySpanExporter) -> dict[str, ReadableSpan]:
+    return {span.name: span for span in exporter.get_finished_spans()}
+
+
+def attributes_of(span: ReadableSpan) -> dict[str, Any]:
+    return dict(span.attributes or {})
+
+
+async def test_a_request_is_one_trace_from_client_to_scheduler(
+    exporter: InMemorySpanExporter,
+) -> None:
+    async with make_stack(saying(" Paris", "!")) as stack:
+        request = make_generate(
+            request_id="mine", sampling_params=pb.SamplingParams(temperature=0, seed=7, n=1)
+        )
+        metadata = (("traceparent", TRACEPARENT), ("tracestate", "a=b"))
+        async for _ in stack.client.Generate(request, metadata=metadata):
+            pass
+        await eventually(lambda: len(exporter.get_finished_spans()) == 2)
+        spans = spans_by_name(exporter)
+        server, tokenize = spans["text_completion tiny"], spans["tokenize"]
+        assert server.kind is SpanKind.SERVER
+        assert server.parent is not None
+        assert f"{server.context.trace_id:032x}" == TRACE_ID
+        assert tokenize.parent == server.context
+        sent = stack.scheduler.added[0].trace_context
+        assert sent.traceparent == f"00-{TRACE_ID}-{server.context.span_id:016x}-01"
+        assert sent.tracestate == "a=b"
+        attributes = attributes_of(server)
+        assert attributes["gen_ai.response.id"] == "mine"
+        assert attributes["gen_ai.usage.input_tokens"] == 7
+        assert attributes["gen_ai.response.finish_reasons"] == ("length",)
+        assert attributes["rpc.status_code"] == "OK"
+        assert attributes["gen_ai.response.time_to_first_chunk"] > 0
+        assert "Paris" not in str(attributes)
+
+
+async def test_requests_that_do_not_end_well_end_their_spans_with_a_code(
+    exporter: InMemorySpanExporter,
+) -> None:
+    async with make_stack() as stack:
+        refused = stack.generate(sampling_params=pb.SamplingParams(top_p=2))
+        assert await code_of(refused) is grpc.StatusCode.INVALID_ARGUMENT
+
+        late = aiter(stack.client.Generate(make_generate(), timeout=0.2))
+        assert await code_of(anext(late)) is grpc.StatusCode.DEADLINE_EXCEEDED
+
+        cancelled = asyncio.create_task(stack.generate(request_id="c"))
+        await stack.scheduler.wait_until(lambda: len(stack.scheduler.added) == 2)
+        cancelled.cancel()
+        await stack.scheduler.wait_until(lambda: len(stack.scheduler.aborted) == 2)
+        await stack.check_nothing_is_left()
+    spans = [s for s in exporter.get_finished_spans() if s.kind is SpanKind.SERVER]
+    codes = [attributes_of(span)["error.type"] for span in spans]
+    assert codes == ["INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "CANCELLED"]
+    assert not any(span.status.is_ok for span in spans)

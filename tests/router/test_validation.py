@@ -1,0 +1,175 @@
+import math
+import struct
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protos.inference.v1 import inference_pb2 as pb
+from router import validation
+from router.validation import NOT_SERVED, check_sampling, refuse_unserved, resolve_sampling
+from rpc.errors import InvalidArgument, NotFound, Unimplemented
+from tests.router.fakes import EOS, MAX_MODEL_LEN, make_model, token
+
+MODEL = make_model()
+FLOATS = st.floats(width=32)
+
+
+def is_accepted(**fields: Any) -> bool:
+    try:
+        check_sampling(fields, MODEL)
+    except InvalidArgument as error:
+        (name,) = fields
+        assert error.message.startswith(f"sampling_params.{name}: ")
+        return False
+    return True
+
+
+def resolve(num_prompt_tokens: int = 10, **fields: Any) -> Any:
+    check_sampling(fields, MODEL)
+    return resolve_sampling(fields, num_prompt_tokens=num_prompt_tokens, model=MODEL)
+
+
+@given(FLOATS)
+def test_temperature_is_in_0_to_2(value: float) -> None:
+    assert is_accepted(temperature=value) == (0 <= value <= 2)
+
+
+@given(FLOATS)
+def test_top_p_is_above_0_and_at_most_1(value: float) -> None:
+    assert is_accepted(top_p=value) == (0 < value <= 1)
+
+
+@given(FLOATS)
+def test_min_p_is_in_0_to_1(value: float) -> None:
+    assert is_accepted(min_p=value) == (0 <= value <= 1)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("name", ["temperature", "top_p", "min_p"])
+def test_a_number_that_is_not_finite_is_refused(name: str, value: float) -> None:
+    assert not is_accepted(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "low", "high"), [("logprobs", 0, 20), ("n", 1, 64), ("max_tokens", 1, 2**32 - 1)]
+)
+@given(data=st.data())
+def test_integers_have_bounds(name: str, low: int, high: int, data: st.DataObject) -> None:
+    value = data.draw(st.integers(0, 2**32 - 1) | st.integers(max(0, low - 1), low + 80))
+    assert is_accepted(**{name: value}) == (low <= value <= high)
+
+
+@given(st.lists(st.text(max_size=3), max_size=20) | st.just(["é" * 512]) | st.just(["é" * 513]))
+def test_stop_strings_are_few_and_neither_empty_nor_long(stop: list[str]) -> None:
+    allowed = len(stop) <= 16 and all(1 <= len(text.encode()) <= 1024 for text in stop)
+    assert is_accepted(stop=stop) == allowed
+
+
+@given(st.lists(st.integers(0, 2**32 - 1) | st.integers(0, 500), max_size=70))
+def test_stop_token_ids_are_few_and_in_the_vocabulary(ids: list[int]) -> None:
+    allowed = len(ids) <= 64 and all(token_id < MODEL.vocab_size for token_id in ids)
+    assert is_accepted(stop_token_ids=ids) == allowed
+
+
+@given(st.text(max_size=130) | st.text("aZ~ !", min_size=120, max_size=135))
+def test_request_ids_are_printable_ascii(request_id: str) -> None:
+    allowed = 1 <= len(request_id) <= 128 and all(" " <= char <= "~" for char in request_id)
+    if allowed:
+        validation.check_request_id(request_id)
+    else:
+        with pytest.raises(InvalidArgument):
+            validation.check_request_id(request_id)
+
+
+@given(st.integers(0, 2 * MAX_MODEL_LEN))
+def test_a_prompt_leaves_room_for_a_token(num_tokens: int) -> None:
+    if 1 <= num_tokens < MAX_MODEL_LEN:
+        validation.check_prompt_length(num_tokens, field="text", model=MODEL)
+    else:
+        with pytest.raises(InvalidArgument, match=str(num_tokens)):
+            validation.check_prompt_length(num_tokens, field="text", model=MODEL)
+
+
+def test_a_long_prompt_is_refused_with_both_lengths() -> None:
+    with pytest.raises(InvalidArgument, match=r"200 tokens.*128 tokens"):
+        validation.check_prompt_length(200, field="text", model=MODEL)
+
+
+@given(st.integers(1, MAX_MODEL_LEN - 1), st.integers(1, 2 * MAX_MODEL_LEN))
+def test_max_tokens_fit_the_window(num_prompt_tokens: int, max_tokens: int) -> None:
+    if num_prompt_tokens + max_tokens <= MAX_MODEL_LEN:
+        assert resolve(num_prompt_tokens, max_tokens=max_tokens).max_tokens == max_tokens
+    else:
+        with pytest.raises(InvalidArgument, match=rf"{max_tokens} .*{num_prompt_tokens} tokens"):
+            resolve(num_prompt_tokens, max_tokens=max_tokens)
+
+
+def test_max_tokens_default_to_what_the_window_leaves() -> None:
+    assert resolve(10).max_tokens == MAX_MODEL_LEN - 10
+
+
+def test_min_tokens_are_at_most_max_tokens() -> None:
+    assert resolve(min_tokens=5, max_tokens=5).min_tokens == 5
+    with pytest.raises(InvalidArgument, match="min_tokens"):
+        resolve(min_tokens=6, max_tokens=5)
+    with pytest.raises(InvalidArgument, match="min_tokens"):
+        resolve(min_tokens=MAX_MODEL_LEN)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-40, 9e-6])
+def test_a_tiny_temperature_is_greedy(temperature: float) -> None:
+    (as_sent,) = struct.unpack("<f", struct.pack("<f", temperature))
+    assert resolve(temperature=as_sent).temperature == 0.0
+
+
+def test_zero_is_not_unset() -> None:
+    params = resolve(temperature=0.0, seed=0, logprobs=0, top_k=0)
+    assert (params.temperature, params.seed, params.num_logprobs) == (0.0, 0, 0)
+    assert resolve().temperature == 1.0
+    assert resolve().num_logprobs is None
+
+
+def test_seeds_are_drawn_when_unset() -> None:
+    assert len({resolve().seed for _ in range(100)}) == 100
+
+
+def test_the_models_end_of_sequence_stops_unless_ignored() -> None:
+    assert resolve(stop_token_ids=[9, 9]).stop_token_ids == (9, token(EOS))
+    assert resolve(stop_token_ids=[9], ignore_eos=True).stop_token_ids == (9,)
+
+
+def test_a_model_is_named_or_not_at_all() -> None:
+    validation.check_model("", MODEL)
+    validation.check_model(MODEL.name, MODEL)
+    for name in ("other", "/etc/passwd", "https://example.com/model", "x" * 10_000):
+        with pytest.raises(NotFound):
+            validation.check_model(name, MODEL)
+
+
+@pytest.mark.parametrize("field", sorted(NOT_SERVED))
+def test_a_field_that_is_not_served_is_named(field: str) -> None:
+    with pytest.raises(Unimplemented, match=field):
+        refuse_unserved(["text", field])
+
+
+def test_every_field_is_either_served_or_refused() -> None:
+    """Fails when the contract grows and this package does not."""
+    served = {
+        "request_id", "model", "text", "token_ids", "messages", "sampling_params",
+        "add_special_tokens", "add_generation_prompt",
+    }  # fmt: skip
+    served |= {
+        f"sampling_params.{name}"
+        for name in (
+            "temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "min_tokens", "stop",
+            "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "logprobs", "n",
+            "skip_special_tokens",
+        )
+    }  # fmt: skip
+    requests = [pb.GenerateRequest.DESCRIPTOR, pb.ChatRequest.DESCRIPTOR]
+    fields = {field.name for request in requests for field in request.fields}
+    fields |= {f"sampling_params.{field.name}" for field in pb.SamplingParams.DESCRIPTOR.fields}
+    assert fields == served | NOT_SERVED
+    assert not served & NOT_SERVED
