@@ -57,7 +57,7 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
 
     async def _admit(self, worker: WorkerClient) -> Engine:
         model, capacity = await worker.info()
-        served = self._cluster.model
+        served = self._cluster.model if self._cluster.engines else None
         difference = served.difference(model) if served else None
         if difference:
             raise FailedPrecondition(f"this worker serves another model: its {difference}")

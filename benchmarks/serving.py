@@ -1,0 +1,125 @@
+"""Throughput, latency, CPU and memory of a local stack under a closed loop.
+
+    python -m benchmarks.serving MODEL [--concurrency 1 8 32] [--dtype bfloat16] ...
+
+Starts `signalbox serve` itself, on this machine, and prints a Markdown table. CPU-seconds are those
+of each process, per generated token; the load generator runs beside the stack and is not counted.
+"""
+
+import argparse
+import asyncio
+import time
+from dataclasses import dataclass
+
+import psutil
+
+from benchmarks.load import Measured, Workload, closed_loop, percentile_ms
+from protos.inference.v1 import inference_pb2 as pb
+from protos.inference.v1 import inference_pb2_grpc as pb_grpc
+from rpc.client import open_channel
+from signalbox.settings import ServeSettings, load
+from signalbox.stack import LocalStack, running
+
+HEADER = (
+    "| concurrency | tokens/s | TTFT p50 / p99 ms | between tokens p50 / p99 ms"
+    " | router | scheduler | worker ms CPU/token |\n|---|---|---|---|---|---|---|"
+)
+
+
+@dataclass(slots=True)
+class Usage:
+    """CPU time and memory of the stack's processes."""
+
+    cpu_s: dict[str, float]
+    rss_mib: dict[str, float]
+
+
+def usage_of(stack: LocalStack) -> Usage:
+    """Sums over the processes of one kind, such as "worker 0" and "worker 1"."""
+    usage = Usage({}, {})
+    for name, pid in stack.pids.items():
+        kind, process = name.split()[0], psutil.Process(pid)
+        times = process.cpu_times()
+        usage.cpu_s[kind] = usage.cpu_s.get(kind, 0.0) + times.user + times.system
+        usage.rss_mib[kind] = usage.rss_mib.get(kind, 0.0) + process.memory_info().rss / 2**20
+    return usage
+
+
+async def vocab_size(address: str) -> int:
+    async with open_channel(address) as channel:
+        answer = await pb_grpc.InferenceServiceStub(channel).GetModel(pb.GetModelRequest())
+    return int(answer.vocab_size)
+
+
+async def measure(
+    stack: LocalStack, workload: Workload, *, concurrency: int, num_requests: int
+) -> tuple[Measured, dict[str, float]]:
+    """Returns what was measured, and milliseconds of CPU for each token by kind of process."""
+    before = usage_of(stack)
+    measured = await closed_loop(
+        stack.address, workload, concurrency=concurrency, num_requests=num_requests
+    )
+    after = usage_of(stack)
+    spent = {
+        kind: (after.cpu_s[kind] - before.cpu_s[kind]) / measured.num_tokens * 1e3
+        for kind in after.cpu_s
+    }
+    return measured, spent
+
+
+def row(concurrency: int, measured: Measured, cpu_ms: dict[str, float]) -> str:
+    first, between = measured.first_token_s, measured.between_tokens_s
+    return (
+        f"| {concurrency} | {measured.tokens_per_s:.1f}"
+        f" | {percentile_ms(first, 50):.0f} / {percentile_ms(first, 99):.0f}"
+        f" | {percentile_ms(between, 50):.1f} / {percentile_ms(between, 99):.1f}"
+        f" | {cpu_ms['router']:.2f} | {cpu_ms['scheduler']:.2f} | {cpu_ms['worker']:.2f} |"
+    )
+
+
+async def run(options: argparse.Namespace) -> None:
+    start = time.perf_counter()
+    async with running(load(ServeSettings, _settings(options))) as stack:
+        print(f"start to SERVING: {time.perf_counter() - start:.1f} s\n\n{HEADER}", flush=True)
+        workload = Workload(
+            prompt_tokens=options.prompt_tokens,
+            max_tokens=options.max_tokens,
+            vocab_size=await vocab_size(stack.address),
+        )
+        await closed_loop(stack.address, workload, concurrency=2, num_requests=4)  # warm-up
+        for _ in range(options.repeats):
+            for concurrency in options.concurrency:
+                measured, cpu_ms = await measure(
+                    stack,
+                    workload,
+                    concurrency=concurrency,
+                    num_requests=max(concurrency, 4) * options.rounds,
+                )
+                print(row(concurrency, measured, cpu_ms), flush=True)
+        memory = usage_of(stack).rss_mib
+        print("\nresident MiB: " + ", ".join(f"{k} {v:.0f}" for k, v in memory.items()))
+
+
+def _settings(options: argparse.Namespace) -> dict[str, object]:
+    common: dict[str, object] = {"port": 0, "workers": options.workers, "log_level": "warning"}
+    if options.model is None:
+        return common | {"simulate": True, "simulated_step_ms": options.simulated_step_ms}
+    return common | {"model": options.model, "dtype": options.dtype}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    parser.add_argument("model", nargs="?", help="without one the workers are simulated")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--prompt-tokens", type=int, default=128)
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=2, help="requests of each client")
+    parser.add_argument("--repeats", type=int, default=1, help="of the whole series")
+    parser.add_argument("--simulated-step-ms", type=float, default=20.0)
+    asyncio.run(run(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()
