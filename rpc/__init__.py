@@ -1,0 +1,1 @@
+"""How Signalbox runs gRPC: server, client, errors, packed columns, telemetry. No domain types."""

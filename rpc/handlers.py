@@ -1,0 +1,82 @@
+"""Wraps method handlers, so that an interceptor treats the four kinds of call as one."""
+
+import inspect
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+if TYPE_CHECKING:  # generic in the stubs alone
+    Handler = grpc.RpcMethodHandler[Any, Any]
+    Context = grpc.aio.ServicerContext[Any, Any]
+else:
+    Handler = grpc.RpcMethodHandler
+    Context = grpc.aio.ServicerContext
+Requests = Any
+"""One request, or an async iterator of them."""
+Around = Callable[[Awaitable[Any], Context], Awaitable[Any]]
+
+
+def wrap(
+    handler: Handler,
+    around: Around,
+    *,
+    deserialize: Callable[[bytes], Any] | None = None,
+    check: Callable[[Requests], Requests] | None = None,
+) -> Handler:
+    """Returns `handler` with every call run as `await around(call, context)`.
+
+    Args:
+        deserialize: used instead of the handler's own deserialiser.
+        check: sees the request, or the iterator of requests, inside of `around`.
+    """
+    behaviour = _behaviour(handler)
+    run = _write_responses(behaviour) if handler.response_streaming else behaviour
+
+    async def checked(requests: Requests, context: Context) -> Any:
+        return await run(check(requests) if check else requests, context)
+
+    async def call(requests: Requests, context: Context) -> Any:
+        return await around(checked(requests, context), context)
+
+    return _CONSTRUCTORS[handler.request_streaming, handler.response_streaming](
+        call,
+        request_deserializer=deserialize or handler.request_deserializer,
+        response_serializer=handler.response_serializer,
+    )
+
+
+def _behaviour(handler: Handler) -> Callable[[Requests, Context], Any]:
+    kinds = (handler.unary_unary, handler.unary_stream, handler.stream_unary, handler.stream_stream)
+    behaviour: Any = next(kind for kind in kinds if kind is not None)
+    if inspect.isasyncgenfunction(behaviour) or inspect.iscoroutinefunction(behaviour):
+        return behaviour  # type: ignore[no-any-return]
+    raise TypeError(f"{behaviour!r} is not async; this server runs on one event loop")
+
+
+def _write_responses(
+    behaviour: Callable[[Requests, Context], Any],
+) -> Callable[[Requests, Context], Awaitable[None]]:
+    """Turns an async generator into a coroutine that writes its responses.
+
+    gRPC leaves a generator that is suspended in `yield` when its call is cancelled to the garbage
+    collector; here its `finally` has run when the call is over.
+    """
+    if not inspect.isasyncgenfunction(behaviour):
+        return behaviour
+
+    async def write_all(requests: Requests, context: Context) -> None:
+        async with aclosing(behaviour(requests, context)) as responses:
+            async for response in responses:
+                await context.write(response)
+
+    return write_all
+
+
+_CONSTRUCTORS: dict[tuple[bool, bool], Callable[..., Handler]] = {
+    (False, False): grpc.unary_unary_rpc_method_handler,
+    (False, True): grpc.unary_stream_rpc_method_handler,
+    (True, False): grpc.stream_unary_rpc_method_handler,
+    (True, True): grpc.stream_stream_rpc_method_handler,
+}

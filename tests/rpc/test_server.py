@@ -1,0 +1,216 @@
+"""A server tells its health, refuses a taken port, drains."""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from rpc.client import open_channel
+from rpc.server import BindError, PortInUse, Server
+from tests.rpc.echo import NAME, Echo, call, serving, text
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+SERVICE_UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+
+
+def watch(channel: grpc.aio.Channel, service: str):  # type: ignore[no-untyped-def]
+    stub = health_pb2_grpc.HealthStub(channel)
+    return stub.Watch(health_pb2.HealthCheckRequest(service=service))
+
+
+async def test_health_is_told_for_each_service_and_for_all() -> None:
+    async with serving(Echo()) as (server, channel):
+        stub = health_pb2_grpc.HealthStub(channel)
+        for service in ("", NAME):
+            answer = await stub.Check(health_pb2.HealthCheckRequest(service=service))
+            assert answer.status == SERVING
+        server.set_serving(NAME, serving=False)
+        assert (await stub.Check(health_pb2.HealthCheckRequest())).status == NOT_SERVING
+
+
+async def test_health_of_an_unknown_service_is_not_found() -> None:
+    async with serving(Echo()) as (_, channel):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await health_pb2_grpc.HealthStub(channel).Check(
+                health_pb2.HealthCheckRequest(service="other")
+            )
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+        assert (await watch(channel, "other").read()).status == SERVICE_UNKNOWN
+
+
+async def test_a_watch_stays_open_when_another_leaves() -> None:
+    async with serving(Echo()) as (server, channel):
+        first, second = watch(channel, NAME), watch(channel, NAME)
+        assert [(await w.read()).status for w in (first, second)] == [SERVING, SERVING]
+        first.cancel()
+        await asyncio.sleep(0.05)
+        server.set_serving(NAME, serving=False)
+        assert (await second.read()).status == NOT_SERVING
+        server.set_serving(NAME, serving=True)
+        assert (await second.read()).status == SERVING
+
+
+async def test_reflection_lists_the_services() -> None:
+    async with serving(Echo(), reflection=True) as (_, channel):
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        requests = [reflection_pb2.ServerReflectionRequest(list_services="")]
+        async for answer in stub.ServerReflectionInfo(iter(requests)):
+            names = {service.name for service in answer.list_services_response.service}
+    assert {NAME, "grpc.health.v1.Health"} <= names
+
+
+async def test_a_taken_port_is_refused_in_one_line() -> None:
+    async with serving(Echo()) as (server, _):
+        with pytest.raises(PortInUse, match=rf"127\.0\.0\.1:{server.port}.*in use") as caught:
+            await Server(host="127.0.0.1", port=server.port).start()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("host", ["203.0.113.1", "no.such.host.invalid"])
+async def test_a_foreign_host_is_refused_in_one_line(host: str) -> None:
+    with pytest.raises(BindError, match=f"cannot listen on {host}") as caught:
+        await Server(host=host, port=0).start()
+    assert "\n" not in str(caught.value)
+
+
+async def test_a_message_over_the_limit_is_refused_and_the_server_goes_on() -> None:
+    async with serving(Echo()) as (_, channel):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call(channel, "unary", text("x" * (5 << 20)))
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert await call(channel, "unary", text("a")) == ["a"]
+
+
+async def test_a_small_message_that_inflates_over_the_limit_is_refused() -> None:
+    async with serving(Echo()) as (server, _):
+        options = [("grpc.max_send_message_length", -1)]
+        async with grpc.aio.insecure_channel(
+            server.address, options=options, compression=grpc.Compression.Gzip
+        ) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call(channel, "unary", text("x" * (64 << 20)))
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        bytes.fromhex("16030100a5010000a10303") + bytes(160),  # the start of TLS
+        bytes(range(256)) * 64,
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 100,
+        b"",
+    ],
+)
+async def test_garbage_on_the_port_harms_nobody(garbage: bytes) -> None:
+    async with serving(Echo()) as (server, channel):
+        _, writer = await asyncio.open_connection(server.host, server.port)
+        writer.write(garbage)
+        await asyncio.sleep(0.05)
+        assert await call(channel, "unary", text("a")) == ["a"]
+        writer.close()
+        assert await call(channel, "unary", text("b")) == ["b"]
+
+
+async def test_a_drain_waits_for_running_calls_but_not_for_watches() -> None:
+    released = asyncio.Event()
+
+    async def wait(text: str) -> str:
+        await released.wait()
+        return text
+
+    async with serving(Echo(lambda text: wait(text))) as (server, channel):
+        health = watch(channel, NAME)
+        assert (await health.read()).status == SERVING
+        answer = asyncio.ensure_future(call(channel, "unary", text("a")))
+        await asyncio.sleep(0.1)
+        drain = asyncio.ensure_future(server.drain(grace_s=30))
+        assert (await health.read()).status == NOT_SERVING
+        await asyncio.sleep(0.1)
+        assert not drain.done()
+        released.set()
+        assert await answer == ["a"]
+        async with asyncio.timeout(3):
+            await drain
+
+
+async def test_a_drain_cuts_calls_off_after_the_grace_period() -> None:
+    async with serving(Echo(lambda _text: asyncio.sleep(60))) as (server, channel):
+        answer = asyncio.ensure_future(call(channel, "unary", text("a")))
+        await asyncio.sleep(0.1)
+        started = time.monotonic()
+        await server.drain(grace_s=0.2)
+        assert time.monotonic() - started < 3
+        with pytest.raises((grpc.aio.AioRpcError, asyncio.CancelledError)):
+            await answer
+
+
+SLEEPER = """
+import asyncio, sys
+from rpc.server import run_until_signalled
+from tests.rpc.echo import Echo, NAME, add_echo
+from rpc.server import Server
+
+async def main():
+    server = Server(host="127.0.0.1", port=0)
+    server.add(Echo(lambda text: asyncio.sleep(60)), add_echo, name=NAME)
+    await server.start()
+    server.set_serving(NAME, serving=True)
+    asyncio.get_running_loop().call_later(0.05, lambda: print(server.port, flush=True))
+    await run_until_signalled(server, grace_s=30)
+
+asyncio.run(main())
+"""
+
+
+async def start_sleeper() -> tuple[asyncio.subprocess.Process, str]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", SLEEPER, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout
+    return process, f"127.0.0.1:{int(await process.stdout.readline())}"
+
+
+async def test_sigterm_without_calls_exits_with_0() -> None:
+    process, _ = await start_sleeper()
+    process.send_signal(signal.SIGTERM)
+    async with asyncio.timeout(10):
+        assert await process.wait() == 0
+
+
+async def test_a_second_signal_exits_at_once_with_1() -> None:
+    process, address = await start_sleeper()
+    async with open_channel(address) as channel:
+        answer = asyncio.ensure_future(call(channel, "unary", text("a")))
+        await asyncio.sleep(0.3)
+        process.send_signal(signal.SIGTERM)
+        await asyncio.sleep(0.3)
+        assert process.returncode is None
+        process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(10):
+            assert await process.wait() == 1
+        with pytest.raises(grpc.aio.AioRpcError):
+            await answer
+
+
+async def test_a_stopped_server_is_noticed_within_4_seconds() -> None:
+    process, address = await start_sleeper()
+    try:
+        async with open_channel(address) as channel:
+            answer = asyncio.ensure_future(call(channel, "unary", text("a")))
+            await asyncio.sleep(0.3)
+            os.kill(process.pid, signal.SIGSTOP)
+            async with asyncio.timeout(4):
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await answer
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    finally:
+        process.kill()
+        await process.wait()
