@@ -1,0 +1,52 @@
+"""What an attention backend is.
+
+A backend is made once, bound to a pool of blocks, and makes a plan of each step's batch. A plan
+holds what all layers share (indexes, masks), so that a layer does nothing but its own math.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from gpu_worker.step import Batch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionShape:
+    """One rank's attention."""
+
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    block_size: int
+    scale: float
+    sliding_windows: tuple[int | None, ...]
+    """[num_layers]; None sees everything."""
+    dtype: torch.dtype
+    device: torch.device
+
+
+class AttentionPlan(Protocol):
+    """Attention of one step; satisfies `models.decoder.Attend`."""
+
+    def __call__(self, query: Tensor, key_value: Tensor, *, layer: int) -> Tensor: ...
+
+
+class AttentionBackend(Protocol):
+    """Made with an AttentionShape."""
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block: all layers, K and V."""
+        ...
+
+    def bind(self, pool: Tensor) -> None:
+        """Takes the pool to work on, [num_blocks, block_bytes] uint8, zeroed."""
+        ...
+
+    def plan(self, batch: Batch) -> AttentionPlan:
+        """Prepares a step; the batch's blocks are in the bound pool."""
+        ...

@@ -1,0 +1,236 @@
+"""The attention backend in plain Torch, for any device.
+
+Inside a block: [num_layers, 2, num_kv_heads, block_size, head_size]. A layer's K or V of one head
+is one run of bytes, so that a gather of rows by (block, K or V, head) gives each head's context in
+one piece, ready for a batched product.
+
+Decodes are batched: their contexts are gathered, padded to the longest of a group. Prefill chunks
+attend one by one, through SDPA. `planning.py` decides who goes with whom.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gpu_worker.attention.backend import AttentionShape
+from gpu_worker.attention.planning import Chunk, DecodeGroup, plan_work
+from gpu_worker.step import Batch
+from signalbox_kernels.reference import causal_mask
+
+
+class _Work(Protocol):
+    """Attention of some of the batch's tokens."""
+
+    @property
+    def rows(self) -> slice | Tensor:
+        """Which tokens."""
+        ...
+
+    def attend(self, query: Tensor, cache: Tensor) -> Tensor:
+        """[num_rows, num_heads, head_size] and a layer's rows to [num_rows, all heads]."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _ChunkWork:
+    """One sequence: any number of queries at its end."""
+
+    rows: slice | Tensor
+    gather: Tensor
+    """[2 * num_kv_heads * num_blocks] int64."""
+    keys: slice
+    """The keys that some query sees, within the gathered blocks."""
+    mask: Tensor | None
+    """[num_queries, num_keys], added to the scores."""
+    is_causal: bool
+    shape: AttentionShape
+
+    def attend(self, query: Tensor, cache: Tensor) -> Tensor:
+        shape, num_queries = self.shape, query.shape[0]
+        gathered = cache.index_select(0, self.gather)
+        keys, values = gathered.view(2, shape.num_kv_heads, 1, -1, shape.head_size)[
+            :, :, :, self.keys
+        ]
+        query = query.view(num_queries, shape.num_kv_heads, -1, shape.head_size)
+        query = query.permute(1, 2, 0, 3)
+        if num_queries == 1:  # the heads of a group are its queries: K and V are read once
+            query = query.transpose(1, 2)
+        else:
+            keys = keys.expand(-1, query.shape[1], -1, -1)
+            values = values.expand(-1, query.shape[1], -1, -1)
+        out = F.scaled_dot_product_attention(
+            query, keys, values, self.mask, is_causal=self.is_causal, scale=shape.scale
+        )
+        if num_queries == 1:
+            return out.reshape(1, -1)
+        return out.permute(2, 0, 1, 3).reshape(num_queries, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class _DecodeWork:
+    """Sequences with one query each."""
+
+    rows: slice | Tensor
+    gather: Tensor
+    """[2 * num_seqs * num_kv_heads * num_blocks] int64."""
+    mask: Tensor
+    """[num_seqs * num_kv_heads, 1, num_keys], added to the scores."""
+    gathered: Tensor
+    """[len(gather), block_size * head_size]: scratch, the same for every layer."""
+    shape: AttentionShape
+
+    def attend(self, query: Tensor, cache: Tensor) -> Tensor:
+        batch, num_keys = self.mask.shape[0], self.mask.shape[2]
+        torch.index_select(cache, 0, self.gather, out=self.gathered)
+        keys, values = self.gathered.view(2, batch, num_keys, self.shape.head_size)
+        query = query.reshape(batch, -1, self.shape.head_size)
+        scores = torch.baddbmm(self.mask, query, keys.transpose(1, 2), alpha=self.shape.scale)
+        out = torch.bmm(scores.softmax(dim=-1), values)
+        return out.view(batch // self.shape.num_kv_heads, -1)
+
+
+class _Plan:
+    """One step."""
+
+    def __init__(
+        self,
+        *,
+        work_of_layer: Sequence[list[_Work]],
+        blocks: Tensor,
+        offsets: Tensor,
+        rows: list[Tensor],
+        slots: list[Tensor],
+    ) -> None:
+        self._work_of_layer = work_of_layer
+        self._blocks, self._offsets = blocks, offsets
+        self._rows, self._slots = rows, slots
+
+    def __call__(self, query: Tensor, key_value: Tensor, *, layer: int) -> Tensor:
+        self._slots[layer][self._blocks, :, :, self._offsets] = key_value
+        cache, works = self._rows[layer], self._work_of_layer[layer]
+        if len(works) == 1 and isinstance(works[0].rows, slice):
+            return works[0].attend(query, cache)
+        out = query.new_empty(query.shape[0], query.shape[1] * query.shape[2])
+        for work in works:
+            out[work.rows] = work.attend(query[work.rows], cache)
+        return out
+
+
+class TorchAttention:
+    """Satisfies `AttentionBackend`."""
+
+    def __init__(self, shape: AttentionShape) -> None:
+        self._shape = shape
+        self._rows_per_layer = 2 * shape.num_kv_heads
+        self._rows_per_block = shape.num_layers * self._rows_per_layer
+        self._row_elements = shape.block_size * shape.head_size
+        self._pool = torch.empty(0)
+        self._rows: list[Tensor] = []
+        self._slots: list[Tensor] = []
+
+    @property
+    def block_bytes(self) -> int:
+        return self._rows_per_block * self._row_elements * self._shape.dtype.itemsize
+
+    def bind(self, pool: Tensor) -> None:
+        shape, num_blocks = self._shape, pool.shape[0]
+        self._pool = pool
+        rows = pool.view(shape.dtype).view(-1, self._row_elements)
+        # The same row numbers serve every layer: a layer's view begins at its own first row.
+        self._rows = [rows[layer * self._rows_per_layer :] for layer in range(shape.num_layers)]
+        blocks = rows.view(
+            num_blocks, shape.num_layers, 2, shape.num_kv_heads, shape.block_size, shape.head_size
+        )
+        self._slots = list(blocks.unbind(dim=1))
+
+    def layer_view(self, layer: int) -> Tensor:
+        """A layer's cache as the ops see it.
+
+        Returns:
+            [num_blocks, 2, block_size, num_kv_heads, head_size], a view.
+        """
+        return self._slots[layer].transpose(2, 3)
+
+    def plan(self, batch: Batch) -> _Plan:
+        self._clear_opened_blocks(batch)
+        size = self._shape.block_size
+        of_window = {
+            window: [self._work(item) for item in plan_work(batch, self._shape, window)]
+            for window in set(self._shape.sliding_windows)
+        }
+        return _Plan(
+            work_of_layer=[of_window[window] for window in self._shape.sliding_windows],
+            blocks=self._tensor(batch.slot_mapping // size),
+            offsets=self._tensor(batch.slot_mapping % size),
+            rows=self._rows,
+            slots=self._slots,
+        )
+
+    def _clear_opened_blocks(self, batch: Batch) -> None:
+        """Zeroes blocks that this step begins and does not fill.
+
+        Padding is masked, but 0 times a NaN that a failed sequence left there is NaN.
+        """
+        size = self._shape.block_size
+        computed = batch.context_lens - np.diff(batch.query_start)
+        last = (batch.context_lens - 1) // size
+        opened = (batch.context_lens % size != 0) & (last * size >= computed)
+        for block in batch.block_tables[np.nonzero(opened)[0], last[opened]].tolist():
+            self._pool[block].zero_()
+
+    def _work(self, item: Chunk | DecodeGroup) -> _Work:
+        return self._decode_work(item) if isinstance(item, DecodeGroup) else self._chunk_work(item)
+
+    def _chunk_work(self, item: Chunk) -> _ChunkWork:
+        num_keys = item.keys.stop - item.keys.start
+        is_causal = item.num_queries == num_keys and item.window is None and num_keys > 1
+        mask = None
+        if item.num_queries > 1 and not is_causal:
+            visible = causal_mask(
+                num_queries=item.num_queries,
+                num_keys=num_keys,
+                sliding_window=item.window,
+                device=self._shape.device,
+            )
+            mask = self._additive(visible)
+        return _ChunkWork(
+            rows=slice(item.start, item.start + item.num_queries),
+            gather=self._gather(item.blocks[None]),
+            keys=item.keys,
+            mask=mask,
+            is_causal=is_causal,
+            shape=self._shape,
+        )
+
+    def _decode_work(self, item: DecodeGroup) -> _DecodeWork:
+        mask = self._additive(self._tensor(item.visible))
+        gather = self._gather(item.blocks)
+        return _DecodeWork(
+            rows=item.rows if isinstance(item.rows, slice) else self._tensor(item.rows),
+            gather=gather,
+            gathered=self._pool.new_empty(
+                (len(gather), self._row_elements), dtype=self._shape.dtype
+            ),
+            mask=mask.repeat_interleave(self._shape.num_kv_heads, dim=0)[:, None],
+            shape=self._shape,
+        )
+
+    def _additive(self, visible: Tensor) -> Tensor:
+        mask = torch.zeros(visible.shape, dtype=self._shape.dtype, device=visible.device)
+        return mask.masked_fill_(~visible, float("-inf"))
+
+    def _gather(self, blocks: NDArray[np.int64]) -> Tensor:
+        """Rows of layer 0: [num_seqs, num_blocks] to flat (K and V, sequence, head, block)."""
+        heads = np.arange(self._shape.num_kv_heads)
+        sides = np.arange(2) * self._shape.num_kv_heads
+        within = sides[:, None, None, None] + heads[:, None]
+        return self._tensor((blocks[:, None] * self._rows_per_block + within).ravel())
+
+    def _tensor(self, array: NDArray[np.generic]) -> Tensor:
+        return torch.from_numpy(array).to(self._shape.device, non_blocking=True)

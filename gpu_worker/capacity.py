@@ -1,0 +1,125 @@
+"""Finds how many KV blocks fit beside weights and activations, by running the largest step.
+
+On a CUDA device the budget is a share of its memory, less what is in use and what the step took. On
+a CPU the cache shares RAM with everything else, so the default takes a quarter of what is free, at
+most 4 GiB. Neither pool is larger than all sequences together can use.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from gpu_worker.config import GIB, CacheConfig
+from gpu_worker.memory import available_ram, peak_growth
+from gpu_worker.step import Batch, CacheCapacity, Int64Array, SampleRows
+
+_CPU_SHARE = 4
+_CPU_LIMIT = 4 * GIB
+
+
+def measure_capacity(
+    *,
+    cache_config: CacheConfig,
+    max_model_len: int,
+    block_bytes: int,
+    device: torch.device,
+    execute: Callable[[Batch], None],
+) -> CacheCapacity:
+    """Runs the largest step; returns what fits. Raises MemoryError if not one block does."""
+    num_tokens = cache_config.num_batched_tokens(device.type)
+    batch = largest_batch(
+        num_tokens=num_tokens,
+        num_seqs=cache_config.max_num_seqs,
+        max_model_len=max_model_len,
+        block_size=cache_config.block_size,
+    )
+    try:
+        activations = peak_growth(device, lambda: execute(batch))
+    except torch.OutOfMemoryError:
+        raise MemoryError(
+            f"a step of {num_tokens} tokens does not fit on {device}; "
+            "lower max_num_batched_tokens or max_num_seqs"
+        ) from None
+    budget = cache_config.kv_cache_bytes or _budget(cache_config, device, activations)
+    useful = cache_config.max_num_seqs * -(-max_model_len // cache_config.block_size)
+    capacity = CacheCapacity(
+        block_size=cache_config.block_size,
+        num_gpu_blocks=min(budget // block_bytes, useful),
+        num_cpu_blocks=min(cache_config.swap_space_bytes // block_bytes, useful),
+        block_bytes=block_bytes,
+        max_num_seqs=cache_config.max_num_seqs,
+        max_num_batched_tokens=num_tokens,
+    )
+    _check(capacity, budget, device)
+    return capacity
+
+
+def _budget(cache_config: CacheConfig, device: torch.device, activations: int) -> int:
+    """Bytes for the KV cache, 0 if weights and activations take it all."""
+    if device.type == "cpu":
+        return max(0, min(_CPU_LIMIT, (available_ram() - activations) // _CPU_SHARE))
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(device)
+    allowed = int(total * cache_config.gpu_memory_utilization)
+    return max(0, allowed - (total - free) - activations)
+
+
+def _check(capacity: CacheCapacity, budget: int, device: torch.device) -> None:
+    if capacity.num_gpu_blocks < 1:
+        remedy = "kv_cache_bytes" if device.type == "cpu" else "gpu_memory_utilization"
+        raise MemoryError(
+            f"too little memory for one KV block: it takes {capacity.block_bytes} bytes and "
+            f"{budget} are left; raise {remedy} or use a smaller model"
+        )
+    in_ram = capacity.num_cpu_blocks + (capacity.num_gpu_blocks if device.type == "cpu" else 0)
+    needed, free = in_ram * capacity.block_bytes, available_ram()
+    if needed > free:
+        raise MemoryError(
+            f"the KV cache in RAM would take {needed >> 20} MiB and {free >> 20} MiB are free; "
+            "lower swap_space_bytes or kv_cache_bytes"
+        )
+
+
+def largest_batch(*, num_tokens: int, num_seqs: int, max_model_len: int, block_size: int) -> Batch:
+    """The most sequences and tokens in one step, all drawn at random; every block is block 0."""
+    query_lens = _spread(num_tokens=num_tokens, num_seqs=num_seqs, max_len=max_model_len)
+    query_start = np.concatenate([[0], query_lens.cumsum()])
+    positions = np.arange(query_start[-1]) - np.repeat(query_start[:-1], query_lens)
+    max_blocks = -(-int(query_lens.max()) // block_size)
+    return Batch(
+        token_ids=np.zeros(len(positions), dtype=np.int64),
+        positions=positions,
+        slot_mapping=positions % block_size,
+        query_start=query_start,
+        context_lens=query_lens,
+        block_tables=np.zeros((num_seqs, max_blocks), dtype=np.int32),
+        rows=_random_rows(query_start[1:] - 1),
+    )
+
+
+def _spread(*, num_tokens: int, num_seqs: int, max_len: int) -> Int64Array:
+    """As long a chunk as can be, and one token for each of the other sequences."""
+    lens = np.ones(num_seqs, dtype=np.int64)
+    spare = min(num_tokens - num_seqs, num_seqs * (max_len - 1))
+    for i in range(num_seqs):
+        lens[i] += min(spare, max_len - 1)
+        spare -= int(lens[i]) - 1
+    return lens
+
+
+def _random_rows(token_index: Int64Array) -> SampleRows:
+    num_rows = len(token_index)
+    return SampleRows(
+        seq_ids=np.arange(num_rows),
+        token_index=token_index,
+        branch=np.zeros(num_rows, dtype=np.int64),
+        position=np.ones(num_rows, dtype=np.int64),
+        temperature=np.ones(num_rows, dtype=np.float32),
+        top_p=np.full(num_rows, 0.9, dtype=np.float32),
+        top_k=np.zeros(num_rows, dtype=np.int64),
+        min_p=np.zeros(num_rows, dtype=np.float32),
+        seed=np.zeros(num_rows, dtype=np.uint64),
+        suppressed={},
+        num_logprobs={},
+    )

@@ -1,0 +1,124 @@
+"""What a worker is told at start: model, cache, parallelism, device. Refuses bad values by name."""
+
+from dataclasses import dataclass
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+DEVICES = ("auto", "cpu", "cuda")
+GIB = 1 << 30
+
+
+class ModelError(ValueError):
+    """The model cannot be served; the message is one line and names the remedy."""
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Which model, and how its weights are held."""
+
+    model: str
+    """A directory in Hugging Face's layout, a .gguf file, or a hub id such as "org/name"."""
+    served_name: str | None = None
+    """Name that clients use; None takes it from `model`."""
+    dtype: str = "auto"
+    max_model_len: int | None = None
+    """Longest sequence in tokens; None takes the model's own limit."""
+    revision: str | None = None
+    """Branch, tag or commit on the hub."""
+
+    def __post_init__(self) -> None:
+        _require(bool(self.model), "model is empty; give a directory, a .gguf file or a hub id")
+        _require(self.dtype in DTYPES, f"dtype is {self.dtype!r}; use one of {', '.join(DTYPES)}")
+        _require(
+            self.max_model_len is None or self.max_model_len >= 2,
+            f"max_model_len is {self.max_model_len}; it must be at least 2",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheConfig:
+    """How much KV cache there may be, and the largest step that it serves."""
+
+    block_size: int = 16
+    """Tokens in a block."""
+    swap_space_bytes: int = GIB
+    """RAM for swapped-out blocks; 0 turns swapping off."""
+    gpu_memory_utilization: float = 0.9
+    """Share of a CUDA device's memory for weights, activations and KV cache together."""
+    kv_cache_bytes: int | None = None
+    """Size of the KV cache; None measures what fits (on a CPU at most 4 GiB)."""
+    max_num_seqs: int = 256
+    """Most sequences in one step."""
+    max_num_batched_tokens: int | None = None
+    """Most tokens computed in one step; None takes 512 on a CPU and 8192 on CUDA."""
+
+    def __post_init__(self) -> None:
+        size = self.block_size
+        _require(
+            1 <= size <= 256 and size & (size - 1) == 0,
+            f"block_size is {size}; it must be a power of two up to 256",
+        )
+        _require(
+            self.swap_space_bytes >= 0,
+            f"swap_space_bytes is {self.swap_space_bytes}; it must be at least 0",
+        )
+        _require(
+            0.0 < self.gpu_memory_utilization <= 1.0,
+            f"gpu_memory_utilization is {self.gpu_memory_utilization}; it must be in (0, 1]",
+        )
+        _require(
+            self.kv_cache_bytes is None or self.kv_cache_bytes > 0,
+            f"kv_cache_bytes is {self.kv_cache_bytes}; it must be positive",
+        )
+        _require(
+            self.max_num_seqs >= 1, f"max_num_seqs is {self.max_num_seqs}; it must be at least 1"
+        )
+        tokens = self.max_num_batched_tokens
+        _require(
+            tokens is None or tokens >= self.max_num_seqs,
+            f"max_num_batched_tokens is {tokens}; "
+            f"it must be at least max_num_seqs ({self.max_num_seqs})",
+        )
+
+    def num_batched_tokens(self, device_type: str) -> int:
+        """Resolves max_num_batched_tokens: a longer step on a CPU would stall who decodes."""
+        default = 8192 if device_type == "cuda" else 512
+        return self.max_num_batched_tokens or max(default, self.max_num_seqs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelConfig:
+    """This process's place in its tensor-parallel group."""
+
+    rank: int = 0
+    tensor_parallel_size: int = 1
+
+    def __post_init__(self) -> None:
+        _require(
+            0 <= self.rank < self.tensor_parallel_size,
+            f"rank is {self.rank}; it must be in [0, {self.tensor_parallel_size})",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceConfig:
+    """Where the model runs."""
+
+    device: str = "auto"
+    """"cpu", "cuda", or "auto": CUDA where there is a device."""
+    num_threads: int | None = None
+    """CPU threads for tensor math; None leaves PyTorch's choice."""
+    attention_backend: str = "torch"
+
+    def __post_init__(self) -> None:
+        _require(
+            self.device in DEVICES, f"device is {self.device!r}; use one of {', '.join(DEVICES)}"
+        )
+        _require(
+            self.num_threads is None or self.num_threads >= 1,
+            f"num_threads is {self.num_threads}; it must be at least 1",
+        )

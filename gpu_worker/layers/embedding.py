@@ -1,0 +1,67 @@
+"""The two ends of a decoder, divided by vocabulary over a tensor-parallel group."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gpu_worker.layers.parallel import ParallelGroup
+from gpu_worker.layers.weights import Placement, copy_checked
+from signalbox_kernels.linear import PackedWeight, pack_weight
+
+
+class _VocabShard:
+    """This rank's rows of a [vocab_size, hidden_size] matrix, padded on the last rank."""
+
+    def __init__(
+        self, *, vocab_size: int, hidden_size: int, placement: Placement, group: ParallelGroup
+    ) -> None:
+        self._vocab_size = vocab_size
+        self._group = group
+        rows = -(-vocab_size // group.size)
+        self._start = group.rank * rows
+        self._weight = placement.empty(rows, hidden_size)
+
+    def load_weight(self, tensor: Tensor) -> None:
+        """Takes the checkpoint's whole matrix; rows past vocab_size, padding there, are dropped."""
+        rows = tensor[: self._vocab_size][self._start : self._start + self._weight.shape[0]]
+        self._weight[len(rows) :].zero_()
+        expected = min(self._weight.shape[0], max(0, self._vocab_size - self._start))
+        copy_checked(self._weight[:expected], rows)
+
+
+class VocabParallelEmbedding(_VocabShard):
+    """Token ids to vectors."""
+
+    def __call__(self, token_ids: Tensor) -> Tensor:
+        """[num_tokens] int64 to [num_tokens, hidden_size]."""
+        if self._group.size == 1:
+            return F.embedding(token_ids, self._weight)
+        local = token_ids - self._start
+        foreign = (local < 0) | (local >= self._weight.shape[0])
+        vectors = F.embedding(local.masked_fill(foreign, 0), self._weight)
+        return self._group.all_reduce(vectors.masked_fill(foreign[:, None], 0))
+
+    def tie(self, head: "ParallelLMHead") -> None:
+        """Makes `head` use this matrix."""
+        head.use(self._weight)
+
+
+class ParallelLMHead(_VocabShard):
+    """Hidden states to logits."""
+
+    _packed: PackedWeight | None = None
+
+    def use(self, weight: Tensor) -> None:
+        """Takes another layer's matrix as its own."""
+        self._weight = weight
+
+    def finish(self) -> None:
+        """Packs the weight, after it is loaded or tied."""
+        self._packed = pack_weight(self._weight)
+        self._weight = torch.empty(0)
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """[num_rows, hidden_size] to [num_rows, vocab_size]."""
+        assert self._packed is not None, "finish() comes before the first call"
+        logits = self._group.all_gather(self._packed.apply(hidden, None))
+        return logits[:, : self._vocab_size]

@@ -1,0 +1,85 @@
+"""A model in Hugging Face's layout: config.json, safetensors shards, tokenizer files."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from gpu_worker.config import ModelError
+from gpu_worker.loading.tokenizer import directory_tokenizer_files, special_token, token_id
+
+
+class DirectorySource:
+    """Satisfies `ModelSource`."""
+
+    def __init__(self, path: Path, *, name: str) -> None:
+        self._path = path
+        self.name = name
+        if not (path / "config.json").is_file():
+            raise ModelError(f"{path} has no config.json; give a model in Hugging Face's layout")
+        self.config: Mapping[str, Any] = read_json(path / "config.json")
+
+    @property
+    def is_half(self) -> bool:
+        return self.config.get("dtype", self.config.get("torch_dtype")) in ("bfloat16", "float16")
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        from safetensors import SafetensorError, safe_open
+
+        for shard in self._shards():
+            try:
+                with safe_open(shard, framework="pt") as tensors:
+                    for name in tensors.keys():  # noqa: SIM118 - not a dict
+                        yield name, tensors.get_tensor(name)
+            except SafetensorError as error:
+                raise ModelError(f"{shard} cannot be read ({error}); fetch it again") from None
+
+    def _shards(self) -> list[Path]:
+        index = self._path / "model.safetensors.index.json"
+        if index.is_file():
+            names = sorted(set(read_json(index)["weight_map"].values()))
+            shards = [self._path / name for name in names]
+        else:
+            shards = sorted(self._path.glob("*.safetensors"))
+        missing = [shard.name for shard in shards if not shard.is_file()]
+        if missing:
+            raise ModelError(f"{self._path} lacks {missing[0]}; fetch it again")
+        if not shards:
+            raise ModelError(f"{self._path} has no .safetensors files; convert its weights")
+        return shards
+
+    def tokenizer_files(self) -> dict[str, bytes]:
+        return directory_tokenizer_files(self._path)
+
+    def eos_token_ids(self) -> tuple[int, ...]:
+        ids = set(_ids(self.config.get("eos_token_id")))
+        generation = self._path / "generation_config.json"
+        if generation.is_file():
+            ids = set(_ids(read_json(generation).get("eos_token_id"))) or ids
+        return tuple(sorted(ids | self._tokenizer_eos()))
+
+    def _tokenizer_eos(self) -> set[int]:
+        """The end of a chat turn is often known to the tokenizer alone."""
+        files = self.tokenizer_files()
+        eos = special_token(json.loads(files["tokenizer_config.json"]).get("eos_token"))
+        known = None if eos is None else token_id(files["tokenizer.json"], eos)
+        return set() if known is None else {known}
+
+
+def read_json(path: Path) -> Mapping[str, Any]:
+    """Reads a JSON object; names the file if that fails."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read ({error}); fetch it again") from None
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} is not a JSON object; fetch it again")
+    return value
+
+
+def _ids(value: int | list[int] | None) -> list[int]:
+    if value is None:
+        return []
+    return [value] if isinstance(value, int) else list(value)

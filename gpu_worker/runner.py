@@ -1,0 +1,239 @@
+"""Runs one model on one device: loads it, measures what fits, computes batches.
+
+Satisfies `step.Runner`. Everything device-specific below it is an op, an attention backend or a
+packed weight; this module only moves a batch's arrays to the device and times the parts.
+"""
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gpu_worker.attention import AttentionShape, attention_backend
+from gpu_worker.cache_engine import CacheEngine
+from gpu_worker.capacity import measure_capacity
+from gpu_worker.config import (
+    CacheConfig,
+    DeviceConfig,
+    ModelConfig,
+    ModelError,
+    ParallelConfig,
+)
+from gpu_worker.layers import ParallelGroup, Placement
+from gpu_worker.layers.linear import kv_heads_per_rank
+from gpu_worker.loading import ModelSource, load_weights, open_model
+from gpu_worker.models import DecoderConfig, Model, model_spec
+from gpu_worker.sampler import Sampler
+from gpu_worker.step import Batch, BlockMapping, CacheCapacity, ModelInfo, Samples
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def _silent(_: str) -> None:
+    """Progress that nobody follows."""
+
+
+class ModelRunner:
+    """A loaded model with its caches. Call from one thread."""
+
+    def __init__(
+        self,
+        model_config: ModelConfig,
+        cache_config: CacheConfig,
+        *,
+        parallel_config: ParallelConfig | None = None,
+        device_config: DeviceConfig | None = None,
+        progress: Callable[[str], None] = _silent,
+    ) -> None:
+        device_config = device_config or DeviceConfig()
+        self._cache_config = cache_config
+        self._group = _join(parallel_config or ParallelConfig())
+        self._device = _device(device_config)
+        self._source = open_model(model_config, progress)
+        spec = model_spec(self._source.config)
+        config = spec.read_config(self._source.config)
+        placement = Placement(self._device, _dtype(model_config.dtype, self._source, self._device))
+        self._info = _model_info(model_config, config, self._source, placement.dtype)
+        try:
+            with torch.inference_mode():
+                self._model: Model = spec.build(
+                    config, self._info.max_model_len, placement, self._group
+                )
+                load_weights(self._model, self._source, progress)
+        except torch.OutOfMemoryError:
+            raise MemoryError(
+                f"the weights of {self._info.name} do not fit on {self._device}; "
+                "use a smaller model, a smaller dtype or more tensor-parallel ranks"
+            ) from None
+        self._sampler = Sampler(vocab_size=config.vocab_size, device=self._device)
+        self._attention = attention_backend(
+            device_config.attention_backend,
+            _attention_shape(config, cache_config.block_size, placement, self._group),
+        )
+        self._cache: CacheEngine | None = None
+        progress(f"{self._info.name} is loaded on {self._device} in {self._info.dtype}")
+
+    @property
+    def model(self) -> ModelInfo:
+        return self._info
+
+    def tokenizer_files(self) -> dict[str, bytes]:
+        return self._source.tokenizer_files()
+
+    def profile(self) -> CacheCapacity:
+        return measure_capacity(
+            cache_config=self._cache_config,
+            max_model_len=self._info.max_model_len,
+            block_bytes=self._attention.block_bytes,
+            device=self._device,
+            execute=self._execute_without_cache,
+        )
+
+    def _execute_without_cache(self, batch: Batch) -> None:
+        """Runs a batch whose blocks are all block 0 of a pool of one."""
+        self.init_cache_engine(num_gpu_blocks=1, num_cpu_blocks=0)
+        self.execute(batch)
+        self._cache = None
+
+    def init_cache_engine(self, *, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
+        self._cache = None  # the old pools go before the new ones come
+        try:
+            self._cache = CacheEngine(
+                num_gpu_blocks=num_gpu_blocks,
+                num_cpu_blocks=num_cpu_blocks,
+                block_bytes=self._attention.block_bytes,
+                device=self._device,
+            )
+        except (torch.OutOfMemoryError, MemoryError):
+            raise MemoryError(
+                f"no memory for {num_gpu_blocks} GPU and {num_cpu_blocks} CPU blocks; "
+                "lower gpu_memory_utilization, kv_cache_bytes or swap_space_bytes"
+            ) from None
+        self._attention.bind(self._cache.gpu_pool)
+
+    @property
+    def cache(self) -> CacheEngine:
+        if self._cache is None:
+            raise RuntimeError("init_cache_engine comes first")
+        return self._cache
+
+    def swap_out(self, mapping: BlockMapping) -> None:
+        self.cache.swap_out(mapping)
+
+    def swap_in(self, mapping: BlockMapping) -> None:
+        self.cache.swap_in(mapping)
+
+    def copy(self, mapping: BlockMapping) -> None:
+        self.cache.copy(mapping)
+
+    @torch.inference_mode()
+    def execute(self, batch: Batch) -> Samples:
+        if not len(batch.token_ids):
+            return Samples(token_ids=np.empty(0, dtype=np.int32))
+        start = time.perf_counter_ns()
+        hidden = self._forward(batch)
+        if not len(batch.rows.token_index):
+            self._synchronize()
+            forward_ns = time.perf_counter_ns() - start
+            return Samples(token_ids=np.empty(0, dtype=np.int32), forward_ns=forward_ns)
+        logits = self._row_logits(hidden, batch)
+        self._synchronize()
+        forwarded = time.perf_counter_ns()
+        samples = self._sampler(logits, batch.rows)
+        samples.forward_ns = forwarded - start
+        samples.sample_ns = time.perf_counter_ns() - forwarded
+        return samples
+
+    def _forward(self, batch: Batch) -> Tensor:
+        if self._cache is None:
+            raise RuntimeError("init_cache_engine comes first")
+        return self._model.forward(
+            torch.from_numpy(batch.token_ids).to(self._device),
+            torch.from_numpy(batch.positions).to(self._device),
+            self._attention.plan(batch),
+        )
+
+    def _row_logits(self, hidden: Tensor, batch: Batch) -> Tensor:
+        """Logits of the rows; rows of the same token, for several branches, are computed once."""
+        index = batch.rows.token_index
+        tokens, row_of = np.unique(index, return_inverse=True)
+        if len(tokens) != hidden.shape[0]:
+            hidden = hidden.index_select(0, torch.from_numpy(tokens).to(self._device))
+        logits = self._model.logits(hidden)
+        if len(tokens) == len(index) and (row_of[1:] > row_of[:-1]).all():
+            return logits
+        return logits.index_select(0, torch.from_numpy(row_of).to(self._device))
+
+    def _synchronize(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+def _join(config: ParallelConfig) -> ParallelGroup:
+    size = config.tensor_parallel_size
+    if size > 1 and not torch.distributed.is_initialized():
+        raise ValueError(
+            f"tensor_parallel_size is {size}, but this process has not joined a torch.distributed "
+            "group; use 1"
+        )
+    return ParallelGroup(config.rank, size)
+
+
+def _device(config: DeviceConfig) -> torch.device:
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    has_cuda = torch.cuda.is_available()
+    if config.device == "cuda" and not has_cuda:
+        raise ValueError("device is 'cuda', but PyTorch finds no CUDA device; use 'cpu' or 'auto'")
+    if config.device == "cpu" or not has_cuda:
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def _dtype(name: str, source: ModelSource, device: torch.device) -> torch.dtype:
+    """`auto` is the model's own; on a CPU 16 bits are bfloat16, if it has the instructions."""
+    if name != "auto":
+        return _DTYPES[name]
+    if not source.is_half:
+        return torch.float32
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+    capabilities = torch.cpu.get_capabilities()
+    has_bf16 = capabilities.get("avx512_bf16") or capabilities.get("bf16")
+    return torch.bfloat16 if has_bf16 else torch.float32
+
+
+def _model_info(
+    model_config: ModelConfig, config: DecoderConfig, source: ModelSource, dtype: torch.dtype
+) -> ModelInfo:
+    length = model_config.max_model_len or config.max_position
+    if length > config.max_position:
+        raise ModelError(
+            f"max_model_len is {length}; {source.name} allows at most {config.max_position}"
+        )
+    return ModelInfo(
+        name=model_config.served_name or source.name,
+        architecture=config.architecture,
+        dtype=str(dtype).removeprefix("torch."),
+        vocab_size=config.vocab_size,
+        max_model_len=length,
+        eos_token_ids=source.eos_token_ids(),
+    )
+
+
+def _attention_shape(
+    config: DecoderConfig, block_size: int, placement: Placement, group: ParallelGroup
+) -> AttentionShape:
+    return AttentionShape(
+        num_layers=config.num_layers,
+        num_heads=group.divide(config.num_heads, "num_attention_heads"),
+        num_kv_heads=kv_heads_per_rank(config.num_kv_heads, group),
+        head_size=config.head_size,
+        block_size=block_size,
+        scale=config.scale,
+        sliding_windows=config.sliding_windows or (None,) * config.num_layers,
+        dtype=placement.dtype,
+        device=placement.device,
+    )

@@ -1,0 +1,172 @@
+"""The ops that a model step is made of: contracts, and dispatch to the device's implementation.
+
+A contract states shapes, dtypes and what is written; `reference.py` is the plain Torch meaning that
+every implementation must equal. The layout of the cache follows PagedAttention (Kwon et al., SOSP
+2023): K and V of a token live in a slot of a block, and a sequence finds its blocks in a table.
+
+A layer's cache is always passed as a view of shape [num_blocks, 2, block_size, num_kv_heads,
+head_size] (index 0 of the second dimension is K, 1 is V). Its strides are the caller's choice, with
+the last dimension contiguous.
+"""
+
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from signalbox_kernels import reference
+from signalbox_kernels.registry import implementation_of, register_reference
+
+for _name in (
+    "reshape_and_cache",
+    "paged_attention",
+    "copy_blocks",
+    "swap_blocks",
+    "rms_norm",
+    "fused_add_rms_norm",
+    "rotary_embedding",
+    "silu_and_mul",
+):
+    register_reference(_name, getattr(reference, _name))
+
+
+def reshape_and_cache(key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
+    """Writes each token's K and V to its slot.
+
+    Args:
+        key, value: [num_tokens, num_kv_heads, head_size].
+        kv_cache: one layer's view, [num_blocks, 2, block_size, num_kv_heads, head_size]; written.
+        slot_mapping: [num_tokens] int64, block * block_size + offset; negative is padding.
+    """
+    implementation_of("reshape_and_cache", key.device)(key, value, kv_cache, slot_mapping)
+
+
+def paged_attention(
+    query: Tensor,
+    kv_cache: Tensor,
+    *,
+    query_start: Tensor,
+    context_lens: Tensor,
+    block_tables: Tensor,
+    scale: float,
+    sliding_window: int | None = None,
+) -> Tensor:
+    """Causal attention of packed queries over K and V in blocks; prefill chunks and decodes mix.
+
+    Sequence i has queries query_start[i]:query_start[i + 1], which are the last tokens of its
+    context: the last query sits at position context_lens[i] - 1. A query at position p sees keys at
+    positions <= p, and > p - sliding_window if there is one. Slots past the context are not read.
+
+    Args:
+        query: [num_tokens, num_heads, head_size]; num_heads is a multiple of num_kv_heads.
+        kv_cache: one layer's view, [num_blocks, 2, block_size, num_kv_heads, head_size].
+        query_start: [num_seqs + 1] int64, ascending from 0.
+        context_lens: [num_seqs] int64, the chunk included.
+        block_tables: [num_seqs, max_blocks] int32; entries past a sequence's context are ignored.
+        scale: factor of the scores before softmax.
+        sliding_window: how many of the last positions a query sees, itself included.
+
+    Returns:
+        [num_tokens, num_heads, head_size], the dtype of `query`.
+    """
+    attend = implementation_of("paged_attention", query.device)
+    return cast(
+        Tensor,
+        attend(
+            query,
+            kv_cache,
+            query_start=query_start,
+            context_lens=context_lens,
+            block_tables=block_tables,
+            scale=scale,
+            sliding_window=sliding_window,
+        ),
+    )
+
+
+def copy_blocks(pool: Tensor, src: Tensor, dst: Tensor) -> None:
+    """Copies whole blocks within a pool: block src[i] becomes block dst[i], bit for bit.
+
+    Args:
+        pool: [num_blocks, block_bytes] uint8; written.
+        src, dst: [num_copies] int64 on the CPU; distinct destinations, none of them a source.
+    """
+    implementation_of("copy_blocks", pool.device)(pool, src, dst)
+
+
+def swap_blocks(src_pool: Tensor, dst_pool: Tensor, src: Tensor, dst: Tensor) -> None:
+    """Copies whole blocks between pools, which may be on different devices, bit for bit.
+
+    Args:
+        src_pool: [num_src_blocks, block_bytes] uint8.
+        dst_pool: [num_dst_blocks, block_bytes] uint8; written.
+        src, dst: [num_copies] int64 on the CPU; distinct destinations.
+    """
+    device = dst_pool.device if src_pool.device.type == "cpu" else src_pool.device
+    implementation_of("swap_blocks", device)(src_pool, dst_pool, src, dst)
+
+
+def rms_norm(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
+    """Divides by the root mean square over the last dimension, in float32, then weighs.
+
+    Args:
+        x: [..., size].
+        weight: [size], the dtype of `x`.
+
+    Returns:
+        weight * (the normalised x rounded to its dtype), the shape and dtype of `x`.
+    """
+    return cast(Tensor, implementation_of("rms_norm", x.device)(x, weight, eps=eps))
+
+
+def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, *, eps: float) -> Tensor:
+    """Adds `x` to `residual` in place, and returns the rms_norm of the sum.
+
+    Args:
+        x: [num_tokens, size].
+        residual: [num_tokens, size]; written.
+        weight: [size].
+    """
+    norm = implementation_of("fused_add_rms_norm", x.device)
+    return cast(Tensor, norm(x, residual, weight, eps=eps))
+
+
+def rotary_embedding(heads: Tensor, cos: Tensor, signed_sin: Tensor) -> None:
+    """Rotates the pairs (i, i + head_size / 2) of each head by its token's angles, in place.
+
+    With the sign of the rotation in the table, out = x * cos + roll(x, head_size / 2) * signed_sin.
+
+    Args:
+        heads: [num_tokens, num_heads, head_size], queries and keys alike; written.
+        cos: [num_tokens, 1, head_size], the dtype of `heads`.
+        signed_sin: likewise; the first half of the last dimension is negated.
+    """
+    implementation_of("rotary_embedding", heads.device)(heads, cos, signed_sin)
+
+
+def silu_and_mul(gate_up: Tensor) -> Tensor:
+    """Returns silu(gate) * up.
+
+    Args:
+        gate_up: [num_tokens, 2 * size]: gate, then up.
+
+    Returns:
+        [num_tokens, size].
+    """
+    return cast(Tensor, implementation_of("silu_and_mul", gate_up.device)(gate_up))
+
+
+def is_finite(rows: Tensor) -> Tensor:
+    """Says which rows hold neither NaN nor infinity.
+
+    Args:
+        rows: [num_rows, size] float32.
+
+    Returns:
+        [num_rows] bool.
+    """
+    finite = rows.sum(dim=-1).isfinite()  # one pass, and NaN and infinity both survive a sum
+    doubtful = (~finite).nonzero().flatten()
+    if doubtful.numel():  # a sum of large numbers may overflow
+        finite[doubtful] = torch.isfinite(rows[doubtful]).all(dim=-1)
+    return finite

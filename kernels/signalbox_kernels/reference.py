@@ -1,0 +1,117 @@
+"""The plain Torch meaning of each op; `ops.py` states the contracts.
+
+Written for clarity first, but what serves as the implementation on a CPU (everything except
+`paged_attention`) also avoids needless passes over its data.
+"""
+
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def reshape_and_cache(key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
+    used = slot_mapping >= 0
+    slots = slot_mapping[used]
+    block_size = kv_cache.shape[2]
+    blocks, offsets = slots // block_size, slots % block_size
+    kv_cache[blocks, 0, offsets] = key[used]
+    kv_cache[blocks, 1, offsets] = value[used]
+
+
+def paged_attention(
+    query: Tensor,
+    kv_cache: Tensor,
+    *,
+    query_start: Tensor,
+    context_lens: Tensor,
+    block_tables: Tensor,
+    scale: float,
+    sliding_window: int | None = None,
+) -> Tensor:
+    out = torch.empty_like(query)
+    lens = context_lens.tolist()
+    for i, (start, end) in enumerate(pairwise(query_start.tolist())):
+        keys, values = _context(kv_cache, block_tables[i], lens[i])
+        visible = causal_mask(
+            num_queries=end - start,
+            num_keys=lens[i],
+            sliding_window=sliding_window,
+            device=query.device,
+        )
+        out[start:end] = _attend(query[start:end], keys, values, visible, scale)
+    return out
+
+
+def causal_mask(
+    *, num_queries: int, num_keys: int, sliding_window: int | None, device: torch.device
+) -> Tensor:
+    """[num_queries, num_keys] bool: the keys that each of the last `num_queries` positions sees."""
+    keys = torch.arange(num_keys, device=device)
+    queries = torch.arange(num_keys - num_queries, num_keys, device=device)[:, None]
+    visible = keys <= queries
+    if sliding_window is not None:
+        visible &= keys > queries - sliding_window
+    return visible
+
+
+def _context(kv_cache: Tensor, block_table: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    """K and V of a sequence, each [length, num_kv_heads, head_size]."""
+    num_blocks = -(-length // kv_cache.shape[2])
+    blocks = kv_cache[block_table[:num_blocks].long()]
+    keys, values = blocks.transpose(0, 1).flatten(1, 2)[:, :length]
+    return keys, values
+
+
+def _attend(query: Tensor, keys: Tensor, values: Tensor, visible: Tensor, scale: float) -> Tensor:
+    group = query.shape[1] // keys.shape[1]
+    keys = keys.repeat_interleave(group, dim=1).float()
+    values = values.repeat_interleave(group, dim=1).float()
+    scores = torch.einsum("qhd,khd->hqk", query.float(), keys) * scale
+    weights = scores.masked_fill(~visible, float("-inf")).softmax(dim=-1)
+    return torch.einsum("hqk,khd->qhd", weights, values).to(query.dtype)
+
+
+def copy_blocks(pool: Tensor, src: Tensor, dst: Tensor) -> None:
+    swap_blocks(pool, pool, src, dst)
+
+
+def swap_blocks(src_pool: Tensor, dst_pool: Tensor, src: Tensor, dst: Tensor) -> None:
+    for source, target, length in _runs(src.tolist(), dst.tolist()):
+        dst_pool[target : target + length].copy_(
+            src_pool[source : source + length], non_blocking=True
+        )
+
+
+def _runs(src: list[int], dst: list[int]) -> list[tuple[int, int, int]]:
+    """Joins neighbours into (source, target, length), so that each run is one copy."""
+    runs: list[tuple[int, int, int]] = []
+    for source, target in zip(src, dst, strict=True):
+        if runs:
+            first_source, first_target, length = runs[-1]
+            if source == first_source + length and target == first_target + length:
+                runs[-1] = (first_source, first_target, length + 1)
+                continue
+        runs.append((source, target, 1))
+    return runs
+
+
+def rms_norm(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
+    wide = x.float()
+    scale = wide.square().mean(dim=-1, keepdim=True).add_(eps).rsqrt_()
+    return (wide * scale).to(x.dtype).mul_(weight)
+
+
+def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, *, eps: float) -> Tensor:
+    return rms_norm(residual.add_(x), weight, eps=eps)
+
+
+def rotary_embedding(heads: Tensor, cos: Tensor, signed_sin: Tensor) -> None:
+    turned = heads.roll(heads.shape[-1] // 2, dims=-1).mul_(signed_sin)
+    heads.mul_(cos).add_(turned)
+
+
+def silu_and_mul(gate_up: Tensor) -> Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate).mul_(up)

@@ -1,0 +1,37 @@
+"""Which implementation of an op runs on which kind of device.
+
+An op is known by name. `register` adds an implementation for a device type; a device type without
+one gets the plain Torch reference, which runs anywhere.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+Implementation = Callable[..., Any]
+
+_references: dict[str, Implementation] = {}
+_implementations: dict[tuple[str, str], Implementation] = {}
+
+
+def register(op: str, device_type: str, implementation: Implementation) -> None:
+    """Makes `implementation` the one that `op` runs on `device_type` ("cpu", "cuda", ...)."""
+    if op not in _references:
+        raise KeyError(f"no op {op!r}; there are {', '.join(sorted(_references))}")
+    _implementations[op, device_type] = implementation
+
+
+def unregister(op: str, device_type: str) -> None:
+    """Goes back to the reference."""
+    _implementations.pop((op, device_type), None)
+
+
+def register_reference(op: str, implementation: Implementation) -> None:
+    """Declares an op by its reference."""
+    _references[op] = implementation
+
+
+def implementation_of(op: str, device: torch.device) -> Implementation:
+    """Returns what runs `op` on `device`."""
+    return _implementations.get((op, device.type), _references[op])

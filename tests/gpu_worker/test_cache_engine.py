@@ -1,0 +1,82 @@
+"""Blocks keep their bytes wherever they are moved."""
+
+import numpy as np
+import pytest
+import torch
+
+from gpu_worker.cache_engine import CacheEngine
+from gpu_worker.step import NO_COPIES, BlockMapping
+
+
+def make_engine(*, num_gpu_blocks: int = 8, num_cpu_blocks: int = 4) -> CacheEngine:
+    return CacheEngine(
+        num_gpu_blocks=num_gpu_blocks,
+        num_cpu_blocks=num_cpu_blocks,
+        block_bytes=96,
+        device=torch.device("cpu"),
+    )
+
+
+def make_mapping(**pairs: int) -> BlockMapping:
+    """b3=1 copies block 3 to block 1."""
+    src = np.array([int(name[1:]) for name in pairs], dtype=np.int32)
+    return BlockMapping(src, np.array(list(pairs.values()), dtype=np.int32))
+
+
+def test_pools_are_zero_at_first() -> None:
+    engine = make_engine()
+    assert not engine.gpu_pool.any()
+    assert not engine.cpu_pool.any()
+
+
+def test_swapped_blocks_come_back_bit_for_bit() -> None:
+    engine = make_engine()
+    engine.gpu_pool.random_(0, 256)
+    before = engine.gpu_pool.clone()
+
+    engine.swap_out(make_mapping(b2=0, b3=1, b7=3))
+    engine.gpu_pool[[2, 3, 7]] = 255
+    engine.swap_in(make_mapping(b0=5, b3=2, b1=6))
+
+    assert torch.equal(engine.gpu_pool[[5, 6, 2]], before[[2, 3, 7]])
+    assert torch.equal(engine.gpu_pool[[0, 1, 4]], before[[0, 1, 4]])
+    assert torch.equal(engine.cpu_pool[[0, 1, 3]], before[[2, 3, 7]])
+    assert not engine.cpu_pool[2].any()
+
+
+def test_copy_duplicates_a_block_within_the_pool() -> None:
+    engine = make_engine()
+    engine.gpu_pool.random_(0, 256)
+    before = engine.gpu_pool.clone()
+    engine.copy(make_mapping(b1=4, b2=5, b6=0))
+    assert torch.equal(engine.gpu_pool, before[[6, 1, 2, 3, 1, 2, 6, 7]])
+
+
+def test_empty_mapping_and_empty_swap_space_do_nothing() -> None:
+    engine = make_engine(num_cpu_blocks=0)
+    engine.swap_out(NO_COPIES)
+    engine.swap_in(NO_COPIES)
+    engine.copy(NO_COPIES)
+    assert engine.cpu_pool.shape == (0, 96)
+
+
+def test_pool_without_blocks_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one block"):
+        make_engine(num_gpu_blocks=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_swap_between_device_and_pinned_memory_keeps_the_bytes() -> None:
+    engine = CacheEngine(
+        num_gpu_blocks=64, num_cpu_blocks=32, block_bytes=4096, device=torch.device("cuda")
+    )
+    engine.gpu_pool.random_(0, 256)
+    before = engine.gpu_pool.cpu()
+    order = np.random.default_rng(0).permutation(64)[:32].astype(np.int32)
+    engine.swap_out(BlockMapping(order, np.arange(32, dtype=np.int32)))
+    engine.gpu_pool.zero_()
+    engine.swap_in(BlockMapping(np.arange(32, dtype=np.int32), order))
+    torch.cuda.synchronize()
+    assert engine.cpu_pool.is_pinned()
+    assert torch.equal(engine.gpu_pool.cpu()[torch.from_numpy(order).long()], before[order])
