@@ -1,0 +1,69 @@
+# `make demo` and `make test` work as the first command after cloning; `make help` lists the rest.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+MODEL := models/SmolLM2-135M-Instruct.Q4_1.gguf
+PROTOS := $(sort $(wildcard protos/*/v1/*.proto))
+PROTOC := $(BIN)/python -m grpc_tools.protoc -I.
+GENERATED := build/generated
+INSTALLED := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install model demo test check lint types protos protos-fresh wheel clean
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
+
+install: $(INSTALLED) ## .venv with everything that serving, tests and checks need
+
+model: $(MODEL) ## the demo model, SmolLM2-135M-Instruct (98 MB)
+
+demo: $(INSTALLED) $(MODEL) ## starts router, scheduler and worker, and asks them a question
+	@$(BIN)/signalbox demo $(MODEL)
+
+test: $(INSTALLED) $(MODEL) ## the whole suite, on the CPU
+	@echo "Running the tests"
+	@$(BIN)/python -m pytest
+
+check: lint types protos-fresh test ## test, and ruff, mypy --strict, buf lint, fresh generated code
+
+lint: $(INSTALLED) ## ruff and buf
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/buf lint
+
+types: $(INSTALLED) ## mypy --strict
+	@$(BIN)/mypy
+
+protos: $(INSTALLED) ## generates the code beside the .proto files
+	@$(PROTOC) --python_out=. --pyi_out=. --grpc_python_out=. $(PROTOS)
+
+protos-fresh: $(INSTALLED) ## fails if the committed generated code is not what protoc makes
+	@rm -rf $(GENERATED) && mkdir -p $(GENERATED)
+	@$(PROTOC) --python_out=$(GENERATED) --pyi_out=$(GENERATED) --grpc_python_out=$(GENERATED) \
+		$(PROTOS)
+	@cd $(GENERATED) && find . -name '*_pb2*' | while read -r file; do \
+		diff -u "$(CURDIR)/$$file" "$$file" || exit 1; done \
+		|| { echo "The generated code is stale; run make protos" >&2; exit 1; }
+
+wheel: $(INSTALLED) ## dist/*.whl
+	@$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+
+clean: ## removes everything that make made, but the model
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "Python 3.11 or later is needed; use make PYTHON=..." >&2; exit 1; }
+	@echo "Making $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+
+$(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing into $(VENV) (the first time takes minutes)"
+	@$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+$(MODEL): | $(BIN)/python
+	@$(BIN)/python scripts/fetch_model.py $@

@@ -1,0 +1,143 @@
+"""The command line. Errors are one line on standard error and a status that is not 0."""
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import signalbox
+from signalbox import ask, services
+from signalbox.flags import add_flags
+from signalbox.processes import end_with_parent, process_name
+from signalbox.settings import (
+    ENV_PREFIX,
+    DemoSettings,
+    RouterSettings,
+    SchedulerSettings,
+    ServeSettings,
+    Settings,
+    WorkerSettings,
+    load,
+)
+
+DESCRIPTION = """\
+Serves a large language model over gRPC: a router (text), a scheduler (tokens and
+KV-cache blocks) and workers (tensors), each a process of its own.
+
+  on one machine
+    signalbox serve models/SmolLM2-135M-Instruct.Q4_1.gguf
+    signalbox chat "What is the capital of France?"
+
+  on several
+    signalbox scheduler --host 0.0.0.0                           on host a, port 50052
+    signalbox worker MODEL --host 0.0.0.0 --scheduler a:50052    on host b, and others
+    signalbox router --host 0.0.0.0 --scheduler a:50052          clients use port 50051
+
+  without a model
+    signalbox serve --simulate
+"""
+EPILOG = f"""\
+Each flag of serve, router, scheduler and worker can also be set in the environment
+(--max-num-seqs as {ENV_PREFIX}MAX_NUM_SEQS) or in a YAML file given as --config
+(max_num_seqs: 64). A flag beats the environment, which beats the file.
+"""
+
+_SERVICES: dict[str, tuple[str, type[Settings], Callable[[Any], None]]] = {
+    "serve": ("router, scheduler and workers on this machine", ServeSettings, services.run_stack),
+    "demo": ("a stack, asks it one question and ends it", DemoSettings, services.run_demo),
+    "router": ("the router alone", RouterSettings, services.run_router),
+    "scheduler": ("the scheduler alone", SchedulerSettings, services.run_scheduler),
+    "worker": ("one worker alone", WorkerSettings, services.run_worker),
+}
+_OUR_PACKAGES = ("rpc", "router", "scheduler_svc", "gpu_worker", "signalbox_kernels", "signalbox")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit status."""
+    end_with_parent()
+    options = vars(_parser().parse_args(arguments))
+    command, run = options.pop("command"), options.pop("run")
+    debug = bool(options.get("debug")) or _debug_in_environment()
+    try:
+        run(options)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # such as `signalbox generate ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        if debug:
+            raise
+        print(f"signalbox {process_name(command)}: {_in_one_line(error)}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="signalbox",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=signalbox.__version__)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, (summary, settings_class, run) in _SERVICES.items():
+        command = commands.add_parser(name, help=summary, description=f"Runs {summary}.")
+        add_flags(command, settings_class)
+        command.set_defaults(run=_with_settings(name, settings_class, run))
+    for name, summary in (
+        ("generate", "continue a prompt, streamed from a running router"),
+        ("chat", "answer a message, or hold a conversation"),
+    ):
+        command = commands.add_parser(name, help=summary, description=f"To {summary}.")
+        ask.add_flags(command, conversation=name == "chat")
+        command.set_defaults(run=ask.run_chat if name == "chat" else ask.run_generate)
+    return parser
+
+
+def _with_settings(
+    name: str, settings_class: type[Settings], run: Callable[[Any], None]
+) -> Callable[[dict[str, Any]], None]:
+    def load_and_run(flags: dict[str, Any]) -> None:
+        settings = load(settings_class, flags)
+        _configure_logging(name, settings.log_level)
+        run(settings)
+
+    return load_and_run
+
+
+def _configure_logging(command: str, level: str) -> None:
+    """Sends log lines to standard error, each with the process's name."""
+    name = process_name("signalbox" if command == "serve" else command)
+    logging.basicConfig(
+        level=level.upper(),
+        format=f"%(asctime)s {name:<9} %(message)s",
+        datefmt="%H:%M:%S",
+    )
+    for chatty in ("httpx", "httpcore", "huggingface_hub", "asyncio"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+
+
+def _debug_in_environment() -> bool:
+    return os.environ.get(ENV_PREFIX + "DEBUG", "").lower() in ("1", "true", "yes", "on")
+
+
+def _in_one_line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    is_ours = type(error).__module__.split(".")[0] in _OUR_PACKAGES
+    is_expected = isinstance(error, OSError | ValueError | RuntimeError | MemoryError)
+    if text and (is_ours or is_expected):
+        return text
+    return f"{type(error).__name__} {text} ({ENV_PREFIX}DEBUG=1 shows where)"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

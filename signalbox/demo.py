@@ -1,0 +1,30 @@
+"""`signalbox demo`: starts the stack, asks it one question over the public API, ends it."""
+
+import sys
+
+from signalbox.ask import show
+from signalbox.inference_client import InferenceClient, Message
+from signalbox.settings import ServeSettings
+from signalbox.stack import running
+
+QUESTION = "What is the capital of France?"
+MAX_TOKENS = 64
+
+
+async def run(settings: ServeSettings) -> None:
+    """Prints progress, the answer as it streams, and a summary."""
+    _say("Starting router, scheduler and worker")
+    async with running(settings) as stack:
+        processes = ", ".join(f"{name} {pid}" for name, pid in stack.pids.items())
+        _say(f"Serving at {stack.address} (processes: {processes})")
+        _say(f"Asking: {QUESTION}\n")
+        async with InferenceClient(stack.address) as client:
+            messages = [Message(role="user", text=QUESTION)]
+            sampling = {"temperature": 0.0, "max_tokens": MAX_TOKENS}
+            await show(client.chat(messages, sampling=sampling), client=client, as_json=False)
+        _say("\nShutting down")
+    _say("All processes have ended")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,101 @@
+"""Runs one service, or the whole stack, in this process. Each service's code loads only here."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+
+from gpu_worker.step import Runner
+from rpc import telemetry
+from signalbox import configs
+from signalbox.settings import (
+    RouterSettings,
+    SchedulerSettings,
+    ServeSettings,
+    TraceSettings,
+    WorkerSettings,
+)
+
+logger = logging.getLogger(__name__)
+
+SIMULATED_MODEL_LEN = 4096
+
+
+def run_stack(settings: ServeSettings) -> None:
+    from signalbox.stack import serve
+
+    asyncio.run(serve(settings))
+
+
+def run_demo(settings: ServeSettings) -> None:
+    from signalbox.demo import run
+
+    asyncio.run(run(settings))
+
+
+def run_router(settings: RouterSettings) -> None:
+    from router.main import run
+
+    config = configs.router_config(settings)
+    _configure_tracing("router", settings)
+    asyncio.run(run(config))
+
+
+def run_scheduler(settings: SchedulerSettings) -> None:
+    from scheduler_svc.main import run
+
+    config = configs.scheduler_config(settings)
+    _configure_tracing("scheduler", settings)
+    asyncio.run(run(config))
+
+
+def run_worker(settings: WorkerSettings) -> None:
+    from gpu_worker.main import run
+
+    make_runner = _simulated_runner(settings) if settings.simulate else _model_runner(settings)
+    _configure_tracing("worker", settings)
+    serving = run(
+        make_runner,
+        host=settings.host,
+        port=settings.port,
+        scheduler_address=settings.scheduler,
+        advertise_address=settings.advertise,
+        grace_s=settings.grace,
+    )
+    asyncio.run(serving)
+
+
+def _simulated_runner(settings: WorkerSettings) -> Callable[[], Runner]:
+    from gpu_worker.simulated import SimulatedConfig, SimulatedRunner
+
+    return partial(
+        SimulatedRunner,
+        SimulatedConfig(
+            name=settings.served_model_name or "simulated",
+            max_model_len=settings.max_model_len or SIMULATED_MODEL_LEN,
+            block_size=settings.block_size,
+            num_gpu_blocks=settings.simulated_gpu_blocks,
+            num_cpu_blocks=settings.simulated_cpu_blocks,
+            max_num_seqs=settings.max_num_seqs,
+            max_num_batched_tokens=settings.max_num_batched_tokens,
+            step_ns=int(settings.simulated_step_ms * 1e6),
+            token_ns=int(settings.simulated_token_us * 1e3),
+        ),
+    )
+
+
+def _model_runner(settings: WorkerSettings) -> Callable[[], Runner]:
+    logger.info("loading %s", settings.model)
+    from gpu_worker.runner import ModelRunner  # imports torch: seconds
+
+    return partial(
+        ModelRunner,
+        configs.model_config(settings),
+        configs.cache_config(settings),
+        device_config=configs.device_config(settings),
+        progress=partial(logger.info, "%s"),
+    )
+
+
+def _configure_tracing(service: str, settings: TraceSettings) -> None:
+    telemetry.configure(service_name=f"signalbox-{service}", exporter=settings.trace_exporter)

@@ -1,0 +1,264 @@
+"""Everything that can be set, from flags, environment and a YAML file alike.
+
+A flag beats the environment (SIGNALBOX_PORT for --port), which beats the file (`port:`), which
+beats the default. What vLLM calls EngineArgs; `signalbox.configs` makes the services' frozen
+configuration objects of it.
+"""
+
+import os
+from pathlib import Path
+from typing import Any, Literal, Self, TypeVar
+
+import yaml
+from pydantic import Field, ValidationError, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+ENV_PREFIX = "SIGNALBOX_"
+CONFIG_FILE = "config"
+
+S = TypeVar("S", bound="Settings")
+
+
+class Settings(BaseSettings):
+    """What every command takes."""
+
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, frozen=True, extra="forbid")
+
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="least severe log lines on standard error"
+    )
+    debug: bool = Field(False, description="show tracebacks instead of one-line errors")
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        assert isinstance(init_settings, InitSettingsSource)
+        path = init_settings.init_kwargs.pop(CONFIG_FILE, None)
+        file_values = _read_file(Path(path), settings_cls) if path else {}
+        return init_settings, env_settings, InitSettingsSource(settings_cls, file_values)
+
+
+class TraceSettings(Settings):
+    """Of every service."""
+
+    trace_exporter: str = Field(
+        "none", description="where spans go: none, console, otlp, otlp=URL or file=PATH"
+    )
+    grace: float = Field(
+        30.0, ge=0, description="seconds that running requests are given after SIGTERM"
+    )
+
+
+class ModelSettings(TraceSettings):
+    """Of a worker with a model: which, where, how much KV cache. None apply to a simulated one."""
+
+    model: str | None = Field(
+        None, description="a GGUF file, a Hugging Face directory, or a hub id such as org/name"
+    )
+    revision: str | None = Field(None, description="of a hub id: branch, tag or commit")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the model runs")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="of weights, activations and KV cache; auto suits model and device"
+    )
+    num_threads: int | None = Field(
+        None, gt=0, description="CPU threads of a worker (default: its share of the cores)"
+    )
+    swap_space: float = Field(
+        4.0, ge=0, allow_inf_nan=False, description="GiB of CPU memory for swapped blocks"
+    )
+    gpu_memory_utilization: float = Field(
+        0.9, gt=0, le=1, description="share of a CUDA device's memory that may be used"
+    )
+    kv_cache_memory: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="GiB of KV cache (default: measured)"
+    )
+
+
+class SimulationSettings(TraceSettings):
+    """Of a simulated worker."""
+
+    simulate: bool = Field(False, description="no model: tokens that check the block tables")
+    simulated_gpu_blocks: int = Field(4096, gt=0, description="KV-cache blocks it pretends to have")
+    simulated_cpu_blocks: int = Field(512, ge=0, description="swap blocks it pretends to have")
+    simulated_step_ms: float = Field(
+        0.0, ge=0, allow_inf_nan=False, description="least time of a step"
+    )
+    simulated_token_us: float = Field(
+        0.0, ge=0, allow_inf_nan=False, description="time of each token of a step, on top"
+    )
+
+
+class EngineSettings(ModelSettings, SimulationSettings):
+    """Of a worker of either kind."""
+
+    served_model_name: str | None = Field(
+        None, description="the name that requests use (default: made from MODEL)"
+    )
+    max_model_len: int | None = Field(
+        None, gt=1, description="longest sequence in tokens (default: the model's window)"
+    )
+    block_size: int = Field(16, gt=0, le=256, description="tokens in a KV-cache block")
+
+    @model_validator(mode="after")
+    def _is_of_one_kind(self) -> Self:
+        if self.simulate:
+            useless = self.model_fields_set & ModelSettings.model_fields.keys()
+        else:
+            useless = self.model_fields_set & SimulationSettings.model_fields.keys()
+        useless -= TraceSettings.model_fields.keys() | {"simulate"}
+        if "model" in useless:
+            raise ValueError("--simulate takes no MODEL; leave one of them out")
+        if useless:
+            state = "with" if self.simulate else "without"
+            raise ValueError(f"{flag_name(min(useless))} has no effect {state} --simulate")
+        if not self.simulate and self.model is None:
+            raise ValueError("give a MODEL (a .gguf file, a directory, a hub id) or --simulate")
+        return self
+
+
+class LimitSettings(TraceSettings):
+    """Of a step; the scheduler keeps within its own and each worker's."""
+
+    max_num_seqs: int = Field(256, gt=0, description="most sequences in a step")
+    max_num_batched_tokens: int = Field(2048, gt=0, description="most tokens in a step")
+
+
+class PolicySettings(LimitSettings):
+    """Of the scheduler."""
+
+    preemption_mode: Literal["swap", "recompute"] = Field(
+        "swap", description="what happens to the blocks of a group that must yield"
+    )
+    watermark: float = Field(
+        0.01, ge=0, lt=1, description="share of the blocks that admission leaves free"
+    )
+    num_gpu_blocks_override: int | None = Field(
+        None, gt=0, description="use so many of each worker's KV-cache blocks"
+    )
+    num_cpu_blocks_override: int | None = Field(
+        None, ge=0, description="use so many of each worker's swap blocks"
+    )
+    max_steps_in_flight: int = Field(
+        2, ge=1, le=2, description="2 plans the next step while one runs"
+    )
+    max_queued_requests: int = Field(
+        4096, gt=0, description="requests that may wait; more are refused"
+    )
+
+
+class DoorSettings(TraceSettings):
+    """Of the router."""
+
+    max_live_requests: int = Field(
+        4096, gt=0, description="requests that may run or wait; more are refused"
+    )
+    reflection: bool = Field(True, description="whether gRPC reflection is served")
+
+
+class RouterSettings(DoorSettings):
+    """`signalbox router`."""
+
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: int = Field(50051, ge=0, le=65535, description="port to listen on; 0 picks one")
+    scheduler: str = Field("127.0.0.1:50052", description="HOST:PORT of the scheduler")
+
+
+class SchedulerSettings(PolicySettings):
+    """`signalbox scheduler`."""
+
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: int = Field(50052, ge=0, le=65535, description="port to listen on; 0 picks one")
+
+
+class WorkerSettings(EngineSettings, LimitSettings):
+    """`signalbox worker`."""
+
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: int = Field(0, ge=0, le=65535, description="port to listen on; 0 picks one")
+    scheduler: str = Field("127.0.0.1:50052", description="HOST:PORT of the scheduler to join")
+    advertise: str | None = Field(
+        None, description="HOST or HOST:PORT where the scheduler reaches this worker, if not --host"
+    )
+
+
+class ServeSettings(EngineSettings, PolicySettings, DoorSettings):
+    """`signalbox serve`: all three on this machine."""
+
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: int = Field(50051, ge=0, le=65535, description="port to listen on; 0 picks one")
+    workers: int = Field(1, gt=0, description="worker processes to start")
+
+
+class DemoSettings(ServeSettings):
+    """`signalbox demo`: as serve, where nothing else listens."""
+
+    port: int = Field(0, ge=0, le=65535, description="port to listen on; 0 picks one")
+
+
+SERVICES: tuple[type[Settings], ...] = (
+    ServeSettings,
+    RouterSettings,
+    SchedulerSettings,
+    WorkerSettings,
+)
+
+
+class SettingsError(ValueError):
+    """A setting is wrong; says which and why in one line."""
+
+
+def load(settings_class: type[S], flags: dict[str, Any]) -> S:
+    """Returns the settings of a command.
+
+    Args:
+        flags: those that were given on the command line; "config" is the YAML file.
+    """
+    config_file = flags.get(CONFIG_FILE) or os.environ.get(ENV_PREFIX + "CONFIG")
+    values: dict[str, Any] = {**flags, CONFIG_FILE: config_file}
+    try:
+        return settings_class(**values)
+    except ValidationError as error:
+        raise SettingsError(_in_one_line(error)) from None
+
+
+def flag_name(field: str) -> str:
+    """Returns the flag of a field."""
+    return "--" + field.replace("_", "-")
+
+
+def _read_file(path: Path, settings_class: type[BaseSettings]) -> dict[str, Any]:
+    """Returns the file's settings for this command; one file may serve several commands."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = " ".join(str(getattr(error, "strerror", None) or error).split())
+        raise SettingsError(f"cannot read --config {path}: {reason}") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise SettingsError(f"--config {path}: expected `setting: value` lines")
+    values = {str(name).replace("-", "_"): value for name, value in content.items()}
+    known = {field for service in SERVICES for field in service.model_fields}
+    if unknown := values.keys() - known:
+        raise SettingsError(f"--config {path}: no setting is called {min(unknown)}")
+    return {name: values[name] for name in values if name in settings_class.model_fields}
+
+
+def _in_one_line(error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    reason = first["msg"].removeprefix("Value error, ")
+    if not first["loc"]:  # several settings do not fit together
+        return reason
+    name = flag_name(str(first["loc"][0]))
+    return f"{name} is {first['input']!r}: {reason[0].lower()}{reason[1:]}"

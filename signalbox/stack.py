@@ -1,0 +1,209 @@
+"""Router, scheduler and workers as separate processes of this machine, supervised.
+
+Only the router listens where the user said; the others meet on free loopback ports.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator
+
+from rpc.server import check_free, join_address
+from signalbox.flags import to_flags
+from signalbox.inference_client import InferenceClient
+from signalbox.processes import Child, spawn
+from signalbox.settings import (
+    RouterSettings,
+    SchedulerSettings,
+    ServeSettings,
+    WorkerSettings,
+)
+
+logger = logging.getLogger(__name__)
+
+LOOPBACK = "127.0.0.1"
+END_S = 10.0
+"""For a process with nothing left to do to exit in."""
+
+
+class ServiceDied(RuntimeError):
+    """A process of the stack ended on its own."""
+
+
+class LocalStack:
+    """The processes of one `signalbox serve`."""
+
+    def __init__(self, settings: ServeSettings) -> None:
+        self._settings = settings
+        self._port = settings.port or _free_port()
+        self._router: Child | None = None
+        self._scheduler: Child | None = None
+        self._workers: list[Child] = []
+
+    @property
+    def address(self) -> str:
+        """Where clients reach the router."""
+        host = self._settings.host
+        return join_address(LOOPBACK if host in ("0.0.0.0", "::", "") else host, self._port)
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """The processes that run, by name."""
+        return {child.name: child.process.pid for child in self._children()}
+
+    async def start(self) -> None:
+        """Starts the processes and returns when the router serves. Raises ServiceDied."""
+        settings, scheduler_port = self._settings, _free_port()
+        check_free(settings.host, settings.port)
+        scheduler = join_address(LOOPBACK, scheduler_port)
+        self._scheduler = await self._spawn(
+            "scheduler", SchedulerSettings, host=LOOPBACK, port=scheduler_port
+        )
+        for index in range(settings.workers):
+            worker = await self._spawn(
+                "worker",
+                WorkerSettings,
+                number=index,
+                host=LOOPBACK,
+                port=0,
+                scheduler=scheduler,
+                num_threads=_threads_per_worker(settings),
+            )
+            self._workers.append(worker)
+        self._router = await self._spawn(
+            "router", RouterSettings, port=self._port, scheduler=scheduler
+        )
+        await self._until_serving()
+
+    async def wait(self) -> None:
+        """Returns never; raises ServiceDied when the stack can serve no longer."""
+        while True:
+            waits = {asyncio.create_task(child.process.wait()): child for child in self._children()}
+            try:
+                done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in waits:
+                    task.cancel()
+            self._lost([waits[task] for task in done])
+
+    async def stop(self) -> None:
+        """Ends the processes in order: requests drain, workers leave, the scheduler goes."""
+        if self._router:
+            await self._router.end(within_s=self._settings.grace + END_S)
+        await asyncio.gather(*(worker.end(within_s=END_S) for worker in self._workers))
+        if self._scheduler:
+            await self._scheduler.end(within_s=END_S)
+
+    def kill(self) -> None:
+        """Ends the processes at once."""
+        for child in self._children():
+            child.send(signal.SIGKILL)
+
+    def _children(self) -> list[Child]:
+        return [child for child in (self._router, self._scheduler, *self._workers) if child]
+
+    async def _spawn(
+        self,
+        command: str,
+        settings_class: type[RouterSettings | SchedulerSettings | WorkerSettings],
+        *,
+        number: int | None = None,
+        **replaced: object,
+    ) -> Child:
+        name = command if number is None else f"{command} {number}"
+        return await spawn(name, [command, *to_flags(self._settings, settings_class, **replaced)])
+
+    async def _until_serving(self) -> None:
+        watching = asyncio.ensure_future(self.wait())
+        serving = asyncio.ensure_future(_until_healthy(self.address))
+        try:
+            await asyncio.wait({watching, serving}, return_when=asyncio.FIRST_COMPLETED)
+            if watching.done():
+                self.kill()  # nobody is served yet, so there is nothing to drain
+                watching.result()
+        finally:
+            for task in (watching, serving):
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError, ServiceDied):
+                    await task
+
+    def _lost(self, ended: list[Child]) -> None:
+        """Goes on without a worker while there are others; without anything else, gives up."""
+        for child in ended:
+            message = f"{child.name} {_how_it_ended(child)}"
+            if child not in self._workers or len(self._workers) == 1:
+                raise ServiceDied(message)
+            self._workers.remove(child)
+            logger.warning("%s; workers left: %d", message, len(self._workers))
+
+
+@contextlib.asynccontextmanager
+async def running(settings: ServeSettings) -> AsyncIterator[LocalStack]:
+    """Yields a stack that serves; ends it afterwards."""
+    stack = LocalStack(settings)
+    try:
+        await stack.start()
+        yield stack
+        await stack.stop()
+    finally:
+        stack.kill()
+
+
+async def serve(settings: ServeSettings) -> None:
+    """Runs a stack until SIGTERM or SIGINT; a second signal kills it at once."""
+    stack = LocalStack(settings)
+    stopping = asyncio.Event()
+
+    def on_signal() -> None:
+        if stopping.is_set():
+            stack.kill()
+        stopping.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, on_signal)
+    work = asyncio.ensure_future(_start_and_wait(stack))
+    stop = asyncio.ensure_future(stopping.wait())
+    try:
+        await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            await work
+        logger.info("stopping")
+    finally:
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+        await stack.stop()
+
+
+async def _start_and_wait(stack: LocalStack) -> None:
+    await stack.start()
+    async with InferenceClient(stack.address) as client:
+        logger.info("serving %s at %s; Ctrl-C stops", await client.model_name(), stack.address)
+    await stack.wait()
+
+
+async def _until_healthy(address: str) -> None:
+    async with InferenceClient(address) as client:
+        await client.wait_until_serving()
+
+
+def _threads_per_worker(settings: ServeSettings) -> int | None:
+    if settings.num_threads or settings.workers == 1 or settings.simulate:
+        return settings.num_threads
+    return max(1, (os.cpu_count() or 1) // settings.workers)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _how_it_ended(child: Child) -> str:
+    code = child.process.returncode or 0
+    if code < 0:
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"exited with status {code}"

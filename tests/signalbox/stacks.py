@@ -1,0 +1,90 @@
+"""Runs `signalbox` commands as a user does: as processes."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+COMMAND = [sys.executable, "-m", "signalbox.cli"]
+START_S = 30
+
+
+def signalbox(*arguments: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+    """Runs one command to its end."""
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        stdin=subprocess.DEVNULL,
+        env=environment(),
+    )
+
+
+def environment() -> dict[str, str]:
+    inherited = {key: v for key, v in os.environ.items() if not key.startswith("SIGNALBOX_")}
+    return {**inherited, "OMP_NUM_THREADS": "1"}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass
+class Stack:
+    """A running `signalbox serve`."""
+
+    process: subprocess.Popen[bytes]
+    address: str
+    log: Path
+
+    def children(self) -> dict[str, psutil.Process]:
+        """The services' processes, by command."""
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        return {child.cmdline()[3]: child for child in children}
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout=START_S)
+
+
+@contextmanager
+def serve(log: Path, *arguments: str) -> Iterator[Stack]:
+    """Yields a stack that serves. Whatever is left of it afterwards fails the test."""
+    address = f"127.0.0.1:{free_port()}"
+    port = address.rpartition(":")[2]
+    with log.open("wb") as sink:
+        process = subprocess.Popen(
+            [*COMMAND, "serve", "--port", port, *arguments], stderr=sink, env=environment()
+        )
+    stack = Stack(process, address, log)
+    children: dict[str, psutil.Process] = {}
+    try:
+        _wait_for(stack)
+        children = stack.children()
+        yield stack
+    finally:
+        if process.poll() is None:
+            stack.stop()
+        _, alive = psutil.wait_procs(list(children.values()), timeout=5)
+        for child in alive:
+            child.kill()
+    assert not alive, f"left behind: {alive}"
+
+
+def _wait_for(stack: Stack) -> None:
+    ends = time.monotonic() + START_S
+    while "Ctrl-C stops" not in stack.log.read_text():
+        assert stack.process.poll() is None, stack.log.read_text()
+        assert time.monotonic() < ends, stack.log.read_text()
+        time.sleep(0.05)

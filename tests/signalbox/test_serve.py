@@ -1,0 +1,177 @@
+"""The local stack as a user sees it: real processes, no model."""
+
+import json
+import signal
+import socket
+import subprocess
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.signalbox.stacks import COMMAND, environment, serve, signalbox
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "log"
+
+
+def test_a_prompt_streams_through_three_processes_and_none_is_left(log: Path) -> None:
+    with serve(log, "--simulate") as stack:
+        assert set(stack.children()) == {"router", "scheduler", "worker"}
+        done = signalbox("generate", "hello", "--max-tokens", "5", "--address", stack.address)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.strip()
+        assert "5 tokens, first after" in done.stderr
+        children = list(stack.children().values())
+        assert stack.stop() == 0
+        assert not [child for child in children if child.is_running()]
+
+
+def test_json_has_outputs_usage_and_times(log: Path) -> None:
+    with serve(log, "--simulate", "--workers", "2") as stack:
+        arguments = ("--max-tokens", "6", "-n", "2", "--seed", "1", "--address", stack.address)
+        done = signalbox("chat", "hello", "--ignore-eos", "--json", *arguments)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert [output["index"] for output in answer["outputs"]] == [0, 1]
+    assert {output["finish_reason"] for output in answer["outputs"]} == {"length"}
+    assert answer["usage"]["completion_tokens"] == 12
+    assert answer["time_to_first_token_s"] > 0
+
+
+def test_greedy_output_is_the_same_with_few_blocks_and_small_steps(log: Path) -> None:
+    arguments = ("generate", "hello " * 20, "--max-tokens", "40", "--temperature", "0", "--json")
+    texts = []
+    for limits in ((), ("--num-gpu-blocks-override=12", "--max-num-batched-tokens=32")):
+        seqs = ("--max-num-seqs=8",) if limits else ()
+        with serve(log, "--simulate", *limits, *seqs) as stack:
+            done = signalbox(*arguments, "--ignore-eos", "--address", stack.address)
+            texts.append(json.loads(done.stdout)["outputs"][0]["text"])
+    assert texts[0] == texts[1]
+
+
+def test_a_killed_parent_takes_its_children_along(log: Path) -> None:
+    with serve(log, "--simulate") as stack:
+        children = list(stack.children().values())
+        stack.process.kill()
+        stack.process.wait()
+        _, alive = psutil.wait_procs(children, timeout=5)
+        assert not alive
+
+
+@pytest.mark.parametrize("service", ["router", "scheduler", "worker"])
+def test_a_service_that_dies_ends_the_stack_in_one_line(log: Path, service: str) -> None:
+    with serve(log, "--simulate") as stack:
+        stack.children()[service].kill()
+        assert stack.process.wait(timeout=30) == 1
+    (line,) = [line for line in log.read_text().splitlines() if line.startswith("signalbox serve")]
+    assert f"{service}" in line
+    assert "killed by SIGKILL" in line
+    assert "Traceback" not in log.read_text()
+
+
+def test_a_worker_that_dies_leaves_the_others_serving(log: Path) -> None:
+    with serve(log, "--simulate", "--workers", "2") as stack:
+        stack.children()["worker"].kill()
+        done = signalbox("generate", "hello", "--max-tokens", "5", "--address", stack.address)
+        assert done.returncode == 0, done.stderr
+        assert stack.stop() == 0
+    assert "workers left: 1" in log.read_text()
+
+
+def test_ctrl_c_ends_the_stack_with_status_0(log: Path) -> None:
+    with serve(log, "--simulate") as stack:
+        stack.process.send_signal(signal.SIGINT)
+        assert stack.process.wait(timeout=30) == 0
+
+
+def test_the_demo_asks_answers_and_ends() -> None:
+    done = signalbox("demo", "--simulate")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+    assert "All processes have ended" in done.stderr
+
+
+def assert_one_line_error(done: subprocess.CompletedProcess[str], *expected: str) -> None:
+    lines = [line for line in done.stderr.splitlines() if line.startswith("signalbox")]
+    assert done.returncode in (1, 2)
+    assert "Traceback" not in done.stderr
+    assert any(all(part in line for part in expected) for line in lines), done.stderr
+
+
+@pytest.mark.parametrize("command", ["serve", "worker", "router", "scheduler"])
+def test_a_port_in_use_is_one_line(command: str) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        kind = ["--simulate"] if command in ("serve", "worker") else []
+        done = signalbox(command, *kind, "--port", port)
+    assert_one_line_error(done, f"127.0.0.1:{port}", "in use")
+
+
+@pytest.mark.parametrize("model", ["no/such/model.gguf", "./nowhere", "pyproject.toml"])
+def test_a_wrong_model_is_one_line_and_ends_the_stack(model: str) -> None:
+    done = signalbox("serve", model, "--port", "0", "--device", "cpu")
+    assert_one_line_error(done, "worker", model)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["serve"], "give a MODEL"),
+        (["serve", "--simulate", "--port", "x"], "--port"),
+        (["serve", "--simulate", "--no-such-flag"], "--no-such-flag"),
+        (["router", "--trace-exporter", "jaeger"], "unknown trace exporter"),
+        (["generate", "hello", "--address", "127.0.0.1:9"], "nothing answers at 127.0.0.1:9"),
+        (["frobnicate"], "frobnicate"),
+    ],
+)
+def test_a_mistake_is_one_line(arguments: list[str], expected: str) -> None:
+    done = signalbox(*arguments)
+    assert_one_line_error(done, expected)
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_refused_request_is_one_line(log: Path) -> None:
+    with serve(log, "--simulate") as stack:
+        done = signalbox("generate", "hello", "--temperature", "9", "--address", stack.address)
+    assert_one_line_error(done, "INVALID_ARGUMENT", "temperature", "9")
+
+
+def test_a_reader_that_leaves_is_no_error(log: Path) -> None:
+    with serve(log, "--simulate", "--simulated-step-ms=5") as stack:
+        arguments = ["generate", "hello", "--ignore-eos", "--max-tokens=500"]
+        process = subprocess.Popen(
+            [*COMMAND, *arguments, "--address", stack.address],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment(),
+        )
+        assert process.stdout and process.stderr
+        process.stdout.read(1)
+        process.stdout.close()
+        assert process.wait(timeout=10) != 0
+        assert process.stderr.read() == b""
+
+
+def test_spans_of_router_and_scheduler_are_one_trace(log: Path, tmp_path: Path) -> None:
+    spans_path = tmp_path / "spans.jsonl"
+    with serve(log, "--simulate", f"--trace-exporter=file={spans_path}") as stack:
+        done = signalbox("generate", "hello", "--max-tokens=3", "--address", stack.address)
+        assert done.returncode == 0, done.stderr
+    spans = [json.loads(line) for line in spans_path.read_text().splitlines()]
+    traces: dict[str, set[str]] = {}
+    for span in spans:
+        services = traces.setdefault(span["context"]["trace_id"], set())
+        services.add(span["resource"]["attributes"]["service.name"])
+    assert {"signalbox-router", "signalbox-scheduler"} in traces.values()
+
+
+def test_help_and_version_need_no_service() -> None:
+    assert "signalbox serve" in signalbox("--help").stdout
+    assert signalbox("--version").stdout.strip()
+    for command in ("serve", "router", "scheduler", "worker", "generate", "chat"):
+        assert signalbox(command, "--help").returncode == 0

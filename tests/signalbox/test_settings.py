@@ -1,0 +1,143 @@
+"""Flags beat the environment, which beats the file, which beats the default."""
+
+from pathlib import Path
+
+import pytest
+
+from signalbox.configs import cache_config, model_config, router_config, scheduler_config
+from signalbox.flags import to_flags
+from signalbox.settings import (
+    SERVICES,
+    RouterSettings,
+    SchedulerSettings,
+    ServeSettings,
+    Settings,
+    SettingsError,
+    WorkerSettings,
+    load,
+)
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CONFIG", "PORT", "MAX_NUM_SEQS"):
+        monkeypatch.delenv(f"SIGNALBOX_{name}", raising=False)
+
+
+def write_config(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "signalbox.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_a_flag_beats_the_environment_beats_the_file_beats_the_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = write_config(tmp_path, "port: 1\n")
+    ports = [load(RouterSettings, {}).port, load(RouterSettings, {"config": config}).port]
+    monkeypatch.setenv("SIGNALBOX_PORT", "2")
+    ports.append(load(RouterSettings, {"config": config}).port)
+    ports.append(load(RouterSettings, {"config": config, "port": "3"}).port)
+    assert ports == [50051, 1, 2, 3]
+
+
+def test_the_file_can_be_named_in_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SIGNALBOX_CONFIG", write_config(tmp_path, "max-num-seqs: 7\n"))
+    assert load(SchedulerSettings, {}).max_num_seqs == 7
+
+
+def test_one_file_serves_several_commands(tmp_path: Path) -> None:
+    config = write_config(tmp_path, "dtype: float32\nmax_live_requests: 9\nmodel: m\n")
+    assert load(RouterSettings, {"config": config}).max_live_requests == 9
+    assert load(WorkerSettings, {"config": config}).dtype == "float32"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("no_such_setting: 1", "no setting is called no_such_setting"),
+        ("- a\n- b", "expected `setting: value` lines"),
+        ("port: [", "cannot read"),
+        ("port: many", "--port is 'many'"),
+    ],
+)
+def test_a_wrong_file_is_refused_in_one_line(tmp_path: Path, text: str, expected: str) -> None:
+    with pytest.raises(SettingsError, match=expected) as caught:
+        load(RouterSettings, {"config": write_config(tmp_path, text)})
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="No such file"):
+        load(RouterSettings, {"config": str(tmp_path / "none.yaml")})
+
+
+@pytest.mark.parametrize(
+    ("settings_class", "flags", "expected"),
+    [
+        (RouterSettings, {"port": "70000"}, "--port is '70000'"),
+        (RouterSettings, {"grace": "-1"}, "--grace is '-1'"),
+        (SchedulerSettings, {"max_num_seqs": "0"}, "--max-num-seqs is '0'"),
+        (WorkerSettings, {"model": "m", "dtype": "int3"}, "--dtype is 'int3'"),
+        (WorkerSettings, {"model": "m", "swap_space": "nan"}, "--swap-space is 'nan'"),
+        (WorkerSettings, {}, "give a MODEL"),
+        (ServeSettings, {"model": "m", "simulate": True}, "takes no MODEL"),
+        (ServeSettings, {"dtype": "float32", "simulate": True}, "--dtype has no effect with"),
+        (ServeSettings, {"model": "m", "simulated_step_ms": 3}, "has no effect without"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_the_name_of_its_flag(
+    settings_class: type[Settings], flags: dict[str, object], expected: str
+) -> None:
+    with pytest.raises(SettingsError, match=expected) as caught:
+        load(settings_class, flags)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("settings_class", SERVICES)
+def test_every_setting_has_a_description(settings_class: type[Settings]) -> None:
+    assert all(field.description for field in settings_class.model_fields.values())
+
+
+def parse_flags(arguments: list[str]) -> dict[str, object]:
+    """Reads back what to_flags has written."""
+    flags: dict[str, object] = {}
+    if "--" in arguments:
+        flags["model"] = arguments.pop()
+        arguments.remove("--")
+    for argument in arguments:
+        name, has_value, value = argument.removeprefix("--").partition("=")
+        is_off = not has_value and name.startswith("no-")
+        flags[name.removeprefix("no-" * is_off).replace("-", "_")] = (
+            value if has_value else not is_off
+        )
+    return flags
+
+
+def test_flags_carry_settings_to_another_process() -> None:
+    given = {"model": "-m", "dtype": "float32", "max_model_len": 99, "reflection": False}
+    settings = load(ServeSettings, given)
+    worker = load(WorkerSettings, parse_flags(to_flags(settings, WorkerSettings, port=7)))
+    router = load(RouterSettings, parse_flags(to_flags(settings, RouterSettings)))
+    assert (worker.model, worker.dtype, worker.max_model_len, worker.port) == (
+        "-m",
+        "float32",
+        99,
+        7,
+    )
+    assert router.reflection is False
+
+
+def test_settings_become_frozen_configurations() -> None:
+    worker = load(WorkerSettings, {"model": "m", "kv_cache_memory": 0.5, "swap_space": 0})
+    assert model_config(worker).model == "m"
+    assert cache_config(worker).kv_cache_bytes == 1 << 29
+    assert cache_config(worker).swap_space_bytes == 0
+    router = router_config(load(RouterSettings, {"scheduler": "a:1"}))
+    assert router.scheduler_addresses == ("a:1",)
+    scheduler = scheduler_config(load(SchedulerSettings, {"max_num_batched_tokens": 64}))
+    assert scheduler.limits.max_num_batched_tokens == 64
+    with pytest.raises(AttributeError):
+        router.port = 1  # type: ignore[misc]

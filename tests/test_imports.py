@@ -1,0 +1,107 @@
+"""Who may import whom: the arrows of the architecture, and nothing else."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+ALLOWED: dict[str, set[str]] = {
+    "protos": set(),
+    "rpc": {"protos"},
+    "signalbox_kernels": set(),
+    "router": {"protos", "rpc"},
+    "scheduler_svc": {"protos", "rpc"},
+    "gpu_worker": {"protos", "rpc", "signalbox_kernels"},
+    "signalbox": {"protos", "rpc", "router", "scheduler_svc", "gpu_worker", "signalbox_kernels"},
+}
+FOLDERS = {name: ROOT / name for name in ALLOWED} | {
+    "signalbox_kernels": ROOT / "kernels" / "signalbox_kernels"
+}
+HEAVY = {"torch", "transformers"}
+MAY_IMPORT_HEAVY = {"gpu_worker", "signalbox_kernels"}
+PROTOBUF_SERVICES = ("router", "scheduler_svc", "gpu_worker")
+
+
+def imported_modules(source: str) -> Iterator[str]:
+    """Yields the absolute names of modules that the source imports, wherever in it."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            yield node.module or ""
+
+
+def forbidden_imports(package: str, source: str) -> list[str]:
+    """Returns the imports in `source` that a module of `package` may not have."""
+    allowed = ALLOWED[package] | {package}
+    heavy = set() if package in MAY_IMPORT_HEAVY else HEAVY
+    return [
+        name
+        for name in imported_modules(source)
+        if (top := name.split(".")[0]) in heavy or (top in ALLOWED and top not in allowed)
+    ]
+
+
+def touches_protobuf(path: Path) -> bool:
+    return any(
+        name.startswith(("protos", "google.protobuf"))
+        for name in imported_modules(path.read_text(encoding="utf-8"))
+    )
+
+
+@pytest.mark.parametrize("package", ALLOWED)
+def test_a_package_imports_only_what_is_below_it(package: str) -> None:
+    paths = sorted(FOLDERS[package].rglob("*.py"))
+    assert paths
+    found = {path: forbidden_imports(package, path.read_text(encoding="utf-8")) for path in paths}
+    assert not {str(path): names for path, names in found.items() if names}
+
+
+@pytest.mark.parametrize(
+    ("package", "source"),
+    [
+        ("router", "import torch"),
+        ("router", "def f():\n    from scheduler_svc import plan"),
+        ("scheduler_svc", "import gpu_worker.step"),
+        ("rpc", "from router.config import RouterConfig"),
+        ("gpu_worker", "import scheduler_svc"),
+        ("signalbox_kernels", "from rpc import errors"),
+    ],
+)
+def test_another_arrow_is_found(package: str, source: str) -> None:
+    assert forbidden_imports(package, source)
+
+
+def test_protobuf_stays_at_the_edges_of_a_service() -> None:
+    """codec, servicer and clients, and main.py, which adds servicers to servers."""
+    inside = [
+        path
+        for service in PROTOBUF_SERVICES
+        for path in FOLDERS[service].rglob("*.py")
+        if path.stem not in ("codec", "servicer", "main")
+        and not path.stem.endswith(("_client", "_codec", "_servicer"))
+        and touches_protobuf(path)
+    ]
+    assert not [str(path.relative_to(ROOT)) for path in inside]
+
+
+def modules_of(package: str) -> list[str]:
+    paths = FOLDERS[package].rglob("*.py")
+    return sorted(".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths)
+
+
+@pytest.mark.parametrize("package", ["rpc", "router", "scheduler_svc", "signalbox"])
+def test_importing_all_of_a_package_loads_no_torch(package: str) -> None:
+    """Also what it imports through others; in a process of its own."""
+    lines = [f"import {module.removesuffix('.__init__')}" for module in modules_of(package)]
+    script = "\n".join([*lines, "import sys", f"print({HEAVY!r} & sys.modules.keys() or '')"])
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == ""
