@@ -10,6 +10,7 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from scheduler_svc.block_allocator import BlockAllocator
+from scheduler_svc.prefix import next_hash, root_hash
 from scheduler_svc.sequence import Sequence, SequenceGroup, SequenceStatus, length_limit
 
 
@@ -37,6 +38,7 @@ class BlockSpaceManager:
         num_watermark_blocks: GPU blocks that admission leaves free, so that the sequences which
             run already can grow for a while before anybody is preempted.
         max_model_len: longest sequence in tokens.
+        prefix_caching: whether whole blocks may be found by what they hold, in use or not.
     """
 
     def __init__(
@@ -47,12 +49,14 @@ class BlockSpaceManager:
         num_cpu_blocks: int,
         num_watermark_blocks: int = 0,
         max_model_len: int,
+        prefix_caching: bool = True,
     ) -> None:
         self.block_size = block_size
         self.gpu = BlockAllocator(num_gpu_blocks)
         self.cpu = BlockAllocator(num_cpu_blocks)
         self._num_watermark_blocks = num_watermark_blocks
         self._max_model_len = max_model_len
+        self._prefix_caching = prefix_caching
 
     def num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -75,12 +79,63 @@ class BlockSpaceManager:
         """Says whether the group's first sequence fits: all its known tokens."""
         if not self.can_ever_hold(group):
             return AllocStatus.NEVER
-        wanted = self.num_blocks(group.unfinished[0].num_tokens)
+        seq = group.unfinished[0]
         # Alone on the worker a group is past the watermark's protection: nobody else grows.
-        spare = self.gpu.num_free - wanted
+        spare = self.gpu.num_free - self._num_taken(seq, self.find_prefix(seq))
         alone = self.gpu.num_free == self.gpu.num_blocks
         enough = spare >= (0 if alone else self._num_watermark_blocks)
         return AllocStatus.OK if enough else AllocStatus.LATER
+
+    def find_prefix(self, seq: Sequence) -> list[int]:
+        """Returns the blocks that hold the sequence's first tokens, all but the last at most."""
+        found: list[int] = []
+        if not self._prefix_caching:
+            return found
+        for index in range((seq.num_tokens - 1) // self.block_size):
+            block = self.gpu.find(self._hash(seq, index))
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def can_start(self, seq: Sequence, prefix: list[int]) -> bool:
+        """Says whether a sequence without blocks fits, given blocks that it may share."""
+        return self._num_taken(seq, prefix) <= self.gpu.num_free
+
+    def start(self, seq: Sequence, prefix: list[int]) -> None:
+        """Gives a sequence its first blocks: those of `prefix`, computed already, and new ones."""
+        for block in prefix:
+            self.gpu.share(block)
+        seq.block_table = list(prefix)
+        seq.num_computed_tokens = len(prefix) * self.block_size
+        self.append_slots(seq, seq.num_remaining_tokens)
+
+    def publish(self, seq: Sequence) -> None:
+        """Lets whole computed blocks be found; to be called when their tokens are accepted."""
+        if not self._prefix_caching:
+            return
+        num_whole_blocks = seq.num_computed_tokens // self.block_size
+        for index in range(seq.num_published_blocks, num_whole_blocks):
+            self.gpu.publish(seq.block_table[index], self._hash(seq, index))
+        seq.num_published_blocks = num_whole_blocks
+
+    def retract(self, seq: Sequence) -> None:
+        """Keeps the blocks of a sequence that went wrong from being found."""
+        for block in seq.block_table:
+            self.gpu.retract(block)
+
+    def _num_taken(self, seq: Sequence, prefix: list[int]) -> int:
+        """Blocks that can no longer be had by others once the sequence has started."""
+        num_new = self.num_blocks(seq.num_tokens) - len(prefix)
+        return num_new + sum(self.gpu.is_cached(block) for block in prefix)
+
+    def _hash(self, seq: Sequence, index: int) -> bytes:
+        hashes = seq.block_hashes
+        while len(hashes) <= index:
+            start = len(hashes) * self.block_size
+            previous = hashes[-1] if hashes else root_hash(seq.group.cache_salt)
+            hashes.append(next_hash(previous, seq.tokens(start, start + self.block_size)))
+        return hashes[index]
 
     def num_slots_blocks(self, seq: Sequence, num_new_tokens: int) -> int:
         """GPU blocks to take before the sequence can compute `num_new_tokens` more."""
@@ -99,19 +154,21 @@ class BlockSpaceManager:
             seq.block_table.append(self.gpu.allocate())
         return copy
 
-    def share_blocks(self, parent: Sequence, child: Sequence, *, num_blocks: int) -> None:
-        """Gives `child` the first blocks of its sibling `parent`."""
-        child.block_table = parent.block_table[:num_blocks]
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """Lets a new branch share all blocks of its parent."""
+        child.block_table = list(parent.block_table)
+        child.block_hashes = list(parent.block_hashes)
+        child.num_published_blocks = parent.num_published_blocks
         for block in child.block_table:
             self.gpu.share(block)
 
     def free(self, seq: Sequence) -> None:
         """Gives the sequence's blocks back, wherever they are."""
         pool = self.cpu if seq.status is SequenceStatus.SWAPPED else self.gpu
-        for block in seq.block_table:
+        for block in reversed(seq.block_table):  # of a chain the end is forgotten first
             pool.free(block)
         seq.block_table = []
-        seq.num_sent_blocks = 0
+        seq.num_sent_blocks = seq.num_published_blocks = 0
 
     def can_swap_out(self, group: SequenceGroup) -> bool:
         return len(_distinct_blocks(group)) <= self.cpu.num_free
@@ -173,5 +230,5 @@ def _move(group: SequenceGroup, source: BlockAllocator, target: BlockAllocator) 
                 moved[block] = target.allocate()
             source.free(block)
             seq.block_table[index] = moved[block]
-        seq.num_sent_blocks = 0
+        seq.num_sent_blocks = seq.num_published_blocks = 0
     return [BlockCopy(src, dst) for src, dst in moved.items()]

@@ -14,12 +14,11 @@ from typing import Protocol
 
 from scheduler_svc import tracing
 from scheduler_svc.admission import AdmissionQueue
-from scheduler_svc.engine import Engine
 from scheduler_svc.errors import FailureCode, RequestFailure
 from scheduler_svc.model import ModelInfo, TokenizerFiles
 from scheduler_svc.plan import StepOutcome
 from scheduler_svc.router_messages import EndedRequest, FinishedSequence, RouterMessage
-from scheduler_svc.scheduler import make_group
+from scheduler_svc.scheduler import Scheduler, make_group
 from scheduler_svc.sequence import FinishReason, Sequence, SequenceGroup, SequenceStatus
 
 logger = logging.getLogger(__name__)
@@ -31,6 +30,25 @@ class RouterSession(Protocol):
     """Where a router's messages go. Must not block and must not call back."""
 
     def send(self, message: RouterMessage) -> None: ...
+
+
+class Addressed(Protocol):
+    """A worker, as log lines call it."""
+
+    @property
+    def address(self) -> str: ...
+
+
+class WorkerEngine(Protocol):
+    """What drives one worker: `Engine`, over gRPC, or a loop in this process."""
+
+    @property
+    def worker(self) -> Addressed: ...
+
+    @property
+    def scheduler(self) -> Scheduler: ...
+
+    def wake(self) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -49,7 +67,7 @@ class Cluster:
         self, *, max_queued_requests: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.admission = AdmissionQueue()
-        self.engines: list[Engine] = []
+        self.engines: list[WorkerEngine] = []
         self.model: ModelInfo | None = None
         self.tokenizer_files: TokenizerFiles = {}
         self._max_queued_requests = max_queued_requests
@@ -171,7 +189,7 @@ class Cluster:
             seq.finish(FinishReason.ERROR)
         self.wake()
 
-    def _engine_of(self, group: SequenceGroup) -> Engine | None:
+    def _engine_of(self, group: SequenceGroup) -> WorkerEngine | None:
         if any(seq.status is SequenceStatus.WAITING for seq in group.unfinished):
             return None
         return next((one for one in self.engines if one.scheduler.holds(group)), None)
@@ -183,11 +201,11 @@ class Cluster:
 
     # Workers
 
-    def join(self, engine: Engine) -> None:
+    def join(self, engine: WorkerEngine) -> None:
         self.engines.append(engine)
         engine.wake()
 
-    def leave(self, engine: Engine) -> None:
+    def leave(self, engine: WorkerEngine) -> None:
         """Takes a worker out; what it was doing starts again on another, or ends."""
         if engine not in self.engines:
             return
@@ -245,6 +263,7 @@ class Cluster:
             failure=group.failure,
             num_prompt_tokens=group.num_prompt_tokens,
             num_completion_tokens=sum(len(seq.output_token_ids) for seq in group.sequences),
+            num_cached_tokens=group.num_cached_tokens,
             times=group.times,
             now=self._clock(),
         )

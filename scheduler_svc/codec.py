@@ -42,6 +42,7 @@ def group(message: pb.AddRequest, *, now: float) -> SequenceGroup:
         max_tokens=message.max_tokens,
         num_sequences=message.num_sequences,
         deadline=None if timeout_ns is None else now + timeout_ns / 1e9,
+        cache_salt=message.cache_salt,
         times=GroupTimes(arrival=now),
         traceparent=message.trace_context.traceparent,
         tracestate=message.trace_context.tracestate,
@@ -101,7 +102,9 @@ def _request_finished(ended: EndedRequest) -> pb.RequestFinished:
     message = pb.RequestFinished(
         handle=ended.handle,
         usage=pb.Usage(
-            prompt_tokens=ended.num_prompt_tokens, completion_tokens=ended.num_completion_tokens
+            prompt_tokens=ended.num_prompt_tokens,
+            completion_tokens=ended.num_completion_tokens,
+            cached_tokens=ended.num_cached_tokens,
         ),
         timings=_timings(ended.times, ended.now),
     )

@@ -44,6 +44,7 @@ class CacheShape:
     watermark: float = 0.01
     """Share of the GPU blocks that admission leaves free."""
     max_model_len: int
+    prefix_caching: bool = True
 
     @property
     def num_watermark_blocks(self) -> int:
@@ -60,6 +61,8 @@ class SchedulerConfig:
     """Tightened by what each worker announces."""
     preemption_mode: PreemptionMode = PreemptionMode.SWAP
     watermark: float = 0.01
+    prefix_caching: bool = True
+    """Whether requests share the K and V of prefixes that they have in common."""
     num_gpu_blocks_override: int | None = None
     """Use so many of each worker's GPU blocks instead of all."""
     num_cpu_blocks_override: int | None = None

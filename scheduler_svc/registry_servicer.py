@@ -89,6 +89,7 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
                 num_cpu_blocks=_at_most(config.num_cpu_blocks_override, capacity.num_cpu_blocks),
                 watermark=config.watermark,
                 max_model_len=model.max_model_len,
+                prefix_caching=config.prefix_caching,
             ),
             admission=self._cluster.admission,
             preemption_mode=config.preemption_mode,

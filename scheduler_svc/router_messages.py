@@ -26,6 +26,7 @@ class EndedRequest:
     failure: RequestFailure | None
     num_prompt_tokens: int
     num_completion_tokens: int
+    num_cached_tokens: int
     times: GroupTimes
     now: float
 

@@ -66,12 +66,15 @@ class Scheduler:
         self.num_preemptions = 0
         self.num_prompt_tokens = 0
         self.num_generated_tokens = 0
+        self.num_prefix_queries = 0  # tokens asked for, and found
+        self.num_prefix_hits = 0
         self.blocks = BlockSpaceManager(
             block_size=cache.block_size,
             num_gpu_blocks=cache.num_gpu_blocks,
             num_cpu_blocks=cache.num_cpu_blocks,
             num_watermark_blocks=cache.num_watermark_blocks,
             max_model_len=cache.max_model_len,
+            prefix_caching=cache.prefix_caching,
         )
         self._max_model_len = cache.max_model_len
         self._preemption_mode = preemption_mode
@@ -137,26 +140,32 @@ class Scheduler:
         self._add(plan, seq, min(seq.num_remaining_tokens, plan.token_budget), now)
 
     def _start_sibling(self, plan: StepPlan, seq: Sequence) -> bool:
-        """Lets a branch that is recomputed share the prompt that a sibling has computed again."""
-        group = seq.group
-        num_prefix_tokens = self.blocks.num_prefix_tokens(group)
-        started = [other for other in group.unfinished if other.block_table]
+        """Lets a branch that is recomputed share what a sibling, or the cache, has of it."""
+        prefix = self.blocks.find_prefix(seq)
+        num_prefix_tokens = self.blocks.num_prefix_tokens(seq.group)
+        started = [other for other in seq.group.unfinished if other.block_table]
         ready = [  # by the steps before this one
             other
             for other in started
             if other.num_planned_tokens - plan.tokens_of(other) >= num_prefix_tokens
         ]
-        if started and not ready:
-            return False
-        shared = num_prefix_tokens // self.blocks.block_size if ready else 0
-        if self.blocks.num_blocks(seq.num_tokens) - shared > self.blocks.gpu.num_free:
+        num_shared = num_prefix_tokens // self.blocks.block_size
+        if len(prefix) < num_shared:
+            if started and not ready:
+                return False
+            prefix = ready[0].block_table[:num_shared] if ready else prefix
+        if not self.blocks.can_start(seq, prefix):
             plan.is_short_of_blocks = True
             return False
-        if ready:
-            self.blocks.share_blocks(ready[0], seq, num_blocks=shared)
-            seq.num_computed_tokens = num_prefix_tokens
-        self.blocks.append_slots(seq, seq.num_remaining_tokens)
+        self._start(seq, prefix)
         return True
+
+    def _start(self, seq: Sequence, prefix: list[int]) -> None:
+        self.blocks.start(seq, prefix)
+        if seq.group.times.first_token is None and not seq.group.num_preemptions:
+            seq.group.num_cached_tokens = seq.num_computed_tokens
+        self.num_prefix_queries += seq.num_tokens
+        self.num_prefix_hits += seq.num_computed_tokens
 
     def _schedule_swapped(self, plan: StepPlan, now: float) -> None:
         while self.swapped and plan.token_budget:
@@ -198,7 +207,7 @@ class Scheduler:
             self.admission.remove(group)
             self._resume(group, now)
             seq = group.unfinished[0]
-            self._append_slots(plan, seq, seq.num_remaining_tokens)
+            self._start(seq, self.blocks.find_prefix(seq))
             self._add(plan, seq, min(seq.num_remaining_tokens, plan.token_budget), now)
 
     def _next_waiting(self) -> SequenceGroup | None:
@@ -332,9 +341,12 @@ class Scheduler:
                 if not seq.num_inflight_tokens:
                     self._draining.discard(seq)
                     self._release(seq)
-            elif seq.seq_id in answer.failures:
+                continue
+            if seq.seq_id in answer.failures:
                 self._fail(seq, answer.failures[seq.seq_id], outcome)
-            elif num_samples:
+                continue
+            self.blocks.publish(seq)
+            if num_samples:
                 self._accept(seq, rows.get(seq.seq_id, []), num_samples, answer, outcome, now)
         return outcome
 
@@ -368,7 +380,7 @@ class Scheduler:
             for i in range(num_children)
         ]
         for child in children:
-            self.blocks.share_blocks(parent, child, num_blocks=len(parent.block_table))
+            self.blocks.fork(parent, child)
             self._forks[child] = parent
             child.num_sent_blocks = len(parent.block_table)
             parent.group.sequences.append(child)
@@ -395,6 +407,7 @@ class Scheduler:
     def _fail(self, seq: Sequence, message: str, outcome: StepOutcome) -> None:
         """Ends a sequence by an error; before its fork it stands for all branches."""
         seq.error_message = message
+        self.blocks.retract(seq)
         self._finish(seq, FinishReason.ERROR, outcome)
 
     def _finish(self, seq: Sequence, reason: FinishReason, outcome: StepOutcome) -> None:

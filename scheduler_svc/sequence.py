@@ -62,6 +62,10 @@ class Sequence:
     """Of those steps, how many draw a token."""
     block_table: list[int] = field(default_factory=list)
     """Written by BlockSpaceManager alone; blocks of the CPU pool while SWAPPED."""
+    block_hashes: list[bytes] = field(default_factory=list, repr=False)
+    """Names of its first whole blocks, as far as anybody asked; see prefix.py."""
+    num_published_blocks: int = 0
+    """Leading blocks that may be found by their hashes."""
     num_sent_blocks: int = 0
     """Leading entries of the block table that the worker has."""
     is_on_worker: bool = False
@@ -93,6 +97,14 @@ class Sequence:
     def token_ids(self) -> list[int]:
         return self.group.prompt_token_ids + self.output_token_ids
 
+    def tokens(self, start: int, end: int) -> list[int]:
+        """Returns the tokens at [start, end), without putting all of them together."""
+        num_prompt_tokens = self.group.num_prompt_tokens
+        if end <= num_prompt_tokens:
+            return self.group.prompt_token_ids[start:end]
+        outputs = self.output_token_ids[max(0, start - num_prompt_tokens) : end - num_prompt_tokens]
+        return self.group.prompt_token_ids[start:] + outputs
+
     @property
     def is_finished(self) -> bool:
         return self.status is SequenceStatus.FINISHED
@@ -105,7 +117,7 @@ class Sequence:
     def forget_progress(self) -> None:
         """Drops everything that lives on a worker, so that the sequence can be recomputed."""
         self.num_computed_tokens = self.num_inflight_tokens = self.num_inflight_samples = 0
-        self.num_sent_blocks = 0
+        self.num_sent_blocks = self.num_published_blocks = 0
         self.is_on_worker = False
 
 
@@ -131,6 +143,10 @@ class SequenceGroup:
     max_tokens: int
     num_sequences: int = 1
     deadline: float | None = None
+    cache_salt: str = ""
+    """Requests of different salts share no cached blocks."""
+    num_cached_tokens: int = 0
+    """Tokens of the prompt that were not computed because their blocks were found."""
     times: GroupTimes
     traceparent: str = ""
     tracestate: str = ""

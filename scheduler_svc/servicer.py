@@ -89,7 +89,7 @@ def _take(request: pb.ConnectRequest, session: Session) -> None:
             raise InvalidArgument("message", "none", "add_request, abort_request, ...")
 
 
-def _worker_stats(engine: Engine) -> pb.WorkerStats:
+def _worker_stats(engine: WorkerEngine) -> pb.WorkerStats:
     scheduler = engine.scheduler
     return pb.WorkerStats(
         address=engine.worker.address,

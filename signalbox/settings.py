@@ -143,6 +143,9 @@ class PolicySettings(LimitSettings):
     watermark: float = Field(
         0.01, ge=0, lt=1, description="share of the blocks that admission leaves free"
     )
+    prefix_caching: bool = Field(
+        True, description="whether requests share the KV cache of prefixes they have in common"
+    )
     num_gpu_blocks_override: int | None = Field(
         None, gt=0, description="use so many of each worker's KV-cache blocks"
     )

@@ -24,6 +24,7 @@ def make_scheduler(
     watermark: float = 0.0,
     admission: AdmissionQueue | None = None,
     mode: PreemptionMode = PreemptionMode.SWAP,
+    prefix_caching: bool = True,
 ) -> Scheduler:
     return Scheduler(
         limits=StepLimits(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens),
@@ -33,6 +34,7 @@ def make_scheduler(
             num_cpu_blocks=num_cpu_blocks,
             watermark=watermark,
             max_model_len=max_model_len,
+            prefix_caching=prefix_caching,
         ),
         admission=AdmissionQueue() if admission is None else admission,
         preemption_mode=mode,
@@ -49,6 +51,7 @@ def make_request(
     stop_token_ids: tuple[int, ...] = (),
     min_tokens: int = 0,
     request_id: str = "",
+    cache_salt: str = "",
 ) -> SequenceGroup:
     return make_group(
         SequenceGroup(
@@ -57,6 +60,7 @@ def make_request(
             params=SamplingParams(stop_token_ids=stop_token_ids, min_tokens=min_tokens),
             max_tokens=max_tokens,
             num_sequences=n,
+            cache_salt=cache_salt,
             times=GroupTimes(arrival=arrival),
         )
     )

@@ -22,6 +22,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_workers=st.sampled_from([1, 2]),
         depth=st.sampled_from([1, 2]),
         watermark=st.sampled_from([0.0, 0.1]),
+        prefix_caching=st.booleans(),
     )
     def start(
         self,
@@ -30,9 +31,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_workers: int,
         depth: int,
         watermark: float,
+        prefix_caching: bool,
     ) -> None:
         self.admission = AdmissionQueue()
-        self.options = {"mode": mode, "num_cpu_blocks": num_cpu_blocks, "watermark": watermark}
+        self.options = {
+            "mode": mode,
+            "num_cpu_blocks": num_cpu_blocks,
+            "watermark": watermark,
+            "prefix_caching": prefix_caching,
+        }
         self.depth = depth
         self.groups: list[SequenceGroup] = []
         self.aborted: set[SequenceGroup] = set()
@@ -54,10 +61,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_tokens=st.integers(1, 12),
         n=st.sampled_from([1, 1, 2, 3]),
         stops=st.booleans(),
+        kind=st.integers(1, 3),
+        salt=st.sampled_from(["", "", "other"]),
     )
-    def submit(self, prompt_len: int, max_tokens: int, n: int, stops: bool) -> None:
+    def submit(
+        self, prompt_len: int, max_tokens: int, n: int, stops: bool, kind: int, salt: str
+    ) -> None:
         group = make_request(
-            [len(self.groups) % 90 + 1] * prompt_len,
+            [kind] * prompt_len,
+            cache_salt=salt,
             max_tokens=max_tokens,
             n=n,
             arrival=float(len(self.groups)),
@@ -123,6 +135,15 @@ class SchedulerMachine(RuleBasedStateMachine):
             queued += loop.scheduler.running + loop.scheduler.swapped
         assert len(queued) == len(set(queued))
         assert set(queued) == set(self.live)
+
+    @invariant()
+    def salts_share_no_block(self) -> None:
+        for loop in self.loops:
+            salt_of: dict[int, str] = {}
+            for group in loop.scheduler.running:
+                for seq in group.sequences:
+                    for block in seq.block_table:
+                        assert salt_of.setdefault(block, group.cache_salt) == group.cache_salt
 
     def teardown(self) -> None:
         for _ in range(4):  # what one loop sets back another may take
