@@ -1,11 +1,14 @@
 """How much memory there is, as the process may use it, and how much a piece of work took."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 _CGROUP = Path("/sys/fs/cgroup")
+_MEMORY = Path("/proc/meminfo")
+_STATUS = Path("/proc/self/status")
 
 
 def available_ram() -> int:
@@ -14,10 +17,9 @@ def available_ram() -> int:
 
 
 def _machine_available() -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    raise MemoryError("cannot tell how much memory is free; set kv_cache_bytes")
+    free = _kib_of("MemAvailable", _MEMORY)
+    # Without procfs nothing says what is free: count on half of what there is.
+    return free or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
 def _container_available() -> int:
@@ -53,10 +55,10 @@ def _cuda_growth(device: torch.device, work: Callable[[], object]) -> int:
 
 
 def _process_growth(work: Callable[[], object]) -> int:
-    before = _status("VmRSS")
+    before = _kib_of("VmRSS", _STATUS)
     _forget_peak()
     work()
-    return max(0, _status("VmHWM") - before)
+    return max(0, _kib_of("VmHWM", _STATUS) - before)
 
 
 def _forget_peak() -> None:
@@ -66,8 +68,10 @@ def _forget_peak() -> None:
         return  # the peak may then be an older one: an estimate on the safe side
 
 
-def _status(name: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
+def _kib_of(name: str, file: Path) -> int:
+    """Reads a procfs line such as "VmRSS:  1234 kB", in bytes; 0 where there is none."""
+    lines = file.read_text().splitlines() if file.exists() else []
+    for line in lines:
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
     return 0

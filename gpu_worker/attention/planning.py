@@ -15,8 +15,8 @@ from gpu_worker.step import Batch, Int64Array
 
 # A group is worth this many padded blocks; measured with 3 heads of 64 on 2 cores.
 _GROUP_COST_BLOCKS = 64
-# K and V of a group, gathered: more would leave the cores' caches, and costs memory.
-_GROUP_BYTES = 1 << 20
+# K and V of a group, gathered: bounds the memory of a step. Smaller groups are no faster.
+_GROUP_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,6 +137,15 @@ async def test_greedy_tokens_are_those_of_transformers(
         assert bool(preemptions) is (config.num_gpu_blocks_override is not None)
 
 
+async def test_cached_prefixes_do_not_change_the_tokens(
+    runners: list[ModelRunner], reference: list[list[int]]
+) -> None:
+    async with make_stack(runners[:1], SchedulerConfig(port=0)) as (cluster, stub):
+        for _ in range(2):
+            assert await generate_all(stub, concurrency=16) == reference
+        assert cluster.engines[0].scheduler.num_prefix_hits > 0
+
+
 async def test_bfloat16_agrees_on_most_tokens(reference: list[list[int]]) -> None:
     """A different rounding moves near-ties; up to the first one the tokens are the same."""
     async with make_stack([make_runner("bfloat16")], SchedulerConfig(port=0)) as (_, stub):
