@@ -68,7 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         run(options)
     except KeyboardInterrupt:
-        return 130
+        logging.shutdown()
+        os._exit(130)  # a worker that was interrupted while it loads has threads in native code
     except BrokenPipeError:  # such as `signalbox generate ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

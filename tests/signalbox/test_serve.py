@@ -11,6 +11,8 @@ import pytest
 
 from tests.signalbox.stacks import COMMAND, environment, serve, signalbox
 
+MODEL = "models/SmolLM2-135M-Instruct.Q4_1.gguf"
+
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
@@ -94,6 +96,15 @@ def test_the_demo_asks_answers_and_ends() -> None:
     assert "All processes have ended" in done.stderr
 
 
+@pytest.mark.model
+def test_the_demo_answers_with_paris() -> None:
+    done = signalbox("demo", MODEL, "--device", "cpu")
+    assert done.returncode == 0, done.stderr
+    assert "Paris" in done.stdout
+    assert "loading" in done.stderr
+    assert "tokens/s" in done.stderr
+
+
 def assert_one_line_error(done: subprocess.CompletedProcess[str], *expected: str) -> None:
     lines = [line for line in done.stderr.splitlines() if line.startswith("signalbox")]
     assert done.returncode in (1, 2)
@@ -116,6 +127,46 @@ def test_a_port_in_use_is_one_line(command: str) -> None:
 def test_a_wrong_model_is_one_line_and_ends_the_stack(model: str) -> None:
     done = signalbox("serve", model, "--port", "0", "--device", "cpu")
     assert_one_line_error(done, "worker", model)
+
+
+def test_an_unsupported_architecture_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["GPT2LMHeadModel"]}')
+    done = signalbox("serve", str(tmp_path), "--port", "0", "--device", "cpu")
+    assert_one_line_error(done, "GPT2LMHeadModel", "not supported", "LlamaForCausalLM")
+
+
+@pytest.mark.model
+def test_too_little_memory_for_one_block_is_one_line() -> None:
+    done = signalbox("serve", MODEL, "--port=0", "--device=cpu", "--kv-cache-memory=0.000001")
+    assert_one_line_error(done, "too little memory for one KV block")
+
+
+def test_a_second_worker_with_another_model_is_refused_in_one_line(log: Path) -> None:
+    with serve(log, "--simulate") as stack:
+        (flag,) = [f for f in stack.children()["worker"].cmdline() if f.startswith("--scheduler")]
+        done = signalbox("worker", "--simulate", "--served-model-name", "other", flag)
+        assert_one_line_error(done, "refuses this worker", "other")
+        done = signalbox("generate", "hello", "--max-tokens=3", "--address", stack.address)
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("service", ["worker", "router"])
+def test_a_service_before_its_scheduler_waits_visibly(service: str) -> None:
+    kind = ["--simulate"] if service == "worker" else []
+    process = subprocess.Popen(
+        [*COMMAND, service, *kind, "--port=0", "--scheduler=127.0.0.1:9"],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    )
+    assert process.stderr
+    try:
+        assert any("waiting for the scheduler at 127.0.0.1:9" in line for line in process.stderr)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=10) == 0
+    finally:
+        process.kill()
+        process.wait()
 
 
 @pytest.mark.parametrize(
