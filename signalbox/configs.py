@@ -5,6 +5,9 @@ from router.config import RouterConfig
 from scheduler_svc.config import PreemptionMode, SchedulerConfig, StepLimits
 from signalbox.settings import RouterSettings, SchedulerSettings, WorkerSettings
 
+MAX_BATCHED_TOKENS = 1 << 20
+"""The scheduler's own bound of a step, unless one is set: each worker announces a tighter one."""
+
 
 def router_config(settings: RouterSettings) -> RouterConfig:
     return RouterConfig(
@@ -23,7 +26,7 @@ def scheduler_config(settings: SchedulerSettings) -> SchedulerConfig:
         port=settings.port,
         limits=StepLimits(
             max_num_seqs=settings.max_num_seqs,
-            max_num_batched_tokens=settings.max_num_batched_tokens,
+            max_num_batched_tokens=settings.max_num_batched_tokens or MAX_BATCHED_TOKENS,
         ),
         preemption_mode=PreemptionMode(settings.preemption_mode),
         watermark=settings.watermark,

@@ -19,6 +19,7 @@ from signalbox.settings import (
 logger = logging.getLogger(__name__)
 
 SIMULATED_MODEL_LEN = 4096
+SIMULATED_STEP_TOKENS = 2048
 
 
 def run_stack(settings: ServeSettings) -> None:
@@ -77,7 +78,7 @@ def _simulated_runner(settings: WorkerSettings) -> Callable[[], Runner]:
             num_gpu_blocks=settings.simulated_gpu_blocks,
             num_cpu_blocks=settings.simulated_cpu_blocks,
             max_num_seqs=settings.max_num_seqs,
-            max_num_batched_tokens=settings.max_num_batched_tokens,
+            max_num_batched_tokens=settings.max_num_batched_tokens or SIMULATED_STEP_TOKENS,
             step_ns=int(settings.simulated_step_ms * 1e6),
             token_ns=int(settings.simulated_token_us * 1e3),
         ),
