@@ -12,6 +12,7 @@ import torch
 
 from gpu_worker.config import GIB, CacheConfig
 from gpu_worker.memory import available_ram, peak_growth
+from gpu_worker.rates import copy_bytes_per_s, seconds
 from gpu_worker.step import Batch, CacheCapacity, Int64Array, SampleRows
 
 _CPU_SHARE = 4
@@ -34,8 +35,11 @@ def measure_capacity(
         max_model_len=max_model_len,
         block_size=cache_config.block_size,
     )
+    times: list[float] = []
     try:
-        activations = peak_growth(device, lambda: execute(batch))
+        activations = peak_growth(
+            device, lambda: times.append(seconds(device, lambda: execute(batch)))
+        )
     except torch.OutOfMemoryError:
         raise MemoryError(
             f"a step of {num_tokens} tokens does not fit on {device}; "
@@ -50,6 +54,8 @@ def measure_capacity(
         block_bytes=block_bytes,
         max_num_seqs=cache_config.max_num_seqs,
         max_num_batched_tokens=num_tokens,
+        copy_bytes_per_s=copy_bytes_per_s(device),
+        prefill_tokens_per_s=num_tokens / times[0],
     )
     _check(capacity, budget, device)
     return capacity

@@ -166,6 +166,8 @@ def encode_capacity(capacity: CacheCapacity) -> pb.WorkerCapacity:
         block_bytes=capacity.block_bytes,
         max_num_seqs=capacity.max_num_seqs,
         max_num_batched_tokens=capacity.max_num_batched_tokens,
+        copy_bytes_per_second=int(capacity.copy_bytes_per_s),
+        prefill_tokens_per_second=int(capacity.prefill_tokens_per_s),
     )
 
 

@@ -205,6 +205,8 @@ class CacheCapacity:
     block_bytes: int
     max_num_seqs: int
     max_num_batched_tokens: int
+    copy_bytes_per_s: float = 0.0
+    prefill_tokens_per_s: float = 0.0
 
 
 class Runner(Protocol):

@@ -170,12 +170,16 @@ class BlockSpaceManager:
         seq.block_table = []
         seq.num_sent_blocks = seq.num_published_blocks = 0
 
+    def num_distinct_blocks(self, group: SequenceGroup) -> int:
+        """Blocks that the group holds, each once however many of its sequences share it."""
+        return len(_distinct_blocks(group))
+
     def can_swap_out(self, group: SequenceGroup) -> bool:
-        return len(_distinct_blocks(group)) <= self.cpu.num_free
+        return self.num_distinct_blocks(group) <= self.cpu.num_free
 
     def can_swap_in(self, group: SequenceGroup) -> AllocStatus:
         """Says whether the group's blocks fit on the GPU, with one more for each sequence."""
-        wanted = len(_distinct_blocks(group)) + len(group.unfinished)
+        wanted = self.num_distinct_blocks(group) + len(group.unfinished)
         if min(wanted, self.most_blocks(group)) > self.gpu.num_blocks:
             return AllocStatus.NEVER
         alone = self.gpu.num_free == self.gpu.num_blocks

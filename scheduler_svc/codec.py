@@ -281,6 +281,9 @@ def capacity(message: worker_pb.WorkerCapacity) -> WorkerCapacity:
         block_size=message.block_size,
         num_gpu_blocks=message.num_gpu_blocks,
         num_cpu_blocks=message.num_cpu_blocks,
+        block_bytes=message.block_bytes,
+        copy_bytes_per_s=message.copy_bytes_per_second,
+        prefill_tokens_per_s=message.prefill_tokens_per_second,
         limits=StepLimits(
             max_num_seqs=message.max_num_seqs,
             max_num_batched_tokens=message.max_num_batched_tokens,

@@ -7,6 +7,8 @@ from enum import Enum
 class PreemptionMode(Enum):
     """What happens to the blocks of a group that must yield."""
 
+    AUTO = "auto"
+    """Whichever costs less by the worker's measured rates."""
     SWAP = "swap"
     RECOMPUTE = "recompute"
 
@@ -59,7 +61,7 @@ class SchedulerConfig:
     port: int = 50052
     limits: StepLimits = field(default_factory=StepLimits)
     """Tightened by what each worker announces."""
-    preemption_mode: PreemptionMode = PreemptionMode.SWAP
+    preemption_mode: PreemptionMode = PreemptionMode.AUTO
     watermark: float = 0.01
     prefix_caching: bool = True
     """Whether requests share the K and V of prefixes that they have in common."""

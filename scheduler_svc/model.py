@@ -33,7 +33,10 @@ class WorkerCapacity:
     block_size: int
     num_gpu_blocks: int
     num_cpu_blocks: int
+    block_bytes: int
     limits: StepLimits
+    copy_bytes_per_s: float = 0.0
+    prefill_tokens_per_s: float = 0.0
 
     def __post_init__(self) -> None:
         if self.block_size < 1 or self.num_gpu_blocks < 1:

@@ -15,6 +15,7 @@ from protos.scheduler.v1 import scheduler_pb2_grpc as pb_grpc
 from rpc.errors import Aborted, FailedPrecondition, InvalidArgument, Unavailable
 from scheduler_svc.cluster import RETRY_AFTER_S, Cluster
 from scheduler_svc.config import CacheShape, SchedulerConfig
+from scheduler_svc.cost import CostModel
 from scheduler_svc.engine import Engine
 from scheduler_svc.model import ModelInfo, TokenizerFiles, WorkerCapacity
 from scheduler_svc.scheduler import Scheduler
@@ -93,6 +94,11 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
             ),
             admission=self._cluster.admission,
             preemption_mode=config.preemption_mode,
+            cost=CostModel(
+                block_bytes=capacity.block_bytes,
+                copy_bytes_per_s=capacity.copy_bytes_per_s,
+                prefill_tokens_per_s=capacity.prefill_tokens_per_s,
+            ),
             eos_token_ids=frozenset(model.eos_token_ids),
         )
 
@@ -104,6 +110,8 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
         self._cluster.join(engine)
         logger.info("worker %s joined: %s", address, _describe(engine))
         running = asyncio.create_task(engine.run())
+        # Not in a `finally` after an await: gRPC may cancel a handler more than once.
+        running.add_done_callback(lambda _: self._leave(engine))
         try:
             while True:
                 heartbeat = await self._next_heartbeat(requests, running)
@@ -118,8 +126,10 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
-            self._cluster.leave(engine)
-            logger.info("worker %s left", address)
+
+    def _leave(self, engine: Engine) -> None:
+        self._cluster.leave(engine)
+        logger.info("worker %s left", engine.worker.address)
 
     async def _next_heartbeat(
         self, requests: Requests, running: asyncio.Task[None]

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from scheduler_svc.admission import AdmissionQueue
 from scheduler_svc.block_manager import AllocStatus, BlockSpaceManager
 from scheduler_svc.config import CacheShape, PreemptionMode, StepLimits
+from scheduler_svc.cost import CostModel
 from scheduler_svc.errors import FailureCode, RequestFailure
 from scheduler_svc.plan import (
     ForkPlan,
@@ -53,11 +54,13 @@ class Scheduler:
         limits: StepLimits,
         cache: CacheShape,
         admission: AdmissionQueue,
-        preemption_mode: PreemptionMode = PreemptionMode.SWAP,
+        preemption_mode: PreemptionMode = PreemptionMode.AUTO,
+        cost: CostModel | None = None,
         eos_token_ids: frozenset[int] = frozenset(),
     ) -> None:
         self.limits = limits
         self.admission = admission
+        self.cost = cost or CostModel()
         self.running: list[SequenceGroup] = []
         self.swapped: list[SequenceGroup] = []
         self.inflight: deque[StepPlan] = deque()
@@ -302,12 +305,23 @@ class Scheduler:
         group.times.preempted_at = now
         for seq in group.unfinished:
             self._forget_on_worker(seq)
-        if self._preemption_mode is PreemptionMode.SWAP and self.blocks.can_swap_out(group):
+        if self._is_swapped_rather(group):
             self._swap_out(group, plan)
         else:
             self._set_back(group)
         logger.info(
             "preempted %s: %d GPU blocks are free", group.request_id, self.blocks.gpu.num_free
+        )
+
+    def _is_swapped_rather(self, group: SequenceGroup) -> bool:
+        """Chooses between swap and recompute; without room in the CPU pool it is recompute."""
+        if self._preemption_mode is PreemptionMode.RECOMPUTE:
+            return False
+        if not self.blocks.can_swap_out(group):
+            return False
+        num_blocks = self.blocks.num_distinct_blocks(group)
+        return self._preemption_mode is PreemptionMode.SWAP or self.cost.prefers_swap(
+            num_blocks=num_blocks, num_tokens=num_blocks * self.blocks.block_size
         )
 
     def _swap_out(self, group: SequenceGroup, plan: StepPlan) -> None:
@@ -329,6 +343,7 @@ class Scheduler:
         """Takes the answer to the oldest planned step."""
         plan = self.inflight.popleft()
         assert plan.step_id == answer.step_id, "steps are answered in order"
+        self.cost.observe(plan, answer.timings)
         outcome = StepOutcome()
         rows = answer.rows()
         for seq, num_new_tokens, num_samples in zip(

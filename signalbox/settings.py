@@ -141,8 +141,10 @@ class LimitSettings(TraceSettings):
 class PolicySettings(LimitSettings):
     """Of the scheduler."""
 
-    preemption_mode: Literal["swap", "recompute"] = Field(
-        "swap", description="what happens to the blocks of a group that must yield"
+    preemption_mode: Literal["auto", "swap", "recompute"] = Field(
+        "auto",
+        description="what happens to the blocks of a group that must yield; auto takes what costs"
+        " less by the worker's measured rates",
     )
     watermark: float = Field(
         0.01, ge=0, lt=1, description="share of the blocks that admission leaves free"

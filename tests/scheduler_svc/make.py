@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from scheduler_svc.admission import AdmissionQueue
 from scheduler_svc.config import CacheShape, PreemptionMode, StepLimits
+from scheduler_svc.cost import CostModel
 from scheduler_svc.plan import StepOutcome
 from scheduler_svc.scheduler import Scheduler, make_group
 from scheduler_svc.sequence import GroupTimes, SamplingParams, SequenceGroup
@@ -25,6 +26,7 @@ def make_scheduler(
     admission: AdmissionQueue | None = None,
     mode: PreemptionMode = PreemptionMode.SWAP,
     prefix_caching: bool = True,
+    cost: CostModel | None = None,
 ) -> Scheduler:
     return Scheduler(
         limits=StepLimits(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens),
@@ -38,6 +40,7 @@ def make_scheduler(
         ),
         admission=AdmissionQueue() if admission is None else admission,
         preemption_mode=mode,
+        cost=cost,
         eos_token_ids=frozenset({EOS}),
     )
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dprotos/worker/v1/worker.proto\x12\x13signalbox.worker.v1\"\x9a\x01\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x15\n\rmax_model_len\x18\x05 \x01(\r\x12\x15\n\reos_token_ids\x18\x06 \x03(\r\x12\x18\n\x10tokenizer_sha256\x18\x07 \x01(\t\"\x9f\x01\n\x0eWorkerCapacity\x12\x12\n\nblock_size\x18\x01 \x01(\r\x12\x16\n\x0enum_gpu_blocks\x18\x02 \x01(\r\x12\x16\n\x0enum_cpu_blocks\x18\x03 \x01(\r\x12\x13\n\x0b\x62lock_bytes\x18\x04 \x01(\x04\x12\x14\n\x0cmax_num_seqs\x18\x05 \x01(\r\x12\x1e\n\x16max_num_batched_tokens\x18\x06 \x01(\r\"\x16\n\x14GetWorkerInfoRequest\"\x8c\x01\n\x15GetWorkerInfoResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x06\x12-\n\x05model\x18\x02 \x01(\x0b\x32\x1e.signalbox.worker.v1.ModelInfo\x12\x35\n\x08\x63\x61pacity\x18\x03 \x01(\x0b\x32#.signalbox.worker.v1.WorkerCapacity\"W\n\x16InitCacheEngineRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x06\x12\x16\n\x0enum_gpu_blocks\x18\x02 \x01(\r\x12\x16\n\x0enum_cpu_blocks\x18\x03 \x01(\r\"\x19\n\x17InitCacheEngineResponse\"\x15\n\x13GetTokenizerRequest\"8\n\x14GetTokenizerResponse\x12\x11\n\tfile_name\x18\x01 \x01(\t\x12\r\n\x05\x63hunk\x18\x02 \x01(\x0c\"7\n\x0cTraceContext\x12\x13\n\x0btraceparent\x18\x01 \x01(\t\x12\x12\n\ntracestate\x18\x02 \x01(\t\"\xb8\x01\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x0c\n\x04seed\x18\x05 \x01(\x06\x12\x12\n\nmin_tokens\x18\x06 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x07 \x03(\r\x12\x19\n\x0cnum_logprobs\x18\x08 \x01(\rH\x00\x88\x01\x01\x42\x0f\n\r_num_logprobs\"\xbe\x01\n\x15SequenceGroupMetadata\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12<\n\x0fsampling_params\x18\x02 \x01(\x0b\x32#.signalbox.worker.v1.SamplingParams\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12\x38\n\tsequences\x18\x04 \x03(\x0b\x32%.signalbox.worker.v1.SequenceMetadata\"\xa4\x01\n\x10SequenceMetadata\x12\x0e\n\x06seq_id\x18\x01 \x01(\x04\x12\x0e\n\x06\x62ranch\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x1b\n\x13num_computed_tokens\x18\x04 \x01(\r\x12\x16\n\x0enum_new_tokens\x18\x05 \x01(\r\x12\x13\n\x0b\x62lock_table\x18\x06 \x03(\r\x12\x13\n\x0bnum_samples\x18\x07 \x01(\r\";\n\x10RunningSequences\x12\x0f\n\x07seq_ids\x18\x01 \x01(\x0c\x12\x16\n\x0enum_new_tokens\x18\x02 \x01(\x0c\"]\n\x11\x42lockTablePatches\x12\x0f\n\x07seq_ids\x18\x01 \x01(\x0c\x12\x13\n\x0b\x66irst_index\x18\x02 \x01(\x0c\x12\x12\n\nnum_blocks\x18\x03 \x01(\x0c\x12\x0e\n\x06\x62locks\x18\x04 \x01(\x0c\"[\n\x05\x46orks\x12\x16\n\x0eparent_seq_ids\x18\x01 \x01(\x0c\x12\x15\n\rchild_seq_ids\x18\x02 \x01(\x0c\x12\x10\n\x08\x62ranches\x18\x03 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x04 \x01(\x0c\"(\n\x0c\x42lockMapping\x12\x0b\n\x03src\x18\x01 \x01(\x0c\x12\x0b\n\x03\x64st\x18\x02 \x01(\x0c\"\xa9\x04\n\x13\x45xecuteModelRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x06\x12\x0f\n\x07step_id\x18\x02 \x01(\x04\x12\x18\n\x10\x66inished_seq_ids\x18\x03 \x01(\x0c\x12)\n\x05\x66orks\x18\x04 \x01(\x0b\x32\x1a.signalbox.worker.v1.Forks\x12>\n\nnew_groups\x18\x05 \x03(\x0b\x32*.signalbox.worker.v1.SequenceGroupMetadata\x12\x36\n\x07running\x18\x06 \x01(\x0b\x32%.signalbox.worker.v1.RunningSequences\x12\x43\n\x13\x62lock_table_patches\x18\x07 \x01(\x0b\x32&.signalbox.worker.v1.BlockTablePatches\x12=\n\x12\x62locks_to_swap_out\x18\x08 \x01(\x0b\x32!.signalbox.worker.v1.BlockMapping\x12<\n\x11\x62locks_to_swap_in\x18\t \x01(\x0b\x32!.signalbox.worker.v1.BlockMapping\x12\x39\n\x0e\x62locks_to_copy\x18\n \x01(\x0b\x32!.signalbox.worker.v1.BlockMapping\x12\x38\n\rtrace_context\x18\x0b \x01(\x0b\x32!.signalbox.worker.v1.TraceContext\"\xf7\x01\n\x14\x45xecuteModelResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x06\x12\x0f\n\x07step_id\x18\x02 \x01(\x04\x12\x0f\n\x07seq_ids\x18\x03 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x04 \x01(\x0c\x12\x34\n\x08logprobs\x18\x05 \x03(\x0b\x32\".signalbox.worker.v1.TokenLogprobs\x12\x32\n\x06\x65rrors\x18\x06 \x03(\x0b\x32\".signalbox.worker.v1.SequenceError\x12\x31\n\x07timings\x18\x07 \x01(\x0b\x32 .signalbox.worker.v1.StepTimings\"h\n\rTokenLogprobs\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x15\n\rtop_token_ids\x18\x04 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x05 \x03(\x02\">\n\rSequenceError\x12\x0e\n\x06seq_id\x18\x01 \x01(\x04\x12\x0c\n\x04\x63ode\x18\x02 \x01(\x05\x12\x0f\n\x07message\x18\x03 \x01(\t\"V\n\x0bStepTimings\x12\x0f\n\x07wait_ns\x18\x01 \x01(\x04\x12\x0f\n\x07swap_ns\x18\x02 \x01(\x04\x12\x12\n\nforward_ns\x18\x03 \x01(\x04\x12\x11\n\tsample_ns\x18\x04 \x01(\x04\x32\xb5\x03\n\rWorkerService\x12\x66\n\rGetWorkerInfo\x12).signalbox.worker.v1.GetWorkerInfoRequest\x1a*.signalbox.worker.v1.GetWorkerInfoResponse\x12l\n\x0fInitCacheEngine\x12+.signalbox.worker.v1.InitCacheEngineRequest\x1a,.signalbox.worker.v1.InitCacheEngineResponse\x12\x65\n\x0cGetTokenizer\x12(.signalbox.worker.v1.GetTokenizerRequest\x1a).signalbox.worker.v1.GetTokenizerResponse0\x01\x12g\n\x0c\x45xecuteModel\x12(.signalbox.worker.v1.ExecuteModelRequest\x1a).signalbox.worker.v1.ExecuteModelResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dprotos/worker/v1/worker.proto\x12\x13signalbox.worker.v1\"\x9a\x01\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x15\n\rmax_model_len\x18\x05 \x01(\r\x12\x15\n\reos_token_ids\x18\x06 \x03(\r\x12\x18\n\x10tokenizer_sha256\x18\x07 \x01(\t\"\xe1\x01\n\x0eWorkerCapacity\x12\x12\n\nblock_size\x18\x01 \x01(\r\x12\x16\n\x0enum_gpu_blocks\x18\x02 \x01(\r\x12\x16\n\x0enum_cpu_blocks\x18\x03 \x01(\r\x12\x13\n\x0b\x62lock_bytes\x18\x04 \x01(\x04\x12\x14\n\x0cmax_num_seqs\x18\x05 \x01(\r\x12\x1e\n\x16max_num_batched_tokens\x18\x06 \x01(\r\x12\x1d\n\x15\x63opy_bytes_per_second\x18\x07 \x01(\x04\x12!\n\x19prefill_tokens_per_second\x18\x08 \x01(\r\"\x16\n\x14GetWorkerInfoRequest\"\x8c\x01\n\x15GetWorkerInfoResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x06\x12-\n\x05model\x18\x02 \x01(\x0b\x32\x1e.signalbox.worker.v1.ModelInfo\x12\x35\n\x08\x63\x61pacity\x18\x03 \x01(\x0b\x32#.signalbox.worker.v1.WorkerCapacity\"W\n\x16InitCacheEngineRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x06\x12\x16\n\x0enum_gpu_blocks\x18\x02 \x01(\r\x12\x16\n\x0enum_cpu_blocks\x18\x03 \x01(\r\"\x19\n\x17InitCacheEngineResponse\"\x15\n\x13GetTokenizerRequest\"8\n\x14GetTokenizerResponse\x12\x11\n\tfile_name\x18\x01 \x01(\t\x12\r\n\x05\x63hunk\x18\x02 \x01(\x0c\"7\n\x0cTraceContext\x12\x13\n\x0btraceparent\x18\x01 \x01(\t\x12\x12\n\ntracestate\x18\x02 \x01(\t\"\xb8\x01\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x0c\n\x04seed\x18\x05 \x01(\x06\x12\x12\n\nmin_tokens\x18\x06 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x07 \x03(\r\x12\x19\n\x0cnum_logprobs\x18\x08 \x01(\rH\x00\x88\x01\x01\x42\x0f\n\r_num_logprobs\"\xbe\x01\n\x15SequenceGroupMetadata\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12<\n\x0fsampling_params\x18\x02 \x01(\x0b\x32#.signalbox.worker.v1.SamplingParams\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12\x38\n\tsequences\x18\x04 \x03(\x0b\x32%.signalbox.worker.v1.SequenceMetadata\"\xa4\x01\n\x10SequenceMetadata\x12\x0e\n\x06seq_id\x18\x01 \x01(\x04\x12\x0e\n\x06\x62ranch\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x1b\n\x13num_computed_tokens\x18\x04 \x01(\r\x12\x16\n\x0enum_new_tokens\x18\x05 \x01(\r\x12\x13\n\x0b\x62lock_table\x18\x06 \x03(\r\x12\x13\n\x0bnum_samples\x18\x07 \x01(\r\";\n\x10RunningSequences\x12\x0f\n\x07seq_ids\x18\x01 \x01(\x0c\x12\x16\n\x0enum_new_tokens\x18\x02 \x01(\x0c\"]\n\x11\x42lockTablePatches\x12\x0f\n\x07seq_ids\x18\x01 \x01(\x0c\x12\x13\n\x0b\x66irst_index\x18\x02 \x01(\x0c\x12\x12\n\nnum_blocks\x18\x03 \x01(\x0c\x12\x0e\n\x06\x62locks\x18\x04 \x01(\x0c\"[\n\x05\x46orks\x12\x16\n\x0eparent_seq_ids\x18\x01 \x01(\x0c\x12\x15\n\rchild_seq_ids\x18\x02 \x01(\x0c\x12\x10\n\x08\x62ranches\x18\x03 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x04 \x01(\x0c\"(\n\x0c\x42lockMapping\x12\x0b\n\x03src\x18\x01 \x01(\x0c\x12\x0b\n\x03\x64st\x18\x02 \x01(\x0c\"\xa9\x04\n\x13\x45xecuteModelRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x06\x12\x0f\n\x07step_id\x18\x02 \x01(\x04\x12\x18\n\x10\x66inished_seq_ids\x18\x03 \x01(\x0c\x12)\n\x05\x66orks\x18\x04 \x01(\x0b\x32\x1a.signalbox.worker.v1.Forks\x12>\n\nnew_groups\x18\x05 \x03(\x0b\x32*.signalbox.worker.v1.SequenceGroupMetadata\x12\x36\n\x07running\x18\x06 \x01(\x0b\x32%.signalbox.worker.v1.RunningSequences\x12\x43\n\x13\x62lock_table_patches\x18\x07 \x01(\x0b\x32&.signalbox.worker.v1.BlockTablePatches\x12=\n\x12\x62locks_to_swap_out\x18\x08 \x01(\x0b\x32!.signalbox.worker.v1.BlockMapping\x12<\n\x11\x62locks_to_swap_in\x18\t \x01(\x0b\x32!.signalbox.worker.v1.BlockMapping\x12\x39\n\x0e\x62locks_to_copy\x18\n \x01(\x0b\x32!.signalbox.worker.v1.BlockMapping\x12\x38\n\rtrace_context\x18\x0b \x01(\x0b\x32!.signalbox.worker.v1.TraceContext\"\xf7\x01\n\x14\x45xecuteModelResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x06\x12\x0f\n\x07step_id\x18\x02 \x01(\x04\x12\x0f\n\x07seq_ids\x18\x03 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x04 \x01(\x0c\x12\x34\n\x08logprobs\x18\x05 \x03(\x0b\x32\".signalbox.worker.v1.TokenLogprobs\x12\x32\n\x06\x65rrors\x18\x06 \x03(\x0b\x32\".signalbox.worker.v1.SequenceError\x12\x31\n\x07timings\x18\x07 \x01(\x0b\x32 .signalbox.worker.v1.StepTimings\"h\n\rTokenLogprobs\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x15\n\rtop_token_ids\x18\x04 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x05 \x03(\x02\">\n\rSequenceError\x12\x0e\n\x06seq_id\x18\x01 \x01(\x04\x12\x0c\n\x04\x63ode\x18\x02 \x01(\x05\x12\x0f\n\x07message\x18\x03 \x01(\t\"V\n\x0bStepTimings\x12\x0f\n\x07wait_ns\x18\x01 \x01(\x04\x12\x0f\n\x07swap_ns\x18\x02 \x01(\x04\x12\x12\n\nforward_ns\x18\x03 \x01(\x04\x12\x11\n\tsample_ns\x18\x04 \x01(\x04\x32\xb5\x03\n\rWorkerService\x12\x66\n\rGetWorkerInfo\x12).signalbox.worker.v1.GetWorkerInfoRequest\x1a*.signalbox.worker.v1.GetWorkerInfoResponse\x12l\n\x0fInitCacheEngine\x12+.signalbox.worker.v1.InitCacheEngineRequest\x1a,.signalbox.worker.v1.InitCacheEngineResponse\x12\x65\n\x0cGetTokenizer\x12(.signalbox.worker.v1.GetTokenizerRequest\x1a).signalbox.worker.v1.GetTokenizerResponse0\x01\x12g\n\x0c\x45xecuteModel\x12(.signalbox.worker.v1.ExecuteModelRequest\x1a).signalbox.worker.v1.ExecuteModelResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,45 +34,45 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MODELINFO']._serialized_start=55
   _globals['_MODELINFO']._serialized_end=209
   _globals['_WORKERCAPACITY']._serialized_start=212
-  _globals['_WORKERCAPACITY']._serialized_end=371
-  _globals['_GETWORKERINFOREQUEST']._serialized_start=373
-  _globals['_GETWORKERINFOREQUEST']._serialized_end=395
-  _globals['_GETWORKERINFORESPONSE']._serialized_start=398
-  _globals['_GETWORKERINFORESPONSE']._serialized_end=538
-  _globals['_INITCACHEENGINEREQUEST']._serialized_start=540
-  _globals['_INITCACHEENGINEREQUEST']._serialized_end=627
-  _globals['_INITCACHEENGINERESPONSE']._serialized_start=629
-  _globals['_INITCACHEENGINERESPONSE']._serialized_end=654
-  _globals['_GETTOKENIZERREQUEST']._serialized_start=656
-  _globals['_GETTOKENIZERREQUEST']._serialized_end=677
-  _globals['_GETTOKENIZERRESPONSE']._serialized_start=679
-  _globals['_GETTOKENIZERRESPONSE']._serialized_end=735
-  _globals['_TRACECONTEXT']._serialized_start=737
-  _globals['_TRACECONTEXT']._serialized_end=792
-  _globals['_SAMPLINGPARAMS']._serialized_start=795
-  _globals['_SAMPLINGPARAMS']._serialized_end=979
-  _globals['_SEQUENCEGROUPMETADATA']._serialized_start=982
-  _globals['_SEQUENCEGROUPMETADATA']._serialized_end=1172
-  _globals['_SEQUENCEMETADATA']._serialized_start=1175
-  _globals['_SEQUENCEMETADATA']._serialized_end=1339
-  _globals['_RUNNINGSEQUENCES']._serialized_start=1341
-  _globals['_RUNNINGSEQUENCES']._serialized_end=1400
-  _globals['_BLOCKTABLEPATCHES']._serialized_start=1402
-  _globals['_BLOCKTABLEPATCHES']._serialized_end=1495
-  _globals['_FORKS']._serialized_start=1497
-  _globals['_FORKS']._serialized_end=1588
-  _globals['_BLOCKMAPPING']._serialized_start=1590
-  _globals['_BLOCKMAPPING']._serialized_end=1630
-  _globals['_EXECUTEMODELREQUEST']._serialized_start=1633
-  _globals['_EXECUTEMODELREQUEST']._serialized_end=2186
-  _globals['_EXECUTEMODELRESPONSE']._serialized_start=2189
-  _globals['_EXECUTEMODELRESPONSE']._serialized_end=2436
-  _globals['_TOKENLOGPROBS']._serialized_start=2438
-  _globals['_TOKENLOGPROBS']._serialized_end=2542
-  _globals['_SEQUENCEERROR']._serialized_start=2544
-  _globals['_SEQUENCEERROR']._serialized_end=2606
-  _globals['_STEPTIMINGS']._serialized_start=2608
-  _globals['_STEPTIMINGS']._serialized_end=2694
-  _globals['_WORKERSERVICE']._serialized_start=2697
-  _globals['_WORKERSERVICE']._serialized_end=3134
+  _globals['_WORKERCAPACITY']._serialized_end=437
+  _globals['_GETWORKERINFOREQUEST']._serialized_start=439
+  _globals['_GETWORKERINFOREQUEST']._serialized_end=461
+  _globals['_GETWORKERINFORESPONSE']._serialized_start=464
+  _globals['_GETWORKERINFORESPONSE']._serialized_end=604
+  _globals['_INITCACHEENGINEREQUEST']._serialized_start=606
+  _globals['_INITCACHEENGINEREQUEST']._serialized_end=693
+  _globals['_INITCACHEENGINERESPONSE']._serialized_start=695
+  _globals['_INITCACHEENGINERESPONSE']._serialized_end=720
+  _globals['_GETTOKENIZERREQUEST']._serialized_start=722
+  _globals['_GETTOKENIZERREQUEST']._serialized_end=743
+  _globals['_GETTOKENIZERRESPONSE']._serialized_start=745
+  _globals['_GETTOKENIZERRESPONSE']._serialized_end=801
+  _globals['_TRACECONTEXT']._serialized_start=803
+  _globals['_TRACECONTEXT']._serialized_end=858
+  _globals['_SAMPLINGPARAMS']._serialized_start=861
+  _globals['_SAMPLINGPARAMS']._serialized_end=1045
+  _globals['_SEQUENCEGROUPMETADATA']._serialized_start=1048
+  _globals['_SEQUENCEGROUPMETADATA']._serialized_end=1238
+  _globals['_SEQUENCEMETADATA']._serialized_start=1241
+  _globals['_SEQUENCEMETADATA']._serialized_end=1405
+  _globals['_RUNNINGSEQUENCES']._serialized_start=1407
+  _globals['_RUNNINGSEQUENCES']._serialized_end=1466
+  _globals['_BLOCKTABLEPATCHES']._serialized_start=1468
+  _globals['_BLOCKTABLEPATCHES']._serialized_end=1561
+  _globals['_FORKS']._serialized_start=1563
+  _globals['_FORKS']._serialized_end=1654
+  _globals['_BLOCKMAPPING']._serialized_start=1656
+  _globals['_BLOCKMAPPING']._serialized_end=1696
+  _globals['_EXECUTEMODELREQUEST']._serialized_start=1699
+  _globals['_EXECUTEMODELREQUEST']._serialized_end=2252
+  _globals['_EXECUTEMODELRESPONSE']._serialized_start=2255
+  _globals['_EXECUTEMODELRESPONSE']._serialized_end=2502
+  _globals['_TOKENLOGPROBS']._serialized_start=2504
+  _globals['_TOKENLOGPROBS']._serialized_end=2608
+  _globals['_SEQUENCEERROR']._serialized_start=2610
+  _globals['_SEQUENCEERROR']._serialized_end=2672
+  _globals['_STEPTIMINGS']._serialized_start=2674
+  _globals['_STEPTIMINGS']._serialized_end=2760
+  _globals['_WORKERSERVICE']._serialized_start=2763
+  _globals['_WORKERSERVICE']._serialized_end=3200
 # @@protoc_insertion_point(module_scope)
