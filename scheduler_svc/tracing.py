@@ -5,7 +5,7 @@ import time
 from opentelemetry import trace
 from opentelemetry.trace import SpanContext, Status, StatusCode
 
-from rpc.telemetry import extract, get_tracer
+from rpc import telemetry
 from scheduler_svc.sequence import GroupTimes, SequenceGroup
 
 _monotonic_to_wall_ns = time.time_ns() - time.monotonic_ns()
@@ -15,11 +15,11 @@ def record_request(group: SequenceGroup, *, now: float) -> None:
     """Writes `scheduler.request` and its phases below the router's span, if that is sampled."""
     if not group.traceparent:
         return
-    context = extract(group.traceparent, group.tracestate)
+    context = telemetry.extract(group.traceparent, group.tracestate)
     parent: SpanContext = trace.get_current_span(context).get_span_context()
     if not parent.trace_flags.sampled:
         return
-    span = get_tracer().start_span(
+    span = telemetry.get_tracer().start_span(
         "scheduler.request",
         context=context,
         start_time=_wall_ns(group.times.arrival),
@@ -34,7 +34,7 @@ def record_request(group: SequenceGroup, *, now: float) -> None:
         span.set_attribute("error.type", group.failure.code.name)
     below = trace.set_span_in_context(span)
     for name, start, end in _phases(group.times, now):
-        phase = get_tracer().start_span(name, context=below, start_time=_wall_ns(start))
+        phase = telemetry.get_tracer().start_span(name, context=below, start_time=_wall_ns(start))
         phase.end(_wall_ns(end))
     span.end(_wall_ns(now))
 

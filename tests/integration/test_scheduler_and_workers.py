@@ -15,6 +15,7 @@ from protos.scheduler.v1 import scheduler_pb2 as pb
 from protos.worker.v1 import worker_pb2 as worker_pb
 from scheduler_svc.config import PreemptionMode, SchedulerConfig
 from tests.integration.stack import (
+    Got,
     Router,
     RunningScheduler,
     eventually,
@@ -263,3 +264,38 @@ async def test_a_draining_worker_finishes_what_it_has() -> None:
             (got,) = await client.ended(1)
             assert got.tokens[0] == expected_tokens([1, 2, 3], num_tokens=200)
         await until_workers(scheduler, 0)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"top_p": 0.0},
+        {"top_p": float("nan")},
+        {"top_p": 1.0, "temperature": float("inf")},
+        {"top_p": 1.0, "min_p": 5.0},
+        {"top_p": 1.0, "num_logprobs": 10**9},
+        {"top_p": 1.0, "stop_token_ids": [10**9]},
+    ],
+)
+async def test_what_no_worker_would_compute_is_refused_and_harms_nobody(
+    params: dict[str, object],
+) -> None:
+    async with (
+        running_scheduler(make_config()) as scheduler,
+        running_worker(scheduler.address, simulated(step_ns=2_000_000)),
+        router(scheduler.address) as client,
+    ):
+        await until_workers(scheduler, 1)
+        engines = list(scheduler.cluster.engines)
+        await client.add(1, [1, 2, 3], max_tokens=40)
+        client.got[2] = Got()
+        bad = pb.AddRequest(
+            handle=2, request_id="bad", prompt_token_ids=[1], max_tokens=3, num_sequences=1
+        )
+        bad.sampling_params.MergeFrom(worker_pb.SamplingParams(**params))  # type: ignore[arg-type]
+        await client.call.write(pb.ConnectRequest(add_request=bad))
+        good, refused = await client.ended(1, 2)
+        assert refused.end is not None
+        assert refused.end.code == 3
+        assert good.tokens[0] == expected_tokens([1, 2, 3], num_tokens=40)
+        assert scheduler.cluster.engines == engines
