@@ -26,6 +26,8 @@ from rpc.errors import (
 )
 
 RETRY_AFTER_S = 1.0
+MAX_TIMEOUT_NS = (1 << 63) - 1
+"""A client may set a deadline of tens of thousands of years, which the wire does not hold."""
 
 TimeRemaining = Callable[[], float | None]
 """Seconds until the RPC's deadline; None is unlimited."""
@@ -182,7 +184,7 @@ def timeout_ns(time_remaining: TimeRemaining) -> int | None:
         return None
     if remaining_s <= 0:
         raise DeadlineExceeded("the deadline has passed")
-    return max(1, int(remaining_s * 1e9))
+    return min(max(1, int(remaining_s * 1e9)), MAX_TIMEOUT_NS)
 
 
 def now_ns() -> int:

@@ -6,7 +6,8 @@ from typing import NamedTuple
 from router.detokenizer import Detokenizer
 from router.outputs import Delta, Finish, FinishReason, TokenLogprobs
 from router.sampling import SamplingParams
-from router.stop_strings import Pattern, StopStringScanner
+from router.stop_strings import Pattern, StopStringScanner, compile_patterns
+from router.tokenizer import Tokenizer
 
 
 class _Read(NamedTuple):
@@ -119,3 +120,21 @@ class Branch:
             return rest, None
         scan = self._scanner.push(rest, armed=self.num_tokens >= self._params.min_tokens)
         return scan.text + self._scanner.flush(), scan.stop
+
+
+def make_branches(
+    params: SamplingParams, *, prompt_token_ids: Sequence[int], tokenizer: Tokenizer
+) -> list[Branch]:
+    """Returns the sequences of a request that has not begun."""
+    patterns = compile_patterns(params.stop)
+    return [
+        Branch(
+            index,
+            params=params,
+            patterns=patterns,
+            detokenizer=tokenizer.make_detokenizer(
+                prompt_token_ids, skip_special_tokens=params.skip_special_tokens
+            ),
+        )
+        for index in range(params.n)
+    ]

@@ -10,10 +10,9 @@ import time
 from collections.abc import AsyncIterator
 from typing import Protocol
 
-from router.branch import Branch
+from router.branch import Branch, make_branches
 from router.outputs import Delta, End, Finish, FinishReason, TokenLogprobs, Update
 from router.sampling import SamplingParams
-from router.stop_strings import compile_patterns
 from router.tokenizer import Tokenizer
 from rpc.errors import Internal, ResourceExhausted, RpcError
 
@@ -52,7 +51,9 @@ class GenerationRequest:
         self.trace_context = trace_context
         """W3C traceparent and tracestate."""
         self.time_to_first_token_ns: int | None = None
-        self._branches = self._make_branches()
+        self._branches = make_branches(
+            params, prompt_token_ids=prompt_token_ids, tokenizer=tokenizer
+        )
         self._touched: dict[int, Branch] = {}
         self._link = link
         self._arrived_ns = arrived_ns
@@ -62,21 +63,6 @@ class GenerationRequest:
         self._woken = asyncio.Event()
         self._end: End | None = None
         self._error: RpcError | None = None
-
-    def _make_branches(self) -> list[Branch]:
-        patterns = compile_patterns(self.params.stop)
-        return [
-            Branch(
-                index,
-                params=self.params,
-                patterns=patterns,
-                detokenizer=self.tokenizer.make_detokenizer(
-                    self.prompt_token_ids,
-                    skip_special_tokens=self.params.skip_special_tokens,
-                ),
-            )
-            for index in range(self.params.n)
-        ]
 
     def add_tokens(self, index: int, token_ids: list[int], logprobs: list[TokenLogprobs]) -> None:
         """Puts one sequence's new tokens in; aborts the request if too much is unread."""

@@ -58,7 +58,7 @@ class SchedulerConnection:
         self._models = ModelClient(tokenizer_threads=tokenizer_threads)
         self._handles = itertools.count(1)
         self._live: dict[int, GenerationRequest] = {}
-        self._outgoing: asyncio.Queue[pb.ConnectRequest] | None = None
+        self._outgoing: asyncio.Queue[pb.ConnectRequest | None] | None = None
         self._served: ServedModel | None = None
         self._waiting_for = ""
         self._reminded_at = 0.0
@@ -82,8 +82,9 @@ class SchedulerConnection:
         """Sends a request; from now on its tokens arrive. Raises Unavailable."""
         if self._outgoing is None:
             raise Unavailable("the scheduler is lost", RETRY_AFTER_S)
+        message = pb.ConnectRequest(add_request=_add_request(request))
         self._live[request.handle] = request
-        self._outgoing.put_nowait(pb.ConnectRequest(add_request=_add_request(request)))
+        self._outgoing.put_nowait(message)
 
     def abort(self, handle: int) -> None:
         """Ends a request; does nothing if it has ended."""
@@ -138,8 +139,9 @@ class SchedulerConnection:
 
     async def _run_stream(self, stub: scheduler_pb2_grpc.SchedulerServiceStub) -> None:
         """Serves until the stream breaks."""
-        self._outgoing = asyncio.Queue()
-        call = stub.Connect(_drain(self._outgoing))
+        outgoing: asyncio.Queue[pb.ConnectRequest | None] = asyncio.Queue()
+        self._outgoing = outgoing
+        call = stub.Connect(_drain(outgoing))
         watch = asyncio.create_task(self._watch_model(stub))
         self._say_serving()
         try:
@@ -150,6 +152,7 @@ class SchedulerConnection:
             logger.warning("lost the scheduler at %s: %s", self.address, _reason(error))
         finally:
             call.cancel()
+            outgoing.put_nowait(None)  # gRPC's task that reads it does not end by itself
             watch.cancel()
             await asyncio.gather(watch, return_exceptions=True)
             self._lose()
@@ -226,9 +229,11 @@ class SchedulerConnection:
             request.end(_ended(finished))
 
 
-async def _drain(queue: asyncio.Queue[pb.ConnectRequest]) -> AsyncIterator[pb.ConnectRequest]:
-    while True:
-        yield await queue.get()
+async def _drain(
+    queue: asyncio.Queue[pb.ConnectRequest | None],
+) -> AsyncIterator[pb.ConnectRequest]:
+    while (message := await queue.get()) is not None:
+        yield message
 
 
 def _reason(error: Exception) -> str:

@@ -43,6 +43,7 @@ class Tokenizer:
         vocab: dict[str, int] = backend.get_vocab(with_added_tokens=True)
         added = backend.get_added_tokens_decoder()
         special_ids = {token_id for token_id, token in added.items() if token.special}
+        self.max_token_id = max(vocab.values())
         self.max_token_bytes = max(len(token.encode()) for token in vocab)
         self._pieces = _byte_pieces(backend, vocab, vocab_size)
         self._text_pieces = _without(self._pieces, special_ids)
@@ -71,34 +72,44 @@ class Tokenizer:
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Returns token ids; special tokens that stand in the text are parsed as such."""
-        encoding = await self._run(
-            partial(self._backend.encode, text, add_special_tokens=add_special_tokens)
+        ids: list[int] = await self._run(
+            partial(self.encode_blocking, text, add_special_tokens=add_special_tokens)
         )
-        ids: list[int] = encoding.ids
+        return ids
+
+    def encode_blocking(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """As `encode`, on the calling thread."""
+        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
     async def encode_chat(
         self, messages: Sequence[Message], *, add_generation_prompt: bool, max_bytes: int
     ) -> list[int]:
-        """Renders a conversation and returns its token ids.
+        """Renders a conversation and returns its token ids; raises as `render_chat`."""
+
+        def render_and_encode() -> list[int]:
+            text = self.render_chat(
+                messages, add_generation_prompt=add_generation_prompt, max_bytes=max_bytes
+            )
+            # The template writes the special tokens itself, the first one included.
+            return self.encode_blocking(text, add_special_tokens=False)
+
+        token_ids: list[int] = await self._run(partial(render_and_encode))
+        return token_ids
+
+    def render_chat(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool, max_bytes: int
+    ) -> str:
+        """Returns the prompt of a conversation, on the calling thread.
 
         Raises FailedPrecondition if the model has no template, InvalidArgument if the template
         refuses the conversation.
         """
         if self._chat_template is None:
             raise FailedPrecondition("the model has no chat template; use Generate")
-        template = self._chat_template
-
-        def render_and_encode() -> list[int]:
-            text = template.render(
-                messages, add_generation_prompt=add_generation_prompt, max_bytes=max_bytes
-            )
-            # The template writes the special tokens itself, the first one included.
-            ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
-            return ids
-
-        token_ids: list[int] = await self._run(partial(render_and_encode))
-        return token_ids
+        return self._chat_template.render(
+            messages, add_generation_prompt=add_generation_prompt, max_bytes=max_bytes
+        )
 
     async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         return str(

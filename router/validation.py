@@ -98,6 +98,13 @@ def check_token_ids(token_ids: Sequence[int], *, field: str, model: ServedModel)
 
 def check_sampling(fields: Mapping[str, Any], model: ServedModel) -> None:
     """Checks what does not depend on the prompt."""
+    check_sampling_values(fields)
+    stop_token_ids = fields.get("stop_token_ids", ())
+    check_token_ids(stop_token_ids, field="sampling_params.stop_token_ids", model=model)
+
+
+def check_sampling_values(fields: Mapping[str, Any]) -> None:
+    """Checks what depends neither on the prompt nor on the model."""
     for name, allowed in RANGES.items():
         if name in fields and not allowed.holds(fields[name]):
             raise InvalidArgument(f"sampling_params.{name}", fields[name], allowed.text)
@@ -108,7 +115,6 @@ def check_sampling(fields: Mapping[str, Any], model: ServedModel) -> None:
         raise InvalidArgument(
             "sampling_params.stop_token_ids", count, f"at most {MAX_STOP_TOKEN_IDS}"
         )
-    check_token_ids(stop_token_ids, field="sampling_params.stop_token_ids", model=model)
 
 
 def _check_stops(stops: Sequence[str]) -> None:

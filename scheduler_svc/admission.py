@@ -33,6 +33,11 @@ class AdmissionQueue:
     def __contains__(self, group: SequenceGroup) -> bool:
         return group in self._groups
 
+    @property
+    def started(self) -> Iterator[SequenceGroup]:
+        """Those that a worker has worked on, which a worker that drains still takes."""
+        return (group for group in self._groups if group.times.first_scheduled is not None)
+
     def add(self, group: SequenceGroup) -> None:
         bisect.insort(self._groups, group, key=self.priority)
 

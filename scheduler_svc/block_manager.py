@@ -203,6 +203,10 @@ class BlockSpaceManager:
         self.gpu.check(dict(on_gpu))
         self.cpu.check(dict(on_cpu))
 
+    def is_write_shared(self, seq: Sequence) -> bool:
+        """Says whether the next token goes to a block that somebody else reads."""
+        return self._shared_write_index(seq) is not None
+
     def _shared_write_index(self, seq: Sequence) -> int | None:
         """Index of the block that the next token goes to, if somebody else reads that block."""
         index = seq.num_planned_tokens // self.block_size

@@ -17,6 +17,7 @@ from scheduler_svc.admission import AdmissionQueue
 from scheduler_svc.errors import FailureCode, RequestFailure
 from scheduler_svc.model import ModelInfo, TokenizerFiles
 from scheduler_svc.plan import StepOutcome
+from scheduler_svc.request_checks import find_fault
 from scheduler_svc.router_messages import EndedRequest, FinishedSequence, RouterMessage
 from scheduler_svc.scheduler import Scheduler, make_group
 from scheduler_svc.sequence import FinishReason, Sequence, SequenceGroup, SequenceStatus
@@ -80,6 +81,11 @@ class Cluster:
     def __len__(self) -> int:
         return len(self._requests)
 
+    @property
+    def is_serving(self) -> bool:
+        """Whether there is a worker that takes new requests."""
+        return any(engine.scheduler.is_accepting for engine in self.engines)
+
     # Requests
 
     def add(self, group: SequenceGroup, *, session: RouterSession, handle: int) -> Request | None:
@@ -106,19 +112,10 @@ class Cluster:
             )
         if group.deadline is not None and group.deadline <= self._clock():
             return RequestFailure(FailureCode.DEADLINE_EXCEEDED, "out of time on arrival")
-        if self.model is None or not self.engines:
+        if self.model is None or not self.is_serving:
             return RequestFailure(FailureCode.UNAVAILABLE, "no worker serves", RETRY_AFTER_S)
-        if group.num_prompt_tokens >= self.model.max_model_len:
-            return RequestFailure(
-                FailureCode.INVALID_ARGUMENT,
-                f"the prompt has {group.num_prompt_tokens} tokens; the model's window of"
-                f" {self.model.max_model_len} leaves none to generate",
-            )
-        if max(group.prompt_token_ids) >= self.model.vocab_size:
-            return RequestFailure(
-                FailureCode.INVALID_ARGUMENT,
-                f"token ids must be below the vocabulary's size, {self.model.vocab_size}",
-            )
+        if fault := find_fault(group, self.model):
+            return RequestFailure(FailureCode.INVALID_ARGUMENT, fault)
         if not self._fits_some_engine(group):
             return _never_fits(group)
         if len(self.admission) >= self._max_queued_requests:

@@ -22,12 +22,17 @@ _FINISH_REASONS = {
     FinishReason.ERROR: pb.FINISH_REASON_ERROR,
 }
 
+MAX_HANDLE = (1 << 63) - 1
+"""Handles go back in a column of int64."""
+
 
 # From routers
 
 
 def group(message: pb.AddRequest, *, now: float) -> SequenceGroup:
     """Decodes a request. Raises InvalidArgument for what no router of ours sends."""
+    if message.handle > MAX_HANDLE:
+        raise InvalidArgument("handle", message.handle, f"at most {MAX_HANDLE}")
     if not message.prompt_token_ids:
         raise InvalidArgument("prompt_token_ids", [], "at least one token")
     if not message.max_tokens:

@@ -63,7 +63,7 @@ async def _tick(server: Server, cluster: Cluster) -> None:
     """Ends requests that are out of time; keeps health up to date."""
     while True:
         cluster.expire()
-        server.set_serving(SCHEDULER_SERVICE, serving=bool(cluster.engines))
+        server.set_serving(SCHEDULER_SERVICE, serving=cluster.is_serving)
         await asyncio.sleep(TICK_S)
 
 

@@ -60,6 +60,15 @@ class StepPlan:
         """Whether there is nothing for the worker to do."""
         return not (self.seqs or self.swap_out or self.swap_in)
 
+    def add_decodes(self, seqs: list[Sequence]) -> None:
+        """Adds one token of each of some sequences that the worker knows."""
+        first, count = len(self.seqs), len(seqs)
+        self.running += range(first, first + count)
+        self.seqs += seqs
+        self.num_new_tokens += [1] * count
+        self.num_samples += [1] * count
+        self.token_budget -= count
+
     def tokens_of(self, seq: Sequence) -> int:
         """Returns how many tokens the sequence computes in this step."""
         return self.num_new_tokens[self.seqs.index(seq)] if seq in self.seqs else 0
@@ -103,6 +112,12 @@ class StepAnswer:
     """By sequence id."""
     timings: StepTimings = NO_TIMINGS
 
+    def is_one_for_each(self, plan: StepPlan) -> bool:
+        """Says whether row i is the one draw of the plan's sequence i, as in a step of decodes."""
+        if self.failures or len(self.seq_ids) != len(plan.seqs):
+            return False
+        return self.seq_ids == [seq.seq_id for seq in plan.seqs]
+
     def rows(self) -> dict[int, list[int]]:
         """Returns the rows of each sequence, in order of branch."""
         rows: dict[int, list[int]] = {}
@@ -111,12 +126,8 @@ class StepAnswer:
         return rows
 
 
-class NewToken(NamedTuple):
-    """A token that was accepted."""
-
-    seq: Sequence
-    token_id: int
-    logprobs: TokenLogprobs | None
+NewToken = tuple[Sequence, int, TokenLogprobs | None]
+"""A token that was accepted: whose, which, and its log probabilities if they were asked for."""
 
 
 @dataclass(slots=True)

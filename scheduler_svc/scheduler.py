@@ -10,7 +10,7 @@ import bisect
 import itertools
 import logging
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from scheduler_svc.admission import AdmissionQueue
 from scheduler_svc.block_manager import AllocStatus, BlockSpaceManager
@@ -19,7 +19,6 @@ from scheduler_svc.cost import CostModel
 from scheduler_svc.errors import FailureCode, RequestFailure
 from scheduler_svc.plan import (
     ForkPlan,
-    NewToken,
     StepAnswer,
     StepOutcome,
     StepPlan,
@@ -33,6 +32,7 @@ from scheduler_svc.sequence import (
     SequenceStatus,
     length_limit,
 )
+from scheduler_svc.steady import SteadyLane
 
 logger = logging.getLogger(__name__)
 
@@ -82,6 +82,7 @@ class Scheduler:
         self._max_model_len = cache.max_model_len
         self._preemption_mode = preemption_mode
         self._eos_token_ids = eos_token_ids
+        self._lane = SteadyLane(self.blocks)
         self._draining: set[Sequence] = set()  # finished, but a step in flight holds them
         self._forks: dict[Sequence, Sequence] = {}  # new branch to its parent, not sent yet
         self._forget: list[int] = []  # ids that the worker still knows
@@ -92,6 +93,8 @@ class Scheduler:
     def schedule(self, now: float) -> StepPlan | None:
         """Plans one step and books its blocks; None if there is nothing to do."""
         plan = StepPlan(step_id=self.num_steps + 1, token_budget=self.limits.max_num_batched_tokens)
+        if not self._lane.plan(plan):
+            self._lane.release_all()
         self._schedule_decodes(plan, now)
         self._schedule_prefills(plan, now)
         if not plan.is_short_of_blocks:  # who was just evicted must not push others back in
@@ -100,17 +103,26 @@ class Scheduler:
         if plan.is_empty:
             return None
         plan.forget, self._forget = self._forget, []
+        self._settle(plan)
         self._forks.clear()  # their parents have moved on; who was not split off is sent in full
         self.num_steps = plan.step_id
         self.inflight.append(plan)
         return plan
+
+    def _settle(self, plan: StepPlan) -> None:
+        """Moves groups that have begun to decode to the lane; out of it while blocks are short."""
+        if plan.is_short_of_blocks:
+            self._lane.release_all()
+            return
+        decoding = {seq.group for seq in plan.seqs if seq.steady_row < 0}
+        self._lane.join(group for group in decoding if self._lane.can_join(group))
 
     def _schedule_decodes(self, plan: StepPlan, now: float) -> None:
         """Gives each sequence that has one token left its token: nobody waits behind a prefill."""
         index = 0
         while index < len(self.running) and plan.token_budget:
             group = self.running[index]
-            for seq in group.sequences:
+            for seq in () if group.is_steady else group.sequences:
                 if self._can_decode(seq, plan) and self._make_room(seq, plan, now):
                     self._add(plan, seq, 1, now)
                     if not plan.token_budget:
@@ -123,13 +135,13 @@ class Scheduler:
             return False
         if seq.num_inflight_samples and group.awaits_fork:
             return False  # its next token depends on which branch it becomes
-        limit = length_limit(group, self._max_model_len)
-        return seq.num_output_tokens_planned < limit and group not in plan.yielding
+        is_planned_out = seq.num_tokens + seq.num_inflight_samples >= group.end
+        return not is_planned_out and group not in plan.yielding
 
     def _schedule_prefills(self, plan: StepPlan, now: float) -> None:
         """Spends what the decodes left on prompts, in chunks."""
         for group in self.running:
-            if group in plan.yielding:
+            if group.is_steady or group in plan.yielding:
                 continue
             for seq in group.sequences:
                 if not plan.token_budget:
@@ -203,7 +215,7 @@ class Scheduler:
         self._failed.append(group)
 
     def _schedule_waiting(self, plan: StepPlan, now: float) -> None:
-        while plan.token_budget and self.is_accepting and not self.swapped:
+        while plan.token_budget and not self.swapped:
             group = self._next_waiting()
             if group is None:
                 return
@@ -215,7 +227,8 @@ class Scheduler:
 
     def _next_waiting(self) -> SequenceGroup | None:
         """Returns the first group, or one behind it if this worker is too small for the first."""
-        for group in itertools.islice(self.admission, LOOK_AHEAD):
+        waiting = self.admission if self.is_accepting else self.admission.started
+        for group in itertools.islice(waiting, LOOK_AHEAD):
             status = self.blocks.can_allocate(group)
             if status is AllocStatus.OK and self._has_places(group):
                 return group
@@ -228,6 +241,7 @@ class Scheduler:
         return taken + group.num_reserved_sequences <= self.limits.max_num_seqs
 
     def _resume(self, group: SequenceGroup, now: float) -> None:
+        group.end = group.num_prompt_tokens + length_limit(group, self._max_model_len)
         group.set_status(SequenceStatus.RUNNING)
         bisect.insort(self.running, group, key=self.admission.priority)
         times = group.times
@@ -265,7 +279,7 @@ class Scheduler:
         while self.blocks.can_append_slots(seq, 1) is not AllocStatus.OK:
             plan.is_short_of_blocks = True
             victim = self._victim(plan)
-            if victim is None or victim.is_inflight:
+            if victim is None or victim.is_steady or victim.is_inflight:  # steady: in this step
                 if victim is not None:
                     plan.yielding.append(victim)
                 return False
@@ -345,10 +359,47 @@ class Scheduler:
         assert plan.step_id == answer.step_id, "steps are answered in order"
         self.cost.observe(plan, answer.timings)
         outcome = StepOutcome()
+        if answer.is_one_for_each(plan) and all(plan.num_samples):
+            self._update_decodes(plan, answer, outcome, now)
+        else:
+            self._lane.release(*{seq.group for seq in plan.seqs})
+            self._update_each(range(len(plan.seqs)), plan, answer, outcome, now)
+        return outcome
+
+    def _update_decodes(
+        self, plan: StepPlan, answer: StepAnswer, outcome: StepOutcome, now: float
+    ) -> None:
+        """Takes one token of each sequence: all of the lane at once, the others one by one."""
+        steady = [i for i, seq in enumerate(plan.seqs) if seq.steady_row >= 0]
+        if len(steady) < len(plan.seqs):
+            others = [i for i, seq in enumerate(plan.seqs) if seq.steady_row < 0]
+            self._update_each(others, plan, answer, outcome, now)
+        seqs = [plan.seqs[i] for i in steady]
+        token_ids = [answer.token_ids[i] for i in steady]
+        may_end = self._lane.accept(seqs, token_ids)
+        logprobs = map(answer.logprobs.get, steady) if answer.logprobs else itertools.repeat(None)
+        outcome.tokens += zip(seqs, token_ids, logprobs, strict=False)
+        self.num_generated_tokens += len(seqs)
+        ending = [(seqs[i], reason) for i in may_end if (reason := self._end_reason(seqs[i]))]
+        self._lane.release(*{seq.group for seq, _ in ending})
+        for seq, reason in ending:
+            self._finish(seq, reason, outcome, now)
+
+    def _update_each(
+        self,
+        indices: Iterable[int],
+        plan: StepPlan,
+        answer: StepAnswer,
+        outcome: StepOutcome,
+        now: float,
+    ) -> None:
         rows = answer.rows()
-        for seq, num_new_tokens, num_samples in zip(
-            plan.seqs, plan.num_new_tokens, plan.num_samples, strict=True
-        ):
+        for i in indices:
+            seq, num_new_tokens, num_samples = (
+                plan.seqs[i],
+                plan.num_new_tokens[i],
+                plan.num_samples[i],
+            )
             seq.num_inflight_tokens -= num_new_tokens
             seq.num_computed_tokens += num_new_tokens
             seq.num_inflight_samples -= num_samples > 0
@@ -358,12 +409,11 @@ class Scheduler:
                     self._release(seq)
                 continue
             if seq.seq_id in answer.failures:
-                self._fail(seq, answer.failures[seq.seq_id], outcome)
+                self._fail(seq, answer.failures[seq.seq_id], outcome, now)
                 continue
             self.blocks.publish(seq)
             if num_samples:
                 self._accept(seq, rows.get(seq.seq_id, []), num_samples, answer, outcome, now)
-        return outcome
 
     def _accept(
         self,
@@ -375,12 +425,12 @@ class Scheduler:
         now: float,
     ) -> None:
         if len(rows) != num_samples:
-            self._fail(seq, f"the worker drew {len(rows)} of {num_samples} tokens", outcome)
+            self._fail(seq, f"the worker drew {len(rows)} of {num_samples} tokens", outcome, now)
             return
         branches = [seq, *self._branch_off(seq, num_samples - 1)]
         for branch, row in zip(branches, rows, strict=True):
-            token = NewToken(branch, answer.token_ids[row], answer.logprobs.get(row))
-            self._accept_token(token, outcome, now)
+            outcome.tokens.append((branch, answer.token_ids[row], answer.logprobs.get(row)))
+            self._accept_token(branch, answer.token_ids[row], outcome, now)
 
     def _branch_off(self, parent: Sequence, num_children: int) -> Iterator[Sequence]:
         """Splits off the other branches of a prompt that has just been computed."""
@@ -401,32 +451,36 @@ class Scheduler:
             parent.group.sequences.append(child)
         return iter(children)
 
-    def _accept_token(self, token: NewToken, outcome: StepOutcome, now: float) -> None:
-        seq = token.seq
+    def _accept_token(self, seq: Sequence, token_id: int, outcome: StepOutcome, now: float) -> None:
         group = seq.group
         if group.times.first_token is None:
             group.times.first_token = now
             self.num_prompt_tokens += group.num_prompt_tokens
-        group.times.last_token = now
-        seq.output_token_ids.append(token.token_id)
+        seq.output_token_ids.append(token_id)
         self.num_generated_tokens += 1
-        outcome.tokens.append(token)
-        reason = stop_reason(seq, token.token_id, eos_token_ids=self._eos_token_ids)
-        if reason is not None:
-            seq.stop_token_id = token.token_id
-        elif len(seq.output_token_ids) >= length_limit(group, self._max_model_len):
-            reason = FinishReason.LENGTH
-        if reason is not None:
-            self._finish(seq, reason, outcome)
+        if reason := self._end_reason(seq):
+            self._finish(seq, reason, outcome, now)
 
-    def _fail(self, seq: Sequence, message: str, outcome: StepOutcome) -> None:
+    def _end_reason(self, seq: Sequence) -> FinishReason | None:
+        """Says whether the newest token ends its sequence, and notes a stop token."""
+        token_id = seq.output_token_ids[-1]
+        reason = stop_reason(seq, token_id, eos_token_ids=self._eos_token_ids)
+        if reason is not None:
+            seq.stop_token_id = token_id
+            return reason
+        return FinishReason.LENGTH if seq.num_tokens >= seq.group.end else None
+
+    def _fail(self, seq: Sequence, message: str, outcome: StepOutcome, now: float) -> None:
         """Ends a sequence by an error; before its fork it stands for all branches."""
         seq.error_message = message
         self.blocks.retract(seq)
-        self._finish(seq, FinishReason.ERROR, outcome)
+        self._finish(seq, FinishReason.ERROR, outcome, now)
 
-    def _finish(self, seq: Sequence, reason: FinishReason, outcome: StepOutcome) -> None:
+    def _finish(
+        self, seq: Sequence, reason: FinishReason, outcome: StepOutcome, now: float
+    ) -> None:
         group = seq.group
+        group.times.last_token = now
         self._end(seq, reason)
         outcome.finished.append(seq)
         if group.is_finished:
@@ -442,6 +496,7 @@ class Scheduler:
 
         A branch that is unknown or has ended already is left as it is.
         """
+        self._lane.release(group)
         for seq in group.sequences:
             if seq.branch == index and not seq.is_finished and not group.awaits_fork:
                 del seq.output_token_ids[keep_tokens:]
@@ -458,6 +513,7 @@ class Scheduler:
 
     def abort(self, group: SequenceGroup) -> None:
         """Ends a group that runs or is swapped. Blocks come back once no step holds them."""
+        self._lane.release(group)
         for seq in group.unfinished:
             self._end(seq, FinishReason.ERROR)
         self._remove(group)
@@ -467,6 +523,7 @@ class Scheduler:
 
         The scheduler is not used afterwards; the groups can be recomputed elsewhere.
         """
+        self._lane.release_all()
         groups = self.running + self.swapped
         for group in groups:
             for seq in group.sequences:
@@ -503,8 +560,8 @@ class Scheduler:
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether a group is running or swapped, or a step is in flight."""
-        return bool(self.running or self.swapped or self.inflight)
+        """Whether a group is running, swapped or to be recomputed, or a step is in flight."""
+        return bool(self.running or self.swapped or self.inflight or any(self.admission.started))
 
     def holds(self, group: SequenceGroup) -> bool:
         return group in self.running or group in self.swapped
@@ -521,6 +578,7 @@ class Scheduler:
                 assert group.unfinished, f"{group.request_id} has ended and is queued"
         for group in self.admission:
             assert not any(seq.block_table for seq in group.sequences), group.request_id
+        self._lane.check()
         queued = [seq for group in self.running + self.swapped for seq in group.sequences]
         self.blocks.check({*queued, *self._draining})
 

@@ -68,6 +68,8 @@ class Sequence:
     """Leading blocks that may be found by their hashes."""
     num_sent_blocks: int = 0
     """Leading entries of the block table that the worker has."""
+    steady_row: int = -1
+    """Row in the steady lane, which then keeps the counters; -1 outside. See steady.py."""
     is_on_worker: bool = False
     """Whether the worker knows the sequence, so that a step may name it by id."""
     finish_reason: FinishReason | None = None
@@ -152,6 +154,10 @@ class SequenceGroup:
     tracestate: str = ""
     sequences: list[Sequence] = field(default_factory=list)
     """In order of branch. Until the prompt is computed there is branch 0 alone."""
+    end: int = 0
+    """Length in tokens at which a sequence has its last; set by the worker's scheduler."""
+    is_steady: bool = False
+    """Whether the group is in its scheduler's steady lane."""
     failure: RequestFailure | None = None
     """Set if the request ended without a result of its own making."""
     num_preemptions: int = 0

@@ -11,9 +11,8 @@ from protos.scheduler.v1 import scheduler_pb2 as pb
 from protos.scheduler.v1 import scheduler_pb2_grpc as pb_grpc
 from rpc.errors import InvalidArgument, Unavailable
 from scheduler_svc import codec
-from scheduler_svc.cluster import RETRY_AFTER_S, Cluster
+from scheduler_svc.cluster import RETRY_AFTER_S, Cluster, WorkerEngine
 from scheduler_svc.config import SchedulerConfig
-from scheduler_svc.engine import Engine
 from scheduler_svc.session import Session
 
 CHUNK_BYTES = 1 << 20
@@ -45,7 +44,7 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
 
     async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:
         model = self._cluster.model
-        if model is None or not self._cluster.engines:
+        if model is None or not self._cluster.is_serving:
             raise Unavailable("no worker serves", RETRY_AFTER_S)
         return pb.GetModelResponse(model=codec.model_message(model))
 

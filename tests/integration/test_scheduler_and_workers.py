@@ -299,3 +299,31 @@ async def test_what_no_worker_would_compute_is_refused_and_harms_nobody(
         assert refused.end.code == 3
         assert good.tokens[0] == expected_tokens([1, 2, 3], num_tokens=40)
         assert scheduler.cluster.engines == engines
+
+
+async def test_a_draining_worker_finishes_what_was_preempted_and_takes_nothing_new() -> None:
+    config = make_config(preemption_mode=PreemptionMode.RECOMPUTE, watermark=0.0)
+    runner = simulated(num_gpu_blocks=12, num_cpu_blocks=0, step_ns=2_000_000)
+    async with (
+        running_scheduler(config) as scheduler,
+        running_worker(scheduler.address, runner) as worker,
+        router(scheduler.address) as client,
+    ):
+        await until_workers(scheduler, 1)
+        for i in range(4):
+            await client.add(i, make_prompt(7), max_tokens=80)
+        await eventually(lambda: len(client.got[3].tokens.get(0, [])) > 2)
+        draining = asyncio.create_task(worker.registration.drain())
+        await eventually(lambda: any(e.is_draining for e in scheduler.cluster.engines))
+        await client.add(9, make_prompt(7), max_tokens=80)
+        (refused,) = await client.ended(9)
+        assert refused.end is not None
+        assert refused.end.code == 14
+        assert refused.end.retry_after_ns > 0
+        for got in await client.ended(*range(4)):
+            assert got.end is not None
+            assert got.end.code == 0, got.end.message
+            assert got.tokens[0] == expected_tokens(make_prompt(7), num_tokens=80)
+        async with asyncio.timeout(10):
+            await draining
+        assert scheduler.cluster.engines == [] or scheduler.cluster.engines[0].is_drained

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
@@ -16,6 +17,7 @@ from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc
 from protos.scheduler.v1 import scheduler_pb2
 from protos.worker.v1 import worker_pb2
+from router.admission import MAX_TIMEOUT_NS, timeout_ns
 from router.config import RouterConfig
 from router.main import Router
 from router.servicer import SERVICE_NAME
@@ -638,3 +640,26 @@ def test_requests_that_end_in_any_way_leave_nothing(ends: list[str]) -> None:
                 pass
 
     asyncio.run(run())
+
+
+async def test_a_deadline_beyond_what_the_wire_holds_is_no_deadline() -> None:
+    assert timeout_ns(lambda: 99_999_999 * 3600.0) == MAX_TIMEOUT_NS
+    assert scheduler_pb2.AddRequest(timeout_ns=MAX_TIMEOUT_NS).timeout_ns == MAX_TIMEOUT_NS
+
+
+async def test_a_lost_stream_leaves_no_task_behind() -> None:
+    complaints: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+    async with make_stack() as stack:
+        for _ in range(3):
+            stack.scheduler.added.clear()
+            call = asyncio.create_task(stack.generate())
+            await stack.scheduler.wait_until(lambda: bool(stack.scheduler.added))
+            await stack.scheduler.stop()
+            assert await code_of(call) is StatusCode.UNAVAILABLE
+            await stack.wait_serving(False)
+            await stack.scheduler.start()
+            await stack.wait_serving()
+        gc.collect()
+        await asyncio.sleep(0.01)
+    assert complaints == []

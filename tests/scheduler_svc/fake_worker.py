@@ -59,6 +59,7 @@ class FakeWorker:
             table[patch.first_index : patch.first_index + len(patch.blocks)] = patch.blocks
         self._move(plan)
         answer = StepAnswer(step_id=plan.step_id)
+        assert len(set(plan.seq_ids)) == len(plan.seq_ids), "a sequence is in the step twice"
         work = [(seq_id, n) for seq_id, n in zip(plan.seq_ids, plan.num_new_tokens, strict=True)]
         # What counts as computed must be there before the step, not by grace of a neighbour in it.
         contexts = {seq_id: self._read(self.sequences[seq_id]) for seq_id, _ in work}

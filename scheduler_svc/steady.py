@@ -1,0 +1,142 @@
+"""The steady lane: groups that decode a token a step, planned and accepted by array operations.
+
+A group is in the lane while each of its unfinished sequences decodes in blocks that are its own.
+Its counters are then columns here, not the attributes of its sequences; `release` writes them back,
+and comes before anything else is done to the group. What a step costs is then a few operations on
+arrays, and a little for each sequence that crosses into a new block, ends or is drained.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler_svc.block_manager import BlockSpaceManager
+from scheduler_svc.plan import StepPlan, TablePatch
+from scheduler_svc.sequence import Sequence, SequenceGroup, SequenceStatus
+
+Column = NDArray[np.int64]
+
+
+class SteadyLane:
+    """Columns of [num_sequences]; row i is that of seqs[i]."""
+
+    def __init__(self, blocks: BlockSpaceManager) -> None:
+        self.seqs: list[Sequence] = []
+        self._blocks = blocks
+        self._planned = np.empty(0, dtype=np.int64)
+        self._computed = np.empty(0, dtype=np.int64)
+        self._room = np.empty(0, dtype=np.int64)  # tokens that fit the block table
+        self._end = np.empty(0, dtype=np.int64)  # tokens at which the sequence has its last
+        self._stop_token_ids = np.empty(0, dtype=np.int64)  # of all of them
+
+    def join(self, groups: Iterable[SequenceGroup]) -> None:
+        """Takes in groups for which `can_join` holds."""
+        seqs = [seq for group in groups for seq in group.unfinished]
+        if not seqs:
+            return
+        for row, seq in enumerate(seqs, start=len(self.seqs)):
+            seq.steady_row = row
+            seq.group.is_steady = True
+        self.seqs = self.seqs + seqs
+        self._planned = _extended(self._planned, [seq.num_planned_tokens for seq in seqs])
+        self._computed = _extended(self._computed, [seq.num_computed_tokens for seq in seqs])
+        size = self._blocks.block_size
+        self._room = _extended(self._room, [len(seq.block_table) * size for seq in seqs])
+        self._end = _extended(self._end, [seq.group.end for seq in seqs])
+        self._find_stop_tokens()
+
+    def can_join(self, group: SequenceGroup) -> bool:
+        """Says whether all unfinished sequences decode, each in a block of its own."""
+        return not group.awaits_fork and all(
+            seq.status is SequenceStatus.RUNNING
+            and seq.is_on_worker
+            and seq.num_remaining_tokens == 1
+            and seq.num_inflight_tokens == seq.num_inflight_samples  # no prefill is on its way
+            and not self._blocks.is_write_shared(seq)
+            for seq in group.unfinished
+        )
+
+    def release(self, *groups: SequenceGroup) -> None:
+        """Lets groups go, their counters written back; a no-op for those that are not in."""
+        leaving = {group for group in groups if group.is_steady}
+        if not leaving:
+            return
+        staying = np.ones(len(self.seqs), dtype=np.bool_)
+        for group in leaving:
+            group.is_steady = False
+            for seq in group.sequences:
+                if seq.steady_row >= 0:
+                    staying[seq.steady_row] = False
+                    self._write_back(seq)
+        self.seqs = [seq for seq in self.seqs if seq.steady_row >= 0]
+        for row, seq in enumerate(self.seqs):
+            seq.steady_row = row
+        self._planned, self._computed = self._planned[staying], self._computed[staying]
+        self._room, self._end = self._room[staying], self._end[staying]
+
+    def release_all(self) -> None:
+        self.release(*{seq.group for seq in self.seqs})
+
+    def _write_back(self, seq: Sequence) -> None:
+        row, seq.steady_row = seq.steady_row, -1
+        seq.num_computed_tokens = int(self._computed[row])
+        inflight = int(self._planned[row]) - seq.num_computed_tokens
+        seq.num_inflight_tokens = seq.num_inflight_samples = inflight
+
+    def plan(self, plan: StepPlan) -> bool:
+        """Adds the next token of each; returns False if blocks or budget do not suffice."""
+        rows = np.flatnonzero(self._planned + 1 < self._end)
+        needy = rows[self._planned[rows] >= self._room[rows]]
+        if len(rows) > plan.token_budget or len(needy) > self._blocks.gpu.num_free:
+            return False
+        for row in needy.tolist():
+            self._append_block(plan, row)
+        everybody = len(rows) == len(self.seqs)
+        plan.add_decodes(self.seqs if everybody else [self.seqs[row] for row in rows.tolist()])
+        self._planned[rows] += 1
+        return True
+
+    def _append_block(self, plan: StepPlan, row: int) -> None:
+        seq = self.seqs[row]
+        block = self._blocks.gpu.allocate()
+        seq.block_table.append(block)
+        plan.patches.append(TablePatch(seq.seq_id, seq.num_sent_blocks, [block]))
+        seq.num_sent_blocks += 1
+        self._room[row] += self._blocks.block_size
+
+    def accept(self, seqs: list[Sequence], token_ids: list[int]) -> list[int]:
+        """Takes a drawn token of each of some sequences in the lane.
+
+        Publishes the blocks that they complete. Returns the indices of those that may end with
+        their token: by its length, or because it is somebody's stop token.
+        """
+        rows = np.array([seq.steady_row for seq in seqs], dtype=np.int64)
+        self._computed[rows] += 1
+        computed = self._computed[rows]
+        for seq, token_id in zip(seqs, token_ids, strict=True):
+            seq.output_token_ids.append(token_id)
+        for index in np.flatnonzero(computed % self._blocks.block_size == 0).tolist():
+            seqs[index].num_computed_tokens = int(computed[index])
+            self._blocks.publish(seqs[index])
+        ends = computed + 1 >= self._end[rows]
+        ends |= np.isin(np.array(token_ids), self._stop_token_ids)
+        may_end: list[int] = np.flatnonzero(ends).tolist()
+        return may_end
+
+    def _find_stop_tokens(self) -> None:
+        """Whose group has left may stay in the union: `accept` says only who *may* end."""
+        found = {token_id for seq in self.seqs for token_id in seq.group.params.stop_token_ids}
+        self._stop_token_ids = np.array(sorted(found), dtype=np.int64)
+
+    def check(self) -> None:
+        """Asserts that rows and sequences belong together."""
+        assert [seq.steady_row for seq in self.seqs] == list(range(len(self.seqs)))
+        for seq, planned, room in zip(self.seqs, self._planned, self._room, strict=True):
+            assert seq.group.is_steady
+            assert room == len(seq.block_table) * self._blocks.block_size
+            assert planned <= room
+
+
+def _extended(column: Column, values: list[int]) -> Column:
+    return np.concatenate([column, np.array(values, dtype=np.int64)])
