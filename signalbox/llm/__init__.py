@@ -1,0 +1,33 @@
+"""The model in this process, as vLLM's users know it: LLM, LLMEngine, AsyncLLMEngine.
+
+The scheduler's and the worker's own classes, with no gRPC and no message between them; the text
+side is the router's.
+"""
+
+from signalbox.llm.args import EngineArgs
+from signalbox.llm.async_engine import AsyncLLMEngine
+from signalbox.llm.engine import LLMEngine
+from signalbox.llm.errors import EngineDeadError
+from signalbox.llm.llm import LLM
+from signalbox.llm.outputs import (
+    CompletionOutput,
+    Logprob,
+    RequestMetrics,
+    RequestOutput,
+    Usage,
+)
+from signalbox.llm.sampling_params import SamplingParams
+
+__all__ = [
+    "LLM",
+    "AsyncLLMEngine",
+    "CompletionOutput",
+    "EngineArgs",
+    "EngineDeadError",
+    "LLMEngine",
+    "Logprob",
+    "RequestMetrics",
+    "RequestOutput",
+    "SamplingParams",
+    "Usage",
+]

@@ -1,0 +1,163 @@
+"""`EngineArgs`: the options of an engine, under vLLM's names. What is not served is refused."""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from gpu_worker.config import GIB, CacheConfig, DeviceConfig, ModelConfig
+from gpu_worker.step import Runner
+from scheduler_svc.config import PreemptionMode
+from signalbox.llm.wiring import CoreConfig
+
+logger = logging.getLogger(__name__)
+
+_DTYPES = {"half": "float16", "float": "float32"}
+_NEUTRAL: Mapping[str, object] = {
+    "pipeline_parallel_size": 1,
+    "data_parallel_size": 1,
+    "tokenizer_revision": None,
+    "cpu_offload_gb": 0,
+    "kv_cache_dtype": "auto",
+    "load_format": "auto",
+    "model_impl": "auto",
+    "enable_lora": False,
+    "speculative_config": None,
+    "hf_overrides": None,
+}
+"""Options of vLLM's that are not served, and the value that asks for nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineArgs:
+    """Raises ValueError that names the option and, where there is one, the remedy.
+
+    Args:
+        model: a directory in Hugging Face's layout, a .gguf file, or a hub id (org/name).
+        tokenizer: a directory or .gguf file to take the tokenizer from; None is the model's own.
+        dtype: of weights and computation: "auto", "float32", "bfloat16", "float16".
+        revision: of a hub id: branch, tag or commit.
+        seed: of the seeds that requests without one get, so that a script draws the same each
+            time; None differs from run to run.
+        gpu_memory_utilization: share of a CUDA device's memory that may be used.
+        swap_space: GiB of CPU memory for swapped blocks.
+        max_model_len: longest sequence in tokens; None is the model's window.
+        max_num_seqs: most sequences in a step.
+        max_num_batched_tokens: most tokens in a step; None suits the device.
+        block_size: tokens in a KV-cache block.
+        device: "cpu", "cuda", or "auto": CUDA where there is a device.
+        kv_cache_memory: GiB of KV cache; None measures what fits.
+        num_threads: CPU threads of the model; None leaves PyTorch's choice.
+        preemption_mode: "swap", "recompute" or "auto", whichever costs less: what happens to the
+            blocks of a request that must yield.
+        enable_prefix_caching: whether requests share the K and V of prefixes that they have in
+            common.
+    """
+
+    model: str
+    tokenizer: str | None = None
+    tokenizer_mode: str = "auto"
+    trust_remote_code: bool = False
+    tensor_parallel_size: int = 1
+    dtype: object = "auto"
+    quantization: str | None = None
+    revision: str | None = None
+    seed: int | None = 0
+    gpu_memory_utilization: float = 0.9
+    swap_space: float = 4.0
+    max_model_len: int | None = None
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int | None = None
+    block_size: int = 16
+    device: str = "auto"
+    kv_cache_memory: float | None = None
+    num_threads: int | None = None
+    preemption_mode: str = "auto"
+    enable_prefix_caching: bool = True
+
+    def __post_init__(self) -> None:
+        for name, served, remedy in (
+            ("tensor_parallel_size", 1, "one engine uses one device"),
+            ("trust_remote_code", False, "code of a model's authors is never run"),
+            ("quantization", None, "a GGUF file's own format is recognised without it"),
+            ("tokenizer_mode", "auto", "there is one kind of tokenizer"),
+        ):
+            value = getattr(self, name)
+            if value != served:
+                raise ValueError(f"{name}={value!r} is not served; leave it {served!r}: {remedy}")
+        modes = [mode.value for mode in PreemptionMode]
+        if self.preemption_mode not in modes:
+            allowed = " or ".join(modes)
+            raise ValueError(f"preemption_mode is {self.preemption_mode!r}; it is {allowed}")
+        if not 0 <= self.swap_space < float("inf"):
+            raise ValueError(f"swap_space is {self.swap_space} GiB; it must be at least 0")
+        memory = self.kv_cache_memory
+        if memory is not None and not 0 < memory < float("inf"):
+            raise ValueError(f"kv_cache_memory is {memory} GiB; it must be positive")
+
+    def make_runner(self) -> Callable[[], Runner]:
+        """Returns what loads the model; bad values are refused before."""
+        dtype = str(self.dtype).removeprefix("torch.")
+        memory = self.kv_cache_memory
+        model_config = ModelConfig(
+            model=str(self.model),
+            dtype=_DTYPES.get(dtype, dtype),
+            max_model_len=self.max_model_len,
+            revision=self.revision,
+        )
+        cache_config = CacheConfig(
+            block_size=self.block_size,
+            swap_space_bytes=int(self.swap_space * GIB),
+            gpu_memory_utilization=self.gpu_memory_utilization,
+            kv_cache_bytes=None if memory is None else int(memory * GIB),
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+        )
+        device_config = DeviceConfig(device=self.device, num_threads=self.num_threads)
+
+        def make() -> Runner:
+            from gpu_worker.runner import ModelRunner  # imports torch: seconds
+
+            return ModelRunner(
+                model_config,
+                cache_config,
+                device_config=device_config,
+                progress=partial(logger.info, "%s"),
+            )
+
+        return make
+
+    def core_config(self) -> CoreConfig:
+        """Reads the tokenizer, if it is not the model's own."""
+        own = self.tokenizer is None or str(self.tokenizer) == str(self.model)
+        return CoreConfig(
+            preemption_mode=PreemptionMode(self.preemption_mode),
+            prefix_caching=self.enable_prefix_caching,
+            seed=self.seed,
+            tokenizer_files=None if own else _tokenizer_files(str(self.tokenizer)),
+        )
+
+
+def refuse_unserved(options: Mapping[str, object], *, who: str) -> None:
+    """Raises for options that `who` has no parameter for, unless they ask for nothing."""
+    for name, value in options.items():
+        if name not in _NEUTRAL:
+            raise TypeError(f"{who} has no option {name!r}")
+        if value != _NEUTRAL[name]:
+            raise ValueError(f"{name}={value!r} is not served; leave it {_NEUTRAL[name]!r}")
+
+
+def _tokenizer_files(tokenizer: str) -> dict[str, bytes]:
+    path = Path(tokenizer).expanduser()
+    if path.is_dir():
+        from gpu_worker.loading.tokenizer import directory_tokenizer_files
+
+        return directory_tokenizer_files(path)
+    if path.is_file():
+        from gpu_worker.loading.gguf_file import GGUFSource
+
+        return GGUFSource(path).tokenizer_files()
+    raise ValueError(
+        f"tokenizer is {tokenizer!r}; give a directory or a .gguf file on this machine"
+    )

@@ -1,0 +1,167 @@
+"""`AsyncLLMEngine`: streams of outputs for the tasks of an event loop.
+
+One task drives the engine while anything is unfinished, and ends when nothing is; only the worker
+has a thread. Each stream takes what there is when its task runs, so a slow reader skips outputs,
+which are cumulative, and holds up nobody.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import Future
+from typing import Self
+
+from gpu_worker.step import Runner, StepResult
+from router.tokenizer import Tokenizer
+from signalbox.llm import prompts
+from signalbox.llm.args import EngineArgs
+from signalbox.llm.core import EngineCore
+from signalbox.llm.errors import EngineDeadError
+from signalbox.llm.outputs import RequestOutput
+from signalbox.llm.prompts import PromptInput
+from signalbox.llm.request import LocalRequest
+from signalbox.llm.sampling_params import SamplingParams
+from signalbox.llm.wiring import CoreConfig
+
+logger = logging.getLogger(__name__)
+
+
+class _Stream:
+    """Wakes the task that reads one request."""
+
+    __slots__ = ("error", "request", "woken")
+
+    def __init__(self, request: LocalRequest) -> None:
+        self.request = request
+        self.woken = asyncio.Event()
+        self.error: EngineDeadError | None = None
+
+
+class AsyncLLMEngine:
+    """Generates for the tasks of one event loop at a time."""
+
+    def __init__(self, core: EngineCore) -> None:
+        self._core = core
+        self._streams: dict[str, _Stream] = {}
+        self._request_ids = map(str, itertools.count())
+        self._driver: asyncio.Task[None] | None = None
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> Self:
+        """Loads the model, which blocks. Raises ValueError, FileNotFoundError or MemoryError."""
+        make_runner = engine_args.make_runner()
+        return cls(EngineCore.load(make_runner, engine_args.core_config()))
+
+    @classmethod
+    def _from_runner(
+        cls, make_runner: Callable[[], Runner], config: CoreConfig | None = None
+    ) -> Self:
+        return cls(EngineCore.load(make_runner, config or CoreConfig()))
+
+    async def generate(
+        self,
+        prompt: PromptInput | None,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        prompt_token_ids: list[int] | None = None,
+    ) -> AsyncGenerator[RequestOutput]:
+        """Yields all that was generated so far, whenever there is more; the last is finished.
+
+        Closing the generator, or cancelling its task, aborts the request. Raises ValueError or
+        TypeError if the request cannot be served, EngineDeadError if the device has failed.
+        """
+        stream = await self._add(prompt, sampling_params, request_id, prompt_token_ids)
+        request = stream.request
+        try:
+            while True:
+                await stream.woken.wait()
+                stream.woken.clear()
+                if stream.error is not None:
+                    raise stream.error
+                output = request.output()
+                yield output
+                if output.finished:
+                    return
+        finally:
+            if self._streams.get(request.request_id) is stream:
+                del self._streams[request.request_id]
+            self._core.abort(request)
+
+    async def abort(self, request_id: str) -> None:
+        """Ends a request; the last output of its stream has the finish reason "abort"."""
+        stream = self._streams.get(request_id)
+        if stream is not None:
+            self._core.abort(stream.request)
+            stream.woken.set()
+
+    def get_tokenizer(self) -> Tokenizer:
+        return self._core.model.tokenizer
+
+    async def shutdown(self) -> None:
+        """Ends the execution thread; streams that are open raise EngineDeadError."""
+        if self._driver is not None:
+            self._driver.cancel()
+            await asyncio.gather(self._driver, return_exceptions=True)
+        self._fail(EngineDeadError("the engine is shut down"))
+        await asyncio.get_running_loop().run_in_executor(None, self._core.close)
+
+    async def _add(
+        self,
+        prompt: PromptInput | None,
+        sampling_params: SamplingParams | None,
+        request_id: str | None,
+        prompt_token_ids: list[int] | None,
+    ) -> _Stream:
+        given = prompts.asked(
+            None if prompt is None else [prompt],
+            None if prompt_token_ids is None else [prompt_token_ids],
+        )
+        encoded = await self._core.encoder.encode_async(given[0])
+        params = sampling_params or SamplingParams()
+        resolved = self._core.check(params, num_prompt_tokens=len(encoded.token_ids))
+        request = self._core.add(request_id or next(self._request_ids), encoded, resolved)
+        stream = self._streams[request.request_id] = _Stream(request)
+        if self._driver is None or self._driver.done():
+            self._driver = asyncio.create_task(self._drive(), name="engine")
+        return stream
+
+    async def _drive(self) -> None:
+        """Runs steps until nothing is left."""
+        core = self._core
+        try:
+            while core.is_busy:
+                core.send_steps()
+                await asyncio.sleep(0)  # those who were woken read while the worker goes on
+                if core.oldest is not None:
+                    await _settled(core.oldest)
+                self._wake(core.take())
+        except EngineDeadError as error:
+            self._fail(error)
+        except Exception as error:
+            logger.exception("the engine failed")
+            self._fail(EngineDeadError(f"the engine cannot go on: {error}"))
+
+    def _wake(self, requests: list[LocalRequest]) -> None:
+        for request in requests:
+            stream = self._streams.get(request.request_id)
+            if stream is not None:
+                stream.woken.set()
+
+    def _fail(self, error: EngineDeadError) -> None:
+        for stream in self._streams.values():
+            stream.error = error
+            stream.woken.set()
+
+
+async def _settled(future: Future[StepResult]) -> None:
+    """Waits for a step without cancelling it: whoever drives next waits for it again."""
+    loop, settled = asyncio.get_running_loop(), asyncio.Event()
+
+    def wake(_: Future[StepResult]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has closed: nobody waits
+            loop.call_soon_threadsafe(settled.set)
+
+    future.add_done_callback(wake)
+    await settled.wait()

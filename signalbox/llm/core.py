@@ -1,0 +1,220 @@
+"""The engine of this process: scheduler, worker and text side, wired without a network.
+
+Not tied to an event loop: `send_steps` plans and starts steps, `oldest` is the future of the one to
+wait for, `take` says what it means. Two steps are in flight, so that the worker computes one while
+the other's answer is read, detokenised and followed by the next plan. All methods are for one
+thread; the worker has its own.
+"""
+
+import itertools
+import random
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from gpu_worker.step import Runner, StepResult
+from router import validation
+from router.sampling import SamplingParams as ResolvedParams
+from rpc.errors import from_code
+from scheduler_svc.cluster import Cluster
+from scheduler_svc.plan import StepOutcome
+from scheduler_svc.router_messages import RouterMessage
+from scheduler_svc.scheduler import Scheduler
+from signalbox.llm import steps, wiring
+from signalbox.llm.errors import EngineDeadError, refusing
+from signalbox.llm.local_worker import EPOCH, LocalWorker
+from signalbox.llm.prompts import Encoder, Prompt
+from signalbox.llm.request import LocalRequest
+from signalbox.llm.sampling_params import SamplingParams
+from signalbox.llm.wiring import CoreConfig
+
+MAX_STEPS_IN_FLIGHT = 2
+UNBOUNDED = 1 << 62  # whoever calls us keeps the prompts in this memory anyway
+
+
+@dataclass(slots=True)
+class _LocalEngine:
+    """What the cluster knows of us."""
+
+    worker: LocalWorker
+    scheduler: Scheduler
+
+    def wake(self) -> None:
+        """Nobody sleeps: who drives the core looks for work before each wait."""
+
+
+class EngineCore:
+    """Requests in, their news out. `close` ends the worker's thread."""
+
+    def __init__(self, worker: LocalWorker, config: CoreConfig) -> None:
+        files = config.tokenizer_files or worker.tokenizer_files
+        self._pool = ThreadPoolExecutor(2, thread_name_prefix="tokenizer")
+        self.model = wiring.served_model(worker, files, self._pool)
+        self.encoder = Encoder(self.model)
+        self.cluster = Cluster(max_queued_requests=UNBOUNDED)
+        self.cluster.model = wiring.model_info(worker, files)
+        self.scheduler = wiring.make_scheduler(self.cluster, worker, config)
+        self.cluster.join(_LocalEngine(worker, self.scheduler))
+        self._worker = worker
+        self._answers: deque[Future[StepResult]] = deque()
+        self._live: dict[int, LocalRequest] = {}
+        self._touched: dict[int, LocalRequest] = {}
+        self._handles = itertools.count(1)
+        self._seeds = random.Random(config.seed)
+        self._death: str | None = None
+
+    @classmethod
+    def load(cls, make_runner: Callable[[], Runner], config: CoreConfig) -> "EngineCore":
+        """Loads a model. Raises what making its runner raises, or ValueError."""
+        worker = LocalWorker(make_runner)
+        try:
+            return cls(worker, config)
+        except BaseException:
+            worker.close()
+            raise
+
+    # Requests
+
+    def check(self, params: SamplingParams, *, num_prompt_tokens: int) -> ResolvedParams:
+        """Applies the defaults. Raises ValueError for what the model or the prompt rules out."""
+        if not isinstance(params, SamplingParams):
+            raise TypeError(f"sampling_params is a {type(params).__name__}; give SamplingParams")
+        fields = params.fields()
+        room = self.model.max_model_len - num_prompt_tokens
+        if "max_tokens" in fields:  # a sequence ends where the window does
+            fields["max_tokens"] = min(fields["max_tokens"], room)
+            fields["min_tokens"] = min(fields["min_tokens"], room)
+        if "seed" not in fields:
+            fields["seed"] = self._seeds.getrandbits(64)
+        with refusing():
+            validation.check_sampling(fields, self.model)
+            return validation.resolve_sampling(
+                fields, num_prompt_tokens=num_prompt_tokens, model=self.model
+            )
+
+    def add(self, request_id: str, prompt: Prompt, params: ResolvedParams) -> LocalRequest:
+        """Queues a request. Raises ValueError if it can never run or its id is in use."""
+        self._check_alive()
+        with refusing():
+            validation.check_request_id(request_id)
+        request = LocalRequest(
+            handle=next(self._handles),
+            prompt=prompt.text,
+            group=wiring.group(request_id, prompt.token_ids, params),
+            params=params,
+            tokenizer=self.model.tokenizer,
+        )
+        self._live[request.handle] = request
+        request.queued = self.cluster.add(request.group, session=self, handle=request.handle)
+        if request.queued is None:
+            del self._touched[request.handle]
+            self._refuse(request)
+        return request
+
+    @staticmethod
+    def _refuse(request: LocalRequest) -> None:
+        failure = request.group.failure
+        assert failure is not None, "who is not let in is told why"
+        with refusing():
+            raise from_code(failure.code.value, f"{request.request_id}: {failure.message}")
+
+    def abort(self, request: LocalRequest) -> None:
+        """Ends a request; a no-op once it has ended."""
+        if self._live.pop(request.handle, None) is not None and request.queued is not None:
+            request.is_aborted = True
+            self.cluster.abort(request.queued)
+
+    @property
+    def num_unfinished(self) -> int:
+        return len(self._live)
+
+    # Steps
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request is unfinished or a step in flight."""
+        return bool(self._live or self._answers)
+
+    @property
+    def oldest(self) -> Future[StepResult] | None:
+        """The answer to wait for; `take` is next. None if no step is in flight."""
+        return self._answers[0] if self._answers else None
+
+    def send_steps(self) -> None:
+        """Plans and starts steps, as many as may be in flight."""
+        self._check_alive()
+        while len(self._answers) < MAX_STEPS_IN_FLIGHT:
+            plan = self.scheduler.schedule(time.monotonic())
+            if failed := self.scheduler.take_failed():
+                self.cluster.publish(StepOutcome(ended=failed))
+            if plan is None:
+                break
+            self._answers.append(self._worker.submit(steps.step(plan, epoch=EPOCH)))
+        if self._live and not self._answers and not self._touched:
+            self._die("no step can be planned for the requests that are left")
+
+    def take(self) -> list[LocalRequest]:
+        """Waits for the oldest answer; returns the requests that have news.
+
+        Raises EngineDeadError if the step failed as a whole.
+        """
+        if self._answers:
+            self._update(self._answers[0])
+        touched, self._touched = self._touched, {}
+        for request in touched.values():
+            if request.has_stop_strings:
+                self._read(request)
+        self._touched.clear()  # a stop string may have ended a request: it is in the list already
+        return list(touched.values())
+
+    def _update(self, future: Future[StepResult]) -> None:
+        try:
+            answer = steps.answer(future.result())
+        except Exception as error:
+            self._die(str(error))
+        self._answers.popleft()
+        self.cluster.publish(self.scheduler.update(answer, time.monotonic()))
+
+    def _read(self, request: LocalRequest) -> None:
+        for branch in request.read():
+            if request.queued is not None:
+                self.cluster.stop_sequence(
+                    request.queued, index=branch.index, keep_tokens=branch.num_tokens
+                )
+
+    def send(self, message: RouterMessage) -> None:
+        """Takes one step's news, as a router's session does."""
+        live, touched = self._live, self._touched
+        logprobs = dict(message.logprobs)
+        columns = zip(message.handles, message.indices, message.token_ids, strict=True)
+        for row, (handle, index, token_id) in enumerate(columns):
+            request = touched[handle] = live[handle]
+            request.add_token(index, token_id, logprobs.get(row))
+        for finished in message.finished:
+            touched[finished.handle] = live[finished.handle]
+            live[finished.handle].end_sequence(finished)
+        for ended in message.ended:
+            request = touched[ended.handle] = live.pop(ended.handle)
+            request.ended = ended
+
+    # Ending
+
+    def close(self) -> None:
+        """Ends the worker's thread, after the step that runs; requests are dropped."""
+        self._death = self._death or "it is closed"
+        self._worker.close()
+        self._pool.shutdown(cancel_futures=True)
+        self._answers.clear()
+        self._live.clear()
+
+    def _check_alive(self) -> None:
+        if self._death is not None:
+            raise EngineDeadError(f"the engine cannot go on: {self._death}")
+
+    def _die(self, reason: str) -> None:
+        self._death = self._death or reason
+        self._answers.clear()
+        self._live.clear()
+        raise EngineDeadError(f"the engine cannot go on: {reason}")

@@ -1,0 +1,124 @@
+"""`LLMEngine`: requests in, one step at a time, outputs out; what `LLM` is made of."""
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Self
+
+from gpu_worker.step import Runner
+from router.tokenizer import Tokenizer
+from signalbox.llm import prompts
+from signalbox.llm.args import EngineArgs
+from signalbox.llm.core import EngineCore
+from signalbox.llm.outputs import RequestOutput
+from signalbox.llm.prompts import Encoder, Prompt, PromptInput
+from signalbox.llm.request import LocalRequest
+from signalbox.llm.sampling_params import SamplingParams
+from signalbox.llm.wiring import CoreConfig
+
+logger = logging.getLogger(__name__)
+
+
+class LLMEngine:
+    """Generates for many requests at once. Not for use by several threads at a time.
+
+    Two steps are under way at any time, so `step` returns what the older one gave. `close`, or
+    leaving a `with` block, gives the model's memory back.
+    """
+
+    def __init__(self, core: EngineCore) -> None:
+        self._core = core
+        self._live: dict[str, LocalRequest] = {}
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> Self:
+        """Loads the model. Raises ValueError, FileNotFoundError or MemoryError."""
+        make_runner = engine_args.make_runner()
+        return cls(EngineCore.load(make_runner, engine_args.core_config()))
+
+    @classmethod
+    def _from_runner(
+        cls, make_runner: Callable[[], Runner], config: CoreConfig | None = None
+    ) -> Self:
+        return cls(EngineCore.load(make_runner, config or CoreConfig()))
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt: PromptInput | None,
+        params: SamplingParams | None = None,
+        prompt_token_ids: list[int] | None = None,
+    ) -> None:
+        """Queues a request. Raises ValueError or TypeError if it cannot be served."""
+        given = prompts.asked(
+            None if prompt is None else [prompt],
+            None if prompt_token_ids is None else [prompt_token_ids],
+        )
+        self.add_prompt(request_id, self.encoder.encode(given[0]), params or SamplingParams())
+
+    def add_prompt(self, request_id: str, prompt: Prompt, params: SamplingParams) -> None:
+        """Queues a prompt that `encoder` has made."""
+        resolved = self._core.check(params, num_prompt_tokens=len(prompt.token_ids))
+        self._live[request_id] = self._core.add(request_id, prompt, resolved)
+
+    def abort_request(self, request_id: str | Iterable[str]) -> None:
+        """Ends requests without an output; ids of none that is live are passed over."""
+        for one in [request_id] if isinstance(request_id, str) else list(request_id):
+            if (request := self._live.pop(one, None)) is not None:
+                self._core.abort(request)
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self._live)
+
+    def get_num_unfinished_requests(self) -> int:
+        return len(self._live)
+
+    def step(self) -> list[RequestOutput]:
+        """Waits for a step; returns all that was generated so far for the requests it was of.
+
+        Raises EngineDeadError if the device has failed.
+        """
+        return [request.output() for request in self._step()]
+
+    def step_finished(self) -> list[RequestOutput]:
+        """As `step`, for the requests that ended alone: others are not even detokenised."""
+        return [request.output() for request in self._step() if request.ended is not None]
+
+    def _step(self) -> list[LocalRequest]:
+        core = self._core
+        core.send_steps()
+        touched = core.take()
+        core.send_steps()  # the worker goes on while the caller reads
+        while not core.num_unfinished and core.oldest is not None:
+            touched += core.take()  # what a request that has ended left behind
+        for request in touched:
+            if request.ended is not None:
+                del self._live[request.request_id]
+        return touched
+
+    @property
+    def encoder(self) -> Encoder:
+        return self._core.encoder
+
+    @property
+    def num_generated_tokens(self) -> int:
+        """Since the engine was made."""
+        return self._core.scheduler.num_generated_tokens
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Of the prompts that are computed, since the engine was made."""
+        return self._core.scheduler.num_prompt_tokens
+
+    def get_tokenizer(self) -> Tokenizer:
+        return self._core.model.tokenizer
+
+    def close(self) -> None:
+        """Ends the execution thread; a no-op the second time."""
+        self._live.clear()
+        self._core.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

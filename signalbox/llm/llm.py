@@ -1,0 +1,192 @@
+"""`LLM`: a model in this process, for a list of prompts at a time."""
+
+import itertools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
+
+from gpu_worker.step import Runner
+from router.tokenizer import Tokenizer
+from signalbox.llm import progress
+from signalbox.llm.args import EngineArgs, refuse_unserved
+from signalbox.llm.engine import LLMEngine
+from signalbox.llm.outputs import RequestOutput
+from signalbox.llm.prompts import Conversation, Prompt, PromptInput, asked
+from signalbox.llm.sampling_params import SamplingParams
+from signalbox.llm.wiring import CoreConfig
+
+logger = logging.getLogger(__name__)
+
+ParamsInput = SamplingParams | Sequence[SamplingParams] | None
+
+
+class LLM:
+    """Loads a model, and generates for lists of prompts; see `EngineArgs` for the options.
+
+    The scheduler and the worker are those of the services, without gRPC between them. An option
+    that is not served is refused. `close`, or leaving a `with` block, gives the memory back.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        tokenizer: str | None = None,
+        tokenizer_mode: str = "auto",
+        trust_remote_code: bool = False,
+        tensor_parallel_size: int = 1,
+        dtype: object = "auto",
+        quantization: str | None = None,
+        revision: str | None = None,
+        seed: int | None = 0,
+        gpu_memory_utilization: float = 0.9,
+        swap_space: float = 4.0,
+        max_model_len: int | None = None,
+        max_num_seqs: int = 256,
+        max_num_batched_tokens: int | None = None,
+        block_size: int = 16,
+        device: str = "auto",
+        kv_cache_memory: float | None = None,
+        num_threads: int | None = None,
+        preemption_mode: str = "auto",
+        enable_prefix_caching: bool = True,
+        **unserved: object,
+    ) -> None:
+        refuse_unserved(unserved, who="LLM")
+        engine_args = EngineArgs(
+            model=model,
+            tokenizer=tokenizer,
+            tokenizer_mode=tokenizer_mode,
+            trust_remote_code=trust_remote_code,
+            tensor_parallel_size=tensor_parallel_size,
+            dtype=dtype,
+            quantization=quantization,
+            revision=revision,
+            seed=seed,
+            gpu_memory_utilization=gpu_memory_utilization,
+            swap_space=swap_space,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            block_size=block_size,
+            device=device,
+            kv_cache_memory=kv_cache_memory,
+            num_threads=num_threads,
+            preemption_mode=preemption_mode,
+            enable_prefix_caching=enable_prefix_caching,
+        )
+        self._set_engine(LLMEngine.from_engine_args(engine_args))
+
+    @classmethod
+    def _from_runner(
+        cls, make_runner: Callable[[], Runner], config: CoreConfig | None = None
+    ) -> Self:
+        """For tests, and for runners that are no model."""
+        self = cls.__new__(cls)
+        self._set_engine(LLMEngine._from_runner(make_runner, config))
+        return self
+
+    def _set_engine(self, engine: LLMEngine) -> None:
+        self.llm_engine = engine
+        self._request_ids = map(str, itertools.count())
+
+    def generate(
+        self,
+        prompts: PromptInput | Sequence[PromptInput] | None = None,
+        sampling_params: ParamsInput = None,
+        prompt_token_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Generates for each prompt; returns the outputs in their order.
+
+        Args:
+            prompts: a text or a list of texts; also {"prompt": text} and
+                {"prompt_token_ids": ids}.
+            sampling_params: for all prompts, or a list of one for each.
+            prompt_token_ids: the prompts as tokens, instead of their texts.
+            use_tqdm: whether to show progress, with tokens per second.
+
+        Raises ValueError or TypeError, before anything is computed, if a prompt cannot be served.
+        A request that fails later has `finish_reason` "error" and says why in `error`.
+        """
+        given = asked(prompts, prompt_token_ids)
+        encode = self.llm_engine.encoder.encode
+        encoded = [encode(prompt, field=f"prompts[{i}]") for i, prompt in enumerate(given)]
+        return self._run(encoded, sampling_params, use_tqdm=use_tqdm)
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: ParamsInput = None,
+        use_tqdm: bool = True,
+        *,
+        add_generation_prompt: bool = True,
+    ) -> list[RequestOutput]:
+        """Answers a conversation, or each of a list, by the model's own chat template."""
+        is_one = bool(messages) and isinstance(messages[0], Mapping)
+        conversations: Sequence[Any] = [messages] if is_one else messages
+        encoded = [
+            self.llm_engine.encoder.encode_chat(
+                conversation,
+                add_generation_prompt=add_generation_prompt,
+                field="messages" if is_one else f"messages[{i}]",
+            )
+            for i, conversation in enumerate(conversations)
+        ]
+        return self._run(encoded, sampling_params, use_tqdm=use_tqdm)
+
+    def get_tokenizer(self) -> Tokenizer:
+        return self.llm_engine.get_tokenizer()
+
+    def close(self) -> None:
+        """Ends the execution thread and lets the model go."""
+        self.llm_engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _run(
+        self, encoded: list[Prompt], sampling_params: ParamsInput, *, use_tqdm: bool
+    ) -> list[RequestOutput]:
+        if not isinstance(use_tqdm, bool):
+            raise TypeError("use_tqdm is True or False; a progress bar of yours is not served")
+        params = _for_each(sampling_params, len(encoded))
+        request_ids: list[str] = []
+        try:
+            for prompt, one in zip(encoded, params, strict=True):
+                request_ids.append(next(self._request_ids))
+                self.llm_engine.add_prompt(request_ids[-1], prompt, one)
+            finished = self._finish(len(encoded), is_visible=use_tqdm)
+        except BaseException:
+            self.llm_engine.abort_request(request_ids)
+            raise
+        return [finished[request_id] for request_id in request_ids]
+
+    def _finish(self, num_requests: int, *, is_visible: bool) -> dict[str, RequestOutput]:
+        """Steps until nothing is left; returns the outputs by request id."""
+        engine = self.llm_engine
+        num_prompt_tokens, num_generated = engine.num_prompt_tokens, engine.num_generated_tokens
+        finished: dict[str, RequestOutput] = {}
+        with progress.showing(num_requests=num_requests, is_visible=is_visible) as report:
+            while engine.has_unfinished_requests():
+                for output in engine.step_finished():
+                    finished[output.request_id] = output
+                    if output.error is not None:
+                        logger.warning("request %s failed: %s", output.request_id, output.error)
+                report(
+                    num_finished=len(finished),
+                    num_prompt_tokens=engine.num_prompt_tokens - num_prompt_tokens,
+                    num_generated_tokens=engine.num_generated_tokens - num_generated,
+                )
+        return finished
+
+
+def _for_each(given: ParamsInput, count: int) -> Sequence[SamplingParams]:
+    if given is None or isinstance(given, SamplingParams):
+        return [given or SamplingParams()] * count
+    if len(given) != count:
+        raise ValueError(f"{len(given)} sampling_params for {count} prompts; give one, or as many")
+    return given

@@ -1,0 +1,54 @@
+"""A worker in this process: a runner under one lease, on an execution thread of its own.
+
+The steps are those that a worker's service executes, by the same classes; they come as objects and
+are answered through futures, so that who plans them may compute something else meanwhile.
+"""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from gpu_worker.lease import Lease
+from gpu_worker.step import CacheCapacity, ModelInfo, Runner, Step, StepResult
+
+EPOCH = 1  # there is no other lease
+
+
+class LocalWorker:
+    """Owns the runner; its methods may be called from any one thread."""
+
+    address = "this process"
+
+    def __init__(self, make_runner: Callable[[], Runner]) -> None:
+        """Loads and profiles the model. Raises what that raises."""
+        # The model is made where it computes: PyTorch's number of threads is set for each thread.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="execution")
+        try:
+            runner = self._thread.submit(make_runner).result()
+            self.model: ModelInfo = runner.model
+            self.tokenizer_files = self._thread.submit(runner.tokenizer_files).result()
+            self.capacity: CacheCapacity = self._thread.submit(runner.profile).result()
+            self._lease: Lease | None = self._thread.submit(self._open, runner).result()
+        except BaseException:
+            self._thread.shutdown(wait=False, cancel_futures=True)
+            raise
+
+    def _open(self, runner: Runner) -> Lease:
+        pools = {
+            "num_gpu_blocks": self.capacity.num_gpu_blocks,
+            "num_cpu_blocks": self.capacity.num_cpu_blocks,
+        }
+        runner.init_cache_engine(**pools)
+        return Lease(epoch=EPOCH, runner=runner, capacity=self.capacity, **pools)
+
+    def submit(self, step: Step) -> Future[StepResult]:
+        """Starts the next step; it is executed after those before it."""
+        assert self._lease is not None, "closed"
+        return self._thread.submit(self._lease.execute, step, arrived_ns=time.monotonic_ns())
+
+    def close(self) -> None:
+        """Ends the thread, after the step that runs, and lets the model go."""
+        if self._lease is not None:
+            self._lease.close()
+        self._thread.shutdown(cancel_futures=True)
+        self._lease = None

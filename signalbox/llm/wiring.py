@@ -1,0 +1,116 @@
+"""Makes the services' objects for an engine in this process: model, scheduler, groups.
+
+What the registry, the router's model client and the codecs do where there is a network.
+"""
+
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from gpu_worker.worker import hash_files
+from router.model import ServedModel
+from router.sampling import SamplingParams as ResolvedParams
+from router.tokenizer import Tokenizer
+from scheduler_svc.cluster import Cluster
+from scheduler_svc.config import CacheShape, PreemptionMode, StepLimits
+from scheduler_svc.cost import CostModel
+from scheduler_svc.model import ModelInfo
+from scheduler_svc.scheduler import Scheduler
+from scheduler_svc.sequence import GroupTimes, SamplingParams, SequenceGroup
+from signalbox.llm.local_worker import LocalWorker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoreConfig:
+    """What is not the runner's to know."""
+
+    preemption_mode: PreemptionMode = PreemptionMode.AUTO
+    prefix_caching: bool = True
+    seed: int | None = 0
+    """Of the sequence of seeds for requests that bring none; None differs from run to run."""
+    tokenizer_files: Mapping[str, bytes] | None = None
+    """Instead of the model's own."""
+
+
+def served_model(
+    worker: LocalWorker, files: Mapping[str, bytes], pool: ThreadPoolExecutor
+) -> ServedModel:
+    """What the router checks requests against. Raises ValueError for tokenizer files not usable."""
+    model = worker.model
+    tokenizer = Tokenizer.from_files(files, vocab_size=model.vocab_size, pool=pool)
+    if files is not worker.tokenizer_files and tokenizer.max_token_id >= model.vocab_size:
+        raise ValueError(
+            f"tokenizer has token ids up to {tokenizer.max_token_id}; "
+            f"{model.name} knows ids below {model.vocab_size}"
+        )
+    return ServedModel(
+        name=model.name,
+        architecture=model.architecture,
+        dtype=model.dtype,
+        vocab_size=model.vocab_size,
+        max_model_len=model.max_model_len,
+        eos_token_ids=model.eos_token_ids,
+        tokenizer=tokenizer,
+    )
+
+
+def model_info(worker: LocalWorker, files: Mapping[str, bytes]) -> ModelInfo:
+    """What the scheduler checks requests against."""
+    model = worker.model
+    return ModelInfo(
+        name=model.name,
+        architecture=model.architecture,
+        dtype=model.dtype,
+        vocab_size=model.vocab_size,
+        max_model_len=model.max_model_len,
+        eos_token_ids=model.eos_token_ids,
+        tokenizer_sha256=hash_files(files),
+    )
+
+
+def make_scheduler(cluster: Cluster, worker: LocalWorker, config: CoreConfig) -> Scheduler:
+    """The planner of this worker's steps."""
+    capacity = worker.capacity
+    return Scheduler(
+        limits=StepLimits(
+            max_num_seqs=capacity.max_num_seqs,
+            max_num_batched_tokens=capacity.max_num_batched_tokens,
+        ),
+        cache=CacheShape(
+            block_size=capacity.block_size,
+            num_gpu_blocks=capacity.num_gpu_blocks,
+            num_cpu_blocks=capacity.num_cpu_blocks,
+            max_model_len=worker.model.max_model_len,
+            prefix_caching=config.prefix_caching,
+        ),
+        admission=cluster.admission,
+        preemption_mode=config.preemption_mode,
+        cost=CostModel(
+            block_bytes=capacity.block_bytes,
+            copy_bytes_per_s=capacity.copy_bytes_per_s,
+            prefill_tokens_per_s=capacity.prefill_tokens_per_s,
+        ),
+        eos_token_ids=frozenset(worker.model.eos_token_ids),
+    )
+
+
+def group(request_id: str, token_ids: list[int], params: ResolvedParams) -> SequenceGroup:
+    """A request that arrives now."""
+    return SequenceGroup(
+        request_id=request_id,
+        prompt_token_ids=list(token_ids),
+        params=SamplingParams(
+            temperature=params.temperature,
+            top_p=params.top_p,
+            top_k=params.top_k,
+            min_p=params.min_p,
+            seed=params.seed,
+            min_tokens=params.min_tokens,
+            stop_token_ids=params.stop_token_ids,
+            num_logprobs=params.num_logprobs,
+        ),
+        max_tokens=params.max_tokens,
+        num_sequences=params.n,
+        times=GroupTimes(arrival=time.monotonic()),
+    )
