@@ -78,13 +78,12 @@ class Lease:
 
     def _compute(self, step: Step, batch: Batch) -> StepResult:
         """Computes an applied step; raises if more than the step's sequences are harmed."""
-        start = time.monotonic_ns()
-        if len(step.swap_out.src):  # of sequences that are not in this step
-            self._runner.swap_out(step.swap_out)
-        swapped = start
+        start = swapped = time.monotonic_ns()
+        self._swap(step)
         samples = _no_samples()
         try:
-            self._move_in(step)
+            if len(step.copy.src):
+                self._runner.copy(step.copy)
             swapped = time.monotonic_ns()
             if len(batch.token_ids):
                 samples = self._runner.execute(batch)
@@ -95,11 +94,12 @@ class Lease:
             outcome = self.table.take(samples)
         return _result(step, outcome, samples, swap_ns=swapped - start)
 
-    def _move_in(self, step: Step) -> None:
+    def _swap(self, step: Step) -> None:
+        """Moves blocks of sequences that need not be in the step: none could be failed for it."""
+        if len(step.swap_out.src):
+            self._runner.swap_out(step.swap_out)
         if len(step.swap_in.src):
             self._runner.swap_in(step.swap_in)
-        if len(step.copy.src):
-            self._runner.copy(step.copy)
 
 
 def _no_samples() -> Samples:

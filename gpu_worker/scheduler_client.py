@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 ACCEPT_TIMEOUT_S = 60.0
 """The scheduler has the worker allocate its cache before it accepts."""
 
-MISSED_HEARTBEATS = 3
+MISSED_HEARTBEATS = 6
 """The scheduler is lost when it has been silent for so many intervals."""
 
 MIN_BACKOFF_S, MAX_BACKOFF_S = 0.1, 2.0

@@ -36,7 +36,7 @@ class AdmissionQueue:
     @property
     def started(self) -> Iterator[SequenceGroup]:
         """Those that a worker has worked on, which a worker that drains still takes."""
-        return (group for group in self._groups if group.times.first_scheduled is not None)
+        return (group for group in self._groups if group.has_started)
 
     def add(self, group: SequenceGroup) -> None:
         bisect.insort(self._groups, group, key=self.priority)

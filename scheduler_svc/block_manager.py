@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from scheduler_svc.block_allocator import BlockAllocator
 from scheduler_svc.prefix import next_hash, root_hash
-from scheduler_svc.sequence import Sequence, SequenceGroup, SequenceStatus, length_limit
+from scheduler_svc.sequence import Sequence, SequenceGroup, SequenceStatus
 
 
 class AllocStatus(Enum):
@@ -65,12 +65,16 @@ class BlockSpaceManager:
         """Tokens of the prompt in whole blocks, which branches share for good."""
         return group.num_prompt_tokens // self.block_size * self.block_size
 
+    def longest(self, group: SequenceGroup) -> int:
+        """Length in tokens at which a sequence of the group has its last."""
+        return min(group.num_prompt_tokens + group.max_tokens, self._max_model_len)
+
     def most_blocks(self, group: SequenceGroup) -> int:
         """Blocks that the group takes at its longest, all branches, sharing what they must."""
         # The last token sampled is never computed.
-        longest = group.num_prompt_tokens + length_limit(group, self._max_model_len) - 1
+        num_blocks = self.num_blocks(self.longest(group) - 1)
         shared = self.num_prefix_tokens(group) // self.block_size
-        return shared + group.num_sequences * (self.num_blocks(longest) - shared)
+        return shared + group.num_sequences * (num_blocks - shared)
 
     def can_ever_hold(self, group: SequenceGroup) -> bool:
         return self.most_blocks(group) <= self.gpu.num_blocks
@@ -137,13 +141,10 @@ class BlockSpaceManager:
             hashes.append(next_hash(previous, seq.tokens(start, start + self.block_size)))
         return hashes[index]
 
-    def num_slots_blocks(self, seq: Sequence, num_new_tokens: int) -> int:
-        """GPU blocks to take before the sequence can compute `num_new_tokens` more."""
-        wanted = self.num_blocks(seq.num_planned_tokens + num_new_tokens) - len(seq.block_table)
-        return max(wanted, 0) + (self._shared_write_index(seq) is not None)
-
     def can_append_slots(self, seq: Sequence, num_new_tokens: int) -> AllocStatus:
-        wanted = self.num_slots_blocks(seq, num_new_tokens)
+        """Says whether the sequence can have the blocks of its next tokens: OK or LATER."""
+        num_blocks = self.num_blocks(seq.num_planned_tokens + num_new_tokens)
+        wanted = max(num_blocks - len(seq.block_table), 0) + self.is_write_shared(seq)
         return AllocStatus.OK if wanted <= self.gpu.num_free else AllocStatus.LATER
 
     def append_slots(self, seq: Sequence, num_new_tokens: int) -> BlockCopy | None:
@@ -151,8 +152,14 @@ class BlockSpaceManager:
         copy = self._unshare(seq)
         wanted = self.num_blocks(seq.num_planned_tokens + num_new_tokens)
         while len(seq.block_table) < wanted:
-            seq.block_table.append(self.gpu.allocate())
+            self.append_block(seq)
         return copy
+
+    def append_block(self, seq: Sequence) -> int:
+        """Adds a GPU block to the sequence's table and returns it; ask `gpu.num_free` first."""
+        block = self.gpu.allocate()
+        seq.block_table.append(block)
+        return block
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Lets a new branch share all blocks of its parent."""

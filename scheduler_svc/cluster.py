@@ -19,12 +19,20 @@ from scheduler_svc.model import ModelInfo, TokenizerFiles
 from scheduler_svc.plan import StepOutcome
 from scheduler_svc.request_checks import find_fault
 from scheduler_svc.router_messages import EndedRequest, FinishedSequence, RouterMessage
-from scheduler_svc.scheduler import Scheduler, make_group
-from scheduler_svc.sequence import FinishReason, Sequence, SequenceGroup, SequenceStatus
+from scheduler_svc.scheduler import Scheduler
+from scheduler_svc.sequence import (
+    FinishReason,
+    Sequence,
+    SequenceGroup,
+    SequenceStatus,
+    make_group,
+)
 
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 1.0
+MAX_LOST_WORKERS = 3
+"""A request that was on so many workers when they were lost is not given to another."""
 
 
 class RouterSession(Protocol):
@@ -116,7 +124,7 @@ class Cluster:
             return RequestFailure(FailureCode.UNAVAILABLE, "no worker serves", RETRY_AFTER_S)
         if fault := find_fault(group, self.model):
             return RequestFailure(FailureCode.INVALID_ARGUMENT, fault)
-        if not self._fits_some_engine(group):
+        if not self._has_taker(group):
             return _never_fits(group)
         if len(self.admission) >= self._max_queued_requests:
             return RequestFailure(
@@ -126,12 +134,8 @@ class Cluster:
             )
         return None
 
-    def _fits_some_engine(self, group: SequenceGroup) -> bool:
-        return any(
-            engine.scheduler.blocks.can_ever_hold(group)
-            and group.num_sequences <= engine.scheduler.limits.max_num_seqs
-            for engine in self.engines
-        )
+    def _has_taker(self, group: SequenceGroup) -> bool:
+        return any(engine.scheduler.can_ever_take(group) for engine in self.engines)
 
     def abort(self, request: Request) -> None:
         """Ends a request without an answer; a no-op once it has ended."""
@@ -168,13 +172,14 @@ class Cluster:
         now = self._clock()
         while self._deadlines and self._deadlines[0][0] <= now:
             _, _, group = heapq.heappop(self._deadlines)
-            if group in self._requests:
-                self._fail(group, RequestFailure(FailureCode.DEADLINE_EXCEEDED, "out of time"))
+            self._fail(group, RequestFailure(FailureCode.DEADLINE_EXCEEDED, "out of time"))
 
     def _fail(self, group: SequenceGroup, failure: RequestFailure) -> None:
-        group.failure = failure
-        self._take_out(group)
-        self.publish(StepOutcome(ended=[group]))
+        """Ends a request by an error; a no-op once it has ended."""
+        if group in self._requests:
+            group.failure = failure
+            self._take_out(group)
+            self.publish(StepOutcome(ended=[group]))
 
     def _take_out(self, group: SequenceGroup) -> None:
         engine = self._engine_of(group)
@@ -202,23 +207,38 @@ class Cluster:
         self.engines.append(engine)
         engine.wake()
 
+    def drain(self, engine: WorkerEngine) -> None:
+        """Lets a worker finish what it has; requests that only it would have taken end at once."""
+        engine.scheduler.drain()
+        self._end_stranded()
+        self.wake()
+
     def leave(self, engine: WorkerEngine) -> None:
         """Takes a worker out; what it was doing starts again on another, or ends."""
         if engine not in self.engines:
             return
         self.engines.remove(engine)
+        is_lost = engine.scheduler.is_accepting  # else it has announced that it goes
         groups = engine.scheduler.evacuate()
         if groups:
-            logger.warning("%d requests of %s start again", len(groups), engine.worker.address)
+            logger.warning("worker %s left %d requests", engine.worker.address, len(groups))
         for group in groups:
+            group.num_lost_workers += is_lost
             self.admission.add(group)
-        for group in [one for one in self.admission if not self._fits_some_engine(one)]:
-            self._fail(group, self._no_place(group))
+        self._end_stranded()
         self.wake()
 
+    def _end_stranded(self) -> None:
+        """Ends the waiting requests that no worker takes, or that were on too many lost ones."""
+        for group in list(self.admission):
+            if group.num_lost_workers >= MAX_LOST_WORKERS:
+                self._fail(group, _breaks_workers(group))
+            elif not self._has_taker(group):
+                self._fail(group, self._no_place(group))
+
     def _no_place(self, group: SequenceGroup) -> RequestFailure:
-        if not self.engines:
-            return RequestFailure(FailureCode.UNAVAILABLE, "no worker is left", RETRY_AFTER_S)
+        if not self.is_serving:
+            return RequestFailure(FailureCode.UNAVAILABLE, "no worker serves", RETRY_AFTER_S)
         return _never_fits(group)
 
     def wake(self) -> None:
@@ -288,8 +308,19 @@ def _finished(seq: Sequence, handle: int) -> FinishedSequence:
 
 
 def _never_fits(group: SequenceGroup) -> RequestFailure:
+    if group.num_sequences == 1:
+        sequences, fit = "1 sequence", "fits"
+    else:
+        sequences, fit = f"{group.num_sequences} sequences", "fit"
     return RequestFailure(
         FailureCode.RESOURCE_EXHAUSTED,
-        f"{group.num_sequences} sequences of {group.num_prompt_tokens} prompt tokens and up to"
-        f" {group.max_tokens} more fit no worker's KV cache; lower max_tokens or n",
+        f"{sequences} of {group.num_prompt_tokens} prompt tokens and up to"
+        f" {group.max_tokens} more {fit} no worker's KV cache; lower max_tokens or n",
+    )
+
+
+def _breaks_workers(group: SequenceGroup) -> RequestFailure:
+    return RequestFailure(
+        FailureCode.INTERNAL,
+        f"{group.num_lost_workers} workers were lost while they worked on the request",
     )

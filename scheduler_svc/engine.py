@@ -48,7 +48,6 @@ class Engine:
     ) -> None:
         self.worker = worker
         self.scheduler = scheduler
-        self.is_draining = False
         self._publish = publish
         self._max_steps_in_flight = max_steps_in_flight
         self._step_timeout_s = step_timeout_s
@@ -58,17 +57,17 @@ class Engine:
         self._oldest_sent_at = 0.0
 
     @property
+    def is_draining(self) -> bool:
+        return not self.scheduler.is_accepting
+
+    @property
     def is_drained(self) -> bool:
+        """Whether the worker may go: it takes nothing new, and what it had has ended."""
         return self.is_draining and not self.scheduler.has_unfinished
 
     def wake(self) -> None:
         """Makes the loop look again: there may be something to plan."""
         self._wakeup.set()
-
-    def drain(self) -> None:
-        """Takes nothing new from now on."""
-        self.is_draining = True
-        self.scheduler.is_accepting = False
 
     async def run(self) -> None:
         """Runs until it is cancelled. Raises WorkerLostError."""

@@ -57,7 +57,10 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
             await worker.close()
 
     async def _admit(self, worker: WorkerClient) -> Engine:
-        model, capacity = await worker.info()
+        try:
+            model, capacity = await worker.info()
+        except ValueError as error:
+            raise FailedPrecondition(f"this worker is of no use: {error}") from None
         served = self._cluster.model if self._cluster.engines else None
         difference = served.difference(model) if served else None
         if difference:
@@ -119,7 +122,7 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
                     return
                 if heartbeat.state == pb.WORKER_STATE_DRAINING and not engine.is_draining:
                     logger.info("worker %s is draining", address)
-                    engine.drain()
+                    self._cluster.drain(engine)
                 if engine.is_drained:
                     yield pb.RegisterResponse(drained=pb.Drained())
                 yield pb.RegisterResponse(heartbeat=heartbeat)

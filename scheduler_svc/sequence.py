@@ -6,6 +6,7 @@ some of the tokens that are left" (Sarathi-Serve, Agrawal et al., OSDI 2024). Ev
 needed to rebuild a sequence on another worker is here; a worker holds only its KV.
 """
 
+import itertools
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -92,10 +93,6 @@ class Sequence:
         return self.num_tokens + self.num_inflight_samples - self.num_planned_tokens
 
     @property
-    def num_output_tokens_planned(self) -> int:
-        return len(self.output_token_ids) + self.num_inflight_samples
-
-    @property
     def token_ids(self) -> list[int]:
         return self.group.prompt_token_ids + self.output_token_ids
 
@@ -132,7 +129,17 @@ class GroupTimes:
     first_token: float | None = None
     last_token: float | None = None
     preempted_at: float | None = None
+    """Since when the group has been out; None while it is not preempted."""
     preempted_s: float = 0.0
+    """How long it has been out, as far as it is back."""
+
+    def resume(self, now: float) -> None:
+        """Notes that the group begins to run, or runs again."""
+        if self.first_scheduled is None:
+            self.first_scheduled = now
+        if self.preempted_at is not None:
+            self.preempted_s += now - self.preempted_at
+            self.preempted_at = None
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -161,6 +168,13 @@ class SequenceGroup:
     failure: RequestFailure | None = None
     """Set if the request ended without a result of its own making."""
     num_preemptions: int = 0
+    num_lost_workers: int = 0
+    """Workers that were lost while they worked on the group."""
+
+    @property
+    def has_started(self) -> bool:
+        """Whether a worker has worked on the group."""
+        return self.times.first_scheduled is not None
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -194,6 +208,15 @@ class SequenceGroup:
             seq.status = status
 
 
-def length_limit(group: SequenceGroup, max_model_len: int) -> int:
-    """Most tokens that a sequence of the group may sample."""
-    return min(group.max_tokens, max_model_len - group.num_prompt_tokens)
+_seq_ids = itertools.count(1)  # unique in the process, so that a group may move between workers
+
+
+def next_seq_id() -> int:
+    """Returns an id that no other sequence of this process has."""
+    return next(_seq_ids)
+
+
+def make_group(group: SequenceGroup) -> SequenceGroup:
+    """Gives a new group its first sequence."""
+    group.sequences.append(Sequence(seq_id=next_seq_id(), branch=0, group=group))
+    return group

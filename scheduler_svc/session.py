@@ -10,7 +10,11 @@ from scheduler_svc.sequence import SequenceGroup
 
 
 class Session:
-    """A `RouterSession` over a bounded buffer; a router that does not read loses its stream."""
+    """A `RouterSession` over a bounded buffer.
+
+    A router that does not read loses its requests at once, and its stream when it reads again: what
+    gRPC has taken to send it cannot be overtaken.
+    """
 
     def __init__(self, cluster: Cluster, *, max_messages: int) -> None:
         self._cluster = cluster
@@ -24,19 +28,22 @@ class Session:
         try:
             self._messages.put_nowait(message)
         except asyncio.QueueFull:
-            self._overflowed = True
+            if not self._overflowed:
+                self._overflowed = True
+                asyncio.get_running_loop().call_soon(self.close)  # not while the cluster publishes
 
     async def messages(self) -> AsyncIterator[RouterMessage]:
         """Yields what is to be sent, until `end`. Raises ResourceExhausted if too much waits."""
         while (message := await self._messages.get()) is not None:
-            if self._overflowed:
-                raise ResourceExhausted(
-                    f"{self._messages.maxsize} messages are waiting; this router does not read"
-                )
+            self._check_read()
             yield message
 
     def add(self, group: SequenceGroup, *, handle: int) -> None:
-        """Queues a request. Raises InvalidArgument if a live one has the handle."""
+        """Queues a request. Raises InvalidArgument if a live one has the handle.
+
+        Raises ResourceExhausted if the router has lost its requests for not reading.
+        """
+        self._check_read()
         if handle in self._requests:
             raise InvalidArgument("handle", handle, "one that no live request has")
         request = self._cluster.add(group, session=self, handle=handle)
@@ -64,3 +71,9 @@ class Session:
         for request in self._requests.values():
             self._cluster.abort(request)
         self._requests.clear()
+
+    def _check_read(self) -> None:
+        if self._overflowed:
+            raise ResourceExhausted(
+                f"{self._messages.maxsize} messages are waiting; this router does not read"
+            )

@@ -99,8 +99,7 @@ class SteadyLane:
 
     def _append_block(self, plan: StepPlan, row: int) -> None:
         seq = self.seqs[row]
-        block = self._blocks.gpu.allocate()
-        seq.block_table.append(block)
+        block = self._blocks.append_block(seq)
         plan.patches.append(TablePatch(seq.seq_id, seq.num_sent_blocks, [block]))
         seq.num_sent_blocks += 1
         self._room[row] += self._blocks.block_size

@@ -161,14 +161,20 @@ async def test_a_kernel_that_raises_fails_its_sequences_alone() -> None:
     assert [failure.seq_id for failure in result.failures] == [2]
 
 
-async def test_a_swap_out_that_raises_ends_the_lease() -> None:
-    class Broken(GatedRunner):
-        def swap_out(self, mapping: BlockMapping) -> None:
-            raise RuntimeError("no pinned memory")
+class BrokenSwapRunner(GatedRunner):
+    """Cannot swap."""
 
-    worker = await make_worker(Broken())
+    def swap_out(self, mapping: BlockMapping) -> None:
+        raise RuntimeError("no pinned memory")
+
+    swap_in = swap_out
+
+
+@pytest.mark.parametrize("direction", ["swap_out", "swap_in"])
+async def test_a_swap_that_raises_ends_the_lease(direction: str) -> None:
+    worker = await make_worker(BrokenSwapRunner())
     with pytest.raises(Internal):
-        await worker.submit(make_step(1, swap_out=make_mapping({0: 0})))
+        await worker.submit(make_step(1, **{direction: make_mapping({0: 0})}))
     with pytest.raises(Aborted):
         await worker.submit(make_step(1))
     await init(worker)

@@ -5,12 +5,14 @@ block or a lost copy shows in the output.
 """
 
 import asyncio
+import dataclasses
 import random
 
 import pytest
 
+from gpu_worker.scheduler_client import RegistrationRefused
 from gpu_worker.simulated import SimulatedConfig, SimulatedRunner, expected_tokens
-from gpu_worker.step import BlockMapping
+from gpu_worker.step import BlockMapping, CacheCapacity
 from protos.scheduler.v1 import scheduler_pb2 as pb
 from protos.worker.v1 import worker_pb2 as worker_pb
 from scheduler_svc.config import PreemptionMode, SchedulerConfig
@@ -249,6 +251,24 @@ async def test_a_worker_of_another_model_is_refused() -> None:
             with pytest.raises(Exception, match="vocab_size is 400"):
                 await other.task
         assert len(scheduler.cluster.engines) == 1
+
+
+class EmptyRunner(SimulatedRunner):
+    """Has no room for anything."""
+
+    def profile(self) -> CacheCapacity:
+        return dataclasses.replace(super().profile(), num_gpu_blocks=0)
+
+
+async def test_a_worker_that_can_hold_nothing_is_refused_for_good() -> None:
+    async with (
+        running_scheduler(make_config()) as scheduler,
+        running_worker(scheduler.address, EmptyRunner) as worker,
+    ):
+        async with asyncio.timeout(10):
+            with pytest.raises(RegistrationRefused, match="0 blocks of 16 tokens"):
+                await worker.task
+        assert not scheduler.cluster.engines
 
 
 async def test_a_draining_worker_finishes_what_it_has() -> None:

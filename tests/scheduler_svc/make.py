@@ -1,17 +1,30 @@
 """Builders for tests of the scheduler, and a loop that runs it against the fake worker."""
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from scheduler_svc.admission import AdmissionQueue
+from scheduler_svc.cluster import Cluster
 from scheduler_svc.config import CacheShape, PreemptionMode, StepLimits
 from scheduler_svc.cost import CostModel
+from scheduler_svc.model import ModelInfo
 from scheduler_svc.plan import StepOutcome
-from scheduler_svc.scheduler import Scheduler, make_group
-from scheduler_svc.sequence import GroupTimes, SamplingParams, SequenceGroup
-from tests.scheduler_svc.fake_worker import EncodedPlan, FakeWorker
+from scheduler_svc.scheduler import Scheduler
+from scheduler_svc.sequence import GroupTimes, SamplingParams, SequenceGroup, make_group
+from tests.scheduler_svc.fake_worker import VOCAB_SIZE, EncodedPlan, FakeWorker
 
 EOS = 0
+
+MODEL = ModelInfo(
+    name="model",
+    architecture="",
+    dtype="float32",
+    vocab_size=VOCAB_SIZE,
+    max_model_len=128,
+    eos_token_ids=(EOS,),
+    tokenizer_sha256="",
+)
 
 
 def make_scheduler(
@@ -89,6 +102,9 @@ class Loop:
         self.ended += self.scheduler.take_failed()
         if plan is None:
             return False
+        limits = self.scheduler.limits
+        assert len(plan.seqs) <= limits.max_num_seqs
+        assert plan.total_tokens <= limits.max_num_batched_tokens
         self.sent.append(EncodedPlan(plan))
         return True
 
@@ -118,3 +134,30 @@ def make_loop(scheduler: Scheduler, *, depth: int = 2, loses_copies: bool = Fals
 
 def outputs(group: SequenceGroup) -> list[list[int]]:
     return [seq.output_token_ids for seq in sorted(group.sequences, key=lambda seq: seq.branch)]
+
+
+@dataclass(slots=True, eq=False)
+class FakeEngine:
+    """A worker with a scheduler; nobody sleeps, so nobody is woken."""
+
+    scheduler: Scheduler
+    address: str = "worker"
+
+    @property
+    def worker(self) -> "FakeEngine":
+        return self
+
+    def wake(self) -> None: ...
+
+
+def make_cluster(*, clock: Callable[[], float] = lambda: 0.0) -> Cluster:
+    cluster = Cluster(max_queued_requests=100, clock=clock)
+    cluster.model = MODEL
+    return cluster
+
+
+def join_worker(cluster: Cluster, *, num_gpu_blocks: int = 64) -> tuple[FakeEngine, Loop]:
+    scheduler = make_scheduler(admission=cluster.admission, num_gpu_blocks=num_gpu_blocks)
+    engine = FakeEngine(scheduler)
+    cluster.join(engine)
+    return engine, make_loop(scheduler)

@@ -65,15 +65,16 @@ class SchedulerServiceServicer:
         """One stream for each router and scheduler pair. A router sends requests; the scheduler answers
         with one message per engine step that holds the new tokens of all of that router's requests.
 
-        The end of the stream, from either side, aborts the requests on it. A router that does not read
-        loses its stream with RESOURCE_EXHAUSTED.
+        The end of the stream, from either side, aborts the requests on it. When too many messages wait
+        for a router that does not read, its requests are aborted; it finds the stream ended with
+        RESOURCE_EXHAUSTED when it reads again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetModel(self, request, context):
-        """Says what the workers serve. UNAVAILABLE while no worker has registered. Idempotent.
+        """Says what the workers serve. UNAVAILABLE while no worker takes new requests. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -264,8 +265,10 @@ class WorkerRegistryServiceServicer:
         the others are heartbeats. The scheduler answers `accepted` once it has dialled the worker back
         and opened its cache, then one heartbeat for each heartbeat.
 
+        INVALID_ARGUMENT if the first message is no `join` with an epoch and an address;
         FAILED_PRECONDITION if the worker serves another model than the workers before it, or cannot
-        hold a single sequence of one block; UNAVAILABLE if it cannot be dialled back.
+        hold a single sequence of one block; UNAVAILABLE if it cannot be dialled back; ABORTED when the
+        lease is over, because heartbeats stay away or the worker's steps fail.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

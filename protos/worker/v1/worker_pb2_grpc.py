@@ -72,7 +72,8 @@ class WorkerServiceServicer:
         """Allocates both KV pools, empty, and opens a lease: forgets every sequence, expects step id 1.
 
         Repeating it resets the worker. ABORTED if `epoch` is not the registered nonce,
-        RESOURCE_EXHAUSTED if a pool is larger than announced.
+        INVALID_ARGUMENT if there are no GPU blocks, RESOURCE_EXHAUSTED if a pool is larger than
+        announced or cannot be allocated.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

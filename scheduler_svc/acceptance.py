@@ -1,0 +1,168 @@
+"""Takes the answers to steps: what was computed, which tokens were drawn, what ends with them."""
+
+import itertools
+from collections.abc import Iterable
+
+from scheduler_svc.block_manager import BlockSpaceManager
+from scheduler_svc.endings import Endings
+from scheduler_svc.errors import FailureCode, RequestFailure
+from scheduler_svc.plan import StepAnswer, StepOutcome, StepPlan, stop_reason
+from scheduler_svc.sequence import (
+    FinishReason,
+    Sequence,
+    SequenceGroup,
+    SequenceStatus,
+    next_seq_id,
+)
+from scheduler_svc.steady import SteadyLane
+from scheduler_svc.worker_view import WorkerView
+
+
+class Acceptance:
+    """Turns an answer into what it means for requests, and moves the counters on."""
+
+    def __init__(
+        self,
+        *,
+        blocks: BlockSpaceManager,
+        lane: SteadyLane,
+        view: WorkerView,
+        endings: Endings,
+        eos_token_ids: frozenset[int],
+    ) -> None:
+        self.num_prompt_tokens = 0
+        self.num_generated_tokens = 0
+        self._blocks = blocks
+        self._lane = lane
+        self._view = view
+        self._endings = endings
+        self._eos_token_ids = eos_token_ids
+
+    def accept(self, plan: StepPlan, answer: StepAnswer, now: float) -> StepOutcome:
+        """Takes the answer to a plan; plans are answered in the order in which they were made."""
+        outcome = StepOutcome()
+        if answer.is_one_for_each(plan) and all(plan.num_samples):
+            self._accept_decodes(plan, answer, outcome, now)
+        else:
+            self._lane.release(*{seq.group for seq in plan.seqs})
+            self._accept_each(range(len(plan.seqs)), plan, answer, outcome, now)
+        return outcome
+
+    def _accept_decodes(
+        self, plan: StepPlan, answer: StepAnswer, outcome: StepOutcome, now: float
+    ) -> None:
+        """Takes one token of each sequence: all of the lane at once, the others one by one."""
+        steady = [i for i, seq in enumerate(plan.seqs) if seq.steady_row >= 0]
+        if len(steady) < len(plan.seqs):
+            others = [i for i, seq in enumerate(plan.seqs) if seq.steady_row < 0]
+            self._accept_each(others, plan, answer, outcome, now)
+        seqs = [plan.seqs[i] for i in steady]
+        token_ids = [answer.token_ids[i] for i in steady]
+        may_end = self._lane.accept(seqs, token_ids)
+        logprobs = map(answer.logprobs.get, steady) if answer.logprobs else itertools.repeat(None)
+        outcome.tokens += zip(seqs, token_ids, logprobs, strict=False)
+        self.num_generated_tokens += len(seqs)
+        ending = [(seqs[i], reason) for i in may_end if (reason := self._end_reason(seqs[i]))]
+        self._lane.release(*{seq.group for seq, _ in ending})
+        for seq, reason in ending:
+            self._finish(seq, reason, outcome, now)
+
+    def _accept_each(
+        self,
+        indices: Iterable[int],
+        plan: StepPlan,
+        answer: StepAnswer,
+        outcome: StepOutcome,
+        now: float,
+    ) -> None:
+        rows = answer.rows()
+        for i in indices:
+            seq, num_samples = plan.seqs[i], plan.num_samples[i]
+            seq.num_inflight_tokens -= plan.num_new_tokens[i]
+            seq.num_computed_tokens += plan.num_new_tokens[i]
+            seq.num_inflight_samples -= num_samples > 0
+            if seq.is_finished:  # its extra tokens are trimmed
+                self._endings.release_answered(seq)
+                continue
+            if seq.seq_id in answer.failures:
+                self._fail(seq, answer.failures[seq.seq_id], outcome, now)
+                continue
+            self._blocks.publish(seq)
+            if num_samples:
+                self._accept_draws(seq, rows.get(seq.seq_id, []), num_samples, answer, outcome, now)
+
+    def _accept_draws(
+        self,
+        seq: Sequence,
+        rows: list[int],
+        num_samples: int,
+        answer: StepAnswer,
+        outcome: StepOutcome,
+        now: float,
+    ) -> None:
+        if len(rows) != num_samples:
+            self._fail(seq, f"the worker drew {len(rows)} of {num_samples} tokens", outcome, now)
+            return
+        branches = [seq, *self._branch_off(seq, num_samples - 1)]
+        for branch, row in zip(branches, rows, strict=True):
+            outcome.tokens.append((branch, answer.token_ids[row], answer.logprobs.get(row)))
+            self._accept_token(branch, answer.token_ids[row], outcome, now)
+
+    def _branch_off(self, parent: Sequence, num_children: int) -> list[Sequence]:
+        """Splits off the other branches of a prompt that has just been computed."""
+        children = [
+            Sequence(
+                seq_id=next_seq_id(),
+                branch=parent.branch + 1 + i,
+                group=parent.group,
+                status=SequenceStatus.RUNNING,
+                num_computed_tokens=parent.num_computed_tokens,
+            )
+            for i in range(num_children)
+        ]
+        for child in children:
+            self._blocks.fork(parent, child)
+            self._view.fork(parent, child)
+            parent.group.sequences.append(child)
+        return children
+
+    def _accept_token(self, seq: Sequence, token_id: int, outcome: StepOutcome, now: float) -> None:
+        group = seq.group
+        if group.times.first_token is None:
+            group.times.first_token = now
+            self.num_prompt_tokens += group.num_prompt_tokens
+        seq.output_token_ids.append(token_id)
+        self.num_generated_tokens += 1
+        if reason := self._end_reason(seq):
+            self._finish(seq, reason, outcome, now)
+
+    def _end_reason(self, seq: Sequence) -> FinishReason | None:
+        """Says whether the newest token ends its sequence, and notes a stop token."""
+        token_id = seq.output_token_ids[-1]
+        reason = stop_reason(seq, token_id, eos_token_ids=self._eos_token_ids)
+        if reason is not None:
+            seq.stop_token_id = token_id
+            return reason
+        return FinishReason.LENGTH if seq.num_tokens >= seq.group.end else None
+
+    def _fail(self, seq: Sequence, message: str, outcome: StepOutcome, now: float) -> None:
+        """Ends a sequence by an error; before its fork it stands for all branches."""
+        seq.error_message = message
+        self._blocks.retract(seq)
+        self._finish(seq, FinishReason.ERROR, outcome, now)
+
+    def _finish(
+        self, seq: Sequence, reason: FinishReason, outcome: StepOutcome, now: float
+    ) -> None:
+        group = seq.group
+        group.times.last_token = now
+        self._endings.end(seq, reason)
+        outcome.finished.append(seq)
+        if group.is_finished:
+            if _has_failed(group):
+                group.failure = RequestFailure(FailureCode.INTERNAL, seq.error_message)
+            outcome.ended.append(group)
+
+
+def _has_failed(group: SequenceGroup) -> bool:
+    return all(seq.finish_reason is FinishReason.ERROR for seq in group.sequences)

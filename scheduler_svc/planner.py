@@ -1,0 +1,197 @@
+"""Fills the plan of one step: decodes first, then prefills, then who is swapped, then who waits.
+
+Iteration-level scheduling follows Orca (Yu et al., OSDI 2022), mixing chunks of prefills with
+decodes Sarathi-Serve (Agrawal et al., OSDI 2024).
+"""
+
+import itertools
+
+from scheduler_svc.block_manager import AllocStatus, BlockSpaceManager
+from scheduler_svc.config import StepLimits
+from scheduler_svc.endings import Endings
+from scheduler_svc.errors import FailureCode, RequestFailure
+from scheduler_svc.plan import StepPlan
+from scheduler_svc.preemption import Preemption
+from scheduler_svc.queues import GroupQueues
+from scheduler_svc.sequence import Sequence, SequenceGroup, SequenceStatus
+from scheduler_svc.steady import SteadyLane
+from scheduler_svc.worker_view import WorkerView
+
+LOOK_AHEAD = 8  # groups that a worker looks past when it is too small for the first
+
+
+class Planner:
+    """Decides who computes how many tokens, and books their blocks."""
+
+    def __init__(
+        self,
+        *,
+        limits: StepLimits,
+        queues: GroupQueues,
+        blocks: BlockSpaceManager,
+        lane: SteadyLane,
+        view: WorkerView,
+        preemption: Preemption,
+        endings: Endings,
+    ) -> None:
+        self.num_prefix_queries = 0  # tokens asked for, and found
+        self.num_prefix_hits = 0
+        self._limits = limits
+        self._queues = queues
+        self._blocks = blocks
+        self._lane = lane
+        self._view = view
+        self._preemption = preemption
+        self._endings = endings
+
+    def fill(self, plan: StepPlan, now: float) -> None:
+        """Adds to an empty plan all that it has tokens, sequences and blocks for."""
+        if not self._lane.plan(plan):
+            self._lane.release_all()
+        self._add_decodes(plan, now)
+        self._add_prefills(plan)
+        if not plan.is_short_of_blocks:  # who was just evicted must not push others back in
+            self._add_swapped(plan, now)
+            self._add_waiting(plan, now)
+
+    def settle(self, plan: StepPlan) -> None:
+        """Moves groups that have begun to decode to the lane; out of it while blocks are short."""
+        if plan.is_short_of_blocks:
+            self._lane.release_all()
+            return
+        decoding = {seq.group for seq in plan.seqs if seq.steady_row < 0}
+        self._lane.join(group for group in decoding if self._lane.can_join(group))
+
+    # Those who run
+
+    def _add_decodes(self, plan: StepPlan, now: float) -> None:
+        """Gives each sequence that has one token left its token: nobody waits behind a prefill."""
+        running, index = self._queues.running, 0
+        while index < len(running) and plan.token_budget:  # it may lose its last groups meanwhile
+            group = running[index]
+            for seq in () if group.is_steady else group.sequences:
+                if _can_decode(seq, plan) and self._preemption.make_room(seq, plan, now):
+                    self._view.add(plan, seq, 1)
+                    if not plan.token_budget:
+                        break
+            index += 1
+
+    def _add_prefills(self, plan: StepPlan) -> None:
+        """Spends what the decodes left on prompts, in chunks."""
+        for group in self._queues.running:
+            if group.is_steady or group in plan.yielding:
+                continue
+            for seq in group.sequences:
+                if not plan.token_budget:
+                    return
+                if seq.status is SequenceStatus.RUNNING and seq.num_remaining_tokens > 1:
+                    self._add_prefill(plan, seq)
+
+    def _add_prefill(self, plan: StepPlan, seq: Sequence) -> None:
+        if seq.block_table or self._start_sibling(plan, seq):
+            self._view.add(plan, seq, min(seq.num_remaining_tokens, plan.token_budget))
+
+    def _start_sibling(self, plan: StepPlan, seq: Sequence) -> bool:
+        """Lets a branch that is recomputed share what a sibling, or the cache, has of it."""
+        prefix = self._blocks.find_prefix(seq)
+        num_prefix_tokens = self._blocks.num_prefix_tokens(seq.group)
+        started = [other for other in seq.group.unfinished if other.block_table]
+        ready = [  # by the steps before this one
+            other
+            for other in started
+            if other.num_planned_tokens - plan.tokens_of(other) >= num_prefix_tokens
+        ]
+        num_shared = num_prefix_tokens // self._blocks.block_size
+        if len(prefix) < num_shared:
+            if started and not ready:
+                return False
+            prefix = ready[0].block_table[:num_shared] if ready else prefix
+        if not self._blocks.can_start(seq, prefix):
+            plan.is_short_of_blocks = True
+            return False
+        self._start(seq, prefix)
+        return True
+
+    def _start(self, seq: Sequence, prefix: list[int]) -> None:
+        self._blocks.start(seq, prefix)
+        if seq.group.times.first_token is None and not seq.group.num_preemptions:
+            seq.group.num_cached_tokens = seq.num_computed_tokens
+        self.num_prefix_queries += seq.num_tokens
+        self.num_prefix_hits += seq.num_computed_tokens
+
+    # Those who come in
+
+    def _add_swapped(self, plan: StepPlan, now: float) -> None:
+        swapped = self._queues.swapped
+        while swapped and plan.token_budget:
+            group = swapped[0]
+            status = self._blocks.can_swap_in(group)
+            if status is AllocStatus.NEVER:
+                self._endings.fail_later(group, _NO_LONGER_FITS)
+                continue
+            if status is AllocStatus.LATER or not self._has_places(group):
+                return
+            del swapped[0]
+            plan.swap_in += self._blocks.swap_in(group)
+            self._resume(group, now)
+            for seq in group.unfinished:
+                self._continue_swapped(plan, seq)
+
+    def _continue_swapped(self, plan: StepPlan, seq: Sequence) -> None:
+        """Lets a sequence compute in the step that brings it back; a later step will do as well."""
+        num_new_tokens = min(seq.num_remaining_tokens, plan.token_budget)
+        if not seq.block_table or not num_new_tokens:
+            return
+        if self._blocks.can_append_slots(seq, num_new_tokens) is AllocStatus.OK:
+            self._view.append_slots(plan, seq, num_new_tokens)
+            self._view.add(plan, seq, num_new_tokens)
+
+    def _add_waiting(self, plan: StepPlan, now: float) -> None:
+        while plan.token_budget and not self._queues.swapped:
+            group = self._next_waiting()
+            if group is None:
+                return
+            self._queues.admission.remove(group)
+            self._resume(group, now)
+            seq = group.unfinished[0]
+            self._start(seq, self._blocks.find_prefix(seq))
+            self._view.add(plan, seq, min(seq.num_remaining_tokens, plan.token_budget))
+
+    def _next_waiting(self) -> SequenceGroup | None:
+        """Returns the first group, or one behind it if this worker is too small for the first."""
+        for group in itertools.islice(self._queues.candidates, LOOK_AHEAD):
+            if not self.can_ever_run(group):
+                continue
+            fits = self._blocks.can_allocate(group) is AllocStatus.OK and self._has_places(group)
+            return group if fits else None
+        return None
+
+    def can_ever_run(self, group: SequenceGroup) -> bool:
+        """Says whether the group could run here if it were alone."""
+        fits_step = group.num_sequences <= self._limits.max_num_seqs
+        return fits_step and self._blocks.can_ever_hold(group)
+
+    def _has_places(self, group: SequenceGroup) -> bool:
+        taken = sum(other.num_reserved_sequences for other in self._queues.running)
+        num_seqs = taken + len(self._endings.draining) + group.num_reserved_sequences
+        return num_seqs <= self._limits.max_num_seqs
+
+    def _resume(self, group: SequenceGroup, now: float) -> None:
+        group.end = self._blocks.longest(group)
+        self._queues.run(group)
+        group.times.resume(now)
+
+
+def _can_decode(seq: Sequence, plan: StepPlan) -> bool:
+    group = seq.group
+    if seq.status is not SequenceStatus.RUNNING or seq.num_remaining_tokens != 1:
+        return False
+    if seq.num_inflight_samples and group.awaits_fork:
+        return False  # its next token depends on which branch it becomes
+    is_planned_out = seq.num_tokens + seq.num_inflight_samples >= group.end
+    return not is_planned_out and group not in plan.yielding
+
+
+_NO_LONGER_FITS = RequestFailure(
+    FailureCode.RESOURCE_EXHAUSTED, "the request no longer fits the worker's KV cache"
+)

@@ -1,0 +1,84 @@
+"""Makes room for those who run: who yields, and whether its blocks are swapped or recomputed.
+
+Preemption of whole groups, the last in line first, follows vLLM (SOSP 2023, section 4.5).
+"""
+
+import logging
+
+from scheduler_svc.block_manager import AllocStatus, BlockSpaceManager
+from scheduler_svc.config import PreemptionMode
+from scheduler_svc.cost import CostModel
+from scheduler_svc.plan import StepPlan
+from scheduler_svc.queues import GroupQueues
+from scheduler_svc.sequence import Sequence, SequenceGroup
+from scheduler_svc.worker_view import WorkerView
+
+logger = logging.getLogger(__name__)
+
+
+class Preemption:
+    """Takes blocks from groups that run, for the sake of those before them."""
+
+    def __init__(
+        self,
+        *,
+        queues: GroupQueues,
+        blocks: BlockSpaceManager,
+        view: WorkerView,
+        cost: CostModel,
+        mode: PreemptionMode,
+    ) -> None:
+        self.num_preemptions = 0
+        self._queues = queues
+        self._blocks = blocks
+        self._view = view
+        self._cost = cost
+        self._mode = mode
+
+    def make_room(self, seq: Sequence, plan: StepPlan, now: float) -> bool:
+        """Gives a sequence the block of its next token, at the cost of those behind it.
+
+        Returns False if it has to sit this step out: it yielded itself, or its victim is in
+        flight and goes in the next step.
+        """
+        while self._blocks.can_append_slots(seq, 1) is not AllocStatus.OK:
+            plan.is_short_of_blocks = True
+            if plan.yielding:  # one victim at a time is waited for
+                return False
+            victim = self._queues.running[-1]
+            if victim.is_steady or victim.is_inflight:  # steady: in this step
+                plan.yielding.append(victim)
+                return False
+            self._preempt(victim, plan, now)
+            if victim is seq.group:
+                return False
+        self._view.append_slots(plan, seq, 1)
+        return True
+
+    def _preempt(self, group: SequenceGroup, plan: StepPlan, now: float) -> None:
+        plan.preempted.append(group)
+        self.num_preemptions += 1
+        group.num_preemptions += 1
+        group.times.preempted_at = now
+        for seq in group.unfinished:
+            self._view.forget(seq)
+        if self._is_swapped_rather(group):
+            plan.swap_out += self._blocks.swap_out(group)
+            self._queues.swap_out(group)
+        else:
+            for seq in group.unfinished:
+                self._blocks.free(seq)
+                seq.forget_progress()
+            self._queues.set_back(group)
+        logger.info(
+            "preempted %s: %d GPU blocks are free", group.request_id, self._blocks.gpu.num_free
+        )
+
+    def _is_swapped_rather(self, group: SequenceGroup) -> bool:
+        """Chooses between swap and recompute; without room in the CPU pool it is recompute."""
+        if self._mode is PreemptionMode.RECOMPUTE or not self._blocks.can_swap_out(group):
+            return False
+        num_blocks = self._blocks.num_distinct_blocks(group)
+        return self._mode is PreemptionMode.SWAP or self._cost.prefers_swap(
+            num_blocks=num_blocks, num_tokens=num_blocks * self._blocks.block_size
+        )

@@ -1,0 +1,219 @@
+"""Which requests live on when workers go, and how the others end."""
+
+from dataclasses import dataclass, field
+
+from scheduler_svc.cluster import MAX_LOST_WORKERS, Cluster, Request
+from scheduler_svc.errors import FailureCode
+from scheduler_svc.router_messages import EndedRequest, RouterMessage
+from scheduler_svc.sequence import GroupTimes, SamplingParams, SequenceGroup
+from tests.scheduler_svc.make import (
+    FakeEngine,
+    Loop,
+    join_worker,
+    make_cluster,
+    make_loop,
+    make_scheduler,
+)
+
+
+@dataclass(slots=True, eq=False)
+class Router:
+    """Keeps what it is told."""
+
+    ended: dict[int, EndedRequest] = field(default_factory=dict)
+
+    def send(self, message: RouterMessage) -> None:
+        for end in message.ended:
+            assert end.handle not in self.ended, "a request ended twice"
+            self.ended[end.handle] = end
+
+
+def add_request(
+    cluster: Cluster,
+    router: Router,
+    handle: int,
+    *,
+    max_tokens: int = 8,
+    n: int = 1,
+    deadline: float | None = None,
+) -> Request | None:
+    group = SequenceGroup(
+        request_id=f"r{handle}",
+        prompt_token_ids=[handle] * 5,
+        params=SamplingParams(),
+        max_tokens=max_tokens,
+        num_sequences=n,
+        deadline=deadline,
+        times=GroupTimes(arrival=float(handle)),
+    )
+    return cluster.add(group, session=router, handle=handle)
+
+
+def failure_of(router: Router, handle: int) -> tuple[FailureCode, str, float | None]:
+    failure = router.ended[handle].failure
+    assert failure is not None
+    return failure.code, failure.message, failure.retry_after_s
+
+
+def finish(cluster: Cluster, loop: Loop) -> None:
+    while loop.send() or loop.sent:
+        if (outcome := loop.answer()) is not None:
+            cluster.publish(outcome)
+        cluster.check()
+
+
+def test_a_request_that_was_on_three_lost_workers_ends() -> None:
+    cluster, router = make_cluster(), Router()
+    engine, loop = join_worker(cluster)
+    add_request(cluster, router, 1)
+    for lost in range(1, MAX_LOST_WORKERS + 1):
+        assert not router.ended
+        loop.send()
+        spare, spare_loop = join_worker(cluster)
+        if lost == MAX_LOST_WORKERS:
+            add_request(cluster, router, 2)  # waits; only who was on the workers is suspected
+        cluster.leave(engine)
+        cluster.check()
+        engine, loop = spare, spare_loop
+    assert failure_of(router, 1)[:2] == (
+        FailureCode.INTERNAL,
+        "3 workers were lost while they worked on the request",
+    )
+    finish(cluster, loop)
+    assert router.ended[2].failure is None
+    assert not len(cluster)
+
+
+def test_workers_that_announce_their_leave_are_not_held_against_a_request() -> None:
+    cluster, router = make_cluster(), Router()
+    engine, loop = join_worker(cluster)
+    add_request(cluster, router, 1)
+    for _ in range(MAX_LOST_WORKERS):
+        loop.send()
+        spare, spare_loop = join_worker(cluster)
+        cluster.drain(engine)
+        cluster.leave(engine)
+        engine, loop = spare, spare_loop
+    finish(cluster, loop)
+    assert router.ended[1].failure is None
+
+
+def test_requests_that_wait_end_when_the_only_worker_drains_and_others_finish() -> None:
+    cluster, router = make_cluster(), Router()
+    engine, loop = join_worker(cluster, num_gpu_blocks=6)
+    add_request(cluster, router, 1)
+    loop.send()
+    add_request(cluster, router, 2)
+    cluster.drain(engine)
+    cluster.check()
+    assert failure_of(router, 2) == (FailureCode.UNAVAILABLE, "no worker serves", 1.0)
+    assert add_request(cluster, router, 3) is None
+    assert failure_of(router, 3)[0] is FailureCode.UNAVAILABLE
+    finish(cluster, loop)
+    assert router.ended[1].failure is None
+    assert not engine.scheduler.has_unfinished
+
+
+def test_requests_that_wait_stay_when_another_worker_takes_them() -> None:
+    cluster, router = make_cluster(), Router()
+    engine, _ = join_worker(cluster)
+    _, other = join_worker(cluster)
+    add_request(cluster, router, 1)
+    cluster.drain(engine)
+    assert not router.ended
+    finish(cluster, other)
+    assert router.ended[1].failure is None
+
+
+def test_a_request_that_only_a_draining_worker_could_hold_is_refused() -> None:
+    cluster, router = make_cluster(), Router()
+    large, _ = join_worker(cluster)
+    join_worker(cluster, num_gpu_blocks=4)
+    add_request(cluster, router, 1, max_tokens=50)
+    cluster.drain(large)
+    assert failure_of(router, 1) == (
+        FailureCode.RESOURCE_EXHAUSTED,
+        "1 sequence of 5 prompt tokens and up to 50 more fits no worker's KV cache;"
+        " lower max_tokens or n",
+        None,
+    )
+    assert not len(cluster)
+
+
+def test_a_preempted_request_waits_for_the_draining_worker_that_had_it() -> None:
+    cluster, router = make_cluster(), Router()
+    engine, loop = join_worker(cluster, num_gpu_blocks=6)
+    for handle in (1, 2):
+        add_request(cluster, router, handle, max_tokens=16)
+    while not engine.scheduler.num_preemptions:
+        loop.send()
+        if (outcome := loop.answer()) is not None:
+            cluster.publish(outcome)
+    assert len(cluster.admission) == 1
+    cluster.drain(engine)
+    finish(cluster, loop)
+    assert [router.ended[handle].failure for handle in (1, 2)] == [None, None]
+
+
+def test_a_worker_looks_past_a_request_of_more_branches_than_its_steps_hold() -> None:
+    cluster, router = make_cluster(), Router()
+    narrow = make_scheduler(admission=cluster.admission, max_num_seqs=2)
+    cluster.join(FakeEngine(narrow))
+    _, wide = join_worker(cluster)
+    add_request(cluster, router, 1, n=3)
+    add_request(cluster, router, 2)
+    finish(cluster, make_loop(narrow))
+    assert router.ended.keys() == {2}
+    finish(cluster, wide)
+    assert router.ended[1].failure is None
+
+
+def test_requests_out_of_time_end_wherever_they_are_and_others_go_on() -> None:
+    now = [0.0]
+    cluster, router = make_cluster(clock=lambda: now[0]), Router()
+    engine, loop = join_worker(cluster)
+    for handle, deadline in ((1, 5.0), (2, None)):
+        add_request(cluster, router, handle, deadline=deadline)
+    loop.send()  # holds the first when its time is up
+    add_request(cluster, router, 3, deadline=5.0)
+    now[0] = 5.0
+    cluster.expire()
+    cluster.check()
+    assert [failure_of(router, handle)[0] for handle in (1, 3)] == [
+        FailureCode.DEADLINE_EXCEEDED,
+        FailureCode.DEADLINE_EXCEEDED,
+    ]
+    finish(cluster, loop)
+    assert router.ended[2].failure is None
+    assert engine.scheduler.blocks.gpu.num_free == engine.scheduler.blocks.gpu.num_blocks
+
+
+def test_a_deadline_that_passes_while_a_worker_leaves_ends_a_request_once() -> None:
+    now = [0.0]
+    cluster, router = make_cluster(clock=lambda: now[0]), Router()
+    engine, _ = join_worker(cluster)
+    add_request(cluster, router, 1)
+    add_request(cluster, router, 2, deadline=5.0)
+    now[0] = 5.0
+    cluster.leave(engine)
+    assert failure_of(router, 1)[0] is FailureCode.UNAVAILABLE
+    assert failure_of(router, 2)[0] is FailureCode.DEADLINE_EXCEEDED
+    assert not len(cluster)
+
+
+def test_a_branch_is_stopped_while_its_request_waits_to_be_recomputed() -> None:
+    cluster, router = make_cluster(), Router()
+    engine, loop = join_worker(cluster)
+    request = add_request(cluster, router, 1)
+    assert request is not None
+    for _ in range(3):
+        loop.send()
+        if (outcome := loop.answer()) is not None:
+            cluster.publish(outcome)
+    join_worker(cluster)
+    cluster.leave(engine)
+    cluster.stop_sequence(request, index=0, keep_tokens=2)
+    assert router.ended[1].failure is None
+    assert router.ended[1].num_completion_tokens == 2
+    cluster.check()
+    assert not len(cluster)

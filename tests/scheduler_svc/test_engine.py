@@ -1,0 +1,103 @@
+"""The loop of one worker: how far it goes ahead, and how it notices that the worker is gone."""
+
+import asyncio
+
+import pytest
+
+from scheduler_svc.engine import Engine
+from scheduler_svc.plan import StepAnswer, StepOutcome, StepPlan
+from scheduler_svc.worker_client import WorkerLostError
+from tests.scheduler_svc.fake_worker import EncodedPlan, FakeWorker, expected
+from tests.scheduler_svc.make import make_request, make_scheduler, outputs
+
+PROMPT = [7]
+
+
+class Channel:
+    """A worker that answers while `answers` is set."""
+
+    address = "worker"
+
+    def __init__(self) -> None:
+        self.answers = asyncio.Event()
+        self.error: Exception | None = None
+        self.num_sent = self.num_answered = 0
+        self._worker = FakeWorker(block_size=4)
+        self._plans: asyncio.Queue[EncodedPlan] = asyncio.Queue()
+
+    async def send(self, plan: StepPlan) -> None:
+        self.num_sent += 1
+        assert self.num_sent - self.num_answered <= 2
+        self._plans.put_nowait(EncodedPlan(plan))
+
+    async def read(self) -> StepAnswer:
+        await self.answers.wait()
+        if self.error is not None:
+            raise self.error
+        plan = await self._plans.get()
+        self.num_answered += 1
+        return self._worker.execute(plan)
+
+
+def make_engine(channel: Channel, ended: "asyncio.Queue[StepOutcome]") -> Engine:
+    def publish(outcome: StepOutcome) -> None:
+        if outcome.ended:
+            ended.put_nowait(outcome)
+
+    return Engine(worker=channel, scheduler=make_scheduler(), publish=publish, step_timeout_s=0.05)
+
+
+async def test_two_steps_are_in_flight_and_a_request_that_comes_later_wakes_the_loop() -> None:
+    channel, ended = Channel(), asyncio.Queue[StepOutcome]()
+    channel.answers.set()
+    engine = make_engine(channel, ended)
+    running = asyncio.create_task(engine.run())
+    await asyncio.sleep(0.01)
+    group = make_request(PROMPT, max_tokens=12)
+    engine.scheduler.admission.add(group)
+    engine.wake()
+    async with asyncio.timeout(5):
+        await ended.get()
+    assert outputs(group) == [expected(PROMPT, num_tokens=12)]
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_step_that_is_overdue_loses_the_worker() -> None:
+    channel = Channel()
+    engine = make_engine(channel, asyncio.Queue())
+    engine.scheduler.admission.add(make_request(PROMPT))
+    async with asyncio.timeout(5):
+        with pytest.raises(WorkerLostError, match=r"step 1 was not answered within 0\.5 s"):
+            await engine.run()
+    assert channel.num_sent == 2
+
+
+async def test_a_worker_that_is_lost_while_nothing_runs_is_noticed() -> None:
+    channel = Channel()
+    engine = make_engine(channel, asyncio.Queue())
+    channel.error = WorkerLostError("its step stream ended")
+    channel.answers.set()
+    async with asyncio.timeout(5):
+        with pytest.raises(WorkerLostError, match="step stream"):
+            await engine.run()
+
+
+async def test_a_worker_is_drained_when_what_it_had_has_ended() -> None:
+    channel, ended = Channel(), asyncio.Queue[StepOutcome]()
+    engine = make_engine(channel, ended)
+    engine.scheduler.admission.add(make_request(PROMPT))
+    running = asyncio.create_task(engine.run())
+    await asyncio.sleep(0.01)
+    engine.scheduler.drain()
+    engine.scheduler.admission.add(make_request(PROMPT, arrival=1.0))
+    assert engine.is_draining
+    assert not engine.is_drained
+    channel.answers.set()
+    async with asyncio.timeout(5):
+        await ended.get()
+        while not engine.is_drained:  # noqa: ASYNC110 (a step that was sent ahead is answered yet)
+            await asyncio.sleep(0.001)
+    assert len(engine.scheduler.admission) == 1, "what is new is for others"
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)

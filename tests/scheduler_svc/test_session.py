@@ -1,0 +1,58 @@
+"""A router's stream over its bounded buffer."""
+
+import asyncio
+
+import pytest
+
+from rpc.errors import InvalidArgument, ResourceExhausted
+from scheduler_svc.router_messages import RouterMessage
+from scheduler_svc.sequence import GroupTimes, SamplingParams, SequenceGroup
+from scheduler_svc.session import Session
+from tests.scheduler_svc.make import join_worker, make_cluster
+
+
+def make_request(request_id: str) -> SequenceGroup:
+    return SequenceGroup(
+        request_id=request_id,
+        prompt_token_ids=[1, 2],
+        params=SamplingParams(),
+        max_tokens=4,
+        times=GroupTimes(arrival=0.0),
+    )
+
+
+async def test_a_router_that_does_not_read_loses_its_requests_and_then_its_stream() -> None:
+    cluster = make_cluster()
+    join_worker(cluster)
+    session = Session(cluster, max_messages=2)
+    session.add(make_request("a"), handle=1)
+    for _ in range(3):
+        session.send(RouterMessage())
+    assert len(cluster) == 1, "the cluster may be publishing: nothing is taken from it meanwhile"
+    await asyncio.sleep(0)
+    assert not len(cluster)
+    cluster.check()
+    with pytest.raises(ResourceExhausted, match="does not read"):
+        session.add(make_request("b"), handle=2)
+    session.end()
+    with pytest.raises(ResourceExhausted, match="does not read"):
+        await anext(session.messages())
+
+
+async def test_what_waits_is_sent_before_the_end() -> None:
+    cluster = make_cluster()
+    session = Session(cluster, max_messages=2)
+    session.send(RouterMessage(handles=[1]))
+    session.end()
+    assert [message.handles async for message in session.messages()] == [[1]]
+
+
+async def test_a_handle_that_is_live_is_refused() -> None:
+    cluster = make_cluster()
+    join_worker(cluster)
+    session = Session(cluster, max_messages=2)
+    session.add(make_request("a"), handle=1)
+    with pytest.raises(InvalidArgument, match="handle"):
+        session.add(make_request("b"), handle=1)
+    session.close()
+    assert not len(cluster)
