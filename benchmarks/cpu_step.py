@@ -1,0 +1,114 @@
+"""One step of a model on the CPU, the native path against PyTorch: decode and prefill.
+
+    python -m benchmarks.cpu_step MODEL [--rounds 30] [--threads 2] [--dtype bfloat16]
+
+Both backends compute the same batches in turn, so that what else the machine does hurts both alike;
+the figures are medians, and of each round's pair the ratio. Greedy rows, random tokens.
+"""
+
+import argparse
+import statistics
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpu_worker.capacity import largest_batch
+from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
+from gpu_worker.runner import ModelRunner
+from gpu_worker.step import Batch
+
+BLOCK_SIZE = 16
+NUM_BLOCKS = 600
+BACKENDS = ("torch", "native")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Sequences that compute `num_new` tokens each and have `context` of them afterwards."""
+
+    name: str
+    num_seqs: int
+    num_new: int
+    context: int
+
+
+CASES = (
+    Case("decode 1", 1, 1, 192),
+    Case("decode 8", 8, 1, 192),
+    Case("decode 32", 32, 1, 192),
+    Case("prefill 8 x 128", 8, 128, 128),
+    Case("prefill 2048", 1, 2048, 2048),
+)
+
+
+def make_runner(args: argparse.Namespace, backend: str) -> ModelRunner:
+    runner = ModelRunner(
+        ModelConfig(model=args.model, dtype=args.dtype),
+        CacheConfig(block_size=BLOCK_SIZE),
+        device_config=DeviceConfig(device="cpu", num_threads=args.threads, cpu_backend=backend),
+    )
+    runner.init_cache_engine(num_gpu_blocks=NUM_BLOCKS, num_cpu_blocks=0)
+    return runner
+
+
+def make_batch(case: Case, vocab_size: int) -> Batch:
+    """Blocks are scattered, as they are after some time."""
+    rng = np.random.default_rng(0)
+    width = -(-case.context // BLOCK_SIZE)
+    tables = rng.permutation(NUM_BLOCKS)[: case.num_seqs * width].reshape(case.num_seqs, width)
+    new = np.arange(case.context - case.num_new, case.context)
+    query_start = np.arange(case.num_seqs + 1) * case.num_new
+    rows = largest_batch(
+        num_tokens=case.num_seqs, num_seqs=case.num_seqs, max_model_len=2, block_size=BLOCK_SIZE
+    ).rows
+    rows.temperature[:] = 0.0
+    rows.token_index = query_start[1:] - 1
+    return Batch(
+        token_ids=rng.integers(0, vocab_size, case.num_seqs * case.num_new),
+        positions=np.tile(new, case.num_seqs),
+        slot_mapping=(tables[:, new // BLOCK_SIZE] * BLOCK_SIZE + new % BLOCK_SIZE).ravel(),
+        query_start=query_start,
+        context_lens=np.full(case.num_seqs, case.context),
+        block_tables=tables.astype(np.int32),
+        rows=rows,
+    )
+
+
+def measure(runners: dict[str, ModelRunner], batch: Batch, rounds: int) -> dict[str, list[float]]:
+    """Returns seconds of each round; the first, which warms up, is not counted."""
+    seconds: dict[str, list[float]] = {name: [] for name in runners}
+    for _ in range(rounds + 1):
+        for name, runner in runners.items():
+            start = time.perf_counter()
+            runner.execute(batch)
+            seconds[name].append(time.perf_counter() - start)
+    return {name: times[1:] for name, times in seconds.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model")
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--dtype", default="bfloat16")
+    args = parser.parse_args()
+    runners = {name: make_runner(args, name) for name in BACKENDS}
+    print(f"{'':16} {'torch ms':>9} {'native ms':>9} {'tokens/s':>9} {'best ms':>8} {'ratio':>6}")
+    for case in CASES:
+        batch = make_batch(case, runners["native"].model.vocab_size)
+        rounds = args.rounds if case.num_new == 1 else max(3, args.rounds // 6)
+        seconds = measure(runners, batch, rounds)
+        torch_s, native_s = (statistics.median(seconds[name]) for name in BACKENDS)
+        pairs = zip(*(seconds[name] for name in BACKENDS), strict=True)
+        ratio = statistics.median(theirs / ours for theirs, ours in pairs)
+        print(
+            f"{case.name:16} {torch_s * 1e3:9.1f} {native_s * 1e3:9.1f} "
+            f"{len(batch.token_ids) / native_s:9.0f} {min(seconds['native']) * 1e3:8.1f} "
+            f"{ratio:6.2f}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

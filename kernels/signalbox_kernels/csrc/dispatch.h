@@ -1,0 +1,13 @@
+// Which instruction sets there are, in this build and on this machine.
+#pragma once
+
+#include "step.h"
+
+namespace sb {
+
+int32_t best_isa();
+
+// Null if the set is not compiled in, or the machine lacks it.
+const KernelTable* kernels_for(int32_t isa);
+
+}  // namespace sb

@@ -1,0 +1,27 @@
+// One instruction set's functions; an including file sets SB_NS and SB_WIDTH and its own flags.
+#pragma once
+
+#include "attention.h"
+#include "linear.h"
+#include "rows.h"
+
+namespace SB_NS {
+
+template <class E>
+constexpr void fill(sb::TileFunction (&tile)[6]) {
+  tile[SB_EMBED] = embed_tile<E>;
+  tile[SB_NORM] = norm_tile<E>;
+  tile[SB_LINEAR] = linear_tile<E>;
+  tile[SB_ROTATE] = rotate_tile<E>;
+  tile[SB_ATTEND] = attend_tile<E>;
+  tile[SB_HEAD] = linear_tile<E>;
+}
+
+static const sb::KernelTable* kernels() {
+  static sb::KernelTable table;
+  fill<F32>(table.tile[SB_F32]);
+  fill<Bf16>(table.tile[SB_BF16]);
+  return &table;
+}
+
+}  // namespace SB_NS

@@ -1,0 +1,152 @@
+// Products with packed weights, and what is done to a panel of results while it is still in cache.
+//
+// A weight is panels of 32 columns, each [depth words, 32]. A tile is some panels and some rows; all
+// its rows pass a panel before the next one, which is fetched to L2 meanwhile.
+#pragma once
+
+#include <cmath>
+
+#include "product.h"
+#include "step.h"
+
+namespace SB_NS {
+
+using sb::kPanel;
+using sb::kRowTile;
+
+// Where a small product lies: rows row.. by the columns of `panel`.
+struct Spot {
+  int64_t row;
+  int rows;
+  int64_t panel;
+  int32_t tile;
+};
+
+SB_INLINE V biased(const sb::Phase& phase, int64_t panel, int column, V x) {
+  return phase.op->bias ? x + load(phase.op->bias + panel * kPanel + column) : x;
+}
+
+template <bool Add>
+SB_INLINE void put(const sb::Phase& phase, const Spot& at, const float* c) {
+  float* out = static_cast<float*>(phase.dst.data) + at.row * phase.dst.stride + at.panel * kPanel;
+  for (int r = 0; r < at.rows; ++r, out += phase.dst.stride)
+    for (int j = 0; j < kPanel; j += W) {
+      const V x = biased(phase, at.panel, j, load(c + r * kPanel + j));
+      store(out + j, Add ? load(out + j) + x : x);
+    }
+}
+
+template <class E>
+SB_INLINE void put_swiglu(const sb::Phase& phase, const Spot& at, const float* c) {
+  constexpr int half = kPanel / 2;
+  auto* out = static_cast<typename E::scalar*>(phase.dst.data) + at.row * phase.dst.stride;
+  for (int r = 0; r < at.rows; ++r, out += phase.dst.stride)
+    for (int j = 0; j < half; j += W) {
+      const V gate = biased(phase, at.panel, j, load(c + r * kPanel + j));
+      const V up = biased(phase, at.panel, j + half, load(c + r * kPanel + j + half));
+      E::store(out + at.panel * half + j, silu(gate) * up);
+    }
+}
+
+// The best of one row's logits in this panel; a suppressed token is passed over.
+static void update_best(const sb::Phase& phase, int64_t row, int64_t first, int count,
+                        const float* c, sb::Best* best) {
+  const SbBatch& batch = *phase.batch;
+  float logits[kPanel];
+  float poison = 0.0f;
+  for (int j = 0; j < count; ++j) {
+    poison += c[j] * 0.0f;  // NaN if any is not finite
+    logits[j] = c[j];
+  }
+  if (poison != 0.0f) best->is_finite = false;
+  const int32_t start = row ? batch.suppressed_end[row - 1] : 0;
+  for (int32_t i = start; i < batch.suppressed_end[row]; ++i) {
+    const int64_t j = batch.suppressed[i] - first;
+    if (j >= 0 && j < count) logits[j] = -INFINITY;
+  }
+  float top = logits[0];
+  for (int j = 1; j < count; ++j) top = logits[j] > top ? logits[j] : top;
+  if (!(top > best->value)) return;
+  for (int j = 0; j < count; ++j)
+    if (logits[j] == top) {
+      *best = {top, static_cast<int32_t>(first + j), best->is_finite};
+      return;
+    }
+}
+
+SB_INLINE void put_logits(const sb::Phase& phase, const Spot& at, const float* c) {
+  const SbBatch& batch = *phase.batch;
+  const int64_t vocab = phase.op->n, first = at.panel * kPanel;
+  const int count = static_cast<int>(vocab - first < kPanel ? vocab - first : kPanel);
+  for (int r = 0; r < at.rows; ++r) {
+    const int64_t row = at.row + r;
+    update_best(phase, row, first, count, c + r * kPanel,
+                phase.best + at.tile * phase.rows + row);
+    const int32_t slot = batch.logits_of_row[row];
+    if (slot >= 0)
+      std::memcpy(batch.logits + slot * vocab + first, c + r * kPanel, 4 * static_cast<size_t>(count));
+  }
+}
+
+template <class E>
+SB_INLINE void finish(const sb::Phase& phase, const Spot& at, const float* c) {
+  if (phase.op->kind == SB_HEAD) return put_logits(phase, at, c);
+  if (phase.op->mode == SB_ADD) return put<true>(phase, at, c);
+  if (phase.op->mode == SB_SWIGLU) return put_swiglu<E>(phase, at, c);
+  put<false>(phase, at, c);
+}
+
+// All columns of a panel for up to kRowTile rows; as wide as the registers allow.
+template <class E, bool Ahead>
+static void panel_product(const word* a, int64_t a_stride, const word* b, int64_t depth, int rows,
+                          float* c, const word* next) {
+#if defined(__AVX512F__)
+  constexpr int most = kRowTile;
+#else
+  constexpr int most = 4;
+#endif
+  for (int done = 0; done < rows; done += most)
+    for (int j = 0; j < kPanel; j += 2 * W)
+      with_rows<most>(rows - done < most ? rows - done : most, [=](auto count) SB_LAMBDA {
+        constexpr int R = decltype(count)::value;
+        const Columns<2> columns{{b + j, b + j + W}, kPanel};
+        multiply<E, R, 2>(a + done * a_stride, a_stride, columns, depth, c + done * kPanel + j,
+                          kPanel, [=](int64_t k) SB_LAMBDA {
+                            if (!Ahead) return;
+                            prefetch_l2(next + j + k * kPanel);
+                            if (W == 16) prefetch_l2(next + j + k * kPanel + W);
+                          });
+      });
+}
+
+template <class E>
+static void linear_tile(const sb::Phase& phase, int32_t tile, char* scratch) {
+  auto* c = reinterpret_cast<float*>(scratch);
+  const auto* a = static_cast<const word*>(phase.src.data);
+  const int64_t a_stride = phase.src.stride / E::G, depth = phase.depth / E::G;
+  const auto* weight = static_cast<const word*>(phase.op->weight);
+  const int64_t first_row = tile % phase.row_tiles * static_cast<int64_t>(phase.rows_per_tile);
+  const int64_t end_row = first_row + phase.rows_per_tile < phase.rows
+                              ? first_row + phase.rows_per_tile : phase.rows;
+  const int64_t first = tile / phase.row_tiles * static_cast<int64_t>(phase.panels_per_tile);
+  const int64_t end =
+      first + phase.panels_per_tile < phase.panels ? first + phase.panels_per_tile : phase.panels;
+  const int64_t parts = (end_row - first_row + kRowTile - 1) / kRowTile;
+  for (int64_t panel = first; panel < end; ++panel) {
+    const word* b = weight + panel * depth * kPanel;
+    const word* next = panel + 1 < phase.panels ? b + depth * kPanel : b;
+    for (int64_t part = 0; part < parts; ++part) {  // balanced: 32 rows are 11, 11 and 10
+      const int64_t row = first_row + (end_row - first_row) * part / parts;
+      const int64_t row_end = first_row + (end_row - first_row) * (part + 1) / parts;
+      const int rows = static_cast<int>(row_end - row);
+      const word* left = a + row * a_stride;
+      if (part == 0)
+        panel_product<E, true>(left, a_stride, b, depth, rows, c, next);
+      else
+        panel_product<E, false>(left, a_stride, b, depth, rows, c, next);
+      finish<E>(phase, Spot{row, rows, panel, tile}, c);
+    }
+  }
+}
+
+}  // namespace SB_NS

@@ -1,0 +1,169 @@
+#include "program.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+namespace sb {
+
+namespace {
+
+constexpr int64_t kRowsAtOnce = 192;   // of a long product: their left side stays in L2
+constexpr int32_t kTilesAThread = 6;   // enough to balance, few enough to stream panels
+constexpr int32_t kTaskRows = 48;      // of attention: as many as share keys from L1
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+}  // namespace
+
+Memory::~Memory() { std::free(data_); }
+
+bool Memory::reserve(int64_t bytes) {
+  if (bytes <= bytes_) return true;
+  const auto size = static_cast<size_t>(round_up(bytes, 4096));
+  void* data = std::aligned_alloc(4096, size);
+  if (!data) return false;
+  std::memset(data, 0, size);
+  std::free(data_);
+  data_ = static_cast<char*>(data);
+  bytes_ = static_cast<int64_t>(size);
+  return true;
+}
+
+Program::Program(const SbShape& shape, std::vector<SbOp> ops, std::vector<SbBuffer> buffers,
+                 int32_t num_threads, const KernelTable& kernels)
+    : shape_(shape),
+      ops_(std::move(ops)),
+      buffers_(std::move(buffers)),
+      num_threads_(num_threads),
+      kernels_(kernels),
+      memory_(buffers_.size()),
+      scratch_(static_cast<size_t>(num_threads)),
+      phases_(ops_.size()),
+      tiles_(ops_.size()),
+      task_rows_(std::max(kTaskRows, shape.num_heads / shape.num_kv_heads)),
+      pool_(num_threads, static_cast<int32_t>(ops_.size()), *this) {}
+
+void Program::bind(char* pool, int64_t block_bytes) {
+  pool_memory_ = pool;
+  block_bytes_ = block_bytes;
+}
+
+bool Program::reserve(int64_t num_rows) {
+  const int64_t rows = round_up(num_rows, 64);
+  for (size_t i = 0; i < buffers_.size(); ++i) {
+    const int64_t size = buffers_[i].is_float || shape_.element == SB_F32 ? 4 : 2;
+    if (!memory_[i].reserve(rows * round_up(buffers_[i].width, kPanel) * size)) return false;
+  }
+  for (Memory& scratch : scratch_)
+    if (!scratch.reserve(scratch_bytes(task_rows_, shape_.head_size))) return false;
+  return true;
+}
+
+bool Program::run(const SbBatch& batch) {
+  if (!reserve(std::max(batch.num_tokens, batch.num_rows))) return false;
+  plan_attention(batch);
+  for (size_t i = 0; i < ops_.size(); ++i) {
+    phases_[i] = plan(ops_[i], batch);
+    tiles_[i] = phases_[i].tiles;
+  }
+  pool_.run(tiles_);
+  reduce(batch);
+  return true;
+}
+
+void Program::tile(int32_t phase, int32_t tile, int32_t thread) {
+  const Phase& p = phases_[static_cast<size_t>(phase)];
+  kernels_.tile[shape_.element][p.op->kind](p, tile, scratch_[static_cast<size_t>(thread)].data());
+}
+
+View Program::view(int32_t buffer) const {
+  const auto i = static_cast<size_t>(buffer);
+  return {memory_[i].data(), round_up(buffers_[i].width, kPanel)};
+}
+
+Phase Program::plan(const SbOp& op, const SbBatch& batch) {
+  Phase phase{};
+  phase.op = &op;
+  phase.shape = &shape_;
+  phase.batch = &batch;
+  phase.src = view(op.src);
+  phase.dst = view(op.dst);
+  const bool is_of_rows = op.kind == SB_HEAD || (op.kind == SB_NORM && op.mode);
+  phase.rows = is_of_rows ? batch.num_rows : batch.num_tokens;
+  phase.depth = phase.src.stride;
+  phase.pool = pool_memory_;
+  phase.block_bytes = block_bytes_;
+  phase.tasks = tasks_.data();
+  if (op.kind == SB_EMBED) phase.depth = round_up(shape_.hidden_size, kPanel);
+  if (op.kind == SB_LINEAR || op.kind == SB_HEAD) {
+    plan_product(phase);
+  } else if (op.kind == SB_ATTEND) {
+    phase.tiles = static_cast<int32_t>(tasks_.size()) * shape_.num_kv_heads;
+  } else {
+    phase.rows_per_tile = static_cast<int32_t>(
+        std::clamp<int64_t>(ceil_div(phase.rows, 4 * num_threads_), 1, 16));
+    phase.tiles = static_cast<int32_t>(ceil_div(phase.rows, phase.rows_per_tile));
+  }
+  if (op.kind == SB_HEAD) {
+    const auto size = static_cast<size_t>(phase.tiles * phase.rows);
+    best_.assign(size, Best{-INFINITY, 0, true});
+    phase.best = best_.data();
+  }
+  return phase;
+}
+
+void Program::plan_product(Phase& phase) const {
+  const SbOp& op = *phase.op;
+  const bool interleaved = op.kind == SB_LINEAR && op.mode == SB_SWIGLU;
+  phase.panels = interleaved ? ceil_div(op.n / 2, kPanel / 2) : ceil_div(op.n, kPanel);
+  if (!phase.rows) return;
+  phase.row_tiles = static_cast<int32_t>(ceil_div(phase.rows, kRowsAtOnce));
+  phase.rows_per_tile = static_cast<int32_t>(ceil_div(phase.rows, phase.row_tiles));
+  phase.row_tiles = static_cast<int32_t>(ceil_div(phase.rows, phase.rows_per_tile));
+  const int64_t wanted = ceil_div(num_threads_ * kTilesAThread, phase.row_tiles);
+  phase.panels_per_tile =
+      static_cast<int32_t>(std::max<int64_t>(1, phase.panels / std::max<int64_t>(1, wanted)));
+  phase.tiles = phase.row_tiles *
+                static_cast<int32_t>(ceil_div(phase.panels, phase.panels_per_tile));
+}
+
+void Program::plan_attention(const SbBatch& batch) {
+  tasks_.clear();
+  const int32_t at_once = std::max(1, task_rows_ / (shape_.num_heads / shape_.num_kv_heads));
+  for (int32_t seq = 0; seq < batch.num_seqs; ++seq) {
+    const auto end = static_cast<int32_t>(batch.query_start[seq + 1]);
+    for (auto first = static_cast<int32_t>(batch.query_start[seq]); first < end; first += at_once)
+      tasks_.push_back({seq, first, std::min(at_once, end - first)});
+  }
+  const auto cost = [&](const AttendTask& task) {  // the longest first, so that all end together
+    return batch.positions[task.first] * (task.count + 4);
+  };
+  std::stable_sort(tasks_.begin(), tasks_.end(),
+                   [&](const AttendTask& a, const AttendTask& b) { return cost(a) > cost(b); });
+}
+
+void Program::reduce(const SbBatch& batch) const {
+  for (const Phase& phase : phases_) {
+    if (phase.op->kind != SB_HEAD) continue;
+    for (int64_t row = 0; row < phase.rows; ++row) {
+      Best best = phase.best[row];
+      for (int32_t tile = 1; tile < phase.tiles; ++tile) {
+        const Best& other = phase.best[tile * phase.rows + row];
+        best.is_finite = best.is_finite && other.is_finite;
+        const bool is_better = other.value > best.value ||
+                               (other.value == best.value && other.token < best.token);
+        if (is_better && other.value > -INFINITY) {
+          best.value = other.value;
+          best.token = other.token;
+        }
+      }
+      batch.argmax[row] = best.value > -INFINITY ? best.token : -1;
+      batch.is_finite[row] = best.is_finite;
+    }
+  }
+}
+
+}  // namespace sb

@@ -1,0 +1,116 @@
+// Vectors of one instruction set, in the compilers' vector extension; included once per set.
+//
+// SB_NS names the set and SB_WIDTH is its floats per vector. Everything is in that namespace and
+// internal, so that no function compiled for one set is ever linked into another.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+#define SB_INLINE static inline __attribute__((always_inline))
+#define SB_LAMBDA __attribute__((always_inline))
+
+namespace SB_NS {
+
+constexpr int W = SB_WIDTH;
+
+typedef float V __attribute__((vector_size(4 * SB_WIDTH)));
+typedef int32_t VI __attribute__((vector_size(4 * SB_WIDTH)));
+typedef uint32_t VU __attribute__((vector_size(4 * SB_WIDTH)));
+typedef uint16_t VH __attribute__((vector_size(2 * SB_WIDTH)));
+typedef uint32_t word __attribute__((may_alias));
+
+SB_INLINE V load(const float* p) {
+  V v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+
+SB_INLINE void store(float* p, V v) { std::memcpy(p, &v, sizeof v); }
+
+SB_INLINE V splat(float x) { return x - V{}; }
+
+SB_INLINE VU bits(V v) { return reinterpret_cast<VU>(v); }
+
+SB_INLINE V from_bits(VU u) { return reinterpret_cast<V>(u); }
+
+SB_INLINE V select(VI mask, V yes, V no) { return mask ? yes : no; }
+
+SB_INLINE float sum(V v) {
+  float lanes[W];
+  store(lanes, v);
+  for (int width = W / 2; width > 0; width /= 2)
+    for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
+  return lanes[0];
+}
+
+SB_INLINE float largest(V v) {
+  float lanes[W];
+  store(lanes, v);
+  float best = lanes[0];
+  for (int i = 1; i < W; ++i) best = lanes[i] > best ? lanes[i] : best;
+  return best;
+}
+
+// The larger; NaN where b is NaN. (The unmasked intrinsic makes GCC 12 warn of its own header.)
+SB_INLINE V larger(V a, V b) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<V>(
+      _mm512_maskz_max_ps(0xffff, reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b)));
+#else
+  return select(a > b, a, b);
+#endif
+}
+
+// p * 2^n of a whole n that `shifted` is, less the magic number that rounded it.
+SB_INLINE V scale_by_power(V p, V shifted, V n) {
+#if defined(__AVX512F__)
+  (void)shifted;
+  return reinterpret_cast<V>(
+      _mm512_maskz_scalef_ps(0xffff, reinterpret_cast<__m512>(p), reinterpret_cast<__m512>(n)));
+#else
+  (void)n;
+  const VU power = (bits(shifted) + 127u) << 23;
+  return p * from_bits(power);
+#endif
+}
+
+// e^x to 2 ulp; 0 for what is far below -87, NaN stays. x is at most about 88.
+SB_INLINE V exp(V x) {
+  const V magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+#if defined(__AVX512F__)
+  const V clamped = larger(splat(-110.0f), x);  // a power of 2 so low that it scales to 0
+#else
+  const V clamped = larger(splat(-87.0f), x);
+#endif
+  const V shifted = clamped * 1.44269504088896341f + magic;
+  const V n = shifted - magic;
+  const V r = (clamped - n * 0.693145751953125f) - n * 1.42860682030941723e-6f;
+  V p = splat(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+#if defined(__AVX512F__)
+  return scale_by_power(p, shifted, n);
+#else
+  return select(x < splat(-87.0f), V{}, scale_by_power(p, shifted, n));
+#endif
+}
+
+SB_INLINE V silu(V x) {
+  const V low = larger(splat(-87.0f), x);  // exp(-x) stays finite
+  return x / (1.0f + exp(-low));
+}
+
+SB_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
+
+SB_INLINE void prefetch_l2(const void* p) { __builtin_prefetch(p, 0, 2); }
+
+}  // namespace SB_NS

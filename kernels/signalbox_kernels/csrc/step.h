@@ -1,0 +1,76 @@
+// What the kernels of every instruction set share: a step's state, and the table of their functions.
+#pragma once
+
+#include "api.h"
+
+namespace sb {
+
+constexpr int kPanel = 32;      // columns of a packed weight's panel
+constexpr int kRowTile = 12;    // rows of a product at once, at most
+constexpr int kKeyChunk = 256;  // keys between two corrections of a running softmax
+
+constexpr int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
+
+// Queries of one sequence that attend together.
+struct AttendTask {
+  int32_t seq;
+  int32_t first;  // token of the batch
+  int32_t count;
+};
+
+// A row's best logit in one tile of the head.
+struct Best {
+  float value;
+  int32_t token;
+  bool is_finite;
+};
+
+struct View {
+  void* data;
+  int64_t stride;  // elements
+};
+
+// One op of one step, ready to be computed tile by tile.
+struct Phase {
+  const SbOp* op;
+  const SbShape* shape;
+  const SbBatch* batch;
+  View src, dst;
+  int64_t rows;
+  int64_t depth;    // padded elements of a product's sum
+  int64_t panels;   // of a product
+  int32_t tiles;
+  int32_t row_tiles;        // of a product: tiles along the rows
+  int32_t panels_per_tile;  // of a product
+  int32_t rows_per_tile;
+  int32_t task_rows;        // most rows (queries times heads of a group) of an attention task
+  char* pool;
+  int64_t block_bytes;
+  const AttendTask* tasks;
+  Best* best;  // [tiles, rows]
+};
+
+// Computes tile `tile` of a phase; `scratch` is the thread's own.
+using TileFunction = void (*)(const Phase& phase, int32_t tile, char* scratch);
+
+struct KernelTable {
+  TileFunction tile[2][6];  // [element][op kind]
+};
+
+// Bytes of scratch that a thread needs.
+constexpr int64_t scratch_bytes(int64_t task_rows, int64_t head_size) {
+  return 4 * task_rows * (2 * (kKeyChunk + head_size) + 32) + 4 * kRowTile * kPanel + 4096;
+}
+
+#if defined(SB_HAVE_AVX512_BF16)
+const KernelTable* avx512_bf16_kernels();
+#endif
+#if defined(SB_HAVE_AVX512)
+const KernelTable* avx512_kernels();
+#endif
+#if defined(SB_HAVE_AVX2)
+const KernelTable* avx2_kernels();
+#endif
+const KernelTable* portable_kernels();
+
+}  // namespace sb

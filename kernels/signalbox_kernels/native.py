@@ -1,0 +1,139 @@
+"""The native CPU library through ctypes: its structs, its functions, and whether there is one.
+
+Mirrors csrc/api.h, which says what the fields mean.
+"""
+
+import ctypes
+from ctypes import POINTER, c_float, c_int32, c_int64, c_size_t, c_void_p
+from enum import IntEnum
+from functools import cache
+
+from signalbox_kernels import build
+
+
+class Element(IntEnum):
+    """What weights, activations between products, K and V are made of."""
+
+    FLOAT32 = 0
+    BFLOAT16 = 1
+
+
+class Isa(IntEnum):
+    """Instruction sets, from what runs anywhere to the fastest."""
+
+    PORTABLE = 0
+    AVX2 = 1
+    AVX512 = 2
+    AVX512_BF16 = 3
+
+
+class OpKind(IntEnum):
+    EMBED = 0
+    NORM = 1
+    LINEAR = 2
+    ROTATE = 3
+    ATTEND = 4
+    HEAD = 5
+
+
+class Epilogue(IntEnum):
+    """What becomes of a product."""
+
+    STORE = 0
+    ADD = 1
+    SWIGLU = 2
+
+
+class SbOp(ctypes.Structure):
+    _fields_ = (
+        ("kind", c_int32),
+        ("mode", c_int32),
+        ("src", c_int32),
+        ("dst", c_int32),
+        ("layer", c_int32),
+        ("window", c_int32),
+        ("n", c_int32),
+        ("eps", c_float),
+        ("weight", c_void_p),
+        ("bias", c_void_p),
+        ("norm_q", c_void_p),
+        ("norm_k", c_void_p),
+    )
+
+
+class SbBuffer(ctypes.Structure):
+    _fields_ = (("width", c_int32), ("is_float", c_int32))
+
+
+class SbShape(ctypes.Structure):
+    _fields_ = (
+        ("element", c_int32),
+        ("num_layers", c_int32),
+        ("num_heads", c_int32),
+        ("num_kv_heads", c_int32),
+        ("head_size", c_int32),
+        ("block_size", c_int32),
+        ("hidden_size", c_int32),
+        ("vocab_size", c_int32),
+        ("scale", c_float),
+        ("rotary", c_void_p),
+    )
+
+
+class SbBatch(ctypes.Structure):
+    _fields_ = (
+        ("num_tokens", c_int32),
+        ("num_seqs", c_int32),
+        ("num_rows", c_int32),
+        ("table_stride", c_int32),
+        ("token_ids", c_void_p),
+        ("positions", c_void_p),
+        ("slots", c_void_p),
+        ("query_start", c_void_p),
+        ("context_lens", c_void_p),
+        ("block_tables", c_void_p),
+        ("row_tokens", c_void_p),
+        ("logits_of_row", c_void_p),
+        ("suppressed_end", c_void_p),
+        ("suppressed", c_void_p),
+        ("argmax", c_void_p),
+        ("is_finite", c_void_p),
+        ("logits", c_void_p),
+    )
+
+
+_SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
+    "sb_best_isa": (c_int32, ()),
+    "sb_packed_bytes": (c_size_t, (c_int32, c_int64, c_int64, c_int32)),
+    "sb_pack": (None, (c_int32, c_void_p, c_int64, c_int64, c_int32, c_void_p)),
+    "sb_program_new": (
+        c_void_p,
+        (POINTER(SbShape), POINTER(SbOp), c_int32, POINTER(SbBuffer), c_int32, c_int32, c_int32),
+    ),
+    "sb_program_free": (None, (c_void_p,)),
+    "sb_program_bind": (None, (c_void_p, c_void_p, c_int64)),
+    "sb_program_run": (c_int32, (c_void_p, POINTER(SbBatch))),
+    "sb_program_buffer": (c_void_p, (c_void_p, c_int32, c_int32)),
+}
+
+
+class NativeUnavailable(Exception):
+    """There is no native library here; the message says why in one line."""
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """Loads the library, building it first if need be. Raises NativeUnavailable."""
+    try:
+        loaded = ctypes.CDLL(str(build.find_or_build()))
+    except (build.BuildError, OSError) as error:
+        raise NativeUnavailable(str(error)) from None
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(loaded, name)
+        function.restype, function.argtypes = result, arguments
+    return loaded
+
+
+def best_isa() -> Isa:
+    """The best instruction set that the library and this machine have."""
+    return Isa(library().sb_best_isa())

@@ -1,0 +1,216 @@
+"""A model's step as a list of native ops: built once from Python, then run in one call a step.
+
+Buffers are named by index; rows of a buffer are tokens (or logit rows). What the ops do is said in
+csrc/api.h; the plain meaning of each is that of `reference.py`, with sums in float32 throughout.
+"""
+
+import ctypes
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from signalbox_kernels.arena import Arena
+from signalbox_kernels.native import (
+    Element,
+    Epilogue,
+    Isa,
+    NativeUnavailable,
+    OpKind,
+    SbBatch,
+    SbBuffer,
+    SbOp,
+    SbShape,
+    best_isa,
+    library,
+)
+
+_PANEL = 32
+_HALF = _PANEL // 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramShape:
+    """What all ops of a program share."""
+
+    element: Element
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    block_size: int
+    hidden_size: int
+    vocab_size: int
+    scale: float
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block of the cache: all layers, K and V."""
+        itemsize = 2 if self.element is Element.BFLOAT16 else 4
+        token = 2 * self.num_layers * self.num_kv_heads * self.head_size
+        return token * self.block_size * itemsize
+
+
+@dataclass(slots=True, kw_only=True)
+class StepArrays:
+    """One step, as csrc/api.h's SbBatch; all arrays C-contiguous and alive during the run."""
+
+    token_ids: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    slots: NDArray[np.int64]
+    query_start: NDArray[np.int64]
+    context_lens: NDArray[np.int64]
+    block_tables: NDArray[np.int32]
+    row_tokens: NDArray[np.int64]
+    logits_of_row: NDArray[np.int32]
+    suppressed_end: NDArray[np.int32]
+    suppressed: NDArray[np.int32]
+    argmax: NDArray[np.int32]
+    is_finite: NDArray[np.uint8]
+    logits: NDArray[np.float32]
+
+    def as_struct(self) -> SbBatch:
+        columns = {name: getattr(self, name).ctypes.data for name in self.__slots__}
+        return SbBatch(
+            num_tokens=len(self.token_ids),
+            num_seqs=len(self.context_lens),
+            num_rows=len(self.row_tokens),
+            table_stride=self.block_tables.shape[1],
+            **columns,
+        )
+
+
+@dataclass(slots=True)
+class ProgramBuilder:
+    """Collects ops; weights are packed into `arena` as they come."""
+
+    shape: ProgramShape
+    arena: Arena
+    ops: list[SbOp] = field(default_factory=list)
+    buffers: list[SbBuffer] = field(default_factory=list)
+
+    def buffer(self, width: int, *, is_float: bool) -> int:
+        """Declares a buffer of `width` columns: float32, or of the program's element."""
+        self.buffers.append(SbBuffer(width, is_float))
+        return len(self.buffers) - 1
+
+    def embed(self, dst: int, weight: int, *, is_packed: bool) -> None:
+        self._add(OpKind.EMBED, mode=int(is_packed), dst=dst, weight=weight)
+
+    def norm(
+        self, src: int, dst: int, weight: Tensor, *, eps: float, of_rows: bool = False
+    ) -> None:
+        """RMSNorm of every token, or of the tokens that have logits only."""
+        address = self._floats(weight)
+        self._add(OpKind.NORM, mode=int(of_rows), src=src, dst=dst, weight=address, eps=eps)
+
+    def linear(
+        self, src: int, dst: int, weight: Tensor, bias: Tensor | None, epilogue: Epilogue
+    ) -> None:
+        """A product; for SWIGLU the weight is [gate; up]."""
+        interleaved = epilogue is Epilogue.SWIGLU
+        self._add(
+            OpKind.LINEAR,
+            mode=epilogue,
+            src=src,
+            dst=dst,
+            n=weight.shape[0],
+            weight=self.arena.pack(weight, interleaved=interleaved),
+            bias=None if bias is None else self._bias(bias, interleaved=interleaved),
+        )
+
+    def rotate(
+        self,
+        src: int,
+        dst: int,
+        *,
+        layer: int,
+        norms: tuple[Tensor, Tensor] | None = None,
+        eps: float = 0.0,
+    ) -> None:
+        """Norms perhaps, rotates, and writes K and V to the cache."""
+        query, key = (None, None) if norms is None else map(self._floats, norms)
+        self._add(OpKind.ROTATE, src=src, dst=dst, layer=layer, norm_q=query, norm_k=key, eps=eps)
+
+    def attend(self, src: int, dst: int, *, layer: int, window: int | None = None) -> None:
+        self._add(OpKind.ATTEND, src=src, dst=dst, layer=layer, window=window or 0)
+
+    def head(self, src: int, weight: int) -> None:
+        self._add(OpKind.HEAD, src=src, n=self.shape.vocab_size, weight=weight)
+
+    def _add(self, kind: OpKind, **fields: object) -> None:
+        self.ops.append(SbOp(kind=kind, **fields))
+
+    def _floats(self, vector: Tensor) -> int:
+        """A vector as float32, padded as rows are."""
+        return self.arena.keep(F.pad(vector.float(), (0, -len(vector) % _PANEL)))
+
+    def _bias(self, bias: Tensor, *, interleaved: bool) -> int:
+        if not interleaved:
+            return self._floats(bias)
+        halves = bias.float().view(2, -1)
+        halves = F.pad(halves, (0, -halves.shape[1] % _HALF)).view(2, -1, _HALF)
+        return self.arena.keep(halves.transpose(0, 1).reshape(-1))
+
+    def build(self, rotary: Tensor, *, num_threads: int, isa: Isa | None = None) -> "Program":
+        """Finishes the program.
+
+        Args:
+            rotary: [positions, 2, head_size / 2] float32, cosines and sines.
+        """
+        return Program(self, rotary, num_threads=num_threads, isa=isa)
+
+
+class Program:
+    """A built program with its thread pool. Run from one thread at a time."""
+
+    def __init__(
+        self, builder: ProgramBuilder, rotary: Tensor, *, num_threads: int, isa: Isa | None
+    ) -> None:
+        self._library = library()
+        self._handle: int | None = None
+        self._arena = builder.arena
+        self._pool: Tensor | None = None
+        self.shape = builder.shape
+        self.isa = best_isa() if isa is None else isa
+        shape = SbShape(
+            **{name: getattr(self.shape, name) for name in ProgramShape.__slots__},
+            rotary=self._arena.keep(rotary),
+        )
+        self._handle = self._library.sb_program_new(
+            ctypes.byref(shape),
+            (SbOp * len(builder.ops))(*builder.ops),
+            len(builder.ops),
+            (SbBuffer * len(builder.buffers))(*builder.buffers),
+            len(builder.buffers),
+            num_threads,
+            self.isa,
+        )
+        if not self._handle:
+            raise NativeUnavailable(f"no native program of {self.shape} on {self.isa.name}")
+
+    def bind(self, pool: Tensor) -> None:
+        """Takes the pool of KV blocks, [num_blocks, block_bytes] uint8."""
+        self._pool = pool
+        self._library.sb_program_bind(self._handle, pool.data_ptr(), pool.stride(0))
+
+    def run(self, arrays: StepArrays) -> None:
+        """Computes one step; other Python threads run meanwhile."""
+        if self._library.sb_program_run(self._handle, ctypes.byref(arrays.as_struct())):
+            raise MemoryError("no memory for a step's activations; lower max_num_batched_tokens")
+
+    def view(self, index: int, *, width: int, num_tokens: int, dtype: torch.dtype) -> Tensor:
+        """A buffer as a tensor [num_tokens, padded width], for tests; valid until it grows."""
+        padded = -(-width // _PANEL) * _PANEL
+        address = self._library.sb_program_buffer(self._handle, index, num_tokens)
+        count = num_tokens * padded * dtype.itemsize
+        memory = (ctypes.c_char * count).from_address(address)
+        return torch.frombuffer(memory, dtype=dtype).view(num_tokens, padded)
+
+    def __del__(self) -> None:
+        if self._handle:
+            self._library.sb_program_free(self._handle)
+            self._handle = None

@@ -1,0 +1,71 @@
+"""Small native programs for tests. Importing this skips the module where there is no library."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from signalbox_kernels import native
+from signalbox_kernels.arena import DTYPES, Arena
+from signalbox_kernels.native import Isa, NativeUnavailable
+from signalbox_kernels.program import Program, ProgramBuilder, ProgramShape, StepArrays
+
+try:
+    ISAS = [isa for isa in Isa if isa <= native.best_isa()]
+except NativeUnavailable:
+    pytest.skip("no C++ compiler, and no library that was built before", allow_module_level=True)
+
+DTYPE_IDS = {"argvalues": list(DTYPES), "ids": ["float32", "bfloat16"]}
+TOLERANCE = {
+    torch.float32: {"rtol": 1e-4, "atol": 1e-4},
+    torch.bfloat16: {"rtol": 2e-2, "atol": 2e-2},
+}
+
+
+def make_builder(dtype: torch.dtype, **shape: int) -> ProgramBuilder:
+    sizes = {
+        "num_layers": 2,
+        "num_heads": 3,
+        "num_kv_heads": 1,
+        "head_size": 16,
+        "block_size": 16,
+        "hidden_size": 50,
+        "vocab_size": 97,
+    }
+    element = DTYPES[dtype]
+    full = ProgramShape(element=element, scale=0.2, **(sizes | shape))
+    return ProgramBuilder(full, Arena(element))
+
+
+def make_program(builder: ProgramBuilder, isa: Isa | None = None, num_threads: int = 2) -> Program:
+    return builder.build(angles(builder.shape.head_size), num_threads=num_threads, isa=isa)
+
+
+def angles(head_size: int) -> Tensor:
+    """[positions, 2, head_size / 2]."""
+    frequencies = 10000.0 ** -(torch.arange(0, head_size, 2) / head_size)
+    radians = torch.outer(torch.arange(1024.0), frequencies)
+    return torch.stack([radians.cos(), radians.sin()], dim=1)
+
+
+def make_arrays(num_tokens: int, *, num_rows: int = 0, vocab: int = 97) -> StepArrays:
+    return StepArrays(
+        token_ids=np.arange(num_tokens, dtype=np.int64),
+        positions=np.arange(num_tokens, dtype=np.int64),
+        slots=np.arange(num_tokens, dtype=np.int64),
+        query_start=np.array([0, num_tokens], dtype=np.int64),
+        context_lens=np.array([num_tokens], dtype=np.int64),
+        block_tables=np.arange(-(-num_tokens // 16), dtype=np.int32)[None],
+        row_tokens=np.arange(num_rows, dtype=np.int64),
+        logits_of_row=np.full(num_rows, -1, dtype=np.int32),
+        suppressed_end=np.zeros(num_rows, dtype=np.int32),
+        suppressed=np.empty(0, dtype=np.int32),
+        argmax=np.empty(num_rows, dtype=np.int32),
+        is_finite=np.empty(num_rows, dtype=np.uint8),
+        logits=np.zeros((num_rows, vocab), dtype=np.float32),
+    )
+
+
+def make_matrix(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator).to(dtype)

@@ -1,0 +1,164 @@
+"""The native ops against the plain Torch meaning, on odd sizes, for every instruction set here."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from signalbox_kernels import build, reference
+from signalbox_kernels.native import Epilogue, Isa, NativeUnavailable
+from tests.kernels.native_programs import (
+    DTYPE_IDS,
+    ISAS,
+    TOLERANCE,
+    make_arrays,
+    make_builder,
+    make_matrix,
+    make_program,
+)
+
+MOST_TOKENS = 64
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", **DTYPE_IDS)
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (33, 50), (64, 96), (131, 77)])
+def test_products_equal_the_reference(isa: Isa, dtype: torch.dtype, n: int, k: int) -> None:
+    builder = make_builder(dtype)
+    x_buffer, out = builder.buffer(k, is_float=False), builder.buffer(n, is_float=True)
+    weight, bias = make_matrix(n, k, dtype=dtype), make_matrix(n, dtype=dtype, seed=1)
+    builder.linear(x_buffer, out, weight, bias, Epilogue.STORE)
+    builder.linear(x_buffer, out, weight, None, Epilogue.ADD)
+    program = make_program(builder, isa)
+    for rows in (*range(1, 14), 33, MOST_TOKENS):
+        x = make_matrix(rows, k, dtype=dtype, seed=rows)
+        program.view(x_buffer, width=k, num_tokens=MOST_TOKENS, dtype=dtype)[:rows, :k] = x
+        program.run(make_arrays(rows))
+        actual = program.view(out, width=n, num_tokens=MOST_TOKENS, dtype=torch.float32)
+        expected = 2 * F.linear(x.float(), weight.float()) + bias.float()
+        torch.testing.assert_close(actual[:rows, :n], expected, rtol=1e-4, atol=1e-4)
+        assert not actual[:rows, n:].any()  # padding stays zero
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", **DTYPE_IDS)
+@pytest.mark.parametrize("size", [1, 16, 45])
+def test_gated_products_equal_silu_and_mul(isa: Isa, dtype: torch.dtype, size: int) -> None:
+    builder = make_builder(dtype)
+    x_buffer, out = builder.buffer(70, is_float=False), builder.buffer(size, is_float=False)
+    weight, bias = make_matrix(2 * size, 70, dtype=dtype), make_matrix(2 * size, dtype=dtype)
+    builder.linear(x_buffer, out, weight, bias, Epilogue.SWIGLU)
+    program = make_program(builder, isa)
+    x = make_matrix(7, 70, dtype=dtype)
+    program.view(x_buffer, width=70, num_tokens=7, dtype=dtype)[:, :70] = x
+    program.run(make_arrays(7))
+    expected = reference.silu_and_mul(F.linear(x.float(), weight.float(), bias.float()))
+    actual = program.view(out, width=size, num_tokens=7, dtype=dtype)[:, :size]
+    torch.testing.assert_close(actual, expected.to(dtype), **TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", **DTYPE_IDS)
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_embedding_then_norm(isa: Isa, dtype: torch.dtype, is_packed: bool) -> None:
+    builder = make_builder(dtype)
+    residual, normed = builder.buffer(50, is_float=True), builder.buffer(50, is_float=False)
+    table, weight = make_matrix(97, 50, dtype=dtype), make_matrix(50, dtype=dtype, seed=2)
+    address = builder.arena.pack(table) if is_packed else builder.arena.keep(table)
+    builder.embed(residual, address, is_packed=is_packed)
+    builder.norm(residual, normed, weight, eps=1e-5)
+    program = make_program(builder, isa)
+    arrays = make_arrays(40)
+    arrays.token_ids = np.arange(96, 56, -1, dtype=np.int64)
+    program.run(arrays)
+    rows = table[torch.from_numpy(arrays.token_ids)]
+    embedded = program.view(residual, width=50, num_tokens=40, dtype=torch.float32)[:, :50]
+    torch.testing.assert_close(embedded, rows.float(), rtol=0, atol=0)
+    actual = program.view(normed, width=50, num_tokens=40, dtype=dtype)[:, :50]
+    expected = reference.rms_norm(rows.float(), weight.float(), eps=1e-5).to(dtype)
+    torch.testing.assert_close(actual, expected, **TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_head_finds_the_best_allowed_token_and_what_is_not_finite(isa: Isa) -> None:
+    builder = make_builder(torch.float32, vocab_size=1031)
+    hidden = builder.buffer(50, is_float=False)
+    weight = make_matrix(1031, 50)
+    builder.head(hidden, builder.arena.pack(weight))
+    program = make_program(builder, isa)
+    x = make_matrix(5, 50, seed=4)
+    expected = F.linear(x, weight)
+    top = expected.topk(3).indices.numpy()
+    x[3, 7] = float("nan")
+    program.view(hidden, width=50, num_tokens=5, dtype=torch.float32)[:, :50] = x
+    arrays = make_arrays(5, num_rows=5, vocab=1031)
+    arrays.logits_of_row[[1, 4]] = [1, 0]
+    arrays.suppressed = np.array([*top[0, :2], *top[2, :1], 5], dtype=np.int32)
+    arrays.suppressed_end = np.array([2, 2, 3, 3, 4], dtype=np.int32)
+    program.run(arrays)
+    assert arrays.argmax[[0, 1, 2, 4]].tolist() == [top[0, 2], top[1, 0], top[2, 1], top[4, 0]]
+    assert arrays.is_finite.tolist() == [1, 1, 1, 0, 1]
+    torch.testing.assert_close(
+        torch.from_numpy(arrays.logits[:2]), expected[[4, 1]], rtol=1e-4, atol=1e-4
+    )
+
+
+def test_ties_go_to_the_lowest_token_and_nothing_allowed_is_minus_one() -> None:
+    builder = make_builder(torch.float32, vocab_size=70)
+    hidden = builder.buffer(50, is_float=False)
+    builder.head(hidden, builder.arena.pack(torch.ones(70, 50)))
+    program = make_program(builder)
+    program.view(hidden, width=50, num_tokens=2, dtype=torch.float32)[:, :50] = 1.0
+    arrays = make_arrays(2, num_rows=2, vocab=70)
+    arrays.suppressed = np.arange(70, dtype=np.int32)
+    arrays.suppressed_end = np.array([0, 70], dtype=np.int32)
+    program.run(arrays)
+    assert arrays.argmax.tolist() == [0, -1]
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 5])  # more than there are cores, too
+def test_many_steps_on_many_threads_give_one_result(num_threads: int) -> None:
+    builder = make_builder(torch.float32)
+    x_buffer, out = builder.buffer(64, is_float=False), builder.buffer(64, is_float=True)
+    weight = make_matrix(64, 64)
+    builder.linear(x_buffer, out, weight, None, Epilogue.STORE)
+    for _ in range(20):
+        builder.linear(x_buffer, out, weight, None, Epilogue.ADD)
+    program = make_program(builder, num_threads=num_threads)
+    x = make_matrix(3, 64)
+    program.view(x_buffer, width=64, num_tokens=3, dtype=torch.float32)[:] = x
+    arrays = make_arrays(3)
+    results = set()
+    for _ in range(100):
+        program.run(arrays)
+        actual = program.view(out, width=64, num_tokens=3, dtype=torch.float32)
+        results.add(actual.numpy().tobytes())
+    assert len(results) == 1
+    torch.testing.assert_close(actual, 21 * F.linear(x, weight), rtol=1e-4, atol=1e-3)
+
+
+def test_numbers_that_the_kernels_cannot_do_are_refused() -> None:
+    with pytest.raises(NativeUnavailable, match="no native program"):
+        make_program(make_builder(torch.float32, head_size=24))
+
+
+def test_without_a_compiler_the_reason_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "_folders", lambda: [tmp_path / "a", tmp_path / "b"])
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(build.BuildError, match=r"no C\+\+ compiler"):
+        build.find_or_build()
+
+
+def test_a_library_that_is_there_is_not_built_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "_folders", lambda: [tmp_path])
+    (tmp_path / build._library_name()).touch()
+    monkeypatch.setenv("PATH", os.devnull)
+    assert build.find_or_build().parent == tmp_path

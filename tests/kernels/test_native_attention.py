@@ -1,0 +1,169 @@
+"""Rotation, cache and attention over blocks, natively and in plain Torch, on odd sizes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from signalbox_kernels import reference
+from signalbox_kernels.native import Isa
+from signalbox_kernels.program import Program, StepArrays
+from tests.kernels.native_programs import (
+    DTYPE_IDS,
+    ISAS,
+    TOLERANCE,
+    angles,
+    make_arrays,
+    make_builder,
+    make_matrix,
+    make_program,
+)
+
+
+@dataclass
+class Cached:
+    """Rotation, cache and attention of one layer, natively and in plain Torch."""
+
+    program: Program
+    buffers: tuple[int, int, int]
+    dtype: torch.dtype
+    norms: tuple[Tensor, Tensor] | None
+    window: int | None
+    cache: Tensor
+    """[num_blocks, 2, block_size, num_kv_heads, head_size] float32."""
+
+    def step(self, arrays: StepArrays, heads: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns what the program and the reference make of [num_tokens, all heads, head_size]."""
+        shape, count = self.program.shape, len(heads)
+        source, _, out = self.buffers
+        width = heads.shape[1] * shape.head_size
+        view = self.program.view(source, width=width, num_tokens=200, dtype=torch.float32)
+        view[:count, :width] = heads.flatten(1)
+        self.program.run(arrays)
+        width = shape.num_heads * shape.head_size
+        actual = self.program.view(out, width=width, num_tokens=200, dtype=self.dtype)
+        actual = actual[:count, :width].reshape(count, shape.num_heads, -1)
+        return actual, self._expected(arrays, heads.clone())
+
+    def _expected(self, arrays: StepArrays, heads: Tensor) -> Tensor:
+        shape = self.program.shape
+        end = shape.num_heads + shape.num_kv_heads
+        if self.norms is not None:
+            queries, keys = heads[:, : shape.num_heads], heads[:, shape.num_heads : end]
+            queries.copy_(reference.rms_norm(queries, self.norms[0], eps=1e-6))
+            keys.copy_(reference.rms_norm(keys, self.norms[1], eps=1e-6))
+        cos, sin = angles(shape.head_size)[torch.from_numpy(arrays.positions)].unbind(dim=1)
+        cos, sin = torch.cat([cos, cos], -1)[:, None], torch.cat([-sin, sin], -1)[:, None]
+        reference.rotary_embedding(heads[:, :end], cos, sin)
+        heads = heads.to(self.dtype).float()
+        keys, values = heads[:, shape.num_heads : end], heads[:, end:]
+        reference.reshape_and_cache(keys, values, self.cache, torch.from_numpy(arrays.slots))
+        return reference.paged_attention(
+            heads[:, : shape.num_heads],
+            self.cache,
+            query_start=torch.from_numpy(arrays.query_start),
+            context_lens=torch.from_numpy(arrays.context_lens),
+            block_tables=torch.from_numpy(arrays.block_tables),
+            scale=shape.scale,
+            sliding_window=self.window,
+        ).to(self.dtype)
+
+
+def make_cached(
+    dtype: torch.dtype,
+    *,
+    isa: Isa | None = None,
+    qk_norm: bool = False,
+    window: int | None = None,
+    **shape: int,
+) -> Cached:
+    builder = make_builder(dtype, **shape)
+    sizes = builder.shape
+    both = sizes.num_heads + 2 * sizes.num_kv_heads
+    buffers = (
+        builder.buffer(both * sizes.head_size, is_float=True),
+        builder.buffer(sizes.num_heads * sizes.head_size, is_float=False),
+        builder.buffer(sizes.num_heads * sizes.head_size, is_float=False),
+    )
+    norms = (make_matrix(sizes.head_size), make_matrix(sizes.head_size, seed=3))
+    used = norms if qk_norm else None
+    builder.rotate(buffers[0], buffers[1], layer=1, norms=used, eps=1e-6)
+    builder.attend(buffers[1], buffers[2], layer=1, window=window)
+    program = make_program(builder, isa)
+    pool = torch.full((60, sizes.block_bytes), 255, dtype=torch.uint8)  # NaN everywhere
+    program.bind(pool)
+    cache = torch.zeros(60, 2, sizes.block_size, sizes.num_kv_heads, sizes.head_size)
+    return Cached(program, buffers, dtype, used, window, cache)
+
+
+def make_step(
+    cached: Cached, contexts: Sequence[int], queries: Sequence[int], seed: int
+) -> tuple[StepArrays, Tensor]:
+    """Sequence i has contexts[i] tokens after the step, of which it computes queries[i]."""
+    shape = cached.program.shape
+    size, width = shape.block_size, 60 // len(contexts)
+    tables = np.random.default_rng(7).permutation(60)[: width * len(contexts)]
+    tables = tables.reshape(-1, width).astype(np.int32)
+    spans = [np.arange(c - q, c) for c, q in zip(contexts, queries, strict=True)]
+    positions = np.concatenate(spans)
+    arrays = make_arrays(len(positions))
+    arrays.positions = positions
+    slots = [tables[i][s // size].astype(np.int64) * size + s % size for i, s in enumerate(spans)]
+    arrays.slots = np.concatenate(slots)
+    arrays.query_start = np.cumsum([0, *queries])
+    arrays.context_lens = np.array(contexts, dtype=np.int64)
+    arrays.block_tables = tables
+    count = shape.num_heads + 2 * shape.num_kv_heads
+    return arrays, make_matrix(len(positions), count, shape.head_size, seed=seed)
+
+
+SHAPES = [
+    {"head_size": 64, "num_heads": 3, "num_kv_heads": 1},
+    {"head_size": 64, "num_heads": 9, "num_kv_heads": 3, "block_size": 32},
+    {"head_size": 80, "num_heads": 4, "num_kv_heads": 4},
+    {"head_size": 96, "num_heads": 7, "num_kv_heads": 1, "block_size": 32},
+    {"head_size": 128, "num_heads": 14, "num_kv_heads": 2},
+    {"head_size": 16, "num_heads": 51, "num_kv_heads": 1},
+]
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", **DTYPE_IDS)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("variant", [{}, {"qk_norm": True}, {"window": 21}], ids=str)
+def test_attention_over_blocks_equals_the_reference(
+    isa: Isa, dtype: torch.dtype, shape: dict[str, int], variant: dict[str, int]
+) -> None:
+    cached = make_cached(dtype, isa=isa, **shape, **variant)  # type: ignore[arg-type]
+    steps = [([15, 31, 1, 60], [15, 31, 1, 60]), ([16, 32, 2, 63], [1, 1, 1, 3])]
+    steps += [([17, 61, 3, 64], [1, 29, 1, 1]), ([18, 62, 20, 65], [1, 1, 17, 1])]
+    for i, (contexts, queries) in enumerate(steps):
+        actual, expected = cached.step(*make_step(cached, contexts, queries, seed=i))
+        torch.testing.assert_close(actual, expected, **TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", **DTYPE_IDS)
+def test_long_contexts_pass_several_softmax_chunks(isa: Isa, dtype: torch.dtype) -> None:
+    cached = make_cached(dtype, isa=isa, num_heads=4, num_kv_heads=2)
+    arrays: StepArrays | None = None
+    for i, (context, count) in enumerate([(190, 190), (380, 190), (570, 190), (571, 1), (575, 4)]):
+        arrays, heads = make_step(cached, [context], [count], seed=i)
+        actual, expected = cached.step(arrays, heads)
+        torch.testing.assert_close(actual, expected, **TOLERANCE[dtype])
+
+
+def test_a_row_does_not_depend_on_the_rows_beside_it() -> None:
+    """Bit for bit: alone or in a batch, in one piece or token by token."""
+    shape = {"num_heads": 6, "num_kv_heads": 2, "head_size": 64}
+    whole, piecewise = make_cached(torch.bfloat16, **shape), make_cached(torch.bfloat16, **shape)
+    arrays, heads = make_step(whole, [45], [45], seed=0)
+    expected, _ = whole.step(arrays, heads)
+    expected = expected.clone()
+    for position in range(45):
+        one, _ = make_step(piecewise, [position + 1], [1], seed=0)
+        actual, _ = piecewise.step(one, heads[position : position + 1])
+        assert torch.equal(actual[0], expected[position])
