@@ -17,6 +17,7 @@ from gpu_worker.step import Batch, CacheCapacity, Int64Array, SampleRows
 
 _CPU_SHARE = 4
 _CPU_LIMIT = 4 * GIB
+_SWAP_LIMIT = 4 * GIB
 
 
 def measure_capacity(
@@ -50,7 +51,7 @@ def measure_capacity(
     capacity = CacheCapacity(
         block_size=cache_config.block_size,
         num_gpu_blocks=min(budget // block_bytes, useful),
-        num_cpu_blocks=min(cache_config.swap_space_bytes // block_bytes, useful),
+        num_cpu_blocks=min(_swap_space(cache_config) // block_bytes, useful),
         block_bytes=block_bytes,
         max_num_seqs=cache_config.max_num_seqs,
         max_num_batched_tokens=num_tokens,
@@ -59,6 +60,13 @@ def measure_capacity(
     )
     _check(capacity, budget, device)
     return capacity
+
+
+def _swap_space(cache_config: CacheConfig) -> int:
+    """Bytes for swapped-out blocks."""
+    if cache_config.swap_space_bytes is None:
+        return min(_SWAP_LIMIT, available_ram() // _CPU_SHARE)
+    return cache_config.swap_space_bytes
 
 
 def _budget(cache_config: CacheConfig, device: torch.device, activations: int) -> int:

@@ -3,7 +3,10 @@
 from dataclasses import dataclass
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+LOAD_FORMATS = ("auto", "dummy")
+MODEL_IMPLS = ("auto", "signalbox", "transformers")
 DEVICES = ("auto", "cpu", "cuda")
+CPU_BACKENDS = ("auto", "native", "torch")
 GIB = 1 << 30
 
 
@@ -29,6 +32,15 @@ class ModelConfig:
     """Longest sequence in tokens; None takes the model's own limit."""
     revision: str | None = None
     """Branch, tag or commit on the hub."""
+    model_impl: str = "auto"
+    """"signalbox", "transformers", or "auto": ours where there is one, else transformers'."""
+    trust_remote_code: bool = False
+    """Whether Python code in the model's directory may run, for models transformers lacks."""
+
+    load_format: str = "auto"
+    """"auto", or "dummy": random weights of the model's config.json."""
+    model_plugins: tuple[str, ...] = ()
+    """Modules that are imported before the model is looked up, to register theirs."""
 
     def __post_init__(self) -> None:
         _require(bool(self.model), "model is empty; give a directory, a .gguf file or a hub id")
@@ -36,6 +48,14 @@ class ModelConfig:
         _require(
             self.max_model_len is None or self.max_model_len >= 2,
             f"max_model_len is {self.max_model_len}; it must be at least 2",
+        )
+        _require(
+            self.load_format in LOAD_FORMATS,
+            f"load_format is {self.load_format!r}; use one of {', '.join(LOAD_FORMATS)}",
+        )
+        _require(
+            self.model_impl in MODEL_IMPLS,
+            f"model_impl is {self.model_impl!r}; use one of {', '.join(MODEL_IMPLS)}",
         )
 
 
@@ -45,8 +65,8 @@ class CacheConfig:
 
     block_size: int = 16
     """Tokens in a block."""
-    swap_space_bytes: int = GIB
-    """RAM for swapped-out blocks; 0 turns swapping off."""
+    swap_space_bytes: int | None = None
+    """RAM for swapped-out blocks; 0 turns swapping off, None takes up to 4 GiB."""
     gpu_memory_utilization: float = 0.9
     """Share of a CUDA device's memory for weights, activations and KV cache together."""
     kv_cache_bytes: int | None = None
@@ -63,7 +83,7 @@ class CacheConfig:
             f"block_size is {size}; it must be a power of two up to 256",
         )
         _require(
-            self.swap_space_bytes >= 0,
+            self.swap_space_bytes is None or self.swap_space_bytes >= 0,
             f"swap_space_bytes is {self.swap_space_bytes}; it must be at least 0",
         )
         _require(
@@ -113,8 +133,14 @@ class DeviceConfig:
     num_threads: int | None = None
     """CPU threads for tensor math; None leaves PyTorch's choice."""
     attention_backend: str = "torch"
+    cpu_backend: str = "auto"
+    """"native", "torch", or "auto": whole steps in C++ where the model has a program for it."""
 
     def __post_init__(self) -> None:
+        _require(
+            self.cpu_backend in CPU_BACKENDS,
+            f"cpu_backend is {self.cpu_backend!r}; use one of {', '.join(CPU_BACKENDS)}",
+        )
         _require(
             self.device in DEVICES, f"device is {self.device!r}; use one of {', '.join(DEVICES)}"
         )

@@ -7,6 +7,15 @@ from pathlib import Path
 import torch
 
 _CGROUP = Path("/sys/fs/cgroup")
+_CGROUP_FILES = (
+    ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+    (
+        "memory/memory.limit_in_bytes",
+        "memory/memory.usage_in_bytes",
+        "memory/memory.stat",
+        "total_inactive_file",
+    ),
+)
 _MEMORY = Path("/proc/meminfo")
 _STATUS = Path("/proc/self/status")
 
@@ -23,17 +32,20 @@ def _machine_available() -> int:
 
 
 def _container_available() -> int:
-    try:
-        limit = (_CGROUP / "memory.max").read_text().strip()
-        used = int((_CGROUP / "memory.current").read_text())
-        cached = _cgroup_stat("inactive_file")
-    except (OSError, ValueError):
-        return 1 << 62
-    return 1 << 62 if limit == "max" else max(0, int(limit) - used + cached)
+    """By cgroups of version 2 or 1; without a limit, more than any machine has."""
+    for limit_file, used_file, stat_file, cached_name in _CGROUP_FILES:
+        try:
+            limit = (_CGROUP / limit_file).read_text().strip()
+            used = int((_CGROUP / used_file).read_text())
+            cached = _cgroup_stat(_CGROUP / stat_file, cached_name)
+        except (OSError, ValueError):
+            continue
+        return 1 << 62 if limit == "max" else max(0, int(limit) - used + cached)
+    return 1 << 62
 
 
-def _cgroup_stat(name: str) -> int:
-    for line in (_CGROUP / "memory.stat").read_text().splitlines():
+def _cgroup_stat(file: Path, name: str) -> int:
+    for line in file.read_text().splitlines():
         key, value = line.split()
         if key == name:
             return int(value)

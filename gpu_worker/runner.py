@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpu_worker.attention import AttentionShape, attention_backend
+from gpu_worker.attention import AttentionBackend, AttentionShape, attention_backend
 from gpu_worker.cache_engine import CacheEngine
 from gpu_worker.capacity import measure_capacity
 from gpu_worker.config import (
@@ -21,10 +21,13 @@ from gpu_worker.config import (
     ModelError,
     ParallelConfig,
 )
+from gpu_worker.devices import choose_device, dtype_for_half
 from gpu_worker.layers import ParallelGroup, Placement
 from gpu_worker.layers.linear import kv_heads_per_rank
-from gpu_worker.loading import ModelSource, load_weights, open_model
-from gpu_worker.models import DecoderConfig, Model, model_spec
+from gpu_worker.loading import ModelSource, dummy_placement, load_weights, open_model
+from gpu_worker.models import Model, ServedConfig, SoftCapped, find_model
+from gpu_worker.models.plugins import import_plugins
+from gpu_worker.native_step import NativeStep, make_program
 from gpu_worker.sampler import Sampler
 from gpu_worker.step import Batch, BlockMapping, CacheCapacity, ModelInfo, Samples
 
@@ -52,22 +55,41 @@ class ModelRunner:
         self._group = _join(parallel_config or ParallelConfig())
         self._device = _device(device_config)
         self._source = open_model(model_config, progress)
-        spec = model_spec(self._source.config)
+        import_plugins(model_config.model_plugins, self._source.config)
+        spec = find_model(
+            self._source.config,
+            impl=model_config.model_impl,
+            directory=self._source.directory,
+            trust_remote_code=model_config.trust_remote_code,
+        )
         config = spec.read_config(self._source.config)
         placement = Placement(self._device, _dtype(model_config.dtype, self._source, self._device))
+        if model_config.load_format == "dummy":
+            placement = dummy_placement(placement)
         self._info = _model_info(model_config, config, self._source, placement.dtype)
         try:
             with torch.inference_mode():
                 self._model: Model = spec.build(
                     config, self._info.max_model_len, placement, self._group
                 )
-                load_weights(self._model, self._source, progress)
+                load_weights(self._model, self._source, progress, pack=False)
+                program = make_program(
+                    self._model,
+                    device_config,
+                    placement=placement,
+                    group=self._group,
+                    block_size=cache_config.block_size,
+                    max_model_len=self._info.max_model_len,
+                )
+                if program is None:
+                    self._model.finish()
         except torch.OutOfMemoryError:
             raise MemoryError(
                 f"the weights of {self._info.name} do not fit on {self._device}; "
                 "use a smaller model, a smaller dtype or more tensor-parallel ranks"
             ) from None
         self._sampler = Sampler(vocab_size=config.vocab_size, device=self._device)
+        self._native = None if program is None else NativeStep(program, self._sampler)
         self._attention = attention_backend(
             device_config.attention_backend,
             _attention_shape(config, cache_config.block_size, placement, self._group),
@@ -86,7 +108,7 @@ class ModelRunner:
         return measure_capacity(
             cache_config=self._cache_config,
             max_model_len=self._info.max_model_len,
-            block_bytes=self._attention.block_bytes,
+            block_bytes=self._blocks.block_bytes,
             device=self._device,
             execute=self._execute_without_cache,
         )
@@ -103,7 +125,7 @@ class ModelRunner:
             self._cache = CacheEngine(
                 num_gpu_blocks=num_gpu_blocks,
                 num_cpu_blocks=num_cpu_blocks,
-                block_bytes=self._attention.block_bytes,
+                block_bytes=self._blocks.block_bytes,
                 device=self._device,
             )
         except (torch.OutOfMemoryError, MemoryError):
@@ -111,7 +133,12 @@ class ModelRunner:
                 f"no memory for {num_gpu_blocks} GPU and {num_cpu_blocks} CPU blocks; "
                 "lower gpu_memory_utilization, kv_cache_bytes or swap_space_bytes"
             ) from None
-        self._attention.bind(self._cache.gpu_pool)
+        self._blocks.bind(self._cache.gpu_pool)
+
+    @property
+    def _blocks(self) -> NativeStep | AttentionBackend:
+        """Whoever knows what is inside a block."""
+        return self._native or self._attention
 
     @property
     def cache(self) -> CacheEngine:
@@ -132,6 +159,8 @@ class ModelRunner:
     def execute(self, batch: Batch) -> Samples:
         if not len(batch.token_ids):
             return Samples(token_ids=np.empty(0, dtype=np.int32))
+        if self._native is not None:
+            return self._native.execute(batch)
         start = time.perf_counter_ns()
         hidden = self._forward(batch)
         if not len(batch.rows.token_index):
@@ -184,29 +213,18 @@ def _join(config: ParallelConfig) -> ParallelGroup:
 def _device(config: DeviceConfig) -> torch.device:
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
-    has_cuda = torch.cuda.is_available()
-    if config.device == "cuda" and not has_cuda:
-        raise ValueError("device is 'cuda', but PyTorch finds no CUDA device; use 'cpu' or 'auto'")
-    if config.device == "cpu" or not has_cuda:
-        return torch.device("cpu")
-    return torch.device("cuda", torch.cuda.current_device())
+    return choose_device(config)
 
 
 def _dtype(name: str, source: ModelSource, device: torch.device) -> torch.dtype:
-    """`auto` is the model's own; on a CPU 16 bits are bfloat16, if it has the instructions."""
+    """`auto` is the model's own, with what the device has instead of its 16 bits."""
     if name != "auto":
         return _DTYPES[name]
-    if not source.is_half:
-        return torch.float32
-    if device.type == "cuda":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
-    capabilities = torch.cpu.get_capabilities()
-    has_bf16 = capabilities.get("avx512_bf16") or capabilities.get("bf16")
-    return torch.bfloat16 if has_bf16 else torch.float32
+    return dtype_for_half(device) if source.is_half else torch.float32
 
 
 def _model_info(
-    model_config: ModelConfig, config: DecoderConfig, source: ModelSource, dtype: torch.dtype
+    model_config: ModelConfig, config: ServedConfig, source: ModelSource, dtype: torch.dtype
 ) -> ModelInfo:
     length = model_config.max_model_len or config.max_position
     if length > config.max_position:
@@ -224,7 +242,7 @@ def _model_info(
 
 
 def _attention_shape(
-    config: DecoderConfig, block_size: int, placement: Placement, group: ParallelGroup
+    config: ServedConfig, block_size: int, placement: Placement, group: ParallelGroup
 ) -> AttentionShape:
     return AttentionShape(
         num_layers=config.num_layers,
@@ -234,6 +252,7 @@ def _attention_shape(
         block_size=block_size,
         scale=config.scale,
         sliding_windows=config.sliding_windows or (None,) * config.num_layers,
+        soft_cap=config.attention_soft_cap if isinstance(config, SoftCapped) else None,
         dtype=placement.dtype,
         device=placement.device,
     )

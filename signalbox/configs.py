@@ -1,12 +1,39 @@
 """Makes the services' frozen configuration objects of settings. Imports no service's code."""
 
+import re
+
 from gpu_worker.config import GIB, CacheConfig, DeviceConfig, ModelConfig
 from router.config import RouterConfig
 from scheduler_svc.config import PreemptionMode, SchedulerConfig, StepLimits
-from signalbox.settings import RouterSettings, SchedulerSettings, WorkerSettings
+from signalbox.settings import (
+    RouterSettings,
+    SchedulerSettings,
+    ServeSettings,
+    WorkerSettings,
+    flag_name,
+)
 
 MAX_BATCHED_TOKENS = 1 << 20
 """The scheduler's own bound of a step, unless one is set: each worker announces a tighter one."""
+
+_SETTING_OF = {
+    "swap_space_bytes": "swap_space",
+    "kv_cache_bytes": "kv_cache_memory",
+    "served_name": "served_model_name",
+}
+"""Settings of fields that the services know by another name."""
+_FIELDS = {
+    **{name: name for cls in (ServeSettings, WorkerSettings) for name in cls.model_fields},
+    **_SETTING_OF,
+}
+_NAMES = "|".join(sorted((name for name in _FIELDS if "_" in name), key=len, reverse=True))
+# A name of one word is a field where a message opens with it, such as "device is 'cuda', but".
+_FIELD = re.compile(rf"(?<![\w-])(?:{_NAMES})(?!\w)|\A(?:device|dtype)(?= is )")
+
+
+def in_words_of_flags(message: str) -> str:
+    """Returns a service's message with its fields' names replaced by those of our flags."""
+    return _FIELD.sub(lambda found: flag_name(_FIELDS[found[0]]), message)
 
 
 def router_config(settings: RouterSettings) -> RouterConfig:
@@ -46,14 +73,22 @@ def model_config(settings: WorkerSettings) -> ModelConfig:
         dtype=settings.dtype,
         max_model_len=settings.max_model_len,
         revision=settings.revision,
+        load_format=settings.load_format,
+        model_plugins=_modules(settings.model_plugin),
+        model_impl=settings.model_impl,
+        trust_remote_code=settings.trust_remote_code,
     )
 
 
+def _modules(names: str | None) -> tuple[str, ...]:
+    return tuple(name.strip() for name in (names or "").split(",") if name.strip())
+
+
 def cache_config(settings: WorkerSettings) -> CacheConfig:
-    memory = settings.kv_cache_memory
+    memory, swap = settings.kv_cache_memory, settings.swap_space
     return CacheConfig(
         block_size=settings.block_size,
-        swap_space_bytes=int(settings.swap_space * GIB),
+        swap_space_bytes=None if swap is None else int(swap * GIB),
         gpu_memory_utilization=settings.gpu_memory_utilization,
         kv_cache_bytes=None if memory is None else int(memory * GIB),
         max_num_seqs=settings.max_num_seqs,
@@ -62,4 +97,8 @@ def cache_config(settings: WorkerSettings) -> CacheConfig:
 
 
 def device_config(settings: WorkerSettings) -> DeviceConfig:
-    return DeviceConfig(device=settings.device, num_threads=settings.num_threads)
+    return DeviceConfig(
+        device=settings.device,
+        num_threads=settings.num_threads,
+        cpu_backend=settings.cpu_backend,
+    )

@@ -87,7 +87,13 @@ def _simulated_runner(settings: WorkerSettings) -> Callable[[], Runner]:
 
 def _model_runner(settings: WorkerSettings) -> Callable[[], Runner]:
     logger.info("loading %s", settings.model)
-    from gpu_worker.runner import ModelRunner  # imports torch: seconds
+    try:
+        from gpu_worker.runner import ModelRunner  # imports torch: seconds
+    except ModuleNotFoundError as error:
+        raise RuntimeError(
+            f"a worker with a model needs {error.name}, which is not installed; "
+            "pip install 'signalbox-serving[worker]'"
+        ) from error
 
     return partial(
         ModelRunner,

@@ -74,14 +74,32 @@ class ModelSettings(TraceSettings):
     num_threads: int | None = Field(
         None, gt=0, description="CPU threads of a worker (default: its share of the cores)"
     )
-    swap_space: float = Field(
-        4.0, ge=0, allow_inf_nan=False, description="GiB of CPU memory for swapped blocks"
+    cpu_backend: Literal["auto", "native", "torch"] = Field(
+        "auto", description="who computes on a CPU; auto is our C++ where it can run the model"
+    )
+    swap_space: float | None = Field(
+        None,
+        ge=0,
+        allow_inf_nan=False,
+        description="GiB of CPU memory for swapped blocks (default: 4, less where RAM is short)",
     )
     gpu_memory_utilization: float = Field(
         0.9, gt=0, le=1, description="share of a CUDA device's memory that may be used"
     )
     kv_cache_memory: float | None = Field(
         None, gt=0, allow_inf_nan=False, description="GiB of KV cache (default: measured)"
+    )
+    load_format: Literal["auto", "dummy"] = Field(
+        "auto", description="dummy makes weights up, for a MODEL that is config.json alone"
+    )
+    model_plugin: str | None = Field(
+        None, description="Python modules that register models, separated by commas"
+    )
+    model_impl: Literal["auto", "signalbox", "transformers"] = Field(
+        "auto", description="whose code runs the model; auto is ours where there is one"
+    )
+    trust_remote_code: bool = Field(
+        False, description="whether code in the model's repository may run on this machine"
     )
 
 

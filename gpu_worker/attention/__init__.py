@@ -1,12 +1,17 @@
 """Attention backends: each defines what is inside a cache block, and attends over blocks."""
 
 from gpu_worker.attention.backend import AttentionBackend, AttentionPlan, AttentionShape
-from gpu_worker.attention.registry import attention_backend, register_attention_backend
+from gpu_worker.attention.registry import (
+    attention_backend,
+    attention_backends,
+    register_attention_backend,
+)
 
 __all__ = [
     "AttentionBackend",
     "AttentionPlan",
     "AttentionShape",
     "attention_backend",
+    "attention_backends",
     "register_attention_backend",
 ]

@@ -27,6 +27,8 @@ class AttentionShape:
     """[num_layers]; None sees everything."""
     dtype: torch.dtype
     device: torch.device
+    soft_cap: float | None = None
+    """Scores become cap * tanh(score / cap) before mask and softmax."""
 
 
 class AttentionPlan(Protocol):

@@ -64,12 +64,26 @@ class _ChunkWork:
         else:
             keys = keys.expand(-1, query.shape[1], -1, -1)
             values = values.expand(-1, query.shape[1], -1, -1)
-        out = F.scaled_dot_product_attention(
-            query, keys, values, self.mask, is_causal=self.is_causal, scale=shape.scale
-        )
+        if shape.soft_cap is not None:
+            out = self._attend_capped(query, keys, values, shape.soft_cap)
+        else:
+            out = F.scaled_dot_product_attention(
+                query, keys, values, self.mask, is_causal=self.is_causal, scale=shape.scale
+            )
         if num_queries == 1:
             return out.reshape(1, -1)
         return out.permute(2, 0, 1, 3).reshape(num_queries, -1)
+
+    def _attend_capped(self, query: Tensor, keys: Tensor, values: Tensor, cap: float) -> Tensor:
+        """As SDPA, which caps no scores; one K and V head at a time, to bound memory."""
+        out = torch.empty_like(query)
+        for head in range(self.shape.num_kv_heads):
+            scores = query[head] @ keys[head].transpose(-1, -2)
+            capped = _soft_cap(scores.float(), cap=cap, scale=self.shape.scale)
+            if self.mask is not None:
+                capped += self.mask
+            out[head] = capped.softmax(dim=-1).to(query.dtype) @ values[head]
+        return out
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +104,19 @@ class _DecodeWork:
         torch.index_select(cache, 0, self.gather, out=self.gathered)
         keys, values = self.gathered.view(2, batch, num_keys, self.shape.head_size)
         query = query.reshape(batch, -1, self.shape.head_size)
-        scores = torch.baddbmm(self.mask, query, keys.transpose(1, 2), alpha=self.shape.scale)
+        keys = keys.transpose(1, 2)
+        if self.shape.soft_cap is not None:
+            scores = torch.bmm(query, keys)
+            _soft_cap(scores, cap=self.shape.soft_cap, scale=self.shape.scale).add_(self.mask)
+        else:
+            scores = torch.baddbmm(self.mask, query, keys, alpha=self.shape.scale)
         out = torch.bmm(scores.softmax(dim=-1), values)
         return out.view(batch // self.shape.num_kv_heads, -1)
+
+
+def _soft_cap(scores: Tensor, *, cap: float, scale: float) -> Tensor:
+    """cap * tanh(scale * scores / cap), in place."""
+    return scores.mul_(scale / cap).tanh_().mul_(cap)
 
 
 class _Plan:
@@ -190,6 +214,7 @@ class TorchAttention:
     def _chunk_work(self, item: Chunk) -> _ChunkWork:
         num_keys = item.keys.stop - item.keys.start
         is_causal = item.num_queries == num_keys and item.window is None and num_keys > 1
+        is_causal &= self._shape.soft_cap is None
         mask = None
         if item.num_queries > 1 and not is_causal:
             visible = causal_mask(

@@ -1,25 +1,38 @@
 """The layers that decoders are built of, divided over a tensor-parallel group from the start."""
 
-from gpu_worker.layers.embedding import ParallelLMHead, VocabParallelEmbedding
+from gpu_worker.layers.activation import Activation, activation, gelu_tanh_and_mul
+from gpu_worker.layers.embedding import LearnedPositions, ParallelLMHead, VocabParallelEmbedding
+from gpu_worker.layers.feed_forward import PlainFeedForward
 from gpu_worker.layers.linear import (
     MergedColumnParallelLinear,
     QKVParallelLinear,
     RowParallelLinear,
 )
-from gpu_worker.layers.norm import RMSNorm
+from gpu_worker.layers.moe import Expert, MixtureOfExperts, TopKRouter
+from gpu_worker.layers.norm import LayerNorm, OffsetRMSNorm, RMSNorm
 from gpu_worker.layers.parallel import ParallelGroup
 from gpu_worker.layers.rotary import RotaryEmbedding
 from gpu_worker.layers.weights import Placement, WeightTarget
 
 __all__ = [
+    "Activation",
+    "Expert",
+    "LayerNorm",
+    "LearnedPositions",
     "MergedColumnParallelLinear",
+    "MixtureOfExperts",
+    "OffsetRMSNorm",
     "ParallelGroup",
     "ParallelLMHead",
     "Placement",
+    "PlainFeedForward",
     "QKVParallelLinear",
     "RMSNorm",
     "RotaryEmbedding",
     "RowParallelLinear",
+    "TopKRouter",
     "VocabParallelEmbedding",
     "WeightTarget",
+    "activation",
+    "gelu_tanh_and_mul",
 ]

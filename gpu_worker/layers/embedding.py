@@ -21,6 +21,11 @@ class _VocabShard:
         self._start = group.rank * rows
         self._weight = placement.empty(rows, hidden_size)
 
+    def take(self) -> Tensor:
+        """Gives the matrix away, after it is loaded, instead of packing it."""
+        weight, self._weight = self._weight, torch.empty(0)
+        return weight
+
     def load_weight(self, tensor: Tensor) -> None:
         """Takes the checkpoint's whole matrix; rows past vocab_size, padding there, are dropped."""
         rows = tensor[: self._vocab_size][self._start : self._start + self._weight.shape[0]]
@@ -65,3 +70,21 @@ class ParallelLMHead(_VocabShard):
         assert self._packed is not None, "finish() comes before the first call"
         logits = self._group.all_gather(self._packed.apply(hidden, None))
         return logits[:, : self._vocab_size]
+
+
+class LearnedPositions:
+    """Positions to vectors, from a table; every rank holds all of it."""
+
+    def __init__(
+        self, num_positions: int, hidden_size: int, *, offset: int, placement: Placement
+    ) -> None:
+        self._offset = offset
+        self._weight = placement.empty(num_positions + offset, hidden_size)
+
+    def load_weight(self, tensor: Tensor) -> None:
+        """Takes the checkpoint's table; its first `offset` rows belong to no position."""
+        copy_checked(self._weight, tensor)
+
+    def __call__(self, positions: Tensor) -> Tensor:
+        """[num_tokens] int64 to [num_tokens, hidden_size]."""
+        return F.embedding(positions + self._offset, self._weight)

@@ -41,6 +41,12 @@ class _Linear:
         self._packed = pack_weight(self._raw)
         self._raw = None
 
+    def take(self) -> tuple[Tensor, Tensor | None]:
+        """Gives weight and bias away, after all of them are loaded, instead of packing them."""
+        assert self._raw is not None
+        weight, self._raw = self._raw, None
+        return weight, self._bias
+
     def _weight_rows(self, part: _Part) -> Tensor:
         assert self._raw is not None, "weights are loaded before finish()"
         return self._raw.narrow(0, part.start, part.size)
@@ -186,3 +192,7 @@ class RowParallelLinear(_Linear):
     def __call__(self, x: Tensor) -> Tensor:
         """This rank's [num_tokens, in_features] to the whole [num_tokens, out_features]."""
         return self._group.all_reduce(self._apply(x))
+
+    def partial(self, x: Tensor) -> Tensor:
+        """Likewise, but the ranks' results are still to be summed."""
+        return self._apply(x)

@@ -19,7 +19,12 @@ class Placement:
     device: torch.device
     dtype: torch.dtype
 
-    def empty(self, *shape: int) -> Tensor:
+    def empty(self, *shape: int, around: float = 0.0) -> Tensor:
+        """Makes room for a weight, to be loaded.
+
+        Args:
+            around: what its values lie around, for who makes weights up (`loading.dummy`).
+        """
         return torch.empty(shape, device=self.device, dtype=self.dtype)
 
 

@@ -8,14 +8,16 @@ from typing import Any
 from torch import Tensor
 
 from gpu_worker.config import ModelError
+from gpu_worker.loading.safetensors_file import read_safetensors
 from gpu_worker.loading.tokenizer import directory_tokenizer_files, special_token, token_id
+from gpu_worker.loading.torch_file import read_torch_file
 
 
 class DirectorySource:
     """Satisfies `ModelSource`."""
 
     def __init__(self, path: Path, *, name: str) -> None:
-        self._path = path
+        self._path = self.directory = path
         self.name = name
         if not (path / "config.json").is_file():
             raise ModelError(f"{path} has no config.json; give a model in Hugging Face's layout")
@@ -26,29 +28,25 @@ class DirectorySource:
         return self.config.get("dtype", self.config.get("torch_dtype")) in ("bfloat16", "float16")
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        from safetensors import SafetensorError, safe_open
-
         for shard in self._shards():
-            try:
-                with safe_open(shard, framework="pt") as tensors:
-                    for name in tensors.keys():  # noqa: SIM118 - not a dict
-                        yield name, tensors.get_tensor(name)
-            except SafetensorError as error:
-                raise ModelError(f"{shard} cannot be read ({error}); fetch it again") from None
+            is_safe = shard.suffix == ".safetensors"
+            yield from read_safetensors(shard) if is_safe else read_torch_file(shard)
 
     def _shards(self) -> list[Path]:
-        index = self._path / "model.safetensors.index.json"
-        if index.is_file():
-            names = sorted(set(read_json(index)["weight_map"].values()))
-            shards = [self._path / name for name in names]
-        else:
-            shards = sorted(self._path.glob("*.safetensors"))
+        shards = self._shards_of("model.safetensors.index.json", "*.safetensors")
+        shards = shards or self._shards_of("pytorch_model.bin.index.json", "pytorch_model*.bin")
         missing = [shard.name for shard in shards if not shard.is_file()]
         if missing:
             raise ModelError(f"{self._path} lacks {missing[0]}; fetch it again")
         if not shards:
             raise ModelError(f"{self._path} has no .safetensors files; convert its weights")
         return shards
+
+    def _shards_of(self, index_name: str, pattern: str) -> list[Path]:
+        index = self._path / index_name
+        if not index.is_file():
+            return sorted(self._path.glob(pattern))
+        return [self._path / name for name in sorted(set(read_json(index)["weight_map"].values()))]
 
     def tokenizer_files(self) -> dict[str, bytes]:
         return directory_tokenizer_files(self._path)

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from gpu_worker.config import ModelConfig
+from gpu_worker.config import ModelConfig, ModelError
 
 Progress = Callable[[str], None]
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
@@ -24,6 +24,11 @@ class ModelSource(Protocol):
     @property
     def config(self) -> Mapping[str, Any]:
         """As in Hugging Face's config.json."""
+        ...
+
+    @property
+    def directory(self) -> Path | None:
+        """Where its files are, if it is a directory in Hugging Face's layout."""
         ...
 
     @property
@@ -47,15 +52,17 @@ class ModelSource(Protocol):
 def open_model(config: ModelConfig, progress: Progress) -> ModelSource:
     """Opens a directory, a .gguf file, or a model on the hub (downloading it)."""
     path = Path(config.model).expanduser()
+    is_dummy = config.load_format == "dummy"
     if path.is_dir():
-        return _open_directory(path, name=path.resolve().name)
+        return _open_directory(path, name=path.resolve().name, is_dummy=is_dummy)
     if path.is_file():
-        return _open_file(path)
+        return _open_file(path, is_dummy=is_dummy)
     if _looks_like_hub_id(config.model):
         from gpu_worker.loading.hub import download
 
         name = config.model.rpartition("/")[2]
-        return _open_directory(download(config.model, config.revision, progress), name=name)
+        path = download(config.model, config.revision, progress, with_weights=not is_dummy)
+        return _open_directory(path, name=name, is_dummy=is_dummy)
     raise FileNotFoundError(
         f"model not found: {config.model}; give a directory, a .gguf file or a hub id (org/name)"
     )
@@ -68,13 +75,18 @@ def _looks_like_hub_id(model: str) -> bool:
     return not Path(model).parent.is_dir()
 
 
-def _open_directory(path: Path, *, name: str) -> ModelSource:
+def _open_directory(path: Path, *, name: str, is_dummy: bool) -> ModelSource:
     from gpu_worker.loading.directory import DirectorySource
+    from gpu_worker.loading.dummy import DummySource
 
-    return DirectorySource(path, name=name)
+    return DummySource(path, name=name) if is_dummy else DirectorySource(path, name=name)
 
 
-def _open_file(path: Path) -> ModelSource:
+def _open_file(path: Path, *, is_dummy: bool) -> ModelSource:
     from gpu_worker.loading.gguf_file import GGUFSource
 
+    if is_dummy:
+        raise ModelError(
+            f"load_format 'dummy' takes a directory with config.json or a hub id, not {path}"
+        )
     return GGUFSource(path)

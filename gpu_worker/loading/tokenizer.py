@@ -22,9 +22,14 @@ def directory_tokenizer_files(path: Path) -> dict[str, bytes]:
             "tokenizer.json": (path / "tokenizer.json").read_bytes(),
             "tokenizer_config.json": _config_bytes(_directory_config(path)),
         }
-    if any((path / name).is_file() for name in _CONVERTIBLE):
+    if has_tokenizer(path):
         return convert_tokenizer(str(path))
     raise ModelError(f"{path} has no tokenizer; add its tokenizer.json")
+
+
+def has_tokenizer(path: Path) -> bool:
+    """Says whether a model directory holds a tokenizer in a format that can be read."""
+    return any((path / name).is_file() for name in ("tokenizer.json", *_CONVERTIBLE))
 
 
 def _directory_config(path: Path) -> dict[str, Any]:

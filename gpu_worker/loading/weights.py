@@ -1,17 +1,51 @@
 """Puts a source's tensors into a model's packed weights."""
 
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
 from gpu_worker.config import ModelError
+from gpu_worker.loading.dummy import DummySource
 from gpu_worker.loading.source import ModelSource, Progress
 from gpu_worker.models import Model
 
 
-def load_weights(model: Model, source: ModelSource, progress: Progress) -> None:
-    """Loads every weight and packs them; a tensor too many or too few is an error."""
+@runtime_checkable
+class LoadsItself(Protocol):
+    """A model that reads its checkpoint's directory in its own way."""
+
+    def load(self, directory: Path, progress: Progress) -> None: ...
+
+
+def load_weights(
+    model: Model, source: ModelSource, progress: Progress, *, pack: bool = True
+) -> None:
+    """Loads every weight and packs them, unless another backend will; all must be there."""
+    if isinstance(source, DummySource):
+        _refuse_dummy_weights(model)
+    elif source.directory is not None and isinstance(model, LoadsItself):
+        model.load(source.directory, progress)
+    else:
+        _load_each(model, source, progress)
+    if pack:
+        model.finish()
+
+
+def _refuse_dummy_weights(model: Model) -> None:
+    """Ours hold made-up weights since they were built; others are built without."""
+    if isinstance(model, LoadsItself):
+        raise ModelError(
+            "load_format 'dummy' is not served for models that run through transformers; use 'auto'"
+        )
+
+
+def _load_each(model: Model, source: ModelSource, progress: Progress) -> None:
     targets = model.weight_targets()
+    of_bare_model = {name.partition(".")[2]: name for name in targets}
     total = len(targets)
     reported = 0
     for name, tensor in source.weights():
-        target = targets.pop(name, None)
+        # some checkpoints were saved from the model within the model, and lack its name
+        target = targets.pop(name, None) or targets.pop(of_bare_model.get(name, ""), None)
         if target is not None:
             target(tensor)
         elif not model.ignores(name):
@@ -24,4 +58,3 @@ def load_weights(model: Model, source: ModelSource, progress: Progress) -> None:
         raise ModelError(
             f"{len(targets)} weights are missing, such as {min(targets)!r}; the model is incomplete"
         )
-    model.finish()

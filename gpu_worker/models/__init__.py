@@ -1,6 +1,23 @@
 """Models that a worker can serve, and the registry that finds them."""
 
 from gpu_worker.models.config import DecoderConfig
-from gpu_worker.models.registry import Model, ModelSpec, model_spec, register_model
+from gpu_worker.models.registry import (
+    Model,
+    ModelSpec,
+    ServedConfig,
+    SoftCapped,
+    find_model,
+    model_spec,
+    register_model,
+)
 
-__all__ = ["DecoderConfig", "Model", "ModelSpec", "model_spec", "register_model"]
+__all__ = [
+    "DecoderConfig",
+    "Model",
+    "ModelSpec",
+    "ServedConfig",
+    "SoftCapped",
+    "find_model",
+    "model_spec",
+    "register_model",
+]

@@ -47,7 +47,9 @@ def llama_config(config: HfConfig) -> DecoderConfig:
 
 
 def mistral_config(config: HfConfig) -> DecoderConfig:
-    return _decoder_config(config, sliding_windows=_windows(config, config.get("sliding_window")))
+    return _decoder_config(
+        config, sliding_windows=sliding_windows(config, config.get("sliding_window"))
+    )
 
 
 def qwen2_config(config: HfConfig) -> DecoderConfig:
@@ -68,27 +70,32 @@ def _decoder_config(config: HfConfig, **flags: Any) -> DecoderConfig:
         raise ModelError(
             f"{architecture} with activation {activation!r} is not supported; use silu"
         )
-    try:
-        return DecoderConfig(**_shapes(config), architecture=architecture, **flags)
-    except KeyError as error:
-        raise ModelError(f"config.json has no {error.args[0]!r}; it is incomplete") from None
+    return DecoderConfig(**decoder_shapes(config), architecture=architecture, **flags)
 
 
-def _shapes(config: HfConfig) -> dict[str, Any]:
-    num_heads = int(config["num_attention_heads"])
-    hidden_size = int(config["hidden_size"])
+def required(config: HfConfig, key: str) -> Any:
+    """Returns what config.json must have."""
+    if config.get(key) is None:
+        raise ModelError(f"config.json has no {key!r}; it is incomplete")
+    return config[key]
+
+
+def decoder_shapes(config: HfConfig) -> dict[str, Any]:
+    """Returns the fields of a DecoderConfig that are called the same in all families."""
+    num_heads = int(required(config, "num_attention_heads"))
+    hidden_size = int(required(config, "hidden_size"))
     head_size = config.get("head_dim") or hidden_size // num_heads
     return {
-        "vocab_size": int(config["vocab_size"]),
+        "vocab_size": int(required(config, "vocab_size")),
         "hidden_size": hidden_size,
-        "intermediate_size": int(config["intermediate_size"]),
-        "num_layers": int(config["num_hidden_layers"]),
+        "intermediate_size": int(required(config, "intermediate_size")),
+        "num_layers": int(required(config, "num_hidden_layers")),
         "num_heads": num_heads,
         "num_kv_heads": int(config.get("num_key_value_heads") or num_heads),
         "head_size": int(head_size),
-        "rms_norm_eps": float(config["rms_norm_eps"]),
+        "rms_norm_eps": float(required(config, "rms_norm_eps")),
         "rope": rope_config(config, int(head_size)),
-        "max_position": int(config["max_position_embeddings"]),
+        "max_position": int(required(config, "max_position_embeddings")),
         "tie_embeddings": bool(config.get("tie_word_embeddings", False)),
     }
 
@@ -109,15 +116,15 @@ def _rope_scaling(parameters: HfConfig, head_size: int) -> RopeScaling | None:
         case "default":
             return None
         case "linear":
-            return FrequencyDivisors((float(parameters["factor"]),) * (head_size // 2))
+            return FrequencyDivisors((float(required(parameters, "factor")),) * (head_size // 2))
         case "divisors":  # written by our GGUF loader
-            return FrequencyDivisors(tuple(parameters["divisors"]))
+            return FrequencyDivisors(tuple(required(parameters, "divisors")))
         case "llama3":
             return Llama3Scaling(
-                factor=float(parameters["factor"]),
-                low_freq_factor=float(parameters["low_freq_factor"]),
-                high_freq_factor=float(parameters["high_freq_factor"]),
-                original_max_position=int(parameters["original_max_position_embeddings"]),
+                factor=float(required(parameters, "factor")),
+                low_freq_factor=float(required(parameters, "low_freq_factor")),
+                high_freq_factor=float(required(parameters, "high_freq_factor")),
+                original_max_position=int(required(parameters, "original_max_position_embeddings")),
             )
     raise ModelError(
         f"rope scaling {kind!r} is not supported; use a model with default, linear or llama3"
@@ -127,13 +134,13 @@ def _rope_scaling(parameters: HfConfig, head_size: int) -> RopeScaling | None:
 def _qwen_windows(config: HfConfig) -> tuple[int | None, ...]:
     """Qwen slides only if told to, and only in the layers past max_window_layers."""
     window = config.get("sliding_window") if config.get("use_sliding_window") else None
-    return _windows(config, window, first_layer=int(config.get("max_window_layers", 0)))
+    return sliding_windows(config, window, first_layer=int(config.get("max_window_layers", 0)))
 
 
-def _windows(
+def sliding_windows(
     config: HfConfig, window: int | None, *, first_layer: int = 0
 ) -> tuple[int | None, ...]:
-    num_layers = int(config["num_hidden_layers"])
+    num_layers = int(required(config, "num_hidden_layers"))
     kinds = config.get("layer_types") or [
         "sliding_attention" if i >= first_layer else "full_attention" for i in range(num_layers)
     ]

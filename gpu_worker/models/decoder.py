@@ -146,8 +146,18 @@ class FeedForward:
         self.down.finish()
 
 
+class FeedForwardLike(Protocol):
+    """What a layer does with each token by itself."""
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+    def weight_targets(self) -> dict[str, WeightTarget]: ...
+    def finish(self) -> None: ...
+
+
 class DecoderLayer:
     """Attention and feed-forward, each behind a norm."""
+
+    feed_forward_name = "mlp"
 
     def __init__(
         self, config: DecoderConfig, layer: int, placement: Placement, group: ParallelGroup
@@ -156,7 +166,13 @@ class DecoderLayer:
         self.input_norm = RMSNorm(size, eps=eps, placement=placement)
         self.attention = Attention(config, layer, placement, group)
         self.post_norm = RMSNorm(size, eps=eps, placement=placement)
-        self.feed_forward = FeedForward(config, placement, group)
+        self.feed_forward = self.make_feed_forward(config, layer, placement, group)
+
+    def make_feed_forward(
+        self, config: DecoderConfig, layer: int, placement: Placement, group: ParallelGroup
+    ) -> FeedForwardLike:
+        """Makes what comes after attention; other families make it of experts."""
+        return FeedForward(config, placement, group)
 
     def weight_targets(self) -> dict[str, WeightTarget]:
         targets: dict[str, WeightTarget] = {
@@ -164,7 +180,8 @@ class DecoderLayer:
             "post_attention_layernorm.weight": self.post_norm.load_weight,
         }
         targets |= {f"self_attn.{k}": v for k, v in self.attention.weight_targets().items()}
-        targets |= {f"mlp.{k}": v for k, v in self.feed_forward.weight_targets().items()}
+        of_feed_forward = self.feed_forward.weight_targets().items()
+        targets |= {f"{self.feed_forward_name}.{k}": v for k, v in of_feed_forward}
         return targets
 
     def finish(self) -> None:
@@ -175,6 +192,8 @@ class DecoderLayer:
 class Decoder:
     """The whole model; satisfies `Model`."""
 
+    layer_type: type[DecoderLayer] = DecoderLayer
+
     def __init__(
         self,
         config: DecoderConfig,
@@ -182,48 +201,48 @@ class Decoder:
         placement: Placement,
         group: ParallelGroup,
     ) -> None:
-        self._config = config
-        self._rotary = RotaryEmbedding(
+        self.config = config
+        self.rotary = RotaryEmbedding(
             config.rope,
             head_size=config.head_size,
             max_position=max_model_len,
             placement=placement,
         )
         vocab = {"vocab_size": config.vocab_size, "hidden_size": config.hidden_size}
-        self._embedding = VocabParallelEmbedding(**vocab, placement=placement, group=group)
-        self._layers = [
-            DecoderLayer(config, layer, placement, group) for layer in range(config.num_layers)
+        self.embedding = VocabParallelEmbedding(**vocab, placement=placement, group=group)
+        self.layers = [
+            self.layer_type(config, layer, placement, group) for layer in range(config.num_layers)
         ]
-        self._norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps, placement=placement)
-        self._head = ParallelLMHead(**vocab, placement=placement, group=group)
+        self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps, placement=placement)
+        self.head = ParallelLMHead(**vocab, placement=placement, group=group)
         if config.tie_embeddings:
-            self._embedding.tie(self._head)
+            self.embedding.tie(self.head)
 
     def weight_targets(self) -> dict[str, WeightTarget]:
         targets: dict[str, WeightTarget] = {
-            "model.embed_tokens.weight": self._embedding.load_weight,
-            "model.norm.weight": self._norm.load_weight,
+            "model.embed_tokens.weight": self.embedding.load_weight,
+            "model.norm.weight": self.norm.load_weight,
         }
-        if not self._config.tie_embeddings:
-            targets["lm_head.weight"] = self._head.load_weight
-        for index, layer in enumerate(self._layers):
+        if not self.config.tie_embeddings:
+            targets["lm_head.weight"] = self.head.load_weight
+        for index, layer in enumerate(self.layers):
             targets |= {f"model.layers.{index}.{k}": v for k, v in layer.weight_targets().items()}
         return targets
 
     def ignores(self, name: str) -> bool:
-        tied_head = self._config.tie_embeddings and name == "lm_head.weight"
+        tied_head = self.config.tie_embeddings and name == "lm_head.weight"
         return tied_head or name.endswith(".rotary_emb.inv_freq")
 
     def finish(self) -> None:
-        for layer in self._layers:
+        for layer in self.layers:
             layer.finish()
-        self._head.finish()
+        self.head.finish()
 
     def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        angles = self._rotary(positions)
-        residual = self._embedding(token_ids)
-        x = self._layers[0].input_norm(residual)
-        for index, layer in enumerate(self._layers):
+        angles = self.rotary(positions)
+        residual = self.embedding(token_ids)
+        x = self.layers[0].input_norm(residual)
+        for index, layer in enumerate(self.layers):
             if index:
                 x = layer.input_norm.add(x, residual)
             x = layer.attention(x, angles, attend)
@@ -232,4 +251,4 @@ class Decoder:
         return residual.add_(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return self._head(self._norm(hidden))
+        return self.head(self.norm(hidden))

@@ -3,24 +3,69 @@
 A model is registered under the architecture that its config.json names:
 
     register_model(ModelSpec("MyForCausalLM", read_config=my_config, build=MyModel))
+
+What is not registered may run through transformers: see `find_model`.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from gpu_worker.config import ModelError
 from gpu_worker.layers import ParallelGroup, Placement, WeightTarget
 from gpu_worker.models.config import (
-    DecoderConfig,
     llama_config,
     mistral_config,
     qwen2_config,
     qwen3_config,
 )
 from gpu_worker.models.decoder import Attend, Decoder
+from gpu_worker.models.gemma import GemmaDecoder, gemma2_config, gemma3_config, gemma_config
+from gpu_worker.models.gpt2 import Gpt2Decoder, gpt2_config
+from gpu_worker.models.moe import MoeDecoder, mixtral_config, qwen3_moe_config
+from gpu_worker.models.opt import OptDecoder, opt_config
+
+
+class ServedConfig(Protocol):
+    """What the worker must know of a model; satisfied by `DecoderConfig`."""
+
+    @property
+    def architecture(self) -> str: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def max_position(self) -> int: ...
+    @property
+    def num_layers(self) -> int:
+        """Layers of the KV cache."""
+        ...
+
+    @property
+    def num_heads(self) -> int: ...
+    @property
+    def num_kv_heads(self) -> int: ...
+    @property
+    def head_size(self) -> int: ...
+    @property
+    def scale(self) -> float: ...
+    @property
+    def sliding_windows(self) -> tuple[int | None, ...]:
+        """For each layer how many positions a token sees; empty if all see all."""
+        ...
+
+
+@runtime_checkable
+class SoftCapped(Protocol):
+    """What a configuration may have besides."""
+
+    @property
+    def attention_soft_cap(self) -> float | None:
+        """Scores become cap * tanh(score / cap) before the softmax."""
+        ...
 
 
 class Model(Protocol):
@@ -52,9 +97,9 @@ class ModelSpec:
     """How to make a model of an architecture."""
 
     architecture: str
-    read_config: Callable[[Mapping[str, Any]], DecoderConfig]
-    build: Callable[[DecoderConfig, int, Placement, ParallelGroup], Model]
-    """Takes the configuration, the longest sequence, the placement and the group."""
+    read_config: Callable[[Mapping[str, Any]], ServedConfig]
+    build: Callable[[Any, int, Placement, ParallelGroup], Model]
+    """Takes what read_config returns, the longest sequence, the placement and the group."""
 
 
 _specs: dict[str, ModelSpec] = {}
@@ -77,10 +122,72 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
     )
 
 
+def find_model(
+    config: Mapping[str, Any], *, impl: str, directory: Path | None, trust_remote_code: bool
+) -> ModelSpec:
+    """Finds our model for a config.json, or that of transformers.
+
+    Args:
+        impl: "signalbox", "transformers", or "auto": ours if it serves this configuration.
+        directory: where config.json lies, if it is a directory.
+    """
+    if impl == "signalbox":
+        return model_spec(config)
+    theirs = _transformers_spec(config, directory, trust_remote_code)
+    if impl == "transformers":
+        return theirs
+    try:
+        ours = model_spec(config)
+        ours.read_config(config)
+        return ours
+    except ModelError as refusal:
+        try:
+            read = theirs.read_config(config)
+        except ModelError as error:
+            known = any(name in _specs for name in config.get("architectures") or ())
+            raise (refusal if known else error) from None
+        return replace(theirs, read_config=lambda _: read)  # it ran the model, without weights
+
+
+def _transformers_spec(
+    config: Mapping[str, Any], directory: Path | None, trust_remote_code: bool
+) -> ModelSpec:
+    return ModelSpec(
+        (config.get("architectures") or ["unknown"])[0],
+        partial(
+            _read_transformers_config, directory=directory, trust_remote_code=trust_remote_code
+        ),
+        _build_transformers_model,
+    )
+
+
+def _read_transformers_config(
+    config: Mapping[str, Any], *, directory: Path | None, trust_remote_code: bool
+) -> ServedConfig:
+    from gpu_worker.models.transformers_config import read_config  # its import takes seconds
+
+    return read_config(config, directory, trust_remote_code=trust_remote_code)
+
+
+def _build_transformers_model(
+    config: Any, max_model_len: int, placement: Placement, group: ParallelGroup
+) -> Model:
+    from gpu_worker.models.transformers_backend import TransformersModel
+
+    return TransformersModel(config, max_model_len, placement, group)
+
+
 for _spec in (
     ModelSpec("LlamaForCausalLM", llama_config, Decoder),
     ModelSpec("MistralForCausalLM", mistral_config, Decoder),
     ModelSpec("Qwen2ForCausalLM", qwen2_config, Decoder),
     ModelSpec("Qwen3ForCausalLM", qwen3_config, Decoder),
+    ModelSpec("GemmaForCausalLM", gemma_config, GemmaDecoder),
+    ModelSpec("Gemma2ForCausalLM", gemma2_config, GemmaDecoder),
+    ModelSpec("Gemma3ForCausalLM", gemma3_config, GemmaDecoder),
+    ModelSpec("GPT2LMHeadModel", gpt2_config, Gpt2Decoder),
+    ModelSpec("MixtralForCausalLM", mixtral_config, MoeDecoder),
+    ModelSpec("OPTForCausalLM", opt_config, OptDecoder),
+    ModelSpec("Qwen3MoeForCausalLM", qwen3_moe_config, MoeDecoder),
 ):
     register_model(_spec)

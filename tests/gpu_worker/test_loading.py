@@ -1,34 +1,20 @@
-"""Directories, hub ids and GGUF files: what is read, and what is refused in one line."""
+"""Directories and hub ids: what is read, and what is refused in one line."""
 
+import http.server
 import json
+import threading
+import urllib.parse
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
-import torch
 from tokenizers import Tokenizer
 
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ModelError
 from gpu_worker.loading import ModelSource, open_model
-from gpu_worker.loading.gguf_tokenizer import GGUFVocab, build, can_build
-from gpu_worker.models import model_spec
 from gpu_worker.runner import ModelRunner
-from tests.gpu_worker.generation import Driver
-from tests.gpu_worker.tiny_models import make_model, make_tokenizer, reference_tokens
-
-DEMO = Path(__file__).parents[2] / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
-PROMPTS = [
-    "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n",
-    "Once upon a time, in a small village by the sea,",
-    "def fibonacci(n):\n    ",
-    "1, 2, 3, 4,",
-    "Ünïcödé and emoji 🚂 mix, and",
-]
-TEXTS = [
-    *PROMPTS,
-    "  two  spaces\n\n\ttabs 12345 don't I'LL 東京 ñ \u200d🏳️‍🌈",
-    "<|im_end|>x<|im_start|>",
-]
+from tests.gpu_worker.tiny_models import make_model, make_tokenizer
 
 
 def open_path(path: Path | str, **fields: Any) -> ModelSource:
@@ -169,197 +155,132 @@ def test_wrong_path_in_a_directory_that_exists_is_no_hub_id(
         open_path("models/smol")
 
 
-def test_hub_id_is_fetched_and_named_after_its_last_part(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make_model(tmp_path)
-    asked: list[object] = []
-
-    def fetch(model: str, *, revision: str | None, allow_patterns: list[str]) -> str:
-        asked.append((model, revision))
-        return str(tmp_path)
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
-    assert open_path("some-org/Some-Model", revision="v2").name == "Some-Model"
-    assert asked == [("some-org/Some-Model", "v2")]
+COMMIT = "c0ffee" + "0" * 34
 
 
-def test_hub_that_cannot_be_reached_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    from huggingface_hub.errors import LocalEntryNotFoundError
+class FakeHub(http.server.BaseHTTPRequestHandler):
+    """Serves one directory as `some-org/Some-Model`, branch main and tag v2."""
 
-    def fetch(*_: object, **__: object) -> str:
-        raise LocalEntryNotFoundError("two\nlines")
+    directory: Path
+    asked: ClassVar[list[str]] = []
 
-    monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
-    with pytest.raises(ModelError, match=r"cannot be reached .* give a local directory") as error:
-        open_path("some-org/some-model")
-    assert "\n" not in str(error.value)
+    def do_HEAD(self) -> None:
+        self._answer()
 
+    def do_GET(self) -> None:
+        self._answer()
 
-# ---- GGUF ----
+    def _answer(self) -> None:
+        path = urllib.parse.unquote(self.path.partition("?")[0])
+        self.asked.append(path)
+        api, files = "/api/models/some-org/Some-Model", "/some-org/Some-Model/resolve/"
+        names = sorted(file.name for file in self.directory.iterdir())
+        if path in (f"{api}/revision/main", f"{api}/revision/v2"):
+            self._json({"id": "some-org/Some-Model", "sha": COMMIT, "siblings": []})
+        elif path == f"{api}/tree/{COMMIT}":
+            sizes = {name: (self.directory / name).stat().st_size for name in names}
+            entry = {"type": "file", "oid": "0" * 40}
+            self._json([entry | {"path": name, "size": size} for name, size in sizes.items()])
+        elif path.startswith(files):
+            name = path.rpartition("/")[2]
+            self._send(200, (self.directory / name).read_bytes(), {"ETag": f'"{name}"'})
+        elif path.startswith(f"{api}/revision/"):
+            self._send(404, b"", {"X-Error-Code": "RevisionNotFound"})
+        else:
+            self._send(404, b"", {"X-Error-Code": "RepoNotFound"})
 
+    def _json(self, value: object) -> None:
+        self._send(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
 
-@pytest.mark.parametrize("content", [b"", b"not a gguf file, but long enough to look at", b"GGUF"])
-def test_file_that_is_no_gguf_is_refused(content: bytes, tmp_path: Path) -> None:
-    (tmp_path / "x.gguf").write_bytes(content)
-    with pytest.raises(ModelError, match="no readable GGUF"):
-        open_path(tmp_path / "x.gguf")
+    def _send(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in (headers | {"X-Repo-Commit": COMMIT}).items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
 
-
-def make_gguf(path: Path, reference: Any, architecture: str) -> Path:
-    """Writes a random model as llama.cpp's converter would, in float32."""
-    import gguf
-
-    config = reference.config
-    writer = gguf.GGUFWriter(path, architecture)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(config.head_dim)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
-    tokens = [chr(0x100 + i) for i in range(config.vocab_size - 2)] + ["<|a|>", "<|im_end|>"]
-    writer.add_token_list(tokens)
-    writer.add_token_types([1] * (config.vocab_size - 2) + [3, 3])
-    writer.add_token_merges([])
-    writer.add_eos_token_id(config.vocab_size - 2)
-    for name, tensor in reference.state_dict().items():
-        values = tensor.float().numpy()
-        if architecture == "llama":
-            for part, heads in (
-                ("q_proj", config.num_attention_heads),
-                ("k_proj", config.num_key_value_heads),
-            ):
-                if part in name:
-                    split = values.reshape(heads, 2, -1, *values.shape[1:])
-                    values = split.swapaxes(1, 2).reshape(values.shape)
-        writer.add_tensor(gguf_name(name), values)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    def log_message(self, *_: object) -> None:
+        """Keeps quiet."""
 
 
-def gguf_name(name: str) -> str:
-    short = {
-        "model.embed_tokens": "token_embd",
-        "model.norm": "output_norm",
-        "lm_head": "output",
-        "model.layers": "blk",
-        "self_attn.q_proj": "attn_q",
-        "self_attn.k_proj": "attn_k",
-        "self_attn.v_proj": "attn_v",
-        "self_attn.o_proj": "attn_output",
-        "self_attn.q_norm": "attn_q_norm",
-        "self_attn.k_norm": "attn_k_norm",
-        "post_attention_layernorm": "ffn_norm",
-        "input_layernorm": "attn_norm",
-        "mlp.gate_proj": "ffn_gate",
-        "mlp.up_proj": "ffn_up",
-        "mlp.down_proj": "ffn_down",
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A hub on this machine; returns the directory that it serves."""
+    FakeHub.directory = tmp_path / "served"
+    FakeHub.directory.mkdir()
+    FakeHub.asked.clear()
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), FakeHub)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    address = f"http://127.0.0.1:{server.server_port}"
+    template = address + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
+    monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    yield FakeHub.directory
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_hub_id_is_fetched_by_revision_and_named_after_its_last_part(hub: Path) -> None:
+    make_model(hub)
+    (hub / "consolidated.safetensors").write_bytes(b"the weights again")
+    (hub / "README.md").write_text("not needed")
+    lines: list[str] = []
+    source = open_model(ModelConfig(model="some-org/Some-Model", revision="v2"), lines.append)
+    assert source.name == "Some-Model"
+    assert source.directory is not None
+    fetched = {file.name for file in source.directory.iterdir()}
+    assert fetched == {file.name for file in hub.iterdir()} - {
+        "README.md",
+        "consolidated.safetensors",
     }
-    for long, brief in short.items():
-        name = name.replace(long, brief)
-    return name
+    assert "/api/models/some-org/Some-Model/revision/v2" in FakeHub.asked
+    assert lines[0] == "fetching some-org/Some-Model from the hub, revision v2"
+    assert lines[-1] == f"fetched {len(fetched)} of {len(fetched)} files of some-org/Some-Model"
+    assert make_runner(source.directory).model.vocab_size == 97
+
+
+def test_weights_of_older_models_are_fetched_where_there_are_no_others(hub: Path) -> None:
+    make_model(hub)
+    without(hub, "*.safetensors", "*.index.json")
+    (hub / "pytorch_model.bin").write_bytes(b"")
+    source = open_path("some-org/Some-Model")
+    assert source.directory is not None
+    assert (source.directory / "pytorch_model.bin").is_file()
+
+
+def test_cached_model_needs_no_hub(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_model(hub)
+    open_path("some-org/Some-Model")
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    assert open_path("some-org/Some-Model").name == "Some-Model"
 
 
 @pytest.mark.parametrize(
-    ("architecture", "family"),
-    [("llama", "llama2"), ("llama", "llama-biased"), ("qwen2", "qwen2"), ("qwen3", "qwen3")],
+    ("model", "revision", "reason"),
+    [
+        ("some-org/Some-Model", "v9", "it has no revision 'v9'"),
+        ("some-org/Other-Model", None, "there is no such model, or it is private"),
+    ],
 )
-def test_gguf_of_each_family_equals_transformers(
-    architecture: str, family: str, tmp_path: Path
+def test_model_that_the_hub_lacks_is_one_clear_line(
+    hub: Path, model: str, revision: str | None, reason: str
 ) -> None:
-    flags = {"mlp_bias": False} if family == "llama-biased" else {}
-    reference = make_model(tmp_path / "hf", family, head_dim=8, **flags)
-    path = make_gguf(tmp_path / f"Tiny-{architecture}.Q8_0.gguf", reference, architecture)
-    runner = make_runner(path)
-    prompts = [[5, 9, 60, 3], [8] * 20]
-    expected = [reference_tokens(reference, prompt, 12) for prompt in prompts]
-    assert Driver(runner=runner).generate(prompts, num_tokens=12) == expected
-    assert runner.model.name == f"Tiny-{architecture}"
-    assert runner.model.eos_token_ids == (95, 96)
+    with pytest.raises(ModelError, match=f"cannot fetch {model} from the hub: {reason}") as error:
+        open_path(model, revision=revision)
+    assert "\n" not in str(error.value)
 
 
-def make_vocab(**fields: Any) -> GGUFVocab:
-    alphabet = ["a", "b", "ab", "Ġ", "1", "2", "<s>", "</s>", "<tool>"]
-    defaults: dict[str, Any] = {
-        "model": "gpt2",
-        "pre": "smollm",
-        "tokens": alphabet,
-        "token_types": [1] * 6 + [3, 3, 4],
-        "merges": ["a b"],
-        "bos": "<s>",
-        "eos": "</s>",
-        "add_bos": False,
-        "add_eos": False,
-    }
-    return GGUFVocab(**(defaults | fields))
-
-
-@pytest.mark.parametrize("pre", ["smollm", "llama-bpe", "qwen2", "gpt-2", "default"])
-def test_byte_level_tokenizers_are_built(pre: str) -> None:
-    tokenizer = Tokenizer.from_str(build(make_vocab(pre=pre)))
-    encoding = tokenizer.encode("ab 12<tool></s>")
-    assert encoding.tokens == ["ab", "Ġ", "1", "2", "<tool>", "</s>"]
-    assert tokenizer.decode(encoding.ids) == "ab 12<tool>"
-    assert tokenizer.decode(encoding.ids, skip_special_tokens=False) == "ab 12<tool></s>"
-
-
-def test_built_tokenizer_adds_the_tokens_that_it_is_told_to() -> None:
-    tokenizer = Tokenizer.from_str(build(make_vocab(add_bos=True, add_eos=True)))
-    assert tokenizer.encode("ab").tokens == ["<s>", "ab", "</s>"]
-    assert tokenizer.encode("ab", add_special_tokens=False).tokens == ["ab"]
-
-
-def test_other_tokenizers_are_left_to_conversion() -> None:
-    assert can_build(make_vocab())
-    assert not can_build(make_vocab(model="llama"))
-    assert not can_build(make_vocab(pre="unheard-of"))
-
-
-# ---- the demo model ----
-
-
-@pytest.mark.model
-@pytest.mark.skipif(not DEMO.exists(), reason="run `make model`")
-def test_demo_tokenizer_equals_transformers() -> None:
-    from transformers import AutoTokenizer
-
-    source = open_path(DEMO)
-    files = source.tokenizer_files()
-    ours = Tokenizer.from_str(files["tokenizer.json"].decode())
-    theirs = AutoTokenizer.from_pretrained(str(DEMO.parent), gguf_file=DEMO.name)
-    for text in TEXTS:
-        ids = ours.encode(text).ids
-        assert ids == theirs(text)["input_ids"]
-        assert ours.decode(ids, skip_special_tokens=False) == text
-    config = json.loads(files["tokenizer_config.json"])
-    assert config["chat_template"] == theirs.chat_template
-    assert (config["bos_token"], config["eos_token"]) == ("<|im_start|>", "<|im_end|>")
-    assert source.eos_token_ids() == (2,)
-    assert source.name == "SmolLM2-135M-Instruct"
-    assert model_spec(source.config).architecture == "LlamaForCausalLM"
-
-
-@pytest.mark.model
-@pytest.mark.skipif(not DEMO.exists(), reason="run `make model`")
-def test_demo_model_equals_transformers_token_for_token() -> None:
-    from transformers import AutoModelForCausalLM
-
-    runner = make_runner(DEMO)
-    tokenizer = Tokenizer.from_str(runner.tokenizer_files()["tokenizer.json"].decode())
-    prompts = [tokenizer.encode(prompt).ids for prompt in PROMPTS]
-    reference = AutoModelForCausalLM.from_pretrained(
-        str(DEMO.parent), gguf_file=DEMO.name, dtype=torch.float32
-    ).eval()
-    expected = [reference_tokens(reference, prompt, 20) for prompt in prompts]
-    assert Driver(runner=runner).generate(prompts, num_tokens=20) == expected
-    assert Driver(runner=runner, chunk=8).generate(prompts, num_tokens=20) == expected
-    assert "Paris" in tokenizer.decode(expected[0])
+def test_hub_that_cannot_be_reached_is_one_clear_line(
+    hub: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(ModelError, match=r"cannot be reached .* give a local directory") as error:
+        open_path("some-org/Some-Model")
+    assert "\n" not in str(error.value)

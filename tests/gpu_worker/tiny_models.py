@@ -45,7 +45,75 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {"use_sliding_window": True, "sliding_window": 19, "max_window_layers": 1},
     ),
     "qwen3": ("Qwen3", {"head_dim": 16}),
+    "opt": ("OPT", {"ffn_dim": 80, "init_std": 0.2}),
+    "opt-350m": (
+        "OPT",
+        {"ffn_dim": 80, "init_std": 0.2, "do_layer_norm_before": False, "word_embed_proj_dim": 24},
+    ),
+    "galactica": (
+        "OPT",
+        {
+            "ffn_dim": 80,
+            "init_std": 0.2,
+            "enable_bias": False,
+            "layer_norm_elementwise_affine": False,
+            "activation_function": "gelu",
+        },
+    ),
+    "gpt2": ("GPT2", {}),
+    "gpt2-untied": ("GPT2", {"n_inner": 64, "tie_word_embeddings": False}),
+    "gemma": ("Gemma", {"head_dim": 16}),
+    "gemma2": (
+        "Gemma2",
+        {
+            "head_dim": 16,
+            "query_pre_attn_scalar": 24,
+            "sliding_window": 21,
+            "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": 5.0,
+            "attn_implementation": "eager",  # the other one caps nothing
+        },
+    ),
+    "gemma3": (
+        "Gemma3",
+        {
+            "head_dim": 16,
+            "query_pre_attn_scalar": 24,
+            "sliding_window": 21,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+        },
+    ),
+    "mixtral": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "qwen3-moe": (
+        "Qwen3Moe",
+        {
+            "head_dim": 16,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "norm_topk_prob": True,
+        },
+    ),
+    "qwen3-moe-partly": (
+        "Qwen3Moe",
+        {
+            "head_dim": 16,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "mlp_only_layers": [1],
+        },
+    ),
 }
+OUTSIDE = "olmo"
+"""Served by tests/gpu_worker/example_package alone."""
+
+_CONFIGS = {"Gemma3": "Gemma3TextConfig"}
+_CLASSES = {"GPT2": "GPT2LMHeadModel"}
 
 
 def make_tokenizer(path: Path) -> None:
@@ -63,10 +131,11 @@ def make_model(path: Path, family: str = "llama3", **overrides: Any) -> Any:
     """Saves a random model with its tokenizer; returns it as transformers runs it."""
     import transformers
 
-    kind, flags = FAMILIES[family]
-    config = getattr(transformers, f"{kind}Config")(**(_SHAPE | flags | overrides))
+    kind, flags = ("Olmo", {}) if family == OUTSIDE else FAMILIES[family]
+    config_class = getattr(transformers, _CONFIGS.get(kind, f"{kind}Config"))
+    config = config_class(**(_SHAPE | flags | overrides))
     torch.manual_seed(0)
-    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+    model = getattr(transformers, _CLASSES.get(kind, f"{kind}ForCausalLM"))(config).eval()
     with torch.no_grad():  # weights that are all ones or zeros hide mistakes
         for name, parameter in model.named_parameters():
             if parameter.ndim == 1:

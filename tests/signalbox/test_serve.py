@@ -130,15 +130,15 @@ def test_a_wrong_model_is_one_line_and_ends_the_stack(model: str) -> None:
 
 
 def test_an_unsupported_architecture_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"architectures": ["GPT2LMHeadModel"]}')
+    (tmp_path / "config.json").write_text('{"architectures": ["OursForCausalLM"]}')
     done = signalbox("serve", str(tmp_path), "--port", "0", "--device", "cpu")
-    assert_one_line_error(done, "GPT2LMHeadModel", "not supported", "LlamaForCausalLM")
+    assert_one_line_error(done, "OursForCausalLM", "not supported")
 
 
 @pytest.mark.model
 def test_too_little_memory_for_one_block_is_one_line() -> None:
     done = signalbox("serve", MODEL, "--port=0", "--device=cpu", "--kv-cache-memory=0.000001")
-    assert_one_line_error(done, "too little memory for one KV block")
+    assert_one_line_error(done, "too little memory for one KV block", "--kv-cache-memory")
 
 
 def test_a_second_worker_with_another_model_is_refused_in_one_line(log: Path) -> None:
@@ -224,5 +224,6 @@ def test_spans_of_router_and_scheduler_are_one_trace(log: Path, tmp_path: Path) 
 def test_help_and_version_need_no_service() -> None:
     assert "signalbox serve" in signalbox("--help").stdout
     assert signalbox("--version").stdout.strip()
-    for command in ("serve", "router", "scheduler", "worker", "generate", "chat"):
+    services = ("serve", "router", "scheduler", "worker")
+    for command in (*services, "generate", "chat", "health", "doctor"):
         assert signalbox(command, "--help").returncode == 0

@@ -1,0 +1,24 @@
+"""Which device and which 16-bit type a worker takes on this machine."""
+
+import torch
+
+from gpu_worker.config import DeviceConfig
+
+
+def choose_device(config: DeviceConfig) -> torch.device:
+    """`auto` is CUDA where there is a device. Raises ValueError for CUDA where there is none."""
+    has_cuda = torch.cuda.is_available()
+    if config.device == "cuda" and not has_cuda:
+        raise ValueError("device is 'cuda', but PyTorch finds no CUDA device; use 'cpu' or 'auto'")
+    if config.device == "cpu" or not has_cuda:
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def dtype_for_half(device: torch.device) -> torch.dtype:
+    """What 16-bit weights are held in; on a CPU bfloat16, if it has the instructions."""
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+    capabilities = torch.cpu.get_capabilities()
+    has_bf16 = capabilities.get("avx512_bf16") or capabilities.get("bf16")
+    return torch.bfloat16 if has_bf16 else torch.float32

@@ -1,0 +1,58 @@
+"""The feed-forward of the first transformers: two products with an activation between."""
+
+from functools import partial
+
+from torch import Tensor
+
+from gpu_worker.layers.activation import Activation
+from gpu_worker.layers.linear import MergedColumnParallelLinear, RowParallelLinear
+from gpu_worker.layers.parallel import ParallelGroup
+from gpu_worker.layers.weights import Placement, WeightTarget
+
+
+class PlainFeedForward:
+    """down(activation(up(x)))."""
+
+    def __init__(
+        self,
+        *,
+        hidden_size: int,
+        intermediate_size: int,
+        activation: Activation,
+        bias: bool,
+        placement: Placement,
+        group: ParallelGroup,
+    ) -> None:
+        self._activation = activation
+        self.up = MergedColumnParallelLinear(
+            in_features=hidden_size,
+            out_features={"up": intermediate_size},
+            bias=bias,
+            placement=placement,
+            group=group,
+        )
+        self.down = RowParallelLinear(
+            in_features=intermediate_size,
+            out_features=hidden_size,
+            bias=bias,
+            placement=placement,
+            group=group,
+        )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.down(self._activation(self.up(x)))
+
+    def weight_targets(self, *, up: str, down: str) -> dict[str, WeightTarget]:
+        """Names of the two matrices in the checkpoint."""
+        targets: dict[str, WeightTarget] = {
+            f"{up}.weight": partial(self.up.load_weight, part="up"),
+            f"{down}.weight": self.down.load_weight,
+        }
+        if self.up.has_bias:
+            targets[f"{up}.bias"] = partial(self.up.load_bias, part="up")
+            targets[f"{down}.bias"] = self.down.load_bias
+        return targets
+
+    def finish(self) -> None:
+        self.up.finish()
+        self.down.finish()

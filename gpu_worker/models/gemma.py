@@ -1,0 +1,248 @@
+"""Gemma 1, 2 and 3 (text): GeGLU, norms of weight 1 + w, scaled embeddings; from 2 on more norms.
+
+Gemma 2 caps scores and logits softly; Gemma 3 norms Q and K instead, and its sliding layers rotate
+by a base of their own.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpu_worker.config import ModelError
+from gpu_worker.layers import (
+    OffsetRMSNorm,
+    ParallelGroup,
+    ParallelLMHead,
+    Placement,
+    RotaryEmbedding,
+    VocabParallelEmbedding,
+    WeightTarget,
+    gelu_tanh_and_mul,
+)
+from gpu_worker.layers.rotary import Angles, RopeConfig
+from gpu_worker.models.config import DecoderConfig, decoder_shapes, rope_config, sliding_windows
+from gpu_worker.models.decoder import Attend, Attention, FeedForward
+
+_HEAD_SIZE = 256  # of every Gemma, where config.json leaves it out
+_WINDOW = 4096
+_SLIDING, _FULL = "sliding_attention", "full_attention"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GemmaConfig(DecoderConfig):
+    """What Gemma has beyond the Llama family; satisfies `SoftCapped`."""
+
+    sliding_rope: RopeConfig
+    """Rotation of the layers with a window; the others use `rope`."""
+    query_scalar: float
+    has_inner_norms: bool = True
+    """Whether the results of attention and feed-forward are normed too, from Gemma 2 on."""
+    attention_soft_cap: float | None = None
+    logit_soft_cap: float | None = None
+
+    @property
+    def scale(self) -> float:
+        return float(self.query_scalar**-0.5)
+
+
+def gemma_config(config: Mapping[str, Any]) -> GemmaConfig:
+    head_size = int(config.get("head_dim", _HEAD_SIZE))
+    activation = config.get("hidden_act", "gelu")
+    if activation == "gelu":  # in the first configurations it means the approximation
+        activation = "gelu_pytorch_tanh"
+    return _gemma_config(
+        {**config, "hidden_activation": activation},
+        rope=rope_config(config, head_size),
+        sliding_rope=rope_config(config, head_size),
+        query_scalar=head_size,
+        has_inner_norms=False,
+    )
+
+
+def gemma2_config(config: Mapping[str, Any]) -> GemmaConfig:
+    head_size = int(config.get("head_dim", _HEAD_SIZE))
+    return _gemma_config(
+        config,
+        rope=rope_config(config, head_size),
+        sliding_rope=rope_config(config, head_size),
+        query_scalar=float(config.get("query_pre_attn_scalar", 256)),
+        sliding_windows=_windows(config, every=2),
+        attention_soft_cap=config.get("attn_logit_softcapping", 50.0),
+        logit_soft_cap=config.get("final_logit_softcapping", 30.0),
+    )
+
+
+def gemma3_config(config: Mapping[str, Any]) -> GemmaConfig:
+    head_size = int(config.get("head_dim", _HEAD_SIZE))
+    ropes = _gemma3_ropes(config)
+    return _gemma_config(
+        config,
+        qk_norm=True,
+        rope=rope_config(ropes[_FULL], head_size),
+        sliding_rope=rope_config(ropes[_SLIDING], head_size),
+        query_scalar=float(config.get("query_pre_attn_scalar", 256)),
+        sliding_windows=_windows(config, every=int(config.get("sliding_window_pattern", 6))),
+        attention_soft_cap=config.get("attn_logit_softcapping"),
+        logit_soft_cap=config.get("final_logit_softcapping"),
+    )
+
+
+def _gemma_config(config: Mapping[str, Any], **fields: Any) -> GemmaConfig:
+    architecture = config["architectures"][0]
+    activation = config.get("hidden_activation") or "gelu_pytorch_tanh"
+    if activation != "gelu_pytorch_tanh":
+        raise ModelError(
+            f"{architecture} with activation {activation!r} is not supported; use gelu_pytorch_tanh"
+        )
+    if config.get("use_bidirectional_attention"):
+        raise ModelError(f"{architecture} sees later tokens too; use a model that generates")
+    bias = bool(config.get("attention_bias", False))
+    explicit = {"head_dim": _HEAD_SIZE, "tie_word_embeddings": True, **config}
+    explicit["rope_parameters"] = None  # in `fields`, one for each kind of layer
+    shapes = decoder_shapes(explicit)
+    return GemmaConfig(
+        **(shapes | {"qkv_bias": bias, "o_bias": bias} | fields), architecture=architecture
+    )
+
+
+def _gemma3_ropes(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """By kind of layer; in old configurations only the layers that see all are scaled."""
+    nested = config.get("rope_parameters") or {}
+    if _FULL in nested:
+        return {kind: {"rope_parameters": nested[kind]} for kind in (_FULL, _SLIDING)}
+    scaling = config.get("rope_scaling") or {}
+    return {
+        _FULL: {"rope_theta": config.get("rope_theta", 1e6), "rope_scaling": scaling},
+        _SLIDING: {"rope_theta": config.get("rope_local_base_freq", 1e4)},
+    }
+
+
+def _windows(config: Mapping[str, Any], *, every: int) -> tuple[int | None, ...]:
+    """By default the last of `every` layers sees all, the others slide."""
+    num_layers = int(config.get("num_hidden_layers", 0))
+    kinds = [_SLIDING if (i + 1) % every else _FULL for i in range(num_layers)]
+    explicit = {**config, "layer_types": config.get("layer_types") or kinds}
+    return sliding_windows(explicit, config.get("sliding_window", _WINDOW))
+
+
+class GemmaFeedForward(FeedForward):
+    """GeGLU (Shazeer, 2020)."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.down(gelu_tanh_and_mul(self.gate_up(x)))
+
+
+class GemmaLayer:
+    """Attention and feed-forward, each behind a norm and perhaps before another."""
+
+    def __init__(
+        self, config: GemmaConfig, layer: int, placement: Placement, group: ParallelGroup
+    ) -> None:
+        def norm(size: int = config.hidden_size) -> OffsetRMSNorm:
+            return OffsetRMSNorm(size, eps=config.rms_norm_eps, placement=placement)
+
+        self.is_sliding = bool(config.sliding_windows and config.sliding_windows[layer])
+        self.attention = Attention(config, layer, placement, group)
+        if config.qk_norm:
+            self.attention.qk_norms = (norm(config.head_size), norm(config.head_size))
+        self.feed_forward = GemmaFeedForward(config, placement, group)
+        self.attention_norm, self.feed_forward_norm = norm(), norm()
+        self.inner_norms = (norm(), norm()) if config.has_inner_norms else None
+
+    def __call__(self, x: Tensor, angles: Angles, attend: Attend) -> Tensor:
+        attended = self.attention(self.attention_norm(x), angles, attend)
+        x = self._inner(attended, 0).add_(x)
+        return self._inner(self.feed_forward(self.feed_forward_norm(x)), 1).add_(x)
+
+    def _inner(self, x: Tensor, which: int) -> Tensor:
+        return x if self.inner_norms is None else self.inner_norms[which](x)
+
+    def weight_targets(self) -> dict[str, WeightTarget]:
+        targets: dict[str, WeightTarget] = {
+            "input_layernorm.weight": self.attention_norm.load_weight
+        }
+        if self.inner_norms is None:
+            targets["post_attention_layernorm.weight"] = self.feed_forward_norm.load_weight
+        else:
+            targets["post_attention_layernorm.weight"] = self.inner_norms[0].load_weight
+            targets["pre_feedforward_layernorm.weight"] = self.feed_forward_norm.load_weight
+            targets["post_feedforward_layernorm.weight"] = self.inner_norms[1].load_weight
+        targets |= {f"self_attn.{k}": v for k, v in self.attention.weight_targets().items()}
+        targets |= {f"mlp.{k}": v for k, v in self.feed_forward.weight_targets().items()}
+        return targets
+
+    def finish(self) -> None:
+        self.attention.finish()
+        self.feed_forward.finish()
+
+
+class GemmaDecoder:
+    """Satisfies `Model`."""
+
+    def __init__(
+        self,
+        config: GemmaConfig,
+        max_model_len: int,
+        placement: Placement,
+        group: ParallelGroup,
+    ) -> None:
+        def rotary(rope: RopeConfig) -> RotaryEmbedding:
+            return RotaryEmbedding(
+                rope,
+                head_size=config.head_size,
+                max_position=max_model_len,
+                placement=placement,
+            )
+
+        self.config = config
+        self.rotary = rotary(config.rope)
+        is_alike = config.sliding_rope == config.rope
+        self.sliding_rotary = self.rotary if is_alike else rotary(config.sliding_rope)
+        # rounded to the dtype of the weights, as the models were trained
+        self.embedding_scale = torch.tensor(config.hidden_size**0.5, dtype=placement.dtype).item()
+        vocab = {"vocab_size": config.vocab_size, "hidden_size": config.hidden_size}
+        self.embedding = VocabParallelEmbedding(**vocab, placement=placement, group=group)
+        self.layers = [
+            GemmaLayer(config, layer, placement, group) for layer in range(config.num_layers)
+        ]
+        self.norm = OffsetRMSNorm(config.hidden_size, eps=config.rms_norm_eps, placement=placement)
+        self.head = ParallelLMHead(**vocab, placement=placement, group=group)
+        if config.tie_embeddings:
+            self.embedding.tie(self.head)
+
+    def weight_targets(self) -> dict[str, WeightTarget]:
+        targets: dict[str, WeightTarget] = {
+            "model.embed_tokens.weight": self.embedding.load_weight,
+            "model.norm.weight": self.norm.load_weight,
+        }
+        if not self.config.tie_embeddings:
+            targets["lm_head.weight"] = self.head.load_weight
+        for index, layer in enumerate(self.layers):
+            targets |= {f"model.layers.{index}.{k}": v for k, v in layer.weight_targets().items()}
+        return targets
+
+    def ignores(self, name: str) -> bool:
+        tied_head = self.config.tie_embeddings and name == "lm_head.weight"
+        return tied_head or name.endswith(".rotary_emb.inv_freq")
+
+    def finish(self) -> None:
+        for layer in self.layers:
+            layer.finish()
+        self.head.finish()
+
+    def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        angles = self.rotary(positions)
+        is_alike = self.sliding_rotary is self.rotary
+        sliding_angles = angles if is_alike else self.sliding_rotary(positions)
+        x = self.embedding(token_ids) * self.embedding_scale
+        for layer in self.layers:
+            x = layer(x, sliding_angles if layer.is_sliding else angles, attend)
+        return x
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        logits = self.head(self.norm(hidden))
+        cap = self.config.logit_soft_cap
+        return logits if cap is None else (logits / cap).tanh_().mul_(cap)

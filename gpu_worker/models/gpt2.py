@@ -1,0 +1,87 @@
+"""GPT-2 (Radford et al., 2019): weights stored transposed, Q, K and V of a layer as one."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from gpu_worker.config import ModelError
+from gpu_worker.layers import WeightTarget, activation
+from gpu_worker.models.absolute import AbsoluteConfig, AbsoluteDecoder, AbsoluteLayer
+from gpu_worker.models.config import required
+
+
+def gpt2_config(config: Mapping[str, Any]) -> AbsoluteConfig:
+    architecture = config["architectures"][0]
+    for flag, served in (
+        ("scale_attn_weights", True),
+        ("scale_attn_by_inverse_layer_idx", False),
+        ("add_cross_attention", False),
+    ):
+        if bool(config.get(flag, served)) is not served:
+            raise ModelError(f"{architecture} with {flag} {not served} is not supported")
+    hidden_size = int(required(config, "n_embd"))
+    return AbsoluteConfig(
+        architecture=architecture,
+        vocab_size=int(required(config, "vocab_size")),
+        embedding_size=hidden_size,
+        hidden_size=hidden_size,
+        intermediate_size=int(config.get("n_inner") or 4 * hidden_size),
+        num_layers=int(required(config, "n_layer")),
+        num_heads=int(required(config, "n_head")),
+        max_position=int(required(config, "n_positions")),
+        activation=activation(config.get("activation_function", "gelu_new"), architecture),
+        norm_eps=float(config.get("layer_norm_epsilon", 1e-5)),
+        tie_embeddings=bool(config.get("tie_word_embeddings", True)),
+    )
+
+
+class Gpt2Decoder(AbsoluteDecoder):
+    """Satisfies `Model`."""
+
+    def weight_targets(self) -> dict[str, WeightTarget]:
+        assert self.norm is not None
+        targets: dict[str, WeightTarget] = {
+            "wte.weight": self.embedding.load_weight,
+            "wpe.weight": self.positions.load_weight,
+            **self.norm.weight_targets("ln_f"),
+        }
+        for index, layer in enumerate(self.layers):
+            targets |= {f"h.{index}.{k}": v for k, v in _layer_targets(layer).items()}
+        targets = {f"transformer.{name}": target for name, target in targets.items()}
+        if not self.config.tie_embeddings:
+            targets["lm_head.weight"] = self.head.load_weight
+        return targets
+
+    def ignores(self, name: str) -> bool:
+        """Old checkpoints hold the causal mask of each layer."""
+        return super().ignores(name) or name.endswith((".attn.bias", ".attn.masked_bias"))
+
+
+def _layer_targets(layer: AbsoluteLayer) -> dict[str, WeightTarget]:
+    attention = layer.attention
+    mlp = layer.feed_forward.weight_targets(up="mlp.c_fc", down="mlp.c_proj")
+    return {
+        "attn.c_attn.weight": _transposed(_split(attention.qkv.load_weight)),
+        "attn.c_attn.bias": _split(attention.qkv.load_bias),
+        "attn.c_proj.weight": _transposed(attention.out.load_weight),
+        "attn.c_proj.bias": attention.out.load_bias,
+        **{k: _transposed(v) if k.endswith(".weight") else v for k, v in mlp.items()},
+        **layer.attention_norm.weight_targets("ln_1"),
+        **layer.feed_forward_norm.weight_targets("ln_2"),
+    }
+
+
+def _transposed(target: WeightTarget) -> WeightTarget:
+    """[in_features, out_features] in the checkpoint."""
+    return lambda tensor: target(tensor.t())
+
+
+def _split(load: Callable[[Tensor, str], None]) -> WeightTarget:
+    """Q, K and V one after another in the checkpoint."""
+
+    def target(tensor: Tensor) -> None:
+        for part, rows in zip(("q", "k", "v"), tensor.chunk(3), strict=True):
+            load(rows, part)
+
+    return target

@@ -1,0 +1,73 @@
+"""OPT (Zhang et al., 2022): positions from row 2 on, norms before or after, ReLU."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from gpu_worker.layers import WeightTarget, activation
+from gpu_worker.models.absolute import AbsoluteConfig, AbsoluteDecoder, AbsoluteLayer
+from gpu_worker.models.config import required
+
+_POSITION_OFFSET = 2
+
+
+def opt_config(config: Mapping[str, Any]) -> AbsoluteConfig:
+    hidden_size = int(required(config, "hidden_size"))
+    norm_first = bool(config.get("do_layer_norm_before", True))
+    architecture = config["architectures"][0]
+    return AbsoluteConfig(
+        architecture=architecture,
+        vocab_size=int(required(config, "vocab_size")),
+        embedding_size=int(config.get("word_embed_proj_dim") or hidden_size),
+        hidden_size=hidden_size,
+        intermediate_size=int(required(config, "ffn_dim")),
+        num_layers=int(required(config, "num_hidden_layers")),
+        num_heads=int(required(config, "num_attention_heads")),
+        max_position=int(required(config, "max_position_embeddings")),
+        activation=activation(config.get("activation_function", "relu"), architecture),
+        norm_eps=1e-5,
+        tie_embeddings=bool(config.get("tie_word_embeddings", True)),
+        position_offset=_POSITION_OFFSET,
+        bias=bool(config.get("enable_bias", True)),
+        norm_first=norm_first,
+        final_norm=norm_first and not config.get("_remove_final_layer_norm", False),
+        norm_affine=bool(config.get("layer_norm_elementwise_affine", True)),
+    )
+
+
+class OptDecoder(AbsoluteDecoder):
+    """Satisfies `Model`."""
+
+    def weight_targets(self) -> dict[str, WeightTarget]:
+        targets: dict[str, WeightTarget] = {
+            "embed_tokens.weight": self.embedding.load_weight,
+            "embed_positions.weight": self.positions.load_weight,
+        }
+        if self.norm is not None:
+            targets |= self.norm.weight_targets("final_layer_norm")
+        for name, projection in (("in", self.project_in), ("out", self.project_out)):
+            if projection is not None:
+                targets[f"project_{name}.weight"] = partial(projection.load_weight, part="out")
+        for index, layer in enumerate(self.layers):
+            targets |= {f"layers.{index}.{k}": v for k, v in _layer_targets(layer).items()}
+        targets = {f"model.decoder.{name}": target for name, target in targets.items()}
+        if not self.config.tie_embeddings:
+            targets["lm_head.weight"] = self.head.load_weight
+        return targets
+
+
+def _layer_targets(layer: AbsoluteLayer) -> dict[str, WeightTarget]:
+    attention = layer.attention
+    targets: dict[str, WeightTarget] = {"self_attn.out_proj.weight": attention.out.load_weight}
+    if attention.out.has_bias:
+        targets["self_attn.out_proj.bias"] = attention.out.load_bias
+    for part in ("q", "k", "v"):
+        targets[f"self_attn.{part}_proj.weight"] = partial(attention.qkv.load_weight, part=part)
+        if attention.qkv.has_bias:
+            targets[f"self_attn.{part}_proj.bias"] = partial(attention.qkv.load_bias, part=part)
+    return (
+        targets
+        | layer.attention_norm.weight_targets("self_attn_layer_norm")
+        | layer.feed_forward_norm.weight_targets("final_layer_norm")
+        | layer.feed_forward.weight_targets(up="fc1", down="fc2")
+    )

@@ -1,0 +1,73 @@
+"""What PyTorch and our kernels offer on this machine, and what a worker would take of it."""
+
+from dataclasses import dataclass
+
+import torch
+
+from gpu_worker.attention import attention_backends
+from gpu_worker.config import DeviceConfig
+from gpu_worker.devices import choose_device, dtype_for_half
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """Everything in words, but for counts."""
+
+    torch_version: str
+    cuda_version: str | None
+    """That PyTorch was built for."""
+    gpus: tuple[str, ...]
+    """That PyTorch finds."""
+    cpu_capability: str
+    """Widest instructions that PyTorch's own kernels use."""
+    torch_backends: tuple[str, ...]
+    attention_backends: tuple[str, ...]
+    native_kernels: str
+    """Instruction set of ours, or why there are none."""
+    device: str
+    half_dtype: str
+    """What 16-bit weights are held in."""
+    attention_backend: str
+    num_threads: int
+
+
+def probe() -> Probe:
+    """Looks; compiles the native kernels, if nobody has done so."""
+    config = DeviceConfig()
+    device = choose_device(config)
+    return Probe(
+        torch_version=torch.__version__,
+        cuda_version=torch.version.cuda,
+        gpus=tuple(map(_gpu, range(torch.cuda.device_count()))),
+        cpu_capability=torch.backends.cpu.get_cpu_capability(),
+        torch_backends=tuple(_torch_backends()),
+        attention_backends=attention_backends(),
+        native_kernels=_native_kernels(),
+        device=str(device),
+        half_dtype=str(dtype_for_half(device)).removeprefix("torch."),
+        attention_backend=config.attention_backend,
+        num_threads=torch.get_num_threads(),
+    )
+
+
+def _gpu(index: int) -> str:
+    properties = torch.cuda.get_device_properties(index)
+    return (
+        f"{properties.name}, {properties.total_memory / (1 << 30):.0f} GiB, "
+        f"compute capability {properties.major}.{properties.minor}"
+    )
+
+
+def _torch_backends() -> list[str]:
+    names = ("mkl", "mkldnn", "openmp", "cudnn")
+    return [name for name in names if getattr(torch.backends, name).is_available()]
+
+
+def _native_kernels() -> str:
+    from signalbox_kernels import native
+
+    try:
+        native.library()
+        return native.best_isa().name.lower()
+    except native.NativeUnavailable as error:
+        return f"none: {error}"

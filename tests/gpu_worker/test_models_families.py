@@ -1,0 +1,202 @@
+"""What is particular to a family: configurations old and new, what is refused, how experts work."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gpu_worker.attention import AttentionShape, attention_backend
+from gpu_worker.attention.registry import register_attention_backend
+from gpu_worker.attention.torch_backend import TorchAttention
+from gpu_worker.config import ModelError
+from gpu_worker.layers import MixtureOfExperts, ParallelGroup, Placement, TopKRouter
+from gpu_worker.layers.rotary import FrequencyDivisors
+from gpu_worker.models.config import HfConfig
+from gpu_worker.models.gemma import gemma2_config, gemma3_config, gemma_config
+from gpu_worker.models.gpt2 import gpt2_config
+from gpu_worker.models.moe import mixtral_config, qwen3_moe_config
+from gpu_worker.models.opt import opt_config
+from tests.gpu_worker.generation import make_batch, make_sequence
+from tests.gpu_worker.test_models import Probe, make_prompts, make_runner
+from tests.gpu_worker.tiny_models import make_model
+
+CPU = torch.device("cpu")
+SHAPES = {
+    "vocab_size": 10,
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "num_hidden_layers": 7,
+    "num_attention_heads": 2,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 8,
+}
+GPT2 = {"vocab_size": 10, "n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 8}
+OPT = {**SHAPES, "ffn_dim": 8}
+MIXTRAL = {**SHAPES, "num_local_experts": 4, "num_experts_per_tok": 2}
+Reader = Callable[[HfConfig], Any]
+
+
+def read(reader: Reader, config: Mapping[str, object], **changes: object) -> Any:
+    return reader({"architectures": ["TinyForCausalLM"], **config, **changes})
+
+
+@pytest.mark.parametrize(
+    ("reader", "config", "changes", "message"),
+    [
+        (gpt2_config, GPT2, {"scale_attn_by_inverse_layer_idx": True}, "inverse_layer_idx True"),
+        (gpt2_config, GPT2, {"scale_attn_weights": False}, "scale_attn_weights False"),
+        (gpt2_config, GPT2, {"activation_function": "tanh"}, "'tanh' is not supported; use gelu"),
+        (gpt2_config, GPT2, {"n_embd": None}, "has no 'n_embd'"),
+        (opt_config, OPT, {"ffn_dim": None}, "has no 'ffn_dim'"),
+        (gemma_config, SHAPES, {"hidden_act": "silu"}, "activation 'silu' is not supported"),
+        (gemma2_config, SHAPES, {"hidden_activation": "relu"}, "activation 'relu'"),
+        (gemma3_config, SHAPES, {"use_bidirectional_attention": True}, "sees later tokens"),
+        (mixtral_config, MIXTRAL, {"num_experts_per_tok": 5}, r"must be in \[1, 4\]"),
+        (mixtral_config, MIXTRAL, {"num_local_experts": None}, "has no 'num_local_experts'"),
+        (qwen3_moe_config, MIXTRAL, {}, "has no 'moe_intermediate_size'"),
+    ],
+)
+def test_what_is_not_served_is_refused(
+    reader: Reader, config: Mapping[str, object], changes: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ModelError, match=message):
+        read(reader, config, **changes)
+
+
+def test_first_gemma_calls_its_activation_gelu() -> None:
+    config = read(gemma_config, SHAPES, hidden_act="gelu")
+    assert config.head_size == 256
+    assert config.scale == 1 / 16
+    assert config.tie_embeddings and not config.has_inner_norms
+
+
+def test_gemma2_slides_in_every_other_layer_by_default() -> None:
+    config = read(gemma2_config, SHAPES, sliding_window=5)
+    assert config.sliding_windows == (5, None, 5, None, 5, None, 5)
+    assert (config.attention_soft_cap, config.logit_soft_cap) == (50.0, 30.0)
+
+
+def test_gemma3_reads_both_spellings_of_its_rotations() -> None:
+    old = read(
+        gemma3_config,
+        SHAPES,
+        sliding_window=5,
+        sliding_window_pattern=3,
+        rope_theta=9000.0,
+        rope_local_base_freq=70.0,
+        rope_scaling={"rope_type": "linear", "factor": 8.0},
+    )
+    new = read(
+        gemma3_config,
+        SHAPES,
+        sliding_window=5,
+        layer_types=[*(["sliding_attention"] * 2 + ["full_attention"]) * 2, "sliding_attention"],
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 9000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 70.0},
+        },
+    )
+    assert old == new
+    assert old.sliding_windows == (5, 5, None, 5, 5, None, 5)
+    assert (old.rope.theta, old.sliding_rope.theta) == (9000.0, 70.0)
+    assert isinstance(old.rope.scaling, FrequencyDivisors)
+    assert old.sliding_rope.scaling is None
+
+
+def test_opt_without_bias_or_final_norm() -> None:
+    config = read(opt_config, OPT, enable_bias=False, _remove_final_layer_norm=True)
+    assert not config.bias and not config.final_norm
+    after = read(opt_config, OPT, do_layer_norm_before=False, word_embed_proj_dim=4)
+    assert not after.final_norm and after.embedding_size == 4
+
+
+def test_qwen3_moe_alternates_with_plain_layers() -> None:
+    config = read(
+        qwen3_moe_config,
+        {**MIXTRAL, "moe_intermediate_size": 4},
+        decoder_sparse_step=3,
+        mlp_only_layers=[5],
+    )
+    assert config.dense_layers == {0, 1, 3, 4, 5, 6}
+    assert not config.renormalise
+
+
+def test_attention_backend_that_caps_no_scores_is_refused() -> None:
+    shape = AttentionShape(
+        num_layers=1,
+        num_heads=2,
+        num_kv_heads=1,
+        head_size=4,
+        block_size=4,
+        scale=0.5,
+        sliding_windows=(None,),
+        dtype=torch.float32,
+        device=CPU,
+        soft_cap=50.0,
+    )
+    register_attention_backend("uncapped", TorchAttention)
+    with pytest.raises(ValueError, match="'uncapped' caps no scores, as this model needs; use to"):
+        attention_backend("uncapped", shape)
+    register_attention_backend("uncapped", TorchAttention, caps_scores=True)
+    assert attention_backend("uncapped", shape).block_bytes == 2 * 4 * 4 * 4
+
+
+class CountingExpert:
+    """Scales its tokens by a factor of its own; keeps how many came together."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+        self.calls: list[int] = []
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self.calls.append(len(x))
+        return x * self.factor
+
+
+@pytest.mark.parametrize("renormalise", [True, False])
+def test_experts_compute_their_tokens_together(renormalise: bool) -> None:
+    torch.manual_seed(0)
+    router = TopKRouter(
+        hidden_size=8,
+        num_experts=5,
+        experts_per_token=2,
+        renormalise=renormalise,
+        placement=Placement(CPU, torch.float32),
+    )
+    weight = torch.randn(5, 8)
+    router.gate.load_weight(weight, "gate")
+    router.gate.finish()
+    experts = [CountingExpert(1.0 + i) for i in range(5)]
+    x = torch.randn(40, 8)
+    out = MixtureOfExperts(router, experts, ParallelGroup())(x)  # type: ignore[arg-type]
+
+    shares = (x @ weight.t()).softmax(-1)
+    expected = torch.empty_like(x)
+    for token in range(40):
+        chosen = shares[token].argsort(descending=True)[:2]
+        total = shares[token, chosen].sum() if renormalise else 1.0
+        expected[token] = sum(x[token] * (1.0 + int(e)) * shares[token, e] / total for e in chosen)
+    torch.testing.assert_close(out, expected)
+    assert all(len(expert.calls) <= 1 for expert in experts)
+    assert sum(sum(expert.calls) for expert in experts) == 80
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("family", ["opt", "gpt2", "gemma2", "gemma3", "mixtral"])
+def test_half_precision_is_close(family: str, dtype: str, tmp_path: Path) -> None:
+    reference = make_model(tmp_path, family)
+    prompts = make_prompts(30, 31)
+    runner = make_runner(tmp_path, dtype=dtype)
+    probe = Probe(runner)
+    sequences = [make_sequence(prompts[0], [1, 2]), make_sequence(prompts[1], [3, 4])]
+    for chunk in (29, 1):
+        runner.execute(make_batch([(s, chunk) for s in sequences], block_size=16))
+        for sequence in sequences:
+            sequence.num_computed += chunk
+    with torch.no_grad():
+        expected = reference(torch.tensor([prompts[0]])).logits[0, -1]
+    actual = probe.logits[-1][0].float()
+    assert torch.nn.functional.cosine_similarity(actual, expected, dim=0) > 0.99
