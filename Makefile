@@ -10,12 +10,15 @@ GENERATED := build/generated
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install model demo test check lint types protos protos-fresh wheel clean
+.PHONY: help install kernels model demo test check lint types protos protos-fresh wheel clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
 
 install: $(INSTALLED) ## .venv with everything that serving, tests and checks need
+
+kernels: $(INSTALLED) ## the native CPU kernels, which a worker otherwise builds when it first starts
+	@$(BIN)/python -m signalbox_kernels.build
 
 model: $(MODEL) ## the demo model, SmolLM2-135M-Instruct (98 MB)
 
@@ -48,10 +51,12 @@ protos-fresh: $(INSTALLED) ## fails if the committed generated code is not what 
 		|| { echo "The generated code is stale; run make protos" >&2; exit 1; }
 
 wheel: $(INSTALLED) ## dist/*.whl
+	@rm -rf build/lib build/bdist.* dist/*.whl
 	@$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
 clean: ## removes everything that make made, but the model
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist *.egg-info kernels/signalbox_kernels/_build
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import signalbox
-from signalbox import ask, services
+from signalbox import ask, doctor, health, services
+from signalbox.configs import in_words_of_flags
 from signalbox.flags import add_flags
 from signalbox.processes import end_with_parent, process_name
 from signalbox.settings import (
@@ -76,7 +77,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if debug:
             raise
-        print(f"signalbox {process_name(command)}: {_in_one_line(error)}", file=sys.stderr)
+        text = _in_one_line(error)
+        text = in_words_of_flags(text) if command in _SERVICES else text
+        print(f"signalbox {process_name(command)}: {text}", file=sys.stderr)
         return 1
     return 0
 
@@ -101,7 +104,19 @@ def _parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=summary, description=f"To {summary}.")
         ask.add_flags(command, conversation=name == "chat")
         command.set_defaults(run=ask.run_chat if name == "chat" else ask.run_generate)
+    _add_questions(commands)
     return parser
+
+
+def _add_questions(commands: Any) -> None:
+    """Adds the commands that only look."""
+    for name, summary, module in (
+        ("health", "whether a router, scheduler or worker is serving, as exit status", health),
+        ("doctor", "what this machine offers, what will be used, what is amiss", doctor),
+    ):
+        command = commands.add_parser(name, help=summary, description=f"Says {summary}.")
+        module.add_flags(command)
+        command.set_defaults(run=module.run)
 
 
 def _with_settings(

@@ -1,0 +1,31 @@
+"""Prints the lowest versions that pyproject.toml allows, as exact requirements for pip.
+
+python scripts/lowest_versions.py [EXTRA ...] > lowest.txt
+"""
+
+import re
+import sys
+import tomllib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+PYPROJECT = Path(__file__).parent.parent / "pyproject.toml"
+
+
+def main(extras: Iterable[str]) -> None:
+    project = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))["project"]
+    requirements = list(project["dependencies"])
+    for extra in extras:
+        requirements += project["optional-dependencies"][extra]
+    print("\n".join(lowest(requirements)))
+
+
+def lowest(requirements: Iterable[str]) -> Iterator[str]:
+    """Yields those that have a lower bound, pinned to it."""
+    for requirement in requirements:
+        if found := re.match(r"([\w.-]+)(?:\[.*\])?(?:>=|==)([\w.]+)", requirement):
+            yield f"{found[1]}=={found[2]}"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,80 @@
+"""`signalbox health`: asks a service's standard health endpoint, for container health checks.
+
+Its exit status is the answer: 0 when the service is serving.
+"""
+
+import argparse
+import asyncio
+import os
+import time
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from rpc.client import open_channel
+from signalbox.settings import ENV_PREFIX
+
+DEFAULT_ADDRESS = "127.0.0.1:50051"
+CALL_TIMEOUT_S = 3.0
+POLL_S = 0.1
+
+
+class NotServing(RuntimeError):
+    """The service is not serving, or nothing answers; says which in one line."""
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of `signalbox health`."""
+    parser.add_argument(
+        "--address",
+        metavar="HOST:PORT",
+        default=os.environ.get(ENV_PREFIX + "ADDRESS", DEFAULT_ADDRESS),
+        help=f"of a router, scheduler or worker (default {DEFAULT_ADDRESS}; "
+        f"env {ENV_PREFIX}ADDRESS)",
+    )
+    parser.add_argument(
+        "--service",
+        metavar="NAME",
+        default="",
+        help="full name of one gRPC service (default: all that the address has)",
+    )
+    parser.add_argument(
+        "--wait",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="how long to wait until it serves (default: answer at once)",
+    )
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+
+
+def run(options: dict[str, Any]) -> None:
+    """Prints that the service is serving, or raises NotServing."""
+    address, service = options["address"], options["service"]
+    asyncio.run(_wait(address, service, wait_s=options["wait"]))
+    print(f"{address} is serving")
+
+
+async def _wait(address: str, service: str, *, wait_s: float) -> None:
+    ends_at = time.monotonic() + wait_s
+    async with open_channel(address) as channel:
+        while problem := await _problem(channel, service):
+            if time.monotonic() + POLL_S >= ends_at:
+                raise NotServing(f"{address} {problem}")
+            await asyncio.sleep(POLL_S)
+
+
+async def _problem(channel: grpc.aio.Channel, service: str) -> str | None:
+    """Asks once; returns what is wrong."""
+    request = health_pb2.HealthCheckRequest(service=service)
+    stub = health_pb2_grpc.HealthStub(channel)
+    try:
+        answer = await stub.Check(request, timeout=CALL_TIMEOUT_S)
+    except grpc.aio.AioRpcError as error:
+        if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+            return "does not answer"
+        return f"answers {error.code().name}: {error.details()}"
+    if answer.status == health_pb2.HealthCheckResponse.SERVING:
+        return None
+    return f"is {health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)}"

@@ -1,0 +1,136 @@
+"""The wheel holds what runs, and nothing else; the container images are made of the same."""
+
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from scripts.lowest_versions import lowest
+
+ROOT = Path(__file__).parent.parent.parent
+SOURCES = ("pyproject.toml", "README.md", "LICENSE")
+PACKAGES = {
+    "protos": "protos",
+    "rpc": "rpc",
+    "router": "router",
+    "scheduler_svc": "scheduler_svc",
+    "gpu_worker": "gpu_worker",
+    "signalbox": "signalbox",
+    "signalbox_kernels": "kernels/signalbox_kernels",
+}
+SUFFIXES = {".py", ".pyi", ".proto", ".typed", ".cpp", ".h"}
+UNTRACKED = {"__pycache__", "_build"}
+
+
+def pyproject() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def files_of(package: str) -> Iterator[str]:
+    """Yields what the wheel should hold of a package, by its path in the wheel."""
+    folder = ROOT / PACKAGES[package]
+    for path in folder.rglob("*"):
+        inside = path.relative_to(folder)
+        if path.is_file() and not UNTRACKED.intersection(inside.parts):
+            yield f"{package}/{inside.as_posix()}"
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    """Built from a copy, so that nothing is left in the working tree, and nothing old gets in."""
+    source = tmp_path_factory.mktemp("source")
+    for name in SOURCES:
+        (source / name).write_bytes((ROOT / name).read_bytes())
+    for package, folder in PACKAGES.items():
+        for name in files_of(package):
+            target = source / folder / Path(name).relative_to(package)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes((ROOT / folder / Path(name).relative_to(package)).read_bytes())
+    (source / "tests").mkdir()
+    (source / "tests" / "__init__.py").touch()
+    script = "import sys; from setuptools import build_meta; print(build_meta.build_wheel('dist'))"
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=source, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return zipfile.ZipFile(source / "dist" / done.stdout.splitlines()[-1])
+
+
+def test_the_wheel_holds_every_file_of_our_packages_and_nothing_else(
+    wheel: zipfile.ZipFile,
+) -> None:
+    found = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    assert found == {name for package in PACKAGES for name in files_of(package)}
+    assert {Path(name).suffix for name in found} <= SUFFIXES
+
+
+def test_every_package_is_typed(wheel: zipfile.ZipFile) -> None:
+    typed = {name.split("/")[0] for name in wheel.namelist() if name.endswith("/py.typed")}
+    assert typed == set(PACKAGES)
+
+
+def test_services_need_no_torch_and_workers_do(wheel: zipfile.ZipFile) -> None:
+    (name,) = [name for name in wheel.namelist() if name.endswith("/METADATA")]
+    lines = wheel.read(name).decode().splitlines()
+    needs = [line.removeprefix("Requires-Dist: ") for line in lines if line.startswith("Requires-")]
+    assert not [need for need in needs if re.match("torch|transformers", need) and ";" not in need]
+    assert {f"Provides-Extra: {extra}" for extra in ("worker", "gpu", "bench", "dev")} < set(lines)
+
+
+def test_every_dependency_has_a_lower_bound() -> None:
+    project = pyproject()["project"]
+    for extra in (project["dependencies"], project["optional-dependencies"]["worker"]):
+        assert len(list(lowest(extra))) == len(extra)
+
+
+def test_lower_bounds_admit_what_gpu_images_carry() -> None:
+    carried = {
+        "torch": (2, 11),
+        "transformers": (5, 17),
+        "tokenizers": (0, 23, 2),
+        "numpy": (2, 5, 2),
+        "safetensors": (0, 8),
+        "huggingface-hub": (1, 33),
+    }
+    project = pyproject()["project"]
+    requirements = project["dependencies"] + project["optional-dependencies"]["worker"]
+    bounds = dict(requirement.split("==") for requirement in lowest(requirements))
+    for name, version in carried.items():
+        assert tuple(map(int, bounds[name].split("."))) <= version
+    assert not [requirement for requirement in requirements if "<" in requirement]
+
+
+def test_constraints_are_within_the_bounds() -> None:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = dict(line.lower().replace("_", "-").split("==") for line in lines if "==" in line)
+    project = pyproject()["project"]
+    for requirement in lowest(project["dependencies"]):
+        name, _, least = requirement.partition("==")
+        pinned = re.findall(r"\d+", pins[name])
+        assert [int(part) for part in pinned] >= [int(part) for part in least.split(".")]
+
+
+def test_compose_runs_each_target_of_the_dockerfile() -> None:
+    dockerfile = (ROOT / "deploy" / "Dockerfile").read_text(encoding="utf-8")
+    services = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text())["services"]
+    targets = {service["build"]["target"] for service in services.values()}
+    assert targets == set(services) == {"router", "scheduler", "gpu-worker"}
+    assert targets <= set(re.findall(r"^FROM .* AS (\S+)$", dockerfile, re.MULTILINE))
+    for service in services.values():
+        assert service["read_only"] is True
+        assert service["cap_drop"] == ["ALL"]
+
+
+def test_only_what_the_wheel_is_made_of_is_sent_to_the_builder() -> None:
+    lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    assert "*" in lines
+    sent = {line.removeprefix("!") for line in lines if line.startswith("!")}
+    folders = {folder.split("/")[0] for folder in PACKAGES.values()}
+    assert sent == {*SOURCES, "constraints.txt", *folders}
