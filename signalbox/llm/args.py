@@ -20,8 +20,6 @@ _NEUTRAL: Mapping[str, object] = {
     "tokenizer_revision": None,
     "cpu_offload_gb": 0,
     "kv_cache_dtype": "auto",
-    "load_format": "auto",
-    "model_impl": "auto",
     "enable_lora": False,
     "speculative_config": None,
     "hf_overrides": None,
@@ -41,7 +39,8 @@ class EngineArgs:
         seed: of the seeds that requests without one get, so that a script draws the same each
             time; None differs from run to run.
         gpu_memory_utilization: share of a CUDA device's memory that may be used.
-        swap_space: GiB of CPU memory for swapped blocks.
+        swap_space: GiB of CPU memory for swapped blocks; None is 4, or a quarter of free memory
+            where that is less.
         max_model_len: longest sequence in tokens; None is the model's window.
         max_num_seqs: most sequences in a step.
         max_num_batched_tokens: most tokens in a step; None suits the device.
@@ -53,6 +52,10 @@ class EngineArgs:
             blocks of a request that must yield.
         enable_prefix_caching: whether requests share the K and V of prefixes that they have in
             common.
+        load_format: "auto", or "dummy" for random weights of a config.
+        model_impl: "auto", "signalbox" or "transformers": whose code computes the model.
+        trust_remote_code: whether code that comes with a model may run.
+        cpu_backend: "auto", "native" or "torch".
     """
 
     model: str
@@ -65,7 +68,7 @@ class EngineArgs:
     revision: str | None = None
     seed: int | None = 0
     gpu_memory_utilization: float = 0.9
-    swap_space: float = 4.0
+    swap_space: float | None = None
     max_model_len: int | None = None
     max_num_seqs: int = 256
     max_num_batched_tokens: int | None = None
@@ -75,11 +78,13 @@ class EngineArgs:
     num_threads: int | None = None
     preemption_mode: str = "auto"
     enable_prefix_caching: bool = True
+    load_format: str = "auto"
+    model_impl: str = "auto"
+    cpu_backend: str = "auto"
 
     def __post_init__(self) -> None:
         for name, served, remedy in (
             ("tensor_parallel_size", 1, "one engine uses one device"),
-            ("trust_remote_code", False, "code of a model's authors is never run"),
             ("quantization", None, "a GGUF file's own format is recognised without it"),
             ("tokenizer_mode", "auto", "there is one kind of tokenizer"),
         ):
@@ -90,8 +95,9 @@ class EngineArgs:
         if self.preemption_mode not in modes:
             allowed = " or ".join(modes)
             raise ValueError(f"preemption_mode is {self.preemption_mode!r}; it is {allowed}")
-        if not 0 <= self.swap_space < float("inf"):
-            raise ValueError(f"swap_space is {self.swap_space} GiB; it must be at least 0")
+        swap = self.swap_space
+        if swap is not None and not 0 <= swap < float("inf"):
+            raise ValueError(f"swap_space is {swap} GiB; it must be at least 0")
         memory = self.kv_cache_memory
         if memory is not None and not 0 < memory < float("inf"):
             raise ValueError(f"kv_cache_memory is {memory} GiB; it must be positive")
@@ -99,22 +105,27 @@ class EngineArgs:
     def make_runner(self) -> Callable[[], Runner]:
         """Returns what loads the model; bad values are refused before."""
         dtype = str(self.dtype).removeprefix("torch.")
-        memory = self.kv_cache_memory
+        memory, swap = self.kv_cache_memory, self.swap_space
         model_config = ModelConfig(
             model=str(self.model),
             dtype=_DTYPES.get(dtype, dtype),
             max_model_len=self.max_model_len,
             revision=self.revision,
+            load_format=self.load_format,
+            model_impl=self.model_impl,
+            trust_remote_code=self.trust_remote_code,
         )
         cache_config = CacheConfig(
             block_size=self.block_size,
-            swap_space_bytes=int(self.swap_space * GIB),
+            swap_space_bytes=None if swap is None else int(swap * GIB),
             gpu_memory_utilization=self.gpu_memory_utilization,
             kv_cache_bytes=None if memory is None else int(memory * GIB),
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
         )
-        device_config = DeviceConfig(device=self.device, num_threads=self.num_threads)
+        device_config = DeviceConfig(
+            device=self.device, num_threads=self.num_threads, cpu_backend=self.cpu_backend
+        )
 
         def make() -> Runner:
             from gpu_worker.runner import ModelRunner  # imports torch: seconds

@@ -40,7 +40,7 @@ class LLM:
         revision: str | None = None,
         seed: int | None = 0,
         gpu_memory_utilization: float = 0.9,
-        swap_space: float = 4.0,
+        swap_space: float | None = None,
         max_model_len: int | None = None,
         max_num_seqs: int = 256,
         max_num_batched_tokens: int | None = None,
@@ -50,6 +50,9 @@ class LLM:
         num_threads: int | None = None,
         preemption_mode: str = "auto",
         enable_prefix_caching: bool = True,
+        load_format: str = "auto",
+        model_impl: str = "auto",
+        cpu_backend: str = "auto",
         **unserved: object,
     ) -> None:
         refuse_unserved(unserved, who="LLM")
@@ -74,6 +77,9 @@ class LLM:
             num_threads=num_threads,
             preemption_mode=preemption_mode,
             enable_prefix_caching=enable_prefix_caching,
+            load_format=load_format,
+            model_impl=model_impl,
+            cpu_backend=cpu_backend,
         )
         self._set_engine(LLMEngine.from_engine_args(engine_args))
 

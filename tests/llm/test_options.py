@@ -130,7 +130,8 @@ def test_stop_tokens_are_checked_against_the_model() -> None:
     "option",
     [
         {"tensor_parallel_size": 2},
-        {"trust_remote_code": True},
+        {"load_format": "tensorizer"},
+        {"model_impl": "other"},
         {"quantization": "awq"},
         {"tokenizer_mode": "slow"},
         {"pipeline_parallel_size": 2},
