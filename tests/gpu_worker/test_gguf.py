@@ -581,21 +581,3 @@ def rewrite_demo(path: Path, kind: str) -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return path
-
-
-@pytest.mark.model
-@pytest.mark.skipif(not DEMO.exists(), reason="run `make model`")
-@pytest.mark.parametrize("kind", ["Q8_0", "F16"])
-def test_demo_model_in_another_type_equals_transformers(kind: str, tmp_path: Path) -> None:
-    from transformers import AutoModelForCausalLM
-
-    path = rewrite_demo(tmp_path / f"SmolLM2-135M-Instruct.{kind}.gguf", kind)
-    runner = make_runner(path)
-    assert runner.model.name == "SmolLM2-135M-Instruct"
-    tokenizer = Tokenizer.from_str(runner.tokenizer_files()["tokenizer.json"].decode())
-    prompts = [tokenizer.encode(prompt).ids for prompt in PROMPTS[:2]]
-    reference = AutoModelForCausalLM.from_pretrained(
-        str(tmp_path), gguf_file=path.name, dtype=torch.float32
-    ).eval()
-    expected = [reference_tokens(reference, prompt, 8) for prompt in prompts]
-    assert Driver(runner=runner).generate(prompts, num_tokens=8) == expected

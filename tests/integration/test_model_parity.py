@@ -18,6 +18,7 @@ from protos.inference.v1 import inference_pb2_grpc as pb_grpc
 from rpc.client import open_channel
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.config import PreemptionMode, SchedulerConfig, StepLimits
+from tests.gpu_worker.test_gguf import rewrite_demo
 from tests.integration.prompts import PROMPTS
 from tests.integration.stack import (
     eventually,
@@ -34,15 +35,19 @@ NUM_NEW_TOKENS = 16
 
 @pytest.fixture(scope="module")
 def reference() -> list[list[int]]:
-    """What transformers generates greedily, one prompt at a time."""
+    return transformers_tokens(MODEL, PROMPTS)
+
+
+def transformers_tokens(path: Path, prompts: list[str]) -> list[list[int]]:
+    """What transformers generates greedily from a GGUF file, one prompt at a time."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    where = {"pretrained_model_name_or_path": str(MODEL.parent), "gguf_file": MODEL.name}
+    where = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
     tokenizer = AutoTokenizer.from_pretrained(**where)
     model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
     outputs = []
     with torch.inference_mode():
-        for prompt in PROMPTS:
+        for prompt in prompts:
             inputs = tokenizer(prompt, return_tensors="pt")
             generated = model.generate(
                 **inputs,
@@ -61,9 +66,9 @@ def runners() -> list[ModelRunner]:
     return [make_runner(), make_runner()]
 
 
-def make_runner(dtype: str = "float32") -> ModelRunner:
+def make_runner(dtype: str = "float32", path: Path = MODEL) -> ModelRunner:
     return ModelRunner(
-        ModelConfig(model=str(MODEL), dtype=dtype, max_model_len=512),
+        ModelConfig(model=str(path), dtype=dtype, max_model_len=512),
         CacheConfig(kv_cache_bytes=256 << 20, swap_space_bytes=64 << 20, max_num_seqs=32),
         device_config=DeviceConfig(device="cpu"),
     )
@@ -90,7 +95,9 @@ async def make_stack(
             assert engine.scheduler.blocks.gpu.num_free == engine.scheduler.blocks.gpu.num_blocks
 
 
-async def generate_all(stub: pb_grpc.InferenceServiceStub, *, concurrency: int) -> list[list[int]]:
+async def generate_all(
+    stub: pb_grpc.InferenceServiceStub, *, concurrency: int, prompts: list[str] = PROMPTS
+) -> list[list[int]]:
     slots = asyncio.Semaphore(concurrency)
     params = pb.SamplingParams(temperature=0, max_tokens=NUM_NEW_TOKENS, min_tokens=NUM_NEW_TOKENS)
 
@@ -104,7 +111,7 @@ async def generate_all(stub: pb_grpc.InferenceServiceStub, *, concurrency: int) 
                     token_ids += output.token_ids
         return token_ids
 
-    return await asyncio.gather(*(one(prompt) for prompt in PROMPTS))
+    return await asyncio.gather(*(one(prompt) for prompt in prompts))
 
 
 CASES = {
@@ -144,6 +151,17 @@ async def test_cached_prefixes_do_not_change_the_tokens(
         for _ in range(2):
             assert await generate_all(stub, concurrency=16) == reference
         assert cluster.engines[0].scheduler.num_prefix_hits > 0
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "F16"])
+async def test_other_types_of_the_file_give_the_tokens_of_transformers(
+    kind: str, tmp_path: Path
+) -> None:
+    path = rewrite_demo(tmp_path / f"SmolLM2-135M-Instruct.{kind}.gguf", kind)
+    prompts = PROMPTS[:6]
+    async with make_stack([make_runner(path=path)], SchedulerConfig(port=0)) as (_, stub):
+        outputs = await generate_all(stub, concurrency=6, prompts=prompts)
+    assert outputs == transformers_tokens(path, prompts)
 
 
 async def test_bfloat16_agrees_on_most_tokens(reference: list[list[int]]) -> None:
