@@ -17,8 +17,8 @@ from scheduler_svc import codec
 from scheduler_svc.admission import AdmissionQueue
 from scheduler_svc.config import CacheShape, StepLimits
 from scheduler_svc.plan import StepPlan
-from scheduler_svc.scheduler import Scheduler, make_group
-from scheduler_svc.sequence import GroupTimes, SamplingParams, SequenceGroup
+from scheduler_svc.scheduler import Scheduler
+from scheduler_svc.sequence import GroupTimes, SamplingParams, SequenceGroup, make_group
 
 PROMPT_TOKENS = 512
 T = TypeVar("T")

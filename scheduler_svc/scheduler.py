@@ -22,11 +22,9 @@ from scheduler_svc.plan import StepAnswer, StepOutcome, StepPlan
 from scheduler_svc.planner import Planner
 from scheduler_svc.preemption import Preemption
 from scheduler_svc.queues import GroupQueues
-from scheduler_svc.sequence import FinishReason, SequenceGroup, SequenceStatus, make_group
+from scheduler_svc.sequence import FinishReason, SequenceGroup, SequenceStatus
 from scheduler_svc.steady import SteadyLane
 from scheduler_svc.worker_view import WorkerView
-
-__all__ = ["Scheduler", "make_group"]
 
 
 class Scheduler:
