@@ -47,6 +47,11 @@ NOT_SERVED = frozenset(
     {
         "truncate_prompt_tokens",
         "chat_template",
+        "priority",
+        "cache_salt",
+        "echo",
+        "output_kind",
+        "stream_interval",
         "sampling_params.presence_penalty",
         "sampling_params.frequency_penalty",
         "sampling_params.repetition_penalty",

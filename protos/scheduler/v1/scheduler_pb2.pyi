@@ -49,7 +49,7 @@ class ConnectResponse(_message.Message):
     def __init__(self, step_outputs: _Optional[_Union[StepOutputs, _Mapping]] = ...) -> None: ...
 
 class AddRequest(_message.Message):
-    __slots__ = ("handle", "request_id", "prompt_token_ids", "sampling_params", "max_tokens", "num_sequences", "timeout_ns", "trace_context", "cache_salt")
+    __slots__ = ("handle", "request_id", "prompt_token_ids", "sampling_params", "max_tokens", "num_sequences", "timeout_ns", "trace_context", "cache_salt", "tenant", "priority", "beam_search", "delivered")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -59,6 +59,10 @@ class AddRequest(_message.Message):
     TIMEOUT_NS_FIELD_NUMBER: _ClassVar[int]
     TRACE_CONTEXT_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    BEAM_SEARCH_FIELD_NUMBER: _ClassVar[int]
+    DELIVERED_FIELD_NUMBER: _ClassVar[int]
     handle: int
     request_id: str
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -68,7 +72,31 @@ class AddRequest(_message.Message):
     timeout_ns: int
     trace_context: _worker_pb2.TraceContext
     cache_salt: str
-    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling_params: _Optional[_Union[_worker_pb2.SamplingParams, _Mapping]] = ..., max_tokens: _Optional[int] = ..., num_sequences: _Optional[int] = ..., timeout_ns: _Optional[int] = ..., trace_context: _Optional[_Union[_worker_pb2.TraceContext, _Mapping]] = ..., cache_salt: _Optional[str] = ...) -> None: ...
+    tenant: str
+    priority: int
+    beam_search: BeamSearch
+    delivered: _containers.RepeatedCompositeFieldContainer[DeliveredSequence]
+    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling_params: _Optional[_Union[_worker_pb2.SamplingParams, _Mapping]] = ..., max_tokens: _Optional[int] = ..., num_sequences: _Optional[int] = ..., timeout_ns: _Optional[int] = ..., trace_context: _Optional[_Union[_worker_pb2.TraceContext, _Mapping]] = ..., cache_salt: _Optional[str] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., beam_search: _Optional[_Union[BeamSearch, _Mapping]] = ..., delivered: _Optional[_Iterable[_Union[DeliveredSequence, _Mapping]]] = ...) -> None: ...
+
+class BeamSearch(_message.Message):
+    __slots__ = ("width", "length_penalty", "early_stopping")
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    EARLY_STOPPING_FIELD_NUMBER: _ClassVar[int]
+    width: int
+    length_penalty: float
+    early_stopping: bool
+    def __init__(self, width: _Optional[int] = ..., length_penalty: _Optional[float] = ..., early_stopping: _Optional[bool] = ...) -> None: ...
+
+class DeliveredSequence(_message.Message):
+    __slots__ = ("index", "token_ids", "is_finished")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    IS_FINISHED_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    token_ids: bytes
+    is_finished: bool
+    def __init__(self, index: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., is_finished: _Optional[bool] = ...) -> None: ...
 
 class AbortRequest(_message.Message):
     __slots__ = ("handle",)
@@ -87,7 +115,7 @@ class StopSequence(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., index: _Optional[int] = ..., keep_tokens: _Optional[int] = ...) -> None: ...
 
 class StepOutputs(_message.Message):
-    __slots__ = ("handles", "indices", "num_tokens", "token_ids", "logprobs", "finished_sequences", "finished_requests")
+    __slots__ = ("handles", "indices", "num_tokens", "token_ids", "logprobs", "finished_sequences", "finished_requests", "prompt_logprobs")
     HANDLES_FIELD_NUMBER: _ClassVar[int]
     INDICES_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -95,6 +123,7 @@ class StepOutputs(_message.Message):
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     FINISHED_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     FINISHED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     handles: bytes
     indices: bytes
     num_tokens: bytes
@@ -102,21 +131,34 @@ class StepOutputs(_message.Message):
     logprobs: _containers.RepeatedCompositeFieldContainer[_worker_pb2.TokenLogprobs]
     finished_sequences: _containers.RepeatedCompositeFieldContainer[SequenceFinished]
     finished_requests: _containers.RepeatedCompositeFieldContainer[RequestFinished]
-    def __init__(self, handles: _Optional[bytes] = ..., indices: _Optional[bytes] = ..., num_tokens: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[_Iterable[_Union[_worker_pb2.TokenLogprobs, _Mapping]]] = ..., finished_sequences: _Optional[_Iterable[_Union[SequenceFinished, _Mapping]]] = ..., finished_requests: _Optional[_Iterable[_Union[RequestFinished, _Mapping]]] = ...) -> None: ...
+    prompt_logprobs: _containers.RepeatedCompositeFieldContainer[PromptLogprobs]
+    def __init__(self, handles: _Optional[bytes] = ..., indices: _Optional[bytes] = ..., num_tokens: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[_Iterable[_Union[_worker_pb2.TokenLogprobs, _Mapping]]] = ..., finished_sequences: _Optional[_Iterable[_Union[SequenceFinished, _Mapping]]] = ..., finished_requests: _Optional[_Iterable[_Union[RequestFinished, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ...) -> None: ...
+
+class PromptLogprobs(_message.Message):
+    __slots__ = ("handle", "first_position", "logprobs")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    FIRST_POSITION_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    first_position: int
+    logprobs: _containers.RepeatedCompositeFieldContainer[_worker_pb2.TokenLogprobs]
+    def __init__(self, handle: _Optional[int] = ..., first_position: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_worker_pb2.TokenLogprobs, _Mapping]]] = ...) -> None: ...
 
 class SequenceFinished(_message.Message):
-    __slots__ = ("handle", "index", "reason", "stop_token_id", "error_message")
+    __slots__ = ("handle", "index", "reason", "stop_token_id", "error_message", "score")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     ERROR_MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
     handle: int
     index: int
     reason: FinishReason
     stop_token_id: int
     error_message: str
-    def __init__(self, handle: _Optional[int] = ..., index: _Optional[int] = ..., reason: _Optional[_Union[FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., error_message: _Optional[str] = ...) -> None: ...
+    score: float
+    def __init__(self, handle: _Optional[int] = ..., index: _Optional[int] = ..., reason: _Optional[_Union[FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., error_message: _Optional[str] = ..., score: _Optional[float] = ...) -> None: ...
 
 class RequestFinished(_message.Message):
     __slots__ = ("handle", "code", "message", "retry_after_ns", "usage", "timings")
