@@ -1,6 +1,6 @@
 """The public contract's messages to plain data and back."""
 
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message as ProtoMessage
@@ -8,9 +8,9 @@ from google.protobuf.message import Message as ProtoMessage
 from protos.inference.v1 import inference_pb2 as pb
 from router.admission import Asked, ChatPrompt, TextPrompt, TokensPrompt
 from router.chat_template import Message
+from router.generation import Served
 from router.model import ServedModel
-from router.outputs import Delta, End, Finish, FinishReason, TokenLogprobs, Update
-from router.request import GenerationRequest
+from router.outputs import Delta, End, Finish, FinishReason, TokenLogprobs
 from router.tokenizer import Tokenizer
 from rpc.errors import InvalidArgument, Unimplemented
 
@@ -87,13 +87,6 @@ def _message(position: int, message: pb.ChatMessage) -> Message:
         if not part.HasField("text"):
             raise InvalidArgument(f"{field}.content[{i}]", None, "a text part")
     return Message(role, "".join([part.text for part in message.content]))
-
-
-class Served(NamedTuple):
-    """What one message to a client is made of."""
-
-    request: GenerationRequest
-    update: Update
 
 
 def response(kind: type[Response], served: Served) -> Response:

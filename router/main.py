@@ -6,6 +6,7 @@ import logging
 from protos.inference.v1 import inference_pb2_grpc
 from router.admission import Admission
 from router.config import RouterConfig
+from router.generation import Generator
 from router.scheduler_client import SchedulerConnection
 from router.servicer import SERVICE_NAME, InferenceServicer
 from rpc.server import Server, run_until_signalled
@@ -25,8 +26,9 @@ class Router:
             on_serving=self._set_serving,
         )
         self.admission = Admission(config, self.scheduler)
+        self.generator = Generator(self.admission, self.scheduler)
         self.server.add(
-            InferenceServicer(self.admission, self.scheduler),
+            InferenceServicer(self.generator),
             inference_pb2_grpc.add_InferenceServiceServicer_to_server,
             name=SERVICE_NAME,
         )

@@ -5,8 +5,9 @@ is suspended. Prompts and outputs are never recorded.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import grpc
 from opentelemetry import trace
@@ -19,12 +20,36 @@ from rpc import telemetry
 from rpc.errors import RpcError
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transport:
+    """How a request came in, in the conventions of its protocol."""
+
+    attributes: Mapping[str, str | bool]
+    status: Callable[[grpc.StatusCode], tuple[str, str | int]]
+    """The attribute that says how it ended."""
+
+
+def grpc_transport(method: str) -> Transport:
+    """Of a streamed call; the method's name is "package.Service/Method"."""
+    return Transport(
+        attributes={
+            "rpc.system.name": "grpc",
+            "rpc.method": method,
+            "gen_ai.request.stream": True,
+        },
+        status=lambda code: ("rpc.status_code", code.name),
+    )
+
+
 class RequestSpan:
-    """The SERVER span of a Generate or Chat."""
+    """The SERVER span of one generation."""
 
-    __slots__ = ("_finish_reasons", "_recording", "_span", "_tracer", "context")
+    __slots__ = ("_finish_reasons", "_recording", "_span", "_tracer", "_transport", "context")
 
-    def __init__(self, operation: str, *, model: str, method: str, parent: Context) -> None:
+    def __init__(
+        self, operation: str, *, model: str, transport: Transport, parent: Context
+    ) -> None:
+        self._transport = transport
         self._tracer = telemetry.get_tracer()
         self._span: Span = self._tracer.start_span(
             f"{operation} {model}", context=parent, kind=SpanKind.SERVER
@@ -38,10 +63,8 @@ class RequestSpan:
                     "gen_ai.operation.name": operation,
                     "gen_ai.provider.name": "signalbox",
                     "gen_ai.request.model": model,
-                    "gen_ai.request.stream": True,
                     "gen_ai.response.model": model,
-                    "rpc.system.name": "grpc",
-                    "rpc.method": method,
+                    **transport.attributes,
                 }
             )
 
@@ -93,9 +116,9 @@ class RequestSpan:
                 "gen_ai.usage.input_tokens": usage.prompt_tokens,
                 "gen_ai.usage.output_tokens": usage.completion_tokens,
                 "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
-                "rpc.status_code": grpc.StatusCode.OK.name,
             }
         )
+        self._span.set_attribute(*self._transport.status(grpc.StatusCode.OK))
         first_ns = update.end.time_to_first_token_ns
         if first_ns is not None:
             self._span.set_attribute("gen_ai.response.time_to_first_chunk", first_ns / 1e9)
@@ -107,15 +130,15 @@ class RequestSpan:
             yield
         except BaseException as error:
             if self._recording:
-                self._fail(_code(error, is_late=time_remaining() == 0).name)
+                self._fail(_code(error, is_late=time_remaining() == 0))
             raise
         finally:
             self._span.end()
 
-    def _fail(self, code: str) -> None:
-        self._span.set_status(Status(StatusCode.ERROR, code))
-        self._span.set_attribute("error.type", code)
-        self._span.set_attribute("rpc.status_code", code)
+    def _fail(self, code: grpc.StatusCode) -> None:
+        self._span.set_status(Status(StatusCode.ERROR, code.name))
+        self._span.set_attribute("error.type", code.name)
+        self._span.set_attribute(*self._transport.status(code))
 
 
 def _code(error: BaseException, *, is_late: bool) -> grpc.StatusCode:

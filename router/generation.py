@@ -1,0 +1,94 @@
+"""One generation, from the door to its last update, whichever transport carries it.
+
+The gRPC servicers and the HTTP API are both made of this: they decode a request into `Asked`, say
+in `Origin` what they know of the call, and encode what comes out.
+"""
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from opentelemetry.context import Context
+
+from router.admission import Admission, Asked, TimeRemaining, now_ns, timeout_ns
+from router.model import ServedModel
+from router.outputs import Update
+from router.request import GenerationRequest
+from router.scheduler_client import SchedulerConnection
+from router.tracing import RequestSpan, Transport
+from rpc import telemetry
+
+MAX_NAME_CHARS = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where a request comes from: what its transport knows beside its content."""
+
+    operation: str
+    """GenAI's name of what is done: text_completion or chat."""
+    transport: Transport
+    parent: Context
+    """The caller's trace."""
+    time_remaining: TimeRemaining
+
+
+class Served(NamedTuple):
+    """What one message to a client is made of."""
+
+    request: GenerationRequest
+    update: Update
+
+
+class Generator:
+    """Text in, a stream of updates out."""
+
+    def __init__(self, admission: Admission, scheduler: SchedulerConnection) -> None:
+        self.admission = admission
+        self._scheduler = scheduler
+
+    @property
+    def model(self) -> ServedModel:
+        """Raises Unavailable while nobody serves."""
+        return self._scheduler.model
+
+    async def generate(self, asked: Asked, origin: Origin) -> AsyncGenerator[Served]:
+        """Yields what the client gets next; when this is closed, nothing of the request is left."""
+        arrived_ns = now_ns()
+        model = self.model
+        span = RequestSpan(
+            origin.operation,
+            model=asked.model[:MAX_NAME_CHARS] or model.name,
+            transport=origin.transport,
+            parent=origin.parent,
+        )
+        with (
+            span.ending(origin.time_remaining),
+            self.admission.reserve(asked.request_id) as request_id,
+        ):
+            token_ids = await self._tokenize(asked, model, origin, span)
+            request = self.admission.submit(
+                asked,
+                model,
+                token_ids,
+                request_id=request_id,
+                arrived_ns=arrived_ns,
+                time_remaining=origin.time_remaining,
+                trace_context=telemetry.inject(span.context),
+            )
+            span.set_request(request)
+            try:
+                async for update in request.updates():
+                    span.add_update(update)
+                    yield Served(request, update)
+            finally:
+                request.close()
+
+    async def _tokenize(
+        self, asked: Asked, model: ServedModel, origin: Origin, span: RequestSpan
+    ) -> list[int]:
+        timeout_ns(origin.time_remaining)  # a request that is late already costs nothing
+        self.admission.check(asked, model)
+        with span.tokenize() as tokenized:
+            tokenized += await self.admission.tokenize(asked, model)
+        return tokenized
