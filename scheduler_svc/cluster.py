@@ -9,7 +9,6 @@ import itertools
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
 from scheduler_svc import tracing
@@ -17,28 +16,17 @@ from scheduler_svc.admission import AdmissionQueue
 from scheduler_svc.errors import FailureCode, RequestFailure
 from scheduler_svc.model import ModelInfo, TokenizerFiles
 from scheduler_svc.plan import StepOutcome
+from scheduler_svc.publishing import Request, RouterSession, ended_request, router_messages
+from scheduler_svc.refusals import breaks_workers, never_fits, no_worker_serves, too_many_wait
 from scheduler_svc.request_checks import find_fault
-from scheduler_svc.router_messages import EndedRequest, FinishedSequence, RouterMessage
+from scheduler_svc.router_messages import RouterMessage
 from scheduler_svc.scheduler import Scheduler
-from scheduler_svc.sequence import (
-    FinishReason,
-    Sequence,
-    SequenceGroup,
-    SequenceStatus,
-    make_group,
-)
+from scheduler_svc.sequence import FinishReason, SequenceGroup, SequenceStatus, make_group
 
 logger = logging.getLogger(__name__)
 
-RETRY_AFTER_S = 1.0
 MAX_LOST_WORKERS = 3
 """A request that was on so many workers when they were lost is not given to another."""
-
-
-class RouterSession(Protocol):
-    """Where a router's messages go. Must not block and must not call back."""
-
-    def send(self, message: RouterMessage) -> None: ...
 
 
 class Addressed(Protocol):
@@ -58,15 +46,6 @@ class WorkerEngine(Protocol):
     def scheduler(self) -> Scheduler: ...
 
     def wake(self) -> None: ...
-
-
-@dataclass(slots=True, eq=False)
-class Request:
-    """A live request and who asked for it."""
-
-    group: SequenceGroup
-    session: RouterSession
-    handle: int
 
 
 class Cluster:
@@ -102,7 +81,7 @@ class Cluster:
         failure = self._refusal(group)
         if failure is not None:
             group.failure = failure
-            session.send(RouterMessage(ended=[self._ended(request)]))
+            session.send(RouterMessage(ended=[ended_request(request, now=self._clock())]))
             return None
         make_group(group)
         self._requests[group] = request
@@ -121,17 +100,13 @@ class Cluster:
         if group.deadline is not None and group.deadline <= self._clock():
             return RequestFailure(FailureCode.DEADLINE_EXCEEDED, "out of time on arrival")
         if self.model is None or not self.is_serving:
-            return RequestFailure(FailureCode.UNAVAILABLE, "no worker serves", RETRY_AFTER_S)
+            return no_worker_serves()
         if fault := find_fault(group, self.model):
             return RequestFailure(FailureCode.INVALID_ARGUMENT, fault)
         if not self._has_taker(group):
-            return _never_fits(group)
+            return never_fits(group)
         if len(self.admission) >= self._max_queued_requests:
-            return RequestFailure(
-                FailureCode.RESOURCE_EXHAUSTED,
-                f"{len(self.admission)} requests are waiting already",
-                RETRY_AFTER_S,
-            )
+            return too_many_wait(len(self.admission))
         return None
 
     def _has_taker(self, group: SequenceGroup) -> bool:
@@ -232,14 +207,14 @@ class Cluster:
         """Ends the waiting requests that no worker takes, or that were on too many lost ones."""
         for group in list(self.admission):
             if group.num_lost_workers >= MAX_LOST_WORKERS:
-                self._fail(group, _breaks_workers(group))
+                self._fail(group, breaks_workers(group))
             elif not self._has_taker(group):
                 self._fail(group, self._no_place(group))
 
     def _no_place(self, group: SequenceGroup) -> RequestFailure:
         if not self.is_serving:
-            return RequestFailure(FailureCode.UNAVAILABLE, "no worker serves", RETRY_AFTER_S)
-        return _never_fits(group)
+            return no_worker_serves()
+        return never_fits(group)
 
     def wake(self) -> None:
         """Lets every engine look for work."""
@@ -250,40 +225,13 @@ class Cluster:
 
     def publish(self, outcome: StepOutcome) -> None:
         """Sends each router what an answer means for its requests."""
-        messages: dict[RouterSession, RouterMessage] = {}
-        for seq, token_id, logprobs in outcome.tokens:
-            request = self._requests[seq.group]
-            message = messages.get(request.session)
-            if message is None:
-                message = messages[request.session] = RouterMessage()
-            message.add_token(
-                handle=request.handle, index=seq.branch, token_id=token_id, logprobs=logprobs
-            )
-        for seq in outcome.finished:
-            request = self._requests[seq.group]
-            messages.setdefault(request.session, RouterMessage()).finished.append(
-                _finished(seq, request.handle)
-            )
+        messages = router_messages(outcome, self._requests, now=self._clock())
         for group in outcome.ended:
-            request = self._requests[group]
-            messages.setdefault(request.session, RouterMessage()).ended.append(self._ended(request))
             self._forget(group)
         for session, message in messages.items():
             session.send(message)
         if self._deadlines:
             self.expire()
-
-    def _ended(self, request: Request) -> EndedRequest:
-        group = request.group
-        return EndedRequest(
-            handle=request.handle,
-            failure=group.failure,
-            num_prompt_tokens=group.num_prompt_tokens,
-            num_completion_tokens=sum(len(seq.output_token_ids) for seq in group.sequences),
-            num_cached_tokens=group.num_cached_tokens,
-            times=group.times,
-            now=self._clock(),
-        )
 
     def check(self) -> None:
         """Asserts the invariants of every worker, and that each live request is in one place."""
@@ -294,33 +242,3 @@ class Cluster:
         assert len(held) == len(set(held)), "a request is in two queues"
         assert set(held) == self._requests.keys(), "a request is lost, or outlives its end"
         assert {group.request_id for group in held} == self._request_ids
-
-
-def _finished(seq: Sequence, handle: int) -> FinishedSequence:
-    assert seq.finish_reason is not None, "only finished sequences are reported"
-    return FinishedSequence(
-        handle=handle,
-        index=seq.branch,
-        reason=seq.finish_reason,
-        stop_token_id=seq.stop_token_id,
-        error_message=seq.error_message,
-    )
-
-
-def _never_fits(group: SequenceGroup) -> RequestFailure:
-    if group.num_sequences == 1:
-        sequences, fit = "1 sequence", "fits"
-    else:
-        sequences, fit = f"{group.num_sequences} sequences", "fit"
-    return RequestFailure(
-        FailureCode.RESOURCE_EXHAUSTED,
-        f"{sequences} of {group.num_prompt_tokens} prompt tokens and up to"
-        f" {group.max_tokens} more {fit} no worker's KV cache; lower max_tokens or n",
-    )
-
-
-def _breaks_workers(group: SequenceGroup) -> RequestFailure:
-    return RequestFailure(
-        FailureCode.INTERNAL,
-        f"{group.num_lost_workers} workers were lost while they worked on the request",
-    )

@@ -13,11 +13,12 @@ import grpc
 from protos.scheduler.v1 import scheduler_pb2 as pb
 from protos.scheduler.v1 import scheduler_pb2_grpc as pb_grpc
 from rpc.errors import Aborted, FailedPrecondition, InvalidArgument, Unavailable
-from scheduler_svc.cluster import RETRY_AFTER_S, Cluster
+from scheduler_svc.cluster import Cluster
 from scheduler_svc.config import CacheShape, SchedulerConfig
 from scheduler_svc.cost import CostModel
 from scheduler_svc.engine import Engine
 from scheduler_svc.model import ModelInfo, TokenizerFiles, WorkerCapacity
+from scheduler_svc.refusals import RETRY_AFTER_S
 from scheduler_svc.scheduler import Scheduler
 from scheduler_svc.worker_client import WorkerClient, WorkerLostError
 

@@ -11,8 +11,9 @@ from protos.scheduler.v1 import scheduler_pb2 as pb
 from protos.scheduler.v1 import scheduler_pb2_grpc as pb_grpc
 from rpc.errors import InvalidArgument, Unavailable
 from scheduler_svc import codec
-from scheduler_svc.cluster import RETRY_AFTER_S, Cluster, WorkerEngine
+from scheduler_svc.cluster import Cluster, WorkerEngine
 from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.refusals import RETRY_AFTER_S
 from scheduler_svc.session import Session
 
 CHUNK_BYTES = 1 << 20

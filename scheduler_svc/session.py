@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from rpc.errors import InvalidArgument, ResourceExhausted
-from scheduler_svc.cluster import Cluster, Request
+from scheduler_svc.cluster import Cluster
+from scheduler_svc.publishing import Request
 from scheduler_svc.router_messages import RouterMessage
 from scheduler_svc.sequence import SequenceGroup
 
