@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 
 from protos.scheduler.v1 import scheduler_pb2_grpc as pb_grpc
 from rpc.server import INTERNAL_MAX_RECEIVE_BYTES, Server, run_until_signalled
+from scheduler_svc.assembly import make_cluster
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.registry_servicer import WorkerRegistryServicer
@@ -32,7 +33,7 @@ async def run(config: SchedulerConfig) -> None:
 @contextlib.asynccontextmanager
 async def serving(config: SchedulerConfig) -> AsyncIterator[tuple[Server, Cluster]]:
     """A started scheduler, for as long as the context lasts."""
-    cluster = Cluster(max_queued_requests=config.max_queued_requests)
+    cluster = make_cluster(config)
     server = Server(
         host=config.host,
         port=config.port,

@@ -13,13 +13,12 @@ import grpc
 from protos.scheduler.v1 import scheduler_pb2 as pb
 from protos.scheduler.v1 import scheduler_pb2_grpc as pb_grpc
 from rpc.errors import Aborted, FailedPrecondition, InvalidArgument, Unavailable
+from scheduler_svc.assembly import make_scheduler
 from scheduler_svc.cluster import Cluster
-from scheduler_svc.config import CacheShape, SchedulerConfig
-from scheduler_svc.cost import CostModel
+from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.engine import Engine
-from scheduler_svc.model import ModelInfo, TokenizerFiles, WorkerCapacity
+from scheduler_svc.model import ModelInfo, TokenizerFiles
 from scheduler_svc.refusals import RETRY_AFTER_S
-from scheduler_svc.scheduler import Scheduler
 from scheduler_svc.worker_client import WorkerClient, WorkerLostError
 
 logger = logging.getLogger(__name__)
@@ -70,7 +69,9 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
             files = await worker.tokenizer_files()
             _check_tokenizer(model, files)
             self._cluster.tokenizer_files = files
-        scheduler = self._scheduler(model, capacity)
+        scheduler = make_scheduler(
+            self._config, model=model, capacity=capacity, admission=self._cluster.admission
+        )
         await worker.open(
             num_gpu_blocks=scheduler.blocks.gpu.num_blocks,
             num_cpu_blocks=scheduler.blocks.cpu.num_blocks,
@@ -82,28 +83,6 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
             publish=self._cluster.publish,
             max_steps_in_flight=self._config.max_steps_in_flight,
             step_timeout_s=self._config.step_timeout_s,
-        )
-
-    def _scheduler(self, model: ModelInfo, capacity: WorkerCapacity) -> Scheduler:
-        config = self._config
-        return Scheduler(
-            limits=config.limits.within(capacity.limits),
-            cache=CacheShape(
-                block_size=capacity.block_size,
-                num_gpu_blocks=_at_most(config.num_gpu_blocks_override, capacity.num_gpu_blocks),
-                num_cpu_blocks=_at_most(config.num_cpu_blocks_override, capacity.num_cpu_blocks),
-                watermark=config.watermark,
-                max_model_len=model.max_model_len,
-                prefix_caching=config.prefix_caching,
-            ),
-            admission=self._cluster.admission,
-            preemption_mode=config.preemption_mode,
-            cost=CostModel(
-                block_bytes=capacity.block_bytes,
-                copy_bytes_per_s=capacity.copy_bytes_per_s,
-                prefill_tokens_per_s=capacity.prefill_tokens_per_s,
-            ),
-            eos_token_ids=frozenset(model.eos_token_ids),
         )
 
     async def _lease(
@@ -184,10 +163,6 @@ def tokenizer_sha256(files: TokenizerFiles) -> str:
     for name, content in sorted(files.items()):
         digest.update(name.encode() + b"\0" + len(content).to_bytes(8, "little") + content)
     return digest.hexdigest()
-
-
-def _at_most(wanted: int | None, available: int) -> int:
-    return available if wanted is None else min(wanted, available)
 
 
 def _describe(engine: Engine) -> str:
