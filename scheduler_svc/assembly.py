@@ -18,7 +18,11 @@ def make_cluster(
 
 
 def make_scheduler(
-    config: SchedulerConfig, *, model: ModelInfo, capacity: WorkerCapacity, admission: AdmissionQueue
+    config: SchedulerConfig,
+    *,
+    model: ModelInfo,
+    capacity: WorkerCapacity,
+    admission: AdmissionQueue,
 ) -> Scheduler:
     """Returns the scheduler of a worker that joins, within what it can hold."""
     return Scheduler(

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 
 from scheduler_svc.cluster import MAX_LOST_WORKERS, Cluster
-from scheduler_svc.publishing import Request
 from scheduler_svc.errors import FailureCode
+from scheduler_svc.publishing import Request
 from scheduler_svc.router_messages import EndedRequest, RouterMessage
 from scheduler_svc.sequence import GroupTimes, SamplingParams, SequenceGroup
 from tests.scheduler_svc.make import (
