@@ -4,7 +4,7 @@ from router.branch import Branch, make_branches
 from router.outputs import Delta, Finish, FinishReason, TokenLogprobs
 from router.sampling import SamplingParams
 from router.tokenizer import Tokenizer
-from scheduler_svc import cluster
+from scheduler_svc import publishing
 from scheduler_svc.plan import TokenLogprobs as PlanLogprobs
 from scheduler_svc.router_messages import EndedRequest, FinishedSequence
 from scheduler_svc.sequence import SequenceGroup
@@ -59,7 +59,7 @@ class LocalRequest:
         self.handle = handle
         self.group = group
         self.has_stop_strings = bool(params.stop)
-        self.queued: cluster.Request | None = None
+        self.queued: publishing.Request | None = None
         """What the cluster knows it by, once it is let in."""
         self.ended: EndedRequest | None = None
         self.is_aborted = False
