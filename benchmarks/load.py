@@ -1,15 +1,39 @@
-"""A closed loop: so many clients, each with one request after the other, through the public API."""
+"""A closed loop: so many clients, each with one request after the other, against any server.
+
+A server is a `Stream`: a call that sends one prompt of token ids and yields how many tokens each
+message of the answer brings. benchmarks/peers has one for us and one for each peer.
+"""
 
 import asyncio
+import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
 
 import numpy as np
 
 from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc as pb_grpc
 from rpc.client import open_channel
+
+
+class Stream(Protocol):
+    """Greedy, the end of sequence ignored: exactly `max_tokens` come."""
+
+    def __call__(self, token_ids: list[int], *, max_tokens: int) -> AsyncIterator[int]: ...
+
+
+class WrongTokenCount(RuntimeError):
+    """A server has given more or fewer tokens than it was asked for."""
+
+
+def random_prompts(*, vocab_size: int, num_tokens: int, seed: int = 0) -> Iterator[list[int]]:
+    """Yields prompts of one length for ever, the same ones for a seed."""
+    rng = np.random.default_rng(seed)
+    while True:
+        yield rng.integers(0, vocab_size, num_tokens).tolist()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,12 +45,10 @@ class Workload:
     vocab_size: int
     seed: int = 0
 
-    def requests(self) -> Iterator[pb.GenerateRequest]:
-        rng = np.random.default_rng(self.seed)
-        while True:
-            ids = rng.integers(0, self.vocab_size, self.prompt_tokens).tolist()
-            params = pb.SamplingParams(temperature=0, max_tokens=self.max_tokens, ignore_eos=True)
-            yield pb.GenerateRequest(token_ids=pb.TokenIds(ids=ids), sampling_params=params)
+    def prompts(self) -> Iterator[list[int]]:
+        return random_prompts(
+            vocab_size=self.vocab_size, num_tokens=self.prompt_tokens, seed=self.seed
+        )
 
 
 @dataclass(slots=True)
@@ -43,34 +65,28 @@ class Measured:
         return self.num_tokens / self.duration_s
 
 
-async def closed_loop(
-    address: str, workload: Workload, *, concurrency: int, num_requests: int
+async def drive(
+    stream: Stream, prompts: Sequence[list[int]], *, max_tokens: int, concurrency: int
 ) -> Measured:
-    """Runs `num_requests` requests, `concurrency` at a time."""
+    """Sends every prompt once, `concurrency` at a time. Raises WrongTokenCount."""
     measured = Measured()
-    requests = workload.requests()
-    pending = iter(range(num_requests))
-    async with open_channel(address) as channel:
-        stub = pb_grpc.InferenceServiceStub(channel)
+    pending = iter(prompts)
 
-        async def client() -> None:
-            for _ in pending:
-                await _one(stub, next(requests), measured)
+    async def client() -> None:
+        for token_ids in pending:
+            await _one(stream, token_ids, max_tokens, measured)
 
-        start = time.perf_counter()
-        await asyncio.gather(*(client() for _ in range(concurrency)))
-        measured.duration_s = time.perf_counter() - start
+    start = time.perf_counter()
+    await asyncio.gather(*(client() for _ in range(concurrency)))
+    measured.duration_s = time.perf_counter() - start
     return measured
 
 
-async def _one(
-    stub: pb_grpc.InferenceServiceStub, request: pb.GenerateRequest, measured: Measured
-) -> None:
+async def _one(stream: Stream, token_ids: list[int], max_tokens: int, measured: Measured) -> None:
     last = start = time.perf_counter()
     num_tokens = 0
-    async for response in stub.Generate(request):
+    async for new_tokens in stream(token_ids, max_tokens=max_tokens):
         now = time.perf_counter()
-        new_tokens = sum(len(output.token_ids) for output in response.outputs)
         if not new_tokens:
             continue
         if not num_tokens:
@@ -79,8 +95,29 @@ async def _one(
             measured.between_tokens_s += [(now - last) / new_tokens] * new_tokens
         num_tokens += new_tokens
         last = now
-    assert num_tokens == request.sampling_params.max_tokens, "a request ended early"
+    if num_tokens != max_tokens:
+        raise WrongTokenCount(f"{num_tokens} tokens came where {max_tokens} were asked for")
     measured.num_tokens += num_tokens
+
+
+async def closed_loop(
+    address: str, workload: Workload, *, concurrency: int, num_requests: int
+) -> Measured:
+    """Runs `num_requests` requests against our public gRPC API, `concurrency` at a time."""
+    prompts = list(itertools.islice(workload.prompts(), num_requests))
+    async with open_channel(address) as channel:
+        stream = partial(generate, pb_grpc.InferenceServiceStub(channel))
+        return await drive(stream, prompts, max_tokens=workload.max_tokens, concurrency=concurrency)
+
+
+async def generate(
+    stub: pb_grpc.InferenceServiceStub, token_ids: Iterable[int], *, max_tokens: int
+) -> AsyncIterator[int]:
+    """A `Stream` over our public gRPC API, bound to a stub."""
+    params = pb.SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+    request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=token_ids), sampling_params=params)
+    async for response in stub.Generate(request):
+        yield sum(len(output.token_ids) for output in response.outputs)
 
 
 def percentile_ms(values_s: list[float], percentile: float) -> float:

@@ -1,0 +1,157 @@
+"""What is under test: a process tree that is started, asked, frozen between turns and ended.
+
+The cores are shared, so only one tree may run at a time. One that starts in seconds is ended after
+its turn; one that takes a minute is stopped by SIGSTOP instead, and goes on later.
+"""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+from typing import ClassVar
+
+import psutil
+
+from benchmarks.process_usage import Usage, tree, usage_of
+
+HOST = "127.0.0.1"
+READY_TIMEOUT_S = 300.0
+END_TIMEOUT_S = 20.0
+_POLL_S = 0.05
+_LOG_TAIL_BYTES = 2000
+
+
+class PeerUnavailable(Exception):
+    """A peer is not installed, or did not start; says why in one line."""
+
+
+class PeerProcess(ABC):
+    """One participant: `start` before each turn, `rest` after it, `stop` at the end."""
+
+    name: ClassVar[str]
+    freezes: ClassVar[bool] = False
+    """Whether it starts so slowly that it is frozen between turns."""
+
+    def __init__(self, *, log_folder: Path, extra_arguments: tuple[str, ...] = ()) -> None:
+        self.extra_arguments = extra_arguments
+        self.port = 0
+        self.start_to_ready_s = float("nan")
+        self._log_path = log_folder / f"{self.name.replace(' ', '-')}.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """Of the process at the top, which must have been started."""
+        assert self._process is not None, "it must have been started"
+        return self._process.pid
+
+    @abstractmethod
+    def command(self) -> list[str]:
+        """Returns the command line that listens on `self.port`. Raises PeerUnavailable."""
+
+    @abstractmethod
+    async def is_ready(self) -> bool:
+        """Whether it would serve now."""
+
+    def environment(self) -> dict[str, str]:
+        """What the process gets beside our own environment."""
+        return {}
+
+    def process_name(self, process: psutil.Process) -> str:
+        """What the CPU time of a process of its tree is listed under."""
+        return process.name()
+
+    async def start(self) -> None:
+        """Starts it, or lets it go on, and returns when it serves. Raises PeerUnavailable."""
+        if self._process is not None:
+            self._signal_all(signal.SIGCONT)
+            await self._until_ready()
+            return
+        self.port = free_port()
+        command = self.command()
+        started = time.perf_counter()
+        with self._log_path.open("ab") as log:
+            self._process = subprocess.Popen(  # noqa: ASYNC220 (nothing else runs here yet)
+                command,
+                env=os.environ | self.environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        await self._until_ready()
+        self.start_to_ready_s = time.perf_counter() - started
+
+    def rest(self) -> None:
+        """Takes it off the cores until its next turn."""
+        if self.freezes:
+            self._signal_all(signal.SIGSTOP)
+        else:
+            self.stop()
+
+    def stop(self) -> None:
+        """Ends all of it."""
+        if self._process is None:
+            return
+        processes = tree(self._process.pid)
+        self._signal_all(signal.SIGCONT)
+        self._process.terminate()
+        _, alive = psutil.wait_procs(processes, timeout=END_TIMEOUT_S)
+        for process in alive:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        self._process.wait()
+        self._process = None
+
+    def usage(self) -> Usage:
+        """CPU and memory of all of it, by process."""
+        return usage_of(self.pid, self.process_name)
+
+    def _signal_all(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            for process in tree(self._process.pid):
+                with suppress(psutil.NoSuchProcess):
+                    process.send_signal(number)
+
+    async def _until_ready(self) -> None:
+        assert self._process is not None
+        ends_at = time.monotonic() + READY_TIMEOUT_S
+        while not await self.is_ready():
+            if (status := self._process.poll()) is not None:
+                self._process = None
+                raise PeerUnavailable(f"ended with status {status}: {self._last_words()}")
+            if time.monotonic() > ends_at:
+                self.stop()
+                raise PeerUnavailable(f"not ready within {READY_TIMEOUT_S:.0f} s")
+            await asyncio.sleep(_POLL_S)
+
+    def _last_words(self) -> str:
+        lines = self._log_path.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace").split("\n")
+        return next((line.strip() for line in reversed(lines) if line.strip()), "nothing said")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+def existing(path: Path) -> Path:
+    """Raises PeerUnavailable if a peer's file is not there."""
+    if not path.exists():
+        raise PeerUnavailable(f"not installed: no {path.name} in {path.parent}")
+    return path
+
+
+class ServerProcess(PeerProcess):
+    """A participant that serves requests."""
+
+    @abstractmethod
+    def stream(self, token_ids: list[int], *, max_tokens: int) -> AsyncIterator[int]:
+        """Sends one request; yields how many tokens each message brings."""

@@ -1,0 +1,29 @@
+"""transformers' continuous batching."""
+
+import json
+
+import torch
+from serve_lines import parse_arguments, serve
+from transformers import AutoModelForCausalLM, GenerationConfig
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    torch.set_num_threads(arguments.num_threads)
+    model = AutoModelForCausalLM.from_pretrained(
+        arguments.model, dtype=torch.bfloat16, attn_implementation="paged|sdpa"
+    )
+    options = json.loads(arguments.options)
+
+    def generate(prompts: list[list[int]], max_tokens: int) -> list[int]:
+        config = GenerationConfig(
+            max_new_tokens=max_tokens, do_sample=False, eos_token_id=-1, **options
+        )
+        results = model.generate_batch(prompts, generation_config=config, progress_bar=False)
+        return [len(result.generated_tokens) for result in results.values()]
+
+    serve(arguments.port, generate)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""Ourselves: `signalbox serve`, asked over the public gRPC API."""
+
+import sys
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+
+import grpc
+import psutil
+
+from benchmarks.load import generate
+from benchmarks.peers.process import HOST, ServerProcess
+from protos.inference.v1 import inference_pb2 as pb
+from protos.inference.v1 import inference_pb2_grpc as pb_grpc
+from rpc.client import open_channel
+
+_SERVICES = ("router", "scheduler", "worker")
+
+
+class SignalboxServer(ServerProcess):
+    """The local stack of one model."""
+
+    name = "signalbox"
+
+    def __init__(
+        self, model: Path | None, *, log_folder: Path, extra_arguments: tuple[str, ...] = ()
+    ) -> None:
+        """Without a model its worker is simulated."""
+        super().__init__(log_folder=log_folder, extra_arguments=extra_arguments)
+        self._model = model
+        self._channel: grpc.aio.Channel | None = None
+
+    def command(self) -> list[str]:
+        model = str(self._model) if self._model else "--simulate"
+        serve = ["serve", model, "--port", str(self.port), "--log-level", "warning"]
+        return [sys.executable, "-m", "signalbox.cli", *serve, *self.extra_arguments]
+
+    async def is_ready(self) -> bool:
+        self._channel = self._channel or open_channel(f"{HOST}:{self.port}")
+        with suppress(grpc.aio.AioRpcError):
+            await pb_grpc.InferenceServiceStub(self._channel).GetModel(pb.GetModelRequest())
+            return True
+        return False
+
+    def stream(self, token_ids: list[int], *, max_tokens: int) -> AsyncIterator[int]:
+        assert self._channel is not None, "it must be ready"
+        stub = pb_grpc.InferenceServiceStub(self._channel)
+        return generate(stub, token_ids, max_tokens=max_tokens)
+
+    def stop(self) -> None:
+        super().stop()
+        self._channel = None
+
+    def process_name(self, process: psutil.Process) -> str:
+        return next((word for word in process.cmdline() if word in _SERVICES), "serve")
+
+
+class QuantizedSignalboxServer(SignalboxServer):
+    """The same over the weights as the file has them."""
+
+    name = "signalbox quantized"

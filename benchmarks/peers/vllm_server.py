@@ -1,0 +1,121 @@
+"""vLLM on a CPU, by its OpenAI HTTP server and by its gRPC server.
+
+The setting is the best that we know on two cores: both threads bound, no core reserved, Intel's
+OpenMP preloaded.
+"""
+
+from collections.abc import AsyncIterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import grpc
+import psutil
+from smg_grpc_proto import vllm_engine_pb2 as pb
+from smg_grpc_proto import vllm_engine_pb2_grpc as pb_grpc
+
+from benchmarks.peers.http_stream import is_healthy, post_for_events
+from benchmarks.peers.process import HOST, ServerProcess, existing
+from rpc.client import open_channel
+
+
+def vllm_environment(folder: Path, *, num_threads: int) -> dict[str, str]:
+    """What vLLM's process needs to be at its best."""
+    return {
+        "LD_PRELOAD": str(existing(folder / "vllm/lib/libiomp5.so")),
+        "VLLM_CPU_OMP_THREADS_BIND": f"0-{num_threads - 1}",
+        "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
+        "OMP_NUM_THREADS": str(num_threads),
+        "VLLM_CPU_KVCACHE_SPACE": "2",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+
+
+class _VllmServer(ServerProcess):
+    freezes = True
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        num_threads: int,
+        log_folder: Path,
+        extra_arguments: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(log_folder=log_folder, extra_arguments=extra_arguments)
+        self._folder = folder
+        self._num_threads = num_threads
+
+    def environment(self) -> dict[str, str]:
+        return vllm_environment(self._folder, num_threads=self._num_threads)
+
+    def process_name(self, process: psutil.Process) -> str:
+        return "engine" if "EngineCore" in " ".join(process.cmdline()) else "server"
+
+    def _command(self, module: str) -> list[str]:
+        python = existing(self._folder / "vllm/bin/python")
+        model = existing(self._folder / "smol/model.safetensors").parent
+        options = ["--model", str(model), "--dtype", "bfloat16", "--port", str(self.port)]
+        return [str(python), "-m", module, *options, *self.extra_arguments]
+
+
+class VllmHttpServer(_VllmServer):
+    """Its OpenAI server; each event says how many tokens have come so far."""
+
+    name = "vLLM HTTP"
+
+    def command(self) -> list[str]:
+        options = ["--host", HOST, "--served-model-name", "m"]
+        return [*self._command("vllm.entrypoints.openai.api_server"), *options]
+
+    async def is_ready(self) -> bool:
+        return await is_healthy(HOST, self.port)
+
+    async def stream(
+        self, token_ids: list[int], *, max_tokens: int, beam_width: int = 1
+    ) -> AsyncIterator[int]:
+        body: dict[str, Any] = {
+            "model": "m",
+            "prompt": token_ids,
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        }
+        num_tokens = 0
+        async for event in post_for_events(HOST, self.port, "/v1/completions", body):
+            so_far = event["usage"]["completion_tokens"]
+            yield so_far - num_tokens
+            num_tokens = so_far
+
+
+class VllmGrpcServer(_VllmServer):
+    """Its gRPC server: token ids in, token ids out, as behind a gateway."""
+
+    name = "vLLM gRPC"
+    _ids = count()
+
+    def command(self) -> list[str]:
+        return [*self._command("vllm.entrypoints.grpc_server"), "--host", HOST]
+
+    async def is_ready(self) -> bool:
+        self._channel = open_channel(f"{HOST}:{self.port}")
+        stub = pb_grpc.VllmEngineStub(self._channel)
+        try:
+            return bool((await stub.HealthCheck(pb.HealthCheckRequest())).healthy)
+        except grpc.aio.AioRpcError:
+            return False
+
+    async def stream(self, token_ids: list[int], *, max_tokens: int) -> AsyncIterator[int]:
+        request = pb.GenerateRequest(
+            request_id=f"r{next(self._ids)}",
+            tokenized=pb.TokenizedInput(input_ids=token_ids),
+            sampling_params=pb.SamplingParams(
+                temperature=0, top_p=1, max_tokens=max_tokens, ignore_eos=True, n=1
+            ),
+            stream=True,
+        )
+        async for response in pb_grpc.VllmEngineStub(self._channel).Generate(request):
+            yield len(response.chunk.token_ids)
