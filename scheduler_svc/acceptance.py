@@ -15,6 +15,7 @@ from scheduler_svc.sequence import (
     next_seq_id,
 )
 from scheduler_svc.steady import SteadyLane
+from scheduler_svc.timeline import EventKind
 from scheduler_svc.worker_view import WorkerView
 
 
@@ -104,6 +105,8 @@ class Acceptance:
             self._fail(seq, f"the worker drew {len(rows)} of {num_samples} tokens", outcome, now)
             return
         branches = [seq, *self._branch_off(seq, num_samples - 1)]
+        if num_samples > 1:
+            seq.group.timeline.add(EventKind.FORKED, now, num_sequences=num_samples)
         for branch, row in zip(branches, rows, strict=True):
             outcome.tokens.append((branch, answer.token_ids[row], answer.logprobs.get(row)))
             self._accept_token(branch, answer.token_ids[row], outcome, now)
@@ -130,6 +133,7 @@ class Acceptance:
         group = seq.group
         if group.times.first_token is None:
             group.times.first_token = now
+            group.timeline.add(EventKind.FIRST_TOKEN, now)
             self.num_prompt_tokens += group.num_prompt_tokens
         seq.output_token_ids.append(token_id)
         self.num_generated_tokens += 1
@@ -157,6 +161,10 @@ class Acceptance:
         group = seq.group
         group.times.last_token = now
         self._endings.end(seq, reason)
+        if group.num_sequences > 1:
+            group.timeline.add(
+                EventKind.SEQUENCE_FINISHED, now, detail=reason.name, branch=seq.branch
+            )
         outcome.finished.append(seq)
         if group.is_finished:
             if _has_failed(group):

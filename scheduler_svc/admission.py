@@ -8,6 +8,7 @@ import bisect
 from collections.abc import Callable, Iterator
 
 from scheduler_svc.sequence import SequenceGroup
+from scheduler_svc.waits import WaitLedger
 
 Priority = Callable[[SequenceGroup], tuple[float, ...]]
 
@@ -22,6 +23,7 @@ class AdmissionQueue:
 
     def __init__(self, priority: Priority = first_come_first_served) -> None:
         self.priority = priority
+        self.waits = WaitLedger()
         self._groups: list[SequenceGroup] = []
 
     def __len__(self) -> int:
@@ -37,6 +39,19 @@ class AdmissionQueue:
     def started(self) -> Iterator[SequenceGroup]:
         """Those that a worker has worked on, which a worker that drains still takes."""
         return (group for group in self._groups if group.has_started)
+
+    def num_ahead(self, group: SequenceGroup) -> int:
+        """Returns how many wait before a group that waits."""
+        return self._groups.index(group)
+
+    def note_arrival(self, group: SequenceGroup, now: float) -> None:
+        """Notes in a group's timeline that it has come to wait here."""
+        group.timeline.queued(
+            now,
+            num_ahead=self.num_ahead(group),
+            num_waiting=len(self._groups),
+            ledger=self.waits,
+        )
 
     def add(self, group: SequenceGroup) -> None:
         bisect.insort(self._groups, group, key=self.priority)

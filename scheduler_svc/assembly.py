@@ -14,7 +14,11 @@ from scheduler_svc.scheduler import Scheduler
 def make_cluster(
     config: SchedulerConfig, *, clock: Callable[[], float] = time.monotonic
 ) -> Cluster:
-    return Cluster(max_queued_requests=config.max_queued_requests, clock=clock)
+    return Cluster(
+        max_queued_requests=config.max_queued_requests,
+        explain_history=config.explain_history,
+        clock=clock,
+    )
 
 
 def make_scheduler(
@@ -23,6 +27,7 @@ def make_scheduler(
     model: ModelInfo,
     capacity: WorkerCapacity,
     admission: AdmissionQueue,
+    worker_name: str,
 ) -> Scheduler:
     """Returns the scheduler of a worker that joins, within what it can hold."""
     return Scheduler(
@@ -43,6 +48,7 @@ def make_scheduler(
             prefill_tokens_per_s=capacity.prefill_tokens_per_s,
         ),
         eos_token_ids=frozenset(model.eos_token_ids),
+        worker_name=worker_name,
     )
 
 

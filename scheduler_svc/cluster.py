@@ -14,6 +14,7 @@ from typing import Protocol
 from scheduler_svc import tracing
 from scheduler_svc.admission import AdmissionQueue
 from scheduler_svc.errors import FailureCode, RequestFailure
+from scheduler_svc.explain import Explanation, History, explain
 from scheduler_svc.model import ModelInfo, TokenizerFiles
 from scheduler_svc.plan import StepOutcome
 from scheduler_svc.publishing import Request, RouterSession, ended_request, router_messages
@@ -22,6 +23,7 @@ from scheduler_svc.request_checks import find_fault
 from scheduler_svc.router_messages import RouterMessage
 from scheduler_svc.scheduler import Scheduler
 from scheduler_svc.sequence import FinishReason, SequenceGroup, SequenceStatus, make_group
+from scheduler_svc.timeline import EventKind
 
 logger = logging.getLogger(__name__)
 
@@ -52,12 +54,17 @@ class Cluster:
     """The requests that live, the queue that they wait in, and the engines that serve them."""
 
     def __init__(
-        self, *, max_queued_requests: int, clock: Callable[[], float] = time.monotonic
+        self,
+        *,
+        max_queued_requests: int,
+        explain_history: int = 1024,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.admission = AdmissionQueue()
         self.engines: list[WorkerEngine] = []
         self.model: ModelInfo | None = None
         self.tokenizer_files: TokenizerFiles = {}
+        self.history = History(explain_history)
         self._max_queued_requests = max_queued_requests
         self._clock = clock
         self._requests: dict[SequenceGroup, Request] = {}
@@ -89,6 +96,7 @@ class Cluster:
         if group.deadline is not None:
             heapq.heappush(self._deadlines, (group.deadline, next(self._tiebreak), group))
         self.admission.add(group)
+        self.admission.note_arrival(group, group.times.arrival)
         self.wake()
         return request
 
@@ -175,6 +183,14 @@ class Cluster:
         del self._requests[group]
         self._request_ids.discard(group.request_id)
         tracing.record_request(group, now=self._clock())
+        self.history.keep(group, self._clock())
+
+    def explain(self, request_id: str) -> Explanation | None:
+        """Says what happened to a request that lives, or ended not long ago."""
+        for group in self._requests:
+            if group.request_id == request_id:
+                return explain(group, self.admission, now=self._clock())
+        return self.history.find(request_id)
 
     # Workers
 
@@ -194,12 +210,14 @@ class Cluster:
             return
         self.engines.remove(engine)
         is_lost = engine.scheduler.is_accepting  # else it has announced that it goes
-        groups = engine.scheduler.evacuate()
+        groups, now = engine.scheduler.evacuate(), self._clock()
         if groups:
             logger.warning("worker %s left %d requests", engine.worker.address, len(groups))
         for group in groups:
             group.num_lost_workers += is_lost
             self.admission.add(group)
+            group.timeline.add(EventKind.MOVED, now, detail="lost" if is_lost else "drained")
+            self.admission.note_arrival(group, now)
         self._end_stranded()
         self.wake()
 

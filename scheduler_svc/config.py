@@ -70,6 +70,8 @@ class SchedulerConfig:
     num_cpu_blocks_override: int | None = None
     max_steps_in_flight: int = 2
     max_queued_requests: int = 4096
+    explain_history: int = 1024
+    """Requests that can still be explained after they have ended."""
     heartbeat_interval_s: float = 0.5
     lease_s: float = 3.0
     """A worker that is silent for so long is lost."""

@@ -35,6 +35,8 @@ class StepPlan:
     step_id: int
     token_budget: int
     """Tokens that may still be added."""
+    planned_at: float = 0.0
+    """Seconds of the scheduler's clock."""
     seqs: list[Sequence] = field(default_factory=list)
     num_new_tokens: list[int] = field(default_factory=list)
     num_samples: list[int] = field(default_factory=list)

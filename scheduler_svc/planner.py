@@ -15,6 +15,8 @@ from scheduler_svc.preemption import Preemption
 from scheduler_svc.queues import GroupQueues
 from scheduler_svc.sequence import Sequence, SequenceGroup, SequenceStatus
 from scheduler_svc.steady import SteadyLane
+from scheduler_svc.timeline import EventKind
+from scheduler_svc.waits import WaitReason
 from scheduler_svc.worker_view import WorkerView
 
 LOOK_AHEAD = 8  # groups that a worker looks past when it is too small for the first
@@ -33,6 +35,7 @@ class Planner:
         view: WorkerView,
         preemption: Preemption,
         endings: Endings,
+        worker_name: str = "",
     ) -> None:
         self.num_prefix_queries = 0  # tokens asked for, and found
         self.num_prefix_hits = 0
@@ -43,6 +46,8 @@ class Planner:
         self._view = view
         self._preemption = preemption
         self._endings = endings
+        self._worker_name = worker_name
+        self._obstacle = WaitReason.NEXT_STEP  # what the first of the queue lacks, if it was asked
 
     def fill(self, plan: StepPlan, now: float) -> None:
         """Adds to an empty plan all that it has tokens, sequences and blocks for."""
@@ -53,13 +58,14 @@ class Planner:
         if not plan.is_short_of_blocks:  # who was just evicted must not push others back in
             self._add_swapped(plan, now)
             self._add_waiting(plan, now)
+        self._queues.admission.waits.note(self._what_waits(plan), now)
 
     def settle(self, plan: StepPlan) -> None:
         """Moves groups that have begun to decode to the lane; out of it while blocks are short."""
         if plan.is_short_of_blocks:
             self._lane.release_all()
             return
-        decoding = {seq.group for seq in plan.seqs if seq.steady_row < 0}
+        decoding = dict.fromkeys(seq.group for seq in plan.seqs if seq.steady_row < 0)  # in order
         self._lane.join(group for group in decoding if self._lane.can_join(group))
 
     # Those who run
@@ -88,8 +94,21 @@ class Planner:
                     self._add_prefill(plan, seq)
 
     def _add_prefill(self, plan: StepPlan, seq: Sequence) -> None:
-        if seq.block_table or self._start_sibling(plan, seq):
-            self._view.add(plan, seq, min(seq.num_remaining_tokens, plan.token_budget))
+        starts = not seq.block_table
+        if starts and not self._start_sibling(plan, seq):
+            return
+        self._add_chunk(plan, seq, num_cached_tokens=seq.num_computed_tokens if starts else 0)
+
+    def _add_chunk(self, plan: StepPlan, seq: Sequence, *, num_cached_tokens: int = 0) -> None:
+        num_new_tokens = min(seq.num_remaining_tokens, plan.token_budget)
+        self._view.add(plan, seq, num_new_tokens)
+        seq.group.timeline.add(
+            EventKind.PREFILL,
+            plan.planned_at,
+            step_id=plan.step_id,
+            num_tokens=num_new_tokens,
+            num_cached_tokens=num_cached_tokens,
+        )
 
     def _start_sibling(self, plan: StepPlan, seq: Sequence) -> bool:
         """Lets a branch that is recomputed share what a sibling, or the cache, has of it."""
@@ -132,8 +151,16 @@ class Planner:
             if status is AllocStatus.LATER or not self._has_places(group):
                 return
             del swapped[0]
-            plan.swap_in += self._blocks.swap_in(group)
+            moved = self._blocks.swap_in(group)
+            plan.swap_in += moved
             self._resume(group, now)
+            group.timeline.add(
+                EventKind.RESUMED,
+                now,
+                step_id=plan.step_id,
+                num_blocks=len(moved),
+                is_swap=True,
+            )
             for seq in group.unfinished:
                 self._continue_swapped(plan, seq)
 
@@ -151,20 +178,44 @@ class Planner:
             group = self._next_waiting()
             if group is None:
                 return
-            self._queues.admission.remove(group)
+            admission = self._queues.admission
+            admission.remove(group)
+            group.timeline.scheduled(
+                admission.waits,
+                now,
+                worker=self._worker_name,
+                step_id=plan.step_id,
+                resumes=group.has_started,
+            )
             self._resume(group, now)
             seq = group.unfinished[0]
             self._start(seq, self._blocks.find_prefix(seq))
-            self._view.add(plan, seq, min(seq.num_remaining_tokens, plan.token_budget))
+            self._add_chunk(plan, seq, num_cached_tokens=seq.num_computed_tokens)
 
     def _next_waiting(self) -> SequenceGroup | None:
         """Returns the first group, or one behind it if this worker is too small for the first."""
         for group in itertools.islice(self._queues.candidates, LOOK_AHEAD):
             if not self.can_ever_run(group):
                 continue
-            fits = self._blocks.can_allocate(group) is AllocStatus.OK and self._has_places(group)
-            return group if fits else None
+            if not self._has_places(group):
+                self._obstacle = WaitReason.SEQUENCES
+                return None
+            if self._blocks.can_allocate(group) is not AllocStatus.OK:
+                self._obstacle = WaitReason.BLOCKS
+                return None
+            return group
+        self._obstacle = WaitReason.NO_WORKER
         return None
+
+    def _what_waits(self, plan: StepPlan) -> WaitReason:
+        """Says why this step leaves groups in the admission queue."""
+        if not self._queues.admission:
+            return WaitReason.NEXT_STEP
+        if plan.is_short_of_blocks:
+            return WaitReason.BLOCKS
+        if self._queues.swapped:
+            return WaitReason.SWAPPED_FIRST
+        return self._obstacle if plan.token_budget else WaitReason.TOKENS
 
     def can_ever_run(self, group: SequenceGroup) -> bool:
         """Says whether the group could run here if it were alone."""

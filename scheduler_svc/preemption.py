@@ -11,6 +11,7 @@ from scheduler_svc.cost import CostModel
 from scheduler_svc.plan import StepPlan
 from scheduler_svc.queues import GroupQueues
 from scheduler_svc.sequence import Sequence, SequenceGroup
+from scheduler_svc.timeline import EventKind
 from scheduler_svc.worker_view import WorkerView
 
 logger = logging.getLogger(__name__)
@@ -29,6 +30,7 @@ class Preemption:
         mode: PreemptionMode,
     ) -> None:
         self.num_preemptions = 0
+        self.num_recomputes = 0  # of those; the others were swapped
         self._queues = queues
         self._blocks = blocks
         self._view = view
@@ -49,30 +51,46 @@ class Preemption:
             if victim.is_steady or victim.is_inflight:  # steady: in this step
                 plan.yielding.append(victim)
                 return False
-            self._preempt(victim, plan, now)
+            self._preempt(victim, plan, now, by=seq.group)
             if victim is seq.group:
                 return False
         self._view.append_slots(plan, seq, 1)
         return True
 
-    def _preempt(self, group: SequenceGroup, plan: StepPlan, now: float) -> None:
+    def _preempt(
+        self, group: SequenceGroup, plan: StepPlan, now: float, *, by: SequenceGroup
+    ) -> None:
         plan.preempted.append(group)
         self.num_preemptions += 1
         group.num_preemptions += 1
         group.times.preempted_at = now
         for seq in group.unfinished:
             self._view.forget(seq)
-        if self._is_swapped_rather(group):
+        is_swap = self._is_swapped_rather(group)
+        group.timeline.add(
+            EventKind.PREEMPTED,
+            now,
+            step_id=plan.step_id,
+            num_blocks=self._blocks.num_distinct_blocks(group),
+            is_swap=is_swap,
+            other_request_id=by.request_id,
+        )
+        if is_swap:
             plan.swap_out += self._blocks.swap_out(group)
             self._queues.swap_out(group)
         else:
-            for seq in group.unfinished:
-                self._blocks.free(seq)
-                seq.forget_progress()
-            self._queues.set_back(group)
+            self._set_back(group, now)
         logger.info(
             "preempted %s: %d GPU blocks are free", group.request_id, self._blocks.gpu.num_free
         )
+
+    def _set_back(self, group: SequenceGroup, now: float) -> None:
+        self.num_recomputes += 1
+        for seq in group.unfinished:
+            self._blocks.free(seq)
+            seq.forget_progress()
+        self._queues.set_back(group)
+        group.timeline.wait(self._queues.admission.waits, now)
 
     def _is_swapped_rather(self, group: SequenceGroup) -> bool:
         """Chooses between swap and recompute; without room in the CPU pool it is recompute."""

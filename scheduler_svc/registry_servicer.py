@@ -70,7 +70,11 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
             _check_tokenizer(model, files)
             self._cluster.tokenizer_files = files
         scheduler = make_scheduler(
-            self._config, model=model, capacity=capacity, admission=self._cluster.admission
+            self._config,
+            model=model,
+            capacity=capacity,
+            admission=self._cluster.admission,
+            worker_name=worker.address,
         )
         await worker.open(
             num_gpu_blocks=scheduler.blocks.gpu.num_blocks,

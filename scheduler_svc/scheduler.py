@@ -39,7 +39,9 @@ class Scheduler:
         preemption_mode: PreemptionMode = PreemptionMode.AUTO,
         cost: CostModel | None = None,
         eos_token_ids: frozenset[int] = frozenset(),
+        worker_name: str = "",
     ) -> None:
+        self.worker_name = worker_name
         self.limits = limits
         self.cost = cost or CostModel()
         self.inflight: deque[StepPlan] = deque()
@@ -67,6 +69,7 @@ class Scheduler:
             view=view,
             preemption=self._preemption,
             endings=self._endings,
+            worker_name=worker_name,
         )
         self._acceptance = Acceptance(
             blocks=blocks,
@@ -80,7 +83,11 @@ class Scheduler:
 
     def schedule(self, now: float) -> StepPlan | None:
         """Plans one step and books its blocks; None if there is nothing to do."""
-        plan = StepPlan(step_id=self.num_steps + 1, token_budget=self.limits.max_num_batched_tokens)
+        plan = StepPlan(
+            step_id=self.num_steps + 1,
+            token_budget=self.limits.max_num_batched_tokens,
+            planned_at=now,
+        )
         self._planner.fill(plan, now)
         if plan.is_empty:
             return None

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from scheduler_svc.errors import RequestFailure
+from scheduler_svc.timeline import Timeline
 
 
 class SequenceStatus(Enum):
@@ -141,6 +142,16 @@ class GroupTimes:
             self.preempted_s += now - self.preempted_at
             self.preempted_at = None
 
+    def total_preempted(self, now: float) -> float:
+        """Returns the seconds spent preempted so far."""
+        return self.preempted_s + (0.0 if self.preempted_at is None else now - self.preempted_at)
+
+    def phases(self, now: float) -> tuple[float, float, float]:
+        """Returns the seconds until first scheduled, until the first token, and since then."""
+        scheduled = now if self.first_scheduled is None else self.first_scheduled
+        first_token = now if self.first_token is None else self.first_token
+        return scheduled - self.arrival, first_token - scheduled, now - first_token
+
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class SequenceGroup:
@@ -157,6 +168,7 @@ class SequenceGroup:
     num_cached_tokens: int = 0
     """Tokens of the prompt that were not computed because their blocks were found."""
     times: GroupTimes
+    timeline: Timeline = field(default_factory=Timeline, repr=False)
     traceparent: str = ""
     tracestate: str = ""
     sequences: list[Sequence] = field(default_factory=list)

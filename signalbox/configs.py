@@ -62,6 +62,7 @@ def scheduler_config(settings: SchedulerSettings) -> SchedulerConfig:
         num_cpu_blocks_override=settings.num_cpu_blocks_override,
         max_steps_in_flight=settings.max_steps_in_flight,
         max_queued_requests=settings.max_queued_requests,
+        explain_history=settings.explain_history,
         drain_timeout_s=settings.grace,
     )
 

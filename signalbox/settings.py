@@ -182,6 +182,11 @@ class PolicySettings(LimitSettings):
     max_queued_requests: int = Field(
         4096, gt=0, description="requests that may wait; more are refused"
     )
+    explain_history: int = Field(
+        1024,
+        ge=0,
+        description="requests that `signalbox explain` can still explain after their end",
+    )
 
 
 class DoorSettings(TraceSettings):

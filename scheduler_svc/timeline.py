@@ -1,0 +1,93 @@
+"""What happened to one request, and when: a short list of events, for whoever asks why it was slow.
+
+Events are changes: queued, scheduled, a chunk of prefill, preempted. None is noted for a token that
+is decoded, so that a step costs the same with and without timelines. Times are the scheduler's
+clock, passed in.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any, NamedTuple
+
+from scheduler_svc.waits import Account, Wait, WaitLedger
+
+KEPT_FIRST = 64
+KEPT_LAST = 192
+"""Of a request with more events than both together those between are dropped, and counted."""
+
+
+class EventKind(Enum):
+    """What happened; names as in explain.proto."""
+
+    QUEUED = auto()
+    SCHEDULED = auto()
+    PREFILL = auto()
+    FIRST_TOKEN = auto()
+    FORKED = auto()
+    PREEMPTED = auto()
+    RESUMED = auto()
+    MOVED = auto()
+    SEQUENCE_FINISHED = auto()
+    ENDED = auto()
+
+
+class Event(NamedTuple):
+    """One thing that happened; only the numbers that belong to its kind are set."""
+
+    kind: EventKind
+    at: float
+    worker: str = ""
+    step_id: int = 0
+    num_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_blocks: int = 0
+    """Moved between GPU and CPU, or given up to be recomputed."""
+    num_sequences: int = 0
+    branch: int = 0
+    num_ahead: int = 0
+    num_waiting: int = 0
+    is_swap: bool = False
+    other_request_id: str = ""
+    """For whom it was preempted; itself if nobody behind it could yield."""
+    detail: str = ""
+    waits: tuple[Wait, ...] = ()
+
+
+@dataclass(slots=True)
+class Timeline:
+    """The events of one request, in order."""
+
+    events: list[Event] = field(default_factory=list)
+    num_dropped: int = 0
+    worker: str = ""
+    """Where the request is, or was last."""
+    _waits_from: Account | None = None
+
+    def add(self, kind: EventKind, now: float, **numbers: Any) -> None:
+        """Notes an event at the worker where the request is."""
+        if len(self.events) >= KEPT_FIRST + KEPT_LAST:
+            del self.events[KEPT_FIRST]
+            self.num_dropped += 1
+        self.events.append(Event(kind, now, self.worker, **numbers))
+
+    def queued(self, now: float, *, num_ahead: int, num_waiting: int, ledger: WaitLedger) -> None:
+        """Notes that the request waits in the admission queue, behind so many of so many."""
+        self.wait(ledger, now)
+        self.add(EventKind.QUEUED, now, num_ahead=num_ahead, num_waiting=num_waiting)
+
+    def wait(self, ledger: WaitLedger, now: float) -> None:
+        """Begins to count what the request waits for in the admission queue."""
+        self._waits_from = ledger.account(now)
+
+    def scheduled(
+        self, ledger: WaitLedger, now: float, *, worker: str, step_id: int, resumes: bool
+    ) -> None:
+        """Notes that a worker took the request out of the admission queue, and why not earlier."""
+        waits, self._waits_from = self.waits(ledger, now), None
+        self.worker = worker
+        kind = EventKind.RESUMED if resumes else EventKind.SCHEDULED
+        self.add(kind, now, step_id=step_id, waits=waits)
+
+    def waits(self, ledger: WaitLedger, now: float) -> tuple[Wait, ...]:
+        """Returns what a request that is queued has waited for so far."""
+        return () if self._waits_from is None else ledger.since(self._waits_from, now)
