@@ -56,6 +56,8 @@ class Asked:
     """Empty asks for one."""
     model: str = ""
     """Empty is whatever is served."""
+    priority: int = 0
+    cache_salt: str = ""
     sampling: Mapping[str, Any] = field(default_factory=dict)
     """The fields that are set, under their proto names."""
     set_fields: Sequence[str] = ()
@@ -68,7 +70,7 @@ class Admission:
     def __init__(self, config: RouterConfig, scheduler: SchedulerConnection) -> None:
         self._config = config
         self._scheduler = scheduler
-        self._live_ids: set[str] = set()
+        self._live_ids: set[tuple[str, str]] = set()  # (tenant, request id)
 
     @property
     def num_live(self) -> int:
@@ -78,26 +80,29 @@ class Admission:
         """Checks what needs no tokens."""
         validation.check_model(asked.model, model)
         validation.refuse_unserved(asked.set_fields)
+        validation.check_priority(asked.priority)
+        validation.check_cache_salt(asked.cache_salt)
         validation.check_sampling(asked.sampling, model)
         self._check_prompt(asked.prompt, model)
 
     @contextmanager
-    def reserve(self, request_id: str) -> Iterator[str]:
+    def reserve(self, request_id: str, *, tenant: str = "") -> Iterator[str]:
         """Takes the id, or a new one for an empty one, for as long as the request lives."""
         request_id = request_id or uuid.uuid4().hex
         validation.check_request_id(request_id)
-        if request_id in self._live_ids:
+        live_id = (tenant, request_id)
+        if live_id in self._live_ids:
             raise AlreadyExists(f"a request with id {request_id!r} is live")
         if len(self._live_ids) >= self._config.max_live_requests:
             raise ResourceExhausted(
                 f"{len(self._live_ids)} requests are live, as many as this router takes",
                 retry_after_s=RETRY_AFTER_S,
             )
-        self._live_ids.add(request_id)
+        self._live_ids.add(live_id)
         try:
             yield request_id
         finally:
-            self._live_ids.remove(request_id)
+            self._live_ids.remove(live_id)
 
     async def tokenize(self, asked: Asked, model: ServedModel) -> list[int]:
         """Returns the prompt's tokens; they fit the model's window."""
@@ -112,6 +117,7 @@ class Admission:
         token_ids: list[int],
         *,
         request_id: str,
+        tenant: str = "",
         arrived_ns: int,
         time_remaining: TimeRemaining,
         trace_context: tuple[str, str],
@@ -132,6 +138,9 @@ class Admission:
             arrived_ns=arrived_ns,
             max_unread_tokens=self._config.max_unread_tokens,
             timeout_ns=timeout_ns(time_remaining),
+            tenant=tenant,
+            priority=asked.priority,
+            cache_salt=asked.cache_salt,
             trace_context=trace_context,
         )
         self._scheduler.submit(request)

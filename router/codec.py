@@ -50,6 +50,8 @@ def _asked(
         request_id=request.request_id,
         model=request.model,
         prompt=prompt,
+        priority=request.priority,
+        cache_salt=request.cache_salt,
         sampling=sampling,
         set_fields=[*_set_fields(request), *(f"sampling_params.{name}" for name in sampling)],
     )

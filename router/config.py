@@ -23,6 +23,8 @@ class RouterConfig:
     """A request whose client leaves more tokens than this unread is aborted. Each alternative of a
     token's logprobs counts as a token."""
     tokenizer_threads: int = 2
+    trust_tenant_header: bool = False
+    """Whether metadata `x-signalbox-tenant` says whose a request is; see tenants.py."""
     model_poll_s: float = 1.0
     """How often the scheduler is asked which model is served."""
 

@@ -31,6 +31,8 @@ class Origin:
     parent: Context
     """The caller's trace."""
     time_remaining: TimeRemaining
+    tenant: str = ""
+    """Who pays; those who name nobody are one tenant."""
 
 
 class Served(NamedTuple):
@@ -64,7 +66,7 @@ class Generator:
         )
         with (
             span.ending(origin.time_remaining),
-            self.admission.reserve(asked.request_id) as request_id,
+            self.admission.reserve(asked.request_id, tenant=origin.tenant) as request_id,
         ):
             token_ids = await self._tokenize(asked, model, origin, span)
             request = self.admission.submit(
@@ -72,6 +74,7 @@ class Generator:
                 model,
                 token_ids,
                 request_id=request_id,
+                tenant=origin.tenant,
                 arrived_ns=arrived_ns,
                 time_remaining=origin.time_remaining,
                 trace_context=telemetry.inject(span.context),

@@ -9,6 +9,7 @@ from router.config import RouterConfig
 from router.generation import Generator
 from router.scheduler_client import SchedulerConnection
 from router.servicer import SERVICE_NAME, InferenceServicer
+from router.tenants import Tenants
 from rpc.server import Server, run_until_signalled
 
 logger = logging.getLogger(__name__)
@@ -28,7 +29,9 @@ class Router:
         self.admission = Admission(config, self.scheduler)
         self.generator = Generator(self.admission, self.scheduler)
         self.server.add(
-            InferenceServicer(self.generator),
+            InferenceServicer(
+                self.generator, tenants=Tenants(trust_header=config.trust_tenant_header)
+            ),
             inference_pb2_grpc.add_InferenceServiceServicer_to_server,
             name=SERVICE_NAME,
         )

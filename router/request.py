@@ -40,6 +40,9 @@ class GenerationRequest:
         arrived_ns: int,
         max_unread_tokens: int,
         timeout_ns: int | None = None,
+        tenant: str = "",
+        priority: int = 0,
+        cache_salt: str = "",
         trace_context: tuple[str, str] = ("", ""),
     ) -> None:
         self.handle = handle
@@ -48,6 +51,9 @@ class GenerationRequest:
         self.params = params
         self.tokenizer = tokenizer
         self.timeout_ns = timeout_ns
+        self.tenant = tenant
+        self.priority = priority
+        self.cache_salt = cache_salt
         self.trace_context = trace_context
         """W3C traceparent and tracestate."""
         self.time_to_first_token_ns: int | None = None

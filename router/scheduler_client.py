@@ -262,6 +262,9 @@ def _add_request(request: GenerationRequest) -> pb.AddRequest:
         max_tokens=params.max_tokens,
         num_sequences=params.n,
         timeout_ns=request.timeout_ns,
+        tenant=request.tenant,
+        priority=request.priority,
+        cache_salt=request.cache_salt,
         trace_context=worker_pb2.TraceContext(traceparent=traceparent, tracestate=tracestate),
     )
 

@@ -7,6 +7,7 @@ from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc
 from router import codec, validation
 from router.generation import Generator, Origin
+from router.tenants import Tenants
 from router.tracing import grpc_transport
 from rpc import telemetry
 from rpc.handlers import Context
@@ -17,14 +18,15 @@ SERVICE_NAME = pb.DESCRIPTOR.services_by_name["InferenceService"].full_name
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     """Text in, a stream of text out."""
 
-    def __init__(self, generator: Generator) -> None:
+    def __init__(self, generator: Generator, *, tenants: Tenants) -> None:
         self._generator = generator
+        self._tenants = tenants
 
     async def Generate(
         self, request: pb.GenerateRequest, context: Context
     ) -> AsyncIterator[pb.GenerateResponse]:
         asked = codec.asked_to_generate(request)
-        origin = _origin(context, operation="text_completion", method="Generate")
+        origin = self._origin(context, operation="text_completion", method="Generate")
         async with aclosing(self._generator.generate(asked, origin)) as updates:
             async for served in updates:
                 yield codec.response(pb.GenerateResponse, served)
@@ -33,7 +35,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self, request: pb.ChatRequest, context: Context
     ) -> AsyncIterator[pb.ChatResponse]:
         asked = codec.asked_to_chat(request)
-        origin = _origin(context, operation="chat", method="Chat")
+        origin = self._origin(context, operation="chat", method="Chat")
         async with aclosing(self._generator.generate(asked, origin)) as updates:
             async for served in updates:
                 yield codec.response(pb.ChatResponse, served)
@@ -62,11 +64,12 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:
         return codec.model(self._generator.model)
 
-
-def _origin(context: Context, *, operation: str, method: str) -> Origin:
-    return Origin(
-        operation=operation,
-        transport=grpc_transport(f"{SERVICE_NAME}/{method}"),
-        parent=telemetry.extract_metadata(context.invocation_metadata()),
-        time_remaining=context.time_remaining,
-    )
+    def _origin(self, context: Context, *, operation: str, method: str) -> Origin:
+        metadata = context.invocation_metadata()
+        return Origin(
+            operation=operation,
+            transport=grpc_transport(f"{SERVICE_NAME}/{method}"),
+            parent=telemetry.extract_metadata(metadata),
+            time_remaining=context.time_remaining,
+            tenant=self._tenants.tenant_of(metadata),
+        )

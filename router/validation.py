@@ -13,6 +13,7 @@ from router.sampling import SamplingParams
 from rpc.errors import InvalidArgument, NotFound, Unimplemented
 
 MAX_REQUEST_ID_CHARS = 128
+MAX_CACHE_SALT_BYTES = 128
 MAX_STOPS = 16
 MAX_STOP_BYTES = 1024
 MAX_STOP_TOKEN_IDS = 64
@@ -42,13 +43,12 @@ RANGES: Mapping[str, Range] = {
     "logprobs": Range(0, 20, "[0, 20]"),
     "n": Range(1, 64, "[1, 64]"),
 }
+PRIORITIES = Range(-1000, 1000, "[-1000, 1000]")
 
 NOT_SERVED = frozenset(
     {
         "truncate_prompt_tokens",
         "chat_template",
-        "priority",
-        "cache_salt",
         "echo",
         "output_kind",
         "stream_interval",
@@ -86,6 +86,16 @@ def check_request_id(request_id: str) -> None:
     is_printable = request_id.isascii() and request_id.isprintable()
     if not is_printable or not 1 <= len(request_id) <= MAX_REQUEST_ID_CHARS:
         raise InvalidArgument("request_id", request_id, allowed)
+
+
+def check_priority(priority: int) -> None:
+    if not PRIORITIES.holds(priority):
+        raise InvalidArgument("priority", priority, PRIORITIES.text)
+
+
+def check_cache_salt(cache_salt: str) -> None:
+    if len(cache_salt.encode()) > MAX_CACHE_SALT_BYTES:
+        raise InvalidArgument("cache_salt", cache_salt, f"at most {MAX_CACHE_SALT_BYTES} bytes")
 
 
 def check_text(text: str, *, field: str, max_bytes: int) -> None:

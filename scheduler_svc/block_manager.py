@@ -134,10 +134,10 @@ class BlockSpaceManager:
         return num_new + sum(self.gpu.is_cached(block) for block in prefix)
 
     def _hash(self, seq: Sequence, index: int) -> bytes:
-        hashes = seq.block_hashes
+        hashes = seq.block_hashes.setdefault(self.block_size, [])
         while len(hashes) <= index:
             start = len(hashes) * self.block_size
-            previous = hashes[-1] if hashes else root_hash(seq.group.cache_salt)
+            previous = hashes[-1] if hashes else _root_hash(seq.group)
             hashes.append(next_hash(previous, seq.tokens(start, start + self.block_size)))
         return hashes[index]
 
@@ -164,7 +164,7 @@ class BlockSpaceManager:
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Lets a new branch share all blocks of its parent."""
         child.block_table = list(parent.block_table)
-        child.block_hashes = list(parent.block_hashes)
+        child.block_hashes = {size: list(names) for size, names in parent.block_hashes.items()}
         child.num_published_blocks = parent.num_published_blocks
         for block in child.block_table:
             self.gpu.share(block)
@@ -229,6 +229,10 @@ class BlockSpaceManager:
         self.gpu.free(copy.src)
         seq.block_table[index] = copy.dst
         return copy
+
+
+def _root_hash(group: SequenceGroup) -> bytes:
+    return root_hash(tenant=group.tenant, cache_salt=group.cache_salt)
 
 
 def _distinct_blocks(group: SequenceGroup) -> set[int]:

@@ -68,7 +68,7 @@ class Cluster:
         self._max_queued_requests = max_queued_requests
         self._clock = clock
         self._requests: dict[SequenceGroup, Request] = {}
-        self._request_ids: set[str] = set()
+        self._request_ids: set[tuple[str, str]] = set()  # of a tenant
         self._deadlines: list[tuple[float, int, SequenceGroup]] = []
         self._tiebreak = itertools.count()
 
@@ -92,7 +92,7 @@ class Cluster:
             return None
         make_group(group)
         self._requests[group] = request
-        self._request_ids.add(group.request_id)
+        self._request_ids.add(_id_of(group))
         if group.deadline is not None:
             heapq.heappush(self._deadlines, (group.deadline, next(self._tiebreak), group))
         self.admission.add(group)
@@ -101,7 +101,7 @@ class Cluster:
         return request
 
     def _refusal(self, group: SequenceGroup) -> RequestFailure | None:
-        if group.request_id in self._request_ids:
+        if _id_of(group) in self._request_ids:
             return RequestFailure(
                 FailureCode.ALREADY_EXISTS, f"request id {group.request_id!r} is in use"
             )
@@ -181,7 +181,7 @@ class Cluster:
 
     def _forget(self, group: SequenceGroup) -> None:
         del self._requests[group]
-        self._request_ids.discard(group.request_id)
+        self._request_ids.discard(_id_of(group))
         tracing.record_request(group, now=self._clock())
         self.history.keep(group, self._clock())
 
@@ -259,4 +259,8 @@ class Cluster:
             held += engine.scheduler.running + engine.scheduler.swapped
         assert len(held) == len(set(held)), "a request is in two queues"
         assert set(held) == self._requests.keys(), "a request is lost, or outlives its end"
-        assert {group.request_id for group in held} == self._request_ids
+        assert {_id_of(group) for group in held} == self._request_ids
+
+
+def _id_of(group: SequenceGroup) -> tuple[str, str]:
+    return group.tenant, group.request_id

@@ -47,6 +47,8 @@ def group(message: pb.AddRequest, *, now: float) -> SequenceGroup:
         max_tokens=message.max_tokens,
         num_sequences=message.num_sequences,
         deadline=None if timeout_ns is None else now + timeout_ns / 1e9,
+        tenant=message.tenant,
+        priority=message.priority,
         cache_salt=message.cache_salt,
         times=GroupTimes(arrival=now),
         traceparent=message.trace_context.traceparent,

@@ -2,7 +2,7 @@
 
 A block's K and V depend on every token before them, so its hash covers its own tokens and the hash
 of the block before it (as in vLLM's automatic prefix caching). The chain begins with the request's
-cache salt: requests of different salts find nothing of each other.
+tenant and cache salt: requests that differ in either find nothing of each other.
 """
 
 import hashlib
@@ -14,9 +14,11 @@ from scheduler_svc.block_allocator import BlockHash
 DIGEST_BYTES = 16
 
 
-def root_hash(cache_salt: str) -> BlockHash:
-    """Returns what the chain of a salt begins with."""
-    return hashlib.blake2b(cache_salt.encode(), digest_size=DIGEST_BYTES, person=b"root").digest()
+def root_hash(*, tenant: str, cache_salt: str) -> BlockHash:
+    """Returns what the chain of a tenant's salt begins with."""
+    name = tenant.encode()
+    salted = len(name).to_bytes(8, "little") + name + cache_salt.encode()
+    return hashlib.blake2b(salted, digest_size=DIGEST_BYTES, person=b"root").digest()
 
 
 def next_hash(previous: BlockHash, token_ids: Tokens[int]) -> BlockHash:

@@ -9,6 +9,8 @@ import math
 from scheduler_svc.model import ModelInfo
 from scheduler_svc.sequence import SamplingParams, SequenceGroup
 
+MAX_PRIORITY = 1000
+"""And as far below 0; how long a request may be kept waiting follows from it."""
 MAX_LOGPROBS = 128
 """As in the worker's contract."""
 
@@ -22,6 +24,8 @@ def find_fault(group: SequenceGroup, model: ModelInfo) -> str | None:
         )
     if max(group.prompt_token_ids) >= model.vocab_size:
         return f"token ids must be below the vocabulary's size, {model.vocab_size}"
+    if abs(group.priority) > MAX_PRIORITY:
+        return f"priority is {group.priority}, must be in [-{MAX_PRIORITY}, {MAX_PRIORITY}]"
     return _find_fault_in_params(group.params, model)
 
 

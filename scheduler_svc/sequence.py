@@ -64,8 +64,9 @@ class Sequence:
     """Of those steps, how many draw a token."""
     block_table: list[int] = field(default_factory=list)
     """Written by BlockSpaceManager alone; blocks of the CPU pool while SWAPPED."""
-    block_hashes: list[bytes] = field(default_factory=list, repr=False)
-    """Names of its first whole blocks, as far as anybody asked; see prefix.py."""
+    block_hashes: dict[int, list[bytes]] = field(default_factory=dict, repr=False)
+    """By block size, which differs between workers: names of its first whole blocks, as far as
+    anybody asked; see prefix.py."""
     num_published_blocks: int = 0
     """Leading blocks that may be found by their hashes."""
     num_sent_blocks: int = 0
@@ -163,6 +164,10 @@ class SequenceGroup:
     max_tokens: int
     num_sequences: int = 1
     deadline: float | None = None
+    tenant: str = ""
+    """Who pays; requests of different tenants share no cached blocks."""
+    priority: int = 0
+    """Less comes first, where the policy goes by it."""
     cache_salt: str = ""
     """Requests of different salts share no cached blocks."""
     num_cached_tokens: int = 0

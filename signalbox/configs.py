@@ -44,6 +44,7 @@ def router_config(settings: RouterSettings) -> RouterConfig:
         reflection=settings.reflection,
         grace_s=settings.grace,
         max_live_requests=settings.max_live_requests,
+        trust_tenant_header=settings.trust_tenant_header,
     )
 
 

@@ -195,6 +195,11 @@ class DoorSettings(TraceSettings):
     max_live_requests: int = Field(
         4096, gt=0, description="requests that may run or wait; more are refused"
     )
+    trust_tenant_header: bool = Field(
+        False,
+        description="whether metadata x-signalbox-tenant says whose a request is; only behind a"
+        " gateway that sets it",
+    )
     reflection: bool = Field(True, description="whether gRPC reflection is served")
 
 

@@ -73,6 +73,24 @@ def test_stop_token_ids_are_few_and_in_the_vocabulary(ids: list[int]) -> None:
     assert is_accepted(stop_token_ids=ids) == allowed
 
 
+@given(st.integers(-(2**31), 2**31 - 1) | st.integers(-1002, 1002))
+def test_priorities_have_bounds(priority: int) -> None:
+    if -1000 <= priority <= 1000:
+        validation.check_priority(priority)
+    else:
+        with pytest.raises(InvalidArgument, match=r"^priority: "):
+            validation.check_priority(priority)
+
+
+@given(st.text(max_size=130) | st.text("aé", min_size=60, max_size=130))
+def test_cache_salts_are_at_most_128_bytes(cache_salt: str) -> None:
+    if len(cache_salt.encode()) <= 128:
+        validation.check_cache_salt(cache_salt)
+    else:
+        with pytest.raises(InvalidArgument, match=r"^cache_salt: "):
+            validation.check_cache_salt(cache_salt)
+
+
 @given(st.text(max_size=130) | st.text("aZ~ !", min_size=120, max_size=135))
 def test_request_ids_are_printable_ascii(request_id: str) -> None:
     allowed = 1 <= len(request_id) <= 128 and all(" " <= char <= "~" for char in request_id)
@@ -158,7 +176,7 @@ def test_every_field_is_either_served_or_refused() -> None:
     """Fails when the contract grows and this package does not."""
     served = {
         "request_id", "model", "text", "token_ids", "messages", "sampling_params",
-        "add_special_tokens", "add_generation_prompt",
+        "add_special_tokens", "add_generation_prompt", "priority", "cache_salt",
     }  # fmt: skip
     served |= {
         f"sampling_params.{name}"

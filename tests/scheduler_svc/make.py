@@ -67,6 +67,8 @@ def make_request(
     stop_token_ids: tuple[int, ...] = (),
     min_tokens: int = 0,
     request_id: str = "",
+    tenant: str = "",
+    priority: int = 0,
     cache_salt: str = "",
 ) -> SequenceGroup:
     return make_group(
@@ -76,6 +78,8 @@ def make_request(
             params=SamplingParams(stop_token_ids=stop_token_ids, min_tokens=min_tokens),
             max_tokens=max_tokens,
             num_sequences=n,
+            tenant=tenant,
+            priority=priority,
             cache_salt=cache_salt,
             times=GroupTimes(arrival=arrival),
         )

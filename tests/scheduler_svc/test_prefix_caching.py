@@ -66,12 +66,44 @@ def test_a_running_request_shares_what_it_has_computed() -> None:
     loop.scheduler.check()
 
 
-def test_other_salts_find_nothing() -> None:
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"cache_salt": "b"},
+        {"cache_salt": "a", "tenant": "t"},
+        {"tenant": "a"},
+        {},
+    ],
+)
+def test_other_salts_and_tenants_find_nothing(other: dict[str, str]) -> None:
     loop = make_loop(make_scheduler())
     run(loop, make_request([*PREFIX, 1], cache_salt="a"))
-    other = make_request([*PREFIX, 1], arrival=1.0, cache_salt="b")
-    run(loop, other)
-    assert other.num_cached_tokens == 0
+    group = make_request([*PREFIX, 1], arrival=1.0, **other)
+    run(loop, group)
+    assert group.num_cached_tokens == 0
+
+
+def test_a_tenant_finds_what_it_has_computed_under_the_same_salt() -> None:
+    loop = make_loop(make_scheduler())
+    run(loop, make_request([*PREFIX, 1], tenant="t", cache_salt="a"))
+    again = make_request([*PREFIX, 1], arrival=1.0, tenant="t", cache_salt="a")
+    run(loop, again)
+    assert again.num_cached_tokens == 8
+
+
+def test_requests_that_move_to_larger_blocks_find_only_what_is_theirs() -> None:
+    """A name stands for a block of one size, also if workers differ in it."""
+    large = make_loop(make_scheduler(block_size=4))
+    for token in (3, 4):
+        group = make_request([1, 2, token, 9, 9, 9], arrival=float(token))
+        small = make_loop(make_scheduler(block_size=2, admission=large.scheduler.admission))
+        small.scheduler.admission.add(group)
+        small.send()
+        small.answer()
+        for moved in small.scheduler.evacuate():
+            run(large, moved)
+        assert outputs(group) == [expected(group.prompt_token_ids, num_tokens=8)]
+    large.scheduler.check()
 
 
 def test_without_prefix_caching_nothing_is_found() -> None:

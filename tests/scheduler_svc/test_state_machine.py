@@ -62,13 +62,22 @@ class SchedulerMachine(RuleBasedStateMachine):
         n=st.sampled_from([1, 1, 2, 3]),
         stops=st.booleans(),
         kind=st.integers(1, 3),
+        tenant=st.sampled_from(["", "", "other"]),
         salt=st.sampled_from(["", "", "other"]),
     )
     def submit(
-        self, prompt_len: int, max_tokens: int, n: int, stops: bool, kind: int, salt: str
+        self,
+        prompt_len: int,
+        max_tokens: int,
+        n: int,
+        stops: bool,
+        kind: int,
+        tenant: str,
+        salt: str,
     ) -> None:
         group = make_request(
             [kind] * prompt_len,
+            tenant=tenant,
             cache_salt=salt,
             max_tokens=max_tokens,
             n=n,
@@ -137,13 +146,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert set(queued) == set(self.live)
 
     @invariant()
-    def salts_share_no_block(self) -> None:
+    def tenants_and_salts_share_no_block(self) -> None:
         for loop in self.loops:
-            salt_of: dict[int, str] = {}
-            for group in loop.scheduler.running:
-                for seq in group.sequences:
-                    for block in seq.block_table:
-                        assert salt_of.setdefault(block, group.cache_salt) == group.cache_salt
+            for groups in (loop.scheduler.running, loop.scheduler.swapped):
+                owner_of: dict[int, tuple[str, str]] = {}
+                for group in groups:
+                    owner = (group.tenant, group.cache_salt)
+                    for seq in group.sequences:
+                        for block in seq.block_table:
+                            assert owner_of.setdefault(block, owner) == owner
 
     def teardown(self) -> None:
         for _ in range(4):  # what one loop sets back another may take
