@@ -16,6 +16,7 @@ import psutil
 
 from protos.scheduler.v1 import scheduler_pb2 as pb
 from protos.scheduler.v1 import scheduler_pb2_grpc as pb_grpc
+from protos.scheduler.v1 import stats_pb2
 from rpc.client import open_channel
 from rpc.columns import unpack_int32
 from signalbox.processes import Child, spawn
@@ -70,7 +71,7 @@ async def until_joined(num_workers: int) -> None:
     async with open_channel(f"127.0.0.1:{PORT}") as channel:
         stub = pb_grpc.SchedulerServiceStub(channel)
         while True:
-            stats = await stub.GetStats(pb.GetStatsRequest(), wait_for_ready=True)
+            stats = await stub.GetStats(stats_pb2.GetStatsRequest(), wait_for_ready=True)
             if len(stats.workers) == num_workers:
                 return
             await asyncio.sleep(0.1)

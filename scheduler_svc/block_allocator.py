@@ -30,6 +30,15 @@ class BlockAllocator:
     def num_cached(self) -> int:
         return len(self._cached)
 
+    @property
+    def cached_blocks(self) -> list[int]:
+        """Blocks without owners that may be found, least recently used first."""
+        return list(self._cached)
+
+    def num_owners(self) -> dict[int, int]:
+        """Returns how many share each block in use."""
+        return {block: count for block, count in enumerate(self._num_owners) if count}
+
     def allocate(self) -> int:
         """Takes a block. Raises IndexError if there is none: ask `num_free` first."""
         if not self._free and self._cached:
@@ -84,7 +93,7 @@ class BlockAllocator:
 
     def check(self, owners: dict[int, int]) -> None:
         """Asserts that `owners` (block to number of tables that hold it) is what was handed out."""
-        used = {block: count for block, count in enumerate(self._num_owners) if count}
+        used = self.num_owners()
         free, cached = set(self._free), self._cached.keys()
         assert used == owners, "reference counts differ from the block tables"
         assert len(free) == len(self._free), "a block is free twice"

@@ -8,7 +8,8 @@ import heapq
 import itertools
 import logging
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 from scheduler_svc import tracing
@@ -23,7 +24,7 @@ from scheduler_svc.request_checks import find_fault
 from scheduler_svc.router_messages import RouterMessage
 from scheduler_svc.scheduler import Scheduler
 from scheduler_svc.sequence import FinishReason, SequenceGroup, SequenceStatus, make_group
-from scheduler_svc.timeline import EventKind
+from scheduler_svc.stats import RequestStats
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +66,9 @@ class Cluster:
         self.model: ModelInfo | None = None
         self.tokenizer_files: TokenizerFiles = {}
         self.history = History(explain_history)
+        self.request_stats = RequestStats()
+        self.num_refused: Counter[str] = Counter()
+        self._started_at = clock()
         self._max_queued_requests = max_queued_requests
         self._clock = clock
         self._requests: dict[SequenceGroup, Request] = {}
@@ -88,6 +92,7 @@ class Cluster:
         failure = self._refusal(group)
         if failure is not None:
             group.failure = failure
+            self.num_refused[failure.code.name] += 1
             session.send(RouterMessage(ended=[ended_request(request, now=self._clock())]))
             return None
         make_group(group)
@@ -182,8 +187,24 @@ class Cluster:
     def _forget(self, group: SequenceGroup) -> None:
         del self._requests[group]
         self._request_ids.discard(_id_of(group))
-        tracing.record_request(group, now=self._clock())
-        self.history.keep(group, self._clock())
+        now = self._clock()
+        tracing.record_request(group, now=now)
+        self.history.keep(group, now)
+        self.request_stats.observe(group, now)
+        for engine in self.engines:
+            if engine.scheduler.worker_name == group.timeline.worker:
+                engine.scheduler.request_stats.observe(group, now)
+
+    # Looking inside
+
+    @property
+    def live_groups(self) -> Collection[SequenceGroup]:
+        """The requests that have not ended, in the order in which they came."""
+        return self._requests.keys()
+
+    @property
+    def uptime_s(self) -> float:
+        return self._clock() - self._started_at
 
     def explain(self, request_id: str) -> Explanation | None:
         """Says what happened to a request that lives, or ended not long ago."""
@@ -216,7 +237,7 @@ class Cluster:
         for group in groups:
             group.num_lost_workers += is_lost
             self.admission.add(group)
-            group.timeline.add(EventKind.MOVED, now, detail="lost" if is_lost else "drained")
+            group.timeline.moved(now, is_lost=is_lost)
             self.admission.note_arrival(group, now)
         self._end_stranded()
         self.wake()

@@ -169,7 +169,7 @@ def execute_model_request(plan: StepPlan, *, epoch: int) -> worker_pb.ExecuteMod
         (message.blocks_to_copy, plan.copy),
     ):
         if copies:
-            field.CopyFrom(_mapping(copies))
+            field.CopyFrom(mapping(copies))
     return message
 
 
@@ -180,7 +180,7 @@ def _new_groups(plan: StepPlan) -> Iterable[worker_pb.SequenceGroupMetadata]:
     for seq_group, sequences in groups.items():
         yield worker_pb.SequenceGroupMetadata(
             request_id=seq_group.request_id,
-            sampling_params=_worker_params(seq_group.params),
+            sampling_params=worker_params(seq_group.params),
             num_prompt_tokens=seq_group.num_prompt_tokens,
             sequences=sequences,
         )
@@ -199,7 +199,7 @@ def _sequence_metadata(plan: StepPlan, index: int) -> worker_pb.SequenceMetadata
     )
 
 
-def _worker_params(params: SamplingParams) -> worker_pb.SamplingParams:
+def worker_params(params: SamplingParams) -> worker_pb.SamplingParams:
     return worker_pb.SamplingParams(
         temperature=params.temperature,
         top_p=params.top_p,
@@ -230,7 +230,7 @@ def _patches(plan: StepPlan) -> worker_pb.BlockTablePatches:
     )
 
 
-def _mapping(copies: list[BlockCopy]) -> worker_pb.BlockMapping:
+def mapping(copies: list[BlockCopy]) -> worker_pb.BlockMapping:
     return worker_pb.BlockMapping(
         src=pack_int32([copy.src for copy in copies]), dst=pack_int32([copy.dst for copy in copies])
     )

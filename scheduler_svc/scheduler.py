@@ -11,6 +11,7 @@ The parts, each of which owns what the others ask it for: `GroupQueues` (which g
 """
 
 from collections import deque
+from collections.abc import Set
 
 from scheduler_svc.acceptance import Acceptance
 from scheduler_svc.admission import AdmissionQueue
@@ -22,7 +23,14 @@ from scheduler_svc.plan import StepAnswer, StepOutcome, StepPlan
 from scheduler_svc.planner import Planner
 from scheduler_svc.preemption import Preemption
 from scheduler_svc.queues import GroupQueues
-from scheduler_svc.sequence import FinishReason, SequenceGroup, SequenceStatus
+from scheduler_svc.sequence import (
+    Counters,
+    FinishReason,
+    Sequence,
+    SequenceGroup,
+    SequenceStatus,
+)
+from scheduler_svc.stats import RequestStats, StepStats
 from scheduler_svc.steady import SteadyLane
 from scheduler_svc.worker_view import WorkerView
 
@@ -46,6 +54,8 @@ class Scheduler:
         self.cost = cost or CostModel()
         self.inflight: deque[StepPlan] = deque()
         self.num_steps = 0
+        self.steps = StepStats()
+        self.request_stats = RequestStats()  # of those that ended here
         self.blocks = blocks = BlockSpaceManager(
             block_size=cache.block_size,
             num_gpu_blocks=cache.num_gpu_blocks,
@@ -106,6 +116,7 @@ class Scheduler:
         plan = self.inflight.popleft()
         assert plan.step_id == answer.step_id, "steps are answered in order"
         self.cost.observe(plan, answer.timings)
+        self.steps.observe(plan, answer.timings, now)
         return self._acceptance.accept(plan, answer, now)
 
     # Ending
@@ -176,6 +187,11 @@ class Scheduler:
         return self._preemption.num_preemptions
 
     @property
+    def num_recomputes(self) -> int:
+        """Preemptions whose KV is recomputed; the others were swapped."""
+        return self._preemption.num_recomputes
+
+    @property
     def num_prompt_tokens(self) -> int:
         """Tokens of the prompts that have had their first token."""
         return self._acceptance.num_prompt_tokens
@@ -192,6 +208,27 @@ class Scheduler:
     @property
     def num_prefix_hits(self) -> int:
         return self._planner.num_prefix_hits
+
+    # Looking inside
+
+    @property
+    def draining(self) -> Set[Sequence]:
+        """Sequences that have ended and still hold blocks, for a step in flight holds them."""
+        return self._endings.draining
+
+    @property
+    def steady(self) -> list[Sequence]:
+        """The sequences of the steady lane, in order of its rows."""
+        return self._lane.seqs
+
+    @property
+    def forget_seq_ids(self) -> list[int]:
+        """What the worker is told to forget with the next step."""
+        return self._view.forget_seq_ids
+
+    def counters(self, seq: Sequence) -> Counters:
+        """Returns how far a sequence is, wherever its counters are kept."""
+        return self._lane.counters(seq)
 
     def holds(self, group: SequenceGroup) -> bool:
         """Says whether the group runs or is swapped here."""

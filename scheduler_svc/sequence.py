@@ -9,6 +9,7 @@ needed to rebuild a sequence on another worker is here; a worker holds only its 
 import itertools
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import NamedTuple
 
 from scheduler_svc.errors import RequestFailure
 from scheduler_svc.timeline import Timeline
@@ -47,6 +48,14 @@ class SamplingParams:
     num_logprobs: int | None = None
 
 
+class Counters(NamedTuple):
+    """How far a sequence is; see the attributes of the same names."""
+
+    num_computed_tokens: int
+    num_inflight_tokens: int
+    num_inflight_samples: int
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class Sequence:
     """One branch of a request."""
@@ -83,6 +92,13 @@ class Sequence:
     def num_tokens(self) -> int:
         """Tokens known: the prompt and what was sampled."""
         return self.group.num_prompt_tokens + len(self.output_token_ids)
+
+    @property
+    def counters(self) -> Counters:
+        """Not to be asked of a sequence in the steady lane."""
+        return Counters(
+            self.num_computed_tokens, self.num_inflight_tokens, self.num_inflight_samples
+        )
 
     @property
     def num_planned_tokens(self) -> int:

@@ -7,11 +7,12 @@ from typing import Any
 
 import grpc
 
+from protos.scheduler.v1 import explain_pb2, state_pb2, stats_pb2
 from protos.scheduler.v1 import scheduler_pb2 as pb
 from protos.scheduler.v1 import scheduler_pb2_grpc as pb_grpc
-from rpc.errors import InvalidArgument, Unavailable
-from scheduler_svc import codec
-from scheduler_svc.cluster import Cluster, WorkerEngine
+from rpc.errors import InvalidArgument, NotFound, Unavailable
+from scheduler_svc import codec, insight_codec, state_codec
+from scheduler_svc.cluster import Cluster
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.refusals import RETRY_AFTER_S
 from scheduler_svc.session import Session
@@ -59,11 +60,32 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
                 chunk = content[start : start + CHUNK_BYTES]
                 yield pb.GetTokenizerResponse(file_name=name, chunk=chunk)
 
-    async def GetStats(self, request: pb.GetStatsRequest, context: Context) -> pb.GetStatsResponse:
-        return pb.GetStatsResponse(
-            num_requests_waiting=len(self._cluster.admission),
-            workers=[_worker_stats(engine) for engine in self._cluster.engines],
-        )
+    async def GetStats(
+        self, request: stats_pb2.GetStatsRequest, context: Context
+    ) -> stats_pb2.GetStatsResponse:
+        return insight_codec.stats(self._cluster)
+
+    async def Explain(
+        self, request: explain_pb2.ExplainRequest, context: Context
+    ) -> explain_pb2.ExplainResponse:
+        known = self._cluster.explain(request.request_id)
+        if known is None:
+            raise NotFound(
+                f"no request {request.request_id!r} lives here, or is among the last"
+                f" {self._config.explain_history} that ended"
+            )
+        return insight_codec.explanation(known)
+
+    async def DumpState(
+        self, request: state_pb2.DumpStateRequest, context: Context
+    ) -> AsyncIterator[state_pb2.DumpStateResponse]:
+        for part in state_codec.state(  # all of it at once: it is of one moment
+            self._cluster,
+            self._config,
+            now=time.monotonic(),
+            include_token_ids=request.include_token_ids,
+        ):
+            yield part
 
 
 async def _read(requests: AsyncIterator[pb.ConnectRequest], session: Session) -> None:
@@ -87,21 +109,3 @@ def _take(request: pb.ConnectRequest, session: Session) -> None:
             session.stop_sequence(stop.handle, index=stop.index, keep_tokens=stop.keep_tokens)
         case _:
             raise InvalidArgument("message", "none", "add_request, abort_request, ...")
-
-
-def _worker_stats(engine: WorkerEngine) -> pb.WorkerStats:
-    scheduler = engine.scheduler
-    return pb.WorkerStats(
-        address=engine.worker.address,
-        num_requests_running=len(scheduler.running),
-        num_requests_swapped=len(scheduler.swapped),
-        num_gpu_blocks=scheduler.blocks.gpu.num_blocks,
-        num_free_gpu_blocks=scheduler.blocks.gpu.num_free,
-        num_cpu_blocks=scheduler.blocks.cpu.num_blocks,
-        num_free_cpu_blocks=scheduler.blocks.cpu.num_free,
-        num_steps=scheduler.num_steps,
-        num_preemptions=scheduler.num_preemptions,
-        num_generated_tokens=scheduler.num_generated_tokens,
-        num_prompt_tokens=scheduler.num_prompt_tokens,
-        num_steps_in_flight=len(scheduler.inflight),
-    )

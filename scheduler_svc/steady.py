@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from scheduler_svc.block_manager import BlockSpaceManager
 from scheduler_svc.plan import StepPlan, TablePatch
-from scheduler_svc.sequence import Sequence, SequenceGroup, SequenceStatus
+from scheduler_svc.sequence import Counters, Sequence, SequenceGroup, SequenceStatus
 
 Column = NDArray[np.int64]
 
@@ -79,10 +79,18 @@ class SteadyLane:
         self.release(*{seq.group for seq in self.seqs})
 
     def _write_back(self, seq: Sequence) -> None:
-        row, seq.steady_row = seq.steady_row, -1
-        seq.num_computed_tokens = int(self._computed[row])
-        inflight = int(self._planned[row]) - seq.num_computed_tokens
-        seq.num_inflight_tokens = seq.num_inflight_samples = inflight
+        counters, seq.steady_row = self.counters(seq), -1
+        seq.num_computed_tokens = counters.num_computed_tokens
+        seq.num_inflight_tokens = counters.num_inflight_tokens
+        seq.num_inflight_samples = counters.num_inflight_samples
+
+    def counters(self, seq: Sequence) -> Counters:
+        """Returns how far a sequence is, in the lane or not."""
+        if seq.steady_row < 0:
+            return seq.counters
+        computed = int(self._computed[seq.steady_row])
+        inflight = int(self._planned[seq.steady_row]) - computed
+        return Counters(computed, inflight, inflight)
 
     def plan(self, plan: StepPlan) -> bool:
         """Adds the next token of each; returns False if blocks or budget do not suffice."""

@@ -60,7 +60,7 @@ class Timeline:
     events: list[Event] = field(default_factory=list)
     num_dropped: int = 0
     worker: str = ""
-    """Where the request is, or was last."""
+    """Where the request is, or was last; empty while it is nowhere because that one has gone."""
     _waits_from: Account | None = None
 
     def add(self, kind: EventKind, now: float, **numbers: Any) -> None:
@@ -87,6 +87,11 @@ class Timeline:
         self.worker = worker
         kind = EventKind.RESUMED if resumes else EventKind.SCHEDULED
         self.add(kind, now, step_id=step_id, waits=waits)
+
+    def moved(self, now: float, *, is_lost: bool) -> None:
+        """Notes that the request's worker has gone, and whether it had announced that."""
+        self.add(EventKind.MOVED, now, detail="lost" if is_lost else "drained")
+        self.worker = ""
 
     def waits(self, ledger: WaitLedger, now: float) -> tuple[Wait, ...]:
         """Returns what a request that is queued has waited for so far."""

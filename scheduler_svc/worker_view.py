@@ -65,6 +65,11 @@ class WorkerView:
             self._forget.append(seq.seq_id)
             seq.is_on_worker = False
 
+    @property
+    def forget_seq_ids(self) -> list[int]:
+        """What the next plan tells the worker to forget."""
+        return list(self._forget)
+
     def close(self, plan: StepPlan) -> None:
         """Completes a plan that is to be sent."""
         plan.forget, self._forget = self._forget, []

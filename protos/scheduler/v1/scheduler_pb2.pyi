@@ -1,3 +1,6 @@
+from protos.scheduler.v1 import explain_pb2 as _explain_pb2
+from protos.scheduler.v1 import state_pb2 as _state_pb2
+from protos.scheduler.v1 import stats_pb2 as _stats_pb2
 from protos.worker.v1 import worker_pb2 as _worker_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -219,46 +222,6 @@ class GetTokenizerResponse(_message.Message):
     file_name: str
     chunk: bytes
     def __init__(self, file_name: _Optional[str] = ..., chunk: _Optional[bytes] = ...) -> None: ...
-
-class GetStatsRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class GetStatsResponse(_message.Message):
-    __slots__ = ("num_requests_waiting", "workers")
-    NUM_REQUESTS_WAITING_FIELD_NUMBER: _ClassVar[int]
-    WORKERS_FIELD_NUMBER: _ClassVar[int]
-    num_requests_waiting: int
-    workers: _containers.RepeatedCompositeFieldContainer[WorkerStats]
-    def __init__(self, num_requests_waiting: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStats, _Mapping]]] = ...) -> None: ...
-
-class WorkerStats(_message.Message):
-    __slots__ = ("address", "num_requests_running", "num_requests_swapped", "num_gpu_blocks", "num_free_gpu_blocks", "num_cpu_blocks", "num_free_cpu_blocks", "num_steps", "num_preemptions", "num_generated_tokens", "num_prompt_tokens", "num_steps_in_flight")
-    ADDRESS_FIELD_NUMBER: _ClassVar[int]
-    NUM_REQUESTS_RUNNING_FIELD_NUMBER: _ClassVar[int]
-    NUM_REQUESTS_SWAPPED_FIELD_NUMBER: _ClassVar[int]
-    NUM_GPU_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    NUM_FREE_GPU_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    NUM_CPU_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    NUM_FREE_CPU_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
-    NUM_PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
-    NUM_GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    NUM_STEPS_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
-    address: str
-    num_requests_running: int
-    num_requests_swapped: int
-    num_gpu_blocks: int
-    num_free_gpu_blocks: int
-    num_cpu_blocks: int
-    num_free_cpu_blocks: int
-    num_steps: int
-    num_preemptions: int
-    num_generated_tokens: int
-    num_prompt_tokens: int
-    num_steps_in_flight: int
-    def __init__(self, address: _Optional[str] = ..., num_requests_running: _Optional[int] = ..., num_requests_swapped: _Optional[int] = ..., num_gpu_blocks: _Optional[int] = ..., num_free_gpu_blocks: _Optional[int] = ..., num_cpu_blocks: _Optional[int] = ..., num_free_cpu_blocks: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_generated_tokens: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_steps_in_flight: _Optional[int] = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
     __slots__ = ("join", "heartbeat")

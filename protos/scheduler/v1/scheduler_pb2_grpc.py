@@ -3,7 +3,10 @@
 import grpc
 import warnings
 
+from protos.scheduler.v1 import explain_pb2 as protos_dot_scheduler_dot_v1_dot_explain__pb2
 from protos.scheduler.v1 import scheduler_pb2 as protos_dot_scheduler_dot_v1_dot_scheduler__pb2
+from protos.scheduler.v1 import state_pb2 as protos_dot_scheduler_dot_v1_dot_state__pb2
+from protos.scheduler.v1 import stats_pb2 as protos_dot_scheduler_dot_v1_dot_stats__pb2
 
 GRPC_GENERATED_VERSION = '1.81.1'
 GRPC_VERSION = grpc.__version__
@@ -52,8 +55,18 @@ class SchedulerServiceStub:
                 _registered_method=True)
         self.GetStats = channel.unary_unary(
                 '/signalbox.scheduler.v1.SchedulerService/GetStats',
-                request_serializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.GetStatsRequest.SerializeToString,
-                response_deserializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.GetStatsResponse.FromString,
+                request_serializer=protos_dot_scheduler_dot_v1_dot_stats__pb2.GetStatsRequest.SerializeToString,
+                response_deserializer=protos_dot_scheduler_dot_v1_dot_stats__pb2.GetStatsResponse.FromString,
+                _registered_method=True)
+        self.Explain = channel.unary_unary(
+                '/signalbox.scheduler.v1.SchedulerService/Explain',
+                request_serializer=protos_dot_scheduler_dot_v1_dot_explain__pb2.ExplainRequest.SerializeToString,
+                response_deserializer=protos_dot_scheduler_dot_v1_dot_explain__pb2.ExplainResponse.FromString,
+                _registered_method=True)
+        self.DumpState = channel.unary_stream(
+                '/signalbox.scheduler.v1.SchedulerService/DumpState',
+                request_serializer=protos_dot_scheduler_dot_v1_dot_state__pb2.DumpStateRequest.SerializeToString,
+                response_deserializer=protos_dot_scheduler_dot_v1_dot_state__pb2.DumpStateResponse.FromString,
                 _registered_method=True)
 
 
@@ -95,6 +108,22 @@ class SchedulerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Explain(self, request, context):
+        """The timeline of one request: where its time went, and why. NOT_FOUND if it neither lives nor is
+        among the last that ended. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DumpState(self, request, context):
+        """Queues, sequences, block tables, pools and steps in flight, for bug reports. Nothing is served
+        while the state is copied: milliseconds for hundreds of requests. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SchedulerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -115,8 +144,18 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
             ),
             'GetStats': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStats,
-                    request_deserializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.GetStatsRequest.FromString,
-                    response_serializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.GetStatsResponse.SerializeToString,
+                    request_deserializer=protos_dot_scheduler_dot_v1_dot_stats__pb2.GetStatsRequest.FromString,
+                    response_serializer=protos_dot_scheduler_dot_v1_dot_stats__pb2.GetStatsResponse.SerializeToString,
+            ),
+            'Explain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Explain,
+                    request_deserializer=protos_dot_scheduler_dot_v1_dot_explain__pb2.ExplainRequest.FromString,
+                    response_serializer=protos_dot_scheduler_dot_v1_dot_explain__pb2.ExplainResponse.SerializeToString,
+            ),
+            'DumpState': grpc.unary_stream_rpc_method_handler(
+                    servicer.DumpState,
+                    request_deserializer=protos_dot_scheduler_dot_v1_dot_state__pb2.DumpStateRequest.FromString,
+                    response_serializer=protos_dot_scheduler_dot_v1_dot_state__pb2.DumpStateResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -226,8 +265,62 @@ class SchedulerService:
             request,
             target,
             '/signalbox.scheduler.v1.SchedulerService/GetStats',
-            protos_dot_scheduler_dot_v1_dot_scheduler__pb2.GetStatsRequest.SerializeToString,
-            protos_dot_scheduler_dot_v1_dot_scheduler__pb2.GetStatsResponse.FromString,
+            protos_dot_scheduler_dot_v1_dot_stats__pb2.GetStatsRequest.SerializeToString,
+            protos_dot_scheduler_dot_v1_dot_stats__pb2.GetStatsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Explain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/signalbox.scheduler.v1.SchedulerService/Explain',
+            protos_dot_scheduler_dot_v1_dot_explain__pb2.ExplainRequest.SerializeToString,
+            protos_dot_scheduler_dot_v1_dot_explain__pb2.ExplainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DumpState(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/signalbox.scheduler.v1.SchedulerService/DumpState',
+            protos_dot_scheduler_dot_v1_dot_state__pb2.DumpStateRequest.SerializeToString,
+            protos_dot_scheduler_dot_v1_dot_state__pb2.DumpStateResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,157 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class RequestState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    REQUEST_STATE_UNSPECIFIED: _ClassVar[RequestState]
+    REQUEST_STATE_WAITING: _ClassVar[RequestState]
+    REQUEST_STATE_RUNNING: _ClassVar[RequestState]
+    REQUEST_STATE_SWAPPED: _ClassVar[RequestState]
+    REQUEST_STATE_ENDED: _ClassVar[RequestState]
+
+class EventKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    EVENT_KIND_UNSPECIFIED: _ClassVar[EventKind]
+    EVENT_KIND_QUEUED: _ClassVar[EventKind]
+    EVENT_KIND_SCHEDULED: _ClassVar[EventKind]
+    EVENT_KIND_PREFILL: _ClassVar[EventKind]
+    EVENT_KIND_FIRST_TOKEN: _ClassVar[EventKind]
+    EVENT_KIND_FORKED: _ClassVar[EventKind]
+    EVENT_KIND_PREEMPTED: _ClassVar[EventKind]
+    EVENT_KIND_RESUMED: _ClassVar[EventKind]
+    EVENT_KIND_MOVED: _ClassVar[EventKind]
+    EVENT_KIND_SEQUENCE_FINISHED: _ClassVar[EventKind]
+    EVENT_KIND_ENDED: _ClassVar[EventKind]
+
+class WaitReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    WAIT_REASON_UNSPECIFIED: _ClassVar[WaitReason]
+    WAIT_REASON_NEXT_STEP: _ClassVar[WaitReason]
+    WAIT_REASON_NO_WORKER: _ClassVar[WaitReason]
+    WAIT_REASON_TOKENS: _ClassVar[WaitReason]
+    WAIT_REASON_SEQUENCES: _ClassVar[WaitReason]
+    WAIT_REASON_BLOCKS: _ClassVar[WaitReason]
+    WAIT_REASON_SWAPPED_FIRST: _ClassVar[WaitReason]
+REQUEST_STATE_UNSPECIFIED: RequestState
+REQUEST_STATE_WAITING: RequestState
+REQUEST_STATE_RUNNING: RequestState
+REQUEST_STATE_SWAPPED: RequestState
+REQUEST_STATE_ENDED: RequestState
+EVENT_KIND_UNSPECIFIED: EventKind
+EVENT_KIND_QUEUED: EventKind
+EVENT_KIND_SCHEDULED: EventKind
+EVENT_KIND_PREFILL: EventKind
+EVENT_KIND_FIRST_TOKEN: EventKind
+EVENT_KIND_FORKED: EventKind
+EVENT_KIND_PREEMPTED: EventKind
+EVENT_KIND_RESUMED: EventKind
+EVENT_KIND_MOVED: EventKind
+EVENT_KIND_SEQUENCE_FINISHED: EventKind
+EVENT_KIND_ENDED: EventKind
+WAIT_REASON_UNSPECIFIED: WaitReason
+WAIT_REASON_NEXT_STEP: WaitReason
+WAIT_REASON_NO_WORKER: WaitReason
+WAIT_REASON_TOKENS: WaitReason
+WAIT_REASON_SEQUENCES: WaitReason
+WAIT_REASON_BLOCKS: WaitReason
+WAIT_REASON_SWAPPED_FIRST: WaitReason
+
+class ExplainRequest(_message.Message):
+    __slots__ = ("request_id",)
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
+
+class ExplainResponse(_message.Message):
+    __slots__ = ("request_id", "state", "worker", "age_ns", "num_prompt_tokens", "num_cached_tokens", "num_output_tokens", "max_tokens", "num_sequences", "num_preemptions", "queued_ns", "prefill_ns", "decode_ns", "preempted_ns", "events", "num_dropped_events", "waits", "num_ahead", "code", "message")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    AGE_NS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    NUM_PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_NS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_NS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_NS_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTED_NS_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DROPPED_EVENTS_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
+    NUM_AHEAD_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    state: RequestState
+    worker: str
+    age_ns: int
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_output_tokens: int
+    max_tokens: int
+    num_sequences: int
+    num_preemptions: int
+    queued_ns: int
+    prefill_ns: int
+    decode_ns: int
+    preempted_ns: int
+    events: _containers.RepeatedCompositeFieldContainer[Event]
+    num_dropped_events: int
+    waits: _containers.RepeatedCompositeFieldContainer[Wait]
+    num_ahead: int
+    code: int
+    message: str
+    def __init__(self, request_id: _Optional[str] = ..., state: _Optional[_Union[RequestState, str]] = ..., worker: _Optional[str] = ..., age_ns: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., num_sequences: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., queued_ns: _Optional[int] = ..., prefill_ns: _Optional[int] = ..., decode_ns: _Optional[int] = ..., preempted_ns: _Optional[int] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., num_dropped_events: _Optional[int] = ..., waits: _Optional[_Iterable[_Union[Wait, _Mapping]]] = ..., num_ahead: _Optional[int] = ..., code: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
+
+class Event(_message.Message):
+    __slots__ = ("kind", "at_ns", "worker", "step_id", "num_tokens", "num_cached_tokens", "num_blocks", "num_sequences", "num_ahead", "num_waiting", "is_swap", "other_request_id", "detail", "waits", "branch")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    AT_NS_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    STEP_ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    NUM_AHEAD_FIELD_NUMBER: _ClassVar[int]
+    NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
+    IS_SWAP_FIELD_NUMBER: _ClassVar[int]
+    OTHER_REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
+    BRANCH_FIELD_NUMBER: _ClassVar[int]
+    kind: EventKind
+    at_ns: int
+    worker: str
+    step_id: int
+    num_tokens: int
+    num_cached_tokens: int
+    num_blocks: int
+    num_sequences: int
+    num_ahead: int
+    num_waiting: int
+    is_swap: bool
+    other_request_id: str
+    detail: str
+    waits: _containers.RepeatedCompositeFieldContainer[Wait]
+    branch: int
+    def __init__(self, kind: _Optional[_Union[EventKind, str]] = ..., at_ns: _Optional[int] = ..., worker: _Optional[str] = ..., step_id: _Optional[int] = ..., num_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_sequences: _Optional[int] = ..., num_ahead: _Optional[int] = ..., num_waiting: _Optional[int] = ..., is_swap: _Optional[bool] = ..., other_request_id: _Optional[str] = ..., detail: _Optional[str] = ..., waits: _Optional[_Iterable[_Union[Wait, _Mapping]]] = ..., branch: _Optional[int] = ...) -> None: ...
+
+class Wait(_message.Message):
+    __slots__ = ("reason", "duration_ns", "num_plans")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    DURATION_NS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PLANS_FIELD_NUMBER: _ClassVar[int]
+    reason: WaitReason
+    duration_ns: int
+    num_plans: int
+    def __init__(self, reason: _Optional[_Union[WaitReason, str]] = ..., duration_ns: _Optional[int] = ..., num_plans: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,135 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class GetStatsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetStatsResponse(_message.Message):
+    __slots__ = ("num_requests_waiting", "workers", "uptime_ns", "requests", "num_refused")
+    class NumRefusedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    NUM_REQUESTS_WAITING_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_NS_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_REFUSED_FIELD_NUMBER: _ClassVar[int]
+    num_requests_waiting: int
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerStats]
+    uptime_ns: int
+    requests: RequestStats
+    num_refused: _containers.ScalarMap[str, int]
+    def __init__(self, num_requests_waiting: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStats, _Mapping]]] = ..., uptime_ns: _Optional[int] = ..., requests: _Optional[_Union[RequestStats, _Mapping]] = ..., num_refused: _Optional[_Mapping[str, int]] = ...) -> None: ...
+
+class WorkerStats(_message.Message):
+    __slots__ = ("address", "num_requests_running", "num_requests_swapped", "num_gpu_blocks", "num_free_gpu_blocks", "num_cpu_blocks", "num_free_cpu_blocks", "num_steps", "num_preemptions", "num_generated_tokens", "num_prompt_tokens", "num_steps_in_flight", "is_draining", "block_size", "num_cached_gpu_blocks", "num_recomputes", "num_prefix_queries", "num_prefix_hits", "steps", "requests", "copy_bytes_per_second", "prefill_tokens_per_second")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    NUM_REQUESTS_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    NUM_REQUESTS_SWAPPED_FIELD_NUMBER: _ClassVar[int]
+    NUM_GPU_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_FREE_GPU_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_CPU_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_FREE_CPU_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    NUM_GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_STEPS_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    NUM_CACHED_GPU_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_RECOMPUTES_FIELD_NUMBER: _ClassVar[int]
+    NUM_PREFIX_QUERIES_FIELD_NUMBER: _ClassVar[int]
+    NUM_PREFIX_HITS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    COPY_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    num_requests_running: int
+    num_requests_swapped: int
+    num_gpu_blocks: int
+    num_free_gpu_blocks: int
+    num_cpu_blocks: int
+    num_free_cpu_blocks: int
+    num_steps: int
+    num_preemptions: int
+    num_generated_tokens: int
+    num_prompt_tokens: int
+    num_steps_in_flight: int
+    is_draining: bool
+    block_size: int
+    num_cached_gpu_blocks: int
+    num_recomputes: int
+    num_prefix_queries: int
+    num_prefix_hits: int
+    steps: StepStats
+    requests: RequestStats
+    copy_bytes_per_second: float
+    prefill_tokens_per_second: float
+    def __init__(self, address: _Optional[str] = ..., num_requests_running: _Optional[int] = ..., num_requests_swapped: _Optional[int] = ..., num_gpu_blocks: _Optional[int] = ..., num_free_gpu_blocks: _Optional[int] = ..., num_cpu_blocks: _Optional[int] = ..., num_free_cpu_blocks: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_generated_tokens: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_steps_in_flight: _Optional[int] = ..., is_draining: _Optional[bool] = ..., block_size: _Optional[int] = ..., num_cached_gpu_blocks: _Optional[int] = ..., num_recomputes: _Optional[int] = ..., num_prefix_queries: _Optional[int] = ..., num_prefix_hits: _Optional[int] = ..., steps: _Optional[_Union[StepStats, _Mapping]] = ..., requests: _Optional[_Union[RequestStats, _Mapping]] = ..., copy_bytes_per_second: _Optional[float] = ..., prefill_tokens_per_second: _Optional[float] = ...) -> None: ...
+
+class StepStats(_message.Message):
+    __slots__ = ("tokens", "duration_ns", "num_prefill_tokens", "wait_ns", "swap_ns", "forward_ns", "sample_ns", "num_blocks_swapped_out", "num_blocks_swapped_in", "num_blocks_copied")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DURATION_NS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WAIT_NS_FIELD_NUMBER: _ClassVar[int]
+    SWAP_NS_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_NS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_NS_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_SWAPPED_OUT_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_SWAPPED_IN_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_COPIED_FIELD_NUMBER: _ClassVar[int]
+    tokens: Histogram
+    duration_ns: Histogram
+    num_prefill_tokens: int
+    wait_ns: int
+    swap_ns: int
+    forward_ns: int
+    sample_ns: int
+    num_blocks_swapped_out: int
+    num_blocks_swapped_in: int
+    num_blocks_copied: int
+    def __init__(self, tokens: _Optional[_Union[Histogram, _Mapping]] = ..., duration_ns: _Optional[_Union[Histogram, _Mapping]] = ..., num_prefill_tokens: _Optional[int] = ..., wait_ns: _Optional[int] = ..., swap_ns: _Optional[int] = ..., forward_ns: _Optional[int] = ..., sample_ns: _Optional[int] = ..., num_blocks_swapped_out: _Optional[int] = ..., num_blocks_swapped_in: _Optional[int] = ..., num_blocks_copied: _Optional[int] = ...) -> None: ...
+
+class RequestStats(_message.Message):
+    __slots__ = ("num_ended", "queue_ns", "time_to_first_token_ns", "time_per_output_token_ns", "duration_ns")
+    class NumEndedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    NUM_ENDED_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_NS_FIELD_NUMBER: _ClassVar[int]
+    TIME_TO_FIRST_TOKEN_NS_FIELD_NUMBER: _ClassVar[int]
+    TIME_PER_OUTPUT_TOKEN_NS_FIELD_NUMBER: _ClassVar[int]
+    DURATION_NS_FIELD_NUMBER: _ClassVar[int]
+    num_ended: _containers.ScalarMap[str, int]
+    queue_ns: Histogram
+    time_to_first_token_ns: Histogram
+    time_per_output_token_ns: Histogram
+    duration_ns: Histogram
+    def __init__(self, num_ended: _Optional[_Mapping[str, int]] = ..., queue_ns: _Optional[_Union[Histogram, _Mapping]] = ..., time_to_first_token_ns: _Optional[_Union[Histogram, _Mapping]] = ..., time_per_output_token_ns: _Optional[_Union[Histogram, _Mapping]] = ..., duration_ns: _Optional[_Union[Histogram, _Mapping]] = ...) -> None: ...
+
+class Histogram(_message.Message):
+    __slots__ = ("bounds", "counts", "sum")
+    BOUNDS_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    SUM_FIELD_NUMBER: _ClassVar[int]
+    bounds: _containers.RepeatedScalarFieldContainer[int]
+    counts: _containers.RepeatedScalarFieldContainer[int]
+    sum: int
+    def __init__(self, bounds: _Optional[_Iterable[int]] = ..., counts: _Optional[_Iterable[int]] = ..., sum: _Optional[int] = ...) -> None: ...
