@@ -13,6 +13,7 @@ class FinishReason(enum.Enum):
     STOP_STRING = enum.auto()
     STOP_TOKEN = enum.auto()
     ERROR = enum.auto()
+    TOOL_CALLS = enum.auto()
 
 
 class Finish(NamedTuple):
@@ -34,6 +35,16 @@ class TokenLogprobs(NamedTuple):
 
 
 @dataclass(slots=True, kw_only=True)
+class ToolCallDelta:
+    """What was added to one call; its id and name are in its first delta."""
+
+    index: int
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
 class Delta:
     """What was added to one sequence."""
 
@@ -42,6 +53,7 @@ class Delta:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish: Finish | None = None
+    tool_calls: list[ToolCallDelta] = field(default_factory=list)
 
 
 class Usage(NamedTuple):

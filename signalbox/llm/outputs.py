@@ -87,7 +87,7 @@ def finish_reason(finish: Finish) -> tuple[str, StopReason]:
     match finish.reason:
         case FinishReason.STOP:
             return _STOP, None
-        case FinishReason.STOP_TOKEN:
+        case FinishReason.STOP_TOKEN | FinishReason.TOOL_CALLS:
             return _STOP, finish.stop_token_id
         case FinishReason.STOP_STRING:
             return _STOP, finish.stop

@@ -1,0 +1,79 @@
+"""Reads the tool calls of a request's sequences out of its updates."""
+
+from collections.abc import Callable
+from functools import partial
+
+from router import tool_formats
+from router.conversation import Conversation, ToolMode
+from router.model import ServedModel
+from router.outputs import FinishReason, Update
+from router.tool_calls import ForcedCallParser, Parser, ToolCallParser
+from router.tool_formats import FORMATS, JSON, ToolCallFormat
+
+_ENDS_WITH_CALLS = (FinishReason.STOP, FinishReason.STOP_TOKEN)
+
+
+class ToolCallReader:
+    """Changes each update in place: what belongs to a call leaves the text."""
+
+    def __init__(
+        self,
+        make_parser: Callable[[], Parser],
+        *,
+        kept_token_ids: frozenset[int] = frozenset(),
+    ) -> None:
+        self.kept_token_ids = kept_token_ids
+        """Special tokens that must be in the text for calls to be found."""
+        self._make_parser = make_parser
+        self._parsers: dict[int, Parser] = {}
+
+    def read(self, update: Update) -> None:
+        for delta in update.deltas:
+            parser = self._parsers.get(delta.index)
+            if parser is None:
+                parser = self._parsers[delta.index] = self._make_parser()
+            delta.text, delta.tool_calls = parser.push(delta.text)
+            if delta.finish is None:
+                continue
+            text, calls = parser.flush()
+            delta.text += text
+            delta.tool_calls += calls
+            if parser.num_calls and delta.finish.reason in _ENDS_WITH_CALLS:
+                delta.finish = delta.finish._replace(reason=FinishReason.TOOL_CALLS)
+
+
+def reader_of(
+    conversation: Conversation, model: ServedModel, *, setting: str
+) -> ToolCallReader | None:
+    """Returns what reads the answer's calls; None if there are none to be expected.
+
+    Args:
+        setting: one of `tool_formats.CHOICES`.
+    """
+    if not conversation.offered_tools:
+        return None
+    template = model.tokenizer.chat_template
+    source = conversation.chat_template or (template.source if template else "")
+    format_ = tool_formats.choose(setting, source)
+    choice = conversation.tool_choice
+    if choice.tool:
+        make_id = (format_ or FORMATS[JSON]).make_id
+        return ToolCallReader(partial(ForcedCallParser, choice.tool, make_id=make_id))
+    if choice.mode is ToolMode.REQUIRED:
+        return _reader(FORMATS[JSON], conversation, model)
+    return None if format_ is None else _reader(format_, conversation, model)
+
+
+def _reader(
+    format_: ToolCallFormat, conversation: Conversation, model: ServedModel
+) -> ToolCallReader:
+    ids = [model.tokenizer.token_id(marker) for marker in format_.markers]
+    return ToolCallReader(
+        partial(
+            ToolCallParser,
+            format_,
+            tool_names=[tool.name for tool in conversation.tools],
+            max_calls=None if conversation.parallel_tool_calls else 1,
+        ),
+        kept_token_ids=frozenset(token_id for token_id in ids if token_id is not None),
+    )
