@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from router import validation
-from router.chat_template import Message
 from router.config import RouterConfig
+from router.conversation import Conversation
 from router.model import ServedModel
 from router.request import GenerationRequest
 from router.scheduler_client import SchedulerConnection
@@ -42,16 +42,11 @@ class TokensPrompt(NamedTuple):
     token_ids: list[int]
 
 
-class ChatPrompt(NamedTuple):
-    messages: Sequence[Message]
-    add_generation_prompt: bool
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
     """A request as the client sent it."""
 
-    prompt: TextPrompt | TokensPrompt | ChatPrompt
+    prompt: TextPrompt | TokensPrompt | Conversation
     request_id: str = ""
     """Empty asks for one."""
     model: str = ""
@@ -121,8 +116,13 @@ class Admission:
         arrived_ns: int,
         time_remaining: TimeRemaining,
         trace_context: tuple[str, str],
+        kept_token_ids: frozenset[int],
     ) -> GenerationRequest:
-        """Hands the request to the scheduler. The caller closes what this returns."""
+        """Hands the request to the scheduler. The caller closes what this returns.
+
+        Args:
+            kept_token_ids: special tokens that the text shows in any case.
+        """
         if model != self._scheduler.model:
             raise Unavailable("the served model has just changed", RETRY_AFTER_S)
         params = validation.resolve_sampling(
@@ -142,6 +142,7 @@ class Admission:
             priority=asked.priority,
             cache_salt=asked.cache_salt,
             trace_context=trace_context,
+            kept_token_ids=kept_token_ids,
         )
         self._scheduler.submit(request)
         return request
@@ -152,7 +153,7 @@ class Admission:
         return min(self._config.max_prompt_bytes, longest)
 
     def _check_prompt(
-        self, prompt: TextPrompt | TokensPrompt | ChatPrompt, model: ServedModel
+        self, prompt: TextPrompt | TokensPrompt | Conversation, model: ServedModel
     ) -> None:
         match prompt:
             case TextPrompt(text=text):
@@ -163,12 +164,11 @@ class Admission:
                 field = "token_ids.ids"
                 validation.check_prompt_length(len(token_ids), field=field, model=model)
                 validation.check_token_ids(token_ids, field=field, model=model)
-            case ChatPrompt(messages=messages):
-                if not messages:
-                    raise InvalidArgument("messages", [], "at least one message")
+            case Conversation() as conversation:
+                conversation.check()
 
     async def _tokenize(
-        self, prompt: TextPrompt | TokensPrompt | ChatPrompt, model: ServedModel
+        self, prompt: TextPrompt | TokensPrompt | Conversation, model: ServedModel
     ) -> tuple[list[int], str]:
         """Returns the tokens, and the field that they came from."""
         match prompt:
@@ -177,12 +177,9 @@ class Admission:
                 return await encode, "text"
             case TokensPrompt(token_ids=token_ids):
                 return token_ids, "token_ids.ids"
-            case ChatPrompt(messages=messages, add_generation_prompt=add_generation_prompt):
-                encode = model.tokenizer.encode_chat(
-                    messages,
-                    add_generation_prompt=add_generation_prompt,
-                    max_bytes=self.max_text_bytes(model),
-                )
+            case Conversation() as conversation:
+                max_bytes = self.max_text_bytes(model)
+                encode = model.tokenizer.encode_chat(conversation, max_bytes=max_bytes)
                 return await encode, "messages"
 
 

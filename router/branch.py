@@ -123,7 +123,11 @@ class Branch:
 
 
 def make_branches(
-    params: SamplingParams, *, prompt_token_ids: Sequence[int], tokenizer: Tokenizer
+    params: SamplingParams,
+    *,
+    prompt_token_ids: Sequence[int],
+    tokenizer: Tokenizer,
+    kept_token_ids: frozenset[int] = frozenset(),
 ) -> list[Branch]:
     """Returns the sequences of a request that has not begun."""
     patterns = compile_patterns(params.stop)
@@ -133,7 +137,9 @@ def make_branches(
             params=params,
             patterns=patterns,
             detokenizer=tokenizer.make_detokenizer(
-                prompt_token_ids, skip_special_tokens=params.skip_special_tokens
+                prompt_token_ids,
+                skip_special_tokens=params.skip_special_tokens,
+                kept_token_ids=kept_token_ids,
             ),
         )
         for index in range(params.n)

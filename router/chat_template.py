@@ -1,38 +1,23 @@
-"""Renders conversations with a model's Jinja chat template, sandboxed.
+"""Renders conversations: by the model's own template, or by one that the client has sent.
 
-The environment is the one that Hugging Face templates are written for: the same whitespace rules,
-`raise_exception`, `strftime_now`, `tojson`, loop controls and the `generation` block.
+The model's runs in this process, on the caller's thread. A client's is untrusted: it is rendered by
+a process that lives for one conversation, see `template_sandbox`.
 """
 
+import asyncio
 import json
-from collections.abc import Mapping, Sequence
-from datetime import datetime
-from typing import Any, NamedTuple
+import sys
+import uuid
+from collections.abc import Mapping
+from typing import Any
 
-import jinja2
-from jinja2 import nodes
-from jinja2.ext import Extension
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
+from router import template_sandbox
+from router.conversation import Conversation
 from rpc.errors import InvalidArgument
 
-
-class Message(NamedTuple):
-    """One turn of a conversation."""
-
-    role: str
-    content: str
-
-
-class _GenerationBlock(Extension):
-    """Accepts `{% generation %}`, which marks the assistant's text for training, as plain text."""
-
-    tags = {"generation"}  # noqa: RUF012
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+WALL_LIMIT_S = 20.0
+"""On a machine that is busy; what counts is the limit of CPU time."""
+MAX_PROCESSES = 2
 
 
 class ChatTemplate:
@@ -40,77 +25,95 @@ class ChatTemplate:
 
     def __init__(self, source: str, *, special_tokens: Mapping[str, str]) -> None:
         """Raises jinja2.TemplateSyntaxError."""
-        self._template = _ENVIRONMENT.from_string(source)
-        self._special_tokens = dict(special_tokens)
+        self.source = source
+        self.special_tokens = dict(special_tokens)
+        self.takes_tools = template_sandbox.reads_variable(source, "tools")
+        self._template = template_sandbox.ENVIRONMENT.from_string(source)
 
-    def render(
-        self, messages: Sequence[Message], *, add_generation_prompt: bool, max_bytes: int
-    ) -> str:
+    def render(self, conversation: Conversation, *, max_bytes: int) -> str:
         """Returns the prompt. Raises InvalidArgument if the template refuses the conversation."""
-        variables = {
-            **self._special_tokens,
-            "messages": [message._asdict() for message in messages],
-            "add_generation_prompt": add_generation_prompt,
-            "tools": None,
-            "documents": None,
-        }
+        mark = _mark_of(conversation)
+        variables = {**self.special_tokens, **conversation.variables(suffix=mark)}
         try:
-            return self._render(variables, max_bytes)
-        except InvalidArgument:
-            raise
+            text = template_sandbox.render(
+                self._template, variables, max_bytes=max_bytes + len(mark)
+            )
+        except template_sandbox.TooLong:
+            allowed = f"at most {max_bytes} bytes when rendered"
+            raise InvalidArgument("messages", _count(conversation), allowed) from None
         except Exception as error:  # a template may raise whatever Python does
-            raise InvalidArgument(
-                "messages", _count(messages), f"what the model's chat template accepts ({error})"
-            ) from error
-
-    def _render(self, variables: Mapping[str, Any], max_bytes: int) -> str:
-        pieces: list[str] = []
-        num_bytes = 0
-        for piece in self._template.generate(**variables):
-            pieces.append(piece)
-            num_bytes += len(piece.encode())
-            if num_bytes > max_bytes:
-                count = _count(variables["messages"])
-                raise InvalidArgument("messages", count, f"at most {max_bytes} bytes when rendered")
-        return "".join(pieces)
+            allowed = f"what the model's chat template accepts ({error})"
+            raise InvalidArgument("messages", _count(conversation), allowed) from error
+        return _cut(text, mark)
 
 
-def _count(messages: Sequence[object]) -> str:
-    return f"a conversation of {len(messages)} messages"
+class ClientTemplates:
+    """Renders by templates that clients have sent, a few at a time."""
+
+    def __init__(self, *, special_tokens: Mapping[str, str]) -> None:
+        self._special_tokens = special_tokens
+        self._processes = asyncio.Semaphore(MAX_PROCESSES)
+
+    async def render(self, conversation: Conversation, *, max_bytes: int) -> str:
+        """Returns the prompt. Raises InvalidArgument for a template that fails, or takes long."""
+        mark = _mark_of(conversation)
+        job = {
+            "source": conversation.chat_template,
+            "variables": {**self._special_tokens, **conversation.variables(suffix=mark)},
+            "max_bytes": max_bytes + len(mark),
+        }
+        async with self._processes:
+            answer = await _run(json.dumps(job).encode())
+        if "text" not in answer:
+            raise _refused(conversation, answer["error"])
+        return _cut(answer["text"], mark)
 
 
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(format_: str) -> str:
-    return datetime.now().strftime(format_)
-
-
-def _to_json(
-    value: object,
-    *,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Jinja's own filter escapes HTML."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+async def _run(job: bytes) -> dict[str, Any]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-I",
+        template_sandbox.__file__,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        env={},
     )
+    try:
+        async with asyncio.timeout(WALL_LIMIT_S):
+            output, _ = await process.communicate(job)
+    except TimeoutError:
+        output = b""
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if not output:
+        return {"error": f"it takes more than {template_sandbox.CPU_LIMIT_S} s"}
+    answer: dict[str, Any] = json.loads(output)
+    return answer
 
 
-def _make_environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        extensions=[_GenerationBlock, "jinja2.ext.loopcontrols"],
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    return environment
+def _refused(conversation: Conversation, reason: str) -> InvalidArgument:
+    allowed = f"a template that can be rendered ({reason})"
+    return InvalidArgument("chat_template", conversation.chat_template, allowed)
 
 
-_ENVIRONMENT = _make_environment()
+def _mark_of(conversation: Conversation) -> str:
+    """Returns what marks the end of a last message that is left open; nobody can guess it."""
+    return f"<end {uuid.uuid4().hex}>" if conversation.continue_final_message else ""
+
+
+def _cut(text: str, mark: str) -> str:
+    """Drops what the template writes after the last message."""
+    if not mark:
+        return text
+    before, found, _ = text.rpartition(mark)
+    if not found:
+        allowed = "false: the chat template does not render the last message as it is"
+        raise InvalidArgument("continue_final_message", True, allowed)
+    return before
+
+
+def _count(conversation: Conversation) -> str:
+    return f"a conversation of {len(conversation.messages)} messages"

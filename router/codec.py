@@ -6,27 +6,25 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message as ProtoMessage
 
 from protos.inference.v1 import inference_pb2 as pb
-from router.admission import Asked, ChatPrompt, TextPrompt, TokensPrompt
-from router.chat_template import Message
+from router import chat_codec
+from router.admission import Asked, TextPrompt, TokensPrompt
+from router.conversation import Conversation
 from router.generation import Served
 from router.model import ServedModel
 from router.outputs import Delta, End, Finish, FinishReason, TokenLogprobs
 from router.tokenizer import Tokenizer
-from rpc.errors import InvalidArgument, Unimplemented
+from router.tool_schema import forced_schema
+from rpc.errors import InvalidArgument
 
 Response = TypeVar("Response", pb.GenerateResponse, pb.ChatResponse)
 
-_ROLES = {
-    pb.CHAT_ROLE_SYSTEM: "system",
-    pb.CHAT_ROLE_USER: "user",
-    pb.CHAT_ROLE_ASSISTANT: "assistant",
-}
 _REASONS = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
     FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
     FinishReason.STOP_STRING: pb.FINISH_REASON_STOP_STRING,
     FinishReason.STOP_TOKEN: pb.FINISH_REASON_STOP_TOKEN,
     FinishReason.ERROR: pb.FINISH_REASON_ERROR,
+    FinishReason.TOOL_CALLS: pb.FINISH_REASON_TOOL_CALLS,
 }
 
 
@@ -35,15 +33,16 @@ def asked_to_generate(request: pb.GenerateRequest) -> Asked:
 
 
 def asked_to_chat(request: pb.ChatRequest) -> Asked:
-    prompt = ChatPrompt(
-        messages=[_message(i, message) for i, message in enumerate(request.messages)],
-        add_generation_prompt=_default(request, "add_generation_prompt", True),
-    )
-    return _asked(request, prompt)
+    conversation = chat_codec.conversation(request)
+    conversation.check()
+    schema = forced_schema(conversation)
+    if schema is not None:
+        request = chat_codec.constrained(request, schema)
+    return _asked(request, conversation)
 
 
 def _asked(
-    request: pb.GenerateRequest | pb.ChatRequest, prompt: TextPrompt | TokensPrompt | ChatPrompt
+    request: pb.GenerateRequest | pb.ChatRequest, prompt: TextPrompt | TokensPrompt | Conversation
 ) -> Asked:
     sampling = _set_fields(request.sampling_params)
     return Asked(
@@ -75,22 +74,6 @@ def _prompt(request: pb.GenerateRequest) -> TextPrompt | TokensPrompt:
     raise InvalidArgument("prompt", None, "exactly one of text and token_ids")
 
 
-def _message(position: int, message: pb.ChatMessage) -> Message:
-    field = f"messages[{position}]"
-    if message.role == pb.CHAT_ROLE_TOOL:
-        raise Unimplemented(f"{field}.role: CHAT_ROLE_TOOL is not served yet")
-    role = _ROLES.get(message.role)
-    if role is None:
-        allowed = "CHAT_ROLE_SYSTEM, CHAT_ROLE_USER or CHAT_ROLE_ASSISTANT"
-        raise InvalidArgument(f"{field}.role", int(message.role), allowed)
-    if not message.content:
-        raise InvalidArgument(f"{field}.content", [], "at least one part")
-    for i, part in enumerate(message.content):
-        if not part.HasField("text"):
-            raise InvalidArgument(f"{field}.content[{i}]", None, "a text part")
-    return Message(role, "".join([part.text for part in message.content]))
-
-
 def response(kind: type[Response], served: Served) -> Response:
     update = served.update
     message = kind(request_id=served.request.request_id)
@@ -109,6 +92,10 @@ def _write_delta(output: pb.SequenceDelta, delta: Delta, tokenizer: Tokenizer) -
     if delta.logprobs:
         pairs = zip(delta.token_ids, delta.logprobs, strict=True)
         output.logprobs.extend(_logprobs(*pair, tokenizer) for pair in pairs)
+    for call in delta.tool_calls:
+        output.tool_calls.add(
+            index=call.index, id=call.id, name=call.name, arguments=call.arguments
+        )
     if delta.finish is not None:
         output.finish.CopyFrom(_finish(delta.finish))
 

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from router import tool_formats
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterConfig:
@@ -25,6 +27,8 @@ class RouterConfig:
     tokenizer_threads: int = 2
     trust_tenant_header: bool = False
     """Whether metadata `x-signalbox-tenant` says whose a request is; see tenants.py."""
+    tool_call_parser: str = tool_formats.AUTO
+    """How tool calls are found in a model's text: one of tool_formats.CHOICES."""
     model_poll_s: float = 1.0
     """How often the scheduler is asked which model is served."""
 
@@ -33,6 +37,9 @@ class RouterConfig:
             raise ValueError(
                 f"{len(self.scheduler_addresses)} scheduler addresses; a router serves one for now"
             )
+        if self.tool_call_parser not in tool_formats.CHOICES:
+            known = ", ".join(tool_formats.CHOICES)
+            raise ValueError(f"tool_call_parser is {self.tool_call_parser!r}; use one of {known}")
         if not 0 <= self.port <= 65_535:
             raise ValueError(f"port {self.port} is not in [0, 65535]")
         _require_positive(

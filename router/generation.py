@@ -11,10 +11,12 @@ from typing import NamedTuple
 from opentelemetry.context import Context
 
 from router.admission import Admission, Asked, TimeRemaining, now_ns, timeout_ns
+from router.conversation import Conversation
 from router.model import ServedModel
 from router.outputs import Update
 from router.request import GenerationRequest
 from router.scheduler_client import SchedulerConnection
+from router.tool_reader import ToolCallReader, reader_of
 from router.tracing import RequestSpan, Transport
 from rpc import telemetry
 
@@ -45,9 +47,13 @@ class Served(NamedTuple):
 class Generator:
     """Text in, a stream of updates out."""
 
-    def __init__(self, admission: Admission, scheduler: SchedulerConnection) -> None:
+    def __init__(
+        self, admission: Admission, scheduler: SchedulerConnection, *, tool_call_parser: str
+    ) -> None:
+        """`tool_call_parser` is one of `tool_formats.CHOICES`."""
         self.admission = admission
         self._scheduler = scheduler
+        self._tool_call_parser = tool_call_parser
 
     @property
     def model(self) -> ServedModel:
@@ -69,6 +75,7 @@ class Generator:
             self.admission.reserve(asked.request_id, tenant=origin.tenant) as request_id,
         ):
             token_ids = await self._tokenize(asked, model, origin, span)
+            tool_calls = self._tool_call_reader(asked, model)
             request = self.admission.submit(
                 asked,
                 model,
@@ -78,10 +85,13 @@ class Generator:
                 arrived_ns=arrived_ns,
                 time_remaining=origin.time_remaining,
                 trace_context=telemetry.inject(span.context),
+                kept_token_ids=tool_calls.kept_token_ids if tool_calls else frozenset(),
             )
             span.set_request(request)
             try:
                 async for update in request.updates():
+                    if tool_calls is not None:
+                        tool_calls.read(update)
                     span.add_update(update)
                     yield Served(request, update)
             finally:
@@ -95,3 +105,8 @@ class Generator:
         with span.tokenize() as tokenized:
             tokenized += await self.admission.tokenize(asked, model)
         return tokenized
+
+    def _tool_call_reader(self, asked: Asked, model: ServedModel) -> ToolCallReader | None:
+        if not isinstance(asked.prompt, Conversation):
+            return None
+        return reader_of(asked.prompt, model, setting=self._tool_call_parser)

@@ -27,7 +27,9 @@ class Router:
             on_serving=self._set_serving,
         )
         self.admission = Admission(config, self.scheduler)
-        self.generator = Generator(self.admission, self.scheduler)
+        self.generator = Generator(
+            self.admission, self.scheduler, tool_call_parser=config.tool_call_parser
+        )
         self.server.add(
             InferenceServicer(
                 self.generator, tenants=Tenants(trust_header=config.trust_tenant_header)

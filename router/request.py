@@ -44,6 +44,7 @@ class GenerationRequest:
         priority: int = 0,
         cache_salt: str = "",
         trace_context: tuple[str, str] = ("", ""),
+        kept_token_ids: frozenset[int] = frozenset(),
     ) -> None:
         self.handle = handle
         self.request_id = request_id
@@ -58,7 +59,10 @@ class GenerationRequest:
         """W3C traceparent and tracestate."""
         self.time_to_first_token_ns: int | None = None
         self._branches = make_branches(
-            params, prompt_token_ids=prompt_token_ids, tokenizer=tokenizer
+            params,
+            prompt_token_ids=prompt_token_ids,
+            tokenizer=tokenizer,
+            kept_token_ids=kept_token_ids,
         )
         self._touched: dict[int, Branch] = {}
         self._link = link

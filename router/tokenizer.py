@@ -7,16 +7,18 @@ Wraps the `tokenizers` package. Encoding and decoding whole texts runs in a smal
 import asyncio
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import jinja2
 import tokenizers
 import tokenizers.decoders
 
-from router.chat_template import ChatTemplate, Message
+from router.chat_template import ChatTemplate, ClientTemplates
+from router.conversation import Conversation
 from router.detokenizer import BytesDetokenizer, Detokenizer, WindowDetokenizer
 from rpc.errors import FailedPrecondition
 
@@ -36,17 +38,21 @@ class Tokenizer:
         vocab_size: int,
         chat_template: ChatTemplate | None,
         pool: ThreadPoolExecutor,
+        special_tokens: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
+        """`special_tokens` are those that templates know by name, such as bos_token."""
         self._backend = backend
         self._chat_template = chat_template
+        self._client_templates = ClientTemplates(special_tokens=special_tokens)
         self._pool = pool
         vocab: dict[str, int] = backend.get_vocab(with_added_tokens=True)
         added = backend.get_added_tokens_decoder()
-        special_ids = {token_id for token_id, token in added.items() if token.special}
+        self._special_ids = {token_id for token_id, token in added.items() if token.special}
         self.max_token_id = max(vocab.values())
         self.max_token_bytes = max(len(token.encode()) for token in vocab)
         self._pieces = _byte_pieces(backend, vocab, vocab_size)
-        self._text_pieces = _without(self._pieces, special_ids)
+        self._text_pieces = _without(self._pieces, self._special_ids)
+        self._text_pieces_with: dict[frozenset[int], list[bytes]] = {}
 
     @classmethod
     def from_files(
@@ -64,11 +70,27 @@ class Tokenizer:
         # The file may hold the settings of training, which would cut prompts silently.
         backend.no_truncation()
         backend.no_padding()
-        return cls(backend, vocab_size=vocab_size, chat_template=template, pool=pool)
+        return cls(
+            backend,
+            vocab_size=vocab_size,
+            chat_template=template,
+            pool=pool,
+            special_tokens=_special_tokens(settings),
+        )
+
+    @property
+    def chat_template(self) -> ChatTemplate | None:
+        """The model's own, if it has one."""
+        return self._chat_template
 
     @property
     def has_chat_template(self) -> bool:
         return self._chat_template is not None
+
+    def token_id(self, token: str) -> int | None:
+        """Returns the id of the token that is written so, if there is one."""
+        token_id: int | None = self._backend.token_to_id(token)
+        return token_id
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Returns token ids; special tokens that stand in the text are parsed as such."""
@@ -82,34 +104,33 @@ class Tokenizer:
         ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
-    async def encode_chat(
-        self, messages: Sequence[Message], *, add_generation_prompt: bool, max_bytes: int
-    ) -> list[int]:
+    async def encode_chat(self, conversation: Conversation, *, max_bytes: int) -> list[int]:
         """Renders a conversation and returns its token ids; raises as `render_chat`."""
+        if conversation.chat_template is not None:
+            text = await self._client_templates.render(conversation, max_bytes=max_bytes)
+            return await self.encode(text, add_special_tokens=False)
 
         def render_and_encode() -> list[int]:
-            text = self.render_chat(
-                messages, add_generation_prompt=add_generation_prompt, max_bytes=max_bytes
-            )
+            text = self.render_chat(conversation, max_bytes=max_bytes)
             # The template writes the special tokens itself, the first one included.
             return self.encode_blocking(text, add_special_tokens=False)
 
         token_ids: list[int] = await self._run(partial(render_and_encode))
         return token_ids
 
-    def render_chat(
-        self, messages: Sequence[Message], *, add_generation_prompt: bool, max_bytes: int
-    ) -> str:
-        """Returns the prompt of a conversation, on the calling thread.
+    def render_chat(self, conversation: Conversation, *, max_bytes: int) -> str:
+        """Returns the prompt by the model's own template, on the calling thread.
 
-        Raises FailedPrecondition if the model has no template, InvalidArgument if the template
-        refuses the conversation.
+        Raises FailedPrecondition if there is none or it shows the model no tools, and
+        InvalidArgument if it refuses the conversation.
         """
         if self._chat_template is None:
             raise FailedPrecondition("the model has no chat template; use Generate")
-        return self._chat_template.render(
-            messages, add_generation_prompt=add_generation_prompt, max_bytes=max_bytes
-        )
+        if conversation.offered_tools and not self._chat_template.takes_tools:
+            raise FailedPrecondition(
+                "the model's chat template shows it no tools; send a chat_template that does"
+            )
+        return self._chat_template.render(conversation, max_bytes=max_bytes)
 
     async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         return str(
@@ -118,21 +139,60 @@ class Tokenizer:
             )
         )
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """Returns one token's bytes alone, which need be no whole characters."""
+        if self._pieces is not None:
+            return self._pieces[token_id]
+        return str(self._backend.decode([token_id], skip_special_tokens=False)).encode()
+
     def token_text(self, token_id: int) -> str:
         """Returns one token's text alone; replacement characters where it is part of one."""
-        if self._pieces is not None:
-            return self._pieces[token_id].decode(errors="replace")
-        return str(self._backend.decode([token_id], skip_special_tokens=False))
+        return self.token_bytes(token_id).decode(errors="replace")
 
     def make_detokenizer(
-        self, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool
+        self,
+        prompt_token_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool,
+        kept_token_ids: frozenset[int] = frozenset(),
     ) -> Detokenizer:
-        """Returns the state for a sequence that continues the prompt."""
-        pieces = self._text_pieces if skip_special_tokens else self._pieces
-        if pieces is not None:
-            return BytesDetokenizer(pieces)
+        """Returns the state for a sequence that continues the prompt.
+
+        Args:
+            kept_token_ids: special tokens that are not skipped.
+        """
+        if self._pieces is None:
+            decode = self._make_decode(skip_special_tokens, kept_token_ids)
+            return WindowDetokenizer(decode, context=prompt_token_ids[-_NUM_CONTEXT_TOKENS:])
+        if not skip_special_tokens:
+            return BytesDetokenizer(self._pieces)
+        return BytesDetokenizer(self._pieces_with(kept_token_ids))
+
+    def _pieces_with(self, kept_token_ids: frozenset[int]) -> list[bytes]:
+        """Returns the pieces without those of special tokens that are not kept."""
+        assert self._text_pieces is not None
+        assert self._pieces is not None
+        if not kept_token_ids & self._special_ids:
+            return self._text_pieces
+        if kept_token_ids not in self._text_pieces_with:  # few: one for each tool call format
+            pieces = _without(self._pieces, self._special_ids - kept_token_ids)
+            assert pieces is not None
+            self._text_pieces_with[kept_token_ids] = pieces
+        return self._text_pieces_with[kept_token_ids]
+
+    def _make_decode(
+        self, skip_special_tokens: bool, kept_token_ids: frozenset[int]
+    ) -> Callable[[list[int]], str]:
         decode = partial(self._backend.decode, skip_special_tokens=skip_special_tokens)
-        return WindowDetokenizer(decode, context=prompt_token_ids[-_NUM_CONTEXT_TOKENS:])
+        if not (skip_special_tokens and kept_token_ids & self._special_ids):
+            return decode
+        skipped = self._special_ids - kept_token_ids
+        return lambda token_ids: str(
+            self._backend.decode(
+                [token_id for token_id in token_ids if token_id not in skipped],
+                skip_special_tokens=False,
+            )
+        )
 
     async def _run(self, call: "partial[Any]") -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._pool, call)

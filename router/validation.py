@@ -48,7 +48,6 @@ PRIORITIES = Range(-1000, 1000, "[-1000, 1000]")
 NOT_SERVED = frozenset(
     {
         "truncate_prompt_tokens",
-        "chat_template",
         "echo",
         "output_kind",
         "stream_interval",

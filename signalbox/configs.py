@@ -44,6 +44,7 @@ def router_config(settings: RouterSettings) -> RouterConfig:
         reflection=settings.reflection,
         grace_s=settings.grace,
         max_live_requests=settings.max_live_requests,
+        tool_call_parser=settings.tool_call_parser,
         trust_tenant_header=settings.trust_tenant_header,
     )
 

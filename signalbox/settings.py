@@ -201,6 +201,11 @@ class DoorSettings(TraceSettings):
         " gateway that sets it",
     )
     reflection: bool = Field(True, description="whether gRPC reflection is served")
+    tool_call_parser: Literal["auto", "hermes", "llama3_json", "mistral", "json", "none"] = Field(
+        "auto",
+        description="how tool calls are found in the model's text; auto goes by its chat template,"
+        " none leaves them there",
+    )
 
 
 class RouterSettings(DoorSettings):

@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from router import validation
-from router.chat_template import Message
+from router.conversation import Conversation as ChatConversation
+from router.conversation import Message
 from router.model import ServedModel
 from signalbox.llm.errors import refusing
 
@@ -119,8 +120,7 @@ class Encoder:
         tokenizer = self._model.tokenizer
         with refusing():
             text = tokenizer.render_chat(
-                messages,
-                add_generation_prompt=add_generation_prompt,
+                ChatConversation(messages=messages, add_generation_prompt=add_generation_prompt),
                 max_bytes=self._max_text_bytes,
             )
         # The template writes the special tokens itself, the first one included.

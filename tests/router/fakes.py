@@ -138,6 +138,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.script = script
         self.has_worker = True
         self.model_name = MODEL_NAME
+        self.max_model_len = MAX_MODEL_LEN
         self.files = make_files()
         self.added: list[pb.AddRequest] = []
         self.aborted: list[int] = []
@@ -208,7 +209,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
             architecture="LlamaForCausalLM",
             dtype="float32",
             vocab_size=make_backend().get_vocab_size(),
-            max_model_len=MAX_MODEL_LEN,
+            max_model_len=self.max_model_len,
             eos_token_ids=[token(EOS)],
             tokenizer_sha256="0" * 64,
         )

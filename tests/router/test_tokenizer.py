@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from router.chat_template import Message
+from router.conversation import Conversation, Message
 from router.tokenizer import Tokenizer
 from rpc.errors import FailedPrecondition, InvalidArgument
 from tests.router.fakes import (
@@ -18,12 +18,15 @@ from tests.router.fakes import (
 )
 
 TALK = [Message("system", "Be brief."), Message("user", "Capital of France?")]
+OPEN = Conversation(messages=TALK)
+CLOSED = Conversation(messages=TALK, add_generation_prompt=False)
 
 
 async def chat_text(template: Any, messages: list[Message] = TALK, **options: Any) -> str:
     tokenizer = make_tokenizer(chat_template=template)
-    options = {"add_generation_prompt": True, "max_bytes": 10_000} | options
-    token_ids = await tokenizer.encode_chat(messages, **options)
+    max_bytes = options.pop("max_bytes", 10_000)
+    conversation = Conversation(messages=messages, **options)
+    token_ids = await tokenizer.encode_chat(conversation, max_bytes=max_bytes)
     return await tokenizer.decode(token_ids, skip_special_tokens=False)
 
 
@@ -51,14 +54,14 @@ async def test_training_settings_of_the_file_do_not_cut_prompts() -> None:
 
 async def test_chat_is_rendered_with_special_tokens_and_no_second_bos() -> None:
     tokenizer = make_tokenizer(chat_template="{{ bos_token }}<|im_start|>{{ messages[0].content }}")
-    token_ids = await tokenizer.encode_chat(TALK, add_generation_prompt=False, max_bytes=1000)
+    token_ids = await tokenizer.encode_chat(CLOSED, max_bytes=1000)
     assert token_ids == [token(BOS), token(IM_START), *ids_of("Be brief.")]
 
 
 async def test_generation_prompt_opens_the_assistants_turn() -> None:
     tokenizer = make_tokenizer()
-    closed = await tokenizer.encode_chat(TALK, add_generation_prompt=False, max_bytes=1000)
-    opened = await tokenizer.encode_chat(TALK, add_generation_prompt=True, max_bytes=1000)
+    closed = await tokenizer.encode_chat(CLOSED, max_bytes=1000)
+    opened = await tokenizer.encode_chat(OPEN, max_bytes=1000)
     assert closed.count(token(IM_END)) == 2
     assert opened == [*closed, token(IM_START), *ids_of("assistant\n")]
 
@@ -105,7 +108,7 @@ async def test_without_a_valid_template_there_is_no_chat(template: str | None) -
     tokenizer = make_tokenizer(chat_template=template)
     assert not tokenizer.has_chat_template
     with pytest.raises(FailedPrecondition):
-        await tokenizer.encode_chat(TALK, add_generation_prompt=True, max_bytes=1000)
+        await tokenizer.encode_chat(OPEN, max_bytes=1000)
 
 
 @pytest.mark.parametrize("files", [{}, {"tokenizer.json": b"{"}, {"tokenizer.json": b"\xff"}])

@@ -176,7 +176,9 @@ def test_every_field_is_either_served_or_refused() -> None:
     """Fails when the contract grows and this package does not."""
     served = {
         "request_id", "model", "text", "token_ids", "messages", "sampling_params",
-        "add_special_tokens", "add_generation_prompt", "priority", "cache_salt",
+        "add_special_tokens", "add_generation_prompt", "priority", "cache_salt", "chat_template",
+        "chat_template_kwargs", "continue_final_message", "tools", "tool_choice",
+        "parallel_tool_calls",
     }  # fmt: skip
     served |= {
         f"sampling_params.{name}"

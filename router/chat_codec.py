@@ -1,0 +1,117 @@
+"""Conversations of the public contract to plain data."""
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from google.protobuf import json_format, struct_pb2
+
+from protos.inference.v1 import inference_pb2 as pb
+from router.conversation import Conversation, Message, Tool, ToolCall, ToolChoice, ToolMode
+from rpc.errors import InvalidArgument
+
+_ROLES = {
+    pb.CHAT_ROLE_SYSTEM: "system",
+    pb.CHAT_ROLE_USER: "user",
+    pb.CHAT_ROLE_ASSISTANT: "assistant",
+    pb.CHAT_ROLE_TOOL: "tool",
+}
+_MODES = {
+    pb.TOOL_CHOICE_MODE_AUTO: ToolMode.AUTO,
+    pb.TOOL_CHOICE_MODE_NONE: ToolMode.NONE,
+    pb.TOOL_CHOICE_MODE_REQUIRED: ToolMode.REQUIRED,
+}
+_NO_PARAMETERS = '{"type": "object", "properties": {}}'
+
+
+def conversation(request: pb.ChatRequest) -> Conversation:
+    """Raises InvalidArgument for what cannot be put into words of ours."""
+    choice = _tool_choice(request)
+    continues = request.continue_final_message
+    opens = request.add_generation_prompt
+    return Conversation(
+        messages=[_message(i, message) for i, message in enumerate(request.messages)],
+        tools=[_tool(i, tool) for i, tool in enumerate(request.tools)],
+        tool_choice=choice,
+        parallel_tool_calls=_default_true(request, "parallel_tool_calls"),
+        add_generation_prompt=opens if request.HasField("add_generation_prompt") else not continues,
+        continue_final_message=continues,
+        chat_template=request.chat_template if request.HasField("chat_template") else None,
+        template_kwargs=_template_kwargs(request.chat_template_kwargs),
+    )
+
+
+def constrained(request: pb.ChatRequest, schema: Mapping[str, Any]) -> pb.ChatRequest:
+    """Returns the request with its output held to a schema, which its tool choice asks for."""
+    if request.sampling_params.HasField("structured_output"):
+        allowed = "auto or none beside a structured output"
+        raise InvalidArgument("tool_choice", "a call that must be made", allowed)
+    changed = pb.ChatRequest()
+    changed.CopyFrom(request)
+    changed.sampling_params.structured_output.json_schema = json.dumps(schema)
+    return changed
+
+
+def _default_true(request: pb.ChatRequest, name: str) -> bool:
+    return bool(getattr(request, name)) if request.HasField(name) else True
+
+
+def _message(position: int, message: pb.ChatMessage) -> Message:
+    field = f"messages[{position}]"
+    role = _ROLES.get(message.role)
+    if role is None:
+        raise InvalidArgument(f"{field}.role", int(message.role), "one of CHAT_ROLE_*")
+    if not message.content and not message.tool_calls:
+        raise InvalidArgument(f"{field}.content", [], "at least one part")
+    for i, part in enumerate(message.content):
+        if not part.HasField("text"):
+            raise InvalidArgument(f"{field}.content[{i}]", None, "a text part")
+    return Message(
+        role,
+        "".join([part.text for part in message.content]),
+        tool_calls=_tool_calls(message.tool_calls, field=f"{field}.tool_calls"),
+        tool_call_id=message.tool_call_id,
+        name=message.name,
+    )
+
+
+def _tool_calls(calls: Iterable[pb.ToolCall], *, field: str) -> list[ToolCall]:
+    return [
+        ToolCall(call.id, call.name, _object(call.arguments or "{}", f"{field}[{i}].arguments"))
+        for i, call in enumerate(calls)
+    ]
+
+
+def _tool(position: int, tool: pb.Tool) -> Tool:
+    field = f"tools[{position}].parameters"
+    return Tool(tool.name, tool.description, _object(tool.parameters or _NO_PARAMETERS, field))
+
+
+def _tool_choice(request: pb.ChatRequest) -> ToolChoice:
+    choice = request.tool_choice
+    match choice.WhichOneof("choice"):
+        case "tool":
+            return ToolChoice(ToolMode.REQUIRED, choice.tool)
+        case "mode":
+            if choice.mode not in _MODES:
+                allowed = "one of TOOL_CHOICE_MODE_*"
+                raise InvalidArgument("tool_choice.mode", int(choice.mode), allowed)
+            return ToolChoice(_MODES[choice.mode])
+    return ToolChoice()
+
+
+def _object(text: str, field: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise InvalidArgument(field, text, "a JSON object, as text")
+    return value
+
+
+def _template_kwargs(kwargs: Mapping[str, struct_pb2.Value]) -> dict[str, Any]:
+    try:
+        return {name: json_format.MessageToDict(value) for name, value in kwargs.items()}
+    except ValueError as error:  # NaN and infinity, and a value without a kind
+        raise InvalidArgument("chat_template_kwargs", str(error), "JSON values") from None
