@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Iterable
 
+from scheduler_svc.beam_groups import BeamGroups
 from scheduler_svc.block_manager import BlockSpaceManager
 from scheduler_svc.endings import Endings
 from scheduler_svc.errors import FailureCode, RequestFailure
@@ -38,6 +39,9 @@ class Acceptance:
         self._view = view
         self._endings = endings
         self._eos_token_ids = eos_token_ids
+        self._beams = BeamGroups(
+            blocks=blocks, view=view, endings=endings, eos_token_ids=eos_token_ids
+        )
 
     def accept(self, plan: StepPlan, answer: StepAnswer, now: float) -> StepOutcome:
         """Takes the answer to a plan; plans are answered in the order in which they were made."""
@@ -104,12 +108,34 @@ class Acceptance:
         if len(rows) != num_samples:
             self._fail(seq, f"the worker drew {len(rows)} of {num_samples} tokens", outcome, now)
             return
+        self._note_first_token(seq.group, now)
+        if seq.group.search is not None:
+            self._accept_beam(seq, rows[0], answer, outcome, now)
+            return
         branches = [seq, *self._branch_off(seq, num_samples - 1)]
         if num_samples > 1:
             seq.group.timeline.add(EventKind.FORKED, now, num_sequences=num_samples)
         for branch, row in zip(branches, rows, strict=True):
             outcome.tokens.append((branch, answer.token_ids[row], answer.logprobs.get(row)))
             self._accept_token(branch, answer.token_ids[row], outcome, now)
+
+    def _note_first_token(self, group: SequenceGroup, now: float) -> None:
+        if group.times.first_token is None:
+            group.times.first_token = now
+            group.timeline.add(EventKind.FIRST_TOKEN, now)
+            self.num_prompt_tokens += group.num_prompt_tokens
+
+    def _accept_beam(
+        self, seq: Sequence, row: int, answer: StepAnswer, outcome: StepOutcome, now: float
+    ) -> None:
+        """Takes what a beam may go on with; what is settled then counts as generated."""
+        num_tokens = len(outcome.tokens)
+        fault = self._beams.accept(seq, answer.token_ids[row], answer.logprobs.get(row), outcome)
+        if fault is not None:
+            self._fail(seq, fault, outcome, now)
+        self.num_generated_tokens += len(outcome.tokens) - num_tokens
+        if seq.group.is_finished:
+            seq.group.times.last_token = now
 
     def _branch_off(self, parent: Sequence, num_children: int) -> list[Sequence]:
         """Splits off the other branches of a prompt that has just been computed."""
@@ -130,11 +156,6 @@ class Acceptance:
         return children
 
     def _accept_token(self, seq: Sequence, token_id: int, outcome: StepOutcome, now: float) -> None:
-        group = seq.group
-        if group.times.first_token is None:
-            group.times.first_token = now
-            group.timeline.add(EventKind.FIRST_TOKEN, now)
-            self.num_prompt_tokens += group.num_prompt_tokens
         seq.output_token_ids.append(token_id)
         self.num_generated_tokens += 1
         if reason := self._end_reason(seq):
@@ -150,9 +171,16 @@ class Acceptance:
         return FinishReason.LENGTH if seq.num_tokens >= seq.group.end else None
 
     def _fail(self, seq: Sequence, message: str, outcome: StepOutcome, now: float) -> None:
-        """Ends a sequence by an error; before its fork it stands for all branches."""
-        seq.error_message = message
+        """Ends a sequence by an error; before its fork it stands for all, as any beam does."""
+        group = seq.group
         self._blocks.retract(seq)
+        if group.search is not None:
+            group.failure = RequestFailure(FailureCode.INTERNAL, message)
+            group.times.last_token = now
+            self._endings.end_all(group)
+            outcome.ended.append(group)
+            return
+        seq.error_message = message
         self._finish(seq, FinishReason.ERROR, outcome, now)
 
     def _finish(

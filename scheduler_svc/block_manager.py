@@ -74,7 +74,7 @@ class BlockSpaceManager:
         # The last token sampled is never computed.
         num_blocks = self.num_blocks(self.longest(group) - 1)
         shared = self.num_prefix_tokens(group) // self.block_size
-        return shared + group.num_sequences * (num_blocks - shared)
+        return shared + group.num_branches * (num_blocks - shared)
 
     def can_ever_hold(self, group: SequenceGroup) -> bool:
         return self.most_blocks(group) <= self.gpu.num_blocks

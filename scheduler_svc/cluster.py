@@ -147,7 +147,7 @@ class Cluster:
 
     def _stop_waiting(self, group: SequenceGroup, *, index: int, keep_tokens: int) -> bool:
         for seq in group.unfinished:
-            if seq.branch == index and group in self.admission:
+            if seq.branch == index and group.search is None and group in self.admission:
                 del seq.output_token_ids[keep_tokens:]
                 seq.finish(FinishReason.STOP_STRING)
                 if group.is_finished:

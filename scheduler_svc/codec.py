@@ -6,6 +6,7 @@ from protos.scheduler.v1 import scheduler_pb2 as pb
 from protos.worker.v1 import worker_pb2 as worker_pb
 from rpc.columns import pack_int32, pack_int64, unpack_int32, unpack_int64
 from rpc.errors import InvalidArgument
+from scheduler_svc.beam import BeamSearchParams
 from scheduler_svc.block_manager import BlockCopy
 from scheduler_svc.config import StepLimits
 from scheduler_svc.errors import RequestFailure
@@ -46,6 +47,7 @@ def group(message: pb.AddRequest, *, now: float) -> SequenceGroup:
         params=_sampling_params(message.sampling_params),
         max_tokens=message.max_tokens,
         num_sequences=message.num_sequences,
+        beam_search=_beam_search(message.beam_search) if message.HasField("beam_search") else None,
         deadline=None if timeout_ns is None else now + timeout_ns / 1e9,
         tenant=message.tenant,
         priority=message.priority,
@@ -53,6 +55,14 @@ def group(message: pb.AddRequest, *, now: float) -> SequenceGroup:
         times=GroupTimes(arrival=now),
         traceparent=message.trace_context.traceparent,
         tracestate=message.trace_context.tracestate,
+    )
+
+
+def _beam_search(message: pb.BeamSearch) -> BeamSearchParams:
+    return BeamSearchParams(
+        width=message.width,
+        length_penalty=message.length_penalty,
+        early_stopping=message.early_stopping,
     )
 
 
@@ -102,6 +112,7 @@ def _sequence_finished(finished: FinishedSequence) -> pb.SequenceFinished:
         reason=_FINISH_REASONS[finished.reason],
         stop_token_id=finished.stop_token_id,
         error_message=finished.error_message,
+        score=finished.score,
     )
 
 
@@ -195,7 +206,7 @@ def _sequence_metadata(plan: StepPlan, index: int) -> worker_pb.SequenceMetadata
         num_computed_tokens=seq.num_computed_tokens,
         num_new_tokens=plan.num_new_tokens[index],
         block_table=seq.block_table,
-        num_samples=seq.group.num_sequences if seq.group.awaits_fork else 1,
+        num_samples=seq.group.num_draws,
     )
 
 

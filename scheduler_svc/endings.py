@@ -44,6 +44,11 @@ class Endings:
         for seq in group.unfinished:
             self.end(seq, FinishReason.ERROR)
 
+    def drop(self, seq: Sequence) -> None:
+        """Takes out a sequence that no step in flight holds, and of whose end nobody hears."""
+        seq.status = SequenceStatus.FINISHED
+        self._release(seq)
+
     def fail_later(self, group: SequenceGroup, failure: RequestFailure) -> None:
         """Ends a group while a plan is made; `take_failed` hands it over."""
         group.failure = failure

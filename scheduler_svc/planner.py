@@ -219,7 +219,7 @@ class Planner:
 
     def can_ever_run(self, group: SequenceGroup) -> bool:
         """Says whether the group could run here if it were alone."""
-        fits_step = group.num_sequences <= self._limits.max_num_seqs
+        fits_step = group.num_branches <= self._limits.max_num_seqs
         return fits_step and self._blocks.can_ever_hold(group)
 
     def _has_places(self, group: SequenceGroup) -> bool:
@@ -237,8 +237,8 @@ def _can_decode(seq: Sequence, plan: StepPlan) -> bool:
     group = seq.group
     if seq.status is not SequenceStatus.RUNNING or seq.num_remaining_tokens != 1:
         return False
-    if seq.num_inflight_samples and group.awaits_fork:
-        return False  # its next token depends on which branch it becomes
+    if seq.num_inflight_samples and group.awaits_answers:
+        return False  # its next token depends on which branch it becomes, or on all beams
     is_planned_out = seq.num_tokens + seq.num_inflight_samples >= group.end
     return not is_planned_out and group not in plan.yielding
 

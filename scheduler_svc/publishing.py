@@ -55,7 +55,7 @@ def ended_request(request: Request, *, now: float) -> EndedRequest:
         handle=request.handle,
         failure=group.failure,
         num_prompt_tokens=group.num_prompt_tokens,
-        num_completion_tokens=sum(len(seq.output_token_ids) for seq in group.sequences),
+        num_completion_tokens=group.num_completion_tokens,
         num_cached_tokens=group.num_cached_tokens,
         times=group.times,
         now=now,
@@ -70,4 +70,5 @@ def _finished(seq: Sequence, handle: int) -> FinishedSequence:
         reason=seq.finish_reason,
         stop_token_id=seq.stop_token_id,
         error_message=seq.error_message,
+        score=seq.score,
     )

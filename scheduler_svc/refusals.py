@@ -17,14 +17,15 @@ def too_many_wait(num_waiting: int) -> RequestFailure:
 
 
 def never_fits(group: SequenceGroup) -> RequestFailure:
-    if group.num_sequences == 1:
+    if group.num_branches == 1:
         sequences, fit = "1 sequence", "fits"
     else:
-        sequences, fit = f"{group.num_sequences} sequences", "fit"
+        sequences, fit = f"{group.num_branches} sequences", "fit"
+    fewer = "n" if group.beam_search is None else "beam_search.width"
     return RequestFailure(
         FailureCode.RESOURCE_EXHAUSTED,
         f"{sequences} of {group.num_prompt_tokens} prompt tokens and up to"
-        f" {group.max_tokens} more {fit} no worker's KV cache; lower max_tokens or n",
+        f" {group.max_tokens} more {fit} no worker's KV cache; lower max_tokens or {fewer}",
     )
 
 

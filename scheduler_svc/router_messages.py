@@ -16,6 +16,7 @@ class FinishedSequence:
     reason: FinishReason
     stop_token_id: int | None = None
     error_message: str = ""
+    score: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -124,10 +124,10 @@ class Scheduler:
     def stop_sequence(self, group: SequenceGroup, *, index: int, keep_tokens: int) -> bool:
         """Ends a branch at a stop string; returns whether that ended the group.
 
-        A branch that is unknown or has ended already is left as it is.
+        A branch that is unknown or has ended already is left as it is, as is a beam search.
         """
         self._lane.release(group)
-        for seq in () if group.awaits_fork else group.unfinished:
+        for seq in () if group.awaits_answers else group.unfinished:
             if seq.branch == index:
                 del seq.output_token_ids[keep_tokens:]
                 self._endings.end(seq, FinishReason.STOP_STRING)

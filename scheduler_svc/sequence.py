@@ -7,10 +7,11 @@ needed to rebuild a sequence on another worker is here; a worker holds only its 
 """
 
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import NamedTuple
 
+from scheduler_svc.beam import BeamSearch, BeamSearchParams, Draw
 from scheduler_svc.errors import RequestFailure
 from scheduler_svc.timeline import Timeline
 
@@ -84,9 +85,13 @@ class Sequence:
     """Row in the steady lane, which then keeps the counters; -1 outside. See steady.py."""
     is_on_worker: bool = False
     """Whether the worker knows the sequence, so that a step may name it by id."""
+    draw: Draw | None = None
+    """Of a beam: what it may go on with, until all beams of the group have reported theirs."""
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
     error_message: str = ""
+    score: float | None = None
+    """Of a hypothesis that a beam search returns."""
 
     @property
     def num_tokens(self) -> int:
@@ -136,6 +141,7 @@ class Sequence:
         self.num_computed_tokens = self.num_inflight_tokens = self.num_inflight_samples = 0
         self.num_sent_blocks = self.num_published_blocks = 0
         self.is_on_worker = False
+        self.draw = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -179,6 +185,8 @@ class SequenceGroup:
     params: SamplingParams
     max_tokens: int
     num_sequences: int = 1
+    """Sequences that the client gets."""
+    beam_search: BeamSearchParams | None = None
     deadline: float | None = None
     tenant: str = ""
     """Who pays; requests of different tenants share no cached blocks."""
@@ -193,7 +201,12 @@ class SequenceGroup:
     traceparent: str = ""
     tracestate: str = ""
     sequences: list[Sequence] = field(default_factory=list)
-    """In order of branch. Until the prompt is computed there is branch 0 alone."""
+    """In order of branch. Until the prompt is computed there is branch 0 alone. While a beam search
+    goes on they are its live hypotheses, in its order."""
+    search: BeamSearch | None = None
+    """Set as long as the request lives if it asks for beam search; see beam_groups.py."""
+    found: list[Sequence] = field(default_factory=list)
+    """What a beam search returns; they hold no blocks, and are in `sequences` once it is done."""
     end: int = 0
     """Length in tokens at which a sequence has its last; set by the worker's scheduler."""
     is_steady: bool = False
@@ -227,14 +240,35 @@ class SequenceGroup:
         return any(seq.num_inflight_tokens for seq in self.sequences)
 
     @property
+    def num_branches(self) -> int:
+        """Sequences that run side by side once the prompt is computed."""
+        return self.num_sequences if self.beam_search is None else self.beam_search.width
+
+    @property
     def awaits_fork(self) -> bool:
         """Whether one sequence still stands for all branches."""
-        return len(self.sequences) < self.num_sequences
+        return len(self.sequences) < self.num_branches
+
+    @property
+    def awaits_answers(self) -> bool:
+        """Whether what comes after a draw is not known before the draw is answered."""
+        return self.search is not None or self.awaits_fork
+
+    @property
+    def num_draws(self) -> int:
+        """Tokens that a sequence draws when all its tokens are computed."""
+        return self.num_sequences if self.search is None and self.awaits_fork else 1
 
     @property
     def num_reserved_sequences(self) -> int:
         """Places that the group takes in a step's sequence budget, branches to come included."""
-        return self.num_sequences if self.awaits_fork else len(self.unfinished)
+        return self.num_branches if self.awaits_fork else len(self.unfinished)
+
+    @property
+    def num_completion_tokens(self) -> int:
+        """Tokens that the client got, or is about to get."""
+        told = self.sequences if self.search is None else self.found
+        return sum(len(seq.output_token_ids) for seq in told)
 
     def set_status(self, status: SequenceStatus) -> None:
         for seq in self.unfinished:
@@ -250,6 +284,19 @@ def next_seq_id() -> int:
 
 
 def make_group(group: SequenceGroup) -> SequenceGroup:
-    """Gives a new group its first sequence."""
+    """Gives a new group its first sequence, and the search that it asks for."""
     group.sequences.append(Sequence(seq_id=next_seq_id(), branch=0, group=group))
+    if group.beam_search is not None:
+        group.search = BeamSearch(
+            group.beam_search,
+            stop_token_ids=group.params.stop_token_ids,
+            min_tokens=group.params.min_tokens,
+        )
+        group.params = replace(
+            group.params, temperature=0.0, num_logprobs=group.search.num_candidates
+        )
+        group.found = [
+            Sequence(seq_id=next_seq_id(), branch=index, group=group)
+            for index in range(group.num_sequences)
+        ]
     return group

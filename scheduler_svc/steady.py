@@ -47,8 +47,8 @@ class SteadyLane:
         self._find_stop_tokens()
 
     def can_join(self, group: SequenceGroup) -> bool:
-        """Says whether all unfinished sequences decode, each in a block of its own."""
-        return not group.awaits_fork and all(
+        """Says whether all unfinished sequences decode, each in a block of its own, at its pace."""
+        return not group.awaits_answers and all(
             seq.status is SequenceStatus.RUNNING
             and seq.is_on_worker
             and seq.num_remaining_tokens == 1

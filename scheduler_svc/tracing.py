@@ -25,7 +25,7 @@ def record_request(group: SequenceGroup, *, now: float) -> None:
         start_time=_wall_ns(group.times.arrival),
         attributes={
             "gen_ai.usage.input_tokens": group.num_prompt_tokens,
-            "gen_ai.usage.output_tokens": sum(len(s.output_token_ids) for s in group.sequences),
+            "gen_ai.usage.output_tokens": group.num_completion_tokens,
             "signalbox.num_preemptions": group.num_preemptions,
         },
     )

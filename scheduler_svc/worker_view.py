@@ -23,9 +23,7 @@ class WorkerView:
         (plan.running if seq.is_on_worker else plan.new).append(len(plan.seqs))
         plan.seqs.append(seq)
         plan.num_new_tokens.append(num_new_tokens)
-        plan.num_samples.append(
-            0 if not draws else seq.group.num_sequences if seq.group.awaits_fork else 1
-        )
+        plan.num_samples.append(seq.group.num_draws if draws else 0)
         plan.token_budget -= num_new_tokens
         first = seq.num_sent_blocks
         if seq.is_on_worker and len(seq.block_table) > first:
@@ -48,11 +46,17 @@ class WorkerView:
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Lets the next plan split `child` off, if it holds the child; else it is sent in full."""
-        self._forks[child] = parent
-        child.num_sent_blocks = len(parent.block_table)
+        if parent.is_on_worker:  # else the plan that splits it off may be the one that sends it
+            self._forks[child] = parent
+            child.num_sent_blocks = len(parent.block_table)
+
+    def replace_last(self, seq: Sequence) -> None:
+        """Lets the plan that holds the sequence next replace the token that the worker drew."""
+        if seq.is_on_worker:
+            self._forks[seq] = seq
 
     def _split_off(self, plan: StepPlan, seq: Sequence) -> None:
-        """Tells the worker of a new branch, while its parent is where it was."""
+        """Tells the worker of a new branch or token, while the parent is where it was."""
         parent = self._forks.pop(seq, None)
         if parent is not None and parent.is_on_worker:
             fork = ForkPlan(parent.seq_id, seq.seq_id, seq.branch, seq.output_token_ids[-1])
@@ -61,6 +65,7 @@ class WorkerView:
 
     def forget(self, seq: Sequence) -> None:
         """Lets the worker forget a sequence with the next plan; a no-op if it knows nothing."""
+        self._forks.pop(seq, None)
         if seq.is_on_worker:
             self._forget.append(seq.seq_id)
             seq.is_on_worker = False
@@ -73,4 +78,6 @@ class WorkerView:
     def close(self, plan: StepPlan) -> None:
         """Completes a plan that is to be sent."""
         plan.forget, self._forget = self._forget, []
-        self._forks.clear()  # their parents have moved on; who was not split off is sent in full
+        # Parents have moved on: who was not split off is sent in full. Who is to have another token
+        # than the worker thinks has not moved.
+        self._forks = {child: parent for child, parent in self._forks.items() if child is parent}

@@ -50,7 +50,7 @@ def _new_sequence(plan: StepPlan, index: int) -> NewSequence:
         num_computed_tokens=seq.num_computed_tokens,
         num_new_tokens=plan.num_new_tokens[index],
         block_table=seq.block_table.copy(),
-        num_samples=group.num_sequences if group.awaits_fork else 1,
+        num_samples=group.num_draws,
         params=_params(group.params),
     )
 

@@ -6,7 +6,8 @@ or a stale table changes the output. `expected` says what the output must be.
 
 from dataclasses import dataclass, field
 
-from scheduler_svc.plan import StepAnswer, StepPlan
+from scheduler_svc.beam import BeamSearch, BeamSearchParams, Candidates, Hypothesis
+from scheduler_svc.plan import StepAnswer, StepPlan, TokenLogprobs
 
 VOCAB_SIZE = 97
 
@@ -25,6 +26,36 @@ def expected(prompt: list[int], *, num_tokens: int, branch: int = 0) -> list[int
     return token_ids[len(prompt) :]
 
 
+def distribution(token_ids: list[int], *, num_logprobs: int) -> Candidates:
+    """Returns made-up likeliest next tokens, close enough that beams overtake each other."""
+    first = next_token(token_ids, branch=0)
+    steps = [next_token([*token_ids, rank], branch=1) for rank in range(num_logprobs)]
+    logprobs, logprob = [], -0.1
+    for step in steps:
+        logprob -= 0.01 * step
+        logprobs.append(logprob)
+    return Candidates([(first + rank) % VOCAB_SIZE for rank in range(num_logprobs)], logprobs)
+
+
+def expected_beams(
+    prompt: list[int],
+    params: BeamSearchParams,
+    *,
+    max_tokens: int,
+    stop_token_ids: tuple[int, ...] = (),
+    min_tokens: int = 0,
+) -> list[Hypothesis]:
+    """Returns what a search finds that no scheduler is in the way of."""
+    search = BeamSearch(params, stop_token_ids=stop_token_ids, min_tokens=min_tokens)
+    while not search.is_done:
+        candidates = [
+            distribution(prompt + beam.token_ids, num_logprobs=search.num_candidates)
+            for beam in search.live
+        ]
+        search.advance(candidates, max_tokens=max_tokens)
+    return search.finished
+
+
 @dataclass(slots=True)
 class Known:
     """A sequence as the worker knows it."""
@@ -34,6 +65,7 @@ class Known:
     num_computed_tokens: int
     block_table: list[int]
     num_samples: int
+    num_logprobs: int | None = None
 
 
 @dataclass(slots=True)
@@ -80,7 +112,10 @@ class FakeWorker:
                 num_computed_tokens=parent.num_computed_tokens,
                 block_table=list(parent.block_table),
                 num_samples=1,
+                num_logprobs=parent.num_logprobs,
             )
+            known = fork.child_id in self.sequences
+            assert not known or fork.child_id == fork.parent_id, "a known sequence is split off"
         self.sequences.update(children)
 
     def _move(self, plan: "EncodedPlan") -> None:
@@ -120,10 +155,19 @@ class FakeWorker:
         if known.num_computed_tokens < len(known.token_ids):
             return
         drawn = [next_token(context, branch=known.branch + i) for i in range(known.num_samples)]
+        if known.num_logprobs is not None:
+            self._report(context, known.num_logprobs, answer)
         known.num_samples = 1
         known.token_ids.append(drawn[0])
         answer.seq_ids += [seq_id] * len(drawn)
         answer.token_ids += drawn
+
+    def _report(self, context: list[int], num_logprobs: int, answer: StepAnswer) -> None:
+        found = distribution(context, num_logprobs=num_logprobs)
+        row = len(answer.token_ids)
+        answer.logprobs[row] = TokenLogprobs(
+            found.logprobs[0], 1, list(found.token_ids), list(found.logprobs)
+        )
 
 
 class EncodedPlan:
@@ -145,7 +189,8 @@ class EncodedPlan:
                     token_ids=seq.token_ids,
                     num_computed_tokens=seq.num_computed_tokens,
                     block_table=list(seq.block_table),
-                    num_samples=seq.group.num_sequences if seq.group.awaits_fork else 1,
+                    num_samples=seq.group.num_draws,
+                    num_logprobs=seq.group.params.num_logprobs,
                 ),
             )
             for seq in (plan.seqs[i] for i in plan.new)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from scheduler_svc.admission import AdmissionQueue
+from scheduler_svc.beam import BeamSearchParams
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.config import CacheShape, PreemptionMode, StepLimits
 from scheduler_svc.cost import CostModel
@@ -70,6 +71,7 @@ def make_request(
     tenant: str = "",
     priority: int = 0,
     cache_salt: str = "",
+    beam_search: BeamSearchParams | None = None,
 ) -> SequenceGroup:
     return make_group(
         SequenceGroup(
@@ -80,6 +82,7 @@ def make_request(
             num_sequences=n,
             tenant=tenant,
             priority=priority,
+            beam_search=beam_search,
             cache_salt=cache_salt,
             times=GroupTimes(arrival=arrival),
         )

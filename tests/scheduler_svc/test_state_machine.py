@@ -5,11 +5,18 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from scheduler_svc.admission import AdmissionQueue
+from scheduler_svc.beam import BeamSearchParams
 from scheduler_svc.config import PreemptionMode
 from scheduler_svc.sequence import FinishReason, SequenceGroup, SequenceStatus
 from tests.scheduler_svc.fake_worker import expected
 from tests.scheduler_svc.make import Loop, make_loop, make_request, make_scheduler
+from tests.scheduler_svc.test_beam_groups import assert_found
 
+SEARCHES = [
+    BeamSearchParams(width=2),
+    BeamSearchParams(width=3, early_stopping=True),
+    BeamSearchParams(width=4, length_penalty=0.0),
+]
 CAPACITY = {"num_gpu_blocks": 14, "max_num_seqs": 6, "max_num_batched_tokens": 10}
 
 
@@ -64,6 +71,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         kind=st.integers(1, 3),
         tenant=st.sampled_from(["", "", "other"]),
         salt=st.sampled_from(["", "", "other"]),
+        beam_search=st.sampled_from([None, None, *SEARCHES]),
     )
     def submit(
         self,
@@ -74,13 +82,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         kind: int,
         tenant: str,
         salt: str,
+        beam_search: BeamSearchParams | None,
     ) -> None:
         group = make_request(
             [kind] * prompt_len,
             tenant=tenant,
             cache_salt=salt,
             max_tokens=max_tokens,
-            n=n,
+            n=n if beam_search is None else min(n, beam_search.width),
+            beam_search=beam_search,
             arrival=float(len(self.groups)),
             stop_token_ids=(3, 14, 15, 92, 65) if stops else (),
         )
@@ -120,7 +130,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         group = data.draw(st.sampled_from(self.live))
         seq = data.draw(st.sampled_from(group.unfinished))
         loops = [loop for loop in self.loops if loop.scheduler.holds(group)]
-        if not loops or group.awaits_fork or not seq.output_token_ids:
+        if not loops or group.awaits_answers or not seq.output_token_ids:
             return
         keep = data.draw(st.integers(1, len(seq.output_token_ids)))
         self.stopped[group, seq.branch] = keep
@@ -174,6 +184,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     def assert_output(self, group: SequenceGroup) -> None:
         assert group.failure is None
         assert [seq.branch for seq in group.sequences] == list(range(group.num_sequences))
+        if group.search is not None:
+            assert_found(group)
+            return
         for seq in group.sequences:
             tokens = seq.output_token_ids
             assert seq.status is SequenceStatus.FINISHED
