@@ -115,9 +115,12 @@ def test_a_search_under_preemption_finds_what_it_does_without(
     assert_all_free(loop)
 
 
-def test_steps_too_small_for_all_beams_find_the_same() -> None:
-    loop = make_loop(make_scheduler(max_num_batched_tokens=3))
-    groups = [make_search(width=5, arrival=float(i)) for i in range(2)]
+@pytest.mark.parametrize("max_num_batched_tokens", [1, 2, 3])
+def test_steps_too_small_for_all_beams_find_the_same(max_num_batched_tokens: int) -> None:
+    loop = make_loop(make_scheduler(max_num_batched_tokens=max_num_batched_tokens))
+    groups = [
+        make_search([i] * 3, width=5, n=5, max_tokens=20, arrival=float(i)) for i in range(30)
+    ]
     for group in groups:
         loop.scheduler.admission.add(group)
     loop.run()
@@ -144,6 +147,21 @@ def test_a_search_whose_worker_is_lost_is_found_on_another(num_steps: int) -> No
     assert_found(group)
     assert outputs(group)[0][: len(told)] == told
     assert_all_free(other)
+
+
+def test_beams_are_split_off_at_the_worker_not_sent_again() -> None:
+    loop = make_loop(make_scheduler())
+    group = make_search()
+    loop.scheduler.admission.add(group)
+    num_forks = 0
+    while loop.send():
+        plan = loop.sent[-1]
+        assert bool(plan.new) is (plan.step_id == 1)
+        num_forks += len(plan.forks)
+        loop.answer()
+    assert num_forks >= 3
+    assert_found(group)
+    assert_all_free(loop)
 
 
 def test_other_requests_overlap_while_a_search_waits_for_its_answers() -> None:
