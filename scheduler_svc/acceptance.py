@@ -129,13 +129,15 @@ class Acceptance:
         self, seq: Sequence, row: int, answer: StepAnswer, outcome: StepOutcome, now: float
     ) -> None:
         """Takes what a beam may go on with; what is settled then counts as generated."""
-        num_tokens = len(outcome.tokens)
+        group, num_tokens, is_one = seq.group, len(outcome.tokens), seq.group.awaits_fork
         fault = self._beams.accept(seq, answer.token_ids[row], answer.logprobs.get(row), outcome)
         if fault is not None:
             self._fail(seq, fault, outcome, now)
         self.num_generated_tokens += len(outcome.tokens) - num_tokens
-        if seq.group.is_finished:
-            seq.group.times.last_token = now
+        if group.is_finished:
+            group.times.last_token = now
+        elif is_one and not group.awaits_fork:
+            group.timeline.add(EventKind.FORKED, now, num_sequences=group.num_branches)
 
     def _branch_off(self, parent: Sequence, num_children: int) -> list[Sequence]:
         """Splits off the other branches of a prompt that has just been computed."""

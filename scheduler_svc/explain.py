@@ -111,7 +111,7 @@ def _explanation(
         as_of=now,
         num_prompt_tokens=group.num_prompt_tokens,
         num_cached_tokens=group.num_cached_tokens,
-        num_output_tokens=sum(len(seq.output_token_ids) for seq in group.sequences),
+        num_output_tokens=group.num_completion_tokens,
         max_tokens=group.max_tokens,
         num_sequences=group.num_sequences,
         num_preemptions=group.num_preemptions,
