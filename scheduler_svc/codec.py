@@ -293,6 +293,19 @@ def model_message(model: ModelInfo) -> worker_pb.ModelInfo:
     )
 
 
+def capacity_message(capacity: WorkerCapacity) -> worker_pb.WorkerCapacity:
+    return worker_pb.WorkerCapacity(
+        block_size=capacity.block_size,
+        num_gpu_blocks=capacity.num_gpu_blocks,
+        num_cpu_blocks=capacity.num_cpu_blocks,
+        block_bytes=capacity.block_bytes,
+        max_num_seqs=capacity.limits.max_num_seqs,
+        max_num_batched_tokens=capacity.limits.max_num_batched_tokens,
+        copy_bytes_per_second=int(capacity.copy_bytes_per_s),
+        prefill_tokens_per_second=int(capacity.prefill_tokens_per_s),
+    )
+
+
 def capacity(message: worker_pb.WorkerCapacity) -> WorkerCapacity:
     """Decodes a capacity. Raises ValueError for one that holds nothing."""
     return WorkerCapacity(

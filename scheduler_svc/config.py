@@ -79,6 +79,8 @@ class SchedulerConfig:
     """Least time that a step is given; longer if its size predicts more."""
     router_buffer_messages: int = 1024
     """Step messages that may wait for a router; past it the router loses its stream."""
+    record: str | None = None
+    """File that all decisions and what they depend on are written to, token ids included."""
     drain_timeout_s: float = 30.0
     reflection: bool = True
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from scheduler_svc.plan import StepAnswer, StepOutcome, StepPlan
+from scheduler_svc.recording import UNRECORDED, WorkerRecorder
 from scheduler_svc.scheduler import Scheduler
 from scheduler_svc.worker_client import WorkerLostError
 
@@ -44,10 +45,12 @@ class Engine:
         publish: Callable[[StepOutcome], None],
         max_steps_in_flight: int = 2,
         step_timeout_s: float = 10.0,
+        recorder: WorkerRecorder = UNRECORDED,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.worker = worker
         self.scheduler = scheduler
+        self.recorder = recorder
         self._publish = publish
         self._max_steps_in_flight = max_steps_in_flight
         self._step_timeout_s = step_timeout_s
@@ -86,6 +89,7 @@ class Engine:
     async def _send_steps(self) -> None:
         while len(self.scheduler.inflight) < self._max_steps_in_flight:
             now = self._clock()
+            self.recorder.planned(now)
             plan = self.scheduler.schedule(now)
             if failed := self.scheduler.take_failed():
                 self._publish(StepOutcome(ended=failed))
@@ -100,6 +104,7 @@ class Engine:
             answer = await self.worker.read()
             now = self._clock()
             self._learn(now)
+            self.recorder.answered(now)
             self._publish(self.scheduler.update(answer, now))
             self.wake()
 

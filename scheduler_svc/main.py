@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncIterator
 
 from protos.scheduler.v1 import scheduler_pb2_grpc as pb_grpc
@@ -10,6 +11,8 @@ from rpc.server import INTERNAL_MAX_RECEIVE_BYTES, Server, run_until_signalled
 from scheduler_svc.assembly import make_cluster
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.record_codec import FileRecorder
+from scheduler_svc.recording import UNRECORDED, Recorder
 from scheduler_svc.registry_servicer import WorkerRegistryServicer
 from scheduler_svc.servicer import SchedulerServicer
 
@@ -33,7 +36,8 @@ async def run(config: SchedulerConfig) -> None:
 @contextlib.asynccontextmanager
 async def serving(config: SchedulerConfig) -> AsyncIterator[tuple[Server, Cluster]]:
     """A started scheduler, for as long as the context lasts."""
-    cluster = make_cluster(config)
+    recorder: Recorder = FileRecorder(config, config.record) if config.record else UNRECORDED
+    cluster = make_cluster(config, clock=recorder.clock)
     server = Server(
         host=config.host,
         port=config.port,
@@ -41,29 +45,32 @@ async def serving(config: SchedulerConfig) -> AsyncIterator[tuple[Server, Cluste
         max_receive_bytes=INTERNAL_MAX_RECEIVE_BYTES,
     )
     server.add(
-        SchedulerServicer(cluster, config),
+        SchedulerServicer(cluster, config, recorder),
         pb_grpc.add_SchedulerServiceServicer_to_server,
         name=SCHEDULER_SERVICE,
     )
     server.add(
-        WorkerRegistryServicer(cluster, config),
+        WorkerRegistryServicer(cluster, config, recorder),
         pb_grpc.add_WorkerRegistryServiceServicer_to_server,
         name=REGISTRY_SERVICE,
     )
     await server.start()
     server.set_serving(REGISTRY_SERVICE, serving=True)
-    ticker = asyncio.create_task(_tick(server, cluster))
+    ticker = asyncio.create_task(_tick(server, cluster, recorder))
     try:
         yield server, cluster
     finally:
         ticker.cancel()
         await server.drain(grace_s=0)
+        recorder.close()
 
 
-async def _tick(server: Server, cluster: Cluster) -> None:
+async def _tick(server: Server, cluster: Cluster, recorder: Recorder) -> None:
     """Ends requests that are out of time; keeps health up to date."""
     while True:
-        cluster.expire()
+        if len(cluster):
+            recorder.tick(time.monotonic())
+            cluster.expire()
         server.set_serving(SCHEDULER_SERVICE, serving=cluster.is_serving)
         await asyncio.sleep(TICK_S)
 

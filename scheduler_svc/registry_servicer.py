@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 from urllib.parse import unquote
@@ -18,6 +19,7 @@ from scheduler_svc.cluster import Cluster
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.engine import Engine
 from scheduler_svc.model import ModelInfo, TokenizerFiles
+from scheduler_svc.recording import UNRECORDED, Recorder
 from scheduler_svc.refusals import RETRY_AFTER_S
 from scheduler_svc.worker_client import WorkerClient, WorkerLostError
 
@@ -30,7 +32,10 @@ Requests = AsyncIterator[pb.RegisterRequest]
 class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
     """Dials a worker that joins, gives it an engine, and takes it out when its lease ends."""
 
-    def __init__(self, cluster: Cluster, config: SchedulerConfig) -> None:
+    def __init__(
+        self, cluster: Cluster, config: SchedulerConfig, recorder: Recorder = UNRECORDED
+    ) -> None:
+        self._recorder = recorder
         self._cluster = cluster
         self._config = config
         self._joining = asyncio.Lock()  # the first worker decides what is served
@@ -39,7 +44,11 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
         self, requests: Requests, context: Context
     ) -> AsyncIterator[pb.RegisterResponse]:
         join = await _first(requests)
-        worker = WorkerClient(address=_address(join.address, context.peer()), epoch=join.epoch)
+        worker = WorkerClient(
+            address=_address(join.address, context.peer()),
+            epoch=join.epoch,
+            recorder=self._recorder.worker(),
+        )
         try:
             async with self._joining:
                 engine = await self._admit(worker)
@@ -81,12 +90,16 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
             num_cpu_blocks=scheduler.blocks.cpu.num_blocks,
         )
         self._cluster.model = model
+        worker.recorder.describe(
+            address=worker.address, epoch=worker.epoch, model=model, capacity=capacity
+        )
         return Engine(
             worker=worker,
             scheduler=scheduler,
             publish=self._cluster.publish,
             max_steps_in_flight=self._config.max_steps_in_flight,
             step_timeout_s=self._config.step_timeout_s,
+            recorder=worker.recorder,
         )
 
     async def _lease(
@@ -94,6 +107,7 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
     ) -> AsyncGenerator[pb.RegisterResponse, None]:
         """Runs the engine while the worker gives signs of life; repeats each of them."""
         address = engine.worker.address
+        engine.recorder.joined(time.monotonic())
         self._cluster.join(engine)
         logger.info("worker %s joined: %s", address, _describe(engine))
         running = asyncio.create_task(engine.run())
@@ -106,6 +120,7 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
                     return
                 if heartbeat.state == pb.WORKER_STATE_DRAINING and not engine.is_draining:
                     logger.info("worker %s is draining", address)
+                    engine.recorder.drains(time.monotonic())
                     self._cluster.drain(engine)
                 if engine.is_drained:
                     yield pb.RegisterResponse(drained=pb.Drained())
@@ -115,6 +130,7 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
             await asyncio.gather(running, return_exceptions=True)
 
     def _leave(self, engine: Engine) -> None:
+        engine.recorder.left(time.monotonic())
         self._cluster.leave(engine)
         logger.info("worker %s left", engine.worker.address)
 

@@ -6,7 +6,6 @@ some of the tokens that are left" (Sarathi-Serve, Agrawal et al., OSDI 2024). Ev
 needed to rebuild a sequence on another worker is here; a worker holds only its KV.
 """
 
-import itertools
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import NamedTuple
@@ -275,12 +274,24 @@ class SequenceGroup:
             seq.status = status
 
 
-_seq_ids = itertools.count(1)  # unique in the process, so that a group may move between workers
+@dataclass(slots=True)
+class SequenceIds:
+    """Counts up. A replay sets where it begins."""
+
+    next: int = 1
+
+    def take(self) -> int:
+        taken = self.next
+        self.next += 1
+        return taken
+
+
+sequence_ids = SequenceIds()  # of the process, so that a group may move between workers
 
 
 def next_seq_id() -> int:
     """Returns an id that no other sequence of this process has."""
-    return next(_seq_ids)
+    return sequence_ids.take()
 
 
 def make_group(group: SequenceGroup) -> SequenceGroup:

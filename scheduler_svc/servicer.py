@@ -14,6 +14,7 @@ from rpc.errors import InvalidArgument, NotFound, Unavailable
 from scheduler_svc import codec, insight_codec, state_codec
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.recording import UNRECORDED, Recorder
 from scheduler_svc.refusals import RETRY_AFTER_S
 from scheduler_svc.session import Session
 
@@ -25,14 +26,21 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
     """Decodes, asks the cluster, encodes."""
 
-    def __init__(self, cluster: Cluster, config: SchedulerConfig) -> None:
+    def __init__(
+        self, cluster: Cluster, config: SchedulerConfig, recorder: Recorder = UNRECORDED
+    ) -> None:
+        self._recorder = recorder
         self._cluster = cluster
         self._config = config
 
     async def Connect(
         self, requests: AsyncIterator[pb.ConnectRequest], context: Context
     ) -> AsyncIterator[pb.ConnectResponse]:
-        session = Session(self._cluster, max_messages=self._config.router_buffer_messages)
+        session = Session(
+            self._cluster,
+            max_messages=self._config.router_buffer_messages,
+            recorder=self._recorder.router(),
+        )
         reader = asyncio.create_task(_read(requests, session))
         try:
             # Headers at once, so that a router knows that it is connected before it asks.
@@ -92,16 +100,19 @@ async def _read(requests: AsyncIterator[pb.ConnectRequest], session: Session) ->
     """Takes what the router sends; the end of its stream, or an error in it, ends the session."""
     try:
         async for request in requests:
-            _take(request, session)
+            now = time.monotonic()
+            session.recorder.said(request, now)
+            take(request, session, now)
     finally:
         session.end()
 
 
-def _take(request: pb.ConnectRequest, session: Session) -> None:
+def take(request: pb.ConnectRequest, session: Session, now: float) -> None:
+    """Tells the cluster what a router said. Raises InvalidArgument for what none of ours says."""
     match request.WhichOneof("message"):
         case "add_request":
             added = request.add_request
-            session.add(codec.group(added, now=time.monotonic()), handle=added.handle)
+            session.add(codec.group(added, now=now), handle=added.handle)
         case "abort_request":
             session.abort(request.abort_request.handle)
         case "stop_sequence":

@@ -1,11 +1,13 @@
 """One router's stream: its live requests, and the messages that wait to be sent to it."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 
 from rpc.errors import InvalidArgument, ResourceExhausted
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.publishing import Request
+from scheduler_svc.recording import UNRECORDED, RouterRecorder
 from scheduler_svc.router_messages import RouterMessage
 from scheduler_svc.sequence import SequenceGroup
 
@@ -17,7 +19,10 @@ class Session:
     gRPC has taken to send it cannot be overtaken.
     """
 
-    def __init__(self, cluster: Cluster, *, max_messages: int) -> None:
+    def __init__(
+        self, cluster: Cluster, *, max_messages: int, recorder: RouterRecorder = UNRECORDED
+    ) -> None:
+        self.recorder = recorder
         self._cluster = cluster
         self._requests: dict[int, Request] = {}
         self._messages: asyncio.Queue[RouterMessage | None] = asyncio.Queue(max_messages)
@@ -69,6 +74,8 @@ class Session:
 
     def close(self) -> None:
         """Aborts what is left."""
+        if self._requests:
+            self.recorder.left(time.monotonic())
         for request in self._requests.values():
             self._cluster.abort(request)
         self._requests.clear()

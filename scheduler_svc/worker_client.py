@@ -14,6 +14,7 @@ from rpc.client import open_channel
 from scheduler_svc import codec
 from scheduler_svc.model import ModelInfo, TokenizerFiles, WorkerCapacity
 from scheduler_svc.plan import StepAnswer, StepPlan
+from scheduler_svc.recording import UNRECORDED, WorkerRecorder
 
 logger = logging.getLogger(__name__)
 
@@ -35,9 +36,10 @@ class WorkerClient:
     unanswered steps are sent again, which the worker takes for what it is.
     """
 
-    def __init__(self, *, address: str, epoch: int) -> None:
+    def __init__(self, *, address: str, epoch: int, recorder: WorkerRecorder = UNRECORDED) -> None:
         self.address = address
         self.epoch = epoch
+        self.recorder = recorder
         self._channel = open_channel(address)
         self._stub = pb_grpc.WorkerServiceStub(self._channel)
         self._unanswered: deque[pb.ExecuteModelRequest] = deque()
@@ -83,6 +85,7 @@ class WorkerClient:
         """Sends a step. A broken stream is left to `read`, which sees it too."""
         request = codec.execute_model_request(plan, epoch=self.epoch)
         self._unanswered.append(request)
+        self.recorder.sent(request)
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             await self._call.write(request)
 
@@ -99,6 +102,7 @@ class WorkerClient:
                 continue
             self._may_reconnect = True
             self._unanswered.popleft()
+            self.recorder.received(response)
             return codec.step_answer(cast(pb.ExecuteModelResponse, response))
 
     async def close(self) -> None:

@@ -1,0 +1,101 @@
+"""Tells fresh schedulers what recorded ones were told, at the recorded times.
+
+Whatever they plan must be what was planned then. No network, no worker: the recorded answers are
+the worker's.
+"""
+
+from dataclasses import dataclass
+
+from scheduler_svc.assembly import make_cluster, make_scheduler
+from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.model import ModelInfo, WorkerCapacity
+from scheduler_svc.plan import StepAnswer, StepOutcome, StepPlan
+from scheduler_svc.router_messages import RouterMessage
+from scheduler_svc.scheduler import Scheduler
+from scheduler_svc.sequence import sequence_ids
+from scheduler_svc.session import Session
+
+
+@dataclass(slots=True, eq=False)
+class ReplayedWorker:
+    """A worker as the cluster knows it; nobody sleeps, so nobody is woken."""
+
+    number: int
+    address: str
+    epoch: int
+    scheduler: Scheduler
+
+    @property
+    def worker(self) -> "ReplayedWorker":
+        return self
+
+    def wake(self) -> None: ...
+
+
+class ReplayedRouter(Session):
+    """A router that is told nothing."""
+
+    def send(self, message: RouterMessage) -> None:
+        for ended in message.ended:
+            self._requests.pop(ended.handle, None)
+
+
+class SimulatedClock:
+    """Stands where it was set."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class ReplayedCluster:
+    """The cluster of a recording, and its workers and routers by their numbers in it."""
+
+    def __init__(self, config: SchedulerConfig, *, next_seq_id: int, now: float) -> None:
+        sequence_ids.next = next_seq_id
+        self.clock = SimulatedClock()
+        self.clock.now = now
+        self.config = config
+        self.cluster = make_cluster(config, clock=self.clock)
+        self.workers: dict[int, ReplayedWorker] = {}
+        self._routers: dict[int, ReplayedRouter] = {}
+
+    def router(self, number: int) -> ReplayedRouter:
+        if number not in self._routers:
+            self._routers[number] = ReplayedRouter(self.cluster, max_messages=0)
+        return self._routers[number]
+
+    def router_left(self, number: int) -> None:
+        self.router(number).close()
+
+    def join(
+        self, number: int, *, address: str, epoch: int, model: ModelInfo, capacity: WorkerCapacity
+    ) -> None:
+        scheduler = make_scheduler(
+            self.config,
+            model=model,
+            capacity=capacity,
+            admission=self.cluster.admission,
+            worker_name=address,
+        )
+        self.cluster.model = model
+        self.workers[number] = ReplayedWorker(number, address, epoch, scheduler)
+        self.cluster.join(self.workers[number])
+
+    def drain(self, number: int) -> None:
+        self.cluster.drain(self.workers[number])
+
+    def leave(self, number: int) -> None:
+        self.cluster.leave(self.workers.pop(number))
+
+    def plan(self, number: int) -> StepPlan | None:
+        """Plans a step as `Engine` does."""
+        scheduler = self.workers[number].scheduler
+        plan = scheduler.schedule(self.clock.now)
+        if failed := scheduler.take_failed():
+            self.cluster.publish(StepOutcome(ended=failed))
+        return plan
+
+    def answer(self, number: int, answer: StepAnswer) -> None:
+        self.cluster.publish(self.workers[number].scheduler.update(answer, self.clock.now))
