@@ -6,8 +6,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpu_worker.sequence_rows import NO_LOGPROBS, SequenceRows
-from gpu_worker.step import Batch, Int64Array, SampleRows, SequenceFailure
+from gpu_worker import token_rules
+from gpu_worker.sample_rows import Int64Array, Penalties, PromptRows, SampleRows
+from gpu_worker.sequence_rows import SequenceRows
+from gpu_worker.step import Batch, SequenceFailure
+from gpu_worker.token_rules import RuledRows
 
 
 @dataclass(slots=True, kw_only=True)
@@ -21,6 +24,8 @@ class PlannedBatch:
     """[num draws], index of the sequence among those of the batch."""
     failures: list[SequenceFailure]
     """Sequences that had failed before and are left out."""
+    prompt_rows: PromptRows | None = None
+    """Those of the batch that was built."""
 
 
 def drawers(state: NDArray[Any], num_new: Int64Array) -> Int64Array:
@@ -55,6 +60,7 @@ def build(planned: PlannedBatch, rows: SequenceRows, *, block_size: int) -> Batc
         context_lens=context_lens,
         block_tables=rows.block_tables[planned.rows, :width],
         rows=_sample_rows(planned, rows, query_start),
+        prompt_rows=_prompt_rows(planned, rows, query_start),
     )
 
 
@@ -62,27 +68,77 @@ def _sample_rows(planned: PlannedBatch, rows: SequenceRows, query_start: Int64Ar
     drawers = planned.drawers
     owners = planned.rows[drawers]
     state = rows.state[owners]
-    num_tokens = state["num_tokens"]
-    starved = state["min_tokens"] > num_tokens - state["num_prompt"]
-    asked = state["num_logprobs"]
-    return SampleRows(
+    draws = SampleRows(
         seq_ids=planned.seq_ids[drawers],
         token_index=query_start[drawers + 1] - 1,
         branch=state["branch"] + _index_in_run(drawers),
-        position=np.ascontiguousarray(num_tokens),
+        position=np.ascontiguousarray(state["num_tokens"]),
         temperature=np.ascontiguousarray(state["temperature"]),
         top_p=np.ascontiguousarray(state["top_p"]),
         top_k=np.ascontiguousarray(state["top_k"]),
         min_p=np.ascontiguousarray(state["min_p"]),
+        typical_p=np.ascontiguousarray(state["typical_p"]),
         seed=np.ascontiguousarray(state["seed"]),
-        suppressed={
-            row: stop
-            for row in np.flatnonzero(starved).tolist()
-            if (stop := rows.stop_token_ids[owners[row]])
-        },
-        num_logprobs={
-            row: int(asked[row]) for row in np.flatnonzero(asked != NO_LOGPROBS).tolist()
-        },
+        num_logprobs=np.ascontiguousarray(state["num_logprobs"]),
+    )
+    if state["has_penalties"].any():
+        draws.penalties = _penalties(state, owners, rows)
+    is_starved = state["min_tokens"] > state["num_tokens"] - state["num_prompt"]
+    if is_starved.any() or state["has_rules"].any():
+        _add_rules(draws, is_starved, owners, rows)
+    return draws
+
+
+def _penalties(state: NDArray[Any], owners: Int64Array, rows: SequenceRows) -> Penalties:
+    return Penalties(
+        presence=np.ascontiguousarray(state["presence_penalty"]),
+        frequency=np.ascontiguousarray(state["frequency_penalty"]),
+        repetition=np.ascontiguousarray(state["repetition_penalty"]),
+        num_prompt=np.ascontiguousarray(state["num_prompt"]),
+        owners=owners,
+        tokens=rows.tokens,
+    )
+
+
+def _add_rules(
+    draws: SampleRows, is_starved: NDArray[np.bool_], owners: Int64Array, rows: SequenceRows
+) -> None:
+    candidates = np.flatnonzero(is_starved | rows.state["has_rules"][owners])
+    found = [rows.rules[owner] for owner in owners[candidates].tolist()]
+    has_rules = np.array([one is not None for one in found], dtype=np.bool_)
+    index = candidates[has_rules]
+    ruled = RuledRows(
+        rules=[one for one in found if one is not None],
+        rows=index,
+        is_starved=is_starved[index],
+        owners=owners[index],
+        position=draws.position[index],
+    )
+    draws.suppressed = token_rules.suppressed(ruled, tokens=rows.tokens, num_rows=len(draws))
+    draws.biases = token_rules.biases(ruled, num_rows=len(draws))
+    draws.allowed = token_rules.allowed(ruled, num_rows=len(draws))
+
+
+def _prompt_rows(
+    planned: PlannedBatch, rows: SequenceRows, query_start: Int64Array
+) -> PromptRows | None:
+    """The tokens computed now that the prompt itself goes on after, where that was asked for."""
+    state = rows.state[planned.rows]
+    asked = state["num_prompt_logprobs"]
+    left = state["num_prompt"] - 1 - state["num_computed"]
+    runs = np.flatnonzero((asked >= 0) & (left > 0))
+    if not len(runs):
+        return None
+    lengths = np.minimum(planned.num_new, left)[runs]
+    first_position = state["num_computed"][runs] + 1
+    positions = np.repeat(first_position, lengths) + offsets(lengths)
+    return PromptRows(
+        seq_index=runs,
+        first_position=first_position,
+        lengths=lengths,
+        token_index=np.repeat(query_start[runs], lengths) + offsets(lengths),
+        targets=rows.tokens[np.repeat(planned.rows[runs], lengths), positions],
+        num_logprobs=np.repeat(asked[runs], lengths),
     )
 
 

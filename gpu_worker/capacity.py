@@ -13,7 +13,8 @@ import torch
 from gpu_worker.config import GIB, CacheConfig
 from gpu_worker.memory import available_ram, peak_growth
 from gpu_worker.rates import copy_bytes_per_s, seconds
-from gpu_worker.step import Batch, CacheCapacity, Int64Array, SampleRows
+from gpu_worker.sample_rows import NO_LOGPROBS, SampleRows
+from gpu_worker.step import Batch, CacheCapacity, Int64Array
 
 _CPU_SHARE = 4
 _CPU_LIMIT = 4 * GIB
@@ -134,7 +135,7 @@ def _random_rows(token_index: Int64Array) -> SampleRows:
         top_p=np.full(num_rows, 0.5, dtype=np.float32),
         top_k=np.zeros(num_rows, dtype=np.int64),
         min_p=np.zeros(num_rows, dtype=np.float32),
+        typical_p=np.ones(num_rows, dtype=np.float32),
         seed=np.zeros(num_rows, dtype=np.uint64),
-        suppressed={},
-        num_logprobs={},
+        num_logprobs=np.full(num_rows, NO_LOGPROBS),
     )

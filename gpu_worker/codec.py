@@ -22,7 +22,13 @@ from gpu_worker.step import (
     StepResult,
 )
 from protos.worker.v1 import worker_pb2 as pb
-from rpc.columns import pack_int32, pack_int64, unpack_int32, unpack_int64
+from rpc.columns import (
+    pack_int32,
+    pack_int64,
+    unpack_float32,
+    unpack_int32,
+    unpack_int64,
+)
 from rpc.errors import InvalidArgument
 
 MAX_CHUNK_BYTES = 1 << 20
@@ -93,7 +99,28 @@ def _params(params: pb.SamplingParams) -> SamplingParams:
         min_tokens=params.min_tokens,
         stop_token_ids=tuple(params.stop_token_ids),
         num_logprobs=params.num_logprobs if params.HasField("num_logprobs") else None,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        repetition_penalty=_one_if_unset(params, "repetition_penalty"),
+        typical_p=_one_if_unset(params, "typical_p"),
+        logit_bias=_logit_bias(params),
+        allowed_token_ids=tuple(unpack_int32(params.allowed_token_ids).tolist()),
+        bad_words=tuple(tuple(unpack_int32(run.token_ids).tolist()) for run in params.bad_words),
+        num_prompt_logprobs=(
+            params.num_prompt_logprobs if params.HasField("num_prompt_logprobs") else None
+        ),
     )
+
+
+def _one_if_unset(params: pb.SamplingParams, name: str) -> float:
+    return float(getattr(params, name)) if params.HasField(name) else 1.0
+
+
+def _logit_bias(params: pb.SamplingParams) -> tuple[tuple[int, float], ...]:
+    token_ids = unpack_int32(params.logit_bias_token_ids)
+    biases = unpack_float32(params.logit_biases)
+    _check_equal("sampling_params.logit_biases", len(token_ids), len(biases))
+    return tuple(zip(token_ids.tolist(), biases.tolist(), strict=True))
 
 
 def _patches(patches: pb.BlockTablePatches) -> list[BlockTablePatch]:
@@ -123,6 +150,14 @@ def encode_result(result: StepResult) -> pb.ExecuteModelResponse:
         seq_ids=pack_int64(result.seq_ids),
         token_ids=pack_int32(result.token_ids),
         logprobs=[_logprobs(found) for found in result.logprobs],
+        prompt_logprobs=[
+            pb.PromptLogprobs(
+                seq_id=run.seq_id,
+                first_position=run.first_position,
+                logprobs=[_logprobs(found) for found in run.logprobs],
+            )
+            for run in result.prompt_logprobs
+        ],
         errors=[
             pb.SequenceError(seq_id=failed.seq_id, code=code_pb2.INTERNAL, message=failed.message)
             for failed in result.failures

@@ -113,6 +113,7 @@ def _result(step: Step, outcome: Outcome, samples: Samples, *, swap_ns: int) -> 
         seq_ids=outcome.seq_ids,
         token_ids=outcome.token_ids,
         logprobs=outcome.logprobs,
+        prompt_logprobs=outcome.prompt_logprobs,
         failures=outcome.failures,
         swap_ns=swap_ns,
         forward_ns=samples.forward_ns,

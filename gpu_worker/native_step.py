@@ -5,8 +5,6 @@ Rows that sample, or that report logprobs, get their logits from the call and go
 
 import logging
 import time
-from dataclasses import fields
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,12 +15,16 @@ from gpu_worker.config import DeviceConfig
 from gpu_worker.layers import ParallelGroup, Placement
 from gpu_worker.models.native_program import compile_decoder, why_not_native
 from gpu_worker.models.registry import Model
-from gpu_worker.sampler import GREEDY_BELOW, Sampler
-from gpu_worker.step import Batch, Int64Array, Logprobs, SampleRows, Samples
+from gpu_worker.sample_rows import PromptRows, SampleRows, TokenRuns
+from gpu_worker.sampler import NONE_LEFT, NOT_FINITE, Sampler
+from gpu_worker.step import Batch, Int64Array, Logprobs, Samples
 from signalbox_kernels.native import NativeUnavailable, library
 from signalbox_kernels.program import Program, StepArrays
 
 logger = logging.getLogger(__name__)
+
+_PROMPT_ROWS_AT_ONCE = 64
+"""No more than the program always has room for, else it would drop what the step has left."""
 
 
 def make_program(
@@ -85,28 +87,47 @@ class NativeStep:
     def execute(self, batch: Batch) -> Samples:
         start = time.perf_counter_ns()
         tokens, row_of = np.unique(batch.rows.token_index, return_inverse=True)
-        drawn = _rows_to_draw(batch.rows)
+        drawn = np.flatnonzero(batch.rows.needs_logits)
         arrays = self._arrays(batch, tokens, row_of, drawn)
         self._program.run(arrays)
         forwarded = time.perf_counter_ns()
         samples = _greedy(arrays, row_of)
         if len(drawn):
-            logits = torch.from_numpy(self._logits)[arrays.logits_of_row[row_of[drawn]]]
-            _merge(samples, self._sampler(logits, take_rows(batch.rows, drawn)), drawn)
+            logits_row = arrays.logits_of_row[row_of[drawn]].astype(np.int64)
+            logits = torch.from_numpy(self._logits)
+            _merge(samples, self._sampler(logits, batch.rows.take(drawn), logits_row), drawn)
+        if batch.prompt_rows is not None:
+            samples.prompt_logprobs = self._prompt_logprobs(batch.prompt_rows)
         samples.forward_ns = forwarded - start
         samples.sample_ns = time.perf_counter_ns() - forwarded
         return samples
+
+    def _prompt_logprobs(self, rows: PromptRows) -> list[Logprobs]:
+        """Runs the head again over what the step has left, some rows at a time."""
+        found: list[Logprobs] = []
+        for start in range(0, len(rows.targets), _PROMPT_ROWS_AT_ONCE):
+            part = slice(start, start + _PROMPT_ROWS_AT_ONCE)
+            targets, counts = rows.targets[part], rows.num_logprobs[part]
+            self._reserve(len(targets))
+            self._program.run(_head_alone(rows.token_index[part], self._logits))
+            logits = torch.from_numpy(self._logits[: len(targets)])
+            part_found = self._sampler.logprobs(logits, targets, counts)
+            found += [one._replace(row=start + one.row) for one in part_found]
+        return found
+
+    def _reserve(self, num_rows: int) -> None:
+        if num_rows > len(self._logits):
+            self._logits = np.empty((num_rows, self._vocab_size), dtype=np.float32)
 
     def _arrays(
         self, batch: Batch, tokens: Int64Array, row_of: Int64Array, drawn: Int64Array
     ) -> StepArrays:
         """Args: tokens: [num_rows] that need the head; row_of: [draws] row of each draw."""
         wanted = np.unique(row_of[drawn])
-        if len(wanted) > len(self._logits):
-            self._logits = np.empty((len(wanted), self._vocab_size), dtype=np.float32)
+        self._reserve(len(wanted))
         logits_of_row = np.full(len(tokens), -1, dtype=np.int32)
         logits_of_row[wanted] = np.arange(len(wanted))
-        ends, suppressed = _suppressed(batch.rows, row_of, len(tokens))
+        suppressed = _suppressed(batch.rows, row_of, len(tokens))
         return StepArrays(
             token_ids=batch.token_ids,
             positions=batch.positions,
@@ -116,50 +137,48 @@ class NativeStep:
             block_tables=np.ascontiguousarray(batch.block_tables),
             row_tokens=tokens,
             logits_of_row=logits_of_row,
-            suppressed_end=ends,
-            suppressed=suppressed,
+            suppressed_end=suppressed.ends,
+            suppressed=suppressed.token_ids,
             argmax=np.empty(len(tokens), dtype=np.int32),
             is_finite=np.empty(len(tokens), dtype=np.uint8),
             logits=self._logits,
         )
 
 
-def _rows_to_draw(rows: SampleRows) -> Int64Array:
-    """Which rows need more than the likeliest token."""
-    needs_logits = rows.temperature >= GREEDY_BELOW
-    needs_logits[list(rows.num_logprobs)] = True
-    return np.flatnonzero(needs_logits)
+def _suppressed(rows: SampleRows, row_of: Int64Array, num_rows: int) -> TokenRuns:
+    """What the head passes over; the draws of one token pass over the same."""
+    if rows.suppressed is None:
+        return TokenRuns(np.zeros(num_rows, dtype=np.int32), np.empty(0, dtype=np.int32))
+    _, first_draw = np.unique(row_of, return_index=True)
+    return rows.suppressed.take(first_draw)
 
 
-def _suppressed(
-    rows: SampleRows, row_of: Int64Array, num_rows: int
-) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """The runs of suppressed tokens: where each row's ends, and all of them."""
-    of_row = {int(row_of[draw]): tokens for draw, tokens in rows.suppressed.items()}
-    lengths = np.zeros(num_rows, dtype=np.int32)
-    lengths[list(of_row)] = [len(tokens) for tokens in of_row.values()]
-    tokens = [token for row in sorted(of_row) for token in of_row[row]]
-    return lengths.cumsum(dtype=np.int32), np.array(tokens, dtype=np.int32)
+def _head_alone(tokens: Int64Array, logits: NDArray[np.float32]) -> StepArrays:
+    """A step of no tokens, whose rows are tokens of the step before."""
+    num_rows = len(tokens)
+    none = np.empty(0, dtype=np.int64)
+    return StepArrays(
+        token_ids=none,
+        positions=none,
+        slots=none,
+        query_start=np.zeros(1, dtype=np.int64),
+        context_lens=none,
+        block_tables=np.empty((0, 0), dtype=np.int32),
+        row_tokens=tokens,
+        logits_of_row=np.arange(num_rows, dtype=np.int32),
+        suppressed_end=np.zeros(num_rows, dtype=np.int32),
+        suppressed=np.empty(0, dtype=np.int32),
+        argmax=np.empty(num_rows, dtype=np.int32),
+        is_finite=np.empty(num_rows, dtype=np.uint8),
+        logits=logits,
+    )
 
 
 def _greedy(arrays: StepArrays, row_of: Int64Array) -> Samples:
     tokens = arrays.argmax[row_of]
-    failed = dict.fromkeys(np.flatnonzero(tokens < 0).tolist(), "every token is suppressed")
+    failed = dict.fromkeys(np.flatnonzero(tokens < 0).tolist(), NONE_LEFT)
     bad = np.flatnonzero(arrays.is_finite[row_of] == 0).tolist()
-    return Samples(token_ids=tokens, failed=failed | dict.fromkeys(bad, "logits are not finite"))
-
-
-def take_rows(rows: SampleRows, picked: Int64Array) -> SampleRows:
-    """Returns some of the rows, renumbered."""
-    new_of = {row: new for new, row in enumerate(picked.tolist())}
-    columns: dict[str, Any] = {}
-    for column in fields(rows):
-        value = getattr(rows, column.name)
-        if isinstance(value, dict):
-            columns[column.name] = {new_of[r]: v for r, v in value.items() if r in new_of}
-        else:
-            columns[column.name] = value[picked]
-    return SampleRows(**columns)
+    return Samples(token_ids=tokens, failed=failed | dict.fromkeys(bad, NOT_FINITE))
 
 
 def _merge(samples: Samples, drawn: Samples, rows: Int64Array) -> None:

@@ -28,9 +28,19 @@ from gpu_worker.loading import ModelSource, dummy_placement, load_weights, open_
 from gpu_worker.models import Model, ServedConfig, SoftCapped, find_model
 from gpu_worker.models.plugins import import_plugins
 from gpu_worker.native_step import NativeStep, make_program
-from gpu_worker.sampler import Sampler
-from gpu_worker.step import Batch, BlockMapping, CacheCapacity, ModelInfo, Samples
+from gpu_worker.sample_rows import PromptRows
+from gpu_worker.sampler import Sampler, TorchSampler
+from gpu_worker.step import (
+    Batch,
+    BlockMapping,
+    CacheCapacity,
+    Int64Array,
+    Logprobs,
+    ModelInfo,
+    Samples,
+)
 
+_PROMPT_ROWS_AT_ONCE = 64
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -88,7 +98,7 @@ class ModelRunner:
                 f"the weights of {self._info.name} do not fit on {self._device}; "
                 "use a smaller model, a smaller dtype or more tensor-parallel ranks"
             ) from None
-        self._sampler = Sampler(vocab_size=config.vocab_size, device=self._device)
+        self._sampler: Sampler = TorchSampler(vocab_size=config.vocab_size, device=self._device)
         self._native = None if program is None else NativeStep(program, self._sampler)
         self._attention = attention_backend(
             device_config.attention_backend,
@@ -163,14 +173,14 @@ class ModelRunner:
             return self._native.execute(batch)
         start = time.perf_counter_ns()
         hidden = self._forward(batch)
-        if not len(batch.rows.token_index):
-            self._synchronize()
-            forward_ns = time.perf_counter_ns() - start
-            return Samples(token_ids=np.empty(0, dtype=np.int32), forward_ns=forward_ns)
-        logits = self._row_logits(hidden, batch)
+        logits, row_of = self._row_logits(hidden, batch)
         self._synchronize()
         forwarded = time.perf_counter_ns()
-        samples = self._sampler(logits, batch.rows)
+        samples = Samples(token_ids=np.empty(0, dtype=np.int32))
+        if logits is not None:
+            samples = self._sampler(logits, batch.rows, row_of)
+        if batch.prompt_rows is not None:
+            samples.prompt_logprobs = self._prompt_logprobs(hidden, batch.prompt_rows)
         samples.forward_ns = forwarded - start
         samples.sample_ns = time.perf_counter_ns() - forwarded
         return samples
@@ -184,16 +194,27 @@ class ModelRunner:
             self._attention.plan(batch),
         )
 
-    def _row_logits(self, hidden: Tensor, batch: Batch) -> Tensor:
-        """Logits of the rows; rows of the same token, for several branches, are computed once."""
+    def _row_logits(self, hidden: Tensor, batch: Batch) -> tuple[Tensor | None, Int64Array | None]:
+        """Logits of tokens that draw, each once; and each row's index there, None if its own."""
         index = batch.rows.token_index
+        if not len(index):
+            return None, None
         tokens, row_of = np.unique(index, return_inverse=True)
         if len(tokens) != hidden.shape[0]:
             hidden = hidden.index_select(0, torch.from_numpy(tokens).to(self._device))
-        logits = self._model.logits(hidden)
-        if len(tokens) == len(index) and (row_of[1:] > row_of[:-1]).all():
-            return logits
-        return logits.index_select(0, torch.from_numpy(row_of).to(self._device))
+        is_own = len(tokens) == len(index) and (row_of[1:] > row_of[:-1]).all()
+        return self._model.logits(hidden), None if is_own else row_of
+
+    def _prompt_logprobs(self, hidden: Tensor, rows: PromptRows) -> list[Logprobs]:
+        """Some rows at a time, which bounds the memory of their logits."""
+        found: list[Logprobs] = []
+        for start in range(0, len(rows.targets), _PROMPT_ROWS_AT_ONCE):
+            part = slice(start, start + _PROMPT_ROWS_AT_ONCE)
+            tokens = torch.from_numpy(rows.token_index[part]).to(self._device)
+            logits = self._model.logits(hidden.index_select(0, tokens))
+            part_found = self._sampler.logprobs(logits, rows.targets[part], rows.num_logprobs[part])
+            found += [one._replace(row=start + one.row) for one in part_found]
+        return found
 
     def _synchronize(self) -> None:
         if self._device.type == "cuda":

@@ -1,27 +1,55 @@
-"""Draws a token for each row of logits, all rows at once.
+"""Draws a token for each row of logits, all rows at once, by PyTorch; others must equal it.
 
-The order is vLLM's: suppressed tokens, temperature, min_p, top_k, top_p. A greedy row pays for an
-argmax alone. A filtered row looks at its likeliest tokens only, more of them if these do not
-suffice. Draws are exponential races of counter-based random numbers (`signalbox_kernels.random`).
+The order is vLLM's: tokens that are not allowed and tokens that are suppressed go; biases are
+added; penalties come off; temperature divides; min_p, top_k and top_p filter, each what the one
+before it left. typical_p comes last, as in transformers. Log probabilities are of the logits before
+all that.
 
-Tokens that tie with the least likely one that is kept are kept too, so that what is drawn does not
-depend on the order in which a sort leaves them.
+A greedy row pays for an argmax alone. A filtered row looks at its likeliest tokens only, more of
+them if these do not suffice. Draws are exponential races of counter-based random numbers
+(`signalbox_kernels.random`). Tokens that tie with the least likely one that is kept (for typical_p:
+with the least typical one) are kept too, so that what is drawn does not depend on the order in
+which a sort leaves them. Masses are summed in float64.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gpu_worker.step import Int64Array, Logprobs, SampleRows, Samples
+from gpu_worker import logit_edits, logprobs
+from gpu_worker.sample_rows import GREEDY_BELOW, Int32Array, Int64Array, SampleRows
+from gpu_worker.step import Logprobs, Samples
 from signalbox_kernels.ops import is_finite
 from signalbox_kernels.random import exponentials, race_keys
 
-GREEDY_BELOW = 1e-5
+NOT_FINITE = "logits are not finite"
+NONE_LEFT = "every token is suppressed"
 _FIRST_CANDIDATES = 256
 _ROWS_AT_ONCE = 32  # bounds the memory of whole-vocabulary draws
+
+
+class Sampler(Protocol):
+    """Draws from logits of one vocabulary."""
+
+    def __call__(
+        self, logits: Tensor, rows: SampleRows, logits_row: Int64Array | None = None
+    ) -> Samples:
+        """Draws one token a row.
+
+        Args:
+            logits: [*, vocab_size].
+            logits_row: [num_rows], each row's index into `logits`; None: they are the rows.
+        """
+        ...
+
+    def logprobs(
+        self, logits: Tensor, targets: Int32Array, num_logprobs: Int64Array
+    ) -> list[Logprobs]:
+        """Returns the log probability of a given token for each row of logits; NaN may come out."""
+        ...
 
 
 class _Filters(NamedTuple):
@@ -30,82 +58,98 @@ class _Filters(NamedTuple):
     top_k: Tensor
     top_p: Tensor
     min_p: Tensor
+    typical_p: Tensor
 
     def take(self, rows: Tensor) -> "_Filters":
         return _Filters(*(column[rows] for column in self))
 
+    @property
+    def is_typical(self) -> Tensor:
+        return self.typical_p < 1.0
 
-class Sampler:
-    """Draws from logits of one vocabulary on one device."""
+    def is_used(self, vocab_size: int) -> Tensor:
+        limited = (self.top_k > 0) & (self.top_k < vocab_size)
+        return limited | (self.top_p < 1.0) | (self.min_p > 0.0) | self.is_typical
+
+
+class TorchSampler:
+    """A `Sampler` on any device of PyTorch's."""
 
     def __init__(self, *, vocab_size: int, device: torch.device) -> None:
         self._vocab = torch.arange(vocab_size, dtype=torch.int32, device=device)
         self._device = device
 
-    def __call__(self, logits: Tensor, rows: SampleRows) -> Samples:
-        """Draws one token a row from [num_rows, vocab_size] logits."""
-        raw = logits.float()
-        bad = np.nonzero(~is_finite(raw).cpu().numpy())[0].tolist()
-        failed = dict.fromkeys(bad, "logits are not finite")
-        allowed = _suppress(raw, rows.suppressed, failed)
-        tokens = allowed.argmax(dim=-1)
-        random = np.nonzero(rows.temperature >= GREEDY_BELOW)[0]
-        random = random[~np.isin(random, list(failed))]
-        for start in range(0, len(random), _ROWS_AT_ONCE):
-            part = random[start : start + _ROWS_AT_ONCE]
-            tokens[self._tensor(part)] = self._draw(allowed, rows, part)
+    def __call__(
+        self, logits: Tensor, rows: SampleRows, logits_row: Int64Array | None = None
+    ) -> Samples:
+        raw = logits.float() if logits_row is None else logits[self._tensor(logits_row)].float()
+        bad = np.flatnonzero(~is_finite(raw).cpu().numpy())
+        failed = dict.fromkeys(bad.tolist(), NOT_FINITE)
+        tokens = raw.argmax(dim=-1)
+        needy = rows.is_edited | (rows.temperature >= GREEDY_BELOW)
+        if rows.suppressed is not None:
+            needy |= rows.suppressed.lengths > 0
+        needy[bad] = False
+        picked = np.flatnonzero(needy)
+        for start in range(0, len(picked), _ROWS_AT_ONCE):
+            part = picked[start : start + _ROWS_AT_ONCE]
+            tokens[self._tensor(part)] = self._draw(raw, rows, part, failed)
+        reported = np.flatnonzero(rows.num_logprobs >= 0)
+        reported = reported[~np.isin(reported, list(failed))]
+        index = self._tensor(reported)
         return Samples(
             token_ids=tokens.to(torch.int32).cpu().numpy(),
-            logprobs=_logprobs(raw, tokens, rows.num_logprobs, failed),
+            logprobs=logprobs.report(
+                raw[index], tokens[index], rows=reported, num_logprobs=rows.num_logprobs[reported]
+            ),
             failed=failed,
         )
 
-    def _draw(self, logits: Tensor, rows: SampleRows, part: Int64Array) -> Tensor:
-        """Draws for the rows `part`; returns [len(part)] int64."""
-        temperature = self._tensor(rows.temperature[part])
-        scaled = logits[self._tensor(part)].div_(temperature[:, None])
+    def logprobs(
+        self, logits: Tensor, targets: Int32Array, num_logprobs: Int64Array
+    ) -> list[Logprobs]:
+        tokens = self._tensor(targets.astype(np.int64))
+        index = np.arange(len(targets))
+        return logprobs.report(logits.float(), tokens, rows=index, num_logprobs=num_logprobs)
+
+    def _draw(
+        self, raw: Tensor, rows: SampleRows, part: Int64Array, failed: dict[int, str]
+    ) -> Tensor:
+        """Draws for the rows `part`; returns [len(part)] int64. Leaves `raw` as it is."""
+        mine = rows.take(part)
+        edited = raw[self._tensor(part)]
+        logit_edits.edit(edited, mine)
+        best, tokens = edited.max(dim=-1)
+        empty = part[(best == float("-inf")).cpu().numpy()]
+        failed |= dict.fromkeys(empty.tolist(), NONE_LEFT)
+        random = np.flatnonzero((mine.temperature >= GREEDY_BELOW) & ~np.isin(part, empty))
+        if len(random):
+            index = self._tensor(random)
+            tokens[index] = self._race(edited[index], mine.take(random))
+        return tokens
+
+    def _race(self, logits: Tensor, rows: SampleRows) -> Tensor:
+        """Draws from edited logits, which it overwrites; returns [num_rows] int64."""
+        scaled = logits.div_(self._tensor(rows.temperature)[:, None])
         weights = scaled.sub_(scaled.amax(dim=-1, keepdim=True)).exp_()
-        keys = race_keys(rows.seed[part], rows.branch[part], rows.position[part])
-        filters = self._filters(rows, part)
-        filtered = _is_filtered(filters, weights.shape[1])
-        if not filtered.any():
-            return weights.div_(exponentials(keys, self._vocab)).argmax(dim=-1)
-        tokens = torch.empty(len(part), dtype=torch.int64, device=self._device)
-        free, bound = (~filtered).nonzero().flatten(), filtered.nonzero().flatten()
+        keys = race_keys(rows.seed, rows.branch, rows.position)
+        filters = _Filters(
+            *(self._tensor(c) for c in (rows.top_k, rows.top_p, rows.min_p, rows.typical_p))
+        )
+        is_filtered = filters.is_used(weights.shape[1])
+        tokens = torch.empty(len(weights), dtype=torch.int64, device=self._device)
+        free, bound = (~is_filtered).nonzero().flatten(), is_filtered.nonzero().flatten()
         if free.numel():
             race = exponentials(keys[free.cpu().numpy()], self._vocab)
             tokens[free] = (weights[free] / race).argmax(dim=-1)
-        tokens[bound] = _draw_filtered(
-            weights[bound], filters.take(bound), keys[bound.cpu().numpy()]
-        )
+        if bound.numel():
+            tokens[bound] = _draw_filtered(
+                weights[bound], filters.take(bound), keys[bound.cpu().numpy()]
+            )
         return tokens
-
-    def _filters(self, rows: SampleRows, part: Int64Array) -> _Filters:
-        return _Filters(
-            *(self._tensor(column[part]) for column in (rows.top_k, rows.top_p, rows.min_p))
-        )
 
     def _tensor(self, array: NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(array).to(self._device)
-
-
-def _suppress(
-    raw: Tensor, suppressed: dict[int, tuple[int, ...]], failed: dict[int, str]
-) -> Tensor:
-    """Takes tokens out of rows; leaves `raw` as it is."""
-    if not suppressed:
-        return raw
-    allowed = raw.clone()
-    for row, token_ids in suppressed.items():
-        allowed[row, list(token_ids)] = float("-inf")
-        if row not in failed and allowed[row].max() == float("-inf"):
-            failed[row] = "every token is suppressed"
-    return allowed
-
-
-def _is_filtered(filters: _Filters, vocab_size: int) -> Tensor:
-    limited = (filters.top_k > 0) & (filters.top_k < vocab_size)
-    return limited | (filters.top_p < 1.0) | (filters.min_p > 0.0)
 
 
 def _draw_filtered(weights: Tensor, filters: _Filters, keys: NDArray[np.uint64]) -> Tensor:
@@ -120,16 +164,17 @@ def _draw_filtered(weights: Tensor, filters: _Filters, keys: NDArray[np.uint64])
         if width == weights.shape[1]:
             is_settled = torch.ones_like(is_settled)
         done = rows[is_settled]
+        kept = _keep_typical(kept[is_settled], filters.typical_p[done])
         token_ids = token_ids[is_settled]
         race = exponentials(keys[done.cpu().numpy()], token_ids.to(torch.int32))
-        winner = kept[is_settled].div_(race).argmax(dim=-1, keepdim=True)
+        winner = kept.div_(race).argmax(dim=-1, keepdim=True)
         tokens[done] = token_ids.gather(1, winner).flatten()
         rows, width = rows[~is_settled], width * 16
     return tokens
 
 
 def _keep(candidates: Tensor, weights: Tensor, filters: _Filters) -> tuple[Tensor, Tensor]:
-    """Applies filters to the likeliest tokens.
+    """Applies all filters but typical_p to the likeliest tokens.
 
     Args:
         candidates: [num_rows, width], the largest of `weights` in descending order.
@@ -144,9 +189,10 @@ def _keep(candidates: Tensor, weights: Tensor, filters: _Filters) -> tuple[Tenso
     top_k = filters.top_k.clamp(max=candidates.shape[1])[:, None]
     kth = candidates.gather(1, (top_k - 1).clamp(min=0))
     floor = torch.where(top_k > 0, torch.maximum(floor, kth), floor)
-    total = torch.where(weights >= floor, weights, 0.0).sum(dim=-1, keepdim=True)
-    before = candidates.cumsum(dim=-1) - candidates
-    top_p = filters.top_p[:, None]
+    left = torch.where(weights >= floor, weights, 0.0)
+    total = left.sum(dim=-1, keepdim=True, dtype=torch.float64)
+    before = candidates.cumsum(dim=-1, dtype=torch.float64) - candidates
+    top_p = filters.top_p[:, None].double()
     in_nucleus = (before < top_p * total) | (top_p >= 1.0)
     in_nucleus[:, 0] = True
     least = torch.where(in_nucleus, candidates, float("inf")).amin(dim=-1, keepdim=True)
@@ -155,26 +201,25 @@ def _keep(candidates: Tensor, weights: Tensor, filters: _Filters) -> tuple[Tenso
     return kept, (candidates[:, -1:] < floor).flatten()
 
 
-def _logprobs(
-    raw: Tensor, tokens: Tensor, num_logprobs: dict[int, int], failed: dict[int, str]
-) -> list[Logprobs]:
-    wanted = {row: count for row, count in num_logprobs.items() if row not in failed}
-    if not wanted:
-        return []
-    rows = torch.tensor(list(wanted), device=raw.device)
-    table = raw[rows].log_softmax(dim=-1)
-    drawn = table.gather(1, tokens[rows, None])
-    ranks = (table >= drawn).sum(dim=-1).tolist()
-    top = table.topk(min(max(wanted.values()), table.shape[1]))
-    columns = zip(
-        wanted.items(),
-        drawn.flatten().tolist(),
-        ranks,
-        top.indices.tolist(),
-        top.values.tolist(),
-        strict=True,
-    )
-    return [
-        Logprobs(row, logprob, rank, ids[:count], values[:count])
-        for (row, count), logprob, rank, ids, values in columns
-    ]
+def _keep_typical(kept: Tensor, typical_p: Tensor) -> Tensor:
+    """Keeps the mass of tokens whose information is nearest to the expected (Meister et al., 2022).
+
+    Args:
+        kept: [num_rows, width] weights, 0 for what is filtered out already.
+        typical_p: [num_rows]; from 1 on everything is kept.
+    """
+    if not (typical_p < 1.0).any():
+        return kept
+    is_there = kept > 0
+    wide = kept.double()
+    logs = torch.where(is_there, wide.log(), 0.0)
+    total = wide.sum(dim=-1, keepdim=True)
+    mean = (wide * logs).sum(dim=-1, keepdim=True) / total
+    distance = torch.where(is_there, (logs - mean).abs(), float("inf"))
+    nearest, order = distance.sort(dim=-1)
+    sorted_weights = wide.gather(1, order)
+    before = sorted_weights.cumsum(dim=-1) - sorted_weights
+    mass = typical_p[:, None].double()
+    in_set = (before < mass * total) & nearest.isfinite()
+    farthest = torch.where(in_set, nearest, float("-inf")).amax(dim=-1, keepdim=True)
+    return torch.where((distance <= farthest) | (mass >= 1.0), kept, 0.0)

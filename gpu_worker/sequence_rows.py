@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpu_worker.step import Fork, Int32Array, NewSequence
-
-NO_LOGPROBS = -1
+from gpu_worker.sample_rows import NO_LOGPROBS, Int32Array
+from gpu_worker.step import Fork, NewSequence
+from gpu_worker.token_rules import TokenRules, make_rules
 
 _STATE = np.dtype(
     [
@@ -25,10 +25,17 @@ _STATE = np.dtype(
         ("top_k", np.int64),
         ("min_tokens", np.int64),
         ("num_logprobs", np.int64),
+        ("num_prompt_logprobs", np.int64),
         ("seed", np.uint64),
         ("temperature", np.float32),
         ("top_p", np.float32),
         ("min_p", np.float32),
+        ("typical_p", np.float32),
+        ("presence_penalty", np.float32),
+        ("frequency_penalty", np.float32),
+        ("repetition_penalty", np.float32),
+        ("has_penalties", np.bool_),
+        ("has_rules", np.bool_),
     ],
     align=True,
 )
@@ -37,12 +44,14 @@ _STATE = np.dtype(
 class SequenceRows:
     """Rows for sequences; who holds which is the caller's to know."""
 
-    def __init__(self, *, num_rows: int, max_tokens: int, max_blocks: int) -> None:
+    def __init__(self, *, num_rows: int, max_tokens: int, max_blocks: int, vocab_size: int) -> None:
         self.tokens: Int32Array = np.zeros((num_rows, max_tokens), dtype=np.int32)
         self.block_tables: Int32Array = np.zeros((num_rows, max_blocks), dtype=np.int32)
         """Padded with 0 past each sequence's blocks."""
         self.state: NDArray[Any] = np.zeros(num_rows, dtype=_STATE)
-        self.stop_token_ids: list[tuple[int, ...]] = [()] * num_rows
+        self.rules: list[TokenRules | None] = [None] * num_rows
+        """None for what has none, not even stop tokens that come too early."""
+        self._vocab_size = vocab_size
 
     def __len__(self) -> int:
         return len(self.state)
@@ -55,12 +64,14 @@ class SequenceRows:
         )
         state = np.zeros(num_rows, dtype=_STATE)
         state[: len(self)] = self.state
-        self.stop_token_ids += [()] * (num_rows - len(self))
+        self.rules += [None] * (num_rows - len(self))
         self.state = state
 
     def write(self, row: int, new: NewSequence) -> None:
         """Puts a new sequence into a row."""
         params, num_tokens, num_blocks = new.params, len(new.token_ids), len(new.block_table)
+        self.rules[row] = rules = _rules(new, vocab_size=self._vocab_size)
+        penalties = (params.presence_penalty, params.frequency_penalty, params.repetition_penalty)
         self.state[row] = (
             num_tokens,
             new.num_computed_tokens,
@@ -71,12 +82,16 @@ class SequenceRows:
             params.top_k,
             params.min_tokens,
             NO_LOGPROBS if params.num_logprobs is None else params.num_logprobs,
+            NO_LOGPROBS if params.num_prompt_logprobs is None else params.num_prompt_logprobs,
             params.seed,
             params.temperature,
             params.top_p,
             params.min_p,
+            params.typical_p,
+            *penalties,
+            penalties != (0.0, 0.0, 1.0),
+            rules is not None and rules.always_apply,
         )
-        self.stop_token_ids[row] = params.stop_token_ids
         self.tokens[row, :num_tokens] = new.token_ids
         self.block_tables[row] = 0
         self.block_tables[row, :num_blocks] = new.block_table
@@ -89,10 +104,18 @@ class SequenceRows:
         child["num_tokens"] = num_computed + 1
         child["num_samples"] = 1
         child["branch"] = fork.branch
-        self.stop_token_ids[target] = self.stop_token_ids[source]
+        self.rules[target] = self.rules[source]
         self.tokens[target, :num_computed] = self.tokens[source, :num_computed]
         self.tokens[target, num_computed] = fork.token_id
         self.block_tables[target] = self.block_tables[source]
+
+
+def _rules(new: NewSequence, *, vocab_size: int) -> TokenRules | None:
+    params = new.params
+    is_ruled = params.logit_bias or params.allowed_token_ids or params.bad_words
+    if not is_ruled and not (params.min_tokens and params.stop_token_ids):
+        return None
+    return make_rules(params, vocab_size=vocab_size)
 
 
 def _taller(array: Int32Array, num_rows: int, *, used: int) -> Int32Array:

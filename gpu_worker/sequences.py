@@ -6,6 +6,8 @@ so the next step can compute it without hearing it from the scheduler. Used on t
 thread alone.
 """
 
+import math
+from collections.abc import Container
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +15,7 @@ from numpy.typing import NDArray
 
 from gpu_worker import batches
 from gpu_worker.batches import PlannedBatch
+from gpu_worker.sample_rows import PromptRows
 from gpu_worker.sequence_rows import SequenceRows
 from gpu_worker.staging import Limits, StagedStep
 from gpu_worker.step import (
@@ -22,6 +25,7 @@ from gpu_worker.step import (
     Int64Array,
     Logprobs,
     ModelInfo,
+    PromptLogprobs,
     Samples,
     SequenceFailure,
     Step,
@@ -35,6 +39,7 @@ class Outcome(NamedTuple):
     seq_ids: Int64Array
     token_ids: Int32Array
     logprobs: list[Logprobs]
+    prompt_logprobs: list[PromptLogprobs]
     failures: list[SequenceFailure]
 
 
@@ -56,6 +61,7 @@ class SequenceTable:
             num_rows=num_rows,
             max_tokens=model.max_model_len + 1,  # the very last token is drawn, never computed
             max_blocks=self._limits.max_blocks,
+            vocab_size=model.vocab_size,
         )
         self._row_of: dict[int, int] = {}
         self._free = list(range(num_rows))
@@ -99,15 +105,20 @@ class SequenceTable:
         )
         planned = staged.stage(step)
         self._commit(staged)
+        batch = batches.build(planned, self._rows, block_size=limits.capacity.block_size)
+        planned.prompt_rows = batch.prompt_rows
         self._planned = planned
-        return batches.build(planned, self._rows, block_size=limits.capacity.block_size)
+        return batch
 
     def take(self, samples: Samples) -> Outcome:
         """Appends the drawn tokens to their sequences and ends the batch."""
         planned = self._end_batch()
+        prompt_rows = planned.prompt_rows
         keep = np.ones(len(planned.drawers), dtype=np.bool_)
-        if samples.failed:
-            reasons = {int(planned.drawers[row]): why for row, why in samples.failed.items()}
+        reasons = {int(planned.drawers[row]): why for row, why in samples.failed.items()}
+        if prompt_rows is not None:
+            reasons |= _prompt_failures(prompt_rows, samples.prompt_logprobs)
+        if reasons:
             for index, reason in reasons.items():
                 self._fail(planned, index, reason)
             keep = ~np.isin(planned.drawers, list(reasons))
@@ -117,6 +128,9 @@ class SequenceTable:
             seq_ids=planned.seq_ids[drawers],
             token_ids=token_ids,
             logprobs=_renumber(samples.logprobs, keep),
+            prompt_logprobs=[]
+            if prompt_rows is None
+            else _prompt_runs(planned, prompt_rows, samples.prompt_logprobs, failed=reasons),
             failures=planned.failures,
         )
 
@@ -126,7 +140,7 @@ class SequenceTable:
         for index in range(len(planned.rows)):
             self._fail(planned, index, reason)
         nothing = np.empty(0, dtype=np.int64)
-        return Outcome(nothing, nothing.astype(np.int32), [], planned.failures)
+        return Outcome(nothing, nothing.astype(np.int32), [], [], planned.failures)
 
     def _reserve(self, num_rows: int) -> None:
         old = len(self._rows)
@@ -168,3 +182,25 @@ def _renumber(logprobs: list[Logprobs], keep: NDArray[np.bool_]) -> list[Logprob
         return logprobs
     new_row = np.cumsum(keep) - 1
     return [found._replace(row=int(new_row[found.row])) for found in logprobs if keep[found.row]]
+
+
+def _prompt_failures(rows: PromptRows, logprobs: list[Logprobs]) -> dict[int, str]:
+    """Returns the sequences, as indices into the batch, whose prompt the model cannot compute."""
+    if all(math.isfinite(found.logprob) for found in logprobs):
+        return {}
+    owners = np.repeat(rows.seq_index, rows.lengths).tolist()
+    bad = [i for i, found in zip(owners, logprobs, strict=True) if not math.isfinite(found.logprob)]
+    return dict.fromkeys(bad, "logits are not finite")
+
+
+def _prompt_runs(
+    planned: PlannedBatch, rows: PromptRows, logprobs: list[Logprobs], *, failed: Container[int]
+) -> list[PromptLogprobs]:
+    runs, start = [], 0
+    columns = (rows.seq_index.tolist(), rows.first_position.tolist(), rows.lengths.tolist())
+    for index, first_position, length in zip(*columns, strict=True):
+        if index not in failed:
+            found = [one._replace(row=i) for i, one in enumerate(logprobs[start : start + length])]
+            runs.append(PromptLogprobs(int(planned.seq_ids[index]), first_position, found))
+        start += length
+    return runs

@@ -5,6 +5,8 @@ the slot before holds. Its next token is a hash of all that it reads through the
 wrong block map, a stale block, a lost copy or another prefix's block changes its output, and
 `expected_tokens` says what the output should have been, with no blocks in between.
 
+There are no logits: penalties, biases and filters change nothing, what may be drawn does.
+
 The hash is the finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
 """
 
@@ -15,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from gpu_worker.sample_rows import PromptRows, SampleRows
 from gpu_worker.simulated_tokenizer import END_OF_SEQUENCE_ID, MIN_VOCAB_SIZE, tokenizer_files
 from gpu_worker.step import (
     Batch,
@@ -23,12 +26,12 @@ from gpu_worker.step import (
     Int64Array,
     Logprobs,
     ModelInfo,
-    SampleRows,
     Samples,
 )
 
 UInt64Array = NDArray[np.uint64]
 
+NONE_LEFT = "every token is suppressed"
 POISON = 0xDEAD_BEEF_DEAD_BEEF
 """What a block holds before anybody writes it."""
 
@@ -118,12 +121,14 @@ class SimulatedRunner:
     def execute(self, batch: Batch) -> Samples:
         start = time.perf_counter_ns()
         self._write(batch)
-        logits = self._attend(batch)
+        sums = self._attend(batch, batch.rows.token_index)
         duration = self.config.step_ns + self.config.token_ns * len(batch.token_ids)
         if duration:
             time.sleep(max(0, duration - (time.perf_counter_ns() - start)) / 1e9)
         forwarded = time.perf_counter_ns()
-        samples = self._sample(logits, batch.rows)
+        samples = self._sample(sums, batch.rows)
+        if batch.prompt_rows is not None:
+            samples.prompt_logprobs = self._prompt_logprobs(batch, batch.prompt_rows)
         samples.forward_ns = forwarded - start
         samples.sample_ns = time.perf_counter_ns() - forwarded
         return samples
@@ -149,9 +154,8 @@ class SimulatedRunner:
         blocks = batch.block_tables[np.arange(len(starts)), last // size]
         return np.where(starts > 0, self.gpu_kv[blocks, last % size], np.uint64(0))
 
-    def _attend(self, batch: Batch) -> UInt64Array:
-        """Returns [num_rows], a weighted sum over the context of each row's token."""
-        tokens = batch.rows.token_index
+    def _attend(self, batch: Batch, tokens: Int64Array) -> UInt64Array:
+        """Returns [num_rows], a weighted sum over the context of each of some tokens."""
         owners = np.searchsorted(batch.query_start, tokens, side="right") - 1
         contexts = batch.positions[tokens] + 1
         sums = np.empty(len(tokens), dtype=np.uint64)
@@ -176,14 +180,28 @@ class SimulatedRunner:
         key = np.where(rows.temperature > 0, salt, np.uint64(0))
         vocab_size = self.config.vocab_size
         best = (_mix(sums ^ key) % np.uint64(vocab_size)).astype(np.int32)
-        drawn = best.copy()
-        for row, suppressed in rows.suppressed.items():
-            drawn[row] = _next_allowed(int(best[row]), suppressed, vocab_size)
+        drawn, failed = best.copy(), dict[int, str]()
+        if rows.suppressed is not None or rows.allowed is not None:
+            for row, allowed in enumerate(_allowed(rows, vocab_size)):
+                drawn[row] = _next_allowed(int(best[row]), allowed)
+                if not allowed.any():
+                    failed[row] = NONE_LEFT
         logprobs = [
-            _logprobs(row, best=int(best[row]), drawn=int(drawn[row]), num=num, size=vocab_size)
-            for row, num in rows.num_logprobs.items()
+            _logprobs(row, best=int(best[row]), token=int(drawn[row]), num=num, size=vocab_size)
+            for row, num in enumerate(rows.num_logprobs.tolist())
+            if num >= 0 and row not in failed
         ]
-        return Samples(token_ids=drawn, logprobs=logprobs)
+        return Samples(token_ids=drawn, logprobs=logprobs, failed=failed)
+
+    def _prompt_logprobs(self, batch: Batch, rows: PromptRows) -> list[Logprobs]:
+        """What `_logprobs` makes up for each token, from what its context's blocks hold."""
+        best = _mix(self._attend(batch, rows.token_index)) % np.uint64(self.config.vocab_size)
+        return [
+            _logprobs(row, best=likely, token=token, num=num, size=self.config.vocab_size)
+            for row, (likely, token, num) in enumerate(
+                zip(best.tolist(), rows.targets.tolist(), rows.num_logprobs.tolist(), strict=True)
+            )
+        ]
 
 
 def expected_tokens(
@@ -209,21 +227,34 @@ def expected_tokens(
         if position + 1 == len(tokens):
             best = _mix_int((total & _MASK) ^ key) % vocab_size
             starved = len(tokens) - len(prompt) < min_tokens
-            tokens.append(_next_allowed(best, stop_token_ids if starved else (), vocab_size))
+            allowed = np.ones(vocab_size, dtype=np.bool_)
+            allowed[list(stop_token_ids) if starved else []] = False
+            tokens.append(_next_allowed(best, allowed))
     return tokens[len(prompt) :]
 
 
-def _next_allowed(token_id: int, suppressed: Collection[int], vocab_size: int) -> int:
-    for candidate in range(token_id, token_id + vocab_size):
-        if candidate % vocab_size not in suppressed:
-            return candidate % vocab_size
-    return token_id  # nothing is allowed
+def _allowed(rows: SampleRows, vocab_size: int) -> NDArray[np.bool_]:
+    """Returns [num_rows, vocab_size], what may be drawn."""
+    allowed = np.ones((len(rows), vocab_size), dtype=np.bool_)
+    if rows.allowed is not None:
+        masked = rows.allowed.mask_of_row >= 0
+        words = rows.allowed.masks[rows.allowed.mask_of_row[masked]].astype("<u4")
+        bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")
+        allowed[masked] = bits[:, :vocab_size]
+    if rows.suppressed is not None:
+        allowed[rows.suppressed.rows, rows.suppressed.token_ids] = False
+    return allowed
 
 
-def _logprobs(row: int, *, best: int, drawn: int, num: int, size: int) -> Logprobs:
+def _next_allowed(token_id: int, allowed: NDArray[np.bool_]) -> int:
+    """Returns the first allowed token from `token_id` on, or itself if there is none."""
+    return (token_id + int(np.argmax(np.roll(allowed, -token_id)))) % len(allowed)
+
+
+def _logprobs(row: int, *, best: int, token: int, num: int, size: int) -> Logprobs:
     """Makes up a distribution: the best token, then the ids after it, each e times less likely."""
     likely = -0.5 - best / size / 2  # e^-0.5 and all that follows it stay under 1 together
-    rank = (drawn - best) % size
+    rank = (token - best) % size
     return Logprobs(
         row=row,
         logprob=likely - rank,

@@ -11,6 +11,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from gpu_worker.sample_rows import PromptRows, SampleRows
+
 Int32Array = NDArray[np.int32]
 Int64Array = NDArray[np.int64]
 
@@ -41,6 +43,17 @@ class SamplingParams:
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
     num_logprobs: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    typical_p: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token id, what is added to its logit)."""
+    allowed_token_ids: tuple[int, ...] = ()
+    """Empty allows all."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Runs of tokens that are never completed."""
+    num_prompt_logprobs: int | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -95,30 +108,6 @@ class Step:
 
 
 @dataclass(slots=True, kw_only=True)
-class SampleRows:
-    """The draws of a batch: row i is drawn from the logits of token `token_index[i]`.
-
-    All arrays are [num_rows]. Rows of one sequence are neighbours, in ascending order of branch.
-    """
-
-    seq_ids: Int64Array
-    token_index: Int64Array
-    """Index into the batch's tokens."""
-    branch: Int64Array
-    position: Int64Array
-    """Index that the drawn token will have in its sequence."""
-    temperature: NDArray[np.float32]
-    top_p: NDArray[np.float32]
-    top_k: Int64Array
-    min_p: NDArray[np.float32]
-    seed: NDArray[np.uint64]
-    suppressed: dict[int, tuple[int, ...]]
-    """Row to the token ids that it must not draw (min_tokens is not reached)."""
-    num_logprobs: dict[int, int]
-    """Row to the number of alternatives to report, for the rows that report any logprobs."""
-
-
-@dataclass(slots=True, kw_only=True)
 class Batch:
     """The forward pass of one step over B sequences and T tokens, packed without padding."""
 
@@ -135,10 +124,12 @@ class Batch:
     block_tables: Int32Array
     """[B, max_blocks], padded with 0 past each sequence's blocks."""
     rows: SampleRows
+    prompt_rows: PromptRows | None = None
+    """None if nobody asked for log probabilities of what is computed."""
 
 
 class Logprobs(NamedTuple):
-    """Log probabilities of one row, before temperature and filters."""
+    """Log probabilities of one row, of the model's own logits."""
 
     row: int
     logprob: float
@@ -156,8 +147,18 @@ class Samples:
     logprobs: list[Logprobs] = field(default_factory=list)
     failed: dict[int, str] = field(default_factory=dict)
     """Row to the reason for its failure, such as logits that are not finite."""
+    prompt_logprobs: list[Logprobs] = field(default_factory=list)
+    """One for each of the batch's prompt rows."""
     forward_ns: int = 0
     sample_ns: int = 0
+
+
+class PromptLogprobs(NamedTuple):
+    """Log probabilities of a run of one sequence's prompt; `row` counts in the run."""
+
+    seq_id: int
+    first_position: int
+    logprobs: list[Logprobs]
 
 
 class SequenceFailure(NamedTuple):
@@ -176,6 +177,7 @@ class StepResult:
     seq_ids: Int64Array
     token_ids: Int32Array
     logprobs: list[Logprobs] = field(default_factory=list)
+    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
     failures: list[SequenceFailure] = field(default_factory=list)
     wait_ns: int = 0
     swap_ns: int = 0

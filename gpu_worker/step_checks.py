@@ -22,6 +22,12 @@ from rpc.errors import FailedPrecondition, InvalidArgument
 
 MAX_LOGPROBS = 128
 """Most alternatives that a row may report."""
+MAX_PENALTY = 2
+MAX_REPETITION = 10
+MAX_BIAS = 100
+MAX_BIASES = 1024
+MAX_BAD_TOKENS = 16_384
+"""Of all bad words of a sequence together."""
 
 
 def check_mappings(step: Step, *, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
@@ -102,12 +108,34 @@ def _check_params(params: SamplingParams, *, vocab_size: int) -> None:
     where = "new_groups.sampling_params"
     if not (math.isfinite(params.temperature) and params.temperature >= 0):
         raise InvalidArgument(f"{where}.temperature", params.temperature, "finite, at least 0")
-    if not 0 < params.top_p <= 1:
-        raise InvalidArgument(f"{where}.top_p", params.top_p, "in (0, 1]")
+    for name, high in (("top_p", 1), ("typical_p", 1), ("repetition_penalty", MAX_REPETITION)):
+        if not 0 < (value := getattr(params, name)) <= high:
+            raise InvalidArgument(f"{where}.{name}", value, f"in (0, {high}]")
+    for name in ("presence_penalty", "frequency_penalty"):
+        _check_between(f"{where}.{name}", getattr(params, name), -MAX_PENALTY, MAX_PENALTY)
     _check_between(f"{where}.min_p", params.min_p, 0, 1)
     _check_between(f"{where}.top_k", params.top_k, 0, None)
-    check_range(f"{where}.stop_token_ids", params.stop_token_ids, vocab_size)
-    if params.num_logprobs is not None:
-        _check_between(
-            f"{where}.num_logprobs", params.num_logprobs, 0, min(MAX_LOGPROBS, vocab_size)
-        )
+    for name in ("num_logprobs", "num_prompt_logprobs"):
+        if (count := getattr(params, name)) is not None:
+            _check_between(f"{where}.{name}", count, 0, min(MAX_LOGPROBS, vocab_size))
+    _check_tokens(params, where=where, vocab_size=vocab_size)
+
+
+def _check_tokens(params: SamplingParams, *, where: str, vocab_size: int) -> None:
+    biased = [token_id for token_id, _ in params.logit_bias]
+    bad_tokens = [token_id for run in params.bad_words for token_id in run]
+    _check_between(f"{where}.logit_biases", len(biased), 0, MAX_BIASES)
+    _check_between(f"{where}.bad_words", len(bad_tokens), 0, MAX_BAD_TOKENS)
+    for _, bias in params.logit_bias:
+        _check_between(f"{where}.logit_biases", bias, -MAX_BIAS, MAX_BIAS)
+    if not all(params.bad_words):
+        raise InvalidArgument(f"{where}.bad_words", (), "runs of at least one token")
+    if len(set(biased)) < len(biased):
+        raise InvalidArgument(f"{where}.logit_bias_token_ids", "a token twice", "distinct tokens")
+    for name, token_ids in (
+        ("stop_token_ids", params.stop_token_ids),
+        ("logit_bias_token_ids", biased),
+        ("allowed_token_ids", params.allowed_token_ids),
+        ("bad_words", bad_tokens),
+    ):
+        check_range(f"{where}.{name}", token_ids, vocab_size)

@@ -1,4 +1,4 @@
-"""Packs integers into little-endian `bytes` fields and back.
+"""Packs numbers into little-endian `bytes` fields and back.
 
 A column of n integers parses as one copy, six times faster than a repeated field.
 """
@@ -15,6 +15,7 @@ Values = Iterable[int] | NDArray[np.integer]
 
 _INT32 = np.dtype("<i4")
 _INT64 = np.dtype("<i8")
+_FLOAT32 = np.dtype("<f4")
 
 
 def pack_int32(values: Values) -> bytes:
@@ -27,6 +28,10 @@ def pack_int64(values: Values) -> bytes:
     return _pack(values, _INT64)
 
 
+def pack_float32(values: Iterable[float]) -> bytes:
+    return np.array(list(values), dtype=_FLOAT32).tobytes()
+
+
 def unpack_int32(data: bytes) -> NDArray[np.int32]:
     """Returns a read-only view of `data`. Raises InvalidArgument if an element is cut off."""
     return _unpack(data, _INT32)
@@ -35,6 +40,11 @@ def unpack_int32(data: bytes) -> NDArray[np.int32]:
 def unpack_int64(data: bytes) -> NDArray[np.int64]:
     """Returns a read-only view of `data`. Raises InvalidArgument if an element is cut off."""
     return _unpack(data, _INT64)
+
+
+def unpack_float32(data: bytes) -> NDArray[np.float32]:
+    """Returns a read-only view of `data`. Raises InvalidArgument if an element is cut off."""
+    return _unpack(data, _FLOAT32)
 
 
 def _pack(values: Values, dtype: np.dtype[np.signedinteger]) -> bytes:

@@ -5,8 +5,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from gpu_worker import token_rules
 from gpu_worker.runner import ModelRunner
-from gpu_worker.step import Batch, SampleRows, Samples, SamplingParams
+from gpu_worker.sample_rows import Penalties, SampleRows, TokenRuns, token_runs
+from gpu_worker.step import Batch, Samples, SamplingParams
+from gpu_worker.token_rules import RuledRows, make_rules
 
 GREEDY = SamplingParams()
 
@@ -43,9 +46,13 @@ def make_rows(
     branch: Sequence[int] | None = None,
     position: Sequence[int] | None = None,
     suppressed: dict[int, tuple[int, ...]] | None = None,
+    tokens: Sequence[Sequence[int]] | None = None,
+    num_prompt: Sequence[int] | None = None,
+    vocab_size: int = 1 << 20,
 ) -> SampleRows:
+    """`tokens` are those that rules and penalties look back on."""
     count = len(params)
-    return SampleRows(
+    rows = SampleRows(
         seq_ids=np.arange(count),
         token_index=np.array(token_index, dtype=np.int64),
         branch=np.array(branch or [0] * count, dtype=np.int64),
@@ -54,12 +61,56 @@ def make_rows(
         top_p=np.array([p.top_p for p in params], dtype=np.float32),
         top_k=np.array([p.top_k for p in params], dtype=np.int64),
         min_p=np.array([p.min_p for p in params], dtype=np.float32),
+        typical_p=np.array([p.typical_p for p in params], dtype=np.float32),
         seed=np.array([p.seed for p in params], dtype=np.uint64),
-        suppressed=suppressed or {},
-        num_logprobs={
-            i: p.num_logprobs for i, p in enumerate(params) if p.num_logprobs is not None
-        },
+        num_logprobs=np.array([-1 if p.num_logprobs is None else p.num_logprobs for p in params]),
     )
+    if suppressed:
+        rows.suppressed = make_runs(suppressed, count)
+    if tokens is not None:
+        add_history(rows, params, tokens, num_prompt or [0] * count, vocab_size=vocab_size)
+    return rows
+
+
+def make_runs(token_ids: dict[int, tuple[int, ...]], num_rows: int) -> TokenRuns:
+    """Builds runs from those of some rows."""
+    rows = [row for row, ids in token_ids.items() for _ in ids]
+    flat = [token_id for ids in token_ids.values() for token_id in ids]
+    return token_runs(np.array(rows, dtype=np.int64), np.array(flat, dtype=np.int64), num_rows)[0]
+
+
+def add_history(
+    rows: SampleRows,
+    params: Sequence[SamplingParams],
+    tokens: Sequence[Sequence[int]],
+    num_prompt: Sequence[int],
+    *,
+    vocab_size: int,
+) -> None:
+    """Adds what parameters ask for to rows of sequences with these tokens, as the table does."""
+    table = np.zeros((len(tokens), max(map(len, tokens)) + 1), dtype=np.int32)
+    for row, ids in enumerate(tokens):
+        table[row, : len(ids)] = ids
+    owners = np.arange(len(rows))
+    rows.position = np.array([len(ids) for ids in tokens])
+    rows.penalties = Penalties(
+        presence=np.array([p.presence_penalty for p in params], dtype=np.float32),
+        frequency=np.array([p.frequency_penalty for p in params], dtype=np.float32),
+        repetition=np.array([p.repetition_penalty for p in params], dtype=np.float32),
+        num_prompt=np.array(num_prompt),
+        owners=owners,
+        tokens=table,
+    )
+    ruled = RuledRows(
+        rules=[make_rules(p, vocab_size=vocab_size) for p in params],
+        rows=owners,
+        is_starved=np.array([p.min_tokens > 0 for p in params], dtype=np.bool_),
+        owners=owners,
+        position=rows.position,
+    )
+    rows.suppressed = token_rules.suppressed(ruled, tokens=table, num_rows=len(rows))
+    rows.biases = token_rules.biases(ruled, num_rows=len(rows))
+    rows.allowed = token_rules.allowed(ruled, num_rows=len(rows))
 
 
 def make_batch(work: Sequence[tuple[Generated, int]], *, block_size: int) -> Batch:

@@ -13,7 +13,7 @@ from gpu_worker.runner import ModelRunner
 from gpu_worker.step import BlockMapping, SamplingParams
 from signalbox_kernels import native
 from signalbox_kernels.native import NativeUnavailable
-from tests.gpu_worker.generation import Driver, Generated, make_batch, make_sequence
+from tests.gpu_worker.generation import Driver, Generated, make_batch, make_runs, make_sequence
 from tests.gpu_worker.tiny_models import VOCAB, make_model, reference_tokens
 
 try:
@@ -93,8 +93,8 @@ def test_rows_that_sample_draw_what_torch_draws(tiny: Path) -> None:
     ]
     batch = make_batch([(s, len(s.token_ids)) for s in sequences], block_size=16)
     plain = make_runner(tiny, backend="torch").execute(batch)
-    batch.rows.suppressed[4] = (int(plain.token_ids[4]), 1)
-    batch.rows.suppressed[1] = (int(plain.token_ids[1]),)
+    best = {4: (int(plain.token_ids[4]), 1), 1: (int(plain.token_ids[1]),)}
+    batch.rows.suppressed = make_runs(best, 5)
     expected = make_runner(tiny, backend="torch").execute(batch)
     actual = make_runner(tiny).execute(batch)
     assert actual.token_ids.tolist() == expected.token_ids.tolist()

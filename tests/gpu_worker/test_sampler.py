@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpu_worker.sampler import Sampler
+from gpu_worker.sampler import TorchSampler
 from gpu_worker.step import Samples, SamplingParams
 from tests.gpu_worker.generation import make_rows
 
 VOCAB = 1000
 
 
-def make_sampler(vocab_size: int = VOCAB) -> Sampler:
-    return Sampler(vocab_size=vocab_size, device=torch.device("cpu"))
+def make_sampler(vocab_size: int = VOCAB) -> TorchSampler:
+    return TorchSampler(vocab_size=vocab_size, device=torch.device("cpu"))
 
 
 def make_logits(num_rows: int, vocab_size: int = VOCAB) -> Tensor:

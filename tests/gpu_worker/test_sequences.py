@@ -174,14 +174,18 @@ def test_stop_tokens_are_suppressed_until_min_tokens() -> None:
         seen.append(batch.rows.suppressed)
         table.take(draw(batch, token))
         batch = table.apply(make_step(2, running={1: 1}))
-    assert seen == [{0: (3, 4)}, {0: (3, 4)}, {}]
+    assert [None if runs is None else runs.token_ids.tolist() for runs in seen] == [
+        [3, 4],
+        [3, 4],
+        None,
+    ]
 
 
 def test_logprobs_are_asked_for_by_row() -> None:
     table = make_table(make_runner())
     asks = make_new(2, [1], [1], params=SamplingParams(num_logprobs=0))
     batch = table.apply(make_step(new=[make_new(1, [1], [0]), asks]))
-    assert batch.rows.num_logprobs == {1: 0}
+    assert batch.rows.num_logprobs.tolist() == [-1, 0]
 
 
 def test_one_sequences_failure_leaves_the_others() -> None:
