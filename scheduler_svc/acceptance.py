@@ -46,6 +46,8 @@ class Acceptance:
     def accept(self, plan: StepPlan, answer: StepAnswer, now: float) -> StepOutcome:
         """Takes the answer to a plan; plans are answered in the order in which they were made."""
         outcome = StepOutcome()
+        if answer.prompt_logprobs:
+            _accept_prompt_logprobs(plan, answer, outcome)
         if answer.is_one_for_each(plan) and all(plan.num_samples):
             self._accept_decodes(plan, answer, outcome, now)
         else:
@@ -200,6 +202,20 @@ class Acceptance:
             if _has_failed(group):
                 group.failure = RequestFailure(FailureCode.INTERNAL, seq.error_message)
             outcome.ended.append(group)
+
+
+def _accept_prompt_logprobs(plan: StepPlan, answer: StepAnswer, outcome: StepOutcome) -> None:
+    """Takes each position once, though a prompt may be computed again."""
+    seqs = {seq.seq_id: seq for seq in plan.seqs}
+    for run in answer.prompt_logprobs:
+        seq = seqs.get(run.seq_id)
+        if seq is None or seq.is_finished:
+            continue
+        first_new = seq.group.num_known_prompt_logprobs + 1
+        new = run.logprobs[first_new - run.first_position :]
+        if new:
+            outcome.prompt_logprobs.append((seq.group, first_new, new))
+            seq.group.num_known_prompt_logprobs += len(new)
 
 
 def _has_failed(group: SequenceGroup) -> bool:

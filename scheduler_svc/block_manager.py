@@ -91,9 +91,12 @@ class BlockSpaceManager:
         return AllocStatus.OK if enough else AllocStatus.LATER
 
     def find_prefix(self, seq: Sequence) -> list[int]:
-        """Returns the blocks that hold the sequence's first tokens, all but the last at most."""
+        """Returns the blocks that hold the sequence's first tokens, all but the last at most.
+
+        None for a prompt that has to be computed whatever is known of it.
+        """
         found: list[int] = []
-        if not self._prefix_caching:
+        if not self._prefix_caching or seq.group.wants_prompt_logprobs:
             return found
         for index in range((seq.num_tokens - 1) // self.block_size):
             block = self.gpu.find(self._hash(seq, index))

@@ -4,14 +4,27 @@ from collections.abc import Iterable
 
 from protos.scheduler.v1 import scheduler_pb2 as pb
 from protos.worker.v1 import worker_pb2 as worker_pb
-from rpc.columns import pack_int32, pack_int64, unpack_int32, unpack_int64
+from rpc.columns import (
+    pack_float32,
+    pack_int32,
+    pack_int64,
+    unpack_float32,
+    unpack_int32,
+    unpack_int64,
+)
 from rpc.errors import InvalidArgument
 from scheduler_svc.beam import BeamSearchParams
 from scheduler_svc.block_manager import BlockCopy
 from scheduler_svc.config import StepLimits
 from scheduler_svc.errors import RequestFailure
 from scheduler_svc.model import ModelInfo, WorkerCapacity
-from scheduler_svc.plan import StepAnswer, StepPlan, StepTimings, TokenLogprobs
+from scheduler_svc.plan import (
+    PromptLogprobs,
+    StepAnswer,
+    StepPlan,
+    StepTimings,
+    TokenLogprobs,
+)
 from scheduler_svc.router_messages import EndedRequest, FinishedSequence, RouterMessage
 from scheduler_svc.sequence import FinishReason, GroupTimes, SamplingParams, SequenceGroup
 
@@ -76,7 +89,30 @@ def _sampling_params(message: worker_pb.SamplingParams) -> SamplingParams:
         min_tokens=message.min_tokens,
         stop_token_ids=tuple(message.stop_token_ids),
         num_logprobs=message.num_logprobs if message.HasField("num_logprobs") else None,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        repetition_penalty=_one_if_unset(message, "repetition_penalty"),
+        typical_p=_one_if_unset(message, "typical_p"),
+        logit_bias=_logit_bias(message),
+        allowed_token_ids=tuple(unpack_int32(message.allowed_token_ids).tolist()),
+        bad_words=tuple(tuple(unpack_int32(run.token_ids).tolist()) for run in message.bad_words),
+        num_prompt_logprobs=(
+            message.num_prompt_logprobs if message.HasField("num_prompt_logprobs") else None
+        ),
     )
+
+
+def _one_if_unset(message: worker_pb.SamplingParams, name: str) -> float:
+    return float(getattr(message, name)) if message.HasField(name) else 1.0
+
+
+def _logit_bias(message: worker_pb.SamplingParams) -> tuple[tuple[int, float], ...]:
+    token_ids = unpack_int32(message.logit_bias_token_ids)
+    biases = unpack_float32(message.logit_biases)
+    if len(token_ids) != len(biases):
+        lengths = f"{len(token_ids)} tokens and {len(biases)} biases"
+        raise InvalidArgument("sampling_params.logit_biases", lengths, "as many as tokens")
+    return tuple(zip(token_ids.tolist(), biases.tolist(), strict=True))
 
 
 # To routers
@@ -91,6 +127,14 @@ def connect_response(message: RouterMessage) -> pb.ConnectResponse:
         logprobs=[_logprobs(row, values) for row, values in message.logprobs],
         finished_sequences=[_sequence_finished(finished) for finished in message.finished],
         finished_requests=[_request_finished(ended) for ended in message.ended],
+        prompt_logprobs=[
+            pb.PromptLogprobs(
+                handle=handle,
+                first_position=first_position,
+                logprobs=[_logprobs(row, values) for row, values in enumerate(logprobs)],
+            )
+            for handle, first_position, logprobs in message.prompt_logprobs
+        ],
     )
     return pb.ConnectResponse(step_outputs=outputs)
 
@@ -191,10 +235,18 @@ def _new_groups(plan: StepPlan) -> Iterable[worker_pb.SequenceGroupMetadata]:
     for seq_group, sequences in groups.items():
         yield worker_pb.SequenceGroupMetadata(
             request_id=seq_group.request_id,
-            sampling_params=worker_params(seq_group.params),
+            sampling_params=_group_params(seq_group),
             num_prompt_tokens=seq_group.num_prompt_tokens,
             sequences=sequences,
         )
+
+
+def _group_params(seq_group: SequenceGroup) -> worker_pb.SamplingParams:
+    """What the router has been told of the prompt is not asked for again."""
+    params = worker_params(seq_group.params)
+    if not seq_group.wants_prompt_logprobs:
+        params.ClearField("num_prompt_logprobs")
+    return params
 
 
 def _sequence_metadata(plan: StepPlan, index: int) -> worker_pb.SequenceMetadata:
@@ -220,6 +272,15 @@ def worker_params(params: SamplingParams) -> worker_pb.SamplingParams:
         min_tokens=params.min_tokens,
         stop_token_ids=params.stop_token_ids,
         num_logprobs=params.num_logprobs,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        repetition_penalty=params.repetition_penalty,
+        typical_p=params.typical_p,
+        logit_bias_token_ids=pack_int32([token_id for token_id, _ in params.logit_bias]),
+        logit_biases=pack_float32([bias for _, bias in params.logit_bias]),
+        allowed_token_ids=pack_int32(params.allowed_token_ids),
+        bad_words=[worker_pb.TokenRun(token_ids=pack_int32(run)) for run in params.bad_words],
+        num_prompt_logprobs=params.num_prompt_logprobs,
     )
 
 
@@ -256,16 +317,23 @@ def step_answer(message: worker_pb.ExecuteModelResponse) -> StepAnswer:
         step_id=message.step_id,
         seq_ids=unpack_int64(message.seq_ids).tolist(),
         token_ids=unpack_int32(message.token_ids).tolist(),
-        logprobs={
-            entry.row: TokenLogprobs(
-                entry.logprob, entry.rank, list(entry.top_token_ids), list(entry.top_logprobs)
+        logprobs={entry.row: _token_logprobs(entry) for entry in message.logprobs},
+        prompt_logprobs=[
+            PromptLogprobs(
+                run.seq_id, run.first_position, [_token_logprobs(entry) for entry in run.logprobs]
             )
-            for entry in message.logprobs
-        },
+            for run in message.prompt_logprobs
+        ],
         failures={error.seq_id: error.message for error in message.errors},
         timings=StepTimings(
             timings.wait_ns, timings.swap_ns, timings.forward_ns, timings.sample_ns
         ),
+    )
+
+
+def _token_logprobs(entry: worker_pb.TokenLogprobs) -> TokenLogprobs:
+    return TokenLogprobs(
+        entry.logprob, entry.rank, list(entry.top_token_ids), list(entry.top_logprobs)
     )
 
 

@@ -89,6 +89,14 @@ class TokenLogprobs(NamedTuple):
     top_logprobs: list[float]
 
 
+class PromptLogprobs(NamedTuple):
+    """Log probabilities of a run of one sequence's prompt."""
+
+    seq_id: int
+    first_position: int
+    logprobs: list[TokenLogprobs]
+
+
 class StepTimings(NamedTuple):
     """Where the worker's time went, in nanoseconds."""
 
@@ -110,6 +118,7 @@ class StepAnswer:
     token_ids: list[int] = field(default_factory=list)
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     """By row."""
+    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
     failures: dict[int, str] = field(default_factory=dict)
     """By sequence id."""
     timings: StepTimings = NO_TIMINGS
@@ -137,6 +146,10 @@ class StepOutcome:
     """What an answer means for requests."""
 
     tokens: list[NewToken] = field(default_factory=list)
+    prompt_logprobs: list[tuple[SequenceGroup, int, list[TokenLogprobs]]] = field(
+        default_factory=list
+    )
+    """Whose, the position of the first token, and one for each position from there on."""
     finished: list[Sequence] = field(default_factory=list)
     """Sequences that have just ended; each has its reason."""
     ended: list[SequenceGroup] = field(default_factory=list)

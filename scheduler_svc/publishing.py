@@ -37,6 +37,10 @@ def router_messages(
         message.add_token(
             handle=request.handle, index=seq.branch, token_id=token_id, logprobs=logprobs
         )
+    for group, first_position, prompt_logprobs in outcome.prompt_logprobs:
+        request = requests[group]
+        message = messages.setdefault(request.session, RouterMessage())
+        message.prompt_logprobs.append((request.handle, first_position, prompt_logprobs))
     for seq in outcome.finished:
         request = requests[seq.group]
         message = messages.setdefault(request.session, RouterMessage())

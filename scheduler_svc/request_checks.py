@@ -12,7 +12,12 @@ from scheduler_svc.sequence import SamplingParams, SequenceGroup
 MAX_PRIORITY = 1000
 """And as far below 0; how long a request may be kept waiting follows from it."""
 MAX_LOGPROBS = 128
-"""As in the worker's contract."""
+MAX_PENALTY = 2
+MAX_REPETITION_PENALTY = 10
+MAX_BIAS = 100
+MAX_BIASES = 1024
+MAX_BAD_TOKENS = 16_384
+"""All as in the worker's contract."""
 MAX_BEAM_WIDTH = 32
 MAX_LENGTH_PENALTY = 5.0
 """A longer sequence than any to this power is a float32 still."""
@@ -38,21 +43,50 @@ def _find_fault_in_params(params: SamplingParams, model: ModelInfo) -> str | Non
         ("temperature", params.temperature, 0 <= params.temperature < math.inf, "finite, >= 0"),
         ("top_p", params.top_p, 0 < params.top_p <= 1, "in (0, 1]"),
         ("min_p", params.min_p, 0 <= params.min_p <= 1, "in [0, 1]"),
+        ("typical_p", params.typical_p, 0 < params.typical_p <= 1, "in (0, 1]"),
         (
-            "num_logprobs",
-            params.num_logprobs,
-            (params.num_logprobs or 0) <= most_logprobs,
-            f"at most {most_logprobs}",
-        ),
-        (
-            "stop_token_ids",
-            max(params.stop_token_ids, default=0),
-            max(params.stop_token_ids, default=0) < model.vocab_size,
-            f"below {model.vocab_size}",
+            "repetition_penalty",
+            params.repetition_penalty,
+            0 < params.repetition_penalty <= MAX_REPETITION_PENALTY,
+            f"in (0, {MAX_REPETITION_PENALTY}]",
         ),
     ):
         if not is_allowed:
             return f"sampling_params.{name} is {value}, must be {allowed}"
+    for name in ("presence_penalty", "frequency_penalty"):
+        if not abs(value := getattr(params, name)) <= MAX_PENALTY:
+            return f"sampling_params.{name} is {value}, must be in [-{MAX_PENALTY}, {MAX_PENALTY}]"
+    for name in ("num_logprobs", "num_prompt_logprobs"):
+        if (getattr(params, name) or 0) > most_logprobs:
+            value = getattr(params, name)
+            return f"sampling_params.{name} is {value}, must be at most {most_logprobs}"
+    return _find_fault_in_tokens(params, model)
+
+
+def _find_fault_in_tokens(params: SamplingParams, model: ModelInfo) -> str | None:
+    biases = [bias for _, bias in params.logit_bias]
+    if not all(abs(bias) <= MAX_BIAS for bias in biases):
+        return f"sampling_params.logit_biases must be in [-{MAX_BIAS}, {MAX_BIAS}]"
+    if not all(params.bad_words):
+        return "sampling_params.bad_words has a run of no tokens"
+    num_bad_tokens = sum(map(len, params.bad_words))
+    if num_bad_tokens > MAX_BAD_TOKENS or len(biases) > MAX_BIASES:
+        return (
+            f"sampling_params has {num_bad_tokens} tokens of bad_words and {len(biases)}"
+            f" logit_biases, must be at most {MAX_BAD_TOKENS} and {MAX_BIASES}"
+        )
+    for name, token_ids in (
+        ("stop_token_ids", params.stop_token_ids),
+        ("logit_bias_token_ids", [token_id for token_id, _ in params.logit_bias]),
+        ("allowed_token_ids", params.allowed_token_ids),
+        ("bad_words", [token_id for run in params.bad_words for token_id in run]),
+    ):
+        low, high = min(token_ids, default=0), max(token_ids, default=0)
+        if low < 0 or high >= model.vocab_size:
+            value = low if low < 0 else high
+            return f"sampling_params.{name} is {value}, must be below {model.vocab_size}"
+    if len({token_id for token_id, _ in params.logit_bias}) < len(biases):
+        return "sampling_params.logit_bias_token_ids has a token twice"
     return None
 
 

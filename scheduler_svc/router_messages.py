@@ -41,6 +41,8 @@ class RouterMessage:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[tuple[int, TokenLogprobs]] = field(default_factory=list)
     """(row in token_ids, values)."""
+    prompt_logprobs: list[tuple[int, int, list[TokenLogprobs]]] = field(default_factory=list)
+    """(handle, position of the first, one for each position from there on)."""
     finished: list[FinishedSequence] = field(default_factory=list)
     ended: list[EndedRequest] = field(default_factory=list)
 

@@ -46,6 +46,17 @@ class SamplingParams:
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
     num_logprobs: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    typical_p: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token id, what is added to its logit)."""
+    allowed_token_ids: tuple[int, ...] = ()
+    """Empty allows all."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Runs of tokens that are never completed."""
+    num_prompt_logprobs: int | None = None
 
 
 class Counters(NamedTuple):
@@ -193,6 +204,8 @@ class SequenceGroup:
     """Less comes first, where the policy goes by it."""
     cache_salt: str = ""
     """Requests of different salts share no cached blocks."""
+    num_known_prompt_logprobs: int = 0
+    """Positions of the prompt, from 1 on, whose log probabilities the router has been told."""
     num_cached_tokens: int = 0
     """Tokens of the prompt that were not computed because their blocks were found."""
     times: GroupTimes
@@ -224,6 +237,12 @@ class SequenceGroup:
     @property
     def num_prompt_tokens(self) -> int:
         return len(self.prompt_token_ids)
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether the prompt has to be computed for log probabilities that are still missing."""
+        is_asked = self.params.num_prompt_logprobs is not None
+        return is_asked and self.num_known_prompt_logprobs < self.num_prompt_tokens - 1
 
     @property
     def unfinished(self) -> list[Sequence]:

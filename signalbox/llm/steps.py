@@ -4,6 +4,8 @@ Does what the two codecs do together. What it hands over is a copy: the worker r
 thread while the scheduler goes on planning.
 """
 
+from dataclasses import fields
+
 import numpy as np
 
 from gpu_worker.step import (
@@ -18,7 +20,7 @@ from gpu_worker.step import (
 )
 from scheduler_svc import sequence
 from scheduler_svc.block_manager import BlockCopy
-from scheduler_svc.plan import StepAnswer, StepPlan, StepTimings, TokenLogprobs
+from scheduler_svc.plan import PromptLogprobs, StepAnswer, StepPlan, StepTimings, TokenLogprobs
 
 
 def step(plan: StepPlan, *, epoch: int) -> Step:
@@ -51,21 +53,15 @@ def _new_sequence(plan: StepPlan, index: int) -> NewSequence:
         num_new_tokens=plan.num_new_tokens[index],
         block_table=seq.block_table.copy(),
         num_samples=group.num_draws,
-        params=_params(group.params),
+        params=_params(group),
     )
 
 
-def _params(params: sequence.SamplingParams) -> SamplingParams:
-    return SamplingParams(
-        temperature=params.temperature,
-        top_p=params.top_p,
-        top_k=params.top_k,
-        min_p=params.min_p,
-        seed=params.seed,
-        min_tokens=params.min_tokens,
-        stop_token_ids=params.stop_token_ids,
-        num_logprobs=params.num_logprobs,
-    )
+def _params(group: sequence.SequenceGroup) -> SamplingParams:
+    params = {field.name: getattr(group.params, field.name) for field in fields(SamplingParams)}
+    if not group.wants_prompt_logprobs:
+        params["num_prompt_logprobs"] = None
+    return SamplingParams(**params)
 
 
 def _mapping(copies: list[BlockCopy]) -> BlockMapping:
@@ -82,6 +78,14 @@ def answer(result: StepResult) -> StepAnswer:
         seq_ids=result.seq_ids.tolist(),
         token_ids=result.token_ids.tolist(),
         logprobs={found.row: TokenLogprobs(*found[1:]) for found in result.logprobs},
+        prompt_logprobs=[
+            PromptLogprobs(
+                run.seq_id,
+                run.first_position,
+                [TokenLogprobs(*found[1:]) for found in run.logprobs],
+            )
+            for run in result.prompt_logprobs
+        ],
         failures={failed.seq_id: failed.message for failed in result.failures},
         timings=StepTimings(result.wait_ns, result.swap_ns, result.forward_ns, result.sample_ns),
     )

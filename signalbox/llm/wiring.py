@@ -6,7 +6,7 @@ What the registry, the router's model client and the codecs do where there is a 
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from gpu_worker.worker import hash_files
 from router.model import ServedModel
@@ -101,14 +101,7 @@ def group(request_id: str, token_ids: list[int], params: ResolvedParams) -> Sequ
         request_id=request_id,
         prompt_token_ids=list(token_ids),
         params=SamplingParams(
-            temperature=params.temperature,
-            top_p=params.top_p,
-            top_k=params.top_k,
-            min_p=params.min_p,
-            seed=params.seed,
-            min_tokens=params.min_tokens,
-            stop_token_ids=params.stop_token_ids,
-            num_logprobs=params.num_logprobs,
+            **{field.name: getattr(params, field.name) for field in fields(SamplingParams)}
         ),
         max_tokens=params.max_tokens,
         num_sequences=params.n,
