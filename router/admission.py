@@ -14,9 +14,11 @@ from typing import Any, NamedTuple
 from router import validation
 from router.config import RouterConfig
 from router.conversation import Conversation
+from router.delivery import Delivery, Echo
 from router.model import ServedModel
 from router.request import GenerationRequest
 from router.scheduler_client import SchedulerConnection
+from router.token_checks import check_token_ids
 from rpc.errors import (
     AlreadyExists,
     DeadlineExceeded,
@@ -57,6 +59,16 @@ class Asked:
     """The fields that are set, under their proto names."""
     set_fields: Sequence[str] = ()
     """Paths of all fields that are set."""
+    truncate_prompt_tokens: int | None = None
+    delivery: Delivery = field(default_factory=Delivery)
+
+
+class EncodedPrompt(NamedTuple):
+    """What a request holds in text, as tokens."""
+
+    token_ids: list[int]
+    echo: Echo | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()
 
 
 class Admission:
@@ -78,7 +90,11 @@ class Admission:
         validation.check_priority(asked.priority)
         validation.check_cache_salt(asked.cache_salt)
         validation.check_sampling(asked.sampling, model)
-        self._check_prompt(asked.prompt, model)
+        values = {"stream_interval": asked.delivery.stream_interval}
+        if asked.truncate_prompt_tokens is not None:
+            values["truncate_prompt_tokens"] = asked.truncate_prompt_tokens
+        validation.check_request_values(values)
+        self._check_prompt(asked, model)
 
     @contextmanager
     def reserve(self, request_id: str, *, tenant: str = "") -> Iterator[str]:
@@ -99,17 +115,28 @@ class Admission:
         finally:
             self._live_ids.remove(live_id)
 
-    async def tokenize(self, asked: Asked, model: ServedModel) -> list[int]:
-        """Returns the prompt's tokens; they fit the model's window."""
-        token_ids, prompt_field = await self._tokenize(asked.prompt, model)
+    async def tokenize(self, asked: Asked, model: ServedModel) -> EncodedPrompt:
+        """Returns the prompt's tokens, which fit the model's window, and what else is text."""
+        token_ids, prompt_field = await self._tokenize(asked, model)
+        if asked.truncate_prompt_tokens is not None:
+            token_ids = token_ids[-asked.truncate_prompt_tokens :]
         validation.check_prompt_length(len(token_ids), field=prompt_field, model=model)
-        return token_ids
+        return EncodedPrompt(
+            token_ids,
+            echo=await self._echo(asked, model, token_ids) if asked.delivery.echo else None,
+            bad_words=await model.tokenizer.encode_words(asked.sampling.get("bad_words", ())),
+        )
+
+    async def _echo(self, asked: Asked, model: ServedModel, token_ids: list[int]) -> Echo:
+        skips = asked.sampling.get("skip_special_tokens", True)
+        text = await model.tokenizer.decode(token_ids, skip_special_tokens=skips)
+        return Echo(text, token_ids)
 
     def submit(
         self,
         asked: Asked,
         model: ServedModel,
-        token_ids: list[int],
+        prompt: EncodedPrompt,
         *,
         request_id: str,
         tenant: str = "",
@@ -126,12 +153,15 @@ class Admission:
         if model != self._scheduler.model:
             raise Unavailable("the served model has just changed", RETRY_AFTER_S)
         params = validation.resolve_sampling(
-            asked.sampling, num_prompt_tokens=len(token_ids), model=model
+            asked.sampling,
+            num_prompt_tokens=len(prompt.token_ids),
+            model=model,
+            bad_words=prompt.bad_words,
         )
         request = GenerationRequest(
             handle=self._scheduler.new_handle(),
             request_id=request_id,
-            prompt_token_ids=token_ids,
+            prompt_token_ids=prompt.token_ids,
             params=params,
             tokenizer=model.tokenizer,
             link=self._scheduler,
@@ -147,38 +177,41 @@ class Admission:
         self._scheduler.submit(request)
         return request
 
-    def max_text_bytes(self, model: ServedModel) -> int:
-        """No longer text can fit the window, so it is not worth tokenising."""
+    def max_text_bytes(self, model: ServedModel, *, is_truncated: bool = False) -> int:
+        """No longer text can fit the window, so it is not worth tokenising unless truncated."""
+        if is_truncated:
+            return self._config.max_prompt_bytes
         longest = model.max_model_len * model.tokenizer.max_token_bytes
         return min(self._config.max_prompt_bytes, longest)
 
-    def _check_prompt(
-        self, prompt: TextPrompt | TokensPrompt | Conversation, model: ServedModel
-    ) -> None:
-        match prompt:
+    def _max_text_bytes_of(self, asked: Asked, model: ServedModel) -> int:
+        return self.max_text_bytes(model, is_truncated=asked.truncate_prompt_tokens is not None)
+
+    def _check_prompt(self, asked: Asked, model: ServedModel) -> None:
+        match asked.prompt:
             case TextPrompt(text=text):
                 if not text:
                     raise InvalidArgument("text", text, "a text that is not empty")
-                validation.check_text(text, field="text", max_bytes=self.max_text_bytes(model))
+                max_bytes = self._max_text_bytes_of(asked, model)
+                validation.check_text(text, field="text", max_bytes=max_bytes)
             case TokensPrompt(token_ids=token_ids):
                 field = "token_ids.ids"
-                validation.check_prompt_length(len(token_ids), field=field, model=model)
-                validation.check_token_ids(token_ids, field=field, model=model)
+                length = min(len(token_ids), asked.truncate_prompt_tokens or len(token_ids))
+                validation.check_prompt_length(length, field=field, model=model)
+                check_token_ids(token_ids, field=field, model=model)
             case Conversation() as conversation:
                 conversation.check()
 
-    async def _tokenize(
-        self, prompt: TextPrompt | TokensPrompt | Conversation, model: ServedModel
-    ) -> tuple[list[int], str]:
+    async def _tokenize(self, asked: Asked, model: ServedModel) -> tuple[list[int], str]:
         """Returns the tokens, and the field that they came from."""
-        match prompt:
+        match asked.prompt:
             case TextPrompt(text=text, add_special_tokens=add_special_tokens):
                 encode = model.tokenizer.encode(text, add_special_tokens=add_special_tokens)
                 return await encode, "text"
             case TokensPrompt(token_ids=token_ids):
                 return token_ids, "token_ids.ids"
             case Conversation() as conversation:
-                max_bytes = self.max_text_bytes(model)
+                max_bytes = self._max_text_bytes_of(asked, model)
                 encode = model.tokenizer.encode_chat(conversation, max_bytes=max_bytes)
                 return await encode, "messages"
 

@@ -9,6 +9,7 @@ from protos.inference.v1 import inference_pb2 as pb
 from router import chat_codec
 from router.admission import Asked, TextPrompt, TokensPrompt
 from router.conversation import Conversation
+from router.delivery import Delivery, OutputKind
 from router.generation import Served
 from router.model import ServedModel
 from router.outputs import Delta, End, Finish, FinishReason, TokenLogprobs
@@ -18,6 +19,12 @@ from rpc.errors import InvalidArgument
 
 Response = TypeVar("Response", pb.GenerateResponse, pb.ChatResponse)
 
+_OUTPUT_KINDS = {
+    pb.OUTPUT_KIND_UNSPECIFIED: OutputKind.DELTA,
+    pb.OUTPUT_KIND_DELTA: OutputKind.DELTA,
+    pb.OUTPUT_KIND_CUMULATIVE: OutputKind.CUMULATIVE,
+    pb.OUTPUT_KIND_FINAL_ONLY: OutputKind.FINAL_ONLY,
+}
 _REASONS = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
     FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
@@ -45,6 +52,8 @@ def _asked(
     request: pb.GenerateRequest | pb.ChatRequest, prompt: TextPrompt | TokensPrompt | Conversation
 ) -> Asked:
     sampling = _set_fields(request.sampling_params)
+    if "logit_bias" in sampling:
+        sampling["logit_bias"] = [(one.token_id, one.bias) for one in sampling["logit_bias"]]
     return Asked(
         request_id=request.request_id,
         model=request.model,
@@ -53,6 +62,22 @@ def _asked(
         cache_salt=request.cache_salt,
         sampling=sampling,
         set_fields=[*_set_fields(request), *(f"sampling_params.{name}" for name in sampling)],
+        truncate_prompt_tokens=(
+            request.truncate_prompt_tokens if request.HasField("truncate_prompt_tokens") else None
+        ),
+        delivery=_delivery(request),
+    )
+
+
+def _delivery(request: pb.GenerateRequest | pb.ChatRequest) -> Delivery:
+    kind = _OUTPUT_KINDS.get(request.output_kind)
+    if kind is None:
+        allowed = "OUTPUT_KIND_DELTA, OUTPUT_KIND_CUMULATIVE or OUTPUT_KIND_FINAL_ONLY"
+        raise InvalidArgument("output_kind", int(request.output_kind), allowed)
+    return Delivery(
+        kind=kind,
+        stream_interval=request.stream_interval if request.HasField("stream_interval") else 1,
+        echo=isinstance(request, pb.GenerateRequest) and request.echo,
     )
 
 
@@ -79,6 +104,10 @@ def response(kind: type[Response], served: Served) -> Response:
     message = kind(request_id=served.request.request_id)
     for delta in update.deltas:
         _write_delta(message.outputs.add(), delta, served.request.tokenizer)
+    if update.prompt_logprobs:
+        pairs = zip(served.request.prompt_token_ids[1:], update.prompt_logprobs, strict=True)
+        tokenizer = served.request.tokenizer
+        message.prompt_logprobs.extend(_logprobs(*pair, tokenizer) for pair in pairs)
     if update.end is not None:
         message.usage.CopyFrom(pb.Usage(**update.end.usage._asdict()))
         message.timings.CopyFrom(_timings(update.end))
@@ -90,7 +119,8 @@ def _write_delta(output: pb.SequenceDelta, delta: Delta, tokenizer: Tokenizer) -
     output.text = delta.text
     output.token_ids.extend(delta.token_ids)
     if delta.logprobs:
-        pairs = zip(delta.token_ids, delta.logprobs, strict=True)
+        generated = delta.token_ids[-len(delta.logprobs) :]  # the prompt may be echoed before
+        pairs = zip(generated, delta.logprobs, strict=True)
         output.logprobs.extend(_logprobs(*pair, tokenizer) for pair in pairs)
     for call in delta.tool_calls:
         output.tool_calls.add(

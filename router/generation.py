@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 from opentelemetry.context import Context
 
-from router.admission import Admission, Asked, TimeRemaining, now_ns, timeout_ns
+from router.admission import Admission, Asked, EncodedPrompt, TimeRemaining, now_ns, timeout_ns
 from router.conversation import Conversation
+from router.delivery import Outbox
 from router.model import ServedModel
 from router.outputs import Update
 from router.request import GenerationRequest
@@ -74,12 +75,13 @@ class Generator:
             span.ending(origin.time_remaining),
             self.admission.reserve(asked.request_id, tenant=origin.tenant) as request_id,
         ):
-            token_ids = await self._tokenize(asked, model, origin, span)
+            prompt = await self._tokenize(asked, model, origin, span)
             tool_calls = self._tool_call_reader(asked, model)
+            outbox = Outbox(asked.delivery, prompt.echo)
             request = self.admission.submit(
                 asked,
                 model,
-                token_ids,
+                prompt,
                 request_id=request_id,
                 tenant=origin.tenant,
                 arrived_ns=arrived_ns,
@@ -93,18 +95,21 @@ class Generator:
                     if tool_calls is not None:
                         tool_calls.read(update)
                     span.add_update(update)
-                    yield Served(request, update)
+                    due = outbox.push(update)
+                    if due is not None:
+                        yield Served(request, due)
             finally:
                 request.close()
 
     async def _tokenize(
         self, asked: Asked, model: ServedModel, origin: Origin, span: RequestSpan
-    ) -> list[int]:
+    ) -> EncodedPrompt:
         timeout_ns(origin.time_remaining)  # a request that is late already costs nothing
         self.admission.check(asked, model)
         with span.tokenize() as tokenized:
-            tokenized += await self.admission.tokenize(asked, model)
-        return tokenized
+            prompt = await self.admission.tokenize(asked, model)
+            tokenized += prompt.token_ids
+        return prompt
 
     def _tool_call_reader(self, asked: Asked, model: ServedModel) -> ToolCallReader | None:
         if not isinstance(asked.prompt, Conversation):

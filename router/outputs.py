@@ -1,6 +1,7 @@
 """What a generation gives, between the wire's two sides: deltas, finishes, usage, timings."""
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -87,3 +88,5 @@ class Update(NamedTuple):
 
     deltas: list[Delta]
     end: End | None
+    prompt_logprobs: Sequence[TokenLogprobs] = ()
+    """One for each token of the prompt but the first, in the first update."""

@@ -64,6 +64,8 @@ class GenerationRequest:
             tokenizer=tokenizer,
             kept_token_ids=kept_token_ids,
         )
+        self._prompt_logprobs: list[TokenLogprobs] = []
+        self._num_prompt_logprobs = 0
         self._touched: dict[int, Branch] = {}
         self._link = link
         self._arrived_ns = arrived_ns
@@ -82,6 +84,14 @@ class GenerationRequest:
         if self._unread > self._max_unread:
             self.fail(ResourceExhausted("the client does not read what was generated for it"))
             self._link.abort(self.handle)
+
+    def add_prompt_logprobs(self, first_position: int, logprobs: list[TokenLogprobs]) -> None:
+        """Puts in those of a run of the prompt; all of them come before the first token."""
+        first_new = self._num_prompt_logprobs + 1
+        if first_position <= first_new:
+            new = logprobs[first_new - first_position : len(self.prompt_token_ids) - first_position]
+            self._prompt_logprobs += new
+            self._num_prompt_logprobs += len(new)
 
     def end_sequence(self, index: int, finish: Finish) -> None:
         """A sequence has ended; its last tokens were put in before."""
@@ -122,7 +132,8 @@ class GenerationRequest:
                 raise self._error
             deltas = self._read()
             if deltas or self._end is not None:
-                return Update(deltas, self._finish())
+                prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, []
+                return Update(deltas, self._finish(), prompt_logprobs)
 
     def _touch(self, index: int) -> None:
         self._touched[index] = self._branches[index]

@@ -21,5 +21,16 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     num_logprobs: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    typical_p: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token id, what is added to its logit)."""
+    allowed_token_ids: tuple[int, ...] = ()
+    """Empty allows all."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Runs of tokens that are never completed."""
+    num_prompt_logprobs: int | None = None
     n: int = 1
     skip_special_tokens: bool = True

@@ -20,7 +20,7 @@ from router.model_client import ModelClient
 from router.outputs import End, Finish, FinishReason, Timings, TokenLogprobs, Usage
 from router.request import GenerationRequest
 from rpc.client import open_channel
-from rpc.columns import unpack_int32, unpack_int64
+from rpc.columns import pack_float32, pack_int32, unpack_int32, unpack_int64
 from rpc.errors import RpcError, Unavailable, from_code
 
 logger = logging.getLogger(__name__)
@@ -198,6 +198,11 @@ class SchedulerConnection:
         live = self._live
         token_ids: list[int] = unpack_int32(outputs.token_ids).tolist()
         logprobs = {entry.row: _logprobs(entry) for entry in outputs.logprobs}
+        for run in outputs.prompt_logprobs:
+            request = live.get(run.handle)
+            if request is not None:
+                found = [_logprobs(entry) for entry in run.logprobs]
+                request.add_prompt_logprobs(run.first_position, found)
         start = 0
         for handle, index, num_tokens in zip(
             unpack_int64(outputs.handles).tolist(),
@@ -258,6 +263,15 @@ def _add_request(request: GenerationRequest) -> pb.AddRequest:
             min_tokens=params.min_tokens,
             stop_token_ids=params.stop_token_ids,
             num_logprobs=params.num_logprobs,
+            presence_penalty=params.presence_penalty,
+            frequency_penalty=params.frequency_penalty,
+            repetition_penalty=params.repetition_penalty,
+            typical_p=params.typical_p,
+            logit_bias_token_ids=pack_int32([token_id for token_id, _ in params.logit_bias]),
+            logit_biases=pack_float32([bias for _, bias in params.logit_bias]),
+            allowed_token_ids=pack_int32(params.allowed_token_ids),
+            bad_words=[worker_pb2.TokenRun(token_ids=pack_int32(run)) for run in params.bad_words],
+            num_prompt_logprobs=params.num_prompt_logprobs,
         ),
         max_tokens=params.max_tokens,
         num_sequences=params.n,

@@ -8,6 +8,7 @@ from protos.inference.v1 import inference_pb2_grpc
 from router import codec, validation
 from router.generation import Generator, Origin
 from router.tenants import Tenants
+from router.token_checks import check_token_ids
 from router.tracing import grpc_transport
 from rpc import telemetry
 from rpc.handlers import Context
@@ -55,7 +56,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     ) -> pb.DetokenizeResponse:
         model = self._generator.model
         validation.check_model(request.model, model)
-        validation.check_token_ids(request.token_ids, field="token_ids", model=model)
+        check_token_ids(request.token_ids, field="token_ids", model=model)
         text = await model.tokenizer.decode(
             list(request.token_ids), skip_special_tokens=codec.skip_special_tokens(request)
         )

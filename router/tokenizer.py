@@ -104,6 +104,21 @@ class Tokenizer:
         ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
+    async def encode_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """As `encode_words_blocking`, on the pool."""
+        if not words:
+            return ()
+        runs: tuple[tuple[int, ...], ...] = await self._run(
+            partial(self.encode_words_blocking, words)
+        )
+        return runs
+
+    def encode_words_blocking(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Returns the tokens of each word alone and after a space, each run once."""
+        texts = [prefix + word.lstrip() for word in words for prefix in ("", " ")]
+        runs = [tuple(self.encode_blocking(text, add_special_tokens=False)) for text in texts]
+        return tuple(dict.fromkeys(run for run in runs if run))
+
     async def encode_chat(self, conversation: Conversation, *, max_bytes: int) -> list[int]:
         """Renders a conversation and returns its token ids; raises as `render_chat`."""
         if conversation.chat_template is not None:

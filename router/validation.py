@@ -5,18 +5,16 @@ set, under their proto names; whatever is wrong is an InvalidArgument that names
 """
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from router.model import ServedModel
 from router.sampling import SamplingParams
+from router.token_checks import check_lists, check_tokens_exist
 from rpc.errors import InvalidArgument, NotFound, Unimplemented
 
 MAX_REQUEST_ID_CHARS = 128
 MAX_CACHE_SALT_BYTES = 128
-MAX_STOPS = 16
-MAX_STOP_BYTES = 1024
-MAX_STOP_TOKEN_IDS = 64
 GREEDY_BELOW = 1e-5
 """A lower temperature is greedy: dividing by it would overflow."""
 
@@ -41,25 +39,24 @@ RANGES: Mapping[str, Range] = {
     "min_p": Range(0, 1, "[0, 1]"),
     "max_tokens": Range(1, _UINT32_MAX, "at least 1"),
     "logprobs": Range(0, 20, "[0, 20]"),
+    "prompt_logprobs": Range(0, 20, "[0, 20]"),
+    "presence_penalty": Range(-2, 2, "[-2, 2]"),
+    "frequency_penalty": Range(-2, 2, "[-2, 2]"),
+    "repetition_penalty": Range(0, 10, "(0, 10]", low_is_allowed=False),
+    "typical_p": Range(0, 1, "(0, 1]", low_is_allowed=False),
     "n": Range(1, 64, "[1, 64]"),
 }
 PRIORITIES = Range(-1000, 1000, "[-1000, 1000]")
 
+REQUEST_RANGES: Mapping[str, Range] = {
+    "truncate_prompt_tokens": Range(1, _UINT32_MAX, "at least 1"),
+    "stream_interval": Range(1, _UINT32_MAX, "at least 1"),
+}
+"""Of what is not in sampling_params."""
+
 NOT_SERVED = frozenset(
     {
-        "truncate_prompt_tokens",
-        "echo",
-        "output_kind",
-        "stream_interval",
-        "sampling_params.presence_penalty",
-        "sampling_params.frequency_penalty",
-        "sampling_params.repetition_penalty",
-        "sampling_params.typical_p",
-        "sampling_params.logit_bias",
-        "sampling_params.allowed_token_ids",
-        "sampling_params.bad_words",
         "sampling_params.best_of",
-        "sampling_params.prompt_logprobs",
         "sampling_params.beam_search",
         "sampling_params.structured_output",
     }
@@ -104,17 +101,10 @@ def check_text(text: str, *, field: str, max_bytes: int) -> None:
         raise InvalidArgument(field, f"a text of {num_bytes} bytes", f"at most {max_bytes} bytes")
 
 
-def check_token_ids(token_ids: Sequence[int], *, field: str, model: ServedModel) -> None:
-    highest = max(token_ids, default=0)
-    if highest >= model.vocab_size:
-        raise InvalidArgument(field, highest, f"ids in [0, {model.vocab_size})")
-
-
 def check_sampling(fields: Mapping[str, Any], model: ServedModel) -> None:
     """Checks what does not depend on the prompt."""
     check_sampling_values(fields)
-    stop_token_ids = fields.get("stop_token_ids", ())
-    check_token_ids(stop_token_ids, field="sampling_params.stop_token_ids", model=model)
+    check_tokens_exist(fields, model)
 
 
 def check_sampling_values(fields: Mapping[str, Any]) -> None:
@@ -122,22 +112,14 @@ def check_sampling_values(fields: Mapping[str, Any]) -> None:
     for name, allowed in RANGES.items():
         if name in fields and not allowed.holds(fields[name]):
             raise InvalidArgument(f"sampling_params.{name}", fields[name], allowed.text)
-    _check_stops(fields.get("stop", ()))
-    stop_token_ids = fields.get("stop_token_ids", ())
-    if len(stop_token_ids) > MAX_STOP_TOKEN_IDS:
-        count = f"a list of {len(stop_token_ids)}"
-        raise InvalidArgument(
-            "sampling_params.stop_token_ids", count, f"at most {MAX_STOP_TOKEN_IDS}"
-        )
+    check_lists(fields)
 
 
-def _check_stops(stops: Sequence[str]) -> None:
-    field = "sampling_params.stop"
-    if len(stops) > MAX_STOPS:
-        raise InvalidArgument(field, f"a list of {len(stops)}", f"at most {MAX_STOPS} strings")
-    for stop in stops:
-        if not 1 <= len(stop.encode()) <= MAX_STOP_BYTES:
-            raise InvalidArgument(field, stop, f"strings of 1 to {MAX_STOP_BYTES} bytes")
+def check_request_values(fields: Mapping[str, float]) -> None:
+    """Checks numbers that stand beside sampling_params."""
+    for name, allowed in REQUEST_RANGES.items():
+        if name in fields and not allowed.holds(fields[name]):
+            raise InvalidArgument(name, fields[name], allowed.text)
 
 
 def check_prompt_length(num_tokens: int, *, field: str, model: ServedModel) -> None:
@@ -152,9 +134,16 @@ def check_prompt_length(num_tokens: int, *, field: str, model: ServedModel) -> N
 
 
 def resolve_sampling(
-    fields: Mapping[str, Any], *, num_prompt_tokens: int, model: ServedModel
+    fields: Mapping[str, Any],
+    *,
+    num_prompt_tokens: int,
+    model: ServedModel,
+    bad_words: tuple[tuple[int, ...], ...] = (),
 ) -> SamplingParams:
-    """Applies the defaults to checked fields, and checks what depends on the prompt's length."""
+    """Applies the defaults to checked fields, and checks what depends on the prompt's length.
+
+    `bad_words` are those of the fields in tokens.
+    """
     max_tokens = _resolve_max_tokens(fields, num_prompt_tokens, model)
     min_tokens = fields.get("min_tokens", 0)
     if min_tokens > max_tokens:
@@ -177,6 +166,14 @@ def resolve_sampling(
         include_stop_str_in_output=fields.get("include_stop_str_in_output", False),
         ignore_eos=ignore_eos,
         num_logprobs=_at_most(fields.get("logprobs"), model.vocab_size),
+        presence_penalty=fields.get("presence_penalty", 0.0),
+        frequency_penalty=fields.get("frequency_penalty", 0.0),
+        repetition_penalty=fields.get("repetition_penalty", 1.0),
+        typical_p=fields.get("typical_p", 1.0),
+        logit_bias=tuple(fields.get("logit_bias", ())),
+        allowed_token_ids=tuple(fields.get("allowed_token_ids", ())),
+        bad_words=bad_words,
+        num_prompt_logprobs=_at_most(fields.get("prompt_logprobs"), model.vocab_size),
         n=fields.get("n", 1),
         skip_special_tokens=fields.get("skip_special_tokens", True),
     )

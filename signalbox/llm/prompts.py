@@ -8,6 +8,7 @@ from router import validation
 from router.conversation import Conversation as ChatConversation
 from router.conversation import Message
 from router.model import ServedModel
+from router.token_checks import check_token_ids
 from signalbox.llm.errors import refusing
 
 PromptInput = str | Mapping[str, Any] | Sequence[int]
@@ -139,7 +140,7 @@ class Encoder:
         model, token_ids = self._model, prompt.token_ids
         with refusing():
             validation.check_prompt_length(len(token_ids), field=field, model=model)
-            validation.check_token_ids(token_ids, field=field, model=model)
+            check_token_ids(token_ids, field=field, model=model)
         if min(token_ids) < 0:
             raise ValueError(f"{field}: token ids are at least 0")
         return prompt

@@ -17,7 +17,7 @@ from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc
 from protos.scheduler.v1 import scheduler_pb2
 from protos.worker.v1 import worker_pb2
-from router.admission import MAX_TIMEOUT_NS, timeout_ns
+from router.admission import MAX_TIMEOUT_NS, EncodedPrompt, timeout_ns
 from router.config import RouterConfig
 from router.main import Router
 from router.servicer import SERVICE_NAME
@@ -349,16 +349,32 @@ async def test_too_many_requests_are_shed_with_retry_info() -> None:
         ({"request_id": "a\0b"}, StatusCode.INVALID_ARGUMENT, "request_id"),
         ({"request_id": "a" * 10**6}, StatusCode.INVALID_ARGUMENT, "request_id"),
         ({"model": "../../etc/passwd"}, StatusCode.NOT_FOUND, None),
-        ({"truncate_prompt_tokens": 0}, StatusCode.UNIMPLEMENTED, None),
+        (
+            {"truncate_prompt_tokens": 0},
+            StatusCode.INVALID_ARGUMENT,
+            "truncate_prompt_tokens",
+        ),
+        ({"stream_interval": 0}, StatusCode.INVALID_ARGUMENT, "stream_interval"),
+        ({"output_kind": 9}, StatusCode.INVALID_ARGUMENT, "output_kind"),
         (
             {"sampling_params": pb.SamplingParams(top_p=0)},
             StatusCode.INVALID_ARGUMENT,
             "sampling_params.top_p",
         ),
         (
-            {"sampling_params": pb.SamplingParams(presence_penalty=0)},
-            StatusCode.UNIMPLEMENTED,
-            None,
+            {"sampling_params": pb.SamplingParams(presence_penalty=2.5)},
+            StatusCode.INVALID_ARGUMENT,
+            "sampling_params.presence_penalty",
+        ),
+        (
+            {"sampling_params": pb.SamplingParams(bad_words=[" "])},
+            StatusCode.INVALID_ARGUMENT,
+            "sampling_params.bad_words",
+        ),
+        (
+            {"sampling_params": pb.SamplingParams(logit_bias=[pb.LogitBias(token_id=10**6)])},
+            StatusCode.INVALID_ARGUMENT,
+            "sampling_params.logit_bias.token_id",
         ),
         (
             {"sampling_params": pb.SamplingParams(structured_output=pb.StructuredOutput())},
@@ -550,10 +566,10 @@ async def test_a_model_that_changes_while_a_prompt_is_tokenised_gets_no_request(
         tokenizing = asyncio.Event()
         go_on = asyncio.Event()
 
-        async def tokenize(asked: object, model: object) -> list[int]:
+        async def tokenize(asked: object, model: object) -> EncodedPrompt:
             tokenizing.set()
             await go_on.wait()
-            return [5]
+            return EncodedPrompt([5])
 
         monkeypatch.setattr(stack.router.admission, "tokenize", tokenize)
         call = asyncio.create_task(stack.generate())

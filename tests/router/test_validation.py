@@ -42,6 +42,51 @@ def test_top_p_is_above_0_and_at_most_1(value: float) -> None:
 
 
 @given(FLOATS)
+def test_penalties_are_bounded(value: float) -> None:
+    assert is_accepted(presence_penalty=value) == (-2 <= value <= 2)
+    assert is_accepted(frequency_penalty=value) == (-2 <= value <= 2)
+    assert is_accepted(repetition_penalty=value) == (0 < value <= 10)
+
+
+@given(FLOATS)
+def test_typical_p_is_above_0_and_at_most_1(value: float) -> None:
+    assert is_accepted(typical_p=value) == (0 < value <= 1)
+
+
+@given(st.integers(0, 600), FLOATS)
+def test_logit_bias_names_tokens_and_is_bounded(token_id: int, bias: float) -> None:
+    is_right = token_id < MODEL.vocab_size and -100 <= bias <= 100
+    try:
+        check_sampling({"logit_bias": [(token_id, bias)]}, MODEL)
+    except InvalidArgument as error:
+        assert not is_right
+        assert error.message.startswith("sampling_params.logit_bias.")
+    else:
+        assert is_right
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"logit_bias": [(3, 1.0), (4, 1.0), (3, 2.0)]},
+            "logit_bias.token_id: 3 .*each token once",
+        ),
+        ({"logit_bias": [(i, 0.0) for i in range(1025)]}, "logit_bias: .*1025.*at most 1024"),
+        ({"allowed_token_ids": [5, 10**6]}, "allowed_token_ids: 1000000"),
+        ({"allowed_token_ids": [5, 5]}, "allowed_token_ids: 5 .*each token once"),
+        ({"bad_words": ["x"] * 65}, "bad_words: .*65.*at most 64"),
+        ({"bad_words": ["fine", "é" * 65]}, "bad_words: .*1 to 128 bytes"),
+        ({"bad_words": [""]}, "bad_words"),
+        ({"bad_words": ["  "]}, "bad_words: .*more than spaces"),
+    ],
+)
+def test_lists_of_tokens_and_words_are_bounded(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        check_sampling(fields, MODEL)
+
+
+@given(FLOATS)
 def test_min_p_is_in_0_to_1(value: float) -> None:
     assert is_accepted(min_p=value) == (0 <= value <= 1)
 
@@ -53,7 +98,13 @@ def test_a_number_that_is_not_finite_is_refused(name: str, value: float) -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "low", "high"), [("logprobs", 0, 20), ("n", 1, 64), ("max_tokens", 1, 2**32 - 1)]
+    ("name", "low", "high"),
+    [
+        ("logprobs", 0, 20),
+        ("prompt_logprobs", 0, 20),
+        ("n", 1, 64),
+        ("max_tokens", 1, 2**32 - 1),
+    ],
 )
 @given(data=st.data())
 def test_integers_have_bounds(name: str, low: int, high: int, data: st.DataObject) -> None:
@@ -179,13 +230,15 @@ def test_every_field_is_either_served_or_refused() -> None:
         "add_special_tokens", "add_generation_prompt", "priority", "cache_salt", "chat_template",
         "chat_template_kwargs", "continue_final_message", "tools", "tool_choice",
         "parallel_tool_calls",
+        "truncate_prompt_tokens", "echo", "output_kind", "stream_interval",
     }  # fmt: skip
     served |= {
         f"sampling_params.{name}"
         for name in (
             "temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "min_tokens", "stop",
             "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "logprobs", "n",
-            "skip_special_tokens",
+            "skip_special_tokens", "presence_penalty", "frequency_penalty", "repetition_penalty",
+            "typical_p", "logit_bias", "allowed_token_ids", "bad_words", "prompt_logprobs",
         )
     }  # fmt: skip
     requests = [pb.GenerateRequest.DESCRIPTOR, pb.ChatRequest.DESCRIPTOR]

@@ -1,0 +1,119 @@
+"""In what form, and how often, a client gets what is generated.
+
+Sequences are detokenised and searched for stop strings as tokens arrive, whatever is held back.
+"""
+
+import copy
+import dataclasses
+import enum
+from dataclasses import dataclass
+
+from router.outputs import Delta, TokenLogprobs, ToolCallDelta, Update
+
+
+class OutputKind(enum.Enum):
+    """What an update holds of a sequence; see inference.proto."""
+
+    DELTA = enum.auto()
+    CUMULATIVE = enum.auto()
+    FINAL_ONLY = enum.auto()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """How a client wants its output."""
+
+    kind: OutputKind = OutputKind.DELTA
+    stream_interval: int = 1
+    """Least tokens of some sequence between two updates, the first and the last aside."""
+    echo: bool = False
+    """Whether the prompt comes before each sequence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """The prompt, as sequences begin with it."""
+
+    text: str
+    token_ids: list[int]
+
+
+@dataclass(slots=True)
+class _Held:
+    """What is held back of one sequence, or with CUMULATIVE all of it."""
+
+    delta: Delta
+    num_new_tokens: int = 0
+    is_new: bool = False
+
+    def add(self, delta: Delta) -> None:
+        held = self.delta
+        held.text += delta.text
+        held.token_ids += delta.token_ids
+        held.logprobs += delta.logprobs
+        held.finish = delta.finish
+        for call in delta.tool_calls:
+            _add_call(held.tool_calls, call)
+        self.num_new_tokens += len(delta.token_ids)
+        self.is_new = True
+
+
+class Outbox:
+    """Holds what is new back until an update is due; one for each request."""
+
+    def __init__(self, delivery: Delivery, echo: Echo | None = None) -> None:
+        self._delivery = delivery
+        self._echo = echo
+        self._held: dict[int, _Held] = {}
+        self._prompt_logprobs: list[TokenLogprobs] = []
+        self._begun: set[int] = set()
+        self._has_sent = False
+
+    def push(self, update: Update) -> Update | None:
+        """Takes what is new; returns what the client is to get now."""
+        self._prompt_logprobs += update.prompt_logprobs
+        for delta in update.deltas:
+            self._hold(delta)
+        if update.end is None and not self._is_due():
+            return None
+        self._has_sent = True
+        prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, []
+        return Update(self._take(), update.end, prompt_logprobs)
+
+    def _hold(self, delta: Delta) -> None:
+        held = self._held.get(delta.index)
+        if held is None:
+            held = self._held[delta.index] = _Held(Delta(index=delta.index))
+            if self._echo is not None and delta.index not in self._begun:
+                held.delta.text = self._echo.text
+                held.delta.token_ids += self._echo.token_ids
+            self._begun.add(delta.index)
+        held.add(delta)
+
+    def _is_due(self) -> bool:
+        if self._delivery.kind is OutputKind.FINAL_ONLY:
+            return False
+        interval = self._delivery.stream_interval if self._has_sent else 1
+        return any(
+            held.is_new and (held.num_new_tokens >= interval or held.delta.finish is not None)
+            for held in self._held.values()
+        )
+
+    def _take(self) -> list[Delta]:
+        taken = [held.delta for held in self._held.values() if held.is_new]
+        if self._delivery.kind is not OutputKind.CUMULATIVE:
+            self._held.clear()
+            return taken
+        for held in self._held.values():
+            held.num_new_tokens, held.is_new = 0, False
+        return [copy.deepcopy(delta) for delta in taken]
+
+
+def _add_call(calls: list[ToolCallDelta], new: ToolCallDelta) -> None:
+    """Puts what is new of a call behind what is held of it."""
+    for call in calls:
+        if call.index == new.index:
+            call.id, call.name = call.id or new.id, call.name or new.name
+            call.arguments += new.arguments
+            return
+    calls.append(dataclasses.replace(new))
