@@ -66,15 +66,27 @@ class Measured:
 
 
 async def drive(
-    stream: Stream, prompts: Sequence[list[int]], *, max_tokens: int, concurrency: int
+    stream: Stream,
+    prompts: Sequence[list[int]],
+    *,
+    max_tokens: int,
+    concurrency: int,
+    num_sequences: int = 1,
 ) -> Measured:
-    """Sends every prompt once, `concurrency` at a time. Raises WrongTokenCount."""
+    """Sends every prompt once, `concurrency` at a time; each is to bring `num_sequences` answers.
+
+    Raises WrongTokenCount.
+    """
     measured = Measured()
     pending = iter(prompts)
 
     async def client() -> None:
         for token_ids in pending:
-            await _one(stream, token_ids, max_tokens, measured)
+            num_tokens = await _one(stream, token_ids, max_tokens, measured)
+            if num_tokens != max_tokens * num_sequences:
+                raise WrongTokenCount(
+                    f"{num_tokens} tokens came where {max_tokens * num_sequences} were asked for"
+                )
 
     start = time.perf_counter()
     await asyncio.gather(*(client() for _ in range(concurrency)))
@@ -82,7 +94,7 @@ async def drive(
     return measured
 
 
-async def _one(stream: Stream, token_ids: list[int], max_tokens: int, measured: Measured) -> None:
+async def _one(stream: Stream, token_ids: list[int], max_tokens: int, measured: Measured) -> int:
     last = start = time.perf_counter()
     num_tokens = 0
     async for new_tokens in stream(token_ids, max_tokens=max_tokens):
@@ -95,9 +107,8 @@ async def _one(stream: Stream, token_ids: list[int], max_tokens: int, measured: 
             measured.between_tokens_s += [(now - last) / new_tokens] * new_tokens
         num_tokens += new_tokens
         last = now
-    if num_tokens != max_tokens:
-        raise WrongTokenCount(f"{num_tokens} tokens came where {max_tokens} were asked for")
     measured.num_tokens += num_tokens
+    return num_tokens
 
 
 async def closed_loop(
@@ -111,10 +122,17 @@ async def closed_loop(
 
 
 async def generate(
-    stub: pb_grpc.InferenceServiceStub, token_ids: Iterable[int], *, max_tokens: int
+    stub: pb_grpc.InferenceServiceStub,
+    token_ids: Iterable[int],
+    *,
+    max_tokens: int,
+    beam_width: int = 1,
 ) -> AsyncIterator[int]:
-    """A `Stream` over our public gRPC API, bound to a stub."""
+    """A `Stream` over our public gRPC API, bound to a stub; of `beam_width` hypotheses, if any."""
     params = pb.SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+    if beam_width > 1:
+        params.n = beam_width
+        params.beam_search.width = beam_width
     request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=token_ids), sampling_params=params)
     async for response in stub.Generate(request):
         yield sum(len(output.token_ids) for output in response.outputs)

@@ -29,6 +29,17 @@ async def is_healthy(host: str, port: int, *, path: str = "/health") -> bool:
         writer.close()
 
 
+async def post(host: str, port: int, path: str, body: dict[str, Any]) -> Any:
+    """Returns the JSON that a request is answered with. Raises HttpError."""
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        writer.write(_request(host, path, json.dumps(body).encode()))
+        await _read_head(reader)
+        return json.loads(await reader.read())
+    finally:
+        writer.close()
+
+
 async def post_for_events(
     host: str, port: int, path: str, body: dict[str, Any]
 ) -> AsyncIterator[dict[str, Any]]:

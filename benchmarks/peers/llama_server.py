@@ -1,7 +1,7 @@
 """llama.cpp's server, with one slot for each client and continuous batching."""
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 from benchmarks.peers.http_stream import is_healthy, post_for_events
@@ -10,6 +10,7 @@ from benchmarks.peers.process import HOST, PeerUnavailable, ServerProcess, exist
 SLOTS = 32
 TOKENS_PER_SLOT = 2304
 """Of context; the longest request has 2,048 + 64."""
+NO_REPACK = "--no-repack"
 
 
 def llama_binaries(folder: Path) -> Path:
@@ -32,9 +33,10 @@ class LlamaServer(ServerProcess):
         *,
         num_threads: int,
         log_folder: Path,
-        extra_arguments: tuple[str, ...] = (),
+        extra_arguments: Sequence[str] = (),
+        label: str = "",
     ) -> None:
-        super().__init__(log_folder=log_folder, extra_arguments=extra_arguments)
+        super().__init__(log_folder=log_folder, extra_arguments=extra_arguments, label=label)
         self._folder = folder
         self._num_threads = num_threads
 
@@ -52,6 +54,17 @@ class LlamaServer(ServerProcess):
         }
         flags = [str(part) for pair in options.items() for part in pair]
         return [str(program), *flags, "--cont-batching", *self.extra_arguments]
+
+    async def start(self) -> None:
+        try:
+            await super().start()
+        except PeerUnavailable as failure:
+            if NO_REPACK in self.extra_arguments or "status -" not in str(failure):
+                raise
+            # Some builds crash on some processors with the weights in a layout of their own.
+            self.extra_arguments += (NO_REPACK,)
+            self.note = f"with {NO_REPACK}: without it, it {failure}"
+            await super().start()
 
     def environment(self) -> dict[str, str]:
         folders = [str(llama_binaries(self._folder)), os.environ.get("LD_LIBRARY_PATH", "")]

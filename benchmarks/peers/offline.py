@@ -5,10 +5,11 @@ import json
 import os
 import sys
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.peers.llama_server import llama_binaries
+from benchmarks.peers.llama_server import NO_REPACK, llama_binaries
 from benchmarks.peers.process import HOST, PeerProcess, PeerUnavailable, existing
 from benchmarks.peers.vllm_server import vllm_environment
 
@@ -34,9 +35,10 @@ class OfflineProcess(PeerProcess):
         *,
         num_threads: int,
         log_folder: Path,
-        extra_arguments: tuple[str, ...] = (),
+        extra_arguments: Sequence[str] = (),
+        label: str = "",
     ) -> None:
-        super().__init__(log_folder=log_folder, extra_arguments=extra_arguments)
+        super().__init__(log_folder=log_folder, extra_arguments=extra_arguments, label=label)
         self.folder = folder or Path()
         self.num_threads = num_threads
 
@@ -123,8 +125,34 @@ class LlamaBatchedBench(OfflineProcess):
         existing(self.folder / self.file_name)
 
     async def generate(self, prompts: list[list[int]], *, max_tokens: int) -> Batch:
+        status, rows = await self._run(prompts, max_tokens)
+        if status < 0 and NO_REPACK not in self.extra_arguments:  # as of the server
+            self.extra_arguments += (NO_REPACK,)
+            self.note = f"with {NO_REPACK}: without it, it ended with status {status}"
+            status, rows = await self._run(prompts, max_tokens)
+        if not rows:
+            raise PeerUnavailable(f"llama-batched-bench ended with status {status}")
+        row = json.loads(rows[-1])
+        return Batch(seconds=row["t"], num_tokens=[row["tg"]] * row["pl"])
+
+    async def _run(self, prompts: list[list[int]], max_tokens: int) -> tuple[int, list[str]]:
         folder = llama_binaries(self.folder)
-        num_prompt, num_sequences = len(prompts[0]), len(prompts)
+        process = await asyncio.create_subprocess_exec(
+            str(folder / "llama-batched-bench"),
+            *self._options(
+                num_prompt=len(prompts[0]), num_sequences=len(prompts), max_tokens=max_tokens
+            ),
+            *self.extra_arguments,
+            env=os.environ | {"LD_LIBRARY_PATH": str(folder)},
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        output, _ = await process.communicate()
+        rows = [line for line in output.decode().splitlines() if line.startswith("{")]
+        assert process.returncode is not None, "it has ended"
+        return process.returncode, rows
+
+    def _options(self, *, num_prompt: int, num_sequences: int, max_tokens: int) -> list[str]:
         options = {
             "-m": self.folder / self.file_name,
             "-t": self.num_threads,
@@ -136,19 +164,7 @@ class LlamaBatchedBench(OfflineProcess):
             "-b": 2048,
             "--output-format": "jsonl",
         }
-        process = await asyncio.create_subprocess_exec(
-            str(folder / "llama-batched-bench"),
-            *(str(part) for pair in options.items() for part in pair),
-            env=os.environ | {"LD_LIBRARY_PATH": str(folder)},
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-        )
-        output, _ = await process.communicate()
-        rows = [line for line in output.decode().splitlines() if line.startswith("{")]
-        if not rows:
-            raise PeerUnavailable(f"llama-batched-bench ended with status {process.returncode}")
-        row = json.loads(rows[-1])
-        return Batch(seconds=row["t"], num_tokens=[row["tg"]] * row["pl"])
+        return [str(part) for pair in options.items() for part in pair]
 
 
 class QuantizedLlamaBatchedBench(LlamaBatchedBench):

@@ -6,12 +6,13 @@ its turn; one that takes a minute is stopped by SIGSTOP instead, and goes on lat
 
 import asyncio
 import os
+import re
 import signal
 import socket
 import subprocess
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
@@ -21,7 +22,7 @@ import psutil
 from benchmarks.process_usage import Usage, tree, usage_of
 
 HOST = "127.0.0.1"
-READY_TIMEOUT_S = 300.0
+READY_TIMEOUT_S = 600.0
 END_TIMEOUT_S = 20.0
 _POLL_S = 0.05
 _LOG_TAIL_BYTES = 2000
@@ -34,15 +35,21 @@ class PeerUnavailable(Exception):
 class PeerProcess(ABC):
     """One participant: `start` before each turn, `rest` after it, `stop` at the end."""
 
-    name: ClassVar[str]
+    name: str
     freezes: ClassVar[bool] = False
     """Whether it starts so slowly that it is frozen between turns."""
 
-    def __init__(self, *, log_folder: Path, extra_arguments: tuple[str, ...] = ()) -> None:
-        self.extra_arguments = extra_arguments
+    def __init__(
+        self, *, log_folder: Path, extra_arguments: Sequence[str] = (), label: str = ""
+    ) -> None:
+        """`label` is added to the name, of a participant in another setting."""
+        self.name = f"{self.name}, {label}" if label else self.name
+        self.extra_arguments = tuple(extra_arguments)
         self.port = 0
         self.start_to_ready_s = float("nan")
-        self._log_path = log_folder / f"{self.name.replace(' ', '-')}.log"
+        self.note = ""
+        """What a reader of its figures should know."""
+        self._log_path = log_folder / f"{re.sub('[^a-zA-Z0-9]+', '-', self.name)}.log"
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -111,7 +118,7 @@ class PeerProcess(ABC):
 
     def usage(self) -> Usage:
         """CPU and memory of all of it, by process."""
-        return usage_of(self.pid, self.process_name)
+        return usage_of(self.pid, self.process_name) if self._process else Usage()
 
     def _signal_all(self, number: signal.Signals) -> None:
         if self._process is not None:
@@ -155,3 +162,7 @@ class ServerProcess(PeerProcess):
     @abstractmethod
     def stream(self, token_ids: list[int], *, max_tokens: int) -> AsyncIterator[int]:
         """Sends one request; yields how many tokens each message brings."""
+
+    def beams(self, token_ids: list[int], *, max_tokens: int, width: int) -> AsyncIterator[int]:
+        """The same for beam search, all of the hypotheses. Raises PeerUnavailable."""
+        raise PeerUnavailable("serves no beam search")

@@ -1,7 +1,7 @@
 """Ourselves: `signalbox serve`, asked over the public gRPC API."""
 
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,10 +23,15 @@ class SignalboxServer(ServerProcess):
     name = "signalbox"
 
     def __init__(
-        self, model: Path | None, *, log_folder: Path, extra_arguments: tuple[str, ...] = ()
+        self,
+        model: Path | None,
+        *,
+        log_folder: Path,
+        extra_arguments: Sequence[str] = (),
+        label: str = "",
     ) -> None:
         """Without a model its worker is simulated."""
-        super().__init__(log_folder=log_folder, extra_arguments=extra_arguments)
+        super().__init__(log_folder=log_folder, extra_arguments=extra_arguments, label=label)
         self._model = model
         self._channel: grpc.aio.Channel | None = None
 
@@ -43,9 +48,14 @@ class SignalboxServer(ServerProcess):
         return False
 
     def stream(self, token_ids: list[int], *, max_tokens: int) -> AsyncIterator[int]:
+        return generate(self._stub(), token_ids, max_tokens=max_tokens)
+
+    def beams(self, token_ids: list[int], *, max_tokens: int, width: int) -> AsyncIterator[int]:
+        return generate(self._stub(), token_ids, max_tokens=max_tokens, beam_width=width)
+
+    def _stub(self) -> pb_grpc.InferenceServiceStub:
         assert self._channel is not None, "it must be ready"
-        stub = pb_grpc.InferenceServiceStub(self._channel)
-        return generate(stub, token_ids, max_tokens=max_tokens)
+        return pb_grpc.InferenceServiceStub(self._channel)
 
     def stop(self) -> None:
         super().stop()
@@ -53,9 +63,3 @@ class SignalboxServer(ServerProcess):
 
     def process_name(self, process: psutil.Process) -> str:
         return next((word for word in process.cmdline() if word in _SERVICES), "serve")
-
-
-class QuantizedSignalboxServer(SignalboxServer):
-    """The same over the weights as the file has them."""
-
-    name = "signalbox quantized"

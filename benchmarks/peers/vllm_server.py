@@ -4,7 +4,7 @@ The setting is the best that we know on two cores: both threads bound, no core r
 OpenMP preloaded.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,11 @@ import psutil
 from smg_grpc_proto import vllm_engine_pb2 as pb
 from smg_grpc_proto import vllm_engine_pb2_grpc as pb_grpc
 
-from benchmarks.peers.http_stream import is_healthy, post_for_events
+from benchmarks.peers.http_stream import is_healthy, post, post_for_events
 from benchmarks.peers.process import HOST, ServerProcess, existing
 from rpc.client import open_channel
+
+_COMPLETIONS = "/v1/completions"
 
 
 def vllm_environment(folder: Path, *, num_threads: int) -> dict[str, str]:
@@ -41,9 +43,10 @@ class _VllmServer(ServerProcess):
         *,
         num_threads: int,
         log_folder: Path,
-        extra_arguments: tuple[str, ...] = (),
+        extra_arguments: Sequence[str] = (),
+        label: str = "",
     ) -> None:
-        super().__init__(log_folder=log_folder, extra_arguments=extra_arguments)
+        super().__init__(log_folder=log_folder, extra_arguments=extra_arguments, label=label)
         self._folder = folder
         self._num_threads = num_threads
 
@@ -72,23 +75,33 @@ class VllmHttpServer(_VllmServer):
     async def is_ready(self) -> bool:
         return await is_healthy(HOST, self.port)
 
-    async def stream(
-        self, token_ids: list[int], *, max_tokens: int, beam_width: int = 1
-    ) -> AsyncIterator[int]:
-        body: dict[str, Any] = {
-            "model": "m",
-            "prompt": token_ids,
-            "max_tokens": max_tokens,
-            "temperature": 0,
-            "ignore_eos": True,
+    async def stream(self, token_ids: list[int], *, max_tokens: int) -> AsyncIterator[int]:
+        body = _completion(token_ids, max_tokens) | {
             "stream": True,
             "stream_options": {"include_usage": True, "continuous_usage_stats": True},
         }
         num_tokens = 0
-        async for event in post_for_events(HOST, self.port, "/v1/completions", body):
+        async for event in post_for_events(HOST, self.port, _COMPLETIONS, body):
             so_far = event["usage"]["completion_tokens"]
             yield so_far - num_tokens
             num_tokens = so_far
+
+    async def beams(
+        self, token_ids: list[int], *, max_tokens: int, width: int
+    ) -> AsyncIterator[int]:
+        body = _completion(token_ids, max_tokens) | {"use_beam_search": True, "n": width}
+        answer = await post(HOST, self.port, _COMPLETIONS, body)
+        yield answer["usage"]["completion_tokens"]
+
+
+def _completion(token_ids: list[int], max_tokens: int) -> dict[str, Any]:
+    return {
+        "model": "m",
+        "prompt": token_ids,
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
 
 
 class VllmGrpcServer(_VllmServer):

@@ -1,0 +1,192 @@
+"""Us and every installed peer on the same work, in turn, several times.
+
+    python -m benchmarks.compare --peers DIR MODEL.gguf [--rounds 5] [--only signalbox vllm] ...
+
+DIR has an environment for each peer and the model in their forms: DIR/vllm, DIR/ov, DIR/lcpp,
+DIR/base (transformers), DIR/smol, DIR/smol-bf16.gguf and so on. A round gives every participant its
+turn, the next round in the opposite order (ABBA). Nothing else should run on the machine.
+"""
+
+import argparse
+import asyncio
+import os
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+
+import grpc
+
+from benchmarks.load import Measured, WrongTokenCount, drive, percentile_ms
+from benchmarks.loads import BY_NAME, LOADS, Kind, Load
+from benchmarks.participants import Participant, Setting, participants
+from benchmarks.peers.http_stream import HttpError
+from benchmarks.peers.offline import OfflineProcess
+from benchmarks.peers.process import PeerUnavailable, ServerProcess
+from benchmarks.report import write
+from benchmarks.results import Result, Results
+
+FOLDER = Path(__file__).parent / "results"
+_FAILURES = (PeerUnavailable, WrongTokenCount, HttpError, OSError, grpc.aio.AioRpcError)
+
+
+async def compare(
+    everybody: list[Participant], loads: list[Load], *, num_rounds: int, results: Results
+) -> None:
+    """Runs the rounds; a participant that fails is out from then on."""
+    try:
+        for round_number in range(num_rounds):
+            order = everybody if round_number % 2 == 0 else everybody[::-1]
+            for participant in order:
+                if participant.name not in results.failures:
+                    await _turn(participant, loads, round_number=round_number, results=results)
+    finally:
+        for participant in everybody:
+            participant.process.stop()
+
+
+async def _turn(
+    participant: Participant, loads: list[Load], *, round_number: int, results: Results
+) -> None:
+    mine = [load for load in loads if load.kind in participant.kinds]
+    process, started = participant.process, time.perf_counter()
+    try:
+        await process.start()
+        await measure(participant, mine[0].warm_up(), seed=10**6 + round_number)
+        for load in mine:
+            result = await measure(participant, load, seed=1000 * round_number)
+            results.add(participant.name, load.name, result)
+        process.rest()
+    except _FAILURES as failure:
+        results.failures[participant.name] = _in_one_line(failure)
+        process.stop()
+    results.notes |= {participant.name: process.note} if process.note else {}
+    results.start_to_ready_s.setdefault(participant.name, []).append(process.start_to_ready_s)
+    print(
+        f"round {round_number + 1}: {participant.name}: {time.perf_counter() - started:.0f} s"
+        f" {results.failures.get(participant.name, '')}",
+        flush=True,
+    )
+
+
+def _in_one_line(failure: BaseException) -> str:
+    if isinstance(failure, grpc.aio.AioRpcError):
+        return f"{failure.code().name}: {failure.details()}"
+    return str(failure) or repr(failure)
+
+
+async def measure(participant: Participant, load: Load, *, seed: int) -> Result:
+    """Puts one load to a participant that is ready."""
+    process, prompts = participant.process, load.prompts(seed)
+    before = process.usage()
+    if isinstance(process, OfflineProcess):
+        measured = await _generate(process, prompts, load)
+    else:
+        assert isinstance(process, ServerProcess)
+        measured = await _stream(process, prompts, load)
+    after = process.usage()
+    cpu_ms = {
+        name: seconds / measured.num_tokens * 1e3
+        for name, seconds in after.cpu_s_since(before).items()
+    }
+    first, between = measured.first_token_s, measured.between_tokens_s
+    return Result(
+        tokens_per_s=measured.tokens_per_s,
+        ttft_p50_ms=percentile_ms(first, 50),
+        ttft_p99_ms=percentile_ms(first, 99),
+        between_p50_ms=percentile_ms(between, 50),
+        between_p99_ms=percentile_ms(between, 99),
+        cpu_ms_per_token=cpu_ms,
+        peak_rss_mib=sum(after.peak_rss_mib.values()),
+    )
+
+
+async def _stream(process: ServerProcess, prompts: list[list[int]], load: Load) -> Measured:
+    if load.beam_width > 1:
+        return await drive(
+            partial(process.beams, width=load.beam_width),
+            prompts,
+            max_tokens=load.max_tokens,
+            concurrency=load.concurrency,
+            num_sequences=load.beam_width,
+        )
+    return await drive(
+        process.stream, prompts, max_tokens=load.max_tokens, concurrency=load.concurrency
+    )
+
+
+async def _generate(process: OfflineProcess, prompts: list[list[int]], load: Load) -> Measured:
+    batch = await process.generate(prompts, max_tokens=load.max_tokens)
+    if batch.num_tokens != [load.max_tokens] * len(prompts):
+        raise WrongTokenCount(f"{batch.num_tokens} tokens came, not {load.max_tokens} each")
+    return Measured(duration_s=batch.seconds, num_tokens=sum(batch.num_tokens))
+
+
+def chosen(everybody: list[Participant], words: list[str], loads: list[Load]) -> list[Participant]:
+    """Returns those whose names contain one of the words (all without any), if they have a load."""
+    kinds = {load.kind for load in loads}
+    return [
+        participant
+        for participant in everybody
+        if participant.kinds & kinds
+        and (not words or any(word.lower() in participant.name.lower() for word in words))
+    ]
+
+
+def chosen_loads(names: Iterable[str]) -> list[Load]:
+    """Returns the loads of these names; "offline" stands for all of its sizes."""
+    wanted = set(names)
+    if "offline" in wanted:
+        wanted |= {load.name for load in LOADS if load.kind is Kind.OFFLINE}
+    return [load for load in LOADS if load.name in wanted]
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.compare",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("model", type=Path, metavar="MODEL.gguf", help="what we serve")
+    parser.add_argument("--peers", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="or a part of it")
+    parser.add_argument("--loads", nargs="+", choices=[*BY_NAME, "offline"], default=list(BY_NAME))
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--flags", default="--dtype bfloat16", help="of `signalbox serve`")
+    parser.add_argument("--quantized-flags", default="", help="of the quantized one")
+    parser.add_argument("--shrink", type=int, default=1, help="divide all lengths, for a try")
+    parser.add_argument("--output", type=Path, default=FOLDER, metavar="FOLDER")
+    return parser.parse_args(arguments)
+
+
+def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that every server is ended
+    options = parse(sys.argv[1:])
+    options.output.mkdir(parents=True, exist_ok=True)
+    setting = Setting(
+        model=options.model,
+        peers=options.peers.resolve(),
+        num_threads=options.threads,
+        log_folder=options.output,
+        our_flags=shlex.split(options.flags),
+        quantized_flags=shlex.split(options.quantized_flags),
+    )
+    loads = [load.shrunk(options.shrink) for load in chosen_loads(options.loads)]
+    everybody = chosen(participants(setting), options.only, loads)
+    results = Results(
+        loads=loads,
+        beside={participant.name: participant.beside for participant in everybody},
+    )
+    try:
+        asyncio.run(compare(everybody, loads, num_rounds=options.rounds, results=results))
+    finally:
+        write(results, options.output)
+        print((options.output / "compare.md").read_text())
+
+
+if __name__ == "__main__":
+    main()

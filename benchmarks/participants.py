@@ -1,0 +1,119 @@
+"""Who takes part in the comparison: ourselves in each form, and every peer in its best setting."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.loads import BY_NAME, Kind
+from benchmarks.peers import offline
+from benchmarks.peers.llama_server import LlamaServer, QuantizedLlamaServer
+from benchmarks.peers.process import PeerProcess
+from benchmarks.peers.signalbox_server import SignalboxServer
+from benchmarks.peers.vllm_server import VllmGrpcServer, VllmHttpServer
+
+OURS, OURS_QUANTIZED, OURS_OFFLINE = "signalbox", "signalbox, quantized", "signalbox LLM"
+OURS_PRESSED = "signalbox, half the KV"
+
+OUR_BLOCK_SIZE, VLLM_BLOCK_SIZE = 16, 32
+"""Of the memory pressure; vLLM's CPU kernels want multiples of 32."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Participant:
+    """A process, the loads that it takes, and the one of ours that it is compared with."""
+
+    process: PeerProcess
+    kinds: frozenset[Kind]
+    beside: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.process.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What all participants are made from."""
+
+    model: Path
+    peers: Path
+    num_threads: int
+    log_folder: Path
+    our_flags: Sequence[str]
+    quantized_flags: Sequence[str]
+
+
+def participants(setting: Setting) -> list[Participant]:
+    """Returns all of them; whoever is not installed says so when it is started."""
+    return [*_servers(setting), *_pressed(setting), *_offline(setting)]
+
+
+def _servers(setting: Setting) -> list[Participant]:
+    logs, model = setting.log_folder, setting.model
+    ours = SignalboxServer(model, log_folder=logs, extra_arguments=setting.our_flags)
+    quantized = SignalboxServer(
+        model, log_folder=logs, extra_arguments=setting.quantized_flags, label="quantized"
+    )
+    peers = {"num_threads": setting.num_threads, "log_folder": logs}
+    stream, beam = frozenset({Kind.STREAM}), frozenset({Kind.STREAM, Kind.BEAM})
+    return [
+        Participant(process=ours, kinds=beam),
+        Participant(process=quantized, kinds=stream),
+        Participant(process=VllmHttpServer(setting.peers, **peers), kinds=beam, beside=OURS),
+        Participant(process=VllmGrpcServer(setting.peers, **peers), kinds=stream, beside=OURS),
+        Participant(process=LlamaServer(setting.peers, **peers), kinds=stream, beside=OURS),
+        Participant(
+            process=QuantizedLlamaServer(setting.peers, **peers),
+            kinds=stream,
+            beside=OURS_QUANTIZED,
+        ),
+    ]
+
+
+def _pressed(setting: Setting) -> list[Participant]:
+    """The same number of KV tokens for each: half of what the load needs."""
+    num_tokens = BY_NAME["pressure"].num_tokens // 2
+    label, kinds = OURS_PRESSED.partition(", ")[2], frozenset({Kind.PRESSURE})
+    ours = SignalboxServer(
+        setting.model,
+        log_folder=setting.log_folder,
+        extra_arguments=[*setting.our_flags, *_blocks(num_tokens, OUR_BLOCK_SIZE)],
+        label=label,
+    )
+    vllm = VllmHttpServer(
+        setting.peers,
+        num_threads=setting.num_threads,
+        log_folder=setting.log_folder,
+        extra_arguments=_blocks(num_tokens, VLLM_BLOCK_SIZE),
+        label=label,
+    )
+    return [
+        Participant(process=ours, kinds=kinds),
+        Participant(process=vllm, kinds=kinds, beside=OURS_PRESSED),
+    ]
+
+
+def _blocks(num_tokens: int, block_size: int) -> list[str]:
+    """Flags that happen to be the same here and there."""
+    count = str(num_tokens // block_size)
+    return ["--block-size", str(block_size), "--num-gpu-blocks-override", count]
+
+
+def _offline(setting: Setting) -> list[Participant]:
+    common = {"num_threads": setting.num_threads, "log_folder": setting.log_folder}
+    kinds = frozenset({Kind.OFFLINE})
+    ours = offline.SignalboxOffline(setting.model, **common)
+    peers = (
+        offline.VllmOffline,
+        offline.LlamaBatchedBench,
+        offline.QuantizedLlamaBatchedBench,
+        offline.OpenVinoOffline,
+        offline.TransformersOffline,
+    )
+    return [
+        Participant(process=ours, kinds=kinds),
+        *(
+            Participant(process=peer(setting.peers, **common), kinds=kinds, beside=OURS_OFFLINE)
+            for peer in peers
+        ),
+    ]

@@ -1,0 +1,105 @@
+"""The comparison: who is in it, in which order, and what its tables say."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.compare import chosen, chosen_loads, compare
+from benchmarks.load import Measured
+from benchmarks.loads import BY_NAME, Kind, Load
+from benchmarks.participants import OURS, Participant, Setting, participants
+from benchmarks.peers.process import PeerUnavailable
+from benchmarks.peers.signalbox_server import SignalboxServer
+from benchmarks.report import markdown, write
+from benchmarks.results import Result, Results
+
+TINY = Load(name="tiny", title="tiny", concurrency=2, num_requests=4, max_tokens=8, vocab_size=512)
+
+
+def make_result(tokens_per_s: float) -> Result:
+    return Result(
+        tokens_per_s=tokens_per_s,
+        ttft_p50_ms=64.0,
+        ttft_p99_ms=80.0,
+        between_p50_ms=10.0,
+        between_p99_ms=20.0,
+        cpu_ms_per_token={"engine": 2.0, "server": 0.5},
+        peak_rss_mib=1234.0,
+    )
+
+
+def make_setting(folder: Path) -> Setting:
+    return Setting(
+        model=folder / "model.gguf",
+        peers=folder,
+        num_threads=2,
+        log_folder=folder,
+        our_flags=[],
+        quantized_flags=["--quantization", "gguf"],
+    )
+
+
+class MissingServer(SignalboxServer):
+    async def start(self) -> None:
+        raise PeerUnavailable("not installed: no such thing")
+
+
+def test_every_peer_is_compared_with_one_of_ours_that_takes_the_same_loads(tmp_path: Path) -> None:
+    everybody = {one.name: one for one in participants(make_setting(tmp_path))}
+    assert len(everybody) == 14
+    for one in everybody.values():
+        ours = everybody[one.beside] if one.beside else one
+        assert "signalbox" in ours.name
+        assert one.kinds <= ours.kinds | {Kind.STREAM}
+
+
+def test_loads_and_participants_are_chosen_by_name(tmp_path: Path) -> None:
+    loads = chosen_loads(["8", "offline"])
+    assert [load.name for load in loads] == ["8", "offline-1", "offline-8", "offline-32"]
+    names = [one.name for one in chosen(participants(make_setting(tmp_path)), ["vllm"], loads)]
+    assert names == ["vLLM HTTP", "vLLM gRPC", "vLLM LLM"]  # not the one under memory pressure
+
+
+def test_rounds_have_prompts_of_their_own_and_share_what_they_should() -> None:
+    load = BY_NAME["shared"]
+    first, second = load.prompts(0), load.prompts(1000)
+    assert first == load.prompts(0)
+    assert len({tuple(prompt[:1024]) for prompt in first}) == 1
+    assert len({tuple(prompt) for prompt in first}) == 64
+    assert first[0][:1024] != second[0][:1024]
+
+
+async def test_a_round_measures_us_and_says_who_is_missing(tmp_path: Path) -> None:
+    ours = SignalboxServer(None, log_folder=tmp_path)
+    ours.extra_arguments = ("--simulated-gpu-blocks", "64")
+    missing = MissingServer(None, log_folder=tmp_path, label="missing")
+    kinds = frozenset({Kind.STREAM})
+    everybody = [
+        Participant(process=ours, kinds=kinds),
+        Participant(process=missing, kinds=kinds, beside=OURS),
+    ]
+    results = Results(loads=[TINY], beside={one.name: one.beside for one in everybody})
+    await compare(everybody, [TINY], num_rounds=2, results=results)
+    write(results, tmp_path)
+    runs = json.loads((tmp_path / "compare.json").read_text())["rounds"]["tiny"][OURS]
+    assert len(runs) == 2
+    assert all(run["tokens_per_s"] > 0 and run["cpu_ms_per_token"]["worker"] >= 0 for run in runs)
+    assert results.failures == {"signalbox, missing": "not installed: no such thing"}
+    assert "not installed: no such thing" in (tmp_path / "compare.md").read_text()
+    assert (tmp_path / "compare.png").stat().st_size > 1000
+
+
+def test_a_table_has_medians_spread_and_ratios_of_rounds() -> None:
+    results = Results(loads=[BY_NAME["1"]], beside={"signalbox": "", "peer": "signalbox"})
+    for ours, theirs in ((100, 50), (110, 44), (90, 60)):
+        results.add("signalbox", "1", make_result(ours))
+        results.add("peer", "1", make_result(theirs))
+    text = markdown(results)
+    assert "| signalbox | 100.0 (90.0 to 110.0) |  |" in text
+    assert "| peer | 50.0 (44.0 to 60.0) | 2.00 (1.50 to 2.50) |" in text
+    assert "| 64.0 / 80.0 | 10.0 / 20.0 | 2,000 | engine 2.00, server 0.50 | 1,234 |" in text
+
+
+def test_throughput_is_of_the_whole_run() -> None:
+    assert Measured(duration_s=2.0, num_tokens=10).tokens_per_s == pytest.approx(5.0)
