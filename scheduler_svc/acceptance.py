@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Iterable
 
+from scheduler_svc.admission import AdmissionQueue
 from scheduler_svc.beam_groups import BeamGroups
 from scheduler_svc.block_manager import BlockSpaceManager
 from scheduler_svc.endings import Endings
@@ -30,6 +31,7 @@ class Acceptance:
         lane: SteadyLane,
         view: WorkerView,
         endings: Endings,
+        admission: AdmissionQueue,
         eos_token_ids: frozenset[int],
     ) -> None:
         self.num_prompt_tokens = 0
@@ -38,6 +40,7 @@ class Acceptance:
         self._lane = lane
         self._view = view
         self._endings = endings
+        self._admission = admission
         self._eos_token_ids = eos_token_ids
         self._beams = BeamGroups(
             blocks=blocks, view=view, endings=endings, eos_token_ids=eos_token_ids
@@ -130,7 +133,11 @@ class Acceptance:
     def _accept_beam(
         self, seq: Sequence, row: int, answer: StepAnswer, outcome: StepOutcome, now: float
     ) -> None:
-        """Takes what a beam may go on with; what is settled then counts as generated."""
+        """Takes what a beam may go on with; what is settled then counts as generated.
+
+        Every beam's token is charged: each takes its place in a step.
+        """
+        self._admission.charge(seq.group.flow, num_output_tokens=1)
         group, num_tokens, is_one = seq.group, len(outcome.tokens), seq.group.awaits_fork
         fault = self._beams.accept(seq, answer.token_ids[row], answer.logprobs.get(row), outcome)
         if fault is not None:
@@ -162,6 +169,7 @@ class Acceptance:
     def _accept_token(self, seq: Sequence, token_id: int, outcome: StepOutcome, now: float) -> None:
         seq.output_token_ids.append(token_id)
         self.num_generated_tokens += 1
+        self._admission.charge(seq.group.flow, num_output_tokens=1)
         if reason := self._end_reason(seq):
             self._finish(seq, reason, outcome, now)
 

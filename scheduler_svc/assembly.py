@@ -8,14 +8,17 @@ from scheduler_svc.cluster import Cluster
 from scheduler_svc.config import CacheShape, SchedulerConfig
 from scheduler_svc.cost import CostModel
 from scheduler_svc.model import ModelInfo, WorkerCapacity
+from scheduler_svc.policy import make_policy
 from scheduler_svc.scheduler import Scheduler
 
 
 def make_cluster(
     config: SchedulerConfig, *, clock: Callable[[], float] = time.monotonic
 ) -> Cluster:
+    """Raises ValueError for a scheduling policy that cannot be used."""
     return Cluster(
-        max_queued_requests=config.max_queued_requests,
+        bounds=config.bounds,
+        policy=make_policy(config.policy),
         explain_history=config.explain_history,
         clock=clock,
     )

@@ -83,6 +83,7 @@ class BeamGroups:
         for index, parent in enumerate(parents):
             if index not in heirs:
                 self._endings.drop(parent)
+        self._endings.recount(group)
 
     def _branch_off(self, parent: Sequence) -> Sequence:
         """Returns one more continuation of a beam; all have branch 0, for none draws at random."""

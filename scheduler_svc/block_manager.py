@@ -4,6 +4,7 @@ Pure bookkeeping: no tensors, no I/O. A method that moves data returns the copie
 worker makes them. Follows PagedAttention (Kwon et al., SOSP 2023, sections 4.3 to 4.5).
 """
 
+import bisect
 from collections import Counter
 from collections.abc import Iterable
 from enum import Enum, auto
@@ -104,6 +105,23 @@ class BlockSpaceManager:
                 break
             found.append(block)
         return found
+
+    def estimate_prefix(self, seq: Sequence) -> int:
+        """Returns how many of the sequence's leading blocks are here, by looking at a few.
+
+        A block is rarely here without those before it, as `free` sees to it.
+        """
+        if not self._prefix_caching:
+            return 0
+        bound, most = 1, (seq.num_tokens - 1) // self.block_size
+        while bound <= most and self._is_found(seq, bound - 1):
+            bound *= 2
+        return bisect.bisect_left(
+            range(min(bound, most)), True, key=lambda index: not self._is_found(seq, index)
+        )
+
+    def _is_found(self, seq: Sequence, index: int) -> bool:
+        return self.gpu.find(self._hash(seq, index)) is not None
 
     def can_start(self, seq: Sequence, prefix: list[int]) -> bool:
         """Says whether a sequence without blocks fits, given blocks that it may share."""

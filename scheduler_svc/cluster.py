@@ -14,12 +14,20 @@ from typing import Protocol
 
 from scheduler_svc import tracing
 from scheduler_svc.admission import AdmissionQueue
+from scheduler_svc.config import AdmissionBounds
 from scheduler_svc.errors import FailureCode, RequestFailure
 from scheduler_svc.explain import Explanation, History, explain
 from scheduler_svc.model import ModelInfo, TokenizerFiles
 from scheduler_svc.plan import StepOutcome
+from scheduler_svc.policy import SchedulingPolicy
 from scheduler_svc.publishing import Request, RouterSession, ended_request, router_messages
-from scheduler_svc.refusals import breaks_workers, never_fits, no_worker_serves, too_many_wait
+from scheduler_svc.refusals import (
+    beyond_bounds,
+    breaks_workers,
+    never_fits,
+    no_worker_serves,
+    policy_fails,
+)
 from scheduler_svc.request_checks import find_fault
 from scheduler_svc.router_messages import RouterMessage
 from scheduler_svc.scheduler import Scheduler
@@ -57,11 +65,12 @@ class Cluster:
     def __init__(
         self,
         *,
-        max_queued_requests: int,
+        bounds: AdmissionBounds | None = None,
+        policy: SchedulingPolicy | None = None,
         explain_history: int = 1024,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.admission = AdmissionQueue()
+        self.admission = AdmissionQueue(policy)
         self.engines: list[WorkerEngine] = []
         self.model: ModelInfo | None = None
         self.tokenizer_files: TokenizerFiles = {}
@@ -69,10 +78,11 @@ class Cluster:
         self.request_stats = RequestStats()
         self.num_refused: Counter[str] = Counter()
         self._started_at = clock()
-        self._max_queued_requests = max_queued_requests
+        self._bounds = bounds or AdmissionBounds()
         self._clock = clock
         self._requests: dict[SequenceGroup, Request] = {}
         self._request_ids: set[tuple[str, str]] = set()  # of a tenant
+        self._num_live: Counter[str] = Counter()  # of a tenant
         self._deadlines: list[tuple[float, int, SequenceGroup]] = []
         self._tiebreak = itertools.count()
 
@@ -98,6 +108,7 @@ class Cluster:
         make_group(group)
         self._requests[group] = request
         self._request_ids.add(_id_of(group))
+        self._num_live[group.tenant] += 1
         if group.deadline is not None:
             heapq.heappush(self._deadlines, (group.deadline, next(self._tiebreak), group))
         self.admission.add(group)
@@ -118,8 +129,18 @@ class Cluster:
             return RequestFailure(FailureCode.INVALID_ARGUMENT, fault)
         if not self._has_taker(group):
             return never_fits(group)
-        if len(self.admission) >= self._max_queued_requests:
-            return too_many_wait(len(self.admission))
+        excess = beyond_bounds(
+            group, self._bounds, self.admission, num_live=self._num_live[group.tenant]
+        )
+        return excess or self._rank(group)
+
+    def _rank(self, group: SequenceGroup) -> RequestFailure | None:
+        """Lets the policy place a request; it may be anybody's code."""
+        try:
+            self.admission.rank(group)
+        except Exception:
+            logger.exception("the scheduling policy fails on %s", group.request_id)
+            return policy_fails()
         return None
 
     def _has_taker(self, group: SequenceGroup) -> bool:
@@ -187,6 +208,9 @@ class Cluster:
     def _forget(self, group: SequenceGroup) -> None:
         del self._requests[group]
         self._request_ids.discard(_id_of(group))
+        self._num_live[group.tenant] -= 1
+        if not self._num_live[group.tenant]:
+            del self._num_live[group.tenant]
         now = self._clock()
         tracing.record_request(group, now=now)
         self.history.keep(group, now)
@@ -281,6 +305,7 @@ class Cluster:
         assert len(held) == len(set(held)), "a request is in two queues"
         assert set(held) == self._requests.keys(), "a request is lost, or outlives its end"
         assert {_id_of(group) for group in held} == self._request_ids
+        assert Counter(group.tenant for group in held) == self._num_live
 
 
 def _id_of(group: SequenceGroup) -> tuple[str, str]:

@@ -1,7 +1,10 @@
 """Configuration of the scheduler service: frozen, checked when it is made."""
 
+import math
 from dataclasses import dataclass, field
 from enum import Enum
+
+POLICIES = ("fcfs", "priority", "shortest-prompt", "fair")
 
 
 class PreemptionMode(Enum):
@@ -54,6 +57,50 @@ class CacheShape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyConfig:
+    """Which scheduling policy, and the numbers of those that come with us; see policy.py."""
+
+    name: str = "fcfs"
+    """fcfs, priority, shortest-prompt, fair, or package.module:Class."""
+    ageing_s: float = 60.0
+    """Waiting that makes up for one step of priority, or for 1,000 tokens of prompt."""
+    input_weight: float = 1.0
+    """What a prompt token counts for under fair; an output token `output_weight`."""
+    output_weight: float = 2.0
+
+    def __post_init__(self) -> None:
+        if self.name not in POLICIES and not all(self.name.partition(":")):
+            allowed = ", ".join(POLICIES)
+            raise ValueError(
+                f"scheduling_policy is {self.name!r}; it is {allowed} or package.module:Class"
+            )
+        if not 0 < self.ageing_s < math.inf:
+            raise ValueError(f"ageing_s is {self.ageing_s}; it must be positive and finite")
+        for name in ("input_weight", "output_weight"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"fair_{name} is {getattr(self, name)}; it must be at least 0")
+        if not self.input_weight + self.output_weight:
+            raise ValueError("fair_input_weight and fair_output_weight are both 0; raise one")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdmissionBounds:
+    """What may wait or live; None is unbounded. A request beyond a bound is refused at once."""
+
+    max_queued_requests: int = 4096
+    max_queued_tokens: int | None = None
+    """Prompt tokens that wait, unless nothing else does."""
+    max_tenant_requests: int | None = None
+    """Live requests of one tenant."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_queued_requests", "max_queued_tokens", "max_tenant_requests"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}; it must be at least 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
     """Everything that `signalbox scheduler` takes."""
 
@@ -69,7 +116,8 @@ class SchedulerConfig:
     """Use so many of each worker's GPU blocks instead of all."""
     num_cpu_blocks_override: int | None = None
     max_steps_in_flight: int = 2
-    max_queued_requests: int = 4096
+    bounds: AdmissionBounds = field(default_factory=AdmissionBounds)
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
     explain_history: int = 1024
     """Requests that can still be explained after they have ended."""
     heartbeat_interval_s: float = 0.5

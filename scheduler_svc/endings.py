@@ -38,11 +38,17 @@ class Endings:
             self._release(seq)
         if seq.group.is_finished:
             self._queues.remove(seq.group)
+        else:
+            self._queues.recount(seq.group)
 
     def end_all(self, group: SequenceGroup) -> None:
         """Ends what is left of a group by an error, which the caller states."""
         for seq in group.unfinished:
             self.end(seq, FinishReason.ERROR)
+
+    def recount(self, group: SequenceGroup) -> None:
+        """Follows a change in how many sequences a group has."""
+        self._queues.recount(group)
 
     def drop(self, seq: Sequence) -> None:
         """Takes out a sequence that no step in flight holds, and of whose end nobody hears."""

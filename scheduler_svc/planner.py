@@ -4,8 +4,6 @@ Iteration-level scheduling follows Orca (Yu et al., OSDI 2022), mixing chunks of
 decodes Sarathi-Serve (Agrawal et al., OSDI 2024).
 """
 
-import itertools
-
 from scheduler_svc.block_manager import AllocStatus, BlockSpaceManager
 from scheduler_svc.config import StepLimits
 from scheduler_svc.endings import Endings
@@ -19,7 +17,10 @@ from scheduler_svc.timeline import EventKind
 from scheduler_svc.waits import WaitReason
 from scheduler_svc.worker_view import WorkerView
 
-LOOK_AHEAD = 8  # groups that a worker looks past when it is too small for the first
+AFFINITY_WINDOW = 8
+"""Groups among which a worker prefers the one that it has cached most of."""
+MAX_PASSED_OVER = 8
+"""How often others may come in before a group for that reason."""
 
 
 class Planner:
@@ -179,7 +180,7 @@ class Planner:
             if group is None:
                 return
             admission = self._queues.admission
-            admission.remove(group)
+            admission.take(group)
             group.timeline.scheduled(
                 admission.waits,
                 now,
@@ -187,25 +188,74 @@ class Planner:
                 step_id=plan.step_id,
                 resumes=group.has_started,
             )
+            is_new = not group.has_started
             self._resume(group, now)
             seq = group.unfinished[0]
             self._start(seq, self._blocks.find_prefix(seq))
+            if is_new:  # what is computed again is not the tenant's to pay
+                num_new_tokens = group.num_prompt_tokens - group.num_cached_tokens
+                admission.charge(group.flow, num_prompt_tokens=num_new_tokens)
             self._add_chunk(plan, seq, num_cached_tokens=seq.num_computed_tokens)
 
     def _next_waiting(self) -> SequenceGroup | None:
-        """Returns the first group, or one behind it if this worker is too small for the first."""
-        for group in itertools.islice(self._queues.candidates, LOOK_AHEAD):
+        """Returns who comes in next, if anybody can now.
+
+        Nobody passes a group that this worker makes room for. One that waits for room on another
+        worker holds nobody up here.
+        """
+        admission = self._queues.admission
+        if not admission or self._is_full():
+            return None
+        self._obstacle = WaitReason.NO_WORKER
+        for group in self._queues.candidates:
             if not self.can_ever_run(group):
                 continue
-            if not self._has_places(group):
-                self._obstacle = WaitReason.SEQUENCES
-                return None
-            if self._blocks.can_allocate(group) is not AllocStatus.OK:
-                self._obstacle = WaitReason.BLOCKS
-                return None
-            return group
-        self._obstacle = WaitReason.NO_WORKER
+            choice = self._choose(group)
+            if choice is not None or admission.reserve(group, self._queues):
+                return choice
         return None
+
+    def _is_full(self) -> bool:
+        if self._num_free_places < 1:
+            self._obstacle = WaitReason.SEQUENCES
+        elif not self._blocks.gpu.num_free:
+            self._obstacle = WaitReason.BLOCKS
+        else:
+            return False
+        return True
+
+    def _choose(self, group: SequenceGroup) -> SequenceGroup | None:
+        """Returns the group, or an equal close behind that finds more of its prefix, if it fits."""
+        if rivals := self._rivals(group):
+            line = [group, *rivals]
+            found = [self._blocks.estimate_prefix(one.unfinished[0]) for one in line]
+            best = found.index(max(found))
+            if best and self._fits(line[best]):
+                for passed in line[:best]:
+                    passed.num_passed_over += 1
+                return line[best]
+        return group if self._fits(group) else None
+
+    def _rivals(self, group: SequenceGroup) -> list[SequenceGroup]:
+        """Returns those behind a group that may come in before it, in order."""
+        rivals: list[SequenceGroup] = []
+        if not self._queues.is_accepting or _must_not_be_passed(group):
+            return rivals
+        for one in self._queues.admission.behind(group, AFFINITY_WINDOW - 1):
+            if self.can_ever_run(one):
+                rivals.append(one)
+            if _must_not_be_passed(one):
+                break
+        return rivals
+
+    def _fits(self, group: SequenceGroup) -> bool:
+        if not self._has_places(group):
+            self._obstacle = WaitReason.SEQUENCES
+        elif self._blocks.can_allocate(group) is not AllocStatus.OK:
+            self._obstacle = WaitReason.BLOCKS
+        else:
+            return True
+        return False
 
     def _what_waits(self, plan: StepPlan) -> WaitReason:
         """Says why this step leaves groups in the admission queue."""
@@ -222,15 +272,24 @@ class Planner:
         fits_step = group.num_branches <= self._limits.max_num_seqs
         return fits_step and self._blocks.can_ever_hold(group)
 
+    @property
+    def _num_free_places(self) -> int:
+        """Sequences that a step has room for; those that end are known to the worker till then."""
+        taken = self._queues.num_places + len(self._endings.draining)
+        return self._limits.max_num_seqs - taken
+
     def _has_places(self, group: SequenceGroup) -> bool:
-        taken = sum(other.num_reserved_sequences for other in self._queues.running)
-        num_seqs = taken + len(self._endings.draining) + group.num_reserved_sequences
-        return num_seqs <= self._limits.max_num_seqs
+        return group.num_reserved_sequences <= self._num_free_places
 
     def _resume(self, group: SequenceGroup, now: float) -> None:
         group.end = self._blocks.longest(group)
         self._queues.run(group)
         group.times.resume(now)
+
+
+def _must_not_be_passed(group: SequenceGroup) -> bool:
+    """A group that has begun goes on first; others are passed over a few times at most."""
+    return group.has_started or group.num_passed_over >= MAX_PASSED_OVER
 
 
 def _can_decode(seq: Sequence, plan: StepPlan) -> bool:

@@ -1,5 +1,7 @@
 """Why the cluster refuses a request, or ends one that waits: the words and the codes."""
 
+from scheduler_svc.admission import AdmissionQueue
+from scheduler_svc.config import AdmissionBounds
 from scheduler_svc.errors import FailureCode, RequestFailure
 from scheduler_svc.sequence import SequenceGroup
 
@@ -10,10 +12,38 @@ def no_worker_serves() -> RequestFailure:
     return RequestFailure(FailureCode.UNAVAILABLE, "no worker serves", RETRY_AFTER_S)
 
 
-def too_many_wait(num_waiting: int) -> RequestFailure:
-    return RequestFailure(
-        FailureCode.RESOURCE_EXHAUSTED, f"{num_waiting} requests are waiting already", RETRY_AFTER_S
-    )
+def beyond_bounds(
+    group: SequenceGroup, bounds: AdmissionBounds, admission: AdmissionQueue, *, num_live: int
+) -> RequestFailure | None:
+    """Says which bound a request would break.
+
+    Args:
+        num_live: the tenant's requests that live.
+    """
+    most_live, most_tokens = bounds.max_tenant_requests, bounds.max_queued_tokens
+    num_waiting, num_tokens = len(admission), admission.num_prompt_tokens
+    if most_live is not None and num_live >= most_live:
+        return _for_now(f"{num_live} requests of this tenant are live, as many as may be")
+    if num_waiting >= bounds.max_queued_requests:
+        return _for_now(f"{num_waiting} requests are waiting already")
+    if (
+        most_tokens is not None
+        and num_waiting
+        and num_tokens + group.num_prompt_tokens > most_tokens
+    ):
+        return _for_now(
+            f"{num_tokens} prompt tokens are waiting already; with {group.num_prompt_tokens} more"
+            f" they would exceed {most_tokens}"
+        )
+    return None
+
+
+def policy_fails() -> RequestFailure:
+    return RequestFailure(FailureCode.INTERNAL, "the scheduling policy fails on this request")
+
+
+def _for_now(message: str) -> RequestFailure:
+    return RequestFailure(FailureCode.RESOURCE_EXHAUSTED, message, RETRY_AFTER_S)
 
 
 def never_fits(group: SequenceGroup) -> RequestFailure:

@@ -65,7 +65,7 @@ class Scheduler:
             prefix_caching=cache.prefix_caching,
         )
         self._queues = queues = GroupQueues(admission)
-        self._lane = lane = SteadyLane(blocks)
+        self._lane = lane = SteadyLane(blocks, admission)
         self._view = view = WorkerView(blocks)
         self._endings = Endings(queues=queues, blocks=blocks, view=view)
         self._preemption = Preemption(
@@ -86,6 +86,7 @@ class Scheduler:
             lane=lane,
             view=view,
             endings=self._endings,
+            admission=admission,
             eos_token_ids=eos_token_ids,
         )
 
@@ -140,7 +141,7 @@ class Scheduler:
 
     def drain(self) -> None:
         """Takes nothing new from now on; who has started is still taken back."""
-        self._queues.is_accepting = False
+        self._queues.drain()
 
     def evacuate(self) -> list[SequenceGroup]:
         """Takes everything out that had not ended: the worker is gone, and its KV with it.
@@ -180,7 +181,7 @@ class Scheduler:
     @property
     def has_unfinished(self) -> bool:
         """Whether a group is running, swapped or to be recomputed, or a step is in flight."""
-        return bool(self.running or self.swapped or self.inflight or any(self.admission.started))
+        return bool(self.running or self.swapped or self.inflight or self.admission.started)
 
     @property
     def num_preemptions(self) -> int:

@@ -6,6 +6,7 @@ some of the tokens that are left" (Sarathi-Serve, Agrawal et al., OSDI 2024). Ev
 needed to rebuild a sequence on another worker is here; a worker holds only its KV.
 """
 
+import math
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import NamedTuple
@@ -206,6 +207,12 @@ class SequenceGroup:
     """Requests of different salts share no cached blocks."""
     num_known_prompt_logprobs: int = 0
     """Positions of the prompt, from 1 on, whose log probabilities the router has been told."""
+    flow: str = ""
+    """Where the policy lets it queue; set with its rank."""
+    rank: float = math.nan
+    """Its place for life among those of its flow, and on a worker; NaN until the policy says."""
+    num_passed_over: int = 0
+    """How often somebody behind it came in first because of what a worker had cached."""
     num_cached_tokens: int = 0
     """Tokens of the prompt that were not computed because their blocks were found."""
     times: GroupTimes

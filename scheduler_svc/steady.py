@@ -11,19 +11,25 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduler_svc.admission import AdmissionQueue
 from scheduler_svc.block_manager import BlockSpaceManager
 from scheduler_svc.plan import StepPlan, TablePatch
 from scheduler_svc.sequence import Counters, Sequence, SequenceGroup, SequenceStatus
 
 Column = NDArray[np.int64]
 
+MAX_STALE_FLOWS = 64
+
 
 class SteadyLane:
     """Columns of [num_sequences]; row i is that of seqs[i]."""
 
-    def __init__(self, blocks: BlockSpaceManager) -> None:
+    def __init__(self, blocks: BlockSpaceManager, admission: AdmissionQueue) -> None:
         self.seqs: list[Sequence] = []
         self._blocks = blocks
+        self._admission = admission
+        self._flow_indices: dict[str, int] = {}
+        self._flows = np.empty(0, dtype=np.int64)  # indices of whom the tokens are charged to
         self._planned = np.empty(0, dtype=np.int64)
         self._computed = np.empty(0, dtype=np.int64)
         self._room = np.empty(0, dtype=np.int64)  # tokens that fit the block table
@@ -35,6 +41,8 @@ class SteadyLane:
         seqs = [seq for group in groups for seq in group.unfinished]
         if not seqs:
             return
+        if len(self._flow_indices) > 2 * len(self.seqs) + MAX_STALE_FLOWS:
+            self._forget_flows()
         for row, seq in enumerate(seqs, start=len(self.seqs)):
             seq.steady_row = row
             seq.group.is_steady = True
@@ -44,6 +52,7 @@ class SteadyLane:
         size = self._blocks.block_size
         self._room = _extended(self._room, [len(seq.block_table) * size for seq in seqs])
         self._end = _extended(self._end, [seq.group.end for seq in seqs])
+        self._flows = _extended(self._flows, [self._flow_index(seq.group.flow) for seq in seqs])
         self._find_stop_tokens()
 
     def can_join(self, group: SequenceGroup) -> bool:
@@ -74,6 +83,7 @@ class SteadyLane:
             seq.steady_row = row
         self._planned, self._computed = self._planned[staying], self._computed[staying]
         self._room, self._end = self._room[staying], self._end[staying]
+        self._flows = self._flows[staying]
 
     def release_all(self) -> None:
         self.release(*{seq.group for seq in self.seqs})
@@ -121,6 +131,7 @@ class SteadyLane:
         rows = np.array([seq.steady_row for seq in seqs], dtype=np.int64)
         self._computed[rows] += 1
         computed = self._computed[rows]
+        self._charge(rows)
         for seq, token_id in zip(seqs, token_ids, strict=True):
             seq.output_token_ids.append(token_id)
         for index in np.flatnonzero(computed % self._blocks.block_size == 0).tolist():
@@ -131,6 +142,22 @@ class SteadyLane:
         may_end: list[int] = np.flatnonzero(ends).tolist()
         return may_end
 
+    def _flow_index(self, flow: str) -> int:
+        return self._flow_indices.setdefault(flow, len(self._flow_indices))
+
+    def _forget_flows(self) -> None:
+        """Drops the indices of flows that have left."""
+        self._flow_indices.clear()
+        indices = [self._flow_index(seq.group.flow) for seq in self.seqs]
+        self._flows = np.array(indices, dtype=np.int64)
+
+    def _charge(self, rows: Column) -> None:
+        """Charges each flow the tokens of its rows."""
+        counts = np.bincount(self._flows[rows], minlength=len(self._flow_indices))
+        for flow, count in zip(self._flow_indices, counts.tolist(), strict=True):
+            if count:
+                self._admission.charge(flow, num_output_tokens=count)
+
     def _find_stop_tokens(self) -> None:
         """Whose group has left may stay in the union: `accept` says only who *may* end."""
         found = {token_id for seq in self.seqs for token_id in seq.group.params.stop_token_ids}
@@ -139,6 +166,8 @@ class SteadyLane:
     def check(self) -> None:
         """Asserts that rows and sequences belong together."""
         assert [seq.steady_row for seq in self.seqs] == list(range(len(self.seqs)))
+        flows = list(self._flow_indices)
+        assert [flows[index] for index in self._flows] == [seq.group.flow for seq in self.seqs]
         for seq, planned, room in zip(self.seqs, self._planned, self._room, strict=True):
             assert seq.group.is_steady
             assert room == len(seq.block_table) * self._blocks.block_size

@@ -4,7 +4,13 @@ import re
 
 from gpu_worker.config import GIB, CacheConfig, DeviceConfig, ModelConfig
 from router.config import RouterConfig
-from scheduler_svc.config import PreemptionMode, SchedulerConfig, StepLimits
+from scheduler_svc.config import (
+    AdmissionBounds,
+    PolicyConfig,
+    PreemptionMode,
+    SchedulerConfig,
+    StepLimits,
+)
 from signalbox.settings import (
     RouterSettings,
     SchedulerSettings,
@@ -63,7 +69,17 @@ def scheduler_config(settings: SchedulerSettings) -> SchedulerConfig:
         num_gpu_blocks_override=settings.num_gpu_blocks_override,
         num_cpu_blocks_override=settings.num_cpu_blocks_override,
         max_steps_in_flight=settings.max_steps_in_flight,
-        max_queued_requests=settings.max_queued_requests,
+        bounds=AdmissionBounds(
+            max_queued_requests=settings.max_queued_requests,
+            max_queued_tokens=settings.max_queued_tokens,
+            max_tenant_requests=settings.max_tenant_requests,
+        ),
+        policy=PolicyConfig(
+            name=settings.scheduling_policy,
+            ageing_s=settings.ageing,
+            input_weight=settings.fair_input_weight,
+            output_weight=settings.fair_output_weight,
+        ),
         explain_history=settings.explain_history,
         drain_timeout_s=settings.grace,
     )

@@ -159,6 +159,25 @@ class LimitSettings(TraceSettings):
 class PolicySettings(LimitSettings):
     """Of the scheduler."""
 
+    scheduling_policy: str = Field(
+        "fcfs",
+        pattern=r"^(fcfs|priority|shortest-prompt|fair|[\w.]+:\w+)$",
+        description="who comes first: fcfs, priority, shortest-prompt, fair (equal service to"
+        " tenants), or your own class as package.module:Class",
+    )
+    ageing: float = Field(
+        60.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="seconds of waiting that make up for one step of priority, or for 1,000 tokens"
+        " of prompt under shortest-prompt",
+    )
+    fair_input_weight: float = Field(
+        1.0, ge=0, allow_inf_nan=False, description="what a prompt token counts for under fair"
+    )
+    fair_output_weight: float = Field(
+        2.0, ge=0, allow_inf_nan=False, description="what a generated token counts for under fair"
+    )
     preemption_mode: Literal["auto", "swap", "recompute"] = Field(
         "auto",
         description="what happens to the blocks of a group that must yield; auto takes what costs"
@@ -181,6 +200,15 @@ class PolicySettings(LimitSettings):
     )
     max_queued_requests: int = Field(
         4096, gt=0, description="requests that may wait; more are refused"
+    )
+    max_queued_tokens: int | None = Field(
+        None, gt=0, description="prompt tokens that may wait; more are refused (default: unbounded)"
+    )
+    max_tenant_requests: int | None = Field(
+        None,
+        gt=0,
+        description="requests of one tenant that may wait or run; more are refused (default:"
+        " unbounded)",
     )
     explain_history: int = Field(
         1024,

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from gpu_worker.config import GIB, CacheConfig, DeviceConfig, ModelConfig
 from gpu_worker.step import Runner
-from scheduler_svc.config import PreemptionMode
+from scheduler_svc.config import PolicyConfig, PreemptionMode
+from scheduler_svc.policy import make_policy
 from signalbox.llm.wiring import CoreConfig
 
 logger = logging.getLogger(__name__)
@@ -52,6 +53,8 @@ class EngineArgs:
             blocks of a request that must yield.
         enable_prefix_caching: whether requests share the K and V of prefixes that they have in
             common.
+        scheduling_policy: who comes first: "fcfs", "priority", "shortest-prompt", "fair", or your
+            own class as "package.module:Class".
         load_format: "auto", or "dummy" for random weights of a config.
         model_impl: "auto", "signalbox" or "transformers": whose code computes the model.
         trust_remote_code: whether code that comes with a model may run.
@@ -78,6 +81,7 @@ class EngineArgs:
     num_threads: int | None = None
     preemption_mode: str = "auto"
     enable_prefix_caching: bool = True
+    scheduling_policy: str = "fcfs"
     load_format: str = "auto"
     model_impl: str = "auto"
     cpu_backend: str = "auto"
@@ -145,6 +149,7 @@ class EngineArgs:
         return CoreConfig(
             preemption_mode=PreemptionMode(self.preemption_mode),
             prefix_caching=self.enable_prefix_caching,
+            policy=make_policy(PolicyConfig(name=self.scheduling_policy)),
             seed=self.seed,
             tokenizer_files=None if own else _tokenizer_files(str(self.tokenizer)),
         )

@@ -66,13 +66,15 @@ class AsyncLLMEngine:
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
         prompt_token_ids: list[int] | None = None,
+        *,
+        priority: int = 0,
     ) -> AsyncGenerator[RequestOutput]:
         """Yields all that was generated so far, whenever there is more; the last is finished.
 
         Closing the generator, or cancelling its task, aborts the request. Raises ValueError or
         TypeError if the request cannot be served, EngineDeadError if the device has failed.
         """
-        stream = await self._add(prompt, sampling_params, request_id, prompt_token_ids)
+        stream = await self._add(prompt, sampling_params, request_id, prompt_token_ids, priority)
         request = stream.request
         try:
             while True:
@@ -113,6 +115,7 @@ class AsyncLLMEngine:
         sampling_params: SamplingParams | None,
         request_id: str | None,
         prompt_token_ids: list[int] | None,
+        priority: int,
     ) -> _Stream:
         given = prompts.asked(
             None if prompt is None else [prompt],
@@ -121,7 +124,9 @@ class AsyncLLMEngine:
         encoded = await self._core.encoder.encode_async(given[0])
         params = sampling_params or SamplingParams()
         resolved = self._core.check(params, num_prompt_tokens=len(encoded.token_ids))
-        request = self._core.add(request_id or next(self._request_ids), encoded, resolved)
+        request = self._core.add(
+            request_id or next(self._request_ids), encoded, resolved, priority=priority
+        )
         stream = self._streams[request.request_id] = _Stream(request)
         if self._driver is None or self._driver.done():
             self._driver = asyncio.create_task(self._drive(), name="engine")

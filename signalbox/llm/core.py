@@ -19,6 +19,7 @@ from router import validation
 from router.sampling import SamplingParams as ResolvedParams
 from rpc.errors import from_code
 from scheduler_svc.cluster import Cluster
+from scheduler_svc.config import AdmissionBounds
 from scheduler_svc.plan import StepOutcome
 from scheduler_svc.router_messages import RouterMessage
 from scheduler_svc.scheduler import Scheduler
@@ -53,7 +54,10 @@ class EngineCore:
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="tokenizer")
         self.model = wiring.served_model(worker, files, self._pool)
         self.encoder = Encoder(self.model)
-        self.cluster = Cluster(max_queued_requests=UNBOUNDED)
+        self.cluster = Cluster(
+            bounds=AdmissionBounds(max_queued_requests=UNBOUNDED),
+            policy=config.policy,
+        )
         self.cluster.model = wiring.model_info(worker, files)
         self.scheduler = wiring.make_scheduler(self.cluster, worker, config)
         self.cluster.join(_LocalEngine(worker, self.scheduler))
@@ -94,15 +98,18 @@ class EngineCore:
                 fields, num_prompt_tokens=num_prompt_tokens, model=self.model
             )
 
-    def add(self, request_id: str, prompt: Prompt, params: ResolvedParams) -> LocalRequest:
+    def add(
+        self, request_id: str, prompt: Prompt, params: ResolvedParams, *, priority: int = 0
+    ) -> LocalRequest:
         """Queues a request. Raises ValueError if it can never run or its id is in use."""
         self._check_alive()
         with refusing():
             validation.check_request_id(request_id)
+            validation.check_priority(priority)
         request = LocalRequest(
             handle=next(self._handles),
             prompt=prompt.text,
-            group=wiring.group(request_id, prompt.token_ids, params),
+            group=wiring.group(request_id, prompt.token_ids, params, priority=priority),
             params=params,
             tokenizer=self.model.tokenizer,
         )

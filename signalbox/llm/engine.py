@@ -47,18 +47,27 @@ class LLMEngine:
         prompt: PromptInput | None,
         params: SamplingParams | None = None,
         prompt_token_ids: list[int] | None = None,
+        *,
+        priority: int = 0,
     ) -> None:
-        """Queues a request. Raises ValueError or TypeError if it cannot be served."""
+        """Queues a request. Raises ValueError or TypeError if it cannot be served.
+
+        Args:
+            priority: less comes first, where the scheduling policy goes by it.
+        """
         given = prompts.asked(
             None if prompt is None else [prompt],
             None if prompt_token_ids is None else [prompt_token_ids],
         )
-        self.add_prompt(request_id, self.encoder.encode(given[0]), params or SamplingParams())
+        encoded = self.encoder.encode(given[0])
+        self.add_prompt(request_id, encoded, params or SamplingParams(), priority=priority)
 
-    def add_prompt(self, request_id: str, prompt: Prompt, params: SamplingParams) -> None:
+    def add_prompt(
+        self, request_id: str, prompt: Prompt, params: SamplingParams, *, priority: int = 0
+    ) -> None:
         """Queues a prompt that `encoder` has made."""
         resolved = self._core.check(params, num_prompt_tokens=len(prompt.token_ids))
-        self._live[request_id] = self._core.add(request_id, prompt, resolved)
+        self._live[request_id] = self._core.add(request_id, prompt, resolved, priority=priority)
 
     def abort_request(self, request_id: str | Iterable[str]) -> None:
         """Ends requests without an output; ids of none that is live are passed over."""

@@ -50,6 +50,7 @@ class LLM:
         num_threads: int | None = None,
         preemption_mode: str = "auto",
         enable_prefix_caching: bool = True,
+        scheduling_policy: str = "fcfs",
         load_format: str = "auto",
         model_impl: str = "auto",
         cpu_backend: str = "auto",
@@ -77,6 +78,7 @@ class LLM:
             num_threads=num_threads,
             preemption_mode=preemption_mode,
             enable_prefix_caching=enable_prefix_caching,
+            scheduling_policy=scheduling_policy,
             load_format=load_format,
             model_impl=model_impl,
             cpu_backend=cpu_backend,
@@ -102,6 +104,8 @@ class LLM:
         sampling_params: ParamsInput = None,
         prompt_token_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
         use_tqdm: bool = True,
+        *,
+        priority: int | Sequence[int] = 0,
     ) -> list[RequestOutput]:
         """Generates for each prompt; returns the outputs in their order.
 
@@ -111,6 +115,8 @@ class LLM:
             sampling_params: for all prompts, or a list of one for each.
             prompt_token_ids: the prompts as tokens, instead of their texts.
             use_tqdm: whether to show progress, with tokens per second.
+            priority: for all prompts, or a list of one for each; less comes first, where
+                `scheduling_policy` goes by it.
 
         Raises ValueError or TypeError, before anything is computed, if a prompt cannot be served.
         A request that fails later has `finish_reason` "error" and says why in `error`.
@@ -118,7 +124,7 @@ class LLM:
         given = asked(prompts, prompt_token_ids)
         encode = self.llm_engine.encoder.encode
         encoded = [encode(prompt, field=f"prompts[{i}]") for i, prompt in enumerate(given)]
-        return self._run(encoded, sampling_params, use_tqdm=use_tqdm)
+        return self._run(encoded, sampling_params, use_tqdm=use_tqdm, priority=priority)
 
     def chat(
         self,
@@ -155,16 +161,22 @@ class LLM:
         self.close()
 
     def _run(
-        self, encoded: list[Prompt], sampling_params: ParamsInput, *, use_tqdm: bool
+        self,
+        encoded: list[Prompt],
+        sampling_params: ParamsInput,
+        *,
+        use_tqdm: bool,
+        priority: int | Sequence[int] = 0,
     ) -> list[RequestOutput]:
         if not isinstance(use_tqdm, bool):
             raise TypeError("use_tqdm is True or False; a progress bar of yours is not served")
         params = _for_each(sampling_params, len(encoded))
+        priorities = _priorities(priority, len(encoded))
         request_ids: list[str] = []
         try:
-            for prompt, one in zip(encoded, params, strict=True):
+            for prompt, one, rank in zip(encoded, params, priorities, strict=True):
                 request_ids.append(next(self._request_ids))
-                self.llm_engine.add_prompt(request_ids[-1], prompt, one)
+                self.llm_engine.add_prompt(request_ids[-1], prompt, one, priority=rank)
             finished = self._finish(len(encoded), is_visible=use_tqdm)
         except BaseException:
             self.llm_engine.abort_request(request_ids)
@@ -195,4 +207,12 @@ def _for_each(given: ParamsInput, count: int) -> Sequence[SamplingParams]:
         return [given or SamplingParams()] * count
     if len(given) != count:
         raise ValueError(f"{len(given)} sampling_params for {count} prompts; give one, or as many")
+    return given
+
+
+def _priorities(given: int | Sequence[int], count: int) -> Sequence[int]:
+    if isinstance(given, int):
+        return [given] * count
+    if len(given) != count:
+        raise ValueError(f"{len(given)} priorities for {count} prompts; give one, or as many")
     return given

@@ -16,6 +16,7 @@ from scheduler_svc.cluster import Cluster
 from scheduler_svc.config import CacheShape, PreemptionMode, StepLimits
 from scheduler_svc.cost import CostModel
 from scheduler_svc.model import ModelInfo
+from scheduler_svc.policy import SchedulingPolicy
 from scheduler_svc.scheduler import Scheduler
 from scheduler_svc.sequence import GroupTimes, SamplingParams, SequenceGroup
 from signalbox.llm.local_worker import LocalWorker
@@ -27,6 +28,8 @@ class CoreConfig:
 
     preemption_mode: PreemptionMode = PreemptionMode.AUTO
     prefix_caching: bool = True
+    policy: SchedulingPolicy | None = None
+    """None is first come, first served."""
     seed: int | None = 0
     """Of the sequence of seeds for requests that bring none; None differs from run to run."""
     tokenizer_files: Mapping[str, bytes] | None = None
@@ -95,7 +98,9 @@ def make_scheduler(cluster: Cluster, worker: LocalWorker, config: CoreConfig) ->
     )
 
 
-def group(request_id: str, token_ids: list[int], params: ResolvedParams) -> SequenceGroup:
+def group(
+    request_id: str, token_ids: list[int], params: ResolvedParams, *, priority: int = 0
+) -> SequenceGroup:
     """A request that arrives now."""
     return SequenceGroup(
         request_id=request_id,
@@ -105,5 +110,6 @@ def group(request_id: str, token_ids: list[int], params: ResolvedParams) -> Sequ
         ),
         max_tokens=params.max_tokens,
         num_sequences=params.n,
+        priority=priority,
         times=GroupTimes(arrival=time.monotonic()),
     )

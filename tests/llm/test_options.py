@@ -138,6 +138,8 @@ def test_stop_tokens_are_checked_against_the_model() -> None:
         {"enable_lora": True},
         {"kv_cache_dtype": "fp8"},
         {"preemption_mode": "drop"},
+        {"scheduling_policy": "lottery"},
+        {"scheduling_policy": "no_such_module:Class"},
         {"dtype": "int8"},
         {"device": "tpu"},
         {"block_size": 24},

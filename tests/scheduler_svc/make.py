@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from scheduler_svc.admission import AdmissionQueue
 from scheduler_svc.beam import BeamSearchParams
 from scheduler_svc.cluster import Cluster
-from scheduler_svc.config import CacheShape, PreemptionMode, StepLimits
+from scheduler_svc.config import AdmissionBounds, CacheShape, PreemptionMode, StepLimits
 from scheduler_svc.cost import CostModel
 from scheduler_svc.model import ModelInfo
 from scheduler_svc.plan import StepOutcome
+from scheduler_svc.policy import SchedulingPolicy
 from scheduler_svc.scheduler import Scheduler
 from scheduler_svc.sequence import GroupTimes, SamplingParams, SequenceGroup, make_group
 from tests.scheduler_svc.fake_worker import VOCAB_SIZE, EncodedPlan, FakeWorker
@@ -157,8 +158,13 @@ class FakeEngine:
     def wake(self) -> None: ...
 
 
-def make_cluster(*, clock: Callable[[], float] = lambda: 0.0) -> Cluster:
-    cluster = Cluster(max_queued_requests=100, clock=clock)
+def make_cluster(
+    *,
+    policy: SchedulingPolicy | None = None,
+    bounds: AdmissionBounds | None = None,
+    clock: Callable[[], float] = lambda: 0.0,
+) -> Cluster:
+    cluster = Cluster(policy=policy, bounds=bounds, clock=clock)
     cluster.model = MODEL
     return cluster
 

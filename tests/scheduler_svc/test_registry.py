@@ -34,7 +34,7 @@ async def no_heartbeats() -> AsyncIterator[pb.RegisterRequest]:
 
 
 async def test_a_worker_leaves_even_if_its_handler_is_cancelled_while_it_ends() -> None:
-    cluster = Cluster(max_queued_requests=1)
+    cluster = Cluster()
     servicer = WorkerRegistryServicer(cluster, SchedulerConfig(port=0))
     scheduler = make_scheduler(admission=cluster.admission)
     engine = Engine(worker=SilentWorker(), scheduler=scheduler, publish=cluster.publish)

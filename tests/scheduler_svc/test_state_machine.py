@@ -6,7 +6,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from scheduler_svc.admission import AdmissionQueue
 from scheduler_svc.beam import BeamSearchParams
-from scheduler_svc.config import PreemptionMode
+from scheduler_svc.config import POLICIES, PolicyConfig, PreemptionMode
+from scheduler_svc.policy import make_policy
 from scheduler_svc.sequence import FinishReason, SequenceGroup, SequenceStatus
 from tests.scheduler_svc.fake_worker import expected
 from tests.scheduler_svc.make import Loop, make_loop, make_request, make_scheduler
@@ -30,6 +31,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         depth=st.sampled_from([1, 2]),
         watermark=st.sampled_from([0.0, 0.1]),
         prefix_caching=st.booleans(),
+        policy=st.sampled_from(POLICIES),
     )
     def start(
         self,
@@ -39,8 +41,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         depth: int,
         watermark: float,
         prefix_caching: bool,
+        policy: str,
     ) -> None:
-        self.admission = AdmissionQueue()
+        self.admission = AdmissionQueue(make_policy(PolicyConfig(name=policy, ageing_s=3.0)))
         self.options = {
             "mode": mode,
             "num_cpu_blocks": num_cpu_blocks,
@@ -72,6 +75,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         tenant=st.sampled_from(["", "", "other"]),
         salt=st.sampled_from(["", "", "other"]),
         beam_search=st.sampled_from([None, None, *SEARCHES]),
+        priority=st.integers(-2, 2),
     )
     def submit(
         self,
@@ -83,10 +87,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         tenant: str,
         salt: str,
         beam_search: BeamSearchParams | None,
+        priority: int,
     ) -> None:
         group = make_request(
             [kind] * prompt_len,
             tenant=tenant,
+            priority=priority,
             cache_salt=salt,
             max_tokens=max_tokens,
             n=n if beam_search is None else min(n, beam_search.width),

@@ -220,7 +220,7 @@ def test_moved_request_says_that_its_worker_was_lost() -> None:
 
 
 def test_ended_requests_stay_explainable_up_to_a_number() -> None:
-    cluster = Cluster(max_queued_requests=100, explain_history=2, clock=lambda: 9.0)
+    cluster = Cluster(explain_history=2, clock=lambda: 9.0)
     cluster.model = make_cluster().model
     join_worker(cluster)
     for handle, request_id in enumerate(["a", "b", "c"]):

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from scheduler_svc.config import AdmissionBounds, PolicyConfig
 from signalbox.configs import cache_config, model_config, router_config, scheduler_config
 from signalbox.flags import to_flags
 from signalbox.settings import (
@@ -80,6 +81,9 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         (RouterSettings, {"port": "70000"}, "--port is '70000'"),
         (RouterSettings, {"grace": "-1"}, "--grace is '-1'"),
         (SchedulerSettings, {"max_num_seqs": "0"}, "--max-num-seqs is '0'"),
+        (ServeSettings, {"scheduling_policy": "lottery"}, "is 'lottery': .*fcfs.priority"),
+        (SchedulerSettings, {"ageing": "inf"}, "--ageing is 'inf'"),
+        (SchedulerSettings, {"max_queued_tokens": "0"}, "--max-queued-tokens is '0'"),
         (WorkerSettings, {"model": "m", "dtype": "int3"}, "--dtype is 'int3'"),
         (WorkerSettings, {"model": "m", "swap_space": "nan"}, "--swap-space is 'nan'"),
         (WorkerSettings, {}, "give a MODEL"),
@@ -139,5 +143,14 @@ def test_settings_become_frozen_configurations() -> None:
     assert router.scheduler_addresses == ("a:1",)
     scheduler = scheduler_config(load(SchedulerSettings, {"max_num_batched_tokens": 64}))
     assert scheduler.limits.max_num_batched_tokens == 64
+    numbers = {"ageing": 9, "fair_input_weight": 3, "fair_output_weight": 4}
+    bounds = {"max_queued_requests": 5, "max_queued_tokens": 6, "max_tenant_requests": 7}
+    given = {"scheduling_policy": "a.b:C", **numbers, **bounds}
+    scheduler = scheduler_config(load(SchedulerSettings, given))
+    assert scheduler.policy == PolicyConfig(
+        name="a.b:C", ageing_s=9, input_weight=3, output_weight=4
+    )
+    assert scheduler.bounds == AdmissionBounds(**bounds)
+    assert router_config(load(RouterSettings, {"trust_tenant_header": True})).trust_tenant_header
     with pytest.raises(AttributeError):
         router.port = 1  # type: ignore[misc]
