@@ -142,5 +142,5 @@ def make_branches(
                 kept_token_ids=kept_token_ids,
             ),
         )
-        for index in range(params.n)
+        for index in range(params.num_sequences)
     ]

@@ -54,6 +54,8 @@ def _asked(
     sampling = _set_fields(request.sampling_params)
     if "logit_bias" in sampling:
         sampling["logit_bias"] = [(one.token_id, one.bias) for one in sampling["logit_bias"]]
+    if "beam_search" in sampling:
+        sampling["beam_search"] = _set_fields(sampling["beam_search"])
     return Asked(
         request_id=request.request_id,
         model=request.model,
@@ -136,6 +138,7 @@ def _finish(finish: Finish) -> pb.Finish:
         stop=finish.stop,
         stop_token_id=finish.stop_token_id,
         error_message=finish.error_message,
+        score=finish.score,
     )
 
 

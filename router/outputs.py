@@ -24,6 +24,8 @@ class Finish(NamedTuple):
     stop: str | None = None
     stop_token_id: int | None = None
     error_message: str = ""
+    score: float | None = None
+    """What the request's sequences are ordered by, if they are."""
 
 
 class TokenLogprobs(NamedTuple):

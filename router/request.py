@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import Protocol
 
+from router.best_of import BestOf
 from router.branch import Branch, make_branches
 from router.outputs import Delta, End, Finish, FinishReason, TokenLogprobs, Update
 from router.sampling import SamplingParams
@@ -64,6 +65,7 @@ class GenerationRequest:
             tokenizer=tokenizer,
             kept_token_ids=kept_token_ids,
         )
+        self._best_of = BestOf(params) if params.is_ranked else None
         self._prompt_logprobs: list[TokenLogprobs] = []
         self._num_prompt_logprobs = 0
         self._touched: dict[int, Branch] = {}
@@ -95,7 +97,7 @@ class GenerationRequest:
 
     def end_sequence(self, index: int, finish: Finish) -> None:
         """A sequence has ended; its last tokens were put in before."""
-        if finish.reason is FinishReason.ERROR and self.params.n == 1:
+        if finish.reason is FinishReason.ERROR and self.params.num_sequences == 1:
             return  # the request ends with a status that says so
         self._branches[index].end(finish)
         self._touch(index)
@@ -152,12 +154,14 @@ class GenerationRequest:
                 self._link.stop_sequence(
                     self.handle, index=branch.index, keep_tokens=branch.num_tokens
                 )
+        if self._best_of is not None:
+            deltas = self._best_of.take(deltas, is_last=self._end is not None)
         if self.time_to_first_token_ns is None and any(delta.token_ids for delta in deltas):
             self.time_to_first_token_ns = time.monotonic_ns() - self._arrived_ns
         return deltas
 
     def _finish(self) -> End | None:
-        """Returns the end, with the tokens counted as the client got them."""
+        """Returns the end, with the tokens counted as they were read, of all sequences."""
         if self._end is None:
             return None
         if not all(branch.finished for branch in self._branches):

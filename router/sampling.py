@@ -4,6 +4,15 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BeamSearch:
+    """Checked and resolved; see inference.proto."""
+
+    width: int
+    length_penalty: float = 1.0
+    early_stopping: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """Checked and resolved; see inference.proto for the meaning of the fields."""
 
@@ -33,4 +42,18 @@ class SamplingParams:
     """Runs of tokens that are never completed."""
     num_prompt_logprobs: int | None = None
     n: int = 1
+    best_of: int | None = None
+    hides_logprobs: bool = False
+    """Whether log probabilities are there to choose the best sequences, and not for the client."""
+    beam_search: BeamSearch | None = None
     skip_special_tokens: bool = True
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that the scheduler is asked for, of which the client gets `n`."""
+        return self.best_of or self.n
+
+    @property
+    def is_ranked(self) -> bool:
+        """Whether the router chooses which sequences the client gets."""
+        return self.num_sequences > self.n

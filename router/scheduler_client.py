@@ -19,6 +19,7 @@ from router.model import ServedModel
 from router.model_client import ModelClient
 from router.outputs import End, Finish, FinishReason, Timings, TokenLogprobs, Usage
 from router.request import GenerationRequest
+from router.sampling import BeamSearch
 from rpc.client import open_channel
 from rpc.columns import pack_float32, pack_int32, unpack_int32, unpack_int64
 from rpc.errors import RpcError, Unavailable, from_code
@@ -274,12 +275,23 @@ def _add_request(request: GenerationRequest) -> pb.AddRequest:
             num_prompt_logprobs=params.num_prompt_logprobs,
         ),
         max_tokens=params.max_tokens,
-        num_sequences=params.n,
+        num_sequences=params.num_sequences,
+        beam_search=_beam_search(params.beam_search),
         timeout_ns=request.timeout_ns,
         tenant=request.tenant,
         priority=request.priority,
         cache_salt=request.cache_salt,
         trace_context=worker_pb2.TraceContext(traceparent=traceparent, tracestate=tracestate),
+    )
+
+
+def _beam_search(search: BeamSearch | None) -> pb.BeamSearch | None:
+    if search is None:
+        return None
+    return pb.BeamSearch(
+        width=search.width,
+        length_penalty=search.length_penalty,
+        early_stopping=search.early_stopping,
     )
 
 
@@ -294,6 +306,7 @@ def _finish(sequence: pb.SequenceFinished) -> Finish:
         _REASONS.get(sequence.reason, FinishReason.ERROR),
         stop_token_id=sequence.stop_token_id if sequence.HasField("stop_token_id") else None,
         error_message=sequence.error_message,
+        score=sequence.score if sequence.HasField("score") else None,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from router.model import ServedModel
 from router.sampling import SamplingParams
+from router.sequence_checks import beam_search, check_sequences
 from router.token_checks import check_lists, check_tokens_exist
 from rpc.errors import InvalidArgument, NotFound, Unimplemented
 
@@ -56,8 +57,6 @@ REQUEST_RANGES: Mapping[str, Range] = {
 
 NOT_SERVED = frozenset(
     {
-        "sampling_params.best_of",
-        "sampling_params.beam_search",
         "sampling_params.structured_output",
     }
 )
@@ -112,6 +111,7 @@ def check_sampling_values(fields: Mapping[str, Any]) -> None:
     for name, allowed in RANGES.items():
         if name in fields and not allowed.holds(fields[name]):
             raise InvalidArgument(f"sampling_params.{name}", fields[name], allowed.text)
+    check_sequences(fields)
     check_lists(fields)
 
 
@@ -153,6 +153,8 @@ def resolve_sampling(
     top_k = fields.get("top_k", 0)
     ignore_eos = fields.get("ignore_eos", False)
     eos_token_ids = () if ignore_eos else model.eos_token_ids
+    n, best_of, num_logprobs = fields.get("n", 1), fields.get("best_of"), fields.get("logprobs")
+    hides_logprobs = num_logprobs is None and (best_of or n) > n
     return SamplingParams(
         temperature=0.0 if temperature < GREEDY_BELOW else temperature,
         top_p=fields.get("top_p", 1.0),
@@ -165,7 +167,6 @@ def resolve_sampling(
         stop_token_ids=tuple(dict.fromkeys((*fields.get("stop_token_ids", ()), *eos_token_ids))),
         include_stop_str_in_output=fields.get("include_stop_str_in_output", False),
         ignore_eos=ignore_eos,
-        num_logprobs=_at_most(fields.get("logprobs"), model.vocab_size),
         presence_penalty=fields.get("presence_penalty", 0.0),
         frequency_penalty=fields.get("frequency_penalty", 0.0),
         repetition_penalty=fields.get("repetition_penalty", 1.0),
@@ -174,7 +175,11 @@ def resolve_sampling(
         allowed_token_ids=tuple(fields.get("allowed_token_ids", ())),
         bad_words=bad_words,
         num_prompt_logprobs=_at_most(fields.get("prompt_logprobs"), model.vocab_size),
-        n=fields.get("n", 1),
+        num_logprobs=0 if hides_logprobs else _at_most(num_logprobs, model.vocab_size),
+        n=n,
+        best_of=best_of,
+        hides_logprobs=hides_logprobs,
+        beam_search=beam_search(fields),
         skip_special_tokens=fields.get("skip_special_tokens", True),
     )
 

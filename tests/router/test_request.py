@@ -96,7 +96,7 @@ async def test_a_stop_token_has_no_text_even_if_its_finish_comes_later(late: boo
     text = (first.text if first else "") + last.text
     token_ids = (first.token_ids if first else []) + last.token_ids
     assert (text, token_ids) == ("Paris", ids)
-    assert last.finish == (FinishReason.STOP_TOKEN, None, token("!"), "")
+    assert last.finish == Finish(FinishReason.STOP_TOKEN, stop_token_id=token("!"))
 
 
 async def test_a_stop_token_has_text_when_asked_for() -> None:
@@ -121,7 +121,7 @@ async def test_a_stop_string_ends_its_branch_alone_and_drops_what_follows() -> N
     request.add_tokens(1, bytewise_ids("ab"), [])
     first, second = (await read_next(request)).deltas
     assert (first.text, first.token_ids) == ("a", bytewise_ids("abc"))
-    assert first.finish == (FinishReason.STOP_STRING, "bc", None, "")
+    assert first.finish == Finish(FinishReason.STOP_STRING, stop="bc")
     assert (second.text, second.token_ids, second.finish) == ("a", bytewise_ids("ab"), None)
     assert link.stopped == [(1, 0, 3)]
 
@@ -258,3 +258,88 @@ def test_any_arrival_gives_the_same_text_and_tokens(
     assert token_ids == bytewise_ids(text[:end])
     assert len(finishes) == 1
     assert sent == (text if end is None else text[: end - len(finishes[0].stop or "")])
+
+
+async def others_run() -> None:
+    """Lets tasks that have something to do go on until they wait."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def logprob(value: float) -> TokenLogprobs:
+    return TokenLogprobs(value, 1, [], [])
+
+
+def add_all(request: GenerationRequest, index: int, text: str, *values: float) -> None:
+    request.add_tokens(index, bytewise_ids(text), [logprob(value) for value in values])
+
+
+async def test_the_best_of_all_sequences_come_at_the_end_by_their_mean_log_probability() -> None:
+    request = make_request(n=2, best_of=4, num_logprobs=0, hides_logprobs=True)
+    add_all(request, 0, "aa", -1.0, -2.0)
+    add_all(request, 1, "b", -1.4)
+    add_all(request, 2, "ccc", -0.1, -0.1, -0.1)
+    add_all(request, 3, "d", -9.0)
+    waiting = asyncio.create_task(read_next(request))
+    await others_run()
+    add_all(request, 2, "c", -4.0)
+    for index in range(4):
+        request.end_sequence(index, LENGTH)
+    request.end(END)
+    update = await waiting
+    assert [(delta.index, delta.text, delta.logprobs) for delta in update.deltas] == [
+        (0, "cccc", []),
+        (1, "b", []),
+    ]
+    scores = [delta.finish.score for delta in update.deltas if delta.finish]
+    assert scores == pytest.approx([-4.3 / 4, -1.4])
+    assert update.end is not None
+    assert update.end.usage.completion_tokens == 8
+    assert update.end.time_to_first_token_ns is not None
+
+
+async def test_log_probabilities_that_were_asked_for_come_with_the_best() -> None:
+    request = make_request(n=1, best_of=2, num_logprobs=0)
+    add_all(request, 0, "a", -2.0)
+    add_all(request, 1, "b", -1.0)
+    for index in range(2):
+        request.end_sequence(index, LENGTH)
+    request.end(END)
+    (delta,) = (await read_next(request)).deltas
+    assert (delta.text, delta.logprobs) == ("b", [logprob(-1.0)])
+
+
+async def test_what_is_dropped_after_a_stop_string_does_not_count_for_the_best() -> None:
+    link = FakeLink()
+    request = make_request(link=link, n=1, best_of=2, num_logprobs=0, stop=("x",))
+    add_all(request, 0, "a", -2.0)
+    add_all(request, 1, "bxc", -1.0, -1.0, -50.0)
+    waiting = asyncio.create_task(read_next(request))
+    await others_run()
+    assert link.stopped == [(1, 1, 2)]
+    request.end_sequence(0, LENGTH)
+    request.end(END)
+    update = await waiting
+    assert update.deltas[0].text == "b"
+    assert update.deltas[0].finish == Finish(FinishReason.STOP_STRING, stop="x", score=-1.0)
+    assert update.end is not None
+    assert update.end.usage.completion_tokens == 3
+
+
+async def test_a_sequence_that_failed_is_the_last_choice() -> None:
+    request = make_request(n=2, best_of=3, num_logprobs=0)
+    failed = Finish(FinishReason.ERROR, error_message="logits are not finite")
+    add_all(request, 0, "a", -0.1)
+    add_all(request, 1, "b", -5.0)
+    request.end_sequence(0, failed)
+    request.end_sequence(1, LENGTH)
+    request.end_sequence(2, failed)
+    request.end(END)
+    update = await read_next(request)
+    assert [delta.finish for delta in update.deltas] == [LENGTH._replace(score=-5.0), failed]
+
+
+async def test_as_many_as_are_generated_stream_unranked() -> None:
+    request = make_request(n=2, best_of=2)
+    request.add_tokens(1, bytewise_ids("b"), [])
+    assert (await read_delta(request)).index == 1

@@ -31,6 +31,81 @@ def resolve(num_prompt_tokens: int = 10, **fields: Any) -> Any:
     return resolve_sampling(fields, num_prompt_tokens=num_prompt_tokens, model=MODEL)
 
 
+def refused_field(**fields: Any) -> str:
+    with pytest.raises(InvalidArgument) as error:
+        check_sampling(fields, MODEL)
+    return error.value.message.split(": ")[0]
+
+
+@given(n=st.integers(1, 64), best_of=st.integers(0, 2**32 - 1) | st.integers(0, 70))
+def test_best_of_is_at_least_n(n: int, best_of: int) -> None:
+    if n <= best_of <= 64:
+        assert resolve(n=n, best_of=best_of).num_sequences == best_of
+    else:
+        assert refused_field(n=n, best_of=best_of) == "sampling_params.best_of"
+
+
+def test_log_probabilities_that_only_rank_are_hidden() -> None:
+    ranked, asked = resolve(best_of=3), resolve(best_of=3, logprobs=2)
+    assert (ranked.num_logprobs, ranked.hides_logprobs, ranked.is_ranked) == (0, True, True)
+    assert (asked.num_logprobs, asked.hides_logprobs) == (2, False)
+    plain = resolve(n=3, best_of=3)
+    assert (plain.num_logprobs, plain.hides_logprobs, plain.is_ranked) == (None, False, False)
+
+
+@given(width=st.integers(0, 2**32 - 1) | st.integers(0, 34), n=st.integers(1, 34))
+def test_beams_have_bounds(width: int, n: int) -> None:
+    if not 1 <= width <= 32:
+        where = refused_field(n=n, beam_search={"width": width} if width else {})
+        assert where == "sampling_params.beam_search.width"
+    elif n > width:
+        assert refused_field(n=n, beam_search={"width": width}) == "sampling_params.n"
+    else:
+        search = resolve(n=n, beam_search={"width": width}).beam_search
+        assert (search.width, search.length_penalty, search.early_stopping) == (width, 1.0, False)
+
+
+@given(FLOATS)
+def test_length_penalties_have_bounds(value: float) -> None:
+    search = {"width": 2, "length_penalty": value}
+    if -5 <= value <= 5:
+        assert resolve(beam_search=search).beam_search.length_penalty == value
+    else:
+        assert refused_field(beam_search=search) == "sampling_params.beam_search.length_penalty"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("best_of", 2),
+        ("stop", ["x"]),
+        ("logprobs", 0),
+        ("structured_output", object()),
+        ("presence_penalty", 0.5),
+        ("frequency_penalty", 0.5),
+        ("repetition_penalty", 1.5),
+        ("logit_bias", [(1, 1.0)]),
+        ("allowed_token_ids", [1]),
+        ("bad_words", ["x"]),
+    ],
+)
+def test_what_beams_cannot_honour_is_refused_by_name(name: str, value: object) -> None:
+    fields = {"beam_search": {"width": 2}, name: value}
+    assert refused_field(**fields) == f"sampling_params.{name}"
+
+
+def test_neutral_values_are_no_obstacle_to_beams() -> None:
+    resolve(
+        beam_search={"width": 2, "early_stopping": True},
+        stop=(),
+        presence_penalty=0.0,
+        repetition_penalty=1.0,
+        temperature=0.7,
+        min_tokens=3,
+        stop_token_ids=[9],
+    )
+
+
 @given(FLOATS)
 def test_temperature_is_in_0_to_2(value: float) -> None:
     assert is_accepted(temperature=value) == (0 <= value <= 2)
@@ -239,6 +314,7 @@ def test_every_field_is_either_served_or_refused() -> None:
             "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "logprobs", "n",
             "skip_special_tokens", "presence_penalty", "frequency_penalty", "repetition_penalty",
             "typical_p", "logit_bias", "allowed_token_ids", "bad_words", "prompt_logprobs",
+            "best_of", "beam_search",
         )
     }  # fmt: skip
     requests = [pb.GenerateRequest.DESCRIPTOR, pb.ChatRequest.DESCRIPTOR]

@@ -1,0 +1,52 @@
+"""Holds a request's sequences back until all have ended, and then tells those that are best.
+
+The order is that of the mean log probability of the tokens that were kept, as vLLM had it with
+`best_of`: a longer sequence is not worse for its length. Sequences that failed come last.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from router.outputs import Delta, FinishReason, TokenLogprobs
+from router.sampling import SamplingParams
+
+
+def score(logprobs: Sequence[TokenLogprobs]) -> float:
+    """Returns the mean log probability of a sequence's tokens."""
+    if not logprobs:
+        return -math.inf
+    return sum(entry.logprob for entry in logprobs) / len(logprobs)
+
+
+class BestOf:
+    """The sequences of one request, as far as they are read."""
+
+    def __init__(self, params: SamplingParams) -> None:
+        self._params = params
+        self._held: dict[int, Delta] = {}
+
+    def take(self, deltas: list[Delta], *, is_last: bool) -> list[Delta]:
+        """Puts deltas beside what is held; returns the best sequences, whole, once all is there."""
+        for delta in deltas:
+            held = self._held.setdefault(delta.index, Delta(index=delta.index))
+            held.text += delta.text
+            held.token_ids += delta.token_ids
+            held.logprobs += delta.logprobs
+            held.finish = delta.finish
+        if not is_last:
+            return []
+        best = sorted(self._held.values(), key=_order)[: self._params.n]
+        return [self._told(delta, index) for index, delta in enumerate(best)]
+
+    def _told(self, delta: Delta, index: int) -> Delta:
+        finish = delta.finish
+        if finish is not None and finish.reason is not FinishReason.ERROR:
+            finish = finish._replace(score=score(delta.logprobs))
+        logprobs = [] if self._params.hides_logprobs else delta.logprobs
+        return replace(delta, index=index, finish=finish, logprobs=logprobs)
+
+
+def _order(delta: Delta) -> tuple[bool, float, int]:
+    has_failed = delta.finish is None or delta.finish.reason is FinishReason.ERROR
+    return has_failed, -score(delta.logprobs), delta.index
