@@ -233,6 +233,18 @@ def expected_tokens(
     return tokens[len(prompt) :]
 
 
+def expected_logprobs(
+    token_ids: Sequence[int], *, num: int, vocab_size: int = 512
+) -> tuple[list[int], list[float]]:
+    """Returns the likeliest tokens after `token_ids`, as a greedy row reports them.
+
+    No blocks are involved.
+    """
+    (best,) = expected_tokens(token_ids, num_tokens=1, vocab_size=vocab_size)
+    found = _logprobs(0, best=best, token=best, num=num, size=vocab_size)
+    return found.top_token_ids, found.top_logprobs
+
+
 def _allowed(rows: SampleRows, vocab_size: int) -> NDArray[np.bool_]:
     """Returns [num_rows, vocab_size], what may be drawn."""
     allowed = np.ones((len(rows), vocab_size), dtype=np.bool_)

@@ -48,9 +48,12 @@ class Stack:
 
 
 @contextlib.asynccontextmanager
-async def make_stack(*, num_workers: int = 1, **worker: int) -> AsyncIterator[Stack]:
+async def make_stack(
+    *, num_workers: int = 1, config: SchedulerConfig | None = None, **worker: int
+) -> AsyncIterator[Stack]:
     async with contextlib.AsyncExitStack() as stack:
-        scheduler = await stack.enter_async_context(running_scheduler(SchedulerConfig(port=0)))
+        config = config or SchedulerConfig(port=0)
+        scheduler = await stack.enter_async_context(running_scheduler(config))
         for _ in range(num_workers):
             await stack.enter_async_context(running_worker(scheduler.address, simulated(**worker)))
         router = await stack.enter_async_context(running_router(scheduler.address))

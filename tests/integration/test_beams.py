@@ -1,0 +1,230 @@
+"""Beam search and best_of through router, scheduler and simulated workers, over real gRPC.
+
+The simulated worker reads its log probabilities through the block tables, so that a wrong block map
+or a lost copy changes what a search finds.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+import grpc
+import pytest
+
+from gpu_worker.simulated import expected_logprobs, expected_tokens
+from gpu_worker.simulated_tokenizer import END_OF_SEQUENCE_ID
+from gpu_worker.step import Runner
+from protos.inference.v1 import inference_pb2 as pb
+from protos.scheduler.v1 import scheduler_pb2
+from scheduler_svc.beam import BeamSearch, BeamSearchParams, Candidates, Hypothesis
+from scheduler_svc.config import PreemptionMode, SchedulerConfig
+from tests.integration.stack import (
+    eventually,
+    router,
+    running_scheduler,
+    running_worker,
+    simulated,
+)
+from tests.integration.test_stack import Answer, ask, decode, make_request, make_stack
+
+STOPS = [END_OF_SEQUENCE_ID, *range(5, 512, 40)]
+PROMPTS = [[7 * i % 250 + j for j in range(3 + 5 * i)] for i in range(8)]
+
+
+def found(
+    prompt: list[int],
+    *,
+    width: int,
+    max_tokens: int,
+    stops: list[int] = STOPS,
+    length_penalty: float = 1.0,
+    early_stopping: bool = False,
+) -> list[Hypothesis]:
+    """What a search finds that nobody is in the way of."""
+    params = BeamSearchParams(
+        width=width, length_penalty=length_penalty, early_stopping=early_stopping
+    )
+    search = BeamSearch(params, stop_token_ids=stops)
+    while not search.is_done:
+        candidates = [
+            Candidates(*expected_logprobs(prompt + beam.token_ids, num=search.num_candidates))
+            for beam in search.live
+        ]
+        search.advance(candidates, max_tokens=max_tokens)
+    return search.finished
+
+
+def make_beams(prompt: list[int], *, n: int = 2, max_tokens: int = 14, **search: object) -> object:
+    return make_request(
+        prompt,
+        n=n,
+        max_tokens=max_tokens,
+        ignore_eos=False,
+        stop_token_ids=STOPS[1:],
+        beam_search=pb.BeamSearch(**{"width": 4} | search),
+    )
+
+
+def assert_found(answer: Answer, expected: list[Hypothesis]) -> None:
+    assert answer.token_ids == {i: one.token_ids for i, one in enumerate(expected)}
+    assert [answer.finish[i].score for i in sorted(answer.finish)] == pytest.approx(
+        [one.score for one in expected]
+    )
+    for index, one in enumerate(expected):
+        *before, last = one.token_ids
+        is_stop = last in STOPS
+        assert answer.text[index] == decode(before if is_stop else one.token_ids)
+        finish = answer.finish[index]
+        if not is_stop:
+            assert finish.reason == pb.FINISH_REASON_LENGTH
+            continue
+        is_eos = last == END_OF_SEQUENCE_ID
+        assert finish.stop_token_id == last
+        assert finish.reason == (pb.FINISH_REASON_STOP if is_eos else pb.FINISH_REASON_STOP_TOKEN)
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == sum(len(one.token_ids) for one in expected)
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize(
+    ("num_gpu_blocks", "num_cpu_blocks", "mode"),
+    [
+        (1000, 0, PreemptionMode.AUTO),
+        (24, 0, PreemptionMode.RECOMPUTE),
+        (24, 100, PreemptionMode.SWAP),
+        (24, 12, PreemptionMode.SWAP),
+    ],
+)
+async def test_searches_beside_other_requests_find_what_they_do_alone(
+    num_workers: int, num_gpu_blocks: int, num_cpu_blocks: int, mode: PreemptionMode
+) -> None:
+    config = SchedulerConfig(port=0, preemption_mode=mode, watermark=0.0)
+    worker = {"block_size": 8, "max_num_batched_tokens": 48}
+    async with make_stack(
+        num_workers=num_workers,
+        config=config,
+        num_gpu_blocks=num_gpu_blocks,
+        num_cpu_blocks=num_cpu_blocks,
+        **worker,
+    ) as stack:
+        searches = [
+            ask(stack.stub, make_beams(prompt, n=1 + i % 4, early_stopping=i % 2 == 0))
+            for i, prompt in enumerate(PROMPTS)
+        ]
+        others = [ask(stack.stub, make_request(prompt, max_tokens=20)) for prompt in PROMPTS]
+        answers = await asyncio.gather(*searches, *others)
+        for i, (answer, prompt) in enumerate(zip(answers, PROMPTS * 2, strict=True)):
+            if i >= len(PROMPTS):
+                assert answer.token_ids[0] == expected_tokens(prompt, num_tokens=20)
+                continue
+            expected = found(prompt, width=4, max_tokens=14, early_stopping=i % 2 == 0)
+            assert_found(answer, expected[: 1 + i % 4])
+        engines = stack.scheduler.cluster.engines
+        pressed = any(engine.scheduler.num_preemptions for engine in engines)
+        assert pressed is (num_gpu_blocks < 100)
+
+
+async def test_a_search_whose_worker_dies_is_found_on_another() -> None:
+    prompt = PROMPTS[3]
+    make: Callable[[], Runner] = simulated(step_ns=10_000_000)
+    async with (
+        running_scheduler(SchedulerConfig(port=0)) as scheduler,
+        running_worker(scheduler.address, make) as first,
+    ):
+        await eventually(lambda: len(scheduler.cluster.engines) == 1)
+        async with router(scheduler.address) as client, running_worker(scheduler.address, make):
+            await client.add(
+                1,
+                prompt,
+                max_tokens=30,
+                num_sequences=2,
+                beam_search=scheduler_pb2.BeamSearch(width=3, length_penalty=1.0),
+            )
+            await eventually(lambda: scheduler.cluster.engines[0].scheduler.num_steps > 8)
+            await first.kill()
+            (got,) = await client.ended(1)
+        expected = found(prompt, width=3, max_tokens=30, stops=[])[:2]
+        assert got.end is not None
+        assert got.end.code == 0
+        assert got.tokens == {i: one.token_ids for i, one in enumerate(expected)}
+        await eventually(
+            lambda: not any(e.scheduler.has_unfinished for e in scheduler.cluster.engines)
+        )
+        scheduler.cluster.check()
+
+
+async def test_the_best_hypothesis_streams_as_it_is_settled() -> None:
+    async with make_stack(step_ns=2_000_000) as stack:
+        request = make_beams(PROMPTS[2], n=3, max_tokens=60)
+        first: list[int] = []
+        async for response in stack.stub.Generate(request):
+            if response.HasField("usage"):
+                break
+            assert {output.index for output in response.outputs} == {0}
+            first += [token for output in response.outputs for token in output.token_ids]
+        assert first
+        best = found(PROMPTS[2], width=4, max_tokens=60)[0]
+        assert first == best.token_ids[: len(first)]
+
+
+async def test_a_search_that_is_cancelled_or_late_leaves_nothing() -> None:
+    async with make_stack(step_ns=5_000_000) as stack:
+        call = stack.stub.Generate(make_beams([1, 2], max_tokens=2000))
+        await eventually(lambda: len(stack.scheduler.cluster) == 1)
+        call.cancel()
+        late = stack.stub.Generate(make_beams([3], max_tokens=2000), timeout=0.2)
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            async for _ in late:
+                pass
+        assert error.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"beam_search": scheduler_pb2.BeamSearch(width=0)}, "beam_search.width"),
+        ({"beam_search": scheduler_pb2.BeamSearch(width=33)}, "beam_search.width"),
+        (
+            {"beam_search": scheduler_pb2.BeamSearch(width=2, length_penalty=float("nan"))},
+            "beam_search.length_penalty",
+        ),
+        ({"beam_search": scheduler_pb2.BeamSearch(width=2), "num_sequences": 3}, "num_sequences"),
+    ],
+)
+async def test_searches_that_no_router_of_ours_asks_for_are_refused_alone(
+    fields: dict[str, object], named: str
+) -> None:
+    async with (
+        running_scheduler(SchedulerConfig(port=0)) as scheduler,
+        running_worker(scheduler.address, simulated()),
+        router(scheduler.address) as client,
+    ):
+        await eventually(lambda: len(scheduler.cluster.engines) == 1)
+        await client.add(1, [1, 2, 3])
+        await client.add(2, [1, 2, 3], **fields)
+        good, refused = await client.ended(1, 2)
+        assert refused.end is not None
+        assert refused.end.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+        assert named in refused.end.message
+        assert good.tokens[0] == expected_tokens([1, 2, 3], num_tokens=16)
+
+
+async def test_best_of_returns_the_sequences_of_the_highest_mean_log_probability() -> None:
+    fields = {"temperature": 1.0, "seed": 7, "max_tokens": 6, "logprobs": 0}
+    tokens: dict[int, list[int]] = {}
+    logprobs: dict[int, list[float]] = {}
+    async with make_stack() as stack:
+        async for response in stack.stub.Generate(make_request([5, 6], n=5, **fields)):
+            for output in response.outputs:
+                assert not output.finish.HasField("score")
+                tokens.setdefault(output.index, []).extend(output.token_ids)
+                found = [one.sampled.logprob for one in output.logprobs]
+                logprobs.setdefault(output.index, []).extend(found)
+        del fields["logprobs"]
+        answer = await ask(stack.stub, make_request([5, 6], n=2, best_of=5, **fields))
+    means = {index: sum(values) / len(values) for index, values in logprobs.items()}
+    best = sorted(means, key=lambda index: -means[index])[:2]
+    assert answer.num_messages == 1
+    assert answer.usage == pb.Usage(prompt_tokens=2, completion_tokens=30)
+    assert answer.token_ids == {i: tokens[index] for i, index in enumerate(best)}
+    scores = [answer.finish[i].score for i in range(2)]
+    assert scores == pytest.approx([means[index] for index in best])
