@@ -6,6 +6,7 @@ request on that worker again; so what no worker could serve is refused here, alo
 
 import math
 
+from scheduler_svc.beam_checks import find_fault_in_search
 from scheduler_svc.model import ModelInfo
 from scheduler_svc.sequence import SamplingParams, SequenceGroup
 
@@ -18,9 +19,6 @@ MAX_BIAS = 100
 MAX_BIASES = 1024
 MAX_BAD_TOKENS = 16_384
 """All as in the worker's contract."""
-MAX_BEAM_WIDTH = 32
-MAX_LENGTH_PENALTY = 5.0
-"""A longer sequence than any to this power is a float32 still."""
 
 
 def find_fault(group: SequenceGroup, model: ModelInfo) -> str | None:
@@ -34,7 +32,10 @@ def find_fault(group: SequenceGroup, model: ModelInfo) -> str | None:
         return f"token ids must be below the vocabulary's size, {model.vocab_size}"
     if abs(group.priority) > MAX_PRIORITY:
         return f"priority is {group.priority}, must be in [-{MAX_PRIORITY}, {MAX_PRIORITY}]"
-    return _find_fault_in_params(group.params, model) or _find_fault_in_search(group, model)
+    most_logprobs = min(MAX_LOGPROBS, model.vocab_size)
+    return _find_fault_in_params(group.params, model) or find_fault_in_search(
+        group, most_logprobs=most_logprobs
+    )
 
 
 def _find_fault_in_params(params: SamplingParams, model: ModelInfo) -> str | None:
@@ -87,43 +88,4 @@ def _find_fault_in_tokens(params: SamplingParams, model: ModelInfo) -> str | Non
             return f"sampling_params.{name} is {value}, must be below {model.vocab_size}"
     if len({token_id for token_id, _ in params.logit_bias}) < len(biases):
         return "sampling_params.logit_bias_token_ids has a token twice"
-    return None
-
-
-def _find_fault_in_search(group: SequenceGroup, model: ModelInfo) -> str | None:
-    search = group.beam_search
-    if search is None:
-        return None
-    width, penalty = search.width, search.length_penalty
-    num_stops = len(set(group.params.stop_token_ids))
-    most_stops = min(MAX_LOGPROBS, model.vocab_size) - width
-    for name, value, is_allowed, allowed in (
-        ("beam_search.width", width, 1 <= width <= MAX_BEAM_WIDTH, f"in [1, {MAX_BEAM_WIDTH}]"),
-        (
-            "beam_search.length_penalty",
-            penalty,
-            abs(penalty) <= MAX_LENGTH_PENALTY,
-            f"in [-{MAX_LENGTH_PENALTY:g}, {MAX_LENGTH_PENALTY:g}]",
-        ),
-        (
-            "num_sequences",
-            group.num_sequences,
-            group.num_sequences <= width,
-            f"at most beam_search.width, {width}",
-        ),
-        (
-            "sampling_params.stop_token_ids",
-            f"a list of {num_stops}",
-            num_stops <= most_stops,
-            f"at most {most_stops} beside {width} beams",
-        ),
-        (
-            "sampling_params.num_logprobs",
-            group.params.num_logprobs,
-            group.params.num_logprobs is None,
-            "unset with beam_search",
-        ),
-    ):
-        if not is_allowed:
-            return f"{name} is {value}, must be {allowed}"
     return None

@@ -15,6 +15,7 @@ from gpu_worker.simulated_tokenizer import END_OF_SEQUENCE_ID
 from gpu_worker.step import Runner
 from protos.inference.v1 import inference_pb2 as pb
 from protos.scheduler.v1 import scheduler_pb2
+from protos.worker.v1 import worker_pb2
 from scheduler_svc.beam import BeamSearch, BeamSearchParams, Candidates, Hypothesis
 from scheduler_svc.config import PreemptionMode, SchedulerConfig
 from tests.integration.stack import (
@@ -178,6 +179,13 @@ async def test_a_search_that_is_cancelled_or_late_leaves_nothing() -> None:
         assert error.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
+BEAMS = scheduler_pb2.BeamSearch(width=2)
+
+
+def params(**fields: object) -> worker_pb2.SamplingParams:
+    return worker_pb2.SamplingParams(top_p=1.0, **fields)
+
+
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
@@ -187,7 +195,13 @@ async def test_a_search_that_is_cancelled_or_late_leaves_nothing() -> None:
             {"beam_search": scheduler_pb2.BeamSearch(width=2, length_penalty=float("nan"))},
             "beam_search.length_penalty",
         ),
-        ({"beam_search": scheduler_pb2.BeamSearch(width=2), "num_sequences": 3}, "num_sequences"),
+        ({"beam_search": BEAMS, "num_sequences": 3}, "num_sequences"),
+        ({"beam_search": BEAMS, "sampling_params": params(num_logprobs=0)}, "num_logprobs"),
+        ({"beam_search": BEAMS, "sampling_params": params(presence_penalty=1)}, "presence_penalty"),
+        (
+            {"beam_search": BEAMS, "sampling_params": params(stop_token_ids=list(range(127)))},
+            "stop_token_ids",
+        ),
     ],
 )
 async def test_searches_that_no_router_of_ours_asks_for_are_refused_alone(
