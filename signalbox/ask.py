@@ -60,6 +60,7 @@ class Answer:
             parts.append(f"first after {self.time_to_first_token_s:.3f} s")
         if self.tokens_per_second is not None:
             parts.append(f"then {self.tokens_per_second:.1f} tokens/s")
+        parts.append(f"request {self.request_id}")
         return ", ".join(parts)
 
     def as_dict(self) -> dict[str, Any]:

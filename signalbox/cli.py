@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import signalbox
-from signalbox import ask, doctor, health, services
+from signalbox import ask, doctor, dump, explain, health, replay, services, top
 from signalbox.configs import in_words_of_flags
 from signalbox.flags import add_flags
 from signalbox.processes import end_with_parent, process_name
@@ -113,6 +113,10 @@ def _add_questions(commands: Any) -> None:
     for name, summary, module in (
         ("health", "whether a router, scheduler or worker is serving, as exit status", health),
         ("doctor", "what this machine offers, what will be used, what is amiss", doctor),
+        ("top", "what a scheduler and its workers are doing, live", top),
+        ("explain", "what happened to one request, and why it took so long", explain),
+        ("dump", "what a scheduler holds: queues, sequences, blocks, steps in flight", dump),
+        ("replay", "whether a recorded scheduler's decisions come out the same again", replay),
     ):
         command = commands.add_parser(name, help=summary, description=f"Says {summary}.")
         module.add_flags(command)

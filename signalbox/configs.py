@@ -81,6 +81,7 @@ def scheduler_config(settings: SchedulerSettings) -> SchedulerConfig:
             output_weight=settings.fair_output_weight,
         ),
         explain_history=settings.explain_history,
+        record=settings.record,
         drain_timeout_s=settings.grace,
     )
 

@@ -215,6 +215,11 @@ class PolicySettings(LimitSettings):
         ge=0,
         description="requests that `signalbox explain` can still explain after their end",
     )
+    record: str | None = Field(
+        None,
+        description="file for the scheduler's decisions and all that they depend on, for `signalbox"
+        " replay`; it holds the token ids of prompts and outputs, for its owner alone to read",
+    )
 
 
 class DoorSettings(TraceSettings):

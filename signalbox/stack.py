@@ -11,7 +11,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator
 
-from rpc.server import check_free, join_address
+from rpc.server import BindError, check_free, join_address
 from signalbox.flags import to_flags
 from signalbox.inference_client import InferenceClient
 from signalbox.processes import Child, spawn
@@ -56,7 +56,7 @@ class LocalStack:
 
     async def start(self) -> None:
         """Starts the processes and returns when the router serves. Raises ServiceDied."""
-        settings, scheduler_port = self._settings, _free_port()
+        settings, scheduler_port = self._settings, _scheduler_port(self._port)
         check_free(settings.host, settings.port)
         scheduler = join_address(LOOPBACK, scheduler_port)
         self._scheduler = await self._spawn(
@@ -193,6 +193,15 @@ def _threads_per_worker(settings: ServeSettings) -> int | None:
     if settings.num_threads or settings.workers == 1 or settings.simulate:
         return settings.num_threads
     return max(1, (os.cpu_count() or 1) // settings.workers)
+
+
+def _scheduler_port(router_port: int) -> int:
+    """Returns the port after the router's, where `signalbox top` looks, or any if that is taken."""
+    try:
+        check_free(LOOPBACK, router_port + 1)
+    except (BindError, OverflowError):
+        return _free_port()
+    return router_port + 1
 
 
 def _free_port() -> int:

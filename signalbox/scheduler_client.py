@@ -1,0 +1,105 @@
+"""Asks a scheduler about itself, for the commands that look inside."""
+
+import argparse
+import os
+from collections.abc import AsyncIterator
+from typing import Any, Self, cast
+
+import grpc
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+
+from protos.scheduler.v1 import explain_pb2, scheduler_pb2_grpc, state_pb2, stats_pb2
+from rpc.client import open_channel
+from signalbox.settings import ENV_PREFIX
+
+DEFAULT_ADDRESS = "127.0.0.1:50052"
+TIMEOUT_S = 10.0
+
+
+class SchedulerUnreachable(RuntimeError):
+    """Nothing answers there, or not in time; says so in one line."""
+
+
+class NoAnswer(RuntimeError):
+    """The scheduler refuses the question; says why in one line."""
+
+
+def add_address_flag(parser: argparse.ArgumentParser) -> None:
+    """Adds --address and --debug."""
+    parser.add_argument(
+        "--address",
+        metavar="HOST:PORT",
+        default=os.environ.get(ENV_PREFIX + "SCHEDULER", DEFAULT_ADDRESS),
+        help=f"of the scheduler (default {DEFAULT_ADDRESS}; env {ENV_PREFIX}SCHEDULER)",
+    )
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+
+
+class SchedulerClient:
+    """Calls a scheduler. Failed calls raise SchedulerUnreachable or NoAnswer."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._channel = open_channel(address)
+        make_stub: Any = scheduler_pb2_grpc.SchedulerServiceStub  # generated without types
+        self._stub = make_stub(self._channel)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        await self._channel.close()
+
+    async def stats(self) -> stats_pb2.GetStatsResponse:
+        call = self._stub.GetStats(stats_pb2.GetStatsRequest(), timeout=TIMEOUT_S)
+        return cast(stats_pb2.GetStatsResponse, await self._ask(call))
+
+    async def explain(self, request_id: str) -> explain_pb2.ExplainResponse:
+        request = explain_pb2.ExplainRequest(request_id=request_id)
+        call = self._stub.Explain(request, timeout=TIMEOUT_S)
+        return cast(explain_pb2.ExplainResponse, await self._ask(call))
+
+    async def state(self, *, include_token_ids: bool) -> AsyncIterator[state_pb2.DumpStateResponse]:
+        request = state_pb2.DumpStateRequest(include_token_ids=include_token_ids)
+        try:
+            async for part in self._stub.DumpState(request, timeout=TIMEOUT_S):
+                yield part
+        except grpc.aio.AioRpcError as error:
+            raise self._failure(error) from error
+
+    async def _ask(self, call: Any) -> Any:
+        try:
+            return await call
+        except grpc.aio.AioRpcError as error:
+            raise self._failure(error) from error
+
+    def _failure(self, error: grpc.aio.AioRpcError) -> RuntimeError:
+        if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+            return SchedulerUnreachable(f"no scheduler answers at {self.address}")
+        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+            return NoAnswer(f"{self.address} is no scheduler of this version")
+        return NoAnswer(error.details() or error.code().name)
+
+
+def plain(message: Message) -> dict[str, Any]:
+    """Returns a message as JSON-like data: numbers as numbers, enums by name, what is set alone."""
+    result: dict[str, Any] = {}
+    for field, value in message.ListFields():
+        if field.message_type and field.message_type.GetOptions().map_entry:
+            result[field.name] = {str(key): value[key] for key in sorted(value)}
+        elif field.is_repeated:
+            result[field.name] = [_plain_value(field, item) for item in value]
+        else:
+            result[field.name] = _plain_value(field, value)
+    return result
+
+
+def _plain_value(field: FieldDescriptor, value: Any) -> Any:
+    if field.type == FieldDescriptor.TYPE_MESSAGE:
+        return plain(value)
+    if field.enum_type is not None:
+        return field.enum_type.values_by_number[value].name
+    if isinstance(value, bytes):
+        return value.hex()
+    return value

@@ -1,0 +1,100 @@
+"""`signalbox top`: what a scheduler and its workers are doing, in the terminal, once a second."""
+
+import argparse
+import asyncio
+import dataclasses
+import json
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+
+from protos.scheduler.v1 import stats_pb2 as pb
+from signalbox.load import Load, measure
+from signalbox.scheduler_client import SchedulerClient, SchedulerUnreachable, add_address_flag
+from signalbox.top_view import render
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of `signalbox top`."""
+    parser.add_argument(
+        "--interval",
+        type=float,
+        default=1.0,
+        metavar="SECONDS",
+        help="between two looks; rates are of this time (default 1)",
+    )
+    parser.add_argument(
+        "--once", action="store_true", help="look twice, print once (default if not on a terminal)"
+    )
+    parser.add_argument("--json", action="store_true", help="with --once: print one JSON object")
+    add_address_flag(parser)
+
+
+def run(options: dict[str, Any]) -> None:
+    """Shows the load until Ctrl-C, or once."""
+    address, interval_s = options["address"], options["interval"]
+    if interval_s <= 0:
+        raise ValueError(f"--interval is {interval_s}; it must be above 0")
+    once = options["once"] or not sys.stdout.isatty()
+    if options["json"] and not once:
+        raise ValueError("--json goes with --once")
+    if once:
+        _print(asyncio.run(_look(address, interval_s)), address, as_json=options["json"])
+        return
+    try:
+        asyncio.run(_watch(address, interval_s))
+    except KeyboardInterrupt:
+        return  # how people leave
+
+
+def _print(load: Load, address: str, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(dataclasses.asdict(load)))
+    else:
+        Console(highlight=False).print(render(load, address))
+
+
+async def _look(address: str, interval_s: float) -> Load:
+    async with SchedulerClient(address) as client:
+        before = await client.stats()
+        await asyncio.sleep(interval_s)
+        return measure(before, await client.stats())
+
+
+async def _watch(address: str, interval_s: float) -> None:
+    """Redraws until it is cancelled; says so while the scheduler does not answer."""
+    watch = Watch(address)
+    async with SchedulerClient(address) as client:
+        with Live(screen=True, auto_refresh=False) as live:
+            while True:
+                try:
+                    watch.take(await client.stats())
+                except SchedulerUnreachable as error:
+                    watch.lost(str(error))
+                live.update(watch.view(), refresh=True)
+                await asyncio.sleep(interval_s)
+
+
+class Watch:
+    """The last load that was seen, and what is wrong since."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._before: pb.GetStatsResponse | None = None
+        self._load: Load | None = None
+        self._problem = ""
+
+    def take(self, stats: pb.GetStatsResponse) -> None:
+        """Takes an answer. One of a scheduler that was started again begins a new series."""
+        before, self._before, self._problem = self._before, stats, ""
+        if before is None or stats.uptime_ns < before.uptime_ns:
+            before = stats
+        self._load = measure(before, stats)
+
+    def lost(self, problem: str) -> None:
+        self._problem = f"{problem}; trying again"
+
+    def view(self) -> Any:
+        return render(self._load, self._address, problem=self._problem)

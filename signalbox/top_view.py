@@ -1,0 +1,91 @@
+"""How `signalbox top` looks: a line for the scheduler, a panel for each worker."""
+
+from datetime import timedelta
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from signalbox.load import Load, Quantiles, WorkerLoad
+
+BAR_WIDTH = 30
+
+
+def render(load: Load | None, address: str, *, problem: str = "") -> RenderableType:
+    """Returns the screen; dimmed, with the reason, while nothing new is known."""
+    head = Text.assemble(("signalbox top", "bold"), f"  {address}")
+    if problem:
+        head.append(f"  {problem}", style="bold red")
+    if load is None:
+        return head
+    head.append(f"  up {timedelta(seconds=int(load.uptime_s))}")
+    panels = [_worker(worker, style="dim" if problem else "") for worker in load.workers]
+    nobody = [Text("no worker has joined", style="yellow")] if not panels else []
+    return Group(head, _cluster(load), *nobody, *panels)
+
+
+def _cluster(load: Load) -> Text:
+    waiting = (f"waiting {load.num_waiting}", "bold yellow" if load.num_waiting else "")
+    ended = ", ".join(f"{name.lower()} {count:,}" for name, count in sorted(load.num_ended.items()))
+    refused = sum(load.num_refused.values())
+    return Text.assemble(
+        waiting,
+        f" (queued {_quantiles(load.queue_time)})"
+        f"  running {load.num_running}  swapped {load.num_swapped}"
+        f"  {load.requests_per_s:,.1f} requests/s"
+        f"  {load.generated_tokens_per_s:,.0f} tokens/s",
+        f"\nended: {ended or 'none'}",
+        (f"  refused {refused:,}" if refused else "", "red"),
+    )
+
+
+def _worker(worker: WorkerLoad, *, style: str) -> Panel:
+    rows = Table.grid(padding=(0, 2))
+    rows.add_row("KV", _bar(worker.num_used_gpu_blocks, worker.num_gpu_blocks), _kv(worker))
+    if worker.num_cpu_blocks:
+        used, total = worker.num_used_cpu_blocks, worker.num_cpu_blocks
+        rows.add_row("swap", _bar(used, total), f"{used:,} of {total:,} blocks")
+    hits = "-" if worker.prefix_hit_rate is None else f"{worker.prefix_hit_rate:.0%}"
+    lines = (
+        f"{worker.generated_tokens_per_s:,.0f} tokens/s generated"
+        f"  {worker.prefill_tokens_per_s:,.0f} tokens/s prefilled, {hits} found in the cache",
+        f"{worker.steps_per_s:,.1f} steps/s of {_quantiles(worker.step)}{_shares(worker)}",
+        f"first token {_quantiles(worker.time_to_first_token)}"
+        f"  each token {_quantiles(worker.time_per_output_token)}",
+        f"preempted {worker.preemptions_per_s:,.1f}/s"
+        f"  (so far {worker.num_swaps:,} by swap, {worker.num_recomputes:,} by recompute)",
+    )
+    state = "  draining" if worker.is_draining else ""
+    title = f"{worker.address}  running {worker.num_running}  swapped {worker.num_swapped}{state}"
+    body = Group(rows, *(Text(line) for line in lines))
+    return Panel(body, title=title, title_align="left", style=style)
+
+
+def _kv(worker: WorkerLoad) -> str:
+    text = f"{worker.num_used_gpu_blocks:,} of {worker.num_gpu_blocks:,} blocks"
+    return text + f", {worker.num_cached_gpu_blocks:,} more cached"
+
+
+def _bar(used: int, total: int) -> Text:
+    share = used / total if total else 0.0
+    filled = round(share * BAR_WIDTH)
+    color = "green" if share < 0.75 else "yellow" if share < 0.95 else "red"
+    return Text.assemble(
+        ("█" * filled, color), ("░" * (BAR_WIDTH - filled), "dim"), f" {share:4.0%}"
+    )
+
+
+def _shares(worker: WorkerLoad) -> str:
+    shares = [f"{name} {share:.0%}" for name, share in worker.step_shares.items()]
+    return f"  ({', '.join(shares)})" if shares else ""
+
+
+def _quantiles(values: Quantiles) -> str:
+    if values.p50_s is None or values.p99_s is None:
+        return "-"
+    return f"{_time(values.p50_s)} (p99 {_time(values.p99_s)})"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1e3:.0f} ms"

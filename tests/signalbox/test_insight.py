@@ -1,0 +1,67 @@
+"""`signalbox top`, `explain`, `dump` and `replay` as a user runs them, on a stack of processes."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from scheduler_svc.replay_codec import NotARecording
+from signalbox import dump, explain, replay
+from signalbox.scheduler_client import NoAnswer
+from tests.signalbox.stacks import serve, signalbox
+
+WHOLE = {"until": None, "dump": None, "token_ids": False, "check": False}
+
+
+def test_a_running_stack_is_looked_into_and_its_recording_replayed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recording = tmp_path / "decisions"
+    with serve(tmp_path / "log", "--simulate", "--record", str(recording)) as stack:
+        asked = signalbox(
+            *("generate", "hello", "--json", "--ignore-eos", "--max-tokens", "5"),
+            *("--address", stack.address),
+        )
+        request_id = json.loads(asked.stdout)["request_id"]
+        host, _, port = stack.address.partition(":")
+        at = ("--address", f"{host}:{int(port) + 1}")  # the port after the router's
+
+        explained = signalbox("explain", request_id, *at)
+        assert explained.returncode == 0, explained.stderr
+        assert "output 5 tokens, preempted never" in explained.stdout
+        assert "first in the queue" in explained.stdout
+        explain.run({"address": at[1], "request_id": request_id, "json": True})
+        as_json = json.loads(capsys.readouterr().out)
+        assert as_json["events"][-1]["detail"] == "LENGTH"
+        assert as_json["num_output_tokens"] == 5
+
+        load = json.loads(signalbox("top", "--once", "--json", "--interval", "0.1", *at).stdout)
+        assert load["num_ended"] == {"LENGTH": 1}
+        assert load["workers"][0]["num_gpu_blocks"] == 4096
+
+        dump.run({"address": at[1], "file": str(tmp_path / "state"), "token_ids": False})
+        state = json.loads((tmp_path / "state").read_text())
+        assert state["workers"][0]["gpu"]["num_free"] == 4096
+        assert state["requests"] == []
+
+        with pytest.raises(NoAnswer, match="no request 'nobody'"):
+            explain.run({"address": at[1], "request_id": "nobody", "json": True})
+
+    replayed = signalbox("replay", str(recording), "--check")
+    assert replayed.returncode == 0, replayed.stderr
+    assert "steps reproduced" in replayed.stdout
+    replay.run({**WHOLE, "file": str(recording), "until": 2})
+    until = json.loads(capsys.readouterr().out)
+    assert until["requests"][0]["explanation"]["request_id"] == request_id
+
+
+def test_a_scheduler_that_does_not_answer_is_one_line_and_a_status() -> None:
+    done = signalbox("top", "--once", "--address", "127.0.0.1:1")
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == ["signalbox top: no scheduler answers at 127.0.0.1:1"]
+
+
+def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("hello")
+    with pytest.raises(NotARecording, match="is not a recording"):
+        replay.run({**WHOLE, "file": str(tmp_path / "text")})

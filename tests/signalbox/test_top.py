@@ -1,0 +1,115 @@
+"""What `signalbox top` makes of two answers of a scheduler."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from protos.scheduler.v1 import stats_pb2 as pb
+from signalbox.load import measure
+from signalbox.top import Watch, run
+from signalbox.top_view import render
+
+MS = 1_000_000
+
+
+def make_stats(seconds: int, *, num_steps: int = 0, tokens: int = 0) -> pb.GetStatsResponse:
+    bounds = [10 * MS, 20 * MS]
+    steps = pb.StepStats(
+        duration_ns=pb.Histogram(bounds=bounds, counts=[num_steps, 0, 0]),
+        num_prefill_tokens=3 * tokens,
+        forward_ns=3 * num_steps,
+        wait_ns=num_steps,
+    )
+    worker = pb.WorkerStats(
+        address="host:1",
+        num_requests_running=7,
+        num_gpu_blocks=100,
+        num_free_gpu_blocks=60,
+        num_cached_gpu_blocks=10,
+        num_cpu_blocks=50,
+        num_free_cpu_blocks=50,
+        num_steps=num_steps,
+        num_generated_tokens=tokens,
+        num_preemptions=5,
+        num_recomputes=2,
+        num_prefix_queries=tokens,
+        num_prefix_hits=tokens // 4,
+        steps=steps,
+    )
+    return pb.GetStatsResponse(
+        uptime_ns=seconds * 10**9,
+        num_requests_waiting=4,
+        workers=[worker],
+        requests=pb.RequestStats(num_ended={"STOP": seconds}),
+    )
+
+
+def test_rates_are_differences_over_the_scheduler_s_own_time() -> None:
+    load = measure(
+        make_stats(10, num_steps=50, tokens=1000), make_stats(14, num_steps=90, tokens=3000)
+    )
+    [worker] = load.workers
+    assert load.requests_per_s == 1.0
+    assert worker.steps_per_s == 10.0
+    assert worker.generated_tokens_per_s == load.generated_tokens_per_s == 500.0
+    assert worker.prefill_tokens_per_s == 1500.0
+    assert worker.prefix_hit_rate == 0.25
+    assert worker.step_shares == {"forward": 0.75, "swap": 0.0, "sample": 0.0, "wait": 0.25}
+    assert (worker.num_swaps, worker.num_recomputes) == (3, 2)
+    assert worker.num_used_gpu_blocks == 40
+
+
+def test_quantiles_are_of_what_came_between_and_lie_within_their_bucket() -> None:
+    before, after = make_stats(1), make_stats(2)
+    before.workers[0].steps.duration_ns.counts[:] = [1000, 0, 0]
+    after.workers[0].steps.duration_ns.counts[:] = [1000, 100, 0]
+    step = measure(before, after).workers[0].step
+    assert step.p50_s == pytest.approx(0.015)
+    assert step.p99_s == pytest.approx(0.0199)
+    assert measure(before, before).workers[0].step.p50_s is None
+
+
+def test_a_worker_that_came_back_at_its_address_has_no_negative_rates() -> None:
+    load = measure(make_stats(1, num_steps=500, tokens=9000), make_stats(2, num_steps=3, tokens=8))
+    assert load.workers[0].steps_per_s == 3.0
+    assert load.workers[0].generated_tokens_per_s == 8.0
+
+
+def text_of(renderable: object) -> str:
+    console = Console(width=100, file=io.StringIO())
+    with console.capture() as captured:
+        console.print(renderable)
+    return captured.get()
+
+
+def test_the_screen_shows_queues_pools_and_rates() -> None:
+    load = measure(
+        make_stats(10, num_steps=50, tokens=1000), make_stats(14, num_steps=90, tokens=3000)
+    )
+    text = text_of(render(load, "host:50052"))
+    for part in (
+        *("waiting 4", "running 7", "stop 14"),
+        *("40 of 100 blocks, 10 more cached", " 40%", "0 of 50 blocks"),
+        *("500 tokens/s generated", "1,500 tokens/s prefilled, 25% found", "forward 75%"),
+        "3 by swap, 2 by recompute",
+    ):
+        assert part in text
+    assert all(len(line) <= 100 for line in text.splitlines())
+
+
+def test_a_scheduler_that_goes_away_is_reported_until_it_is_back() -> None:
+    watch = Watch("host:50052")
+    watch.take(make_stats(10, num_steps=50))
+    watch.take(make_stats(11, num_steps=60))
+    watch.lost("no scheduler answers at host:50052")
+    assert "no scheduler answers at host:50052; trying again" in text_of(watch.view())
+    assert "running 7" in text_of(watch.view())  # what was known last
+    watch.take(make_stats(1, num_steps=3))  # another one, whose counts begin again
+    assert "trying again" not in text_of(watch.view())
+    assert " 0.0 steps/s" in text_of(watch.view())
+
+
+def test_options_that_do_not_fit_are_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="--interval is 0"):
+        run({"address": "", "interval": 0, "once": True, "json": False})
