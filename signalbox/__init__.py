@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         EngineDeadError,
         LLMEngine,
         RequestOutput,
+        RequestOutputKind,
         SamplingParams,
     )
 
@@ -28,6 +29,7 @@ __all__ = [
     "EngineDeadError",
     "LLMEngine",
     "RequestOutput",
+    "RequestOutputKind",
     "SamplingParams",
 ]
 

@@ -16,7 +16,7 @@ from signalbox.llm.outputs import (
     RequestOutput,
     Usage,
 )
-from signalbox.llm.sampling_params import SamplingParams
+from signalbox.llm.sampling_params import RequestOutputKind, SamplingParams
 
 __all__ = [
     "LLM",
@@ -28,6 +28,7 @@ __all__ = [
     "Logprob",
     "RequestMetrics",
     "RequestOutput",
+    "RequestOutputKind",
     "SamplingParams",
     "Usage",
 ]

@@ -22,7 +22,7 @@ from signalbox.llm.errors import EngineDeadError
 from signalbox.llm.outputs import RequestOutput
 from signalbox.llm.prompts import PromptInput
 from signalbox.llm.request import LocalRequest
-from signalbox.llm.sampling_params import SamplingParams
+from signalbox.llm.sampling_params import SamplingParams, checked
 from signalbox.llm.wiring import CoreConfig
 
 logger = logging.getLogger(__name__)
@@ -71,6 +71,8 @@ class AsyncLLMEngine:
     ) -> AsyncGenerator[RequestOutput]:
         """Yields all that was generated so far, whenever there is more; the last is finished.
 
+        Or what `output_kind` asks for.
+
         Closing the generator, or cancelling its task, aborts the request. Raises ValueError or
         TypeError if the request cannot be served, EngineDeadError if the device has failed.
         """
@@ -82,6 +84,8 @@ class AsyncLLMEngine:
                 stream.woken.clear()
                 if stream.error is not None:
                     raise stream.error
+                if not request.is_due:
+                    continue
                 output = request.output()
                 yield output
                 if output.finished:
@@ -121,12 +125,15 @@ class AsyncLLMEngine:
             None if prompt is None else [prompt],
             None if prompt_token_ids is None else [prompt_token_ids],
         )
-        encoded = await self._core.encoder.encode_async(given[0])
-        params = sampling_params or SamplingParams()
+        params = checked(sampling_params)
+        encoded = await self._core.encoder.encode_async(
+            given[0], truncate=params.truncate_prompt_tokens
+        )
         resolved = self._core.check(params, num_prompt_tokens=len(encoded.token_ids))
         request = self._core.add(
             request_id or next(self._request_ids), encoded, resolved, priority=priority
         )
+        request.output_kind = params.output_kind
         stream = self._streams[request.request_id] = _Stream(request)
         if self._driver is None or self._driver.done():
             self._driver = asyncio.create_task(self._drive(), name="engine")

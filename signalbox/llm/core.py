@@ -28,7 +28,7 @@ from signalbox.llm.errors import EngineDeadError, refusing
 from signalbox.llm.local_worker import EPOCH, LocalWorker
 from signalbox.llm.prompts import Encoder, Prompt
 from signalbox.llm.request import LocalRequest
-from signalbox.llm.sampling_params import SamplingParams
+from signalbox.llm.sampling_params import SamplingParams, checked
 from signalbox.llm.wiring import CoreConfig
 
 MAX_STEPS_IN_FLIGHT = 2
@@ -83,9 +83,7 @@ class EngineCore:
 
     def check(self, params: SamplingParams, *, num_prompt_tokens: int) -> ResolvedParams:
         """Applies the defaults. Raises ValueError for what the model or the prompt rules out."""
-        if not isinstance(params, SamplingParams):
-            raise TypeError(f"sampling_params is a {type(params).__name__}; give SamplingParams")
-        fields = params.fields()
+        fields = checked(params).fields()
         room = self.model.max_model_len - num_prompt_tokens
         if "max_tokens" in fields:  # a sequence ends where the window does
             fields["max_tokens"] = min(fields["max_tokens"], room)
@@ -95,7 +93,10 @@ class EngineCore:
         with refusing():
             validation.check_sampling(fields, self.model)
             return validation.resolve_sampling(
-                fields, num_prompt_tokens=num_prompt_tokens, model=self.model
+                fields,
+                num_prompt_tokens=num_prompt_tokens,
+                model=self.model,
+                bad_words=self.model.tokenizer.encode_words_blocking(fields["bad_words"]),
             )
 
     def add(
@@ -195,6 +196,8 @@ class EngineCore:
         """Takes one step's news, as a router's session does."""
         live, touched = self._live, self._touched
         logprobs = dict(message.logprobs)
+        for handle, first_position, prompt_logprobs in message.prompt_logprobs:
+            live[handle].add_prompt_logprobs(first_position, prompt_logprobs)
         columns = zip(message.handles, message.indices, message.token_ids, strict=True)
         for row, (handle, index, token_id) in enumerate(columns):
             request = touched[handle] = live[handle]

@@ -12,7 +12,7 @@ from signalbox.llm.core import EngineCore
 from signalbox.llm.outputs import RequestOutput
 from signalbox.llm.prompts import Encoder, Prompt, PromptInput
 from signalbox.llm.request import LocalRequest
-from signalbox.llm.sampling_params import SamplingParams
+from signalbox.llm.sampling_params import SamplingParams, checked
 from signalbox.llm.wiring import CoreConfig
 
 logger = logging.getLogger(__name__)
@@ -59,15 +59,18 @@ class LLMEngine:
             None if prompt is None else [prompt],
             None if prompt_token_ids is None else [prompt_token_ids],
         )
-        encoded = self.encoder.encode(given[0])
-        self.add_prompt(request_id, encoded, params or SamplingParams(), priority=priority)
+        params = checked(params)
+        encoded = self.encoder.encode(given[0], truncate=params.truncate_prompt_tokens)
+        self.add_prompt(request_id, encoded, params, priority=priority)
 
     def add_prompt(
         self, request_id: str, prompt: Prompt, params: SamplingParams, *, priority: int = 0
     ) -> None:
         """Queues a prompt that `encoder` has made."""
         resolved = self._core.check(params, num_prompt_tokens=len(prompt.token_ids))
-        self._live[request_id] = self._core.add(request_id, prompt, resolved, priority=priority)
+        request = self._core.add(request_id, prompt, resolved, priority=priority)
+        request.output_kind = params.output_kind
+        self._live[request_id] = request
 
     def abort_request(self, request_id: str | Iterable[str]) -> None:
         """Ends requests without an output; ids of none that is live are passed over."""
@@ -82,11 +85,11 @@ class LLMEngine:
         return len(self._live)
 
     def step(self) -> list[RequestOutput]:
-        """Waits for a step; returns all that was generated so far for the requests it was of.
+        """Waits for a step; returns what their output_kind asks for of the requests it was of.
 
         Raises EngineDeadError if the device has failed.
         """
-        return [request.output() for request in self._step()]
+        return [request.output() for request in self._step() if request.is_due]
 
     def step_finished(self) -> list[RequestOutput]:
         """As `step`, for the requests that ended alone: others are not even detokenised."""

@@ -12,7 +12,7 @@ from signalbox.llm.args import EngineArgs, refuse_unserved
 from signalbox.llm.engine import LLMEngine
 from signalbox.llm.outputs import RequestOutput
 from signalbox.llm.prompts import Conversation, Prompt, PromptInput, asked
-from signalbox.llm.sampling_params import SamplingParams
+from signalbox.llm.sampling_params import SamplingParams, checked
 from signalbox.llm.wiring import CoreConfig
 
 logger = logging.getLogger(__name__)
@@ -122,9 +122,13 @@ class LLM:
         A request that fails later has `finish_reason` "error" and says why in `error`.
         """
         given = asked(prompts, prompt_token_ids)
+        params = _for_each(sampling_params, len(given))
         encode = self.llm_engine.encoder.encode
-        encoded = [encode(prompt, field=f"prompts[{i}]") for i, prompt in enumerate(given)]
-        return self._run(encoded, sampling_params, use_tqdm=use_tqdm, priority=priority)
+        encoded = [
+            encode(prompt, field=f"prompts[{i}]", truncate=one.truncate_prompt_tokens)
+            for i, (prompt, one) in enumerate(zip(given, params, strict=True))
+        ]
+        return self._run(encoded, params, use_tqdm=use_tqdm, priority=priority)
 
     def chat(
         self,
@@ -137,15 +141,17 @@ class LLM:
         """Answers a conversation, or each of a list, by the model's own chat template."""
         is_one = bool(messages) and isinstance(messages[0], Mapping)
         conversations: Sequence[Any] = [messages] if is_one else messages
+        params = _for_each(sampling_params, len(conversations))
         encoded = [
             self.llm_engine.encoder.encode_chat(
                 conversation,
                 add_generation_prompt=add_generation_prompt,
                 field="messages" if is_one else f"messages[{i}]",
+                truncate=one.truncate_prompt_tokens,
             )
-            for i, conversation in enumerate(conversations)
+            for i, (conversation, one) in enumerate(zip(conversations, params, strict=True))
         ]
-        return self._run(encoded, sampling_params, use_tqdm=use_tqdm)
+        return self._run(encoded, params, use_tqdm=use_tqdm)
 
     def get_tokenizer(self) -> Tokenizer:
         return self.llm_engine.get_tokenizer()
@@ -163,14 +169,13 @@ class LLM:
     def _run(
         self,
         encoded: list[Prompt],
-        sampling_params: ParamsInput,
+        params: Sequence[SamplingParams],
         *,
         use_tqdm: bool,
         priority: int | Sequence[int] = 0,
     ) -> list[RequestOutput]:
         if not isinstance(use_tqdm, bool):
             raise TypeError("use_tqdm is True or False; a progress bar of yours is not served")
-        params = _for_each(sampling_params, len(encoded))
         priorities = _priorities(priority, len(encoded))
         request_ids: list[str] = []
         try:
@@ -204,10 +209,10 @@ class LLM:
 
 def _for_each(given: ParamsInput, count: int) -> Sequence[SamplingParams]:
     if given is None or isinstance(given, SamplingParams):
-        return [given or SamplingParams()] * count
+        return [checked(given)] * count
     if len(given) != count:
         raise ValueError(f"{len(given)} sampling_params for {count} prompts; give one, or as many")
-    return given
+    return [checked(one) for one in given]
 
 
 def _priorities(given: int | Sequence[int], count: int) -> Sequence[int]:

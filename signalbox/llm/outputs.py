@@ -75,6 +75,8 @@ class RequestOutput:
     """None if the prompt was given as tokens."""
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    """For each token of the prompt, None for the first; None unless they were asked for."""
     finished: bool
     usage: Usage
     metrics: RequestMetrics

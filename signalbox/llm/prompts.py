@@ -95,24 +95,35 @@ class Encoder:
         self._model = model
         self._max_text_bytes = model.max_model_len * model.tokenizer.max_token_bytes
 
-    def encode(self, prompt: Asked, *, field: str = _TEXT) -> Prompt:
-        """Returns the tokens of a prompt, on the calling thread."""
+    def encode(self, prompt: Asked, *, field: str = _TEXT, truncate: int | None = None) -> Prompt:
+        """Returns the tokens of a prompt, on the calling thread.
+
+        Args:
+            truncate: keeps so many of the last tokens; -1 as many as fit.
+        """
         ids = prompt.token_ids
         if ids is None:
-            text = self.check_text(prompt, field=field)
+            text = self.check_text(prompt, field=field, truncate=truncate)
             ids = self._model.tokenizer.encode_blocking(text, add_special_tokens=True)
-        return self.check(Prompt(prompt.text, list(ids)), field=field)
+        return self.check(Prompt(prompt.text, list(ids)), field=field, truncate=truncate)
 
-    async def encode_async(self, prompt: Asked, *, field: str = _TEXT) -> Prompt:
+    async def encode_async(
+        self, prompt: Asked, *, field: str = _TEXT, truncate: int | None = None
+    ) -> Prompt:
         """As `encode`, on the tokenizer's threads."""
         ids = prompt.token_ids
         if ids is None:
-            text = self.check_text(prompt, field=field)
+            text = self.check_text(prompt, field=field, truncate=truncate)
             ids = await self._model.tokenizer.encode(text, add_special_tokens=True)
-        return self.check(Prompt(prompt.text, list(ids)), field=field)
+        return self.check(Prompt(prompt.text, list(ids)), field=field, truncate=truncate)
 
     def encode_chat(
-        self, conversation: Conversation, *, add_generation_prompt: bool, field: str
+        self,
+        conversation: Conversation,
+        *,
+        add_generation_prompt: bool,
+        field: str,
+        truncate: int | None = None,
     ) -> Prompt:
         """Renders a conversation by the model's template and tokenises it."""
         messages = [_message(turn, field=f"{field}[{i}]") for i, turn in enumerate(conversation)]
@@ -126,18 +137,24 @@ class Encoder:
             )
         # The template writes the special tokens itself, the first one included.
         ids = tokenizer.encode_blocking(text, add_special_tokens=False)
-        return self.check(Prompt(text, ids), field=field)
+        return self.check(Prompt(text, ids), field=field, truncate=truncate)
 
-    def check_text(self, prompt: Asked, *, field: str) -> str:
+    def check_text(self, prompt: Asked, *, field: str, truncate: int | None) -> str:
         if not prompt.text:
             raise ValueError(f"{field}: the prompt is empty")
+        if truncate is not None:
+            return prompt.text
         with refusing():
             validation.check_text(prompt.text, field=field, max_bytes=self._max_text_bytes)
         return prompt.text
 
-    def check(self, prompt: Prompt, *, field: str) -> Prompt:
+    def check(self, prompt: Prompt, *, field: str, truncate: int | None = None) -> Prompt:
         """Returns a prompt that fits the model's window and vocabulary."""
-        model, token_ids = self._model, prompt.token_ids
+        model = self._model
+        if truncate is not None:
+            kept = truncate if truncate > 0 else model.max_model_len - 1
+            prompt = prompt._replace(token_ids=prompt.token_ids[-kept:])
+        token_ids = prompt.token_ids
         with refusing():
             validation.check_prompt_length(len(token_ids), field=field, model=model)
             check_token_ids(token_ids, field=field, model=model)

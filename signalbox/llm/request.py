@@ -17,12 +17,21 @@ from signalbox.llm.outputs import (
     Usage,
     finish_reason,
 )
+from signalbox.llm.sampling_params import RequestOutputKind
 
 
 class _Completion:
     """What was read of one sequence."""
 
-    __slots__ = ("branch", "finish", "logprobs", "parts", "token_ids")
+    __slots__ = (
+        "branch",
+        "finish",
+        "logprobs",
+        "num_sent_chars",
+        "num_sent_tokens",
+        "parts",
+        "token_ids",
+    )
 
     def __init__(self, branch: Branch) -> None:
         self.branch = branch
@@ -30,6 +39,7 @@ class _Completion:
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
         self.finish: Finish | None = None
+        self.num_sent_chars = self.num_sent_tokens = 0
 
     def add(self, delta: Delta) -> None:
         self.parts.append(delta.text)
@@ -63,6 +73,8 @@ class LocalRequest:
         """What the cluster knows it by, once it is let in."""
         self.ended: EndedRequest | None = None
         self.is_aborted = False
+        self.output_kind = RequestOutputKind.CUMULATIVE
+        self._prompt_logprobs: list[PlanLogprobs] = []
         self._prompt = prompt
         self._params = params
         self._tokenizer = tokenizer
@@ -75,11 +87,21 @@ class LocalRequest:
     def request_id(self) -> str:
         return self.group.request_id
 
+    @property
+    def is_due(self) -> bool:
+        """Whether its output kind lets an output out now."""
+        has_ended = self.ended is not None or self.is_aborted
+        return has_ended or self.output_kind is not RequestOutputKind.FINAL_ONLY
+
     # From the scheduler
 
     def add_token(self, index: int, token_id: int, logprobs: PlanLogprobs | None) -> None:
         found = [] if logprobs is None else [TokenLogprobs(*logprobs)]
         self._completions[index].branch.add([token_id], found)
+
+    def add_prompt_logprobs(self, first_position: int, logprobs: list[PlanLogprobs]) -> None:
+        assert first_position == len(self._prompt_logprobs) + 1, "each position once, in order"
+        self._prompt_logprobs += logprobs
 
     def end_sequence(self, finished: FinishedSequence) -> None:
         finish = Finish(
@@ -104,7 +126,10 @@ class LocalRequest:
         return stopped
 
     def output(self) -> RequestOutput:
-        """Returns everything so far. Who has stop strings is read by the core at each step."""
+        """Returns everything so far, or what is new with DELTA.
+
+        Who has stop strings is read by the core at each step.
+        """
         if not self.has_stop_strings:
             self.read()
         outputs = [self._output(completion) for completion in self._completions]
@@ -114,10 +139,11 @@ class LocalRequest:
             prompt=self._prompt,
             prompt_token_ids=list(self.group.prompt_token_ids),
             outputs=outputs,
+            prompt_logprobs=self._of_prompt(),
             finished=ended is not None or self.is_aborted,
             usage=Usage(
                 prompt_tokens=self.group.num_prompt_tokens,
-                completion_tokens=sum(len(output.token_ids) for output in outputs),
+                completion_tokens=sum(len(one.token_ids) for one in self._completions),
                 cached_tokens=self.group.num_cached_tokens,
             ),
             metrics=RequestMetrics(
@@ -134,14 +160,19 @@ class LocalRequest:
     def _output(self, completion: _Completion) -> CompletionOutput:
         reason, stop_reason = self._finish(completion)
         has_logprobs = self._params.num_logprobs is not None
+        first_char, first_token = 0, 0
+        if self.output_kind is RequestOutputKind.DELTA:
+            first_char, first_token = completion.num_sent_chars, completion.num_sent_tokens
+            completion.num_sent_chars = len(completion.text)
+            completion.num_sent_tokens = len(completion.token_ids)
         return CompletionOutput(
             index=completion.branch.index,
-            text=completion.text,
-            token_ids=list(completion.token_ids),
+            text=completion.text[first_char:],
+            token_ids=completion.token_ids[first_token:],
             cumulative_logprob=(
                 sum(values.logprob for values in completion.logprobs) if has_logprobs else None
             ),
-            logprobs=self._logprobs(completion) if has_logprobs else None,
+            logprobs=self._logprobs(completion, first_token) if has_logprobs else None,
             finish_reason=reason,
             stop_reason=stop_reason,
         )
@@ -154,8 +185,15 @@ class LocalRequest:
             finish = Finish(FinishReason.ERROR)
         return (None, None) if finish is None else finish_reason(finish)
 
-    def _logprobs(self, completion: _Completion) -> list[dict[int, Logprob]]:
-        pairs = zip(completion.token_ids, completion.logprobs, strict=True)
+    def _of_prompt(self) -> list[dict[int, Logprob] | None] | None:
+        if self._params.num_prompt_logprobs is None:
+            return None
+        token_ids = self.group.prompt_token_ids[1:]
+        pairs = zip(token_ids, self._prompt_logprobs, strict=False)  # all of them, or none yet
+        return [None, *(self._position(token_id, TokenLogprobs(*one)) for token_id, one in pairs)]
+
+    def _logprobs(self, completion: _Completion, first: int) -> list[dict[int, Logprob]]:
+        pairs = zip(completion.token_ids[first:], completion.logprobs[first:], strict=True)
         return [self._position(token_id, values) for token_id, values in pairs]
 
     def _position(self, token_id: int, values: TokenLogprobs) -> dict[int, Logprob]:

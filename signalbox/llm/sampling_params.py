@@ -5,6 +5,7 @@ default, so that scripts which spell it out go on working; any other value is re
 """
 
 import dataclasses
+import enum
 import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,10 +19,31 @@ ALL_TOKENS = -1
 _MAX_SEED = (1 << 64) - 1
 
 _INTEGERS = ("n", "top_k", "min_tokens")
-_OPTIONAL_INTEGERS = ("seed", "max_tokens", "logprobs")
-_NUMBERS = ("temperature", "top_p", "min_p")
+_OPTIONAL_INTEGERS = ("seed", "max_tokens", "logprobs", "prompt_logprobs")
+_NUMBERS = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
 _FLAGS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
-_SERVED = {*_INTEGERS, *_OPTIONAL_INTEGERS, *_NUMBERS, *_FLAGS, "stop", "stop_token_ids"}
+_LISTS = ("stop", "stop_token_ids", "logit_bias", "allowed_token_ids", "bad_words")
+_OF_THE_CALLER = ("truncate_prompt_tokens", "output_kind")
+_SERVED = {*_INTEGERS, *_OPTIONAL_INTEGERS, *_NUMBERS, *_FLAGS, *_LISTS, *_OF_THE_CALLER}
+
+
+class RequestOutputKind(enum.Enum):
+    """What an engine's outputs hold."""
+
+    CUMULATIVE = 0
+    """Everything so far."""
+    DELTA = 1
+    """What is new."""
+    FINAL_ONLY = 2
+    """Everything, once, at the end."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,7 +53,13 @@ class SamplingParams:
     Args:
         n: sequences to draw for the prompt.
         temperature: 0 is greedy.
-        top_p, top_k, min_p: filters; a top_k of 0 or -1 keeps all tokens.
+        top_p, top_k, min_p, typical_p: filters; a top_k of 0 or -1 keeps all tokens.
+        presence_penalty, frequency_penalty: taken off the logits of tokens that the sequence has
+            generated: once, and for each time.
+        repetition_penalty: weakens tokens of the prompt and the output; 1 does nothing.
+        logit_bias: token id to what is added to its logit.
+        allowed_token_ids: nothing else is generated.
+        bad_words: strings that are never completed, as the tokens they are alone or after a space.
         seed: makes the draws repeatable; None takes the next seed of the engine's own sequence.
         max_tokens: most tokens of a sequence; None is all that the model's window has room for. A
             sequence that reaches the end of the window ends there, too.
@@ -40,6 +68,9 @@ class SamplingParams:
             include_stop_str_in_output.
         stop_token_ids: tokens that end a sequence, beside the model's own unless ignore_eos.
         logprobs: report the log probability of each token, and of so many likeliest ones.
+        prompt_logprobs: the same for the tokens of the prompt.
+        truncate_prompt_tokens: keep so many of the prompt's last tokens; -1 as many as fit.
+        output_kind: what the outputs of an engine hold; `LLM` returns everything at the end.
         skip_special_tokens: whether special tokens have no text.
     """
 
@@ -57,18 +88,20 @@ class SamplingParams:
     logprobs: int | None = None
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
-    presence_penalty: float = field(default=0.0, repr=False)
-    frequency_penalty: float = field(default=0.0, repr=False)
-    repetition_penalty: float = field(default=1.0, repr=False)
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    typical_p: float = 1.0
+    logit_bias: Mapping[int, float] | None = None
+    allowed_token_ids: Sequence[int] | None = None
+    bad_words: Sequence[str] | None = None
+    prompt_logprobs: int | None = None
+    truncate_prompt_tokens: int | None = None
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     best_of: int | None = field(default=None, repr=False)
-    logit_bias: Any = field(default=None, repr=False)
-    prompt_logprobs: int | None = field(default=None, repr=False)
-    bad_words: Any = field(default=None, repr=False)
-    allowed_token_ids: Any = field(default=None, repr=False)
     logits_processors: Any = field(default=None, repr=False)
     structured_outputs: Any = field(default=None, repr=False)
     guided_decoding: Any = field(default=None, repr=False)
-    truncate_prompt_tokens: int | None = field(default=None, repr=False)
     use_beam_search: bool = field(default=False, repr=False)
     length_penalty: float = field(default=1.0, repr=False)
     early_stopping: bool = field(default=False, repr=False)
@@ -86,7 +119,11 @@ class SamplingParams:
         values: dict[str, Any] = {n: int(value) for n, value in given.items() if value is not None}
         values |= {name: float(getattr(self, name)) for name in _NUMBERS}
         values |= {name: getattr(self, name) for name in _FLAGS}
-        values |= {"stop": _strings(self.stop), "stop_token_ids": _token_ids(self.stop_token_ids)}
+        values |= {"stop": _strings("stop", self.stop)}
+        values |= {"bad_words": _strings("bad_words", self.bad_words)}
+        values |= {"stop_token_ids": _token_ids("stop_token_ids", self.stop_token_ids)}
+        values |= {"allowed_token_ids": _token_ids("allowed_token_ids", self.allowed_token_ids)}
+        values |= {"logit_bias": _biases(self.logit_bias)}
         if self.top_k == ALL_TOKENS:
             values["top_k"] = 0
         if self.seed == RANDOM_SEED:
@@ -115,11 +152,28 @@ class SamplingParams:
         for name in _FLAGS:
             if not isinstance(getattr(self, name), bool):
                 raise _wrong_type(name, getattr(self, name), "True or False")
+        if not isinstance(self.output_kind, RequestOutputKind):
+            raise _wrong_type("output_kind", self.output_kind, "a RequestOutputKind")
+        if not _is_integer(self.truncate_prompt_tokens or 0):
+            raise _wrong_type("truncate_prompt_tokens", self.truncate_prompt_tokens, "an integer")
+        if self.truncate_prompt_tokens == 0 or (self.truncate_prompt_tokens or 1) < ALL_TOKENS:
+            raise ValueError(
+                f"sampling_params.truncate_prompt_tokens is {self.truncate_prompt_tokens}; "
+                "it must be at least 1, or -1"
+            )
+        if self.allowed_token_ids is not None and not len(self.allowed_token_ids):
+            raise ValueError("sampling_params.allowed_token_ids is empty; None allows every token")
 
     @staticmethod
     def _check_bounds(values: Mapping[str, Any]) -> None:
         """What cannot be wrong in the router, whose numbers are unsigned."""
-        for name, most in (("top_k", None), ("min_tokens", None), ("seed", _MAX_SEED)):
+        for name, most in (
+            ("top_k", None),
+            ("min_tokens", None),
+            ("prompt_logprobs", None),
+            ("logprobs", None),
+            ("seed", _MAX_SEED),
+        ):
             value = values.get(name, 0)
             if value < 0 or (most is not None and value > most):
                 raise ValueError(f"sampling_params.{name} is {value}; it is out of range")
@@ -129,6 +183,15 @@ class SamplingParams:
                 f"sampling_params.min_tokens is {values['min_tokens']}; "
                 f"it must be at most max_tokens, {max_tokens}"
             )
+
+
+def checked(params: SamplingParams | None) -> SamplingParams:
+    """Returns the parameters, or the defaults for None. Raises TypeError for what is neither."""
+    if params is None:
+        return SamplingParams()
+    if not isinstance(params, SamplingParams):
+        raise TypeError(f"sampling_params is a {type(params).__name__}; give SamplingParams")
+    return params
 
 
 _UNSERVED: Mapping[str, object] = {
@@ -145,19 +208,31 @@ def _wrong_type(name: str, value: object, wanted: str) -> TypeError:
     return TypeError(f"sampling_params.{name} is {value!r}; it must be {wanted}")
 
 
-def _strings(value: str | Sequence[str] | None) -> tuple[str, ...]:
+def _strings(name: str, value: str | Sequence[str] | None) -> tuple[str, ...]:
     strings = (value,) if isinstance(value, str) else tuple(value or ())
     for string in strings:
         if not isinstance(string, str):
-            raise _wrong_type("stop", string, "a string or a list of strings")
+            raise _wrong_type(name, string, "a string or a list of strings")
     return strings
 
 
-def _token_ids(value: Sequence[int] | None) -> tuple[int, ...]:
+def _token_ids(name: str, value: Sequence[int] | None) -> tuple[int, ...]:
     token_ids = tuple(value or ())
     for token_id in token_ids:
         if not _is_integer(token_id):
-            raise _wrong_type("stop_token_ids", token_id, "a list of integers")
+            raise _wrong_type(name, token_id, "a list of integers")
         if token_id < 0:
-            raise ValueError(f"sampling_params.stop_token_ids has {token_id}; ids are at least 0")
+            raise ValueError(f"sampling_params.{name} has {token_id}; ids are at least 0")
     return tuple(int(token_id) for token_id in token_ids)
+
+
+def _biases(value: Mapping[int, float] | None) -> list[tuple[int, float]]:
+    if value is None:
+        return []
+    if not isinstance(value, Mapping):
+        raise _wrong_type("logit_bias", value, "a dictionary of token ids and numbers")
+    for bias in value.values():
+        if not isinstance(bias, numbers.Real) or isinstance(bias, bool):
+            raise _wrong_type("logit_bias", bias, "a dictionary of token ids and numbers")
+    biases = [float(bias) for bias in value.values()]
+    return list(zip(_token_ids("logit_bias", tuple(value)), biases, strict=True))

@@ -1,0 +1,132 @@
+"""Sampling parameters through `LLM` and the engines, over the simulated model."""
+
+import pytest
+
+from gpu_worker.simulated import SimulatedConfig, SimulatedRunner, expected_tokens
+from gpu_worker.step import Batch, Samples
+from signalbox import LLM, LLMEngine, RequestOutput, RequestOutputKind, SamplingParams
+from tests.llm.make import GREEDY, assert_at_rest, make_async_engine, make_engine, make_llm
+
+PROMPT = [11, 12, 13, 14, 15, 16, 17, 18, 19, 20]
+
+
+def run(engine: LLMEngine) -> list[RequestOutput]:
+    outputs = []
+    while engine.has_unfinished_requests():
+        outputs += engine.step()
+    return outputs
+
+
+def prompt_logprobs(output: RequestOutput) -> list[tuple[int, float, int]]:
+    """Token, log probability and rank of each token of the prompt but the first."""
+    assert output.prompt_logprobs is not None
+    first, *others = output.prompt_logprobs
+    assert first is None
+    assert len(others) == len(output.prompt_token_ids) - 1
+    pairs = zip(output.prompt_token_ids[1:], filter(None, others), strict=True)
+    return [(token, one[token].logprob, one[token].rank) for token, one in pairs]
+
+
+def test_allowed_tokens_and_bad_words_bound_what_is_generated() -> None:
+    with make_llm() as llm:
+        encode = llm.get_tokenizer().encode_blocking
+        allowed = [encode(char, add_special_tokens=False)[0] for char in "ab"]
+        params = SamplingParams(temperature=0, ignore_eos=True, allowed_token_ids=allowed)
+        (either,) = llm.generate([PROMPT], params, use_tqdm=False)
+        assert set(either.outputs[0].text) <= {"a", "b"}
+        assert "a" in either.outputs[0].text
+        params.bad_words = ["a"]
+        (other,) = llm.generate([PROMPT], params, use_tqdm=False)
+        assert set(other.outputs[0].text) == {"b"}
+
+
+def test_a_sequence_with_nothing_left_to_draw_fails_alone() -> None:
+    with make_llm() as llm:
+        stuck = SamplingParams(temperature=0, allowed_token_ids=[5], min_tokens=3)
+        stuck.stop_token_ids = [5]
+        bad, good = llm.generate([PROMPT, PROMPT], [stuck, GREEDY], use_tqdm=False)
+        assert bad.error == "every token is suppressed"
+        assert good.outputs[0].token_ids == expected_tokens(PROMPT, num_tokens=16)
+
+
+def test_a_prompt_is_truncated_before_it_is_measured() -> None:
+    with make_llm(max_model_len=32) as llm:
+        long_prompt = [7] * 100 + PROMPT
+        kept = SamplingParams(temperature=0, ignore_eos=True, truncate_prompt_tokens=10)
+        (output,) = llm.generate([long_prompt], kept, use_tqdm=False)
+        assert output.prompt_token_ids == PROMPT
+        kept.truncate_prompt_tokens = -1
+        (output,) = llm.generate([long_prompt], kept, use_tqdm=False)
+        assert len(output.prompt_token_ids) == 31
+
+
+@pytest.mark.parametrize("max_num_batched_tokens", [2048, 3])
+def test_prompt_logprobs_do_not_depend_on_chunks_or_the_cache(max_num_batched_tokens: int) -> None:
+    asks = SamplingParams(temperature=0, ignore_eos=True, prompt_logprobs=2, n=2, max_tokens=4)
+    with make_llm() as llm:
+        (plain,) = llm.generate([PROMPT], asks, use_tqdm=False)
+    with make_llm(
+        block_size=2, max_num_seqs=3, max_num_batched_tokens=max_num_batched_tokens
+    ) as llm:
+        for _ in range(2):  # the second finds all of its prompt in the cache
+            (output,) = llm.generate([PROMPT], asks, use_tqdm=False)
+            assert prompt_logprobs(output) == prompt_logprobs(plain)
+            assert output.usage.cached_tokens == 0
+        assert all(len(one) >= 2 for one in filter(None, output.prompt_logprobs or ()))
+        (unasked,) = llm.generate([PROMPT], GREEDY, use_tqdm=False)
+        assert unasked.prompt_logprobs is None
+        assert unasked.usage.cached_tokens > 0
+
+
+class CountingRunner(SimulatedRunner):
+    """Counts the prompt tokens whose log probabilities it is asked for."""
+
+    num_asked = 0
+
+    def execute(self, batch: Batch) -> Samples:
+        if batch.prompt_rows is not None:
+            self.num_asked += len(batch.prompt_rows.targets)
+        return super().execute(batch)
+
+
+def test_a_recompute_does_not_ask_for_the_prompt_again() -> None:
+    asks = SamplingParams(temperature=0, ignore_eos=True, prompt_logprobs=0, max_tokens=24)
+    prompts = [[i, *PROMPT] for i in range(4)]
+    with make_llm() as llm:
+        expected = [prompt_logprobs(one) for one in llm.generate(prompts, asks, use_tqdm=False)]
+    config = SimulatedConfig(block_size=2, num_gpu_blocks=40, num_cpu_blocks=0)
+    runner = CountingRunner(config)
+    with LLM._from_runner(lambda: runner) as llm:
+        outputs = llm.generate(prompts, asks, use_tqdm=False)
+        assert llm.llm_engine._core.scheduler.num_preemptions > 0
+    assert [prompt_logprobs(one) for one in outputs] == expected
+    assert runner.num_asked == sum(len(prompt) - 1 for prompt in prompts)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        assert output.outputs[0].token_ids == expected_tokens(prompt, num_tokens=24)
+
+
+def test_deltas_join_to_the_whole_and_the_end_comes_alone() -> None:
+    delta = SamplingParams(temperature=0, ignore_eos=True, output_kind=RequestOutputKind.DELTA)
+    final = SamplingParams(temperature=0, ignore_eos=True, output_kind=RequestOutputKind.FINAL_ONLY)
+    with make_engine() as engine:
+        engine.add_request("whole", None, GREEDY, PROMPT)
+        engine.add_request("delta", None, delta, PROMPT)
+        engine.add_request("final", None, final, PROMPT)
+        outputs = run(engine)
+        whole = [one for one in outputs if one.request_id == "whole"][-1].outputs[0]
+        deltas = [one.outputs[0] for one in outputs if one.request_id == "delta"]
+        (only,) = [one.outputs[0] for one in outputs if one.request_id == "final"]
+        assert "".join(one.text for one in deltas) == only.text == whole.text
+        assert [t for one in deltas for t in one.token_ids] == only.token_ids == whole.token_ids
+        assert len(deltas) > 1
+        assert_at_rest(engine)
+
+
+async def test_the_async_engine_streams_deltas() -> None:
+    engine = make_async_engine()
+    params = SamplingParams(temperature=0, ignore_eos=True, output_kind=RequestOutputKind.DELTA)
+    tokens = []
+    async for output in engine.generate({"prompt_token_ids": PROMPT}, params):
+        tokens += output.outputs[0].token_ids
+    assert tokens == expected_tokens(PROMPT, num_tokens=16)
+    await engine.shutdown()
