@@ -21,7 +21,7 @@ def render(load: Load | None, address: str, *, problem: str = "") -> RenderableT
         return head
     head.append(f"  up {timedelta(seconds=int(load.uptime_s))}")
     panels = [_worker(worker, style="dim" if problem else "") for worker in load.workers]
-    nobody = [Text("no worker has joined", style="yellow")] if not panels else []
+    nobody = [Text("no worker is there", style="yellow")] if not panels else []
     return Group(head, _cluster(load), *nobody, *panels)
 
 
