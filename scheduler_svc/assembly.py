@@ -42,6 +42,7 @@ def make_scheduler(
             watermark=config.watermark,
             max_model_len=model.max_model_len,
             prefix_caching=config.prefix_caching,
+            cpu_prefix_cache=config.cpu_prefix_cache,
         ),
         admission=admission,
         preemption_mode=config.preemption_mode,

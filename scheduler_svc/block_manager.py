@@ -4,15 +4,15 @@ Pure bookkeeping: no tensors, no I/O. A method that moves data returns the copie
 worker makes them. Follows PagedAttention (Kwon et al., SOSP 2023, sections 4.3 to 4.5).
 """
 
-import bisect
 from collections import Counter
 from collections.abc import Iterable
 from enum import Enum, auto
-from typing import NamedTuple
 
-from scheduler_svc.block_allocator import BlockAllocator
-from scheduler_svc.prefix import next_hash, root_hash
+from scheduler_svc.block_allocator import BlockAllocator, BlockCopy, BlockHash
+from scheduler_svc.prefix import FoundBlock, PrefixCache
 from scheduler_svc.sequence import Sequence, SequenceGroup, SequenceStatus
+from scheduler_svc.swap_space import CopyCosts, SwapSpace
+from scheduler_svc.swapping import distinct_blocks, move
 
 
 class AllocStatus(Enum):
@@ -21,13 +21,6 @@ class AllocStatus(Enum):
     OK = auto()
     LATER = auto()
     NEVER = auto()
-
-
-class BlockCopy(NamedTuple):
-    """Copy physical block `src` to physical block `dst`."""
-
-    src: int
-    dst: int
 
 
 class BlockSpaceManager:
@@ -40,6 +33,8 @@ class BlockSpaceManager:
             run already can grow for a while before anybody is preempted.
         max_model_len: longest sequence in tokens.
         prefix_caching: whether whole blocks may be found by what they hold, in use or not.
+        cpu_prefix_cache: whether they may be found in the CPU pool too.
+        costs: says which copies for the sake of the cache are worth it.
     """
 
     def __init__(
@@ -51,13 +46,23 @@ class BlockSpaceManager:
         num_watermark_blocks: int = 0,
         max_model_len: int,
         prefix_caching: bool = True,
+        cpu_prefix_cache: bool = True,
+        costs: CopyCosts,
     ) -> None:
         self.block_size = block_size
-        self.gpu = BlockAllocator(num_gpu_blocks)
-        self.cpu = BlockAllocator(num_cpu_blocks)
+        self._swap_space = SwapSpace(
+            num_blocks=num_cpu_blocks,
+            block_size=block_size,
+            is_cache=prefix_caching and cpu_prefix_cache,
+            costs=costs,
+        )
+        self.gpu = BlockAllocator(num_gpu_blocks, on_evict=self._swap_space.keep)
+        self.cpu = self._swap_space.pool
         self._num_watermark_blocks = num_watermark_blocks
         self._max_model_len = max_model_len
-        self._prefix_caching = prefix_caching
+        self._prefix_cache = PrefixCache(
+            block_size=block_size, gpu=self.gpu, swap_space=self._swap_space, is_on=prefix_caching
+        )
 
     def num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -80,101 +85,104 @@ class BlockSpaceManager:
     def can_ever_hold(self, group: SequenceGroup) -> bool:
         return self.most_blocks(group) <= self.gpu.num_blocks
 
-    def can_allocate(self, group: SequenceGroup) -> AllocStatus:
-        """Says whether the group's first sequence fits: all its known tokens."""
+    def can_allocate(self, group: SequenceGroup, *, num_lookahead_slots: int = 0) -> AllocStatus:
+        """Says whether the group's first sequence fits: all its known tokens, and some slots."""
         if not self.can_ever_hold(group):
             return AllocStatus.NEVER
         seq = group.unfinished[0]
+        prefix = self.find_prefix(seq)
+        return self._has_room(self._num_taken(seq, prefix, num_lookahead_slots))
+
+    def _has_room(self, num_blocks: int) -> AllocStatus:
+        """Says whether somebody who comes in can have so many GPU blocks."""
         # Alone on the worker a group is past the watermark's protection: nobody else grows.
-        spare = self.gpu.num_free - self._num_taken(seq, self.find_prefix(seq))
         alone = self.gpu.num_free == self.gpu.num_blocks
-        enough = spare >= (0 if alone else self._num_watermark_blocks)
+        left = self.gpu.num_free - num_blocks
+        enough = left >= (0 if alone else self._num_watermark_blocks)
         return AllocStatus.OK if enough else AllocStatus.LATER
 
-    def find_prefix(self, seq: Sequence) -> list[int]:
+    def find_prefix(self, seq: Sequence) -> list[FoundBlock]:
         """Returns the blocks that hold the sequence's first tokens, all but the last at most.
 
         None for a prompt that has to be computed whatever is known of it.
         """
-        found: list[int] = []
-        if not self._prefix_caching or seq.group.wants_prompt_logprobs:
-            return found
-        for index in range((seq.num_tokens - 1) // self.block_size):
-            block = self.gpu.find(self._hash(seq, index))
-            if block is None:
-                break
-            found.append(block)
-        return found
+        return self._prefix_cache.find(seq)
 
     def estimate_prefix(self, seq: Sequence) -> int:
-        """Returns how many of the sequence's leading blocks are here, by looking at a few.
+        """Returns how many of the sequence's leading blocks are here, by looking at a few."""
+        return self._prefix_cache.estimate(seq)
 
-        A block is rarely here without those before it, as `free` sees to it.
-        """
-        if not self._prefix_caching:
-            return 0
-        bound, most = 1, (seq.num_tokens - 1) // self.block_size
-        while bound <= most and self._is_found(seq, bound - 1):
-            bound *= 2
-        return bisect.bisect_left(
-            range(min(bound, most)), True, key=lambda index: not self._is_found(seq, index)
-        )
-
-    def _is_found(self, seq: Sequence, index: int) -> bool:
-        return self.gpu.find(self._hash(seq, index)) is not None
-
-    def can_start(self, seq: Sequence, prefix: list[int]) -> bool:
+    def can_start(self, seq: Sequence, prefix: list[FoundBlock]) -> bool:
         """Says whether a sequence without blocks fits, given blocks that it may share."""
         return self._num_taken(seq, prefix) <= self.gpu.num_free
 
-    def start(self, seq: Sequence, prefix: list[int]) -> None:
-        """Gives a sequence its first blocks: those of `prefix`, computed already, and new ones."""
-        for block in prefix:
-            self.gpu.share(block)
-        seq.block_table = list(prefix)
+    def start(self, seq: Sequence, prefix: list[FoundBlock]) -> list[BlockCopy]:
+        """Gives a sequence its first blocks: those of `prefix`, computed already, and new ones.
+
+        Returns the copies from the CPU pool that this calls for.
+        """
+        for found in prefix:  # before a new block is taken, which might be one of these
+            if found.is_on_gpu:
+                self.gpu.share(found.block)
+            else:
+                self._swap_space.hold([found.block], arriving=False)
+        copies = []
+        for index, found in enumerate(prefix):
+            block = found.block
+            if not found.is_on_gpu:
+                block = self.gpu.obtain(self._prefix_cache.hash(seq, index)).block
+                copies.append(BlockCopy(found.block, block))
+            seq.block_table.append(block)
         seq.num_computed_tokens = len(prefix) * self.block_size
+        self._prefix_cache.note_shared(seq, len(prefix))
         self.append_slots(seq, seq.num_remaining_tokens)
+        return copies
 
     def publish(self, seq: Sequence) -> None:
         """Lets whole computed blocks be found; to be called when their tokens are accepted."""
-        if not self._prefix_caching:
-            return
-        num_whole_blocks = seq.num_computed_tokens // self.block_size
-        for index in range(seq.num_published_blocks, num_whole_blocks):
-            self.gpu.publish(seq.block_table[index], self._hash(seq, index))
-        seq.num_published_blocks = num_whole_blocks
+        self._prefix_cache.publish(seq)
 
     def retract(self, seq: Sequence) -> None:
         """Keeps the blocks of a sequence that went wrong from being found."""
-        for block in seq.block_table:
-            self.gpu.retract(block)
+        self._prefix_cache.retract(seq)
 
-    def _num_taken(self, seq: Sequence, prefix: list[int]) -> int:
+    def _num_taken(
+        self, seq: Sequence, prefix: list[FoundBlock], num_lookahead_slots: int = 0
+    ) -> int:
         """Blocks that can no longer be had by others once the sequence has started."""
-        num_new = self.num_blocks(seq.num_tokens) - len(prefix)
-        return num_new + sum(self.gpu.is_cached(block) for block in prefix)
+        num_blocks = self._num_blocks_to_append(seq, seq.num_tokens, num_lookahead_slots)
+        in_use = sum(f.is_on_gpu and not self.gpu.is_cached(f.block) for f in prefix)
+        return num_blocks - in_use
 
-    def _hash(self, seq: Sequence, index: int) -> bytes:
-        hashes = seq.block_hashes.setdefault(self.block_size, [])
-        while len(hashes) <= index:
-            start = len(hashes) * self.block_size
-            previous = hashes[-1] if hashes else _root_hash(seq.group)
-            hashes.append(next_hash(previous, seq.tokens(start, start + self.block_size)))
-        return hashes[index]
+    def can_append_slots(
+        self, seq: Sequence, num_new_tokens: int, *, num_lookahead_slots: int = 0
+    ) -> AllocStatus:
+        """Says whether the sequence can have the blocks of its next tokens, and of some more slots.
 
-    def can_append_slots(self, seq: Sequence, num_new_tokens: int) -> AllocStatus:
-        """Says whether the sequence can have the blocks of its next tokens: OK or LATER."""
-        num_blocks = self.num_blocks(seq.num_planned_tokens + num_new_tokens)
-        wanted = max(num_blocks - len(seq.block_table), 0) + self.is_write_shared(seq)
+        Lookahead slots are for tokens that are only guessed; none are past the sequence's end.
+        """
+        wanted = self._num_blocks_to_append(seq, num_new_tokens, num_lookahead_slots)
+        if len(seq.block_table) + wanted > self.gpu.num_blocks:
+            return AllocStatus.NEVER
+        wanted += self.is_write_shared(seq)
         return AllocStatus.OK if wanted <= self.gpu.num_free else AllocStatus.LATER
 
-    def append_slots(self, seq: Sequence, num_new_tokens: int) -> BlockCopy | None:
+    def append_slots(
+        self, seq: Sequence, num_new_tokens: int, *, num_lookahead_slots: int = 0
+    ) -> BlockCopy | None:
         """Makes room for the next tokens; returns the copy that a shared block calls for."""
         copy = self._unshare(seq)
-        wanted = self.num_blocks(seq.num_planned_tokens + num_new_tokens)
-        while len(seq.block_table) < wanted:
+        for _ in range(self._num_blocks_to_append(seq, num_new_tokens, num_lookahead_slots)):
             self.append_block(seq)
         return copy
+
+    def _num_blocks_to_append(
+        self, seq: Sequence, num_new_tokens: int, num_lookahead_slots: int
+    ) -> int:
+        num_tokens = seq.num_planned_tokens + num_new_tokens
+        end = max(num_tokens, self.longest(seq.group) - 1)  # the last token is never computed
+        num_slots = min(num_tokens + num_lookahead_slots, end)
+        return max(self.num_blocks(num_slots) - len(seq.block_table), 0)
 
     def append_block(self, seq: Sequence) -> int:
         """Adds a GPU block to the sequence's table and returns it; ask `gpu.num_free` first."""
@@ -200,27 +208,50 @@ class BlockSpaceManager:
 
     def num_distinct_blocks(self, group: SequenceGroup) -> int:
         """Blocks that the group holds, each once however many of its sequences share it."""
-        return len(_distinct_blocks(group))
+        return len(self._distinct_blocks(group))
+
+    def _distinct_blocks(self, group: SequenceGroup) -> dict[int, BlockHash | None]:
+        return distinct_blocks(group, block_size=self.block_size)
 
     def can_swap_out(self, group: SequenceGroup) -> bool:
-        return self.num_distinct_blocks(group) <= self.cpu.num_free
+        hashes = self._distinct_blocks(group).values()
+        return self._swap_space.num_taken(hashes) <= self._swap_space.num_free
 
-    def can_swap_in(self, group: SequenceGroup) -> AllocStatus:
+    def can_swap_in(self, group: SequenceGroup, *, num_lookahead_slots: int = 0) -> AllocStatus:
         """Says whether the group's blocks fit on the GPU, with one more for each sequence."""
-        wanted = self.num_distinct_blocks(group) + len(group.unfinished)
-        if min(wanted, self.most_blocks(group)) > self.gpu.num_blocks:
+        blocks = self._distinct_blocks(group)
+        hashes = {block_hash or block for block, block_hash in blocks.items()}  # equals become one
+        growth = sum(
+            max(1, self._num_blocks_to_append(seq, 1, num_lookahead_slots))
+            for seq in group.unfinished
+        )
+        wanted = min(len(hashes) + growth, max(len(hashes), self.most_blocks(group)))
+        if wanted > self.gpu.num_blocks:
             return AllocStatus.NEVER
-        alone = self.gpu.num_free == self.gpu.num_blocks
-        enough = self.gpu.num_free - wanted >= (0 if alone else self._num_watermark_blocks)
-        return AllocStatus.OK if enough or alone else AllocStatus.LATER
+        if self._swap_space.is_arriving(blocks):
+            return AllocStatus.LATER
+        return self._has_room(wanted - self.gpu.num_used(h for h in hashes if isinstance(h, bytes)))
 
     def swap_out(self, group: SequenceGroup) -> list[BlockCopy]:
         """Moves the group's blocks to CPU swap, each once however many sequences share it."""
-        return _move(group, self.gpu, self.cpu)
+        self._swap_space.make_room(self._distinct_blocks(group).values())
+        copies, left = move(
+            group, self.cpu, block_size=self.block_size, finds=self._swap_space.is_cache
+        )
+        self._swap_space.hold((copy.dst for copy in copies), arriving=True)
+        for block in reversed(left):  # of a chain the end is forgotten first
+            self.gpu.free(block)
+        return copies
 
     def swap_in(self, group: SequenceGroup) -> list[BlockCopy]:
         """Moves the group's blocks back to the GPU."""
-        return _move(group, self.cpu, self.gpu)
+        copies, left = move(group, self.gpu, block_size=self.block_size, finds=True)
+        self._swap_space.leave(left)
+        return copies
+
+    def complete(self) -> list[BlockCopy]:
+        """Ends the plan in the making; returns the copies to the CPU of what it evicted."""
+        return self._swap_space.complete()
 
     def check(self, sequences: Iterable[Sequence]) -> None:
         """Asserts conservation on both devices, given every sequence that may hold blocks."""
@@ -250,25 +281,3 @@ class BlockSpaceManager:
         self.gpu.free(copy.src)
         seq.block_table[index] = copy.dst
         return copy
-
-
-def _root_hash(group: SequenceGroup) -> bytes:
-    return root_hash(tenant=group.tenant, cache_salt=group.cache_salt)
-
-
-def _distinct_blocks(group: SequenceGroup) -> set[int]:
-    return {block for seq in group.unfinished for block in seq.block_table}
-
-
-def _move(group: SequenceGroup, source: BlockAllocator, target: BlockAllocator) -> list[BlockCopy]:
-    moved: dict[int, int] = {}  # physical block on the source: its new place
-    for seq in group.unfinished:
-        for index, block in enumerate(seq.block_table):
-            if block in moved:
-                target.share(moved[block])
-            else:
-                moved[block] = target.allocate()
-            source.free(block)
-            seq.block_table[index] = moved[block]
-        seq.num_sent_blocks = seq.num_published_blocks = 0
-    return [BlockCopy(src, dst) for src, dst in moved.items()]

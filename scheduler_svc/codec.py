@@ -14,7 +14,7 @@ from rpc.columns import (
 )
 from rpc.errors import InvalidArgument
 from scheduler_svc.beam import BeamSearchParams
-from scheduler_svc.block_manager import BlockCopy
+from scheduler_svc.block_allocator import BlockCopy
 from scheduler_svc.config import StepLimits
 from scheduler_svc.errors import RequestFailure
 from scheduler_svc.model import ModelInfo, WorkerCapacity

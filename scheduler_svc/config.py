@@ -50,6 +50,7 @@ class CacheShape:
     """Share of the GPU blocks that admission leaves free."""
     max_model_len: int
     prefix_caching: bool = True
+    cpu_prefix_cache: bool = True
 
     @property
     def num_watermark_blocks(self) -> int:
@@ -112,6 +113,8 @@ class SchedulerConfig:
     watermark: float = 0.01
     prefix_caching: bool = True
     """Whether requests share the K and V of prefixes that they have in common."""
+    cpu_prefix_cache: bool = True
+    """Whether prefixes that the GPU has no room for are kept in swap space."""
     num_gpu_blocks_override: int | None = None
     """Use so many of each worker's GPU blocks instead of all."""
     num_cpu_blocks_override: int | None = None

@@ -1,7 +1,8 @@
-"""What it costs to bring a preempted group back: by copies, or by computing it again.
+"""What copies between the pools cost, against computing the same tokens again.
 
-Begins with the rates that a worker announces and follows those that its answers show. Choosing by
-bytes over bandwidth against tokens over prefill rate follows vLLM (SOSP 2023, section 4.5).
+Begins with the rates that a worker announces and follows those that its answers show, each by how
+much it copied or computed: a copy of one block, or a short prompt, says little. Choosing by bytes
+over bandwidth against tokens over prefill rate follows vLLM (SOSP 2023, section 4.5).
 """
 
 from dataclasses import dataclass
@@ -9,7 +10,13 @@ from dataclasses import dataclass
 from scheduler_svc.plan import StepPlan, StepTimings
 
 MIN_PREFILL_TOKENS = 32  # smaller steps say nothing of the rate of a prefill
-WEIGHT = 0.2  # of a new observation
+PREFILL_WINDOW_TOKENS = 1024  # as much as is known before weighs as much as so many tokens
+COPY_WINDOW_BLOCKS = 64
+HIT_SHARE = 1 / 16
+"""Evicted blocks are kept if one hit in so many pays for them all, so keeping them takes at most
+this share of the time that their tokens took to compute."""
+MAX_KEEP_S = 0.005
+"""Longest that a step may take for the copies of evicted blocks: others wait for their tokens."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -22,29 +29,44 @@ class CostModel:
 
     def prefers_swap(self, *, num_blocks: int, num_tokens: int) -> bool:
         """Says whether copying blocks out and in takes less than computing their tokens again."""
-        return self.swap_s(num_blocks) <= self.recompute_s(num_tokens)
+        return 2 * self.copy_s(num_blocks) <= self.recompute_s(num_tokens)
 
-    def swap_s(self, num_blocks: int) -> float:
-        """Seconds to copy blocks to the CPU and back."""
-        if not self.copy_bytes_per_s:
-            return 0.0
-        return 2 * num_blocks * self.block_bytes / self.copy_bytes_per_s
+    def fetches(self, *, block_size: int) -> bool:
+        """Says whether to copy a block in takes less than to compute its tokens again."""
+        return self.copy_s(1) <= self.recompute_s(block_size)
+
+    def keeps_another(self, *, num_kept: int, block_size: int) -> bool:
+        """Says whether a step that copies `num_kept` evicted blocks out should copy one more."""
+        saved_s = self.recompute_s(block_size) - self.copy_s(1)
+        return self.copy_s(1) <= HIT_SHARE * saved_s and self.copy_s(num_kept + 1) <= MAX_KEEP_S
+
+    def copy_s(self, num_blocks: int) -> float:
+        """Seconds to copy blocks from one pool to the other."""
+        rate = self.copy_bytes_per_s
+        return num_blocks * self.block_bytes / rate if rate else 0.0
 
     def recompute_s(self, num_tokens: int) -> float:
         return num_tokens / self.prefill_tokens_per_s if self.prefill_tokens_per_s else 0.0
 
     def observe(self, plan: StepPlan, timings: StepTimings) -> None:
         """Follows the rates of a step that was answered."""
-        num_bytes = self.block_bytes * (len(plan.swap_out) + len(plan.swap_in))
-        if num_bytes and timings.swap_ns and not plan.copy:
-            rate = num_bytes / timings.swap_ns * 1e9
-            self.copy_bytes_per_s = _follow(self.copy_bytes_per_s, rate)
+        num_blocks = len(plan.swap_out) + len(plan.swap_in)
+        if num_blocks and timings.swap_ns and not plan.copy:
+            self.copy_bytes_per_s = _follow(
+                self.copy_bytes_per_s,
+                num_blocks * self.block_bytes / timings.swap_ns * 1e9,
+                weight=num_blocks / (num_blocks + COPY_WINDOW_BLOCKS),
+            )
         num_tokens = plan.total_tokens
         # A prefill of any size beside it, a decode reads all weights for one token.
         if timings.forward_ns and num_tokens >= max(MIN_PREFILL_TOKENS, 8 * len(plan.seqs)):
-            rate = num_tokens / timings.forward_ns * 1e9
-            self.prefill_tokens_per_s = _follow(self.prefill_tokens_per_s, rate)
+            self.prefill_tokens_per_s = _follow(
+                self.prefill_tokens_per_s,
+                num_tokens / timings.forward_ns * 1e9,
+                weight=num_tokens / (num_tokens + PREFILL_WINDOW_TOKENS),
+            )
 
 
-def _follow(known: float, seen: float) -> float:
-    return known + WEIGHT * (seen - known) if known else seen
+def _follow(known: float, seen: float, *, weight: float) -> float:
+    """Returns the rate at the mean of the times that a unit took and takes."""
+    return 1 / ((1 - weight) / known + weight / seen) if known and seen else seen

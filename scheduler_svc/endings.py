@@ -3,10 +3,14 @@
 from collections.abc import Set
 
 from scheduler_svc.block_manager import BlockSpaceManager
-from scheduler_svc.errors import RequestFailure
+from scheduler_svc.errors import FailureCode, RequestFailure
 from scheduler_svc.queues import GroupQueues
 from scheduler_svc.sequence import FinishReason, Sequence, SequenceGroup, SequenceStatus
 from scheduler_svc.worker_view import WorkerView
+
+NO_LONGER_FITS = RequestFailure(
+    FailureCode.RESOURCE_EXHAUSTED, "the request no longer fits the worker's KV cache"
+)
 
 
 class Endings:

@@ -7,7 +7,7 @@ until the answer comes.
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from scheduler_svc.block_manager import BlockCopy
+from scheduler_svc.block_allocator import BlockCopy
 from scheduler_svc.sequence import FinishReason, Sequence, SequenceGroup
 
 
@@ -70,10 +70,6 @@ class StepPlan:
         self.num_new_tokens += [1] * count
         self.num_samples += [1] * count
         self.token_budget -= count
-
-    def tokens_of(self, seq: Sequence) -> int:
-        """Returns how many tokens the sequence computes in this step."""
-        return self.num_new_tokens[self.seqs.index(seq)] if seq in self.seqs else 0
 
     @property
     def total_tokens(self) -> int:

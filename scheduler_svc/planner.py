@@ -6,10 +6,10 @@ decodes Sarathi-Serve (Agrawal et al., OSDI 2024).
 
 from scheduler_svc.block_manager import AllocStatus, BlockSpaceManager
 from scheduler_svc.config import StepLimits
-from scheduler_svc.endings import Endings
-from scheduler_svc.errors import FailureCode, RequestFailure
+from scheduler_svc.endings import NO_LONGER_FITS, Endings
 from scheduler_svc.plan import StepPlan
 from scheduler_svc.preemption import Preemption
+from scheduler_svc.prefix import FoundBlock
 from scheduler_svc.queues import GroupQueues
 from scheduler_svc.sequence import Sequence, SequenceGroup, SequenceStatus
 from scheduler_svc.steady import SteadyLane
@@ -40,6 +40,7 @@ class Planner:
     ) -> None:
         self.num_prefix_queries = 0  # tokens asked for, and found
         self.num_prefix_hits = 0
+        self.num_cpu_prefix_hits = 0  # of those, found in the CPU pool
         self._limits = limits
         self._queues = queues
         self._blocks = blocks
@@ -116,24 +117,23 @@ class Planner:
         prefix = self._blocks.find_prefix(seq)
         num_prefix_tokens = self._blocks.num_prefix_tokens(seq.group)
         started = [other for other in seq.group.unfinished if other.block_table]
-        ready = [  # by the steps before this one
-            other
-            for other in started
-            if other.num_planned_tokens - plan.tokens_of(other) >= num_prefix_tokens
-        ]
-        num_shared = num_prefix_tokens // self._blocks.block_size
-        if len(prefix) < num_shared:
-            if started and not ready:
-                return False
-            prefix = ready[0].block_table[:num_shared] if ready else prefix
+        ready = [other for other in started if other.num_computed_tokens >= num_prefix_tokens]
+        if started and not ready:
+            return False
+        if ready:  # equal blocks that the cache has would be others: the group would hold both
+            num_shared = num_prefix_tokens // self._blocks.block_size
+            shared = [FoundBlock(block) for block in ready[0].block_table[:num_shared]]
+            prefix = shared + prefix[num_shared:]
         if not self._blocks.can_start(seq, prefix):
             plan.is_short_of_blocks = True
             return False
-        self._start(seq, prefix)
+        self._start(plan, seq, prefix)
         return True
 
-    def _start(self, seq: Sequence, prefix: list[int]) -> None:
-        self._blocks.start(seq, prefix)
+    def _start(self, plan: StepPlan, seq: Sequence, prefix: list[FoundBlock]) -> None:
+        copies = self._blocks.start(seq, prefix)
+        plan.swap_in += copies
+        self.num_cpu_prefix_hits += len(copies) * self._blocks.block_size
         if seq.group.times.first_token is None and not seq.group.num_preemptions:
             seq.group.num_cached_tokens = seq.num_computed_tokens
         self.num_prefix_queries += seq.num_tokens
@@ -147,19 +147,18 @@ class Planner:
             group = swapped[0]
             status = self._blocks.can_swap_in(group)
             if status is AllocStatus.NEVER:
-                self._endings.fail_later(group, _NO_LONGER_FITS)
+                self._endings.fail_later(group, NO_LONGER_FITS)
                 continue
             if status is AllocStatus.LATER or not self._has_places(group):
                 return
             del swapped[0]
-            moved = self._blocks.swap_in(group)
-            plan.swap_in += moved
+            plan.swap_in += self._blocks.swap_in(group)
             self._resume(group, now)
             group.timeline.add(
                 EventKind.RESUMED,
                 now,
                 step_id=plan.step_id,
-                num_blocks=len(moved),
+                num_blocks=self._blocks.num_distinct_blocks(group),
                 is_swap=True,
             )
             for seq in group.unfinished:
@@ -191,7 +190,7 @@ class Planner:
             is_new = not group.has_started
             self._resume(group, now)
             seq = group.unfinished[0]
-            self._start(seq, self._blocks.find_prefix(seq))
+            self._start(plan, seq, self._blocks.find_prefix(seq))
             if is_new:  # what is computed again is not the tenant's to pay
                 num_new_tokens = group.num_prompt_tokens - group.num_cached_tokens
                 admission.charge(group.flow, num_prompt_tokens=num_new_tokens)
@@ -300,8 +299,3 @@ def _can_decode(seq: Sequence, plan: StepPlan) -> bool:
         return False  # its next token depends on which branch it becomes, or on all beams
     is_planned_out = seq.num_tokens + seq.num_inflight_samples >= group.end
     return not is_planned_out and group not in plan.yielding
-
-
-_NO_LONGER_FITS = RequestFailure(
-    FailureCode.RESOURCE_EXHAUSTED, "the request no longer fits the worker's KV cache"
-)

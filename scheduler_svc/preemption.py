@@ -8,6 +8,7 @@ import logging
 from scheduler_svc.block_manager import AllocStatus, BlockSpaceManager
 from scheduler_svc.config import PreemptionMode
 from scheduler_svc.cost import CostModel
+from scheduler_svc.endings import NO_LONGER_FITS, Endings
 from scheduler_svc.plan import StepPlan
 from scheduler_svc.queues import GroupQueues
 from scheduler_svc.sequence import Sequence, SequenceGroup
@@ -26,6 +27,7 @@ class Preemption:
         queues: GroupQueues,
         blocks: BlockSpaceManager,
         view: WorkerView,
+        endings: Endings,
         cost: CostModel,
         mode: PreemptionMode,
     ) -> None:
@@ -34,6 +36,7 @@ class Preemption:
         self._queues = queues
         self._blocks = blocks
         self._view = view
+        self._endings = endings
         self._cost = cost
         self._mode = mode
 
@@ -41,9 +44,12 @@ class Preemption:
         """Gives a sequence the block of its next token, at the cost of those behind it.
 
         Returns False if it has to sit this step out: it yielded itself, or its victim is in
-        flight and goes in the next step.
+        flight and goes in the next step. A group that nothing can make room for ends.
         """
-        while self._blocks.can_append_slots(seq, 1) is not AllocStatus.OK:
+        while (status := self._blocks.can_append_slots(seq, 1)) is not AllocStatus.OK:
+            if status is AllocStatus.NEVER:
+                self._endings.fail_later(seq.group, NO_LONGER_FITS)
+                return False
             plan.is_short_of_blocks = True
             if plan.yielding:  # one victim at a time is waited for
                 return False

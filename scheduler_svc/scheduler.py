@@ -63,13 +63,20 @@ class Scheduler:
             num_watermark_blocks=cache.num_watermark_blocks,
             max_model_len=cache.max_model_len,
             prefix_caching=cache.prefix_caching,
+            cpu_prefix_cache=cache.cpu_prefix_cache,
+            costs=self.cost,
         )
         self._queues = queues = GroupQueues(admission)
         self._lane = lane = SteadyLane(blocks, admission)
         self._view = view = WorkerView(blocks)
         self._endings = Endings(queues=queues, blocks=blocks, view=view)
         self._preemption = Preemption(
-            queues=queues, blocks=blocks, view=view, cost=self.cost, mode=preemption_mode
+            queues=queues,
+            blocks=blocks,
+            view=view,
+            endings=self._endings,
+            cost=self.cost,
+            mode=preemption_mode,
         )
         self._planner = Planner(
             limits=limits,
@@ -100,6 +107,7 @@ class Scheduler:
             planned_at=now,
         )
         self._planner.fill(plan, now)
+        plan.swap_out += self.blocks.complete()
         if plan.is_empty:
             return None
         self._view.close(plan)
@@ -209,6 +217,11 @@ class Scheduler:
     @property
     def num_prefix_hits(self) -> int:
         return self._planner.num_prefix_hits
+
+    @property
+    def num_cpu_prefix_hits(self) -> int:
+        """Of the tokens found, those that were found in the CPU pool and copied back."""
+        return self._planner.num_cpu_prefix_hits
 
     # Looking inside
 

@@ -66,6 +66,7 @@ def scheduler_config(settings: SchedulerSettings) -> SchedulerConfig:
         preemption_mode=PreemptionMode(settings.preemption_mode),
         watermark=settings.watermark,
         prefix_caching=settings.prefix_caching,
+        cpu_prefix_cache=settings.cpu_prefix_cache,
         num_gpu_blocks_override=settings.num_gpu_blocks_override,
         num_cpu_blocks_override=settings.num_cpu_blocks_override,
         max_steps_in_flight=settings.max_steps_in_flight,

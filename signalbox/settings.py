@@ -189,6 +189,9 @@ class PolicySettings(LimitSettings):
     prefix_caching: bool = Field(
         True, description="whether requests share the KV cache of prefixes they have in common"
     )
+    cpu_prefix_cache: bool = Field(
+        True, description="whether prefixes that no longer fit are kept in swap space, if that pays"
+    )
     num_gpu_blocks_override: int | None = Field(
         None, gt=0, description="use so many of each worker's KV-cache blocks"
     )

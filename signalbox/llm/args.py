@@ -55,6 +55,7 @@ class EngineArgs:
             common.
         scheduling_policy: who comes first: "fcfs", "priority", "shortest-prompt", "fair", or your
             own class as "package.module:Class".
+        cpu_prefix_cache: whether prefixes that no longer fit are kept in swap space, if that pays.
         load_format: "auto", or "dummy" for random weights of a config.
         model_impl: "auto", "signalbox" or "transformers": whose code computes the model.
         trust_remote_code: whether code that comes with a model may run.
@@ -82,6 +83,7 @@ class EngineArgs:
     preemption_mode: str = "auto"
     enable_prefix_caching: bool = True
     scheduling_policy: str = "fcfs"
+    cpu_prefix_cache: bool = True
     load_format: str = "auto"
     model_impl: str = "auto"
     cpu_backend: str = "auto"
@@ -150,6 +152,7 @@ class EngineArgs:
             preemption_mode=PreemptionMode(self.preemption_mode),
             prefix_caching=self.enable_prefix_caching,
             policy=make_policy(PolicyConfig(name=self.scheduling_policy)),
+            cpu_prefix_cache=self.cpu_prefix_cache,
             seed=self.seed,
             tokenizer_files=None if own else _tokenizer_files(str(self.tokenizer)),
         )

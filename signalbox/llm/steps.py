@@ -19,7 +19,7 @@ from gpu_worker.step import (
     StepResult,
 )
 from scheduler_svc import sequence
-from scheduler_svc.block_manager import BlockCopy
+from scheduler_svc.block_allocator import BlockCopy
 from scheduler_svc.plan import PromptLogprobs, StepAnswer, StepPlan, StepTimings, TokenLogprobs
 
 

@@ -28,6 +28,7 @@ class CoreConfig:
 
     preemption_mode: PreemptionMode = PreemptionMode.AUTO
     prefix_caching: bool = True
+    cpu_prefix_cache: bool = True
     policy: SchedulingPolicy | None = None
     """None is first come, first served."""
     seed: int | None = 0
@@ -86,6 +87,7 @@ def make_scheduler(cluster: Cluster, worker: LocalWorker, config: CoreConfig) ->
             num_cpu_blocks=capacity.num_cpu_blocks,
             max_model_len=worker.model.max_model_len,
             prefix_caching=config.prefix_caching,
+            cpu_prefix_cache=config.cpu_prefix_cache,
         ),
         admission=cluster.admission,
         preemption_mode=config.preemption_mode,

@@ -1,9 +1,11 @@
 """A worker in dictionaries: it executes plans, and reads its tokens back through the block tables.
 
 Its next token is a hash of what the blocks say the sequence is, so that a wrong block, a lost copy
-or a stale table changes the output. `expected` says what the output must be.
+or a stale table changes the output. `expected` says what the output must be. As in a real model a
+slot depends on all tokens up to its own, so another prefix's block is a wrong one too.
 """
 
+import itertools
 from dataclasses import dataclass, field
 
 from scheduler_svc.beam import BeamSearch, BeamSearchParams, Candidates, Hypothesis
@@ -11,11 +13,18 @@ from scheduler_svc.plan import StepAnswer, StepPlan, TokenLogprobs
 
 VOCAB_SIZE = 97
 
+Block = dict[int, tuple[int, int]]
+"""By offset: a token, and a hash of all tokens up to it."""
+
+
+def chain(value: int, token_id: int) -> int:
+    return (value * 1_000_003 + token_id + 1) & 0xFFFFFFFF
+
 
 def next_token(token_ids: list[int], *, branch: int) -> int:
     value = 17 + branch
     for token_id in token_ids:
-        value = (value * 1_000_003 + token_id + 1) & 0xFFFFFFFF
+        value = chain(value, token_id)
     return (value >> 7) % VOCAB_SIZE
 
 
@@ -56,6 +65,13 @@ def expected_beams(
     return search.finished
 
 
+def last_block(token_ids: list[int], *, block_size: int) -> Block:
+    """What the last block of a sequence of whole blocks holds."""
+    values = list(itertools.accumulate(token_ids, chain, initial=0))[1:]
+    first = len(token_ids) - block_size
+    return {i: (token_ids[first + i], values[first + i]) for i in range(block_size)}
+
+
 @dataclass(slots=True)
 class Known:
     """A sequence as the worker knows it."""
@@ -70,13 +86,16 @@ class Known:
 
 @dataclass(slots=True)
 class FakeWorker:
-    """Executes plans in order. KV is (token, position) for each slot of each block."""
+    """Executes plans in order."""
 
     block_size: int
-    gpu: dict[int, dict[int, tuple[int, int]]] = field(default_factory=dict)
-    cpu: dict[int, dict[int, tuple[int, int]]] = field(default_factory=dict)
+    gpu: dict[int, Block] = field(default_factory=dict)
+    cpu: dict[int, Block] = field(default_factory=dict)
     sequences: dict[int, Known] = field(default_factory=dict)
     loses_copies: bool = False
+    loses_swap_outs: bool = False
+    num_swapped_in: int = 0
+    num_swapped_out: int = 0
 
     def execute(self, plan: "EncodedPlan") -> StepAnswer:
         for seq_id in plan.forget:
@@ -119,6 +138,10 @@ class FakeWorker:
         self.sequences.update(children)
 
     def _move(self, plan: "EncodedPlan") -> None:
+        read = {copy.src for copy in plan.swap_in}
+        assert not read & {copy.dst for copy in plan.swap_out}, "written before it is read"
+        self.num_swapped_in += len(read)
+        self.num_swapped_out += len(plan.swap_out)
         for copies, source, target in (
             (plan.swap_out, self.gpu, self.cpu),
             (plan.swap_in, self.cpu, self.gpu),
@@ -129,26 +152,34 @@ class FakeWorker:
                 assert not {copy.src for copy in copies} & {copy.dst for copy in copies}
                 if self.loses_copies:
                     continue
+            if target is self.cpu and self.loses_swap_outs:
+                continue
             moved = [(copy.dst, dict(source.get(copy.src, {}))) for copy in copies]
             target.update(moved)
 
     def _write(self, known: Known, num_new_tokens: int) -> list[int]:
         start = known.num_computed_tokens
         assert start + num_new_tokens <= len(known.token_ids), "computes tokens it does not know"
+        _, value = self._slot(known, start - 1) if start else (0, 0)
         for position in range(start, start + num_new_tokens):
-            block = known.block_table[position // self.block_size]
-            slots = self.gpu.setdefault(block, {})
-            slots[position % self.block_size] = (known.token_ids[position], position)
+            token_id = known.token_ids[position]
+            value = chain(value, token_id)
+            slots = self.gpu.setdefault(known.block_table[position // self.block_size], {})
+            slots[position % self.block_size] = (token_id, value)
         known.num_computed_tokens += num_new_tokens
         return known.token_ids[start : known.num_computed_tokens]
 
     def _read(self, known: Known) -> list[int]:
-        token_ids = []
+        token_ids, expected_value = [], 0
         for position in range(known.num_computed_tokens):
-            block = self.gpu.get(known.block_table[position // self.block_size], {})
-            token_id, written_at = block.get(position % self.block_size, (VOCAB_SIZE, -1))
-            token_ids.append(token_id + (0 if written_at == position else VOCAB_SIZE))
+            token_id, value = self._slot(known, position)
+            expected_value = chain(expected_value, token_id)
+            token_ids.append(token_id + (0 if value == expected_value else VOCAB_SIZE))
         return token_ids
+
+    def _slot(self, known: Known, position: int) -> tuple[int, int]:
+        block = self.gpu.get(known.block_table[position // self.block_size], {})
+        return block.get(position % self.block_size, (VOCAB_SIZE, -1))
 
     def _sample(self, seq_id: int, context: list[int], answer: StepAnswer) -> None:
         known = self.sequences[seq_id]

@@ -12,9 +12,17 @@ from scheduler_svc.cost import CostModel
 from scheduler_svc.model import ModelInfo
 from scheduler_svc.plan import StepOutcome
 from scheduler_svc.policy import SchedulingPolicy
+from scheduler_svc.prefix import next_hash, root_hash
 from scheduler_svc.scheduler import Scheduler
 from scheduler_svc.sequence import GroupTimes, SamplingParams, SequenceGroup, make_group
-from tests.scheduler_svc.fake_worker import VOCAB_SIZE, EncodedPlan, FakeWorker
+from tests.scheduler_svc.fake_worker import (
+    VOCAB_SIZE,
+    Block,
+    EncodedPlan,
+    FakeWorker,
+    expected,
+    last_block,
+)
 
 EOS = 0
 
@@ -41,6 +49,7 @@ def make_scheduler(
     admission: AdmissionQueue | None = None,
     mode: PreemptionMode = PreemptionMode.SWAP,
     prefix_caching: bool = True,
+    cpu_prefix_cache: bool = True,
     cost: CostModel | None = None,
 ) -> Scheduler:
     return Scheduler(
@@ -52,6 +61,7 @@ def make_scheduler(
             watermark=watermark,
             max_model_len=max_model_len,
             prefix_caching=prefix_caching,
+            cpu_prefix_cache=cpu_prefix_cache,
         ),
         admission=AdmissionQueue() if admission is None else admission,
         preemption_mode=mode,
@@ -134,10 +144,41 @@ class Loop:
             self.scheduler.check()
         raise AssertionError(f"still busy after {max_steps} steps")
 
+    def check_content(self, content: dict[bytes, Block], *, knows_all: bool = True) -> None:
+        """Asserts that blocks hold what their hashes say; the worker knows once it has answered."""
+        if self.sent:
+            return
+        blocks = self.scheduler.blocks
+        for pool, kv in ((blocks.gpu, self.worker.gpu), (blocks.cpu, self.worker.cpu)):
+            for block, block_hash in pool.hashes.items():
+                if knows_all or block_hash in content:
+                    assert kv[block] == content[block_hash], f"block {block} is not what it says"
 
-def make_loop(scheduler: Scheduler, *, depth: int = 2, loses_copies: bool = False) -> Loop:
-    block_size = scheduler.blocks.block_size
-    return Loop(scheduler, FakeWorker(block_size, loses_copies=loses_copies), depth)
+
+def content_of(group: SequenceGroup, *, block_size: int) -> dict[bytes, Block]:
+    """What each block that the group may compute holds, by its hash."""
+    content = {}
+    for branch in range(group.num_sequences):
+        prompt = group.prompt_token_ids
+        tokens = prompt + expected(prompt, num_tokens=group.max_tokens, branch=branch)
+        block_hash = root_hash(tenant=group.tenant, cache_salt=group.cache_salt)
+        for end in range(block_size, len(tokens) + 1, block_size):
+            block_hash = next_hash(block_hash, tokens[end - block_size : end])
+            content[block_hash] = last_block(tokens[:end], block_size=block_size)
+    return content
+
+
+def make_loop(
+    scheduler: Scheduler,
+    *,
+    depth: int = 2,
+    loses_copies: bool = False,
+    loses_swap_outs: bool = False,
+) -> Loop:
+    worker = FakeWorker(
+        scheduler.blocks.block_size, loses_copies=loses_copies, loses_swap_outs=loses_swap_outs
+    )
+    return Loop(scheduler, worker, depth)
 
 
 def outputs(group: SequenceGroup) -> list[list[int]]:

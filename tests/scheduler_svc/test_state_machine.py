@@ -1,24 +1,39 @@
-"""Random histories of one or two workers: invariants after every step, exact output at the end."""
+"""Random histories of one or two workers: invariants after every step, exact output at the end.
+
+EXAMPLES=20000 python -m pytest tests/scheduler_svc/test_state_machine.py
+"""
+
+import os
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from scheduler_svc.admission import AdmissionQueue
 from scheduler_svc.beam import BeamSearchParams
 from scheduler_svc.config import POLICIES, PolicyConfig, PreemptionMode
+from scheduler_svc.cost import CostModel
 from scheduler_svc.policy import make_policy
 from scheduler_svc.sequence import FinishReason, SequenceGroup, SequenceStatus
-from tests.scheduler_svc.fake_worker import expected
-from tests.scheduler_svc.make import Loop, make_loop, make_request, make_scheduler
+from tests.scheduler_svc.fake_worker import Block, expected
+from tests.scheduler_svc.make import Loop, content_of, make_loop, make_request, make_scheduler
 from tests.scheduler_svc.test_beam_groups import assert_found
+
+pytestmark = pytest.mark.timeout(1200)
 
 SEARCHES = [
     BeamSearchParams(width=2),
     BeamSearchParams(width=3, early_stopping=True),
     BeamSearchParams(width=4, length_penalty=0.0),
 ]
-CAPACITY = {"num_gpu_blocks": 14, "max_num_seqs": 6, "max_num_batched_tokens": 10}
+BLOCK_SIZE = 4
+CAPACITY = {"max_num_seqs": 6, "max_num_batched_tokens": 24}
+COSTS = {  # at most two evicted blocks are kept in a step of a slow worker
+    "fast": {},
+    "slow": {"block_bytes": 2, "copy_bytes_per_s": 1000.0, "prefill_tokens_per_s": 10.0},
+    "useless": {"block_bytes": 2, "copy_bytes_per_s": 1.0, "prefill_tokens_per_s": 1000.0},
+}
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -26,30 +41,41 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @initialize(
         mode=st.sampled_from(PreemptionMode),
-        num_cpu_blocks=st.sampled_from([0, 3, 20]),
+        num_gpu_blocks=st.sampled_from([7, 9, 14]),
+        num_cpu_blocks=st.sampled_from([20, 8, 3, 0]),
         num_workers=st.sampled_from([1, 2]),
         depth=st.sampled_from([1, 2]),
         watermark=st.sampled_from([0.0, 0.1]),
-        prefix_caching=st.booleans(),
+        prefix_caching=st.sampled_from([True, True, False]),
+        cpu_prefix_cache=st.sampled_from([True, True, False]),
+        costs=st.sampled_from(sorted(COSTS)),
         policy=st.sampled_from(POLICIES),
     )
     def start(
         self,
         mode: PreemptionMode,
+        num_gpu_blocks: int,
         num_cpu_blocks: int,
         num_workers: int,
         depth: int,
         watermark: float,
         prefix_caching: bool,
+        cpu_prefix_cache: bool,
+        costs: str,
         policy: str,
     ) -> None:
         self.admission = AdmissionQueue(make_policy(PolicyConfig(name=policy, ageing_s=3.0)))
         self.options = {
             "mode": mode,
+            "num_gpu_blocks": num_gpu_blocks,
             "num_cpu_blocks": num_cpu_blocks,
             "watermark": watermark,
             "prefix_caching": prefix_caching,
+            "cpu_prefix_cache": cpu_prefix_cache,
         }
+        self.costs = COSTS[costs]
+        self.content: dict[bytes, Block] = {}
+        self.has_beams = False  # whose blocks nobody knows beforehand
         self.depth = depth
         self.groups: list[SequenceGroup] = []
         self.aborted: set[SequenceGroup] = set()
@@ -58,7 +84,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.loops = [self.make_loop() for _ in range(num_workers)]
 
     def make_loop(self) -> Loop:
-        scheduler = make_scheduler(admission=self.admission, **CAPACITY, **self.options)
+        scheduler = make_scheduler(
+            block_size=BLOCK_SIZE,
+            admission=self.admission,
+            cost=CostModel(**self.costs),
+            **CAPACITY,
+            **self.options,
+        )
         return make_loop(scheduler, depth=self.depth)
 
     @property
@@ -67,7 +99,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         return [group for group in self.groups if group not in gone]
 
     @rule(
-        prompt_len=st.integers(1, 14),
+        prompt_len=st.sampled_from([13, 9, 14, 1, 5, 8]),
         max_tokens=st.integers(1, 12),
         n=st.sampled_from([1, 1, 2, 3]),
         stops=st.booleans(),
@@ -89,11 +121,28 @@ class SchedulerMachine(RuleBasedStateMachine):
         beam_search: BeamSearchParams | None,
         priority: int,
     ) -> None:
+        prompt = [kind] * prompt_len
+        owner = {"tenant": tenant, "cache_salt": salt}
+        rest = {"beam_search": beam_search, "priority": priority, **owner}
+        self.add(prompt, max_tokens=max_tokens, n=n, stops=stops, **rest)
+
+    def add(
+        self,
+        prompt: list[int],
+        *,
+        max_tokens: int,
+        n: int = 1,
+        stops: bool = False,
+        tenant: str = "",
+        cache_salt: str = "",
+        beam_search: BeamSearchParams | None = None,
+        priority: int = 0,
+    ) -> None:
         group = make_request(
-            [kind] * prompt_len,
+            prompt,
             tenant=tenant,
             priority=priority,
-            cache_salt=salt,
+            cache_salt=cache_salt,
             max_tokens=max_tokens,
             n=n if beam_search is None else min(n, beam_search.width),
             beam_search=beam_search,
@@ -103,6 +152,31 @@ class SchedulerMachine(RuleBasedStateMachine):
         if self.loops[0].scheduler.blocks.can_ever_hold(group):
             self.groups.append(group)
             self.admission.add(group)
+            if beam_search is None:
+                self.content |= content_of(group, block_size=BLOCK_SIZE)
+            self.has_beams |= beam_search is not None
+
+    @rule(
+        data=st.data(),
+        kinds=st.lists(st.integers(1, 4), min_size=2, max_size=4),
+        prompt_len=st.sampled_from([13, 9, 5]),
+        salt=st.sampled_from(["", "", "other"]),
+    )
+    def serve(self, data: st.DataObject, kinds: list[int], prompt_len: int, salt: str) -> None:
+        """Several prompts in a row, so that those before them are evicted and wanted again."""
+        for kind in kinds:
+            self.add([kind] * prompt_len, max_tokens=5, cache_salt=salt)
+            self.step(data, 6)
+
+    @precondition(lambda self: any(group.is_finished for group in self.groups))
+    @rule(data=st.data(), max_tokens=st.integers(1, 6))
+    def go_on(self, data: st.DataObject, max_tokens: int) -> None:
+        """The next turn of a conversation."""
+        group = data.draw(st.sampled_from([group for group in self.groups if group.is_finished]))
+        answer = data.draw(st.sampled_from(group.sequences)).output_token_ids
+        prompt = [*group.prompt_token_ids, *answer, 7]
+        owner = {"tenant": group.tenant, "cache_salt": group.cache_salt}
+        self.add(prompt, max_tokens=max_tokens, **owner)
 
     @rule(data=st.data())
     def send(self, data: st.DataObject) -> None:
@@ -112,7 +186,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     def answer(self, data: st.DataObject) -> None:
         data.draw(st.sampled_from(self.loops)).answer()
 
-    @rule(data=st.data(), times=st.integers(1, 6))
+    @rule(data=st.data(), times=st.sampled_from([8, 1, 2, 20]))
+    def step_often(self, data: st.DataObject, times: int) -> None:
+        self.step(data, times)
+
     def step(self, data: st.DataObject, times: int) -> None:
         loop = data.draw(st.sampled_from(self.loops))
         for _ in range(times):
@@ -172,6 +249,11 @@ class SchedulerMachine(RuleBasedStateMachine):
                         for block in seq.block_table:
                             assert owner_of.setdefault(block, owner) == owner
 
+    @invariant()
+    def blocks_hold_what_their_hashes_say(self) -> None:
+        for loop in self.loops:
+            loop.check_content(self.content, knows_all=not self.has_beams)
+
     def teardown(self) -> None:
         for _ in range(4):  # what one loop sets back another may take
             for loop in self.loops:
@@ -206,4 +288,6 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(max_examples=1000, stateful_step_count=40, deadline=None)
+TestScheduler.settings = settings(
+    max_examples=int(os.environ.get("EXAMPLES", "500")), stateful_step_count=40, deadline=None
+)

@@ -1,0 +1,191 @@
+"""Who yields comes back, in bounded time, whole; and who can never fit ends instead of waiting."""
+
+import itertools
+
+import pytest
+
+from scheduler_svc.config import PreemptionMode, StepLimits
+from scheduler_svc.errors import FailureCode
+from scheduler_svc.sequence import SequenceGroup, SequenceStatus
+from tests.scheduler_svc.fake_worker import expected
+from tests.scheduler_svc.make import Loop, make_loop, make_request, make_scheduler, outputs
+
+
+def assert_expected(group: SequenceGroup) -> None:
+    assert group.failure is None
+    assert outputs(group) == [
+        expected(group.prompt_token_ids, num_tokens=group.max_tokens, branch=branch)
+        for branch in range(group.num_sequences)
+    ]
+
+
+def assert_all_free(loop: Loop) -> None:
+    scheduler = loop.scheduler
+    scheduler.check()
+    for pool in (scheduler.blocks.gpu, scheduler.blocks.cpu):
+        assert pool.num_free == pool.num_blocks
+    assert not scheduler.has_unfinished
+
+
+def add(loop: Loop, *groups: SequenceGroup) -> None:
+    for group in groups:
+        loop.scheduler.admission.add(group)
+
+
+def step(loop: Loop) -> None:
+    loop.send()
+    loop.answer()
+    loop.scheduler.check()
+
+
+def make_swapped(loop: Loop, *, n: int = 1) -> SequenceGroup:
+    """A group of two branches that has just been swapped out, by an older one of one block."""
+    group = make_request([2] * 8, n=n, max_tokens=9, arrival=1.0)
+    add(loop, group)
+    while len(group.sequences[0].output_token_ids) < 6:
+        step(loop)
+    add(loop, make_request([1] * 4, max_tokens=4))
+    while group.sequences[0].status is SequenceStatus.RUNNING:
+        step(loop)
+    assert group.sequences[0].status is SequenceStatus.SWAPPED
+    return group
+
+
+def test_a_swapped_group_that_can_never_come_back_ends_and_the_others_go_on() -> None:
+    loop = make_loop(make_scheduler(num_gpu_blocks=7, num_cpu_blocks=8), depth=1)
+    group = make_swapped(loop, n=2)
+    (other,) = loop.scheduler.running
+    group.max_tokens = 100  # as if it had moved here from a larger worker
+    loop.run()
+    assert group.failure is not None
+    assert group.failure.code is FailureCode.RESOURCE_EXHAUSTED
+    assert loop.ended == [group, other]
+    assert_expected(other)
+    assert_all_free(loop)
+
+
+def test_a_running_group_that_can_never_go_on_ends_and_the_others_go_on() -> None:
+    loop = make_loop(make_scheduler(num_gpu_blocks=4), depth=1)
+    big, small = make_request([1] * 8, max_tokens=8), make_request([2] * 2, max_tokens=3)
+    add(loop, big)
+    step(loop)
+    big.end = 100
+    add(loop, small)
+    loop.run()
+    assert big.failure is not None
+    assert big.failure.code is FailureCode.RESOURCE_EXHAUSTED
+    assert outputs(big) == [expected([1] * 8, num_tokens=9)]  # four blocks of tokens, and one drawn
+    assert_expected(small)
+    assert_all_free(loop)
+
+
+def test_a_swapped_group_computes_in_the_step_that_brings_it_back() -> None:
+    loop = make_loop(make_scheduler(num_gpu_blocks=7, num_cpu_blocks=8), depth=1)
+    group = make_swapped(loop, n=2)
+    while group.sequences[0].status is SequenceStatus.SWAPPED:
+        loop.answer()
+        loop.send()
+    (plan,) = loop.sent
+    assert plan.swap_in
+    assert sorted(plan.seq_ids) == [seq.seq_id for seq in group.sequences]
+    loop.run()
+    assert_expected(group)
+    assert_all_free(loop)
+
+
+@pytest.mark.parametrize("max_num_batched_tokens", [1, 2, 3])
+def test_branches_that_a_step_has_no_tokens_for_come_back_without_computing(
+    max_num_batched_tokens: int,
+) -> None:
+    scheduler = make_scheduler(num_gpu_blocks=7, num_cpu_blocks=8)
+    loop = make_loop(scheduler, depth=1)
+    group = make_swapped(loop, n=2)
+    scheduler.limits = StepLimits(max_num_batched_tokens=max_num_batched_tokens)
+    while group.sequences[0].status is SequenceStatus.SWAPPED:
+        loop.answer()
+        loop.send()
+    assert loop.sent[0].num_new_tokens == [1] * min(max_num_batched_tokens, 2)
+    assert {seq.status for seq in group.sequences} == {SequenceStatus.RUNNING}
+    loop.run()
+    assert_expected(group)
+    assert_all_free(loop)
+
+
+def test_a_swapped_group_without_a_place_waits_until_there_is_one() -> None:
+    scheduler = make_scheduler(num_gpu_blocks=7, num_cpu_blocks=8, max_num_seqs=3)
+    loop = make_loop(scheduler, depth=1)
+    group = make_swapped(loop, n=2)
+    (other,) = loop.scheduler.running
+    late = make_request([3] * 2, n=2, max_tokens=6, arrival=0.5)
+    late.end = 8
+    scheduler._queues.run(late)  # it took the places while the group was out
+    for _ in range(4):
+        step(loop)
+    assert group.sequences[0].status is SequenceStatus.SWAPPED
+    loop.run()
+    for each in (group, other, late):
+        assert_expected(each)
+    assert_all_free(loop)
+
+
+def test_without_room_on_the_cpu_a_group_is_recomputed() -> None:
+    loop = make_loop(make_scheduler(num_gpu_blocks=6, num_cpu_blocks=1), depth=1)
+    groups = [make_request([i + 1] * 8, max_tokens=12, arrival=float(i)) for i in range(2)]
+    add(loop, *groups)
+    while not groups[1].num_preemptions:
+        step(loop)
+    assert groups[1].sequences[0].status is SequenceStatus.WAITING
+    loop.run()
+    for group in groups:
+        assert_expected(group)
+    assert_all_free(loop)
+
+
+def test_branches_that_are_recomputed_hold_their_prompt_once() -> None:
+    """Even if somebody else's equal blocks can be found by the time the second branch starts."""
+    scheduler = make_scheduler(num_gpu_blocks=32, mode=PreemptionMode.RECOMPUTE)
+    loop = make_loop(scheduler, depth=1)
+    group = make_request([1] * 8, n=2, max_tokens=12, arrival=1.0)
+    add(loop, group)
+    for _ in range(4):
+        step(loop)
+    lost = scheduler.evacuate()
+    other = make_loop(make_scheduler(num_gpu_blocks=32, admission=scheduler.admission), depth=2)
+    add(other, *lost)
+    twin = make_request([1] * 8, max_tokens=12)
+    add(other, twin)  # computes the same prompt in the same step: neither finds the other's
+    most = other.scheduler.blocks.most_blocks(group)
+    while other.send() or other.sent:
+        other.answer()
+        assert other.scheduler.blocks.num_distinct_blocks(group) <= most
+        tables = [seq.block_table[:2] for seq in group.unfinished if seq.block_table]
+        assert all(table == tables[0] for table in tables)
+    for each in (group, twin):
+        assert_expected(each)
+    assert_all_free(other)
+
+
+@pytest.mark.parametrize("mode", list(PreemptionMode))
+@pytest.mark.parametrize("num_cpu_blocks", [0, 6, 64])
+def test_nobody_waits_for_longer_than_those_before_take_alone(
+    mode: PreemptionMode, num_cpu_blocks: int
+) -> None:
+    """The oldest is never preempted and computes in every step; so each in turn is the oldest."""
+    scheduler = make_scheduler(num_gpu_blocks=9, num_cpu_blocks=num_cpu_blocks, mode=mode)
+    loop = make_loop(scheduler, depth=1)
+    groups = [make_request([i + 1] * 9, max_tokens=20, arrival=float(i)) for i in range(12)]
+    waiting = iter(groups)
+    add(loop, *itertools.islice(waiting, 3))
+    steps_of_one_alone = 20
+    for group in groups:
+        for _ in range(steps_of_one_alone + 1):
+            if group in loop.ended:
+                break
+            step(loop)
+            add(loop, *itertools.islice(waiting, 1))  # they keep coming
+        assert group in loop.ended
+    loop.run()
+    assert scheduler.num_preemptions > 0
+    for group in groups:
+        assert_expected(group)
+    assert_all_free(loop)
