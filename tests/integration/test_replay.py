@@ -24,6 +24,7 @@ from tests.integration.stack import (
 )
 
 NUM_REQUESTS = 40
+BEAMS = pb.BeamSearch(width=3, length_penalty=1.0)
 
 
 async def random_load(client: Router, kill: Callable[[], "asyncio.Future[None]"]) -> None:
@@ -35,7 +36,8 @@ async def random_load(client: Router, kill: Callable[[], "asyncio.Future[None]"]
             handle,
             [rng.randrange(4) for _ in range(rng.randrange(1, 50))],
             max_tokens=rng.randrange(1, 40),
-            num_sequences=rng.choice([1, 1, 1, 3]),
+            num_sequences=1 if handle % 10 == 9 else rng.choice([1, 1, 1, 3]),
+            beam_search=BEAMS if handle % 10 == 9 else None,
             timeout_ns=rng.choice([10**6, 10**11, 10**11, 10**11]),
         )
         other = rng.randrange(handle + 1)
