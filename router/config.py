@@ -12,6 +12,11 @@ class RouterConfig:
     host: str = "127.0.0.1"
     port: int = 50051
     """0 picks a free port."""
+    http_port: int | None = None
+    """Of OpenAI's HTTP API, on the same host; 0 picks a free port, None serves none."""
+    version: str = "unknown"
+    """What the HTTP API says."""
+    max_http_body_bytes: int = 8 << 20
     scheduler_addresses: tuple[str, ...] = ("127.0.0.1:50052",)
     """Exactly one for now, "host:port"."""
     reflection: bool = True
@@ -40,11 +45,13 @@ class RouterConfig:
         if self.tool_call_parser not in tool_formats.CHOICES:
             known = ", ".join(tool_formats.CHOICES)
             raise ValueError(f"tool_call_parser is {self.tool_call_parser!r}; use one of {known}")
-        if not 0 <= self.port <= 65_535:
-            raise ValueError(f"port {self.port} is not in [0, 65535]")
+        for name, port in (("port", self.port), ("http_port", self.http_port or 0)):
+            if not 0 <= port <= 65_535:
+                raise ValueError(f"{name} {port} is not in [0, 65535]")
         _require_positive(
             max_live_requests=self.max_live_requests,
             max_prompt_bytes=self.max_prompt_bytes,
+            max_http_body_bytes=self.max_http_body_bytes,
             max_unread_tokens=self.max_unread_tokens,
             tokenizer_threads=self.tokenizer_threads,
             model_poll_s=self.model_poll_s,

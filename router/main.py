@@ -7,6 +7,9 @@ from protos.inference.v1 import inference_pb2_grpc
 from router.admission import Admission
 from router.config import RouterConfig
 from router.generation import Generator
+from router.openai.api import Api
+from router.openai.app import make_app
+from router.openai.server import HttpServer
 from router.scheduler_client import SchedulerConnection
 from router.servicer import SERVICE_NAME, InferenceServicer
 from router.tenants import Tenants
@@ -30,10 +33,10 @@ class Router:
         self.generator = Generator(
             self.admission, self.scheduler, tool_call_parser=config.tool_call_parser
         )
+        tenants = Tenants(trust_header=config.trust_tenant_header)
+        self.http = _http_server(config, self.generator, tenants)
         self.server.add(
-            InferenceServicer(
-                self.generator, tenants=Tenants(trust_header=config.trust_tenant_header)
-            ),
+            InferenceServicer(self.generator, tenants=tenants),
             inference_pb2_grpc.add_InferenceServiceServicer_to_server,
             name=SERVICE_NAME,
         )
@@ -42,12 +45,29 @@ class Router:
     async def start(self) -> int:
         """Listens, begins to look for the scheduler, returns the port. Raises PortInUse."""
         port = await self.server.start()
+        if self.http is not None:
+            await self.http.start()
+            logger.info("HTTP at http://%s/v1", self.http.address)
         self._connecting = asyncio.create_task(self.scheduler.run(), name="scheduler connection")
         logger.info("router listens on %s", self.server.address)
         return port
 
+    async def drain(self, *, grace_s: float) -> None:
+        """Takes no new requests and returns when those that run have ended, within grace_s."""
+        self.stop_serving()
+        drains = [self.server.drain(grace_s=grace_s)]
+        if self.http is not None:
+            drains.append(self.http.drain(grace_s=grace_s))
+        await asyncio.gather(*drains)
+
+    def stop_serving(self) -> None:
+        """Turns NOT_SERVING over gRPC and 503 over HTTP."""
+        self.server.stop_serving()
+        if self.http is not None:
+            self.http.stop_serving()
+
     async def stop(self) -> None:
-        """Lets go of the scheduler, to be called when the server has drained."""
+        """Lets go of the scheduler, to be called when the servers have drained."""
         if self._connecting is not None:
             self._connecting.cancel()
             await asyncio.gather(self._connecting, return_exceptions=True)
@@ -61,6 +81,19 @@ async def run(config: RouterConfig) -> None:
     router = Router(config)
     await router.start()
     try:
-        await run_until_signalled(router.server, grace_s=config.grace_s)
+        await run_until_signalled(router, grace_s=config.grace_s)
     finally:
         await router.stop()
+
+
+def _http_server(config: RouterConfig, generator: Generator, tenants: Tenants) -> HttpServer | None:
+    if config.http_port is None:
+        return None
+    api = Api(
+        generator,
+        tenants=tenants,
+        version=config.version,
+        max_body_bytes=config.max_http_body_bytes,
+    )
+    app = make_app(api, version=config.version)
+    return HttpServer(app, host=config.host, port=config.http_port)

@@ -41,6 +41,20 @@ def grpc_transport(method: str) -> Transport:
     )
 
 
+def http_transport(
+    *, method: str, route: str, is_streamed: bool, status_of: Callable[[grpc.StatusCode], int]
+) -> Transport:
+    """Of an HTTP request; `status_of` is how its API maps status codes."""
+    return Transport(
+        attributes={
+            "http.request.method": method,
+            "http.route": route,
+            "gen_ai.request.stream": is_streamed,
+        },
+        status=lambda code: ("http.response.status_code", status_of(code)),
+    )
+
+
 class RequestSpan:
     """The SERVER span of one generation."""
 

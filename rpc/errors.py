@@ -47,8 +47,9 @@ class InvalidArgument(RpcError):
     code = grpc.StatusCode.INVALID_ARGUMENT
 
     def __init__(self, field: str, value: object, allowed: str) -> None:
-        description = f"{_shorten(value)} is not allowed; allowed: {allowed}"
-        super().__init__(f"{field}: {description}", _violation(field, description))
+        self.field = field
+        self.description = f"{_shorten(value)} is not allowed; allowed: {allowed}"
+        super().__init__(f"{field}: {self.description}", _violation(field, self.description))
 
 
 class _Retryable(RpcError):

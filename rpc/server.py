@@ -12,7 +12,7 @@ import os
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 from grpc_reflection.v1alpha import reflection
@@ -38,6 +38,9 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.ping_timeout_ms", 5_000),
     ("grpc.max_send_message_length", -1),
 )
+
+
+HTTP_REMEDY = "choose another --http-port, or --no-http"
 
 
 class BindError(OSError):
@@ -176,7 +179,7 @@ def join_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def check_free(host: str, port: int) -> None:
+def check_free(host: str, port: int, *, remedy: str = "choose another --port") -> None:
     """Raises PortInUse or BindError unless a server could listen there now."""
     address = join_address(host, port)
     try:
@@ -188,14 +191,20 @@ def check_free(host: str, port: int) -> None:
             probe.bind(where)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise PortInUse(
-                f"cannot listen on {address}: the port is in use; choose another --port"
-            ) from None
+            raise PortInUse(f"cannot listen on {address}: the port is in use; {remedy}") from None
         raise BindError(f"cannot listen on {address}: {error.strerror or error}") from None
 
 
+class Drains(Protocol):
+    """A server, or several that end together."""
+
+    def stop_serving(self) -> None: ...
+
+    async def drain(self, *, grace_s: float) -> None: ...
+
+
 async def run_until_signalled(
-    server: Server,
+    server: Drains,
     *,
     grace_s: float,
     on_drain: Callable[[], Awaitable[None]] | None = None,

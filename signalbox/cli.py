@@ -24,8 +24,8 @@ from signalbox.settings import (
 )
 
 DESCRIPTION = """\
-Serves a large language model over gRPC: a router (text), a scheduler (tokens and
-KV-cache blocks) and workers (tensors), each a process of its own.
+Serves a large language model over gRPC and OpenAI's HTTP API: a router (text), a
+scheduler (tokens and KV-cache blocks) and workers (tensors), each a process of its own.
 
   on one machine
     signalbox serve models/SmolLM2-135M-Instruct.Q4_1.gguf
@@ -34,7 +34,7 @@ KV-cache blocks) and workers (tensors), each a process of its own.
   on several
     signalbox scheduler --host 0.0.0.0                           on host a, port 50052
     signalbox worker MODEL --host 0.0.0.0 --scheduler a:50052    on host b, and others
-    signalbox router --host 0.0.0.0 --scheduler a:50052          clients use port 50051
+    signalbox router --host 0.0.0.0 --scheduler a:50052          clients use ports 50051 and 8000
 
   without a model
     signalbox serve --simulate

@@ -2,6 +2,7 @@
 
 import re
 
+import signalbox
 from gpu_worker.config import GIB, CacheConfig, DeviceConfig, ModelConfig
 from router.config import RouterConfig
 from scheduler_svc.config import (
@@ -46,6 +47,8 @@ def router_config(settings: RouterSettings) -> RouterConfig:
     return RouterConfig(
         host=settings.host,
         port=settings.port,
+        http_port=settings.http_port if settings.http else None,
+        version=signalbox.__version__,
         scheduler_addresses=(settings.scheduler,),
         reflection=settings.reflection,
         grace_s=settings.grace,

@@ -237,6 +237,10 @@ class DoorSettings(TraceSettings):
         " gateway that sets it",
     )
     reflection: bool = Field(True, description="whether gRPC reflection is served")
+    http: bool = Field(True, description="whether OpenAI's HTTP API is served")
+    http_port: int = Field(
+        8000, ge=0, le=65535, description="port of the HTTP API, on --host; 0 picks one"
+    )
     tool_call_parser: Literal["auto", "hermes", "llama3_json", "mistral", "json", "none"] = Field(
         "auto",
         description="how tool calls are found in the model's text; auto goes by its chat template,"
@@ -282,6 +286,7 @@ class DemoSettings(ServeSettings):
     """`signalbox demo`: as serve, where nothing else listens."""
 
     port: int = Field(0, ge=0, le=65535, description="port to listen on; 0 picks one")
+    http: bool = Field(False, description="whether OpenAI's HTTP API is served")
 
 
 SERVICES: tuple[type[Settings], ...] = (

@@ -11,7 +11,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator
 
-from rpc.server import BindError, check_free, join_address
+from rpc.server import HTTP_REMEDY, BindError, check_free, join_address
 from signalbox.flags import to_flags
 from signalbox.inference_client import InferenceClient
 from signalbox.processes import Child, spawn
@@ -39,6 +39,7 @@ class LocalStack:
     def __init__(self, settings: ServeSettings) -> None:
         self._settings = settings
         self._port = settings.port or _free_port()
+        self._http_port = settings.http_port or _free_port()
         self._router: Child | None = None
         self._scheduler: Child | None = None
         self._workers: list[Child] = []
@@ -46,8 +47,13 @@ class LocalStack:
     @property
     def address(self) -> str:
         """Where clients reach the router."""
+        return join_address(_reachable(self._settings.host), self._port)
+
+    @property
+    def http_address(self) -> str | None:
+        """Where clients reach the HTTP API, if it is on."""
         host = self._settings.host
-        return join_address(LOOPBACK if host in ("0.0.0.0", "::", "") else host, self._port)
+        return join_address(_reachable(host), self._http_port) if self._settings.http else None
 
     @property
     def pids(self) -> dict[str, int]:
@@ -58,6 +64,8 @@ class LocalStack:
         """Starts the processes and returns when the router serves. Raises ServiceDied."""
         settings, scheduler_port = self._settings, _scheduler_port(self._port)
         check_free(settings.host, settings.port)
+        if settings.http:
+            check_free(settings.host, settings.http_port, remedy=HTTP_REMEDY)
         scheduler = join_address(LOOPBACK, scheduler_port)
         self._scheduler = await self._spawn(
             "scheduler", SchedulerSettings, host=LOOPBACK, port=scheduler_port
@@ -74,7 +82,11 @@ class LocalStack:
             )
             self._workers.append(worker)
         self._router = await self._spawn(
-            "router", RouterSettings, port=self._port, scheduler=scheduler
+            "router",
+            RouterSettings,
+            port=self._port,
+            http_port=self._http_port,
+            scheduler=scheduler,
         )
         await self._until_serving()
 
@@ -180,13 +192,19 @@ async def serve(settings: ServeSettings) -> None:
 async def _start_and_wait(stack: LocalStack) -> None:
     await stack.start()
     async with InferenceClient(stack.address) as client:
-        logger.info("serving %s at %s; Ctrl-C stops", await client.model_name(), stack.address)
+        http = f" and http://{stack.http_address}/v1" if stack.http_address else ""
+        name = await client.model_name()
+        logger.info("serving %s at %s%s; Ctrl-C stops", name, stack.address, http)
     await stack.wait()
 
 
 async def _until_healthy(address: str) -> None:
     async with InferenceClient(address) as client:
         await client.wait_until_serving()
+
+
+def _reachable(host: str) -> str:
+    return LOOPBACK if host in ("0.0.0.0", "::", "") else host
 
 
 def _threads_per_worker(settings: ServeSettings) -> int | None:

@@ -37,7 +37,7 @@ class SignalboxServer(ServerProcess):
 
     def command(self) -> list[str]:
         model = str(self._model) if self._model else "--simulate"
-        serve = ["serve", model, "--port", str(self.port), "--log-level", "warning"]
+        serve = ["serve", model, "--port", str(self.port), "--no-http", "--log-level", "warning"]
         return [sys.executable, "-m", "signalbox.cli", *serve, *self.extra_arguments]
 
     async def is_ready(self) -> bool:

@@ -112,7 +112,7 @@ async def make_stack(
         await stack.check_nothing_is_left()
     finally:
         await stack.channel.close()
-        await router.server.drain(grace_s=0)
+        await router.drain(grace_s=0)
         await router.stop()
         await scheduler.stop()
 
@@ -529,7 +529,7 @@ async def test_the_router_waits_visibly(caplog: pytest.LogCaptureFixture) -> Non
         assert f"serving {MODEL_NAME}" in caplog.text
     finally:
         await stack.channel.close()
-        await router.server.drain(grace_s=0)
+        await router.drain(grace_s=0)
         await router.stop()
         await scheduler.stop()
 
@@ -595,7 +595,7 @@ async def test_tokenizer_files_that_cannot_be_read_are_waited_out(
         await stack.wait_serving()
     finally:
         await stack.channel.close()
-        await router.server.drain(grace_s=0)
+        await router.drain(grace_s=0)
         await router.stop()
         await scheduler.stop()
 

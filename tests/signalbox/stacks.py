@@ -1,6 +1,7 @@
 """Runs `signalbox` commands as a user does: as processes."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -14,7 +15,7 @@ from pathlib import Path
 import psutil
 
 COMMAND = [sys.executable, "-m", "signalbox.cli"]
-START_S = 30
+START_S = 120
 
 
 def signalbox(*arguments: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
@@ -53,6 +54,12 @@ class Stack:
         children = psutil.Process(self.process.pid).children(recursive=True)
         return {child.cmdline()[3]: child for child in children}
 
+    def http_url(self) -> str:
+        """Where the HTTP API is."""
+        found = re.search(r"and (http://\S+/v1); Ctrl-C", self.log.read_text())
+        assert found is not None
+        return found[1]
+
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(timeout=START_S)
@@ -65,7 +72,9 @@ def serve(log: Path, *arguments: str) -> Iterator[Stack]:
     port = address.rpartition(":")[2]
     with log.open("wb") as sink:
         process = subprocess.Popen(
-            [*COMMAND, "serve", "--port", port, *arguments], stderr=sink, env=environment()
+            [*COMMAND, "serve", "--port", port, "--http-port", "0", *arguments],
+            stderr=sink,
+            env=environment(),
         )
     stack = Stack(process, address, log)
     children: dict[str, psutil.Process] = {}

@@ -125,19 +125,21 @@ def test_a_port_in_use_is_one_line(command: str) -> None:
 
 @pytest.mark.parametrize("model", ["no/such/model.gguf", "./nowhere", "pyproject.toml"])
 def test_a_wrong_model_is_one_line_and_ends_the_stack(model: str) -> None:
-    done = signalbox("serve", model, "--port", "0", "--device", "cpu")
+    done = signalbox("serve", model, "--port", "0", "--no-http", "--device", "cpu")
     assert_one_line_error(done, "worker", model)
 
 
 def test_an_unsupported_architecture_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["OursForCausalLM"]}')
-    done = signalbox("serve", str(tmp_path), "--port", "0", "--device", "cpu")
+    done = signalbox("serve", str(tmp_path), "--port", "0", "--no-http", "--device", "cpu")
     assert_one_line_error(done, "OursForCausalLM", "not supported")
 
 
 @pytest.mark.model
 def test_too_little_memory_for_one_block_is_one_line() -> None:
-    done = signalbox("serve", MODEL, "--port=0", "--device=cpu", "--kv-cache-memory=0.000001")
+    done = signalbox(
+        "serve", MODEL, "--port=0", "--no-http", "--device=cpu", "--kv-cache-memory=0.000001"
+    )
     assert_one_line_error(done, "too little memory for one KV block", "--kv-cache-memory")
 
 

@@ -1,0 +1,1 @@
+"""OpenAI's HTTP API in the router process, with vLLM's extra fields."""

@@ -1,0 +1,110 @@
+"""What the answers of completions and chats have in common."""
+
+import json
+import time
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from router.openai.merge import Part
+from router.openai.types import GenerationBody
+from router.outputs import Finish, FinishReason, Usage
+from router.tokenizer import Tokenizer
+
+DONE = b"data: [DONE]\n\n"
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
+_REASONS = {
+    FinishReason.STOP: "stop",
+    FinishReason.STOP_TOKEN: "stop",
+    FinishReason.STOP_STRING: "stop",
+    FinishReason.LENGTH: "length",
+    FinishReason.TOOL_CALLS: "tool_calls",
+    FinishReason.ERROR: "error",
+}
+
+
+def to_json(body: object) -> bytes:
+    return _encode(body).encode()
+
+
+def to_event(body: object) -> bytes:
+    """Returns a server-sent event."""
+    return b"data: " + to_json(body) + b"\n\n"
+
+
+def finish_fields(finish: Finish | None) -> dict[str, Any]:
+    """Returns OpenAI's reason, and vLLM's: the string or token that was found."""
+    if finish is None:
+        return {"finish_reason": None, "stop_reason": None}
+    stop = finish.stop if finish.stop is not None else finish.stop_token_id
+    fields: dict[str, Any] = {"finish_reason": _REASONS[finish.reason], "stop_reason": stop}
+    if finish.reason is FinishReason.ERROR:
+        fields["error_message"] = finish.error_message
+    return fields
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """What stands above every answer to one HTTP request."""
+
+    id: str
+    model: str
+    tokenizer: Tokenizer
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def fields(self, kind: str) -> dict[str, Any]:
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+
+class UsagePlan(NamedTuple):
+    """When a stream tells its usage."""
+
+    at_the_end: bool
+    in_every_event: bool
+
+
+def usage_plan(body: GenerationBody) -> UsagePlan:
+    options = body.stream_options
+    at_the_end = bool(options and options.include_usage)
+    return UsagePlan(at_the_end, at_the_end and bool(options and options.continuous_usage_stats))
+
+
+class UsageCounter:
+    """Sums up the tokens of all prompts of an HTTP request."""
+
+    def __init__(self, *, echoes: bool = False) -> None:
+        """`echoes` says that each sequence begins with its prompt, which is not generated."""
+        self._of_prompts: dict[int, Usage] = {}
+        self._echoes = echoes
+        self._begun: set[tuple[int, int]] = set()
+
+    def add(self, part: Part) -> None:
+        request, update = part.served
+        if update.end is not None:
+            self._of_prompts[part.position] = update.end.usage
+            return
+        usage = self._of_prompts.get(part.position, Usage(len(request.prompt_token_ids), 0, 0))
+        num_new = sum(len(delta.token_ids) for delta in update.deltas)
+        if self._echoes:
+            begun = {(part.position, delta.index) for delta in update.deltas} - self._begun
+            num_new -= len(begun) * len(request.prompt_token_ids)
+            self._begun |= begun
+        self._of_prompts[part.position] = usage._replace(
+            completion_tokens=usage.completion_tokens + num_new
+        )
+
+    def forget_completions(self) -> None:
+        """What was generated is not given to the client."""
+        for position, usage in self._of_prompts.items():
+            self._of_prompts[position] = usage._replace(completion_tokens=0)
+
+    def body(self) -> dict[str, Any]:
+        usages = self._of_prompts.values()
+        num_prompt = sum(usage.prompt_tokens for usage in usages)
+        num_completion = sum(usage.completion_tokens for usage in usages)
+        cached = sum(usage.cached_tokens for usage in usages)
+        return {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num_completion,
+            "total_tokens": num_prompt + num_completion,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }

@@ -1,0 +1,162 @@
+"""What each endpoint does. See OpenAI's API reference, and vLLM's for /tokenize and its like."""
+
+import time
+from collections.abc import AsyncGenerator, Sequence
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from router import validation
+from router.admission import Asked
+from router.generation import Generator, Origin
+from router.openai import request_codec
+from router.openai.answers import Head
+from router.openai.bodies import Ids, read
+from router.openai.chat import ChatAnswer
+from router.openai.completions import CompletionAnswer
+from router.openai.errors import BadRequest, http_status
+from router.openai.merge import Part, merged
+from router.openai.responses import GeneratedResponse, json_response
+from router.openai.types import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    GenerationBody,
+    TokenizeBody,
+)
+from router.tenants import Tenants
+from router.token_checks import check_token_ids
+from router.tracing import http_transport
+from rpc import telemetry
+
+OWNER = "signalbox"
+
+
+class Api:
+    """The endpoints' handlers. What they raise becomes an error in OpenAI's shape."""
+
+    def __init__(
+        self, generator: Generator, *, tenants: Tenants, version: str, max_body_bytes: int
+    ) -> None:
+        self._generator = generator
+        self._tenants = tenants
+        self._version = version
+        self._max_body_bytes = max_body_bytes
+        self._started = int(time.time())
+
+    async def health(self, request: Request) -> Response:
+        """Says whether requests are taken."""
+        self._generator.model  # noqa: B018 - raises Unavailable
+        return Response()
+
+    async def version(self, request: Request) -> Response:
+        return json_response({"version": self._version})
+
+    async def models(self, request: Request) -> Response:
+        return json_response({"object": "list", "data": [self._model_card()]})
+
+    async def model(self, request: Request) -> Response:
+        validation.check_model(request.path_params["name"], self._generator.model)
+        return json_response(self._model_card())
+
+    async def completions(self, request: Request) -> Response:
+        """Continues prompts."""
+        body = await read(request, CompletionBody, max_bytes=self._max_body_bytes)
+        ids = Ids("cmpl", request, body.request_id)
+        prompts = request_codec.prompts_of(body)
+        many = [
+            request_codec.asked_to_complete(body, prompt, request_id=ids.of(i, len(prompts)))
+            for i, prompt in enumerate(prompts)
+        ]
+        answer = CompletionAnswer(body, self._head(ids))
+        parts = self._generate(many, self._origin(request, body, operation="text_completion"))
+        return _response(body, parts, answer, ids)
+
+    async def chat_completions(self, request: Request) -> Response:
+        """Answers a conversation."""
+        body = await read(request, ChatBody, max_bytes=self._max_body_bytes)
+        ids = Ids("chatcmpl", request, body.request_id)
+        asked = request_codec.asked_to_chat(body, request_id=ids.of(0, 1))
+        answer = ChatAnswer(body, self._head(ids))
+        parts = self._generate([asked], self._origin(request, body, operation="chat"))
+        return _response(body, parts, answer, ids)
+
+    async def tokenize(self, request: Request) -> Response:
+        """Turns a prompt or a conversation into token ids."""
+        model = self._generator.model
+        body = await read(request, TokenizeBody, max_bytes=self._max_body_bytes)
+        validation.check_model(body.model or "", model)
+        token_ids = await self._token_ids(body)
+        count = len(token_ids)
+        answer = {"count": count, "max_model_len": model.max_model_len, "tokens": token_ids}
+        if body.return_token_strs:
+            answer["token_strs"] = [model.tokenizer.token_text(one) for one in token_ids]
+        return json_response(answer)
+
+    async def detokenize(self, request: Request) -> Response:
+        """Turns token ids into text."""
+        model = self._generator.model
+        body = await read(request, DetokenizeBody, max_bytes=self._max_body_bytes)
+        validation.check_model(body.model or "", model)
+        if min(body.tokens, default=0) < 0:
+            raise BadRequest("tokens: token ids are at least 0", "tokens")
+        check_token_ids(body.tokens, field="tokens", model=model)
+        text = await model.tokenizer.decode(body.tokens, skip_special_tokens=False)
+        return json_response({"prompt": text})
+
+    async def _token_ids(self, body: TokenizeBody) -> list[int]:
+        tokenizer = self._generator.model.tokenizer
+        max_bytes = self._generator.admission.max_text_bytes(self._generator.model)
+        if (body.prompt is None) is (body.messages is None):
+            raise BadRequest("prompt: exactly one of prompt and messages", "prompt")
+        if body.prompt is None:
+            conversation = request_codec.conversation_of(body)
+            return await tokenizer.encode_chat(conversation, max_bytes=max_bytes)
+        validation.check_text(body.prompt, field="prompt", max_bytes=max_bytes)
+        adds = body.add_special_tokens is not False
+        return await tokenizer.encode(body.prompt, add_special_tokens=adds)
+
+    def _generate(self, many: Sequence[Asked], origin: Origin) -> AsyncGenerator[Part]:
+        return merged([self._generator.generate(asked, origin) for asked in many])
+
+    def _head(self, ids: Ids) -> Head:
+        model = self._generator.model
+        return Head(id=ids.response_id, model=model.name, tokenizer=model.tokenizer)
+
+    def _origin(self, request: Request, body: GenerationBody, *, operation: str) -> Origin:
+        headers = request.headers
+        return Origin(
+            operation=operation,
+            transport=http_transport(
+                method=request.method,
+                route=request.url.path,
+                is_streamed=bool(body.stream),
+                status_of=http_status,
+            ),
+            parent=telemetry.extract(headers.get("traceparent", ""), headers.get("tracestate", "")),
+            time_remaining=lambda: None,
+            tenant=self._tenants.tenant_of(headers.items()),
+        )
+
+    def _model_card(self) -> dict[str, object]:
+        model = self._generator.model
+        return {
+            "id": model.name,
+            "object": "model",
+            "created": self._started,
+            "owned_by": OWNER,
+            "root": model.name,
+            "parent": None,
+            "max_model_len": model.max_model_len,
+        }
+
+
+def _response(
+    body: GenerationBody,
+    parts: AsyncGenerator[Part],
+    answer: CompletionAnswer | ChatAnswer,
+    ids: Ids,
+) -> Response:
+    if body.stream:
+        return GeneratedResponse(parts, events=answer.events, headers=ids.headers)
+    return GeneratedResponse(parts, whole=answer.whole, headers=ids.headers)

@@ -1,0 +1,57 @@
+"""Reads requests: their bodies, bounded and checked, and their ids."""
+
+import uuid
+from typing import TypeVar
+
+from pydantic import ValidationError
+from starlette.requests import Request
+
+from router import validation
+from router.openai.errors import BodyTooLarge, unreadable
+from router.openai.types import Body
+from rpc.errors import InvalidArgument
+
+REQUEST_ID_HEADER = "x-request-id"
+B = TypeVar("B", bound=Body)
+
+
+async def read(request: Request, kind: type[B], *, max_bytes: int) -> B:
+    """Raises BodyTooLarge or BadRequest."""
+    content = bytearray()
+    async for chunk in request.stream():
+        content += chunk
+        if len(content) > max_bytes:
+            raise BodyTooLarge(f"the body has more than {max_bytes} bytes")
+    try:
+        return kind.model_validate_json(content)
+    except ValidationError as error:
+        raise unreadable(error, bytes(content)) from None
+
+
+class Ids:
+    """The id that the client sees, and those of the generations behind it.
+
+    A `request_id` in the body must be unique, as over gRPC. One in the header labels what may be
+    several requests, as gateways do it.
+    """
+
+    def __init__(self, prefix: str, request: Request, asked_for: str | None) -> None:
+        header = _label(request)
+        name = asked_for or header or uuid.uuid4().hex
+        self.response_id = f"{prefix}-{name}"
+        is_unique = asked_for is not None or header is None
+        self._internal = self.response_id if is_unique else f"{prefix}-{uuid.uuid4().hex}"
+        self.headers = {REQUEST_ID_HEADER: header or self.response_id}
+
+    def of(self, position: int, num_prompts: int) -> str:
+        return self._internal if num_prompts == 1 else f"{self._internal}-{position}"
+
+
+def _label(request: Request) -> str | None:
+    header = request.headers.get(REQUEST_ID_HEADER)
+    try:
+        if header is not None:
+            validation.check_request_id(header)
+    except InvalidArgument:  # a label is of no consequence
+        return None
+    return header

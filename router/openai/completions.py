@@ -1,0 +1,140 @@
+"""Answers of /v1/completions, whole or as events."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from router.openai.answers import Head, UsageCounter, finish_fields, to_event, usage_plan
+from router.openai.logprobs import CompletionLogprobs, Tokens, prompt_logprobs
+from router.openai.merge import Part
+from router.openai.request_codec import only_echoes
+from router.openai.types import CompletionBody
+from router.outputs import Delta, TokenLogprobs
+
+KIND = "text_completion"
+
+
+@dataclass(slots=True)
+class _Choice:
+    """One sequence of one prompt."""
+
+    index: int
+    logprobs: CompletionLogprobs | None
+    has_begun: bool = False
+
+
+@dataclass(slots=True)
+class _Prompt:
+    """A prompt's tokens, and their log probabilities if they were asked for."""
+
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+    def scored(self) -> list[tuple[int, TokenLogprobs | None]]:
+        """The first token has none."""
+        return list(zip(self.token_ids, [None, *self.logprobs], strict=False))
+
+
+class CompletionAnswer:
+    """Puts the parts of one HTTP request's generations into OpenAI's shape."""
+
+    def __init__(self, body: CompletionBody, head: Head) -> None:
+        self._body = body
+        self._head = head
+        self._tokens = Tokens(head.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
+        self._choices: dict[int, _Choice] = {}
+        self._prompts: dict[int, _Prompt] = {}
+        self._usage = UsageCounter(echoes=bool(body.echo))
+
+    async def whole(self, parts: AsyncIterator[Part]) -> dict[str, Any]:
+        choices: dict[int, dict[str, Any]] = {}
+        async for part in parts:
+            self._note(part)
+            for delta in part.served.update.deltas:
+                fields = self._fields(part, delta)
+                known = choices.get(fields["index"])
+                choices[fields["index"]] = fields if known is None else _joined(known, fields)
+        if only_echoes(self._body):
+            await self._drop_generated(choices)
+        return {
+            **self._head.fields(KIND),
+            "choices": [choices[index] for index in sorted(choices)],
+            "usage": self._usage.body(),
+        }
+
+    async def events(self, parts: AsyncIterator[Part]) -> AsyncIterator[bytes]:
+        """Yields what is sent at once: an event for each sequence that has news."""
+        plan = usage_plan(self._body)
+        head = self._head.fields(KIND)
+        async for part in parts:
+            self._note(part)
+            if plan.at_the_end:
+                head["usage"] = self._usage.body() if plan.in_every_event else None
+            choices = [self._fields(part, delta) for delta in part.served.update.deltas]
+            yield b"".join([to_event({**head, "choices": [one]}) for one in choices])
+        if plan.at_the_end:
+            yield to_event({**head, "choices": [], "usage": self._usage.body()})
+
+    def _fields(self, part: Part, delta: Delta) -> dict[str, Any]:
+        """Returns what a delta adds to a choice."""
+        prompt, choice = self._prompts[part.position], self._choice(part, delta)
+        begins, choice.has_begun = not choice.has_begun, True
+        fields: dict[str, Any] = {"index": choice.index, "text": delta.text, "logprobs": None}
+        if choice.logprobs is not None:
+            echoed = prompt.scored() if begins and self._body.echo else ()
+            fields["logprobs"] = choice.logprobs.body(echoed, delta)
+        fields |= finish_fields(delta.finish)
+        if self._body.return_token_ids:
+            fields["token_ids"] = delta.token_ids
+            if begins:
+                fields["prompt_token_ids"] = prompt.token_ids
+        if self._body.prompt_logprobs is not None:
+            fields["prompt_logprobs"] = prompt_logprobs(
+                self._tokens, prompt.token_ids, prompt.logprobs
+            )
+        return fields
+
+    def _note(self, part: Part) -> None:
+        self._usage.add(part)
+        request, update = part.served
+        if part.position not in self._prompts:
+            self._prompts[part.position] = _Prompt(request.prompt_token_ids)
+        self._prompts[part.position].logprobs += update.prompt_logprobs
+
+    def _choice(self, part: Part, delta: Delta) -> _Choice:
+        index = part.position * part.served.request.params.n + delta.index
+        choice = self._choices.get(index)
+        if choice is None:
+            wants_logprobs = self._body.logprobs is not None
+            logprobs = CompletionLogprobs(self._tokens) if wants_logprobs else None
+            choice = self._choices[index] = _Choice(index, logprobs)
+        return choice
+
+    async def _drop_generated(self, choices: dict[int, dict[str, Any]]) -> None:
+        """Leaves of each choice what is its prompt."""
+        self._usage.forget_completions()
+        skips = self._body.skip_special_tokens is not False
+        num_choices = len(choices) // len(self._prompts)
+        for index, fields in choices.items():
+            prompt = self._prompts[index // num_choices]
+            decode = self._head.tokenizer.decode(prompt.token_ids, skip_special_tokens=skips)
+            fields |= {"text": await decode, "finish_reason": "length", "stop_reason": None}
+            if "token_ids" in fields:
+                fields["token_ids"] = prompt.token_ids
+            if fields["logprobs"] is not None:
+                fields["logprobs"] = {
+                    key: values[: len(prompt.token_ids)]
+                    for key, values in fields["logprobs"].items()
+                }
+
+
+def _joined(known: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """Returns a choice with what came later."""
+    joined = {**known, **new, "text": known["text"] + new["text"]}
+    if known["logprobs"] is not None:
+        joined["logprobs"] = {
+            key: values + new["logprobs"][key] for key, values in known["logprobs"].items()
+        }
+    if "token_ids" in known:
+        joined["token_ids"] = known["token_ids"] + new["token_ids"]
+    return joined

@@ -1,0 +1,139 @@
+"""Log probabilities in the two shapes of OpenAI's API: of completions and of chats."""
+
+import codecs
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from router.outputs import Delta, TokenLogprobs
+from router.tokenizer import Tokenizer
+
+LEAST_LOGPROB = -9999.0
+"""JSON has no infinity."""
+
+
+class Scored(NamedTuple):
+    """A token and its log probability."""
+
+    token_id: int
+    logprob: float
+
+
+class Tokens:
+    """Writes tokens as OpenAI does: a token that is no whole characters as "bytes:\\xe2\\x82"."""
+
+    def __init__(self, tokenizer: Tokenizer, *, as_ids: bool = False) -> None:
+        """`as_ids` writes "token_id:7" instead, which vLLM's clients may ask for."""
+        self._tokenizer = tokenizer
+        self._as_ids = as_ids
+
+    def bytes_of(self, token_id: int) -> bytes:
+        return self._tokenizer.token_bytes(token_id)
+
+    def text(self, token_id: int) -> str:
+        if self._as_ids:
+            return f"token_id:{token_id}"
+        content = self.bytes_of(token_id)
+        try:
+            return content.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
+
+
+def scored(delta: Delta) -> Iterator[tuple[Scored, TokenLogprobs]]:
+    """Yields the generated tokens of a delta; those of an echoed prompt come before them."""
+    num_generated = len(delta.logprobs)
+    generated = delta.token_ids[len(delta.token_ids) - num_generated :]
+    for token_id, logprobs in zip(generated, delta.logprobs, strict=True):
+        yield Scored(token_id, logprobs.logprob), logprobs
+
+
+def top_of(logprobs: TokenLogprobs) -> list[Scored]:
+    pairs = zip(logprobs.top_token_ids, logprobs.top_logprobs, strict=True)
+    return [Scored(*pair) for pair in pairs]
+
+
+class CompletionLogprobs:
+    """Of one choice of a completion; knows where in the text each token begins."""
+
+    def __init__(self, tokens: Tokens) -> None:
+        self._tokens = tokens
+        self._offset = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def body(
+        self, prompt: Iterable[tuple[int, TokenLogprobs | None]], delta: Delta
+    ) -> dict[str, list[Any]]:
+        """Returns the logprobs of a choice, or what an event adds to them.
+
+        Args:
+            prompt: the tokens of an echoed prompt; the first has no log probability.
+        """
+        entries: list[tuple[int, TokenLogprobs | None]] = list(prompt)
+        entries += [(one.token_id, logprobs) for one, logprobs in scored(delta)]
+        return {
+            "text_offset": [self._advance(token_id) for token_id, _ in entries],
+            "token_logprobs": [None if lp is None else _finite(lp.logprob) for _, lp in entries],
+            "tokens": [self._tokens.text(token_id) for token_id, _ in entries],
+            "top_logprobs": [self._top(token_id, lp) for token_id, lp in entries],
+        }
+
+    def _advance(self, token_id: int) -> int:
+        offset = self._offset
+        self._offset += len(self._decoder.decode(self._tokens.bytes_of(token_id)))
+        return offset
+
+    def _top(self, token_id: int, logprobs: TokenLogprobs | None) -> dict[str, float] | None:
+        """The token itself is among them, even if it is none of the most likely."""
+        if logprobs is None:
+            return None
+        entries = [*top_of(logprobs), Scored(token_id, logprobs.logprob)]
+        found: dict[str, float] = {}
+        for entry in entries:
+            found.setdefault(self._tokens.text(entry.token_id), _finite(entry.logprob))
+        return found
+
+
+def chat_logprobs(tokens: Tokens, delta: Delta) -> dict[str, Any]:
+    content = [
+        {
+            **_chat_entry(tokens, one),
+            "top_logprobs": [_chat_entry(tokens, top) for top in top_of(logprobs)],
+        }
+        for one, logprobs in scored(delta)
+    ]
+    return {"content": content, "refusal": None}
+
+
+def prompt_logprobs(
+    tokens: Tokens, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]
+) -> list[dict[str, Any] | None]:
+    """Returns vLLM's: for each token but the first, the candidates by id."""
+    bodies: list[dict[str, Any] | None] = [None]
+    for token_id, entry in zip(token_ids[1:], logprobs, strict=True):
+        ranked = {
+            one.token_id: (one.logprob, rank) for rank, one in enumerate(top_of(entry), start=1)
+        }
+        ranked[token_id] = (entry.logprob, entry.rank)
+        bodies.append(
+            {
+                str(one): {
+                    "logprob": _finite(logprob),
+                    "rank": rank,
+                    "decoded_token": tokens.text(one),
+                }
+                for one, (logprob, rank) in ranked.items()
+            }
+        )
+    return bodies
+
+
+def _chat_entry(tokens: Tokens, one: Scored) -> dict[str, Any]:
+    return {
+        "token": tokens.text(one.token_id),
+        "logprob": _finite(one.logprob),
+        "bytes": list(tokens.bytes_of(one.token_id)),
+    }
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, LEAST_LOGPROB)

@@ -1,0 +1,68 @@
+"""The official SDK, against a router with a fake scheduler."""
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any, NamedTuple
+
+import httpx2
+import openai
+from pydantic import BaseModel
+
+from tests.router.test_chat import TEMPLATE, writing
+from tests.router.test_service import Stack, make_files, make_stack
+
+HI = [{"role": "user", "content": "Hi"}]
+MODEL = "tiny"
+
+
+class Http(NamedTuple):
+    """A router, and the ways to ask it."""
+
+    stack: Stack
+    sdk: openai.AsyncOpenAI
+    raw: httpx2.AsyncClient
+
+    async def complete(self, prompt: Any = "Hi", **fields: Any) -> Any:
+        return checked(await self.sdk.completions.create(model=MODEL, prompt=prompt, **fields))
+
+    async def chat(self, messages: Any = HI, **fields: Any) -> Any:
+        create: Any = self.sdk.chat.completions.create
+        return checked(await create(model=MODEL, messages=messages, **fields))
+
+    async def chat_chunks(self, messages: Any = HI, **fields: Any) -> list[Any]:
+        create: Any = self.sdk.chat.completions.create
+        stream = await create(model=MODEL, messages=messages, stream=True, **fields)
+        return [checked(chunk) async for chunk in stream]
+
+    async def completion_chunks(self, prompt: Any = "Hi", **fields: Any) -> list[Any]:
+        create: Any = self.sdk.completions.create
+        stream = await create(model=MODEL, prompt=prompt, stream=True, **fields)
+        return [_checked_completion(chunk) async for chunk in stream]
+
+
+def checked(answer: Any) -> Any:
+    """Returns what the SDK read; it reads anything, so its types are applied once more."""
+    assert isinstance(answer, BaseModel)
+    type(answer).model_validate(answer.model_dump())
+    return answer
+
+
+def _checked_completion(chunk: Any) -> Any:
+    """The SDK's type is that of the whole answer, which has a reason; events need not."""
+    fields = chunk.model_dump()
+    for choice in fields["choices"]:
+        choice["finish_reason"] = choice["finish_reason"] or "stop"
+    type(chunk).model_validate(fields)
+    return chunk
+
+
+@contextlib.asynccontextmanager
+async def make_http(script: Any = None, **config: Any) -> AsyncIterator[Http]:
+    """Without a script every request is answered with "ok"."""
+    config = {"max_model_len": 2048, "files": make_files(chat_template=TEMPLATE)} | config
+    async with make_stack(script or writing("ok"), http_port=0, **config) as stack:
+        assert stack.router.http is not None
+        root = f"http://{stack.router.http.address}"
+        sdk = openai.AsyncOpenAI(base_url=f"{root}/v1", api_key="none", max_retries=0, timeout=30)
+        async with sdk, httpx2.AsyncClient(base_url=root, timeout=30) as raw:
+            yield Http(stack, sdk, raw)

@@ -1,0 +1,354 @@
+"""Completions and chats as OpenAI's SDK reads them; the scheduler is a fake."""
+
+import asyncio
+import json
+import struct
+from collections.abc import Iterable
+from typing import Any
+
+import openai
+import pytest
+
+from protos.scheduler.v1 import scheduler_pb2
+from protos.worker.v1 import worker_pb2
+from rpc.columns import unpack_int32
+from tests.router.fakes import EOS, bytewise_ids, finished, ids_of, request_finished, step, token
+from tests.router.openai.clients import HI, Http, make_http
+from tests.router.test_chat import CALL, writing
+from tests.router.test_service import Outputs, saying
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Tells the weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
+
+
+def logprobs_of(token_ids: Iterable[int]) -> list[worker_pb2.TokenLogprobs]:
+    """Each token is the second of two."""
+    return [
+        worker_pb2.TokenLogprobs(
+            row=row, logprob=-2.0, rank=2, top_token_ids=[token("a")], top_logprobs=[-1.0]
+        )
+        for row, _ in enumerate(token_ids)
+    ]
+
+
+def scored(text: str) -> Any:
+    """Returns a script that answers with a token for each byte and its log probability."""
+
+    def script(add: scheduler_pb2.AddRequest) -> Outputs:
+        ids = bytewise_ids(text)
+        yield step((add.handle, 0, ids), logprobs=logprobs_of(ids), **finished(add.handle))
+
+    return script
+
+
+def branches(*texts: str) -> Any:
+    """Returns a script with a sequence for each text; they take turns."""
+
+    def script(add: scheduler_pb2.AddRequest) -> Outputs:
+        for index, text in enumerate(texts):
+            yield step((add.handle, index, ids_of(text)))
+        ends = [
+            scheduler_pb2.SequenceFinished(
+                handle=add.handle, index=index, reason=scheduler_pb2.FINISH_REASON_LENGTH
+            )
+            for index in range(len(texts))
+        ]
+        yield step(sequences=ends, requests=[request_finished(add.handle)])
+
+    return script
+
+
+async def test_a_completion_has_text_reason_and_usage() -> None:
+    async with make_http(saying(" Paris", " is", " nice")) as http:
+        answer = await http.complete(temperature=0)
+        (choice,) = answer.choices
+        assert (choice.text, choice.finish_reason, choice.index) == (" Paris is nice", "length", 0)
+        num_tokens = len(ids_of(" Paris") + ids_of(" is") + ids_of(" nice"))
+        assert answer.usage.completion_tokens == num_tokens
+        assert answer.usage.total_tokens == 7 + num_tokens
+        assert answer.usage.prompt_tokens_details.cached_tokens == 3
+        assert (answer.object, answer.model) == ("text_completion", "tiny")
+        assert http.stack.scheduler.added[0].max_tokens == 16
+
+
+async def test_a_streamed_completion_says_the_same() -> None:
+    async with make_http(saying(" Paris", " is", " nice")) as http:
+        chunks = await http.completion_chunks(stream_options={"include_usage": True})
+        assert "".join(chunk.choices[0].text for chunk in chunks[:-1]) == " Paris is nice"
+        reasons = [chunk.choices[0].finish_reason for chunk in chunks[:-1]]
+        assert reasons[-1] == "length"
+        assert not any(reasons[:-1])
+        assert chunks[-1].choices == []
+        assert chunks[-1].usage.prompt_tokens == 7
+        assert not any(chunk.usage for chunk in chunks[:-1])
+        assert len({chunk.id for chunk in chunks}) == 1
+
+
+async def test_usage_comes_with_every_event_if_asked_for() -> None:
+    async with make_http(saying(" Paris", " is")) as http:
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        chunks = await http.completion_chunks(stream_options=options, echo=True)
+        counts = [chunk.usage.completion_tokens for chunk in chunks]
+        assert counts == sorted(counts)
+        assert counts[-1] == len(ids_of(" Paris") + ids_of(" is"))
+        assert all(chunk.usage.prompt_tokens for chunk in chunks)
+
+
+async def test_a_stream_ends_with_done() -> None:
+    async with make_http() as http:
+        for path, body in (
+            ("/v1/completions", {"prompt": "Hi"}),
+            ("/v1/chat/completions", {"messages": HI}),
+        ):
+            answer = await http.raw.post(path, json={**body, "stream": True})
+            assert answer.headers["content-type"].startswith("text/event-stream")
+            events = answer.text.split("\n\n")
+            assert events[-2:] == ["data: [DONE]", ""]
+            assert all(json.loads(event.removeprefix("data: ")) for event in events[:-2])
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_several_prompts_are_choices_in_order(is_streamed: bool) -> None:
+    def script(add: scheduler_pb2.AddRequest) -> Outputs:
+        ids = list(add.prompt_token_ids)[-1:]  # says the prompt's last token, twice over
+        ends = [
+            scheduler_pb2.SequenceFinished(
+                handle=add.handle, index=index, reason=scheduler_pb2.FINISH_REASON_LENGTH
+            )
+            for index in (0, 1)
+        ]
+        yield step((add.handle, 0, ids), (add.handle, 1, ids * 2))
+        yield step(sequences=ends, requests=[request_finished(add.handle)])
+
+    async with make_http(script) as http:
+        prompts: list[Any] = ["a", "b", "c"]
+        texts: dict[int, str] = {}
+        if is_streamed:
+            for chunk in await http.completion_chunks(prompts, n=2):
+                for choice in chunk.choices:
+                    texts[choice.index] = texts.get(choice.index, "") + choice.text
+        else:
+            answer = await http.complete(prompts, n=2)
+            texts = {choice.index: choice.text for choice in answer.choices}
+            assert answer.usage.prompt_tokens == 3 * 7
+        assert texts == {0: "a", 1: "aa", 2: "b", 3: "bb", 4: "c", 5: "cc"}
+        ids = [[token("a")], [token("b")]]
+        assert [c.text for c in (await http.complete(ids, n=2)).choices] == ["a", "aa", "b", "bb"]
+        assert [c.text for c in (await http.complete(ids[0], n=2)).choices] == ["a", "aa"]
+
+
+async def test_one_prompt_that_fails_fails_them_all_and_leaves_nothing() -> None:
+    async with make_http() as http:
+        with pytest.raises(openai.BadRequestError, match="prompt: "):
+            await http.complete([[token("a")], [10**6]])
+        await http.stack.check_nothing_is_left()
+
+
+async def test_a_completions_logprobs_are_those_of_its_tokens() -> None:
+    async with make_http(scored("é!")) as http:
+        answer = await http.complete(logprobs=1)
+        logprobs = answer.choices[0].logprobs
+        assert logprobs.tokens == ["bytes:\\xc3", "bytes:\\xa9", "!"]
+        assert logprobs.token_logprobs == [-2.0] * 3
+        assert logprobs.text_offset == [0, 0, 1]
+        assert logprobs.top_logprobs[2] == {"a": -1.0, "!": -2.0}
+        chunks = await http.completion_chunks(logprobs=1)
+        assert chunks[0].choices[0].logprobs == logprobs
+        assert (await http.complete()).choices[0].logprobs is None
+
+
+async def test_an_echoed_prompt_has_logprobs_too() -> None:
+    def script(add: scheduler_pb2.AddRequest) -> Outputs:
+        prompt = add.prompt_token_ids
+        rows = logprobs_of(prompt[1:])
+        entries = [scheduler_pb2.PromptLogprobs(handle=add.handle, first_position=1, logprobs=rows)]
+        ids = bytewise_ids("!")
+        outputs = step((add.handle, 0, ids), logprobs=logprobs_of(ids), **finished(add.handle))
+        outputs.prompt_logprobs.extend(entries)
+        yield outputs
+
+    async with make_http(script) as http:
+        # The SDK's types have no place for the first token's null, which OpenAI sends too.
+        create = http.sdk.completions.create
+        answer = await create(model="tiny", prompt="Hi", echo=True, logprobs=1)
+        (choice,) = answer.choices
+        assert choice.text == "Hi!"
+        assert choice.logprobs.tokens == ["<s>", "H", "i", "!"]
+        assert choice.logprobs.token_logprobs == [None, -2.0, -2.0, -2.0]
+        # What evaluation harnesses ask for: the prompt alone.
+        answer = await create(model="tiny", prompt="Hi", echo=True, logprobs=1, max_tokens=0)
+        (choice,) = answer.choices
+        assert (choice.text, choice.finish_reason) == ("Hi", "length")
+        assert choice.logprobs.tokens == ["<s>", "H", "i"]
+        assert answer.usage.completion_tokens == 0
+        answer = await http.complete("Hi", extra_body={"prompt_logprobs": 1})
+        first, second, _ = answer.choices[0].prompt_logprobs
+        assert first is None
+        assert second[str(token("H"))] == {"logprob": -2.0, "rank": 2, "decoded_token": "H"}
+
+
+async def test_a_chat_has_a_message() -> None:
+    async with make_http(writing("Hé!")) as http:
+        answer = await http.chat()
+        (choice,) = answer.choices
+        assert (choice.message.role, choice.message.content) == ("assistant", "Hé!")
+        assert choice.finish_reason == "stop"
+        assert choice.message.tool_calls is None
+        prompt = http.stack.scheduler.added[0]
+        assert prompt.max_tokens == 2048 - len(prompt.prompt_token_ids)
+
+
+async def test_a_streamed_chat_opens_with_the_role() -> None:
+    async with make_http(branches("one", "two")) as http:
+        chunks = await http.chat_chunks(n=2, stream_options={"include_usage": True})
+        texts = ["", ""]
+        roles: list[int] = []
+        for chunk in chunks[:-1]:
+            (choice,) = chunk.choices
+            if choice.delta.role:
+                roles.append(choice.index)
+            assert choice.index in roles
+            texts[choice.index] += choice.delta.content or ""
+        assert texts == ["one", "two"]
+        assert sorted(roles) == [0, 1]
+        assert chunks[-1].usage.completion_tokens == len(ids_of("one") + ids_of("two"))
+        answer = await http.chat(n=2)
+        assert [choice.message.content for choice in answer.choices] == ["one", "two"]
+
+
+async def test_a_chats_logprobs_have_bytes() -> None:
+    async with make_http(scored("é")) as http:
+        answer = await http.chat(logprobs=True, top_logprobs=1)
+        first, second = answer.choices[0].logprobs.content
+        assert (first.token, first.bytes, first.logprob) == ("bytes:\\xc3", [0xC3], -2.0)
+        assert [(top.token, top.logprob) for top in second.top_logprobs] == [("a", -1.0)]
+        chunks = await http.chat_chunks(logprobs=True, top_logprobs=1)
+        streamed = [c.choices[0].logprobs for c in chunks if c.choices[0].logprobs]
+        assert [one for logprobs in streamed for one in logprobs.content] == [first, second]
+
+
+async def test_tool_calls_are_read_by_the_sdk() -> None:
+    async with make_http(writing(f"Well. {CALL}\n{CALL}")) as http:
+        answer = await http.chat(tools=[TOOL])
+        (choice,) = answer.choices
+        assert (choice.message.content, choice.finish_reason) == ("Well. ", "tool_calls")
+        assert [call.function.name for call in choice.message.tool_calls] == ["get_weather"] * 2
+        assert json.loads(choice.message.tool_calls[0].function.arguments) == {"city": "Paris"}
+        # A client sends them back as they came.
+        call = choice.message.tool_calls[0]
+        result = {"role": "tool", "tool_call_id": call.id, "content": "Rain"}
+        await http.chat([*HI, choice.message.model_dump(), result], tools=[TOOL])
+        answer = await http.chat(tools=[TOOL], parallel_tool_calls=False)
+        assert len(answer.choices[0].message.tool_calls) == 1
+        answer = await http.chat(tools=[TOOL], tool_choice="none")
+        assert answer.choices[0].message.content == f"Well. {CALL}\n{CALL}"
+
+
+async def test_streamed_tool_calls_are_joined_by_the_sdk() -> None:
+    async with make_http(writing(CALL)) as http:
+        messages: Any = HI
+        tools: Any = [TOOL]
+        stream = http.sdk.chat.completions.stream(model="tiny", messages=messages, tools=tools)
+        async with stream as events:
+            async for event in events:
+                assert event.type != "content.delta" or not event.delta
+            final = await events.get_final_completion()
+        (call,) = final.choices[0].message.tool_calls or []
+        assert call.function.arguments == '{"city": "Paris"}'
+        assert final.choices[0].finish_reason == "tool_calls"
+
+
+async def test_fields_reach_the_scheduler() -> None:
+    async with make_http() as http:
+        await http.chat(
+            temperature=0.5, top_p=0.5, seed=-1, presence_penalty=1, frequency_penalty=1,
+            logit_bias={"7": -3}, max_completion_tokens=9, stop=["x", "y"],
+            extra_body={
+                "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.5, "stop_token_ids": [8],
+                "min_tokens": 2, "typical_p": 0.5, "allowed_token_ids": [token(EOS), 65],
+                "priority": 3, "cache_salt": "salt",
+            },
+        )  # fmt: skip
+        (add,) = http.stack.scheduler.added
+        params = add.sampling_params
+        assert (params.temperature, params.top_p, params.seed) == (0.5, 0.5, 2**64 - 1)
+        assert (params.presence_penalty, params.frequency_penalty) == (1, 1)
+        assert unpack_int32(params.logit_bias_token_ids).tolist() == [7]
+        assert struct.unpack("<f", params.logit_biases) == (-3,)
+        assert (add.max_tokens, params.top_k, params.min_tokens) == (9, 5, 2)
+        assert (params.min_p, params.typical_p) == (pytest.approx(0.1), 0.5)
+        assert list(params.stop_token_ids) == [8, token(EOS)]
+        assert params.repetition_penalty == 1.5
+        assert unpack_int32(params.allowed_token_ids).tolist() == [token(EOS), 65]
+        assert (add.priority, add.cache_salt) == (3, "salt")
+        await http.complete(extra_body={"top_k": -1, "truncate_prompt_tokens": 1})
+        assert len(http.stack.scheduler.added[1].prompt_token_ids) == 1
+        beam = {"use_beam_search": True, "best_of": 3, "length_penalty": 0.5}
+        await http.complete(extra_body=beam)
+        search = http.stack.scheduler.added[2].beam_search
+        assert (search.width, search.length_penalty) == (3, 0.5)
+
+
+async def test_stops_are_found_and_named() -> None:
+    async with make_http(writing("one two three")) as http:
+        (choice,) = (await http.complete(stop=" th")).choices
+        assert (choice.text, choice.finish_reason) == ("one two", "stop")
+        assert choice.stop_reason == " th"
+
+
+async def test_token_ids_are_returned_if_asked_for() -> None:
+    async with make_http(saying("ok")) as http:
+        body = {"return_token_ids": True, "return_tokens_as_token_ids": True}
+        (choice,) = (await http.complete(extra_body=body)).choices
+        assert choice.token_ids == ids_of("ok")
+        assert choice.prompt_token_ids == [token("<s>"), *ids_of("Hi")]
+        answer = await http.chat(extra_body=body)
+        assert answer.choices[0].token_ids == ids_of("ok")
+        chunks = await http.chat_chunks(extra_body=body)
+        assert [i for c in chunks for i in c.choices[0].model_extra.get("token_ids", [])] == ids_of(
+            "ok"
+        )
+
+
+async def test_a_clients_template_and_an_open_message() -> None:
+    async with make_http() as http:
+        talk = [*HI, {"role": "assistant", "content": [{"type": "text", "text": "Well"}]}]
+        body = {"continue_final_message": True, "add_generation_prompt": False}
+        answer = await http.raw.post("/tokenize", json={"messages": talk, **body})
+        ids = answer.json()["tokens"]
+        await http.chat(talk, extra_body=body)
+        assert list(http.stack.scheduler.added[0].prompt_token_ids) == ids
+        text = (await http.raw.post("/detokenize", json={"tokens": ids})).json()["prompt"]
+        assert text == "[user]Hi</s>[assistant]Well"
+        template = "{{ messages[0].content }}{{ x }}"
+        body2 = {"chat_template": template, "chat_template_kwargs": {"x": "!"}}
+        answer = await http.raw.post("/tokenize", json={"messages": HI, **body2})
+        assert answer.json()["tokens"] == ids_of("Hi!")
+
+
+async def test_a_client_that_leaves_aborts() -> None:
+    def begin(add: scheduler_pb2.AddRequest) -> Outputs:
+        yield step((add.handle, 0, ids_of("one")))
+
+    async with make_http(begin) as http:
+        create: Any = http.sdk.chat.completions.create
+        stream = await create(model="tiny", messages=HI, stream=True)
+        await anext(aiter(stream))
+        await stream.close()
+        await _aborted(http, 1)
+
+        whole = asyncio.create_task(http.complete(["a", "b"]))
+        await http.stack.scheduler.wait_until(lambda: len(http.stack.scheduler.added) == 3)
+        whole.cancel()
+        await _aborted(http, 3)
+
+
+async def _aborted(http: Http, number: int) -> None:
+    await http.stack.scheduler.wait_until(lambda: len(http.stack.scheduler.aborted) == number)
+    await http.stack.check_nothing_is_left()

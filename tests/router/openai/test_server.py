@@ -1,0 +1,132 @@
+"""The HTTP server beside the gRPC one: what it says of itself, traces, the end."""
+
+import asyncio
+import time
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from protos.scheduler.v1 import scheduler_pb2
+from router.config import RouterConfig
+from router.main import Router
+from rpc.server import PortInUse
+from tests.router.fakes import finished, ids_of, step
+from tests.router.openai.clients import HI, make_http
+from tests.router.test_service import Outputs, eventually
+from tests.router.test_tracing import TRACE_ID, TRACEPARENT, attributes_of, exporter
+
+__all__ = ["exporter"]  # a fixture
+
+
+def beginning(add: scheduler_pb2.AddRequest) -> Outputs:
+    yield step((add.handle, 0, ids_of("one")))
+
+
+async def test_models_health_and_version() -> None:
+    async with make_http(version="1.2.3") as http:
+        (card,) = [model async for model in http.sdk.models.list()]
+        assert (card.id, card.object) == ("tiny", "model")
+        assert (await http.sdk.models.retrieve("tiny")).id == "tiny"
+        with pytest.raises(openai.NotFoundError):
+            await http.sdk.models.retrieve("org/other")
+        assert (await http.raw.get("/version")).json() == {"version": "1.2.3"}
+        assert (await http.raw.get("/health")).status_code == 200
+        http.stack.scheduler.has_worker = False
+        await http.stack.wait_serving(False)
+        assert (await http.raw.get("/health")).status_code == 503
+        answer = await http.raw.post("/v1/completions", json={"prompt": "a"})
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+
+
+async def test_tokenize_and_detokenize_are_inverse() -> None:
+    async with make_http() as http:
+        body = {"prompt": "Paris 東", "return_token_strs": True}
+        answer = (await http.raw.post("/tokenize", json=body)).json()
+        assert answer["count"] == len(answer["tokens"]) == len(answer["token_strs"])
+        assert answer["max_model_len"] == 2048
+        body = {"prompt": "Paris 東", "add_special_tokens": False}
+        ids = (await http.raw.post("/tokenize", json=body)).json()["tokens"]
+        assert answer["tokens"][1:] == ids == ids_of("Paris 東")
+        text = (await http.raw.post("/detokenize", json={"tokens": ids})).json()
+        assert text == {"prompt": "Paris 東"}
+
+
+async def test_the_api_describes_itself() -> None:
+    async with make_http() as http:
+        schema = (await http.raw.get("/openapi.json")).json()
+        assert "/v1/chat/completions" in schema["paths"]
+        assert "temperature" in schema["components"]["schemas"]["ChatBody"]["properties"]
+
+
+async def test_ids_come_back() -> None:
+    async with make_http() as http:
+        answer = await http.chat(extra_headers={"x-request-id": "gateway-1"})
+        assert answer.id == "chatcmpl-gateway-1"
+        assert answer._request_id == "gateway-1"
+        both = [http.chat(extra_headers={"x-request-id": "same"}) for _ in range(2)]
+        assert len(await asyncio.gather(*both)) == 2  # a gateway's id labels several requests
+
+
+async def test_a_request_joins_its_callers_trace(exporter: InMemorySpanExporter) -> None:
+    async with make_http() as http:
+        await http.chat(extra_headers={"traceparent": TRACEPARENT})
+        await eventually(lambda: len(exporter.get_finished_spans()) == 2)
+        (span,) = [one for one in exporter.get_finished_spans() if one.name == "chat tiny"]
+        assert f"{span.context.trace_id:032x}" == TRACE_ID
+        attributes = attributes_of(span)
+        assert attributes["http.route"] == "/v1/chat/completions"
+        assert attributes["http.response.status_code"] == 200
+        assert "rpc.method" not in attributes
+        sent = http.stack.scheduler.added[0].trace_context.traceparent
+        assert sent.split("-")[1] == TRACE_ID
+
+
+async def test_the_tenant_is_the_headers_if_it_is_trusted() -> None:
+    async with make_http(trust_tenant_header=True) as http:
+        await http.chat(extra_headers={"x-signalbox-tenant": "blue"})
+        assert http.stack.scheduler.added[0].tenant == "blue"
+
+
+async def test_a_drain_answers_503_and_lets_requests_finish() -> None:
+    async with make_http(beginning) as http:
+        create: Any = http.sdk.chat.completions.create
+        stream = aiter(await create(model="tiny", messages=HI, stream=True))
+        await anext(stream)
+        draining = asyncio.create_task(http.stack.router.drain(grace_s=30))
+        await asyncio.sleep(0)
+        answer = await http.raw.get("/health")
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+        assert not draining.done()
+        handle = http.stack.scheduler.added[0].handle
+        http.stack.scheduler.send(step((handle, 0, ids_of("two")), **finished(handle)))
+        texts = [chunk.choices[0].delta.content async for chunk in stream]
+        assert "two" in texts
+        await asyncio.wait_for(draining, 20)
+        with pytest.raises(httpx2.ConnectError):
+            await http.raw.get("/health")
+
+
+async def test_a_drain_cuts_off_what_takes_too_long() -> None:
+    async with make_http(beginning) as http:
+        create: Any = http.sdk.chat.completions.create
+        stream = aiter(await create(model="tiny", messages=HI, stream=True))
+        await anext(stream)
+        began = time.monotonic()
+        await asyncio.wait_for(http.stack.router.drain(grace_s=0.1), 20)
+        assert time.monotonic() - began >= 0.1
+        await http.stack.check_nothing_is_left()
+
+
+async def test_a_port_in_use_is_an_error_with_a_remedy() -> None:
+    first = Router(RouterConfig(port=0, http_port=0))
+    await first.start()
+    assert first.http is not None
+    second = Router(RouterConfig(port=0, http_port=first.http.port))
+    with pytest.raises(PortInUse, match=rf"{first.http.port}.*--http-port"):
+        await second.start()
+    for router in (first, second):
+        await router.drain(grace_s=0)
+        await router.stop()
