@@ -4,7 +4,10 @@ import json
 
 import torch
 from serve_lines import parse_arguments, serve
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
+
+PAGE_TOKENS, CACHE_TOKENS, STEP_TOKENS = 256, 16384, 2048
+"""Left alone it takes most of the memory for its cache; these hold the largest load."""
 
 
 def main() -> None:
@@ -13,13 +16,18 @@ def main() -> None:
     model = AutoModelForCausalLM.from_pretrained(
         arguments.model, dtype=torch.bfloat16, attn_implementation="paged|sdpa"
     )
-    options = json.loads(arguments.options)
+    options = {
+        "page_size": PAGE_TOKENS,
+        "num_blocks": CACHE_TOKENS // PAGE_TOKENS,
+        "max_batch_tokens": STEP_TOKENS,
+    }
+    batching = ContinuousBatchingConfig(**options | json.loads(arguments.options))
 
     def generate(prompts: list[list[int]], max_tokens: int) -> list[int]:
-        config = GenerationConfig(
-            max_new_tokens=max_tokens, do_sample=False, eos_token_id=-1, **options
+        config = GenerationConfig(max_new_tokens=max_tokens, do_sample=False, eos_token_id=-1)
+        results = model.generate_batch(
+            prompts, generation_config=config, continuous_batching_config=batching
         )
-        results = model.generate_batch(prompts, generation_config=config, progress_bar=False)
         return [len(result.generated_tokens) for result in results.values()]
 
     serve(arguments.port, generate)
