@@ -73,6 +73,8 @@ class Branch:
         """Returns what is new for the client, if anything is."""
         if self.finished is not None:
             return None
+        if self._scanner is None and self.ended is None:
+            return self._read_running()
         token_ids, self._unread = self._unread, []
         logprobs, self._unread_logprobs = self._unread_logprobs, []
         text, num_kept, stop = self._read_tokens(token_ids)
@@ -94,6 +96,16 @@ class Branch:
             logprobs=logprobs[:num_kept],
             finish=self.finished,
         )
+
+    def _read_running(self) -> Delta | None:
+        """What nearly every read is: text without stop strings, in the midst of a sequence."""
+        token_ids, self._unread = self._unread, []
+        if not token_ids:
+            return None
+        logprobs, self._unread_logprobs = self._unread_logprobs, []
+        self.num_tokens += len(token_ids)
+        text = self._text_of(token_ids)
+        return Delta(index=self.index, text=text, token_ids=token_ids, logprobs=logprobs)
 
     def _read_tokens(self, token_ids: list[int]) -> _Read:
         if self._scanner is None:

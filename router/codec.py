@@ -117,8 +117,10 @@ def response(kind: type[Response], served: Served) -> Response:
 
 
 def _write_delta(output: pb.SequenceDelta, delta: Delta, tokenizer: Tokenizer) -> None:
-    output.index = delta.index
-    output.text = delta.text
+    if delta.index:  # setting a default costs as much as anything else
+        output.index = delta.index
+    if delta.text:
+        output.text = delta.text
     output.token_ids.extend(delta.token_ids)
     if delta.logprobs:
         generated = delta.token_ids[-len(delta.logprobs) :]  # the prompt may be echoed before

@@ -29,6 +29,11 @@ class Delivery:
     echo: bool = False
     """Whether the prompt comes before each sequence."""
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether each update goes out as it comes."""
+        return self.kind is OutputKind.DELTA and self.stream_interval == 1
+
 
 @dataclass(frozen=True, slots=True)
 class Echo:
@@ -68,9 +73,12 @@ class Outbox:
         self._prompt_logprobs: list[TokenLogprobs] = []
         self._begun: set[int] = set()
         self._has_sent = False
+        self._holds_nothing = delivery.is_plain and echo is None
 
     def push(self, update: Update) -> Update | None:
         """Takes what is new; returns what the client is to get now."""
+        if self._holds_nothing:
+            return update
         self._prompt_logprobs += update.prompt_logprobs
         for delta in update.deltas:
             self._hold(delta)

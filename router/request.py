@@ -74,7 +74,8 @@ class GenerationRequest:
         self._max_unread = max_unread_tokens
         self._token_cost = 1 + (params.num_logprobs or 0)
         self._unread = 0
-        self._woken = asyncio.Event()
+        self._has_news = False
+        self._waiter: asyncio.Future[None] | None = None
         self._end: End | None = None
         self._error: RpcError | None = None
 
@@ -105,14 +106,14 @@ class GenerationRequest:
     def end(self, end: End) -> None:
         """The request has ended well."""
         self._end = end
-        self._woken.set()
+        self._wake()
 
     def fail(self, error: RpcError) -> None:
         """The request has failed; what is unread is dropped."""
         self._error = self._error or error
         self._touched.clear()
         self._branches.clear()
-        self._woken.set()
+        self._wake()
 
     def close(self) -> None:
         """Gives everything back, whether the request has ended or its client has left."""
@@ -128,8 +129,9 @@ class GenerationRequest:
 
     async def _next_update(self) -> Update:
         while True:
-            await self._woken.wait()
-            self._woken.clear()
+            if not self._has_news:
+                await self._news()
+            self._has_news = False
             if self._error is not None:
                 raise self._error
             deltas = self._read()
@@ -139,7 +141,21 @@ class GenerationRequest:
 
     def _touch(self, index: int) -> None:
         self._touched[index] = self._branches[index]
-        self._woken.set()
+        if not self._has_news:
+            self._wake()
+
+    def _wake(self) -> None:
+        self._has_news = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def _news(self) -> None:
+        """Waits for `_wake`; an Event for the one reader that there is costs twice as much."""
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
 
     def _read(self) -> list[Delta]:
         touched, self._touched = self._touched, {}

@@ -214,8 +214,8 @@ class SchedulerConnection:
             end = start + num_tokens
             request = live.get(handle)
             if request is not None:
-                wanted = range(start, end) if request.params.num_logprobs is not None else ()
-                of_run = [logprobs[row] for row in wanted if row in logprobs]
+                rows = range(start, end) if logprobs else ()
+                of_run = [logprobs[row] for row in rows if row in logprobs]
                 request.add_tokens(index, token_ids[start:end], of_run)
             start = end
         for sequence in outputs.finished_sequences:

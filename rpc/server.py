@@ -7,6 +7,7 @@ drain ends with the last call of our services; open health watches and reflectio
 import asyncio
 import contextlib
 import errno
+import gc
 import logging
 import os
 import signal
@@ -25,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 PUBLIC_MAX_RECEIVE_BYTES = 4 << 20
 INTERNAL_MAX_RECEIVE_BYTES = 64 << 20
+YOUNG_OBJECTS = 20_000
+"""Allocations, beyond deallocations, between two collections of the youngest."""
 
 _OPTIONS: tuple[tuple[str, int], ...] = (
     # Two servers would share a port silently.
@@ -215,6 +218,7 @@ async def run_until_signalled(
         grace_s: for `on_drain` and the calls that run, together.
         on_drain: awaited between NOT_SERVING and the closing of the listener.
     """
+    _settle_garbage_collector()
     signalled = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -228,6 +232,16 @@ async def run_until_signalled(
             async with asyncio.timeout(grace_s):
                 await on_drain()
     await server.drain(grace_s=max(0.0, ends_at - loop.time()))
+
+
+def _settle_garbage_collector() -> None:
+    """Keeps collections from walking what lives as long as the process, and makes them rare.
+
+    Nearly everything dies by its reference count. With the defaults the collector takes 2 % of a
+    service's CPU, and stops a worker that has loaded torch for tens of milliseconds at a time.
+    """
+    gc.freeze()
+    gc.set_threshold(YOUNG_OBJECTS, 10, 10)
 
 
 def _on_signal(signalled: asyncio.Event) -> None:

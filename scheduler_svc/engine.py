@@ -74,17 +74,21 @@ class Engine:
 
     async def run(self) -> None:
         """Runs until it is cancelled. Raises WorkerLostError."""
-        reader = asyncio.create_task(self._read_answers())
-        reader.add_done_callback(lambda _: self.wake())
+        others = [asyncio.create_task(self._read_answers()), asyncio.create_task(self._watch())]
+        for task in others:
+            task.add_done_callback(lambda _: self.wake())
         try:
-            while not reader.done():
+            while not any(task.done() for task in others):
                 self._wakeup.clear()
                 await self._send_steps()
-                await self._wait()
-            reader.result()
+                await self._wakeup.wait()
+            for task in others:
+                if task.done():
+                    task.result()
         finally:
-            reader.cancel()
-            await asyncio.gather(reader, return_exceptions=True)
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
 
     async def _send_steps(self) -> None:
         while len(self.scheduler.inflight) < self._max_steps_in_flight:
@@ -115,20 +119,24 @@ class Engine:
         self._s_per_token = max(seconds, 0.99 * self._s_per_token + 0.01 * seconds)
         self._oldest_sent_at = now
 
-    async def _wait(self) -> None:
-        """Waits for something to do; a step that is overdue means that the worker hangs."""
-        if not self.scheduler.inflight:
-            await self._wakeup.wait()
-            return
-        oldest = self.scheduler.inflight[0]
-        limit_s = max(
-            self._step_timeout_s,
-            TIMEOUT_PER_PREDICTION * self._s_per_token * oldest.total_tokens,
-        )
-        try:
-            async with asyncio.timeout(self._oldest_sent_at + limit_s - self._clock()):
-                await self._wakeup.wait()
-        except TimeoutError:
-            raise WorkerLostError(
-                f"step {oldest.step_id} was not answered within {limit_s:.1f} s"
-            ) from None
+    async def _watch(self) -> None:
+        """Raises WorkerLostError when a step is overdue, which means that the worker hangs.
+
+        Sleeps for as long as no step can become overdue; a timer for each step would cost more.
+        """
+        while True:
+            inflight = self.scheduler.inflight
+            if not inflight:
+                await asyncio.sleep(self._step_timeout_s)
+                continue
+            oldest, limit_s = inflight[0], self._limit_s(inflight[0])
+            left_s = self._oldest_sent_at + limit_s - self._clock()
+            if left_s <= 0:
+                raise WorkerLostError(
+                    f"step {oldest.step_id} was not answered within {limit_s:.1f} s"
+                )
+            await asyncio.sleep(left_s)
+
+    def _limit_s(self, step: StepPlan) -> float:
+        predicted_s = self._s_per_token * step.total_tokens
+        return max(self._step_timeout_s, TIMEOUT_PER_PREDICTION * predicted_s)

@@ -34,7 +34,7 @@ class SteadyLane:
         self._computed = np.empty(0, dtype=np.int64)
         self._room = np.empty(0, dtype=np.int64)  # tokens that fit the block table
         self._end = np.empty(0, dtype=np.int64)  # tokens at which the sequence has its last
-        self._stop_token_ids = np.empty(0, dtype=np.int64)  # of all of them
+        self._stop_token_ids: set[int] = set()  # of all of them
 
     def join(self, groups: Iterable[SequenceGroup]) -> None:
         """Takes in groups for which `can_join` holds."""
@@ -137,10 +137,10 @@ class SteadyLane:
         for index in np.flatnonzero(computed % self._blocks.block_size == 0).tolist():
             seqs[index].num_computed_tokens = int(computed[index])
             self._blocks.publish(seqs[index])
-        ends = computed + 1 >= self._end[rows]
-        ends |= np.isin(np.array(token_ids), self._stop_token_ids)
-        may_end: list[int] = np.flatnonzero(ends).tolist()
-        return may_end
+        may_end: list[int] = np.flatnonzero(computed + 1 >= self._end[rows]).tolist()
+        stop_token_ids = self._stop_token_ids
+        stopped = [i for i, token_id in enumerate(token_ids) if token_id in stop_token_ids]
+        return sorted({*may_end, *stopped}) if stopped else may_end
 
     def _flow_index(self, flow: str) -> int:
         return self._flow_indices.setdefault(flow, len(self._flow_indices))
@@ -160,8 +160,9 @@ class SteadyLane:
 
     def _find_stop_tokens(self) -> None:
         """Whose group has left may stay in the union: `accept` says only who *may* end."""
-        found = {token_id for seq in self.seqs for token_id in seq.group.params.stop_token_ids}
-        self._stop_token_ids = np.array(sorted(found), dtype=np.int64)
+        self._stop_token_ids = {
+            token_id for seq in self.seqs for token_id in seq.group.params.stop_token_ids
+        }
 
     def check(self) -> None:
         """Asserts that rows and sequences belong together."""

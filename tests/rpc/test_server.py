@@ -178,6 +178,20 @@ async def start_sleeper() -> tuple[asyncio.subprocess.Process, str]:
     return process, f"127.0.0.1:{int(await process.stdout.readline())}"
 
 
+async def test_collections_do_not_walk_what_was_there_when_serving_began() -> None:
+    report = "import gc; print(gc.get_freeze_count(), *gc.get_threshold(), flush=True)"
+    script = SLEEPER.replace("print(server.port, flush=True)", f"exec({report!r})")
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", script, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout
+    num_frozen, young, *_ = map(int, (await process.stdout.readline()).split())
+    process.kill()
+    await process.wait()
+    assert num_frozen > 10_000
+    assert young > 700
+
+
 async def test_sigterm_without_calls_exits_with_0() -> None:
     process, _ = await start_sleeper()
     process.send_signal(signal.SIGTERM)

@@ -22,6 +22,7 @@ class Channel:
         self.answers = asyncio.Event()
         self.error: Exception | None = None
         self.num_sent = self.num_answered = 0
+        self.step_s = 0.0
         self._worker = FakeWorker(block_size=4)
         self._plans: asyncio.Queue[EncodedPlan] = asyncio.Queue()
 
@@ -35,16 +36,24 @@ class Channel:
         if self.error is not None:
             raise self.error
         plan = await self._plans.get()
+        await asyncio.sleep(self.step_s)
         self.num_answered += 1
         return self._worker.execute(plan)
 
 
-def make_engine(channel: Channel, ended: "asyncio.Queue[StepOutcome]") -> Engine:
+def make_engine(
+    channel: Channel, ended: "asyncio.Queue[StepOutcome]", *, step_timeout_s: float = 0.05
+) -> Engine:
     def publish(outcome: StepOutcome) -> None:
         if outcome.ended:
             ended.put_nowait(outcome)
 
-    return Engine(worker=channel, scheduler=make_scheduler(), publish=publish, step_timeout_s=0.05)
+    return Engine(
+        worker=channel,
+        scheduler=make_scheduler(),
+        publish=publish,
+        step_timeout_s=step_timeout_s,
+    )
 
 
 async def test_two_steps_are_in_flight_and_a_request_that_comes_later_wakes_the_loop() -> None:
@@ -71,6 +80,21 @@ async def test_a_step_that_is_overdue_loses_the_worker() -> None:
         with pytest.raises(WorkerLostError, match=r"step 1 was not answered within 0\.5 s"):
             await engine.run()
     assert channel.num_sent == 2
+
+
+async def test_steps_that_are_answered_keep_the_worker_for_longer_than_any_may_take() -> None:
+    channel, ended = Channel(), asyncio.Queue[StepOutcome]()
+    channel.answers.set()
+    channel.step_s = 0.06
+    engine = make_engine(channel, ended, step_timeout_s=1.0)
+    group = make_request(PROMPT, max_tokens=25)  # 1.5 s
+    engine.scheduler.admission.add(group)
+    running = asyncio.create_task(engine.run())
+    async with asyncio.timeout(30):
+        await ended.get()
+    assert outputs(group) == [expected(PROMPT, num_tokens=25)]
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
 
 
 async def test_a_worker_that_is_lost_while_nothing_runs_is_noticed() -> None:
