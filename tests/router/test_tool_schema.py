@@ -1,0 +1,91 @@
+"""What an answer must conform to where the tool choice forces calls."""
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+
+from protos.inference.v1 import inference_pb2 as pb
+from router import codec
+from router.conversation import Conversation, Message, Tool, ToolChoice, ToolMode
+from router.outputs import Delta, Finish, FinishReason, Update
+from router.tool_reader import reader_of
+from router.tool_schema import forced_schema
+from rpc.errors import InvalidArgument
+from tests.router.fakes import make_model
+
+CITY = {"type": "object", "properties": {"at": {"$ref": "#/$defs/City"}}, "required": ["at"]}
+WEATHER = Tool("get_weather", "", {**CITY, "$defs": {"City": {"type": "string"}}})
+ADD = Tool("add", "", {"type": "object", "properties": {"a": {"type": "integer"}}})
+
+
+def make_conversation(choice: ToolChoice, *tools: Tool, **fields: Any) -> Conversation:
+    return Conversation(
+        messages=[Message("user", "Hi")],
+        tools=tools or (WEATHER, ADD),
+        tool_choice=choice,
+        **fields,
+    )
+
+
+def is_legal(schema: dict[str, Any] | None, answer: Any) -> bool:
+    assert schema is not None
+    return bool(jsonschema.Draft202012Validator(schema).is_valid(answer))
+
+
+def test_any_tool_is_a_list_of_calls() -> None:
+    schema = forced_schema(make_conversation(ToolChoice(ToolMode.REQUIRED)))
+    call = {"name": "get_weather", "parameters": {"at": "Paris"}}
+    other = {"name": "add", "parameters": {"a": 1}}
+    assert is_legal(schema, [call, other])
+    for answer in (
+        [],
+        call,
+        [{**call, "name": "add2"}],
+        [{"name": "get_weather", "parameters": {}}],
+    ):
+        assert not is_legal(schema, answer)
+    one = make_conversation(ToolChoice(ToolMode.REQUIRED), parallel_tool_calls=False)
+    assert not is_legal(forced_schema(one), [call, other])
+
+
+def test_a_named_tool_is_its_arguments() -> None:
+    schema = forced_schema(make_conversation(ToolChoice(ToolMode.REQUIRED, "get_weather")))
+    assert is_legal(schema, {"at": "Paris"})
+    assert not is_legal(schema, {"at": 1})
+    assert forced_schema(make_conversation(ToolChoice())) is None
+
+
+def test_definitions_that_contradict_each_other_are_refused() -> None:
+    other = Tool("add", "", {**CITY, "$defs": {"City": {"type": "integer"}}})
+    with pytest.raises(InvalidArgument, match="City"):
+        forced_schema(make_conversation(ToolChoice(ToolMode.REQUIRED), WEATHER, other))
+
+
+def test_a_forced_call_asks_for_structured_output() -> None:
+    request = pb.ChatRequest(
+        messages=[pb.ChatMessage(role=pb.CHAT_ROLE_USER, content=[pb.ContentPart(text="Hi")])],
+        tools=[pb.Tool(name="add", parameters=json.dumps(ADD.parameters))],
+        tool_choice=pb.ToolChoice(tool="add"),
+    )
+    assert "sampling_params.structured_output" in codec.asked_to_chat(request).set_fields
+    request.tool_choice.mode = pb.TOOL_CHOICE_MODE_AUTO
+    assert "sampling_params.structured_output" not in codec.asked_to_chat(request).set_fields
+
+
+@pytest.mark.parametrize(
+    ("choice", "text"),
+    [
+        (ToolChoice(ToolMode.REQUIRED), '[{"name": "add", "parameters": {"a": 1}}]'),
+        (ToolChoice(ToolMode.REQUIRED, "add"), '{"a": 1}'),
+    ],
+)
+def test_a_forced_answer_is_read_as_calls(choice: ToolChoice, text: str) -> None:
+    reader = reader_of(make_conversation(choice), make_model(), setting="auto")
+    assert reader is not None
+    delta = Delta(index=0, text=text, finish=Finish(FinishReason.STOP))
+    reader.read(Update([delta], None))
+    (call,) = delta.tool_calls
+    assert (delta.text, call.name, call.arguments) == ("", "add", '{"a": 1}')
+    assert delta.finish == Finish(FinishReason.TOOL_CALLS)
