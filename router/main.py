@@ -2,18 +2,19 @@
 
 import asyncio
 import logging
+from typing import TYPE_CHECKING
 
 from protos.inference.v1 import inference_pb2_grpc
 from router.admission import Admission
 from router.config import RouterConfig
 from router.generation import Generator
-from router.openai.api import Api
-from router.openai.app import make_app
-from router.openai.server import HttpServer
 from router.scheduler_client import SchedulerConnection
 from router.servicer import SERVICE_NAME, InferenceServicer
 from router.tenants import Tenants
 from rpc.server import Server, run_until_signalled
+
+if TYPE_CHECKING:
+    from router.openai.server import HttpServer
 
 logger = logging.getLogger(__name__)
 
@@ -86,9 +87,16 @@ async def run(config: RouterConfig) -> None:
         await router.stop()
 
 
-def _http_server(config: RouterConfig, generator: Generator, tenants: Tenants) -> HttpServer | None:
+def _http_server(
+    config: RouterConfig, generator: Generator, tenants: Tenants
+) -> "HttpServer | None":
     if config.http_port is None:
         return None
+    # These import fastapi, which takes as long as all else that a router imports.
+    from router.openai.api import Api
+    from router.openai.app import make_app
+    from router.openai.server import HttpServer
+
     api = Api(
         generator,
         tenants=tenants,
