@@ -4,25 +4,30 @@
 
 Starts `signalbox serve` itself, on this machine, and prints a Markdown table. CPU-seconds are those
 of each process, per generated token; the load generator runs beside the stack and is not counted.
+"Idle" is the share of the time in which a worker computes no step: clients always have a request
+running, so it is what the stack between them and the workers costs.
 """
 
 import argparse
 import asyncio
+import itertools
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import psutil
 
 from benchmarks.load import Measured, Workload, closed_loop, percentile_ms
 from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc as pb_grpc
+from protos.scheduler.v1 import scheduler_pb2_grpc, stats_pb2
 from rpc.client import open_channel
 from signalbox.settings import ServeSettings, load
 from signalbox.stack import LocalStack, running
 
 HEADER = (
     "| concurrency | tokens/s | TTFT p50 / p99 ms | between tokens p50 / p99 ms"
-    " | router | scheduler | worker ms CPU/token |\n|---|---|---|---|---|---|---|"
+    " | router | scheduler | worker ms CPU/token"
+    " | both / worker | idle |\n|---|---|---|---|---|---|---|---|---|"
 )
 
 
@@ -51,30 +56,52 @@ async def vocab_size(address: str) -> int:
     return int(answer.vocab_size)
 
 
+async def busy_s(stack: LocalStack) -> float:
+    """Returns the time that workers have spent in steps, as they measure it themselves."""
+    async with open_channel(stack.scheduler_address) as channel:
+        stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
+        answer = await stub.GetStats(stats_pb2.GetStatsRequest())
+    steps = [worker.steps for worker in answer.workers]
+    return float(sum(one.swap_ns + one.forward_ns + one.sample_ns for one in steps)) / 1e9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A closed loop and what the stack's processes did meanwhile."""
+
+    concurrency: int
+    measured: Measured
+    cpu_ms_per_token: dict[str, float]
+    idle: float
+    """Share of the workers' time."""
+
+    def row(self) -> str:
+        first, between = self.measured.first_token_s, self.measured.between_tokens_s
+        cpu_ms = self.cpu_ms_per_token
+        tax = (cpu_ms["router"] + cpu_ms["scheduler"]) / cpu_ms["worker"]
+        return (
+            f"| {self.concurrency} | {self.measured.tokens_per_s:.1f}"
+            f" | {percentile_ms(first, 50):.0f} / {percentile_ms(first, 99):.0f}"
+            f" | {percentile_ms(between, 50):.1f} / {percentile_ms(between, 99):.1f}"
+            f" | {cpu_ms['router']:.3f} | {cpu_ms['scheduler']:.3f} | {cpu_ms['worker']:.2f}"
+            f" | {tax:.1%} | {self.idle:.1%} |"
+        )
+
+
 async def measure(
-    stack: LocalStack, workload: Workload, *, concurrency: int, num_requests: int
-) -> tuple[Measured, dict[str, float]]:
-    """Returns what was measured, and milliseconds of CPU for each token by kind of process."""
-    before = usage_of(stack)
+    stack: LocalStack, workload: Workload, *, concurrency: int, num_requests: int, num_workers: int
+) -> Run:
+    before, busy_before_s = usage_of(stack), await busy_s(stack)
     measured = await closed_loop(
         stack.address, workload, concurrency=concurrency, num_requests=num_requests
     )
-    after = usage_of(stack)
+    after, busy_after_s = usage_of(stack), await busy_s(stack)
     spent = {
         kind: (after.cpu_s[kind] - before.cpu_s[kind]) / measured.num_tokens * 1e3
         for kind in after.cpu_s
     }
-    return measured, spent
-
-
-def row(concurrency: int, measured: Measured, cpu_ms: dict[str, float]) -> str:
-    first, between = measured.first_token_s, measured.between_tokens_s
-    return (
-        f"| {concurrency} | {measured.tokens_per_s:.1f}"
-        f" | {percentile_ms(first, 50):.0f} / {percentile_ms(first, 99):.0f}"
-        f" | {percentile_ms(between, 50):.1f} / {percentile_ms(between, 99):.1f}"
-        f" | {cpu_ms['router']:.2f} | {cpu_ms['scheduler']:.2f} | {cpu_ms['worker']:.2f} |"
-    )
+    busy = (busy_after_s - busy_before_s) / (measured.duration_s * num_workers)
+    return Run(concurrency=concurrency, measured=measured, cpu_ms_per_token=spent, idle=1 - busy)
 
 
 async def run(options: argparse.Namespace) -> None:
@@ -87,15 +114,16 @@ async def run(options: argparse.Namespace) -> None:
             vocab_size=await vocab_size(stack.address),
         )
         await closed_loop(stack.address, workload, concurrency=2, num_requests=4)  # warm-up
-        for _ in range(options.repeats):
-            for concurrency in options.concurrency:
-                measured, cpu_ms = await measure(
-                    stack,
-                    workload,
-                    concurrency=concurrency,
-                    num_requests=max(concurrency, 4) * options.rounds,
-                )
-                print(row(concurrency, measured, cpu_ms), flush=True)
+        seeds = itertools.count(1)  # prompts that are not in the prefix cache
+        for concurrency in options.concurrency * options.repeats:
+            run = await measure(
+                stack,
+                replace(workload, seed=next(seeds)),
+                concurrency=concurrency,
+                num_requests=max(concurrency, 4) * options.rounds,
+                num_workers=options.workers,
+            )
+            print(run.row(), flush=True)
         memory = usage_of(stack).rss_mib
         print("\nresident MiB: " + ", ".join(f"{k} {v:.0f}" for k, v in memory.items()))
 

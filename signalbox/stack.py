@@ -40,6 +40,7 @@ class LocalStack:
         self._settings = settings
         self._port = settings.port or _free_port()
         self._http_port = settings.http_port or _free_port()
+        self._scheduler_port = _scheduler_port(self._port)
         self._router: Child | None = None
         self._scheduler: Child | None = None
         self._workers: list[Child] = []
@@ -48,6 +49,11 @@ class LocalStack:
     def address(self) -> str:
         """Where clients reach the router."""
         return join_address(_reachable(self._settings.host), self._port)
+
+    @property
+    def scheduler_address(self) -> str:
+        """Where `signalbox top`, and whoever else asks for statistics, reaches the scheduler."""
+        return join_address(LOOPBACK, self._scheduler_port)
 
     @property
     def http_address(self) -> str | None:
@@ -62,13 +68,12 @@ class LocalStack:
 
     async def start(self) -> None:
         """Starts the processes and returns when the router serves. Raises ServiceDied."""
-        settings, scheduler_port = self._settings, _scheduler_port(self._port)
+        settings, scheduler = self._settings, self.scheduler_address
         check_free(settings.host, settings.port)
         if settings.http:
             check_free(settings.host, settings.http_port, remedy=HTTP_REMEDY)
-        scheduler = join_address(LOOPBACK, scheduler_port)
         self._scheduler = await self._spawn(
-            "scheduler", SchedulerSettings, host=LOOPBACK, port=scheduler_port
+            "scheduler", SchedulerSettings, host=LOOPBACK, port=self._scheduler_port
         )
         for index in range(settings.workers):
             worker = await self._spawn(
