@@ -94,6 +94,11 @@ class Cluster:
         """Whether there is a worker that takes new requests."""
         return any(engine.scheduler.is_accepting for engine in self.engines)
 
+    @property
+    def has_deadlines(self) -> bool:
+        """Whether `expire` may have something to do."""
+        return bool(self._deadlines)
+
     # Requests
 
     def add(self, group: SequenceGroup, *, session: RouterSession, handle: int) -> Request | None:

@@ -22,6 +22,8 @@ SCHEDULER_SERVICE = "signalbox.scheduler.v1.SchedulerService"
 REGISTRY_SERVICE = "signalbox.scheduler.v1.WorkerRegistryService"
 
 TICK_S = 0.05
+IDLE_TICK_S = 0.25
+"""While no request has a deadline: what is left is to keep health up to date."""
 
 
 async def run(config: SchedulerConfig) -> None:
@@ -72,7 +74,7 @@ async def _tick(server: Server, cluster: Cluster, recorder: Recorder) -> None:
             recorder.tick(time.monotonic())
             cluster.expire()
         server.set_serving(SCHEDULER_SERVICE, serving=cluster.is_serving)
-        await asyncio.sleep(TICK_S)
+        await asyncio.sleep(TICK_S if cluster.has_deadlines else IDLE_TICK_S)
 
 
 async def _drain(server: Server, cluster: Cluster) -> None:
