@@ -27,6 +27,8 @@ CHATML = (
 )
 MODEL_NAME = "tiny"
 MAX_MODEL_LEN = 128
+WAIT_S = 60
+"""For what takes milliseconds on an idle machine."""
 POOL = ThreadPoolExecutor(1)
 
 
@@ -168,7 +170,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self._outgoing.put_nowait(None)
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10), self._changed:
+        async with asyncio.timeout(WAIT_S), self._changed:
             await self._changed.wait_for(condition)
 
     async def Connect(

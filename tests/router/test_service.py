@@ -27,6 +27,7 @@ from tests.router.fakes import (
     IM_START,
     MAX_MODEL_LEN,
     MODEL_NAME,
+    WAIT_S,
     FakeScheduler,
     bytewise_ids,
     finished,
@@ -54,7 +55,7 @@ class Stack:
 
     async def wait_serving(self, serving: bool = True) -> None:
         wanted = health_pb2.HealthCheckResponse.SERVING
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_S):
             async for answer in self.health.Watch(
                 health_pb2.HealthCheckRequest(service=SERVICE_NAME)
             ):
@@ -71,7 +72,7 @@ class Stack:
 
 
 async def eventually(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WAIT_S):
         while not condition():  # noqa: ASYNC110 - what is watched sets no event
             await asyncio.sleep(0.005)
 
@@ -295,10 +296,10 @@ async def test_a_client_that_disconnects_aborts() -> None:
 
 async def test_a_deadline_travels_and_aborts() -> None:
     async with make_stack() as stack:
-        call = aiter(stack.client.Generate(make_generate(), timeout=0.3))
+        call = aiter(stack.client.Generate(make_generate(), timeout=2.0))
         assert await code_of(anext(call)) is StatusCode.DEADLINE_EXCEEDED
         await stack.scheduler.wait_until(lambda: bool(stack.scheduler.aborted))
-        assert 0 < stack.scheduler.added[0].timeout_ns < 3e8
+        assert 0 < stack.scheduler.added[0].timeout_ns < 2e9
 
 
 async def test_a_deadline_of_a_millisecond_leaves_nothing() -> None:
@@ -639,16 +640,24 @@ def test_requests_that_end_in_any_way_leave_nothing(ends: list[str]) -> None:
         async with make_stack() as stack:
             await asyncio.gather(*(end_one(stack, f"r{i}", how) for i, how in enumerate(ends)))
             await stack.check_nothing_is_left()
-            unfinished = sum(how != "finish" for how in ends)
-            await stack.scheduler.wait_until(lambda: len(stack.scheduler.aborted) == unfinished)
+            finished_ids = {f"r{i}" for i, how in enumerate(ends) if how == "finish"}
+            await stack.scheduler.wait_until(
+                lambda: (
+                    set(stack.scheduler.aborted)
+                    == {a.handle for a in stack.scheduler.added if a.request_id not in finished_ids}
+                )
+            )
 
     async def end_one(stack: Stack, request_id: str, how: str) -> None:
         request = make_generate(request_id=request_id)
         call = stack.client.Generate(request, timeout=0.2 if how == "deadline" else None)
         names = stack.scheduler.added
-        await stack.scheduler.wait_until(lambda: any(add.request_id == request_id for add in names))
-        handle = next(add.handle for add in names if add.request_id == request_id)
+        if how != "deadline":  # which may pass before the request is added
+            await stack.scheduler.wait_until(
+                lambda: any(add.request_id == request_id for add in names)
+            )
         if how == "finish":
+            handle = next(add.handle for add in names if add.request_id == request_id)
             stack.scheduler.send(step((handle, 0, ids_of("x")), **finished(handle)))
         elif how == "cancel":
             call.cancel()
