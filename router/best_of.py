@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from router.outputs import Delta, FinishReason, TokenLogprobs
+from router.outputs import Delta, Finish, FinishReason, TokenLogprobs
 from router.sampling import SamplingParams
 
 
@@ -17,6 +17,12 @@ def score(logprobs: Sequence[TokenLogprobs]) -> float:
     if not logprobs:
         return -math.inf
     return sum(entry.logprob for entry in logprobs) / len(logprobs)
+
+
+def order(finish: Finish | None, logprobs: Sequence[TokenLogprobs]) -> tuple[bool, float]:
+    """Returns what sorts sequences, the best first; those that failed are last."""
+    has_failed = finish is not None and finish.reason is FinishReason.ERROR
+    return has_failed, -score(logprobs)
 
 
 class BestOf:
@@ -36,8 +42,9 @@ class BestOf:
             held.finish = delta.finish
         if not is_last:
             return []
-        best = sorted(self._held.values(), key=_order)[: self._params.n]
-        return [self._told(delta, index) for index, delta in enumerate(best)]
+        told = sorted(self._held.values(), key=lambda delta: delta.index)
+        best = sorted(told, key=lambda delta: order(delta.finish, delta.logprobs))
+        return [self._told(delta, index) for index, delta in enumerate(best[: self._params.n])]
 
     def _told(self, delta: Delta, index: int) -> Delta:
         finish = delta.finish
@@ -45,8 +52,3 @@ class BestOf:
             finish = finish._replace(score=score(delta.logprobs))
         logprobs = [] if self._params.hides_logprobs else delta.logprobs
         return replace(delta, index=index, finish=finish, logprobs=logprobs)
-
-
-def _order(delta: Delta) -> tuple[bool, float, int]:
-    has_failed = delta.finish is None or delta.finish.reason is FinishReason.ERROR
-    return has_failed, -score(delta.logprobs), delta.index

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from signalbox.llm import (
         LLM,
         AsyncLLMEngine,
+        BeamSearchOutput,
+        BeamSearchParams,
         CompletionOutput,
         EngineArgs,
         EngineDeadError,
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 __all__ = [
     "LLM",
     "AsyncLLMEngine",
+    "BeamSearchOutput",
+    "BeamSearchParams",
     "CompletionOutput",
     "EngineArgs",
     "EngineDeadError",

@@ -6,6 +6,7 @@ side is the router's.
 
 from signalbox.llm.args import EngineArgs
 from signalbox.llm.async_engine import AsyncLLMEngine
+from signalbox.llm.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
 from signalbox.llm.engine import LLMEngine
 from signalbox.llm.errors import EngineDeadError
 from signalbox.llm.llm import LLM
@@ -21,6 +22,9 @@ from signalbox.llm.sampling_params import RequestOutputKind, SamplingParams
 __all__ = [
     "LLM",
     "AsyncLLMEngine",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
     "CompletionOutput",
     "EngineArgs",
     "EngineDeadError",

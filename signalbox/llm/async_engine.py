@@ -17,6 +17,7 @@ from gpu_worker.step import Runner, StepResult
 from router.tokenizer import Tokenizer
 from signalbox.llm import prompts
 from signalbox.llm.args import EngineArgs
+from signalbox.llm.beam_search import BeamSearchParams
 from signalbox.llm.core import EngineCore
 from signalbox.llm.errors import EngineDeadError
 from signalbox.llm.outputs import RequestOutput
@@ -94,6 +95,12 @@ class AsyncLLMEngine:
             if self._streams.get(request.request_id) is stream:
                 del self._streams[request.request_id]
             self._core.abort(request)
+
+    def beam_search(
+        self, prompt: PromptInput, request_id: str | None, params: BeamSearchParams
+    ) -> AsyncGenerator[RequestOutput]:
+        """As `generate`: the best hypothesis as far as it is settled, at the end all of them."""
+        return self.generate(prompt, params.sampling_params(), request_id)
 
     async def abort(self, request_id: str) -> None:
         """Ends a request; the last output of its stream has the finish reason "abort"."""

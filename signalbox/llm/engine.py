@@ -8,6 +8,7 @@ from gpu_worker.step import Runner
 from router.tokenizer import Tokenizer
 from signalbox.llm import prompts
 from signalbox.llm.args import EngineArgs
+from signalbox.llm.beam_search import BeamSearchParams
 from signalbox.llm.core import EngineCore
 from signalbox.llm.outputs import RequestOutput
 from signalbox.llm.prompts import Encoder, Prompt, PromptInput
@@ -45,7 +46,7 @@ class LLMEngine:
         self,
         request_id: str,
         prompt: PromptInput | None,
-        params: SamplingParams | None = None,
+        params: SamplingParams | BeamSearchParams | None = None,
         prompt_token_ids: list[int] | None = None,
         *,
         priority: int = 0,
@@ -59,12 +60,19 @@ class LLMEngine:
             None if prompt is None else [prompt],
             None if prompt_token_ids is None else [prompt_token_ids],
         )
+        if isinstance(params, BeamSearchParams):
+            params = params.sampling_params()
         params = checked(params)
         encoded = self.encoder.encode(given[0], truncate=params.truncate_prompt_tokens)
         self.add_prompt(request_id, encoded, params, priority=priority)
 
     def add_prompt(
-        self, request_id: str, prompt: Prompt, params: SamplingParams, *, priority: int = 0
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        priority: int = 0,
     ) -> None:
         """Queues a prompt that `encoder` has made."""
         resolved = self._core.check(params, num_prompt_tokens=len(prompt.token_ids))

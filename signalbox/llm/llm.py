@@ -9,6 +9,7 @@ from gpu_worker.step import Runner
 from router.tokenizer import Tokenizer
 from signalbox.llm import progress
 from signalbox.llm.args import EngineArgs, refuse_unserved
+from signalbox.llm.beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output
 from signalbox.llm.engine import LLMEngine
 from signalbox.llm.outputs import RequestOutput
 from signalbox.llm.prompts import Conversation, Prompt, PromptInput, asked
@@ -154,6 +155,35 @@ class LLM:
             for i, (conversation, one) in enumerate(zip(conversations, params, strict=True))
         ]
         return self._run(encoded, params, use_tqdm=use_tqdm)
+
+    def beam_search(
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        params: BeamSearchParams,
+        use_tqdm: bool = False,
+        concurrency_limit: int | None = None,
+    ) -> list[BeamSearchOutput]:
+        """Finds the best hypotheses for each prompt, the best first.
+
+        Args:
+            prompts: as those of `generate`.
+            use_tqdm: whether to show progress.
+            concurrency_limit: prompts that are searched at a time; None is all.
+
+        Raises ValueError or TypeError, before anything is computed, if a prompt cannot be served.
+        """
+        if not isinstance(params, BeamSearchParams):
+            raise TypeError(f"params is a {type(params).__name__}; give BeamSearchParams")
+        if concurrency_limit is not None and concurrency_limit < 1:
+            raise ValueError(f"concurrency_limit is {concurrency_limit}; it must be at least 1")
+        given, encode = asked(prompts, None), self.llm_engine.encoder.encode
+        encoded = [encode(prompt, field=f"prompts[{i}]") for i, prompt in enumerate(given)]
+        sampling, size = params.sampling_params(), concurrency_limit or max(1, len(encoded))
+        outputs: list[RequestOutput] = []
+        for start in range(0, len(encoded), size):
+            outputs += self._run(encoded[start : start + size], sampling, use_tqdm=use_tqdm)
+        tokenizer = self.get_tokenizer()
+        return [beam_search_output(output, params, tokenizer) for output in outputs]
 
     def get_tokenizer(self) -> Tokenizer:
         return self.llm_engine.get_tokenizer()

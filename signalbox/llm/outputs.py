@@ -54,13 +54,16 @@ class CompletionOutput:
     text: str
     token_ids: list[int] = field(default_factory=list)
     cumulative_logprob: float | None = None
-    """None unless logprobs were asked for."""
+    """None unless logprobs were asked for, or order the sequences."""
     logprobs: list[dict[int, Logprob]] | None = None
-    """For each token the drawn one and the likeliest ones, by token id."""
+    """For each token the drawn one and the likeliest ones, by token id; of a beam, at its end, its
+    own tokens alone."""
     finish_reason: str | None = None
     """"stop", "length", "abort" or "error"; None while it goes on."""
     stop_reason: StopReason = None
     """The stop string or stop token that ended it; None for the model's own end."""
+    score: float | None = None
+    """What the sequences are ordered by, with best_of and beam search, once it is known."""
 
     def finished(self) -> bool:
         return self.finish_reason is not None

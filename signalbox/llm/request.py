@@ -1,5 +1,6 @@
 """One request in this process: its sequences' text, from the scheduler's news to its output."""
 
+from router import best_of
 from router.branch import Branch, make_branches
 from router.outputs import Delta, Finish, FinishReason, TokenLogprobs
 from router.sampling import SamplingParams
@@ -108,6 +109,7 @@ class LocalRequest:
             FinishReason[finished.reason.name],
             stop_token_id=finished.stop_token_id,
             error_message=finished.error_message,
+            score=finished.score,
         )
         self._completions[finished.index].branch.end(finish)
 
@@ -121,6 +123,8 @@ class LocalRequest:
             if delta is None:
                 continue
             completion.add(delta)
+            if delta.finish is not None and self.group.search is not None:
+                completion.logprobs = self._logprobs_of_hypothesis(completion)
             if delta.finish is not None and completion.branch.ended is None:
                 stopped.append(completion.branch)
         return stopped
@@ -132,7 +136,7 @@ class LocalRequest:
         """
         if not self.has_stop_strings:
             self.read()
-        outputs = [self._output(completion) for completion in self._completions]
+        outputs = [self._output(index, one) for index, one in enumerate(self._best())]
         times, ended = self.group.times, self.ended
         return RequestOutput(
             request_id=self.request_id,
@@ -157,25 +161,45 @@ class LocalRequest:
             error=self._error(),
         )
 
-    def _output(self, completion: _Completion) -> CompletionOutput:
+    def _best(self) -> list[_Completion]:
+        """Returns the sequences that the caller gets: with best_of those that lead so far.
+
+        With DELTA they are none before the end: who leads may change.
+        """
+        if not self._params.is_ranked:
+            return self._completions
+        if self.output_kind is RequestOutputKind.DELTA and self.ended is None:
+            return []
+        ranked = sorted(self._completions, key=lambda one: best_of.order(one.finish, one.logprobs))
+        return ranked[: self._params.n]
+
+    def _output(self, index: int, completion: _Completion) -> CompletionOutput:
         reason, stop_reason = self._finish(completion)
-        has_logprobs = self._params.num_logprobs is not None
+        is_found = self.group.search is not None and completion.finish is not None
+        has_logprobs = self._params.num_logprobs is not None or is_found
+        shows_logprobs = has_logprobs and not self._params.hides_logprobs
         first_char, first_token = 0, 0
         if self.output_kind is RequestOutputKind.DELTA:
             first_char, first_token = completion.num_sent_chars, completion.num_sent_tokens
             completion.num_sent_chars = len(completion.text)
             completion.num_sent_tokens = len(completion.token_ids)
         return CompletionOutput(
-            index=completion.branch.index,
+            index=index,
             text=completion.text[first_char:],
             token_ids=completion.token_ids[first_token:],
             cumulative_logprob=(
                 sum(values.logprob for values in completion.logprobs) if has_logprobs else None
             ),
-            logprobs=self._logprobs(completion, first_token) if has_logprobs else None,
+            logprobs=self._logprobs(completion, first_token) if shows_logprobs else None,
             finish_reason=reason,
             stop_reason=stop_reason,
+            score=self._score(completion),
         )
+
+    def _score(self, completion: _Completion) -> float | None:
+        if completion.finish is None or not self._params.is_ranked:
+            return completion.finish.score if completion.finish else None
+        return best_of.score(completion.logprobs)
 
     def _finish(self, completion: _Completion) -> tuple[str | None, int | str | None]:
         finish = completion.finish
@@ -191,6 +215,11 @@ class LocalRequest:
         token_ids = self.group.prompt_token_ids[1:]
         pairs = zip(token_ids, self._prompt_logprobs, strict=False)  # all of them, or none yet
         return [None, *(self._position(token_id, TokenLogprobs(*one)) for token_id, one in pairs)]
+
+    def _logprobs_of_hypothesis(self, completion: _Completion) -> list[TokenLogprobs]:
+        assert self.group.search is not None
+        hypothesis = self.group.search.finished[completion.branch.index]
+        return [TokenLogprobs(one.logprob, one.rank, [], []) for one in hypothesis.choices]
 
     def _logprobs(self, completion: _Completion, first: int) -> list[dict[int, Logprob]]:
         pairs = zip(completion.token_ids[first:], completion.logprobs[first:], strict=True)

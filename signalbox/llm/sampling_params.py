@@ -19,7 +19,7 @@ ALL_TOKENS = -1
 _MAX_SEED = (1 << 64) - 1
 
 _INTEGERS = ("n", "top_k", "min_tokens")
-_OPTIONAL_INTEGERS = ("seed", "max_tokens", "logprobs", "prompt_logprobs")
+_OPTIONAL_INTEGERS = ("seed", "max_tokens", "logprobs", "prompt_logprobs", "best_of")
 _NUMBERS = (
     "temperature",
     "top_p",
@@ -28,8 +28,16 @@ _NUMBERS = (
     "presence_penalty",
     "frequency_penalty",
     "repetition_penalty",
+    "length_penalty",
 )
-_FLAGS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
+_FLAGS = (
+    "ignore_eos",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+    "use_beam_search",
+    "early_stopping",
+)
+_OF_BEAMS = ("length_penalty", "early_stopping")
 _LISTS = ("stop", "stop_token_ids", "logit_bias", "allowed_token_ids", "bad_words")
 _OF_THE_CALLER = ("truncate_prompt_tokens", "output_kind")
 _SERVED = {*_INTEGERS, *_OPTIONAL_INTEGERS, *_NUMBERS, *_FLAGS, *_LISTS, *_OF_THE_CALLER}
@@ -72,6 +80,10 @@ class SamplingParams:
         truncate_prompt_tokens: keep so many of the prompt's last tokens; -1 as many as fit.
         output_kind: what the outputs of an engine hold; `LLM` returns everything at the end.
         skip_special_tokens: whether special tokens have no text.
+        best_of: sequences to draw, of which the n with the highest mean log probability are
+            returned; None is n.
+        use_beam_search: search instead of drawing, along best_of beams; with length_penalty and
+            early_stopping, as in `BeamSearchParams`.
     """
 
     n: int = 1
@@ -98,13 +110,13 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     truncate_prompt_tokens: int | None = None
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
-    best_of: int | None = field(default=None, repr=False)
+    best_of: int | None = None
+    use_beam_search: bool = False
+    length_penalty: float = 1.0
+    early_stopping: bool = False
     logits_processors: Any = field(default=None, repr=False)
     structured_outputs: Any = field(default=None, repr=False)
     guided_decoding: Any = field(default=None, repr=False)
-    use_beam_search: bool = field(default=False, repr=False)
-    length_penalty: float = field(default=1.0, repr=False)
-    early_stopping: bool = field(default=False, repr=False)
     detokenize: bool = field(default=True, repr=False)
     spaces_between_special_tokens: bool = field(default=True, repr=False)
 
@@ -129,6 +141,7 @@ class SamplingParams:
         if self.seed == RANDOM_SEED:
             del values["seed"]
         self._check_bounds(values)
+        _move_beam_search(values)
         with refusing():
             validation.check_sampling_values(values)
         return values
@@ -137,7 +150,7 @@ class SamplingParams:
         for name, neutral in _UNSERVED.items():
             value = getattr(self, name)
             is_empty = neutral is None and isinstance(value, list | dict | tuple) and not value
-            if value != neutral and not is_empty and (name, value) != ("best_of", self.n):
+            if value != neutral and not is_empty:
                 raise ValueError(f"sampling_params.{name} is not served yet; leave it {neutral!r}")
 
     def _check_types(self) -> None:
@@ -198,6 +211,16 @@ _UNSERVED: Mapping[str, object] = {
     one.name: one.default for one in dataclasses.fields(SamplingParams) if one.name not in _SERVED
 }
 """Field to its neutral value."""
+
+
+def _move_beam_search(values: dict[str, Any]) -> None:
+    """Puts what concerns beams alone where the router has it."""
+    search = {name: values.pop(name) for name in _OF_BEAMS}
+    if values.pop("use_beam_search"):
+        values["beam_search"] = {"width": values.pop("best_of", values["n"])} | search
+    elif search != {"length_penalty": 1.0, "early_stopping": False}:
+        name = "length_penalty" if search["length_penalty"] != 1.0 else "early_stopping"
+        raise ValueError(f"sampling_params.{name} is {search[name]} without use_beam_search")
 
 
 def _is_integer(value: object) -> bool:

@@ -12,6 +12,7 @@ from gpu_worker.worker import hash_files
 from router.model import ServedModel
 from router.sampling import SamplingParams as ResolvedParams
 from router.tokenizer import Tokenizer
+from scheduler_svc.beam import BeamSearchParams
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.config import CacheShape, PreemptionMode, StepLimits
 from scheduler_svc.cost import CostModel
@@ -111,7 +112,19 @@ def group(
             **{field.name: getattr(params, field.name) for field in fields(SamplingParams)}
         ),
         max_tokens=params.max_tokens,
-        num_sequences=params.n,
+        num_sequences=params.num_sequences,
+        beam_search=_beam_search(params),
         priority=priority,
         times=GroupTimes(arrival=time.monotonic()),
+    )
+
+
+def _beam_search(params: ResolvedParams) -> BeamSearchParams | None:
+    search = params.beam_search
+    if search is None:
+        return None
+    return BeamSearchParams(
+        width=search.width,
+        length_penalty=search.length_penalty,
+        early_stopping=search.early_stopping,
     )

@@ -17,13 +17,9 @@ from tests.llm.make import GREEDY, make_llm
 @pytest.mark.parametrize(
     "field",
     [
-        {"best_of": 3},
         {"logits_processors": [print]},
         {"structured_outputs": {"json": {}}},
         {"guided_decoding": {"json": {}}},
-        {"use_beam_search": True},
-        {"length_penalty": 0.5},
-        {"early_stopping": True},
         {"detokenize": False},
         {"spaces_between_special_tokens": False},
     ],
