@@ -1,4 +1,4 @@
-"""Beam search through the stack: tokens a second of what is returned, beside as many plain sequences.
+"""Beam search through the stack: returned tokens a second, beside as many drawn sequences.
 
     python -m benchmarks.beam MODEL [--widths 1 2 4 8] [--concurrency 4] [--dtype bfloat16] ...
 
@@ -96,7 +96,9 @@ async def run(options: argparse.Namespace) -> None:
             await measure(stack.address, workload, **loop | {"num_requests": 1})  # warm-up
             searched = (await measure(stack.address, workload, **loop)).tokens_per_s
             drawn = (await measure_drawn(stack.address, workload, **loop)).tokens_per_s
-            print(f"| {width} | {searched:.1f} | {drawn:.1f} | {searched / drawn:.2f} |", flush=True)
+            print(
+                f"| {width} | {searched:.1f} | {drawn:.1f} | {searched / drawn:.2f} |", flush=True
+            )
 
 
 def main() -> None:

@@ -181,7 +181,8 @@ class LLM:
         sampling, size = params.sampling_params(), concurrency_limit or max(1, len(encoded))
         outputs: list[RequestOutput] = []
         for start in range(0, len(encoded), size):
-            outputs += self._run(encoded[start : start + size], sampling, use_tqdm=use_tqdm)
+            part = encoded[start : start + size]
+            outputs += self._run(part, [sampling] * len(part), use_tqdm=use_tqdm)
         tokenizer = self.get_tokenizer()
         return [beam_search_output(output, params, tokenizer) for output in outputs]
 
