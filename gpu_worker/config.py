@@ -6,6 +6,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 LOAD_FORMATS = ("auto", "dummy")
 MODEL_IMPLS = ("auto", "signalbox", "transformers")
 DEVICES = ("auto", "cpu", "cuda")
+QUANTIZATIONS = ("auto", "none", "gguf", "int8", "int4")
 CPU_BACKENDS = ("auto", "native", "torch")
 GIB = 1 << 30
 
@@ -37,6 +38,9 @@ class ModelConfig:
     trust_remote_code: bool = False
     """Whether Python code in the model's directory may run, for models transformers lacks."""
 
+    quantization: str = "auto"
+    """"none", "gguf" (the file's own types, run as they are), "int8", "int4" (made at load), or
+    "auto": "gguf" where that is possible and no dtype is asked for."""
     load_format: str = "auto"
     """"auto", or "dummy": random weights of the model's config.json."""
     model_plugins: tuple[str, ...] = ()
@@ -48,6 +52,10 @@ class ModelConfig:
         _require(
             self.max_model_len is None or self.max_model_len >= 2,
             f"max_model_len is {self.max_model_len}; it must be at least 2",
+        )
+        _require(
+            self.quantization in QUANTIZATIONS,
+            f"quantization is {self.quantization!r}; use one of {', '.join(QUANTIZATIONS)}",
         )
         _require(
             self.load_format in LOAD_FORMATS,

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gpu_worker.config import DeviceConfig
 from gpu_worker.layers import ParallelGroup, Placement
+from gpu_worker.loading import Quantization
 from gpu_worker.models.native_program import compile_decoder, why_not_native
 from gpu_worker.models.registry import Model
 from gpu_worker.sample_rows import PromptRows, SampleRows, TokenRuns
@@ -27,35 +28,50 @@ _PROMPT_ROWS_AT_ONCE = 64
 """No more than the program always has room for, else it would drop what the step has left."""
 
 
-def make_program(
+def why_not_natively(
     model: Model,
     device_config: DeviceConfig,
     *,
     placement: Placement,
     group: ParallelGroup,
     block_size: int,
-    max_model_len: int,
-) -> Program | None:
-    """Compiles a loaded model if it can be, and is to be; the model is empty afterwards."""
+) -> str | None:
+    """Says what keeps a model from running natively; None if it can, and is to.
+
+    Raises ValueError if it must.
+    """
     wanted = device_config.cpu_backend
-    if wanted == "torch" or (wanted == "auto" and placement.device.type != "cpu"):
-        return None
+    if wanted == "torch":
+        return "cpu_backend is 'torch'"
     reason = why_not_native(model, placement=placement, group=group, block_size=block_size)
     reason = reason or _why_no_library(warn=wanted == "auto")
-    if reason is None:
-        program = compile_decoder(
-            model,  # type: ignore[arg-type]  # what why_not_native has checked
-            dtype=placement.dtype,
-            block_size=block_size,
-            max_model_len=max_model_len,
-            num_threads=device_config.num_threads or torch.get_num_threads(),
-        )
-        logger.info("steps run natively on %s", program.isa.name)
-        return program
-    if wanted == "native":
+    if reason is not None and wanted == "native":
         raise ValueError(f"cpu_backend is 'native', but {reason}; use 'auto' or 'torch'")
-    logger.info("steps run through PyTorch; the native path: %s", reason)
-    return None
+    if reason is not None and placement.device.type == "cpu":
+        logger.info("steps run through PyTorch; the native path: %s", reason)
+    return reason
+
+
+def make_program(
+    model: Model,
+    device_config: DeviceConfig,
+    *,
+    placement: Placement,
+    quantization: Quantization | None,
+    block_size: int,
+    max_model_len: int,
+) -> Program:
+    """Compiles a loaded model that can run natively; the model is empty afterwards."""
+    program = compile_decoder(
+        model,  # type: ignore[arg-type]  # what why_not_natively has checked
+        dtype=placement.dtype,
+        quantization=quantization,
+        block_size=block_size,
+        max_model_len=max_model_len,
+        num_threads=device_config.num_threads or torch.get_num_threads(),
+    )
+    logger.info("steps run natively on %s; %s", program.isa.name, program.weights)
+    return program
 
 
 def _why_no_library(*, warn: bool) -> str | None:

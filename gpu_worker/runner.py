@@ -24,10 +24,16 @@ from gpu_worker.config import (
 from gpu_worker.devices import choose_device, dtype_for_half
 from gpu_worker.layers import ParallelGroup, Placement
 from gpu_worker.layers.linear import kv_heads_per_rank
-from gpu_worker.loading import ModelSource, dummy_placement, load_weights, open_model
+from gpu_worker.loading import (
+    ModelSource,
+    choose_quantization,
+    dummy_placement,
+    load_weights,
+    open_model,
+)
 from gpu_worker.models import Model, ServedConfig, SoftCapped, find_model
 from gpu_worker.models.plugins import import_plugins
-from gpu_worker.native_step import NativeStep, make_program
+from gpu_worker.native_step import NativeStep, make_program, why_not_natively
 from gpu_worker.sample_rows import PromptRows
 from gpu_worker.sampler import Sampler, TorchSampler
 from gpu_worker.step import (
@@ -39,6 +45,7 @@ from gpu_worker.step import (
     ModelInfo,
     Samples,
 )
+from signalbox_kernels.program import Program
 
 _PROMPT_ROWS_AT_ONCE = 64
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -82,17 +89,7 @@ class ModelRunner:
                 self._model: Model = spec.build(
                     config, self._info.max_model_len, placement, self._group
                 )
-                load_weights(self._model, self._source, progress, pack=False)
-                program = make_program(
-                    self._model,
-                    device_config,
-                    placement=placement,
-                    group=self._group,
-                    block_size=cache_config.block_size,
-                    max_model_len=self._info.max_model_len,
-                )
-                if program is None:
-                    self._model.finish()
+                program = self._load(model_config, device_config, placement, progress)
         except torch.OutOfMemoryError:
             raise MemoryError(
                 f"the weights of {self._info.name} do not fit on {self._device}; "
@@ -106,6 +103,41 @@ class ModelRunner:
         )
         self._cache: CacheEngine | None = None
         progress(f"{self._info.name} is loaded on {self._device} in {self._info.dtype}")
+
+    def _load(
+        self,
+        model_config: ModelConfig,
+        device_config: DeviceConfig,
+        placement: Placement,
+        progress: Callable[[str], None],
+    ) -> Program | None:
+        """Loads the weights, into a native program if there can be one."""
+        block_size = self._cache_config.block_size
+        why_not = why_not_natively(
+            self._model,
+            device_config,
+            placement=placement,
+            group=self._group,
+            block_size=block_size,
+        )
+        quantization = choose_quantization(model_config, self._source, why_not)
+        load_weights(
+            self._model,
+            self._source,
+            progress,
+            quantization=quantization,
+            pack=why_not is not None,
+        )
+        if why_not is not None:
+            return None
+        return make_program(
+            self._model,
+            device_config,
+            placement=placement,
+            quantization=quantization,
+            block_size=block_size,
+            max_model_len=self._info.max_model_len,
+        )
 
     @property
     def model(self) -> ModelInfo:

@@ -35,7 +35,7 @@ _FIELDS = {
 }
 _NAMES = "|".join(sorted((name for name in _FIELDS if "_" in name), key=len, reverse=True))
 # A name of one word is a field where a message opens with it, such as "device is 'cuda', but".
-_FIELD = re.compile(rf"(?<![\w-])(?:{_NAMES})(?!\w)|\A(?:device|dtype)(?= is )")
+_FIELD = re.compile(rf"(?<![\w-])(?:{_NAMES})(?!\w)|\A(?:device|dtype|quantization)(?= is )")
 
 
 def in_words_of_flags(message: str) -> str:
@@ -95,6 +95,7 @@ def model_config(settings: WorkerSettings) -> ModelConfig:
         model=settings.model or "",
         served_name=settings.served_model_name,
         dtype=settings.dtype,
+        quantization=settings.quantization,
         max_model_len=settings.max_model_len,
         revision=settings.revision,
         load_format=settings.load_format,

@@ -1,7 +1,8 @@
 """Linear layers, packed (Q, K and V in one matrix, gate and up in one) and tensor-parallel.
 
 A layer is filled shard by shard through `load_weight` and `load_bias`, then `finish` hands the
-matrix to the device's own layout. Until then it cannot be called.
+matrix to the device's own layout. Until then it cannot be called. Quantised blocks are kept as they
+are for a native program, which takes them; only it can compute with them.
 """
 
 from dataclasses import dataclass
@@ -9,8 +10,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from gpu_worker.layers.parallel import ParallelGroup
-from gpu_worker.layers.weights import Placement, copy_checked
+from gpu_worker.layers.weights import Placement, check_shape, copy_checked
 from signalbox_kernels.linear import PackedWeight, pack_weight
+from signalbox_kernels.quantised import Matrix, Quantised
+
+_ALL = "all"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +26,18 @@ class _Part:
 
 
 class _Linear:
-    """A matrix [out_features, in_features] of this rank, and perhaps a bias."""
+    """A matrix [out_features, in_features] of this rank, and perhaps a bias, in named parts."""
 
     def __init__(
-        self, *, in_features: int, out_features: int, bias: bool, placement: Placement
+        self, *, in_features: int, parts: dict[str, int], bias: bool, placement: Placement
     ) -> None:
+        out_features = sum(parts.values())
+        self._parts: dict[str, _Part] = {}
+        start = 0
+        for name, size in parts.items():
+            self._parts[name] = _Part(start, size)
+            start += size
+        self._blocks: dict[str, Quantised] = {}
         self._raw: Tensor | None = placement.empty(out_features, in_features)
         self._bias = placement.empty(out_features) if bias else None
         self._packed: PackedWeight | None = None
@@ -41,11 +52,23 @@ class _Linear:
         self._packed = pack_weight(self._raw)
         self._raw = None
 
-    def take(self) -> tuple[Tensor, Tensor | None]:
-        """Gives weight and bias away, after all of them are loaded, instead of packing them."""
+    def take(self) -> tuple[list[Matrix], Tensor | None]:
+        """Gives the parts of the weight, and the bias, away instead of packing them.
+
+        One tensor if all are floats; otherwise each part by itself, in order.
+        """
         assert self._raw is not None
-        weight, self._raw = self._raw, None
-        return weight, self._bias
+        raw, blocks, parts = self._raw, self._blocks, self._parts
+        self._raw, self._blocks = None, {}
+        if not blocks:
+            return [raw], self._bias
+        return [
+            blocks.get(name, raw.narrow(0, part.start, part.size)) for name, part in parts.items()
+        ], self._bias
+
+    def _keep_blocks(self, blocks: Quantised, part: str) -> None:
+        check_shape(self._weight_rows(self._parts[part]), blocks)
+        self._blocks[part] = blocks
 
     def _weight_rows(self, part: _Part) -> Tensor:
         assert self._raw is not None, "weights are loaded before finish()"
@@ -61,29 +84,17 @@ class _Linear:
 
 
 class _ColumnParallelLinear(_Linear):
-    """Output rows divided over the ranks; made of named parts."""
-
-    def __init__(
-        self, *, in_features: int, parts: dict[str, int], bias: bool, placement: Placement
-    ) -> None:
-        super().__init__(
-            in_features=in_features,
-            out_features=sum(parts.values()),
-            bias=bias,
-            placement=placement,
-        )
-        self._parts: dict[str, _Part] = {}
-        start = 0
-        for name, size in parts.items():
-            self._parts[name] = _Part(start, size)
-            start += size
+    """Output rows divided over the ranks."""
 
     def _shard(self, tensor: Tensor, part: str) -> Tensor:
         raise NotImplementedError
 
-    def load_weight(self, tensor: Tensor, part: str) -> None:
-        """Takes the checkpoint's whole matrix of `part`."""
-        copy_checked(self._weight_rows(self._parts[part]), self._shard(tensor, part))
+    def load_weight(self, tensor: Matrix, part: str) -> None:
+        """Takes the checkpoint's whole matrix of `part`; blocks only on a single rank."""
+        if isinstance(tensor, Quantised):
+            self._keep_blocks(tensor, part)
+        else:
+            copy_checked(self._weight_rows(self._parts[part]), self._shard(tensor, part))
 
     def load_bias(self, tensor: Tensor, part: str) -> None:
         copy_checked(self._bias_rows(self._parts[part]), self._shard(tensor, part))
@@ -173,18 +184,21 @@ class RowParallelLinear(_Linear):
         self._group = group
         super().__init__(
             in_features=group.divide(in_features, "row-parallel input size"),
-            out_features=out_features,
+            parts={_ALL: out_features},
             bias=bias,
             placement=placement,
         )
-        self._all = _Part(0, out_features)
 
-    def load_weight(self, tensor: Tensor) -> None:
-        copy_checked(self._weight_rows(self._all), self._group.shard(tensor, 1))
+    def load_weight(self, tensor: Matrix) -> None:
+        """Takes the checkpoint's whole matrix; blocks only on a single rank."""
+        if isinstance(tensor, Quantised):
+            self._keep_blocks(tensor, _ALL)
+        else:
+            copy_checked(self._weight_rows(self._parts[_ALL]), self._group.shard(tensor, 1))
 
     def load_bias(self, tensor: Tensor) -> None:
         """Only rank 0 adds the bias; the others hold zeros, as the ranks' results are summed."""
-        rows = self._bias_rows(self._all)
+        rows = self._bias_rows(self._parts[_ALL])
         copy_checked(rows, tensor)
         if self._group.rank:
             rows.zero_()

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from gpu_worker.config import ModelError
 from gpu_worker.loading.gguf_names import FAMILIES, MIXTRAL, Family
 from gpu_worker.loading.gguf_reader import GGUFContent
@@ -104,7 +106,7 @@ class GGUFConfig:
             parameters |= {"rope_type": kind, "factor": factor}
         divisors = self._content.tensors.get("rope_freqs.weight")
         if divisors is not None:
-            values = divisors.data.view("<f4").tolist()
+            values = divisors.data.view(torch.float32).tolist()
             parameters |= {"rope_type": "divisors", "divisors": values}
         return parameters
 

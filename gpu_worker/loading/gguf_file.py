@@ -1,8 +1,9 @@
-"""A model in a GGUF file or its parts: its fields as a config.json, its tensors as floats."""
+"""A model in a GGUF file or its parts: its fields as a config.json, its tensors, floats or not."""
 
 import json
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,10 @@ from torch import Tensor
 
 from gpu_worker.config import ModelError
 from gpu_worker.loading.gguf_config import GGUFConfig
-from gpu_worker.loading.gguf_reader import read_gguf
+from gpu_worker.loading.gguf_reader import GGUFTensor, read_gguf
 from gpu_worker.loading.gguf_tokenizer import GGUFVocab, TokenType, adds_bos, build
-from gpu_worker.loading.gguf_weights import make_pool, to_tensor
+from gpu_worker.loading.gguf_weights import is_runnable, make_pool, to_blocks, to_tensor
+from signalbox_kernels.quantised import Matrix
 
 _PART = re.compile(r"-\d{5}-of-\d{5}$")
 _QUANTISATION = re.compile(r"[.-](I?Q\d\w*|F16|F32|BF16)$", re.IGNORECASE)
@@ -41,10 +43,30 @@ class GGUFSource:
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         with make_pool() as pool:
-            for stored in self._content.tensors.values():
-                if not self._config.is_part(stored.name):
-                    values = to_tensor(stored, pool)
-                    yield from self._config.family.renamed(stored.name, values, self._num_heads)
+            for stored in self._stored():
+                yield from self._renamed(stored.name, to_tensor(stored, pool))
+
+    @property
+    def has_blocks(self) -> bool:
+        return any(is_runnable(stored) for stored in self._stored())
+
+    def matrices(self) -> Iterator[tuple[str, Matrix]]:
+        """As `weights`, with quantised blocks as they are, where native programs run them."""
+        with make_pool() as pool:
+            for stored in self._stored():
+                if not is_runnable(stored):
+                    yield from self._renamed(stored.name, to_tensor(stored, pool))
+                    continue
+                matrix = to_blocks(stored)  # rows of blocks are renamed and ordered as of floats
+                for name, blocks in self._renamed(stored.name, matrix.blocks):
+                    yield name, replace(matrix, blocks=blocks)
+
+    def _stored(self) -> Iterator[GGUFTensor]:
+        tensors = self._content.tensors.values()
+        return (stored for stored in tensors if not self._config.is_part(stored.name))
+
+    def _renamed(self, name: str, values: Tensor) -> Iterator[tuple[str, Tensor]]:
+        return self._config.family.renamed(name, values, self._num_heads)
 
     def _num_heads(self, part: str) -> int:
         name = "num_attention_heads" if part == "attn_q" else "num_key_value_heads"

@@ -13,9 +13,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-from numpy.typing import NDArray
+from torch import Tensor
 
 from gpu_worker.config import ModelError
+from gpu_worker.loading.pages import read_pages
 
 _VERSIONS = (2, 3)
 _NUMBERS = ("<B", "<b", "<H", "<h", "<I", "<i", "<f", "<?", None, None, "<Q", "<q", "<d")
@@ -34,8 +35,18 @@ class GGUFTensor:
     shape: tuple[int, ...]
     """In elements, the innermost last."""
     type: GGMLQuantizationType
-    data: NDArray[np.uint8]
-    """[num_bytes], mapped from the file."""
+    path: Path
+    offset: int
+    num_bytes: int
+
+    @property
+    def data(self) -> Tensor:
+        """[num_bytes] uint8, read anew each time: a mapped file would stay resident."""
+        with self.path.open("rb", buffering=0) as file:
+            data = read_pages(file, self.offset, self.num_bytes)
+        if data is None:
+            raise ModelError(f"{self.path} ends in tensor {self.name!r}; fetch it again")
+        return data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,9 +93,9 @@ def _other_splits(path: Path, fields: dict[str, Any], count: int) -> list[Path]:
 def _read_file(path: Path) -> GGUFContent:
     try:
         with path.open("rb") as file:
-            # A private copy of the pages: tensors may be written to, the file is not.
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        return _Cursor(mapped).content()
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        with mapped:
+            return _Cursor(mapped, path).content()
     except (ValueError, IndexError, KeyError, struct.error, OverflowError, OSError) as error:
         raise ModelError(f"{path} is no readable GGUF file ({error}); fetch it again") from None
 
@@ -92,8 +103,9 @@ def _read_file(path: Path) -> GGUFContent:
 class _Cursor:
     """Walks over a file's head."""
 
-    def __init__(self, mapped: mmap.mmap) -> None:
+    def __init__(self, mapped: mmap.mmap, path: Path) -> None:
         self._bytes = mapped
+        self._path = path
         self._at = 0
 
     def content(self) -> GGUFContent:
@@ -107,10 +119,8 @@ class _Cursor:
         infos = self._times(num_tensors, self._tensor_info)
         alignment = int(fields.get("general.alignment", 32))
         start = -(-self._at // alignment) * alignment
-        data = np.frombuffer(self._bytes, dtype=np.uint8)
         return GGUFContent(
-            fields=fields,
-            tensors={info[0]: _tensor(*info, data[start:]) for info in infos},
+            fields=fields, tensors={info[0]: self._tensor(start, *info) for info in infos}
         )
 
     def _times(self, count: int, read: Callable[[], T]) -> list[T]:
@@ -164,15 +174,21 @@ class _Cursor:
         shape = tuple(self._number("<Q") for _ in range(num_dims))[::-1]
         return name, shape, self._number("<I"), self._number("<Q")
 
-
-def _tensor(
-    name: str, shape: tuple[int, ...], kind: int, offset: int, data: NDArray[np.uint8]
-) -> GGUFTensor:
-    tensor_type = GGMLQuantizationType(kind)
-    block_size, block_bytes = GGML_QUANT_SIZES[tensor_type]
-    if not shape or shape[-1] % block_size:
-        raise ValueError(f"tensor {name!r} does not divide into blocks of {block_size}")
-    size = int(np.prod(shape, dtype=object)) // block_size * block_bytes
-    if offset + size > len(data):
-        raise ValueError(f"it is cut off in tensor {name!r}")
-    return GGUFTensor(name=name, shape=shape, type=tensor_type, data=data[offset : offset + size])
+    def _tensor(
+        self, start: int, name: str, shape: tuple[int, ...], kind: int, offset: int
+    ) -> GGUFTensor:
+        tensor_type = GGMLQuantizationType(kind)
+        block_size, block_bytes = GGML_QUANT_SIZES[tensor_type]
+        if not shape or shape[-1] % block_size:
+            raise ValueError(f"tensor {name!r} does not divide into blocks of {block_size}")
+        size = int(np.prod(shape, dtype=object)) // block_size * block_bytes
+        if start + offset + size > len(self._bytes):
+            raise ValueError(f"it is cut off in tensor {name!r}")
+        return GGUFTensor(
+            name=name,
+            shape=shape,
+            type=tensor_type,
+            path=self._path,
+            offset=start + offset,
+            num_bytes=size,
+        )

@@ -15,12 +15,14 @@ from torch import Tensor
 
 from gpu_worker.config import ModelError
 from gpu_worker.loading.gguf_reader import GGUFTensor
+from signalbox_kernels.quantised import BlockType, Quantised
 
 _PLAIN = {
     GGMLQuantizationType.F32: torch.float32,
     GGMLQuantizationType.F16: torch.float16,
     GGMLQuantizationType.BF16: torch.bfloat16,
 }
+_RUNNABLE = frozenset(int(kind) for kind in BlockType)
 _SLICE_VALUES = 1 << 18
 _MAX_THREADS = 8
 
@@ -34,23 +36,45 @@ def to_tensor(stored: GGUFTensor, pool: ThreadPoolExecutor) -> Tensor:
     """Returns the values: of 16 bits where they are stored so, else float32."""
     plain = _PLAIN.get(stored.type)
     if plain is not None:
-        return torch.from_numpy(stored.data).view(plain).view(stored.shape)
-    values = np.empty(int(np.prod(stored.shape)), dtype=np.float32)
-    block_size, block_bytes = GGML_QUANT_SIZES[stored.type]
+        return stored.data.view(plain).view(stored.shape)
+    return _values(stored.data, stored.type, pool).view(stored.shape)
+
+
+def is_runnable(stored: GGUFTensor) -> bool:
+    """Says whether native programs can run a tensor's blocks."""
+    return len(stored.shape) == 2 and int(stored.type) in _RUNNABLE
+
+
+def to_blocks(stored: GGUFTensor) -> Quantised:
+    """Returns the blocks of a tensor that can be run."""
+    rows, columns = stored.shape
+    return Quantised(BlockType(int(stored.type)), columns, stored.data.view(rows, -1))
+
+
+def dequantised(matrix: Quantised) -> Tensor:
+    """Returns the values of blocks, [rows, columns] float32."""
+    with make_pool() as pool:
+        values = _values(matrix.blocks, GGMLQuantizationType(int(matrix.type)), pool)
+    return values.view(len(matrix.blocks), -1)[:, : matrix.columns]
+
+
+def _values(data: Tensor, kind: GGMLQuantizationType, pool: ThreadPoolExecutor) -> Tensor:
+    """Dequantises [num_bytes] uint8 to [num_values] float32."""
+    block_size, block_bytes = GGML_QUANT_SIZES[kind]
+    blocks = data.numpy().reshape(-1, block_bytes)
+    values = np.empty(len(blocks) * block_size, dtype=np.float32)
     step = max(1, _SLICE_VALUES // block_size)
-    blocks = stored.data.reshape(-1, block_bytes)
 
     def fill(first: int) -> None:
         taken = blocks[first : first + step].reshape(1, -1)
         start = first * block_size
-        values[start : start + step * block_size] = dequantize(taken, stored.type)[0]
+        values[start : start + step * block_size] = dequantize(taken, kind)[0]
 
     try:
         for _ in pool.map(fill, range(0, len(blocks), step)):
             pass
     except NotImplementedError:
         raise ModelError(
-            f"weights of type {stored.type.name} are not supported; "
-            "use a file of another quantisation"
+            f"weights of type {kind.name} are not supported; use a file of another quantisation"
         ) from None
-    return torch.from_numpy(values).view(stored.shape)
+    return torch.from_numpy(values)

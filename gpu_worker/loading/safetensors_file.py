@@ -1,12 +1,10 @@
-"""Reads a safetensors file tensor by tensor, into memory that goes when the tensor does.
+"""Reads a safetensors file tensor by tensor, so that it is never in memory beside its weights.
 
-A mapped file would stay resident beside the weights that are made of it, as long as it is mapped:
-a model in one file would take twice its size. The format: 8 bytes that hold the header's length, a
+The format: 8 bytes that hold the header's length, a
 JSON header with each tensor's dtype, shape and offsets, then the tensors' bytes.
 """
 
 import json
-import mmap
 from collections.abc import Iterator
 from io import FileIO
 from math import prod
@@ -17,6 +15,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.config import ModelError
+from gpu_worker.loading.pages import read_pages
 
 _DTYPES = {
     "BOOL": torch.bool,
@@ -67,21 +66,10 @@ def _tensor(path: Path, file: FileIO, start: int, name: str, entry: dict[str, An
     begin, end = entry["data_offsets"]
     if prod(entry["shape"]) * dtype.itemsize != end - begin:
         raise _unreadable(path, f"{name} has another size than its shape")
-    if begin == end:
-        return torch.empty(entry["shape"], dtype=dtype)
-    # pages of its own go back at once; malloc keeps what was freed for later, or between others
-    data = mmap.mmap(-1, end - begin)
-    file.seek(start + begin)
-    _read_all(path, file, memoryview(data))
-    return torch.frombuffer(data, dtype=dtype).view(entry["shape"])
-
-
-def _read_all(path: Path, file: FileIO, into: memoryview) -> None:
-    while len(into):  # one read returns 2 GiB at most
-        count = file.readinto(into)
-        if not count:
-            raise _unreadable(path, "it ends early")
-        into = into[count:]
+    data = read_pages(file, start + begin, end - begin)
+    if data is None:
+        raise _unreadable(path, "it ends early")
+    return data.view(dtype).view(entry["shape"])
 
 
 def _unreadable(path: Path, reason: str) -> ModelError:

@@ -1,12 +1,15 @@
 """Puts a source's tensors into a model's packed weights."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from gpu_worker.config import ModelError
 from gpu_worker.loading.dummy import DummySource
+from gpu_worker.loading.quantization import Quantization
 from gpu_worker.loading.source import ModelSource, Progress
 from gpu_worker.models import Model
+from signalbox_kernels.quantised import Matrix
 
 
 @runtime_checkable
@@ -17,7 +20,12 @@ class LoadsItself(Protocol):
 
 
 def load_weights(
-    model: Model, source: ModelSource, progress: Progress, *, pack: bool = True
+    model: Model,
+    source: ModelSource,
+    progress: Progress,
+    *,
+    quantization: Quantization | None = None,
+    pack: bool = True,
 ) -> None:
     """Loads every weight and packs them, unless another backend will; all must be there."""
     if isinstance(source, DummySource):
@@ -25,7 +33,8 @@ def load_weights(
     elif source.directory is not None and isinstance(model, LoadsItself):
         model.load(source.directory, progress)
     else:
-        _load_each(model, source, progress)
+        weights = source.weights() if quantization is None else quantization.weights(source)
+        _load_each(model, weights, progress)
     if pack:
         model.finish()
 
@@ -38,16 +47,16 @@ def _refuse_dummy_weights(model: Model) -> None:
         )
 
 
-def _load_each(model: Model, source: ModelSource, progress: Progress) -> None:
+def _load_each(model: Model, weights: Iterable[tuple[str, Matrix]], progress: Progress) -> None:
     targets = model.weight_targets()
     of_bare_model = {name.partition(".")[2]: name for name in targets}
     total = len(targets)
     reported = 0
-    for name, tensor in source.weights():
+    for name, tensor in weights:
         # some checkpoints were saved from the model within the model, and lack its name
         target = targets.pop(name, None) or targets.pop(of_bare_model.get(name, ""), None)
         if target is not None:
-            target(tensor)
+            target(tensor)  # type: ignore[arg-type]  # layers of matrices take blocks, too
         elif not model.ignores(name):
             raise ModelError(f"unexpected weight {name!r}; config.json names another architecture")
         quarter = 4 * (total - len(targets)) // total

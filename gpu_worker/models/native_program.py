@@ -6,12 +6,15 @@ Weights are packed one by one and given up as they go, so that a model is never 
 import torch
 from torch import Tensor
 
-from gpu_worker.layers import ParallelGroup, Placement
+from gpu_worker.layers import ParallelGroup, Placement, RowParallelLinear
+from gpu_worker.loading.quantization import Quantization
 from gpu_worker.models.config import DecoderConfig
 from gpu_worker.models.decoder import Decoder, DecoderLayer, FeedForward
-from signalbox_kernels.arena import DTYPES, Arena
-from signalbox_kernels.native import Epilogue, Isa
+from gpu_worker.models.native_matrices import Matrices
+from signalbox_kernels.arena import DTYPES, Arena, Packed
+from signalbox_kernels.native import Epilogue, Format, Isa, Row
 from signalbox_kernels.program import Program, ProgramBuilder, ProgramShape
+from signalbox_kernels.quantised import Matrix, Quantised
 
 _GRAIN = 16  # tokens and head elements come in vectors of so many
 
@@ -39,6 +42,7 @@ def compile_decoder(
     decoder: Decoder,
     *,
     dtype: torch.dtype,
+    quantization: Quantization | None = None,
     block_size: int,
     max_model_len: int,
     num_threads: int,
@@ -58,61 +62,108 @@ def compile_decoder(
         scale=config.scale,
     )
     builder = ProgramBuilder(shape, Arena(shape.element))
-    _add_ops(builder, decoder)
+    _Compiler(builder, config, dtype, quantization).add(decoder)
     return builder.build(_rotary(config, max_model_len), num_threads=num_threads, isa=isa)
 
 
-def _add_ops(builder: ProgramBuilder, decoder: Decoder) -> None:
-    config = decoder.config
-    residual = builder.buffer(config.hidden_size, is_float=True)
-    normed = builder.buffer(config.hidden_size, is_float=False)
-    packed = builder.arena.pack(decoder.head.take())
-    table = decoder.embedding.take()
-    is_tied = config.tie_embeddings  # then the packed head is the embedding, too
-    builder.embed(residual, packed if is_tied else builder.arena.keep(table), is_packed=is_tied)
-    del table
-    layers = _LayerCompiler(builder, config, residual=residual, normed=normed)
-    for index, layer in enumerate(decoder.layers):
-        layers.add(layer, index)
-    eps = config.rms_norm_eps
-    builder.norm(residual, normed, decoder.norm.weight, eps=eps, of_rows=True)
-    builder.head(normed, packed)
+class _Rows:
+    """A buffer that products read: as elements, as codes for quantised weights, or as both."""
+
+    def __init__(self, builder: ProgramBuilder, width: int) -> None:
+        self.elements = builder.buffer(width)
+        self.codes = builder.buffer(width, row=Row.CODES)
+
+    def of(self, weight: Matrix) -> int:
+        return self.codes if isinstance(weight, Quantised) else self.elements
 
 
-class _LayerCompiler:
-    """Appends layers, which share their buffers."""
+class _Compiler:
+    """Appends a decoder's ops; layers share their buffers."""
 
     def __init__(
-        self, builder: ProgramBuilder, config: DecoderConfig, *, residual: int, normed: int
+        self,
+        builder: ProgramBuilder,
+        config: DecoderConfig,
+        dtype: torch.dtype,
+        quantization: Quantization | None,
     ) -> None:
         heads = config.num_heads * config.head_size
         both = 2 * config.num_kv_heads * config.head_size
         self._builder, self._config = builder, config
-        self._residual, self._normed = residual, normed
-        self._qkv = builder.buffer(heads + both, is_float=True)
-        self._query = builder.buffer(heads, is_float=False)
-        self._attended = builder.buffer(heads, is_float=False)
-        self._activated = builder.buffer(config.intermediate_size, is_float=False)
+        self._matrices = Matrices(dtype, quantization)
+        self._residual = builder.buffer(config.hidden_size, row=Row.FLOATS)
+        self._normed = _Rows(builder, config.hidden_size)
+        self._qkv = builder.buffer(heads + both, row=Row.FLOATS)
+        self._query = builder.buffer(heads)
+        self._attended = _Rows(builder, heads)
+        self._activated = _Rows(builder, config.intermediate_size)
 
-    def add(self, layer: DecoderLayer, index: int) -> None:
-        self._add_attention(layer, index)
-        build, eps = self._builder, self._config.rms_norm_eps
-        build.norm(self._residual, self._normed, layer.post_norm.weight, eps=eps)
-        assert isinstance(layer.feed_forward, FeedForward)
-        gate_up, down = layer.feed_forward.gate_up.take(), layer.feed_forward.down.take()
-        build.linear(self._normed, self._activated, *gate_up, Epilogue.SWIGLU)
-        build.linear(self._activated, self._residual, *down, Epilogue.ADD)
+    def add(self, decoder: Decoder) -> None:
+        head = self._add_embedding(decoder)
+        for index, layer in enumerate(decoder.layers):
+            self._add_attention(layer, index)
+            self._add_feed_forward(layer)
+        of = self._normed.elements if head.format is Format.PLAIN else self._normed.codes
+        eps = self._config.rms_norm_eps
+        self._builder.norm(self._residual, of, decoder.norm.weight, eps=eps, of_rows=True)
+        self._builder.head(of, head)
+
+    def _add_embedding(self, decoder: Decoder) -> Packed:
+        """Returns the head, which a tied model looks its embedding up in, too."""
+        build = self._builder
+        table = self._matrices.table(decoder.embedding.take())
+        other = decoder.head.take()
+        if self._config.tie_embeddings:
+            del other
+            head = build.arena.pack(table)
+            build.embed(self._residual, head)
+            return head
+        if isinstance(table, Quantised):
+            build.embed(self._residual, build.arena.pack(table))
+        else:
+            build.embed_plain(self._residual, table)
+        return build.arena.pack(self._matrices.table(other))
 
     def _add_attention(self, layer: DecoderLayer, index: int) -> None:
         build, eps = self._builder, self._config.rms_norm_eps
         attention, windows = layer.attention, self._config.sliding_windows
+        parts, bias = attention.qkv.take()
+        matrices = self._matrices.side_by_side(parts)
+        self._add_norm(layer.input_norm.weight, matrices)
+        column = 0
+        for matrix in matrices:
+            end = column + matrix.shape[0]
+            part_of_bias = None if bias is None else bias[column:end]
+            source = self._normed.of(matrix)
+            build.linear(source, self._qkv, matrix, part_of_bias, Epilogue.STORE, column=column)
+            column = end
         norms = attention.qk_norms and (attention.qk_norms[0].weight, attention.qk_norms[1].weight)
-        build.norm(self._residual, self._normed, layer.input_norm.weight, eps=eps)
-        build.linear(self._normed, self._qkv, *attention.qkv.take(), Epilogue.STORE)
         build.rotate(self._qkv, self._query, layer=index, norms=norms, eps=eps)
         window = windows[index] if windows else None
-        build.attend(self._query, self._attended, layer=index, window=window)
-        build.linear(self._attended, self._residual, *attention.out.take(), Epilogue.ADD)
+        build.attend(self._query, self._attended.elements, layer=index, window=window)
+        self._add_down(self._attended, attention.out)
+
+    def _add_feed_forward(self, layer: DecoderLayer) -> None:
+        assert isinstance(layer.feed_forward, FeedForward)
+        parts, bias = layer.feed_forward.gate_up.take()
+        matrix = self._matrices.one(parts)
+        self._add_norm(layer.post_norm.weight, [matrix])
+        source, out = self._normed.of(matrix), self._activated.elements
+        self._builder.linear(source, out, matrix, bias, Epilogue.SWIGLU)
+        self._add_down(self._activated, layer.feed_forward.down)
+
+    def _add_norm(self, weight: Tensor, readers: list[Matrix]) -> None:
+        eps = self._config.rms_norm_eps
+        for out in sorted({self._normed.of(reader) for reader in readers}):
+            self._builder.norm(self._residual, out, weight, eps=eps)
+
+    def _add_down(self, rows: _Rows, linear: RowParallelLinear) -> None:
+        """A product onto the residual."""
+        parts, bias = linear.take()
+        matrix = self._matrices.one(parts)
+        if isinstance(matrix, Quantised):
+            self._builder.code(rows.elements, rows.codes)
+        self._builder.linear(rows.of(matrix), self._residual, matrix, bias, Epilogue.ADD)
 
 
 def _rotary(config: DecoderConfig, max_model_len: int) -> Tensor:

@@ -5,15 +5,26 @@ Weights are read front to back every step; huge pages save most of the translati
 
 import ctypes
 import mmap
+from collections import Counter
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from signalbox_kernels.native import Element, library
+from signalbox_kernels.native import Element, Format, library
+from signalbox_kernels.quantised import Matrix, Quantised
 
 _ALIGNMENT = 64
 _REGION = 64 << 20
 DTYPES = {torch.float32: Element.FLOAT32, torch.bfloat16: Element.BFLOAT16}
+
+
+class Packed(NamedTuple):
+    """A packed matrix: where it is and what it is made of."""
+
+    address: int
+    num_rows: int
+    format: Format = Format.PLAIN
 
 
 class Arena:
@@ -24,6 +35,14 @@ class Arena:
         self._regions: list[mmap.mmap] = []
         self._tensors: list[Tensor] = []
         self._next = self._end = 0
+        self._num_bytes = 0
+        self._types: Counter[str] = Counter()
+
+    @property
+    def description(self) -> str:
+        """What was packed, such as "matrices: 120 of Q4_1, 1 of Q8_0; 92 MiB"."""
+        kinds = [f"{count} of {name}" for name, count in self._types.most_common()]
+        return f"matrices: {', '.join(kinds)}; {self._num_bytes >> 20} MiB"
 
     def allocate(self, size: int) -> int:
         """Returns the address of `size` bytes."""
@@ -41,15 +60,34 @@ class Arena:
         self._next = ctypes.addressof(ctypes.c_char.from_buffer(region))
         self._end = self._next + size
 
-    def pack(self, weight: Tensor, *, interleaved: bool = False) -> int:
-        """Packs [out_features, in_features] of the arena's element; returns the address."""
+    def pack(self, weight: Matrix, *, interleaved: bool = False) -> Packed:
+        """Packs [out_features, in_features], of the arena's element or in blocks."""
+        if isinstance(weight, Quantised):
+            return self._pack_blocks(weight, interleaved)
         weight = weight.contiguous()
         assert DTYPES[weight.dtype] is self._element
         rows, columns = weight.shape
         lib = library()
-        address = self.allocate(lib.sb_packed_bytes(self._element, rows, columns, interleaved))
+        address = self._room(
+            self._element.name, lib.sb_packed_bytes(self._element, rows, columns, interleaved)
+        )
         lib.sb_pack(self._element, weight.data_ptr(), rows, columns, interleaved, address)
-        return address
+        return Packed(address, rows)
+
+    def _pack_blocks(self, weight: Quantised, interleaved: bool) -> Packed:
+        blocks, kind, lib = weight.blocks.contiguous(), weight.type.format, library()
+        rows, columns = weight.shape
+        address = self._room(
+            weight.type.name, lib.sb_quantised_bytes(kind, rows, columns, interleaved)
+        )
+        source = (weight.type, blocks.data_ptr(), blocks.stride(0))
+        lib.sb_pack_blocks(*source, rows, columns, interleaved, address)
+        return Packed(address, rows, kind)
+
+    def _room(self, kind: str, size: int) -> int:
+        self._types[kind] += 1
+        self._num_bytes += size
+        return self.allocate(size)
 
     def keep(self, tensor: Tensor) -> int:
         """Holds on to a tensor as it is; returns its address."""

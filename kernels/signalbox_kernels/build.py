@@ -19,7 +19,7 @@ from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent
 _SOURCES = _PACKAGE / "csrc"
-_COMMON = ("api", "dispatch", "pack", "pool", "program")
+_COMMON = ("api", "dispatch", "pack", "pool", "program", "quantise")
 _FLAGS = (
     "-std=c++20",
     "-O3",
@@ -33,10 +33,12 @@ _FLAGS = (
 )
 _AVX2 = ("-mavx2", "-mfma")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
+_VNNI = (*_AVX512, "-mavx512vnni")
 _SETS = {
     "avx2": _AVX2,
     "avx512": _AVX512,
-    "avx512_bf16": (*_AVX512, "-mavx512bf16"),
+    "avx512_vnni": _VNNI,
+    "avx512_bf16": (*_VNNI, "-mavx512bf16"),
 }
 _X86 = ("x86_64", "AMD64")
 

@@ -24,7 +24,27 @@ class Isa(IntEnum):
     PORTABLE = 0
     AVX2 = 1
     AVX512 = 2
-    AVX512_BF16 = 3
+    AVX512_VNNI = 3
+    AVX512_BF16 = 4
+
+
+class Format(IntEnum):
+    """What a packed weight is made of: elements, or codes with scales."""
+
+    PLAIN = 0
+    BITS4 = 1
+    BITS4_MINIMUM = 2
+    BITS6 = 3
+    BITS6_MINIMUM = 4
+    BITS8 = 5
+
+
+class Row(IntEnum):
+    """What a row of a buffer is made of."""
+
+    ELEMENTS = 0
+    FLOATS = 1
+    CODES = 2
 
 
 class OpKind(IntEnum):
@@ -34,6 +54,7 @@ class OpKind(IntEnum):
     ROTATE = 3
     ATTEND = 4
     HEAD = 5
+    CODE = 6
 
 
 class Epilogue(IntEnum):
@@ -58,11 +79,13 @@ class SbOp(ctypes.Structure):
         ("bias", c_void_p),
         ("norm_q", c_void_p),
         ("norm_k", c_void_p),
+        ("format", c_int32),
+        ("column", c_int32),
     )
 
 
 class SbBuffer(ctypes.Structure):
-    _fields_ = (("width", c_int32), ("is_float", c_int32))
+    _fields_ = (("width", c_int32), ("row", c_int32))
 
 
 class SbShape(ctypes.Structure):
@@ -106,6 +129,13 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "sb_best_isa": (c_int32, ()),
     "sb_packed_bytes": (c_size_t, (c_int32, c_int64, c_int64, c_int32)),
     "sb_pack": (None, (c_int32, c_void_p, c_int64, c_int64, c_int32, c_void_p)),
+    "sb_format_of": (c_int32, (c_int32,)),
+    "sb_quantised_bytes": (c_size_t, (c_int32, c_int64, c_int64, c_int32)),
+    "sb_pack_blocks": (
+        None,
+        (c_int32, c_void_p, c_int64, c_int64, c_int64, c_int32, c_void_p),
+    ),
+    "sb_quantise": (c_int32, (c_int32, c_void_p, c_int64, c_void_p)),
     "sb_program_new": (
         c_void_p,
         (POINTER(SbShape), POINTER(SbOp), c_int32, POINTER(SbBuffer), c_int32, c_int32, c_int32),

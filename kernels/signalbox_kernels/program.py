@@ -13,13 +13,14 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from signalbox_kernels.arena import Arena
+from signalbox_kernels.arena import Arena, Packed
 from signalbox_kernels.native import (
     Element,
     Epilogue,
     Isa,
     NativeUnavailable,
     OpKind,
+    Row,
     SbBatch,
     SbBuffer,
     SbOp,
@@ -27,9 +28,11 @@ from signalbox_kernels.native import (
     best_isa,
     library,
 )
+from signalbox_kernels.quantised import Matrix
 
-_PANEL = 32
-_HALF = _PANEL // 2
+PANEL = 32
+"""Columns of a packed matrix that lie together; a product's first column is a multiple."""
+_HALF = PANEL // 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,13 +95,18 @@ class ProgramBuilder:
     ops: list[SbOp] = field(default_factory=list)
     buffers: list[SbBuffer] = field(default_factory=list)
 
-    def buffer(self, width: int, *, is_float: bool) -> int:
-        """Declares a buffer of `width` columns: float32, or of the program's element."""
-        self.buffers.append(SbBuffer(width, is_float))
+    def buffer(self, width: int, *, row: Row = Row.ELEMENTS) -> int:
+        """Declares a buffer of `width` columns."""
+        self.buffers.append(SbBuffer(width, row))
         return len(self.buffers) - 1
 
-    def embed(self, dst: int, weight: int, *, is_packed: bool) -> None:
-        self._add(OpKind.EMBED, mode=int(is_packed), dst=dst, weight=weight)
+    def embed(self, dst: int, table: Packed) -> None:
+        """Token ids to rows of a packed matrix, which may be the head, too."""
+        self._add(OpKind.EMBED, mode=1, dst=dst, weight=table.address, format=table.format)
+
+    def embed_plain(self, dst: int, table: Tensor) -> None:
+        """Token ids to rows of a table of the program's element."""
+        self._add(OpKind.EMBED, dst=dst, weight=self.arena.keep(table))
 
     def norm(
         self, src: int, dst: int, weight: Tensor, *, eps: float, of_rows: bool = False
@@ -107,19 +115,38 @@ class ProgramBuilder:
         address = self._floats(weight)
         self._add(OpKind.NORM, mode=int(of_rows), src=src, dst=dst, weight=address, eps=eps)
 
+    def code(self, src: int, dst: int) -> None:
+        """Elements to the codes that products with quantised weights read."""
+        self._add(OpKind.CODE, src=src, dst=dst)
+
     def linear(
-        self, src: int, dst: int, weight: Tensor, bias: Tensor | None, epilogue: Epilogue
+        self,
+        src: int,
+        dst: int,
+        weight: Matrix,
+        bias: Tensor | None,
+        epilogue: Epilogue,
+        *,
+        column: int = 0,
     ) -> None:
-        """A product; for SWIGLU the weight is [gate; up]."""
+        """A product; for SWIGLU the weight is [gate; up].
+
+        Args:
+            src: a buffer of elements, or of codes for a quantised weight.
+            column: of dst where STORE begins, a multiple of 32.
+        """
         interleaved = epilogue is Epilogue.SWIGLU
+        packed = self.arena.pack(weight, interleaved=interleaved)
         self._add(
             OpKind.LINEAR,
             mode=epilogue,
             src=src,
             dst=dst,
-            n=weight.shape[0],
-            weight=self.arena.pack(weight, interleaved=interleaved),
+            n=packed.num_rows,
+            weight=packed.address,
             bias=None if bias is None else self._bias(bias, interleaved=interleaved),
+            format=packed.format,
+            column=column,
         )
 
     def rotate(
@@ -138,15 +165,21 @@ class ProgramBuilder:
     def attend(self, src: int, dst: int, *, layer: int, window: int | None = None) -> None:
         self._add(OpKind.ATTEND, src=src, dst=dst, layer=layer, window=window or 0)
 
-    def head(self, src: int, weight: int) -> None:
-        self._add(OpKind.HEAD, src=src, n=self.shape.vocab_size, weight=weight)
+    def head(self, src: int, weight: Packed) -> None:
+        self._add(
+            OpKind.HEAD,
+            src=src,
+            n=self.shape.vocab_size,
+            weight=weight.address,
+            format=weight.format,
+        )
 
     def _add(self, kind: OpKind, **fields: object) -> None:
         self.ops.append(SbOp(kind=kind, **fields))
 
     def _floats(self, vector: Tensor) -> int:
         """A vector as float32, padded as rows are."""
-        return self.arena.keep(F.pad(vector.float(), (0, -len(vector) % _PANEL)))
+        return self.arena.keep(F.pad(vector.float(), (0, -len(vector) % PANEL)))
 
     def _bias(self, bias: Tensor, *, interleaved: bool) -> int:
         if not interleaved:
@@ -175,6 +208,7 @@ class Program:
         self._arena = builder.arena
         self._pool: Tensor | None = None
         self.shape = builder.shape
+        self.weights = builder.arena.description
         self.isa = best_isa() if isa is None else isa
         shape = SbShape(
             **{name: getattr(self.shape, name) for name in ProgramShape.__slots__},
@@ -204,7 +238,7 @@ class Program:
 
     def view(self, index: int, *, width: int, num_tokens: int, dtype: torch.dtype) -> Tensor:
         """A buffer as a tensor [num_tokens, padded width], for tests; valid until it grows."""
-        padded = -(-width // _PANEL) * _PANEL
+        padded = -(-width // PANEL) * PANEL
         address = self._library.sb_program_buffer(self._handle, index, num_tokens)
         count = num_tokens * padded * dtype.itemsize
         memory = (ctypes.c_char * count).from_address(address)

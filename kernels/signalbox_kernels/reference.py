@@ -115,3 +115,16 @@ def rotary_embedding(heads: Tensor, cos: Tensor, signed_sin: Tensor) -> None:
 def silu_and_mul(gate_up: Tensor) -> Tensor:
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate).mul_(up)
+
+
+def code_rows(x: Tensor) -> Tensor:
+    """What products with quantised weights see of [rows, k]: 8 bits and a scale for each 32."""
+    groups = F.pad(x.float(), (0, -x.shape[-1] % 32)).view(len(x), -1, 32)
+    top = groups.abs().amax(dim=-1, keepdim=True)
+    codes = (groups * (127 / top.where(top > 0, 1))).round()
+    return (codes * (top / 127)).view(len(x), -1)[:, : x.shape[-1]]
+
+
+def quantised_linear(x: Tensor, weight: Tensor) -> Tensor:
+    """x @ weight.T in float32; `weight` is [n, k], the values that quantised blocks stand for."""
+    return F.linear(code_rows(x), weight.float())

@@ -36,6 +36,9 @@ class EngineArgs:
         model: a directory in Hugging Face's layout, a .gguf file, or a hub id (org/name).
         tokenizer: a directory or .gguf file to take the tokenizer from; None is the model's own.
         dtype: of weights and computation: "auto", "float32", "bfloat16", "float16".
+        quantization: of weights, on a CPU: "gguf" (the file's own types, run as they are), "int8",
+            "int4" (made at load), "none" (computes with dtype), or "auto", also None: "gguf" unless
+            a dtype is set.
         revision: of a hub id: branch, tag or commit.
         seed: of the seeds that requests without one get, so that a script draws the same each
             time; None differs from run to run.
@@ -91,7 +94,6 @@ class EngineArgs:
     def __post_init__(self) -> None:
         for name, served, remedy in (
             ("tensor_parallel_size", 1, "one engine uses one device"),
-            ("quantization", None, "a GGUF file's own format is recognised without it"),
             ("tokenizer_mode", "auto", "there is one kind of tokenizer"),
         ):
             value = getattr(self, name)
@@ -115,6 +117,7 @@ class EngineArgs:
         model_config = ModelConfig(
             model=str(self.model),
             dtype=_DTYPES.get(dtype, dtype),
+            quantization=self.quantization or "auto",
             max_model_len=self.max_model_len,
             revision=self.revision,
             load_format=self.load_format,

@@ -2,6 +2,7 @@
 
 import json
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +64,14 @@ def test_file_that_is_no_gguf_is_refused(content: bytes, tmp_path: Path) -> None
         open_path(tmp_path / "x.gguf")
 
 
-def make_gguf(path: Path, reference: Any, architecture: str, **options: Any) -> Path:
-    """Writes a random model as llama.cpp's converter would, in float32."""
+def make_gguf(
+    path: Path,
+    reference: Any,
+    architecture: str,
+    kind_of: Callable[[str], str] | None = None,
+    **options: Any,
+) -> Path:
+    """Writes a random model as llama.cpp's converter would; float32, or what `kind_of` says."""
     config = reference.config
     writer = gguf.GGUFWriter(path, architecture, **options)
     writer.add_block_count(config.num_hidden_layers)
@@ -102,7 +109,12 @@ def make_gguf(path: Path, reference: Any, architecture: str, **options: Any) -> 
                     split = values.reshape(heads, 2, -1, *values.shape[1:])
                     values = split.swapaxes(1, 2).reshape(values.shape)
         for stored_name, stored in gguf_tensors(name, values, architecture).items():
-            writer.add_tensor(stored_name, np.ascontiguousarray(stored))
+            stored = np.ascontiguousarray(stored)
+            if kind_of is None or stored.ndim < 2:
+                writer.add_tensor(stored_name, stored)
+            else:
+                kind = GGMLQuantizationType[kind_of(stored_name)]
+                writer.add_tensor(stored_name, quantize(stored, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

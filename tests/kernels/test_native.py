@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from signalbox_kernels import build, reference
-from signalbox_kernels.native import Epilogue, Isa, NativeUnavailable
+from signalbox_kernels.native import Epilogue, Isa, NativeUnavailable, Row
 from tests.kernels.native_programs import (
     DTYPE_IDS,
     ISAS,
@@ -28,7 +28,7 @@ MOST_TOKENS = 64
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (33, 50), (64, 96), (131, 77)])
 def test_products_equal_the_reference(isa: Isa, dtype: torch.dtype, n: int, k: int) -> None:
     builder = make_builder(dtype)
-    x_buffer, out = builder.buffer(k, is_float=False), builder.buffer(n, is_float=True)
+    x_buffer, out = builder.buffer(k), builder.buffer(n, row=Row.FLOATS)
     weight, bias = make_matrix(n, k, dtype=dtype), make_matrix(n, dtype=dtype, seed=1)
     builder.linear(x_buffer, out, weight, bias, Epilogue.STORE)
     builder.linear(x_buffer, out, weight, None, Epilogue.ADD)
@@ -48,7 +48,7 @@ def test_products_equal_the_reference(isa: Isa, dtype: torch.dtype, n: int, k: i
 @pytest.mark.parametrize("size", [1, 16, 45])
 def test_gated_products_equal_silu_and_mul(isa: Isa, dtype: torch.dtype, size: int) -> None:
     builder = make_builder(dtype)
-    x_buffer, out = builder.buffer(70, is_float=False), builder.buffer(size, is_float=False)
+    x_buffer, out = builder.buffer(70), builder.buffer(size)
     weight, bias = make_matrix(2 * size, 70, dtype=dtype), make_matrix(2 * size, dtype=dtype)
     builder.linear(x_buffer, out, weight, bias, Epilogue.SWIGLU)
     program = make_program(builder, isa)
@@ -65,10 +65,12 @@ def test_gated_products_equal_silu_and_mul(isa: Isa, dtype: torch.dtype, size: i
 @pytest.mark.parametrize("is_packed", [False, True])
 def test_embedding_then_norm(isa: Isa, dtype: torch.dtype, is_packed: bool) -> None:
     builder = make_builder(dtype)
-    residual, normed = builder.buffer(50, is_float=True), builder.buffer(50, is_float=False)
+    residual, normed = builder.buffer(50, row=Row.FLOATS), builder.buffer(50)
     table, weight = make_matrix(97, 50, dtype=dtype), make_matrix(50, dtype=dtype, seed=2)
-    address = builder.arena.pack(table) if is_packed else builder.arena.keep(table)
-    builder.embed(residual, address, is_packed=is_packed)
+    if is_packed:
+        builder.embed(residual, builder.arena.pack(table))
+    else:
+        builder.embed_plain(residual, table)
     builder.norm(residual, normed, weight, eps=1e-5)
     program = make_program(builder, isa)
     arrays = make_arrays(40)
@@ -85,7 +87,7 @@ def test_embedding_then_norm(isa: Isa, dtype: torch.dtype, is_packed: bool) -> N
 @pytest.mark.parametrize("isa", ISAS)
 def test_head_finds_the_best_allowed_token_and_what_is_not_finite(isa: Isa) -> None:
     builder = make_builder(torch.float32, vocab_size=1031)
-    hidden = builder.buffer(50, is_float=False)
+    hidden = builder.buffer(50)
     weight = make_matrix(1031, 50)
     builder.head(hidden, builder.arena.pack(weight))
     program = make_program(builder, isa)
@@ -108,7 +110,7 @@ def test_head_finds_the_best_allowed_token_and_what_is_not_finite(isa: Isa) -> N
 
 def test_ties_go_to_the_lowest_token_and_nothing_allowed_is_minus_one() -> None:
     builder = make_builder(torch.float32, vocab_size=70)
-    hidden = builder.buffer(50, is_float=False)
+    hidden = builder.buffer(50)
     builder.head(hidden, builder.arena.pack(torch.ones(70, 50)))
     program = make_program(builder)
     program.view(hidden, width=50, num_tokens=2, dtype=torch.float32)[:, :50] = 1.0
@@ -122,7 +124,7 @@ def test_ties_go_to_the_lowest_token_and_nothing_allowed_is_minus_one() -> None:
 @pytest.mark.parametrize("num_threads", [1, 2, 5])  # more than there are cores, too
 def test_many_steps_on_many_threads_give_one_result(num_threads: int) -> None:
     builder = make_builder(torch.float32)
-    x_buffer, out = builder.buffer(64, is_float=False), builder.buffer(64, is_float=True)
+    x_buffer, out = builder.buffer(64), builder.buffer(64, row=Row.FLOATS)
     weight = make_matrix(64, 64)
     builder.linear(x_buffer, out, weight, None, Epilogue.STORE)
     for _ in range(20):

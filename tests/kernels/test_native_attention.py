@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from signalbox_kernels import reference
-from signalbox_kernels.native import Isa
+from signalbox_kernels.native import Isa, Row
 from signalbox_kernels.program import Program, StepArrays
 from tests.kernels.native_programs import (
     DTYPE_IDS,
@@ -84,9 +84,9 @@ def make_cached(
     sizes = builder.shape
     both = sizes.num_heads + 2 * sizes.num_kv_heads
     buffers = (
-        builder.buffer(both * sizes.head_size, is_float=True),
-        builder.buffer(sizes.num_heads * sizes.head_size, is_float=False),
-        builder.buffer(sizes.num_heads * sizes.head_size, is_float=False),
+        builder.buffer(both * sizes.head_size, row=Row.FLOATS),
+        builder.buffer(sizes.num_heads * sizes.head_size),
+        builder.buffer(sizes.num_heads * sizes.head_size),
     )
     norms = (make_matrix(sizes.head_size), make_matrix(sizes.head_size, seed=3))
     used = norms if qk_norm else None

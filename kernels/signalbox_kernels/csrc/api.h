@@ -11,15 +11,35 @@ extern "C" {
 
 enum SbElement : int32_t { SB_F32 = 0, SB_BF16 = 1 };
 
-enum SbIsa : int32_t { SB_PORTABLE = 0, SB_AVX2 = 1, SB_AVX512 = 2, SB_AVX512_BF16 = 3 };
+enum SbIsa : int32_t {
+  SB_PORTABLE = 0,
+  SB_AVX2 = 1,
+  SB_AVX512 = 2,
+  SB_AVX512_VNNI = 3,
+  SB_AVX512_BF16 = 4,  // with VNNI
+};
+
+// What a packed weight is made of: elements, or codes in groups of 32 along the sum; see formats.h.
+enum SbFormat : int32_t {
+  SB_PLAIN = 0,
+  SB_BITS4 = 1,
+  SB_BITS4_MINIMUM = 2,
+  SB_BITS6 = 3,  // a scale for each half of a group
+  SB_BITS6_MINIMUM = 4,
+  SB_BITS8 = 5,
+};
+
+// What a row of a buffer is made of.
+enum SbRow : int32_t { SB_ELEMENTS = 0, SB_FLOATS = 1, SB_CODES = 2 };
 
 enum SbOpKind : int32_t {
   SB_EMBED = 0,   // token ids -> dst (float32); mode 1 reads a packed matrix
-  SB_NORM = 1,    // RMSNorm of src (float32) -> dst (elements); mode 1: of the logit rows only
-  SB_LINEAR = 2,  // src (elements) times a packed weight; mode is an SbEpilogue
+  SB_NORM = 1,    // RMSNorm of src (float32) -> dst (elements, codes); mode 1: of logit rows only
+  SB_LINEAR = 2,  // src (elements, codes) times a packed weight; mode is an SbEpilogue
   SB_ROTATE = 3,  // src (Q, K, V in float32): rotated Q -> dst (elements), K and V -> the cache
   SB_ATTEND = 4,  // src (rotated Q) against the cache -> dst (elements)
   SB_HEAD = 5,    // src (logit rows) times a packed weight: argmax, and logits where asked
+  SB_CODE = 6,    // src (elements) -> dst (codes)
 };
 
 enum SbEpilogue : int32_t {
@@ -41,11 +61,13 @@ struct SbOp {
   const float* bias;    // padded as the weight's columns, or null
   const float* norm_q;  // [head_size] or null
   const float* norm_k;
+  int32_t format;  // of the weight, an SbFormat; src of a product is codes unless it is SB_PLAIN
+  int32_t column;  // of dst where SB_STORE begins, a multiple of 32
 };
 
 struct SbBuffer {
-  int32_t width;     // elements of a row; rows are padded with zeros to a multiple of 32
-  int32_t is_float;  // float32 whatever the program's element
+  int32_t width;  // elements of a row; rows are padded with zeros to a multiple of 32
+  int32_t row;    // an SbRow
 };
 
 struct SbShape {
@@ -94,6 +116,19 @@ size_t sb_packed_bytes(int32_t element, int64_t n, int64_t k, int32_t interleave
 // Packs a row-major [n, k] matrix into `packed` (zeroed by the caller).
 void sb_pack(int32_t element, const void* weight, int64_t n, int64_t k, int32_t interleaved,
              void* packed);
+
+// Bytes of a packed [n, k] matrix of a format.
+size_t sb_quantised_bytes(int32_t format, int64_t n, int64_t k, int32_t interleaved);
+
+// The format that blocks of a type of GGUF's are packed in, or -1 if there is none.
+int32_t sb_format_of(int32_t block_type);
+
+// Packs a matrix whose [n] rows are blocks of a type of GGUF's, `row_bytes` apart.
+void sb_pack_blocks(int32_t block_type, const void* blocks, int64_t row_bytes, int64_t n, int64_t k,
+                    int32_t interleaved, void* packed);
+
+// Makes `count` blocks of 32 values each: GGUF's Q8_0 or Q4_1. Returns 0, or 1 for another type.
+int32_t sb_quantise(int32_t block_type, const float* values, int64_t count, void* blocks);
 
 // Returns null if the instruction set is not there or a number is out of range.
 void* sb_program_new(const SbShape* shape, const SbOp* ops, int32_t num_ops,

@@ -13,7 +13,9 @@ bool machine_has(int32_t isa) {
                       __builtin_cpu_supports("avx512vl");
   if (isa == SB_AVX2) return avx2;
   if (isa == SB_AVX512) return avx512;
-  if (isa == SB_AVX512_BF16) return avx512 && __builtin_cpu_supports("avx512bf16");
+  const bool vnni = avx512 && __builtin_cpu_supports("avx512vnni");
+  if (isa == SB_AVX512_VNNI) return vnni;
+  if (isa == SB_AVX512_BF16) return vnni && __builtin_cpu_supports("avx512bf16");
 #endif
   return false;
 }
@@ -25,6 +27,9 @@ const KernelTable* kernels_for(int32_t isa) {
   switch (isa) {
 #if defined(SB_HAVE_AVX512_BF16)
     case SB_AVX512_BF16: return avx512_bf16_kernels();
+#endif
+#if defined(SB_HAVE_AVX512_VNNI)
+    case SB_AVX512_VNNI: return avx512_vnni_kernels();
 #endif
 #if defined(SB_HAVE_AVX512)
     case SB_AVX512: return avx512_kernels();

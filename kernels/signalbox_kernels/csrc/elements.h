@@ -24,6 +24,7 @@ struct F32 {
     return v;
   }
   SB_INLINE V mac(V sum, Left a, Right b) { return sum + a * b; }
+  SB_INLINE V load(const scalar* p) { return SB_NS::load(p); }
   SB_INLINE void store(scalar* p, V v) { SB_NS::store(p, v); }
   SB_INLINE scalar narrow(float x) { return x; }
   SB_INLINE float widen(scalar x) { return x; }
@@ -86,6 +87,11 @@ struct Bf16 {
     std::memcpy(p, &half, sizeof half);
   }
 #endif
+  SB_INLINE V load(const scalar* p) {
+    VH half;
+    std::memcpy(&half, p, sizeof half);
+    return from_bits(__builtin_convertvector(half, VU) << 16);
+  }
   SB_INLINE scalar narrow(float x) { return bf16_of(x); }
   SB_INLINE float widen(scalar x) {
     const uint32_t u = static_cast<uint32_t>(x) << 16;

@@ -2,19 +2,20 @@
 #pragma once
 
 #include "attention.h"
-#include "linear.h"
+#include "coded.h"
 #include "rows.h"
 
 namespace SB_NS {
 
 template <class E>
-constexpr void fill(sb::TileFunction (&tile)[6]) {
+constexpr void fill(sb::TileFunction (&tile)[7]) {
   tile[SB_EMBED] = embed_tile<E>;
   tile[SB_NORM] = norm_tile<E>;
-  tile[SB_LINEAR] = linear_tile<E>;
+  tile[SB_LINEAR] = product_tile<E>;
   tile[SB_ROTATE] = rotate_tile<E>;
   tile[SB_ATTEND] = attend_tile<E>;
-  tile[SB_HEAD] = linear_tile<E>;
+  tile[SB_HEAD] = product_tile<E>;
+  tile[SB_CODE] = code_tile<E>;
 }
 
 static const sb::KernelTable* kernels() {

@@ -1,7 +1,7 @@
 // Products with packed weights, and what is done to a panel of results while it is still in cache.
 //
-// A weight is panels of 32 columns, each [depth words, 32]. A tile is some panels and some rows; all
-// its rows pass a panel before the next one, which is fetched to L2 meanwhile.
+// A weight is panels of 32 columns, each [depth words, 32]. A tile is some panels and some rows; the
+// next panel is fetched to L2 while the first rows pass one.
 #pragma once
 
 #include <cmath>
@@ -28,7 +28,8 @@ SB_INLINE V biased(const sb::Phase& phase, int64_t panel, int column, V x) {
 
 template <bool Add>
 SB_INLINE void put(const sb::Phase& phase, const Spot& at, const float* c) {
-  float* out = static_cast<float*>(phase.dst.data) + at.row * phase.dst.stride + at.panel * kPanel;
+  float* out = static_cast<float*>(phase.dst.data) + at.row * phase.dst.stride +
+               phase.op->column + at.panel * kPanel;
   for (int r = 0; r < at.rows; ++r, out += phase.dst.stride)
     for (int j = 0; j < kPanel; j += W) {
       const V x = biased(phase, at.panel, j, load(c + r * kPanel + j));
@@ -119,34 +120,40 @@ static void panel_product(const word* a, int64_t a_stride, const word* b, int64_
       });
 }
 
+// Goes over a tile panel by panel; all its rows, in balanced parts of at most `most`, pass a panel
+// before the next one. f(at, is_first) computes a part: 32 rows by twelve are 11, 11 and 10.
+template <class F>
+SB_INLINE void over_parts(const sb::Phase& phase, int32_t tile, int most, F&& f) {
+  const int64_t first_row = tile % phase.row_tiles * static_cast<int64_t>(phase.rows_per_tile);
+  const int64_t left = phase.rows - first_row;
+  const int64_t count = left < phase.rows_per_tile ? left : phase.rows_per_tile;
+  const int64_t first = tile / phase.row_tiles * static_cast<int64_t>(phase.panels_per_tile);
+  const int64_t end =
+      first + phase.panels_per_tile < phase.panels ? first + phase.panels_per_tile : phase.panels;
+  const int64_t parts = (count + most - 1) / most;
+  for (int64_t panel = first; panel < end; ++panel)
+    for (int64_t part = 0; part < parts; ++part) {
+      const int64_t row = count * part / parts, row_end = count * (part + 1) / parts;
+      f(Spot{first_row + row, static_cast<int>(row_end - row), panel, tile}, part == 0);
+    }
+}
+
 template <class E>
 static void linear_tile(const sb::Phase& phase, int32_t tile, char* scratch) {
   auto* c = reinterpret_cast<float*>(scratch);
   const auto* a = static_cast<const word*>(phase.src.data);
   const int64_t a_stride = phase.src.stride / E::G, depth = phase.depth / E::G;
   const auto* weight = static_cast<const word*>(phase.op->weight);
-  const int64_t first_row = tile % phase.row_tiles * static_cast<int64_t>(phase.rows_per_tile);
-  const int64_t end_row = first_row + phase.rows_per_tile < phase.rows
-                              ? first_row + phase.rows_per_tile : phase.rows;
-  const int64_t first = tile / phase.row_tiles * static_cast<int64_t>(phase.panels_per_tile);
-  const int64_t end =
-      first + phase.panels_per_tile < phase.panels ? first + phase.panels_per_tile : phase.panels;
-  const int64_t parts = (end_row - first_row + kRowTile - 1) / kRowTile;
-  for (int64_t panel = first; panel < end; ++panel) {
-    const word* b = weight + panel * depth * kPanel;
-    const word* next = panel + 1 < phase.panels ? b + depth * kPanel : b;
-    for (int64_t part = 0; part < parts; ++part) {  // balanced: 32 rows are 11, 11 and 10
-      const int64_t row = first_row + (end_row - first_row) * part / parts;
-      const int64_t row_end = first_row + (end_row - first_row) * (part + 1) / parts;
-      const int rows = static_cast<int>(row_end - row);
-      const word* left = a + row * a_stride;
-      if (part == 0)
-        panel_product<E, true>(left, a_stride, b, depth, rows, c, next);
-      else
-        panel_product<E, false>(left, a_stride, b, depth, rows, c, next);
-      finish<E>(phase, Spot{row, rows, panel, tile}, c);
-    }
-  }
+  over_parts(phase, tile, kRowTile, [&](const Spot& at, bool is_first) {
+    const word* b = weight + at.panel * depth * kPanel;
+    const word* next = at.panel + 1 < phase.panels ? b + depth * kPanel : b;
+    const word* left = a + at.row * a_stride;
+    if (is_first)
+      panel_product<E, true>(left, a_stride, b, depth, at.rows, c, next);
+    else
+      panel_product<E, false>(left, a_stride, b, depth, at.rows, c, next);
+    finish<E>(phase, at, c);
+  });
 }
 
 }  // namespace SB_NS

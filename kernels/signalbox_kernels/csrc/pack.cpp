@@ -1,27 +1,11 @@
-// Packing of weights: panels of 32 columns, each panel a run of words along the sum.
-//
-// An interleaved matrix is [gate; up]: a panel holds 16 columns of gate, then the same 16 of up, so
-// that SiLU of one times the other is the panel's own affair. Rows of the matrix are the columns of
-// the panel. The layout is the same for every instruction set.
+// Packing of weights: panels of 32 columns, each panel a run of words along the sum. The layout is
+// the same for every instruction set.
 
-#include "step.h"
+#include "pack.h"
 
 namespace sb {
 
 namespace {
-
-// Which row of the matrix is column `column` of the packed one, or -1 for padding.
-int64_t row_of(int64_t column, int64_t n, bool interleaved) {
-  if (!interleaved) return column < n ? column : -1;
-  constexpr int64_t half = kPanel / 2;
-  const int64_t within = column % kPanel, index = column / kPanel * half + within % half;
-  if (index >= n / 2) return -1;
-  return within < half ? index : n / 2 + index;
-}
-
-int64_t padded_columns(int64_t n, bool interleaved) {
-  return interleaved ? round_up(n / 2, kPanel / 2) * 2 : round_up(n, kPanel);
-}
 
 template <class T, int G>
 void pack(const T* weight, int64_t n, int64_t k, bool interleaved, T* packed) {

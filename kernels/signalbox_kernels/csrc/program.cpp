@@ -6,6 +6,8 @@
 #include <cstring>
 #include <utility>
 
+#include "formats.h"
+
 namespace sb {
 
 namespace {
@@ -15,6 +17,10 @@ constexpr int32_t kTilesAThread = 6;   // enough to balance, few enough to strea
 constexpr int32_t kTaskRows = 48;      // of attention: as many as share keys from L1
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+int64_t stride(const SbBuffer& buffer) {
+  return buffer.row == SB_CODES ? coded_row_bytes(buffer.width) : round_up(buffer.width, kPanel);
+}
 
 }  // namespace
 
@@ -54,8 +60,11 @@ void Program::bind(char* pool, int64_t block_bytes) {
 bool Program::reserve(int64_t num_rows) {
   const int64_t rows = round_up(num_rows, 64);
   for (size_t i = 0; i < buffers_.size(); ++i) {
-    const int64_t size = buffers_[i].is_float || shape_.element == SB_F32 ? 4 : 2;
-    if (!memory_[i].reserve(rows * round_up(buffers_[i].width, kPanel) * size)) return false;
+    const int64_t size =
+        buffers_[i].row == SB_CODES                                 ? 1
+        : buffers_[i].row == SB_FLOATS || shape_.element == SB_F32 ? 4
+                                                                    : 2;
+    if (!memory_[i].reserve(rows * stride(buffers_[i]) * size)) return false;
   }
   for (Memory& scratch : scratch_)
     if (!scratch.reserve(scratch_bytes(task_rows_, shape_.head_size))) return false;
@@ -81,7 +90,7 @@ void Program::tile(int32_t phase, int32_t tile, int32_t thread) {
 
 View Program::view(int32_t buffer) const {
   const auto i = static_cast<size_t>(buffer);
-  return {memory_[i].data(), round_up(buffers_[i].width, kPanel)};
+  return {memory_[i].data(), stride(buffers_[i])};
 }
 
 Phase Program::plan(const SbOp& op, const SbBatch& batch) {
@@ -93,7 +102,10 @@ Phase Program::plan(const SbOp& op, const SbBatch& batch) {
   phase.dst = view(op.dst);
   const bool is_of_rows = op.kind == SB_HEAD || (op.kind == SB_NORM && op.mode);
   phase.rows = is_of_rows ? batch.num_rows : batch.num_tokens;
-  phase.depth = phase.src.stride;
+  phase.depth = op.format == SB_PLAIN
+                    ? phase.src.stride
+                    : phase.src.stride / static_cast<int64_t>(sizeof(CodedGroup));
+  phase.is_coded = buffers_[static_cast<size_t>(op.dst)].row == SB_CODES;
   phase.pool = pool_memory_;
   phase.block_bytes = block_bytes_;
   phase.tasks = tasks_.data();

@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "elements.h"
+#include "coding.h"
 #include "step.h"
 
 namespace SB_NS {
@@ -26,6 +26,13 @@ static void embed_tile(const sb::Phase& phase, int32_t tile, char*) {
   for (int64_t row = range.first; row < range.end; ++row) {
     float* out = static_cast<float*>(phase.dst.data) + row * phase.dst.stride;
     const int64_t token = phase.batch->token_ids[row];
+    if (phase.op->format != SB_PLAIN) {  // its padding is zero
+      sb::with_format(phase.op->format, [&](auto format) {
+        const auto* packed = static_cast<const char*>(phase.op->weight);
+        read_row<decltype(format)>(packed, token, depth / kGroup, out);
+      });
+      continue;
+    }
     for (int64_t i = size; i < phase.dst.stride; ++i) out[i] = 0.0f;  // a failed row left NaN there
     if (phase.op->mode == 0) {
       for (int64_t i = 0; i < size; ++i) out[i] = E::widen(weight[token * size + i]);
@@ -38,6 +45,33 @@ static void embed_tile(const sb::Phase& phase, int32_t tile, char*) {
   }
 }
 
+// Writes a row's elements, or its codes, of the vectors that x(i) gives.
+template <class E, class F>
+SB_INLINE void put_row(const sb::Phase& phase, int64_t row, int64_t padded, F&& x) {
+  if (!phase.is_coded) {
+    auto* out = static_cast<typename E::scalar*>(phase.dst.data) + row * phase.dst.stride;
+    for (int64_t i = 0; i < padded; i += W) E::store(out + i, x(i));
+    return;
+  }
+  auto* out = reinterpret_cast<CodedGroup*>(static_cast<char*>(phase.dst.data) +
+                                            row * phase.dst.stride);
+  for (int64_t i = 0; i < padded; i += kGroup, ++out) {
+    V group[kGroupVectors];
+#pragma GCC unroll 8
+    for (int v = 0; v < kGroupVectors; ++v) group[v] = x(i + v * W);
+    code_group(group, out);
+  }
+}
+
+template <class E>
+static void code_tile(const sb::Phase& phase, int32_t tile, char*) {
+  const Range range = rows_of_tile(phase, tile);
+  for (int64_t row = range.first; row < range.end; ++row) {
+    const auto* x = static_cast<const typename E::scalar*>(phase.src.data) + row * phase.src.stride;
+    put_row<E>(phase, row, phase.src.stride, [=](int64_t i) SB_LAMBDA { return E::load(x + i); });
+  }
+}
+
 template <class E>
 static void norm_tile(const sb::Phase& phase, int32_t tile, char*) {
   const auto* weight = static_cast<const float*>(phase.op->weight);
@@ -46,12 +80,13 @@ static void norm_tile(const sb::Phase& phase, int32_t tile, char*) {
   for (int64_t row = range.first; row < range.end; ++row) {
     const int64_t token = phase.op->mode ? phase.batch->row_tokens[row] : row;
     const float* x = static_cast<const float*>(phase.src.data) + token * phase.src.stride;
-    auto* out = static_cast<typename E::scalar*>(phase.dst.data) + row * phase.dst.stride;
     V squares{};
     for (int64_t i = 0; i < padded; i += W) squares += load(x + i) * load(x + i);
     const float mean = sum(squares) / static_cast<float>(phase.shape->hidden_size);
     const V factor = splat(1.0f / std::sqrt(mean + phase.op->eps));
-    for (int64_t i = 0; i < padded; i += W) E::store(out + i, load(x + i) * factor * load(weight + i));
+    put_row<E>(phase, row, padded, [=](int64_t i) SB_LAMBDA {
+      return load(x + i) * factor * load(weight + i);
+    });
   }
 }
 

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -40,22 +40,6 @@ SB_INLINE V from_bits(VU u) { return reinterpret_cast<V>(u); }
 
 SB_INLINE V select(VI mask, V yes, V no) { return mask ? yes : no; }
 
-SB_INLINE float sum(V v) {
-  float lanes[W];
-  store(lanes, v);
-  for (int width = W / 2; width > 0; width /= 2)
-    for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
-  return lanes[0];
-}
-
-SB_INLINE float largest(V v) {
-  float lanes[W];
-  store(lanes, v);
-  float best = lanes[0];
-  for (int i = 1; i < W; ++i) best = lanes[i] > best ? lanes[i] : best;
-  return best;
-}
-
 // The larger; NaN where b is NaN. (The unmasked intrinsic makes GCC 12 warn of its own header.)
 SB_INLINE V larger(V a, V b) {
 #if defined(__AVX512F__)
@@ -64,6 +48,33 @@ SB_INLINE V larger(V a, V b) {
 #else
   return select(a > b, a, b);
 #endif
+}
+
+// Folds the lanes onto one, halves onto halves.
+template <class T, class F>
+SB_INLINE T folded(T v, F&& f) {
+  if constexpr (W == 16) {
+    v = f(v, __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
+    v = f(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
+    v = f(v, __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13));
+    return f(v, __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14));
+  } else {
+    v = f(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3));
+    v = f(v, __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5));
+    return f(v, __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6));
+  }
+}
+
+SB_INLINE float sum(V v) {
+  return folded(v, [](V a, V b) SB_LAMBDA { return a + b; })[0];
+}
+
+SB_INLINE int32_t sum(VI v) {
+  return folded(v, [](VI a, VI b) SB_LAMBDA { return a + b; })[0];
+}
+
+SB_INLINE float largest(V v) {
+  return folded(v, [](V a, V b) SB_LAMBDA { return larger(a, b); })[0];
 }
 
 // p * 2^n of a whole n that `shifted` is, less the magic number that rounded it.

@@ -27,7 +27,7 @@ struct Best {
 
 struct View {
   void* data;
-  int64_t stride;  // elements
+  int64_t stride;  // elements; bytes of a row of codes
 };
 
 // One op of one step, ready to be computed tile by tile.
@@ -36,8 +36,9 @@ struct Phase {
   const SbShape* shape;
   const SbBatch* batch;
   View src, dst;
+  bool is_coded;    // whether dst is codes
   int64_t rows;
-  int64_t depth;    // padded elements of a product's sum
+  int64_t depth;    // of a product's sum: padded elements, or groups of codes
   int64_t panels;   // of a product
   int32_t tiles;
   int32_t row_tiles;        // of a product: tiles along the rows
@@ -54,7 +55,7 @@ struct Phase {
 using TileFunction = void (*)(const Phase& phase, int32_t tile, char* scratch);
 
 struct KernelTable {
-  TileFunction tile[2][6];  // [element][op kind]
+  TileFunction tile[2][7];  // [element][op kind]
 };
 
 // Bytes of scratch that a thread needs.
@@ -64,6 +65,9 @@ constexpr int64_t scratch_bytes(int64_t task_rows, int64_t head_size) {
 
 #if defined(SB_HAVE_AVX512_BF16)
 const KernelTable* avx512_bf16_kernels();
+#endif
+#if defined(SB_HAVE_AVX512_VNNI)
+const KernelTable* avx512_vnni_kernels();
 #endif
 #if defined(SB_HAVE_AVX512)
 const KernelTable* avx512_kernels();

@@ -1,0 +1,36 @@
+"""Matrices in blocks of every type, with the values that the gguf package says they stand for."""
+
+import numpy as np
+import torch
+from gguf.constants import GGMLQuantizationType
+from gguf.quants import dequantize
+from torch import Tensor
+
+from signalbox_kernels.quantised import BlockType, Quantised
+
+_SCALES_AT = {  # bytes of a block that are half-precision scales
+    BlockType.Q4_0: (0,),
+    BlockType.Q4_1: (0, 2),
+    BlockType.Q5_0: (0,),
+    BlockType.Q5_1: (0, 2),
+    BlockType.Q8_0: (0,),
+    BlockType.Q4_K: (0, 2),
+    BlockType.Q5_K: (0, 2),
+    BlockType.Q6_K: (208,),
+}
+
+
+def make_blocks(kind: BlockType, n: int, k: int, *, seed: int = 0) -> Quantised:
+    """Random codes under random scales; k is a multiple of the type's block."""
+    rng = np.random.default_rng(seed)
+    blocks = rng.integers(0, 256, (n, k // kind.block_size, kind.block_bytes), dtype=np.uint8)
+    for at in _SCALES_AT[kind]:
+        scales = rng.uniform(-0.01, 0.01, blocks.shape[:2]).astype(np.float16)
+        blocks[:, :, at : at + 2] = scales[..., None].view(np.uint8)
+    return Quantised(kind, k, torch.from_numpy(blocks.reshape(n, -1)))
+
+
+def values_of(matrix: Quantised) -> Tensor:
+    """[rows, columns] float32."""
+    kind = GGMLQuantizationType(int(matrix.type))
+    return torch.from_numpy(dequantize(matrix.blocks.numpy(), kind))[:, : matrix.columns]
