@@ -1,0 +1,77 @@
+"""Perplexity of a text: what a form of the weights costs, beside float32 and llama.cpp.
+
+    python -m benchmarks.perplexity MODEL [--text FILE] [--context 512] [--forms float32 int8 ...]
+
+As llama-perplexity defines it: the text's tokens in chunks of `context`, the rest left out; a chunk
+begins with the BOS token if the tokenizer adds one; its first half is context only, and of the
+second half each token after the first is predicted. Computed through `LLM`, as users would, with
+prompt_logprobs. The text is our own, so that no model has read it.
+"""
+
+import argparse
+import math
+from pathlib import Path
+
+from signalbox.llm import LLM, SamplingParams
+
+TEXT = Path(__file__).parent / "texts" / "signal_box.txt"
+FORMS = {
+    "float32": {"dtype": "float32", "quantization": "none"},
+    "bfloat16": {"dtype": "bfloat16", "quantization": "none"},
+    "gguf": {"quantization": "gguf"},
+    "int8": {"quantization": "int8"},
+    "int4": {"quantization": "int4"},
+}
+"""Options of LLM for each form."""
+
+
+def chunks_of(llm: LLM, text: str, context: int) -> list[list[int]]:
+    """Cuts the text's tokens into whole chunks."""
+    encode = llm.get_tokenizer().encode_blocking
+    token_ids = encode(text, add_special_tokens=True)
+    bare = encode(text, add_special_tokens=False)
+    bos = token_ids[: len(token_ids) - len(bare)]
+    starts = range(0, len(token_ids) - context + 1, context)
+    return [bos + token_ids[start + len(bos) : start + context] for start in starts]
+
+
+def perplexity(llm: LLM, chunks: list[list[int]]) -> float:
+    """Returns e to the mean negative log probability of the tokens that are predicted."""
+    asks = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+    losses: list[float] = []
+    outputs = llm.generate([{"prompt_token_ids": chunk} for chunk in chunks], asks, use_tqdm=False)
+    for chunk, output in zip(chunks, outputs, strict=True):
+        assert output.prompt_logprobs is not None
+        for position in range(len(chunk) // 2 + 1, len(chunk)):
+            found = output.prompt_logprobs[position]
+            assert found is not None
+            losses.append(-found[chunk[position]].logprob)
+    return math.exp(sum(losses) / len(losses))
+
+
+def measure(model: str, form: str, *, text: str, context: int) -> float:
+    """Loads a model in one form and returns the text's perplexity."""
+    with LLM(model, kv_cache_memory=0.5, max_num_seqs=8, **FORMS[form]) as llm:
+        chunks = chunks_of(llm, text, context)
+        if not chunks:
+            raise SystemExit(f"the text has fewer than {context} tokens; lower --context")
+        return perplexity(llm, chunks)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model")
+    parser.add_argument("--text", type=Path, default=TEXT)
+    parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("--forms", nargs="+", choices=FORMS, default=list(FORMS))
+    args = parser.parse_args()
+    text = args.text.read_text(encoding="utf-8")
+    first: float | None = None
+    for form in args.forms:
+        found = measure(args.model, form, text=text, context=args.context)
+        first = first or found
+        print(f"{form:10} {found:9.4f} {found / first - 1:+8.2%}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
