@@ -41,7 +41,6 @@ def move(group: SequenceGroup, target: BlockAllocator, *, block_size: int, finds
                 if not obtained.is_found:
                     copies.append(BlockCopy(block, obtained.block))
             seq.block_table[index] = moved[block]
-        seq.num_sent_blocks = 0
     return Move(copies, left)
 
 

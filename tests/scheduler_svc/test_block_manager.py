@@ -5,6 +5,7 @@ import pytest
 from scheduler_svc.block_allocator import BlockCopy
 from scheduler_svc.block_manager import AllocStatus, BlockSpaceManager
 from scheduler_svc.cost import CostModel
+from scheduler_svc.prefix import FoundBlock
 from scheduler_svc.sequence import Sequence, SequenceGroup, SequenceStatus, next_seq_id
 from tests.scheduler_svc.make import make_request
 
@@ -185,6 +186,49 @@ def test_whole_blocks_that_are_still_on_the_gpu_are_not_copied_back() -> None:
     blocks.check(group.sequences)
 
 
+def test_of_a_group_that_was_swapped_out_the_last_blocks_are_evicted_first() -> None:
+    blocks = make_blocks(num_gpu_blocks=3, num_cpu_blocks=4)
+    group = start(blocks, prompt_len=10)
+    head = group.sequences[0].block_table[0]
+    swap_out(blocks, group)
+    for _ in range(2):  # the block that was not whole, and the second
+        blocks.gpu.allocate()
+    assert blocks.gpu.is_cached(head)
+
+
+def test_a_found_prefix_is_known_to_be_on_the_cpu_too() -> None:
+    blocks = make_blocks()
+    first = start(blocks, prompt_len=10)
+    swap_out(blocks, first)
+    second = make_request([1] * 10)
+    (seq,) = second.sequences
+    blocks.start(seq, blocks.find_prefix(seq))
+    second.set_status(SequenceStatus.RUNNING)
+    assert len(swap_out(blocks, second)) == 1
+    blocks.check([*first.sequences, seq])
+
+
+def test_a_shared_prefix_has_no_name_without_the_cache() -> None:
+    blocks = make_blocks(prefix_caching=False)
+    group = start(blocks, prompt_len=10)
+    (seq,) = make_request([1] * 10).sequences
+    blocks.start(seq, [FoundBlock(block) for block in group.sequences[0].block_table[:2]])
+    seq.group.set_status(SequenceStatus.RUNNING)
+    assert len(swap_out(blocks, seq.group)) == 3
+    blocks.check([*group.sequences, seq])
+
+
+def test_a_group_that_holds_more_than_it_should_needs_that_much_to_come_back() -> None:
+    blocks = make_blocks(num_gpu_blocks=4)
+    group = start(blocks, prompt_len=12)
+    swap_out(blocks, group)
+    group.prompt_token_ids = [1] * 4  # it would take one block
+    group.max_tokens = 1
+    for _ in range(2):
+        blocks.gpu.allocate()
+    assert blocks.can_swap_in(group) is AllocStatus.LATER
+
+
 def test_whole_blocks_that_are_still_on_the_cpu_are_not_copied_out_again() -> None:
     blocks = make_blocks()
     group = start(blocks, prompt_len=10)
@@ -321,6 +365,9 @@ def test_a_group_may_share_an_evicted_block_that_the_plan_is_copying() -> None:
     copies = blocks.swap_out(groups[1])
     assert len(copies) == 1
     assert blocks.cpu.num_free == 2
+    third = make_request([3] * 12)  # of three blocks: it must not take what the second has got
+    third.sequences[0].block_table = [0, 1, 2]
+    assert not blocks.can_swap_out(third)
     kept = blocks.complete()
     assert kept == [BlockCopy(evicted, second.block_table[0])]
     assert blocks.cpu.is_shared(second.block_table[0]) is False

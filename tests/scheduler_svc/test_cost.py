@@ -51,3 +51,54 @@ def test_small_steps_say_nothing_of_the_prefill_rate() -> None:
     plan = StepPlan(step_id=1, token_budget=0, num_new_tokens=[1])
     cost.observe(plan, StepTimings(forward_ns=1_000_000_000))
     assert cost.prefill_tokens_per_s == 500
+
+
+def test_steps_of_decodes_say_nothing_of_the_prefill_rate() -> None:
+    cost = CostModel(prefill_tokens_per_s=500)
+    plan = StepPlan(step_id=1, token_budget=0, num_new_tokens=[1] * 64)
+    plan.seqs = [seq for _ in range(64) for seq in make_request([1]).sequences]
+    cost.observe(plan, StepTimings(forward_ns=1_000_000_000))
+    assert cost.prefill_tokens_per_s == 500
+
+
+def test_a_long_prefill_says_more_than_many_short_ones() -> None:
+    cost = CostModel(prefill_tokens_per_s=1000)
+    short = StepPlan(step_id=1, token_budget=0, num_new_tokens=[32])
+    long = StepPlan(step_id=1, token_budget=0, num_new_tokens=[4096])
+    for _ in range(8):
+        cost.observe(short, StepTimings(forward_ns=320_000_000))  # 100 tokens a second
+    cost.observe(long, StepTimings(forward_ns=4_096_000_000))
+    assert cost.prefill_tokens_per_s > 500
+
+
+def test_copies_beside_copies_on_write_say_nothing_of_the_rate_of_swaps() -> None:
+    cost = CostModel(block_bytes=1000, copy_bytes_per_s=1e6)
+    copies = [BlockCopy(0, 1)]
+    plan = StepPlan(step_id=1, token_budget=0, swap_out=copies, copy=copies)
+    cost.observe(plan, StepTimings(swap_ns=1_000_000_000))
+    assert cost.copy_bytes_per_s == 1e6
+
+
+@pytest.mark.parametrize(
+    ("copies_per_recompute", "fetches", "keeps"),
+    [(0.5, False, False), (2, True, False), (16, True, False), (18, True, True)],
+)
+def test_evicted_blocks_are_kept_if_few_hits_pay_for_all(
+    copies_per_recompute: float, fetches: bool, keeps: bool
+) -> None:
+    """Of a block that takes a millisecond to copy."""
+    cost = CostModel(
+        block_bytes=1000,
+        copy_bytes_per_s=1e6,
+        prefill_tokens_per_s=16 / (copies_per_recompute * 1e-3),
+    )
+    assert cost.fetches(block_size=16) is fetches
+    assert cost.keeps_another(num_kept=0, block_size=16) is keeps
+    assert not cost.keeps_another(num_kept=5, block_size=16)
+
+
+def test_what_is_not_known_costs_nothing() -> None:
+    cost = CostModel()
+    assert cost.fetches(block_size=16)
+    assert cost.keeps_another(num_kept=1000, block_size=16)
+    assert cost.prefers_swap(num_blocks=1, num_tokens=16)

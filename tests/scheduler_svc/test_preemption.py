@@ -115,16 +115,67 @@ def test_a_swapped_group_without_a_place_waits_until_there_is_one() -> None:
     scheduler = make_scheduler(num_gpu_blocks=7, num_cpu_blocks=8, max_num_seqs=3)
     loop = make_loop(scheduler, depth=1)
     group = make_swapped(loop, n=2)
-    (other,) = loop.scheduler.running
-    late = make_request([3] * 2, n=2, max_tokens=6, arrival=0.5)
-    late.end = 8
+    loop.answer()
+    scheduler.abort(scheduler.running[0])
+    late = make_request([3] * 4, n=2, max_tokens=1, arrival=0.5)  # of one block
+    late.end = 5
     scheduler._queues.run(late)  # it took the places while the group was out
-    for _ in range(4):
-        step(loop)
+    assert scheduler.blocks.gpu.num_free == 7
+    loop.send()
     assert group.sequences[0].status is SequenceStatus.SWAPPED
     loop.run()
-    for each in (group, other, late):
+    for each in (group, late):
         assert_expected(each)
+    assert_all_free(loop)
+
+
+def test_nobody_who_waits_passes_a_swapped_group() -> None:
+    loop = make_loop(make_scheduler(num_gpu_blocks=7, num_cpu_blocks=8), depth=1)
+    group = make_swapped(loop, n=2)
+    small = make_request([3], max_tokens=1, arrival=2.0)
+    add(loop, small)
+    while group.sequences[0].status is SequenceStatus.SWAPPED:
+        assert small.sequences[0].status is SequenceStatus.WAITING
+        step(loop)
+    loop.run()
+    for each in (group, small):
+        assert_expected(each)
+    assert_all_free(loop)
+
+
+def test_a_branch_that_had_no_blocks_when_its_group_was_swapped_shares_its_prompt() -> None:
+    scheduler = make_scheduler(num_gpu_blocks=7, num_cpu_blocks=8)
+    loop = make_loop(scheduler, depth=1)
+    group = make_swapped(loop, n=2)
+    second = group.sequences[1]
+    scheduler.blocks.free(second)  # as if the group had been recomputed, and this one not yet
+    second.forget_progress()
+    loop.send()
+    while not second.block_table:
+        loop.answer()
+        loop.send()
+    assert second.num_computed_tokens >= 8
+    loop.run()
+    assert_expected(group)
+    assert_all_free(loop)
+
+
+def test_a_group_that_is_swapped_in_the_middle_of_its_prompt_publishes_what_is_computed() -> None:
+    scheduler = make_scheduler(num_gpu_blocks=6, num_cpu_blocks=8)
+    loop = make_loop(scheduler, depth=1)
+    add(loop, make_request([1] * 4, max_tokens=8))
+    step(loop)
+    scheduler.limits = StepLimits(max_num_batched_tokens=3)  # two are left for a prompt
+    young = make_request([2] * 16, max_tokens=4, arrival=1.0)
+    add(loop, young)
+    while not young.num_preemptions:
+        step(loop)
+    (seq,) = young.sequences
+    assert 4 <= seq.num_computed_tokens < 16
+    published = seq.block_table[: seq.num_computed_tokens // 4]
+    assert sorted(scheduler.blocks.cpu.hashes) == sorted(published)
+    loop.run()
+    assert_expected(young)
     assert_all_free(loop)
 
 
@@ -155,14 +206,38 @@ def test_branches_that_are_recomputed_hold_their_prompt_once() -> None:
     twin = make_request([1] * 8, max_tokens=12)
     add(other, twin)  # computes the same prompt in the same step: neither finds the other's
     most = other.scheduler.blocks.most_blocks(group)
-    while other.send() or other.sent:
-        other.answer()
+    while other.send() or other.send() or other.sent:
+        if len(other.sent) == 2 or not other.send():
+            other.answer()
         assert other.scheduler.blocks.num_distinct_blocks(group) <= most
         tables = [seq.block_table[:2] for seq in group.unfinished if seq.block_table]
         assert all(table == tables[0] for table in tables)
     for each in (group, twin):
         assert_expected(each)
+    assert other.scheduler.num_prefix_hits == 8
     assert_all_free(other)
+
+
+def test_branches_that_are_recomputed_find_what_they_drew() -> None:
+    scheduler = make_scheduler(num_gpu_blocks=32, mode=PreemptionMode.RECOMPUTE)
+    loop = make_loop(scheduler, depth=1)
+    group = make_request([1] * 8, n=2, max_tokens=16)
+    add(loop, group)
+    while len(group.sequences[0].output_token_ids) < 10:
+        step(loop)
+    scheduler._lane.release_all()
+    for seq in group.sequences:  # as if it had yielded
+        scheduler._view.forget(seq)
+        scheduler.blocks.free(seq)
+        seq.forget_progress()
+    scheduler._queues.set_back(group)
+    num_prefix_hits = scheduler.num_prefix_hits
+    while not group.sequences[1].block_table:
+        step(loop)
+    assert scheduler.num_prefix_hits - num_prefix_hits == 2 * 16
+    loop.run()
+    assert_expected(group)
+    assert_all_free(loop)
 
 
 @pytest.mark.parametrize("mode", list(PreemptionMode))
