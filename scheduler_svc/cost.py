@@ -5,13 +5,17 @@ much it copied or computed: a copy of one block, or a short prompt, says little.
 over bandwidth against tokens over prefill rate follows vLLM (SOSP 2023, section 4.5).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from scheduler_svc.plan import StepPlan, StepTimings
 
 MIN_PREFILL_TOKENS = 32  # smaller steps say nothing of the rate of a prefill
 PREFILL_WINDOW_TOKENS = 1024  # as much as is known before weighs as much as so many tokens
 COPY_WINDOW_BLOCKS = 64
+MOST_AT_ONCE = 4  # a step that takes ten times as long was kept from its core, more likely
+STEPS_TO_RETRY = 1000
+"""Steps without copies after which the announced rate holds again: what seems too dear is not done,
+and so not seen to have become cheaper."""
 HIT_SHARE = 1 / 16
 """Evicted blocks are kept if one hit in so many pays for them all, so keeping them takes at most
 this share of the time that their tokens took to compute."""
@@ -26,6 +30,11 @@ class CostModel:
     block_bytes: int = 0
     copy_bytes_per_s: float = 0.0
     prefill_tokens_per_s: float = 0.0
+    _announced_copy_bytes_per_s: float = field(init=False)
+    _num_steps_without_copies: int = 0
+
+    def __post_init__(self) -> None:
+        self._announced_copy_bytes_per_s = self.copy_bytes_per_s
 
     def prefers_swap(self, *, num_blocks: int, num_tokens: int) -> bool:
         """Says whether copying blocks out and in takes less than computing their tokens again."""
@@ -50,13 +59,7 @@ class CostModel:
 
     def observe(self, plan: StepPlan, timings: StepTimings) -> None:
         """Follows the rates of a step that was answered."""
-        num_blocks = len(plan.swap_out) + len(plan.swap_in)
-        if num_blocks and timings.swap_ns and not plan.copy:
-            self.copy_bytes_per_s = _follow(
-                self.copy_bytes_per_s,
-                num_blocks * self.block_bytes / timings.swap_ns * 1e9,
-                weight=num_blocks / (num_blocks + COPY_WINDOW_BLOCKS),
-            )
+        self._observe_copies(plan, timings)
         num_tokens = plan.total_tokens
         # A prefill of any size beside it, a decode reads all weights for one token.
         if timings.forward_ns and num_tokens >= max(MIN_PREFILL_TOKENS, 8 * len(plan.seqs)):
@@ -66,7 +69,25 @@ class CostModel:
                 weight=num_tokens / (num_tokens + PREFILL_WINDOW_TOKENS),
             )
 
+    def _observe_copies(self, plan: StepPlan, timings: StepTimings) -> None:
+        num_blocks = len(plan.swap_out) + len(plan.swap_in)
+        if not num_blocks:
+            self._num_steps_without_copies += 1
+            if self._num_steps_without_copies == STEPS_TO_RETRY:
+                self.copy_bytes_per_s = self._announced_copy_bytes_per_s
+            return
+        self._num_steps_without_copies = 0
+        if timings.swap_ns and not plan.copy:
+            self.copy_bytes_per_s = _follow(
+                self.copy_bytes_per_s,
+                num_blocks * self.block_bytes / timings.swap_ns * 1e9,
+                weight=num_blocks / (num_blocks + COPY_WINDOW_BLOCKS),
+            )
+
 
 def _follow(known: float, seen: float, *, weight: float) -> float:
     """Returns the rate at the mean of the times that a unit took and takes."""
-    return 1 / ((1 - weight) / known + weight / seen) if known and seen else seen
+    if not known or not seen:
+        return seen
+    seen = min(max(seen, known / MOST_AT_ONCE), known * MOST_AT_ONCE)
+    return 1 / ((1 - weight) / known + weight / seen)

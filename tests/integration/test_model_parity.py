@@ -153,6 +153,51 @@ async def test_cached_prefixes_do_not_change_the_tokens(
         assert cluster.engines[0].scheduler.num_prefix_hits > 0
 
 
+async def test_prefixes_that_come_back_from_the_cpu_do_not_change_the_tokens(
+    runners: list[ModelRunner], reference: list[list[int]]
+) -> None:
+    longest = sorted(range(len(PROMPTS)), key=lambda i: -len(PROMPTS[i]))[:6]
+    prompts = [PROMPTS[i] for i in longest]
+    config = SchedulerConfig(port=0, num_gpu_blocks_override=10, watermark=0)
+    async with make_stack(runners[:1], config) as (cluster, stub):
+        for _ in range(2):
+            outputs = await generate_all(stub, concurrency=3, prompts=prompts)
+            assert outputs == [reference[i] for i in longest]
+        assert cluster.engines[0].scheduler.num_cpu_prefix_hits > 0
+
+
+@pytest.mark.parametrize("num_gpu_blocks", [None, 20])  # 20: the CPU keeps what the GPU cannot
+async def test_a_chat_finds_its_own_prompt_and_answer(
+    num_gpu_blocks: int | None, runners: list[ModelRunner]
+) -> None:
+    config = SchedulerConfig(port=0, num_gpu_blocks_override=num_gpu_blocks)
+    async with make_stack(runners[:1], config) as (cluster, stub):
+        chat = [pb.ChatMessage(role="user", content="Name the planets of the solar system.")]
+        answer, first = await say(stub, chat)
+        await say(stub, [pb.ChatMessage(role="user", content="Tell me a story. " * 60)])
+        chat += [
+            pb.ChatMessage(role="assistant", content=answer),
+            pb.ChatMessage(role="user", content="Which is the largest?"),
+        ]
+        _, second = await say(stub, chat)
+        num_computed = first.prompt_tokens + first.completion_tokens - 1  # the last is only drawn
+        assert first.cached_tokens == 0
+        assert second.cached_tokens >= num_computed // 16 * 16 > first.prompt_tokens
+        assert bool(cluster.engines[0].scheduler.num_cpu_prefix_hits) is bool(num_gpu_blocks)
+
+
+async def say(
+    stub: pb_grpc.InferenceServiceStub, messages: list[pb.ChatMessage]
+) -> tuple[str, pb.Usage]:
+    params = pb.SamplingParams(temperature=0, max_tokens=48)
+    text, usage = "", pb.Usage()
+    async for response in stub.Chat(pb.ChatRequest(messages=messages, sampling_params=params)):
+        text += "".join(output.text for output in response.outputs)
+        if response.HasField("usage"):
+            usage = response.usage
+    return text, usage
+
+
 @pytest.mark.parametrize("kind", ["Q8_0", "F16"])
 async def test_other_types_of_the_file_give_the_tokens_of_transformers(
     kind: str, tmp_path: Path

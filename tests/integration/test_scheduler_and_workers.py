@@ -128,6 +128,49 @@ async def test_tokens_are_right_under_load(
         await assert_idle(scheduler)
 
 
+def assert_repeated(client: Router, prompts: list[list[int]], *, first_handle: int) -> None:
+    """Each prompt came back from where it was kept, and its answer is right."""
+    for handle, prompt in enumerate(prompts, start=first_handle):
+        got = client.got[handle]
+        assert got.end is not None
+        assert got.end.usage.cached_tokens == 48
+        assert got.tokens[0] == expected_tokens(prompt, num_tokens=16)
+
+
+async def repeat(client: Router, prompts: list[list[int]]) -> None:
+    """Each prompt twice, the second time when the GPU has long forgotten it."""
+    for handle, prompt in enumerate(prompts + prompts):
+        await client.add(handle, prompt)
+        await client.ended(handle)
+
+
+SMALL_POOL = {"block_size": 8, "num_gpu_blocks": 16, "num_cpu_blocks": 100, "token_ns": 200_000}
+RATES = {"copy_bytes_per_s": 1e9, "prefill_tokens_per_s": 5000.0}
+LONG_PROMPTS = [[i] * 50 for i in range(5)]
+
+
+class RatedRunner(SimulatedRunner):
+    """Knows that copies pay, however busy the machine is."""
+
+    def profile(self) -> CacheCapacity:
+        return dataclasses.replace(super().profile(), **RATES)
+
+
+async def test_evicted_prefixes_come_back_from_the_cpu() -> None:
+    config = SimulatedConfig(**SMALL_POOL)
+    async with (
+        running_scheduler(make_config()) as scheduler,
+        running_worker(scheduler.address, lambda: RatedRunner(config)),
+        router(scheduler.address) as client,
+    ):
+        await until_workers(scheduler, 1)
+        await repeat(client, LONG_PROMPTS)
+        assert_repeated(client, LONG_PROMPTS, first_handle=len(LONG_PROMPTS))
+        (engine,) = scheduler.cluster.engines
+        assert engine.scheduler.num_cpu_prefix_hits == 48 * len(LONG_PROMPTS)
+        await assert_idle(scheduler)
+
+
 class ForgetfulRunner(SimulatedRunner):
     """Loses every copy-on-write."""
 
@@ -135,7 +178,7 @@ class ForgetfulRunner(SimulatedRunner):
         pass
 
 
-class CrossedRunner(SimulatedRunner):
+class CrossedRunner(RatedRunner):
     """Brings blocks back from swap in the wrong order."""
 
     def swap_in(self, mapping: BlockMapping) -> None:
@@ -154,6 +197,20 @@ async def test_a_planted_error_is_noticed(runner: type[SimulatedRunner]) -> None
             await run_load(client, num_requests=40)
             with pytest.raises(AssertionError):
                 assert_load(client, num_requests=40)
+        await assert_idle(scheduler)
+
+
+async def test_a_planted_error_is_noticed_in_what_came_back_from_the_cpu() -> None:
+    config = SimulatedConfig(**SMALL_POOL)
+    async with (
+        running_scheduler(make_config()) as scheduler,
+        running_worker(scheduler.address, lambda: CrossedRunner(config)),
+        router(scheduler.address) as client,
+    ):
+        await until_workers(scheduler, 1)
+        await repeat(client, LONG_PROMPTS)
+        with pytest.raises(AssertionError):
+            assert_repeated(client, LONG_PROMPTS, first_handle=len(LONG_PROMPTS))
         await assert_idle(scheduler)
 
 

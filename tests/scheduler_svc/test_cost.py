@@ -4,7 +4,7 @@ import pytest
 
 from scheduler_svc.block_allocator import BlockCopy
 from scheduler_svc.config import PreemptionMode
-from scheduler_svc.cost import CostModel
+from scheduler_svc.cost import STEPS_TO_RETRY, CostModel
 from scheduler_svc.plan import StepPlan, StepTimings
 from scheduler_svc.sequence import SequenceStatus
 from tests.scheduler_svc.make import make_loop, make_request, make_scheduler
@@ -102,3 +102,21 @@ def test_what_is_not_known_costs_nothing() -> None:
     assert cost.fetches(block_size=16)
     assert cost.keeps_another(num_kept=1000, block_size=16)
     assert cost.prefers_swap(num_blocks=1, num_tokens=16)
+
+
+def test_a_step_that_was_held_up_does_not_put_an_end_to_copies() -> None:
+    cost = CostModel(block_bytes=1000, copy_bytes_per_s=1e6)
+    plan = StepPlan(step_id=1, token_budget=0, swap_out=[BlockCopy(0, 0)])
+    cost.observe(plan, StepTimings(swap_ns=10_000_000_000))
+    assert cost.copy_bytes_per_s > 0.9e6
+
+
+def test_copies_that_seemed_too_dear_are_tried_again() -> None:
+    cost = CostModel(block_bytes=1000, copy_bytes_per_s=1e6)
+    plan = StepPlan(step_id=1, token_budget=0, swap_out=[BlockCopy(i, i) for i in range(100)])
+    for _ in range(10):
+        cost.observe(plan, StepTimings(swap_ns=10_000_000_000))
+    assert cost.copy_bytes_per_s < 1e5
+    for _ in range(STEPS_TO_RETRY):
+        cost.observe(StepPlan(step_id=1, token_budget=0), StepTimings(forward_ns=1))
+    assert cost.copy_bytes_per_s == 1e6

@@ -20,7 +20,7 @@ from tests.scheduler_svc.fake_worker import Block, expected
 from tests.scheduler_svc.make import Loop, content_of, make_loop, make_request, make_scheduler
 from tests.scheduler_svc.test_beam_groups import assert_found
 
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = pytest.mark.timeout(0 if "EXAMPLES" in os.environ else 1200)
 
 SEARCHES = [
     BeamSearchParams(width=2),
