@@ -166,18 +166,18 @@ async def test_prefixes_that_come_back_from_the_cpu_do_not_change_the_tokens(
         assert cluster.engines[0].scheduler.num_cpu_prefix_hits > 0
 
 
-@pytest.mark.parametrize("num_gpu_blocks", [None, 20])  # 20: the CPU keeps what the GPU cannot
+@pytest.mark.parametrize("num_gpu_blocks", [None, 15])  # 15: the CPU keeps what the GPU cannot
 async def test_a_chat_finds_its_own_prompt_and_answer(
     num_gpu_blocks: int | None, runners: list[ModelRunner]
 ) -> None:
     config = SchedulerConfig(port=0, num_gpu_blocks_override=num_gpu_blocks)
     async with make_stack(runners[:1], config) as (cluster, stub):
-        chat = [pb.ChatMessage(role="user", content="Name the planets of the solar system.")]
+        chat = [message(pb.CHAT_ROLE_USER, "Name the planets of the solar system.")]
         answer, first = await say(stub, chat)
-        await say(stub, [pb.ChatMessage(role="user", content="Tell me a story. " * 60)])
+        await say(stub, [message(pb.CHAT_ROLE_USER, "Tell me a story. " * 30)])
         chat += [
-            pb.ChatMessage(role="assistant", content=answer),
-            pb.ChatMessage(role="user", content="Which is the largest?"),
+            message(pb.CHAT_ROLE_ASSISTANT, answer),
+            message(pb.CHAT_ROLE_USER, "Which is the largest?"),
         ]
         _, second = await say(stub, chat)
         num_computed = first.prompt_tokens + first.completion_tokens - 1  # the last is only drawn
@@ -186,10 +186,14 @@ async def test_a_chat_finds_its_own_prompt_and_answer(
         assert bool(cluster.engines[0].scheduler.num_cpu_prefix_hits) is bool(num_gpu_blocks)
 
 
+def message(role: pb.ChatRole, text: str) -> pb.ChatMessage:
+    return pb.ChatMessage(role=role, content=[pb.ContentPart(text=text)])
+
+
 async def say(
     stub: pb_grpc.InferenceServiceStub, messages: list[pb.ChatMessage]
 ) -> tuple[str, pb.Usage]:
-    params = pb.SamplingParams(temperature=0, max_tokens=48)
+    params = pb.SamplingParams(temperature=0, max_tokens=32)
     text, usage = "", pb.Usage()
     async for response in stub.Chat(pb.ChatRequest(messages=messages, sampling_params=params)):
         text += "".join(output.text for output in response.outputs)
