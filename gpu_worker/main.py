@@ -10,9 +10,13 @@ from gpu_worker.servicer import SERVICE_NAME, WorkerServicer
 from gpu_worker.step import Runner
 from gpu_worker.worker import Worker
 from protos.worker.v1 import worker_pb2_grpc
+from rpc.peers import SCHEDULER
 from rpc.server import INTERNAL_MAX_RECEIVE_BYTES, Server, join_address, run_until_signalled
+from rpc.tls import CLEAR, TlsConfig
 
 logger = logging.getLogger(__name__)
+
+CALLERS = {f"/{SERVICE_NAME}/": (SCHEDULER,)}
 
 _UNSPECIFIED_HOSTS = {"", "0.0.0.0", "::"}
 
@@ -25,6 +29,7 @@ async def run(
     scheduler_address: str,
     advertise_address: str | None = None,
     grace_s: float = 30.0,
+    tls: TlsConfig = CLEAR,
 ) -> None:
     """Serves until SIGTERM or SIGINT.
 
@@ -34,10 +39,16 @@ async def run(
             default where it listens.
         grace_s: longest time to finish what is running.
 
-    Raises RegistrationRefused, BindError, or whatever loading the model raises.
+    Raises RegistrationRefused, BindError, TlsError, or whatever loading the model raises.
     """
     worker = await Worker.load(make_runner)
-    server = Server(host=host, port=port, max_receive_bytes=INTERNAL_MAX_RECEIVE_BYTES)
+    server = Server(
+        host=host,
+        port=port,
+        max_receive_bytes=INTERNAL_MAX_RECEIVE_BYTES,
+        tls=tls,
+        callers=CALLERS,
+    )
     server.add(
         WorkerServicer(worker),
         worker_pb2_grpc.add_WorkerServiceServicer_to_server,
@@ -53,6 +64,7 @@ async def run(
             advertised_address=advertised_address(
                 host=host, port=bound_port, advertise=advertise_address
             ),
+            tls=tls,
         )
         await _serve(server, registration, grace_s=grace_s)
     finally:

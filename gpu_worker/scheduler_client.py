@@ -16,6 +16,7 @@ from gpu_worker.worker import NO_EPOCH, Worker
 from protos.scheduler.v1 import scheduler_pb2 as pb
 from protos.scheduler.v1 import scheduler_pb2_grpc
 from rpc.client import open_channel
+from rpc.tls import CLEAR, TlsConfig
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +51,15 @@ class _SchedulerLost(Exception):
 class Registration:
     """Registers one worker, for as long as `run` runs."""
 
-    def __init__(self, *, worker: Worker, scheduler_address: str, advertised_address: str) -> None:
+    def __init__(
+        self,
+        *,
+        worker: Worker,
+        scheduler_address: str,
+        advertised_address: str,
+        tls: TlsConfig = CLEAR,
+    ) -> None:
+        self._tls = tls
         self._worker = worker
         self._scheduler_address = scheduler_address
         self._advertised_address = advertised_address
@@ -99,7 +108,7 @@ class Registration:
         epoch = secrets.randbits(64) or 1
         self._worker.begin_epoch(epoch)
         try:
-            async with open_channel(self._scheduler_address) as channel:
+            async with open_channel(self._scheduler_address, tls=self._tls) as channel:
                 call = scheduler_pb2_grpc.WorkerRegistryServiceStub(channel).Register()
                 try:
                     await self._hold(call, epoch)

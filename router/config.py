@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from router import tool_formats
+from rpc.tls import CLEAR, TlsConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +20,8 @@ class RouterConfig:
     max_http_body_bytes: int = 8 << 20
     scheduler_addresses: tuple[str, ...] = ("127.0.0.1:50052",)
     """Exactly one for now, "host:port"."""
+    tls: TlsConfig = CLEAR
+    """Of the public ports, and of the channel to the scheduler."""
     reflection: bool = True
     grace_s: float = 30.0
     """How long requests that run may go on after SIGTERM."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from protos.inference.v1 import inference_pb2_grpc
@@ -22,13 +23,21 @@ logger = logging.getLogger(__name__)
 class Router:
     """The parts of a router, wired; also what tests start."""
 
-    def __init__(self, config: RouterConfig) -> None:
-        self.server = Server(host=config.host, port=config.port, reflection=config.reflection)
+    def __init__(
+        self, config: RouterConfig, *, on_serving: Callable[[str], None] = lambda _name: None
+    ) -> None:
+        """`on_serving` is told the model's name whenever requests begin to be taken."""
+        self._on_serving = on_serving
+        self._tls = config.tls
+        self.server = Server(
+            host=config.host, port=config.port, reflection=config.reflection, tls=config.tls
+        )
         self.scheduler = SchedulerConnection(
             config.scheduler_addresses[0],
             tokenizer_threads=config.tokenizer_threads,
             model_poll_s=config.model_poll_s,
             on_serving=self._set_serving,
+            tls=config.tls,
         )
         self.admission = Admission(config, self.scheduler)
         self.generator = Generator(
@@ -48,7 +57,8 @@ class Router:
         port = await self.server.start()
         if self.http is not None:
             await self.http.start()
-            logger.info("HTTP at http://%s/v1", self.http.address)
+            scheme = "https" if self._tls.serves else "http"
+            logger.info("HTTP at %s://%s/v1", scheme, self.http.address)
         self._connecting = asyncio.create_task(self.scheduler.run(), name="scheduler connection")
         logger.info("router listens on %s", self.server.address)
         return port
@@ -75,11 +85,15 @@ class Router:
 
     def _set_serving(self, serving: bool) -> None:
         self.server.set_serving(SERVICE_NAME, serving=serving)
+        if serving:
+            self._on_serving(self.scheduler.model.name)
 
 
-async def run(config: RouterConfig) -> None:
+async def run(
+    config: RouterConfig, *, on_serving: Callable[[str], None] = lambda _name: None
+) -> None:
     """Serves until SIGTERM or SIGINT. Health is NOT_SERVING until the model is known."""
-    router = Router(config)
+    router = Router(config, on_serving=on_serving)
     await router.start()
     try:
         await run_until_signalled(router, grace_s=config.grace_s)
@@ -104,4 +118,4 @@ def _http_server(
         max_body_bytes=config.max_http_body_bytes,
     )
     app = make_app(api, version=config.version)
-    return HttpServer(app, host=config.host, port=config.http_port)
+    return HttpServer(app, host=config.host, port=config.http_port, tls=config.tls)

@@ -23,6 +23,7 @@ from router.sampling import BeamSearch
 from rpc.client import open_channel
 from rpc.columns import pack_float32, pack_int32, unpack_int32, unpack_int64
 from rpc.errors import RpcError, Unavailable, from_code
+from rpc.tls import CLEAR, TlsConfig
 
 logger = logging.getLogger(__name__)
 
@@ -51,11 +52,13 @@ class SchedulerConnection:
         tokenizer_threads: int,
         model_poll_s: float,
         on_serving: Callable[[bool], None],
+        tls: TlsConfig = CLEAR,
     ) -> None:
         """`on_serving` is told whenever requests begin or cease to be taken."""
         self.address = address
         self._model_poll_s = model_poll_s
         self._on_serving = on_serving
+        self._tls = tls
         self._models = ModelClient(tokenizer_threads=tokenizer_threads)
         self._handles = itertools.count(1)
         self._live: dict[int, GenerationRequest] = {}
@@ -101,7 +104,7 @@ class SchedulerConnection:
 
     async def run(self) -> None:
         """Connects, and connects again, until it is cancelled."""
-        async with open_channel(self.address) as channel:
+        async with open_channel(self.address, tls=self._tls) as channel:
             stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
             try:
                 while True:

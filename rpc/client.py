@@ -2,6 +2,8 @@
 
 import grpc
 
+from rpc.tls import CLEAR, TlsConfig, channel_credentials
+
 _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_time_ms", 1_000),
     ("grpc.keepalive_timeout_ms", 1_500),
@@ -18,6 +20,17 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 
-def open_channel(address: str) -> grpc.aio.Channel:
-    """Returns a channel to "host:port"; it connects when first used and reconnects by itself."""
-    return grpc.aio.insecure_channel(address, options=_OPTIONS)
+def open_channel(
+    address: str, *, tls: TlsConfig = CLEAR, server_name: str | None = None
+) -> grpc.aio.Channel:
+    """Returns a channel to "host:port"; it connects when first used and reconnects by itself.
+
+    Args:
+        server_name: what the server's certificate must be for, if not the address's host.
+
+    Raises TlsError.
+    """
+    if not tls.dials:
+        return grpc.aio.insecure_channel(address, options=_OPTIONS)
+    named = (("grpc.ssl_target_name_override", server_name),) if server_name else ()
+    return grpc.aio.secure_channel(address, channel_credentials(tls), options=[*_OPTIONS, *named])

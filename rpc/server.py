@@ -21,6 +21,8 @@ from grpc_reflection.v1alpha import reflection
 from rpc import health
 from rpc.errors import ErrorInterceptor, Unavailable
 from rpc.handlers import Context, Handler, wrap
+from rpc.peers import Callers, PeerInterceptor
+from rpc.tls import CLEAR, TlsConfig, server_credentials
 
 logger = logging.getLogger(__name__)
 
@@ -115,14 +117,20 @@ class Server:
         reflection: bool = False,
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
         max_receive_bytes: int = PUBLIC_MAX_RECEIVE_BYTES,
+        tls: TlsConfig = CLEAR,
+        callers: Callers | None = None,
     ) -> None:
+        """`callers` are the roles that may call what; None lets in every client."""
         self.host = host
+        self._tls = tls
         self.port = port
         self._reflection = reflection
         self._names: list[str] = []
         self._stopping: asyncio.Future[None] | None = None
         self._calls = _Calls()
         self._health = health.HealthServicer()
+        if callers is not None and tls.identifies_clients:
+            interceptors = [PeerInterceptor(callers, tls.peer_names), *interceptors]
         self._server = grpc.aio.server(
             interceptors=[ErrorInterceptor(), self._calls, *interceptors],
             options=[*_OPTIONS, ("grpc.max_receive_message_length", max_receive_bytes)],
@@ -147,17 +155,22 @@ class Server:
         self._health.set(name, serving=False)
 
     async def start(self) -> int:
-        """Listens and returns the port. Raises PortInUse or BindError."""
+        """Listens and returns the port. Raises PortInUse, BindError or TlsError."""
         if self._reflection:
             names = (*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME)
             reflection.enable_server_reflection(names, self._server)
         check_free(self.host, self.port)  # gRPC itself says only that it failed
         try:
-            self.port = self._server.add_insecure_port(self.address)
+            self.port = self._listen()
         except RuntimeError:
             raise PortInUse(f"cannot listen on {self.address}: the port is taken") from None
         await self._server.start()
         return self.port
+
+    def _listen(self) -> int:
+        if not self._tls.serves:
+            return self._server.add_insecure_port(self.address)
+        return self._server.add_secure_port(self.address, server_credentials(self._tls))
 
     def set_serving(self, *names: str, serving: bool) -> None:
         """Sets the health of services, and the overall health: serving when all are."""

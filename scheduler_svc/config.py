@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass, field
 from enum import Enum
 
+from rpc.tls import CLEAR, TlsConfig
+
 POLICIES = ("fcfs", "priority", "shortest-prompt", "fair")
 
 
@@ -134,6 +136,8 @@ class SchedulerConfig:
     """File that all decisions and what they depend on are written to, token ids included."""
     drain_timeout_s: float = 30.0
     reflection: bool = True
+    tls: TlsConfig = CLEAR
+    """Of the port, and of the channels to workers."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.watermark < 1:

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator
 
 from protos.scheduler.v1 import scheduler_pb2_grpc as pb_grpc
+from rpc.peers import OPERATOR, ROUTER, WORKER
 from rpc.server import INTERNAL_MAX_RECEIVE_BYTES, Server, run_until_signalled
 from scheduler_svc.assembly import make_cluster
 from scheduler_svc.cluster import Cluster
@@ -20,6 +21,15 @@ logger = logging.getLogger(__name__)
 
 SCHEDULER_SERVICE = "signalbox.scheduler.v1.SchedulerService"
 REGISTRY_SERVICE = "signalbox.scheduler.v1.WorkerRegistryService"
+
+CALLERS = {
+    f"/{SCHEDULER_SERVICE}/": (OPERATOR,),
+    f"/{SCHEDULER_SERVICE}/Connect": (ROUTER,),
+    f"/{SCHEDULER_SERVICE}/GetModel": (ROUTER, OPERATOR),
+    f"/{SCHEDULER_SERVICE}/GetStats": (ROUTER, OPERATOR),
+    f"/{SCHEDULER_SERVICE}/GetTokenizer": (ROUTER,),
+    f"/{REGISTRY_SERVICE}/": (WORKER,),
+}
 
 TICK_S = 0.05
 IDLE_TICK_S = 0.25
@@ -45,6 +55,8 @@ async def serving(config: SchedulerConfig) -> AsyncIterator[tuple[Server, Cluste
         port=config.port,
         reflection=config.reflection,
         max_receive_bytes=INTERNAL_MAX_RECEIVE_BYTES,
+        tls=config.tls,
+        callers=CALLERS,
     )
     server.add(
         SchedulerServicer(cluster, config, recorder),

@@ -14,6 +14,7 @@ import grpc
 from protos.scheduler.v1 import scheduler_pb2 as pb
 from protos.scheduler.v1 import scheduler_pb2_grpc as pb_grpc
 from rpc.errors import Aborted, FailedPrecondition, InvalidArgument, Unavailable
+from rpc.peers import WORKER, names_of
 from scheduler_svc.assembly import make_scheduler
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.config import SchedulerConfig
@@ -48,6 +49,9 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
             address=_address(join.address, context.peer()),
             epoch=join.epoch,
             recorder=self._recorder.worker(),
+            tls=self._config.tls,
+            # Who answers there must be who has registered, whatever the address is called.
+            certified_name=self._config.tls.peer_names.find(WORKER, names_of(context)),
         )
         try:
             async with self._joining:

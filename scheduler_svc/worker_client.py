@@ -11,6 +11,7 @@ import grpc
 from protos.worker.v1 import worker_pb2 as pb
 from protos.worker.v1 import worker_pb2_grpc as pb_grpc
 from rpc.client import open_channel
+from rpc.tls import CLEAR, TlsConfig
 from scheduler_svc import codec
 from scheduler_svc.model import ModelInfo, TokenizerFiles, WorkerCapacity
 from scheduler_svc.plan import StepAnswer, StepPlan
@@ -36,11 +37,20 @@ class WorkerClient:
     unanswered steps are sent again, which the worker takes for what it is.
     """
 
-    def __init__(self, *, address: str, epoch: int, recorder: WorkerRecorder = UNRECORDED) -> None:
+    def __init__(
+        self,
+        *,
+        address: str,
+        epoch: int,
+        recorder: WorkerRecorder = UNRECORDED,
+        tls: TlsConfig = CLEAR,
+        certified_name: str | None = None,
+    ) -> None:
+        """`certified_name` is what its certificate must be for, if not the address's host."""
         self.address = address
         self.epoch = epoch
         self.recorder = recorder
-        self._channel = open_channel(address)
+        self._channel = open_channel(address, tls=tls, server_name=certified_name)
         self._stub = pb_grpc.WorkerServiceStub(self._channel)
         self._unanswered: deque[pb.ExecuteModelRequest] = deque()
         self._call: grpc.aio.StreamStreamCall[pb.ExecuteModelRequest, pb.ExecuteModelResponse]

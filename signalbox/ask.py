@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 
+from signalbox.connection import add_connection_flags, connection
 from signalbox.inference_client import Chunk, InferenceClient, Message, Usage
 from signalbox.settings import ENV_PREFIX
 
@@ -109,6 +110,7 @@ def add_flags(parser: argparse.ArgumentParser, *, conversation: bool) -> None:
         default=os.environ.get(ENV_PREFIX + "ADDRESS", DEFAULT_ADDRESS),
         help=f"of the router (default {DEFAULT_ADDRESS}; env {ENV_PREFIX}ADDRESS)",
     )
+    add_connection_flags(parser, api_key=True)
     for name, (kind, text) in _SAMPLING.items():
         flag = "-n" if name == "n" else "--" + name.replace("_", "-")
         parser.add_argument(
@@ -135,14 +137,14 @@ def run_chat(options: dict[str, Any]) -> None:
 
 async def _generate(options: dict[str, Any]) -> None:
     prompt = options["prompt"] if options["prompt"] is not None else sys.stdin.read()
-    async with InferenceClient(options["address"]) as client:
+    async with InferenceClient(options["address"], connection(options)) as client:
         chunks = client.generate(prompt, **_request_options(options))
         await show(chunks, client=client, as_json=options["json"])
 
 
 async def _chat(options: dict[str, Any]) -> None:
     messages = [Message(role="system", text=options["system"])] if options["system"] else []
-    async with InferenceClient(options["address"]) as client:
+    async with InferenceClient(options["address"], connection(options)) as client:
         for text in _turns(options["prompt"]):
             messages.append(Message(role="user", text=text))
             chunks = client.chat(messages, **_request_options(options))

@@ -5,6 +5,8 @@ import re
 import signalbox
 from gpu_worker.config import GIB, CacheConfig, DeviceConfig, ModelConfig
 from router.config import RouterConfig
+from rpc.peers import PeerNames
+from rpc.tls import TlsConfig
 from scheduler_svc.config import (
     AdmissionBounds,
     PolicyConfig,
@@ -16,6 +18,7 @@ from signalbox.settings import (
     RouterSettings,
     SchedulerSettings,
     ServeSettings,
+    TlsSettings,
     WorkerSettings,
     flag_name,
 )
@@ -43,6 +46,16 @@ def in_words_of_flags(message: str) -> str:
     return _FIELD.sub(lambda found: flag_name(_FIELDS[found[0]]), message)
 
 
+def tls_config(settings: TlsSettings) -> TlsConfig:
+    return TlsConfig(
+        cert=settings.tls_cert,
+        key=settings.tls_key,
+        ca=settings.tls_ca,
+        client_ca=settings.tls_client_ca,
+        peer_names=PeerNames.parse(settings.allow_peer_names),
+    )
+
+
 def router_config(settings: RouterSettings) -> RouterConfig:
     return RouterConfig(
         host=settings.host,
@@ -55,6 +68,7 @@ def router_config(settings: RouterSettings) -> RouterConfig:
         max_live_requests=settings.max_live_requests,
         tool_call_parser=settings.tool_call_parser,
         trust_tenant_header=settings.trust_tenant_header,
+        tls=tls_config(settings),
     )
 
 
@@ -87,6 +101,7 @@ def scheduler_config(settings: SchedulerSettings) -> SchedulerConfig:
         explain_history=settings.explain_history,
         record=settings.record,
         drain_timeout_s=settings.grace,
+        tls=tls_config(settings),
     )
 
 

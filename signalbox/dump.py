@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from protos.scheduler.v1 import state_pb2
+from signalbox.connection import Connection, connection
 from signalbox.scheduler_client import SchedulerClient, add_address_flag, plain
 
 
@@ -27,12 +28,16 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(options: dict[str, Any]) -> None:
     """Writes the state as one JSON object."""
-    parts = asyncio.run(_ask(options["address"], include_token_ids=options["token_ids"]))
+    parts = asyncio.run(
+        _ask(options["address"], connection(options), include_token_ids=options["token_ids"])
+    )
     write_state(parts, options["file"])
 
 
-async def _ask(address: str, *, include_token_ids: bool) -> list[state_pb2.DumpStateResponse]:
-    async with SchedulerClient(address) as client:
+async def _ask(
+    address: str, how: Connection, *, include_token_ids: bool
+) -> list[state_pb2.DumpStateResponse]:
+    async with SchedulerClient(address, how) as client:
         return [part async for part in client.state(include_token_ids=include_token_ids)]
 
 

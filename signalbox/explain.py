@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from protos.scheduler.v1 import explain_pb2 as pb
+from signalbox.connection import Connection, connection
 from signalbox.scheduler_client import SchedulerClient, add_address_flag, plain
 
 BAR_WIDTH = 40
@@ -38,15 +39,15 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(options: dict[str, Any]) -> None:
     """Prints the timeline of a request. Raises NoAnswer if nobody knows it."""
-    answer = asyncio.run(_ask(options["address"], options["request_id"]))
+    answer = asyncio.run(_ask(options["address"], connection(options), options["request_id"]))
     if options["json"]:
         print(json.dumps(plain(answer)))
     else:
         Console(highlight=False).print(render(answer))
 
 
-async def _ask(address: str, request_id: str) -> pb.ExplainResponse:
-    async with SchedulerClient(address) as client:
+async def _ask(address: str, how: Connection, request_id: str) -> pb.ExplainResponse:
+    async with SchedulerClient(address, how) as client:
         return await client.explain(request_id)
 
 

@@ -13,6 +13,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from rpc.client import open_channel
+from signalbox.connection import Connection, add_connection_flags, connection
 from signalbox.settings import ENV_PREFIX
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
@@ -46,19 +47,20 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="how long to wait until it serves (default: answer at once)",
     )
+    add_connection_flags(parser)
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
 
 
 def run(options: dict[str, Any]) -> None:
     """Prints that the service is serving, or raises NotServing."""
     address, service = options["address"], options["service"]
-    asyncio.run(_wait(address, service, wait_s=options["wait"]))
+    asyncio.run(_wait(address, service, connection(options), wait_s=options["wait"]))
     print(f"{address} is serving")
 
 
-async def _wait(address: str, service: str, *, wait_s: float) -> None:
+async def _wait(address: str, service: str, how: Connection, *, wait_s: float) -> None:
     ends_at = time.monotonic() + wait_s
-    async with open_channel(address) as channel:
+    async with open_channel(address, tls=how.tls, server_name=how.server_name) as channel:
         while problem := await _problem(channel, service):
             if time.monotonic() + POLL_S >= ends_at:
                 raise NotServing(f"{address} {problem}")

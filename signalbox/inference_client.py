@@ -11,6 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc
 from rpc.client import open_channel
+from signalbox.connection import PLAIN, Connection
 
 HEALTH_POLL_S = 0.1
 
@@ -64,9 +65,12 @@ class Chunk:
 class InferenceClient:
     """Calls a router. Failed calls raise grpc.aio.AioRpcError."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, connection: Connection = PLAIN) -> None:
         self.address = address
-        self._channel = open_channel(address)
+        self._metadata = connection.metadata
+        self._channel = open_channel(
+            address, tls=connection.tls, server_name=connection.server_name
+        )
         make_stub: Any = inference_pb2_grpc.InferenceServiceStub  # generated without types
         self._stub = make_stub(self._channel)
         self._health = health_pb2_grpc.HealthStub(self._channel)
@@ -94,7 +98,10 @@ class InferenceClient:
 
     async def model_name(self) -> str:
         """Returns the name of the served model."""
-        return str((await self._stub.GetModel(pb.GetModelRequest(), timeout=10)).name)
+        return str((await self._get_model()).name)
+
+    async def _get_model(self) -> Any:
+        return await self._stub.GetModel(pb.GetModelRequest(), timeout=10, metadata=self._metadata)
 
     def generate(
         self, prompt: str, *, sampling: dict[str, Any], timeout_s: float | None = None
@@ -105,7 +112,7 @@ class InferenceClient:
             sampling: fields of SamplingParams, by name.
         """
         request = pb.GenerateRequest(text=prompt, sampling_params=pb.SamplingParams(**sampling))
-        return _stream(self._stub.Generate(request, timeout=timeout_s))
+        return _stream(self._stub.Generate(request, timeout=timeout_s, metadata=self._metadata))
 
     def chat(
         self,
@@ -120,7 +127,7 @@ class InferenceClient:
             for turn in messages
         ]
         request = pb.ChatRequest(messages=turns, sampling_params=pb.SamplingParams(**sampling))
-        return _stream(self._stub.Chat(request, timeout=timeout_s))
+        return _stream(self._stub.Chat(request, timeout=timeout_s, metadata=self._metadata))
 
 
 async def _stream(call: Any) -> AsyncIterator[Chunk]:

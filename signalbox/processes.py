@@ -15,6 +15,7 @@ from signalbox.settings import ENV_PREFIX
 
 PARENT_PID = ENV_PREFIX + "PARENT_PID"
 PROCESS_NAME = ENV_PREFIX + "PROCESS_NAME"
+READY_FD = ENV_PREFIX + "READY_FD"
 
 _PR_SET_PDEATHSIG = 1
 _PARENT_POLL_S = 0.5
@@ -26,6 +27,8 @@ class Child:
 
     name: str
     process: asyncio.subprocess.Process
+    news: asyncio.StreamReader
+    """What it announces; see `announce`."""
 
     @property
     def is_alive(self) -> bool:
@@ -54,16 +57,42 @@ async def spawn(name: str, arguments: Sequence[str]) -> Child:
     It gets a session of its own, so that Ctrl-C reaches the parent, which ends children in order.
     """
     inherited = {key: value for key, value in os.environ.items() if not key.startswith(ENV_PREFIX)}
+    readable, writable = os.pipe()
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
         "signalbox.cli",
         *arguments,
-        env={**inherited, PARENT_PID: str(os.getpid()), PROCESS_NAME: name},
+        env={
+            **inherited,
+            PARENT_PID: str(os.getpid()),
+            PROCESS_NAME: name,
+            READY_FD: str(writable),
+        },
+        pass_fds=(writable,),
         stdin=asyncio.subprocess.DEVNULL,
         start_new_session=True,
     )
-    return Child(name=name, process=process)
+    os.close(writable)
+    return Child(name=name, process=process, news=await _reader(readable))
+
+
+async def _reader(readable: int) -> asyncio.StreamReader:
+    reader = asyncio.StreamReader()
+    protocol = asyncio.StreamReaderProtocol(reader)
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: protocol, os.fdopen(readable, "rb"))
+    return reader
+
+
+def announce(text: str) -> None:
+    """Called in a child: tells the parent one line, once; it reads `Child.news`.
+
+    It knows then that the child serves without a client's certificate or key.
+    """
+    if writable := os.environ.pop(READY_FD, ""):
+        with suppress(BrokenPipeError), os.fdopen(int(writable), "w") as pipe:
+            pipe.write(text + "\n")
 
 
 def process_name(default: str) -> str:

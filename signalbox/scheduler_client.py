@@ -11,6 +11,7 @@ from google.protobuf.message import Message
 
 from protos.scheduler.v1 import explain_pb2, scheduler_pb2_grpc, state_pb2, stats_pb2
 from rpc.client import open_channel
+from signalbox.connection import PLAIN, Connection, add_connection_flags
 from signalbox.settings import ENV_PREFIX
 
 DEFAULT_ADDRESS = "127.0.0.1:50052"
@@ -26,22 +27,25 @@ class NoAnswer(RuntimeError):
 
 
 def add_address_flag(parser: argparse.ArgumentParser) -> None:
-    """Adds --address and --debug."""
+    """Adds --address, those of TLS, and --debug."""
     parser.add_argument(
         "--address",
         metavar="HOST:PORT",
         default=os.environ.get(ENV_PREFIX + "SCHEDULER", DEFAULT_ADDRESS),
         help=f"of the scheduler (default {DEFAULT_ADDRESS}; env {ENV_PREFIX}SCHEDULER)",
     )
+    add_connection_flags(parser)
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
 
 
 class SchedulerClient:
     """Calls a scheduler. Failed calls raise SchedulerUnreachable or NoAnswer."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, connection: Connection = PLAIN) -> None:
         self.address = address
-        self._channel = open_channel(address)
+        self._channel = open_channel(
+            address, tls=connection.tls, server_name=connection.server_name
+        )
         make_stub: Any = scheduler_pb2_grpc.SchedulerServiceStub  # generated without types
         self._stub = make_stub(self._channel)
 

@@ -8,6 +8,7 @@ from functools import partial
 from gpu_worker.step import Runner
 from rpc import telemetry
 from signalbox import configs
+from signalbox.processes import announce
 from signalbox.settings import (
     RouterSettings,
     SchedulerSettings,
@@ -39,7 +40,7 @@ def run_router(settings: RouterSettings) -> None:
 
     config = configs.router_config(settings)
     _configure_tracing("router", settings)
-    asyncio.run(run(config))
+    asyncio.run(run(config, on_serving=announce))
 
 
 def run_scheduler(settings: SchedulerSettings) -> None:
@@ -62,6 +63,7 @@ def run_worker(settings: WorkerSettings) -> None:
         scheduler_address=settings.scheduler,
         advertise_address=settings.advertise,
         grace_s=settings.grace,
+        tls=configs.tls_config(settings),
     )
     asyncio.run(serving)
 

@@ -49,7 +49,30 @@ class Settings(BaseSettings):
         return init_settings, env_settings, InitSettingsSource(settings_cls, file_values)
 
 
-class TraceSettings(Settings):
+class TlsSettings(Settings):
+    """Of every service: how its ports and channels are protected."""
+
+    tls_cert: str | None = Field(
+        None, description="PEM file: this process's certificate and chain; its ports speak TLS"
+    )
+    tls_key: str | None = Field(None, description="PEM file: the certificate's private key")
+    tls_ca: str | None = Field(
+        None,
+        description="PEM file: who vouches for the services that this one calls; its channels"
+        " speak TLS",
+    )
+    tls_client_ca: str | None = Field(
+        None,
+        description="PEM file: who vouches for clients; each must then show a certificate (mTLS)",
+    )
+    allow_peer_names: str = Field(
+        "",
+        description="names in the certificates of peers, as ROLE=NAME,...; roles are router,"
+        " scheduler, worker and operator, whose default is router or router.* and so on",
+    )
+
+
+class TraceSettings(TlsSettings):
     """Of every service."""
 
     trace_exporter: str = Field(
@@ -286,12 +309,29 @@ class ServeSettings(EngineSettings, PolicySettings, DoorSettings):
     port: int = Field(50051, ge=0, le=65535, description="port to listen on; 0 picks one")
     workers: int = Field(1, gt=0, description="worker processes to start")
 
+    @model_validator(mode="after")
+    def _meets_on_the_loopback(self) -> Self:
+        for name in ("tls_ca", "allow_peer_names"):
+            if getattr(self, name):
+                raise ValueError(
+                    f"{flag_name(name)} has no effect on serve, whose services meet on this"
+                    " machine's loopback interface; start them one by one"
+                )
+        return self
+
 
 class DemoSettings(ServeSettings):
     """`signalbox demo`: as serve, where nothing else listens."""
 
     port: int = Field(0, ge=0, le=65535, description="port to listen on; 0 picks one")
     http: bool = Field(False, description="whether OpenAI's HTTP API is served")
+
+    @model_validator(mode="after")
+    def _is_in_the_clear(self) -> Self:
+        for name in ("tls_cert", "tls_key", "tls_client_ca"):
+            if getattr(self, name):
+                raise ValueError(f"demo takes no {flag_name(name)}; use serve")
+        return self
 
 
 SERVICES: tuple[type[Settings], ...] = (

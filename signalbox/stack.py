@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator
 
 from rpc.server import HTTP_REMEDY, BindError, check_free, join_address
 from signalbox.flags import to_flags
-from signalbox.inference_client import InferenceClient
 from signalbox.processes import Child, spawn
 from signalbox.settings import (
     RouterSettings,
@@ -27,6 +26,9 @@ logger = logging.getLogger(__name__)
 LOOPBACK = "127.0.0.1"
 END_S = 10.0
 """For a process with nothing left to do to exit in."""
+
+
+_TLS = ("tls_cert", "tls_key", "tls_client_ca")
 
 
 class ServiceDied(RuntimeError):
@@ -44,6 +46,7 @@ class LocalStack:
         self._router: Child | None = None
         self._scheduler: Child | None = None
         self._workers: list[Child] = []
+        self.model_name = ""
 
     @property
     def address(self) -> str:
@@ -56,10 +59,13 @@ class LocalStack:
         return join_address(LOOPBACK, self._scheduler_port)
 
     @property
-    def http_address(self) -> str | None:
+    def http_url(self) -> str | None:
         """Where clients reach the HTTP API, if it is on."""
-        host = self._settings.host
-        return join_address(_reachable(host), self._http_port) if self._settings.http else None
+        if not self._settings.http:
+            return None
+        scheme = "https" if self._settings.tls_cert else "http"
+        address = join_address(_reachable(self._settings.host), self._http_port)
+        return f"{scheme}://{address}/v1"
 
     @property
     def pids(self) -> dict[str, int]:
@@ -131,11 +137,14 @@ class LocalStack:
         **replaced: object,
     ) -> Child:
         name = command if number is None else f"{command} {number}"
+        # Certificates are for the public ports; the rest stays on the loopback interface.
+        if settings_class is not RouterSettings:
+            replaced |= dict.fromkeys(_TLS)
         return await spawn(name, [command, *to_flags(self._settings, settings_class, **replaced)])
 
     async def _until_serving(self) -> None:
         watching = asyncio.ensure_future(self.wait())
-        serving = asyncio.ensure_future(_until_healthy(self.address))
+        serving = asyncio.ensure_future(self._until_announced())
         try:
             await asyncio.wait({watching, serving}, return_when=asyncio.FIRST_COMPLETED)
             if watching.done():
@@ -146,6 +155,13 @@ class LocalStack:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError, ServiceDied):
                     await task
+
+    async def _until_announced(self) -> None:
+        assert self._router is not None
+        line = await self._router.news.readline()
+        if not line:
+            await asyncio.Event().wait()  # it has ended, which `wait` notices
+        self.model_name = line.decode().strip()
 
     def _lost(self, ended: list[Child]) -> None:
         """Goes on without a worker while there are others; without anything else, gives up."""
@@ -196,16 +212,9 @@ async def serve(settings: ServeSettings) -> None:
 
 async def _start_and_wait(stack: LocalStack) -> None:
     await stack.start()
-    async with InferenceClient(stack.address) as client:
-        http = f" and http://{stack.http_address}/v1" if stack.http_address else ""
-        name = await client.model_name()
-        logger.info("serving %s at %s%s; Ctrl-C stops", name, stack.address, http)
+    http = f" and {stack.http_url}" if stack.http_url else ""
+    logger.info("serving %s at %s%s; Ctrl-C stops", stack.model_name, stack.address, http)
     await stack.wait()
-
-
-async def _until_healthy(address: str) -> None:
-    async with InferenceClient(address) as client:
-        await client.wait_until_serving()
 
 
 def _reachable(host: str) -> str:

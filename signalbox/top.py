@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.live import Live
 
 from protos.scheduler.v1 import stats_pb2 as pb
+from signalbox.connection import Connection, connection
 from signalbox.load import Load, measure
 from signalbox.scheduler_client import SchedulerClient, SchedulerUnreachable, add_address_flag
 from signalbox.top_view import render
@@ -35,16 +36,17 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(options: dict[str, Any]) -> None:
     """Shows the load until Ctrl-C, or once."""
     address, interval_s = options["address"], options["interval"]
+    how = connection(options)
     if interval_s <= 0:
         raise ValueError(f"--interval is {interval_s}; it must be above 0")
     once = options["once"] or not sys.stdout.isatty()
     if options["json"] and not once:
         raise ValueError("--json goes with --once")
     if once:
-        _print(asyncio.run(_look(address, interval_s)), address, as_json=options["json"])
+        _print(asyncio.run(_look(address, how, interval_s)), address, as_json=options["json"])
         return
     try:
-        asyncio.run(_watch(address, interval_s))
+        asyncio.run(_watch(address, how, interval_s))
     except KeyboardInterrupt:
         return  # how people leave
 
@@ -56,17 +58,17 @@ def _print(load: Load, address: str, *, as_json: bool) -> None:
         Console(highlight=False).print(render(load, address))
 
 
-async def _look(address: str, interval_s: float) -> Load:
-    async with SchedulerClient(address) as client:
+async def _look(address: str, how: Connection, interval_s: float) -> Load:
+    async with SchedulerClient(address, how) as client:
         before = await client.stats()
         await asyncio.sleep(interval_s)
         return measure(before, await client.stats())
 
 
-async def _watch(address: str, interval_s: float) -> None:
+async def _watch(address: str, how: Connection, interval_s: float) -> None:
     """Redraws until it is cancelled; says so while the scheduler does not answer."""
     watch = Watch(address)
-    async with SchedulerClient(address) as client:
+    async with SchedulerClient(address, how) as client:
         with Live(screen=True, auto_refresh=False) as live:
             while True:
                 try:

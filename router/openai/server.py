@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from router.openai.responses import error_response
 from rpc.errors import Unavailable
 from rpc.server import HTTP_REMEDY, check_free, join_address
+from rpc.tls import CLEAR, TlsConfig, http_context
 
 logger = logging.getLogger(__name__)
 
@@ -25,9 +26,10 @@ FLUSH_S = 1
 class HttpServer:
     """Serves an application; refuses new requests while it drains."""
 
-    def __init__(self, app: ASGIApp, *, host: str, port: int) -> None:
+    def __init__(self, app: ASGIApp, *, host: str, port: int, tls: TlsConfig = CLEAR) -> None:
         self.host = host
         self.port = port
+        self._tls = tls
         self._gate = _Gate(app)
         self._config = uvicorn.Config(
             self._gate,
@@ -49,13 +51,16 @@ class HttpServer:
         return join_address(self.host, self.port)
 
     async def start(self) -> int:
-        """Listens and returns the port. Raises PortInUse or BindError."""
+        """Listens and returns the port. Raises PortInUse, BindError or TlsError."""
         check_free(self.host, self.port, remedy=HTTP_REMEDY)
         family, _, _, _, where = socket.getaddrinfo(
             self.host, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         listener = socket.create_server(where[:2], family=family, backlog=BACKLOG)
         self.port = listener.getsockname()[1]
+        self._config.load()
+        if self._tls.serves:
+            self._config.ssl = http_context(self._tls)
         self._serving = asyncio.create_task(self._server.serve([listener]), name="http server")
         return self.port
 

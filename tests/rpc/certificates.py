@@ -1,0 +1,37 @@
+"""Certificates for tests: one authority, and a file set for each name."""
+
+from pathlib import Path
+
+import trustme
+
+from rpc.peers import PeerNames
+from rpc.tls import TlsConfig
+
+
+class Authority:
+    """Issues certificates into a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._ca = trustme.CA()
+        self.file = str(folder / "ca.pem")
+        self._ca.cert_pem.write_to_path(self.file)
+
+    def issue(self, *names: str, file_name: str = "") -> tuple[str, str]:
+        """Writes, or replaces, a certificate and its key; returns their paths."""
+        stem = self._folder / (file_name or names[0])
+        issued = self._ca.issue_cert(*names)
+        issued.private_key_pem.write_to_path(f"{stem}.key")
+        Path(f"{stem}.pem").write_bytes(b"".join(pem.bytes() for pem in issued.cert_chain_pems))
+        return f"{stem}.pem", f"{stem}.key"
+
+    def member(self, *names: str, peer_names: str = "") -> TlsConfig:
+        """What a service of these names is given under mTLS."""
+        cert, key = self.issue(*names)
+        return TlsConfig(
+            cert=cert,
+            key=key,
+            ca=self.file,
+            client_ca=self.file,
+            peer_names=PeerNames.parse(peer_names),
+        )
