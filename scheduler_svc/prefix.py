@@ -66,7 +66,7 @@ class PrefixCache:
 
         A block is rarely here without those before it, as they are freed in that order.
         """
-        if not self._is_on:
+        if not self._is_on or seq.group.wants_prompt_logprobs:
             return 0
         bound, most = 1, (seq.num_tokens - 1) // self._block_size
         while bound <= most and self._is_found(seq, bound - 1):
