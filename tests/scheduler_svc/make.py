@@ -210,8 +210,12 @@ def make_cluster(
     return cluster
 
 
-def join_worker(cluster: Cluster, *, num_gpu_blocks: int = 64) -> tuple[FakeEngine, Loop]:
-    scheduler = make_scheduler(admission=cluster.admission, num_gpu_blocks=num_gpu_blocks)
+def join_worker(
+    cluster: Cluster, *, num_gpu_blocks: int = 64, num_cpu_blocks: int = 0
+) -> tuple[FakeEngine, Loop]:
+    scheduler = make_scheduler(
+        admission=cluster.admission, num_gpu_blocks=num_gpu_blocks, num_cpu_blocks=num_cpu_blocks
+    )
     engine = FakeEngine(scheduler)
     cluster.join(engine)
     return engine, make_loop(scheduler)
