@@ -83,12 +83,17 @@ def make_request(
     priority: int = 0,
     cache_salt: str = "",
     beam_search: BeamSearchParams | None = None,
+    num_prompt_logprobs: int | None = None,
 ) -> SequenceGroup:
     return make_group(
         SequenceGroup(
             request_id=request_id or f"r{arrival}",
             prompt_token_ids=prompt,
-            params=SamplingParams(stop_token_ids=stop_token_ids, min_tokens=min_tokens),
+            params=SamplingParams(
+                stop_token_ids=stop_token_ids,
+                min_tokens=min_tokens,
+                num_prompt_logprobs=num_prompt_logprobs,
+            ),
             max_tokens=max_tokens,
             num_sequences=n,
             tenant=tenant,

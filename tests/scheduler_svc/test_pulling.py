@@ -106,6 +106,16 @@ def test_the_longest_prefix_wins_and_equals_go_in_order() -> None:
     assert_done([loop], half, whole, also)
 
 
+def test_a_prompt_that_has_to_be_computed_whole_is_not_preferred() -> None:
+    loop = make_loop(make_scheduler(max_num_seqs=1))
+    cache_prefix(loop)
+    first = make_request([5] * 9, arrival=1.0)
+    whole = make_request([*PREFIX, 2], arrival=2.0, num_prompt_logprobs=0)
+    add(loop, first, whole)
+    loop.send()
+    assert loop.scheduler.holds(first)
+
+
 def test_a_request_is_passed_over_a_few_times_at_most() -> None:
     loop = make_loop(make_scheduler(max_num_seqs=1))
     cache_prefix(loop)
