@@ -22,6 +22,8 @@ class RouterConfig:
     """Exactly one for now, "host:port"."""
     tls: TlsConfig = CLEAR
     """Of the public ports, and of the channel to the scheduler."""
+    api_keys: str | None = None
+    """File of the keys that clients must show; None asks for none."""
     reflection: bool = True
     grace_s: float = 30.0
     """How long requests that run may go on after SIGTERM."""

@@ -13,6 +13,8 @@ from opentelemetry.context import Context
 from router.admission import Admission, Asked, EncodedPrompt, TimeRemaining, now_ns, timeout_ns
 from router.conversation import Conversation
 from router.delivery import Outbox
+from router.key_limits import KeyLimits
+from router.keys import ApiKey
 from router.model import ServedModel
 from router.outputs import Update
 from router.request import GenerationRequest
@@ -36,6 +38,8 @@ class Origin:
     time_remaining: TimeRemaining
     tenant: str = ""
     """Who pays; those who name nobody are one tenant."""
+    key: ApiKey | None = None
+    """What the caller has shown, where keys are asked for."""
 
 
 class Served(NamedTuple):
@@ -55,6 +59,7 @@ class Generator:
         self.admission = admission
         self._scheduler = scheduler
         self._tool_call_parser = tool_call_parser
+        self._key_limits = KeyLimits()
 
     @property
     def model(self) -> ServedModel:
@@ -73,6 +78,7 @@ class Generator:
         )
         with (
             span.ending(origin.time_remaining),
+            self._key_limits.request(origin.key, model.name) as account,
             self.admission.reserve(asked.request_id, tenant=origin.tenant) as request_id,
         ):
             prompt = await self._tokenize(asked, model, origin, span)
@@ -90,11 +96,15 @@ class Generator:
                 kept_token_ids=tool_calls.kept_token_ids if tool_calls else frozenset(),
             )
             span.set_request(request)
+            if account is not None:
+                account.spend(len(prompt.token_ids))
             try:
                 async for update in request.updates():
                     if tool_calls is not None:
                         tool_calls.read(update)
                     span.add_update(update)
+                    if account is not None:
+                        account.spend(sum(len(delta.token_ids) for delta in update.deltas))
                     due = outbox.push(update)
                     if due is not None:
                         yield Served(request, due)

@@ -9,6 +9,8 @@ from protos.inference.v1 import inference_pb2_grpc
 from router.admission import Admission
 from router.config import RouterConfig
 from router.generation import Generator
+from router.key_gate import KeyInterceptor
+from router.keys import KeyRing
 from router.scheduler_client import SchedulerConnection
 from router.servicer import SERVICE_NAME, InferenceServicer
 from router.tenants import Tenants
@@ -29,8 +31,13 @@ class Router:
         """`on_serving` is told the model's name whenever requests begin to be taken."""
         self._on_serving = on_serving
         self._tls = config.tls
+        keys = KeyRing(config.api_keys) if config.api_keys else None
         self.server = Server(
-            host=config.host, port=config.port, reflection=config.reflection, tls=config.tls
+            host=config.host,
+            port=config.port,
+            reflection=config.reflection,
+            interceptors=[KeyInterceptor(keys)] if keys else [],
+            tls=config.tls,
         )
         self.scheduler = SchedulerConnection(
             config.scheduler_addresses[0],
@@ -43,8 +50,8 @@ class Router:
         self.generator = Generator(
             self.admission, self.scheduler, tool_call_parser=config.tool_call_parser
         )
-        tenants = Tenants(trust_header=config.trust_tenant_header)
-        self.http = _http_server(config, self.generator, tenants)
+        tenants = Tenants(trust_header=config.trust_tenant_header, keys=keys)
+        self.http = _http_server(config, self.generator, tenants, keys)
         self.server.add(
             InferenceServicer(self.generator, tenants=tenants),
             inference_pb2_grpc.add_InferenceServiceServicer_to_server,
@@ -102,13 +109,14 @@ async def run(
 
 
 def _http_server(
-    config: RouterConfig, generator: Generator, tenants: Tenants
+    config: RouterConfig, generator: Generator, tenants: Tenants, keys: KeyRing | None
 ) -> "HttpServer | None":
     if config.http_port is None:
         return None
     # These import fastapi, which takes as long as all else that a router imports.
     from router.openai.api import Api
     from router.openai.app import make_app
+    from router.openai.key_gate import KeyGate
     from router.openai.server import HttpServer
 
     api = Api(
@@ -118,4 +126,5 @@ def _http_server(
         max_body_bytes=config.max_http_body_bytes,
     )
     app = make_app(api, version=config.version)
-    return HttpServer(app, host=config.host, port=config.http_port, tls=config.tls)
+    guarded = app if keys is None else KeyGate(app, keys)
+    return HttpServer(guarded, host=config.host, port=config.http_port, tls=config.tls)

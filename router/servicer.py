@@ -67,10 +67,12 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
 
     def _origin(self, context: Context, *, operation: str, method: str) -> Origin:
         metadata = context.invocation_metadata()
+        tenant, key = self._tenants.identify(metadata)
         return Origin(
             operation=operation,
             transport=grpc_transport(f"{SERVICE_NAME}/{method}"),
             parent=telemetry.extract_metadata(metadata),
             time_remaining=context.time_remaining,
-            tenant=self._tenants.tenant_of(metadata),
+            tenant=tenant,
+            key=key,
         )

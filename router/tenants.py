@@ -1,11 +1,11 @@
 """Whose a request is: what limits and fairness go by.
 
-A header proves nothing, so it is only read where the operator says that whoever can reach the
-router may be believed: a gateway that has checked its clients.
+Where API keys are asked for, a key says so. A header proves nothing, so it is only read where the
+operator says that whoever can reach the router may be believed: a gateway that has checked its
+clients.
 """
 
-from collections.abc import Iterable
-
+from router.keys import ApiKey, KeyRing, Metadata
 from rpc.errors import InvalidArgument
 
 TENANT_HEADER = "x-signalbox-tenant"
@@ -15,10 +15,18 @@ MAX_TENANT_CHARS = 128
 class Tenants:
     """Tells tenants apart by a call's metadata."""
 
-    def __init__(self, *, trust_header: bool) -> None:
+    def __init__(self, *, trust_header: bool, keys: KeyRing | None = None) -> None:
         self._trust_header = trust_header
+        self._keys = keys
 
-    def tenant_of(self, metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
+    def identify(self, metadata: Metadata) -> tuple[str, ApiKey | None]:
+        """Returns the tenant and the key. Raises InvalidArgument or Unauthenticated."""
+        if self._keys is None:
+            return self.tenant_of(metadata), None
+        key = self._keys.authenticate(metadata)
+        return key.tenant, key
+
+    def tenant_of(self, metadata: Metadata) -> str:
         """Returns the tenant, "" for nobody in particular. Raises InvalidArgument."""
         if not self._trust_header:
             return ""

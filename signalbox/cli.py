@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import signalbox
-from signalbox import ask, doctor, dump, explain, health, replay, services, top
+from signalbox import ask, doctor, dump, explain, health, keys, replay, services, top
 from signalbox.configs import in_words_of_flags
 from signalbox.flags import add_flags
 from signalbox.processes import end_with_parent, process_name
@@ -105,6 +105,9 @@ def _parser() -> argparse.ArgumentParser:
         ask.add_flags(command, conversation=name == "chat")
         command.set_defaults(run=ask.run_chat if name == "chat" else ask.run_generate)
     _add_questions(commands)
+    command = commands.add_parser("keys", help="make an API key for clients of the router")
+    keys.add_flags(command)
+    command.set_defaults(run=keys.run)
     return parser
 
 

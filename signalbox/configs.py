@@ -68,6 +68,7 @@ def router_config(settings: RouterSettings) -> RouterConfig:
         max_live_requests=settings.max_live_requests,
         tool_call_parser=settings.tool_call_parser,
         trust_tenant_header=settings.trust_tenant_header,
+        api_keys=settings.api_keys,
         tls=tls_config(settings),
     )
 

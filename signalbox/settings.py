@@ -259,6 +259,11 @@ class DoorSettings(TraceSettings):
     max_live_requests: int = Field(
         4096, gt=0, description="requests that may run or wait; more are refused"
     )
+    api_keys: str | None = Field(
+        None,
+        description="YAML file of the API keys that clients must show; `signalbox keys create`"
+        " makes its entries",
+    )
     trust_tenant_header: bool = Field(
         False,
         description="whether metadata x-signalbox-tenant says whose a request is; only behind a"
@@ -328,7 +333,7 @@ class DemoSettings(ServeSettings):
 
     @model_validator(mode="after")
     def _is_in_the_clear(self) -> Self:
-        for name in ("tls_cert", "tls_key", "tls_client_ca"):
+        for name in ("tls_cert", "tls_key", "tls_client_ca", "api_keys"):
             if getattr(self, name):
                 raise ValueError(f"demo takes no {flag_name(name)}; use serve")
         return self

@@ -125,6 +125,7 @@ class Api:
 
     def _origin(self, request: Request, body: GenerationBody, *, operation: str) -> Origin:
         headers = request.headers
+        tenant, key = self._tenants.identify(headers.items())
         return Origin(
             operation=operation,
             transport=http_transport(
@@ -135,7 +136,8 @@ class Api:
             ),
             parent=telemetry.extract(headers.get("traceparent", ""), headers.get("tracestate", "")),
             time_remaining=lambda: None,
-            tenant=self._tenants.tenant_of(headers.items()),
+            tenant=tenant,
+            key=key,
         )
 
     def _model_card(self) -> dict[str, object]:

@@ -1,0 +1,156 @@
+"""API keys: who a client is, and what it may use.
+
+The operator's file holds the SHA-256 of each key, never the key: keys are random, so a plain hash
+cannot be searched for. The file is looked at in each call, so keys come and go without a restart.
+"""
+
+import hashlib
+import hmac
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rpc.errors import PermissionDenied, Unauthenticated
+
+logger = logging.getLogger(__name__)
+
+HEADER = "authorization"
+MAX_HEADER_CHARS = 1024
+_FIELDS = {"name", "sha256", "tenant", "models", "max_concurrent_requests", "tokens_per_minute"}
+
+Metadata = Iterable[tuple[str, str | bytes]] | None
+
+
+class KeyFileError(ValueError):
+    """The file of keys cannot be used; says where and why in one line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiKey:
+    """One line of the file; None is unlimited."""
+
+    name: str
+    sha256: bytes
+    tenant: str
+    """Whose requests these are: for fairness, limits and request ids."""
+    models: frozenset[str] | None = None
+    max_concurrent_requests: int | None = None
+    tokens_per_minute: int | None = None
+
+    def check_model(self, model: str) -> None:
+        """Raises PermissionDenied."""
+        if self.models is not None and model not in self.models:
+            raise PermissionDenied(f"the API key {self.name} may not use {model}")
+
+
+class KeyRing:
+    """The keys of a file, as it is now."""
+
+    def __init__(self, path: str) -> None:
+        """Raises KeyFileError."""
+        self._path = Path(path)
+        self._seen = self._state()
+        self._keys = read_keys(self._path)
+
+    def authenticate(self, metadata: Metadata) -> ApiKey:
+        """Returns the key of `authorization: Bearer KEY`. Raises Unauthenticated."""
+        self._renew()
+        shown = hashlib.sha256(_bearer(metadata)).digest()
+        found = None
+        for key in self._keys:  # all of them: how long it takes tells nothing
+            if hmac.compare_digest(key.sha256, shown):
+                found = key
+        if found is None:
+            raise Unauthenticated("this API key is not known")
+        return found
+
+    def _renew(self) -> None:
+        state = self._state()
+        if state == self._seen:
+            return
+        self._seen = state
+        try:
+            self._keys = read_keys(self._path)
+            logger.info("%d API keys read again from %s", len(self._keys), self._path)
+        except KeyFileError as error:
+            logger.error("%s; the keys from before stay in use", error)
+
+    def _state(self) -> tuple[int, int, int] | None:
+        try:
+            found = self._path.stat()
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_ino, found.st_size
+
+
+def _bearer(metadata: Metadata) -> bytes:
+    shown = [value for name, value in metadata or () if name.lower() == HEADER]
+    if len(shown) != 1:
+        what = "no API key" if not shown else f"{len(shown)} values of {HEADER}"
+        raise Unauthenticated(f"{what}; send `{HEADER}: Bearer KEY` once")
+    value = shown[0].decode("latin-1") if isinstance(shown[0], bytes) else shown[0]
+    scheme, _, key = value.partition(" ")
+    if scheme.lower() != "bearer" or not key or len(value) > MAX_HEADER_CHARS:
+        raise Unauthenticated(f"send `{HEADER}: Bearer KEY`")
+    return key.strip().encode("utf-8", "replace")
+
+
+def read_keys(path: Path) -> tuple[ApiKey, ...]:
+    """Reads a YAML list of keys. Raises KeyFileError."""
+    try:
+        entries = yaml.safe_load(path.read_text(encoding="utf-8")) or []
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = " ".join(str(getattr(error, "strerror", None) or error).split())
+        raise KeyFileError(f"cannot read api_keys {path}: {reason}") from None
+    if not isinstance(entries, list):
+        raise KeyFileError(f"api_keys {path}: expected a list of keys; see `signalbox keys create`")
+    try:
+        keys = tuple(_key(entry) for entry in entries)
+    except ValueError as error:
+        raise KeyFileError(f"api_keys {path}: {error}") from None
+    for field in ("name", "sha256"):
+        if len({getattr(key, field) for key in keys}) < len(keys):
+            raise KeyFileError(f"api_keys {path}: two keys have the same {field}")
+    return keys
+
+
+def _key(entry: Any) -> ApiKey:
+    if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
+        raise ValueError("each key is a mapping with a name")
+    name = entry["name"]
+    if unknown := entry.keys() - _FIELDS:
+        raise ValueError(f"{name} has the unknown field {min(map(str, unknown))}")
+    tenant, models = entry.get("tenant", name), entry.get("models")
+    if not isinstance(tenant, str):
+        raise ValueError(f"the tenant of {name} is {tenant!r}; it must be text")
+    if models is not None and not isinstance(models, list):
+        raise ValueError(f"the models of {name} must be a list")
+    return ApiKey(
+        name=name,
+        sha256=_digest(name, entry.get("sha256")),
+        tenant=tenant,
+        models=None if models is None else frozenset(map(str, models)),
+        max_concurrent_requests=_positive(name, entry, "max_concurrent_requests"),
+        tokens_per_minute=_positive(name, entry, "tokens_per_minute"),
+    )
+
+
+def _digest(name: str, text: Any) -> bytes:
+    try:
+        digest = bytes.fromhex(text)
+    except (TypeError, ValueError):
+        digest = b""
+    if len(digest) != hashlib.sha256().digest_size:
+        raise ValueError(f"the sha256 of {name} must be 64 hexadecimal digits, in quotes")
+    return digest
+
+
+def _positive(name: str, entry: dict[str, Any], field: str) -> int | None:
+    value = entry.get(field)
+    if value is not None and (type(value) is not int or value < 1):
+        raise ValueError(f"{field} of {name} is {value!r}; it must be at least 1")
+    return value

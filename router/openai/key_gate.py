@@ -1,0 +1,27 @@
+"""Where HTTP's API keys are asked for: before a byte of the body is read. /health is open."""
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from router.keys import KeyRing
+from router.openai.responses import error_response
+from rpc.errors import Unauthenticated
+
+OPEN_PATHS = {"/health"}
+
+
+class KeyGate:
+    """Lets requests with a known key through to an application."""
+
+    def __init__(self, app: ASGIApp, keys: KeyRing) -> None:
+        self._app = app
+        self._keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+            headers = [(name.decode("latin-1"), value) for name, value in scope["headers"]]
+            try:
+                self._keys.authenticate(headers)
+            except Unauthenticated as error:
+                await error_response(error)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)

@@ -1,0 +1,186 @@
+"""API keys: who gets in over gRPC and HTTP, as whom, and how much."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from protos.inference.v1 import inference_pb2 as pb
+from router.key_limits import KeyLimits
+from router.keys import ApiKey, KeyFileError, KeyRing, read_keys
+from router.openai.key_gate import KeyGate
+from rpc.errors import PermissionDenied, ResourceExhausted, Unauthenticated
+from tests.router.test_service import Stack, code_of, make_generate, make_stack, saying
+
+KEY = "sb-secret"
+BEARER = ("authorization", f"Bearer {KEY}")
+
+
+def write_keys(path: Path, *entries: dict[str, Any]) -> str:
+    path.write_text(json.dumps(entries))
+    return str(path)
+
+
+def entry(key: str = KEY, **fields: Any) -> dict[str, Any]:
+    return {"name": "blue", "sha256": hashlib.sha256(key.encode()).hexdigest(), **fields}
+
+
+async def generate(stack: Stack, *metadata: tuple[str, str]) -> None:
+    async for _ in stack.client.Generate(make_generate(), metadata=metadata):
+        pass
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        (),
+        (("authorization", "Bearer wrong"),),
+        (("authorization", KEY),),
+        (("authorization", f"Basic {KEY}"),),
+        (BEARER, BEARER),
+        (("authorization", "Bearer wrong"), BEARER),
+    ],
+)
+async def test_a_call_without_one_known_key_is_refused_before_its_body_is_read(
+    tmp_path: Path, metadata: tuple[tuple[str, str], ...]
+) -> None:
+    async with make_stack(api_keys=write_keys(tmp_path / "keys", entry())) as stack:
+        assert await code_of(generate(stack, *metadata)) is grpc.StatusCode.UNAUTHENTICATED
+        malformed = stack.channel.unary_unary("/signalbox.inference.v1.InferenceService/GetModel")
+        refused = malformed(b"\xff", metadata=metadata)
+        assert await code_of(refused) is grpc.StatusCode.UNAUTHENTICATED
+        assert not stack.scheduler.added
+
+
+async def test_a_key_names_the_tenant_and_health_needs_none(tmp_path: Path) -> None:
+    keys = write_keys(tmp_path / "keys", entry(tenant="team"))
+    async with make_stack(saying("!"), api_keys=keys, trust_tenant_header=True) as stack:
+        await generate(stack, BEARER, ("x-signalbox-tenant", "another"))
+        (added,) = stack.scheduler.added
+        assert added.tenant == "team"
+        await health_pb2_grpc.HealthStub(stack.channel).Check(health_pb2.HealthCheckRequest())
+
+
+async def test_a_key_for_other_models_is_denied(tmp_path: Path) -> None:
+    keys = write_keys(tmp_path / "keys", entry(models=["another"]))
+    async with make_stack(api_keys=keys) as stack:
+        assert await code_of(generate(stack, BEARER)) is grpc.StatusCode.PERMISSION_DENIED
+        assert not stack.scheduler.added
+
+
+async def test_tokens_of_prompt_and_answer_count(tmp_path: Path) -> None:
+    keys = write_keys(tmp_path / "keys", entry(tokens_per_minute=1))
+    async with make_stack(saying("!"), api_keys=keys) as stack:
+        await generate(stack, BEARER)
+        assert await code_of(generate(stack, BEARER)) is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert len(stack.scheduler.added) == 1
+        await stack.client.GetModel(pb.GetModelRequest(), metadata=[BEARER])
+
+
+def test_a_changed_file_counts_at_once_and_a_broken_one_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    ring = KeyRing(write_keys(path, entry()))
+    assert ring.authenticate([BEARER]).name == "blue"
+    write_keys(path, entry("another key"))
+    with pytest.raises(Unauthenticated):
+        ring.authenticate([BEARER])
+    path.write_text("- name: [")
+    assert ring.authenticate([("authorization", "Bearer another key")]).name == "blue"
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ([{"name": "a", "sha256": "12"}], "64 hexadecimal"),
+        ([{"name": "a", "sha256": 12}], "64 hexadecimal"),
+        ([entry(role="x")], "unknown field role"),
+        ([entry(tokens_per_minute=0)], "at least 1"),
+        ([entry(), entry("b")], "same name"),
+        ([entry(), entry(name="red")], "same sha256"),
+        ([entry(models="m")], "must be a list"),
+        (["key"], "mapping"),
+    ],
+)
+def test_a_wrong_file_is_refused_in_one_line(
+    tmp_path: Path, entries: list[Any], message: str
+) -> None:
+    with pytest.raises(KeyFileError, match=message) as caught:
+        read_keys(Path(write_keys(tmp_path / "keys", *entries)))
+    assert "\n" not in str(caught.value)
+
+
+def make_key(**fields: Any) -> ApiKey:
+    return ApiKey(name="blue", sha256=b"", tenant="blue", **fields)
+
+
+def test_a_place_is_given_back_whatever_ends_a_request() -> None:
+    limits, key = KeyLimits(), make_key(max_concurrent_requests=1)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="boom"), limits.request(key, "m"):
+            with pytest.raises(ResourceExhausted) as refused, limits.request(key, "m"):
+                pass
+            assert refused.value.retry_after_s
+            raise RuntimeError("boom")
+    with limits.request(key, "m"):
+        pass
+
+
+def test_debt_is_paid_off_at_the_keys_rate() -> None:
+    now = 0.0
+    limits, key = KeyLimits(clock=lambda: now), make_key(tokens_per_minute=60)
+    with limits.request(key, "m") as account:
+        assert account is not None
+        account.spend(89)
+    with pytest.raises(ResourceExhausted) as refused, limits.request(key, "m"):
+        pass
+    assert refused.value.retry_after_s == 30.0
+    now = 30.0
+    with limits.request(key, "m") as account:
+        assert account is not None
+        assert account.tokens == 1.0
+    now = 3600.0
+    with limits.request(key, "m") as account:
+        assert account is not None
+        assert account.tokens == 60.0  # no more than a minute's
+
+
+def test_a_key_without_limits_costs_no_counting() -> None:
+    limits = KeyLimits()
+    with limits.request(make_key(), "m") as account:
+        assert account is None
+    with pytest.raises(PermissionDenied), limits.request(make_key(models=frozenset()), "m"):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "status"),
+    [
+        ("/v1/models", [], 401),
+        ("/v1/models", [(b"authorization", b"Bearer wrong")], 401),
+        ("/v1/models", [(b"authorization", b"Bearer sb-secret")] * 2, 401),
+        ("/v1/models", [(b"authorization", b"Bearer sb-secret")], 200),
+        ("/docs", [], 401),
+        ("/health", [], 200),
+    ],
+)
+async def test_http_asks_for_the_same_keys_before_it_reads(
+    tmp_path: Path, path: str, headers: list[tuple[bytes, bytes]], status: int
+) -> None:
+    sent: list[Any] = []
+
+    async def app(_scope: Any, _receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def receive() -> Any:
+        raise AssertionError("the body was read")
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    gate = KeyGate(app, KeyRing(write_keys(tmp_path / "keys", entry())))
+    await gate({"type": "http", "path": path, "headers": headers}, receive, send)
+    assert sent[0]["status"] == status
