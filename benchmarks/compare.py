@@ -30,6 +30,8 @@ from benchmarks.report import write
 from benchmarks.results import Result, Results
 
 FOLDER = Path(__file__).parent / "results"
+FLAGS = "--dtype bfloat16 --quantization none"
+QUANTIZED_FLAGS = "--quantization gguf"
 _FAILURES = (PeerUnavailable, WrongTokenCount, HttpError, OSError, grpc.aio.AioRpcError)
 
 
@@ -156,8 +158,12 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="or a part of it")
     parser.add_argument("--loads", nargs="+", choices=[*BY_NAME, "offline"], default=list(BY_NAME))
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--flags", default="--dtype bfloat16", help="of `signalbox serve`")
-    parser.add_argument("--quantized-flags", default="", help="of the quantized one")
+    parser.add_argument("--flags", default=FLAGS, help=f"of `signalbox serve` (default: {FLAGS})")
+    parser.add_argument(
+        "--quantized-flags",
+        default=QUANTIZED_FLAGS,
+        help=f"of the quantized one (default: {QUANTIZED_FLAGS})",
+    )
     parser.add_argument("--shrink", type=int, default=1, help="divide all lengths, for a try")
     parser.add_argument("--output", type=Path, default=FOLDER, metavar="FOLDER")
     return parser.parse_args(arguments)

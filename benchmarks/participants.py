@@ -1,5 +1,6 @@
 """Who takes part in the comparison: ourselves in each form, and every peer in its best setting."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +12,8 @@ from benchmarks.peers.process import PeerProcess
 from benchmarks.peers.signalbox_server import SignalboxServer
 from benchmarks.peers.vllm_server import VllmGrpcServer, VllmHttpServer
 
-OURS, OURS_QUANTIZED, OURS_OFFLINE = "signalbox", "signalbox, quantized", "signalbox LLM"
-OURS_PRESSED = "signalbox, half the KV"
+OURS, OURS_QUANTIZED, OURS_PRESSED = "signalbox", "signalbox, quantized", "signalbox, half the KV"
+OURS_OFFLINE, OURS_OFFLINE_QUANTIZED = "signalbox LLM", "signalbox LLM, quantized"
 
 OUR_BLOCK_SIZE, VLLM_BLOCK_SIZE = 16, 32
 """Of the memory pressure; vLLM's CPU kernels want multiples of 32."""
@@ -102,18 +103,35 @@ def _blocks(num_tokens: int, block_size: int) -> list[str]:
 def _offline(setting: Setting) -> list[Participant]:
     common = {"num_threads": setting.num_threads, "log_folder": setting.log_folder}
     kinds = frozenset({Kind.OFFLINE})
-    ours = offline.SignalboxOffline(setting.model, **common)
-    peers = (
-        offline.VllmOffline,
-        offline.LlamaBatchedBench,
-        offline.QuantizedLlamaBatchedBench,
-        offline.OpenVinoOffline,
-        offline.TransformersOffline,
-    )
+    ours = [
+        offline.SignalboxOffline(
+            setting.model,
+            extra_arguments=["--options", json.dumps(_as_options(flags))],
+            label=label,
+            **common,
+        )
+        for flags, label in ((setting.our_flags, ""), (setting.quantized_flags, "quantized"))
+    ]
+    peers: list[tuple[type[offline.OfflineProcess], str]] = [
+        (offline.VllmOffline, OURS_OFFLINE),
+        (offline.LlamaBatchedBench, OURS_OFFLINE),
+        (offline.QuantizedLlamaBatchedBench, OURS_OFFLINE_QUANTIZED),
+        (offline.OpenVinoOffline, OURS_OFFLINE),
+        (offline.TransformersOffline, OURS_OFFLINE),
+    ]
     return [
-        Participant(process=ours, kinds=kinds),
+        *(Participant(process=process, kinds=kinds) for process in ours),
         *(
-            Participant(process=peer(setting.peers, **common), kinds=kinds, beside=OURS_OFFLINE)
-            for peer in peers
+            Participant(process=peer(setting.peers, **common), kinds=kinds, beside=beside)
+            for peer, beside in peers
         ),
     ]
+
+
+def _as_options(flags: Sequence[str]) -> dict[str, str]:
+    """Returns `--dtype bfloat16 ...` as the keyword arguments of `LLM`."""
+    names, values = flags[::2], flags[1::2]
+    return {
+        name.removeprefix("--").replace("-", "_"): value
+        for name, value in zip(names, values, strict=True)
+    }

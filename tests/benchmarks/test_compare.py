@@ -47,7 +47,7 @@ class MissingServer(SignalboxServer):
 
 def test_every_peer_is_compared_with_one_of_ours_that_takes_the_same_loads(tmp_path: Path) -> None:
     everybody = {one.name: one for one in participants(make_setting(tmp_path))}
-    assert len(everybody) == 14
+    assert len(everybody) == 15
     for one in everybody.values():
         ours = everybody[one.beside] if one.beside else one
         assert "signalbox" in ours.name
