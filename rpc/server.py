@@ -22,7 +22,7 @@ from rpc import health
 from rpc.errors import ErrorInterceptor, Unavailable
 from rpc.handlers import Context, Handler, wrap
 from rpc.peers import Callers, PeerInterceptor
-from rpc.tls import CLEAR, TlsConfig, server_credentials
+from rpc.tls import CLEAR, TlsConfig, exposure, server_credentials
 
 logger = logging.getLogger(__name__)
 
@@ -123,6 +123,7 @@ class Server:
         """`callers` are the roles that may call what; None lets in every client."""
         self.host = host
         self._tls = tls
+        self._names_callers = callers is not None
         self.port = port
         self._reflection = reflection
         self._names: list[str] = []
@@ -159,6 +160,7 @@ class Server:
         if self._reflection:
             names = (*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME)
             reflection.enable_server_reflection(names, self._server)
+        check_exposure(self.address, self._tls, names_callers=self._names_callers)
         check_free(self.host, self.port)  # gRPC itself says only that it failed
         try:
             self.port = self._listen()
@@ -193,6 +195,13 @@ class Server:
 def join_address(host: str, port: int) -> str:
     """Returns "host:port", with brackets around an IPv6 host."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def check_exposure(address: str, tls: TlsConfig, *, names_callers: bool = False) -> None:
+    """Raises BindError where others would reach a port that nothing protects."""
+    host = address.rpartition(":")[0].strip("[]")
+    if reason := exposure(host, tls, names_callers=names_callers):
+        raise BindError(f"cannot listen on {address} {reason}")
 
 
 def check_free(host: str, port: int, *, remedy: str = "choose another --port") -> None:

@@ -4,6 +4,7 @@ One set of PEM files serves every port and channel of a process. Servers look at
 each handshake, so a certificate is renewed by replacing the files; channels read them when opened.
 """
 
+import ipaddress
 import logging
 import ssl
 from collections.abc import Callable
@@ -36,6 +37,8 @@ class TlsConfig:
     client_ca: str | None = None
     """Who vouches for clients; with it every client must show a certificate."""
     peer_names: PeerNames = field(default_factory=PeerNames)
+    insecure: bool = False
+    """Whether a port that others can reach may do without."""
 
     def __post_init__(self) -> None:
         if (self.cert is None) is not (self.key is None):
@@ -59,6 +62,32 @@ class TlsConfig:
 
 
 CLEAR = TlsConfig()
+
+
+def is_loopback(host: str) -> bool:
+    """Returns whether only this machine reaches what listens on a host."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def exposure(host: str, tls: TlsConfig, *, names_callers: bool) -> str | None:
+    """Returns why nobody should listen on a host with so little protection, and the remedy.
+
+    Args:
+        names_callers: whether the service is for certain roles alone.
+    """
+    if tls.insecure or is_loopback(host) or (tls.serves and not names_callers):
+        return None
+    if not names_callers:
+        return "in the clear where others reach it; give --tls-cert and --tls-key, or --insecure"
+    if tls.identifies_clients:
+        return None
+    return (
+        "where anybody who reaches it may call; give --tls-cert, --tls-key and --tls-client-ca, or"
+        " --insecure in a network that you trust"
+    )
 
 
 def server_credentials(tls: TlsConfig) -> grpc.ServerCredentials:

@@ -35,6 +35,7 @@ scheduler (tokens and KV-cache blocks) and workers (tensors), each a process of 
     signalbox scheduler --host 0.0.0.0                           on host a, port 50052
     signalbox worker MODEL --host 0.0.0.0 --scheduler a:50052    on host b, and others
     signalbox router --host 0.0.0.0 --scheduler a:50052          clients use ports 50051 and 8000
+    each with --tls-cert, --tls-key, --tls-ca, --tls-client-ca, or --insecure in a trusted network
 
   without a model
     signalbox serve --simulate

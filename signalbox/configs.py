@@ -6,7 +6,7 @@ import signalbox
 from gpu_worker.config import GIB, CacheConfig, DeviceConfig, ModelConfig
 from router.config import RouterConfig
 from rpc.peers import PeerNames
-from rpc.tls import TlsConfig
+from rpc.tls import TlsConfig, is_loopback
 from scheduler_svc.config import (
     AdmissionBounds,
     PolicyConfig,
@@ -53,6 +53,7 @@ def tls_config(settings: TlsSettings) -> TlsConfig:
         ca=settings.tls_ca,
         client_ca=settings.tls_client_ca,
         peer_names=PeerNames.parse(settings.allow_peer_names),
+        insecure=settings.insecure,
     )
 
 
@@ -63,7 +64,9 @@ def router_config(settings: RouterSettings) -> RouterConfig:
         http_port=settings.http_port if settings.http else None,
         version=signalbox.__version__,
         scheduler_addresses=(settings.scheduler,),
-        reflection=settings.reflection,
+        reflection=(
+            is_loopback(settings.host) if settings.reflection is None else settings.reflection
+        ),
         grace_s=settings.grace,
         max_live_requests=settings.max_live_requests,
         tool_call_parser=settings.tool_call_parser,
@@ -102,6 +105,7 @@ def scheduler_config(settings: SchedulerSettings) -> SchedulerConfig:
         explain_history=settings.explain_history,
         record=settings.record,
         drain_timeout_s=settings.grace,
+        reflection=is_loopback(settings.host),
         tls=tls_config(settings),
     )
 

@@ -52,7 +52,7 @@ def _flag(name: str, value: Any) -> str:
 
 def _options(name: str, field: FieldInfo) -> dict[str, Any]:
     options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": _help(name, field)}
-    if field.annotation is bool:
+    if field.annotation in (bool, bool | None):
         return {**options, "action": argparse.BooleanOptionalAction}
     choices = [choice for choice in get_args(field.annotation) if isinstance(choice, str)]
     return {**options, "metavar": "|".join(choices) or _metavar(field)}

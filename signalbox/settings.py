@@ -65,6 +65,11 @@ class TlsSettings(Settings):
         None,
         description="PEM file: who vouches for clients; each must then show a certificate (mTLS)",
     )
+    insecure: bool = Field(
+        False,
+        description="whether ports that others reach may be in the clear, or open to anybody; only"
+        " in a network that you trust",
+    )
     allow_peer_names: str = Field(
         "",
         description="names in the certificates of peers, as ROLE=NAME,...; roles are router,"
@@ -269,7 +274,9 @@ class DoorSettings(TraceSettings):
         description="whether metadata x-signalbox-tenant says whose a request is; only behind a"
         " gateway that sets it",
     )
-    reflection: bool = Field(True, description="whether gRPC reflection is served")
+    reflection: bool | None = Field(
+        None, description="whether gRPC reflection is served (default: on a loopback --host)"
+    )
     http: bool = Field(True, description="whether OpenAI's HTTP API is served")
     http_port: int = Field(
         8000, ge=0, le=65535, description="port of the HTTP API, on --host; 0 picks one"

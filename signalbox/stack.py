@@ -11,7 +11,8 @@ import signal
 import socket
 from collections.abc import AsyncIterator
 
-from rpc.server import HTTP_REMEDY, BindError, check_free, join_address
+from rpc.server import HTTP_REMEDY, BindError, check_exposure, check_free, join_address
+from signalbox import configs
 from signalbox.flags import to_flags
 from signalbox.processes import Child, spawn
 from signalbox.settings import (
@@ -75,6 +76,8 @@ class LocalStack:
     async def start(self) -> None:
         """Starts the processes and returns when the router serves. Raises ServiceDied."""
         settings, scheduler = self._settings, self.scheduler_address
+        address = join_address(settings.host, settings.port)
+        check_exposure(address, configs.tls_config(settings))
         check_free(settings.host, settings.port)
         if settings.http:
             check_free(settings.host, settings.http_port, remedy=HTTP_REMEDY)

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.openai.responses import error_response
 from rpc.errors import Unavailable
-from rpc.server import HTTP_REMEDY, check_free, join_address
+from rpc.server import HTTP_REMEDY, check_exposure, check_free, join_address
 from rpc.tls import CLEAR, TlsConfig, http_context
 
 logger = logging.getLogger(__name__)
@@ -52,6 +52,7 @@ class HttpServer:
 
     async def start(self) -> int:
         """Listens and returns the port. Raises PortInUse, BindError or TlsError."""
+        check_exposure(self.address, self._tls)
         check_free(self.host, self.port, remedy=HTTP_REMEDY)
         family, _, _, _, where = socket.getaddrinfo(
             self.host, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

@@ -13,6 +13,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from rpc.client import open_channel
 from rpc.server import BindError, PortInUse, Server
+from rpc.tls import TlsConfig
 from tests.rpc.echo import NAME, Echo, call, serving, text
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -76,7 +77,7 @@ async def test_a_taken_port_is_refused_in_one_line() -> None:
 @pytest.mark.parametrize("host", ["203.0.113.1", "no.such.host.invalid"])
 async def test_a_foreign_host_is_refused_in_one_line(host: str) -> None:
     with pytest.raises(BindError, match=f"cannot listen on {host}") as caught:
-        await Server(host=host, port=0).start()
+        await Server(host=host, port=0, tls=TlsConfig(insecure=True)).start()
     assert "\n" not in str(caught.value)
 
 
@@ -155,6 +156,7 @@ async def test_a_drain_cuts_calls_off_after_the_grace_period() -> None:
 SLEEPER = """
 import asyncio, sys
 from rpc.server import run_until_signalled
+from rpc.tls import TlsConfig
 from tests.rpc.echo import Echo, NAME, add_echo
 from rpc.server import Server
 

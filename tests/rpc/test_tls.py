@@ -12,7 +12,7 @@ import pytest
 
 from rpc.client import open_channel
 from rpc.peers import PeerNames
-from rpc.server import Server
+from rpc.server import BindError, Server, check_exposure
 from rpc.tls import TlsConfig, TlsError
 from tests.rpc.certificates import Authority
 from tests.rpc.echo import NAME, Echo, add_echo, call, text
@@ -153,3 +153,27 @@ async def test_an_unusable_file_is_named_in_one_line(authority: Authority, tmp_p
 def test_a_peer_name_without_a_role_is_refused(entry: str) -> None:
     with pytest.raises(ValueError, match="ROLE=NAME"):
         PeerNames.parse(entry)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "10.0.0.1", "example.org", ""])
+def test_a_port_that_others_reach_needs_protection_or_a_word(host: str) -> None:
+    files, address = {"cert": "a", "key": "b"}, f"{host}:1"
+    with pytest.raises(BindError, match=r"--tls-cert.*--insecure"):
+        check_exposure(address, TlsConfig())
+    with pytest.raises(BindError, match=r"--tls-client-ca.*--insecure"):
+        check_exposure(address, TlsConfig(**files), names_callers=True)
+    check_exposure(address, TlsConfig(**files))
+    check_exposure(address, TlsConfig(**files, client_ca="c"), names_callers=True)
+    check_exposure(address, TlsConfig(insecure=True), names_callers=True)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "[::1]", "localhost"])
+def test_the_loopback_needs_none(host: str) -> None:
+    check_exposure(f"{host}:1", TlsConfig(), names_callers=True)
+
+
+async def test_a_server_refuses_to_listen_unprotected() -> None:
+    with pytest.raises(BindError, match="in the clear"):
+        await Server(host="0.0.0.0", port=0).start()
+    with pytest.raises(BindError, match="anybody"):
+        await Server(host="0.0.0.0", port=0, callers=CALLERS).start()

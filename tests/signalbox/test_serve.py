@@ -229,3 +229,9 @@ def test_help_and_version_need_no_service() -> None:
     services = ("serve", "router", "scheduler", "worker")
     for command in (*services, "generate", "chat", "health", "doctor"):
         assert signalbox(command, "--help").returncode == 0
+
+
+@pytest.mark.parametrize("command", [["serve", "--simulate"], ["scheduler"], ["router"]])
+def test_a_port_in_the_clear_for_others_is_refused_with_its_remedy(command: list[str]) -> None:
+    done = signalbox(*command, "--host", "0.0.0.0", "--port", "0")
+    assert_one_line_error(done, "cannot listen on 0.0.0.0", "--insecure")

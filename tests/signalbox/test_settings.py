@@ -154,3 +154,18 @@ def test_settings_become_frozen_configurations() -> None:
     assert router_config(load(RouterSettings, {"trust_tenant_header": True})).trust_tenant_header
     with pytest.raises(AttributeError):
         router.port = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("flags", "served"),
+    [
+        ({}, True),
+        ({"host": "0.0.0.0"}, False),
+        ({"host": "0.0.0.0", "reflection": True}, True),
+        ({"reflection": False}, False),
+    ],
+)
+def test_reflection_is_for_this_machine_unless_asked_for(
+    flags: dict[str, object], served: bool
+) -> None:
+    assert router_config(load(RouterSettings, flags)).reflection is served
