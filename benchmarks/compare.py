@@ -43,7 +43,8 @@ async def compare(
         for round_number in range(num_rounds):
             order = everybody if round_number % 2 == 0 else everybody[::-1]
             for participant in order:
-                if participant.name not in results.failures:
+                is_out = participant.name in results.failures
+                if not is_out and round_number < participant.max_rounds:
                     await _turn(participant, loads, round_number=round_number, results=results)
     finally:
         for participant in everybody:
@@ -155,6 +156,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("model", type=Path, metavar="MODEL.gguf", help="what we serve")
     parser.add_argument("--peers", type=Path, required=True, metavar="DIR")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--waves", type=int, default=1, help="requests of each client")
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="or a part of it")
     parser.add_argument("--loads", nargs="+", choices=[*BY_NAME, "offline"], default=list(BY_NAME))
     parser.add_argument("--threads", type=int, default=os.cpu_count())
@@ -181,7 +183,9 @@ def main() -> None:
         our_flags=shlex.split(options.flags),
         quantized_flags=shlex.split(options.quantized_flags),
     )
-    loads = [load.shrunk(options.shrink) for load in chosen_loads(options.loads)]
+    loads = [
+        load.repeated(options.waves).shrunk(options.shrink) for load in chosen_loads(options.loads)
+    ]
     everybody = chosen(participants(setting), options.only, loads)
     results = Results(
         loads=loads,

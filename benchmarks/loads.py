@@ -1,5 +1,8 @@
 """The loads of the comparison: what is asked of every participant in the same round.
 
+Few requests and many rounds: machines drift, and a ratio of two that ran within minutes of each
+other is worth more than a long run.
+
 Every round has prompts of its own, so that a server that was frozen since the round before finds
 nothing of them in its prefix cache; within a round all participants get the same token ids.
 """
@@ -17,6 +20,7 @@ class Kind(Enum):
     """How a load is put to a participant."""
 
     STREAM = "served"
+    PREFILL = "served, long prompts"
     BEAM = "beam search"
     PRESSURE = "memory pressure"
     OFFLINE = "offline"
@@ -53,6 +57,12 @@ class Load:
         """Returns a small one of the same kind."""
         return replace(self, name="warm-up", concurrency=2, num_requests=2, max_tokens=16)
 
+    def repeated(self, waves: int) -> Self:
+        """Returns the same with as many times the requests; offline, all are at once anyway."""
+        if self.kind is Kind.OFFLINE:
+            return self
+        return replace(self, num_requests=self.num_requests * waves)
+
     def shrunk(self, factor: int) -> Self:
         """Returns the same with shorter prompts and answers, to see that everything works."""
         return replace(
@@ -69,20 +79,22 @@ class Load:
 
 
 LOADS = [
-    Load(name="1", title="1 client, 128 + 128", concurrency=1, num_requests=4),
-    Load(name="8", title="8 clients, 128 + 128", concurrency=8, num_requests=16),
-    Load(name="32", title="32 clients, 128 + 128", concurrency=32, num_requests=64),
+    Load(name="1", title="1 client, 128 + 128", concurrency=1, num_requests=2),
+    Load(name="8", title="8 clients, 128 + 128", concurrency=8, num_requests=8),
+    Load(name="32", title="32 clients, 128 + 128", concurrency=32, num_requests=32),
     Load(
         name="long",
         title="long prompts, 1 client, 2,048 + 64",
+        kind=Kind.PREFILL,
         concurrency=1,
-        num_requests=3,
+        num_requests=2,
         prompt_tokens=2048,
         max_tokens=64,
     ),
     Load(
         name="shared",
         title="shared prefix, 1,024 + 32 + 32, 64 requests of 32 clients",
+        kind=Kind.PREFILL,
         concurrency=32,
         num_requests=64,
         prompt_tokens=32,
@@ -94,7 +106,7 @@ LOADS = [
         title="beam search of width 4, 4 clients, 128 + 64",
         kind=Kind.BEAM,
         concurrency=4,
-        num_requests=8,
+        num_requests=4,
         max_tokens=64,
         beam_width=4,
     ),
@@ -103,7 +115,7 @@ LOADS = [
         title="32 clients, 128 + 128, KV room for half",
         kind=Kind.PRESSURE,
         concurrency=32,
-        num_requests=64,
+        num_requests=32,
     ),
     *(
         Load(

@@ -1,6 +1,7 @@
 """Who takes part in the comparison: ourselves in each form, and every peer in its best setting."""
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,8 @@ class Participant:
     process: PeerProcess
     kinds: frozenset[Kind]
     beside: str = ""
+    max_rounds: int = sys.maxsize
+    """For one that takes many times as long as the others."""
 
     @property
     def name(self) -> str:
@@ -56,13 +59,18 @@ def _servers(setting: Setting) -> list[Participant]:
         model, log_folder=logs, extra_arguments=setting.quantized_flags, label="quantized"
     )
     peers = {"num_threads": setting.num_threads, "log_folder": logs}
-    stream, beam = frozenset({Kind.STREAM}), frozenset({Kind.STREAM, Kind.BEAM})
+    stream = frozenset({Kind.STREAM})
+    served = stream | {Kind.PREFILL}
     return [
-        Participant(process=ours, kinds=beam),
+        Participant(process=ours, kinds=served | {Kind.BEAM}),
         Participant(process=quantized, kinds=stream),
-        Participant(process=VllmHttpServer(setting.peers, **peers), kinds=beam, beside=OURS),
+        Participant(
+            process=VllmHttpServer(setting.peers, **peers),
+            kinds=served | {Kind.BEAM},
+            beside=OURS,
+        ),
         Participant(process=VllmGrpcServer(setting.peers, **peers), kinds=stream, beside=OURS),
-        Participant(process=LlamaServer(setting.peers, **peers), kinds=stream, beside=OURS),
+        Participant(process=LlamaServer(setting.peers, **peers), kinds=served, beside=OURS),
         Participant(
             process=QuantizedLlamaServer(setting.peers, **peers),
             kinds=stream,
@@ -117,13 +125,18 @@ def _offline(setting: Setting) -> list[Participant]:
         (offline.LlamaBatchedBench, OURS_OFFLINE),
         (offline.QuantizedLlamaBatchedBench, OURS_OFFLINE_QUANTIZED),
         (offline.OpenVinoOffline, OURS_OFFLINE),
-        (offline.TransformersOffline, OURS_OFFLINE),
     ]
     return [
         *(Participant(process=process, kinds=kinds) for process in ours),
         *(
             Participant(process=peer(setting.peers, **common), kinds=kinds, beside=beside)
             for peer, beside in peers
+        ),
+        Participant(
+            process=offline.TransformersOffline(setting.peers, **common),
+            kinds=kinds,
+            beside=OURS_OFFLINE,
+            max_rounds=1,
         ),
     ]
 

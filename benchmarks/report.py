@@ -34,7 +34,7 @@ def markdown(results: Results) -> str:
 
 
 def _load_table(results: Results, load: Load) -> str:
-    has_latency = load.kind in (Kind.STREAM, Kind.PRESSURE)
+    has_latency = load.kind in (Kind.STREAM, Kind.PREFILL, Kind.PRESSURE)
     latency = ["TTFT p50 / p99 ms", "between tokens p50 / p99 ms", "prompt tokens/s"]
     header = ["", "tokens/s", "ours / theirs", *(latency if has_latency else [])]
     header += ["ms CPU/token", "peak RSS MiB"]

@@ -51,7 +51,7 @@ def test_every_peer_is_compared_with_one_of_ours_that_takes_the_same_loads(tmp_p
     for one in everybody.values():
         ours = everybody[one.beside] if one.beside else one
         assert "signalbox" in ours.name
-        assert one.kinds <= ours.kinds | {Kind.STREAM}
+        assert one.kinds <= ours.kinds
 
 
 def test_loads_and_participants_are_chosen_by_name(tmp_path: Path) -> None:
