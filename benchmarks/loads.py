@@ -67,6 +67,7 @@ class Load:
         """Returns the same with shorter prompts and answers, to see that everything works."""
         return replace(
             self,
+            title=self.title if factor == 1 else f"{self.title}, all divided by {factor}",
             prompt_tokens=max(4, self.prompt_tokens // factor),
             max_tokens=max(4, self.max_tokens // factor),
             shared_tokens=self.shared_tokens // factor,

@@ -54,7 +54,7 @@ class _VllmServer(ServerProcess):
         return vllm_environment(self._folder, num_threads=self._num_threads)
 
     def process_name(self, process: psutil.Process) -> str:
-        return "engine" if "EngineCore" in " ".join(process.cmdline()) else "server"
+        return "engine" if "VLLM::" in " ".join(process.cmdline()) else "server"
 
     def _command(self, module: str) -> list[str]:
         python = existing(self._folder / "vllm/bin/python")
