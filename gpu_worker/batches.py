@@ -1,6 +1,6 @@
 """Builds the batch of a step from the rows of its sequences, with no loop over them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,8 @@ from gpu_worker import token_rules
 from gpu_worker.sample_rows import Int64Array, Penalties, PromptRows, SampleRows
 from gpu_worker.sequence_rows import SequenceRows
 from gpu_worker.step import Batch, SequenceFailure
-from gpu_worker.token_rules import RuledRows
+from gpu_worker.token_rules import Mask, RuledRows
+from rpc.grammar import GrammarError
 
 
 @dataclass(slots=True, kw_only=True)
@@ -26,6 +27,8 @@ class PlannedBatch:
     """Sequences that had failed before and are left out."""
     prompt_rows: PromptRows | None = None
     """Those of the batch that was built."""
+    refused: dict[int, str] = field(default_factory=dict)
+    """Draws, by row, that nothing is allowed for, and why."""
 
 
 def drawers(state: NDArray[Any], num_new: Int64Array) -> Int64Array:
@@ -85,7 +88,7 @@ def _sample_rows(planned: PlannedBatch, rows: SequenceRows, query_start: Int64Ar
         draws.penalties = _penalties(state, owners, rows)
     is_starved = state["min_tokens"] > state["num_tokens"] - state["num_prompt"]
     if is_starved.any() or state["has_rules"].any():
-        _add_rules(draws, is_starved, owners, rows)
+        _add_rules(draws, is_starved, owners, rows, planned.refused)
     return draws
 
 
@@ -101,7 +104,11 @@ def _penalties(state: NDArray[Any], owners: Int64Array, rows: SequenceRows) -> P
 
 
 def _add_rules(
-    draws: SampleRows, is_starved: NDArray[np.bool_], owners: Int64Array, rows: SequenceRows
+    draws: SampleRows,
+    is_starved: NDArray[np.bool_],
+    owners: Int64Array,
+    rows: SequenceRows,
+    refused: dict[int, str],
 ) -> None:
     candidates = np.flatnonzero(is_starved | rows.state["has_rules"][owners])
     found = [rows.rules[owner] for owner in owners[candidates].tolist()]
@@ -116,7 +123,25 @@ def _add_rules(
     )
     draws.suppressed = token_rules.suppressed(ruled, tokens=rows.tokens, num_rows=len(draws))
     draws.biases = token_rules.biases(ruled, num_rows=len(draws))
-    draws.allowed = token_rules.allowed(ruled, num_rows=len(draws))
+    masks = _grammar_masks(ruled, rows, refused)
+    draws.allowed = token_rules.allowed(ruled, grammar_masks=masks, num_rows=len(draws))
+
+
+def _grammar_masks(
+    ruled: RuledRows, rows: SequenceRows, refused: dict[int, str]
+) -> list[Mask | None]:
+    """Returns the mask of each row, and notes those whose sequence its grammar has failed."""
+    found: dict[int, Mask | None] = {}
+    for row, owner in zip(ruled.rows.tolist(), ruled.owners.tolist(), strict=True):
+        grammar = rows.grammars[owner]
+        if owner in found or grammar is None:
+            continue
+        try:
+            found[owner] = grammar.mask(rows.output(owner))
+        except GrammarError as error:
+            found[owner] = token_rules.make_mask((), vocab_size=rows.vocab_size)
+            refused[row] = str(error)
+    return [found.get(owner) for owner in ruled.owners.tolist()]
 
 
 def _prompt_rows(

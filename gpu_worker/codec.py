@@ -22,6 +22,7 @@ from gpu_worker.step import (
     StepResult,
 )
 from protos.worker.v1 import worker_pb2 as pb
+from rpc import structured_output
 from rpc.columns import (
     pack_int32,
     pack_int64,
@@ -109,6 +110,7 @@ def _params(params: pb.SamplingParams) -> SamplingParams:
         num_prompt_logprobs=(
             params.num_prompt_logprobs if params.HasField("num_prompt_logprobs") else None
         ),
+        structured_output=structured_output.read(params),
     )
 
 

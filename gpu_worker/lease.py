@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from opentelemetry.trace import SpanKind
 
+from gpu_worker.grammars import Grammars
 from gpu_worker.sequences import Outcome, SequenceTable
 from gpu_worker.step import Batch, CacheCapacity, Runner, Samples, Step, StepResult
 from gpu_worker.step_log import StepLog
@@ -35,6 +36,7 @@ class Lease:
         capacity: CacheCapacity,
         num_gpu_blocks: int,
         num_cpu_blocks: int,
+        grammars: Grammars,
     ) -> None:
         self.epoch = epoch
         self.log = StepLog()
@@ -43,6 +45,7 @@ class Lease:
             capacity=capacity,
             num_gpu_blocks=num_gpu_blocks,
             num_cpu_blocks=num_cpu_blocks,
+            grammars=grammars,
         )
         self._runner = runner
         self._num_executed = 0

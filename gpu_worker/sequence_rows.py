@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpu_worker.grammars import Grammar, Grammars
 from gpu_worker.sample_rows import NO_LOGPROBS, Int32Array
 from gpu_worker.step import Fork, NewSequence
 from gpu_worker.token_rules import TokenRules, make_rules
+from rpc.errors import InvalidArgument
 
 _STATE = np.dtype(
     [
@@ -44,14 +46,25 @@ _STATE = np.dtype(
 class SequenceRows:
     """Rows for sequences; who holds which is the caller's to know."""
 
-    def __init__(self, *, num_rows: int, max_tokens: int, max_blocks: int, vocab_size: int) -> None:
+    def __init__(
+        self,
+        *,
+        num_rows: int,
+        max_tokens: int,
+        max_blocks: int,
+        vocab_size: int,
+        grammars: Grammars | None = None,
+    ) -> None:
+        """Without `grammars` no structured output is taken."""
         self.tokens: Int32Array = np.zeros((num_rows, max_tokens), dtype=np.int32)
         self.block_tables: Int32Array = np.zeros((num_rows, max_blocks), dtype=np.int32)
         """Padded with 0 past each sequence's blocks."""
         self.state: NDArray[Any] = np.zeros(num_rows, dtype=_STATE)
         self.rules: list[TokenRules | None] = [None] * num_rows
         """None for what has none, not even stop tokens that come too early."""
-        self._vocab_size = vocab_size
+        self.grammars: list[Grammar | None] = [None] * num_rows
+        self.vocab_size = vocab_size
+        self._compiler = grammars
 
     def __len__(self) -> int:
         return len(self.state)
@@ -65,12 +78,14 @@ class SequenceRows:
         state = np.zeros(num_rows, dtype=_STATE)
         state[: len(self)] = self.state
         self.rules += [None] * (num_rows - len(self))
+        self.grammars += [None] * (num_rows - len(self))
         self.state = state
 
     def write(self, row: int, new: NewSequence) -> None:
         """Puts a new sequence into a row."""
         params, num_tokens, num_blocks = new.params, len(new.token_ids), len(new.block_table)
-        self.rules[row] = rules = _rules(new, vocab_size=self._vocab_size)
+        self.rules[row] = rules = _rules(new, vocab_size=self.vocab_size)
+        self.grammars[row] = grammar = self._grammar(params.structured_output)
         penalties = (params.presence_penalty, params.frequency_penalty, params.repetition_penalty)
         self.state[row] = (
             num_tokens,
@@ -90,7 +105,7 @@ class SequenceRows:
             params.typical_p,
             *penalties,
             penalties != (0.0, 0.0, 1.0),
-            rules is not None and rules.always_apply,
+            grammar is not None or (rules is not None and rules.always_apply),
         )
         self.tokens[row, :num_tokens] = new.token_ids
         self.block_tables[row] = 0
@@ -105,14 +120,31 @@ class SequenceRows:
         child["num_samples"] = 1
         child["branch"] = fork.branch
         self.rules[target] = self.rules[source]
+        grammar = self.grammars[source]
+        self.grammars[target] = None if grammar is None else grammar.fork()
         self.tokens[target, :num_computed] = self.tokens[source, :num_computed]
         self.tokens[target, num_computed] = fork.token_id
         self.block_tables[target] = self.block_tables[source]
 
+    def output(self, row: int) -> Int32Array:
+        """Returns the tokens that a sequence has drawn; not a copy."""
+        state = self.state[row]
+        drawn: Int32Array = self.tokens[row, state["num_prompt"] : state["num_tokens"]]
+        return drawn
+
+    def _grammar(self, constraint: tuple[str, ...] | None) -> Grammar | None:
+        if constraint is None:
+            return None
+        if self._compiler is None:
+            field = "new_groups.sampling_params.structured_output"
+            raise InvalidArgument(field, constraint[0], "unset: this worker has no tokenizer")
+        return self._compiler.grammar(constraint)
+
 
 def _rules(new: NewSequence, *, vocab_size: int) -> TokenRules | None:
     params = new.params
-    is_ruled = params.logit_bias or params.allowed_token_ids or params.bad_words
+    lists = (params.logit_bias, params.allowed_token_ids, params.bad_words)
+    is_ruled = params.structured_output is not None or any(map(len, lists))
     if not is_ruled and not (params.min_tokens and params.stop_token_ids):
         return None
     return make_rules(params, vocab_size=vocab_size)

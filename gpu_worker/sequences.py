@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from gpu_worker import batches
 from gpu_worker.batches import PlannedBatch
+from gpu_worker.grammars import Grammars
 from gpu_worker.sample_rows import PromptRows
 from gpu_worker.sequence_rows import SequenceRows
 from gpu_worker.staging import Limits, StagedStep
@@ -47,7 +48,13 @@ class SequenceTable:
     """The sequences of one lease."""
 
     def __init__(
-        self, *, model: ModelInfo, capacity: CacheCapacity, num_gpu_blocks: int, num_cpu_blocks: int
+        self,
+        *,
+        model: ModelInfo,
+        capacity: CacheCapacity,
+        num_gpu_blocks: int,
+        num_cpu_blocks: int,
+        grammars: Grammars | None = None,
     ) -> None:
         self._limits = Limits(
             model=model,
@@ -62,6 +69,7 @@ class SequenceTable:
             max_tokens=model.max_model_len + 1,  # the very last token is drawn, never computed
             max_blocks=self._limits.max_blocks,
             vocab_size=model.vocab_size,
+            grammars=grammars,
         )
         self._row_of: dict[int, int] = {}
         self._free = list(range(num_rows))
@@ -115,7 +123,8 @@ class SequenceTable:
         planned = self._end_batch()
         prompt_rows = planned.prompt_rows
         keep = np.ones(len(planned.drawers), dtype=np.bool_)
-        reasons = {int(planned.drawers[row]): why for row, why in samples.failed.items()}
+        failed = samples.failed | planned.refused
+        reasons = {int(planned.drawers[row]): why for row, why in failed.items()}
         if prompt_rows is not None:
             reasons |= _prompt_failures(prompt_rows, samples.prompt_logprobs)
         if reasons:

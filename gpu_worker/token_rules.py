@@ -150,15 +150,25 @@ def biases(ruled: RuledRows, *, num_rows: int) -> Biases | None:
     return Biases(runs, values[order])
 
 
-def allowed(ruled: RuledRows, *, num_rows: int) -> AllowedTokens | None:
-    """Returns the masks of the rows that have one; where grammars come in, too."""
-    masked = [
-        (row, rules.allowed)
-        for row, rules in zip(ruled.rows, ruled.rules, strict=True)
-        if rules.allowed is not None
-    ]
+def allowed(
+    ruled: RuledRows, *, grammar_masks: Sequence[Mask | None], num_rows: int
+) -> AllowedTokens | None:
+    """Returns the masks of the rows that have one.
+
+    Args:
+        grammar_masks: one for each of `ruled`, None where no grammar rules.
+    """
+    pairs = zip(ruled.rules, grammar_masks, strict=True)
+    masks = [_both(rules.allowed, mask) for rules, mask in pairs]
+    masked = [(row, mask) for row, mask in zip(ruled.rows, masks, strict=True) if mask is not None]
     if not masked:
         return None
     mask_of_row = np.full(num_rows, -1, dtype=np.int32)
     mask_of_row[[row for row, _ in masked]] = np.arange(len(masked))
     return AllowedTokens(mask_of_row, np.stack([mask for _, mask in masked]))
+
+
+def _both(first: Mask | None, second: Mask | None) -> Mask | None:
+    if first is None or second is None:
+        return first if second is None else second
+    return first & second

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from gpu_worker.execution import ExecutionThread
+from gpu_worker.grammars import Grammars
 from gpu_worker.lease import Lease
 from gpu_worker.step import CacheCapacity, ModelInfo, Runner, Step
 from gpu_worker.step_log import Answer
@@ -35,6 +36,9 @@ class Worker:
         self.capacity = capacity
         self.tokenizer_files = {name: tokenizer_files[name] for name in sorted(tokenizer_files)}
         self.tokenizer_sha256 = hash_files(self.tokenizer_files)
+        self._grammars = Grammars(
+            runner.model, tokenizer_json=self.tokenizer_files.get("tokenizer.json", b"")
+        )
         self._runner = runner
         self._thread = thread
         self._epoch = NO_EPOCH
@@ -91,6 +95,7 @@ class Worker:
         if lease is None:
             raise FailedPrecondition("no cache: call InitCacheEngine first")
         arrived_ns = time.monotonic_ns()
+        self._grammars.prepare(step.new)
         return lease.log.get_or_start(
             step.step_id,
             lambda: self._thread.submit(lambda: lease.execute(step, arrived_ns=arrived_ns)),
@@ -100,6 +105,7 @@ class Worker:
         """Ends the lease and the thread; a step that runs is not waited for."""
         self.begin_epoch(NO_EPOCH)
         self._thread.close()
+        self._grammars.close()
 
     def _open_lease(self, epoch: int, num_gpu_blocks: int, num_cpu_blocks: int) -> Lease:
         try:
@@ -116,6 +122,7 @@ class Worker:
             capacity=self.capacity,
             num_gpu_blocks=num_gpu_blocks,
             num_cpu_blocks=num_cpu_blocks,
+            grammars=self._grammars,
         )
 
     def _end_lease(self) -> None:

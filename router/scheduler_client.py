@@ -20,6 +20,7 @@ from router.model_client import ModelClient
 from router.outputs import End, Finish, FinishReason, Timings, TokenLogprobs, Usage
 from router.request import GenerationRequest
 from router.sampling import BeamSearch
+from rpc import structured_output
 from rpc.client import open_channel
 from rpc.columns import pack_float32, pack_int32, unpack_int32, unpack_int64
 from rpc.errors import RpcError, Unavailable, from_code
@@ -254,7 +255,7 @@ def _reason(error: Exception) -> str:
 def _add_request(request: GenerationRequest) -> pb.AddRequest:
     params = request.params
     traceparent, tracestate = request.trace_context
-    return pb.AddRequest(
+    message = pb.AddRequest(
         handle=request.handle,
         request_id=request.request_id,
         prompt_token_ids=request.prompt_token_ids,
@@ -286,6 +287,8 @@ def _add_request(request: GenerationRequest) -> pb.AddRequest:
         cache_salt=request.cache_salt,
         trace_context=worker_pb2.TraceContext(traceparent=traceparent, tracestate=tracestate),
     )
+    structured_output.write(message.sampling_params, params.structured_output)
+    return message
 
 
 def _beam_search(search: BeamSearch | None) -> pb.BeamSearch | None:

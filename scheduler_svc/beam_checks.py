@@ -17,6 +17,7 @@ _NOT_WITH_BEAMS = (
     "logit_bias",
     "allowed_token_ids",
     "bad_words",
+    "structured_output",
 )
 """What a search, which goes by what the model says of tokens, could not honour."""
 

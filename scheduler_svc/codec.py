@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from protos.scheduler.v1 import scheduler_pb2 as pb
 from protos.worker.v1 import worker_pb2 as worker_pb
+from rpc import structured_output
 from rpc.columns import (
     pack_float32,
     pack_int32,
@@ -99,6 +100,7 @@ def _sampling_params(message: worker_pb.SamplingParams) -> SamplingParams:
         num_prompt_logprobs=(
             message.num_prompt_logprobs if message.HasField("num_prompt_logprobs") else None
         ),
+        structured_output=structured_output.read(message),
     )
 
 
@@ -263,7 +265,7 @@ def _sequence_metadata(plan: StepPlan, index: int) -> worker_pb.SequenceMetadata
 
 
 def worker_params(params: SamplingParams) -> worker_pb.SamplingParams:
-    return worker_pb.SamplingParams(
+    message = worker_pb.SamplingParams(
         temperature=params.temperature,
         top_p=params.top_p,
         top_k=params.top_k,
@@ -282,6 +284,8 @@ def worker_params(params: SamplingParams) -> worker_pb.SamplingParams:
         bad_words=[worker_pb.TokenRun(token_ids=pack_int32(run)) for run in params.bad_words],
         num_prompt_logprobs=params.num_prompt_logprobs,
     )
+    structured_output.write(message, params.structured_output)
+    return message
 
 
 def _forks(plan: StepPlan) -> worker_pb.Forks:

@@ -58,6 +58,8 @@ class SamplingParams:
     bad_words: tuple[tuple[int, ...], ...] = ()
     """Runs of tokens that are never completed."""
     num_prompt_logprobs: int | None = None
+    structured_output: tuple[str, ...] | None = None
+    """The kind, as the proto names it, and its texts."""
 
 
 class Counters(NamedTuple):

@@ -5,9 +5,10 @@ are answered through futures, so that who plans them may compute something else 
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from gpu_worker.grammars import Grammars
 from gpu_worker.lease import Lease
 from gpu_worker.step import CacheCapacity, ModelInfo, Runner, Step, StepResult
 
@@ -19,8 +20,16 @@ class LocalWorker:
 
     address = "this process"
 
-    def __init__(self, make_runner: Callable[[], Runner]) -> None:
-        """Loads and profiles the model. Raises what that raises."""
+    def __init__(
+        self,
+        make_runner: Callable[[], Runner],
+        *,
+        tokenizer_files: Mapping[str, bytes] | None = None,
+    ) -> None:
+        """Loads and profiles the model. Raises what that raises.
+
+        `tokenizer_files` are used instead of the model's own.
+        """
         # The model is made where it computes: PyTorch's number of threads is set for each thread.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="execution")
         try:
@@ -28,6 +37,8 @@ class LocalWorker:
             self.model: ModelInfo = runner.model
             self.tokenizer_files = self._thread.submit(runner.tokenizer_files).result()
             self.capacity: CacheCapacity = self._thread.submit(runner.profile).result()
+            files = tokenizer_files or self.tokenizer_files
+            self._grammars = Grammars(self.model, tokenizer_json=files.get("tokenizer.json", b""))
             self._lease: Lease | None = self._thread.submit(self._open, runner).result()
         except BaseException:
             self._thread.shutdown(wait=False, cancel_futures=True)
@@ -39,11 +50,14 @@ class LocalWorker:
             "num_cpu_blocks": self.capacity.num_cpu_blocks,
         }
         runner.init_cache_engine(**pools)
-        return Lease(epoch=EPOCH, runner=runner, capacity=self.capacity, **pools)
+        return Lease(
+            epoch=EPOCH, runner=runner, capacity=self.capacity, grammars=self._grammars, **pools
+        )
 
     def submit(self, step: Step) -> Future[StepResult]:
         """Starts the next step; it is executed after those before it."""
         assert self._lease is not None, "closed"
+        self._grammars.prepare(step.new)
         return self._thread.submit(self._lease.execute, step, arrived_ns=time.monotonic_ns())
 
     def close(self) -> None:
@@ -51,4 +65,5 @@ class LocalWorker:
         if self._lease is not None:
             self._lease.close()
         self._thread.shutdown(cancel_futures=True)
+        self._grammars.close()
         self._lease = None

@@ -1,0 +1,194 @@
+"""Structured outputs on a worker: what a sequence may draw follows from its tokens alone."""
+
+import json
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from gpu_worker.grammars import Grammars
+from gpu_worker.sequences import SequenceTable
+from gpu_worker.simulated import SimulatedRunner
+from gpu_worker.simulated_tokenizer import END_OF_SEQUENCE_ID
+from gpu_worker.step import Fork, SamplingParams
+from gpu_worker.token_rules import Mask
+from rpc.grammar import GrammarError
+from tests.gpu_worker.builders import make_new, make_runner, make_step
+
+Constraint = tuple[str, ...]
+PROMPT = [72, 105]
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Iterator[Grammars]:
+    grammars = make_grammars()
+    yield grammars
+    grammars.close()
+
+
+def make_grammars() -> Grammars:
+    runner = SimulatedRunner()
+    return Grammars(runner.model, tokenizer_json=runner.tokenizer_files()["tokenizer.json"])
+
+
+def make_table(runner: SimulatedRunner, grammars: Grammars | None) -> SequenceTable:
+    return SequenceTable(
+        model=runner.model,
+        capacity=runner.profile(),
+        num_gpu_blocks=runner.config.num_gpu_blocks,
+        num_cpu_blocks=runner.config.num_cpu_blocks,
+        grammars=grammars,
+    )
+
+
+def ids(text: str) -> np.ndarray:
+    """The simulated tokenizer has a token for each byte."""
+    return np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int32)
+
+
+def allowed(mask: Mask) -> set[int]:
+    bits = np.unpackbits(mask.astype("<u4").view(np.uint8), bitorder="little")
+    return set(np.flatnonzero(bits).tolist())
+
+
+def letters(text: str) -> set[int]:
+    return set(ids(text).tolist())
+
+
+@pytest.mark.parametrize(
+    ("constraint", "output", "expected"),
+    [
+        (("regex", "ab?"), "", letters("a")),
+        (("regex", "ab?"), "a", letters("b") | {END_OF_SEQUENCE_ID}),
+        (("regex", "ab?"), "ab", {END_OF_SEQUENCE_ID}),
+        (("choice", "yes", "no", 'a "quoted"\n choice é'), "", letters("yna")),
+        (("choice", "yes", "no", 'a "quoted"\n choice é'), 'a "quoted"\n choice ', {0xC3}),
+        (("choice", "yes", "no"), "yes", {END_OF_SEQUENCE_ID}),
+        (("grammar", 'root ::= "x" root | "y"'), "x", letters("xy")),
+        (("grammar", 'start: "x" start | "y"'), "xy", {END_OF_SEQUENCE_ID}),
+        (("json_schema", json.dumps({"const": 12})), "1", letters("2")),
+        (("json_object",), "{}", {END_OF_SEQUENCE_ID}),
+    ],
+)
+def test_what_may_follow_is_what_conforms(
+    grammars: Grammars, constraint: Constraint, output: str, expected: set[int]
+) -> None:
+    found = allowed(grammars.grammar(constraint).mask(ids(output)))
+    assert found & set(range(259)) == expected | found & letters(" \t\r\n")
+    assert (END_OF_SEQUENCE_ID in found) == (END_OF_SEQUENCE_ID in expected)
+
+
+def test_a_grammar_that_reads_at_once_stands_where_one_that_reads_on_does(
+    grammars: Grammars,
+) -> None:
+    constraint = ("json_schema", json.dumps({"type": "object", "properties": {"a": {"enum": [1]}}}))
+    output = ids('{"a": 1}')
+    reading_on = grammars.grammar(constraint)
+    for length in range(len(output) + 1):
+        at_once = reading_on.fork()
+        expected = allowed(at_once.mask(output[:length]))
+        assert allowed(reading_on.mask(output[:length])) == expected, length
+
+
+def test_tokens_after_the_end_are_not_read(grammars: Grammars) -> None:
+    grammar = grammars.grammar(("regex", "ab?"))
+    output = np.array([*ids("a"), END_OF_SEQUENCE_ID, 7, 7], dtype=np.int32)
+    assert allowed(grammar.mask(output)) == {END_OF_SEQUENCE_ID}
+
+
+@pytest.mark.parametrize(
+    ("constraint", "reason"),
+    [
+        (("regex", "(a"), "unclosed group"),
+        (("json_schema", "{"), "structured output cannot be compiled"),
+        (("json_schema", "false"), "schema is false"),
+        (("json_schema", '{"$ref": "http://127.0.0.1:9/x.json"}'), "not fetch"),
+        (("json_schema", '{"$ref": "#"}'), "nothing conforms"),
+        (("grammar", 'start: start "x"'), "nothing conforms"),
+        (("sonnet", "x"), "no kind of structured output"),
+    ],
+)
+def test_what_cannot_be_compiled_says_why(
+    grammars: Grammars, constraint: Constraint, reason: str
+) -> None:
+    with pytest.raises(GrammarError, match=reason):
+        grammars.grammar(constraint).mask(ids(""))
+
+
+def test_a_worker_without_a_tokenizer_says_so() -> None:
+    grammars = Grammars(SimulatedRunner().model, tokenizer_json=b"")
+    with pytest.raises(GrammarError, match="tokenizer cannot be read"):
+        grammars.grammar(("regex", "a")).mask(ids(""))
+    grammars.close()
+
+
+def draw_to_the_end(table: SequenceTable, runner: SimulatedRunner, seq_id: int) -> list[int]:
+    """Decodes until the end of the sequence; returns all that was drawn."""
+    tokens: list[int] = []
+    for step_id in range(2, 40):
+        outcome = table.take(runner.execute(table.apply(make_step(step_id, running={seq_id: 1}))))
+        assert not outcome.failures
+        tokens += outcome.token_ids.tolist()
+        if END_OF_SEQUENCE_ID in tokens:
+            break
+    return tokens
+
+
+PARAMS = SamplingParams(temperature=1.0, seed=3, structured_output=("regex", "[a-f]{3}-[0-9]{3}"))
+
+
+def whole_output(runner: SimulatedRunner, table: SequenceTable) -> list[int]:
+    new = make_new(1, PROMPT, [0, 1, 2, 3, 4, 5], params=PARAMS)
+    first = table.take(runner.execute(table.apply(make_step(1, new=[new]))))
+    return [*first.token_ids.tolist(), *draw_to_the_end(table, runner, 1)]
+
+
+def test_a_sequence_that_resumes_goes_on_where_it_was(grammars: Grammars) -> None:
+    runner = make_runner()
+    whole = whole_output(runner, make_table(runner, grammars))
+    assert whole[3] == ord("-")
+    assert whole[-1] == END_OF_SEQUENCE_ID
+    table = make_table(runner, make_grammars())  # of another worker
+    tokens = [*PROMPT, *whole[:5]]
+    resumed = make_new(
+        9, tokens, [6, 7, 8, 9, 10, 11], params=PARAMS, num_prompt_tokens=len(PROMPT)
+    )
+    first = table.take(runner.execute(table.apply(make_step(1, new=[resumed]))))
+    assert [*whole[:5], *first.token_ids, *draw_to_the_end(table, runner, 9)] == whole
+    table.check()
+
+
+def test_branches_go_their_own_ways(grammars: Grammars) -> None:
+    runner = make_runner()
+    table = make_table(runner, grammars)
+    params = SamplingParams(temperature=1.0, seed=5, structured_output=("choice", "yes", "no"))
+    new = make_new(1, PROMPT, [0, 1, 2, 3], params=params, num_samples=2)
+    drawn = table.take(runner.execute(table.apply(make_step(1, new=[new])))).token_ids.tolist()
+    assert set(drawn) <= letters("yn")
+    forks = [Fork(1, 1, 0, ord("y")), Fork(1, 2, 1, ord("n"))]
+    step = make_step(2, forks=forks, running={1: 1, 2: 1})
+    assert table.take(runner.execute(table.apply(step))).token_ids.tolist() == [ord("e"), ord("o")]
+    table.check()
+
+
+def test_a_sequence_whose_constraint_fails_is_alone(grammars: Grammars) -> None:
+    runner = make_runner()
+    table = make_table(runner, grammars)
+    bad = SamplingParams(structured_output=("regex", "(a"))
+    new = [make_new(1, PROMPT, [0], params=bad), make_new(2, PROMPT, [1])]
+    outcome = table.take(runner.execute(table.apply(make_step(1, new=new))))
+    assert [failed.seq_id for failed in outcome.failures] == [1]
+    assert "unclosed group" in outcome.failures[0].message
+    assert outcome.seq_ids.tolist() == [2]
+    table.check()
+
+
+def test_allowed_tokens_hold_beside_a_grammar(grammars: Grammars) -> None:
+    runner = make_runner()
+    table = make_table(runner, grammars)
+    params = SamplingParams(
+        structured_output=("regex", "[a-z]"), allowed_token_ids=(ord("q"), ord("Q"))
+    )
+    new = make_new(1, PROMPT, [0], params=params)
+    outcome = table.take(runner.execute(table.apply(make_step(1, new=[new]))))
+    assert outcome.token_ids.tolist() == [ord("q")]
