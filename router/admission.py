@@ -6,7 +6,7 @@ then what its prompt's length tells.
 
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ from router.delivery import Delivery, Echo
 from router.model import ServedModel
 from router.request import GenerationRequest
 from router.scheduler_client import SchedulerConnection
+from router.structured_output import GrammarChecker
 from router.token_checks import check_token_ids
 from rpc.errors import (
     AlreadyExists,
@@ -57,8 +58,6 @@ class Asked:
     cache_salt: str = ""
     sampling: Mapping[str, Any] = field(default_factory=dict)
     """The fields that are set, under their proto names."""
-    set_fields: Sequence[str] = ()
-    """Paths of all fields that are set."""
     truncate_prompt_tokens: int | None = None
     delivery: Delivery = field(default_factory=Delivery)
 
@@ -77,6 +76,7 @@ class Admission:
     def __init__(self, config: RouterConfig, scheduler: SchedulerConnection) -> None:
         self._config = config
         self._scheduler = scheduler
+        self._grammars = GrammarChecker()
         self._live_ids: set[tuple[str, str]] = set()  # (tenant, request id)
 
     @property
@@ -86,7 +86,6 @@ class Admission:
     def check(self, asked: Asked, model: ServedModel) -> None:
         """Checks what needs no tokens."""
         validation.check_model(asked.model, model)
-        validation.refuse_unserved(asked.set_fields)
         validation.check_priority(asked.priority)
         validation.check_cache_salt(asked.cache_salt)
         validation.check_sampling(asked.sampling, model)
@@ -117,6 +116,8 @@ class Admission:
 
     async def tokenize(self, asked: Asked, model: ServedModel) -> EncodedPrompt:
         """Returns the prompt's tokens, which fit the model's window, and what else is text."""
+        if (constraint := asked.sampling.get("structured_output")) is not None:
+            await self._grammars.check(constraint)
         token_ids, prompt_field = await self._tokenize(asked, model)
         if asked.truncate_prompt_tokens is not None:
             token_ids = token_ids[-asked.truncate_prompt_tokens :]

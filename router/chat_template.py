@@ -5,18 +5,14 @@ a process that lives for one conversation, see `template_sandbox`.
 """
 
 import asyncio
-import json
-import sys
 import uuid
 from collections.abc import Mapping
-from typing import Any
 
 from router import template_sandbox
 from router.conversation import Conversation
+from router.limited_process import run_limited
 from rpc.errors import InvalidArgument
 
-WALL_LIMIT_S = 20.0
-"""On a machine that is busy; what counts is the limit of CPU time."""
 MAX_PROCESSES = 2
 
 
@@ -63,35 +59,12 @@ class ClientTemplates:
             "max_bytes": max_bytes + len(mark),
         }
         async with self._processes:
-            answer = await _run(json.dumps(job).encode())
+            answer = await run_limited(
+                template_sandbox.__file__, job, cpu_limit_s=template_sandbox.CPU_LIMIT_S
+            )
         if "text" not in answer:
             raise _refused(conversation, answer["error"])
         return _cut(answer["text"], mark)
-
-
-async def _run(job: bytes) -> dict[str, Any]:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-I",
-        template_sandbox.__file__,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-        env={},
-    )
-    try:
-        async with asyncio.timeout(WALL_LIMIT_S):
-            output, _ = await process.communicate(job)
-    except TimeoutError:
-        output = b""
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    if not output:
-        return {"error": f"it takes more than {template_sandbox.CPU_LIMIT_S} s"}
-    answer: dict[str, Any] = json.loads(output)
-    return answer
 
 
 def _refused(conversation: Conversation, reason: str) -> InvalidArgument:

@@ -15,6 +15,7 @@ from router.model import ServedModel
 from router.outputs import Delta, End, Finish, FinishReason, TokenLogprobs
 from router.tokenizer import Tokenizer
 from router.tool_schema import forced_schema
+from rpc import structured_output
 from rpc.errors import InvalidArgument
 
 Response = TypeVar("Response", pb.GenerateResponse, pb.ChatResponse)
@@ -56,6 +57,8 @@ def _asked(
         sampling["logit_bias"] = [(one.token_id, one.bias) for one in sampling["logit_bias"]]
     if "beam_search" in sampling:
         sampling["beam_search"] = _set_fields(sampling["beam_search"])
+    if "structured_output" in sampling:
+        sampling["structured_output"] = structured_output.read(request.sampling_params)
     return Asked(
         request_id=request.request_id,
         model=request.model,
@@ -63,7 +66,6 @@ def _asked(
         priority=request.priority,
         cache_salt=request.cache_salt,
         sampling=sampling,
-        set_fields=[*_set_fields(request), *(f"sampling_params.{name}" for name in sampling)],
         truncate_prompt_tokens=(
             request.truncate_prompt_tokens if request.HasField("truncate_prompt_tokens") else None
         ),

@@ -5,14 +5,15 @@ set, under their proto names; whatever is wrong is an InvalidArgument that names
 """
 
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from router.model import ServedModel
 from router.sampling import SamplingParams
 from router.sequence_checks import beam_search, check_sequences
+from router.structured_output import check_structured_output
 from router.token_checks import check_lists, check_tokens_exist
-from rpc.errors import InvalidArgument, NotFound, Unimplemented
+from rpc.errors import InvalidArgument, NotFound
 
 MAX_REQUEST_ID_CHARS = 128
 MAX_CACHE_SALT_BYTES = 128
@@ -54,20 +55,6 @@ REQUEST_RANGES: Mapping[str, Range] = {
     "stream_interval": Range(1, _UINT32_MAX, "at least 1"),
 }
 """Of what is not in sampling_params."""
-
-NOT_SERVED = frozenset(
-    {
-        "sampling_params.structured_output",
-    }
-)
-"""Fields of a request that the contract has and this version does not serve."""
-
-
-def refuse_unserved(set_fields: Iterable[str]) -> None:
-    """Raises Unimplemented for the first field that is set and not served."""
-    for field in set_fields:
-        if field in NOT_SERVED:
-            raise Unimplemented(f"{field} is not served yet")
 
 
 def check_model(name: str, model: ServedModel) -> None:
@@ -113,6 +100,8 @@ def check_sampling_values(fields: Mapping[str, Any]) -> None:
             raise InvalidArgument(f"sampling_params.{name}", fields[name], allowed.text)
     check_sequences(fields)
     check_lists(fields)
+    if (constraint := fields.get("structured_output")) is not None:
+        check_structured_output(constraint)
 
 
 def check_request_values(fields: Mapping[str, float]) -> None:
@@ -174,6 +163,7 @@ def resolve_sampling(
         logit_bias=tuple(fields.get("logit_bias", ())),
         allowed_token_ids=tuple(fields.get("allowed_token_ids", ())),
         bad_words=bad_words,
+        structured_output=fields.get("structured_output"),
         num_prompt_logprobs=_at_most(fields.get("prompt_logprobs"), model.vocab_size),
         num_logprobs=0 if hides_logprobs else _at_most(num_logprobs, model.vocab_size),
         n=n,

@@ -379,8 +379,17 @@ async def test_too_many_requests_are_shed_with_retry_info() -> None:
         ),
         (
             {"sampling_params": pb.SamplingParams(structured_output=pb.StructuredOutput())},
-            StatusCode.UNIMPLEMENTED,
-            None,
+            StatusCode.INVALID_ARGUMENT,
+            "sampling_params.structured_output",
+        ),
+        (
+            {
+                "sampling_params": pb.SamplingParams(
+                    structured_output=pb.StructuredOutput(json_schema='{"$ref": "#"}')
+                )
+            },
+            StatusCode.INVALID_ARGUMENT,
+            "sampling_params.structured_output.json_schema",
         ),
         (
             {"sampling_params": pb.SamplingParams(max_tokens=MAX_MODEL_LEN)},

@@ -69,9 +69,9 @@ def test_a_forced_call_asks_for_structured_output() -> None:
         tools=[pb.Tool(name="add", parameters=json.dumps(ADD.parameters))],
         tool_choice=pb.ToolChoice(tool="add"),
     )
-    assert "sampling_params.structured_output" in codec.asked_to_chat(request).set_fields
+    assert codec.asked_to_chat(request).sampling["structured_output"][0] == "json_schema"
     request.tool_choice.mode = pb.TOOL_CHOICE_MODE_AUTO
-    assert "sampling_params.structured_output" not in codec.asked_to_chat(request).set_fields
+    assert "structured_output" not in codec.asked_to_chat(request).sampling
 
 
 @pytest.mark.parametrize(

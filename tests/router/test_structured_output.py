@@ -1,0 +1,112 @@
+"""What cannot be compiled is refused at the door, within a bound, while the loop goes on."""
+
+import asyncio
+import json
+import time
+
+import pytest
+
+from router.structured_output import MAX_BYTES, GrammarChecker, check_structured_output
+from router.validation import check_sampling_values
+from rpc import grammar
+from rpc.errors import InvalidArgument
+
+NESTED = '{"type":"array","items":' * 2000 + "{}" + "}" * 2000
+SELF = json.dumps({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}})
+IN_TURN = json.dumps(
+    {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}
+)
+COSTLY = json.dumps({"type": "integer", "multipleOf": 9_999_991})
+
+
+def field_refused(constraint: tuple[str, ...]) -> str:
+    with pytest.raises(InvalidArgument) as caught:
+        check_sampling_values({"structured_output": constraint})
+    return caught.value.field
+
+
+@pytest.mark.parametrize(
+    ("constraint", "field"),
+    [
+        (("",), ""),
+        (("choice",), ".choice"),
+        (("choice", "yes", ""), ".choice"),
+        (("choice", *map(str, range(1025))), ".choice"),
+        (("regex", ""), ".regex"),
+        (("json_schema", " " * MAX_BYTES + "{}"), ".json_schema"),
+        (("grammar", "é" * (MAX_BYTES // 2 + 1)), ".grammar"),
+    ],
+)
+def test_a_constraint_of_no_use_is_refused_by_its_form(
+    constraint: tuple[str, ...], field: str
+) -> None:
+    assert field_refused(constraint) == f"sampling_params.structured_output{field}"
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [("json_object",), ("choice", "a", "b"), ("regex", "x" * MAX_BYTES), ("json_schema", "{")],
+)
+def test_form_alone_says_nothing_about_the_content(constraint: tuple[str, ...]) -> None:
+    check_structured_output(constraint)
+
+
+@pytest.mark.parametrize(
+    ("constraint", "reason"),
+    [
+        (("json_schema", "{"), "line 1 column 2"),
+        (("json_schema", "[1]"), "schema"),
+        (("json_schema", '{}}, {"json_schema": {}'), "Extra data"),
+        (("json_schema", NESTED), "recursion"),
+        (("json_schema", SELF), "nothing conforms"),
+        (("json_schema", IN_TURN), "nothing conforms"),
+        (("json_schema", '{"$ref": "http://127.0.0.1:9/x.json"}'), "not fetch"),
+        (("json_schema", '{"uniqueItems": true}'), "uniqueItems"),
+        (("regex", "(?=a)b"), "look-around"),
+        (("regex", "(" * 5000 + ")" * 5000), "regex"),
+        (("grammar", "root = 1"), ""),
+        (("grammar", "(" * 5000), ""),
+    ],
+)
+def test_what_cannot_be_compiled_is_found_out(constraint: tuple[str, ...], reason: str) -> None:
+    fault = grammar.find_fault(constraint)
+    assert fault is not None
+    assert reason in fault
+    assert "\n" not in fault
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [("regex", "(a+)+b"), ("regex", "((a|b)*c(a|b){50})*x"), ("choice", 'a "b"\n', "é", "\\")],
+)
+def test_what_other_engines_stumble_over_compiles(constraint: tuple[str, ...]) -> None:
+    assert grammar.find_fault(constraint) is None
+
+
+async def test_a_costly_constraint_is_given_up_while_the_loop_goes_on() -> None:
+    gaps: list[float] = []
+
+    async def tick() -> None:
+        while True:
+            start = time.monotonic()
+            await asyncio.sleep(0.01)
+            gaps.append(time.monotonic() - start)
+
+    ticking = asyncio.create_task(tick())
+    checker = GrammarChecker()
+    with pytest.raises(InvalidArgument, match=r"multipleOf.*takes more than"):
+        await checker.check(("json_schema", COSTLY))
+    assert len(gaps) > 20  # a loop that had waited would have turned once
+    ticking.cancel()
+
+
+async def test_an_answer_is_remembered() -> None:
+    checker = GrammarChecker()
+    good, bad = ("regex", "a+"), ("regex", "(a")
+    await checker.check(good)
+    with pytest.raises(InvalidArgument, match=r"sampling_params\.structured_output\.regex"):
+        await checker.check(bad)
+    checker._find_fault = None  # type: ignore[assignment,method-assign]  # nobody is asked again
+    await checker.check(good)
+    with pytest.raises(InvalidArgument, match="unclosed group"):
+        await checker.check(bad)
