@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         RequestOutput,
         RequestOutputKind,
         SamplingParams,
+        StructuredOutputsParams,
     )
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "StructuredOutputsParams",
 ]
 
 

@@ -18,6 +18,7 @@ from signalbox.llm.outputs import (
     Usage,
 )
 from signalbox.llm.sampling_params import RequestOutputKind, SamplingParams
+from signalbox.llm.structured_outputs import StructuredOutputsParams
 
 __all__ = [
     "LLM",
@@ -34,5 +35,6 @@ __all__ = [
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "StructuredOutputsParams",
     "Usage",
 ]

@@ -29,6 +29,7 @@ from signalbox.llm.local_worker import EPOCH, LocalWorker
 from signalbox.llm.prompts import Encoder, Prompt
 from signalbox.llm.request import LocalRequest
 from signalbox.llm.sampling_params import SamplingParams, checked
+from signalbox.llm.structured_outputs import check_compiles
 from signalbox.llm.wiring import CoreConfig
 
 MAX_STEPS_IN_FLIGHT = 2
@@ -72,7 +73,7 @@ class EngineCore:
     @classmethod
     def load(cls, make_runner: Callable[[], Runner], config: CoreConfig) -> "EngineCore":
         """Loads a model. Raises what making its runner raises, or ValueError."""
-        worker = LocalWorker(make_runner)
+        worker = LocalWorker(make_runner, tokenizer_files=config.tokenizer_files)
         try:
             return cls(worker, config)
         except BaseException:
@@ -92,6 +93,8 @@ class EngineCore:
             fields["seed"] = self._seeds.getrandbits(64)
         with refusing():
             validation.check_sampling(fields, self.model)
+            if "structured_output" in fields:
+                check_compiles(fields["structured_output"])
             return validation.resolve_sampling(
                 fields,
                 num_prompt_tokens=num_prompt_tokens,

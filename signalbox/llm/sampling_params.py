@@ -13,6 +13,7 @@ from typing import Any
 
 from router import validation
 from signalbox.llm.errors import refusing
+from signalbox.llm.structured_outputs import StructuredOutputsParams
 
 RANDOM_SEED = -1
 ALL_TOKENS = -1
@@ -39,7 +40,7 @@ _FLAGS = (
 )
 _OF_BEAMS = ("length_penalty", "early_stopping")
 _LISTS = ("stop", "stop_token_ids", "logit_bias", "allowed_token_ids", "bad_words")
-_OF_THE_CALLER = ("truncate_prompt_tokens", "output_kind")
+_OF_THE_CALLER = ("truncate_prompt_tokens", "output_kind", "structured_outputs")
 _SERVED = {*_INTEGERS, *_OPTIONAL_INTEGERS, *_NUMBERS, *_FLAGS, *_LISTS, *_OF_THE_CALLER}
 
 
@@ -77,6 +78,7 @@ class SamplingParams:
         stop_token_ids: tokens that end a sequence, beside the model's own unless ignore_eos.
         logprobs: report the log probability of each token, and of so many likeliest ones.
         prompt_logprobs: the same for the tokens of the prompt.
+        structured_outputs: what the text must conform to.
         truncate_prompt_tokens: keep so many of the prompt's last tokens; -1 as many as fit.
         output_kind: what the outputs of an engine hold; `LLM` returns everything at the end.
         skip_special_tokens: whether special tokens have no text.
@@ -114,8 +116,8 @@ class SamplingParams:
     use_beam_search: bool = False
     length_penalty: float = 1.0
     early_stopping: bool = False
+    structured_outputs: StructuredOutputsParams | None = None
     logits_processors: Any = field(default=None, repr=False)
-    structured_outputs: Any = field(default=None, repr=False)
     guided_decoding: Any = field(default=None, repr=False)
     detokenize: bool = field(default=True, repr=False)
     spaces_between_special_tokens: bool = field(default=True, repr=False)
@@ -140,6 +142,8 @@ class SamplingParams:
             values["top_k"] = 0
         if self.seed == RANDOM_SEED:
             del values["seed"]
+        if self.structured_outputs is not None:
+            values["structured_output"] = _constraint(self.structured_outputs)
         self._check_bounds(values)
         _move_beam_search(values)
         with refusing():
@@ -221,6 +225,12 @@ def _move_beam_search(values: dict[str, Any]) -> None:
     elif search != {"length_penalty": 1.0, "early_stopping": False}:
         name = "length_penalty" if search["length_penalty"] != 1.0 else "early_stopping"
         raise ValueError(f"sampling_params.{name} is {search[name]} without use_beam_search")
+
+
+def _constraint(outputs: object) -> tuple[str, ...]:
+    if not isinstance(outputs, StructuredOutputsParams):
+        raise _wrong_type("structured_outputs", outputs, "a StructuredOutputsParams")
+    return outputs.constraint()
 
 
 def _is_integer(value: object) -> bool:

@@ -18,7 +18,6 @@ from tests.llm.make import GREEDY, make_llm
     "field",
     [
         {"logits_processors": [print]},
-        {"structured_outputs": {"json": {}}},
         {"guided_decoding": {"json": {}}},
         {"detokenize": False},
         {"spaces_between_special_tokens": False},

@@ -1,0 +1,67 @@
+"""`StructuredOutputsParams`: what a text must conform to, as vLLM's users know it."""
+
+import json as json_module
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from typing import Any
+
+from router import structured_output
+from rpc.grammar import find_fault
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StructuredOutputsParams:
+    """Exactly one constraint. Raises ValueError or TypeError.
+
+    Args:
+        json: a JSON schema, as text or as the dictionary; a Pydantic model is one, too.
+        json_object: True for any JSON object.
+        regex: matches the whole text.
+        grammar: context-free, in GBNF or in Lark's syntax.
+        choice: the text is one of these.
+    """
+
+    json: str | dict[str, Any] | type | None = None
+    json_object: bool | None = None
+    regex: str | None = None
+    grammar: str | None = None
+    choice: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        named = [one.name for one in fields(self) if getattr(self, one.name) not in (None, False)]
+        if len(named) != 1:
+            got = " and ".join(named) or "none"
+            raise ValueError(f"structured_outputs must have exactly one constraint; got {got}")
+        for name in ("regex", "grammar"):
+            if not isinstance(getattr(self, name) or "", str):
+                raise TypeError(f"structured_outputs.{name} must be a string")
+        if isinstance(self.choice, str) or not all(isinstance(c, str) for c in self.choice or ()):
+            raise TypeError("structured_outputs.choice must be a list of strings")
+
+    def constraint(self) -> tuple[str, ...]:
+        """Returns it in the terms of the router."""
+        if self.json is not None:
+            return ("json_schema", _schema(self.json))
+        if self.json_object:
+            return ("json_object",)
+        if self.choice is not None:
+            return ("choice", *self.choice)
+        return ("grammar", self.grammar or "") if self.regex is None else ("regex", self.regex)
+
+
+def _schema(schema: str | dict[str, Any] | type) -> str:
+    if isinstance(schema, str):
+        return schema
+    make = getattr(schema, "model_json_schema", None)  # of a Pydantic model
+    return json_module.dumps(schema if make is None else make())
+
+
+def check_compiles(constraint: tuple[str, ...]) -> None:
+    """Raises InvalidArgument. There is nobody to be protected from: no process of its own."""
+    fault = _find_fault(constraint)
+    if fault is not None:
+        raise structured_output.cannot_compile(constraint, fault)
+
+
+_find_fault = lru_cache(maxsize=256)(find_fault)
