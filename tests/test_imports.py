@@ -105,3 +105,16 @@ def test_importing_all_of_a_package_loads_no_torch(package: str) -> None:
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == ""
+
+
+def test_only_the_reader_of_old_checkpoints_knows_pickle() -> None:
+    unsafe = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}
+    found = {
+        str(path.relative_to(ROOT))
+        for package in ALLOWED
+        for path in FOLDERS[package].rglob("*.py")
+        if unsafe & set(imported_modules(path.read_text(encoding="utf-8")))
+    }
+    assert found == {"gpu_worker/loading/torch_file.py"}
+    reader = (ROOT / "gpu_worker/loading/torch_file.py").read_text(encoding="utf-8")
+    assert reader.count("torch.load(") == reader.count("weights_only=True") == 1
