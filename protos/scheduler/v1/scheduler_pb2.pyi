@@ -52,7 +52,7 @@ class ConnectResponse(_message.Message):
     def __init__(self, step_outputs: _Optional[_Union[StepOutputs, _Mapping]] = ...) -> None: ...
 
 class AddRequest(_message.Message):
-    __slots__ = ("handle", "request_id", "prompt_token_ids", "sampling_params", "max_tokens", "num_sequences", "timeout_ns", "trace_context", "cache_salt", "tenant", "priority", "beam_search", "delivered")
+    __slots__ = ("handle", "request_id", "prompt_token_ids", "sampling_params", "max_tokens", "num_sequences", "timeout_ns", "trace_context", "cache_salt", "tenant", "priority", "beam_search")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -65,7 +65,6 @@ class AddRequest(_message.Message):
     TENANT_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     BEAM_SEARCH_FIELD_NUMBER: _ClassVar[int]
-    DELIVERED_FIELD_NUMBER: _ClassVar[int]
     handle: int
     request_id: str
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -78,8 +77,7 @@ class AddRequest(_message.Message):
     tenant: str
     priority: int
     beam_search: BeamSearch
-    delivered: _containers.RepeatedCompositeFieldContainer[DeliveredSequence]
-    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling_params: _Optional[_Union[_worker_pb2.SamplingParams, _Mapping]] = ..., max_tokens: _Optional[int] = ..., num_sequences: _Optional[int] = ..., timeout_ns: _Optional[int] = ..., trace_context: _Optional[_Union[_worker_pb2.TraceContext, _Mapping]] = ..., cache_salt: _Optional[str] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., beam_search: _Optional[_Union[BeamSearch, _Mapping]] = ..., delivered: _Optional[_Iterable[_Union[DeliveredSequence, _Mapping]]] = ...) -> None: ...
+    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling_params: _Optional[_Union[_worker_pb2.SamplingParams, _Mapping]] = ..., max_tokens: _Optional[int] = ..., num_sequences: _Optional[int] = ..., timeout_ns: _Optional[int] = ..., trace_context: _Optional[_Union[_worker_pb2.TraceContext, _Mapping]] = ..., cache_salt: _Optional[str] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., beam_search: _Optional[_Union[BeamSearch, _Mapping]] = ...) -> None: ...
 
 class BeamSearch(_message.Message):
     __slots__ = ("width", "length_penalty", "early_stopping")
@@ -90,16 +88,6 @@ class BeamSearch(_message.Message):
     length_penalty: float
     early_stopping: bool
     def __init__(self, width: _Optional[int] = ..., length_penalty: _Optional[float] = ..., early_stopping: _Optional[bool] = ...) -> None: ...
-
-class DeliveredSequence(_message.Message):
-    __slots__ = ("index", "token_ids", "is_finished")
-    INDEX_FIELD_NUMBER: _ClassVar[int]
-    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    IS_FINISHED_FIELD_NUMBER: _ClassVar[int]
-    index: int
-    token_ids: bytes
-    is_finished: bool
-    def __init__(self, index: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., is_finished: _Optional[bool] = ...) -> None: ...
 
 class AbortRequest(_message.Message):
     __slots__ = ("handle",)
