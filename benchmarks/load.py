@@ -82,7 +82,7 @@ async def drive(
 
     async def client() -> None:
         for token_ids in pending:
-            num_tokens = await _one(stream, token_ids, max_tokens, measured)
+            num_tokens = await one_request(stream, token_ids, max_tokens, measured)
             if num_tokens != max_tokens * num_sequences:
                 raise WrongTokenCount(
                     f"{num_tokens} tokens came where {max_tokens * num_sequences} were asked for"
@@ -94,7 +94,10 @@ async def drive(
     return measured
 
 
-async def _one(stream: Stream, token_ids: list[int], max_tokens: int, measured: Measured) -> int:
+async def one_request(
+    stream: Stream, token_ids: list[int], max_tokens: int, measured: Measured
+) -> int:
+    """Sends one prompt, adds its times and tokens to `measured`; returns how many tokens came."""
     last = start = time.perf_counter()
     num_tokens = 0
     async for new_tokens in stream(token_ids, max_tokens=max_tokens):
