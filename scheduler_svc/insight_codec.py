@@ -103,6 +103,8 @@ def _worker_stats(engine: WorkerEngine) -> stats_pb2.WorkerStats:
         requests=_request_stats(scheduler.request_stats),
         copy_bytes_per_second=scheduler.cost.copy_bytes_per_s,
         prefill_tokens_per_second=scheduler.cost.prefill_tokens_per_s,
+        num_cpu_prefix_hits=scheduler.num_cpu_prefix_hits,
+        num_cached_cpu_blocks=cpu.num_cached,
     )
 
 

@@ -14,6 +14,7 @@ from gpu_worker.scheduler_client import RegistrationRefused
 from gpu_worker.simulated import SimulatedConfig, SimulatedRunner, expected_tokens
 from gpu_worker.step import BlockMapping, CacheCapacity
 from protos.scheduler.v1 import scheduler_pb2 as pb
+from protos.scheduler.v1 import stats_pb2
 from protos.worker.v1 import worker_pb2 as worker_pb
 from scheduler_svc.config import PreemptionMode, SchedulerConfig
 from tests.integration.stack import (
@@ -166,8 +167,9 @@ async def test_evicted_prefixes_come_back_from_the_cpu() -> None:
         await until_workers(scheduler, 1)
         await repeat(client, LONG_PROMPTS)
         assert_repeated(client, LONG_PROMPTS, first_handle=len(LONG_PROMPTS))
-        (engine,) = scheduler.cluster.engines
-        assert engine.scheduler.num_cpu_prefix_hits == 48 * len(LONG_PROMPTS)
+        (worker,) = (await client.stub.GetStats(stats_pb2.GetStatsRequest())).workers
+        assert worker.num_cpu_prefix_hits == worker.num_prefix_hits == 48 * len(LONG_PROMPTS)
+        assert worker.num_cached_cpu_blocks > worker.num_gpu_blocks
         await assert_idle(scheduler)
 
 
