@@ -5,6 +5,7 @@ much it copied or computed: a copy of one block, or a short prompt, says little.
 over bandwidth against tokens over prefill rate follows vLLM (SOSP 2023, section 4.5).
 """
 
+import math
 from dataclasses import dataclass, field
 
 from scheduler_svc.plan import StepPlan, StepTimings
@@ -86,8 +87,8 @@ class CostModel:
 
 
 def _follow(known: float, seen: float, *, weight: float) -> float:
-    """Returns the rate at the mean of the times that a unit took and takes."""
+    """Returns the geometric mean: a rate that is ten times off either way is left as fast."""
     if not known or not seen:
         return seen
     seen = min(max(seen, known / MOST_AT_ONCE), known * MOST_AT_ONCE)
-    return 1 / ((1 - weight) / known + weight / seen)
+    return known * math.pow(seen / known, weight)
