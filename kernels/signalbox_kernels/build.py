@@ -19,7 +19,7 @@ from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent
 _SOURCES = _PACKAGE / "csrc"
-_COMMON = ("api", "dispatch", "pack", "pool", "program", "quantise")
+_COMMON = ("api", "dispatch", "pack", "pool", "program", "quantise", "sampler")
 _FLAGS = (
     "-std=c++20",
     "-O3",
@@ -40,11 +40,16 @@ _SETS = {
     "avx512_vnni": _VNNI,
     "avx512_bf16": (*_VNNI, "-mavx512bf16"),
 }
+_TIMEOUT_S = 1800  # seconds on an idle machine
 _X86 = ("x86_64", "AMD64")
 
 
 class BuildError(Exception):
     """The library cannot be built here; the message is one line."""
+
+
+class BuildTimeout(BuildError):
+    """The compiler did not end."""
 
 
 def find_or_build() -> Path:
@@ -112,6 +117,8 @@ def _compile(compiler: str, scratch: Path) -> Path:
     def of_set(name: str) -> Path | None:
         try:
             return unit(f"kernels_{name}", (*_SETS[name], _have(name)))
+        except BuildTimeout:
+            raise  # a busy machine is no reason to do without the set for good
         except BuildError:
             return None  # an old compiler: the next best set serves
 
@@ -133,9 +140,13 @@ def _have(name: str) -> str:
 
 def _run(command: list[str]) -> None:
     try:
-        result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
+        result = subprocess.run(
+            command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+        )
+    except OSError as error:
         raise BuildError(f"{command[0]} does not run: {error}") from None
+    except subprocess.TimeoutExpired:
+        raise BuildTimeout(f"{command[0]} took over {_TIMEOUT_S} s for one file") from None
     if result.returncode:
         lines = [line for line in result.stderr.splitlines() if "error" in line]
         raise BuildError((lines or [f"{command[0]} failed with status {result.returncode}"])[0])
