@@ -4,6 +4,7 @@ Satisfies `step.Runner`. Everything device-specific below it is an op, an attent
 packed weight; this module only moves a batch's arrays to the device and times the parts.
 """
 
+import contextlib
 import time
 from collections.abc import Callable
 
@@ -33,6 +34,7 @@ from gpu_worker.loading import (
 )
 from gpu_worker.models import Model, ServedConfig, SoftCapped, find_model
 from gpu_worker.models.plugins import import_plugins
+from gpu_worker.native_sampler import CpuSampler
 from gpu_worker.native_step import NativeStep, make_program, why_not_natively
 from gpu_worker.sample_rows import PromptRows
 from gpu_worker.sampler import Sampler, TorchSampler
@@ -45,6 +47,7 @@ from gpu_worker.step import (
     ModelInfo,
     Samples,
 )
+from signalbox_kernels.native import NativeUnavailable
 from signalbox_kernels.program import Program
 
 _PROMPT_ROWS_AT_ONCE = 64
@@ -95,7 +98,7 @@ class ModelRunner:
                 f"the weights of {self._info.name} do not fit on {self._device}; "
                 "use a smaller model, a smaller dtype or more tensor-parallel ranks"
             ) from None
-        self._sampler: Sampler = TorchSampler(vocab_size=config.vocab_size, device=self._device)
+        self._sampler = self._make_sampler(config.vocab_size, device_config, program)
         self._native = None if program is None else NativeStep(program, self._sampler)
         self._attention = attention_backend(
             device_config.attention_backend,
@@ -138,6 +141,16 @@ class ModelRunner:
             block_size=block_size,
             max_model_len=self._info.max_model_len,
         )
+
+    def _make_sampler(
+        self, vocab_size: int, device_config: DeviceConfig, program: Program | None
+    ) -> Sampler:
+        """The native one on a CPU, unless PyTorch is asked for or there is no library."""
+        if self._device.type == "cpu" and device_config.cpu_backend != "torch":
+            num_threads = device_config.num_threads or torch.get_num_threads()
+            with contextlib.suppress(NativeUnavailable):  # which `make_program` has warned of
+                return CpuSampler(program=program, num_threads=num_threads)
+        return TorchSampler(vocab_size=vocab_size, device=self._device)
 
     @property
     def model(self) -> ModelInfo:

@@ -103,6 +103,48 @@ class SbShape(ctypes.Structure):
     )
 
 
+DRAW_SIZES = (
+    "num_rows",
+    "vocab_size",
+    "token_stride",
+    "mask_stride",
+    "max_logprobs",
+    "reserved",
+)
+DRAW_ARRAYS = (
+    "logits",
+    "logits_row",
+    "targets",
+    "keys",
+    "temperature",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "top_k",
+    "presence",
+    "frequency",
+    "repetition",
+    "owners",
+    "num_prompt",
+    "num_tokens",
+    "tokens",
+    "suppressed_end",
+    "suppressed",
+    "bias_end",
+    "bias_tokens",
+    "biases",
+    "mask_of_row",
+    "masks",
+    "num_logprobs",
+    "drawn",
+    "status",
+    "logprob",
+    "rank",
+    "top_tokens",
+    "top_logprobs",
+)
+
+
 class SbBatch(ctypes.Structure):
     _fields_ = (
         ("num_tokens", c_int32),
@@ -125,6 +167,15 @@ class SbBatch(ctypes.Structure):
     )
 
 
+class SbDraws(ctypes.Structure):
+    """Mirrors csrc/sampling_api.h."""
+
+    _fields_ = (
+        *((name, c_int32) for name in DRAW_SIZES),
+        *((name, c_void_p) for name in DRAW_ARRAYS),
+    )
+
+
 _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "sb_best_isa": (c_int32, ()),
     "sb_packed_bytes": (c_size_t, (c_int32, c_int64, c_int64, c_int32)),
@@ -143,6 +194,9 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "sb_program_free": (None, (c_void_p,)),
     "sb_program_bind": (None, (c_void_p, c_void_p, c_int64)),
     "sb_program_run": (c_int32, (c_void_p, POINTER(SbBatch))),
+    "sb_sampler_new": (c_void_p, (c_void_p, c_int32, c_int32)),
+    "sb_sampler_free": (None, (c_void_p,)),
+    "sb_sampler_run": (c_int32, (c_void_p, POINTER(SbDraws))),
     "sb_program_buffer": (c_void_p, (c_void_p, c_int32, c_int32)),
 }
 

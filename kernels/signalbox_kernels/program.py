@@ -236,6 +236,11 @@ class Program:
         if self._library.sb_program_run(self._handle, ctypes.byref(arrays.as_struct())):
             raise MemoryError("no memory for a step's activations; lower max_num_batched_tokens")
 
+    @property
+    def handle(self) -> int | None:
+        """For other native objects that work on this program's threads."""
+        return self._handle
+
     def view(self, index: int, *, width: int, num_tokens: int, dtype: torch.dtype) -> Tensor:
         """A buffer as a tensor [num_tokens, padded width], for tests; valid until it grows."""
         padded = -(-width // PANEL) * PANEL

@@ -13,8 +13,6 @@ using sb::kGroupWords;
 
 constexpr int kGroupVectors = kGroup / W;
 
-SB_INLINE V magnitude(V v) { return from_bits(bits(v) & 0x7fffffffu); }
-
 // Codes 32 values. The codes of what is not finite are arbitrary, but the scale is NaN then.
 SB_INLINE void code_group(const V (&x)[kGroupVectors], CodedGroup* out) {
   V most{}, poison{};

@@ -4,6 +4,7 @@
 #include "attention.h"
 #include "coded.h"
 #include "rows.h"
+#include "sampling.h"
 
 namespace SB_NS {
 
@@ -22,6 +23,7 @@ static const sb::KernelTable* kernels() {
   static sb::KernelTable table;
   fill<F32>(table.tile[SB_F32]);
   fill<Bf16>(table.tile[SB_BF16]);
+  table.draw = draw_row;
   return &table;
 }
 

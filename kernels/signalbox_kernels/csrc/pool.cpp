@@ -24,8 +24,8 @@ uint64_t tagged(uint32_t step, int32_t count) {
 
 }  // namespace
 
-Pool::Pool(int32_t num_threads, int32_t num_phases, Work& work)
-    : work_(work), num_phases_(num_phases), counters_(new Counter[num_phases]) {
+Pool::Pool(int32_t num_threads, int32_t max_phases)
+    : max_phases_(max_phases), counters_(new Counter[max_phases]) {
   for (int32_t i = 1; i < num_threads; ++i) threads_.emplace_back([this, i] { serve(i); });
 }
 
@@ -35,10 +35,11 @@ Pool::~Pool() {
   for (std::thread& thread : threads_) thread.join();
 }
 
-void Pool::run(const std::vector<int32_t>& tiles) {
-  tiles_ = tiles;  // nobody reads it who does not hold a tile of the running step
+void Pool::run(Work& work, const std::vector<int32_t>& tiles) {
+  work_ = &work;  // nobody reads it, or tiles_, who does not hold a tile of the running step
+  tiles_ = tiles;
   const uint32_t step = step_.load() + 1;
-  for (int32_t i = 0; i < num_phases_; ++i) {
+  for (size_t i = 0; i < tiles.size(); ++i) {  // the other counters stay at an older step
     counters_[i].undone.store(tagged(step, tiles[i]));
     counters_[i].unclaimed.store(tagged(step, tiles[i]));
   }
@@ -58,11 +59,11 @@ void Pool::serve(int32_t thread) {
 }
 
 void Pool::compute(uint32_t step, int32_t thread) {
-  for (int32_t phase = 0; phase < num_phases_; ++phase) {
+  for (int32_t phase = 0; phase < max_phases_; ++phase) {
     Counter& counter = counters_[phase];
     int32_t remaining;
     while (claim(counter, step, remaining)) {
-      work_.tile(phase, tiles_[phase] - remaining, thread);
+      work_->tile(phase, tiles_[phase] - remaining, thread);
       complete(counter);
     }
     if (is_pending(counter, step)) wait_while([&] { return is_pending(counter, step); });

@@ -15,7 +15,7 @@ namespace sb {
 
 class Pool {
  public:
-  // A step's work, asked for by tiles.
+  // What is computed tile by tile.
   class Work {
    public:
     virtual ~Work() = default;
@@ -23,13 +23,13 @@ class Pool {
   };
 
   // The caller is one of the threads.
-  Pool(int32_t num_threads, int32_t num_phases, Work& work);
+  Pool(int32_t num_threads, int32_t max_phases);
   ~Pool();
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
-  // Computes tiles[phase] tiles of each phase; returns when all are done.
-  void run(const std::vector<int32_t>& tiles);
+  // Computes tiles[phase] tiles of each phase, max_phases at most; returns when all are done.
+  void run(Work& work, const std::vector<int32_t>& tiles);
 
  private:
   // Both words hold the step in the high half, so that a thread that comes late neither claims nor
@@ -48,9 +48,9 @@ class Pool {
   template <class Condition>
   void wait_while(Condition&& condition);
 
-  Work& work_;
+  Work* work_ = nullptr;
   std::vector<int32_t> tiles_;
-  const int32_t num_phases_;
+  const int32_t max_phases_;
   std::unique_ptr<Counter[]> counters_;
   alignas(64) std::atomic<uint32_t> step_{0};
   alignas(64) std::atomic<uint32_t> event_{0};

@@ -50,7 +50,7 @@ Program::Program(const SbShape& shape, std::vector<SbOp> ops, std::vector<SbBuff
       phases_(ops_.size()),
       tiles_(ops_.size()),
       task_rows_(std::max(kTaskRows, shape.num_heads / shape.num_kv_heads)),
-      pool_(num_threads, static_cast<int32_t>(ops_.size()), *this) {}
+      pool_(num_threads, std::max<int32_t>(1, static_cast<int32_t>(ops_.size()))) {}
 
 void Program::bind(char* pool, int64_t block_bytes) {
   pool_memory_ = pool;
@@ -78,7 +78,7 @@ bool Program::run(const SbBatch& batch) {
     phases_[i] = plan(ops_[i], batch);
     tiles_[i] = phases_[i].tiles;
   }
-  pool_.run(tiles_);
+  pool_.run(*this, tiles_);
   reduce(batch);
   return true;
 }

@@ -34,6 +34,8 @@ class Program final : public Pool::Work {
   bool reserve(int64_t num_rows);
   char* buffer(int32_t index) const { return memory_[static_cast<size_t>(index)].data(); }
   void tile(int32_t phase, int32_t tile, int32_t thread) override;
+  Pool& pool() { return pool_; }
+  int32_t num_threads() const { return num_threads_; }
 
  private:
   Phase plan(const SbOp& op, const SbBatch& batch);

@@ -38,6 +38,8 @@ SB_INLINE VU bits(V v) { return reinterpret_cast<VU>(v); }
 
 SB_INLINE V from_bits(VU u) { return reinterpret_cast<V>(u); }
 
+SB_INLINE V magnitude(V v) { return from_bits(bits(v) & 0x7fffffffu); }
+
 SB_INLINE V select(VI mask, V yes, V no) { return mask ? yes : no; }
 
 // The larger; NaN where b is NaN. (The unmasked intrinsic makes GCC 12 warn of its own header.)

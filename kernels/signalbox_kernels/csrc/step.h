@@ -2,6 +2,7 @@
 #pragma once
 
 #include "api.h"
+#include "sampling_api.h"
 
 namespace sb {
 
@@ -54,8 +55,12 @@ struct Phase {
 // Computes tile `tile` of a phase; `scratch` is the thread's own.
 using TileFunction = void (*)(const Phase& phase, int32_t tile, char* scratch);
 
+// Draws one row; `scratch` is the thread's own, three times the padded vocabulary, and zero at first.
+using DrawFunction = void (*)(const SbDraws& draws, int64_t row, char* scratch);
+
 struct KernelTable {
   TileFunction tile[2][7];  // [element][op kind]
+  DrawFunction draw;
 };
 
 // Bytes of scratch that a thread needs.
