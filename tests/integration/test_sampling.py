@@ -1,0 +1,138 @@
+"""Sampling parameters through the stack, on a small real model: alone, crowded, after a loss."""
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
+from gpu_worker.runner import ModelRunner
+from protos.inference.v1 import inference_pb2 as pb
+from protos.inference.v1 import inference_pb2_grpc as pb_grpc
+from rpc.client import open_channel
+from scheduler_svc.config import SchedulerConfig
+from tests.gpu_worker.tiny_models import VOCAB, make_model
+from tests.integration.stack import (
+    RunningScheduler,
+    RunningWorker,
+    eventually,
+    running_router,
+    running_scheduler,
+    running_worker,
+)
+
+NUM_TOKENS = 40
+PARAMS = [
+    pb.SamplingParams(),
+    pb.SamplingParams(presence_penalty=1.5, frequency_penalty=0.5),
+    pb.SamplingParams(repetition_penalty=1.8, temperature=0.7),
+    pb.SamplingParams(repetition_penalty=1.8, temperature=0),
+    pb.SamplingParams(top_p=0.6, bad_words=["w7", "w8 w9"], logprobs=3),
+    pb.SamplingParams(typical_p=0.5, min_p=0.01, top_k=40),
+    pb.SamplingParams(logit_bias=[pb.LogitBias(token_id=i, bias=2) for i in (5, 6)], n=2),
+    pb.SamplingParams(allowed_token_ids=range(10, 30), temperature=2, prompt_logprobs=2),
+]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tiny")
+    make_model(path, "llama3", head_dim=16)
+    return path
+
+
+def make_runner(path: Path, num_blocks: int | None) -> ModelRunner:
+    size = 0 if num_blocks is None else num_blocks * block_bytes(path)
+    return ModelRunner(
+        ModelConfig(model=str(path), dtype="float32"),
+        CacheConfig(
+            block_size=16,
+            max_num_seqs=16,
+            max_num_batched_tokens=64,
+            swap_space_bytes=0,
+            kv_cache_bytes=size or None,
+        ),
+        device_config=DeviceConfig(device="cpu", num_threads=1),
+    )
+
+
+def block_bytes(path: Path) -> int:
+    return make_runner(path, None)._blocks.block_bytes
+
+
+class Stack:
+    def __init__(
+        self,
+        scheduler: RunningScheduler,
+        workers: list[RunningWorker],
+        stub: pb_grpc.InferenceServiceStub,
+    ) -> None:
+        self.scheduler = scheduler
+        self.workers = workers
+        self._stub = stub
+        self.num_tokens = 0
+
+    async def ask(self, number: int) -> tuple[list[int], ...]:
+        """Returns the tokens of each sequence, and the ranks of the prompt's."""
+        params = pb.SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, seed=number, n=1)
+        params.MergeFrom(PARAMS[number % len(PARAMS)])
+        prompt = np.random.default_rng(number).integers(3, VOCAB, 20 + number).tolist()
+        request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=prompt), sampling_params=params)
+        tokens: dict[int, list[int]] = {i: [] for i in range(params.n)}
+        ranks: list[int] = []
+        async for response in self._stub.Generate(request):
+            ranks += [one.sampled.rank for one in response.prompt_logprobs]
+            for delta in response.outputs:
+                tokens[delta.index] += delta.token_ids
+                self.num_tokens += len(delta.token_ids)
+                assert params.HasField("logprobs") == bool(delta.logprobs)
+        wants = params.HasField("prompt_logprobs")
+        assert len(ranks) == (len(prompt) - 1 if wants else 0)
+        assert all(len(one) == NUM_TOKENS for one in tokens.values())
+        return (*tokens.values(), ranks)
+
+
+@contextlib.asynccontextmanager
+async def make_stack(path: Path, *, num_workers: int, num_blocks: int) -> AsyncIterator[Stack]:
+    async with contextlib.AsyncExitStack() as stack:
+        scheduler = await stack.enter_async_context(running_scheduler(SchedulerConfig(port=0)))
+        make = partial(make_runner, path, num_blocks)
+        workers = [
+            await stack.enter_async_context(running_worker(scheduler.address, make))
+            for _ in range(num_workers)
+        ]
+        router = await stack.enter_async_context(running_router(scheduler.address))
+        await eventually(lambda: len(scheduler.cluster.engines) == num_workers, within_s=60)
+        channel = await stack.enter_async_context(open_channel(router.server.address))
+        yield Stack(scheduler, workers, pb_grpc.InferenceServiceStub(channel))
+        scheduler.cluster.check()
+
+
+async def test_tokens_do_not_depend_on_company_preemption_or_the_worker(tiny: Path) -> None:
+    numbers = range(2 * len(PARAMS))
+    async with make_stack(tiny, num_workers=1, num_blocks=64) as stack:
+        alone = [await stack.ask(number) for number in numbers]
+        assert len({str(answer) for answer in alone}) == len(alone)
+    async with make_stack(tiny, num_workers=2, num_blocks=14) as stack:
+        asked = [asyncio.create_task(stack.ask(number)) for number in numbers]
+        await eventually(lambda: stack.num_tokens > 150, within_s=120)
+        await stack.workers[0].kill()
+        assert await asyncio.gather(*asked) == alone
+        (engine,) = stack.scheduler.cluster.engines
+        assert engine.scheduler.num_preemptions > 0
+
+
+async def test_what_is_ruled_out_does_not_come(tiny: Path) -> None:
+    async with make_stack(tiny, num_workers=1, num_blocks=64) as stack:
+        tokens, _ = await stack.ask(4)
+        assert 7 not in tokens
+        assert (8, 9) not in itertools.pairwise(tokens)
+        tokens, _ = await stack.ask(7)
+        assert set(tokens) <= set(range(10, 30))
+        (often, _), (rarely, _) = await stack.ask(0), await stack.ask(1)
+        assert len(set(rarely)) > len(set(often)) / 2
