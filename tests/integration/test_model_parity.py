@@ -5,8 +5,10 @@ Whatever the batch, the chunking, preemption or the number of workers.
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -38,13 +40,19 @@ def reference() -> list[list[int]]:
     return transformers_tokens(MODEL, PROMPTS)
 
 
-def transformers_tokens(path: Path, prompts: list[str]) -> list[list[int]]:
-    """What transformers generates greedily from a GGUF file, one prompt at a time."""
+@functools.lru_cache(maxsize=1)
+def load_transformers(path: Path) -> tuple[Any, Any]:
+    """Returns transformers' tokenizer and float32 model of a GGUF file, which take a while."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     where = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
     tokenizer = AutoTokenizer.from_pretrained(**where)
-    model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
+    return tokenizer, AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
+
+
+def transformers_tokens(path: Path, prompts: list[str]) -> list[list[int]]:
+    """What transformers generates greedily from a GGUF file, one prompt at a time."""
+    tokenizer, model = load_transformers(path)
     outputs = []
     with torch.inference_mode():
         for prompt in prompts:
