@@ -180,6 +180,7 @@ async def test_a_search_that_is_cancelled_or_late_leaves_nothing() -> None:
 
 
 BEAMS = scheduler_pb2.BeamSearch(width=2)
+ANY = worker_pb2.StructuredOutput(json_object=worker_pb2.JsonObject())
 
 
 def params(**fields: object) -> worker_pb2.SamplingParams:
@@ -198,6 +199,7 @@ def params(**fields: object) -> worker_pb2.SamplingParams:
         ({"beam_search": BEAMS, "num_sequences": 3}, "num_sequences"),
         ({"beam_search": BEAMS, "sampling_params": params(num_logprobs=0)}, "num_logprobs"),
         ({"beam_search": BEAMS, "sampling_params": params(presence_penalty=1)}, "presence_penalty"),
+        ({"beam_search": BEAMS, "sampling_params": params(structured_output=ANY)}, "structured"),
         (
             {"beam_search": BEAMS, "sampling_params": params(stop_token_ids=list(range(127)))},
             "stop_token_ids",
