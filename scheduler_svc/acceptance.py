@@ -137,7 +137,7 @@ class Acceptance:
 
         Every beam's token is charged: each takes its place in a step.
         """
-        self._admission.charge(seq.group.flow, num_output_tokens=1)
+        self._admission.charge(seq.group.flow, [seq.group], num_output_tokens=1)
         group, num_tokens, is_one = seq.group, len(outcome.tokens), seq.group.awaits_fork
         fault = self._beams.accept(seq, answer.token_ids[row], answer.logprobs.get(row), outcome)
         if fault is not None:
@@ -169,7 +169,7 @@ class Acceptance:
     def _accept_token(self, seq: Sequence, token_id: int, outcome: StepOutcome, now: float) -> None:
         seq.output_token_ids.append(token_id)
         self.num_generated_tokens += 1
-        self._admission.charge(seq.group.flow, num_output_tokens=1)
+        self._admission.charge(seq.group.flow, [seq.group], num_output_tokens=1)
         if reason := self._end_reason(seq):
             self._finish(seq, reason, outcome, now)
 

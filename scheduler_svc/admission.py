@@ -7,6 +7,7 @@ room, and others go on with those behind.
 """
 
 import itertools
+import logging
 import math
 from collections.abc import Iterable, Iterator
 
@@ -14,6 +15,8 @@ from scheduler_svc.flows import Flows, rank_of
 from scheduler_svc.policy import FirstComeFirstServed, SchedulingPolicy
 from scheduler_svc.sequence import SequenceGroup
 from scheduler_svc.waits import WaitLedger
+
+logger = logging.getLogger(__name__)
 
 LOOK_AHEAD = 64
 """Groups that a worker looks at, past those that are too large for it or that another reserved."""
@@ -30,6 +33,7 @@ class AdmissionQueue:
         self._flows = Flows()
         self._groups: set[SequenceGroup] = set()
         self._started: dict[SequenceGroup, None] = {}  # in an order that a replay repeats
+        self._unpriced: dict[SequenceGroup, None] = {}
         self._reserved_by: dict[SequenceGroup, object] = {}
         self._reserved: dict[object, SequenceGroup] = {}  # one for a worker
 
@@ -68,8 +72,10 @@ class AdmissionQueue:
         )
 
     def rank(self, group: SequenceGroup) -> None:
-        """Gives a new group its place for life. Raises what the policy does, or ValueError."""
+        """Gives a new group its place for life. Raises what the policy does."""
         group.flow = self.policy.flow(group)
+        if not isinstance(group.flow, str):
+            raise TypeError(f"{type(self.policy).__name__}.flow() returned no string")
         group.rank = float(self.policy.rank(group))
         if math.isnan(group.rank):
             raise ValueError(f"{type(self.policy).__name__}.rank() returned NaN")
@@ -100,12 +106,33 @@ class AdmissionQueue:
         if (worker := self._reserved_by.pop(group, None)) is not None:
             del self._reserved[worker]
 
-    def charge(self, flow: str, *, num_prompt_tokens: int = 0, num_output_tokens: int = 0) -> None:
-        """Tells the policy what was served."""
-        cost = self.policy.cost(
-            flow, num_prompt_tokens=num_prompt_tokens, num_output_tokens=num_output_tokens
-        )
-        self._flows.charge(flow, cost)
+    def charge(
+        self,
+        flow: str,
+        served: Iterable[SequenceGroup] = (),
+        *,
+        num_prompt_tokens: int = 0,
+        num_output_tokens: int = 0,
+    ) -> None:
+        """Tells the policy what was served, and to whom; see `take_unpriced` if it fails on that.
+
+        Called in the middle of a step, of which the others must not suffer.
+        """
+        try:
+            cost = self.policy.cost(
+                flow, num_prompt_tokens=num_prompt_tokens, num_output_tokens=num_output_tokens
+            )
+            self._flows.charge(flow, float(cost))
+        except Exception:
+            logger.exception("the scheduling policy fails on the cost of flow %r", flow)
+            self._unpriced.update(dict.fromkeys(served))
+
+    def take_unpriced(self) -> list[SequenceGroup]:
+        """Returns, once, those that were served what the policy has no cost for; to be ended."""
+        if not self._unpriced:
+            return []
+        unpriced, self._unpriced = list(self._unpriced), {}
+        return unpriced
 
     def reserve(self, group: SequenceGroup, worker: object) -> bool:
         """Lets a worker make room for a group; False if another does so already."""

@@ -298,6 +298,8 @@ class Cluster:
             self._forget(group)
         for session, message in messages.items():
             session.send(message)
+        for group in self.admission.take_unpriced():
+            self._fail(group, policy_fails())
         if self._deadlines:
             self.expire()
 

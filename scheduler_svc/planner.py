@@ -193,7 +193,7 @@ class Planner:
             self._start(plan, seq, self._blocks.find_prefix(seq))
             if is_new:  # what is computed again is not the tenant's to pay
                 num_new_tokens = group.num_prompt_tokens - group.num_cached_tokens
-                admission.charge(group.flow, num_prompt_tokens=num_new_tokens)
+                admission.charge(group.flow, [group], num_prompt_tokens=num_new_tokens)
             self._add_chunk(plan, seq, num_cached_tokens=seq.num_computed_tokens)
 
     def _next_waiting(self) -> SequenceGroup | None:

@@ -24,7 +24,7 @@ AGEING_TOKENS = 1000
 
 
 class SchedulingPolicy(Protocol):
-    """What the queue asks. Must not raise; its methods are called for every request."""
+    """What the queue asks for every request; one on which a method raises fails, alone."""
 
     def flow(self, group: SequenceGroup) -> str:
         """Names the flow that a request stands in; asked once."""

@@ -131,7 +131,7 @@ class SteadyLane:
         rows = np.array([seq.steady_row for seq in seqs], dtype=np.int64)
         self._computed[rows] += 1
         computed = self._computed[rows]
-        self._charge(rows)
+        self._charge(rows, seqs)
         for seq, token_id in zip(seqs, token_ids, strict=True):
             seq.output_token_ids.append(token_id)
         for index in np.flatnonzero(computed % self._blocks.block_size == 0).tolist():
@@ -151,12 +151,13 @@ class SteadyLane:
         indices = [self._flow_index(seq.group.flow) for seq in self.seqs]
         self._flows = np.array(indices, dtype=np.int64)
 
-    def _charge(self, rows: Column) -> None:
-        """Charges each flow the tokens of its rows."""
+    def _charge(self, rows: Column, seqs: list[Sequence]) -> None:
+        """Charges each flow the tokens of its rows, which are those of the sequences."""
         counts = np.bincount(self._flows[rows], minlength=len(self._flow_indices))
         for flow, count in zip(self._flow_indices, counts.tolist(), strict=True):
             if count:
-                self._admission.charge(flow, num_output_tokens=count)
+                served = (seq.group for seq in seqs if seq.group.flow == flow)
+                self._admission.charge(flow, served, num_output_tokens=count)
 
     def _find_stop_tokens(self) -> None:
         """Whose group has left may stay in the union: `accept` says only who *may* end."""

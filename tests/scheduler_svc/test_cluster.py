@@ -2,8 +2,12 @@
 
 from dataclasses import dataclass, field
 
+import pytest
+
+from scheduler_svc.beam import BeamSearchParams
 from scheduler_svc.cluster import MAX_LOST_WORKERS, Cluster
 from scheduler_svc.errors import FailureCode
+from scheduler_svc.policy import FirstComeFirstServed
 from scheduler_svc.publishing import Request
 from scheduler_svc.router_messages import EndedRequest, RouterMessage
 from scheduler_svc.sequence import GroupTimes, SamplingParams, SequenceGroup
@@ -37,6 +41,8 @@ def add_request(
     max_tokens: int = 8,
     n: int = 1,
     deadline: float | None = None,
+    tenant: str = "",
+    beam_search: BeamSearchParams | None = None,
 ) -> Request | None:
     group = SequenceGroup(
         request_id=f"r{handle}",
@@ -45,6 +51,8 @@ def add_request(
         max_tokens=max_tokens,
         num_sequences=n,
         deadline=deadline,
+        tenant=tenant,
+        beam_search=beam_search,
         times=GroupTimes(arrival=float(handle)),
     )
     return cluster.add(group, session=router, handle=handle)
@@ -54,6 +62,61 @@ def failure_of(router: Router, handle: int) -> tuple[FailureCode, str, float | N
     failure = router.ended[handle].failure
     assert failure is not None
     return failure.code, failure.message, failure.retry_after_s
+
+
+class Faulty(FirstComeFirstServed):
+    """Fails where a request of the tenant `bad` is served; all stand in one flow."""
+
+    def __init__(self, *, served: str, answer: object) -> None:
+        self._served = served
+        self._answer = answer
+
+    def cost(self, flow: str, *, num_prompt_tokens: int, num_output_tokens: int) -> float:
+        num_tokens = num_prompt_tokens if self._served == "prompt" else num_output_tokens
+        if flow != "bad" or not num_tokens:
+            return 0.0
+        if isinstance(self._answer, Exception):
+            raise self._answer
+        return self._answer  # type: ignore[return-value]
+
+    def flow(self, group: SequenceGroup) -> str:
+        return group.tenant
+
+
+@pytest.mark.parametrize("served", ["prompt", "output"])
+@pytest.mark.parametrize("answer", [ZeroDivisionError("no tokens"), "much", None])
+@pytest.mark.parametrize(("n", "width"), [(1, 0), (3, 0), (2, 4)])
+def test_a_request_whose_cost_the_policy_cannot_say_fails_alone(
+    served: str, answer: object, n: int, width: int
+) -> None:
+    cluster, router = make_cluster(policy=Faulty(served=served, answer=answer)), Router()
+    _, loop = join_worker(cluster)
+    search = BeamSearchParams(width=width) if width else None
+    for handle, tenant in enumerate(["good", "bad", "good"]):
+        add_request(cluster, router, handle, n=n, tenant=tenant, beam_search=search)
+    finish(cluster, loop)
+    code, message, _ = failure_of(router, 1)
+    assert code is FailureCode.INTERNAL
+    assert message == "the scheduling policy fails on this request"
+    assert router.ended[0].failure is router.ended[2].failure is None
+    assert not len(cluster)
+    cluster.check()
+    assert loop.scheduler.blocks.gpu.num_free == 64
+
+
+def test_a_flow_that_is_no_name_fails_its_request_alone() -> None:
+    class Unnamed(FirstComeFirstServed):
+        def flow(self, group: SequenceGroup) -> str:
+            return [] if group.tenant == "bad" else ""  # type: ignore[return-value]
+
+    cluster, router = make_cluster(policy=Unnamed()), Router()
+    _, loop = join_worker(cluster)
+    add_request(cluster, router, 0)
+    assert add_request(cluster, router, 1, tenant="bad") is None
+    assert failure_of(router, 1)[0] is FailureCode.INTERNAL
+    finish(cluster, loop)
+    assert router.ended[0].failure is None
+    cluster.check()
 
 
 def finish(cluster: Cluster, loop: Loop) -> None:
