@@ -125,6 +125,17 @@ class StepAnswer:
             return False
         return self.seq_ids == [seq.seq_id for seq in plan.seqs]
 
+    def find_fault(self, *, vocab_size: int) -> str | None:
+        """Says in one line what no worker of such a vocabulary answers; None if all is well."""
+        if len(self.seq_ids) != len(self.token_ids):
+            return f"{len(self.seq_ids)} sequences with {len(self.token_ids)} tokens"
+        reported = [max(entry.top_token_ids, default=0) for entry in self.logprobs.values()]
+        lowest = min(self.token_ids, default=0)
+        highest = max(max(self.token_ids, default=0), max(reported, default=0))
+        if lowest < 0 or highest >= vocab_size:
+            return f"token {lowest if lowest < 0 else highest} of a vocabulary of {vocab_size}"
+        return None
+
     def rows(self) -> dict[int, list[int]]:
         """Returns the rows of each sequence, in order of branch."""
         rows: dict[int, list[int]] = {}

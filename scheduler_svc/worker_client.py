@@ -11,6 +11,7 @@ import grpc
 from protos.worker.v1 import worker_pb2 as pb
 from protos.worker.v1 import worker_pb2_grpc as pb_grpc
 from rpc.client import open_channel
+from rpc.errors import InvalidArgument
 from rpc.tls import CLEAR, TlsConfig
 from scheduler_svc import codec
 from scheduler_svc.model import ModelInfo, TokenizerFiles, WorkerCapacity
@@ -55,6 +56,7 @@ class WorkerClient:
         self._unanswered: deque[pb.ExecuteModelRequest] = deque()
         self._call: grpc.aio.StreamStreamCall[pb.ExecuteModelRequest, pb.ExecuteModelResponse]
         self._may_reconnect = True
+        self._vocab_size = 0  # until `info` has asked
 
     async def info(self) -> tuple[ModelInfo, WorkerCapacity]:
         """Asks the worker what it is. Raises WorkerLostError if another one answers."""
@@ -66,6 +68,7 @@ class WorkerClient:
             raise WorkerLostError(f"cannot reach it: {error.details()}") from None
         if answer.epoch != self.epoch:
             raise WorkerLostError("another worker answers there")
+        self._vocab_size = answer.model.vocab_size
         return codec.model_info(answer.model), codec.capacity(answer.capacity)
 
     async def tokenizer_files(self) -> TokenizerFiles:
@@ -111,9 +114,23 @@ class WorkerClient:
                 await self._reconnect(grpc.StatusCode.UNAVAILABLE, "it closed the step stream")
                 continue
             self._may_reconnect = True
+            answer = self._checked(cast(pb.ExecuteModelResponse, response))
             self._unanswered.popleft()
             self.recorder.received(response)
-            return codec.step_answer(cast(pb.ExecuteModelResponse, response))
+            return answer
+
+    def _checked(self, response: pb.ExecuteModelResponse) -> StepAnswer:
+        """Decodes an answer. What is wrong with it must not reach requests, nor other workers."""
+        try:
+            answer = codec.step_answer(response)
+        except InvalidArgument as error:
+            raise WorkerLostError(f"its answer cannot be read: {error}") from None
+        expected = self._unanswered[0].step_id if self._unanswered else None
+        if answer.step_id != expected:
+            raise WorkerLostError(f"it answered step {answer.step_id} instead of {expected}")
+        if fault := answer.find_fault(vocab_size=self._vocab_size):
+            raise WorkerLostError(f"its answer to step {answer.step_id} is of no use: {fault}")
+        return answer
 
     async def close(self) -> None:
         if hasattr(self, "_call"):
