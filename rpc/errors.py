@@ -20,6 +20,11 @@ from rpc.handlers import Context, Handler, Requests, wrap
 logger = logging.getLogger(__name__)
 
 MAX_VALUE_CHARS = 80
+MAX_MESSAGE_BYTES = 1024
+"""A status travels as metadata, of which a gRPC client takes 8 KiB; escaped, a byte takes three.
+
+One that is longer fails with RESOURCE_EXHAUSTED instead of what it says.
+"""
 
 
 class RpcError(Exception):
@@ -34,7 +39,7 @@ class RpcError(Exception):
 
     def to_status(self) -> grpc.Status:
         """Returns the status with its details, as `ServicerContext.abort_with_status` takes it."""
-        status = status_pb2.Status(code=self.code.value[0], message=self.message)
+        status = status_pb2.Status(code=self.code.value[0], message=_bounded(self.message))
         for detail in self.details:
             status.details.add().Pack(detail)
         packed: grpc.Status = rpc_status.to_status(status)
@@ -161,6 +166,14 @@ def _find_retry_info(packed_status: bytes) -> float | None:
 def _shorten(value: object) -> str:
     text = repr(value[: MAX_VALUE_CHARS + 1] if isinstance(value, str | bytes) else value)
     return text if len(text) <= MAX_VALUE_CHARS else f"{text[:MAX_VALUE_CHARS]}..."
+
+
+def _bounded(message: str) -> str:
+    """Returns a message that fits a status, whatever part of it a client has sent."""
+    data = message.encode(errors="replace")
+    if len(data) <= MAX_MESSAGE_BYTES:
+        return message
+    return data[: MAX_MESSAGE_BYTES - 3].decode(errors="ignore") + "..."
 
 
 def _violation(field: str, description: str) -> error_details_pb2.BadRequest:

@@ -29,6 +29,15 @@ def details_of(error: grpc.aio.AioRpcError) -> status_pb2.Status:
     return status_pb2.Status.FromString(packed)
 
 
+@pytest.mark.parametrize("part", ["x", "é", "\N{STEAM LOCOMOTIVE}"])
+async def test_a_long_message_is_cut_and_not_lost(part: str) -> None:
+    error = await failure(raising(errors.NotFound(part * 10_000)), KINDS[0], text("a"))
+    assert error.code() is grpc.StatusCode.NOT_FOUND
+    assert error.details() == details_of(error).message
+    assert error.details().startswith(part * 200)
+    assert error.details().endswith("...")
+
+
 @pytest.mark.parametrize("kind", KINDS)
 async def test_every_kind_of_call_answers(kind: str) -> None:
     async with serving(Echo(str.upper)) as (_, channel):
