@@ -74,7 +74,7 @@ class Replay:
                 self._differ(recorded=None, replayed=self._planned)
             else:
                 self._replayed.clock.now = record.now
-                self._apply(record)
+                self._try(record)
             if self.difference is not None or self.num_steps == self._until_step:
                 break
             if self._checks and self._planned is None:
@@ -97,6 +97,18 @@ class Replay:
                 yield pb.Record.FromString(data)
             except DecodeError:
                 raise NotARecording(f"record {self.num_records} cannot be read") from None
+
+    def _try(self, record: pb.Record) -> None:
+        """Raises NotARecording for what cannot happen, such as a step of a worker that is gone."""
+        try:
+            self._apply(record)
+        except NotARecording:
+            raise
+        except Exception as error:  # whatever comes of a damaged number
+            raise NotARecording(
+                f"record {self.num_records} does not follow from those before it"
+                f" ({type(error).__name__}: {error}); the file is damaged, or the scheduler failed"
+            ) from error
 
     def _apply(self, record: pb.Record) -> None:
         replayed, kind = self._replayed, record.WhichOneof("record")

@@ -185,3 +185,14 @@ def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:
     header = record_pb2.Record(now=1.0, header=record_pb2.RecordHeader(version=99))
     with pytest.raises(NotARecording, match="version 99"):
         Replay(str(write(tmp_path / "newer", [header])))
+
+
+@pytest.mark.parametrize("kind", ["step_answered", "step_planned", "worker_left", "worker_drains"])
+def test_a_record_that_cannot_be_is_named(recording: Path, tmp_path: Path, kind: str) -> None:
+    changed = records(recording)
+    at, record = next((i, one) for i, one in enumerate(changed) if one.HasField("step_answered"))
+    getattr(record, kind).worker = 999
+    if kind == "step_answered":
+        record.step_answered.response.step_id = 1 << 40
+    with pytest.raises(NotARecording, match=rf"record {at + 1} does not follow .*KeyError: 999"):
+        Replay(str(write(tmp_path / kind, changed))).run()
