@@ -171,7 +171,7 @@ async def test_no_body_is_an_internal_error() -> None:
         ("/v1/nothing", {}, 404),
         ("/v1/models", {}, 405),
         (COMPLETIONS, {"prompt": "a" * 2000, "user": "x" * 300_000}, 413),
-        (CHAT, {"messages": HI, "response_format": {"type": "json_object"}}, 400),
+        (CHAT, {"messages": HI, "structured_outputs": {"regex": "(a"}}, 400),
     ],
 )
 async def test_other_refusals_have_their_codes(path: str, body: Any, status: int) -> None:
