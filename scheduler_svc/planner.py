@@ -12,6 +12,7 @@ from scheduler_svc.preemption import Preemption
 from scheduler_svc.prefix import FoundBlock
 from scheduler_svc.queues import GroupQueues
 from scheduler_svc.sequence import Sequence, SequenceGroup, SequenceStatus
+from scheduler_svc.siblings import Siblings
 from scheduler_svc.steady import SteadyLane
 from scheduler_svc.timeline import EventKind
 from scheduler_svc.waits import WaitReason
@@ -48,12 +49,14 @@ class Planner:
         self._view = view
         self._preemption = preemption
         self._endings = endings
+        self._siblings = Siblings(blocks=blocks, queues=queues, preemption=preemption)
         self._worker_name = worker_name
         self._obstacle = WaitReason.NEXT_STEP  # what the first of the queue lacks, if it was asked
 
     def fill(self, plan: StepPlan, now: float) -> None:
         """Adds to an empty plan all that it has tokens, sequences and blocks for."""
-        if not self._lane.plan(plan):
+        self._siblings.make_room(plan, now)
+        if plan.is_short_of_blocks or not self._lane.plan(plan):
             self._lane.release_all()
         self._add_decodes(plan, now)
         self._add_prefills(plan)
@@ -114,16 +117,9 @@ class Planner:
 
     def _start_sibling(self, plan: StepPlan, seq: Sequence) -> bool:
         """Lets a branch that is recomputed share what a sibling, or the cache, has of it."""
-        prefix = self._blocks.find_prefix(seq)
-        num_prefix_tokens = self._blocks.num_prefix_tokens(seq.group)
-        started = [other for other in seq.group.unfinished if other.block_table]
-        ready = [other for other in started if other.num_computed_tokens >= num_prefix_tokens]
-        if started and not ready:
+        prefix = self._siblings.prefix_of(seq)
+        if prefix is None:
             return False
-        if ready:  # equal blocks that the cache has would be others: the group would hold both
-            num_shared = num_prefix_tokens // self._blocks.block_size
-            shared = [FoundBlock(block) for block in ready[0].block_table[:num_shared]]
-            prefix = shared + prefix[num_shared:]
         if not self._blocks.can_start(seq, prefix):
             plan.is_short_of_blocks = True
             return False
@@ -191,6 +187,7 @@ class Planner:
             self._resume(group, now)
             seq = group.unfinished[0]
             self._start(plan, seq, self._blocks.find_prefix(seq))
+            self._siblings.note(group)
             if is_new:  # what is computed again is not the tenant's to pay
                 num_new_tokens = group.num_prompt_tokens - group.num_cached_tokens
                 admission.charge(group.flow, [group], num_prompt_tokens=num_new_tokens)

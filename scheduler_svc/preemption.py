@@ -50,18 +50,33 @@ class Preemption:
             if status is AllocStatus.NEVER:
                 self._endings.fail_later(seq.group, NO_LONGER_FITS)
                 return False
-            plan.is_short_of_blocks = True
-            if plan.yielding:  # one victim at a time is waited for
-                return False
-            victim = self._queues.running[-1]
-            if victim.is_steady or victim.is_inflight:  # steady: in this step
-                plan.yielding.append(victim)
-                return False
-            self._preempt(victim, plan, now, by=seq.group)
-            if victim is seq.group:
+            if not self._take_from_the_last(seq.group, plan, now):
                 return False
         self._view.append_slots(plan, seq, 1)
         return True
+
+    def take_from_others(self, group: SequenceGroup, plan: StepPlan, now: float) -> bool:
+        """Gives a group that runs the blocks of the last of those behind it.
+
+        Returns False if there is nobody behind it, or that one is in flight and goes in the next
+        step.
+        """
+        plan.is_short_of_blocks = True
+        if self._queues.running[-1] is group:
+            return False
+        return self._take_from_the_last(group, plan, now)
+
+    def _take_from_the_last(self, group: SequenceGroup, plan: StepPlan, now: float) -> bool:
+        """Preempts the last in line; returns whether another group has lost its blocks by that."""
+        plan.is_short_of_blocks = True
+        if plan.yielding:  # one victim at a time is waited for
+            return False
+        victim = self._queues.running[-1]
+        if victim.is_steady or victim.is_inflight:  # steady: in this step
+            plan.yielding.append(victim)
+            return False
+        self._preempt(victim, plan, now, by=group)
+        return victim is not group
 
     def _preempt(
         self, group: SequenceGroup, plan: StepPlan, now: float, *, by: SequenceGroup

@@ -9,6 +9,7 @@ from scheduler_svc.errors import FailureCode
 from scheduler_svc.sequence import SequenceGroup, SequenceStatus
 from tests.scheduler_svc.fake_worker import expected
 from tests.scheduler_svc.make import Loop, make_loop, make_request, make_scheduler, outputs
+from tests.scheduler_svc.test_beam_groups import assert_found, make_search
 
 
 def assert_expected(group: SequenceGroup) -> None:
@@ -237,6 +238,29 @@ def test_branches_that_are_recomputed_find_what_they_drew() -> None:
     assert scheduler.num_prefix_hits - num_prefix_hits == 2 * 16
     loop.run()
     assert_expected(group)
+    assert_all_free(loop)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_beams_that_are_recomputed_take_the_blocks_of_those_behind_them(depth: int) -> None:
+    """A beam waits for its siblings: two groups that each lack one of theirs would for ever."""
+    admission = make_scheduler().admission
+    groups = [make_search([kind] * 5, width=2, n=1, max_tokens=9, stops=()) for kind in (1, 2)]
+    for arrival, group in enumerate(groups):
+        group.times.arrival = float(arrival)
+        lost = make_loop(make_scheduler(admission=admission), depth=1)
+        add(lost, group)
+        while len(group.sequences) < 2 or group.sequences[0].num_tokens < 12:
+            step(lost)
+        lost.scheduler.evacuate()
+    loop = make_loop(
+        make_scheduler(num_gpu_blocks=7, admission=admission, prefix_caching=False), depth=depth
+    )
+    add(loop, *groups)
+    loop.run()
+    for group in groups:
+        assert_found(group)
+    assert groups[1].num_preemptions > 0
     assert_all_free(loop)
 
 
