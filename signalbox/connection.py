@@ -48,10 +48,12 @@ def add_connection_flags(parser: argparse.ArgumentParser, *, api_key: bool = Fal
 
 def connection(options: dict[str, Any]) -> Connection:
     """Returns what the flags say. Raises ValueError."""
-    if (options["tls_cert"] or options["tls_server_name"]) and not options["tls_ca"]:
+    if (options.get("tls_cert") or options.get("tls_server_name")) and not options.get("tls_ca"):
         raise ValueError("--tls-cert and --tls-server-name need --tls-ca")
     return Connection(
-        tls=TlsConfig(ca=options["tls_ca"], cert=options["tls_cert"], key=options["tls_key"]),
-        server_name=options["tls_server_name"],
+        tls=TlsConfig(
+            ca=options.get("tls_ca"), cert=options.get("tls_cert"), key=options.get("tls_key")
+        ),
+        server_name=options.get("tls_server_name"),
         api_key=options.get("api_key"),
     )
