@@ -27,7 +27,7 @@ demo: $(INSTALLED) $(MODEL) ## starts router, scheduler and worker, and asks the
 
 test: $(INSTALLED) $(MODEL) ## the whole suite, on the CPU
 	@echo "Running the tests"
-	@$(BIN)/python -m pytest
+	@OMP_WAIT_POLICY=passive $(BIN)/python -m pytest # spinning threads would starve the services
 
 check: lint types protos-fresh test ## test, and ruff, mypy --strict, buf lint, fresh generated code
 
