@@ -38,7 +38,7 @@ class ModelConfig:
     trust_remote_code: bool = False
     """Whether Python code in the model's directory may run, for models transformers lacks."""
 
-    quantization: str = "auto"
+    quantization: str = "none"
     """"none", "gguf" (the file's own types, run as they are), "int8", "int4" (made at load), or
     "auto": "gguf" where that is possible and no dtype is asked for."""
     load_format: str = "auto"

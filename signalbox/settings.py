@@ -100,9 +100,10 @@ class ModelSettings(TraceSettings):
         "auto", description="of weights, activations and KV cache; auto suits model and device"
     )
     quantization: Literal["auto", "none", "gguf", "int8", "int4"] = Field(
-        "auto",
+        "none",
         description="of weights, on a CPU: gguf runs a file's own types as they are, int8 and int4"
-        " are made at load, none computes with --dtype; auto is gguf unless a dtype is set",
+        " are made at load, none computes with --dtype; auto is gguf where that can be, unless a"
+        " dtype is set",
     )
     num_threads: int | None = Field(
         None, gt=0, description="CPU threads of a worker (default: its share of the cores)"

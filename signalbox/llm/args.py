@@ -37,8 +37,8 @@ class EngineArgs:
         tokenizer: a directory or .gguf file to take the tokenizer from; None is the model's own.
         dtype: of weights and computation: "auto", "float32", "bfloat16", "float16".
         quantization: of weights, on a CPU: "gguf" (the file's own types, run as they are), "int8",
-            "int4" (made at load), "none" (computes with dtype), or "auto", also None: "gguf" unless
-            a dtype is set.
+            "int4" (made at load), "none", also None (computes with dtype), or "auto": "gguf" where
+            that can be, unless a dtype is set.
         revision: of a hub id: branch, tag or commit.
         seed: of the seeds that requests without one get, so that a script draws the same each
             time; None differs from run to run.
@@ -117,7 +117,7 @@ class EngineArgs:
         model_config = ModelConfig(
             model=str(self.model),
             dtype=_DTYPES.get(dtype, dtype),
-            quantization=self.quantization or "auto",
+            quantization=self.quantization or "none",
             max_model_len=self.max_model_len,
             revision=self.revision,
             load_format=self.load_format,
