@@ -110,7 +110,8 @@ def add_history(
     )
     rows.suppressed = token_rules.suppressed(ruled, tokens=table, num_rows=len(rows))
     rows.biases = token_rules.biases(ruled, num_rows=len(rows))
-    rows.allowed = token_rules.allowed(ruled, num_rows=len(rows))
+    masks = [None] * len(ruled.rules)  # no grammars
+    rows.allowed = token_rules.allowed(ruled, grammar_masks=masks, num_rows=len(rows))
 
 
 def make_batch(work: Sequence[tuple[Generated, int]], *, block_size: int) -> Batch:

@@ -28,7 +28,7 @@ PROMPT = np.random.default_rng(5).integers(3, VOCAB, 100).tolist()
 
 def make_runner(path: Path, *, backend: str = "auto", **model: Any) -> ModelRunner:
     runner = ModelRunner(
-        ModelConfig(model=str(path), **model),
+        ModelConfig(model=str(path), **{"quantization": "auto", **model}),
         CacheConfig(max_num_seqs=4, block_size=16),
         device_config=DeviceConfig(device="cpu", cpu_backend=backend),
     )
