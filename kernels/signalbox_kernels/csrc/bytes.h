@@ -5,8 +5,6 @@
 
 namespace SB_NS {
 
-typedef int8_t VB __attribute__((vector_size(SB_WIDTH)));
-
 SB_INLINE VU load_words(const word* p) {
   VU u;
   std::memcpy(&u, p, sizeof u);
@@ -14,6 +12,21 @@ SB_INLINE VU load_words(const word* p) {
 }
 
 SB_INLINE V to_floats(VI v) { return __builtin_convertvector(v, V); }
+
+// Stores the lanes, each of which fits, as bytes. (GCC 12 converts vectors lane by lane.)
+SB_INLINE void store_bytes(int8_t* p, VI v) {
+#if defined(__AVX512F__)
+  const __m128i bytes = _mm512_maskz_cvtepi32_epi8(0xffff, reinterpret_cast<__m512i>(v));
+  std::memcpy(p, &bytes, sizeof bytes);
+#elif defined(__AVX2__)
+  const __m256i pairs = _mm256_packs_epi32(reinterpret_cast<__m256i>(v), _mm256_setzero_si256());
+  const __m256i fours = _mm256_packs_epi16(pairs, _mm256_setzero_si256());
+  const int32_t halves[2] = {_mm256_extract_epi32(fours, 0), _mm256_extract_epi32(fours, 4)};
+  std::memcpy(p, halves, sizeof halves);
+#else
+  for (int i = 0; i < W; ++i) p[i] = static_cast<int8_t>(v[i]);
+#endif
+}
 
 SB_INLINE V load_halves(const void* p) {
 #if defined(__AVX512F__)

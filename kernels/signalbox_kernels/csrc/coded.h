@@ -70,7 +70,7 @@ SB_INLINE void add_part(const char* a, int64_t a_stride, const char* b, int colu
 #pragma GCC unroll 8
     for (int v = 0; v < NV; ++v) {
       V x = to_floats(dot[r][v]) * scale[v];
-      if (Q::HasMinimum) x -= minimum[v] * splat(static_cast<float>(minus(r)));
+      if (Q::HasMinimum) x += minimum[v] * splat(group(r)->total);
       float* to = c + r * kPanel + v * W;
       store(to, load(to) + x * splat(group(r)->scale));
     }
@@ -93,8 +93,10 @@ static void coded_product(const char* a, int64_t a_stride, const char* b, int co
 
 #if defined(__AVX512F__)
 constexpr int kCodedRows = kRowTile;
-#else
+#elif defined(__AVX2__)
 constexpr int kCodedRows = 4;
+#else
+constexpr int kCodedRows = 2;  // no registers for more, and less to compile
 #endif
 
 template <class E, class Q>

@@ -1,6 +1,8 @@
 // Codes rows in 8 bits, and reads single rows of a quantised matrix.
 #pragma once
 
+#include <cmath>
+
 #include "bytes.h"
 #include "elements.h"
 #include "formats.h"
@@ -13,28 +15,45 @@ using sb::kGroupWords;
 
 constexpr int kGroupVectors = kGroup / W;
 
+// The sum of 16 signed bytes.
+SB_INLINE int32_t sum_of_bytes(const int8_t* p) {
+#if defined(__SSE2__)
+  __m128i bytes;
+  std::memcpy(&bytes, p, sizeof bytes);
+  const __m128i shifted = _mm_xor_si128(bytes, _mm_set1_epi8(-128));
+  const __m128i halves = _mm_sad_epu8(shifted, _mm_setzero_si128());
+  return _mm_cvtsi128_si32(halves) + _mm_extract_epi16(halves, 4) - 16 * 128;
+#else
+  int32_t total = 0;
+  for (int i = 0; i < 16; ++i) total += p[i];
+  return total;
+#endif
+}
+
 // Codes 32 values. The codes of what is not finite are arbitrary, but the scale is NaN then.
 SB_INLINE void code_group(const V (&x)[kGroupVectors], CodedGroup* out) {
-  V most{}, poison{};
+  VI most{};  // magnitudes are ordered as their bits are, and what is not finite is above all
 #pragma GCC unroll 8
   for (int i = 0; i < kGroupVectors; ++i) {
-    most = larger(magnitude(x[i]), most);
-    poison += x[i] * 0.0f;
+    const VI magnitude = reinterpret_cast<VI>(bits(x[i]) & 0x7fffffffu);
+    most = magnitude > most ? magnitude : most;
   }
-  const float top = largest(most);
+  const int32_t top_bits = folded(most, [](VI a, VI b) SB_LAMBDA { return a > b ? a : b; })[0];
+  float top;
+  std::memcpy(&top, &top_bits, sizeof top);
+  const bool is_finite = top_bits < 0x7f800000;
   const V inverse = splat(top > 0.0f ? 127.0f / top : 0.0f);
-  out->scale = top * (1.0f / 127.0f) + sum(poison);
+  out->scale = is_finite ? top * (1.0f / 127.0f) : NAN;
   const V magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
-  int32_t minus[2] = {0, 0};
 #pragma GCC unroll 8
   for (int i = 0; i < kGroupVectors; ++i) {
     const VI codes = reinterpret_cast<VI>(bits(x[i] * inverse + magic) - bits(magic));
-    const VB bytes = __builtin_convertvector(codes, VB);
-    std::memcpy(out->codes + i * W, &bytes, sizeof bytes);
-    minus[i * W / 16] -= sum(__builtin_convertvector(bytes, VI));
+    store_bytes(out->codes + i * W, codes);
   }
-  out->minus = minus[0] + minus[1];
-  std::memcpy(out->minus_part, minus, sizeof minus);
+  out->minus_part[0] = -sum_of_bytes(out->codes);
+  out->minus_part[1] = -sum_of_bytes(out->codes + 16);
+  out->minus = out->minus_part[0] + out->minus_part[1];
+  out->total = static_cast<float>(-out->minus);
 }
 
 // One value of a packed group: column `column`, place `i` along the sum.

@@ -88,9 +88,16 @@ struct Bf16 {
   }
 #endif
   SB_INLINE V load(const scalar* p) {
+#if defined(__AVX512F__)
+    __m256i halves;
+    std::memcpy(&halves, p, sizeof halves);
+    const __m512i wide = _mm512_maskz_cvtepu16_epi32(0xffff, halves);
+    return reinterpret_cast<V>(_mm512_maskz_slli_epi32(0xffff, wide, 16));
+#else
     VH half;
     std::memcpy(&half, p, sizeof half);
     return from_bits(__builtin_convertvector(half, VU) << 16);
+#endif
   }
   SB_INLINE scalar narrow(float x) { return bf16_of(x); }
   SB_INLINE float widen(scalar x) {

@@ -17,8 +17,9 @@ constexpr int kGroupWords = kGroup / 4;
 // Codes of 32 neighbours in a row of the left side: about scale * codes.
 struct CodedGroup {
   int8_t codes[kGroup];
-  float scale;         // NaN if any of the 32 is not finite
-  int32_t minus;       // the codes' sum, negative
+  float scale;            // NaN if any of the 32 is not finite
+  float total;            // the codes' sum
+  int32_t minus;          // the same, negative
   int32_t minus_part[2];  // likewise of the first and the last 16
 };
 
@@ -30,6 +31,7 @@ struct Format {
   static constexpr int Part = Part_;
   static constexpr bool HasMinimum = HasMinimum_;
   static constexpr int parts = kGroup / Part;
+  static_assert(parts == 1 || !HasMinimum, "a left side's total is that of a group");
   static constexpr int offset_shift = Bits - 1;
   // Codes of 4 and 6 bits: word i holds the low four bits of words i and i + 4. Codes of 6 bits
   // have two more words: bits 2 i of word h are the high ones of word 4 h + i.
@@ -37,7 +39,7 @@ struct Format {
   static constexpr int words = low_words + (Bits == 6 ? 2 : 0);
   static constexpr int64_t scales = words * 4 * kPanel;  // where they begin, in bytes
   static constexpr int64_t minima = scales + parts * 2 * kPanel;
-  static constexpr int64_t bytes = minima + (HasMinimum ? parts * 2 * kPanel : 0);
+  static constexpr int64_t bytes = minima + (HasMinimum ? 2 * kPanel : 0);
 };
 
 using Bits4 = Format<4, 32, false>;

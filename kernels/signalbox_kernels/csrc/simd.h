@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__AVX2__)
+#if defined(__SSE2__)
 #include <immintrin.h>
 #endif
 
@@ -69,10 +69,6 @@ SB_INLINE T folded(T v, F&& f) {
 
 SB_INLINE float sum(V v) {
   return folded(v, [](V a, V b) SB_LAMBDA { return a + b; })[0];
-}
-
-SB_INLINE int32_t sum(VI v) {
-  return folded(v, [](VI a, VI b) SB_LAMBDA { return a + b; })[0];
 }
 
 SB_INLINE float largest(V v) {
