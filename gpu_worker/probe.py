@@ -24,6 +24,8 @@ class Probe:
     attention_backends: tuple[str, ...]
     native_kernels: str
     """Instruction set of ours, or why there are none."""
+    quantizations: str
+    """What `--quantization` can run here, besides "none"."""
     device: str
     half_dtype: str
     """What 16-bit weights are held in."""
@@ -42,7 +44,8 @@ def probe() -> Probe:
         cpu_capability=torch.backends.cpu.get_cpu_capability(),
         torch_backends=tuple(_torch_backends()),
         attention_backends=attention_backends(),
-        native_kernels=_native_kernels(),
+        native_kernels=(kernels := _native_kernels()),
+        quantizations="become floats" if kernels.startswith("none") else "gguf int8 int4",
         device=str(device),
         half_dtype=str(dtype_for_half(device)).removeprefix("torch."),
         attention_backend=config.attention_backend,

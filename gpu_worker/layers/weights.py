@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.config import ModelError
+from signalbox_kernels import pages
 from signalbox_kernels.quantised import Matrix
 
 WeightTarget = Callable[[Tensor], None]
@@ -26,6 +27,8 @@ class Placement:
         Args:
             around: what its values lie around, for who makes weights up (`loading.dummy`).
         """
+        if self.device.type == "cpu":
+            return pages.empty(shape, self.dtype)
         return torch.empty(shape, device=self.device, dtype=self.dtype)
 
 

@@ -3,19 +3,19 @@
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from gpu_worker.config import ModelError
 from gpu_worker.loading.gguf_config import GGUFConfig
 from gpu_worker.loading.gguf_reader import GGUFTensor, read_gguf
 from gpu_worker.loading.gguf_tokenizer import GGUFVocab, TokenType, adds_bos, build
-from gpu_worker.loading.gguf_weights import is_runnable, make_pool, to_blocks, to_tensor
-from signalbox_kernels.quantised import Matrix
+from gpu_worker.loading.gguf_weights import is_runnable, make_pool, to_tensor
+from signalbox_kernels.quantised import BlockType, Matrix, Quantised
 
 _PART = re.compile(r"-\d{5}-of-\d{5}$")
 _QUANTISATION = re.compile(r"[.-](I?Q\d\w*|F16|F32|BF16)$", re.IGNORECASE)
@@ -51,15 +51,24 @@ class GGUFSource:
         return any(is_runnable(stored) for stored in self._stored())
 
     def matrices(self) -> Iterator[tuple[str, Matrix]]:
-        """As `weights`, with quantised blocks as they are, where native programs run them."""
+        """As `weights`, with quantised blocks as they are, where native programs run them.
+
+        Blocks are read when they are taken, so that few of them are in memory at a time.
+        """
         with make_pool() as pool:
             for stored in self._stored():
                 if not is_runnable(stored):
                     yield from self._renamed(stored.name, to_tensor(stored, pool))
                     continue
-                matrix = to_blocks(stored)  # rows of blocks are renamed and ordered as of floats
-                for name, blocks in self._renamed(stored.name, matrix.blocks):
-                    yield name, replace(matrix, blocks=blocks)
+                nothing = torch.empty(stored.shape, device="meta")
+                for name, _ in self._renamed(stored.name, nothing):
+                    read = partial(self._blocks, stored, name)
+                    yield name, Quantised(BlockType(int(stored.type)), nothing.shape, read)
+
+    def _blocks(self, stored: GGUFTensor, name: str) -> Tensor:
+        """[rows, bytes of a row]; rows of blocks are put in order as rows of floats are."""
+        blocks = stored.data.view(stored.shape[0], -1)
+        return dict(self._renamed(stored.name, blocks))[name]
 
     def _stored(self) -> Iterator[GGUFTensor]:
         tensors = self._content.tensors.values()

@@ -45,23 +45,17 @@ def is_runnable(stored: GGUFTensor) -> bool:
     return len(stored.shape) == 2 and int(stored.type) in _RUNNABLE
 
 
-def to_blocks(stored: GGUFTensor) -> Quantised:
-    """Returns the blocks of a tensor that can be run."""
-    rows, columns = stored.shape
-    return Quantised(BlockType(int(stored.type)), columns, stored.data.view(rows, -1))
-
-
 def dequantised(matrix: Quantised) -> Tensor:
     """Returns the values of blocks, [rows, columns] float32."""
     with make_pool() as pool:
         values = _values(matrix.blocks, GGMLQuantizationType(int(matrix.type)), pool)
-    return values.view(len(matrix.blocks), -1)[:, : matrix.columns]
+    return values.view(matrix.shape[0], -1)[:, : matrix.shape[1]]
 
 
 def _values(data: Tensor, kind: GGMLQuantizationType, pool: ThreadPoolExecutor) -> Tensor:
     """Dequantises [num_bytes] uint8 to [num_values] float32."""
     block_size, block_bytes = GGML_QUANT_SIZES[kind]
-    blocks = data.numpy().reshape(-1, block_bytes)
+    blocks = data.contiguous().numpy().reshape(-1, block_bytes)
     values = np.empty(len(blocks) * block_size, dtype=np.float32)
     step = max(1, _SLICE_VALUES // block_size)
 

@@ -67,6 +67,7 @@ def _joined(run: list[Matrix]) -> Matrix:
     if len(run) == 1:
         return first
     if isinstance(first, Quantised):
-        blocks = torch.cat([part.blocks for part in run if isinstance(part, Quantised)])
-        return Quantised(first.type, first.columns, blocks)
+        shape = torch.Size((sum(part.shape[0] for part in run), first.shape[1]))
+        parts = [part for part in run if isinstance(part, Quantised)]
+        return Quantised(first.type, shape, lambda: torch.cat([part.blocks for part in parts]))
     return torch.cat([part for part in run if isinstance(part, Tensor)])

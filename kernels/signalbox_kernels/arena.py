@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from signalbox_kernels.native import Element, Format, library
+from signalbox_kernels.pages import map_pages
 from signalbox_kernels.quantised import Matrix, Quantised
 
 _ALIGNMENT = 64
@@ -53,7 +54,7 @@ class Arena:
         return address
 
     def _grow(self, size: int) -> None:
-        region = mmap.mmap(-1, size)
+        region = map_pages(size)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             region.madvise(mmap.MADV_HUGEPAGE)
         self._regions.append(region)

@@ -4,6 +4,8 @@ A block is a run of values along a row: 32 of them, or 256 for the K types. Nati
 types that `is_native` names without ever making floats of a matrix.
 """
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -11,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from signalbox_kernels import pages
 from signalbox_kernels.native import Format, library
 
 GROUP = 32
@@ -57,26 +60,24 @@ _BLOCK_BYTES = {
 
 @dataclass(frozen=True, slots=True)
 class Quantised:
-    """A matrix of [rows, columns] in blocks along its rows.
+    """A matrix in blocks along its rows.
 
     Args:
-        columns: before the padding that whole blocks may need.
-        blocks: [rows, bytes of a row] uint8.
+        shape: [rows, columns], before the padding that whole blocks may need.
+        read: returns the blocks, [rows, bytes of a row] uint8; a file's are not in memory before.
     """
 
     type: BlockType
-    columns: int
-    blocks: Tensor
+    shape: torch.Size
+    read: Callable[[], Tensor]
 
     @property
-    def shape(self) -> torch.Size:
-        return torch.Size((self.blocks.shape[0], self.columns))
-
-    def dim(self) -> int:
-        return 2
+    def blocks(self) -> Tensor:
+        return self.read()
 
     def rows(self, start: int, count: int) -> "Quantised":
-        return Quantised(self.type, self.columns, self.blocks.narrow(0, start, count))
+        shape = torch.Size((count, self.shape[1]))
+        return Quantised(self.type, shape, lambda: self.read().narrow(0, start, count))
 
 
 Matrix = Tensor | Quantised
@@ -85,10 +86,17 @@ Matrix = Tensor | Quantised
 def quantise(matrix: Tensor, block_type: BlockType) -> Quantised:
     """Makes blocks of floats: Q8_0, symmetric by the largest value, or Q4_1, by least squares."""
     rows, columns = matrix.shape
-    values = F.pad(matrix.float(), (0, -columns % GROUP)).contiguous()
-    row_bytes = values.shape[1] // GROUP * block_type.block_bytes
-    blocks = torch.empty(rows, row_bytes, dtype=torch.uint8)
-    count = values.numel() // GROUP
-    if library().sb_quantise(block_type, values.data_ptr(), count, blocks.data_ptr()):
-        raise ValueError(f"floats can be made Q8_0 and Q4_1, not {block_type.name}")
-    return Quantised(block_type, columns, blocks)
+    row_bytes = -(-columns // GROUP) * block_type.block_bytes
+    blocks = pages.empty((rows, row_bytes), torch.uint8)
+    num_threads = torch.get_num_threads()
+    step = -(-rows // num_threads)
+
+    def fill(first: int) -> None:  # the library runs without the interpreter's lock
+        part = F.pad(matrix[first : first + step].float(), (0, -columns % GROUP)).contiguous()
+        count, into = part.numel() // GROUP, blocks[first : first + step]
+        if library().sb_quantise(block_type, part.data_ptr(), count, into.data_ptr()):
+            raise ValueError(f"floats can be made Q8_0 and Q4_1, not {block_type.name}")
+
+    with ThreadPoolExecutor(num_threads) as pool:
+        list(pool.map(fill, range(0, rows, step)))
+    return Quantised(block_type, matrix.shape, lambda: blocks)

@@ -174,5 +174,5 @@ def test_floats_are_made_no_other_type() -> None:
 
 def test_padding_of_a_row_is_no_part_of_it() -> None:
     made = quantise(make_matrix(3, 33), BlockType.Q4_1)
-    assert (made.columns, made.blocks.shape) == (33, (3, 40))
+    assert (made.shape, made.blocks.shape) == ((3, 33), (3, 40))
     assert Quantised.rows(made, 1, 2).shape == (2, 33)
