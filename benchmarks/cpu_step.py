@@ -1,9 +1,11 @@
-"""One step of a model on the CPU, the native path against PyTorch: decode and prefill.
+"""One step of a model on the CPU, in each form that it can run in: decode and prefill.
 
-    python -m benchmarks.cpu_step MODEL [--rounds 30] [--threads 2] [--dtype bfloat16]
+    python -m benchmarks.cpu_step MODEL [--forms torch native gguf int8 int4] [--rounds 30]
+        [--threads 2] [--dtype bfloat16]
 
-Both backends compute the same batches in turn, so that what else the machine does hurts both alike;
-the figures are medians, and of each round's pair the ratio. Greedy rows, random tokens.
+All forms compute the same batches in turn, so that what else the machine does hurts all alike; the
+figures are milliseconds, medians, with the median of each round's ratio of the first form to this
+one. "torch" and "native" hold floats, the others run quantised weights. Greedy rows, random tokens.
 """
 
 import argparse
@@ -20,7 +22,7 @@ from gpu_worker.step import Batch
 
 BLOCK_SIZE = 16
 NUM_BLOCKS = 600
-BACKENDS = ("torch", "native")
+FORMS = ("torch", "native", "gguf", "int8", "int4")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +44,13 @@ CASES = (
 )
 
 
-def make_runner(args: argparse.Namespace, backend: str) -> ModelRunner:
+def make_runner(args: argparse.Namespace, form: str) -> ModelRunner:
+    is_quantised = form not in ("torch", "native")
+    backend = "native" if is_quantised else form
     runner = ModelRunner(
-        ModelConfig(model=args.model, dtype=args.dtype),
+        ModelConfig(
+            model=args.model, dtype=args.dtype, quantization=form if is_quantised else "none"
+        ),
         CacheConfig(block_size=BLOCK_SIZE),
         device_config=DeviceConfig(device="cpu", num_threads=args.threads, cpu_backend=backend),
     )
@@ -92,22 +98,22 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--forms", nargs="+", choices=FORMS, default=["torch", "native"])
     args = parser.parse_args()
-    runners = {name: make_runner(args, name) for name in BACKENDS}
-    print(f"{'':16} {'torch ms':>9} {'native ms':>9} {'tokens/s':>9} {'best ms':>8} {'ratio':>6}")
+    runners = {form: make_runner(args, form) for form in args.forms}
+    print(f"{'':16}" + "".join(f"{form:>16}" for form in runners))
     for case in CASES:
-        batch = make_batch(case, runners["native"].model.vocab_size)
+        batch = make_batch(case, runners[args.forms[0]].model.vocab_size)
         rounds = args.rounds if case.num_new == 1 else max(3, args.rounds // 6)
         seconds = measure(runners, batch, rounds)
-        torch_s, native_s = (statistics.median(seconds[name]) for name in BACKENDS)
-        pairs = zip(*(seconds[name] for name in BACKENDS), strict=True)
-        ratio = statistics.median(theirs / ours for theirs, ours in pairs)
-        print(
-            f"{case.name:16} {torch_s * 1e3:9.1f} {native_s * 1e3:9.1f} "
-            f"{len(batch.token_ids) / native_s:9.0f} {min(seconds['native']) * 1e3:8.1f} "
-            f"{ratio:6.2f}",
-            flush=True,
-        )
+        print(f"{case.name:16}" + "".join(in_words(seconds, form) for form in runners), flush=True)
+
+
+def in_words(seconds: dict[str, list[float]], form: str) -> str:
+    """Milliseconds of a form, and how many times faster than the first it is."""
+    first = next(iter(seconds.values()))
+    ratio = statistics.median(a / b for a, b in zip(first, seconds[form], strict=True))
+    return f"{statistics.median(seconds[form]) * 1e3:9.1f} ({ratio:4.2f})"
 
 
 if __name__ == "__main__":

@@ -206,6 +206,7 @@ def _add_worker(report: Report) -> None:
     report.sections["worker"] = {
         "attention backends": " ".join(found.attention_backends),
         "native CPU kernels": found.native_kernels,
+        "quantised weights": found.quantizations,
     }
     report.sections["will be used"] = {
         "device": found.device,
