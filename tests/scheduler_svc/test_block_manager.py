@@ -17,6 +17,7 @@ def make_blocks(
     num_watermark_blocks: int = 0,
     prefix_caching: bool = True,
     cpu_prefix_cache: bool = True,
+    costs: CostModel | None = None,
 ) -> BlockSpaceManager:
     return BlockSpaceManager(
         block_size=4,
@@ -26,7 +27,7 @@ def make_blocks(
         max_model_len=128,
         prefix_caching=prefix_caching,
         cpu_prefix_cache=cpu_prefix_cache,
-        costs=CostModel(),
+        costs=costs or CostModel(),
     )
 
 
@@ -214,6 +215,7 @@ def test_a_shared_prefix_has_no_name_without_the_cache() -> None:
     (seq,) = make_request([1] * 10).sequences
     blocks.start(seq, [FoundBlock(block) for block in group.sequences[0].block_table[:2]])
     seq.group.set_status(SequenceStatus.RUNNING)
+    assert seq.num_published_blocks == 0
     assert len(swap_out(blocks, seq.group)) == 3
     blocks.check([*group.sequences, seq])
 
@@ -372,3 +374,38 @@ def test_a_group_may_share_an_evicted_block_that_the_plan_is_copying() -> None:
     assert kept == [BlockCopy(evicted, second.block_table[0])]
     assert blocks.cpu.is_shared(second.block_table[0]) is False
     blocks.cpu.check(dict.fromkeys(second.block_table, 1))
+
+
+def test_a_copy_that_is_given_up_for_a_group_is_not_counted_as_its_own() -> None:
+    """The plan copies two evicted blocks; one of them holds what a block of the group holds."""
+    blocks = make_blocks(num_gpu_blocks=5, num_cpu_blocks=2)
+    groups = [make_request([1] * 5, max_tokens=8) for _ in range(2)]
+    for group in groups:
+        blocks.start(group.sequences[0], [])
+    for group in groups:
+        group.set_status(SequenceStatus.RUNNING)
+        group.sequences[0].num_computed_tokens = 5
+        blocks.publish(group.sequences[0])
+    blocks.free(groups[0].sequences[0])
+    (other,) = start(blocks, prompt_len=4, kind=2).sequences
+    blocks.free(other)
+    while blocks.gpu.num_cached:
+        blocks.gpu.allocate()
+    assert blocks.cpu.num_free == 0
+    assert blocks.can_swap_out(groups[1])
+    assert len(blocks.swap_out(groups[1])) == 2
+    assert not blocks.complete()
+    blocks.cpu.check(dict.fromkeys(groups[1].sequences[0].block_table, 1))
+
+
+def test_blocks_of_a_swapped_group_are_not_fetched_where_computing_is_cheaper() -> None:
+    costs = CostModel(block_bytes=10, copy_bytes_per_s=1, prefill_tokens_per_s=100)
+    blocks = make_blocks(costs=costs)
+    group = start(blocks, prompt_len=10)
+    swap_out(blocks, group)
+    for _ in range(8):
+        blocks.gpu.allocate()
+    twin = make_request([1] * 10)
+    assert blocks.find_prefix(twin.sequences[0]) == []
+    costs.copy_bytes_per_s = 1e6
+    assert len(blocks.find_prefix(twin.sequences[0])) == 2

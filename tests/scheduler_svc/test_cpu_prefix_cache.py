@@ -153,9 +153,9 @@ def test_what_is_on_the_gpu_as_well_goes_before_what_is_not() -> None:
 
 
 def test_what_the_gpu_gives_up_again_is_the_last_to_be_evicted_on_the_cpu() -> None:
-    server = Server(num_gpu_blocks=4, num_cpu_blocks=5)
-    first, second = [1] * 9, [2] * 9
-    for prompt in (first, second, [3] * 9, first, [4] * 9, [5] * 9):
+    server = Server(num_gpu_blocks=4, num_cpu_blocks=8)
+    first = [1] * 9
+    for prompt in (first, [2] * 9, [3] * 9, first, [4] * 9, [5] * 9, [6] * 9):
         server.run(prompt)  # the first came back, and was evicted again while its copy was there
     assert server.run(first).num_cached_tokens == 8
 

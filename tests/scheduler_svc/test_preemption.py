@@ -39,6 +39,13 @@ def step(loop: Loop) -> None:
     loop.scheduler.check()
 
 
+def take_off(loop: Loop, group: SequenceGroup) -> None:
+    """Makes the worker forget a group, as if it had yielded."""
+    loop.scheduler._lane.release_all()
+    for seq in group.sequences:
+        loop.scheduler._view.forget(seq)
+
+
 def make_swapped(loop: Loop, *, n: int = 1) -> SequenceGroup:
     """A group of two branches that has just been swapped out, by an older one of one block."""
     group = make_request([2] * 8, n=n, max_tokens=9, arrival=1.0)
@@ -145,12 +152,20 @@ def test_nobody_who_waits_passes_a_swapped_group() -> None:
 
 
 def test_a_branch_that_had_no_blocks_when_its_group_was_swapped_shares_its_prompt() -> None:
-    scheduler = make_scheduler(num_gpu_blocks=7, num_cpu_blocks=8)
+    scheduler = make_scheduler(num_gpu_blocks=32, num_cpu_blocks=8)
     loop = make_loop(scheduler, depth=1)
-    group = make_swapped(loop, n=2)
+    group = make_request([1] * 8, n=2, max_tokens=9)
+    add(loop, group)
+    while len(group.sequences[0].output_token_ids) < 3:
+        step(loop)
     second = group.sequences[1]
+    take_off(loop, group)
     scheduler.blocks.free(second)  # as if the group had been recomputed, and this one not yet
     second.forget_progress()
+    copies = scheduler.blocks.swap_out(group)
+    loop.worker.cpu |= {copy.dst: dict(loop.worker.gpu[copy.src]) for copy in copies}
+    scheduler._queues.swap_out(group)
+    scheduler.blocks.complete()
     loop.send()
     while not second.block_table:
         loop.answer()
@@ -219,6 +234,32 @@ def test_branches_that_are_recomputed_hold_their_prompt_once() -> None:
     assert_all_free(other)
 
 
+def set_back(loop: Loop, group: SequenceGroup) -> None:
+    """Lets a group be recomputed, as if it had yielded."""
+    take_off(loop, group)
+    for seq in group.sequences:
+        loop.scheduler.blocks.free(seq)
+        seq.forget_progress()
+    loop.scheduler._queues.set_back(group)
+
+
+def test_a_branch_does_not_share_a_prompt_that_is_on_its_way() -> None:
+    """The step may fail, and leave nothing there."""
+    loop = make_loop(make_scheduler(num_gpu_blocks=32, prefix_caching=False))
+    group = make_request([1] * 8, n=2, max_tokens=16)
+    add(loop, group)
+    for _ in range(3):
+        step(loop)
+    set_back(loop, group)
+    first, second = group.sequences
+    assert loop.send()
+    loop.send()
+    assert (bool(first.block_table), bool(second.block_table)) == (True, False)
+    loop.run()
+    assert_expected(group)
+    assert_all_free(loop)
+
+
 def test_branches_that_are_recomputed_find_what_they_drew() -> None:
     scheduler = make_scheduler(num_gpu_blocks=32, mode=PreemptionMode.RECOMPUTE)
     loop = make_loop(scheduler, depth=1)
@@ -226,12 +267,7 @@ def test_branches_that_are_recomputed_find_what_they_drew() -> None:
     add(loop, group)
     while len(group.sequences[0].output_token_ids) < 10:
         step(loop)
-    scheduler._lane.release_all()
-    for seq in group.sequences:  # as if it had yielded
-        scheduler._view.forget(seq)
-        scheduler.blocks.free(seq)
-        seq.forget_progress()
-    scheduler._queues.set_back(group)
+    set_back(loop, group)
     num_prefix_hits = scheduler.num_prefix_hits
     while not group.sequences[1].block_table:
         step(loop)
