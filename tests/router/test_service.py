@@ -299,7 +299,8 @@ async def test_a_deadline_travels_and_aborts() -> None:
         call = aiter(stack.client.Generate(make_generate(), timeout=2.0))
         assert await code_of(anext(call)) is StatusCode.DEADLINE_EXCEEDED
         await stack.scheduler.wait_until(lambda: bool(stack.scheduler.aborted))
-        assert 1e9 < stack.scheduler.added[0].timeout_ns < 3e9  # gRPC rounds up, and reads a coarse clock
+        # gRPC rounds up, and reads a coarse clock.
+        assert 1e9 < stack.scheduler.added[0].timeout_ns < 3e9
 
 
 async def test_a_deadline_of_a_millisecond_leaves_nothing() -> None:
@@ -683,7 +684,7 @@ async def test_a_deadline_beyond_what_the_wire_holds_is_no_deadline() -> None:
 
 
 async def test_a_lost_stream_leaves_no_task_behind() -> None:
-    """gRPC's poller, shared by every loop of the process, may complain of another test's closed loop."""
+    """gRPC's poller, which all loops share, may complain of another test's closed loop."""
     complaints: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
     async with make_stack() as stack:
