@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from protos.worker.v1 import worker_pb2 as pb
 from rpc.columns import pack_int32, pack_int64
-from scheduler_svc import codec
+from scheduler_svc import worker_codec
 from scheduler_svc.admission import AdmissionQueue
 from scheduler_svc.config import CacheShape, StepLimits
 from scheduler_svc.plan import StepPlan
@@ -71,12 +71,12 @@ def measure(num_sequences: int, *, num_steps: int) -> str:
         assert plan is not None
         timed(
             times["encode"],
-            lambda: codec.execute_model_request(plan, epoch=1).SerializeToString(),  # noqa: B023
+            lambda: worker_codec.execute_model_request(plan, epoch=1).SerializeToString(),  # noqa: B023
         )
         data = answer_to(plan)
         answer = timed(
             times["parse"],
-            lambda: codec.step_answer(pb.ExecuteModelResponse.FromString(data)),  # noqa: B023
+            lambda: worker_codec.step_answer(pb.ExecuteModelResponse.FromString(data)),  # noqa: B023
         )
         timed(times["update"], lambda: scheduler.update(answer, float(step)))  # noqa: B023
     medians = [statistics.median(values[1:]) for values in times.values()]

@@ -11,7 +11,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from protos.scheduler.v1 import record_pb2 as pb
 from protos.scheduler.v1 import scheduler_pb2
 from protos.worker.v1 import worker_pb2
-from scheduler_svc import codec
+from scheduler_svc import worker_codec
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.model import ModelInfo, WorkerCapacity
 from scheduler_svc.record_file import RecordWriter
@@ -81,8 +81,8 @@ class _FileWorkerRecorder:
             worker=self._number,
             address=address,
             epoch=epoch,
-            model=codec.model_message(model),
-            capacity=codec.capacity_message(capacity),
+            model=worker_codec.model_message(model),
+            capacity=worker_codec.capacity_message(capacity),
         )
 
     def joined(self, now: float) -> None:

@@ -14,7 +14,7 @@ from protos.scheduler.v1 import state_pb2
 from protos.worker.v1 import worker_pb2
 from rpc.columns import unpack_int32, unpack_int64
 from rpc.errors import RpcError
-from scheduler_svc import codec, state_codec
+from scheduler_svc import state_codec, worker_codec
 from scheduler_svc.record_codec import VERSION, decode_config
 from scheduler_svc.record_file import RecordReader
 from scheduler_svc.replay import ReplayedCluster, ReplayedWorker
@@ -131,7 +131,7 @@ class Replay:
                 self._compare(record.step_sent)
             case "step_answered":
                 answered = record.step_answered
-                replayed.answer(answered.worker, codec.step_answer(answered.response))
+                replayed.answer(answered.worker, worker_codec.step_answer(answered.response))
             case "tick":
                 replayed.cluster.expire()
             case _:
@@ -141,7 +141,7 @@ class Replay:
         plan = self._replayed.plan(number)
         if plan is not None:
             epoch = self._replayed.workers[number].epoch
-            self._planned = codec.execute_model_request(plan, epoch=epoch)
+            self._planned = worker_codec.execute_model_request(plan, epoch=epoch)
             self._planned_by = number
 
     def _compare(self, sent: pb.StepSent) -> None:
@@ -184,8 +184,8 @@ def _join(replayed: ReplayedCluster, joined: pb.WorkerJoined) -> None:
         joined.worker,
         address=joined.address,
         epoch=joined.epoch,
-        model=codec.model_info(joined.model),
-        capacity=codec.capacity(joined.capacity),
+        model=worker_codec.model_info(joined.model),
+        capacity=worker_codec.capacity(joined.capacity),
     )
 
 

@@ -11,7 +11,7 @@ from protos.scheduler.v1 import explain_pb2, state_pb2, stats_pb2
 from protos.scheduler.v1 import scheduler_pb2 as pb
 from protos.scheduler.v1 import scheduler_pb2_grpc as pb_grpc
 from rpc.errors import InvalidArgument, NotFound, Unavailable
-from scheduler_svc import codec, insight_codec, state_codec
+from scheduler_svc import codec, insight_codec, state_codec, worker_codec
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.recording import UNRECORDED, Recorder
@@ -56,7 +56,7 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
         model = self._cluster.model
         if model is None or not self._cluster.is_serving:
             raise Unavailable("no worker serves", RETRY_AFTER_S)
-        return pb.GetModelResponse(model=codec.model_message(model))
+        return pb.GetModelResponse(model=worker_codec.model_message(model))
 
     async def GetTokenizer(
         self, request: pb.GetTokenizerRequest, context: Context

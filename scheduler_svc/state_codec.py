@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 
 from protos.scheduler.v1 import state_pb2 as pb
-from scheduler_svc import codec, insight_codec
+from scheduler_svc import insight_codec, sampling_codec, worker_codec
 from scheduler_svc.block_allocator import BlockAllocator
 from scheduler_svc.cluster import Cluster, WorkerEngine
 from scheduler_svc.config import SchedulerConfig
@@ -36,7 +36,7 @@ def state(
 
 def _cluster(cluster: Cluster, config: SchedulerConfig, now: float) -> pb.ClusterState:
     return pb.ClusterState(
-        model=codec.model_message(cluster.model) if cluster.model else None,
+        model=worker_codec.model_message(cluster.model) if cluster.model else None,
         waiting_request_ids=_ids(cluster.admission),
         now_ns=insight_codec.nanoseconds(now),
         settings={name: str(value) for name, value in asdict(config).items()},
@@ -82,9 +82,9 @@ def _step(plan: StepPlan, now: float) -> pb.PlannedStep:
         num_new_tokens=plan.num_new_tokens,
         num_samples=plan.num_samples,
         forget_seq_ids=plan.forget,
-        blocks_to_swap_out=codec.mapping(plan.swap_out),
-        blocks_to_swap_in=codec.mapping(plan.swap_in),
-        blocks_to_copy=codec.mapping(plan.copy),
+        blocks_to_swap_out=worker_codec.mapping(plan.swap_out),
+        blocks_to_swap_in=worker_codec.mapping(plan.swap_in),
+        blocks_to_copy=worker_codec.mapping(plan.copy),
         yielding_request_ids=_ids(plan.yielding),
         is_short_of_blocks=plan.is_short_of_blocks,
     )
@@ -96,7 +96,7 @@ def _request(
     return pb.LiveRequest(
         explanation=insight_codec.explanation(explain(group, cluster.admission, now=now)),
         deadline_in_ns=None if group.deadline is None else int((group.deadline - now) * 1e9),
-        sampling_params=codec.worker_params(group.params),
+        sampling_params=sampling_codec.encode(group.params),
         is_steady=group.is_steady,
         num_lost_workers=group.num_lost_workers,
         sequences=[_sequence(seq, scheduler) for seq in group.sequences],

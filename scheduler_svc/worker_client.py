@@ -13,7 +13,7 @@ from protos.worker.v1 import worker_pb2_grpc as pb_grpc
 from rpc.client import open_channel
 from rpc.errors import InvalidArgument
 from rpc.tls import CLEAR, TlsConfig
-from scheduler_svc import codec
+from scheduler_svc import worker_codec
 from scheduler_svc.model import ModelInfo, TokenizerFiles, WorkerCapacity
 from scheduler_svc.plan import StepAnswer, StepPlan
 from scheduler_svc.recording import UNRECORDED, WorkerRecorder
@@ -69,7 +69,7 @@ class WorkerClient:
         if answer.epoch != self.epoch:
             raise WorkerLostError("another worker answers there")
         self._vocab_size = answer.model.vocab_size
-        return codec.model_info(answer.model), codec.capacity(answer.capacity)
+        return worker_codec.model_info(answer.model), worker_codec.capacity(answer.capacity)
 
     async def tokenizer_files(self) -> TokenizerFiles:
         files: dict[str, bytearray] = {}
@@ -96,7 +96,7 @@ class WorkerClient:
 
     async def send(self, plan: StepPlan) -> None:
         """Sends a step. A broken stream is left to `read`, which sees it too."""
-        request = codec.execute_model_request(plan, epoch=self.epoch)
+        request = worker_codec.execute_model_request(plan, epoch=self.epoch)
         self._unanswered.append(request)
         self.recorder.sent(request)
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
@@ -122,7 +122,7 @@ class WorkerClient:
     def _checked(self, response: pb.ExecuteModelResponse) -> StepAnswer:
         """Decodes an answer. What is wrong with it must not reach requests, nor other workers."""
         try:
-            answer = codec.step_answer(response)
+            answer = worker_codec.step_answer(response)
         except InvalidArgument as error:
             raise WorkerLostError(f"its answer cannot be read: {error}") from None
         expected = self._unanswered[0].step_id if self._unanswered else None

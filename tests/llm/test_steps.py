@@ -7,7 +7,7 @@ import numpy as np
 
 from gpu_worker import codec as worker_codec
 from gpu_worker.step import Logprobs, SequenceFailure, Step, StepResult
-from scheduler_svc import codec as scheduler_codec
+from scheduler_svc import worker_codec as scheduler_codec
 from scheduler_svc.config import PreemptionMode
 from scheduler_svc.plan import StepPlan
 from signalbox import SamplingParams

@@ -1,0 +1,68 @@
+"""Between SamplingParams and the message of that name, which routers send and workers get."""
+
+from protos.worker.v1 import worker_pb2 as pb
+from rpc import structured_output
+from rpc.columns import pack_float32, pack_int32, unpack_float32, unpack_int32
+from rpc.errors import InvalidArgument
+from scheduler_svc.sequence import SamplingParams
+
+
+def decode(message: pb.SamplingParams) -> SamplingParams:
+    return SamplingParams(
+        temperature=message.temperature,
+        top_p=message.top_p,
+        top_k=message.top_k,
+        min_p=message.min_p,
+        seed=message.seed,
+        min_tokens=message.min_tokens,
+        stop_token_ids=tuple(message.stop_token_ids),
+        num_logprobs=message.num_logprobs if message.HasField("num_logprobs") else None,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        repetition_penalty=_one_if_unset(message, "repetition_penalty"),
+        typical_p=_one_if_unset(message, "typical_p"),
+        logit_bias=_logit_bias(message),
+        allowed_token_ids=tuple(unpack_int32(message.allowed_token_ids).tolist()),
+        bad_words=tuple(tuple(unpack_int32(run.token_ids).tolist()) for run in message.bad_words),
+        num_prompt_logprobs=(
+            message.num_prompt_logprobs if message.HasField("num_prompt_logprobs") else None
+        ),
+        structured_output=structured_output.read(message),
+    )
+
+
+def _one_if_unset(message: pb.SamplingParams, name: str) -> float:
+    return float(getattr(message, name)) if message.HasField(name) else 1.0
+
+
+def _logit_bias(message: pb.SamplingParams) -> tuple[tuple[int, float], ...]:
+    token_ids = unpack_int32(message.logit_bias_token_ids)
+    biases = unpack_float32(message.logit_biases)
+    if len(token_ids) != len(biases):
+        lengths = f"{len(token_ids)} tokens and {len(biases)} biases"
+        raise InvalidArgument("sampling_params.logit_biases", lengths, "as many as tokens")
+    return tuple(zip(token_ids.tolist(), biases.tolist(), strict=True))
+
+
+def encode(params: SamplingParams) -> pb.SamplingParams:
+    message = pb.SamplingParams(
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=params.top_k,
+        min_p=params.min_p,
+        seed=params.seed,
+        min_tokens=params.min_tokens,
+        stop_token_ids=params.stop_token_ids,
+        num_logprobs=params.num_logprobs,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        repetition_penalty=params.repetition_penalty,
+        typical_p=params.typical_p,
+        logit_bias_token_ids=pack_int32([token_id for token_id, _ in params.logit_bias]),
+        logit_biases=pack_float32([bias for _, bias in params.logit_bias]),
+        allowed_token_ids=pack_int32(params.allowed_token_ids),
+        bad_words=[pb.TokenRun(token_ids=pack_int32(run)) for run in params.bad_words],
+        num_prompt_logprobs=params.num_prompt_logprobs,
+    )
+    structured_output.write(message, params.structured_output)
+    return message
