@@ -1,5 +1,7 @@
 """The public contract's messages to plain data and back."""
 
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any, TypeVar
 
 from google.protobuf.duration_pb2 import Duration
@@ -19,6 +21,10 @@ from rpc import structured_output
 from rpc.errors import InvalidArgument
 
 Response = TypeVar("Response", pb.GenerateResponse, pb.ChatResponse)
+
+MAX_RUN_BYTES = 1 << 20
+"""Of a prompt's log probabilities in one message: clients take 4 MiB by default, and the event loop
+must not encode all of a long prompt's at once."""
 
 _OUTPUT_KINDS = {
     pb.OUTPUT_KIND_UNSPECIFIED: OutputKind.DELTA,
@@ -103,19 +109,33 @@ def _prompt(request: pb.GenerateRequest) -> TextPrompt | TokensPrompt:
     raise InvalidArgument("prompt", None, "exactly one of text and token_ids")
 
 
-def response(kind: type[Response], served: Served) -> Response:
+def responses(kind: type[Response], served: Served) -> Iterator[Response]:
+    """Yields one message; before it as many as the log probabilities of a long prompt need."""
     update = served.update
     message = kind(request_id=served.request.request_id)
+    if update.prompt_logprobs:
+        for part in _prompt_logprobs(served):
+            if message.prompt_logprobs:
+                yield message
+                message = kind(request_id=served.request.request_id)
+            message.prompt_logprobs.extend(part)
     for delta in update.deltas:
         _write_delta(message.outputs.add(), delta, served.request.tokenizer)
-    if update.prompt_logprobs:
-        pairs = zip(served.request.prompt_token_ids[1:], update.prompt_logprobs, strict=True)
-        tokenizer = served.request.tokenizer
-        message.prompt_logprobs.extend(_logprobs(*pair, tokenizer) for pair in pairs)
     if update.end is not None:
         message.usage.CopyFrom(pb.Usage(**update.end.usage._asdict()))
         message.timings.CopyFrom(_timings(update.end))
-    return message
+    yield message
+
+
+def _prompt_logprobs(served: Served) -> Iterator[list[pb.TokenLogprobs]]:
+    """Yields those of the prompt in runs that take MAX_RUN_BYTES at most."""
+    tokenizer = served.request.tokenizer
+    most_alternatives = max(len(one.top_token_ids) for one in served.update.prompt_logprobs)
+    token_bytes = 3 * tokenizer.max_token_bytes + 24  # a replacement character has three bytes
+    length = max(1, MAX_RUN_BYTES // ((1 + most_alternatives) * token_bytes))
+    pairs = zip(served.request.prompt_token_ids[1:], served.update.prompt_logprobs, strict=True)
+    while run := [_logprobs(*pair, tokenizer) for pair in islice(pairs, length)]:
+        yield run
 
 
 def _write_delta(output: pb.SequenceDelta, delta: Delta, tokenizer: Tokenizer) -> None:

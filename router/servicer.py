@@ -30,7 +30,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         origin = self._origin(context, operation="text_completion", method="Generate")
         async with aclosing(self._generator.generate(asked, origin)) as updates:
             async for served in updates:
-                yield codec.response(pb.GenerateResponse, served)
+                for response in codec.responses(pb.GenerateResponse, served):
+                    yield response
 
     async def Chat(
         self, request: pb.ChatRequest, context: Context
@@ -39,7 +40,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         origin = self._origin(context, operation="chat", method="Chat")
         async with aclosing(self._generator.generate(asked, origin)) as updates:
             async for served in updates:
-                yield codec.response(pb.ChatResponse, served)
+                for response in codec.responses(pb.ChatResponse, served):
+                    yield response
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         model = self._generator.model

@@ -92,22 +92,31 @@ async def test_an_interval_makes_fewer_messages() -> None:
         assert len(answers) <= 2
 
 
-async def test_prompt_logprobs_come_once_in_the_first_message() -> None:
-    def run(add: scheduler_pb2.AddRequest, first: int, count: int) -> scheduler_pb2.StepOutputs:
-        rows = [
-            worker_pb2.TokenLogprobs(
-                row=i, logprob=-first - i, rank=2, top_token_ids=[token("!")], top_logprobs=[-0.5]
-            )
-            for i in range(count)
-        ]
-        one = scheduler_pb2.PromptLogprobs(handle=add.handle, first_position=first, logprobs=rows)
-        return scheduler_pb2.StepOutputs(prompt_logprobs=[one])
+def prompt_run(
+    handle: int, *, first: int, count: int, num_top: int = 1
+) -> scheduler_pb2.StepOutputs:
+    """Log probabilities of a run of the prompt; each is the negative of its position."""
+    rows = [
+        worker_pb2.TokenLogprobs(
+            row=i,
+            logprob=-first - i,
+            rank=2,
+            top_token_ids=[token("!")] * num_top,
+            top_logprobs=[-0.5] * num_top,
+        )
+        for i in range(count)
+    ]
+    one = scheduler_pb2.PromptLogprobs(handle=handle, first_position=first, logprobs=rows)
+    return scheduler_pb2.StepOutputs(prompt_logprobs=[one])
 
+
+async def test_prompt_logprobs_come_once_in_the_first_message() -> None:
     def script(add: scheduler_pb2.AddRequest) -> Outputs:
-        yield run(add, 1, 2)
-        yield run(add, 1, 3)  # a scheduler that begins again repeats nothing to the client
+        yield prompt_run(add.handle, first=1, count=2)
+        # a scheduler that begins again repeats nothing to the client
+        yield prompt_run(add.handle, first=1, count=3)
         last = step((add.handle, 0, ids_of("x")), **finished(add.handle))
-        last.MergeFrom(run(add, 4, 1))
+        last.MergeFrom(prompt_run(add.handle, first=4, count=1))
         yield step((add.handle, 0, ids_of("a")))
         yield last
 
@@ -120,3 +129,24 @@ async def test_prompt_logprobs_come_once_in_the_first_message() -> None:
         assert found == [(5, -1), (6, -2), (7, -3)]
         assert [one.top[0].text for one in first.prompt_logprobs] == ["!"] * 3
         assert not any(answer.prompt_logprobs for answer in others)
+
+
+async def test_a_long_prompts_logprobs_fit_what_a_client_takes_by_default() -> None:
+    length = 16_000
+
+    def script(add: scheduler_pb2.AddRequest) -> Outputs:
+        yield prompt_run(add.handle, first=1, count=length - 1, num_top=20)
+        yield step((add.handle, 0, ids_of("x")), **finished(add.handle))
+
+    async with make_stack(script, max_model_len=2 * length) as stack:
+        asked = pb.SamplingParams(prompt_logprobs=20)
+        prompt = pb.TokenIds(ids=[5] * length)
+        answers = await stack.generate(token_ids=prompt, sampling_params=asked)
+    assert sum(answer.ByteSize() for answer in answers) > 4 << 20
+    assert max(answer.ByteSize() for answer in answers) < 1 << 20
+    found = [one for answer in answers for one in answer.prompt_logprobs]
+    assert [one.sampled.logprob for one in found] == [-i for i in range(1, length)]
+    assert {len(one.top) for one in found} == {20}
+    with_output = [i for i, answer in enumerate(answers) if answer.outputs]
+    with_logprobs = [i for i, answer in enumerate(answers) if answer.prompt_logprobs]
+    assert min(with_output) >= max(with_logprobs)
