@@ -1,17 +1,19 @@
 """Reads requests: their bodies, bounded and checked, and their ids."""
 
+import json
 import uuid
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 from starlette.requests import Request
 
 from router import validation
-from router.openai.errors import BodyTooLarge, unreadable
+from router.openai.errors import BadRequest, BodyTooLarge, unreadable
 from router.openai.types import Body
 from rpc.errors import InvalidArgument
 
 REQUEST_ID_HEADER = "x-request-id"
+MAX_KEY_CHARS = 100
 B = TypeVar("B", bound=Body)
 
 
@@ -23,9 +25,21 @@ async def read(request: Request, kind: type[B], *, max_bytes: int) -> B:
         if len(content) > max_bytes:
             raise BodyTooLarge(f"the body has more than {max_bytes} bytes")
     try:
-        return kind.model_validate_json(content)
+        body = kind.model_validate_json(content)
     except ValidationError as error:
         raise unreadable(error, bytes(content)) from None
+    json.loads(content, object_pairs_hook=_refuse_repeated_keys)
+    return body
+
+
+def _refuse_repeated_keys(pairs: list[tuple[str, Any]]) -> None:
+    """A key that comes twice means one thing here and another to a proxy that takes the first."""
+    if len(keys := {key for key, _ in pairs}) == len(pairs):
+        return
+    for key, _ in pairs:
+        if key not in keys:
+            raise BadRequest(f"{key[:MAX_KEY_CHARS]}: the same key twice in one object", key)
+        keys.remove(key)
 
 
 class Ids:

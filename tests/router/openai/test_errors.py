@@ -123,6 +123,25 @@ async def test_a_bad_chat_is_a_400_that_names_the_field() -> None:
         assert http.stack.scheduler.added == []
 
 
+@pytest.mark.parametrize(
+    ("content", "key"),
+    [
+        ('{"prompt": "a", "prompt": "b"}', "prompt"),
+        ('{"prompt": "a", "n": 1, "n": 1}', "n"),
+        ('{"prompt": "a", "logit_bias": {"5": 1, "5": -1}}', "5"),
+        ('{"prompt": "a", "structured_outputs": {"json": {"type": "object", "type": 1}}}', "type"),
+        (f'{{"prompt": "a", "user": "x", "user": "{"y" * 10_000}"}}', "user"),
+    ],
+)
+async def test_a_key_that_comes_twice_is_refused_by_name(content: str, key: str) -> None:
+    async with make_http() as http:
+        answer = await http.raw.post(COMPLETIONS, content=content)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (400, key)
+        assert "twice" in error["message"]
+        assert http.stack.scheduler.added == []
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
