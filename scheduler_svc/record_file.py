@@ -4,6 +4,7 @@ Whoever appends pays for a queue; a thread writes several times a second. So a c
 that, and may leave half a record, which the reader reports and leaves alone.
 """
 
+import errno
 import logging
 import os
 import threading
@@ -18,14 +19,28 @@ MAX_PENDING_BYTES = 256 << 20
 """A disk that is slower than the scheduler ends the recording, not the scheduler's memory."""
 
 
+class CannotRecord(OSError):
+    """The file cannot be made; says why in one line."""
+
+    def __init__(self, path: str, error: OSError | ValueError) -> None:
+        reason = (getattr(error, "strerror", None) or str(error)).lower()
+        super().__init__(f"cannot record to {path!r}: {reason}; name a file that can be made")
+
+
 class RecordWriter:
     """Appends to a file that its owner alone may read. An older file of that name is kept."""
 
     def __init__(self, path: str) -> None:
-        if Path(path).exists():
-            Path(path).replace(path + ".old")
+        """Raises CannotRecord."""
         self._path = path
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            if Path(path).is_dir():  # which `replace` would move away
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            if Path(path).exists():
+                Path(path).replace(path + ".old")
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except (OSError, ValueError) as error:
+            raise CannotRecord(path, error) from None
         self._pending: deque[bytes] = deque()
         self._num_bytes = 0  # appended; only the appending thread counts here
         self._num_written_bytes = 0  # and only the writing thread here

@@ -8,7 +8,7 @@ import pytest
 
 from scheduler_svc.config import PreemptionMode, SchedulerConfig, StepLimits
 from scheduler_svc.record_codec import decode_config, encode_config
-from scheduler_svc.record_file import RecordReader, RecordWriter
+from scheduler_svc.record_file import CannotRecord, RecordReader, RecordWriter
 
 
 @pytest.mark.parametrize(
@@ -54,6 +54,25 @@ def test_older_file_is_kept_under_another_name(tmp_path: Path) -> None:
     RecordWriter(str(path)).close()
     assert path.read_bytes() == b""
     assert (tmp_path / "file.old").read_bytes() == b"older"
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("missing/file", "no such file"),
+        ("folder", "is a directory"),
+        ("there/x", "not a directory"),
+        ("a\0b", "null"),
+    ],
+)
+def test_path_that_cannot_be_recorded_to_is_refused_in_one_line_and_left_alone(
+    tmp_path: Path, name: str, reason: str
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "there").write_bytes(b"kept")
+    with pytest.raises(CannotRecord, match=f"cannot record to '.*': .*{reason}.*; name a file"):
+        RecordWriter(str(tmp_path / name))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "there"]
 
 
 def test_recording_that_cannot_be_written_ends_and_says_so(
