@@ -5,11 +5,11 @@ decodes Sarathi-Serve (Agrawal et al., OSDI 2024).
 """
 
 from scheduler_svc.block_manager import AllocStatus, BlockSpaceManager
-from scheduler_svc.config import StepLimits
 from scheduler_svc.endings import NO_LONGER_FITS, Endings
 from scheduler_svc.plan import StepPlan
 from scheduler_svc.preemption import Preemption
 from scheduler_svc.prefix import FoundBlock
+from scheduler_svc.pulling import Pulling
 from scheduler_svc.queues import GroupQueues
 from scheduler_svc.sequence import Sequence, SequenceGroup, SequenceStatus
 from scheduler_svc.siblings import Siblings
@@ -18,11 +18,6 @@ from scheduler_svc.timeline import EventKind
 from scheduler_svc.waits import WaitReason
 from scheduler_svc.worker_view import WorkerView
 
-AFFINITY_WINDOW = 8
-"""Groups among which a worker prefers the one that it has cached most of."""
-MAX_PASSED_OVER = 8
-"""How often others may come in before a group for that reason."""
-
 
 class Planner:
     """Decides who computes how many tokens, and books their blocks."""
@@ -30,8 +25,8 @@ class Planner:
     def __init__(
         self,
         *,
-        limits: StepLimits,
         queues: GroupQueues,
+        pulling: Pulling,
         blocks: BlockSpaceManager,
         lane: SteadyLane,
         view: WorkerView,
@@ -42,8 +37,8 @@ class Planner:
         self.num_prefix_queries = 0  # tokens asked for, and found
         self.num_prefix_hits = 0
         self.num_cpu_prefix_hits = 0  # of those, found in the CPU pool
-        self._limits = limits
         self._queues = queues
+        self._pulling = pulling
         self._blocks = blocks
         self._lane = lane
         self._view = view
@@ -51,7 +46,6 @@ class Planner:
         self._endings = endings
         self._siblings = Siblings(blocks=blocks, queues=queues, preemption=preemption)
         self._worker_name = worker_name
-        self._obstacle = WaitReason.NEXT_STEP  # what the first of the queue lacks, if it was asked
 
     def fill(self, plan: StepPlan, now: float) -> None:
         """Adds to an empty plan all that it has tokens, sequences and blocks for."""
@@ -145,7 +139,7 @@ class Planner:
             if status is AllocStatus.NEVER:
                 self._endings.fail_later(group, NO_LONGER_FITS)
                 continue
-            if status is AllocStatus.LATER or not self._has_places(group):
+            if status is AllocStatus.LATER or not self._pulling.has_places(group):
                 return
             del swapped[0]
             plan.swap_in += self._blocks.swap_in(group)
@@ -171,7 +165,7 @@ class Planner:
 
     def _add_waiting(self, plan: StepPlan, now: float) -> None:
         while plan.token_budget and not self._queues.swapped:
-            group = self._next_waiting()
+            group = self._pulling.next_group()
             if group is None:
                 return
             admission = self._queues.admission
@@ -193,66 +187,6 @@ class Planner:
                 admission.charge(group.flow, [group], num_prompt_tokens=num_new_tokens)
             self._add_chunk(plan, seq, num_cached_tokens=seq.num_computed_tokens)
 
-    def _next_waiting(self) -> SequenceGroup | None:
-        """Returns who comes in next, if anybody can now.
-
-        Nobody passes a group that this worker makes room for. One that waits for room on another
-        worker holds nobody up here.
-        """
-        admission = self._queues.admission
-        if not admission or self._is_full():
-            return None
-        self._obstacle = WaitReason.NO_WORKER
-        for group in self._queues.candidates:
-            if not self.can_ever_run(group):
-                continue
-            choice = self._choose(group)
-            if choice is not None or admission.reserve(group, self._queues):
-                return choice
-        return None
-
-    def _is_full(self) -> bool:
-        if self._num_free_places < 1:
-            self._obstacle = WaitReason.SEQUENCES
-        elif not self._blocks.gpu.num_free:
-            self._obstacle = WaitReason.BLOCKS
-        else:
-            return False
-        return True
-
-    def _choose(self, group: SequenceGroup) -> SequenceGroup | None:
-        """Returns the group, or an equal close behind that finds more of its prefix, if it fits."""
-        if rivals := self._rivals(group):
-            line = [group, *rivals]
-            found = [self._blocks.estimate_prefix(one.unfinished[0]) for one in line]
-            best = found.index(max(found))
-            if best and self._fits(line[best]):
-                for passed in line[:best]:
-                    passed.num_passed_over += 1
-                return line[best]
-        return group if self._fits(group) else None
-
-    def _rivals(self, group: SequenceGroup) -> list[SequenceGroup]:
-        """Returns those behind a group that may come in before it, in order."""
-        rivals: list[SequenceGroup] = []
-        if not self._queues.is_accepting or _must_not_be_passed(group):
-            return rivals
-        for one in self._queues.admission.behind(group, AFFINITY_WINDOW - 1):
-            if self.can_ever_run(one):
-                rivals.append(one)
-            if _must_not_be_passed(one):
-                break
-        return rivals
-
-    def _fits(self, group: SequenceGroup) -> bool:
-        if not self._has_places(group):
-            self._obstacle = WaitReason.SEQUENCES
-        elif self._blocks.can_allocate(group) is not AllocStatus.OK:
-            self._obstacle = WaitReason.BLOCKS
-        else:
-            return True
-        return False
-
     def _what_waits(self, plan: StepPlan) -> WaitReason:
         """Says why this step leaves groups in the admission queue."""
         if not self._queues.admission:
@@ -261,31 +195,12 @@ class Planner:
             return WaitReason.BLOCKS
         if self._queues.swapped:
             return WaitReason.SWAPPED_FIRST
-        return self._obstacle if plan.token_budget else WaitReason.TOKENS
-
-    def can_ever_run(self, group: SequenceGroup) -> bool:
-        """Says whether the group could run here if it were alone."""
-        fits_step = group.num_branches <= self._limits.max_num_seqs
-        return fits_step and self._blocks.can_ever_hold(group)
-
-    @property
-    def _num_free_places(self) -> int:
-        """Sequences that a step has room for; those that end are known to the worker till then."""
-        taken = self._queues.num_places + len(self._endings.draining)
-        return self._limits.max_num_seqs - taken
-
-    def _has_places(self, group: SequenceGroup) -> bool:
-        return group.num_reserved_sequences <= self._num_free_places
+        return self._pulling.obstacle if plan.token_budget else WaitReason.TOKENS
 
     def _resume(self, group: SequenceGroup, now: float) -> None:
         group.end = self._blocks.longest(group)
         self._queues.run(group)
         group.times.resume(now)
-
-
-def _must_not_be_passed(group: SequenceGroup) -> bool:
-    """A group that has begun goes on first; others are passed over a few times at most."""
-    return group.has_started or group.num_passed_over >= MAX_PASSED_OVER
 
 
 def _can_decode(seq: Sequence, plan: StepPlan) -> bool:

@@ -5,9 +5,9 @@ steps may be planned before the first is answered, so a sequence counts its toke
 while there are any it is not preempted, forked or freed.
 
 The parts, each of which owns what the others ask it for: `GroupQueues` (which group is where),
-`BlockSpaceManager` (who holds which blocks), `WorkerView` (what the worker knows), `Planner` and
-`Preemption` (who computes, who yields), `Acceptance` and `Endings` (what answers mean, what ends),
-`SteadyLane` (the counters of those who only decode).
+`BlockSpaceManager` (who holds which blocks), `WorkerView` (what the worker knows), `Planner`,
+`Pulling` and `Preemption` (who computes, who comes in, who yields), `Acceptance` and `Endings`
+(what answers mean, what ends), `SteadyLane` (the counters of those who only decode).
 """
 
 from collections import deque
@@ -22,6 +22,7 @@ from scheduler_svc.endings import Endings
 from scheduler_svc.plan import StepAnswer, StepOutcome, StepPlan
 from scheduler_svc.planner import Planner
 from scheduler_svc.preemption import Preemption
+from scheduler_svc.pulling import Pulling
 from scheduler_svc.queues import GroupQueues
 from scheduler_svc.sequence import (
     Counters,
@@ -78,9 +79,10 @@ class Scheduler:
             cost=self.cost,
             mode=preemption_mode,
         )
+        self._pulling = Pulling(limits=limits, queues=queues, blocks=blocks, endings=self._endings)
         self._planner = Planner(
-            limits=limits,
             queues=queues,
+            pulling=self._pulling,
             blocks=blocks,
             lane=lane,
             view=view,
@@ -223,8 +225,6 @@ class Scheduler:
         """Of the tokens found, those that were found in the CPU pool and copied back."""
         return self._planner.num_cpu_prefix_hits
 
-    # Looking inside
-
     @property
     def draining(self) -> Set[Sequence]:
         """Sequences that have ended and still hold blocks, for a step in flight holds them."""
@@ -250,7 +250,7 @@ class Scheduler:
 
     def can_ever_take(self, group: SequenceGroup) -> bool:
         """Says whether a waiting group could come in here, if not now then when others are gone."""
-        return (self.is_accepting or group.has_started) and self._planner.can_ever_run(group)
+        return (self.is_accepting or group.has_started) and self._pulling.can_ever_run(group)
 
     def check(self) -> None:
         """Asserts that blocks are conserved and each group is in one queue, in its status."""

@@ -6,8 +6,8 @@ from scheduler_svc.admission import AdmissionQueue
 from scheduler_svc.block_manager import AllocStatus
 from scheduler_svc.config import POLICIES, PolicyConfig, PreemptionMode
 from scheduler_svc.errors import FailureCode
-from scheduler_svc.planner import MAX_PASSED_OVER
 from scheduler_svc.policy import make_policy
+from scheduler_svc.pulling import MAX_PASSED_OVER
 from scheduler_svc.sequence import SequenceGroup, SequenceStatus
 from tests.scheduler_svc.fake_worker import expected
 from tests.scheduler_svc.make import Loop, make_loop, make_request, make_scheduler, outputs

@@ -12,8 +12,8 @@ from hypothesis import Phase, given, settings
 
 from scheduler_svc.admission import AdmissionQueue
 from scheduler_svc.config import POLICIES, PolicyConfig, PreemptionMode
-from scheduler_svc.planner import MAX_PASSED_OVER
 from scheduler_svc.policy import make_policy
+from scheduler_svc.pulling import MAX_PASSED_OVER
 from scheduler_svc.sequence import SequenceGroup
 from tests.scheduler_svc.make import Loop, make_loop, make_request, make_scheduler
 

@@ -1,0 +1,115 @@
+"""Which of the waiting groups a worker takes next: the first that may come in, if it has room.
+
+Workers pull from the one admission queue, so the load is balanced with no estimate of it. Close
+behind the first a group may come before it whose prefix this worker has cached, a few times.
+"""
+
+from scheduler_svc.block_manager import AllocStatus, BlockSpaceManager
+from scheduler_svc.config import StepLimits
+from scheduler_svc.endings import Endings
+from scheduler_svc.queues import GroupQueues
+from scheduler_svc.sequence import SequenceGroup
+from scheduler_svc.waits import WaitReason
+
+AFFINITY_WINDOW = 8
+"""Groups among which a worker prefers the one that it has cached most of."""
+MAX_PASSED_OVER = 8
+"""How often others may come in before a group for that reason."""
+
+
+class Pulling:
+    """Chooses for one worker, and says what kept the first out."""
+
+    def __init__(
+        self,
+        *,
+        limits: StepLimits,
+        queues: GroupQueues,
+        blocks: BlockSpaceManager,
+        endings: Endings,
+    ) -> None:
+        self.obstacle = WaitReason.NEXT_STEP
+        """What the first of the queue lacks, if it was asked."""
+        self._limits = limits
+        self._queues = queues
+        self._blocks = blocks
+        self._endings = endings
+
+    def next_group(self) -> SequenceGroup | None:
+        """Returns who comes in next, if anybody can now.
+
+        Nobody passes a group that this worker makes room for. One that waits for room on another
+        worker holds nobody up here.
+        """
+        admission = self._queues.admission
+        if not admission or self._is_full():
+            return None
+        self.obstacle = WaitReason.NO_WORKER
+        for group in self._queues.candidates:
+            if not self.can_ever_run(group):
+                continue
+            choice = self._choose(group)
+            if choice is not None or admission.reserve(group, self._queues):
+                return choice
+        return None
+
+    def _is_full(self) -> bool:
+        if self._num_free_places < 1:
+            self.obstacle = WaitReason.SEQUENCES
+        elif not self._blocks.gpu.num_free:
+            self.obstacle = WaitReason.BLOCKS
+        else:
+            return False
+        return True
+
+    def _choose(self, group: SequenceGroup) -> SequenceGroup | None:
+        """Returns the group, or an equal close behind that finds more of its prefix, if it fits."""
+        if rivals := self._rivals(group):
+            line = [group, *rivals]
+            found = [self._blocks.estimate_prefix(one.unfinished[0]) for one in line]
+            best = found.index(max(found))
+            if best and self._fits(line[best]):
+                for passed in line[:best]:
+                    passed.num_passed_over += 1
+                return line[best]
+        return group if self._fits(group) else None
+
+    def _rivals(self, group: SequenceGroup) -> list[SequenceGroup]:
+        """Returns those behind a group that may come in before it, in order."""
+        rivals: list[SequenceGroup] = []
+        if not self._queues.is_accepting or _must_not_be_passed(group):
+            return rivals
+        for one in self._queues.admission.behind(group, AFFINITY_WINDOW - 1):
+            if self.can_ever_run(one):
+                rivals.append(one)
+            if _must_not_be_passed(one):
+                break
+        return rivals
+
+    def _fits(self, group: SequenceGroup) -> bool:
+        if not self.has_places(group):
+            self.obstacle = WaitReason.SEQUENCES
+        elif self._blocks.can_allocate(group) is not AllocStatus.OK:
+            self.obstacle = WaitReason.BLOCKS
+        else:
+            return True
+        return False
+
+    def can_ever_run(self, group: SequenceGroup) -> bool:
+        """Says whether the group could run here if it were alone."""
+        fits_step = group.num_branches <= self._limits.max_num_seqs
+        return fits_step and self._blocks.can_ever_hold(group)
+
+    @property
+    def _num_free_places(self) -> int:
+        """Sequences that a step has room for; those that end are known to the worker till then."""
+        taken = self._queues.num_places + len(self._endings.draining)
+        return self._limits.max_num_seqs - taken
+
+    def has_places(self, group: SequenceGroup) -> bool:
+        return group.num_reserved_sequences <= self._num_free_places
+
+
+def _must_not_be_passed(group: SequenceGroup) -> bool:
+    """A group that has begun goes on first; others are passed over a few times at most."""
+    return group.has_started or group.num_passed_over >= MAX_PASSED_OVER
