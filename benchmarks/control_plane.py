@@ -17,8 +17,10 @@ from scheduler_svc import worker_codec
 from scheduler_svc.admission import AdmissionQueue
 from scheduler_svc.config import CacheShape, StepLimits
 from scheduler_svc.plan import StepPlan
+from scheduler_svc.sampling_params import SamplingParams
 from scheduler_svc.scheduler import Scheduler
-from scheduler_svc.sequence import GroupTimes, SamplingParams, SequenceGroup, make_group
+from scheduler_svc.sequence import SequenceGroup, make_group
+from scheduler_svc.timeline import GroupTimes
 
 PROMPT_TOKENS = 512
 T = TypeVar("T")

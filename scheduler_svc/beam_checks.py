@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from scheduler_svc.sequence import SamplingParams, SequenceGroup
+from scheduler_svc.sampling_params import SamplingParams
+from scheduler_svc.sequence import SequenceGroup
 
 MAX_BEAM_WIDTH = 32
 MAX_LENGTH_PENALTY = 5.0

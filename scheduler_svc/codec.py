@@ -9,7 +9,8 @@ from scheduler_svc.beam import BeamSearchParams
 from scheduler_svc.errors import RequestFailure
 from scheduler_svc.plan import TokenLogprobs
 from scheduler_svc.router_messages import EndedRequest, FinishedSequence, RouterMessage
-from scheduler_svc.sequence import FinishReason, GroupTimes, SequenceGroup
+from scheduler_svc.sequence import FinishReason, SequenceGroup
+from scheduler_svc.timeline import GroupTimes
 
 _FINISH_REASONS = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,

@@ -8,7 +8,8 @@ import math
 
 from scheduler_svc.beam_checks import find_fault_in_search
 from scheduler_svc.model import ModelInfo
-from scheduler_svc.sequence import SamplingParams, SequenceGroup
+from scheduler_svc.sampling_params import SamplingParams
+from scheduler_svc.sequence import SequenceGroup
 
 MAX_PRIORITY = 1000
 """And as far below 0; how long a request may be kept waiting follows from it."""

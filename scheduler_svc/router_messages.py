@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 
 from scheduler_svc.errors import RequestFailure
 from scheduler_svc.plan import TokenLogprobs
-from scheduler_svc.sequence import FinishReason, GroupTimes
+from scheduler_svc.sequence import FinishReason
+from scheduler_svc.timeline import GroupTimes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

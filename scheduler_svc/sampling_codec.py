@@ -4,7 +4,7 @@ from protos.worker.v1 import worker_pb2 as pb
 from rpc import structured_output
 from rpc.columns import pack_float32, pack_int32, unpack_float32, unpack_int32
 from rpc.errors import InvalidArgument
-from scheduler_svc.sequence import SamplingParams
+from scheduler_svc.sampling_params import SamplingParams
 
 
 def decode(message: pb.SamplingParams) -> SamplingParams:

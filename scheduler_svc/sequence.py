@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from scheduler_svc.beam import BeamSearch, BeamSearchParams, Draw
 from scheduler_svc.errors import RequestFailure
-from scheduler_svc.timeline import Timeline
+from scheduler_svc.sampling_params import SamplingParams
+from scheduler_svc.timeline import GroupTimes, Timeline
 
 
 class SequenceStatus(Enum):
@@ -33,33 +34,6 @@ class FinishReason(Enum):
     STOP_TOKEN = auto()
     STOP_STRING = auto()
     ERROR = auto()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
-    """How tokens are drawn; the scheduler only reads the fields that bound or end a sequence."""
-
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    seed: int = 0
-    min_tokens: int = 0
-    stop_token_ids: tuple[int, ...] = ()
-    num_logprobs: int | None = None
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    typical_p: float = 1.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    """(token id, what is added to its logit)."""
-    allowed_token_ids: tuple[int, ...] = ()
-    """Empty allows all."""
-    bad_words: tuple[tuple[int, ...], ...] = ()
-    """Runs of tokens that are never completed."""
-    num_prompt_logprobs: int | None = None
-    structured_output: tuple[str, ...] | None = None
-    """The kind, as the proto names it, and its texts."""
 
 
 class Counters(NamedTuple):
@@ -155,38 +129,6 @@ class Sequence:
         self.num_sent_blocks = self.num_published_blocks = 0
         self.is_on_worker = False
         self.draw = None
-
-
-@dataclass(slots=True, kw_only=True)
-class GroupTimes:
-    """When things happened to a group, in seconds of the scheduler's clock."""
-
-    arrival: float
-    first_scheduled: float | None = None
-    first_token: float | None = None
-    last_token: float | None = None
-    preempted_at: float | None = None
-    """Since when the group has been out; None while it is not preempted."""
-    preempted_s: float = 0.0
-    """How long it has been out, as far as it is back."""
-
-    def resume(self, now: float) -> None:
-        """Notes that the group begins to run, or runs again."""
-        if self.first_scheduled is None:
-            self.first_scheduled = now
-        if self.preempted_at is not None:
-            self.preempted_s += now - self.preempted_at
-            self.preempted_at = None
-
-    def total_preempted(self, now: float) -> float:
-        """Returns the seconds spent preempted so far."""
-        return self.preempted_s + (0.0 if self.preempted_at is None else now - self.preempted_at)
-
-    def phases(self, now: float) -> tuple[float, float, float]:
-        """Returns the seconds until first scheduled, until the first token, and since then."""
-        scheduled = now if self.first_scheduled is None else self.first_scheduled
-        first_token = now if self.first_token is None else self.first_token
-        return scheduled - self.arrival, first_token - scheduled, now - first_token
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -1,5 +1,7 @@
 """What happened to one request, and when: a short list of events, for whoever asks why it was slow.
 
+Beside it stand the few times at which its phases began, which everybody is told.
+
 Events are changes: queued, scheduled, a chunk of prefill, preempted. None is noted for a token that
 is decoded, so that a step costs the same with and without timelines. Times are the scheduler's
 clock, passed in.
@@ -96,3 +98,35 @@ class Timeline:
     def waits(self, ledger: WaitLedger, now: float) -> tuple[Wait, ...]:
         """Returns what a request that is queued has waited for so far."""
         return () if self._waits_from is None else ledger.since(self._waits_from, now)
+
+
+@dataclass(slots=True, kw_only=True)
+class GroupTimes:
+    """When things happened to a group, in seconds of the scheduler's clock."""
+
+    arrival: float
+    first_scheduled: float | None = None
+    first_token: float | None = None
+    last_token: float | None = None
+    preempted_at: float | None = None
+    """Since when the group has been out; None while it is not preempted."""
+    preempted_s: float = 0.0
+    """How long it has been out, as far as it is back."""
+
+    def resume(self, now: float) -> None:
+        """Notes that the group begins to run, or runs again."""
+        if self.first_scheduled is None:
+            self.first_scheduled = now
+        if self.preempted_at is not None:
+            self.preempted_s += now - self.preempted_at
+            self.preempted_at = None
+
+    def total_preempted(self, now: float) -> float:
+        """Returns the seconds spent preempted so far."""
+        return self.preempted_s + (0.0 if self.preempted_at is None else now - self.preempted_at)
+
+    def phases(self, now: float) -> tuple[float, float, float]:
+        """Returns the seconds until first scheduled, until the first token, and since then."""
+        scheduled = now if self.first_scheduled is None else self.first_scheduled
+        first_token = now if self.first_token is None else self.first_token
+        return scheduled - self.arrival, first_token - scheduled, now - first_token

@@ -6,7 +6,8 @@ from opentelemetry import trace
 from opentelemetry.trace import SpanContext, Status, StatusCode
 
 from rpc import telemetry
-from scheduler_svc.sequence import GroupTimes, SequenceGroup
+from scheduler_svc.sequence import SequenceGroup
+from scheduler_svc.timeline import GroupTimes
 
 _monotonic_to_wall_ns = time.time_ns() - time.monotonic_ns()
 

@@ -18,8 +18,10 @@ from scheduler_svc.config import CacheShape, PreemptionMode, StepLimits
 from scheduler_svc.cost import CostModel
 from scheduler_svc.model import ModelInfo
 from scheduler_svc.policy import SchedulingPolicy
+from scheduler_svc.sampling_params import SamplingParams
 from scheduler_svc.scheduler import Scheduler
-from scheduler_svc.sequence import GroupTimes, SamplingParams, SequenceGroup
+from scheduler_svc.sequence import SequenceGroup
+from scheduler_svc.timeline import GroupTimes
 from signalbox.llm.local_worker import LocalWorker
 
 

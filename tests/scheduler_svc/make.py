@@ -13,8 +13,10 @@ from scheduler_svc.model import ModelInfo
 from scheduler_svc.plan import StepOutcome
 from scheduler_svc.policy import SchedulingPolicy
 from scheduler_svc.prefix import next_hash, root_hash
+from scheduler_svc.sampling_params import SamplingParams
 from scheduler_svc.scheduler import Scheduler
-from scheduler_svc.sequence import GroupTimes, SamplingParams, SequenceGroup, make_group
+from scheduler_svc.sequence import SequenceGroup, make_group
+from scheduler_svc.timeline import GroupTimes
 from tests.scheduler_svc.fake_worker import (
     VOCAB_SIZE,
     Block,

@@ -6,7 +6,9 @@ from scheduler_svc.config import AdmissionBounds, PolicyConfig
 from scheduler_svc.errors import FailureCode
 from scheduler_svc.policy import FirstComeFirstServed, make_policy
 from scheduler_svc.publishing import Request
-from scheduler_svc.sequence import GroupTimes, SamplingParams, SequenceGroup, SequenceStatus
+from scheduler_svc.sampling_params import SamplingParams
+from scheduler_svc.sequence import SequenceGroup, SequenceStatus
+from scheduler_svc.timeline import GroupTimes
 from tests.scheduler_svc.make import Loop, join_worker, make_cluster
 from tests.scheduler_svc.test_cluster import Router, failure_of, finish
 

@@ -6,8 +6,10 @@ import pytest
 
 from rpc.errors import InvalidArgument, ResourceExhausted
 from scheduler_svc.router_messages import RouterMessage
-from scheduler_svc.sequence import GroupTimes, SamplingParams, SequenceGroup
+from scheduler_svc.sampling_params import SamplingParams
+from scheduler_svc.sequence import SequenceGroup
 from scheduler_svc.session import Session
+from scheduler_svc.timeline import GroupTimes
 from tests.scheduler_svc.make import join_worker, make_cluster
 
 

@@ -1,0 +1,30 @@
+"""How a request's tokens are drawn: what routers ask for and workers do."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How tokens are drawn; the scheduler only reads the fields that bound or end a sequence."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int = 0
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    num_logprobs: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    typical_p: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token id, what is added to its logit)."""
+    allowed_token_ids: tuple[int, ...] = ()
+    """Empty allows all."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Runs of tokens that are never completed."""
+    num_prompt_logprobs: int | None = None
+    structured_output: tuple[str, ...] | None = None
+    """The kind, as the proto names it, and its texts."""
