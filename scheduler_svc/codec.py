@@ -138,7 +138,7 @@ def _timings(times: GroupTimes, now: float) -> pb.Timings:
         queued_ns=_nanoseconds(scheduled - times.arrival),
         prefill_ns=_nanoseconds(first_token - scheduled),
         decode_ns=_nanoseconds(last_token - first_token),
-        preempted_ns=_nanoseconds(times.preempted_s),
+        preempted_ns=_nanoseconds(times.total_preempted(now)),
     )
 
 

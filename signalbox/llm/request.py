@@ -156,7 +156,9 @@ class LocalRequest:
                 first_token_time=times.first_token,
                 last_token_time=times.last_token,
                 finished_time=None if ended is None else ended.now,
-                preempted_s=times.preempted_s,
+                preempted_s=(
+                    times.preempted_s if ended is None else times.total_preempted(ended.now)
+                ),
             ),
             error=self._error(),
         )

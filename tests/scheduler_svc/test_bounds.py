@@ -2,10 +2,12 @@
 
 import pytest
 
+from scheduler_svc import codec
 from scheduler_svc.config import AdmissionBounds, PolicyConfig
 from scheduler_svc.errors import FailureCode
 from scheduler_svc.policy import FirstComeFirstServed, make_policy
 from scheduler_svc.publishing import Request
+from scheduler_svc.router_messages import RouterMessage
 from scheduler_svc.sampling_params import SamplingParams
 from scheduler_svc.sequence import SequenceGroup, SequenceStatus
 from scheduler_svc.timeline import GroupTimes
@@ -199,6 +201,19 @@ def test_a_deadline_ends_a_request_in_whatever_state_it_is(state: str) -> None:
     finish(case.cluster, case.loop)
     assert case.router.ended[1].failure is None
     assert not len(case.cluster)
+
+
+@pytest.mark.parametrize("state", ["swapped", "preempted"])
+def test_a_request_that_ends_while_it_is_out_was_preempted_until_then(state: str) -> None:
+    case = Deadlined(num_cpu_blocks=0 if state == "preempted" else 12)
+    bring(case, state)
+    since = case.requests[1].group.times.preempted_at
+    assert since is not None
+    case.now = since + 3.0
+    case.cluster.expire()
+    told = codec.connect_response(RouterMessage(ended=[case.router.ended[2]])).step_outputs
+    assert told.finished_requests[0].timings.preempted_ns == 3e9
+    finish(case.cluster, case.loop)
 
 
 def all_blocks_are_back(loop: Loop, *, except_of: SequenceGroup) -> bool:
