@@ -83,6 +83,10 @@ class Admission:
     def num_live(self) -> int:
         return len(self._live_ids)
 
+    @property
+    def max_live(self) -> int:
+        return self._config.max_live_requests
+
     def check(self, asked: Asked, model: ServedModel) -> None:
         """Checks what needs no tokens."""
         validation.check_model(asked.model, model)

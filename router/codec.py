@@ -9,10 +9,11 @@ from google.protobuf.message import Message as ProtoMessage
 
 from protos.inference.v1 import inference_pb2 as pb
 from router import chat_codec
-from router.admission import Asked, TextPrompt, TokensPrompt
+from router.admission import Admission, Asked, TextPrompt, TokensPrompt
 from router.conversation import Conversation
 from router.delivery import Delivery, OutputKind
 from router.generation import Served
+from router.load_client import ClusterLoad
 from router.model import ServedModel
 from router.outputs import Delta, End, Finish, FinishReason, TokenLogprobs
 from router.tokenizer import Tokenizer
@@ -202,6 +203,26 @@ def add_special_tokens(request: pb.TokenizeRequest) -> bool:
 
 def skip_special_tokens(request: pb.DetokenizeRequest) -> bool:
     return _default(request, "skip_special_tokens", True)
+
+
+def tokens(
+    request: pb.TokenizeRequest, token_ids: list[int], tokenizer: Tokenizer
+) -> pb.TokenizeResponse:
+    texts = map(tokenizer.token_text, token_ids) if request.return_texts else ()
+    return pb.TokenizeResponse(token_ids=token_ids, texts=texts)
+
+
+def load(cluster: ClusterLoad, admission: Admission) -> pb.GetLoadResponse:
+    return pb.GetLoadResponse(
+        num_live_requests=admission.num_live,
+        max_live_requests=admission.max_live,
+        num_waiting_requests=cluster.num_waiting,
+        num_running_requests=cluster.num_running,
+        num_swapped_requests=cluster.num_swapped,
+        num_workers=cluster.num_workers,
+        num_kv_blocks=cluster.num_kv_blocks,
+        num_used_kv_blocks=cluster.num_used_kv_blocks,
+    )
 
 
 def model(served: ServedModel) -> pb.GetModelResponse:

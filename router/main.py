@@ -11,6 +11,7 @@ from router.config import RouterConfig
 from router.generation import Generator
 from router.key_gate import KeyInterceptor
 from router.keys import KeyRing
+from router.load_client import LoadClient
 from router.scheduler_client import SchedulerConnection
 from router.servicer import SERVICE_NAME, InferenceServicer
 from router.tenants import Tenants
@@ -50,10 +51,11 @@ class Router:
         self.generator = Generator(
             self.admission, self.scheduler, tool_call_parser=config.tool_call_parser
         )
+        self._load = LoadClient(config.scheduler_addresses[0], tls=config.tls)
         tenants = Tenants(trust_header=config.trust_tenant_header, keys=keys)
         self.http = _http_server(config, self.generator, tenants, keys)
         self.server.add(
-            InferenceServicer(self.generator, tenants=tenants),
+            InferenceServicer(self.generator, tenants=tenants, load=self._load),
             inference_pb2_grpc.add_InferenceServiceServicer_to_server,
             name=SERVICE_NAME,
         )
@@ -89,6 +91,7 @@ class Router:
         if self._connecting is not None:
             self._connecting.cancel()
             await asyncio.gather(self._connecting, return_exceptions=True)
+        await self._load.close()
 
     def _set_serving(self, serving: bool) -> None:
         self.server.set_serving(SERVICE_NAME, serving=serving)

@@ -7,10 +7,12 @@ from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc
 from router import codec, validation
 from router.generation import Generator, Origin
+from router.load_client import LoadClient
 from router.tenants import Tenants
 from router.token_checks import check_token_ids
 from router.tracing import grpc_transport
 from rpc import telemetry
+from rpc.errors import InvalidArgument
 from rpc.handlers import Context
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["InferenceService"].full_name
@@ -19,9 +21,10 @@ SERVICE_NAME = pb.DESCRIPTOR.services_by_name["InferenceService"].full_name
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     """Text in, a stream of text out."""
 
-    def __init__(self, generator: Generator, *, tenants: Tenants) -> None:
+    def __init__(self, generator: Generator, *, tenants: Tenants, load: LoadClient) -> None:
         self._generator = generator
         self._tenants = tenants
+        self._load = load
 
     async def Generate(
         self, request: pb.GenerateRequest, context: Context
@@ -51,7 +54,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         token_ids = await model.tokenizer.encode(
             request.text, add_special_tokens=codec.add_special_tokens(request)
         )
-        return pb.TokenizeResponse(token_ids=token_ids)
+        if request.return_texts and len(token_ids) > model.max_model_len:
+            allowed = f"unset for more than the model's window of {model.max_model_len} tokens"
+            raise InvalidArgument("return_texts", True, allowed)
+        return codec.tokens(request, token_ids, model.tokenizer)
 
     async def Detokenize(
         self, request: pb.DetokenizeRequest, context: Context
@@ -66,6 +72,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
 
     async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:
         return codec.model(self._generator.model)
+
+    async def GetLoad(self, request: pb.GetLoadRequest, context: Context) -> pb.GetLoadResponse:
+        _ = self._generator.model  # raises Unavailable while nobody serves
+        return codec.load(await self._load.fetch(), self._generator.admission)
 
     def _origin(self, context: Context, *, operation: str, method: str) -> Origin:
         metadata = context.invocation_metadata()

@@ -12,7 +12,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from protos.scheduler.v1 import scheduler_pb2 as pb
-from protos.scheduler.v1 import scheduler_pb2_grpc
+from protos.scheduler.v1 import scheduler_pb2_grpc, stats_pb2
 from protos.worker.v1 import worker_pb2
 from router.model import ServedModel
 from router.tokenizer import Tokenizer
@@ -146,6 +146,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.aborted: list[int] = []
         self.stopped: list[tuple[int, int, int]] = []
         self.num_tokenizer_calls = 0
+        self.num_stats_calls = 0
+        self.stats = stats_pb2.GetStatsResponse()
         self.port = 0
         self._changed = asyncio.Condition()
         self._outgoing: asyncio.Queue[pb.StepOutputs | None] = asyncio.Queue()
@@ -216,6 +218,12 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
             tokenizer_sha256="0" * 64,
         )
         return pb.GetModelResponse(model=info)
+
+    async def GetStats(
+        self, request: stats_pb2.GetStatsRequest, context: Any
+    ) -> stats_pb2.GetStatsResponse:
+        self.num_stats_calls += 1
+        return self.stats
 
     async def GetTokenizer(
         self, request: pb.GetTokenizerRequest, context: Any

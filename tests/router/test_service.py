@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc
-from protos.scheduler.v1 import scheduler_pb2
+from protos.scheduler.v1 import scheduler_pb2, stats_pb2
 from protos.worker.v1 import worker_pb2
 from router.admission import MAX_TIMEOUT_NS, EncodedPrompt, timeout_ns
 from router.config import RouterConfig
@@ -641,6 +641,64 @@ async def test_get_model_says_what_is_served() -> None:
         model = await stack.client.GetModel(pb.GetModelRequest())
         assert (model.name, model.max_model_len) == (MODEL_NAME, MAX_MODEL_LEN)
         assert model.has_chat_template
+
+
+async def test_tokens_come_with_their_texts_if_asked_for() -> None:
+    async with make_stack() as stack:
+        asked = pb.TokenizeRequest(text="Paris is nice", return_texts=True)
+        tokens = await stack.client.Tokenize(asked)
+        assert len(tokens.texts) == len(tokens.token_ids)
+        assert "".join(tokens.texts) == BOS + "Paris is nice"
+        assert not (await stack.client.Tokenize(pb.TokenizeRequest(text="a"))).texts
+        asked.text = "a b " * MAX_MODEL_LEN
+        assert await code_of(stack.client.Tokenize(asked)) is StatusCode.INVALID_ARGUMENT
+
+
+async def test_the_load_is_the_routers_and_the_sum_of_the_workers() -> None:
+    async with make_stack() as stack:
+        workers = [
+            stats_pb2.WorkerStats(
+                num_requests_running=3,
+                num_requests_swapped=1,
+                num_gpu_blocks=100,
+                num_free_gpu_blocks=60,
+            )
+        ] * 2
+        stack.scheduler.stats = stats_pb2.GetStatsResponse(num_requests_waiting=5, workers=workers)
+        call = stack.client.Generate(make_generate())
+        await stack.scheduler.wait_until(lambda: len(stack.scheduler.added) == 1)
+        load = await stack.client.GetLoad(pb.GetLoadRequest())
+        call.cancel()
+        assert load == pb.GetLoadResponse(
+            num_live_requests=1,
+            max_live_requests=4096,
+            num_waiting_requests=5,
+            num_running_requests=6,
+            num_swapped_requests=2,
+            num_workers=2,
+            num_kv_blocks=200,
+            num_used_kv_blocks=80,
+        )
+
+
+async def test_who_asks_for_the_load_at_once_costs_the_scheduler_one_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("router.load_client.MAX_AGE_S", 60)
+    async with make_stack() as stack:
+        asked = [stack.client.GetLoad(pb.GetLoadRequest()) for _ in range(50)]
+        await asyncio.gather(*asked)
+        assert stack.scheduler.num_stats_calls == 1
+
+
+async def test_the_load_is_unavailable_while_nobody_serves() -> None:
+    async with make_stack() as stack:
+        stack.scheduler.has_worker = False
+        await stack.wait_serving(False)
+        ask = stack.client.GetLoad(pb.GetLoadRequest())
+        assert await code_of(ask) is StatusCode.UNAVAILABLE
+        stack.scheduler.has_worker = True
+        await stack.wait_serving()
 
 
 @settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.too_slow])
