@@ -43,6 +43,8 @@ class TextPrompt(NamedTuple):
 
 class TokensPrompt(NamedTuple):
     token_ids: list[int]
+    field: str = "token_ids.ids"
+    """What the client's API calls it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,8 +201,7 @@ class Admission:
                     raise InvalidArgument("text", text, "a text that is not empty")
                 max_bytes = self._max_text_bytes_of(asked, model)
                 validation.check_text(text, field="text", max_bytes=max_bytes)
-            case TokensPrompt(token_ids=token_ids):
-                field = "token_ids.ids"
+            case TokensPrompt(token_ids=token_ids, field=field):
                 length = min(len(token_ids), asked.truncate_prompt_tokens or len(token_ids))
                 validation.check_prompt_length(length, field=field, model=model)
                 check_token_ids(token_ids, field=field, model=model)
@@ -213,8 +214,8 @@ class Admission:
             case TextPrompt(text=text, add_special_tokens=add_special_tokens):
                 encode = model.tokenizer.encode(text, add_special_tokens=add_special_tokens)
                 return await encode, "text"
-            case TokensPrompt(token_ids=token_ids):
-                return token_ids, "token_ids.ids"
+            case TokensPrompt(token_ids=token_ids, field=field):
+                return token_ids, field
             case Conversation() as conversation:
                 max_bytes = self._max_text_bytes_of(asked, model)
                 encode = model.tokenizer.encode_chat(conversation, max_bytes=max_bytes)

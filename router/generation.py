@@ -4,7 +4,8 @@ The gRPC servicers and the HTTP API are both made of this: they decode a request
 in `Origin` what they know of the call, and encode what comes out.
 """
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ from router.scheduler_client import SchedulerConnection
 from router.tool_reader import ToolCallReader, reader_of
 from router.tracing import RequestSpan, Transport
 from rpc import telemetry
+from rpc.errors import Cancelled
 
 MAX_NAME_CHARS = 100
 
@@ -49,6 +51,33 @@ class Served(NamedTuple):
     update: Update
 
 
+class Load(NamedTuple):
+    """What this router has to do."""
+
+    num_running: int
+    """Requests that have got tokens."""
+    num_waiting: int
+
+
+@dataclass(slots=True)
+class _Live:
+    """A request from the door to its end."""
+
+    request: GenerationRequest | None = None
+    is_aborted: bool = False
+
+    def begin(self, request: GenerationRequest) -> None:
+        self.request = request
+        if self.is_aborted:
+            self.abort()
+
+    def abort(self) -> None:
+        self.is_aborted = True
+        if self.request is not None:
+            self.request.fail(Cancelled("aborted by its request id"))
+            self.request.close()
+
+
 class Generator:
     """Text in, a stream of updates out."""
 
@@ -60,11 +89,23 @@ class Generator:
         self._scheduler = scheduler
         self._tool_call_parser = tool_call_parser
         self._key_limits = KeyLimits()
+        self._live: dict[tuple[str, str], _Live] = {}  # by tenant and request id
 
     @property
     def model(self) -> ServedModel:
         """Raises Unavailable while nobody serves."""
         return self._scheduler.model
+
+    @property
+    def load(self) -> Load:
+        requests = [live.request for live in self._live.values() if live.request is not None]
+        num_running = sum(one.time_to_first_token_ns is not None for one in requests)
+        return Load(num_running, len(self._live) - num_running)
+
+    def abort(self, request_id: str, *, tenant: str = "") -> None:
+        """Ends a request, which raises Cancelled where it is generated; no-op if it has ended."""
+        if live := self._live.get((tenant, request_id)):
+            live.abort()
 
     async def generate(self, asked: Asked, origin: Origin) -> AsyncGenerator[Served]:
         """Yields what the client gets next; when this is closed, nothing of the request is left."""
@@ -80,6 +121,7 @@ class Generator:
             span.ending(origin.time_remaining),
             self._key_limits.request(origin.key, model.name) as account,
             self.admission.reserve(asked.request_id, tenant=origin.tenant) as request_id,
+            self._living(request_id, tenant=origin.tenant) as live,
         ):
             prompt = await self._tokenize(asked, model, origin, span)
             tool_calls = self._tool_call_reader(asked, model)
@@ -95,6 +137,7 @@ class Generator:
                 trace_context=telemetry.inject(span.context),
                 kept_token_ids=tool_calls.kept_token_ids if tool_calls else frozenset(),
             )
+            live.begin(request)
             span.set_request(request)
             if account is not None:
                 account.spend(len(prompt.token_ids))
@@ -110,6 +153,14 @@ class Generator:
                         yield Served(request, due)
             finally:
                 request.close()
+
+    @contextmanager
+    def _living(self, request_id: str, *, tenant: str) -> Iterator[_Live]:
+        live = self._live[tenant, request_id] = _Live()
+        try:
+            yield live
+        finally:
+            del self._live[tenant, request_id]
 
     async def _tokenize(
         self, asked: Asked, model: ServedModel, origin: Origin, span: RequestSpan

@@ -5,6 +5,8 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from smg_grpc_proto import vllm_engine_pb2_grpc
+
 from protos.inference.v1 import inference_pb2_grpc
 from router.admission import Admission
 from router.config import RouterConfig
@@ -15,6 +17,8 @@ from router.load_client import LoadClient
 from router.scheduler_client import SchedulerConnection
 from router.servicer import SERVICE_NAME, InferenceServicer
 from router.tenants import Tenants
+from router.vllm.servicer import SERVICE_NAME as VLLM_SERVICE
+from router.vllm.servicer import VllmEngineServicer
 from rpc.server import Server, run_until_signalled
 
 if TYPE_CHECKING:
@@ -59,6 +63,16 @@ class Router:
             inference_pb2_grpc.add_InferenceServiceServicer_to_server,
             name=SERVICE_NAME,
         )
+        self.server.add(
+            VllmEngineServicer(
+                self.generator,
+                tenants=tenants,
+                version=config.version,
+                is_serving=lambda: self.server.is_serving(VLLM_SERVICE),
+            ),
+            vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server,
+            name=VLLM_SERVICE,
+        )
         self._connecting: asyncio.Task[None] | None = None
 
     async def start(self) -> int:
@@ -94,7 +108,7 @@ class Router:
         await self._load.close()
 
     def _set_serving(self, serving: bool) -> None:
-        self.server.set_serving(SERVICE_NAME, serving=serving)
+        self.server.set_serving(SERVICE_NAME, VLLM_SERVICE, serving=serving)
         if serving:
             self._on_serving(self.scheduler.model.name)
 

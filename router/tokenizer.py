@@ -39,8 +39,12 @@ class Tokenizer:
         chat_template: ChatTemplate | None,
         pool: ThreadPoolExecutor,
         special_tokens: Mapping[str, str] = MappingProxyType({}),
+        files: Mapping[str, bytes] = MappingProxyType({}),
     ) -> None:
         """`special_tokens` are those that templates know by name, such as bos_token."""
+        self.files = files
+        """What it was made from, by name."""
+        self._special_tokens = special_tokens
         self._backend = backend
         self._chat_template = chat_template
         self._client_templates = ClientTemplates(special_tokens=special_tokens)
@@ -76,6 +80,7 @@ class Tokenizer:
             chat_template=template,
             pool=pool,
             special_tokens=_special_tokens(settings),
+            files=files,
         )
 
     @property
@@ -91,6 +96,11 @@ class Tokenizer:
         """Returns the id of the token that is written so, if there is one."""
         token_id: int | None = self._backend.token_to_id(token)
         return token_id
+
+    def special_token_id(self, name: str) -> int | None:
+        """Returns the id of what templates call by this name, such as bos_token."""
+        token = self._special_tokens.get(name)
+        return None if token is None else self.token_id(token)
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Returns token ids; special tokens that stand in the text are parsed as such."""

@@ -36,6 +36,9 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         self._serving[OVERALL] = all(services)
         self._notify()
 
+    def is_serving(self, name: str) -> bool:
+        return self._serving[name]
+
     def close(self) -> None:
         """Sets every status to not serving, for good."""
         self._closed = True

@@ -179,6 +179,10 @@ class Server:
         for name in names:
             self._health.set(name, serving=serving)
 
+    def is_serving(self, name: str) -> bool:
+        """Returns the health of a service."""
+        return self._health.is_serving(name)
+
     def stop_serving(self) -> None:
         """Reports every service as not serving, for good; calls are still answered."""
         self._health.close()

@@ -50,7 +50,7 @@ def forbidden_imports(package: str, source: str) -> list[str]:
 
 def touches_protobuf(path: Path) -> bool:
     return any(
-        name.startswith(("protos", "google.protobuf"))
+        name.startswith(("protos", "google.protobuf", "smg_grpc_proto"))
         for name in imported_modules(path.read_text(encoding="utf-8"))
     )
 

@@ -1,0 +1,1 @@
+"""vLLM's engine protocol, by which gateways that tokenise by themselves use engines."""

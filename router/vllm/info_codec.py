@@ -1,0 +1,78 @@
+"""What vllm.grpc.engine's gateways ask about a model, a server and its load, as messages.
+
+Numbers that a router does not know stay 0, which the protocol reads as unknown.
+"""
+
+import datetime
+import hashlib
+import io
+import zipfile
+from collections.abc import Iterator, Mapping
+
+from smg_grpc_proto import vllm_engine_pb2 as pb
+from smg_grpc_proto.generated import common_pb2
+
+from router.generation import Load
+from router.model import ServedModel
+
+SERVER_TYPE = "vllm-grpc"
+CHUNK_BYTES = 64 << 10
+
+
+def model_info(model: ServedModel) -> pb.GetModelInfoResponse:
+    tokenizer = model.tokenizer
+    return pb.GetModelInfoResponse(
+        model_path=model.name,
+        served_model_name=model.name,
+        tokenizer_path=model.name,
+        is_generation=True,
+        max_context_length=model.max_model_len,
+        max_req_input_len=model.max_model_len - 1,
+        vocab_size=model.vocab_size,
+        architectures=[model.architecture],
+        eos_token_ids=model.eos_token_ids,
+        bos_token_id=tokenizer.special_token_id("bos_token") or 0,
+        pad_token_id=tokenizer.special_token_id("pad_token") or 0,
+    )
+
+
+def server_info(
+    model: ServedModel, *, num_live: int, uptime_s: float, last_received_at: float
+) -> pb.GetServerInfoResponse:
+    return pb.GetServerInfoResponse(
+        server_type=SERVER_TYPE,
+        active_requests=num_live,
+        uptime_seconds=uptime_s,
+        last_receive_timestamp=last_received_at,
+        data_parallel_size=1,
+        model_dtype=model.dtype,
+        constrained_decoding_start="first_token",
+    )
+
+
+def loads(load: Load, *, version: str, now: datetime.datetime) -> pb.GetLoadsResponse:
+    one = pb.SchedulerLoad(
+        num_running_reqs=load.num_running,
+        num_waiting_reqs=load.num_waiting,
+        num_total_reqs=load.num_running + load.num_waiting,
+    )
+    return pb.GetLoadsResponse(
+        timestamp=now.isoformat(), version=version, dp_rank_count=1, loads=[one]
+    )
+
+
+def tokenizer_archive(files: Mapping[str, bytes]) -> bytes:
+    """Returns a zip file, the same for the same files; takes as long as compressing takes."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in sorted(files.items()):
+            archive.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
+    return buffer.getvalue()
+
+
+def tokenizer_chunks(archive: bytes) -> Iterator[common_pb2.GetTokenizerChunk]:
+    """The last one tells the digest."""
+    for start in range(0, len(archive), CHUNK_BYTES):
+        end = start + CHUNK_BYTES
+        digest = hashlib.sha256(archive).hexdigest() if end >= len(archive) else ""
+        yield common_pb2.GetTokenizerChunk(data=archive[start:end], sha256=digest)

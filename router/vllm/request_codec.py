@@ -1,0 +1,122 @@
+"""vllm.grpc.engine's requests to plain data.
+
+Proto3 scalars without presence stand for vLLM's defaults where 0 would make no sense. What is not
+served is refused by name. Where a field has another name there than here, refusals use theirs.
+"""
+
+from typing import Any
+
+from smg_grpc_proto import vllm_engine_pb2 as pb
+
+from router.admission import Asked, TextPrompt, TokensPrompt
+from router.delivery import Delivery, OutputKind
+from rpc.errors import InvalidArgument, Unimplemented
+
+TOKENS_FIELD = "tokenized.input_ids"
+_PREFIX = "sampling_params"
+_UINT64 = (1 << 64) - 1
+
+_AS_THEY_ARE = (
+    "top_k",
+    "min_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "min_tokens",
+    "skip_special_tokens",
+    "ignore_eos",
+    "include_stop_str_in_output",
+)
+_UNLESS_ZERO = ("top_p", "repetition_penalty", "n")
+_IF_SET = ("temperature", "max_tokens", "logprobs", "prompt_logprobs")
+_NOT_SERVED = (
+    "mm_inputs",
+    "extra_mm_inputs",
+    "media_refs",
+    "kv_transfer_params",
+    "kv_transfer_params_json",
+)
+
+
+def asked_to_generate(request: pb.GenerateRequest, *, max_model_len: int) -> Asked:
+    """Raises InvalidArgument or Unimplemented."""
+    _check_served(request)
+    params = request.sampling_params
+    kind = OutputKind.DELTA if request.stream else OutputKind.FINAL_ONLY
+    return Asked(
+        request_id=request.request_id,
+        prompt=_prompt(request),
+        sampling=_sampling(params),
+        truncate_prompt_tokens=_truncation(params, max_model_len),
+        delivery=Delivery(kind=kind),
+    )
+
+
+def _check_served(request: pb.GenerateRequest) -> None:
+    is_set = {field.name for field, _ in request.ListFields()}
+    for name in _NOT_SERVED:
+        if name in is_set:
+            raise Unimplemented(f"{name} is not served")
+    if request.data_parallel_rank:
+        allowed = "0 or unset: there is one rank"
+        raise InvalidArgument("data_parallel_rank", request.data_parallel_rank, allowed)
+
+
+def _prompt(request: pb.GenerateRequest) -> TextPrompt | TokensPrompt:
+    match request.WhichOneof("input"):
+        case "text":
+            return TextPrompt(request.text, add_special_tokens=True)
+        case "tokenized":
+            return TokensPrompt(list(request.tokenized.input_ids), TOKENS_FIELD)
+    raise InvalidArgument("input", None, "exactly one of tokenized and text")
+
+
+def _sampling(params: pb.SamplingParams) -> dict[str, Any]:
+    """Returns fields under the names of inference.proto.
+
+    `spaces_between_special_tokens` concerns text, which the gateway makes of the tokens.
+    `grammar_from_first_token` asks for what happens in any case.
+    """
+    fields: dict[str, Any] = {name: getattr(params, name) for name in _AS_THEY_ARE}
+    fields |= {name: value for name in _UNLESS_ZERO if (value := getattr(params, name))}
+    fields |= {name: getattr(params, name) for name in _IF_SET if params.HasField(name)}
+    fields |= {"stop": list(params.stop), "stop_token_ids": list(params.stop_token_ids)}
+    if params.HasField("seed"):
+        fields["seed"] = params.seed & _UINT64  # a seed below 0 is as good as any
+    if params.logit_bias:
+        fields["logit_bias"] = _biases(params)
+    if (constraint := _constraint(params)) is not None:
+        fields["structured_output"] = constraint
+    return fields
+
+
+def _biases(params: pb.SamplingParams) -> list[tuple[int, float]]:
+    lowest = min(params.logit_bias)
+    if lowest < 0:
+        raise InvalidArgument(f"{_PREFIX}.logit_bias", lowest, "token ids of at least 0")
+    return sorted(params.logit_bias.items())
+
+
+def _constraint(params: pb.SamplingParams) -> tuple[str, ...] | None:
+    """Returns what `rpc.structured_output` calls a structured output."""
+    match params.WhichOneof("constraint"):
+        case None:
+            return None
+        case "json_object":
+            return ("json_object",) if params.json_object else None
+        case "choice":
+            return ("choice", *params.choice.choices)
+        case "structural_tag":
+            raise Unimplemented(
+                f"{_PREFIX}.structural_tag is not served; send a json_schema, regex or grammar"
+            )
+        case kind:
+            return (kind, getattr(params, kind))
+
+
+def _truncation(params: pb.SamplingParams, max_model_len: int) -> int | None:
+    """-1 keeps what leaves room for max_tokens in the model's window."""
+    if not params.HasField("truncate_prompt_tokens"):
+        return None
+    if params.truncate_prompt_tokens == -1:
+        return max(1, max_model_len - (params.max_tokens or 1))
+    return int(params.truncate_prompt_tokens)
