@@ -4,8 +4,6 @@ Everything here runs on the event loop and returns at once. Routers are told thr
 sessions, one message for each step.
 """
 
-import heapq
-import itertools
 import logging
 import time
 from collections import Counter
@@ -17,6 +15,7 @@ from scheduler_svc.admission import AdmissionQueue
 from scheduler_svc.config import AdmissionBounds
 from scheduler_svc.errors import FailureCode, RequestFailure
 from scheduler_svc.explain import Explanation, History, explain
+from scheduler_svc.live_requests import LiveRequests
 from scheduler_svc.model import ModelInfo, TokenizerFiles
 from scheduler_svc.plan import StepOutcome
 from scheduler_svc.policy import SchedulingPolicy
@@ -80,14 +79,10 @@ class Cluster:
         self._started_at = clock()
         self._bounds = bounds or AdmissionBounds()
         self._clock = clock
-        self._requests: dict[SequenceGroup, Request] = {}
-        self._request_ids: set[tuple[str, str]] = set()  # of a tenant
-        self._num_live: Counter[str] = Counter()  # of a tenant
-        self._deadlines: list[tuple[float, int, SequenceGroup]] = []
-        self._tiebreak = itertools.count()
+        self._live = LiveRequests()
 
     def __len__(self) -> int:
-        return len(self._requests)
+        return len(self._live)
 
     @property
     def is_serving(self) -> bool:
@@ -97,7 +92,7 @@ class Cluster:
     @property
     def has_deadlines(self) -> bool:
         """Whether `expire` may have something to do."""
-        return bool(self._deadlines)
+        return self._live.has_deadlines
 
     # Requests
 
@@ -111,18 +106,14 @@ class Cluster:
             session.send(RouterMessage(ended=[ended_request(request, now=self._clock())]))
             return None
         make_group(group)
-        self._requests[group] = request
-        self._request_ids.add(_id_of(group))
-        self._num_live[group.tenant] += 1
-        if group.deadline is not None:
-            heapq.heappush(self._deadlines, (group.deadline, next(self._tiebreak), group))
+        self._live.add(request)
         self.admission.add(group)
         self.admission.note_arrival(group, group.times.arrival)
         self.wake()
         return request
 
     def _refusal(self, group: SequenceGroup) -> RequestFailure | None:
-        if _id_of(group) in self._request_ids:
+        if self._live.find(tenant=group.tenant, request_id=group.request_id) is not None:
             return RequestFailure(
                 FailureCode.ALREADY_EXISTS, f"request id {group.request_id!r} is in use"
             )
@@ -134,9 +125,8 @@ class Cluster:
             return RequestFailure(FailureCode.INVALID_ARGUMENT, fault)
         if not self._has_taker(group):
             return never_fits(group)
-        excess = beyond_bounds(
-            group, self._bounds, self.admission, num_live=self._num_live[group.tenant]
-        )
+        num_live = self._live.num_of(group.tenant)
+        excess = beyond_bounds(group, self._bounds, self.admission, num_live=num_live)
         return excess or self._rank(group)
 
     def _rank(self, group: SequenceGroup) -> RequestFailure | None:
@@ -153,7 +143,7 @@ class Cluster:
 
     def abort(self, request: Request) -> None:
         """Ends a request without an answer; a no-op once it has ended."""
-        if request.group in self._requests:
+        if request.group in self._live:
             group = request.group
             group.failure = group.failure or RequestFailure(FailureCode.CANCELLED, "aborted")
             self._take_out(group)
@@ -183,14 +173,12 @@ class Cluster:
 
     def expire(self) -> None:
         """Ends the requests that are out of time."""
-        now = self._clock()
-        while self._deadlines and self._deadlines[0][0] <= now:
-            _, _, group = heapq.heappop(self._deadlines)
+        for group in self._live.expired(self._clock()):
             self._fail(group, RequestFailure(FailureCode.DEADLINE_EXCEEDED, "out of time"))
 
     def _fail(self, group: SequenceGroup, failure: RequestFailure) -> None:
         """Ends a request by an error; a no-op once it has ended."""
-        if group in self._requests:
+        if group in self._live:
             group.failure = failure
             self._take_out(group)
             self.publish(StepOutcome(ended=[group]))
@@ -211,11 +199,7 @@ class Cluster:
         return next((one for one in self.engines if one.scheduler.holds(group)), None)
 
     def _forget(self, group: SequenceGroup) -> None:
-        del self._requests[group]
-        self._request_ids.discard(_id_of(group))
-        self._num_live[group.tenant] -= 1
-        if not self._num_live[group.tenant]:
-            del self._num_live[group.tenant]
+        self._live.remove(group)
         now = self._clock()
         tracing.record_request(group, now=now)
         self.history.keep(group, now)
@@ -229,7 +213,7 @@ class Cluster:
     @property
     def live_groups(self) -> Collection[SequenceGroup]:
         """The requests that have not ended, in the order in which they came."""
-        return self._requests.keys()
+        return self._live.groups
 
     @property
     def uptime_s(self) -> float:
@@ -237,7 +221,7 @@ class Cluster:
 
     def explain(self, request_id: str) -> Explanation | None:
         """Says what happened to a request that lives, or ended not long ago."""
-        for group in self._requests:
+        for group in self._live.groups:
             if group.request_id == request_id:
                 return explain(group, self.admission, now=self._clock())
         return self.history.find(request_id)
@@ -293,14 +277,14 @@ class Cluster:
 
     def publish(self, outcome: StepOutcome) -> None:
         """Sends each router what an answer means for its requests."""
-        messages = router_messages(outcome, self._requests, now=self._clock())
+        messages = router_messages(outcome, self._live.by_group, now=self._clock())
         for group in outcome.ended:
             self._forget(group)
         for session, message in messages.items():
             session.send(message)
         for group in self.admission.take_unpriced():
             self._fail(group, policy_fails())
-        if self._deadlines:
+        if self.has_deadlines:
             self.expire()
 
     def check(self) -> None:
@@ -310,10 +294,4 @@ class Cluster:
             engine.scheduler.check()
             held += engine.scheduler.running + engine.scheduler.swapped
         assert len(held) == len(set(held)), "a request is in two queues"
-        assert set(held) == self._requests.keys(), "a request is lost, or outlives its end"
-        assert {_id_of(group) for group in held} == self._request_ids
-        assert Counter(group.tenant for group in held) == self._num_live
-
-
-def _id_of(group: SequenceGroup) -> tuple[str, str]:
-    return group.tenant, group.request_id
+        self._live.check(held)
