@@ -17,7 +17,7 @@ from tests.llm.make import assert_at_rest, make_llm
 from tests.llm.schemas import make_schema
 
 MODEL = Path("models/SmolLM2-135M-Instruct.Q4_1.gguf")
-NUM_SCHEMAS = int(os.environ.get("SIGNALBOX_TEST_SCHEMAS", "40"))
+NUM_SCHEMAS = int(os.environ.get("SIGNALBOX_TEST_SCHEMAS", "25"))
 """200 when the matcher or the sampler has changed."""
 MAX_TOKENS = 160
 MAX_JSON_TOKENS = 300
