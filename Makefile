@@ -7,6 +7,7 @@ MODEL := models/SmolLM2-135M-Instruct.Q4_1.gguf
 PROTOS := $(sort $(wildcard protos/*/v1/*.proto))
 PROTOC := $(BIN)/python -m grpc_tools.protoc -I.
 GENERATED := build/generated
+RELEASED = $(shell ls protos/released/*.binpb | sort -V | tail -n 1)
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
@@ -29,12 +30,13 @@ test: $(INSTALLED) $(MODEL) ## the whole suite, on the CPU
 	@echo "Running the tests"
 	@OMP_WAIT_POLICY=passive $(BIN)/python -m pytest # spinning threads would starve the services
 
-check: lint types protos-fresh test ## test, and ruff, mypy --strict, buf lint, fresh generated code
+check: lint types protos-fresh test ## test, and ruff, mypy --strict, buf, fresh generated code
 
-lint: $(INSTALLED) ## ruff and buf
+lint: $(INSTALLED) ## ruff, buf lint, and buf breaking against the last released contract
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/buf lint
+	@$(BIN)/buf breaking --against $(RELEASED)
 
 types: $(INSTALLED) ## mypy --strict
 	@$(BIN)/mypy

@@ -43,7 +43,7 @@ def make_constraints() -> list[pb.StructuredOutput]:
     return [
         pb.StructuredOutput(json_schema=json.dumps(PERSON)),
         pb.StructuredOutput(regex=SERIAL),
-        pb.StructuredOutput(grammar=f'root ::= ([a-z] [a-z] "+"){{15}} "0"'),
+        pb.StructuredOutput(grammar='root ::= ([a-z] [a-z] "+"){15} "0"'),
         pb.StructuredOutput(choice=pb.Choice(choices=CHOICES)),
     ]
 
