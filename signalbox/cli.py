@@ -8,7 +8,20 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import signalbox
-from signalbox import ask, doctor, dump, explain, health, keys, replay, services, top
+from signalbox import (
+    chat,
+    doctor,
+    dump,
+    explain,
+    generate,
+    health,
+    keys,
+    models,
+    replay,
+    services,
+    tokenize,
+    top,
+)
 from signalbox.configs import in_words_of_flags
 from signalbox.flags import add_flags
 from signalbox.processes import end_with_parent, process_name
@@ -98,18 +111,31 @@ def _parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=summary, description=f"Runs {summary}.")
         add_flags(command, settings_class)
         command.set_defaults(run=_with_settings(name, settings_class, run))
-    for name, summary in (
-        ("generate", "continue a prompt, streamed from a running router"),
-        ("chat", "answer a message, or hold a conversation"),
-    ):
-        command = commands.add_parser(name, help=summary, description=f"To {summary}.")
-        ask.add_flags(command, conversation=name == "chat")
-        command.set_defaults(run=ask.run_chat if name == "chat" else ask.run_generate)
+    _add_clients(commands)
     _add_questions(commands)
     command = commands.add_parser("keys", help="make an API key for clients of the router")
     keys.add_flags(command)
     command.set_defaults(run=keys.run)
     return parser
+
+
+def _add_clients(commands: Any) -> None:
+    """Adds the commands that call a running router."""
+    for name, summary, module in (
+        ("generate", "continue a prompt, streamed from a running router", generate),
+        ("chat", "answer a message, or hold a conversation", chat),
+        ("tokenize", "turn text into tokens, or token ids into text", tokenize),
+        ("models", "say what a router serves, and how busy it is", models),
+    ):
+        command = commands.add_parser(
+            name,
+            help=summary,
+            description=f"To {summary}.",
+            epilog=module.EXAMPLES,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        module.add_flags(command)
+        command.set_defaults(run=module.run)
 
 
 def _add_questions(commands: Any) -> None:

@@ -2,7 +2,7 @@
 
 import sys
 
-from signalbox.ask import show
+from signalbox.answer import show
 from signalbox.inference_client import InferenceClient, Message
 from signalbox.settings import ServeSettings
 from signalbox.stack import running

@@ -31,7 +31,7 @@ _REASONS = {
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of `signalbox explain`."""
     parser.add_argument(
-        "request_id", metavar="REQUEST_ID", help="as clients are told, such as by `ask --json`"
+        "request_id", metavar="REQUEST_ID", help="as clients are told, such as by `generate --json`"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
     add_address_flag(parser)

@@ -1,9 +1,10 @@
 """A client of the public API, as the command line uses it."""
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self, TypeVar
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -14,6 +15,7 @@ from rpc.client import open_channel
 from signalbox.connection import PLAIN, Connection
 
 HEALTH_POLL_S = 0.1
+UNARY_TIMEOUT_S = 10.0
 
 Role = Literal["system", "user", "assistant"]
 
@@ -53,6 +55,37 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """What is served."""
+
+    name: str
+    architecture: str
+    dtype: str
+    vocab_size: int
+    max_model_len: int
+    has_chat_template: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """How busy a router and what is behind it are; see inference.proto."""
+
+    num_live_requests: int
+    max_live_requests: int
+    num_waiting_requests: int
+    num_running_requests: int
+    num_swapped_requests: int
+    num_workers: int
+    num_kv_blocks: int
+    num_used_kv_blocks: int
+
+
+class Token(NamedTuple):
+    id: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
     """One message of the answer's stream."""
 
@@ -60,6 +93,9 @@ class Chunk:
     deltas: tuple[Delta, ...]
     usage: Usage | None
     """In the last one."""
+
+
+Plain = TypeVar("Plain", Model, Load)
 
 
 class InferenceClient:
@@ -96,22 +132,43 @@ class InferenceClient:
             return False
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
-    async def model_name(self) -> str:
-        """Returns the name of the served model."""
-        return str((await self._get_model()).name)
+    async def model(self) -> Model:
+        return _same_fields(Model, await self._ask(self._stub.GetModel, pb.GetModelRequest()))
 
-    async def _get_model(self) -> Any:
-        return await self._stub.GetModel(pb.GetModelRequest(), timeout=10, metadata=self._metadata)
+    async def load(self) -> Load:
+        return _same_fields(Load, await self._ask(self._stub.GetLoad, pb.GetLoadRequest()))
+
+    async def tokenize(self, text: str, *, special_tokens: bool) -> list[Token]:
+        request = pb.TokenizeRequest(
+            text=text, add_special_tokens=special_tokens, return_texts=True
+        )
+        answer = await self._ask(self._stub.Tokenize, request)
+        return [Token(*pair) for pair in zip(answer.token_ids, answer.texts, strict=True)]
+
+    async def detokenize(self, token_ids: Sequence[int], *, special_tokens: bool) -> str:
+        request = pb.DetokenizeRequest(token_ids=token_ids, skip_special_tokens=not special_tokens)
+        return str((await self._ask(self._stub.Detokenize, request)).text)
+
+    async def _ask(self, method: Any, request: Any) -> Any:
+        return await method(request, timeout=UNARY_TIMEOUT_S, metadata=self._metadata)
 
     def generate(
-        self, prompt: str, *, sampling: dict[str, Any], timeout_s: float | None = None
+        self,
+        prompt: str | Sequence[int],
+        *,
+        sampling: dict[str, Any],
+        timeout_s: float | None = None,
     ) -> AsyncIterator[Chunk]:
-        """Streams the continuation of a prompt.
+        """Streams the continuation of a prompt, text or token ids.
 
         Args:
             sampling: fields of SamplingParams, by name.
         """
-        request = pb.GenerateRequest(text=prompt, sampling_params=pb.SamplingParams(**sampling))
+        request = pb.GenerateRequest(sampling_params=pb.SamplingParams(**sampling))
+        if isinstance(prompt, str):
+            request.text = prompt
+        else:
+            request.token_ids.ids.extend(prompt)
         return _stream(self._stub.Generate(request, timeout=timeout_s, metadata=self._metadata))
 
     def chat(
@@ -128,6 +185,11 @@ class InferenceClient:
         ]
         request = pb.ChatRequest(messages=turns, sampling_params=pb.SamplingParams(**sampling))
         return _stream(self._stub.Chat(request, timeout=timeout_s, metadata=self._metadata))
+
+
+def _same_fields(kind: type[Plain], message: Any) -> Plain:
+    names = (field.name for field in dataclasses.fields(kind))
+    return kind(**{name: getattr(message, name) for name in names})
 
 
 async def _stream(call: Any) -> AsyncIterator[Chunk]:

@@ -33,7 +33,7 @@ def test_http_and_grpc_give_the_same_text(log: Path) -> None:
         ]
         over_grpc = signalbox(
             "generate", "hello", "--max-tokens=12", "--temperature=0", "--ignore-eos", "--json",
-            "--address", stack.address,
+            "--router", stack.address,
         )  # fmt: skip
         assert whole.usage is not None
         assert whole.usage.completion_tokens == 12

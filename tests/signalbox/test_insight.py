@@ -20,7 +20,7 @@ def test_a_running_stack_is_looked_into_and_its_recording_replayed(
     with serve(tmp_path / "log", "--simulate", "--record", str(recording)) as stack:
         asked = signalbox(
             *("generate", "hello", "--json", "--ignore-eos", "--max-tokens", "5"),
-            *("--address", stack.address),
+            *("--router", stack.address),
         )
         request_id = json.loads(asked.stdout)["request_id"]
         host, _, port = stack.address.partition(":")

@@ -22,7 +22,7 @@ def log(tmp_path: Path) -> Path:
 def test_a_prompt_streams_through_three_processes_and_none_is_left(log: Path) -> None:
     with serve(log, "--simulate") as stack:
         assert set(stack.children()) == {"router", "scheduler", "worker"}
-        done = signalbox("generate", "hello", "--max-tokens", "5", "--address", stack.address)
+        done = signalbox("generate", "hello", "--max-tokens", "5", "--router", stack.address)
         assert done.returncode == 0, done.stderr
         assert done.stdout.strip()
         assert "5 tokens, first after" in done.stderr
@@ -33,7 +33,7 @@ def test_a_prompt_streams_through_three_processes_and_none_is_left(log: Path) ->
 
 def test_json_has_outputs_usage_and_times(log: Path) -> None:
     with serve(log, "--simulate", "--workers", "2") as stack:
-        arguments = ("--max-tokens", "6", "-n", "2", "--seed", "1", "--address", stack.address)
+        arguments = ("--max-tokens", "6", "-n", "2", "--seed", "1", "--router", stack.address)
         done = signalbox("chat", "hello", "--ignore-eos", "--json", *arguments)
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
@@ -49,7 +49,7 @@ def test_greedy_output_is_the_same_with_few_blocks_and_small_steps(log: Path) ->
     for limits in ((), ("--num-gpu-blocks-override=12", "--max-num-batched-tokens=32")):
         seqs = ("--max-num-seqs=8",) if limits else ()
         with serve(log, "--simulate", *limits, *seqs) as stack:
-            done = signalbox(*arguments, "--ignore-eos", "--address", stack.address)
+            done = signalbox(*arguments, "--ignore-eos", "--router", stack.address)
             texts.append(json.loads(done.stdout)["outputs"][0]["text"])
     assert texts[0] == texts[1]
 
@@ -77,7 +77,7 @@ def test_a_service_that_dies_ends_the_stack_in_one_line(log: Path, service: str)
 def test_a_worker_that_dies_leaves_the_others_serving(log: Path) -> None:
     with serve(log, "--simulate", "--workers", "2") as stack:
         stack.children()["worker"].kill()
-        done = signalbox("generate", "hello", "--max-tokens", "5", "--address", stack.address)
+        done = signalbox("generate", "hello", "--max-tokens", "5", "--router", stack.address)
         assert done.returncode == 0, done.stderr
         assert stack.stop() == 0
     assert "workers left: 1" in log.read_text()
@@ -148,7 +148,7 @@ def test_a_second_worker_with_another_model_is_refused_in_one_line(log: Path) ->
         (flag,) = [f for f in stack.children()["worker"].cmdline() if f.startswith("--scheduler")]
         done = signalbox("worker", "--simulate", "--served-model-name", "other", flag)
         assert_one_line_error(done, "refuses this worker", "other")
-        done = signalbox("generate", "hello", "--max-tokens=3", "--address", stack.address)
+        done = signalbox("generate", "hello", "--max-tokens=3", "--router", stack.address)
         assert done.returncode == 0, done.stderr
 
 
@@ -178,7 +178,7 @@ def test_a_service_before_its_scheduler_waits_visibly(service: str) -> None:
         (["serve", "--simulate", "--port", "x"], "--port"),
         (["serve", "--simulate", "--no-such-flag"], "--no-such-flag"),
         (["router", "--trace-exporter", "jaeger"], "unknown trace exporter"),
-        (["generate", "hello", "--address", "127.0.0.1:9"], "nothing answers at 127.0.0.1:9"),
+        (["generate", "hello", "--router", "127.0.0.1:9"], "nothing answers at 127.0.0.1:9"),
         (["frobnicate"], "frobnicate"),
     ],
 )
@@ -190,7 +190,7 @@ def test_a_mistake_is_one_line(arguments: list[str], expected: str) -> None:
 
 def test_a_refused_request_is_one_line(log: Path) -> None:
     with serve(log, "--simulate") as stack:
-        done = signalbox("generate", "hello", "--temperature", "9", "--address", stack.address)
+        done = signalbox("generate", "hello", "--temperature", "9", "--router", stack.address)
     assert_one_line_error(done, "INVALID_ARGUMENT", "temperature", "9")
 
 
@@ -198,7 +198,7 @@ def test_a_reader_that_leaves_is_no_error(log: Path) -> None:
     with serve(log, "--simulate", "--simulated-step-ms=5") as stack:
         arguments = ["generate", "hello", "--ignore-eos", "--max-tokens=500"]
         process = subprocess.Popen(
-            [*COMMAND, *arguments, "--address", stack.address],
+            [*COMMAND, *arguments, "--router", stack.address],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=environment(),
@@ -213,7 +213,7 @@ def test_a_reader_that_leaves_is_no_error(log: Path) -> None:
 def test_spans_of_router_and_scheduler_are_one_trace(log: Path, tmp_path: Path) -> None:
     spans_path = tmp_path / "spans.jsonl"
     with serve(log, "--simulate", f"--trace-exporter=file={spans_path}") as stack:
-        done = signalbox("generate", "hello", "--max-tokens=3", "--address", stack.address)
+        done = signalbox("generate", "hello", "--max-tokens=3", "--router", stack.address)
         assert done.returncode == 0, done.stderr
     spans = [json.loads(line) for line in spans_path.read_text().splitlines()]
     traces: dict[str, set[str]] = {}

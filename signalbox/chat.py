@@ -1,0 +1,155 @@
+"""`signalbox chat`: answers one message, or holds a conversation on a terminal."""
+
+import argparse
+import asyncio
+import contextlib
+import signal
+import sys
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console
+
+from signalbox.answer import Answer, show
+from signalbox.connection import connection
+from signalbox.inference_client import InferenceClient, Message
+from signalbox.router_flags import add_router_flags, add_sampling_flags, request_options
+
+EXAMPLES = """\
+examples
+  signalbox chat "What is the capital of France?"
+  signalbox chat                                       # a conversation; /help says what it knows
+  signalbox chat --system "Answer in French." --temperature 0 "Good morning"
+  echo "Summarise: ..." | signalbox chat --json --router gpu1:50051
+"""
+COMMANDS = """\
+/clear          forget the conversation
+/system TEXT    other instructions, and forget the conversation
+/undo           forget the last question and its answer
+/history        show the conversation
+/exit           end, as Ctrl-D does; Ctrl-C ends an answer"""
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of `signalbox chat`."""
+    what = "message (default: standard input, or a conversation on a terminal)"
+    parser.add_argument("message", metavar="MESSAGE", nargs="?", help=what)
+    parser.add_argument("--system", metavar="TEXT", help="instructions before the message")
+    parser.add_argument("--json", action="store_true", help="print one JSON object an answer")
+    add_sampling_flags(parser)
+    add_router_flags(parser)
+
+
+def run(options: dict[str, Any]) -> None:
+    """Prints the answer to a message, or to each that is typed."""
+    asyncio.run(_chat(options))
+
+
+@dataclass(slots=True)
+class Conversation:
+    """What has been said, oldest first."""
+
+    system: str | None = None
+    turns: list[Message] = field(default_factory=list)
+
+    @property
+    def messages(self) -> list[Message]:
+        """All of it, as a request has it."""
+        first = [Message(role="system", text=self.system)] if self.system else []
+        return [*first, *self.turns]
+
+    def undo(self) -> None:
+        """Forgets the last question and its answer."""
+        del self.turns[-2:]
+
+    def ask(self, text: str) -> None:
+        self.turns.append(Message(role="user", text=text))
+
+    def answered(self, text: str) -> None:
+        self.turns.append(Message(role="assistant", text=text))
+
+
+async def _chat(options: dict[str, Any]) -> None:
+    conversation = Conversation(options["system"])
+    asked, as_json = request_options(options), options["json"]
+    async with InferenceClient(options["router"], connection(options)) as client:
+
+        async def answer() -> Answer:
+            chunks = client.chat(conversation.messages, **asked)
+            return await show(chunks, client=client, as_json=as_json)
+
+        message = options["message"]
+        if message is None and sys.stdin.isatty():
+            await _converse(conversation, answer)
+            return
+        conversation.ask(sys.stdin.read() if message is None else message)
+        await answer()
+
+
+async def _converse(conversation: Conversation, answer: Any) -> None:
+    """Answers what is typed until the end of input."""
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401 (gives `input` line editing and earlier lines)
+    console = Console(stderr=True, highlight=False)
+    console.print("[dim]/help says what can be typed beside messages[/dim]")
+    while (text := _typed()) is not None:
+        if text.startswith("/"):
+            if not obey(text, conversation, console):
+                return
+        elif text:
+            conversation.ask(text)
+            await _answer_or_forget(conversation, answer, console)
+
+
+async def _answer_or_forget(conversation: Conversation, answer: Any, console: Console) -> None:
+    """A question whose answer fails, or is ended by Ctrl-C, has not been asked."""
+    try:
+        came = await _until_interrupted(answer())
+        conversation.answered(came.texts.get(0, ""))
+    except asyncio.CancelledError:
+        conversation.turns.pop()
+        console.print("\n[dim]ended; the question is forgotten[/dim]")
+    except RuntimeError as error:
+        conversation.turns.pop()
+        console.print(str(error), style="red", markup=False)
+
+
+async def _until_interrupted(answer: Coroutine[Any, Any, Answer]) -> Answer:
+    """Ctrl-C cancels the answer alone, and so aborts its request."""
+    task = asyncio.create_task(answer)
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGINT, task.cancel)
+    try:
+        return await task
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+
+
+def _typed() -> str | None:
+    try:
+        return input("> ").strip()
+    except EOFError:
+        print(file=sys.stderr)
+        return None
+
+
+def obey(command: str, conversation: Conversation, console: Console) -> bool:
+    """Does what a line that begins with a slash says; returns whether to go on."""
+    name, _, rest = command.partition(" ")
+    match name:
+        case "/clear":
+            conversation.turns.clear()
+        case "/system":
+            conversation.system = rest.strip() or None
+            conversation.turns.clear()
+        case "/undo":
+            conversation.undo()
+        case "/history":
+            for turn in conversation.messages:
+                console.print(f"{turn.role}: {turn.text}", markup=False)
+        case "/exit":
+            return False
+        case _:
+            console.print(COMMANDS, markup=False)
+    return True

@@ -1,0 +1,62 @@
+"""`signalbox models`: what a router serves, and how busy it is."""
+
+import argparse
+import asyncio
+import json
+from dataclasses import asdict
+from typing import Any
+
+import grpc
+from rich.console import Console
+from rich.table import Table
+
+from signalbox.answer import explain
+from signalbox.connection import connection
+from signalbox.inference_client import InferenceClient, Load, Model
+from signalbox.router_flags import add_router_flags
+
+EXAMPLES = """\
+examples
+  signalbox models
+  signalbox models --router gpu1:50051 --json | jq .load.num_waiting_requests
+"""
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of `signalbox models`."""
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead")
+    add_router_flags(parser)
+
+
+def run(options: dict[str, Any]) -> None:
+    """Prints the served model and the load."""
+    model, load = asyncio.run(_ask(options))
+    if options["json"]:
+        print(json.dumps({"model": asdict(model), "load": asdict(load)}))
+    else:
+        Console(highlight=False).print(_table(model, load))
+
+
+async def _ask(options: dict[str, Any]) -> tuple[Model, Load]:
+    async with InferenceClient(options["router"], connection(options)) as client:
+        try:
+            return await client.model(), await client.load()
+        except grpc.aio.AioRpcError as error:
+            raise RuntimeError(explain(error, client.address)) from error
+
+
+def _table(model: Model, load: Load) -> Table:
+    table = Table(show_header=False, title=model.name, title_justify="left")
+    table.add_row("architecture", f"{model.architecture}, {model.dtype}")
+    table.add_row("window", f"{model.max_model_len:,} tokens")
+    table.add_row("vocabulary", f"{model.vocab_size:,} tokens")
+    table.add_row("chat template", "yes" if model.has_chat_template else "no")
+    table.add_row("workers", str(load.num_workers))
+    live, most = load.num_live_requests, load.max_live_requests
+    table.add_row("live requests", f"{live:,} of {most:,} here")
+    waiting, running = load.num_waiting_requests, load.num_running_requests
+    swapped = load.num_swapped_requests
+    table.add_row("requests", f"{waiting:,} waiting, {running:,} running, {swapped:,} swapped")
+    used, total = load.num_used_kv_blocks, load.num_kv_blocks
+    table.add_row("KV cache", f"{used:,} of {total:,} blocks")
+    return table

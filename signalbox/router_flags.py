@@ -1,0 +1,80 @@
+"""Flags of the commands that call a router: where it is, and how a request is sampled."""
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+from signalbox.connection import add_connection_flags
+from signalbox.settings import ENV_PREFIX
+
+DEFAULT_ROUTER = "127.0.0.1:50051"
+
+_SAMPLING: dict[str, tuple[type, str]] = {
+    "temperature": (float, "softmax temperature in [0, 2]; 0 is greedy"),
+    "top_p": (float, "nucleus mass in (0, 1]"),
+    "top_k": (int, "most likely tokens kept; 0 keeps all"),
+    "min_p": (float, "least probability kept, as a fraction of the most likely token's"),
+    "typical_p": (float, "mass of the most typical tokens kept, in (0, 1]"),
+    "presence_penalty": (float, "taken off tokens that have come, in [-2, 2]"),
+    "frequency_penalty": (float, "taken off tokens for each time that they came, in [-2, 2]"),
+    "repetition_penalty": (float, "divides tokens of prompt and output, in (0, 10]"),
+    "seed": (int, "repeats a result"),
+    "max_tokens": (int, "most tokens to generate"),
+    "min_tokens": (int, "tokens before which nothing ends the text"),
+    "n": (int, "answers to generate"),
+    "best_of": (int, "answers to draw, of which the -n likeliest are shown"),
+}
+_STRUCTURES = {"json_schema": "FILE", "regex": "PATTERN", "grammar": "FILE"}
+
+
+def add_router_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds --router, those of TLS, --api-key and --debug."""
+    parser.add_argument(
+        "--router",
+        metavar="HOST:PORT",
+        default=os.environ.get(ENV_PREFIX + "ROUTER", DEFAULT_ROUTER),
+        help=f"whom to ask (default {DEFAULT_ROUTER}; env {ENV_PREFIX}ROUTER)",
+    )
+    add_connection_flags(parser, api_key=True)
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+
+
+def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds a flag for each sampling parameter that a command line can say."""
+    for name, (kind, text) in _SAMPLING.items():
+        flag = "-n" if name == "n" else "--" + name.replace("_", "-")
+        metavar = "N" if kind is int else "X"
+        parser.add_argument(flag, dest=name, type=kind, metavar=metavar, help=text)
+    parser.add_argument(
+        "--stop", action="append", metavar="TEXT", help="ends the text; may be repeated"
+    )
+    parser.add_argument(
+        "--ignore-eos", action="store_true", default=None, help="go on after the model's end token"
+    )
+    shapes = parser.add_mutually_exclusive_group()
+    shapes.add_argument("--json-schema", metavar="FILE", help="the text is JSON of this schema")
+    shapes.add_argument("--regex", metavar="PATTERN", help="the whole text matches it")
+    shapes.add_argument(
+        "--grammar", metavar="FILE", help="the text is of this GBNF or Lark grammar"
+    )
+    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="for the whole request")
+
+
+def request_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Returns what InferenceClient's calls take of it. Raises ValueError or OSError."""
+    names = (*_SAMPLING, "stop", "ignore_eos")
+    sampling = {name: options[name] for name in names if options[name] is not None}
+    for name, kind in _STRUCTURES.items():
+        if (value := options[name]) is not None:
+            content = _read(Path(value), name) if kind == "FILE" else value
+            sampling["structured_output"] = {name: content}
+    return {"sampling": sampling, "timeout_s": options["timeout"]}
+
+
+def _read(path: Path, name: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8"
+        raise ValueError(f"cannot read --{name.replace('_', '-')} {path}: {reason}") from None

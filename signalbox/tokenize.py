@@ -1,0 +1,83 @@
+"""`signalbox tokenize`: text to the served model's tokens, and token ids back to text."""
+
+import argparse
+import asyncio
+import json
+import sys
+from typing import Any
+
+import grpc
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from signalbox.answer import explain
+from signalbox.connection import connection
+from signalbox.inference_client import InferenceClient, Token
+from signalbox.router_flags import add_router_flags
+
+EXAMPLES = """\
+examples
+  signalbox tokenize "The capital of France is"
+  signalbox tokenize --json < prompt.txt | jq .count
+  signalbox tokenize --no-special-tokens "Hello"
+  signalbox tokenize --decode 1 504 3575
+"""
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of `signalbox tokenize`."""
+    parser.add_argument(
+        "text",
+        metavar="TEXT",
+        nargs="*",
+        help="text, or with --decode ids (default: standard input)",
+    )
+    parser.add_argument("--decode", action="store_true", help="token ids to text instead")
+    parser.add_argument(
+        "--no-special-tokens",
+        action="store_true",
+        help="add none, such as one for the beginning; with --decode: leave them out of the text",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead")
+    add_router_flags(parser)
+
+
+def run(options: dict[str, Any]) -> None:
+    """Prints tokens or text."""
+    asyncio.run(_run(options))
+
+
+async def _run(options: dict[str, Any]) -> None:
+    given = " ".join(options["text"]) if options["text"] else sys.stdin.read()
+    special = not options["no_special_tokens"]
+    async with InferenceClient(options["router"], connection(options)) as client:
+        try:
+            if options["decode"]:
+                text = await client.detokenize(_ids(given), special_tokens=special)
+                print(json.dumps({"text": text}, ensure_ascii=False) if options["json"] else text)
+            else:
+                tokens = await client.tokenize(given, special_tokens=special)
+                _print(tokens, as_json=options["json"])
+        except grpc.aio.AioRpcError as error:
+            raise RuntimeError(explain(error, client.address)) from error
+
+
+def _ids(text: str) -> list[int]:
+    ids = []
+    for word in text.replace(",", " ").split():
+        if not word.isdecimal() or int(word) >= 1 << 32:
+            raise ValueError(f"{word[:50]!r} is no token id; --decode takes whole numbers from 0")
+        ids.append(int(word))
+    return ids
+
+
+def _print(tokens: list[Token], *, as_json: bool) -> None:
+    if as_json:
+        ids, texts = [token.id for token in tokens], [token.text for token in tokens]
+        print(json.dumps({"count": len(ids), "token_ids": ids, "texts": texts}, ensure_ascii=False))
+        return
+    table = Table("position", "id", "text", title=f"{len(tokens)} tokens", title_justify="left")
+    for position, token in enumerate(tokens):
+        table.add_row(str(position), str(token.id), Text(repr(token.text)))
+    Console(highlight=False).print(table)

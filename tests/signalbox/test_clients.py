@@ -1,0 +1,168 @@
+"""The commands that call a router: as scripts use them, and a conversation on a terminal."""
+
+import io
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from signalbox import chat, generate, models, tokenize
+from signalbox.chat import Conversation, obey
+from signalbox.cli import _parser
+from signalbox.inference_client import Message
+from tests.signalbox.stacks import COMMAND, START_S, Stack, environment, serve, signalbox
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    slow = ("--simulated-step-ms", "20")
+    with serve(tmp_path_factory.mktemp("stack") / "log", "--simulate", *slow) as stack:
+        yield stack
+
+
+def test_tokens_and_text_are_each_others_inverse(stack: Stack) -> None:
+    at = ("--router", stack.address)
+    done = signalbox("tokenize", "--json", "The capital", *at)
+    tokens = json.loads(done.stdout)
+    assert tokens["count"] == len(tokens["token_ids"]) == len(tokens["texts"]) > 0
+    ids = [str(token_id) for token_id in tokens["token_ids"]]
+    done = signalbox("tokenize", "--decode", "--no-special-tokens", *ids, *at)
+    assert done.stdout == "The capital\n"
+
+
+def test_tokens_are_a_table_for_people(stack: Stack) -> None:
+    done = signalbox("tokenize", "Hi", "--router", stack.address)
+    assert {"position", "id", "text"} <= set(re.findall(r"\w+", done.stdout.splitlines()[2]))
+
+
+@pytest.mark.parametrize("word", ["x", "-1", "1.5", str(1 << 32)])
+def test_what_is_no_token_id_is_refused_before_anybody_is_called(word: str) -> None:
+    done = signalbox("tokenize", "--router", "127.0.0.1:9", "--decode", "--", "5", word)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"'{word}' is no token id" in done.stderr
+
+
+def test_models_say_what_is_served_and_how_busy_it_is(stack: Stack) -> None:
+    done = signalbox("models", "--json", "--router", stack.address)
+    answer = json.loads(done.stdout)
+    assert answer["model"]["name"] == "simulated"
+    assert answer["load"]["num_workers"] == 1
+    assert 0 == answer["load"]["num_live_requests"] < answer["load"]["max_live_requests"]
+    table = signalbox("models", "--router", stack.address).stdout
+    assert "0 waiting, 0 running, 0 swapped" in table
+
+
+def test_a_schema_that_cannot_be_read_is_refused_by_its_flag(tmp_path: Path) -> None:
+    done = signalbox("generate", "a", "--json-schema", str(tmp_path / "none"))
+    assert done.returncode == 1
+    assert "cannot read --json-schema" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+class Terminal:
+    """`signalbox chat` as a person has it."""
+
+    def __init__(self, *arguments: str) -> None:
+        self._end, other = pty.openpty()
+        self.process = subprocess.Popen(
+            [*COMMAND, "chat", *arguments],
+            stdin=other,
+            stdout=other,
+            stderr=other,
+            env=environment(),
+            preexec_fn=os.setsid,
+        )
+        os.close(other)
+        self.shown = ""
+
+    def type(self, text: str) -> None:
+        os.write(self._end, text.encode() + b"\n")
+
+    def wait_for(self, text: str) -> str:
+        """Returns all that is shown up to the text."""
+        ends = time.monotonic() + START_S
+        while text not in self.shown:
+            assert time.monotonic() < ends, self.shown
+            self.shown += os.read(self._end, 4096).decode(errors="replace")
+        before, _, self.shown = self.shown.partition(text)
+        return before
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._end)
+
+
+def test_a_conversation_goes_on_after_an_answer_is_interrupted(stack: Stack) -> None:
+    terminal = Terminal("--router", stack.address, "--ignore-eos", "--max-tokens", "400")
+    try:
+        terminal.wait_for("> ")
+        terminal.type("Hello")
+        terminal.wait_for("Hello")
+        time.sleep(1)  # the answer takes eight
+        terminal.process.send_signal(signal.SIGINT)
+        terminal.wait_for("the question is forgotten")
+        terminal.wait_for("> ")
+        terminal.type("/system Be brief.")
+        terminal.wait_for("> ")
+        terminal.type("/history")
+        shown = terminal.wait_for("system: Be brief.")
+        assert "Hello" not in shown
+        terminal.type("/exit")
+        assert terminal.process.wait(timeout=START_S) == 0
+    finally:
+        terminal.close()
+    done = signalbox("models", "--json", "--router", stack.address)
+    assert json.loads(done.stdout)["load"]["num_running_requests"] == 0
+
+
+def make_conversation() -> Conversation:
+    conversation = Conversation("Be kind.")
+    for text in ("one", "two"):
+        conversation.ask(text)
+        conversation.answered(text.upper())
+    return conversation
+
+
+@pytest.mark.parametrize(
+    ("command", "left"),
+    [
+        ("/clear", ["Be kind."]),
+        ("/undo", ["Be kind.", "one", "ONE"]),
+        ("/system Be brief.", ["Be brief."]),
+        ("/system", []),
+        ("/nonsense", ["Be kind.", "one", "ONE", "two", "TWO"]),
+    ],
+)
+def test_commands_of_a_conversation_forget_what_they_say(command: str, left: list[str]) -> None:
+    conversation = make_conversation()
+    assert obey(command, conversation, Console(file=io.StringIO()))
+    assert [message.text for message in conversation.messages] == left
+    assert not obey("/exit", conversation, Console(file=io.StringIO()))
+
+
+def test_a_conversation_is_sent_whole_with_its_instructions_first() -> None:
+    conversation = make_conversation()
+    conversation.ask("three")
+    first, *_, last = conversation.messages
+    assert first == Message(role="system", text="Be kind.")
+    assert last == Message(role="user", text="three")
+    assert len(conversation.messages) == 6
+
+
+@pytest.mark.parametrize("module", [chat, generate, models, tokenize])
+def test_examples_of_the_help_are_commands_that_parse(module: object) -> None:
+    parser, examples = _parser(), getattr(module, "EXAMPLES")  # noqa: B009
+    lines = re.findall(r"signalbox (.*)", examples)
+    assert len(lines) >= 2
+    for line in lines:
+        words = re.findall(r'"[^"]*"|[^\s"]+', re.split(r"\s+[#|<]", line)[0])
+        parser.parse_args([word.strip('"') for word in words])
