@@ -12,6 +12,7 @@ from scheduler_svc.endings import NO_LONGER_FITS, Endings
 from scheduler_svc.plan import StepPlan
 from scheduler_svc.queues import GroupQueues
 from scheduler_svc.sequence import Sequence, SequenceGroup
+from scheduler_svc.steady import SteadyLane
 from scheduler_svc.timeline import EventKind
 from scheduler_svc.worker_view import WorkerView
 
@@ -26,6 +27,7 @@ class Preemption:
         *,
         queues: GroupQueues,
         blocks: BlockSpaceManager,
+        lane: SteadyLane,
         view: WorkerView,
         endings: Endings,
         cost: CostModel,
@@ -35,6 +37,7 @@ class Preemption:
         self.num_recomputes = 0  # of those; the others were swapped
         self._queues = queues
         self._blocks = blocks
+        self._lane = lane
         self._view = view
         self._endings = endings
         self._cost = cost
@@ -72,7 +75,8 @@ class Preemption:
         if plan.yielding:  # one victim at a time is waited for
             return False
         victim = self._queues.running[-1]
-        if victim.is_steady or victim.is_inflight:  # steady: in this step
+        self._lane.release(victim)  # which knows whether it is in flight, or in this step already
+        if victim.is_inflight:
             plan.yielding.append(victim)
             return False
         self._preempt(victim, plan, now, by=group)

@@ -74,6 +74,7 @@ class Scheduler:
         self._preemption = Preemption(
             queues=queues,
             blocks=blocks,
+            lane=lane,
             view=view,
             endings=self._endings,
             cost=self.cost,

@@ -126,6 +126,8 @@ class Loop:
         plan = self.scheduler.schedule(self.now)
         self.ended += self.scheduler.take_failed()
         if plan is None:
+            # The engine sleeps then, and nobody wakes it if no answer comes.
+            assert self.sent or self.scheduler.schedule(self.now) is None, "work was overlooked"
             return False
         limits = self.scheduler.limits
         assert len(plan.seqs) <= limits.max_num_seqs

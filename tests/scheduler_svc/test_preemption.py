@@ -300,6 +300,53 @@ def test_beams_that_are_recomputed_take_the_blocks_of_those_behind_them(depth: i
     assert_all_free(loop)
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_beam_that_lacks_blocks_takes_those_of_a_group_that_decodes_at_once(depth: int) -> None:
+    """Its siblings wait for it; a step that nobody is in would be the last until somebody comes."""
+    lost = make_loop(make_scheduler(num_gpu_blocks=32), depth=1)
+    group = make_search([1] * 5, width=2, n=1, max_tokens=9, stops=())
+    add(lost, group)
+    while len(group.sequences) < 2 or group.sequences[0].num_tokens < 13:
+        step(lost)
+    loop = make_loop(make_scheduler(num_gpu_blocks=7, prefix_caching=False), depth=depth)
+    young = make_request([2], max_tokens=9, arrival=1.0)
+    add(loop, young, *lost.scheduler.evacuate())
+    loop.send()
+    assert young.is_steady
+    loop.answer()
+    loop.send()
+    assert young.num_preemptions == 1
+    loop.run()
+    assert_found(group)
+    assert_expected(young)
+    assert_all_free(loop)
+
+
+def test_nobody_comes_in_while_a_branch_that_runs_is_short_of_blocks() -> None:
+    """Though there are some: whoever took them would have to give them back, step after step."""
+    lost = make_loop(make_scheduler(num_gpu_blocks=32), depth=1)
+    group = make_request([1] * 8, n=2, max_tokens=9, arrival=1.0)
+    add(lost, group)
+    while group.sequences[0].num_tokens < 13:
+        step(lost)
+    scheduler = make_scheduler(num_gpu_blocks=9, prefix_caching=False)
+    loop = make_loop(scheduler, depth=1)
+    older = make_request([2] * 13, max_tokens=3)  # holds four blocks, as each branch does
+    add(loop, older, *lost.scheduler.evacuate())
+    step(loop)
+    small = make_request([3], max_tokens=1, arrival=2.0)
+    add(loop, small)
+    while not older.is_finished:
+        step(loop)
+        assert scheduler.blocks.gpu.num_free
+        assert small.times.first_scheduled is None
+    loop.run()
+    assert small.num_preemptions == 0
+    for each in (older, group, small):
+        assert_expected(each)
+    assert_all_free(loop)
+
+
 @pytest.mark.parametrize("mode", list(PreemptionMode))
 @pytest.mark.parametrize("num_cpu_blocks", [0, 6, 64])
 def test_nobody_waits_for_longer_than_those_before_take_alone(
