@@ -99,6 +99,7 @@ class Cluster:
     def add(self, group: SequenceGroup, *, session: RouterSession, handle: int) -> Request | None:
         """Queues a request; one that is refused ends at once, and None is returned."""
         request = Request(group, session, handle)
+        self._end_earlier_attempt(group)
         failure = self._refusal(group)
         if failure is not None:
             group.failure = failure
@@ -108,7 +109,8 @@ class Cluster:
         make_group(group)
         self._live.add(request)
         self.admission.add(group)
-        self.admission.note_arrival(group, group.times.arrival)
+        is_resumed = group.attempt > 0  # it arrived elsewhere, and waits here from now on
+        self.admission.note_arrival(group, self._clock() if is_resumed else group.times.arrival)
         self.wake()
         return request
 
@@ -127,7 +129,14 @@ class Cluster:
             return never_fits(group)
         num_live = self._live.num_of(group.tenant)
         excess = beyond_bounds(group, self._bounds, self.admission, num_live=num_live)
-        return excess or self._rank(group)
+        return (None if group.attempt else excess) or self._rank(group)
+
+    def _end_earlier_attempt(self, group: SequenceGroup) -> None:
+        """Makes way for a request that its router sends again, before its old stream is missed."""
+        other = self._live.find(tenant=group.tenant, request_id=group.request_id)
+        if other is not None and other.group.nonce == group.nonce:
+            if other.group.attempt < group.attempt:
+                self.abort(other)
 
     def _rank(self, group: SequenceGroup) -> RequestFailure | None:
         """Lets the policy place a request; it may be anybody's code."""

@@ -2,14 +2,14 @@
 
 from protos.scheduler.v1 import scheduler_pb2 as pb
 from protos.worker.v1 import worker_pb2 as worker_pb
-from rpc.columns import pack_int32, pack_int64
+from rpc.columns import pack_int32, pack_int64, unpack_int32
 from rpc.errors import InvalidArgument
 from scheduler_svc import sampling_codec
 from scheduler_svc.beam import BeamSearchParams
 from scheduler_svc.errors import RequestFailure
 from scheduler_svc.plan import TokenLogprobs
 from scheduler_svc.router_messages import EndedRequest, FinishedSequence, RouterMessage
-from scheduler_svc.sequence import FinishReason, SequenceGroup
+from scheduler_svc.sequence import DeliveredSequence, FinishReason, SequenceGroup
 from scheduler_svc.timeline import GroupTimes
 
 _FINISH_REASONS = {
@@ -19,6 +19,7 @@ _FINISH_REASONS = {
     FinishReason.STOP_STRING: pb.FINISH_REASON_STOP_STRING,
     FinishReason.ERROR: pb.FINISH_REASON_ERROR,
 }
+_REASONS = {number: reason for reason, number in _FINISH_REASONS.items()}
 
 MAX_HANDLE = (1 << 63) - 1
 """Handles go back in a column of int64."""
@@ -49,10 +50,22 @@ def group(message: pb.AddRequest, *, now: float) -> SequenceGroup:
         tenant=message.tenant,
         priority=message.priority,
         cache_salt=message.cache_salt,
-        times=GroupTimes(arrival=now),
+        num_known_prompt_logprobs=message.num_delivered_prompt_logprobs,
+        attempt=message.attempt,
+        nonce=message.nonce,
+        delivered=[_delivered(sequence) for sequence in message.delivered],
+        times=GroupTimes(arrival=now - message.age_ns / 1e9),
         traceparent=message.trace_context.traceparent,
         tracestate=message.trace_context.tracestate,
     )
+
+
+def _delivered(message: pb.DeliveredSequence) -> DeliveredSequence:
+    reason = _REASONS.get(message.finish_reason)
+    if reason is None and message.finish_reason:
+        value = int(message.finish_reason)
+        raise InvalidArgument("delivered.finish_reason", value, "a FinishReason")
+    return DeliveredSequence(unpack_int32(message.token_ids).tolist(), reason)
 
 
 def _beam_search(message: pb.BeamSearch) -> BeamSearchParams:

@@ -124,7 +124,8 @@ class Planner:
         copies = self._blocks.start(seq, prefix)
         plan.swap_in += copies
         self.num_cpu_prefix_hits += len(copies) * self._blocks.block_size
-        if seq.group.times.first_token is None and not seq.group.num_preemptions:
+        is_prompt = not seq.output_token_ids and not seq.group.num_preemptions
+        if is_prompt and seq.group.times.first_token is None:
             seq.group.num_cached_tokens = seq.num_computed_tokens
         self.num_prefix_queries += seq.num_tokens
         self.num_prefix_hits += seq.num_computed_tokens

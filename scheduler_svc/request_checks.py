@@ -34,9 +34,36 @@ def find_fault(group: SequenceGroup, model: ModelInfo) -> str | None:
     if abs(group.priority) > MAX_PRIORITY:
         return f"priority is {group.priority}, must be in [-{MAX_PRIORITY}, {MAX_PRIORITY}]"
     most_logprobs = min(MAX_LOGPROBS, model.vocab_size)
-    return _find_fault_in_params(group.params, model) or find_fault_in_search(
-        group, most_logprobs=most_logprobs
+    return (
+        _find_fault_in_params(group.params, model)
+        or find_fault_in_search(group, most_logprobs=most_logprobs)
+        or _find_fault_in_delivered(group, model)
     )
+
+
+def _find_fault_in_delivered(group: SequenceGroup, model: ModelInfo) -> str | None:
+    """What was generated before must leave something to generate."""
+    delivered = group.delivered
+    if not delivered:
+        return None
+    if len(delivered) != group.num_sequences or group.beam_search or not group.attempt:
+        return (
+            f"delivered has {len(delivered)} sequences, must have {group.num_sequences}, in a later"
+            " attempt, without beam_search"
+        )
+    lengths = [len(sequence.token_ids) for sequence in delivered]
+    most = min(group.max_tokens, model.max_model_len - group.num_prompt_tokens)
+    if not 0 < min(lengths) <= max(lengths) <= most:
+        return f"delivered has {max(lengths)} and {min(lengths)} tokens, must be in [1, {most}]"
+    lowest = min(min(sequence.token_ids) for sequence in delivered)
+    highest = max(max(sequence.token_ids) for sequence in delivered)
+    if lowest < 0 or highest >= model.vocab_size:
+        value = lowest if lowest < 0 else highest
+        return f"delivered has token {value}, must be below {model.vocab_size}"
+    going_on = [length for length, one in zip(lengths, delivered, strict=True) if not one[1]]
+    if not going_on or max(going_on) == most:
+        return "delivered leaves nothing to generate"
+    return None
 
 
 def _find_fault_in_params(params: SamplingParams, model: ModelInfo) -> str | None:

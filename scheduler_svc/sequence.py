@@ -36,6 +36,14 @@ class FinishReason(Enum):
     ERROR = auto()
 
 
+class DeliveredSequence(NamedTuple):
+    """What a router has had of a sequence, from a scheduler that is lost."""
+
+    token_ids: list[int]
+    finish_reason: FinishReason | None
+    """None goes on."""
+
+
 class Counters(NamedTuple):
     """How far a sequence is; see the attributes of the same names."""
 
@@ -159,6 +167,12 @@ class SequenceGroup:
     """How often somebody behind it came in first because of what a worker had cached."""
     num_cached_tokens: int = 0
     """Tokens of the prompt that were not computed because their blocks were found."""
+    attempt: int = 0
+    """How often a router has sent it before; see scheduler.proto."""
+    nonce: int = 0
+    """The same in every attempt."""
+    delivered: list[DeliveredSequence] = field(default_factory=list)
+    """What its router has had, by branch; `make_group` makes its sequences of it."""
     times: GroupTimes
     timeline: Timeline = field(default_factory=Timeline, repr=False)
     traceparent: str = ""
@@ -182,8 +196,8 @@ class SequenceGroup:
 
     @property
     def has_started(self) -> bool:
-        """Whether a worker has worked on the group."""
-        return self.times.first_scheduled is not None
+        """Whether a worker has worked on the group, here or at a scheduler that is lost."""
+        return self.attempt > 0 or self.times.first_scheduled is not None
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -265,8 +279,8 @@ def next_seq_id() -> int:
 
 
 def make_group(group: SequenceGroup) -> SequenceGroup:
-    """Gives a new group its first sequence, and the search that it asks for."""
-    group.sequences.append(Sequence(seq_id=next_seq_id(), branch=0, group=group))
+    """Gives a new group its first sequence, or those that it has, and the search it asks for."""
+    group.sequences += _delivered(group) or [Sequence(seq_id=next_seq_id(), branch=0, group=group)]
     if group.beam_search is not None:
         group.search = BeamSearch(
             group.beam_search,
@@ -281,3 +295,18 @@ def make_group(group: SequenceGroup) -> SequenceGroup:
             for index in range(group.num_sequences)
         ]
     return group
+
+
+def _delivered(group: SequenceGroup) -> list[Sequence]:
+    """Returns the sequences of a group that goes on, as if their worker had been lost."""
+    return [
+        Sequence(
+            seq_id=next_seq_id(),
+            branch=branch,
+            group=group,
+            status=SequenceStatus.FINISHED if reason else SequenceStatus.WAITING,
+            output_token_ids=list(token_ids),
+            finish_reason=reason,
+        )
+        for branch, (token_ids, reason) in enumerate(group.delivered)
+    ]

@@ -28,63 +28,65 @@ from protos.scheduler.v1 import stats_pb2 as protos_dot_scheduler_dot_v1_dot_sta
 from protos.worker.v1 import worker_pb2 as protos_dot_worker_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#protos/scheduler/v1/scheduler.proto\x12\x16signalbox.scheduler.v1\x1a!protos/scheduler/v1/explain.proto\x1a\x1fprotos/scheduler/v1/state.proto\x1a\x1fprotos/scheduler/v1/stats.proto\x1a\x1dprotos/worker/v1/worker.proto\"\xd4\x01\n\x0e\x43onnectRequest\x12\x39\n\x0b\x61\x64\x64_request\x18\x01 \x01(\x0b\x32\".signalbox.scheduler.v1.AddRequestH\x00\x12=\n\rabort_request\x18\x02 \x01(\x0b\x32$.signalbox.scheduler.v1.AbortRequestH\x00\x12=\n\rstop_sequence\x18\x03 \x01(\x0b\x32$.signalbox.scheduler.v1.StopSequenceH\x00\x42\t\n\x07message\"L\n\x0f\x43onnectResponse\x12\x39\n\x0cstep_outputs\x18\x01 \x01(\x0b\x32#.signalbox.scheduler.v1.StepOutputs\"\x84\x03\n\nAddRequest\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x03 \x03(\r\x12<\n\x0fsampling_params\x18\x04 \x01(\x0b\x32#.signalbox.worker.v1.SamplingParams\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12\x15\n\rnum_sequences\x18\x06 \x01(\r\x12\x17\n\ntimeout_ns\x18\x07 \x01(\x04H\x00\x88\x01\x01\x12\x38\n\rtrace_context\x18\x08 \x01(\x0b\x32!.signalbox.worker.v1.TraceContext\x12\x12\n\ncache_salt\x18\t \x01(\t\x12\x0e\n\x06tenant\x18\n \x01(\t\x12\x10\n\x08priority\x18\x0b \x01(\x11\x12\x37\n\x0b\x62\x65\x61m_search\x18\x0c \x01(\x0b\x32\".signalbox.scheduler.v1.BeamSearchB\r\n\x0b_timeout_ns\"K\n\nBeamSearch\x12\r\n\x05width\x18\x01 \x01(\r\x12\x16\n\x0elength_penalty\x18\x02 \x01(\x02\x12\x16\n\x0e\x65\x61rly_stopping\x18\x03 \x01(\x08\"\x1e\n\x0c\x41\x62ortRequest\x12\x0e\n\x06handle\x18\x01 \x01(\x04\"B\n\x0cStopSequence\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\r\n\x05index\x18\x02 \x01(\r\x12\x13\n\x0bkeep_tokens\x18\x03 \x01(\r\"\xd7\x02\n\x0bStepOutputs\x12\x0f\n\x07handles\x18\x01 \x01(\x0c\x12\x0f\n\x07indices\x18\x02 \x01(\x0c\x12\x12\n\nnum_tokens\x18\x03 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x04 \x01(\x0c\x12\x34\n\x08logprobs\x18\x05 \x03(\x0b\x32\".signalbox.worker.v1.TokenLogprobs\x12\x44\n\x12\x66inished_sequences\x18\x06 \x03(\x0b\x32(.signalbox.scheduler.v1.SequenceFinished\x12\x42\n\x11\x66inished_requests\x18\x07 \x03(\x0b\x32\'.signalbox.scheduler.v1.RequestFinished\x12?\n\x0fprompt_logprobs\x18\x08 \x03(\x0b\x32&.signalbox.scheduler.v1.PromptLogprobs\"n\n\x0ePromptLogprobs\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x16\n\x0e\x66irst_position\x18\x02 \x01(\r\x12\x34\n\x08logprobs\x18\x03 \x03(\x0b\x32\".signalbox.worker.v1.TokenLogprobs\"\xca\x01\n\x10SequenceFinished\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\r\n\x05index\x18\x02 \x01(\r\x12\x34\n\x06reason\x18\x03 \x01(\x0e\x32$.signalbox.scheduler.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x15\n\rerror_message\x18\x05 \x01(\t\x12\x12\n\x05score\x18\x06 \x01(\x01H\x01\x88\x01\x01\x42\x10\n\x0e_stop_token_idB\x08\n\x06_score\"\xd0\x01\n\x0fRequestFinished\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x0c\n\x04\x63ode\x18\x02 \x01(\x05\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x1b\n\x0eretry_after_ns\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12,\n\x05usage\x18\x05 \x01(\x0b\x32\x1d.signalbox.scheduler.v1.Usage\x12\x30\n\x07timings\x18\x06 \x01(\x0b\x32\x1f.signalbox.scheduler.v1.TimingsB\x11\n\x0f_retry_after_ns\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"Y\n\x07Timings\x12\x11\n\tqueued_ns\x18\x01 \x01(\x04\x12\x12\n\nprefill_ns\x18\x02 \x01(\x04\x12\x11\n\tdecode_ns\x18\x03 \x01(\x04\x12\x14\n\x0cpreempted_ns\x18\x04 \x01(\x04\"\x11\n\x0fGetModelRequest\"A\n\x10GetModelResponse\x12-\n\x05model\x18\x01 \x01(\x0b\x32\x1e.signalbox.worker.v1.ModelInfo\"\x15\n\x13GetTokenizerRequest\"8\n\x14GetTokenizerResponse\x12\x11\n\tfile_name\x18\x01 \x01(\t\x12\r\n\x05\x63hunk\x18\x02 \x01(\x0c\"\x82\x01\n\x0fRegisterRequest\x12,\n\x04join\x18\x01 \x01(\x0b\x32\x1c.signalbox.scheduler.v1.JoinH\x00\x12\x36\n\theartbeat\x18\x02 \x01(\x0b\x32!.signalbox.scheduler.v1.HeartbeatH\x00\x42\t\n\x07message\"\x8c\x01\n\x04Join\x12\r\n\x05\x65poch\x18\x01 \x01(\x06\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12-\n\x05model\x18\x03 \x01(\x0b\x32\x1e.signalbox.worker.v1.ModelInfo\x12\x35\n\x08\x63\x61pacity\x18\x04 \x01(\x0b\x32#.signalbox.worker.v1.WorkerCapacity\"?\n\tHeartbeat\x12\x32\n\x05state\x18\x01 \x01(\x0e\x32#.signalbox.scheduler.v1.WorkerState\"\xbf\x01\n\x10RegisterResponse\x12\x34\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32 .signalbox.scheduler.v1.AcceptedH\x00\x12\x36\n\theartbeat\x18\x02 \x01(\x0b\x32!.signalbox.scheduler.v1.HeartbeatH\x00\x12\x32\n\x07\x64rained\x18\x03 \x01(\x0b\x32\x1f.signalbox.scheduler.v1.DrainedH\x00\x42\t\n\x07message\")\n\x08\x41\x63\x63\x65pted\x12\x1d\n\x15heartbeat_interval_ns\x18\x01 \x01(\x04\"\t\n\x07\x44rained*\xb5\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1c\n\x18\x46INISH_REASON_STOP_TOKEN\x10\x03\x12\x1d\n\x19\x46INISH_REASON_STOP_STRING\x10\x04\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x05*^\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12WORKER_STATE_READY\x10\x01\x12\x19\n\x15WORKER_STATE_DRAINING\x10\x02\x32\xdd\x04\n\x10SchedulerService\x12^\n\x07\x43onnect\x12&.signalbox.scheduler.v1.ConnectRequest\x1a\'.signalbox.scheduler.v1.ConnectResponse(\x01\x30\x01\x12]\n\x08GetModel\x12\'.signalbox.scheduler.v1.GetModelRequest\x1a(.signalbox.scheduler.v1.GetModelResponse\x12k\n\x0cGetTokenizer\x12+.signalbox.scheduler.v1.GetTokenizerRequest\x1a,.signalbox.scheduler.v1.GetTokenizerResponse0\x01\x12]\n\x08GetStats\x12\'.signalbox.scheduler.v1.GetStatsRequest\x1a(.signalbox.scheduler.v1.GetStatsResponse\x12Z\n\x07\x45xplain\x12&.signalbox.scheduler.v1.ExplainRequest\x1a\'.signalbox.scheduler.v1.ExplainResponse\x12\x62\n\tDumpState\x12(.signalbox.scheduler.v1.DumpStateRequest\x1a).signalbox.scheduler.v1.DumpStateResponse0\x01\x32z\n\x15WorkerRegistryService\x12\x61\n\x08Register\x12\'.signalbox.scheduler.v1.RegisterRequest\x1a(.signalbox.scheduler.v1.RegisterResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#protos/scheduler/v1/scheduler.proto\x12\x16signalbox.scheduler.v1\x1a!protos/scheduler/v1/explain.proto\x1a\x1fprotos/scheduler/v1/state.proto\x1a\x1fprotos/scheduler/v1/stats.proto\x1a\x1dprotos/worker/v1/worker.proto\"\xd4\x01\n\x0e\x43onnectRequest\x12\x39\n\x0b\x61\x64\x64_request\x18\x01 \x01(\x0b\x32\".signalbox.scheduler.v1.AddRequestH\x00\x12=\n\rabort_request\x18\x02 \x01(\x0b\x32$.signalbox.scheduler.v1.AbortRequestH\x00\x12=\n\rstop_sequence\x18\x03 \x01(\x0b\x32$.signalbox.scheduler.v1.StopSequenceH\x00\x42\t\n\x07message\"L\n\x0f\x43onnectResponse\x12\x39\n\x0cstep_outputs\x18\x01 \x01(\x0b\x32#.signalbox.scheduler.v1.StepOutputs\"\x99\x04\n\nAddRequest\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x03 \x03(\r\x12<\n\x0fsampling_params\x18\x04 \x01(\x0b\x32#.signalbox.worker.v1.SamplingParams\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12\x15\n\rnum_sequences\x18\x06 \x01(\r\x12\x17\n\ntimeout_ns\x18\x07 \x01(\x04H\x00\x88\x01\x01\x12\x38\n\rtrace_context\x18\x08 \x01(\x0b\x32!.signalbox.worker.v1.TraceContext\x12\x12\n\ncache_salt\x18\t \x01(\t\x12\x0e\n\x06tenant\x18\n \x01(\t\x12\x10\n\x08priority\x18\x0b \x01(\x11\x12\x37\n\x0b\x62\x65\x61m_search\x18\x0c \x01(\x0b\x32\".signalbox.scheduler.v1.BeamSearch\x12\x0f\n\x07\x61ttempt\x18\r \x01(\r\x12\r\n\x05nonce\x18\x0e \x01(\x06\x12<\n\tdelivered\x18\x0f \x03(\x0b\x32).signalbox.scheduler.v1.DeliveredSequence\x12%\n\x1dnum_delivered_prompt_logprobs\x18\x10 \x01(\r\x12\x0e\n\x06\x61ge_ns\x18\x11 \x01(\x04\x42\r\n\x0b_timeout_ns\"c\n\x11\x44\x65liveredSequence\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12;\n\rfinish_reason\x18\x02 \x01(\x0e\x32$.signalbox.scheduler.v1.FinishReason\"K\n\nBeamSearch\x12\r\n\x05width\x18\x01 \x01(\r\x12\x16\n\x0elength_penalty\x18\x02 \x01(\x02\x12\x16\n\x0e\x65\x61rly_stopping\x18\x03 \x01(\x08\"\x1e\n\x0c\x41\x62ortRequest\x12\x0e\n\x06handle\x18\x01 \x01(\x04\"B\n\x0cStopSequence\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\r\n\x05index\x18\x02 \x01(\r\x12\x13\n\x0bkeep_tokens\x18\x03 \x01(\r\"\xd7\x02\n\x0bStepOutputs\x12\x0f\n\x07handles\x18\x01 \x01(\x0c\x12\x0f\n\x07indices\x18\x02 \x01(\x0c\x12\x12\n\nnum_tokens\x18\x03 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x04 \x01(\x0c\x12\x34\n\x08logprobs\x18\x05 \x03(\x0b\x32\".signalbox.worker.v1.TokenLogprobs\x12\x44\n\x12\x66inished_sequences\x18\x06 \x03(\x0b\x32(.signalbox.scheduler.v1.SequenceFinished\x12\x42\n\x11\x66inished_requests\x18\x07 \x03(\x0b\x32\'.signalbox.scheduler.v1.RequestFinished\x12?\n\x0fprompt_logprobs\x18\x08 \x03(\x0b\x32&.signalbox.scheduler.v1.PromptLogprobs\"n\n\x0ePromptLogprobs\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x16\n\x0e\x66irst_position\x18\x02 \x01(\r\x12\x34\n\x08logprobs\x18\x03 \x03(\x0b\x32\".signalbox.worker.v1.TokenLogprobs\"\xca\x01\n\x10SequenceFinished\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\r\n\x05index\x18\x02 \x01(\r\x12\x34\n\x06reason\x18\x03 \x01(\x0e\x32$.signalbox.scheduler.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x15\n\rerror_message\x18\x05 \x01(\t\x12\x12\n\x05score\x18\x06 \x01(\x01H\x01\x88\x01\x01\x42\x10\n\x0e_stop_token_idB\x08\n\x06_score\"\xd0\x01\n\x0fRequestFinished\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x0c\n\x04\x63ode\x18\x02 \x01(\x05\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x1b\n\x0eretry_after_ns\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12,\n\x05usage\x18\x05 \x01(\x0b\x32\x1d.signalbox.scheduler.v1.Usage\x12\x30\n\x07timings\x18\x06 \x01(\x0b\x32\x1f.signalbox.scheduler.v1.TimingsB\x11\n\x0f_retry_after_ns\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"Y\n\x07Timings\x12\x11\n\tqueued_ns\x18\x01 \x01(\x04\x12\x12\n\nprefill_ns\x18\x02 \x01(\x04\x12\x11\n\tdecode_ns\x18\x03 \x01(\x04\x12\x14\n\x0cpreempted_ns\x18\x04 \x01(\x04\"\x11\n\x0fGetModelRequest\"A\n\x10GetModelResponse\x12-\n\x05model\x18\x01 \x01(\x0b\x32\x1e.signalbox.worker.v1.ModelInfo\"\x15\n\x13GetTokenizerRequest\"8\n\x14GetTokenizerResponse\x12\x11\n\tfile_name\x18\x01 \x01(\t\x12\r\n\x05\x63hunk\x18\x02 \x01(\x0c\"\x82\x01\n\x0fRegisterRequest\x12,\n\x04join\x18\x01 \x01(\x0b\x32\x1c.signalbox.scheduler.v1.JoinH\x00\x12\x36\n\theartbeat\x18\x02 \x01(\x0b\x32!.signalbox.scheduler.v1.HeartbeatH\x00\x42\t\n\x07message\"\x8c\x01\n\x04Join\x12\r\n\x05\x65poch\x18\x01 \x01(\x06\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12-\n\x05model\x18\x03 \x01(\x0b\x32\x1e.signalbox.worker.v1.ModelInfo\x12\x35\n\x08\x63\x61pacity\x18\x04 \x01(\x0b\x32#.signalbox.worker.v1.WorkerCapacity\"?\n\tHeartbeat\x12\x32\n\x05state\x18\x01 \x01(\x0e\x32#.signalbox.scheduler.v1.WorkerState\"\xbf\x01\n\x10RegisterResponse\x12\x34\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32 .signalbox.scheduler.v1.AcceptedH\x00\x12\x36\n\theartbeat\x18\x02 \x01(\x0b\x32!.signalbox.scheduler.v1.HeartbeatH\x00\x12\x32\n\x07\x64rained\x18\x03 \x01(\x0b\x32\x1f.signalbox.scheduler.v1.DrainedH\x00\x42\t\n\x07message\")\n\x08\x41\x63\x63\x65pted\x12\x1d\n\x15heartbeat_interval_ns\x18\x01 \x01(\x04\"\t\n\x07\x44rained*\xb5\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1c\n\x18\x46INISH_REASON_STOP_TOKEN\x10\x03\x12\x1d\n\x19\x46INISH_REASON_STOP_STRING\x10\x04\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x05*^\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12WORKER_STATE_READY\x10\x01\x12\x19\n\x15WORKER_STATE_DRAINING\x10\x02\x32\xdd\x04\n\x10SchedulerService\x12^\n\x07\x43onnect\x12&.signalbox.scheduler.v1.ConnectRequest\x1a\'.signalbox.scheduler.v1.ConnectResponse(\x01\x30\x01\x12]\n\x08GetModel\x12\'.signalbox.scheduler.v1.GetModelRequest\x1a(.signalbox.scheduler.v1.GetModelResponse\x12k\n\x0cGetTokenizer\x12+.signalbox.scheduler.v1.GetTokenizerRequest\x1a,.signalbox.scheduler.v1.GetTokenizerResponse0\x01\x12]\n\x08GetStats\x12\'.signalbox.scheduler.v1.GetStatsRequest\x1a(.signalbox.scheduler.v1.GetStatsResponse\x12Z\n\x07\x45xplain\x12&.signalbox.scheduler.v1.ExplainRequest\x1a\'.signalbox.scheduler.v1.ExplainResponse\x12\x62\n\tDumpState\x12(.signalbox.scheduler.v1.DumpStateRequest\x1a).signalbox.scheduler.v1.DumpStateResponse0\x01\x32z\n\x15WorkerRegistryService\x12\x61\n\x08Register\x12\'.signalbox.scheduler.v1.RegisterRequest\x1a(.signalbox.scheduler.v1.RegisterResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.scheduler.v1.scheduler_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=2860
-  _globals['_FINISHREASON']._serialized_end=3041
-  _globals['_WORKERSTATE']._serialized_start=3043
-  _globals['_WORKERSTATE']._serialized_end=3137
+  _globals['_FINISHREASON']._serialized_start=3110
+  _globals['_FINISHREASON']._serialized_end=3291
+  _globals['_WORKERSTATE']._serialized_start=3293
+  _globals['_WORKERSTATE']._serialized_end=3387
   _globals['_CONNECTREQUEST']._serialized_start=196
   _globals['_CONNECTREQUEST']._serialized_end=408
   _globals['_CONNECTRESPONSE']._serialized_start=410
   _globals['_CONNECTRESPONSE']._serialized_end=486
   _globals['_ADDREQUEST']._serialized_start=489
-  _globals['_ADDREQUEST']._serialized_end=877
-  _globals['_BEAMSEARCH']._serialized_start=879
-  _globals['_BEAMSEARCH']._serialized_end=954
-  _globals['_ABORTREQUEST']._serialized_start=956
-  _globals['_ABORTREQUEST']._serialized_end=986
-  _globals['_STOPSEQUENCE']._serialized_start=988
-  _globals['_STOPSEQUENCE']._serialized_end=1054
-  _globals['_STEPOUTPUTS']._serialized_start=1057
-  _globals['_STEPOUTPUTS']._serialized_end=1400
-  _globals['_PROMPTLOGPROBS']._serialized_start=1402
-  _globals['_PROMPTLOGPROBS']._serialized_end=1512
-  _globals['_SEQUENCEFINISHED']._serialized_start=1515
-  _globals['_SEQUENCEFINISHED']._serialized_end=1717
-  _globals['_REQUESTFINISHED']._serialized_start=1720
-  _globals['_REQUESTFINISHED']._serialized_end=1928
-  _globals['_USAGE']._serialized_start=1930
-  _globals['_USAGE']._serialized_end=2010
-  _globals['_TIMINGS']._serialized_start=2012
-  _globals['_TIMINGS']._serialized_end=2101
-  _globals['_GETMODELREQUEST']._serialized_start=2103
-  _globals['_GETMODELREQUEST']._serialized_end=2120
-  _globals['_GETMODELRESPONSE']._serialized_start=2122
-  _globals['_GETMODELRESPONSE']._serialized_end=2187
-  _globals['_GETTOKENIZERREQUEST']._serialized_start=2189
-  _globals['_GETTOKENIZERREQUEST']._serialized_end=2210
-  _globals['_GETTOKENIZERRESPONSE']._serialized_start=2212
-  _globals['_GETTOKENIZERRESPONSE']._serialized_end=2268
-  _globals['_REGISTERREQUEST']._serialized_start=2271
-  _globals['_REGISTERREQUEST']._serialized_end=2401
-  _globals['_JOIN']._serialized_start=2404
-  _globals['_JOIN']._serialized_end=2544
-  _globals['_HEARTBEAT']._serialized_start=2546
-  _globals['_HEARTBEAT']._serialized_end=2609
-  _globals['_REGISTERRESPONSE']._serialized_start=2612
-  _globals['_REGISTERRESPONSE']._serialized_end=2803
-  _globals['_ACCEPTED']._serialized_start=2805
-  _globals['_ACCEPTED']._serialized_end=2846
-  _globals['_DRAINED']._serialized_start=2848
-  _globals['_DRAINED']._serialized_end=2857
-  _globals['_SCHEDULERSERVICE']._serialized_start=3140
-  _globals['_SCHEDULERSERVICE']._serialized_end=3745
-  _globals['_WORKERREGISTRYSERVICE']._serialized_start=3747
-  _globals['_WORKERREGISTRYSERVICE']._serialized_end=3869
+  _globals['_ADDREQUEST']._serialized_end=1026
+  _globals['_DELIVEREDSEQUENCE']._serialized_start=1028
+  _globals['_DELIVEREDSEQUENCE']._serialized_end=1127
+  _globals['_BEAMSEARCH']._serialized_start=1129
+  _globals['_BEAMSEARCH']._serialized_end=1204
+  _globals['_ABORTREQUEST']._serialized_start=1206
+  _globals['_ABORTREQUEST']._serialized_end=1236
+  _globals['_STOPSEQUENCE']._serialized_start=1238
+  _globals['_STOPSEQUENCE']._serialized_end=1304
+  _globals['_STEPOUTPUTS']._serialized_start=1307
+  _globals['_STEPOUTPUTS']._serialized_end=1650
+  _globals['_PROMPTLOGPROBS']._serialized_start=1652
+  _globals['_PROMPTLOGPROBS']._serialized_end=1762
+  _globals['_SEQUENCEFINISHED']._serialized_start=1765
+  _globals['_SEQUENCEFINISHED']._serialized_end=1967
+  _globals['_REQUESTFINISHED']._serialized_start=1970
+  _globals['_REQUESTFINISHED']._serialized_end=2178
+  _globals['_USAGE']._serialized_start=2180
+  _globals['_USAGE']._serialized_end=2260
+  _globals['_TIMINGS']._serialized_start=2262
+  _globals['_TIMINGS']._serialized_end=2351
+  _globals['_GETMODELREQUEST']._serialized_start=2353
+  _globals['_GETMODELREQUEST']._serialized_end=2370
+  _globals['_GETMODELRESPONSE']._serialized_start=2372
+  _globals['_GETMODELRESPONSE']._serialized_end=2437
+  _globals['_GETTOKENIZERREQUEST']._serialized_start=2439
+  _globals['_GETTOKENIZERREQUEST']._serialized_end=2460
+  _globals['_GETTOKENIZERRESPONSE']._serialized_start=2462
+  _globals['_GETTOKENIZERRESPONSE']._serialized_end=2518
+  _globals['_REGISTERREQUEST']._serialized_start=2521
+  _globals['_REGISTERREQUEST']._serialized_end=2651
+  _globals['_JOIN']._serialized_start=2654
+  _globals['_JOIN']._serialized_end=2794
+  _globals['_HEARTBEAT']._serialized_start=2796
+  _globals['_HEARTBEAT']._serialized_end=2859
+  _globals['_REGISTERRESPONSE']._serialized_start=2862
+  _globals['_REGISTERRESPONSE']._serialized_end=3053
+  _globals['_ACCEPTED']._serialized_start=3055
+  _globals['_ACCEPTED']._serialized_end=3096
+  _globals['_DRAINED']._serialized_start=3098
+  _globals['_DRAINED']._serialized_end=3107
+  _globals['_SCHEDULERSERVICE']._serialized_start=3390
+  _globals['_SCHEDULERSERVICE']._serialized_end=3995
+  _globals['_WORKERREGISTRYSERVICE']._serialized_start=3997
+  _globals['_WORKERREGISTRYSERVICE']._serialized_end=4119
 # @@protoc_insertion_point(module_scope)

@@ -1,0 +1,143 @@
+"""Requests that a router sends again with what it has had go on as if nothing had happened."""
+
+import dataclasses
+
+import pytest
+
+from scheduler_svc.cluster import Cluster
+from scheduler_svc.config import AdmissionBounds
+from scheduler_svc.errors import FailureCode
+from scheduler_svc.request_checks import find_fault
+from scheduler_svc.sampling_params import SamplingParams
+from scheduler_svc.sequence import (
+    DeliveredSequence,
+    FinishReason,
+    SequenceGroup,
+)
+from scheduler_svc.timeline import GroupTimes
+from tests.scheduler_svc.fake_worker import VOCAB_SIZE, expected
+from tests.scheduler_svc.make import MODEL, join_worker, make_cluster, outputs
+from tests.scheduler_svc.test_cluster import Router, add_request, failure_of, finish
+
+PROMPT = [3] * 10
+GOES_ON = None
+
+
+def make_resumed(
+    *lengths: int,
+    ended: dict[int, FinishReason] | None = None,
+    max_tokens: int = 12,
+    **fields: object,
+) -> SequenceGroup:
+    """A request of which so many tokens of each branch were delivered."""
+    delivered = [
+        DeliveredSequence(
+            expected(PROMPT, num_tokens=length, branch=branch), (ended or {}).get(branch)
+        )
+        for branch, length in enumerate(lengths)
+    ]
+    settings = {"request_id": "r", "attempt": 1, "nonce": 5, "num_sequences": max(1, len(lengths))}
+    return SequenceGroup(
+        prompt_token_ids=PROMPT,
+        params=SamplingParams(),
+        max_tokens=max_tokens,
+        delivered=delivered,
+        times=GroupTimes(arrival=0.0),
+        **settings | fields,  # type: ignore[arg-type]
+    )
+
+
+def add(cluster: Cluster, group: SequenceGroup, router: Router, handle: int = 1) -> bool:
+    return cluster.add(group, session=router, handle=handle) is not None
+
+
+@pytest.mark.parametrize("num_gpu_blocks", [64, 14])  # and with preemption
+@pytest.mark.parametrize("lengths", [(), (1,), (11,), (5, 1, 8), (2, 2)])
+def test_what_was_delivered_is_computed_and_continued(
+    lengths: tuple[int, ...], num_gpu_blocks: int
+) -> None:
+    cluster, router = make_cluster(), Router()
+    _, loop = join_worker(cluster, num_gpu_blocks=num_gpu_blocks)
+    group = make_resumed(*lengths)
+    assert add(cluster, group, router)
+    add_request(cluster, router, 2, max_tokens=20)
+    finish(cluster, loop)
+    assert router.ended[1].failure is None
+    assert outputs(group) == [
+        expected(PROMPT, num_tokens=12, branch=branch) for branch in range(max(1, len(lengths)))
+    ]
+    assert not len(cluster)
+    cluster.check()
+
+
+def test_ended_branches_stay_as_they_are() -> None:
+    cluster, router = make_cluster(), Router()
+    _, loop = join_worker(cluster)
+    group = make_resumed(4, 6, 5, ended={0: FinishReason.STOP_STRING, 2: FinishReason.ERROR})
+    assert add(cluster, group, router)
+    finish(cluster, loop)
+    assert [len(tokens) for tokens in outputs(group)] == [4, 12, 5]
+    assert [seq.finish_reason for seq in group.sequences] == [
+        FinishReason.STOP_STRING,
+        FinishReason.LENGTH,
+        FinishReason.ERROR,
+    ]
+    cluster.check()
+
+
+def test_a_later_attempt_takes_the_place_of_an_earlier_one() -> None:
+    cluster, router = make_cluster(), Router()
+    _, loop = join_worker(cluster)
+    earlier = make_resumed(attempt=0)
+    assert add(cluster, earlier, router, 1)
+    loop.send()
+    later = make_resumed(3)
+    assert add(cluster, later, router, 2)
+    cluster.check()
+    finish(cluster, loop)
+    assert outputs(later) == [expected(PROMPT, num_tokens=12)]
+    assert router.ended.keys() == {2}, "nobody listens to the earlier attempt"
+    assert loop.scheduler.blocks.gpu.num_free == 64
+
+
+@pytest.mark.parametrize("fields", [{"nonce": 6}, {"attempt": 0}, {"attempt": 1}])
+def test_no_other_request_takes_the_place_of_one_that_lives(fields: dict[str, int]) -> None:
+    cluster, router = make_cluster(), Router()
+    _, loop = join_worker(cluster)
+    assert add(cluster, make_resumed(attempt=1), router, 1)
+    assert not add(cluster, make_resumed(**{"attempt": 2} | fields), router, 2)
+    assert failure_of(router, 2)[0] is FailureCode.ALREADY_EXISTS
+    finish(cluster, loop)
+    assert router.ended[1].failure is None
+
+
+def test_no_bound_of_the_queue_refuses_what_was_admitted_before() -> None:
+    cluster, router = make_cluster(bounds=AdmissionBounds(max_queued_requests=1)), Router()
+    _, loop = join_worker(cluster)
+    add_request(cluster, router, 2)
+    assert add(cluster, make_resumed(3), router, 1)
+    assert add_request(cluster, router, 3) is None
+    finish(cluster, loop)
+    assert router.ended[1].failure is None
+    cluster.check()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_sequences": 3},
+        {"attempt": 0},
+        {"delivered": [DeliveredSequence([], GOES_ON)] * 2},
+        {"delivered": [DeliveredSequence([1] * 13, FinishReason.LENGTH)] * 2},
+        {"delivered": [DeliveredSequence([1] * 12, GOES_ON)] * 2},
+        {"delivered": [DeliveredSequence([1], FinishReason.STOP)] * 2},
+        {"delivered": [DeliveredSequence([VOCAB_SIZE], GOES_ON)] * 2},
+        {"delivered": [DeliveredSequence([-1], GOES_ON)] * 2},
+    ],
+)
+def test_what_no_router_of_ours_has_had_is_refused(changes: dict[str, object]) -> None:
+    group = make_resumed(2, 2)
+    assert find_fault(group, MODEL) is None
+    fault = find_fault(dataclasses.replace(group, **changes), MODEL)  # type: ignore[arg-type]
+    assert fault is not None
+    assert fault.startswith("delivered")
