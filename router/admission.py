@@ -17,7 +17,7 @@ from router.conversation import Conversation
 from router.delivery import Delivery, Echo
 from router.model import ServedModel
 from router.request import GenerationRequest
-from router.scheduler_client import SchedulerConnection
+from router.schedulers import Schedulers
 from router.structured_output import GrammarChecker
 from router.token_checks import check_token_ids
 from rpc.errors import (
@@ -75,9 +75,9 @@ class EncodedPrompt(NamedTuple):
 class Admission:
     """Knows the live requests of this router."""
 
-    def __init__(self, config: RouterConfig, scheduler: SchedulerConnection) -> None:
+    def __init__(self, config: RouterConfig, schedulers: Schedulers) -> None:
         self._config = config
-        self._scheduler = scheduler
+        self._schedulers = schedulers
         self._grammars = GrammarChecker()
         self._live_ids: set[tuple[str, str]] = set()  # (tenant, request id)
 
@@ -157,7 +157,7 @@ class Admission:
         Args:
             kept_token_ids: special tokens that the text shows in any case.
         """
-        if model != self._scheduler.model:
+        if model != self._schedulers.model:
             raise Unavailable("the served model has just changed", RETRY_AFTER_S)
         params = validation.resolve_sampling(
             asked.sampling,
@@ -166,12 +166,12 @@ class Admission:
             bad_words=prompt.bad_words,
         )
         request = GenerationRequest(
-            handle=self._scheduler.new_handle(),
+            handle=self._schedulers.new_handle(),
             request_id=request_id,
             prompt_token_ids=prompt.token_ids,
             params=params,
             tokenizer=model.tokenizer,
-            link=self._scheduler,
+            link=self._schedulers,
             arrived_ns=arrived_ns,
             max_unread_tokens=self._config.max_unread_tokens,
             timeout_ns=timeout_ns(time_remaining),
@@ -181,7 +181,7 @@ class Admission:
             trace_context=trace_context,
             kept_token_ids=kept_token_ids,
         )
-        self._scheduler.submit(request)
+        self._schedulers.submit(request)
         return request
 
     def max_text_bytes(self, model: ServedModel, *, is_truncated: bool = False) -> int:

@@ -32,6 +32,7 @@ class Branch:
         "finished",
         "index",
         "num_tokens",
+        "token_ids",
     )
 
     def __init__(
@@ -45,6 +46,8 @@ class Branch:
         self.index = index
         self.num_tokens = 0
         """Tokens that were read and kept."""
+        self.token_ids: list[int] = []
+        """All that have come, read or not; up to a stop string if that has ended the sequence."""
         self.ended: Finish | None = None
         """How the scheduler says that the sequence ended."""
         self.finished: Finish | None = None
@@ -59,6 +62,7 @@ class Branch:
     def add(self, token_ids: list[int], logprobs: list[TokenLogprobs]) -> None:
         """Puts tokens beside those that are not read yet."""
         if self.finished is None:
+            self.token_ids += token_ids
             self._unread += token_ids
             self._unread_logprobs += logprobs
 
@@ -84,6 +88,7 @@ class Branch:
             text += rest
         if stop is not None:
             self.finished = Finish(FinishReason.STOP_STRING, stop=stop)
+            del self.token_ids[self.num_tokens :]
             text += stop if self._params.include_stop_str_in_output else ""
         else:
             self.finished = self.ended

@@ -1,5 +1,6 @@
 """How a router is set up: where it listens, whom it asks, and what it lets in."""
 
+import math
 from dataclasses import dataclass
 
 from router import tool_formats
@@ -19,7 +20,9 @@ class RouterConfig:
     """What the HTTP API says."""
     max_http_body_bytes: int = 8 << 20
     scheduler_addresses: tuple[str, ...] = ("127.0.0.1:50052",)
-    """Exactly one for now, "host:port"."""
+    """Each "host:port"; all of them get requests."""
+    resume_wait_s: float = 30.0
+    """How long a request that has lost its scheduler waits for one to go on at; 0 ends it."""
     tls: TlsConfig = CLEAR
     """Of the public ports, and of the channel to the scheduler."""
     api_keys: str | None = None
@@ -43,10 +46,11 @@ class RouterConfig:
     """How often the scheduler is asked which model is served."""
 
     def __post_init__(self) -> None:
-        if len(self.scheduler_addresses) != 1:
-            raise ValueError(
-                f"{len(self.scheduler_addresses)} scheduler addresses; a router serves one for now"
-            )
+        addresses = self.scheduler_addresses
+        if not addresses or len(set(addresses)) < len(addresses) or not all(addresses):
+            raise ValueError(f"scheduler addresses are {addresses}; give at least one, each once")
+        if not 0 <= self.resume_wait_s < math.inf:
+            raise ValueError(f"resume_wait is {self.resume_wait_s}; it must be at least 0")
         if self.tool_call_parser not in tool_formats.CHOICES:
             known = ", ".join(tool_formats.CHOICES)
             raise ValueError(f"tool_call_parser is {self.tool_call_parser!r}; use one of {known}")

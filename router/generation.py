@@ -19,7 +19,7 @@ from router.keys import ApiKey
 from router.model import ServedModel
 from router.outputs import Update
 from router.request import GenerationRequest
-from router.scheduler_client import SchedulerConnection
+from router.schedulers import Schedulers
 from router.tool_reader import ToolCallReader, reader_of
 from router.tracing import RequestSpan, Transport
 from rpc import telemetry
@@ -82,11 +82,11 @@ class Generator:
     """Text in, a stream of updates out."""
 
     def __init__(
-        self, admission: Admission, scheduler: SchedulerConnection, *, tool_call_parser: str
+        self, admission: Admission, schedulers: Schedulers, *, tool_call_parser: str
     ) -> None:
         """`tool_call_parser` is one of `tool_formats.CHOICES`."""
         self.admission = admission
-        self._scheduler = scheduler
+        self._schedulers = schedulers
         self._tool_call_parser = tool_call_parser
         self._key_limits = KeyLimits()
         self._live: dict[tuple[str, str], _Live] = {}  # by tenant and request id
@@ -94,7 +94,7 @@ class Generator:
     @property
     def model(self) -> ServedModel:
         """Raises Unavailable while nobody serves."""
-        return self._scheduler.model
+        return self._schedulers.model
 
     @property
     def load(self) -> Load:

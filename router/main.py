@@ -14,7 +14,7 @@ from router.generation import Generator
 from router.key_gate import KeyInterceptor
 from router.keys import KeyRing
 from router.load_client import LoadClient
-from router.scheduler_client import SchedulerConnection
+from router.schedulers import Schedulers
 from router.servicer import SERVICE_NAME, InferenceServicer
 from router.tenants import Tenants
 from router.vllm.servicer import SERVICE_NAME as VLLM_SERVICE
@@ -44,16 +44,17 @@ class Router:
             interceptors=[KeyInterceptor(keys)] if keys else [],
             tls=config.tls,
         )
-        self.scheduler = SchedulerConnection(
-            config.scheduler_addresses[0],
+        self.schedulers = Schedulers(
+            config.scheduler_addresses,
             tokenizer_threads=config.tokenizer_threads,
             model_poll_s=config.model_poll_s,
+            resume_wait_s=config.resume_wait_s,
             on_serving=self._set_serving,
             tls=config.tls,
         )
-        self.admission = Admission(config, self.scheduler)
+        self.admission = Admission(config, self.schedulers)
         self.generator = Generator(
-            self.admission, self.scheduler, tool_call_parser=config.tool_call_parser
+            self.admission, self.schedulers, tool_call_parser=config.tool_call_parser
         )
         self._load = LoadClient(config.scheduler_addresses[0], tls=config.tls)
         tenants = Tenants(trust_header=config.trust_tenant_header, keys=keys)
@@ -76,13 +77,13 @@ class Router:
         self._connecting: asyncio.Task[None] | None = None
 
     async def start(self) -> int:
-        """Listens, begins to look for the scheduler, returns the port. Raises PortInUse."""
+        """Listens, begins to look for schedulers, returns the port. Raises PortInUse."""
         port = await self.server.start()
         if self.http is not None:
             await self.http.start()
             scheme = "https" if self._tls.serves else "http"
             logger.info("HTTP at %s://%s/v1", scheme, self.http.address)
-        self._connecting = asyncio.create_task(self.scheduler.run(), name="scheduler connection")
+        self._connecting = asyncio.create_task(self.schedulers.run(), name="schedulers")
         logger.info("router listens on %s", self.server.address)
         return port
 
@@ -101,7 +102,7 @@ class Router:
             self.http.stop_serving()
 
     async def stop(self) -> None:
-        """Lets go of the scheduler, to be called when the servers have drained."""
+        """Lets go of the schedulers, to be called when the servers have drained."""
         if self._connecting is not None:
             self._connecting.cancel()
             await asyncio.gather(self._connecting, return_exceptions=True)
@@ -110,7 +111,7 @@ class Router:
     def _set_serving(self, serving: bool) -> None:
         self.server.set_serving(SERVICE_NAME, VLLM_SERVICE, serving=serving)
         if serving:
-            self._on_serving(self.scheduler.model.name)
+            self._on_serving(self.schedulers.model.name)
 
 
 async def run(

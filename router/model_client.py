@@ -1,4 +1,4 @@
-"""Learns from the scheduler which model is served, and fetches its tokenizer."""
+"""Learns from schedulers which model is served, and fetches its tokenizer, once for all of them."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
@@ -21,16 +21,18 @@ class ModelClient:
         self._pool = ThreadPoolExecutor(tokenizer_threads, thread_name_prefix="tokenizer")
         self._key: tuple[str, int] | None = None
         self._tokenizer: Tokenizer | None = None
+        self._fetching = asyncio.Lock()
 
     async def fetch(self, stub: scheduler_pb2_grpc.SchedulerServiceStub) -> ServedModel:
         """Raises AioRpcError, or ValueError if the tokenizer cannot be used."""
         answer = await stub.GetModel(pb.GetModelRequest(), timeout=UNARY_TIMEOUT_S)
         info = answer.model
         key = (info.tokenizer_sha256, info.vocab_size)
-        if self._tokenizer is None or key != self._key:
-            self._tokenizer = await self._fetch_tokenizer(stub, info.vocab_size)
-            self._key = key
-        return _served_model(info, self._tokenizer)
+        async with self._fetching:
+            if self._tokenizer is None or key != self._key:
+                self._tokenizer = await self._fetch_tokenizer(stub, info.vocab_size)
+                self._key = key
+            return _served_model(info, self._tokenizer)
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -85,6 +85,18 @@ class End(NamedTuple):
     """From arrival at the router to the first token's leaving it."""
 
 
+def end_unmeasured(num_prompt_tokens: int) -> End:
+    """Returns the end of a request whose scheduler was lost before it could tell the times."""
+    return End(Usage(num_prompt_tokens, 0, 0), Timings(0, 0, 0, 0))
+
+
+class Delivered(NamedTuple):
+    """What has come of one sequence so far; `finish` is None if it goes on."""
+
+    token_ids: list[int]
+    finish: Finish | None
+
+
 class Update(NamedTuple):
     """What one message to the client says."""
 

@@ -2,20 +2,32 @@
 
 The scheduler's reader puts tokens in, the RPC's task takes them out. Whatever was put in since the
 last take comes out as one delta for each sequence, so a slow client gets fewer, larger messages;
-one that leaves too much unread is aborted.
+one that leaves too much unread is aborted. It keeps all tokens, so that the request can go on at
+another scheduler when this one is lost.
 """
 
 import asyncio
+import secrets
 import time
 from collections.abc import AsyncIterator
 from typing import Protocol
 
 from router.best_of import BestOf
 from router.branch import Branch, make_branches
-from router.outputs import Delta, End, Finish, FinishReason, TokenLogprobs, Update
+from router.outputs import (
+    Delivered,
+    Delta,
+    End,
+    Finish,
+    FinishReason,
+    TokenLogprobs,
+    Update,
+)
 from router.sampling import SamplingParams
 from router.tokenizer import Tokenizer
-from rpc.errors import Internal, ResourceExhausted, RpcError
+from rpc.errors import Internal, ResourceExhausted, RpcError, Unavailable
+
+RETRY_S = 1.0
 
 
 class Link(Protocol):
@@ -52,13 +64,21 @@ class GenerationRequest:
         self.prompt_token_ids = prompt_token_ids
         self.params = params
         self.tokenizer = tokenizer
-        self.timeout_ns = timeout_ns
         self.tenant = tenant
         self.priority = priority
         self.cache_salt = cache_salt
         self.trace_context = trace_context
         """W3C traceparent and tracestate."""
+        self.attempt = 0
+        """How often it was sent to a scheduler that was lost then."""
+        self.nonce = secrets.randbits(64)
+        """The same in every attempt."""
+        self.num_prompt_logprobs = 0
+        """Positions of the prompt whose log probabilities have come."""
         self.time_to_first_token_ns: int | None = None
+        self._created_ns = time.monotonic_ns()
+        self._timeout_ns = timeout_ns
+        self._repeated: list[int] = []  # by a search that has begun again; not for the client
         self._branches = make_branches(
             params,
             prompt_token_ids=prompt_token_ids,
@@ -67,7 +87,6 @@ class GenerationRequest:
         )
         self._best_of = BestOf(params) if params.is_ranked else None
         self._prompt_logprobs: list[TokenLogprobs] = []
-        self._num_prompt_logprobs = 0
         self._touched: dict[int, Branch] = {}
         self._link = link
         self._arrived_ns = arrived_ns
@@ -81,20 +100,26 @@ class GenerationRequest:
 
     def add_tokens(self, index: int, token_ids: list[int], logprobs: list[TokenLogprobs]) -> None:
         """Puts one sequence's new tokens in; aborts the request if too much is unread."""
+        if self._repeated and index == 0:
+            num_repeated = min(len(token_ids), len(self._repeated))
+            if token_ids[:num_repeated] != self._repeated[:num_repeated]:
+                self._abort(Unavailable("the search began again and went another way", RETRY_S))
+                return
+            del self._repeated[:num_repeated]
+            token_ids = token_ids[num_repeated:]
         self._branches[index].add(token_ids, logprobs)
         self._touch(index)
         self._unread += len(token_ids) * self._token_cost
         if self._unread > self._max_unread:
-            self.fail(ResourceExhausted("the client does not read what was generated for it"))
-            self._link.abort(self.handle)
+            self._abort(ResourceExhausted("the client does not read what was generated for it"))
 
     def add_prompt_logprobs(self, first_position: int, logprobs: list[TokenLogprobs]) -> None:
         """Puts in those of a run of the prompt; all of them come before the first token."""
-        first_new = self._num_prompt_logprobs + 1
+        first_new = self.num_prompt_logprobs + 1
         if first_position <= first_new:
             new = logprobs[first_new - first_position : len(self.prompt_token_ids) - first_position]
             self._prompt_logprobs += new
-            self._num_prompt_logprobs += len(new)
+            self.num_prompt_logprobs += len(new)
 
     def end_sequence(self, index: int, finish: Finish) -> None:
         """A sequence has ended; its last tokens were put in before."""
@@ -102,6 +127,40 @@ class GenerationRequest:
             return  # the request ends with a status that says so
         self._branches[index].end(finish)
         self._touch(index)
+
+    # Going on at another scheduler
+
+    @property
+    def age_ns(self) -> int:
+        """Time since the request was made."""
+        return time.monotonic_ns() - self._created_ns
+
+    @property
+    def remaining_ns(self) -> int | None:
+        """Time that is left, at least one; None is unlimited."""
+        return None if self._timeout_ns is None else max(1, self._timeout_ns - self.age_ns)
+
+    @property
+    def num_generated_tokens(self) -> int:
+        return sum(len(branch.token_ids) for branch in self._branches)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all sequences have ended, so that no scheduler is needed any more."""
+        return all(branch.finished or branch.ended for branch in self._branches)
+
+    @property
+    def delivered(self) -> list[Delivered]:
+        """What has come of each sequence; empty if nothing has, or if a search begins again."""
+        if self.params.beam_search is not None or not self.num_generated_tokens:
+            return []
+        return [Delivered(one.token_ids, one.finished or one.ended) for one in self._branches]
+
+    def begin_again(self) -> None:
+        """Another attempt is made; what this one has had of a search will come once more."""
+        self.attempt += 1
+        if self.params.beam_search is not None:
+            self._repeated = list(self._branches[0].token_ids)
 
     def end(self, end: End) -> None:
         """The request has ended well."""
@@ -114,6 +173,10 @@ class GenerationRequest:
         self._touched.clear()
         self._branches.clear()
         self._wake()
+
+    def _abort(self, error: RpcError) -> None:
+        self.fail(error)
+        self._link.abort(self.handle)
 
     def close(self) -> None:
         """Gives everything back, whether the request has ended or its client has left."""

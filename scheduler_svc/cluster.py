@@ -134,9 +134,10 @@ class Cluster:
     def _end_earlier_attempt(self, group: SequenceGroup) -> None:
         """Makes way for a request that its router sends again, before its old stream is missed."""
         other = self._live.find(tenant=group.tenant, request_id=group.request_id)
-        if other is not None and other.group.nonce == group.nonce:
-            if other.group.attempt < group.attempt:
-                self.abort(other)
+        if other is None or other.group.nonce != group.nonce:
+            return
+        if other.group.attempt < group.attempt:
+            self.abort(other)
 
     def _rank(self, group: SequenceGroup) -> RequestFailure | None:
         """Lets the policy place a request; it may be anybody's code."""

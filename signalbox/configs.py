@@ -63,7 +63,8 @@ def router_config(settings: RouterSettings) -> RouterConfig:
         port=settings.port,
         http_port=settings.http_port if settings.http else None,
         version=signalbox.__version__,
-        scheduler_addresses=(settings.scheduler,),
+        scheduler_addresses=_names(settings.scheduler),
+        resume_wait_s=settings.resume_wait,
         reflection=(
             is_loopback(settings.host) if settings.reflection is None else settings.reflection
         ),
@@ -119,13 +120,13 @@ def model_config(settings: WorkerSettings) -> ModelConfig:
         max_model_len=settings.max_model_len,
         revision=settings.revision,
         load_format=settings.load_format,
-        model_plugins=_modules(settings.model_plugin),
+        model_plugins=_names(settings.model_plugin),
         model_impl=settings.model_impl,
         trust_remote_code=settings.trust_remote_code,
     )
 
 
-def _modules(names: str | None) -> tuple[str, ...]:
+def _names(names: str | None) -> tuple[str, ...]:
     return tuple(name.strip() for name in (names or "").split(",") if name.strip())
 
 

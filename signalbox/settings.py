@@ -262,6 +262,12 @@ class PolicySettings(LimitSettings):
 class DoorSettings(TraceSettings):
     """Of the router."""
 
+    resume_wait: float = Field(
+        30.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="seconds that a request whose scheduler is lost waits for one to go on at",
+    )
     max_live_requests: int = Field(
         4096, gt=0, description="requests that may run or wait; more are refused"
     )
@@ -294,7 +300,10 @@ class RouterSettings(DoorSettings):
 
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(50051, ge=0, le=65535, description="port to listen on; 0 picks one")
-    scheduler: str = Field("127.0.0.1:50052", description="HOST:PORT of the scheduler")
+    scheduler: str = Field(
+        "127.0.0.1:50052",
+        description="HOST:PORT of the scheduler, or of several with commas between them",
+    )
 
 
 class SchedulerSettings(PolicySettings):

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -27,14 +27,31 @@ from scheduler_svc.main import serving
 
 @dataclass(slots=True)
 class RunningScheduler:
-    address: str
+    server: Server
     cluster: Cluster
+    config: SchedulerConfig
+
+    @property
+    def address(self) -> str:
+        return self.server.address
+
+    async def kill(self) -> None:
+        """Drops every connection at once, as a process that dies does."""
+        await self.server.drain(grace_s=0)
 
 
 @contextlib.asynccontextmanager
 async def running_scheduler(config: SchedulerConfig) -> AsyncIterator[RunningScheduler]:
     async with serving(config) as (server, cluster):
-        yield RunningScheduler(server.address, cluster)
+        yield RunningScheduler(server, cluster, config)
+
+
+@contextlib.asynccontextmanager
+async def restarted(scheduler: RunningScheduler) -> AsyncIterator[RunningScheduler]:
+    """Another scheduler in the place of one that dies."""
+    await scheduler.kill()
+    async with running_scheduler(replace(scheduler.config, port=scheduler.server.port)) as another:
+        yield another
 
 
 @dataclass(slots=True)
@@ -77,10 +94,10 @@ async def running_worker(
 
 
 @contextlib.asynccontextmanager
-async def running_router(scheduler_address: str) -> AsyncIterator[RouterService]:
+async def running_router(*scheduler_addresses: str) -> AsyncIterator[RouterService]:
     """A router that knows the model."""
     service = RouterService(
-        RouterConfig(port=0, scheduler_addresses=(scheduler_address,), model_poll_s=0.05)
+        RouterConfig(port=0, scheduler_addresses=scheduler_addresses, model_poll_s=0.05)
     )
     await service.start()
     try:

@@ -21,6 +21,7 @@ from tests.integration.stack import (
     RunningScheduler,
     RunningWorker,
     eventually,
+    restarted,
     running_router,
     running_scheduler,
     running_worker,
@@ -125,6 +126,18 @@ async def test_tokens_do_not_depend_on_company_preemption_or_the_worker(tiny: Pa
         assert await asyncio.gather(*asked) == alone
         (engine,) = stack.scheduler.cluster.engines
         assert engine.scheduler.num_preemptions > 0
+
+
+async def test_tokens_do_not_depend_on_schedulers_that_are_lost(tiny: Path) -> None:
+    numbers = range(2 * len(PARAMS))
+    async with make_stack(tiny, num_workers=1, num_blocks=64) as stack:
+        alone = [await stack.ask(number) for number in numbers]
+    async with make_stack(tiny, num_workers=1, num_blocks=64) as stack:
+        asked = [asyncio.create_task(stack.ask(number)) for number in numbers]
+        await eventually(lambda: stack.num_tokens > 150, within_s=120)
+        async with restarted(stack.scheduler) as restart:
+            assert await asyncio.gather(*asked) == alone
+            assert len(restart.cluster.history) > 0
 
 
 async def test_what_is_ruled_out_does_not_come(tiny: Path) -> None:

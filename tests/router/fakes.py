@@ -145,6 +145,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.added: list[pb.AddRequest] = []
         self.aborted: list[int] = []
         self.stopped: list[tuple[int, int, int]] = []
+        self.request_of_a_stop_ends = True
         self.num_tokenizer_calls = 0
         self.num_stats_calls = 0
         self.stats = stats_pb2.GetStatsResponse()
@@ -203,7 +204,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
             case "stop_sequence":
                 stop = request.stop_sequence
                 self.stopped.append((stop.handle, stop.index, stop.keep_tokens))
-                self.send(step(requests=[request_finished(stop.handle)]))
+                if self.request_of_a_stop_ends:
+                    self.send(step(requests=[request_finished(stop.handle)]))
 
     async def GetModel(self, request: pb.GetModelRequest, context: Any) -> pb.GetModelResponse:
         if not self.has_worker:

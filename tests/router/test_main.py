@@ -79,7 +79,8 @@ async def test_a_port_in_use_is_an_error_of_one_line() -> None:
     [
         {"port": 70_000},
         {"scheduler_addresses": ()},
-        {"scheduler_addresses": ("a:1", "b:1")},
+        {"scheduler_addresses": ("a:1", "a:1")},
+        {"resume_wait_s": -1.0},
         {"max_live_requests": 0},
         {"max_unread_tokens": -1},
         {"model_poll_s": 0.0},

@@ -67,7 +67,7 @@ class Stack:
 
     async def check_nothing_is_left(self) -> None:
         await eventually(
-            lambda: not self.router.admission.num_live and not self.router.scheduler.num_live
+            lambda: not self.router.admission.num_live and not self.router.schedulers.num_live
         )
 
 
@@ -476,7 +476,7 @@ async def test_a_failed_sequence_is_the_status_of_a_request_of_one() -> None:
 
 
 async def test_a_broken_stream_ends_its_requests_and_is_mended() -> None:
-    async with make_stack() as stack:
+    async with make_stack(resume_wait_s=0.0) as stack:
         call = asyncio.create_task(stack.generate())
         await stack.scheduler.wait_until(lambda: bool(stack.scheduler.added))
         stack.scheduler.end_stream()
@@ -586,7 +586,7 @@ async def test_a_model_that_changes_while_a_prompt_is_tokenised_gets_no_request(
         call = asyncio.create_task(stack.generate())
         await tokenizing.wait()
         stack.scheduler.model_name = "other"
-        await eventually(lambda: stack.router.scheduler.model.name == "other")
+        await eventually(lambda: stack.router.schedulers.model.name == "other")
         go_on.set()
         assert await code_of(call) is StatusCode.UNAVAILABLE
         assert stack.scheduler.added == []
@@ -745,7 +745,7 @@ async def test_a_lost_stream_leaves_no_task_behind() -> None:
     """gRPC's poller, which all loops share, may complain of another test's closed loop."""
     complaints: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
-    async with make_stack() as stack:
+    async with make_stack(resume_wait_s=0.0) as stack:
         for _ in range(3):
             stack.scheduler.added.clear()
             call = asyncio.create_task(stack.generate())

@@ -1,0 +1,113 @@
+"""Between the router's plain data and the messages of scheduler.v1."""
+
+from protos.scheduler.v1 import scheduler_pb2 as pb
+from protos.worker.v1 import worker_pb2
+from router.outputs import End, Finish, FinishReason, Timings, TokenLogprobs, Usage
+from router.request import GenerationRequest
+from router.sampling import BeamSearch
+from rpc import structured_output
+from rpc.columns import pack_float32, pack_int32
+from rpc.errors import RpcError, from_code
+
+_REASONS = {
+    pb.FINISH_REASON_STOP: FinishReason.STOP,
+    pb.FINISH_REASON_LENGTH: FinishReason.LENGTH,
+    pb.FINISH_REASON_STOP_TOKEN: FinishReason.STOP_TOKEN,
+    pb.FINISH_REASON_STOP_STRING: FinishReason.STOP_STRING,
+    pb.FINISH_REASON_ERROR: FinishReason.ERROR,
+}
+_FINISH_REASONS = {reason: number for number, reason in _REASONS.items()}
+
+
+def add_request(request: GenerationRequest) -> pb.AddRequest:
+    params = request.params
+    traceparent, tracestate = request.trace_context
+    message = pb.AddRequest(
+        handle=request.handle,
+        request_id=request.request_id,
+        prompt_token_ids=request.prompt_token_ids,
+        sampling_params=worker_pb2.SamplingParams(
+            temperature=params.temperature,
+            top_p=params.top_p,
+            top_k=params.top_k,
+            min_p=params.min_p,
+            seed=params.seed,
+            min_tokens=params.min_tokens,
+            stop_token_ids=params.stop_token_ids,
+            num_logprobs=params.num_logprobs,
+            presence_penalty=params.presence_penalty,
+            frequency_penalty=params.frequency_penalty,
+            repetition_penalty=params.repetition_penalty,
+            typical_p=params.typical_p,
+            logit_bias_token_ids=pack_int32([token_id for token_id, _ in params.logit_bias]),
+            logit_biases=pack_float32([bias for _, bias in params.logit_bias]),
+            allowed_token_ids=pack_int32(params.allowed_token_ids),
+            bad_words=[worker_pb2.TokenRun(token_ids=pack_int32(run)) for run in params.bad_words],
+            num_prompt_logprobs=params.num_prompt_logprobs,
+        ),
+        max_tokens=params.max_tokens,
+        num_sequences=params.num_sequences,
+        beam_search=_beam_search(params.beam_search),
+        timeout_ns=request.remaining_ns,
+        tenant=request.tenant,
+        priority=request.priority,
+        cache_salt=request.cache_salt,
+        trace_context=worker_pb2.TraceContext(traceparent=traceparent, tracestate=tracestate),
+        nonce=request.nonce,
+    )
+    if request.attempt:
+        _write_resumed(message, request)
+    structured_output.write(message.sampling_params, params.structured_output)
+    return message
+
+
+def _write_resumed(message: pb.AddRequest, request: GenerationRequest) -> None:
+    """Says what the request has had, so that it goes on behind it."""
+    message.attempt = request.attempt
+    message.age_ns = request.age_ns
+    message.num_delivered_prompt_logprobs = request.num_prompt_logprobs
+    for token_ids, end in request.delivered:
+        message.delivered.add(
+            token_ids=pack_int32(token_ids),
+            finish_reason=_FINISH_REASONS[end.reason] if end else pb.FINISH_REASON_UNSPECIFIED,
+        )
+
+
+def _beam_search(search: BeamSearch | None) -> pb.BeamSearch | None:
+    if search is None:
+        return None
+    return pb.BeamSearch(
+        width=search.width,
+        length_penalty=search.length_penalty,
+        early_stopping=search.early_stopping,
+    )
+
+
+def token_logprobs(entry: worker_pb2.TokenLogprobs) -> TokenLogprobs:
+    return TokenLogprobs(
+        entry.logprob, entry.rank, list(entry.top_token_ids), list(entry.top_logprobs)
+    )
+
+
+def finish(sequence: pb.SequenceFinished) -> Finish:
+    return Finish(
+        _REASONS.get(sequence.reason, FinishReason.ERROR),
+        stop_token_id=sequence.stop_token_id if sequence.HasField("stop_token_id") else None,
+        error_message=sequence.error_message,
+        score=sequence.score if sequence.HasField("score") else None,
+    )
+
+
+def ended(finished: pb.RequestFinished) -> End:
+    usage, timings = finished.usage, finished.timings
+    return End(
+        Usage(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens),
+        Timings(timings.queued_ns, timings.prefill_ns, timings.decode_ns, timings.preempted_ns),
+    )
+
+
+def error(finished: pb.RequestFinished) -> RpcError:
+    has_retry = finished.HasField("retry_after_ns")
+    return from_code(
+        finished.code, finished.message, finished.retry_after_ns / 1e9 if has_retry else None
+    )

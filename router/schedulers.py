@@ -1,0 +1,228 @@
+"""All schedulers of a router as one: chooses where a request goes, and where it goes on.
+
+A request that loses its scheduler is sent again, with all tokens that it has had, to the same
+scheduler once it is back or to another: the scheduler computes them again as it does when a worker
+is lost. What a sequence draws depends on its seed and position alone, so the stream goes on as if
+nothing had happened.
+"""
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from router.model import ServedModel
+from router.model_client import ModelClient
+from router.outputs import end_unmeasured
+from router.request import GenerationRequest
+from router.scheduler_client import SchedulerConnection
+from rpc.errors import RpcError, Unavailable
+from rpc.tls import CLEAR, TlsConfig
+
+logger = logging.getLogger(__name__)
+
+RETRY_AFTER_S = 1.0
+"""What clients are told while nobody serves."""
+MAX_FRUITLESS_ATTEMPTS = 5
+"""A request that is lost so often in a row without a new token is not sent again: it may be why."""
+
+
+@dataclass(slots=True, eq=False)
+class _Placed:
+    """A request that lives, what it was admitted for, and where it is."""
+
+    request: GenerationRequest
+    model: ServedModel
+    connection: SchedulerConnection | None = None
+    """None while it waits for one."""
+    gives_up_at: float = 0.0
+    """When it ends if it still waits, on the loop's clock."""
+    num_tokens: int = 0
+    """That it had had when it was sent."""
+    num_fruitless: int = 0
+
+
+class Schedulers:
+    """The way to the schedulers; the `Link` of every request, and the `Owner` of connections."""
+
+    def __init__(
+        self,
+        addresses: Iterable[str],
+        *,
+        tokenizer_threads: int,
+        model_poll_s: float,
+        resume_wait_s: float,
+        on_serving: Callable[[bool], None],
+        tls: TlsConfig = CLEAR,
+    ) -> None:
+        """`on_serving` is told whenever requests begin or cease to be taken.
+
+        Args:
+            resume_wait_s: how long a request that has lost its scheduler waits for one.
+        """
+        self._models = ModelClient(tokenizer_threads=tokenizer_threads)
+        self._connections = [
+            SchedulerConnection(
+                address, models=self._models, model_poll_s=model_poll_s, owner=self, tls=tls
+            )
+            for address in addresses
+        ]
+        self._resume_wait_s = resume_wait_s
+        self._on_serving = on_serving
+        self._handles = itertools.count(1)
+        self._placed: dict[int, _Placed] = {}
+        self._served: ServedModel | None = None
+
+    @property
+    def model(self) -> ServedModel:
+        """Raises Unavailable while nobody serves."""
+        if self._served is None:
+            is_reached = any(connection.is_open for connection in self._connections)
+            what = "worker" if is_reached else "scheduler"
+            raise Unavailable(f"no {what} serves at the moment", RETRY_AFTER_S)
+        return self._served
+
+    @property
+    def num_live(self) -> int:
+        return len(self._placed)
+
+    @property
+    def num_serving(self) -> int:
+        """Schedulers that new requests may go to."""
+        return 0 if self._served is None else len(self._serving(self._served))
+
+    def new_handle(self) -> int:
+        return next(self._handles)
+
+    async def run(self) -> None:
+        """Keeps all connections until it is cancelled; requests that live end then."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for connection in self._connections:
+                    tasks.create_task(connection.run(), name=f"scheduler {connection.address}")
+        finally:
+            self._models.close()
+            for placed in list(self._placed.values()):
+                self._fail(placed, Unavailable("the router stops", RETRY_AFTER_S))
+
+    # From requests
+
+    def submit(self, request: GenerationRequest) -> None:
+        """Sends a request where the fewest of ours are. Raises Unavailable."""
+        placed = _Placed(request, self.model)
+        if not self._place(placed):
+            raise Unavailable("the scheduler is lost", RETRY_AFTER_S)
+        self._placed[request.handle] = placed
+
+    def abort(self, handle: int) -> None:
+        """Ends a request; does nothing if it has ended."""
+        placed = self._placed.pop(handle, None)
+        if placed is not None and placed.connection is not None:
+            placed.connection.abort(handle)
+
+    def stop_sequence(self, handle: int, *, index: int, keep_tokens: int) -> None:
+        """Ends one sequence; does nothing if the request has ended."""
+        placed = self._placed.get(handle)
+        if placed is None:
+            return
+        if placed.connection is not None:
+            placed.connection.stop_sequence(handle, index=index, keep_tokens=keep_tokens)
+        elif placed.request.is_complete:
+            self._end_complete(placed)
+
+    # From connections
+
+    def model_changed(self) -> None:
+        """Serves what it served before as long as somebody does; tells those who wait."""
+        served = [one.served for one in self._connections if one.served is not None]
+        before = self._served
+        if before not in served:
+            self._served = served[0] if served else None
+            if self._served is not None or before is not None:
+                self._on_serving(self._served is not None)
+        self._resume()
+
+    def lost(self, requests: list[GenerationRequest], *, is_faulty: bool) -> None:
+        """Lets requests whose scheduler is lost go on, or end them if their tokens are in doubt."""
+        gives_up_at = asyncio.get_running_loop().time() + self._resume_wait_s
+        for request in requests:
+            placed = self._placed[request.handle]
+            placed.connection, placed.gives_up_at = None, gives_up_at
+            if is_faulty:
+                self._fail(placed, Unavailable("the scheduler makes no sense", RETRY_AFTER_S))
+            elif request.is_complete:
+                self._end_complete(placed)
+            else:
+                self._begin_again(placed)
+        self._resume()
+        asyncio.get_running_loop().call_later(self._resume_wait_s, self._give_up)
+
+    def failed(self, request: GenerationRequest, error: RpcError, by: SchedulerConnection) -> None:
+        """Ends a request, unless the scheduler has no worker and another one has."""
+        placed = self._placed[request.handle]
+        others = [one for one in self._serving(placed.model) if one is not by]
+        if others and isinstance(error, Unavailable):
+            placed.connection = None
+            self._begin_again(placed)
+            if request.handle in self._placed:
+                self._send(placed, _least_loaded(others))
+        else:
+            self._fail(placed, error)
+
+    # Going on
+
+    def _begin_again(self, placed: _Placed) -> None:
+        request = placed.request
+        is_fruitless = request.num_generated_tokens == placed.num_tokens
+        placed.num_fruitless = placed.num_fruitless + 1 if is_fruitless else 0
+        if placed.num_fruitless >= MAX_FRUITLESS_ATTEMPTS:
+            reason = f"lost its scheduler {MAX_FRUITLESS_ATTEMPTS} times without a token between"
+            self._fail(placed, Unavailable(f"the request has {reason}", RETRY_AFTER_S))
+        else:
+            request.begin_again()
+
+    def _resume(self) -> None:
+        waiting = [placed for placed in self._placed.values() if placed.connection is None]
+        resumed = [placed for placed in waiting if self._place(placed)]
+        if resumed:
+            logger.warning("%d requests go on where they were, or elsewhere", len(resumed))
+        if len(resumed) < len(waiting) and all(one.served for one in self._connections):
+            for placed in waiting:
+                if placed.connection is None:
+                    self._fail(placed, Unavailable("the model is no longer served", RETRY_AFTER_S))
+
+    def _place(self, placed: _Placed) -> bool:
+        """Sends a request where the fewest of ours are, if anywhere."""
+        serving = self._serving(placed.model)
+        if serving:
+            self._send(placed, _least_loaded(serving))
+        return bool(serving)
+
+    def _send(self, placed: _Placed, connection: SchedulerConnection) -> None:
+        placed.connection = connection
+        placed.num_tokens = placed.request.num_generated_tokens
+        connection.submit(placed.request)
+
+    def _serving(self, model: ServedModel) -> list[SchedulerConnection]:
+        return [one for one in self._connections if one.is_open and one.served == model]
+
+    def _give_up(self) -> None:
+        """Ends those who have waited too long."""
+        now = asyncio.get_running_loop().time()
+        for placed in list(self._placed.values()):
+            if placed.connection is None and placed.gives_up_at <= now:
+                waited = f"and none took the request over within {self._resume_wait_s:g} s"
+                self._fail(placed, Unavailable(f"the scheduler is lost, {waited}", RETRY_AFTER_S))
+
+    def _end_complete(self, placed: _Placed) -> None:
+        del self._placed[placed.request.handle]
+        placed.request.end(end_unmeasured(len(placed.request.prompt_token_ids)))
+
+    def _fail(self, placed: _Placed, error: RpcError) -> None:
+        del self._placed[placed.request.handle]
+        placed.request.fail(error)
+
+
+def _least_loaded(connections: list[SchedulerConnection]) -> SchedulerConnection:
+    return min(connections, key=lambda connection: connection.num_live)
