@@ -7,7 +7,7 @@ MODEL := models/SmolLM2-135M-Instruct.Q4_1.gguf
 PROTOS := $(sort $(wildcard protos/*/v1/*.proto))
 PROTOC := $(BIN)/python -m grpc_tools.protoc -I.
 GENERATED := build/generated
-RELEASED = $(shell ls protos/released/*.binpb | sort -V | tail -n 1)
+RELEASED = $(shell ls tests/protos/released/*.binpb | sort -V | tail -n 1)
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help

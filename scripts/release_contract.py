@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.protos import corpus
 
-RELEASED = Path("protos/released")
+RELEASED = Path("tests/protos/released")
 
 
 def main() -> None:

@@ -14,13 +14,15 @@ ALLOWED: dict[str, set[str]] = {
     "protos": set(),
     "rpc": {"protos"},
     "signalbox_kernels": set(),
+    "signalbox_client": {"protos"},
     "router": {"protos", "rpc"},
     "scheduler_svc": {"protos", "rpc"},
     "gpu_worker": {"protos", "rpc", "signalbox_kernels"},
     "signalbox": {"protos", "rpc", "router", "scheduler_svc", "gpu_worker", "signalbox_kernels"},
 }
 FOLDERS = {name: ROOT / name for name in ALLOWED} | {
-    "signalbox_kernels": ROOT / "kernels" / "signalbox_kernels"
+    "signalbox_kernels": ROOT / "kernels" / "signalbox_kernels",
+    "signalbox_client": ROOT / "clients" / "python" / "signalbox_client",
 }
 HEAVY = {"torch", "transformers"}
 MAY_IMPORT_HEAVY = {"gpu_worker", "signalbox_kernels"}

@@ -23,6 +23,7 @@ PACKAGES = {
     "scheduler_svc": "scheduler_svc",
     "gpu_worker": "gpu_worker",
     "signalbox": "signalbox",
+    "signalbox_client": "clients/python/signalbox_client",
     "signalbox_kernels": "kernels/signalbox_kernels",
 }
 SUFFIXES = {".py", ".pyi", ".proto", ".typed", ".cpp", ".h"}
@@ -132,5 +133,5 @@ def test_only_what_the_wheel_is_made_of_is_sent_to_the_builder() -> None:
     lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
     assert "*" in lines
     sent = {line.removeprefix("!") for line in lines if line.startswith("!")}
-    folders = {folder.split("/")[0] for folder in PACKAGES.values()}
+    folders = {folder.rpartition("/")[0] or folder for folder in PACKAGES.values()}
     assert sent == {*SOURCES, "constraints.txt", *folders}

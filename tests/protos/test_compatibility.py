@@ -14,7 +14,7 @@ from tests.protos import corpus
 
 ROOT = Path(__file__).parents[2]
 BUF = Path(sys.executable).with_name("buf")
-RELEASES = sorted((ROOT / "protos/released").glob("*.binpb"))
+RELEASES = sorted(corpus.FOLDER.with_name("released").glob("*.binpb"))
 CORPORA = sorted(corpus.FOLDER.glob("*.jsonl"))
 
 

@@ -1,0 +1,28 @@
+"""A client of Signalbox: text in, text out, over gRPC.
+
+    from signalbox_client import Client
+
+    with Client("127.0.0.1:50051") as client:
+        print(client.chat("What is the capital of France?", temperature=0).text)
+        for piece in client.stream_chat("Tell me a story.", max_tokens=100):
+            print(piece, end="", flush=True)
+
+`AsyncClient` is the same with `await` and `async for`. What goes wrong is a `RequestError`.
+"""
+
+from signalbox_client.aio import AsyncClient, AsyncStream
+from signalbox_client.answers import Answer, Output, Usage
+from signalbox_client.client import Client, Stream
+from signalbox_client.errors import FieldViolation, RequestError
+
+__all__ = [
+    "Answer",
+    "AsyncClient",
+    "AsyncStream",
+    "Client",
+    "FieldViolation",
+    "Output",
+    "RequestError",
+    "Stream",
+    "Usage",
+]

@@ -1,0 +1,118 @@
+"""The client for asyncio; see client.py for what its methods take."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, Self
+
+import grpc
+
+from protos.inference.v1 import inference_pb2 as pb
+from protos.inference.v1 import inference_pb2_grpc
+from signalbox_client.answers import Answer
+from signalbox_client.channels import Connection
+from signalbox_client.errors import request_error
+from signalbox_client.requests import Messages, chat_request, generate_request
+
+
+class AsyncStream:
+    """The pieces of an answer's text as they come.
+
+    An iteration that is left early goes on until it is closed: use `async with`, or cancel().
+    """
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+        self.answer = Answer()
+        """What has come so far, of all `n` sequences."""
+        self.is_cancelled = False
+
+    async def __aiter__(self) -> AsyncIterator[str]:
+        """Yields text of the first sequence. Raises RequestError."""
+        try:
+            async for response in self._call:
+                if piece := self.answer.add(response):
+                    yield piece
+        except grpc.aio.AioRpcError as error:
+            raise request_error(error) from None
+        except asyncio.CancelledError:
+            if not self._is_ended_by_cancel():
+                raise
+        finally:
+            self._call.cancel()  # no-op once it has ended
+
+    def _is_ended_by_cancel(self) -> bool:
+        """gRPC raises CancelledError for a call that was cancelled, as asyncio does for a task."""
+        task = asyncio.current_task()
+        return self.is_cancelled and (task is None or not task.cancelling())
+
+    def cancel(self) -> None:
+        """Aborts the request; the iteration ends."""
+        self.is_cancelled = True
+        self._call.cancel()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        self.cancel()
+
+
+class AsyncClient:
+    """Calls a router at "host:port"; belongs to the event loop that it is made in."""
+
+    def __init__(self, address: str, connection: Connection | None = None, **settings: Any) -> None:
+        """`settings` are those of Connection: api_key, tls_ca, tls_cert, tls_key."""
+        connection = connection or Connection(**settings)
+        self._metadata = connection.metadata
+        self._channel = connection.open_async(address)
+        make_stub: Any = inference_pb2_grpc.InferenceServiceStub  # generated without types
+        self._stub = make_stub(self._channel)
+
+    async def generate(
+        self, prompt: str, *, timeout_s: float | None = None, **options: Any
+    ) -> Answer:
+        """Continues a prompt. Raises RequestError."""
+        return await _all_of(self.stream_generate(prompt, timeout_s=timeout_s, **options))
+
+    async def chat(
+        self, messages: Messages, *, timeout_s: float | None = None, **options: Any
+    ) -> Answer:
+        """Answers a conversation. Raises RequestError."""
+        return await _all_of(self.stream_chat(messages, timeout_s=timeout_s, **options))
+
+    def stream_generate(
+        self, prompt: str, *, timeout_s: float | None = None, **options: Any
+    ) -> AsyncStream:
+        request = generate_request(prompt, options)
+        return AsyncStream(self._stub.Generate(request, timeout=timeout_s, metadata=self._metadata))
+
+    def stream_chat(
+        self, messages: Messages, *, timeout_s: float | None = None, **options: Any
+    ) -> AsyncStream:
+        request = chat_request(messages, options)
+        return AsyncStream(self._stub.Chat(request, timeout=timeout_s, metadata=self._metadata))
+
+    async def model_name(self, *, timeout_s: float | None = 10) -> str:
+        """Returns the name of the served model. Raises RequestError."""
+        request = pb.GetModelRequest()
+        try:
+            answer = await self._stub.GetModel(request, timeout=timeout_s, metadata=self._metadata)
+        except grpc.aio.AioRpcError as error:
+            raise request_error(error) from None
+        return str(answer.name)
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        await self.close()
+
+
+async def _all_of(stream: AsyncStream) -> Answer:
+    async with stream:
+        async for _ in stream:
+            pass
+    return stream.answer

@@ -1,0 +1,62 @@
+"""How a router is reached: certificates, the key, keepalive."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+_OPTIONS: tuple[tuple[str, int], ...] = (
+    # A router that has stopped is noticed within seconds, not minutes.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),
+    ("grpc.max_receive_message_length", 64 << 20),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connection:
+    """What a client needs beside the address."""
+
+    api_key: str | None = None
+    tls_ca: Path | str | None = None
+    """PEM file of who vouches for the router; without it the connection is in the clear."""
+    tls_cert: Path | str | None = None
+    tls_key: Path | str | None = None
+    """What to show where the router asks for a certificate."""
+
+    def __post_init__(self) -> None:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key go together")
+        if self.tls_cert is not None and self.tls_ca is None:
+            raise ValueError("tls_cert needs tls_ca")
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """What goes with each call."""
+        return (("authorization", f"Bearer {self.api_key}"),) if self.api_key else ()
+
+    def open(self, address: str) -> grpc.Channel:
+        credentials = self._credentials()
+        if credentials is None:
+            return grpc.insecure_channel(address, options=_OPTIONS)
+        return grpc.secure_channel(address, credentials, options=_OPTIONS)
+
+    def open_async(self, address: str) -> grpc.aio.Channel:
+        credentials = self._credentials()
+        if credentials is None:
+            return grpc.aio.insecure_channel(address, options=_OPTIONS)
+        return grpc.aio.secure_channel(address, credentials, options=_OPTIONS)
+
+    def _credentials(self) -> grpc.ChannelCredentials | None:
+        if self.tls_ca is None:
+            return None
+        return grpc.ssl_channel_credentials(
+            _read(self.tls_ca),
+            private_key=_read(self.tls_key),
+            certificate_chain=_read(self.tls_cert),
+        )
+
+
+def _read(path: Path | str | None) -> bytes | None:
+    return None if path is None else Path(path).read_bytes()

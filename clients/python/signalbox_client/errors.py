@@ -1,0 +1,61 @@
+"""A failed call as one exception: its status code, and what google.rpc's details say."""
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import grpc
+from google.rpc import error_details_pb2, status_pb2
+
+_DETAILS = "grpc-status-details-bin"
+
+
+class FieldViolation(NamedTuple):
+    """What is wrong with one field of the request."""
+
+    field: str
+    description: str
+
+
+class RequestError(Exception):
+    """A call that failed. Cancelling one's own stream raises nothing."""
+
+    def __init__(
+        self,
+        code: grpc.StatusCode,
+        message: str,
+        *,
+        violations: tuple[FieldViolation, ...] = (),
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(f"{code.name}: {message}")
+        self.code = code
+        self.message = message
+        self.violations = violations
+        """With INVALID_ARGUMENT: which fields, and what is allowed."""
+        self.retry_after_s = retry_after_s
+        """When another attempt may succeed; None where repeating is of no use, or nobody knows."""
+
+
+def request_error(error: Any) -> RequestError:
+    """Makes one of what grpc and grpc.aio raise."""
+    violations: list[FieldViolation] = []
+    retry_after_s = None
+    for detail in _details(error.trailing_metadata() or ()):
+        bad_request, retry = error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
+        if detail.Unpack(bad_request):
+            found = bad_request.field_violations
+            violations += [FieldViolation(one.field, one.description) for one in found]
+        elif detail.Unpack(retry):
+            retry_after_s = retry.retry_delay.ToTimedelta().total_seconds()
+    return RequestError(
+        error.code(),
+        error.details() or "",
+        violations=tuple(violations),
+        retry_after_s=retry_after_s,
+    )
+
+
+def _details(metadata: Iterable[tuple[str, str | bytes]]) -> Iterable[Any]:
+    for key, value in metadata:
+        if key == _DETAILS and isinstance(value, bytes):
+            yield from status_pb2.Status.FromString(value).details

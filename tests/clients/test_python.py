@@ -1,0 +1,141 @@
+"""The Python client, both kinds, against a router."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import pytest
+
+from signalbox_client import AsyncClient, Client, FieldViolation, RequestError
+from tests.clients.routers import ANSWER, MAX_TOKENS, QUESTION, running_router
+from tests.router.fakes import MODEL_NAME, WAIT_S
+from tests.router.test_service import eventually
+
+TURNS = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": QUESTION}]
+
+
+async def in_a_thread(address: str, use: Callable[[Client], Any], **settings: Any) -> Any:
+    """Runs what blocks beside the router's event loop."""
+
+    def run() -> Any:
+        with Client(address, **settings) as client:
+            return use(client)
+
+    return await asyncio.to_thread(run)
+
+
+async def test_an_answer_is_text_and_what_it_took() -> None:
+    async with running_router() as stack:
+        answer = await in_a_thread(
+            stack.address,
+            lambda client: client.chat(QUESTION, max_tokens=MAX_TOKENS, request_id="a"),
+        )
+        async with AsyncClient(stack.address) as client:
+            other = await client.generate(QUESTION, max_tokens=MAX_TOKENS, request_id="a")
+        for one in (answer, other):
+            assert (one.text, one.finish_reason, one.request_id) == (ANSWER, "stop", "a")
+            assert one.usage.completion_tokens == len(one.outputs[0].token_ids)
+
+
+async def test_a_stream_yields_pieces_of_text() -> None:
+    def read(client: Client) -> list[str]:
+        with client.stream_chat(TURNS, max_tokens=MAX_TOKENS) as stream:
+            return list(stream)
+
+    async with running_router() as stack:
+        pieces = await in_a_thread(stack.address, read)
+        assert "".join(pieces) == ANSWER
+        async with AsyncClient(stack.address) as client:
+            stream = client.stream_chat(TURNS, max_tokens=MAX_TOKENS)
+            assert "".join([piece async for piece in stream]) == stream.answer.text == ANSWER
+
+
+async def test_leaving_a_stream_aborts_the_request() -> None:
+    def leave(client: Client) -> None:
+        with client.stream_generate(QUESTION) as stream:
+            assert next(iter(stream)) == "The"
+
+    async with running_router() as stack:
+        await in_a_thread(stack.address, leave)
+        async with AsyncClient(stack.address) as client, client.stream_generate(QUESTION) as stream:
+            assert await anext(aiter(stream)) == "The"
+        await eventually(lambda: len(stack.scheduler.aborted) == 2)
+
+
+async def test_cancel_ends_an_iteration_elsewhere_without_an_error() -> None:
+    def read_and_cancel(client: Client) -> list[str]:
+        stream = client.stream_generate(QUESTION)
+        pieces = []
+        for piece in stream:
+            pieces.append(piece)
+            stream.cancel()
+        return pieces
+
+    async with running_router() as stack:
+        assert await in_a_thread(stack.address, read_and_cancel) == ["The"]
+        async with AsyncClient(stack.address) as client:
+            stream = client.stream_generate(QUESTION)
+            reading = asyncio.create_task(_read(stream))
+            await eventually(lambda: stream.answer.text == "The")
+            stream.cancel()
+            assert await asyncio.wait_for(reading, WAIT_S) == ["The"]
+        await eventually(lambda: len(stack.scheduler.aborted) == 2)
+
+
+async def _read(stream: Any) -> list[str]:
+    return [piece async for piece in stream]
+
+
+async def test_a_cancelled_task_stays_cancelled() -> None:
+    async with running_router() as stack, AsyncClient(stack.address) as client:
+        stream = client.stream_generate(QUESTION)
+        reading = asyncio.create_task(_read(stream))
+        await eventually(lambda: stream.answer.text == "The")
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        await eventually(lambda: len(stack.scheduler.aborted) == 1)
+
+
+async def test_a_deadline_is_an_error_with_its_code() -> None:
+    async with running_router() as stack:
+        with pytest.raises(RequestError) as caught:
+            await in_a_thread(stack.address, lambda client: client.chat(QUESTION, timeout_s=0.3))
+        assert caught.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
+        async with AsyncClient(stack.address) as client:
+            with pytest.raises(RequestError, match="DEADLINE_EXCEEDED"):
+                await client.chat(QUESTION, timeout_s=0.3)
+
+
+async def test_an_error_tells_the_field_and_when_to_come_back() -> None:
+    async with running_router() as stack:
+        with pytest.raises(RequestError) as caught:
+            await in_a_thread(stack.address, lambda client: client.chat(QUESTION, temperature=9))
+        expected = FieldViolation(
+            "sampling_params.temperature", "9.0 is not allowed; allowed: [0, 2]"
+        )
+        assert caught.value.violations == (expected,)
+        assert caught.value.retry_after_s is None
+        stack.scheduler.has_worker = False
+        await stack.wait_serving(False)
+        async with AsyncClient(stack.address) as client:
+            with pytest.raises(RequestError) as late:
+                await client.model_name()
+        assert late.value.code is grpc.StatusCode.UNAVAILABLE
+        assert late.value.retry_after_s == 1.0
+
+
+async def test_options_go_where_they_belong_and_unknown_ones_are_refused() -> None:
+    async with running_router() as stack, AsyncClient(stack.address) as client:
+        assert await client.model_name() == MODEL_NAME
+        await client.chat(
+            TURNS, max_tokens=7, seed=3, cache_salt="s", json_schema={"type": "object"}
+        )
+        (add,) = stack.scheduler.added
+        assert (add.max_tokens, add.sampling_params.seed, add.cache_salt) == (7, 3, "s")
+        assert add.sampling_params.structured_output.json_schema == '{"type": "object"}'
+        with pytest.raises(ValueError, match="max_token"):
+            client.stream_chat(QUESTION, max_token=7)
+        with pytest.raises(ValueError, match="one of system, user, assistant"):
+            client.stream_chat([{"role": "robot", "content": "beep"}])
