@@ -1,27 +1,26 @@
-"""Sets up tracing: the OpenTelemetry SDK, an exporter, W3C propagation.
+"""Sets up tracing: the OpenTelemetry SDK, its exporter, W3C propagation.
 
 Until `configure` has chosen an exporter, spans are the API's no-ops. Span names and attributes
-belong to the packages that make them.
+belong to the packages that make them. What OpenTelemetry's specification puts into the environment
+(OTEL_TRACES_SAMPLER, OTEL_BSP_*, OTEL_EXPORTER_OTLP_*, ...) holds here too.
 """
 
-import sys
+import atexit
+import os
 from collections.abc import Iterable
-from pathlib import Path
 
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.environment_variables import OTEL_SERVICE_NAME, OTEL_SPAN_LINK_COUNT_LIMIT
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import (
-    BatchSpanProcessor,
-    ConsoleSpanExporter,
-    SpanExporter,
-)
+from opentelemetry.sdk.trace import SpanLimits, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-EXPORT_TIMEOUT_S = 2
-"""A collector that is down must not hold a shutdown for long."""
+from rpc.span_exporters import HastyExporter, make_exporter
+
+MAX_LINKS = 4096
+"""Of a span: a step serves more requests than the SDK's 128, and has a link to each."""
 
 _propagator = TraceContextTextMapPropagator()
 
@@ -30,27 +29,37 @@ def configure(*, service_name: str, exporter: str) -> None:
     """Starts exporting spans; to be called once in a process.
 
     Args:
-        exporter: "none"; "console" (standard error); "otlp" (where the environment variable
-            OTEL_EXPORTER_OTLP_ENDPOINT says) or "otlp=http://HOST:PORT"; "file=PATH", to which
-            one JSON object a line is appended.
+        service_name: OTEL_SERVICE_NAME has precedence; `signalbox.service` is always this.
+        exporter: see `span_exporters.make_exporter`.
 
-    Raises ValueError for any other.
+    Raises ValueError if there is no such exporter.
     """
-    span_exporter = _make_exporter(exporter)
+    span_exporter = make_exporter(exporter)
     if span_exporter is None:
         return
-    provider = TracerProvider(resource=Resource.create({"service.name": service_name}))
-    provider.add_span_processor(
-        BatchSpanProcessor(span_exporter, export_timeout_millis=EXPORT_TIMEOUT_S * 1000)
+    hasty = HastyExporter(span_exporter)
+    provider = TracerProvider(
+        resource=_resource(service_name), span_limits=_limits(), shutdown_on_exit=False
     )
+    provider.add_span_processor(BatchSpanProcessor(hasty))
     trace.set_tracer_provider(provider)
+    atexit.register(_shut_down, provider, hasty)
 
 
-def shutdown() -> None:
-    """Exports what is pending; also runs at interpreter exit."""
-    provider = trace.get_tracer_provider()
-    if isinstance(provider, TracerProvider):
-        provider.shutdown()
+def _shut_down(provider: TracerProvider, exporter: HastyExporter) -> None:
+    """Exports what is pending; gives up in seconds if nobody takes it."""
+    exporter.hurry()
+    provider.shutdown()
+
+
+def _resource(service_name: str) -> Resource:
+    name = os.environ.get(OTEL_SERVICE_NAME) or service_name
+    return Resource.create({"service.name": name, "signalbox.service": service_name})
+
+
+def _limits() -> SpanLimits:
+    is_set = bool(os.environ.get(OTEL_SPAN_LINK_COUNT_LIMIT))
+    return SpanLimits(max_links=None if is_set else MAX_LINKS)
 
 
 def get_tracer() -> trace.Tracer:
@@ -75,28 +84,3 @@ def extract_metadata(metadata: Iterable[tuple[str, str | bytes]] | None) -> Cont
     """Returns the context that a call's metadata carries."""
     found = {key: value for key, value in metadata or () if isinstance(value, str)}
     return extract(found.get("traceparent", ""), found.get("tracestate", ""))
-
-
-def _make_exporter(exporter: str) -> SpanExporter | None:
-    kind, _, target = exporter.partition("=")
-    match kind, target:
-        case "none", "":
-            return None
-        case "console", "":
-            return ConsoleSpanExporter(out=sys.stderr, formatter=_line)
-        case "otlp", _:
-            return OTLPSpanExporter(
-                endpoint=target or None,
-                insecure=not target.startswith("https:") if target else None,
-                timeout=EXPORT_TIMEOUT_S,
-            )
-        case "file", path if path:
-            stream = Path(path).open("a", buffering=1, encoding="utf-8")  # noqa: SIM115
-            return ConsoleSpanExporter(out=stream, formatter=_line)
-    raise ValueError(
-        f"unknown trace exporter {exporter!r}; use none, console, otlp, otlp=URL or file=PATH"
-    )
-
-
-def _line(span: ReadableSpan) -> str:
-    return str(span.to_json(indent=None)) + "\n"

@@ -81,7 +81,10 @@ class TraceSettings(TlsSettings):
     """Of every service."""
 
     trace_exporter: str = Field(
-        "none", description="where spans go: none, console, otlp, otlp=URL or file=PATH"
+        "auto",
+        description="where spans go: none, console, otlp or otlp=URL (gRPC), otlp-http or"
+        " otlp-http=URL, file=PATH (OTLP as JSON, for `signalbox trace`); auto is what"
+        " OTEL_TRACES_EXPORTER says",
     )
     grace: float = Field(
         30.0, ge=0, description="seconds that running requests are given after SIGTERM"
