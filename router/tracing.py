@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 import grpc
 from opentelemetry import trace
@@ -55,6 +56,12 @@ def http_transport(
     )
 
 
+class NoteRoute(Protocol):
+    """Takes which scheduler a request was given to, why, and at which attempt, counted from 1."""
+
+    def __call__(self, *, policy: str, scheduler: str, attempt: int) -> None: ...
+
+
 class RequestSpan:
     """The SERVER span of one generation."""
 
@@ -86,11 +93,35 @@ class RequestSpan:
     def tokenize(self) -> Iterator[list[int]]:
         """A child span; the caller puts the tokens into the list that it gets."""
         token_ids: list[int] = []
-        span = self._tracer.start_span("tokenize", context=self.context)
-        try:
+        with self._below("tokenize") as span:
             yield token_ids
-        finally:
             span.set_attribute("gen_ai.usage.input_tokens", len(token_ids))
+
+    @contextmanager
+    def route(self) -> Iterator["NoteRoute"]:
+        """A child span; the caller says which scheduler was chosen."""
+        with self._below("route") as span:
+
+            def note(*, policy: str, scheduler: str, attempt: int) -> None:
+                span.set_attributes(
+                    {
+                        "signalbox.route.policy": policy,
+                        "signalbox.route.attempt": attempt,
+                        "server.address": scheduler,
+                    }
+                )
+
+            yield note
+
+    @contextmanager
+    def _below(self, name: str) -> Iterator[Span]:
+        span = self._tracer.start_span(name, context=self.context)
+        try:
+            yield span
+        except BaseException as error:
+            span.set_status(Status(StatusCode.ERROR, type(error).__name__))
+            raise
+        finally:
             span.end()
 
     def set_request(self, request: GenerationRequest) -> None:
@@ -104,6 +135,8 @@ class RequestSpan:
                 "gen_ai.request.temperature": params.temperature,
                 "gen_ai.request.top_p": params.top_p,
                 "gen_ai.request.top_k": params.top_k,
+                "gen_ai.request.frequency_penalty": params.frequency_penalty,
+                "gen_ai.request.presence_penalty": params.presence_penalty,
                 # An attribute is a signed 64-bit integer.
                 "gen_ai.request.seed": str(params.seed),
                 "gen_ai.request.stop_sequences": params.stop,

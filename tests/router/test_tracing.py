@@ -47,13 +47,16 @@ async def test_a_request_is_one_trace_from_client_to_scheduler(
         metadata = (("traceparent", TRACEPARENT), ("tracestate", "a=b"))
         async for _ in stack.client.Generate(request, metadata=metadata):
             pass
-        await eventually(lambda: len(exporter.get_finished_spans()) == 2)
+        await eventually(lambda: len(exporter.get_finished_spans()) == 3)
         spans = spans_by_name(exporter)
         server, tokenize = spans["text_completion tiny"], spans["tokenize"]
         assert server.kind is SpanKind.SERVER
         assert server.parent is not None
         assert f"{server.context.trace_id:032x}" == TRACE_ID
-        assert tokenize.parent == server.context
+        assert tokenize.parent == spans["route"].parent == server.context
+        route = attributes_of(spans["route"])
+        assert route["server.address"].startswith("127.0.0.1:")
+        assert route["signalbox.route.attempt"] == 1
         sent = stack.scheduler.added[0].trace_context
         assert sent.traceparent == f"00-{TRACE_ID}-{server.context.span_id:016x}-01"
         assert sent.tracestate == "a=b"

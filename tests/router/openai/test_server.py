@@ -73,7 +73,7 @@ async def test_ids_come_back() -> None:
 async def test_a_request_joins_its_callers_trace(exporter: InMemorySpanExporter) -> None:
     async with make_http() as http:
         await http.chat(extra_headers={"traceparent": TRACEPARENT})
-        await eventually(lambda: len(exporter.get_finished_spans()) == 2)
+        await eventually(lambda: len(exporter.get_finished_spans()) == 3)
         (span,) = [one for one in exporter.get_finished_spans() if one.name == "chat tiny"]
         assert f"{span.context.trace_id:032x}" == TRACE_ID
         attributes = attributes_of(span)
