@@ -4,20 +4,16 @@ Steps are executed here, on the execution thread. A lease that was closed, becau
 was lost or initialised the cache anew, executes nothing more.
 """
 
-import contextlib
 import logging
 import time
-from contextlib import AbstractContextManager
-from typing import Any
 
 import numpy as np
-from opentelemetry.trace import SpanKind
 
 from gpu_worker.grammars import Grammars
 from gpu_worker.sequences import Outcome, SequenceTable
 from gpu_worker.step import Batch, CacheCapacity, Runner, Samples, Step, StepResult
 from gpu_worker.step_log import StepLog
-from rpc import telemetry
+from gpu_worker.tracing import step_span
 from rpc.errors import Aborted, FailedPrecondition, Internal
 
 logger = logging.getLogger(__name__)
@@ -67,7 +63,8 @@ class Lease:
                 f"step {step.step_id} sent, step {self._num_executed + 1} expected"
             )
         wait_ns = time.monotonic_ns() - arrived_ns
-        with _span(step):
+        with step_span(step) as span:
+            start_ns = time.time_ns()
             batch = self.table.apply(step)
             self._num_executed = step.step_id
             try:
@@ -76,7 +73,8 @@ class Lease:
                 logger.exception("step %d failed; its lease ends", step.step_id)
                 self.close()
                 raise Internal("a step failed half-way; the cache is lost") from error
-        result.wait_ns = wait_ns
+            result.wait_ns = wait_ns
+            span.set_result(result, start_ns=start_ns)
         return result
 
     def _compute(self, step: Step, batch: Batch) -> StepResult:
@@ -121,15 +119,4 @@ def _result(step: Step, outcome: Outcome, samples: Samples, *, swap_ns: int) -> 
         swap_ns=swap_ns,
         forward_ns=samples.forward_ns,
         sample_ns=samples.sample_ns,
-    )
-
-
-def _span(step: Step) -> AbstractContextManager[Any]:
-    if not step.traceparent:
-        return contextlib.nullcontext()
-    return telemetry.get_tracer().start_as_current_span(
-        "worker.execute_model",
-        context=telemetry.extract(step.traceparent, step.tracestate),
-        kind=SpanKind.SERVER,
-        attributes={"step_id": step.step_id},
     )

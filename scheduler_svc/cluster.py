@@ -17,6 +17,7 @@ from scheduler_svc.errors import FailureCode, RequestFailure
 from scheduler_svc.explain import Explanation, History, explain
 from scheduler_svc.live_requests import LiveRequests
 from scheduler_svc.model import ModelInfo, TokenizerFiles
+from scheduler_svc.phases import BlockUnit
 from scheduler_svc.plan import StepOutcome
 from scheduler_svc.policy import SchedulingPolicy
 from scheduler_svc.publishing import Request, RouterSession, ended_request, router_messages
@@ -107,6 +108,7 @@ class Cluster:
             session.send(RouterMessage(ended=[ended_request(request, now=self._clock())]))
             return None
         make_group(group)
+        tracing.begin(group)
         self._live.add(request)
         self.admission.add(group)
         is_resumed = group.attempt > 0  # it arrived elsewhere, and waits here from now on
@@ -211,7 +213,7 @@ class Cluster:
     def _forget(self, group: SequenceGroup) -> None:
         self._live.remove(group)
         now = self._clock()
-        tracing.record_request(group, now=now)
+        tracing.end(group, now=now, block=self._block_unit)
         self.history.keep(group, now)
         self.request_stats.observe(group, now)
         for engine in self.engines:
@@ -228,6 +230,16 @@ class Cluster:
     @property
     def uptime_s(self) -> float:
         return self._clock() - self._started_at
+
+    @property
+    def _block_unit(self) -> BlockUnit:
+        """Of any worker: they serve one model."""
+        for engine in self.engines:
+            scheduler = engine.scheduler
+            return BlockUnit(
+                tokens=scheduler.blocks.block_size, num_bytes=scheduler.cost.block_bytes
+            )
+        return BlockUnit()
 
     def explain(self, request_id: str) -> Explanation | None:
         """Says what happened to a request that lives, or ended not long ago."""
@@ -287,7 +299,9 @@ class Cluster:
 
     def publish(self, outcome: StepOutcome) -> None:
         """Sends each router what an answer means for its requests."""
-        messages = router_messages(outcome, self._live.by_group, now=self._clock())
+        now = self._clock()
+        tracing.note_tokens(outcome, now)
+        messages = router_messages(outcome, self._live.by_group, now=now)
         for group in outcome.ended:
             self._forget(group)
         for session, message in messages.items():

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from scheduler_svc import step_tracing
 from scheduler_svc.plan import StepAnswer, StepOutcome, StepPlan
 from scheduler_svc.recording import UNRECORDED, WorkerRecorder
 from scheduler_svc.scheduler import Scheduler
@@ -88,6 +89,7 @@ class Engine:
         finally:
             for task in others:
                 task.cancel()
+            step_tracing.abandon(self.scheduler.inflight, why="WORKER_LOST")
             await asyncio.gather(*others, return_exceptions=True)
 
     async def _send_steps(self) -> None:
@@ -101,6 +103,7 @@ class Engine:
                 return
             if len(self.scheduler.inflight) == 1:
                 self._oldest_sent_at = now
+            step_tracing.begin(plan, worker=self.worker.address)
             await self.worker.send(plan)
 
     async def _read_answers(self) -> None:
@@ -109,7 +112,9 @@ class Engine:
             now = self._clock()
             self._learn(now)
             self.recorder.answered(now)
-            self._publish(self.scheduler.update(answer, now))
+            plan, outcome = self.scheduler.inflight[0], self.scheduler.update(answer, now)
+            step_tracing.end(plan, answer, outcome, worker=self.worker.address)
+            self._publish(outcome)
             self.wake()
 
     def _learn(self, now: float) -> None:

@@ -5,10 +5,13 @@ until the answer comes.
 """
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from scheduler_svc.block_allocator import BlockCopy
 from scheduler_svc.sequence import FinishReason, Sequence, SequenceGroup
+
+if TYPE_CHECKING:
+    from scheduler_svc.step_tracing import StepTrace
 
 
 class TablePatch(NamedTuple):
@@ -56,6 +59,8 @@ class StepPlan:
     """Groups that sit this step out because they are preempted as soon as they are answered."""
     is_short_of_blocks: bool = False
     """Whether somebody who runs waits for blocks, so that nobody else may come in."""
+    trace: "StepTrace | None" = None
+    """Set if a sampled request asks for it; see step_tracing.py."""
 
     @property
     def is_empty(self) -> bool:

@@ -90,6 +90,11 @@ class Timeline:
         kind = EventKind.RESUMED if resumes else EventKind.SCHEDULED
         self.add(kind, now, step_id=step_id, waits=waits)
 
+    @property
+    def has_resumed(self) -> bool:
+        """Whether a worker has taken the request more than once."""
+        return any(event.kind is EventKind.RESUMED for event in self.events)
+
     def moved(self, now: float, *, is_lost: bool) -> None:
         """Notes that the request's worker has gone, and whether it had announced that."""
         self.add(EventKind.MOVED, now, detail="lost" if is_lost else "drained")

@@ -1,56 +1,126 @@
-"""The spans of a request in the scheduler, written when it ends from the times that it kept."""
+"""The spans of requests in the scheduler: `scheduler.request`, and its phases below it.
+
+A request's span is open while the request lives, so that steps can link to it; its phases are
+written when it ends, from its timeline. A request whose router did not sample it has none of that,
+and is told from the others by `group.trace` being None.
+"""
 
 import time
+from collections.abc import Iterable
 
 from opentelemetry import trace
-from opentelemetry.trace import SpanContext, Status, StatusCode
+from opentelemetry.context import Context
+from opentelemetry.trace import Span, Status, StatusCode
 
 from rpc import telemetry
+from scheduler_svc.phases import BlockUnit, Phase, phases_of
+from scheduler_svc.plan import StepOutcome
 from scheduler_svc.sequence import SequenceGroup
-from scheduler_svc.timeline import GroupTimes
-
-_monotonic_to_wall_ns = time.time_ns() - time.monotonic_ns()
+from scheduler_svc.timeline import Event, EventKind
 
 
-def record_request(group: SequenceGroup, *, now: float) -> None:
-    """Writes `scheduler.request` and its phases below the router's span, if that is sampled."""
+class RequestTrace:
+    """The open span of a sampled request."""
+
+    __slots__ = ("_offset_ns", "span", "token_times")
+
+    def __init__(self, span: Span, *, offset_ns: int) -> None:
+        self.span = span
+        self.token_times: list[float] = []
+        """When each token was accepted; those of one step share the object."""
+        self._offset_ns = offset_ns
+
+    @property
+    def context(self) -> Context:
+        """Where spans below this one start."""
+        return trace.set_span_in_context(self.span, Context())
+
+    def wall_ns(self, seconds: float) -> int:
+        """Returns a time of the scheduler's clock as a span has it."""
+        return int(seconds * 1e9) + self._offset_ns
+
+
+def begin(group: SequenceGroup) -> None:
+    """Opens the span of a request that has just arrived, if it is sampled."""
     if not group.traceparent:
         return
-    context = telemetry.extract(group.traceparent, group.tracestate)
-    parent: SpanContext = trace.get_current_span(context).get_span_context()
-    if not parent.trace_flags.sampled:
-        return
+    offset_ns = time.time_ns() - int(group.times.arrival * 1e9)
     span = telemetry.get_tracer().start_span(
         "scheduler.request",
-        context=context,
-        start_time=_wall_ns(group.times.arrival),
+        context=telemetry.extract(group.traceparent, group.tracestate),
+        start_time=int(group.times.arrival * 1e9) + offset_ns,
         attributes={
+            "gen_ai.response.id": group.request_id,
             "gen_ai.usage.input_tokens": group.num_prompt_tokens,
-            "gen_ai.usage.output_tokens": group.num_completion_tokens,
-            "signalbox.num_preemptions": group.num_preemptions,
+            "gen_ai.request.max_tokens": group.max_tokens,
         },
     )
+    if span.is_recording():
+        group.trace = RequestTrace(span, offset_ns=offset_ns)
+
+
+def note_tokens(outcome: StepOutcome, now: float) -> None:
+    """Notes when tokens of sampled requests came."""
+    for seq, _, _ in outcome.tokens:
+        if (traced := seq.group.trace) is not None:
+            traced.token_times.append(now)
+
+
+def end(group: SequenceGroup, *, now: float, block: BlockUnit) -> None:
+    """Writes the phases of a request that has ended, and ends its span."""
+    traced, group.trace = group.trace, None
+    if traced is None:
+        return
+    for phase in phases_of(
+        group.timeline.events, token_times=traced.token_times, end=now, block=block
+    ):
+        if phase.name == "failover":  # all that the client had is computed again
+            num_sampled = sum(at <= phase.start for at in traced.token_times)
+            num_replayed = group.num_prompt_tokens + num_sampled
+            phase.attributes["signalbox.replayed_tokens"] = num_replayed
+        _write(traced, phase)
+    _add_events(traced, group.timeline.events)
+    traced.span.set_attributes(
+        {
+            "gen_ai.usage.output_tokens": group.num_completion_tokens,
+            "gen_ai.usage.cache_read.input_tokens": group.num_cached_tokens,
+            "signalbox.num_preemptions": group.num_preemptions,
+            "signalbox.num_lost_workers": group.num_lost_workers,
+            "signalbox.num_dropped_events": group.timeline.num_dropped,
+        }
+    )
     if group.failure is not None:
-        span.set_status(Status(StatusCode.ERROR, group.failure.message))
-        span.set_attribute("error.type", group.failure.code.name)
-    below = trace.set_span_in_context(span)
-    for name, start, end in _phases(group.times, now):
-        phase = telemetry.get_tracer().start_span(name, context=below, start_time=_wall_ns(start))
-        phase.end(_wall_ns(end))
-    span.end(_wall_ns(now))
+        code = group.failure.code.name
+        traced.span.set_status(Status(StatusCode.ERROR, f"{code}: {group.failure.message}"))
+        traced.span.set_attribute("error.type", code)
+    traced.span.end(traced.wall_ns(now))
 
 
-def _phases(times: GroupTimes, now: float) -> list[tuple[str, float, float]]:
-    """Returns (name, start, end) of the phases that began; the last one ends now."""
-    starts = [
-        ("queue", times.arrival),
-        ("prefill", times.first_scheduled),
-        ("decode", times.first_token),
-    ]
-    begun = [(name, start) for name, start in starts if start is not None]
-    ends = [start for _, start in begun[1:]] + [now]
-    return [(name, start, end) for (name, start), end in zip(begun, ends, strict=True)]
+def _write(traced: RequestTrace, phase: Phase) -> None:
+    span = telemetry.get_tracer().start_span(
+        phase.name,
+        context=traced.context,
+        start_time=traced.wall_ns(phase.start),
+        attributes=phase.attributes,
+    )
+    for chunk in phase.chunks:
+        span.add_event(
+            "chunk",
+            {"signalbox.step_id": chunk.step_id, "signalbox.tokens": chunk.num_tokens},
+            timestamp=traced.wall_ns(chunk.at),
+        )
+    span.end(traced.wall_ns(phase.end))
 
 
-def _wall_ns(seconds: float) -> int:
-    return int(seconds * 1e9) + _monotonic_to_wall_ns
+def _add_events(traced: RequestTrace, events: Iterable[Event]) -> None:
+    """What is no phase: branches that part, and sequences that end before their group."""
+    for event in events:
+        at = traced.wall_ns(event.at)
+        if event.kind is EventKind.FORKED:
+            traced.span.add_event("forked", {"signalbox.sequences": event.num_sequences}, at)
+        elif event.kind is EventKind.SEQUENCE_FINISHED:
+            branch: dict[str, str | int] = {
+                "signalbox.branch": event.branch,
+                "signalbox.reason": event.detail,
+            }
+            traced.span.add_event("sequence_finished", branch, at)

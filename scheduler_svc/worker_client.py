@@ -99,6 +99,7 @@ class WorkerClient:
         request = worker_codec.execute_model_request(plan, epoch=self.epoch)
         self._unanswered.append(request)
         self.recorder.sent(request)
+        worker_codec.set_trace_context(request, plan)  # not on record: a replay belongs to no trace
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             await self._call.write(request)
 

@@ -41,6 +41,14 @@ def execute_model_request(plan: StepPlan, *, epoch: int) -> pb.ExecuteModelReque
     return message
 
 
+def set_trace_context(message: pb.ExecuteModelRequest, plan: StepPlan) -> None:
+    """Lets the worker's spans begin below the step's, if that has one."""
+    if plan.trace is not None:
+        traceparent, tracestate = plan.trace.trace_context
+        message.trace_context.traceparent = traceparent
+        message.trace_context.tracestate = tracestate
+
+
 def _new_groups(plan: StepPlan) -> Iterable[pb.SequenceGroupMetadata]:
     groups: dict[SequenceGroup, list[pb.SequenceMetadata]] = {}
     for i in plan.new:

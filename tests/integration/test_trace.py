@@ -1,30 +1,75 @@
-"""One request is one trace: the router's span, and the scheduler's phases below it."""
+"""One request is one trace: the router's span, the scheduler's phases, the steps that served it."""
 
+import asyncio
+import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
+import grpc
 import pytest
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.trace import StatusCode
+from opentelemetry.context import Context
+from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor, TracerProvider
+from opentelemetry.trace import SpanKind, StatusCode
 
+from protos.inference.v1 import inference_pb2_grpc as pb_grpc
 from rpc import telemetry
-from tests.integration.stack import eventually
-from tests.integration.test_stack import ask, make_request, make_stack
+from rpc.client import open_channel
+from scheduler_svc.config import PreemptionMode, SchedulerConfig
+from tests.integration.stack import (
+    eventually,
+    running_router,
+    running_scheduler,
+    running_worker,
+    simulated,
+)
+from tests.integration.test_stack import Stack, ask, make_request, make_stack
+
+ROUTER_SPAN = "text_completion simulated"
+PHASES = ("queue", "prefill", "preempted", "decode", "failover")
+UNSAMPLED = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"
+
+
+@dataclass
+class Spans(SpanProcessor):
+    """What was started and what has ended, in order."""
+
+    num_started: int = 0
+    ended: list[ReadableSpan] = field(default_factory=list)
+
+    def on_start(self, span: Span, parent_context: Context | None = None) -> None:
+        self.num_started += 1
+
+    def on_end(self, span: ReadableSpan) -> None:
+        self.ended.append(span)
+
+    def named(self, *names: str) -> list[ReadableSpan]:
+        return [span for span in list(self.ended) if span.name in names]
+
+    def one(self, name: str) -> ReadableSpan:
+        (found,) = self.named(name)
+        return found
+
+    def below(self, parent: ReadableSpan, *names: str) -> list[ReadableSpan]:
+        return [span for span in self.named(*names) if parent_id(span) == parent.context.span_id]
+
+    async def until(self, name: str, count: int = 1) -> None:
+        await eventually(lambda: len(self.named(name)) >= count, within_s=60)
+
+    async def until_none_is_open(self) -> None:
+        await eventually(lambda: self.num_started == len(self.ended), within_s=60)
 
 
 @pytest.fixture
-def exporter(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
-    exporter = InMemorySpanExporter()
-    provider = TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
+def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[Spans]:
+    spans, provider = Spans(), TracerProvider()
+    provider.add_span_processor(spans)
     monkeypatch.setattr(telemetry, "get_tracer", lambda: provider.get_tracer("test"))
-    yield exporter
+    yield spans
     provider.shutdown()
 
 
-def by_name(exporter: InMemorySpanExporter) -> dict[str, ReadableSpan]:
-    return {span.name: span for span in exporter.get_finished_spans()}
+def parent_id(span: ReadableSpan) -> int | None:
+    return span.parent.span_id if span.parent else None
 
 
 def seconds(span: ReadableSpan) -> float:
@@ -33,30 +78,150 @@ def seconds(span: ReadableSpan) -> float:
     return (span.end_time - span.start_time) / 1e9
 
 
-async def test_phases_are_children_and_account_for_the_time(
-    exporter: InMemorySpanExporter,
-) -> None:
-    async with make_stack(step_ns=5_000_000) as stack:
-        await ask(stack.stub, make_request([1, 2, 3], max_tokens=20))
-        await eventually(lambda: "text_completion simulated" in by_name(exporter))
-    spans = by_name(exporter)
-    request = spans["scheduler.request"]
-    assert request.parent is not None
-    assert request.parent.span_id == spans["text_completion simulated"].context.span_id
-    assert len({span.context.trace_id for span in spans.values()}) == 1
-    phases = [spans[name] for name in ("queue", "prefill", "decode")]
-    assert all(phase.parent == request.context for phase in phases)
+def number(span: ReadableSpan, name: str) -> float:
+    value = (span.attributes or {})[f"signalbox.{name}"]
+    assert isinstance(value, int | float)
+    return value
+
+
+def text(span: ReadableSpan, name: str) -> str:
+    return str((span.attributes or {})[name])
+
+
+def check_time_is_accounted_for(spans: Spans, request: ReadableSpan) -> None:
+    phases = spans.below(request, *PHASES)
     assert sum(map(seconds, phases)) == pytest.approx(seconds(request), rel=0.05)
 
 
-async def test_an_aborted_request_ends_its_spans_with_an_error(
-    exporter: InMemorySpanExporter,
-) -> None:
+def steps(spans: Spans, kind: SpanKind) -> list[ReadableSpan]:
+    return [span for span in spans.named("ExecuteModel") if span.kind is kind]
+
+
+async def test_phases_are_children_and_account_for_the_time(spans: Spans) -> None:
     async with make_stack(step_ns=5_000_000) as stack:
-        call = stack.stub.Generate(make_request([1, 2, 3], max_tokens=2000))
+        await ask(stack.stub, make_request([1, 2, 3], max_tokens=20))
+        await spans.until(ROUTER_SPAN)
+    server, request = spans.one(ROUTER_SPAN), spans.one("scheduler.request")
+    assert parent_id(request) == server.context.span_id
+    assert len(spans.below(server, "tokenize", "route")) == 2
+    assert len({span.context.trace_id for span in spans.ended}) == 1
+    assert len(spans.below(request, "queue", "prefill", "decode")) == 3
+    decode = spans.one("decode")
+    assert (number(decode, "steps"), number(decode, "tokens")) == (20, 20)
+    mean, p99 = (number(decode, f"time_per_token.{what}_s") for what in ("mean", "p99"))
+    assert 0.005 <= mean <= p99
+    check_time_is_accounted_for(spans, request)
+
+
+async def test_steps_lead_to_the_worker_and_are_linked_both_ways(spans: Spans) -> None:
+    async with make_stack(max_num_batched_tokens=16) as stack:
+        await ask(stack.stub, make_request(list(range(40)), max_tokens=4))
+        await spans.until(ROUTER_SPAN)
+        await spans.until_none_is_open()
+    request, sent, served = (
+        spans.one("scheduler.request"),
+        steps(spans, SpanKind.CLIENT),
+        steps(spans, SpanKind.SERVER),
+    )
+    links = [text(link, "signalbox.why") for step in sent for link in step.links]
+    assert links == ["first", "prefill", "prefill", "last"]
+    assert all(link.context == request.context for step in sent for link in step.links)
+    assert [link.context for link in request.links] == [step.context for step in sent]
+    assert all(parent_id(step) == request.context.span_id for step in sent)
+    assert [number(step, "prefill_tokens") for step in sent] == [16, 16, 8, 0]
+    assert [parent_id(step) for step in served] == [step.context.span_id for step in sent[:3]]
+    for step in served:
+        parts = spans.below(step, "swap", "forward", "sample")
+        assert [part.name for part in parts] == ["swap", "forward", "sample"]
+        assert sum(map(seconds, parts)) <= seconds(step)
+    prefill = spans.one("prefill")
+    assert (number(prefill, "chunks"), number(prefill, "blocks")) == (3, 3)
+
+
+async def test_a_request_that_is_not_sampled_leaves_no_span_anywhere(spans: Spans) -> None:
+    async with make_stack() as stack:
+        call = stack.stub.Generate(make_request([1, 2, 3]), metadata=[("traceparent", UNSAMPLED)])
+        async for _ in call:
+            pass
+    assert spans.num_started == 0
+
+
+@pytest.mark.parametrize("mode", [PreemptionMode.SWAP, PreemptionMode.RECOMPUTE])
+async def test_a_preempted_request_accounts_for_its_time(
+    spans: Spans, mode: PreemptionMode
+) -> None:
+    config = SchedulerConfig(port=0, preemption_mode=mode)
+    async with make_stack(
+        config=config, num_gpu_blocks=12, num_cpu_blocks=12, step_ns=1_000_000
+    ) as stack:
+        requests = [make_request([i] * 20, max_tokens=100) for i in range(3)]
+        await asyncio.gather(*(ask(stack.stub, request) for request in requests))
+        await spans.until(ROUTER_SPAN, count=3)
+        await spans.until_none_is_open()
+    preempted = spans.named("preempted")
+    assert {text(span, "signalbox.mode") for span in preempted} == {mode.name.lower()}
+    assert all(number(span, "blocks") > 0 for span in preempted)
+    assert all((number(span, "bytes") > 0) is (mode is PreemptionMode.SWAP) for span in preempted)
+    asked_for = [
+        text(link, "signalbox.why") for s in spans.named("ExecuteModel") for link in s.links
+    ]
+    assert asked_for.count("preempted") == len(preempted) == asked_for.count("resumed")
+    for request in spans.named("scheduler.request"):
+        check_time_is_accounted_for(spans, request)
+        tokens = [number(decode, "tokens") for decode in spans.below(request, "decode")]
+        assert sum(tokens) == 100
+
+
+async def test_a_failover_is_a_phase_of_the_request(spans: Spans) -> None:
+    async with (
+        running_scheduler(SchedulerConfig(port=0)) as scheduler,
+        running_worker(scheduler.address, simulated(step_ns=5_000_000)) as first,
+        running_router(scheduler.address) as router,
+        open_channel(router.server.address) as channel,
+    ):
+        stack = Stack(scheduler, pb_grpc.InferenceServiceStub(channel))
+        call = stack.stub.Generate(make_request([1, 2, 3], max_tokens=60))
         await call.read()
-        call.cancel()
+        async with running_worker(scheduler.address, simulated(step_ns=5_000_000)):
+            await eventually(lambda: len(scheduler.cluster.engines) == 2)
+            await first.kill()
+            while await call.read() is not grpc.aio.EOF:
+                pass
+            await spans.until(ROUTER_SPAN)
+            await spans.until_none_is_open()
+    request, failover = spans.one("scheduler.request"), spans.one("failover")
+    assert text(failover, "signalbox.from_worker") != text(failover, "signalbox.to_worker")
+    assert number(failover, "replayed_tokens") > 3
+    assert number(request, "num_lost_workers") == 1
+    check_time_is_accounted_for(spans, request)
+
+
+async def test_a_hundred_aborted_requests_leave_no_span_open(spans: Spans) -> None:
+    async with make_stack(num_gpu_blocks=40, num_cpu_blocks=20, step_ns=2_000_000) as stack:
+
+        async def abort(index: int) -> None:
+            call = stack.stub.Generate(make_request([index] * 20, max_tokens=500))
+            if index % 3:  # the others are aborted before anything came of them
+                await asyncio.wait_for(call.read(), 0.02 * index)
+            await asyncio.sleep(0.001 * index)
+            call.cancel()
+
+        aborted = [abort(index) for index in range(100)]
+        await asyncio.gather(*aborted, return_exceptions=True)
         await stack.until_free()
-        await eventually(lambda: "text_completion simulated" in by_name(exporter))
-    for name in ("scheduler.request", "text_completion simulated"):
-        assert by_name(exporter)[name].status.status_code is StatusCode.ERROR, name
+        await spans.until_none_is_open()
+    for span in spans.named("scheduler.request", ROUTER_SPAN):
+        assert span.status.status_code is StatusCode.ERROR, span.name
+        assert text(span, "error.type") == "CANCELLED"
+    assert len(spans.named("scheduler.request")) > 60
+
+
+async def test_a_request_out_of_time_ends_its_spans_with_that_code(spans: Spans) -> None:
+    async with make_stack(step_ns=20_000_000) as stack:
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            async for _ in stack.stub.Generate(make_request([1], max_tokens=2000), timeout=0.3):
+                pass
+        await stack.until_free()
+        await spans.until_none_is_open()
+    assert text(spans.one(ROUTER_SPAN), "error.type") == "DEADLINE_EXCEEDED"
+    assert spans.one("scheduler.request").status.status_code is StatusCode.ERROR

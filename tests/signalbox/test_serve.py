@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.rpc.collector import grpc_collector
 from tests.signalbox.stacks import COMMAND, environment, serve, signalbox
 
 MODEL = "models/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -210,17 +211,29 @@ def test_a_reader_that_leaves_is_no_error(log: Path) -> None:
         assert process.stderr.read() == b""
 
 
-def test_spans_of_router_and_scheduler_are_one_trace(log: Path, tmp_path: Path) -> None:
-    spans_path = tmp_path / "spans.jsonl"
-    with serve(log, "--simulate", f"--trace-exporter=file={spans_path}") as stack:
-        done = signalbox("generate", "hello", "--max-tokens=3", "--router", stack.address)
-        assert done.returncode == 0, done.stderr
-    spans = [json.loads(line) for line in spans_path.read_text().splitlines()]
-    traces: dict[str, set[str]] = {}
-    for span in spans:
-        services = traces.setdefault(span["context"]["trace_id"], set())
-        services.add(span["resource"]["attributes"]["service.name"])
-    assert {"signalbox-router", "signalbox-scheduler"} in traces.values()
+def test_one_trace_leads_through_three_processes(log: Path) -> None:
+    with grpc_collector() as collector:
+        with serve(log, "--simulate", f"--trace-exporter=otlp={collector.url}") as stack:
+            done = signalbox("generate", "hello", "--max-tokens=3", "--router", stack.address)
+            assert done.returncode == 0, done.stderr
+        spans = {received.span.span_id: received for received in collector.received}
+    parents = {
+        (service, span.name): (above.service, above.span.name)
+        for service, span in spans.values()
+        if (above := spans.get(span.parent_span_id))
+    }
+    router, scheduler, worker = (f"signalbox-{name}" for name in ("router", "scheduler", "worker"))
+    request, step = (scheduler, "scheduler.request"), (scheduler, "ExecuteModel")
+    assert parents[request] == (router, "text_completion simulated")
+    assert parents[step] == request
+    assert parents[worker, "ExecuteModel"] == step
+    assert parents[worker, "forward"] == (worker, "ExecuteModel")
+    assert len({span.trace_id for _, span in spans.values()}) == 1
+    requests = {span.span_id for name, span in spans.values() if (name, span.name) == request}
+    steps = [span for name, span in spans.values() if (name, span.name) == step]
+    assert {link.span_id for span in steps for link in span.links} == requests
+    links = {link.span_id for span_id in requests for link in spans[span_id].span.links}
+    assert links == {span.span_id for span in steps}
 
 
 def test_help_and_version_need_no_service() -> None:

@@ -1,0 +1,63 @@
+"""The worker's spans of a step that the scheduler traces: `ExecuteModel`, and its parts below.
+
+The parts are written when the step is done, from the times that it took anyhow.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from opentelemetry import trace
+from opentelemetry.trace import Span, SpanKind
+
+from gpu_worker.step import Step, StepResult
+from rpc import telemetry
+
+METHOD = "signalbox.worker.v1.WorkerService/ExecuteModel"
+
+
+class StepSpan:
+    """The open span of a step; of one that is not traced it does nothing."""
+
+    __slots__ = ("_span",)
+
+    def __init__(self, span: Span) -> None:
+        self._span = span
+
+    def set_result(self, result: StepResult, *, start_ns: int) -> None:
+        """Notes what was drawn, and writes the parts, which began at a time of the wall clock."""
+        if not self._span.is_recording():
+            return
+        self._span.set_attributes(
+            {"signalbox.sampled_tokens": len(result.token_ids), "signalbox.wait_ns": result.wait_ns}
+        )
+        below, at = trace.set_span_in_context(self._span), start_ns
+        for name, duration_ns in (
+            ("swap", result.swap_ns),
+            ("forward", result.forward_ns),
+            ("sample", result.sample_ns),
+        ):
+            part = telemetry.get_tracer().start_span(name, context=below, start_time=at)
+            at += duration_ns
+            part.end(at)
+
+
+@contextmanager
+def step_span(step: Step) -> Iterator[StepSpan]:
+    """Opens the span of a step, if the scheduler traces it; an error that is raised marks it."""
+    if not step.traceparent:
+        yield StepSpan(trace.INVALID_SPAN)
+        return
+    with telemetry.get_tracer().start_as_current_span(
+        "ExecuteModel",
+        context=telemetry.extract(step.traceparent, step.tracestate),
+        kind=SpanKind.SERVER,
+        attributes={
+            "rpc.system.name": "grpc",
+            "rpc.method": METHOD,
+            "signalbox.step_id": step.step_id,
+            "signalbox.blocks_swapped_out": len(step.swap_out.src),
+            "signalbox.blocks_swapped_in": len(step.swap_in.src),
+            "signalbox.blocks_copied": len(step.copy.src),
+        },
+    ) as span:
+        yield StepSpan(span)
