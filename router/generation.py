@@ -126,19 +126,17 @@ class Generator:
             prompt = await self._tokenize(asked, model, origin, span)
             tool_calls = self._tool_call_reader(asked, model)
             outbox = Outbox(asked.delivery, prompt.echo)
-            with span.route() as route:
-                request = self.admission.submit(
-                    asked,
-                    model,
-                    prompt,
-                    request_id=request_id,
-                    tenant=origin.tenant,
-                    arrived_ns=arrived_ns,
-                    time_remaining=origin.time_remaining,
-                    trace_context=telemetry.inject(span.context),
-                    kept_token_ids=tool_calls.kept_token_ids if tool_calls else frozenset(),
-                )
-                route(policy="only", scheduler=self._scheduler.address, attempt=1)
+            request = self.admission.submit(
+                asked,
+                model,
+                prompt,
+                request_id=request_id,
+                tenant=origin.tenant,
+                arrived_ns=arrived_ns,
+                time_remaining=origin.time_remaining,
+                trace_context=telemetry.inject(span.context),
+                kept_token_ids=tool_calls.kept_token_ids if tool_calls else frozenset(),
+            )
             live.begin(request)
             span.set_request(request)
             if account is not None:

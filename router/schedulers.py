@@ -9,6 +9,7 @@ nothing had happened.
 import asyncio
 import itertools
 import logging
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ from router.model_client import ModelClient
 from router.outputs import end_unmeasured
 from router.request import GenerationRequest
 from router.scheduler_client import SchedulerConnection
+from router.tracing import route_span
 from rpc.errors import RpcError, Unavailable
 from rpc.tls import CLEAR, TlsConfig
 
@@ -41,6 +43,8 @@ class _Placed:
     num_tokens: int = 0
     """That it had had when it was sent."""
     num_fruitless: int = 0
+    lost_at_ns: int | None = None
+    """When it lost its last scheduler, in the time of the wall."""
 
 
 class Schedulers:
@@ -173,6 +177,7 @@ class Schedulers:
     # Going on
 
     def _begin_again(self, placed: _Placed) -> None:
+        placed.lost_at_ns = time.time_ns()
         request = placed.request
         is_fruitless = request.num_generated_tokens == placed.num_tokens
         placed.num_fruitless = placed.num_fruitless + 1 if is_fruitless else 0
@@ -202,7 +207,8 @@ class Schedulers:
     def _send(self, placed: _Placed, connection: SchedulerConnection) -> None:
         placed.connection = connection
         placed.num_tokens = placed.request.num_generated_tokens
-        connection.submit(placed.request)
+        with route_span(placed.request, scheduler=connection.address, since_ns=placed.lost_at_ns):
+            connection.submit(placed.request)
 
     def _serving(self, model: ServedModel) -> list[SchedulerConnection]:
         return [one for one in self._connections if one.is_open and one.served == model]

@@ -8,7 +8,6 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
 
 import grpc
 from opentelemetry import trace
@@ -56,12 +55,6 @@ def http_transport(
     )
 
 
-class NoteRoute(Protocol):
-    """Takes which scheduler a request was given to, why, and at which attempt, counted from 1."""
-
-    def __call__(self, *, policy: str, scheduler: str, attempt: int) -> None: ...
-
-
 class RequestSpan:
     """The SERVER span of one generation."""
 
@@ -93,36 +86,9 @@ class RequestSpan:
     def tokenize(self) -> Iterator[list[int]]:
         """A child span; the caller puts the tokens into the list that it gets."""
         token_ids: list[int] = []
-        with self._below("tokenize") as span:
+        with _ended(self._tracer.start_span("tokenize", context=self.context)) as span:
             yield token_ids
             span.set_attribute("gen_ai.usage.input_tokens", len(token_ids))
-
-    @contextmanager
-    def route(self) -> Iterator["NoteRoute"]:
-        """A child span; the caller says which scheduler was chosen."""
-        with self._below("route") as span:
-
-            def note(*, policy: str, scheduler: str, attempt: int) -> None:
-                span.set_attributes(
-                    {
-                        "signalbox.route.policy": policy,
-                        "signalbox.route.attempt": attempt,
-                        "server.address": scheduler,
-                    }
-                )
-
-            yield note
-
-    @contextmanager
-    def _below(self, name: str) -> Iterator[Span]:
-        span = self._tracer.start_span(name, context=self.context)
-        try:
-            yield span
-        except BaseException as error:
-            span.set_status(Status(StatusCode.ERROR, type(error).__name__))
-            raise
-        finally:
-            span.end()
 
     def set_request(self, request: GenerationRequest) -> None:
         if not self._recording:
@@ -186,6 +152,46 @@ class RequestSpan:
         self._span.set_status(Status(StatusCode.ERROR, code.name))
         self._span.set_attribute("error.type", code.name)
         self._span.set_attribute(*self._transport.status(code))
+
+
+@contextmanager
+def route_span(
+    request: GenerationRequest, *, scheduler: str, since_ns: int | None
+) -> Iterator[None]:
+    """The span of giving a request to a scheduler.
+
+    Args:
+        since_ns: when it lost the one before, if it did; the span covers its wait for this one.
+    """
+    traceparent, tracestate = request.trace_context
+    if not traceparent:
+        yield
+        return
+    span = telemetry.get_tracer().start_span(
+        "route",
+        context=telemetry.extract(traceparent, tracestate),
+        start_time=since_ns,
+        attributes={
+            "server.address": scheduler,
+            "signalbox.route.policy": "least_requests",
+            "signalbox.route.attempt": request.attempt + 1,
+            "signalbox.replayed_tokens": request.num_generated_tokens,
+        },
+    )
+    with _ended(span):
+        yield
+
+
+@contextmanager
+def _ended(span: Span) -> Iterator[Span]:
+    """Ends a span with the block, with an ERROR status if the block raises."""
+    try:
+        yield span
+    except BaseException as error:
+        span.set_status(Status(StatusCode.ERROR, type(error).__name__))
+        raise
+    finally:
+        span.end()
 
 
 def _code(error: BaseException, *, is_late: bool) -> grpc.StatusCode:

@@ -108,7 +108,7 @@ class Cluster:
             session.send(RouterMessage(ended=[ended_request(request, now=self._clock())]))
             return None
         make_group(group)
-        tracing.begin(group)
+        tracing.begin(group, now=self._clock())
         self._live.add(request)
         self.admission.add(group)
         is_resumed = group.attempt > 0  # it arrived elsewhere, and waits here from now on

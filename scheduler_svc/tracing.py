@@ -40,19 +40,24 @@ class RequestTrace:
         return int(seconds * 1e9) + self._offset_ns
 
 
-def begin(group: SequenceGroup) -> None:
-    """Opens the span of a request that has just arrived, if it is sampled."""
+def begin(group: SequenceGroup, *, now: float) -> None:
+    """Opens the span of a request that has just arrived, if it is sampled.
+
+    One that goes on here has arrived long ago, elsewhere: that part of its time is another span's.
+    """
     if not group.traceparent:
         return
-    offset_ns = time.time_ns() - int(group.times.arrival * 1e9)
+    offset_ns = time.time_ns() - int(now * 1e9)
+    arrival = now if group.attempt else group.times.arrival
     span = telemetry.get_tracer().start_span(
         "scheduler.request",
         context=telemetry.extract(group.traceparent, group.tracestate),
-        start_time=int(group.times.arrival * 1e9) + offset_ns,
+        start_time=int(arrival * 1e9) + offset_ns,
         attributes={
             "gen_ai.response.id": group.request_id,
             "gen_ai.usage.input_tokens": group.num_prompt_tokens,
             "gen_ai.request.max_tokens": group.max_tokens,
+            "signalbox.attempt": group.attempt + 1,
         },
     )
     if span.is_recording():
