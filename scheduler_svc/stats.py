@@ -1,48 +1,22 @@
 """What is counted of steps and of requests: sums that only grow, so that two looks give rates."""
 
-from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
 
+from rpc.histogram import Histogram, S, times, token_counts
+from rpc.trace_ids import of_traceparent
 from scheduler_svc.plan import StepPlan, StepTimings
 from scheduler_svc.sequence import SequenceGroup
-
-MS, S = 1_000_000, 1_000_000_000
-TIME_BOUNDS_NS = tuple(
-    unit * factor
-    for unit in (MS, 10 * MS, 100 * MS, S, 10 * S, 100 * S)
-    for factor in (1, 2, 3, 5, 7)
-)
-"""From a millisecond to minutes, five for each factor of ten."""
-TOKEN_BOUNDS = tuple(1 << exponent for exponent in range(15))
-
-
-@dataclass(slots=True)
-class Histogram:
-    """How often values up to each bound were seen, and how often greater ones than the last."""
-
-    bounds: tuple[int, ...]
-    counts: list[int] = field(init=False)
-    sum: int = 0
-
-    def __post_init__(self) -> None:
-        self.counts = [0] * (len(self.bounds) + 1)
-
-    def observe(self, value: int) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.sum += value
-
-
-def _times() -> Histogram:
-    return Histogram(TIME_BOUNDS_NS)
 
 
 @dataclass(slots=True)
 class StepStats:
     """Of the steps that one worker has answered."""
 
-    tokens: Histogram = field(default_factory=lambda: Histogram(TOKEN_BOUNDS))
-    duration_ns: Histogram = field(default_factory=_times)
+    tokens: Histogram = field(default_factory=token_counts)
+    duration_ns: Histogram = field(default_factory=times)
+    inter_token_ns: Histogram = field(default_factory=times)
+    """Between the tokens of a sequence: a step for those that are in it, and each preemption."""
     num_prefill_tokens: int = 0
     wait_ns: int = 0
     swap_ns: int = 0
@@ -55,10 +29,13 @@ class StepStats:
 
     def observe(self, plan: StepPlan, timings: StepTimings, now: float) -> None:
         """Takes a step that was answered; it began when the one before it was."""
-        num_tokens = plan.total_tokens
+        num_tokens, num_decodes = plan.total_tokens, plan.num_new_tokens.count(1)
+        duration_ns = int((now - max(plan.planned_at, self._last_answer_at)) * S)
         self.tokens.observe(num_tokens)
-        self.num_prefill_tokens += num_tokens - plan.num_new_tokens.count(1)
-        self.duration_ns.observe(int((now - max(plan.planned_at, self._last_answer_at)) * S))
+        self.num_prefill_tokens += num_tokens - num_decodes
+        self.duration_ns.observe(duration_ns)
+        if num_decodes:
+            self.inter_token_ns.observe(duration_ns, times=num_decodes)
         self._last_answer_at = now
         self.wait_ns += timings.wait_ns
         self.swap_ns += timings.swap_ns
@@ -68,6 +45,15 @@ class StepStats:
         self.num_blocks_swapped_in += len(plan.swap_in)
         self.num_blocks_copied += len(plan.copy)
 
+    def observe_preemptions(self, group: SequenceGroup, now: float) -> None:
+        """Takes the gaps that preemptions left between the tokens of a request that has ended."""
+        if group.num_preemptions and group.times.first_token is not None:
+            gap_s = group.times.total_preempted(now) / group.num_preemptions
+            trace_id = of_traceparent(group.traceparent)
+            self.inter_token_ns.observe(
+                int(gap_s * S), times=group.num_preemptions, trace_id=trace_id
+            )
+
 
 @dataclass(slots=True)
 class RequestStats:
@@ -75,25 +61,43 @@ class RequestStats:
 
     num_ended: Counter[str] = field(default_factory=Counter)
     """By finish reason of the first sequence, or by status code."""
-    queue_ns: Histogram = field(default_factory=_times)
-    time_to_first_token_ns: Histogram = field(default_factory=_times)
-    time_per_output_token_ns: Histogram = field(default_factory=_times)
-    duration_ns: Histogram = field(default_factory=_times)
+    num_corrupted: int = 0
+    """Those of which a worker failed to compute a sequence."""
+    queue_ns: Histogram = field(default_factory=times)
+    prefill_ns: Histogram = field(default_factory=times)
+    """From the first step to the first token."""
+    decode_ns: Histogram = field(default_factory=times)
+    """From the first token to the last, preemptions included."""
+    time_to_first_token_ns: Histogram = field(default_factory=times)
+    time_per_output_token_ns: Histogram = field(default_factory=times)
+    duration_ns: Histogram = field(default_factory=times)
 
     def observe(self, group: SequenceGroup, now: float) -> None:
         """Takes a request that has just ended."""
-        times = group.times
+        at, trace_id = group.times, of_traceparent(group.traceparent)
         self.num_ended[_how_it_ended(group)] += 1
-        if times.first_scheduled is not None:
-            self.queue_ns.observe(int((times.first_scheduled - times.arrival) * S))
-        if times.first_token is not None:
-            self.time_to_first_token_ns.observe(int((times.first_token - times.arrival) * S))
-            num_steps = max(len(seq.output_token_ids) for seq in group.sequences) - 1
-            if times.last_token is not None and num_steps > 0:
-                decode_s = times.last_token - times.first_token
-                self.time_per_output_token_ns.observe(int(decode_s / num_steps * S))
+        self.num_corrupted += any(seq.error_message for seq in group.sequences)
+        if at.first_scheduled is not None:
+            self.queue_ns.observe(_ns(at.first_scheduled - at.arrival), trace_id=trace_id)
+        if at.first_token is not None:
+            self._observe_tokens(group, at.first_token, trace_id)
         if group.failure is None:
-            self.duration_ns.observe(int((now - times.arrival) * S))
+            self.duration_ns.observe(_ns(now - at.arrival), trace_id=trace_id)
+
+    def _observe_tokens(self, group: SequenceGroup, first_token: float, trace_id: str) -> None:
+        at = group.times
+        self.time_to_first_token_ns.observe(_ns(first_token - at.arrival), trace_id=trace_id)
+        if at.first_scheduled is not None:
+            self.prefill_ns.observe(_ns(first_token - at.first_scheduled), trace_id=trace_id)
+        num_steps = max(len(seq.output_token_ids) for seq in group.sequences) - 1
+        if at.last_token is not None and num_steps > 0:
+            decode_ns = _ns(at.last_token - first_token)
+            self.decode_ns.observe(decode_ns, trace_id=trace_id)
+            self.time_per_output_token_ns.observe(decode_ns // num_steps, trace_id=trace_id)
+
+
+def _ns(seconds: float) -> int:
+    return int(seconds * S)
 
 
 def _how_it_ended(group: SequenceGroup) -> str:
