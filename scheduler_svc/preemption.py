@@ -5,6 +5,7 @@ Preemption of whole groups, the last in line first, follows vLLM (SOSP 2023, sec
 
 import logging
 
+from rpc import logs
 from scheduler_svc.block_manager import AllocStatus, BlockSpaceManager
 from scheduler_svc.config import PreemptionMode
 from scheduler_svc.cost import CostModel
@@ -105,9 +106,10 @@ class Preemption:
             self._queues.swap_out(group)
         else:
             self._set_back(group, now)
-        logger.info(
-            "preempted %s: %d GPU blocks are free", group.request_id, self._blocks.gpu.num_free
-        )
+        with logs.of_request(group.request_id, group.traceparent):
+            logger.info(
+                "preempted %s: %d GPU blocks are free", group.request_id, self._blocks.gpu.num_free
+            )
 
     def _set_back(self, group: SequenceGroup, now: float) -> None:
         self.num_recomputes += 1
