@@ -10,6 +10,8 @@ from gpu_worker.servicer import SERVICE_NAME, WorkerServicer
 from gpu_worker.step import Runner
 from gpu_worker.worker import Worker
 from protos.worker.v1 import worker_pb2_grpc
+from rpc.metrics import NO_METRICS, MetricsConfig
+from rpc.metrics_server import serving_metrics
 from rpc.peers import SCHEDULER
 from rpc.server import INTERNAL_MAX_RECEIVE_BYTES, Server, join_address, run_until_signalled
 from rpc.tls import CLEAR, TlsConfig
@@ -30,6 +32,7 @@ async def run(
     advertise_address: str | None = None,
     grace_s: float = 30.0,
     tls: TlsConfig = CLEAR,
+    metrics: MetricsConfig = NO_METRICS,
 ) -> None:
     """Serves until SIGTERM or SIGINT.
 
@@ -66,7 +69,8 @@ async def run(
             ),
             tls=tls,
         )
-        await _serve(server, registration, grace_s=grace_s)
+        async with serving_metrics(metrics, worker.read_metrics, host=host, tls=tls):
+            await _serve(server, registration, grace_s=grace_s)
     finally:
         worker.close()
 

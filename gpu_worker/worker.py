@@ -12,9 +12,12 @@ from collections.abc import Callable, Mapping
 from gpu_worker.execution import ExecutionThread
 from gpu_worker.grammars import Grammars
 from gpu_worker.lease import Lease
+from gpu_worker.metrics import StepCounts
+from gpu_worker.metrics import read as read_metrics
 from gpu_worker.step import CacheCapacity, ModelInfo, Runner, Step
 from gpu_worker.step_log import Answer
 from rpc.errors import Aborted, FailedPrecondition, InvalidArgument, ResourceExhausted
+from rpc.metrics import Families
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +47,7 @@ class Worker:
         self._epoch = NO_EPOCH
         self._lease: Lease | None = None
         self._num_inits = 0
+        self.steps = StepCounts()
 
     @classmethod
     async def load(cls, make_runner: Callable[[], Runner]) -> "Worker":
@@ -97,8 +101,7 @@ class Worker:
         arrived_ns = time.monotonic_ns()
         self._grammars.prepare(step.new)
         return lease.log.get_or_start(
-            step.step_id,
-            lambda: self._thread.submit(lambda: lease.execute(step, arrived_ns=arrived_ns)),
+            step.step_id, lambda: self._start(lease, step, arrived_ns=arrived_ns)
         )
 
     def close(self) -> None:
@@ -106,6 +109,25 @@ class Worker:
         self.begin_epoch(NO_EPOCH)
         self._thread.close()
         self._grammars.close()
+
+    def read_metrics(self, families: Families) -> None:
+        """Adds what this worker counts and is."""
+        read_metrics(
+            self.steps,
+            self.model,
+            self.capacity,
+            has_lease=self._lease is not None,
+            families=families,
+        )
+
+    def _start(self, lease: Lease, step: Step, *, arrived_ns: int) -> Answer:
+        answer = self._thread.submit(lambda: lease.execute(step, arrived_ns=arrived_ns))
+        answer.add_done_callback(self._count)
+        return answer
+
+    def _count(self, answer: Answer) -> None:
+        if not answer.cancelled() and answer.exception() is None:
+            self.steps.observe(answer.result())
 
     def _open_lease(self, epoch: int, num_gpu_blocks: int, num_cpu_blocks: int) -> Lease:
         try:

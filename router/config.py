@@ -1,10 +1,22 @@
 """How a router is set up: where it listens, whom it asks, and what it lets in."""
 
+import enum
 import math
 from dataclasses import dataclass
 
 from router import tool_formats
+from rpc.metrics import NO_METRICS, MetricsConfig
 from rpc.tls import CLEAR, TlsConfig
+
+
+class LoggedRequests(enum.Enum):
+    """What the log says of each request."""
+
+    NONE = "none"
+    ENDS = "ends"
+    """How it ended, in numbers."""
+    PROMPTS = "prompts"
+    """The prompt's text too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +30,9 @@ class RouterConfig:
     """Of OpenAI's HTTP API, on the same host; 0 picks a free port, None serves none."""
     version: str = "unknown"
     """What the HTTP API says."""
+    metrics: MetricsConfig = NO_METRICS
+    """The HTTP API has /metrics as well, unless API keys are asked for."""
+    logged_requests: LoggedRequests = LoggedRequests.NONE
     max_http_body_bytes: int = 8 << 20
     scheduler_addresses: tuple[str, ...] = ("127.0.0.1:50052",)
     """Each "host:port"; all of them get requests."""

@@ -17,6 +17,7 @@ from router.delivery import Outbox
 from router.key_limits import KeyLimits
 from router.keys import ApiKey
 from router.model import ServedModel
+from router.observer import Observer
 from router.outputs import Update
 from router.request import GenerationRequest
 from router.schedulers import Schedulers
@@ -82,7 +83,12 @@ class Generator:
     """Text in, a stream of updates out."""
 
     def __init__(
-        self, admission: Admission, schedulers: Schedulers, *, tool_call_parser: str
+        self,
+        admission: Admission,
+        schedulers: Schedulers,
+        *,
+        tool_call_parser: str,
+        observer: Observer | None = None,
     ) -> None:
         """`tool_call_parser` is one of `tool_formats.CHOICES`."""
         self.admission = admission
@@ -90,6 +96,7 @@ class Generator:
         self._tool_call_parser = tool_call_parser
         self._key_limits = KeyLimits()
         self._live: dict[tuple[str, str], _Live] = {}  # by tenant and request id
+        self._observer = observer or Observer()
 
     @property
     def model(self) -> ServedModel:
@@ -119,10 +126,18 @@ class Generator:
         )
         with (
             span.ending(origin.time_remaining),
+            self._observer.request(
+                origin.operation,
+                model=model.name,
+                span=span,
+                arrived_ns=arrived_ns,
+                time_remaining=origin.time_remaining,
+            ) as observed,
             self._key_limits.request(origin.key, model.name) as account,
             self.admission.reserve(asked.request_id, tenant=origin.tenant) as request_id,
             self._living(request_id, tenant=origin.tenant) as live,
         ):
+            observed.begun(request_id, asked)
             prompt = await self._tokenize(asked, model, origin, span)
             tool_calls = self._tool_call_reader(asked, model)
             outbox = Outbox(asked.delivery, prompt.echo)
@@ -139,6 +154,7 @@ class Generator:
             )
             live.begin(request)
             span.set_request(request)
+            observed.is_admitted = True
             if account is not None:
                 account.spend(len(prompt.token_ids))
             try:
@@ -146,6 +162,8 @@ class Generator:
                     if tool_calls is not None:
                         tool_calls.read(update)
                     span.add_update(update)
+                    if update.end is not None:
+                        observed.ended(request, update.end)
                     if account is not None:
                         account.spend(sum(len(delta.token_ids) for delta in update.deltas))
                     due = outbox.push(update)

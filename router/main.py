@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from prometheus_client import CollectorRegistry
 from smg_grpc_proto import vllm_engine_pb2_grpc
 
 from protos.inference.v1 import inference_pb2_grpc
@@ -14,11 +15,16 @@ from router.generation import Generator
 from router.key_gate import KeyInterceptor
 from router.keys import KeyRing
 from router.load_client import LoadClient
+from router.metrics import RouterMetrics
+from router.observer import Observer
+from router.request_log import RequestLog
 from router.schedulers import Schedulers
 from router.servicer import SERVICE_NAME, InferenceServicer
 from router.tenants import Tenants
 from router.vllm.servicer import SERVICE_NAME as VLLM_SERVICE
 from router.vllm.servicer import VllmEngineServicer
+from rpc.metrics import make_registry
+from rpc.metrics_server import metrics_server
 from rpc.server import Server, run_until_signalled
 
 if TYPE_CHECKING:
@@ -53,12 +59,20 @@ class Router:
             tls=config.tls,
         )
         self.admission = Admission(config, self.schedulers)
+        metrics = RouterMetrics()
+        self._registry = make_registry(metrics.read, prefix=config.metrics.prefix)
         self.generator = Generator(
-            self.admission, self.schedulers, tool_call_parser=config.tool_call_parser
+            self.admission,
+            self.schedulers,
+            tool_call_parser=config.tool_call_parser,
+            observer=Observer(metrics, RequestLog(config.logged_requests)),
         )
         self._load = LoadClient(config.scheduler_addresses[0], tls=config.tls)
         tenants = Tenants(trust_header=config.trust_tenant_header, keys=keys)
-        self.http = _http_server(config, self.generator, tenants, keys)
+        self.http = _http_server(config, self.generator, tenants, keys, self._registry)
+        self.metrics_server = metrics_server(
+            config.metrics, self._registry, host=config.host, tls=config.tls, names_callers=False
+        )
         self.server.add(
             InferenceServicer(self.generator, tenants=tenants, load=self._load),
             inference_pb2_grpc.add_InferenceServiceServicer_to_server,
@@ -83,6 +97,8 @@ class Router:
             await self.http.start()
             scheme = "https" if self._tls.serves else "http"
             logger.info("HTTP at %s://%s/v1", scheme, self.http.address)
+        if self.metrics_server is not None:
+            await self.metrics_server.start()
         self._connecting = asyncio.create_task(self.schedulers.run(), name="schedulers")
         logger.info("router listens on %s", self.server.address)
         return port
@@ -106,6 +122,8 @@ class Router:
         if self._connecting is not None:
             self._connecting.cancel()
             await asyncio.gather(self._connecting, return_exceptions=True)
+        if self.metrics_server is not None:
+            await self.metrics_server.stop()
         await self._load.close()
 
     def _set_serving(self, serving: bool) -> None:
@@ -127,7 +145,11 @@ async def run(
 
 
 def _http_server(
-    config: RouterConfig, generator: Generator, tenants: Tenants, keys: KeyRing | None
+    config: RouterConfig,
+    generator: Generator,
+    tenants: Tenants,
+    keys: KeyRing | None,
+    registry: CollectorRegistry,
 ) -> "HttpServer | None":
     if config.http_port is None:
         return None
@@ -143,6 +165,8 @@ def _http_server(
         version=config.version,
         max_body_bytes=config.max_http_body_bytes,
     )
-    app = make_app(api, version=config.version)
+    # With keys there are several clients, none of whom is to see what the others do.
+    shown = registry if keys is None else None
+    app = make_app(api, version=config.version, registry=shown)
     guarded = app if keys is None else KeyGate(app, keys)
     return HttpServer(guarded, host=config.host, port=config.http_port, tls=config.tls)

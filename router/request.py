@@ -182,6 +182,12 @@ class GenerationRequest:
         """Gives everything back, whether the request has ended or its client has left."""
         self._link.abort(self.handle)
 
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Of the first sequence, as the client was told; None before."""
+        finished = self._branches[0].finished if self._branches else None
+        return finished.reason if finished is not None else None
+
     async def updates(self) -> AsyncIterator[Update]:
         """Yields what is new; the last update has an `end`. Raises what the request failed with."""
         while True:

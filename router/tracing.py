@@ -16,7 +16,7 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
 from router.outputs import Update
 from router.request import GenerationRequest
-from rpc import telemetry
+from rpc import telemetry, trace_ids
 from rpc.errors import RpcError
 
 
@@ -82,6 +82,11 @@ class RequestSpan:
                 }
             )
 
+    @property
+    def trace_id(self) -> str:
+        """Of a sampled trace; "" else."""
+        return trace_ids.of_context(self.context)
+
     @contextmanager
     def tokenize(self) -> Iterator[list[int]]:
         """A child span; the caller puts the tokens into the list that it gets."""
@@ -143,7 +148,7 @@ class RequestSpan:
             yield
         except BaseException as error:
             if self._recording:
-                self._fail(_code(error, is_late=time_remaining() == 0))
+                self._fail(code_of(error, is_late=time_remaining() == 0))
             raise
         finally:
             self._span.end()
@@ -194,7 +199,8 @@ def _ended(span: Span) -> Iterator[Span]:
         span.end()
 
 
-def _code(error: BaseException, *, is_late: bool) -> grpc.StatusCode:
+def code_of(error: BaseException, *, is_late: bool) -> grpc.StatusCode:
+    """Returns the status that a request which raised this ended with."""
     if isinstance(error, RpcError):
         return error.code
     if isinstance(error, asyncio.CancelledError | GeneratorExit):

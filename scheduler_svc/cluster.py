@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from typing import Protocol
 
+from rpc import logs
 from scheduler_svc import tracing
 from scheduler_svc.admission import AdmissionQueue
 from scheduler_svc.config import AdmissionBounds
@@ -146,7 +147,8 @@ class Cluster:
         try:
             self.admission.rank(group)
         except Exception:
-            logger.exception("the scheduling policy fails on %s", group.request_id)
+            with logs.of_request(group.request_id, group.traceparent):
+                logger.exception("the scheduling policy fails on %s", group.request_id)
             return policy_fails()
         return None
 
@@ -219,6 +221,7 @@ class Cluster:
         for engine in self.engines:
             if engine.scheduler.worker_name == group.timeline.worker:
                 engine.scheduler.request_stats.observe(group, now)
+                engine.scheduler.steps.observe_preemptions(group, now)
 
     # Looking inside
 

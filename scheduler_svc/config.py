@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, field
 from enum import Enum
 
+from rpc.metrics import NO_METRICS, MetricsConfig
 from rpc.tls import CLEAR, TlsConfig
 
 POLICIES = ("fcfs", "priority", "shortest-prompt", "fair")
@@ -135,6 +136,9 @@ class SchedulerConfig:
     record: str | None = None
     """File that all decisions and what they depend on are written to, token ids included."""
     drain_timeout_s: float = 30.0
+    metrics: MetricsConfig = NO_METRICS
+    log_stats_interval_s: float = 0.0
+    """Between two lines of the log on what each worker does; 0 writes none."""
     reflection: bool = True
     tls: TlsConfig = CLEAR
     """Of the port, and of the channels to workers."""

@@ -5,10 +5,13 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 
 from protos.scheduler.v1 import scheduler_pb2_grpc as pb_grpc
+from rpc.metrics_server import serving_metrics
 from rpc.peers import OPERATOR, ROUTER, WORKER
 from rpc.server import INTERNAL_MAX_RECEIVE_BYTES, Server, run_until_signalled
+from scheduler_svc import metrics
 from scheduler_svc.assembly import make_cluster
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.config import SchedulerConfig
@@ -16,6 +19,7 @@ from scheduler_svc.record_codec import FileRecorder
 from scheduler_svc.recording import UNRECORDED, Recorder
 from scheduler_svc.registry_servicer import WorkerRegistryServicer
 from scheduler_svc.servicer import SchedulerServicer
+from scheduler_svc.stats_log import StatsLog
 
 logger = logging.getLogger(__name__)
 
@@ -71,12 +75,23 @@ async def serving(config: SchedulerConfig) -> AsyncIterator[tuple[Server, Cluste
     await server.start()
     server.set_serving(REGISTRY_SERVICE, serving=True)
     ticker = asyncio.create_task(_tick(server, cluster, recorder))
+    shown = serving_metrics(
+        config.metrics, partial(metrics.read, cluster), host=config.host, tls=config.tls
+    )
+    stats = asyncio.create_task(_log_stats(cluster, config.log_stats_interval_s))
     try:
-        yield server, cluster
+        async with shown:
+            yield server, cluster
     finally:
         ticker.cancel()
+        stats.cancel()
         await server.drain(grace_s=0)
         recorder.close()
+
+
+async def _log_stats(cluster: Cluster, interval_s: float) -> None:
+    if interval_s:
+        await StatsLog(cluster).run(interval_s)
 
 
 async def _tick(server: Server, cluster: Cluster, recorder: Recorder) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import signalbox
+from rpc import logs
 from signalbox import (
     chat,
     doctor,
@@ -158,22 +159,16 @@ def _with_settings(
 ) -> Callable[[dict[str, Any]], None]:
     def load_and_run(flags: dict[str, Any]) -> None:
         settings = load(settings_class, flags)
-        _configure_logging(name, settings.log_level)
+        _configure_logging(name, settings)
         run(settings)
 
     return load_and_run
 
 
-def _configure_logging(command: str, level: str) -> None:
+def _configure_logging(command: str, settings: Settings) -> None:
     """Sends log lines to standard error, each with the process's name."""
     name = process_name("signalbox" if command == "serve" else command)
-    logging.basicConfig(
-        level=level.upper(),
-        format=f"%(asctime)s {name:<9} %(message)s",
-        datefmt="%H:%M:%S",
-    )
-    for chatty in ("httpx", "httpcore", "huggingface_hub", "asyncio"):
-        logging.getLogger(chatty).setLevel(logging.WARNING)
+    logs.configure(service=name, level=settings.log_level, log_format=settings.log_format)
 
 
 def _debug_in_environment() -> bool:

@@ -4,7 +4,8 @@ import re
 
 import signalbox
 from gpu_worker.config import GIB, CacheConfig, DeviceConfig, ModelConfig
-from router.config import RouterConfig
+from router.config import LoggedRequests, RouterConfig
+from rpc.metrics import MetricsConfig
 from rpc.peers import PeerNames
 from rpc.tls import TlsConfig, is_loopback
 from scheduler_svc.config import (
@@ -19,6 +20,7 @@ from signalbox.settings import (
     SchedulerSettings,
     ServeSettings,
     TlsSettings,
+    TraceSettings,
     WorkerSettings,
     flag_name,
 )
@@ -57,6 +59,10 @@ def tls_config(settings: TlsSettings) -> TlsConfig:
     )
 
 
+def metrics_config(settings: TraceSettings) -> MetricsConfig:
+    return MetricsConfig(port=settings.metrics_port, prefix=settings.metrics_prefix)
+
+
 def router_config(settings: RouterSettings) -> RouterConfig:
     return RouterConfig(
         host=settings.host,
@@ -73,6 +79,8 @@ def router_config(settings: RouterSettings) -> RouterConfig:
         tool_call_parser=settings.tool_call_parser,
         trust_tenant_header=settings.trust_tenant_header,
         api_keys=settings.api_keys,
+        metrics=metrics_config(settings),
+        logged_requests=LoggedRequests(settings.log_requests),
         tls=tls_config(settings),
     )
 
@@ -106,6 +114,8 @@ def scheduler_config(settings: SchedulerSettings) -> SchedulerConfig:
         explain_history=settings.explain_history,
         record=settings.record,
         drain_timeout_s=settings.grace,
+        metrics=metrics_config(settings),
+        log_stats_interval_s=settings.log_stats_interval,
         reflection=is_loopback(settings.host),
         tls=tls_config(settings),
     )

@@ -64,6 +64,7 @@ def run_worker(settings: WorkerSettings) -> None:
         advertise_address=settings.advertise,
         grace_s=settings.grace,
         tls=configs.tls_config(settings),
+        metrics=configs.metrics_config(settings),
     )
     asyncio.run(serving)
 

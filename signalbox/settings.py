@@ -32,6 +32,9 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="least severe log lines on standard error"
     )
+    log_format: Literal["text", "json"] = Field(
+        "text", description="of log lines; json is one object a line, for collectors of logs"
+    )
     debug: bool = Field(False, description="show tracebacks instead of one-line errors")
 
     @classmethod
@@ -85,6 +88,16 @@ class TraceSettings(TlsSettings):
         description="where spans go: none, console, otlp or otlp=URL (gRPC), otlp-http or"
         " otlp-http=URL, file=PATH (OTLP as JSON, for `signalbox trace`); auto is what"
         " OTEL_TRACES_EXPORTER says",
+    )
+    metrics_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="port where Prometheus reads /metrics, on --host; 0 picks one; with serve it is"
+        " the router's, and scheduler and workers take the next ones (default: none)",
+    )
+    metrics_prefix: Literal["signalbox", "vllm"] = Field(
+        "signalbox", description="what metrics begin with; vllm suits dashboards made for it"
     )
     grace: float = Field(
         30.0, ge=0, description="seconds that running requests are given after SIGTERM"
@@ -255,6 +268,13 @@ class PolicySettings(LimitSettings):
         ge=0,
         description="requests that `signalbox explain` can still explain after their end",
     )
+    log_stats_interval: float = Field(
+        10.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="seconds between two log lines on what each worker does, while it does"
+        " something; 0 writes none",
+    )
     record: str | None = Field(
         None,
         description="file for the scheduler's decisions and all that they depend on, for `signalbox"
@@ -278,6 +298,11 @@ class DoorSettings(TraceSettings):
         None,
         description="YAML file of the API keys that clients must show; `signalbox keys create`"
         " makes its entries",
+    )
+    log_requests: Literal["none", "ends", "prompts"] = Field(
+        "none",
+        description="whether each request's end is logged, with its numbers; prompts logs their"
+        " text as well",
     )
     trust_tenant_header: bool = Field(
         False,

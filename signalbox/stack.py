@@ -82,7 +82,11 @@ class LocalStack:
         if settings.http:
             check_free(settings.host, settings.http_port, remedy=HTTP_REMEDY)
         self._scheduler = await self._spawn(
-            "scheduler", SchedulerSettings, host=LOOPBACK, port=self._scheduler_port
+            "scheduler",
+            SchedulerSettings,
+            host=LOOPBACK,
+            port=self._scheduler_port,
+            metrics_port=self._metrics_port(1),
         )
         for index in range(settings.workers):
             worker = await self._spawn(
@@ -92,6 +96,7 @@ class LocalStack:
                 host=LOOPBACK,
                 port=0,
                 scheduler=scheduler,
+                metrics_port=self._metrics_port(2 + index),
                 num_threads=_threads_per_worker(settings),
             )
             self._workers.append(worker)
@@ -130,6 +135,11 @@ class LocalStack:
 
     def _children(self) -> list[Child]:
         return [child for child in (self._router, self._scheduler, *self._workers) if child]
+
+    def _metrics_port(self, place: int) -> int | None:
+        """Of a process behind the router; those that follow its own, unless each picks one."""
+        first = self._settings.metrics_port
+        return first + place if first else first
 
     async def _spawn(
         self,

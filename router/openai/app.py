@@ -1,8 +1,11 @@
 """The ASGI application: routes, and how failures are answered."""
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -36,7 +39,8 @@ class _App(FastAPI):
         return self.openapi_schema or schema
 
 
-def make_app(api: Api, *, version: str) -> FastAPI:
+def make_app(api: Api, *, version: str, registry: CollectorRegistry | None = None) -> FastAPI:
+    """Returns the application, with /metrics if there is a registry."""
     app = _App(title="Signalbox", version=version)
     for path, handler in (
         ("/health", api.health),
@@ -58,11 +62,21 @@ def make_app(api: Api, *, version: str) -> FastAPI:
             response_class=Response,
             openapi_extra=_described(_BODIES[path]),
         )
+    if registry is not None:
+        app.add_route("/metrics", _metrics(registry), include_in_schema=False)
     app.add_exception_handler(RpcError, _on_rpc_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(ClientDisconnect, _on_disconnect)
     app.add_exception_handler(Exception, _on_bug)
     return app
+
+
+def _metrics(registry: CollectorRegistry) -> Callable[[Request], Awaitable[Response]]:
+    async def show(request: Request) -> Response:
+        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        return Response(encode(registry), headers={"content-type": content_type})
+
+    return show
 
 
 def _described(body: type[Body]) -> dict[str, Any]:

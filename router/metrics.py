@@ -1,0 +1,112 @@
+"""What the router counts of requests, as their clients see them, and shows Prometheus.
+
+Everything is counted once a request, when it ends: nothing is added to the way of a token.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from router.outputs import End
+from router.request import GenerationRequest
+from rpc.histogram import Histogram, times, token_counts
+from rpc.metrics import PER_NS, Families
+
+
+class Ended(NamedTuple):
+    """How a request ended: what was asked for, of which model, and the status code."""
+
+    operation: str
+    model: str
+    code: str
+
+
+@dataclass(slots=True)
+class ModelStats:
+    """Of the requests of one model that ended well."""
+
+    num_finished: Counter[str] = field(default_factory=Counter)
+    """By finish reason of the first sequence."""
+    time_to_first_token_ns: Histogram = field(default_factory=times)
+    time_per_output_token_ns: Histogram = field(default_factory=times)
+    duration_ns: Histogram = field(default_factory=times)
+    prompt_tokens: Histogram = field(default_factory=token_counts)
+    generation_tokens: Histogram = field(default_factory=token_counts)
+
+    def observe(self, request: GenerationRequest, end: End, duration_ns: int, trace: str) -> None:
+        """Takes a request that has ended well; `trace` is its id if it is sampled."""
+        reason = request.finish_reason
+        self.num_finished[reason.name.lower() if reason else "unknown"] += 1
+        self.duration_ns.observe(duration_ns, trace_id=trace)
+        self.prompt_tokens.observe(end.usage.prompt_tokens)
+        self.generation_tokens.observe(end.usage.completion_tokens)
+        first_ns = end.time_to_first_token_ns
+        if first_ns is not None:
+            self.time_to_first_token_ns.observe(first_ns, trace_id=trace)
+            num_later = end.usage.completion_tokens // request.params.num_sequences - 1
+            if num_later > 0:
+                per_token_ns = (duration_ns - first_ns) // num_later
+                self.time_per_output_token_ns.observe(per_token_ns, trace_id=trace)
+
+
+@dataclass(slots=True)
+class RouterMetrics:
+    """The counts of one router."""
+
+    by_model: dict[str, ModelStats] = field(default_factory=dict)
+    num_ended: Counter[Ended] = field(default_factory=Counter)
+    num_rejected: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """By model and status code, of those that never reached the scheduler."""
+    num_live: int = 0
+
+    def of_model(self, name: str) -> ModelStats:
+        return self.by_model.setdefault(name, ModelStats())
+
+    def read(self, families: Families) -> None:
+        """Adds what was counted so far."""
+        families.gauge("router_requests", "Requests that live in this router.", self.num_live)
+        for ended, number in self.num_ended.items():
+            families.counter(
+                "requests",
+                "Requests that have ended, by status code.",
+                number,
+                model_name=ended.model,
+                operation=ended.operation,
+                code=ended.code,
+            )
+        for (model, code), number in self.num_rejected.items():
+            families.counter(
+                "admission_rejections",
+                "Requests that were refused on arrival, by status code.",
+                number,
+                model_name=model,
+                reason=code.lower(),
+            )
+        for model, stats in self.by_model.items():
+            _add_model(stats, families, model)
+
+
+def _add_model(stats: ModelStats, families: Families, model: str) -> None:
+    for reason, number in stats.num_finished.items():
+        families.counter(
+            "request_success",
+            "Requests that have ended well, by finish reason.",
+            number,
+            model_name=model,
+            finished_reason=reason,
+        )
+    for name, meaning, values in (
+        ("time_to_first_token_seconds", "From arrival.", stats.time_to_first_token_ns),
+        (
+            "request_time_per_output_token_seconds",
+            "Each request's mean, without its first token.",
+            stats.time_per_output_token_ns,
+        ),
+        ("e2e_request_latency_seconds", "From arrival to the end.", stats.duration_ns),
+    ):
+        families.histogram(name, meaning, values, scale=PER_NS, model_name=model)
+    for name, meaning, values in (
+        ("request_prompt_tokens", "Tokens of a prompt.", stats.prompt_tokens),
+        ("request_generation_tokens", "Tokens of an answer.", stats.generation_tokens),
+    ):
+        families.histogram(name, meaning, values, model_name=model)

@@ -1,0 +1,84 @@
+"""One line of the log now and then on what each worker does, as vLLM's `log_stats` writes it.
+
+A worker that did nothing since its last line is passed over; the line after its last work says 0,
+so that a log ends with the worker at rest.
+"""
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+
+from scheduler_svc.cluster import Cluster, WorkerEngine
+from scheduler_svc.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Counts:
+    """Of one worker, so far."""
+
+    num_steps: int
+    num_prompt_tokens: int
+    num_generated_tokens: int
+    num_preemptions: int
+    num_prefix_queries: int
+    num_prefix_hits: int
+
+    @classmethod
+    def of(cls, scheduler: Scheduler) -> "_Counts":
+        return cls(**{name: getattr(scheduler, name) for name in cls.__slots__})
+
+
+class StatsLog:
+    """Remembers what it said last of each worker."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._before: dict[WorkerEngine, _Counts] = {}
+        self._was_busy: set[WorkerEngine] = set()
+        self._at = time.monotonic()
+
+    async def run(self, interval_s: float) -> None:
+        """Writes lines until it is cancelled."""
+        while True:
+            await asyncio.sleep(interval_s)
+            self.write(time.monotonic())
+
+    def write(self, now: float) -> None:
+        """Writes a line of each worker that did something since the last time or the one before."""
+        engines = list(self._cluster.engines)
+        for engine in engines:
+            counts = _Counts.of(engine.scheduler)
+            before = self._before.get(engine)
+            is_busy = counts.num_steps > (before.num_steps if before else 0)
+            if is_busy or engine in self._was_busy:
+                logger.info("%s", self._line(engine, before, counts, now - self._at))
+            (self._was_busy.add if is_busy else self._was_busy.discard)(engine)
+            self._before[engine] = counts
+        self._before = {engine: self._before[engine] for engine in engines}
+        self._was_busy &= set(engines)
+        self._at = now
+
+    def _line(
+        self, engine: WorkerEngine, before: _Counts | None, counts: _Counts, seconds: float
+    ) -> str:
+        scheduler, gpu = engine.scheduler, engine.scheduler.blocks.gpu
+
+        def since(name: str) -> int:
+            grown: int = getattr(counts, name) - (getattr(before, name) if before else 0)
+            return grown
+
+        queries = since("num_prefix_queries")
+        hits = f"{since('num_prefix_hits') / queries:.0%}" if queries else "none asked"
+        return (
+            f"worker {engine.worker.address}:"
+            f" {since('num_prompt_tokens') / seconds:.1f} prompt tokens/s,"
+            f" {since('num_generated_tokens') / seconds:.1f} generated tokens/s,"
+            f" {since('num_steps') / seconds:.1f} steps/s,"
+            f" running {len(scheduler.running)}, swapped {len(scheduler.swapped)},"
+            f" waiting {len(self._cluster.admission)},"
+            f" KV cache {1 - gpu.num_free / gpu.num_blocks:.0%} used,"
+            f" prefix hits {hits}, preemptions {since('num_preemptions')}"
+        )

@@ -1,0 +1,131 @@
+"""What the router counts of its requests: each once, under the served model's name."""
+
+import asyncio
+import json
+import logging
+from pathlib import Path
+
+import grpc
+import pytest
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from protos.inference.v1 import inference_pb2 as pb
+from router.config import LoggedRequests
+from rpc import logs
+from rpc.metrics import MetricsConfig
+from tests.router.openai.clients import make_http
+from tests.router.test_keys import BEARER, entry, write_keys
+from tests.router.test_service import Stack, code_of, make_generate, make_stack, saying
+from tests.router.test_tracing import TRACE_ID, TRACEPARENT, exporter
+
+__all__ = ["exporter"]  # a fixture
+
+OPENMETRICS = {"accept": "application/openmetrics-text"}
+
+
+def value(text: str, sample: str) -> float:
+    """Returns the value of the sample that begins so."""
+    (line,) = [line for line in text.splitlines() if line.startswith(sample)]
+    return float(line.rpartition("} ")[2] if "# {" not in line else line.split("} ")[1].split()[0])
+
+
+async def test_a_request_that_ends_well_is_counted_once() -> None:
+    async with make_http() as http:
+        answer = await http.complete(max_tokens=9)
+        await http.chat_chunks()
+        text = (await http.raw.get("/metrics")).text
+    for operation in ("text_completion", "chat"):
+        sample = f'signalbox_requests_total{{code="OK",model_name="tiny",operation="{operation}"}}'
+        assert value(text, sample) == 1
+    assert value(text, "signalbox_request_success_total{") == 2
+    for name in (
+        "time_to_first_token_seconds",
+        "e2e_request_latency_seconds",
+        "request_time_per_output_token_seconds",
+        "request_prompt_tokens",
+        "request_generation_tokens",
+    ):
+        assert value(text, f'signalbox_{name}_count{{model_name="tiny"}}') == 2, name
+    num_tokens = value(text, 'signalbox_request_generation_tokens_sum{model_name="tiny"}')
+    assert num_tokens == 2 * answer.usage.completion_tokens
+    assert "signalbox_router_requests 0.0" in text
+
+
+async def test_what_is_refused_and_what_is_cancelled_are_told_apart() -> None:
+    async with make_http() as http:
+        refused = await http.raw.post("/v1/completions", json={"prompt": "a", "top_p": 7})
+        assert refused.status_code == 400
+        bad = http.stack.generate(sampling_params=pb.SamplingParams(top_p=7), model="")
+        assert await code_of(bad) is grpc.StatusCode.INVALID_ARGUMENT
+        text = (await http.raw.get("/metrics")).text
+        sample = 'signalbox_admission_rejections_total{model_name="tiny",reason="invalid_argument"}'
+        assert value(text, sample) >= 1
+    async with make_http(lambda add: ()) as http:
+        late = asyncio.create_task(http.stack.generate(request_id="c"))
+        await http.stack.scheduler.wait_until(lambda: len(http.stack.scheduler.added) == 1)
+        assert "signalbox_router_requests 1.0" in (await http.raw.get("/metrics")).text
+        late.cancel()
+        await http.stack.scheduler.wait_until(lambda: len(http.stack.scheduler.aborted) == 1)
+        text = (await http.raw.get("/metrics")).text
+        assert value(text, 'signalbox_requests_total{code="CANCELLED"') == 1
+        assert "admission_rejections" not in text
+        assert "signalbox_router_requests 0.0" in text
+
+
+async def test_a_name_that_only_a_client_knows_is_no_label() -> None:
+    async with make_http() as http:
+        await code_of(http.stack.generate(model="made-up"))
+        assert "made-up" not in (await http.raw.get("/metrics")).text
+
+
+async def test_a_slow_request_can_be_found_by_its_trace(exporter: InMemorySpanExporter) -> None:
+    async with make_http() as http:
+        headers = {"traceparent": TRACEPARENT}
+        await http.raw.post("/v1/completions", json={"prompt": "a"}, headers=headers)
+        text = (await http.raw.get("/metrics", headers=OPENMETRICS)).text
+    traced = {line.partition("{")[0] for line in text.splitlines() if TRACE_ID in line}
+    assert "signalbox_e2e_request_latency_seconds_bucket" in traced
+    assert "signalbox_time_to_first_token_seconds_bucket" in traced
+
+
+async def test_with_keys_clients_do_not_see_each_others_numbers(tmp_path: Path) -> None:
+    keys = write_keys(tmp_path / "keys", entry())
+    metrics = MetricsConfig(port=0, prefix="vllm")
+    async with make_http(api_keys=keys, metrics=metrics) as http:
+        headers = dict([BEARER])
+        assert (await http.raw.get("/metrics")).status_code == 401
+        assert (await http.raw.get("/metrics", headers=headers)).status_code == 404
+        server = http.stack.router.metrics_server
+        assert server is not None
+        answer = await http.raw.get(f"http://{server.address}/metrics")
+        assert "vllm:router_requests" in answer.text
+
+
+async def one_request(stack: Stack, caplog: pytest.LogCaptureFixture) -> list[dict[str, str]]:
+    formatter = logs.formatter("router", "json")
+    lines: list[dict[str, str]] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(json.loads(formatter.format(record)))  # type: ignore[method-assign]
+    named = logging.getLogger("router.request_log")
+    named.addHandler(handler)
+    caplog.set_level(logging.INFO)
+    try:
+        call = stack.client.Generate(make_generate(request_id="mine", text="a secret"))
+        async for _ in call:
+            pass
+    finally:
+        named.removeHandler(handler)
+    return lines
+
+
+@pytest.mark.parametrize("logged", LoggedRequests)
+async def test_prompts_are_in_the_log_only_if_asked_for(
+    logged: LoggedRequests, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with make_stack(saying("an answer"), logged_requests=logged) as stack:
+        lines = await one_request(stack, caplog)
+    texts = [line["message"] for line in lines]
+    assert all(line["request_id"] == "mine" for line in lines)
+    assert any("a secret" in text for text in texts) == (logged is LoggedRequests.PROMPTS)
+    assert any(text.startswith("ended by") for text in texts) == (logged is not LoggedRequests.NONE)
+    assert not any("an answer" in text for text in texts)

@@ -1,0 +1,93 @@
+"""What Prometheus reads, and where: at a port that is refused if others reach it unprotected."""
+
+import httpx2
+import pytest
+from prometheus_client import generate_latest
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
+
+from rpc.histogram import Histogram
+from rpc.metrics import Families, MetricsConfig, make_registry
+from rpc.metrics_server import serving_metrics
+from rpc.server import BindError, PortInUse
+from rpc.tls import CLEAR, TlsConfig
+
+
+def make_histogram() -> Histogram:
+    values = Histogram((1_000, 10_000))
+    values.observe(500, times=3)
+    values.observe(5_000, trace_id="a" * 32)
+    values.observe(50_000)
+    return values
+
+
+def read(families: Families) -> None:
+    families.gauge("running", "Running.", 2, model_name="m", worker="a")
+    families.gauge("running", "Running.", 3, model_name="m", worker="b")
+    families.counter("tokens", "Tokens.", 7, model_name="m")
+    families.histogram("time_seconds", "Time.", make_histogram(), scale=1e-3, model_name="m")
+
+
+def test_families_are_what_the_service_says_when_it_is_asked() -> None:
+    text = generate_latest(make_registry(read)).decode()
+    assert 'signalbox_running{model_name="m",worker="b"} 3.0' in text
+    assert text.count("# TYPE signalbox_running gauge") == 1
+    assert 'signalbox_tokens_total{model_name="m"} 7.0' in text
+    buckets = {
+        line.split('le="')[1].split('"')[0]: float(line.split()[-1])
+        for line in text.splitlines()
+        if line.startswith("signalbox_time_seconds_bucket")
+    }
+    assert buckets == {"1": 3, "10": 4, "+Inf": 5}
+    assert 'signalbox_time_seconds_sum{model_name="m"} 56.5' in text
+
+
+def test_a_prefix_gives_vllms_names() -> None:
+    text = generate_latest(make_registry(read, prefix="vllm")).decode()
+    assert 'vllm:running{model_name="m",worker="a"} 2.0' in text
+    assert "signalbox_" not in text
+
+
+def test_a_bucket_names_the_trace_of_a_value_in_it() -> None:
+    text = generate_openmetrics(make_registry(read)).decode()
+    (line,) = [line for line in text.splitlines() if "trace_id" in line]
+    assert 'le="10"' in line
+    assert line.endswith(f'# {{trace_id="{"a" * 32}"}} 5.0')
+
+
+def test_a_prefix_or_port_that_cannot_be_is_refused() -> None:
+    with pytest.raises(ValueError, match="metrics_prefix is 'x'; use signalbox or vllm"):
+        MetricsConfig(prefix="x")
+    with pytest.raises(ValueError, match="metrics_port 70000"):
+        MetricsConfig(port=70_000)
+
+
+async def test_the_port_serves_metrics_and_nothing_else() -> None:
+    async with (
+        serving_metrics(MetricsConfig(port=0), read, host="127.0.0.1", tls=CLEAR) as server,
+        httpx2.AsyncClient() as client,
+    ):
+        assert server is not None
+        answer = await client.get(f"http://{server.address}/metrics")
+        assert "signalbox_tokens_total" in answer.text
+        assert "process_cpu_seconds_total" in answer.text
+        assert (await client.get(f"http://{server.address}/")).status_code == 404
+        assert (await client.post(f"http://{server.address}/metrics")).status_code == 404
+        taken = MetricsConfig(port=server.port)
+        with pytest.raises(PortInUse, match="choose another --metrics-port"):
+            async with serving_metrics(taken, read, host="127.0.0.1", tls=CLEAR):
+                pass
+
+
+async def test_without_a_port_nothing_listens() -> None:
+    async with serving_metrics(MetricsConfig(), read, host="127.0.0.1", tls=CLEAR) as server:
+        assert server is None
+
+
+async def test_a_port_that_others_reach_is_refused_in_the_clear() -> None:
+    config = MetricsConfig(port=0)
+    with pytest.raises(BindError, match="--tls-client-ca, or --insecure"):
+        async with serving_metrics(config, read, host="0.0.0.0", tls=CLEAR):
+            pass
+    insecure = TlsConfig(insecure=True)
+    async with serving_metrics(config, read, host="0.0.0.0", tls=insecure) as server:
+        assert server is not None
