@@ -11,7 +11,7 @@ RELEASED = $(shell ls tests/protos/released/*.binpb | sort -V | tail -n 1)
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install kernels model demo test check lint types protos protos-fresh wheel clean
+.PHONY: help install kernels model demo test check lint types protos protos-fresh wheel clients clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -56,8 +56,14 @@ wheel: $(INSTALLED) ## dist/*.whl
 	@rm -rf build/lib build/bdist.* dist/*.whl
 	@$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
+clients: ## the examples in Node, Go and C++, whose toolchains clients/README.md names
+	cd clients/node && npm install --no-audit --no-fund
+	$(MAKE) -C clients/go
+	$(MAKE) -C clients/cpp
+
 clean: ## removes everything that make made, but the model
 	rm -rf $(VENV) build dist *.egg-info kernels/signalbox_kernels/_build
+	rm -rf clients/node/node_modules clients/go/build clients/cpp/build
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -1,0 +1,114 @@
+"""The examples in other languages, and clients that know only reflection, against a router."""
+
+import asyncio
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import grpc_requests
+import pytest
+
+from tests.clients.routers import ANSWER, MAX_TOKENS, QUESTION, running_router
+from tests.router.fakes import MODEL_NAME
+from tests.router.test_service import eventually
+
+CLIENTS = Path(__file__).parents[2] / "clients"
+BUF = Path(sys.executable).with_name("buf")
+SERVICE = "signalbox.inference.v1.InferenceService"
+RUN_S = 120
+EXPECTED = [
+    f"answer: {ANSWER}",
+    "cancelled after: The",
+    "late: DEADLINE_EXCEEDED",
+    "refused: INVALID_ARGUMENT sampling_params.temperature: 9.0 is not allowed; allowed: [0, 2]",
+]
+
+
+async def run(*command: str | Path, cwd: Path = CLIENTS) -> str:
+    """Runs a client beside the router's event loop, and returns what it printed."""
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        cwd=cwd,
+        env={name: value for name, value in os.environ.items() if "proxy" not in name.lower()},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        out, errors = await asyncio.wait_for(process.communicate(), RUN_S)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert process.returncode == 0, errors.decode()
+    return out.decode()
+
+
+async def command_of(language: str) -> list[str | Path]:
+    """Returns how an example is run; skips what this machine cannot run."""
+    tool, built = {
+        "node": ("node", "node_modules"),
+        "go": ("go", "build/chat"),
+        "cpp": ("grpc_cpp_plugin", "build/chat"),
+    }[language]
+    folder = CLIENTS / language
+    if shutil.which(tool) is None:
+        pytest.skip(f"no {tool} here")
+    if not (folder / built).exists():
+        pytest.skip(f"clients/{language} is not built; run make clients")
+    if language == "node":
+        return ["node", folder / "chat.js"]
+    await run("make", "--silent", cwd=folder)  # what was built may be old
+    return [folder / "build" / "chat"]
+
+
+@pytest.mark.parametrize("language", ["node", "go", "cpp"])
+async def test_an_example_chats_cancels_is_late_and_reads_an_error(language: str) -> None:
+    command = await command_of(language)
+    async with running_router() as stack:
+        lines = (await run(*command, stack.address)).splitlines()
+        expected = [line.replace("DEADLINE_EXCEEDED", "DeadlineExceeded") for line in EXPECTED]
+        expected = [line.replace("INVALID_ARGUMENT", "InvalidArgument") for line in expected]
+        assert lines == (expected if language == "go" else EXPECTED)
+        await eventually(lambda: len(stack.scheduler.aborted) == 2)
+
+
+def chat_request(max_tokens: int) -> dict[str, Any]:
+    message = {"role": "CHAT_ROLE_USER", "content": [{"text": QUESTION}]}
+    return {"messages": [message], "sampling_params": {"max_tokens": max_tokens}}
+
+
+@pytest.mark.skipif(not BUF.exists(), reason="needs buf (make install)")
+async def test_buf_curl_needs_nothing_but_reflection() -> None:
+    options = ["--protocol", "grpc", "--http2-prior-knowledge"]
+    options += [
+        "--reflect-protocol",
+        "grpc-v1alpha",
+        "--data",
+        json.dumps(chat_request(MAX_TOKENS)),
+    ]
+    async with running_router() as stack:
+        out = await run(BUF, "curl", *options, f"http://{stack.address}/{SERVICE}/Chat")
+        decoder, texts, position = json.JSONDecoder(), [], 0
+        while position < len(out.rstrip()):
+            message, position = decoder.raw_decode(out, position)
+            position += 1  # the line's end
+            texts += [output.get("text", "") for output in message.get("outputs", [])]
+        assert "".join(texts) == ANSWER
+
+
+async def test_grpc_requests_needs_nothing_but_reflection() -> None:
+    def use(address: str) -> tuple[set[str], Any, list[Any]]:
+        client = grpc_requests.Client.get_by_endpoint(address)
+        model = client.request(SERVICE, "GetModel", {})
+        answers = list(client.request(SERVICE, "Chat", chat_request(MAX_TOKENS)))
+        return set(client.service_names), model, answers
+
+    async with running_router() as stack:
+        services, model, answers = await asyncio.to_thread(use, stack.address)
+        assert {SERVICE, "vllm.grpc.engine.VllmEngine", "grpc.health.v1.Health"} <= services
+        assert model["name"] == MODEL_NAME
+        texts = [one.get("text", "") for answer in answers for one in answer.get("outputs", [])]
+        assert "".join(texts) == ANSWER
