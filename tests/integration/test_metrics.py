@@ -7,7 +7,6 @@ import time
 
 import grpc
 import pytest
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.exposition import generate_latest
 
@@ -18,9 +17,9 @@ from scheduler_svc.stats_log import StatsLog
 from tests.integration.stack import eventually, running_scheduler, running_worker, simulated
 from tests.integration.stack import router as bare_router
 from tests.integration.test_stack import ask, make_request, make_stack
-from tests.integration.test_trace import exporter
+from tests.integration.test_trace import Spans, spans
 
-__all__ = ["exporter"]  # a fixture
+__all__ = ["spans"]  # a fixture
 
 
 def value(registry: CollectorRegistry, name: str, **labels: str) -> float:
@@ -35,7 +34,7 @@ def value(registry: CollectorRegistry, name: str, **labels: str) -> float:
     return sum(found)
 
 
-async def test_the_scheduler_counts_what_clients_got(exporter: InMemorySpanExporter) -> None:
+async def test_the_scheduler_counts_what_clients_got(spans: Spans) -> None:
     async with make_stack(num_gpu_blocks=9, num_cpu_blocks=8, step_ns=1_000_000) as stack:
         cluster = stack.scheduler.cluster
         registry = make_registry(lambda families: metrics.read(cluster, families))
@@ -53,10 +52,10 @@ async def test_the_scheduler_counts_what_clients_got(exporter: InMemorySpanExpor
         assert value(registry, "signalbox_kv_cache_usage_perc") == 0
         assert value(registry, "signalbox_num_requests_running", model_name="simulated") == 0
         assert value(registry, "signalbox_workers", state="serving") == 1
-        (span,) = [s for s in exporter.get_finished_spans() if s.name == "scheduler.request"][:1]
-        assert span.context is not None
         text = generate_latest(registry).decode()
-        assert re.search(r'request_queue_time_seconds_bucket.*trace_id="[0-9a-f]{32}"', text)
+        named = set(re.findall(r'request_queue_time_seconds_bucket.*trace_id="(\w+)"', text))
+        seen = {f"{span.context.trace_id:032x}" for span in spans.named("scheduler.request")}
+        assert named and named <= seen
 
 
 async def test_gauges_are_those_of_the_moment() -> None:
@@ -64,8 +63,7 @@ async def test_gauges_are_those_of_the_moment() -> None:
         cluster = stack.scheduler.cluster
         registry = make_registry(lambda families: metrics.read(cluster, families))
         calls = [stack.stub.Generate(make_request([i], max_tokens=1000)) for i in range(3)]
-        await calls[0].read()
-        await eventually(lambda: len(cluster.admission) == 2)
+        await eventually(lambda: len(cluster) == 3 and len(cluster.admission) == 2)
         assert value(registry, "signalbox_num_requests_running") == 1
         assert value(registry, "signalbox_num_requests_waiting") == 2
         assert 0 < value(registry, "signalbox_kv_cache_usage_perc") < 1
