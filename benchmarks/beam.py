@@ -12,11 +12,12 @@ from collections.abc import AsyncIterator, Iterable
 from functools import partial
 from itertools import islice
 
-from benchmarks.load import Measured, Stream, Workload, drive, generate
+from benchmarks.load import Stream, Workload, drive, generate
 from benchmarks.serving import vocab_size
 from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc as pb_grpc
 from rpc.client import open_channel
+from signalbox.bench.measured import Measured
 from signalbox.settings import ServeSettings, load
 from signalbox.stack import running
 

@@ -20,14 +20,15 @@ from pathlib import Path
 
 import grpc
 
-from benchmarks.load import Measured, WrongTokenCount, drive, percentile_ms
+from benchmarks.load import WrongTokenCount, drive
 from benchmarks.loads import BY_NAME, LOADS, Kind, Load
 from benchmarks.participants import Participant, Setting, participants
-from benchmarks.peers.http_stream import HttpError
 from benchmarks.peers.offline import OfflineProcess
 from benchmarks.peers.process import PeerUnavailable, ServerProcess
 from benchmarks.report import write
 from benchmarks.results import Result, Results
+from signalbox.bench.http_stream import HttpError
+from signalbox.bench.measured import Measured, percentile_ms
 
 FOLDER = Path(__file__).parent / "results"
 FLAGS = "--dtype bfloat16 --quantization none"

@@ -8,15 +8,15 @@ import asyncio
 import itertools
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
-
-import numpy as np
 
 from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc as pb_grpc
 from rpc.client import open_channel
+from signalbox.bench.measured import Measured, observe
+from signalbox.bench.workload import random_prompts
 
 
 class Stream(Protocol):
@@ -27,13 +27,6 @@ class Stream(Protocol):
 
 class WrongTokenCount(RuntimeError):
     """A server has given more or fewer tokens than it was asked for."""
-
-
-def random_prompts(*, vocab_size: int, num_tokens: int, seed: int = 0) -> Iterator[list[int]]:
-    """Yields prompts of one length for ever, the same ones for a seed."""
-    rng = np.random.default_rng(seed)
-    while True:
-        yield rng.integers(0, vocab_size, num_tokens).tolist()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,20 +42,6 @@ class Workload:
         return random_prompts(
             vocab_size=self.vocab_size, num_tokens=self.prompt_tokens, seed=self.seed
         )
-
-
-@dataclass(slots=True)
-class Measured:
-    """One run of a closed loop; times in seconds."""
-
-    duration_s: float = 0.0
-    num_tokens: int = 0
-    first_token_s: list[float] = field(default_factory=list)
-    between_tokens_s: list[float] = field(default_factory=list)
-
-    @property
-    def tokens_per_s(self) -> float:
-        return self.num_tokens / self.duration_s
 
 
 async def drive(
@@ -82,7 +61,7 @@ async def drive(
 
     async def client() -> None:
         for token_ids in pending:
-            num_tokens = await one_request(stream, token_ids, max_tokens, measured)
+            num_tokens = await observe(stream(token_ids, max_tokens=max_tokens), measured)
             if num_tokens != max_tokens * num_sequences:
                 raise WrongTokenCount(
                     f"{num_tokens} tokens came where {max_tokens * num_sequences} were asked for"
@@ -92,26 +71,6 @@ async def drive(
     await asyncio.gather(*(client() for _ in range(concurrency)))
     measured.duration_s = time.perf_counter() - start
     return measured
-
-
-async def one_request(
-    stream: Stream, token_ids: list[int], max_tokens: int, measured: Measured
-) -> int:
-    """Sends one prompt, adds its times and tokens to `measured`; returns how many tokens came."""
-    last = start = time.perf_counter()
-    num_tokens = 0
-    async for new_tokens in stream(token_ids, max_tokens=max_tokens):
-        now = time.perf_counter()
-        if not new_tokens:
-            continue
-        if not num_tokens:
-            measured.first_token_s.append(now - start)
-        else:
-            measured.between_tokens_s += [(now - last) / new_tokens] * new_tokens
-        num_tokens += new_tokens
-        last = now
-    measured.num_tokens += num_tokens
-    return num_tokens
 
 
 async def closed_loop(
@@ -139,8 +98,3 @@ async def generate(
     request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=token_ids), sampling_params=params)
     async for response in stub.Generate(request):
         yield sum(len(output.token_ids) for output in response.outputs)
-
-
-def percentile_ms(values_s: list[float], percentile: float) -> float:
-    """Returns a percentile of times in seconds, in milliseconds."""
-    return float(np.percentile(values_s, percentile)) * 1e3 if values_s else float("nan")

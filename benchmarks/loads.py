@@ -13,7 +13,7 @@ from enum import Enum
 from itertools import islice
 from typing import Self
 
-from benchmarks.load import random_prompts
+from signalbox.bench.workload import random_prompts
 
 
 class Kind(Enum):

@@ -14,10 +14,11 @@ import time
 from collections.abc import Iterator
 from itertools import islice
 
-from benchmarks.load import Measured, one_request, random_prompts
 from benchmarks.memory_pressure import SIMULATED_VOCAB_SIZE, VOCAB_SIZE
 from benchmarks.peers.process import ServerProcess
 from benchmarks.turns import Servers, in_turns, parser, table
+from signalbox.bench.measured import Measured, observe
+from signalbox.bench.workload import random_prompts
 
 
 async def measure(
@@ -44,7 +45,7 @@ async def measure(
         streamed.between_tokens_s.clear()
         start = time.perf_counter()
         for prompt in islice(long, num_long):
-            await one_request(server.stream, prompt, 4, arrived)
+            await observe(server.stream(prompt, max_tokens=4), arrived)
         streamed.duration_s = time.perf_counter() - start
         streamed.num_tokens = len(streamed.between_tokens_s)
     finally:
@@ -59,7 +60,7 @@ async def _keep_streaming(
     server: ServerProcess, prompts: Iterator[list[int]], max_tokens: int, measured: Measured
 ) -> None:
     for prompt in prompts:
-        await one_request(server.stream, prompt, max_tokens, measured)
+        await observe(server.stream(prompt, max_tokens=max_tokens), measured)
 
 
 async def _unless_one_failed(clients: list[asyncio.Task[None]]) -> None:

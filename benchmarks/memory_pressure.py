@@ -11,9 +11,11 @@ import argparse
 import asyncio
 from itertools import islice
 
-from benchmarks.load import Measured, drive, random_prompts
+from benchmarks.load import drive
 from benchmarks.peers.process import ServerProcess
 from benchmarks.turns import BLOCK_SIZE, VLLM_BLOCK_SIZE, Servers, in_turns, parser, table
+from signalbox.bench.measured import Measured
+from signalbox.bench.workload import random_prompts
 
 MODES = ("swap", "recompute", "auto")
 VOCAB_SIZE = 32_000

@@ -16,11 +16,12 @@ from dataclasses import dataclass, replace
 
 import psutil
 
-from benchmarks.load import Measured, Workload, closed_loop, percentile_ms
+from benchmarks.load import Workload, closed_loop
 from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc as pb_grpc
 from protos.scheduler.v1 import scheduler_pb2_grpc, stats_pb2
 from rpc.client import open_channel
+from signalbox.bench.measured import Measured, percentile_ms
 from signalbox.settings import ServeSettings, load
 from signalbox.stack import LocalStack, running
 

@@ -11,10 +11,12 @@ import argparse
 import asyncio
 from itertools import islice
 
-from benchmarks.load import Measured, drive, random_prompts
+from benchmarks.load import drive
 from benchmarks.memory_pressure import SIMULATED_VOCAB_SIZE, VOCAB_SIZE
 from benchmarks.peers.process import ServerProcess
 from benchmarks.turns import BLOCK_SIZE, Servers, in_turns, parser, table
+from signalbox.bench.measured import Measured
+from signalbox.bench.workload import random_prompts
 
 NUM_CONVERSATIONS = 8
 NUM_TURNS = 3  # each conversation's; the first finds nothing

@@ -9,10 +9,10 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import median
 
-from benchmarks.load import Measured, percentile_ms
 from benchmarks.peers.process import PeerUnavailable, ServerProcess
 from benchmarks.peers.signalbox_server import SignalboxServer
 from benchmarks.peers.vllm_server import VllmHttpServer
+from signalbox.bench.measured import Measured, percentile_ms
 
 Measure = Callable[[ServerProcess, int], Awaitable[Measured]]
 """Puts the load of a round to a server that is ready."""

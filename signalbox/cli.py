@@ -23,6 +23,7 @@ from signalbox import (
     tokenize,
     top,
 )
+from signalbox.bench import command as bench
 from signalbox.configs import in_words_of_flags
 from signalbox.flags import add_flags
 from signalbox.processes import end_with_parent, process_name
@@ -126,6 +127,7 @@ def _add_clients(commands: Any) -> None:
         ("generate", "continue a prompt, streamed from a running router", generate),
         ("chat", "answer a message, or hold a conversation", chat),
         ("tokenize", "turn text into tokens, or token ids into text", tokenize),
+        ("bench", "load a router or an OpenAI endpoint, and measure", bench),
         ("models", "say what a router serves, and how busy it is", models),
     ):
         command = commands.add_parser(

@@ -4,8 +4,8 @@ import os
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
-from benchmarks.peers.http_stream import is_healthy, post_for_events
 from benchmarks.peers.process import HOST, PeerUnavailable, ServerProcess, existing
+from signalbox.bench.http_stream import Endpoint, is_healthy, post_for_events
 
 SLOTS = 32
 TOKENS_PER_SLOT = 2304
@@ -83,7 +83,8 @@ class LlamaServer(ServerProcess):
             "return_tokens": True,
         }
         num_tokens = 0
-        async for event in post_for_events(HOST, self.port, "/completion", body):
+        endpoint = Endpoint(host=HOST, port=self.port)
+        async for event in post_for_events(endpoint, "/completion", body):
             so_far = event["tokens_predicted"]
             yield so_far - num_tokens
             num_tokens = so_far

@@ -14,9 +14,9 @@ import psutil
 from smg_grpc_proto import vllm_engine_pb2 as pb
 from smg_grpc_proto import vllm_engine_pb2_grpc as pb_grpc
 
-from benchmarks.peers.http_stream import is_healthy, post, post_for_events
 from benchmarks.peers.process import HOST, ServerProcess, existing
 from rpc.client import open_channel
+from signalbox.bench.http_stream import Endpoint, is_healthy, post, post_for_events
 
 _COMPLETIONS = "/v1/completions"
 
@@ -75,13 +75,17 @@ class VllmHttpServer(_VllmServer):
     async def is_ready(self) -> bool:
         return await is_healthy(HOST, self.port)
 
+    @property
+    def _endpoint(self) -> Endpoint:
+        return Endpoint(host=HOST, port=self.port)
+
     async def stream(self, token_ids: list[int], *, max_tokens: int) -> AsyncIterator[int]:
         body = _completion(token_ids, max_tokens) | {
             "stream": True,
             "stream_options": {"include_usage": True, "continuous_usage_stats": True},
         }
         num_tokens = 0
-        async for event in post_for_events(HOST, self.port, _COMPLETIONS, body):
+        async for event in post_for_events(self._endpoint, _COMPLETIONS, body):
             so_far = event["usage"]["completion_tokens"]
             yield so_far - num_tokens
             num_tokens = so_far
@@ -90,7 +94,7 @@ class VllmHttpServer(_VllmServer):
         self, token_ids: list[int], *, max_tokens: int, width: int
     ) -> AsyncIterator[int]:
         body = _completion(token_ids, max_tokens) | {"use_beam_search": True, "n": width}
-        answer = await post(HOST, self.port, _COMPLETIONS, body)
+        answer = await post(self._endpoint, _COMPLETIONS, body)
         yield answer["usage"]["completion_tokens"]
 
 

@@ -5,7 +5,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from benchmarks.load import WrongTokenCount, drive, random_prompts
+from benchmarks.load import WrongTokenCount, drive
+from signalbox.bench.workload import random_prompts
 
 
 async def pairs(token_ids: list[int], *, max_tokens: int) -> AsyncIterator[int]:

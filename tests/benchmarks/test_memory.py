@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from benchmarks import long_prompts, memory_pressure, shared_prefix
-from benchmarks.load import Measured
 from benchmarks.peers.process import PeerUnavailable
 from benchmarks.turns import in_turns, table
+from signalbox.bench.measured import Measured
 
 
 class Echo:

@@ -9,10 +9,10 @@ import psutil
 import pytest
 
 from benchmarks.load import drive
-from benchmarks.peers.http_stream import HttpError, is_healthy, post_for_events
 from benchmarks.peers.llama_server import LlamaServer
 from benchmarks.peers.process import HOST, PeerUnavailable
 from benchmarks.peers.signalbox_server import SignalboxServer
+from signalbox.bench.http_stream import Endpoint, HttpError, is_healthy, post_for_events
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
@@ -37,14 +37,17 @@ async def test_events_are_read_across_chunks_until_done() -> None:
     lines = (b'data: {"n": 1}\n\n', b'data: {"n": 22}\n\n', b"data: [DONE]\n\n", b"")
     chunks = b"".join(b"%x\r\n%b\r\n" % (len(line), line) for line in lines)
     async with answering(CHUNKED + chunks) as port:
-        got = [event async for event in post_for_events(HOST, port, "/x", {"a": 1})]
+        got = [
+            event async for event in post_for_events(Endpoint(host=HOST, port=port), "/x", {"a": 1})
+        ]
     assert got == [{"n": 1}, {"n": 22}]
 
 
 async def test_a_refusal_is_an_error_with_its_text() -> None:
     async with answering(b"HTTP/1.1 400 Bad Request\r\n\r\nno such model") as port:
         with pytest.raises(HttpError, match="400 Bad Request: no such model"):
-            async for _ in post_for_events(HOST, port, "/x", {}):
+            endpoint = Endpoint(host=HOST, port=port)
+            async for _ in post_for_events(endpoint, "/x", {}):
                 pass
 
 

@@ -15,6 +15,7 @@ import pytest
 from rich.console import Console
 
 from signalbox import chat, generate, models, tokenize
+from signalbox.bench import flags as bench
 from signalbox.chat import Conversation, obey
 from signalbox.cli import _parser
 from signalbox.inference_client import Message
@@ -158,7 +159,7 @@ def test_a_conversation_is_sent_whole_with_its_instructions_first() -> None:
     assert len(conversation.messages) == 6
 
 
-@pytest.mark.parametrize("module", [chat, generate, models, tokenize])
+@pytest.mark.parametrize("module", [bench, chat, generate, models, tokenize])
 def test_examples_of_the_help_are_commands_that_parse(module: object) -> None:
     parser, examples = _parser(), getattr(module, "EXAMPLES")  # noqa: B009
     lines = re.findall(r"signalbox (.*)", examples)
@@ -166,3 +167,39 @@ def test_examples_of_the_help_are_commands_that_parse(module: object) -> None:
     for line in lines:
         words = re.findall(r'"[^"]*"|[^\s"]+', re.split(r"\s+[#|<]", line)[0])
         parser.parse_args([word.strip('"') for word in words])
+
+
+BENCH = ("bench", "--json", "--requests", "6", "--max-tokens", "8", "--prompt-tokens", "9")
+
+
+def test_bench_counts_what_a_router_and_its_http_api_answered(stack: Stack, tmp_path: Path) -> None:
+    plot = tmp_path / "run.png"
+    over_grpc = signalbox(*BENCH, "--router", stack.address, "--plot", str(plot))
+    over_http = signalbox(*BENCH, "--url", stack.http_url(), "--rate", "20")
+    for done in (over_grpc, over_http):
+        assert done.returncode == 0, done.stderr
+        figures = json.loads(done.stdout)
+        assert (figures["completed"], figures["failed"]) == (6, 0)
+        assert figures["output_tokens"] == 48
+        assert figures["inter_token_latency_ms"]["p50"] > 10  # a step takes 20 ms
+    assert json.loads(over_grpc.stdout)["prompt_tokens"] == 54
+    assert plot.exists()
+
+
+def test_bench_replays_a_file(stack: Stack, tmp_path: Path) -> None:
+    path = tmp_path / "requests"
+    asked = [{"prompt": "a b", "max_tokens": n, "ignore_eos": True} for n in (1, 2, 3)]
+    lines = (json.dumps({"timestamp": i, **fields}) for i, fields in enumerate(asked))
+    path.write_text("\n".join(lines))
+    at = ("--router", stack.address)
+    done = signalbox("bench", "--json", "--replay", str(path), "--speed", "10", *at)
+    figures = json.loads(done.stdout)
+    assert (figures["completed"], figures["output_tokens"]) == (3, 6)
+    assert figures["duration_s"] >= 0.2  # two seconds, ten times as fast
+
+
+def test_bench_that_gets_no_answer_fails_with_the_reason(stack: Stack) -> None:
+    done = signalbox(*BENCH[:-4], "--max-tokens", "1000000", "--router", stack.address)
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["failures"] == {"INVALID_ARGUMENT": 6}
+    assert "no request ended well: INVALID_ARGUMENT" in done.stderr

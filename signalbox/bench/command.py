@@ -1,0 +1,119 @@
+"""`signalbox bench`: puts a load to a router or an endpoint, and shows how it was borne."""
+
+import asyncio
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from signalbox.bench import flags, plot, replay_file, report
+from signalbox.bench.grpc_target import GrpcTarget
+from signalbox.bench.http_target import HttpTarget
+from signalbox.bench.loops import OnEnd, Send, closed_loop, open_loop
+from signalbox.bench.measured import Measured
+from signalbox.bench.workload import Ask, Synthetic, poisson
+from signalbox.connection import connection
+
+EXAMPLES = flags.EXAMPLES
+add_flags = flags.add_flags
+CONCURRENCY = 8
+NUM_REQUESTS = 64
+_REASONS_SHOWN = 3
+
+
+def run(options: dict[str, Any]) -> None:
+    """Runs the load and prints its figures. Raises RuntimeError if nothing was answered."""
+    flags.check(options)
+    title, measured = asyncio.run(_run(options))
+    if options["json"]:
+        print(json.dumps({"load": title, **report.summary(measured)}))
+    else:
+        Console(highlight=False).print(report.render(measured, title))
+    if options["plot"]:
+        plot.draw(measured, title, Path(options["plot"]))
+    if not measured.num_completed:
+        reasons = ", ".join(reason for reason, _ in measured.failures.most_common(_REASONS_SHOWN))
+        raise RuntimeError(f"no request ended well: {reasons}")
+
+
+async def _run(options: dict[str, Any]) -> tuple[str, Measured]:
+    how, timeout_s = connection(options), options["timeout"]
+    if url := options["url"]:
+        async with HttpTarget(url, how, model=options["model"], timeout_s=timeout_s) as http:
+            name = await http.model()
+            asks = _asks(options, vocab_size=0)
+            return await _load(options, http.send, asks, f"{name} at {url}")
+    async with GrpcTarget(options["router"], how, timeout_s=timeout_s) as router:
+        model = await router.model()
+        asks = _asks(options, vocab_size=model.vocab_size)
+        return await _load(options, router.send, asks, f"{model.name} at {options['router']}")
+
+
+def _asks(options: dict[str, Any], *, vocab_size: int) -> list[Ask]:
+    if options["replay"]:
+        return replay_file.read(options["replay"])[: options["requests"]]
+    given = {name: options[name] for name in flags.DEFAULTS if options[name] is not None}
+    asked = {**flags.DEFAULTS, "vocab_size": vocab_size, **given}
+    return Synthetic(
+        num_requests=options["requests"] or NUM_REQUESTS,
+        prompt_tokens=asked["prompt_tokens"],
+        max_tokens=asked["max_tokens"],
+        shared_tokens=asked["shared_tokens"],
+        num_prefixes=asked["num_prefixes"],
+        vocab_size=asked["vocab_size"],
+        is_chat=asked["chat"],
+        ignore_eos=not asked["no_ignore_eos"],
+        seed=options["seed"],
+    ).asks()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pace:
+    """When requests are sent: each at its time, or so many at a time."""
+
+    title: str
+    at_s: Sequence[float] = ()
+    concurrency: int = 0
+
+
+def _pace(options: dict[str, Any], asks: Sequence[Ask]) -> _Pace:
+    if (rate := options["rate"]) is not None:
+        at_s = poisson(rate, len(asks), seed=options["seed"])
+        return _Pace(title=f"{rate:g} a second", at_s=at_s)
+    times = [ask.at_s for ask in asks if ask.at_s is not None]
+    if options["concurrency"] is None and times and len(times) == len(asks):
+        speed = options["speed"] or 1.0
+        at_s = [(one - times[0]) / speed for one in times]
+        return _Pace(title=f"each at its time, {speed:g} times as fast", at_s=at_s)
+    if options["speed"] is not None:
+        raise ValueError("--speed needs a timestamp in each line, and no --concurrency or --rate")
+    concurrency = options["concurrency"] or CONCURRENCY
+    return _Pace(title=f"{concurrency} at a time", concurrency=concurrency)
+
+
+async def _load(
+    options: dict[str, Any], send: Send, asks: Sequence[Ask], target: str
+) -> tuple[str, Measured]:
+    pace = _pace(options, asks)
+    with _progress(len(asks)) as on_end:
+        if pace.concurrency:
+            loop = closed_loop(send, asks, concurrency=pace.concurrency, on_end=on_end)
+        else:
+            loop = open_loop(send, asks, pace.at_s, on_end=on_end)
+        return f"{target}: {len(asks)} requests, {pace.title}", await loop
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[OnEnd]:
+    """Shows a bar of the requests that have ended, on a terminal."""
+    columns = (TextColumn("requests"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=not sys.stderr.isatty()) as bars:
+        task = bars.add_task("requests", total=total)
+        yield lambda: bars.advance(task)

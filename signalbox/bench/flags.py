@@ -1,0 +1,109 @@
+"""The flags of `signalbox bench`, and which of them go together."""
+
+import argparse
+from typing import Any
+
+from signalbox.bench import plot
+from signalbox.router_flags import add_router_flags
+
+EXAMPLES = """\
+examples
+  signalbox bench                                              # 64 requests, 8 at a time
+  signalbox bench --concurrency 32 --requests 256 --plot run.png
+  signalbox bench --rate 4 --requests 200                      # open loop, Poisson arrivals
+  signalbox bench --shared-tokens 1024 --num-prefixes 4        # what the prefix cache is worth
+  signalbox bench --replay requests.jsonl --speed 2            # as logged, twice as fast
+  signalbox bench --url http://127.0.0.1:8000/v1 --json        # any OpenAI endpoint
+
+a line of --replay is {"prompt": ...} or {"messages": ...}, with sampling parameters by OpenAI's
+names and, to be sent at its time, a "timestamp" in seconds; or a line of an OpenAI batch file
+"""
+DEFAULTS = {
+    "prompt_tokens": 128,
+    "max_tokens": 128,
+    "shared_tokens": 0,
+    "num_prefixes": 1,
+    "vocab_size": None,
+    "chat": False,
+    "no_ignore_eos": False,
+}
+"""Of what is asked, unless it is replayed."""
+_NUMBERS = {
+    "prompt_tokens": "of each prompt (default 128)",
+    "max_tokens": "of each answer (default 128)",
+    "shared_tokens": "before each prompt, in common (default 0)",
+    "num_prefixes": "different ones of these, in turn (default 1)",
+    "vocab_size": "ask with random ids below it, 0 in words (default: the model's, with --url 0)",
+}
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of `signalbox bench`."""
+    _add_pace_flags(parser)
+    _add_content_flags(parser.add_argument_group("what is asked"))
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead")
+    parser.add_argument("--plot", metavar="FILE", help="draw the run, such as run.png")
+    where = parser.add_argument_group("whom to load")
+    where.add_argument("--url", metavar="URL", help="an OpenAI endpoint instead of a router")
+    where.add_argument("--model", metavar="NAME", help="with --url (default: the first listed)")
+    where.add_argument(
+        "--timeout", type=float, metavar="SECONDS", help="for each request (default: none)"
+    )
+    add_router_flags(parser)
+
+
+def _add_pace_flags(parser: argparse.ArgumentParser) -> None:
+    pace = parser.add_mutually_exclusive_group()
+    pace.add_argument(
+        "--concurrency", type=int, metavar="N", help="requests at a time, closed loop (default 8)"
+    )
+    pace.add_argument(
+        "--rate", type=float, metavar="X", help="requests a second at random times, open loop"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of prompts and times")
+    parser.add_argument(
+        "--requests", type=int, metavar="N", help="how many (default 64, or all of --replay)"
+    )
+
+
+def _add_content_flags(group: Any) -> None:
+    for name, text in _NUMBERS.items():
+        group.add_argument("--" + name.replace("_", "-"), type=int, metavar="N", help=text)
+    group.add_argument("--chat", action="store_true", default=None, help="ask by chat, in words")
+    group.add_argument(
+        "--no-ignore-eos",
+        action="store_true",
+        default=None,
+        help="let answers end where the model ends them",
+    )
+    group.add_argument("--replay", metavar="FILE", help="the requests of a JSONL file instead")
+    group.add_argument(
+        "--speed", type=float, metavar="X", help="of the timestamps in --replay (default 1)"
+    )
+
+
+def check(options: dict[str, Any]) -> None:
+    """Refuses what is out of range or would have no effect, before anything is sent."""
+    given = {name for name in DEFAULTS if options[name] is not None}
+    if options["replay"] and given:
+        raise ValueError(f"{_flag(min(given))} has no effect with --replay")
+    if options["chat"] and options["vocab_size"]:
+        raise ValueError("--vocab-size has no effect with --chat, which asks in words")
+    if options["model"] and not options["url"]:
+        raise ValueError("--model has no effect without --url; a router serves one model")
+    if options["speed"] is not None and not options["replay"]:
+        raise ValueError("--speed has no effect without --replay")
+    for name in ("speed", "timeout"):
+        if options[name] is not None and not 0 < options[name] < float("inf"):
+            raise ValueError(f"--{name} is {options[name]:g}; it must be above 0")
+    for name in ("requests", "concurrency"):
+        if options[name] is not None and options[name] < 1:
+            raise ValueError(f"--{name} is {options[name]}; it must be at least 1")
+    if options["seed"] < 0:
+        raise ValueError(f"--seed is {options['seed']}; it cannot be negative")
+    if options["plot"]:
+        plot.check(options["plot"])
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

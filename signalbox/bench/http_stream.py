@@ -1,0 +1,130 @@
+"""Server-sent events over HTTP/1.1, by hand: the client shares two cores with the server it loads,
+and a full HTTP library costs more of them for each token than some of the servers do.
+"""
+
+import asyncio
+import json
+import ssl
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+_MAX_LINE_BYTES = 16 << 20
+_MAX_ERROR_BYTES = 2000
+
+
+class HttpError(RuntimeError):
+    """The server has refused a request."""
+
+    def __init__(self, status: str, body: str = "") -> None:
+        super().__init__(f"{status}: {body}" if body else status)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """Whom to ask, and what goes with each request."""
+
+    host: str
+    port: int
+    headers: Mapping[str, str] = field(default_factory=dict)
+    tls: ssl.SSLContext | None = None
+    server_name: str | None = None
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        name = (self.server_name or self.host) if self.tls else None
+        return await asyncio.open_connection(
+            self.host, self.port, limit=_MAX_LINE_BYTES, ssl=self.tls, server_hostname=name
+        )
+
+    def head(self, line: str, extra: str = "") -> bytes:
+        headers = "".join(f"{name}: {value}\r\n" for name, value in self.headers.items())
+        host = f"Host: {self.host}:{self.port}\r\nConnection: close\r\n"
+        return f"{line} HTTP/1.1\r\n{host}{headers}{extra}\r\n".encode()
+
+
+async def is_healthy(host: str, port: int, *, path: str = "/health") -> bool:
+    """Whether a GET of `path` is answered with 200."""
+    try:
+        await get(Endpoint(host=host, port=port), path, as_json=False)
+    except (OSError, HttpError, asyncio.IncompleteReadError, ValueError):
+        return False
+    return True
+
+
+async def get(endpoint: Endpoint, path: str, *, as_json: bool = True) -> Any:
+    """Returns the JSON that a GET is answered with. Raises HttpError, OSError or ValueError."""
+    return await _whole(endpoint, endpoint.head(f"GET {path}"), as_json=as_json)
+
+
+async def post(endpoint: Endpoint, path: str, body: dict[str, Any]) -> Any:
+    """Returns the JSON that a request is answered with. Raises HttpError."""
+    return await _whole(endpoint, _request(endpoint, path, body), as_json=True)
+
+
+async def post_for_events(
+    endpoint: Endpoint, path: str, body: dict[str, Any]
+) -> AsyncIterator[dict[str, Any]]:
+    """Yields the JSON of each event until "[DONE]" or the end. Raises HttpError."""
+    reader, writer = await endpoint.connect()
+    try:
+        writer.write(_request(endpoint, path, body))
+        is_chunked = await _read_head(reader)
+        async for line in _lines(reader, is_chunked=is_chunked):
+            name, _, value = line.partition(b":")
+            if name == b"data":
+                if (content := value.strip()) == b"[DONE]":
+                    return
+                yield json.loads(content)
+            elif name == b"error":
+                raise HttpError("error event", value.decode(errors="replace").strip())
+    finally:
+        writer.close()
+
+
+async def _whole(endpoint: Endpoint, request: bytes, *, as_json: bool) -> Any:
+    reader, writer = await endpoint.connect()
+    try:
+        writer.write(request)
+        is_chunked = await _read_head(reader)
+        body = b"".join([piece async for piece in _pieces(reader, is_chunked=is_chunked)])
+        return json.loads(body) if as_json else body
+    finally:
+        writer.close()
+
+
+async def _lines(reader: asyncio.StreamReader, *, is_chunked: bool) -> AsyncIterator[bytes]:
+    """Yields the lines of a body, wherever its chunks begin."""
+    rest = b""
+    async for piece in _pieces(reader, is_chunked=is_chunked):
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            yield line.rstrip(b"\r")
+
+
+async def _pieces(reader: asyncio.StreamReader, *, is_chunked: bool) -> AsyncIterator[bytes]:
+    if not is_chunked:
+        while piece := await reader.read(1 << 16):
+            yield piece
+        return
+    while size := int((await reader.readuntil(b"\r\n")).partition(b";")[0], 16):
+        yield (await reader.readexactly(size + 2))[:-2]
+
+
+def _request(endpoint: Endpoint, path: str, body: dict[str, Any]) -> bytes:
+    content = json.dumps(body).encode()
+    extra = f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n"
+    return endpoint.head(f"POST {path}", extra) + content
+
+
+async def _read_head(reader: asyncio.StreamReader) -> bool:
+    """Returns whether the body comes in chunks."""
+    status = await reader.readline()
+    is_chunked = False
+    while header := (await reader.readline()).strip().lower():
+        is_chunked |= header.startswith(b"transfer-encoding:") and header.endswith(b"chunked")
+    if b" 200 " not in status:
+        rest = (await reader.read(_MAX_ERROR_BYTES)).decode(errors="replace")
+        words = status.decode(errors="replace").split(" ", 1)
+        raise HttpError(words[-1].strip() or "no answer", rest)
+    return is_chunked

@@ -1,0 +1,142 @@
+"""Any OpenAI endpoint as the target of a load: ours, vLLM's, llama.cpp's, ..."""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+from signalbox.bench.http_stream import Endpoint, HttpError, get, post_for_events
+from signalbox.bench.loops import RequestFailed
+from signalbox.bench.measured import Measured
+from signalbox.bench.workload import Ask
+from signalbox.connection import Connection
+
+
+class HttpTarget:
+    """Posts to /chat/completions and /completions below a URL such as http://HOST:PORT/v1."""
+
+    def __init__(
+        self,
+        url: str,
+        connection: Connection,
+        *,
+        model: str | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Without a `model` it is the first that is served. Raises ValueError."""
+        self.url = url
+        self._endpoint, self._path = _endpoint(url, connection)
+        self._model = model
+        self._timeout_s = timeout_s
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        """Connections end with their requests."""
+
+    async def model(self) -> str:
+        """Returns the name that requests use. Raises RuntimeError in one line."""
+        if self._model is None:
+            try:
+                answer = await get(self._endpoint, f"{self._path}/models")
+                self._model = str(answer["data"][0]["id"])
+            except OSError as error:
+                reason = error.strerror or str(error)
+                raise RuntimeError(f"nothing answers at {self.url}: {reason}") from None
+            except (HttpError, ValueError, LookupError, TypeError) as error:
+                raise RuntimeError(
+                    f"{self.url} lists no models ({error}); give its base, such as"
+                    " http://127.0.0.1:8000/v1, or name one with --model"
+                ) from None
+        return self._model
+
+    async def send(self, ask: Ask, measured: Measured) -> AsyncIterator[int]:
+        """Yields how many tokens each event brings. Raises RequestFailed."""
+        path = "completions" if ask.prompt is not None else "chat/completions"
+        events = post_for_events(self._endpoint, f"{self._path}/{path}", await self._body(ask))
+        counter = TokenCounter()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                async for event in events:
+                    yield counter.new_tokens(event)
+        except TimeoutError:
+            raise RequestFailed("timeout") from None
+        except HttpError as error:
+            raise RequestFailed(error.status) from error
+        except (OSError, ValueError, asyncio.IncompleteReadError) as error:
+            raise RequestFailed(f"connection: {type(error).__name__}") from error
+        measured.num_prompt_tokens += counter.num_prompt_tokens
+        measured.num_tokens += counter.num_uncounted
+
+    async def _body(self, ask: Ask) -> dict[str, Any]:
+        body = {
+            **ask.sampling,
+            "model": await self.model(),
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if ask.prompt is not None:
+            return {**body, "prompt": ask.prompt}
+        return {**body, "messages": [{"role": r, "content": text} for r, text in ask.messages]}
+
+
+class TokenCounter:
+    """Counts an answer's tokens. An event says how many there are so far, or else is one if it has
+    text; the usage at the end is right in any case."""
+
+    def __init__(self) -> None:
+        self.num_prompt_tokens = 0
+        self._num_tokens = 0
+        self._num_in_all: int | None = None
+
+    @property
+    def num_uncounted(self) -> int:
+        """Tokens that came together with others."""
+        return 0 if self._num_in_all is None else self._num_in_all - self._num_tokens
+
+    def new_tokens(self, event: dict[str, Any]) -> int:
+        """Raises RequestFailed if the event is an error."""
+        if "error" in event:
+            error = event["error"]
+            kind = error.get("type") if isinstance(error, dict) else None
+            raise RequestFailed(f"error event: {kind or 'unknown'}")
+        if usage := event.get("usage"):
+            self.num_prompt_tokens = usage.get("prompt_tokens", 0)
+            self._num_in_all = usage.get("completion_tokens")
+        choices = event.get("choices") or ()
+        if choices and usage and self._num_in_all is not None:
+            new = max(0, self._num_in_all - self._num_tokens)
+        else:
+            new = sum(_has_text(choice) for choice in choices)
+        self._num_tokens += new
+        return new
+
+
+def _has_text(choice: dict[str, Any]) -> bool:
+    delta = choice.get("delta") or {}
+    return bool(choice.get("text") or delta.get("content") or delta.get("reasoning_content"))
+
+
+def _endpoint(url: str, connection: Connection) -> tuple[Endpoint, str]:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"--url is {url!r}; give one such as http://127.0.0.1:8000/v1")
+    is_tls = parts.scheme == "https"
+    headers = {"authorization": f"Bearer {connection.api_key}"} if connection.api_key else {}
+    endpoint = Endpoint(
+        host=parts.hostname,
+        port=parts.port or (443 if is_tls else 80),
+        headers=headers,
+        tls=_tls(connection) if is_tls else None,
+        server_name=connection.server_name if is_tls else None,
+    )
+    return endpoint, parts.path.rstrip("/")
+
+
+def _tls(connection: Connection) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=connection.tls.ca)
+    if connection.tls.cert:
+        context.load_cert_chain(connection.tls.cert, connection.tls.key)
+    return context

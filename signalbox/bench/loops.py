@@ -1,0 +1,68 @@
+"""Sends requests: so many clients one after the other, or each at its time, whatever comes back.
+
+An open loop shows what a server does that falls behind; a closed one waits for it.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Protocol
+
+from signalbox.bench.measured import Measured, observe
+from signalbox.bench.workload import Ask
+
+
+class RequestFailed(RuntimeError):
+    """A request that was refused, or broke; says why in a few words that others share."""
+
+
+class Send(Protocol):
+    """Sends a request and yields how many tokens each message of its answer brings."""
+
+    def __call__(self, ask: Ask, measured: Measured, /) -> AsyncIterator[int]: ...
+
+
+OnEnd = Callable[[], None]
+
+
+async def closed_loop(
+    send: Send, asks: Sequence[Ask], *, concurrency: int, on_end: OnEnd = lambda: None
+) -> Measured:
+    """Sends all, `concurrency` at a time."""
+    if concurrency < 1:
+        raise ValueError(f"--concurrency is {concurrency}; it must be at least 1")
+    measured, pending = Measured(), iter(asks)
+
+    async def client() -> None:
+        for ask in pending:
+            await _one(send, ask, measured, None)
+            on_end()
+
+    start = time.perf_counter()
+    await asyncio.gather(*(client() for _ in range(min(concurrency, len(asks)))))
+    measured.duration_s = time.perf_counter() - start
+    return measured
+
+
+async def open_loop(
+    send: Send, asks: Sequence[Ask], at_s: Sequence[float], *, on_end: OnEnd = lambda: None
+) -> Measured:
+    """Sends each at its time from now on, in seconds."""
+    measured, start = Measured(), time.perf_counter()
+
+    async def client(ask: Ask, due: float) -> None:
+        await asyncio.sleep(due - time.perf_counter())
+        await _one(send, ask, measured, due)
+        on_end()
+
+    clients = zip(asks, at_s, strict=True)
+    await asyncio.gather(*(client(ask, start + due_s) for ask, due_s in clients))
+    measured.duration_s = time.perf_counter() - start
+    return measured
+
+
+async def _one(send: Send, ask: Ask, measured: Measured, due: float | None) -> None:
+    try:
+        await observe(send(ask, measured), measured, due=due)
+    except RequestFailed as failure:
+        measured.failures[str(failure)] += 1

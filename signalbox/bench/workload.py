@@ -1,0 +1,92 @@
+"""What is asked: random prompts, with or without prefixes in common, and when."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+WORDS = (
+    "time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world",
+    "school", "state", "family", "student", "group", "country", "problem", "hand", "part", "place",
+    "case", "week", "company", "system", "program", "question", "work", "number", "night", "point",
+    "home", "water", "room", "mother", "area", "money", "story", "fact", "month", "lot", "right",
+    "study", "book", "eye", "job", "word", "business", "issue", "side", "kind", "head", "house",
+    "service", "friend", "father", "power", "hour", "game", "line", "end", "member",
+)  # fmt: skip
+"""Of about a token each, for endpoints that take no token ids."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """One request; exactly one of prompt and messages."""
+
+    prompt: str | list[int] | None = None
+    messages: tuple[tuple[str, str], ...] = ()
+    """Role and text of each."""
+    sampling: dict[str, Any] = field(default_factory=dict)
+    """Under the names that OpenAI and we share, such as max_tokens."""
+    at_s: float | None = None
+    """When it is to be sent, from the beginning; None if the load decides."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Synthetic:
+    """Requests of one size whose content nobody has seen before."""
+
+    num_requests: int
+    prompt_tokens: int
+    max_tokens: int
+    shared_tokens: int = 0
+    """At the beginning of each prompt, on top of its own."""
+    num_prefixes: int = 1
+    """Different ones, in turn."""
+    vocab_size: int = 0
+    """0 asks in words, for those who take no token ids."""
+    is_chat: bool = False
+    ignore_eos: bool = True
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("num_requests", "prompt_tokens", "max_tokens", "num_prefixes"):
+            if getattr(self, name) < 1:
+                flag = {"num_requests": "requests"}.get(name, name).replace("_", "-")
+                raise ValueError(f"--{flag} is {getattr(self, name)}; it must be at least 1")
+        if self.shared_tokens < 0:
+            raise ValueError(f"--shared-tokens is {self.shared_tokens}; it cannot be negative")
+
+    def asks(self) -> list[Ask]:
+        """Returns the same requests for the same seed."""
+        rng = np.random.default_rng(self.seed)
+        prefixes = [self._draw(rng, self.shared_tokens) for _ in range(self.num_prefixes)]
+        bodies = (self._draw(rng, self.prompt_tokens) for _ in range(self.num_requests))
+        return [self._ask(prefixes[i % self.num_prefixes] + body) for i, body in enumerate(bodies)]
+
+    def _draw(self, rng: np.random.Generator, num_tokens: int) -> list[int]:
+        return [int(one) for one in rng.integers(0, self.vocab_size or len(WORDS), num_tokens)]
+
+    def _ask(self, drawn: list[int]) -> Ask:
+        sampling: dict[str, Any] = {"temperature": 0.0, "max_tokens": self.max_tokens}
+        if self.ignore_eos:
+            sampling["ignore_eos"] = True
+        if self.vocab_size and not self.is_chat:
+            return Ask(prompt=drawn, sampling=sampling)
+        text = " ".join(WORDS[one % len(WORDS)] for one in drawn)
+        if self.is_chat:
+            return Ask(messages=(("user", text),), sampling=sampling)
+        return Ask(prompt=text, sampling=sampling)
+
+
+def random_prompts(*, vocab_size: int, num_tokens: int, seed: int = 0) -> Iterator[list[int]]:
+    """Yields prompts of one length for ever, the same ones for a seed."""
+    rng = np.random.default_rng(seed)
+    while True:
+        yield rng.integers(0, vocab_size, num_tokens).tolist()
+
+
+def poisson(rate: float, count: int, *, seed: int = 0) -> list[float]:
+    """Returns when `count` requests arrive that come independently, `rate` a second on average."""
+    if not 0 < rate < float("inf"):
+        raise ValueError(f"--rate is {rate:g}; it must be a number of requests a second above 0")
+    gaps = np.random.default_rng(seed).exponential(1 / rate, count)
+    return [float(one) for one in np.cumsum(gaps) - gaps[0]]
