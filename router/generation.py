@@ -52,14 +52,6 @@ class Served(NamedTuple):
     update: Update
 
 
-class Load(NamedTuple):
-    """What this router has to do."""
-
-    num_running: int
-    """Requests that have got tokens."""
-    num_waiting: int
-
-
 @dataclass(slots=True)
 class _Live:
     """A request from the door to its end."""
@@ -102,12 +94,6 @@ class Generator:
     def model(self) -> ServedModel:
         """Raises Unavailable while nobody serves."""
         return self._schedulers.model
-
-    @property
-    def load(self) -> Load:
-        requests = [live.request for live in self._live.values() if live.request is not None]
-        num_running = sum(one.time_to_first_token_ns is not None for one in requests)
-        return Load(num_running, len(self._live) - num_running)
 
     def abort(self, request_id: str, *, tenant: str = "") -> None:
         """Ends a request, which raises Cancelled where it is generated; no-op if it has ended."""

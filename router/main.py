@@ -82,6 +82,7 @@ class Router:
             VllmEngineServicer(
                 self.generator,
                 tenants=tenants,
+                load=self._load,
                 version=config.version,
                 is_serving=lambda: self.server.is_serving(VLLM_SERVICE),
             ),

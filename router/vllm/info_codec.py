@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from smg_grpc_proto import vllm_engine_pb2 as pb
 from smg_grpc_proto.generated import common_pb2
 
-from router.generation import Load
+from router.load_client import ClusterLoad
 from router.model import ServedModel
 
 SERVER_TYPE = "vllm-grpc"
@@ -50,11 +50,14 @@ def server_info(
     )
 
 
-def loads(load: Load, *, version: str, now: datetime.datetime) -> pb.GetLoadsResponse:
+def loads(load: ClusterLoad, *, version: str, now: datetime.datetime) -> pb.GetLoadsResponse:
+    """All workers are one rank to a gateway; a request that was swapped out waits."""
+    num_waiting = load.num_waiting + load.num_swapped
     one = pb.SchedulerLoad(
         num_running_reqs=load.num_running,
-        num_waiting_reqs=load.num_waiting,
-        num_total_reqs=load.num_running + load.num_waiting,
+        num_waiting_reqs=num_waiting,
+        num_total_reqs=load.num_running + num_waiting,
+        token_usage=load.num_used_kv_blocks / max(1, load.num_kv_blocks),
     )
     return pb.GetLoadsResponse(
         timestamp=now.isoformat(), version=version, dp_rank_count=1, loads=[one]

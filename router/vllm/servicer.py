@@ -15,6 +15,7 @@ from smg_grpc_proto import vllm_engine_pb2_grpc
 from smg_grpc_proto.generated import common_pb2
 
 from router.generation import Generator, Origin
+from router.load_client import LoadClient
 from router.tenants import Tenants
 from router.tracing import grpc_transport
 from router.vllm import info_codec, request_codec
@@ -34,11 +35,13 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         generator: Generator,
         *,
         tenants: Tenants,
+        load: LoadClient,
         version: str,
         is_serving: Callable[[], bool],
     ) -> None:
         self._generator = generator
         self._tenants = tenants
+        self._load = load
         self._version = version
         self._is_serving = is_serving
         self._started = time.monotonic()
@@ -91,8 +94,9 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         )
 
     async def GetLoads(self, request: pb.GetLoadsRequest, context: Context) -> pb.GetLoadsResponse:
+        load = await self._load.fetch()
         now = datetime.datetime.now(datetime.UTC)
-        return info_codec.loads(self._generator.load, version=self._version, now=now)
+        return info_codec.loads(load, version=self._version, now=now)
 
     async def GetTokenizer(
         self, request: common_pb2.GetTokenizerRequest, context: Context

@@ -14,7 +14,7 @@ from smg_grpc_proto import vllm_engine_pb2 as pb
 from smg_grpc_proto import vllm_engine_pb2_grpc
 from smg_grpc_proto.generated import common_pb2
 
-from protos.scheduler.v1 import scheduler_pb2
+from protos.scheduler.v1 import scheduler_pb2, stats_pb2
 from protos.worker.v1 import worker_pb2
 from router.vllm.servicer import SERVICE_NAME
 from tests.router.fakes import (
@@ -223,9 +223,8 @@ async def test_abort_reaches_only_requests_of_the_callers_tenant() -> None:
         await stack.check_nothing_is_left()
 
 
-async def test_the_model_and_the_load_are_told() -> None:
-    script = lambda add: [step((add.handle, 0, [5]))]  # noqa: E731
-    async with make_stack(script, version="1.2.3") as stack:
+async def test_the_model_and_the_server_are_told() -> None:
+    async with make_stack(lambda add: [step((add.handle, 0, [5]))]) as stack:
         stub = stub_of(stack)
         info = await stub.GetModelInfo(pb.GetModelInfoRequest())
         assert (info.served_model_name, info.max_context_length) == (MODEL_NAME, MAX_MODEL_LEN)
@@ -235,11 +234,27 @@ async def test_the_model_and_the_load_are_told() -> None:
         await anext(aiter(call))
         server = await stub.GetServerInfo(pb.GetServerInfoRequest())
         assert (server.server_type, server.active_requests) == ("vllm-grpc", 1)
-        loads = await stub.GetLoads(pb.GetLoadsRequest())
-        assert loads.version == "1.2.3"
-        assert (loads.loads[0].num_running_reqs, loads.loads[0].num_waiting_reqs) == (1, 0)
         call.cancel()
         await stack.check_nothing_is_left()
+
+
+async def test_the_load_is_that_of_all_workers() -> None:
+    workers = [
+        stats_pb2.WorkerStats(
+            num_requests_running=4,
+            num_requests_swapped=1,
+            num_gpu_blocks=100,
+            num_free_gpu_blocks=free,
+        )
+        for free in (90, 60)
+    ]
+    async with make_stack(version="1.2.3") as stack:
+        stack.scheduler.stats = stats_pb2.GetStatsResponse(workers=workers, num_requests_waiting=3)
+        loads = await stub_of(stack).GetLoads(pb.GetLoadsRequest())
+        assert (loads.version, loads.dp_rank_count) == ("1.2.3", 1)
+        (load,) = loads.loads
+        assert (load.num_running_reqs, load.num_waiting_reqs, load.num_total_reqs) == (8, 5, 13)
+        assert load.token_usage == 0.25
 
 
 async def test_health_follows_the_worker() -> None:
