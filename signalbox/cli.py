@@ -37,6 +37,7 @@ from signalbox.settings import (
     WorkerSettings,
     load,
 )
+from signalbox.trace import command as trace
 
 DESCRIPTION = """\
 Serves a large language model over gRPC and OpenAI's HTTP API: a router (text), a
@@ -148,6 +149,7 @@ def _add_questions(commands: Any) -> None:
         ("doctor", "what this machine offers, what will be used, what is amiss", doctor),
         ("top", "what a scheduler and its workers are doing, live", top),
         ("explain", "what happened to one request, and why it took so long", explain),
+        ("trace", "where one request's time went, as a drawing of its spans", trace),
         ("dump", "what a scheduler holds: queues, sequences, blocks, steps in flight", dump),
         ("replay", "whether a recorded scheduler's decisions come out the same again", replay),
     ):

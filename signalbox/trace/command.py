@@ -1,0 +1,65 @@
+"""The flags of `signalbox trace`, and what it writes where."""
+
+import argparse
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from signalbox.connection import connection
+from signalbox.scheduler_client import SchedulerClient, add_address_flag
+from signalbox.trace.drawing import Drawing
+from signalbox.trace.explained import draw_explained
+from signalbox.trace.span_file import read_spans
+from signalbox.trace.svg import to_html, to_svg
+from signalbox.trace.terminal import render
+from signalbox.trace.traced import draw_traced
+
+EXAMPLES = """\
+  signalbox serve MODEL --trace-exporter file=spans.jsonl
+  signalbox trace spans.jsonl                          the slowest request
+  signalbox trace spans.jsonl --request ID --html a.html
+  signalbox trace ID                                   what the scheduler remembers, without spans
+"""
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of `signalbox trace`."""
+    parser.epilog = EXAMPLES
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument(
+        "target",
+        metavar="FILE_OR_REQUEST_ID",
+        help="spans as --trace-exporter file=PATH writes them, or a request for the scheduler",
+    )
+    parser.add_argument(
+        "--request", metavar="ID", help="which request of the file (default: the slowest)"
+    )
+    parser.add_argument("--html", metavar="FILE", type=Path, help="write a page instead")
+    parser.add_argument("--svg", metavar="FILE", type=Path, help="write a picture instead")
+    add_address_flag(parser)
+
+
+def run(options: dict[str, Any]) -> None:
+    """Draws one request. Raises NotATrace, NoAnswer or OSError."""
+    drawing = _drawing(options)
+    for path, text in ((options["html"], to_html), (options["svg"], to_svg)):
+        if path is not None:
+            path.write_text(text(drawing), encoding="utf-8")
+    if options["html"] is None and options["svg"] is None:
+        Console(highlight=False).print(render(drawing))
+
+
+def _drawing(options: dict[str, Any]) -> Drawing:
+    path = Path(options["target"])
+    if path.is_file():
+        return draw_traced(read_spans(path), options["request"])
+    if options["request"] is not None or path.suffix in (".json", ".jsonl"):
+        raise FileNotFoundError(f"there is no file {path}")
+    return asyncio.run(_explained(options))
+
+
+async def _explained(options: dict[str, Any]) -> Drawing:
+    async with SchedulerClient(options["address"], connection(options)) as client:
+        return draw_explained(await client.explain(options["target"]))

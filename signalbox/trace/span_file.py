@@ -1,0 +1,139 @@
+"""Reads spans of OTLP's JSON encoding: what `--trace-exporter file=PATH` and collectors write."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from signalbox.trace.drawing import Value
+
+KIND_CLIENT = 3
+STATUS_ERROR = 2
+
+
+class NotATrace(ValueError):
+    """A file has no spans that can be drawn; says why in one line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanEvent:
+    name: str
+    at_ns: int
+    attributes: Mapping[str, Value]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanLink:
+    span_id: str
+    attributes: Mapping[str, Value]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SpanRecord:
+    """One span, as far as it is drawn."""
+
+    service: str
+    name: str
+    trace_id: str
+    span_id: str
+    parent_id: str
+    kind: int
+    start_ns: int
+    end_ns: int
+    attributes: Mapping[str, Value] = field(default_factory=dict)
+    events: tuple[SpanEvent, ...] = ()
+    links: tuple[SpanLink, ...] = ()
+    error: str = ""
+
+    @property
+    def duration_ns(self) -> int:
+        return self.end_ns - self.start_ns
+
+
+def read_spans(path: Path) -> list[SpanRecord]:
+    """Reads a file of one JSON object a line, or of one in all. Raises NotATrace or OSError."""
+    spans: list[SpanRecord] = []
+    for number, content in _objects(path):
+        try:
+            spans += _spans(content)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            reason = f"line {number} is no OTLP JSON ({type(error).__name__}: {error})"
+            raise NotATrace(f"{path}: {reason}") from None
+    if not spans:
+        raise NotATrace(f"{path} has no spans; --trace-exporter file=PATH writes such files")
+    return spans
+
+
+def _objects(path: Path) -> Iterator[tuple[int, Any]]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise NotATrace(f"{path} is no text") from None
+    try:
+        whole = json.loads(text)
+    except ValueError:
+        pass  # one object a line, most likely
+    else:
+        yield 1, whole
+        return
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.strip():
+            try:
+                yield number, json.loads(line)
+            except ValueError as error:
+                raise NotATrace(f"{path}: line {number} is no JSON ({error})") from None
+
+
+def _spans(content: dict[str, Any]) -> Iterator[SpanRecord]:
+    for resource in content["resourceSpans"]:
+        names = _attributes(resource.get("resource", {}))
+        for scope in resource["scopeSpans"]:
+            for span in scope["spans"]:
+                yield _span(span, str(names.get("service.name", "")))
+
+
+def _span(span: dict[str, Any], service: str) -> SpanRecord:
+    status = span.get("status", {})
+    is_error = status.get("code") in (STATUS_ERROR, "STATUS_CODE_ERROR")
+    return SpanRecord(
+        service=service,
+        name=span["name"],
+        trace_id=span["traceId"],
+        span_id=span["spanId"],
+        parent_id=span.get("parentSpanId", ""),
+        kind=KIND_CLIENT if span.get("kind") in (KIND_CLIENT, "SPAN_KIND_CLIENT") else 0,
+        start_ns=int(span["startTimeUnixNano"]),
+        end_ns=int(span["endTimeUnixNano"]),
+        attributes=_attributes(span),
+        events=tuple(
+            SpanEvent(
+                name=event["name"],
+                at_ns=int(event["timeUnixNano"]),
+                attributes=_attributes(event),
+            )
+            for event in span.get("events", [])
+        ),
+        links=tuple(
+            SpanLink(span_id=link["spanId"], attributes=_attributes(link))
+            for link in span.get("links", [])
+        ),
+        error=(status.get("message") or "error") if is_error else "",
+    )
+
+
+def _attributes(holder: dict[str, Any]) -> dict[str, Value]:
+    return {
+        entry["key"]: value
+        for entry in holder.get("attributes", [])
+        if (value := _value(entry["value"])) is not None
+    }
+
+
+def _value(value: dict[str, Any]) -> Value | None:
+    """Of the kinds that we write; arrays are not drawn."""
+    for kind, read in (("stringValue", str), ("boolValue", bool), ("doubleValue", float)):
+        if kind in value:
+            found: Value = read(value[kind])
+            return found
+    return int(value["intValue"]) if "intValue" in value else None
