@@ -2,15 +2,21 @@
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
+from protos.inference.v1 import inference_pb2 as pb
+from protos.inference.v1 import inference_pb2_grpc
+from router.servicer import SERVICE_NAME
+from rpc.server import Server
 from signalbox_client import AsyncClient, Client, FieldViolation, RequestError
 from tests.clients.routers import ANSWER, MAX_TOKENS, QUESTION, running_router
 from tests.router.fakes import MODEL_NAME, WAIT_S
 from tests.router.test_service import eventually
+from tests.rpc.certificates import Authority
 
 TURNS = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": QUESTION}]
 
@@ -139,3 +145,36 @@ async def test_options_go_where_they_belong_and_unknown_ones_are_refused() -> No
             client.stream_chat(QUESTION, max_token=7)
         with pytest.raises(ValueError, match="one of system, user, assistant"):
             client.stream_chat([{"role": "robot", "content": "beep"}])
+
+
+class Showing(inference_pb2_grpc.InferenceServiceServicer):
+    """Answers with the key that it was shown."""
+
+    async def GetModel(self, request: pb.GetModelRequest, context: Any) -> pb.GetModelResponse:
+        return pb.GetModelResponse(name=dict(context.invocation_metadata())["authorization"])
+
+
+async def test_certificates_and_a_key_go_with_each_call(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    server = Server(host="127.0.0.1", port=0, tls=authority.member("127.0.0.1"))
+    server.add(
+        Showing(), inference_pb2_grpc.add_InferenceServiceServicer_to_server, name=SERVICE_NAME
+    )
+    await server.start()
+    cert, key = authority.issue("client")
+    shown = {"tls_ca": authority.file, "tls_cert": cert, "tls_key": key, "api_key": "sb-1"}
+    try:
+        named = await in_a_thread(server.address, lambda client: client.model_name(), **shown)
+        async with AsyncClient(server.address, **shown) as client:
+            assert await client.model_name() == named == "Bearer sb-1"
+        async with AsyncClient(server.address, tls_ca=authority.file) as stranger:
+            with pytest.raises(RequestError, match="UNAVAILABLE"):
+                await stranger.model_name()
+    finally:
+        await server.drain(grace_s=0)
+
+
+@pytest.mark.parametrize("settings", [{"tls_cert": "a"}, {"tls_cert": "a", "tls_key": "b"}])
+def test_settings_that_cannot_work_are_refused(settings: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="tls_cert"):
+        Client("127.0.0.1:1", **settings)
