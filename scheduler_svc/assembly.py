@@ -19,6 +19,7 @@ def make_cluster(
     return Cluster(
         bounds=config.bounds,
         policy=make_policy(config.policy),
+        worker_wait_s=config.worker_wait_s,
         explain_history=config.explain_history,
         clock=clock,
     )

@@ -7,7 +7,7 @@ sessions, one message for each step.
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Protocol
 
 from rpc import logs
@@ -25,7 +25,9 @@ from scheduler_svc.publishing import Request, RouterSession, ended_request, rout
 from scheduler_svc.refusals import (
     beyond_bounds,
     breaks_workers,
+    model_changed,
     never_fits,
+    no_worker_came,
     no_worker_serves,
     policy_fails,
 )
@@ -34,6 +36,7 @@ from scheduler_svc.router_messages import RouterMessage
 from scheduler_svc.scheduler import Scheduler
 from scheduler_svc.sequence import FinishReason, SequenceGroup, SequenceStatus, make_group
 from scheduler_svc.stats import RequestStats
+from scheduler_svc.stranded import Stranded
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +71,7 @@ class Cluster:
         *,
         bounds: AdmissionBounds | None = None,
         policy: SchedulingPolicy | None = None,
+        worker_wait_s: float = 0.0,
         explain_history: int = 1024,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -82,6 +86,7 @@ class Cluster:
         self._bounds = bounds or AdmissionBounds()
         self._clock = clock
         self._live = LiveRequests()
+        self._stranded = Stranded(worker_wait_s)
 
     def __len__(self) -> int:
         return len(self._live)
@@ -94,7 +99,7 @@ class Cluster:
     @property
     def has_deadlines(self) -> bool:
         """Whether `expire` may have something to do."""
-        return self._live.has_deadlines
+        return self._live.has_deadlines or bool(self._stranded)
 
     # Requests
 
@@ -114,6 +119,8 @@ class Cluster:
         self.admission.add(group)
         is_resumed = group.attempt > 0  # it arrived elsewhere, and waits here from now on
         self.admission.note_arrival(group, self._clock() if is_resumed else group.times.arrival)
+        if is_resumed:
+            self._sort_out_waiting([group])
         self.wake()
         return request
 
@@ -124,15 +131,18 @@ class Cluster:
             )
         if group.deadline is not None and group.deadline <= self._clock():
             return RequestFailure(FailureCode.DEADLINE_EXCEEDED, "out of time on arrival")
-        if self.model is None or not self.is_serving:
+        is_resumed = group.attempt > 0  # it was accepted before, and is treated so
+        if self.model is None or not (self.is_serving or is_resumed):
             return no_worker_serves()
         if fault := find_fault(group, self.model):
             return RequestFailure(FailureCode.INVALID_ARGUMENT, fault)
+        return (None if is_resumed else self._excess(group)) or self._rank(group)
+
+    def _excess(self, group: SequenceGroup) -> RequestFailure | None:
         if not self._has_taker(group):
             return never_fits(group)
         num_live = self._live.num_of(group.tenant)
-        excess = beyond_bounds(group, self._bounds, self.admission, num_live=num_live)
-        return (None if group.attempt else excess) or self._rank(group)
+        return beyond_bounds(group, self._bounds, self.admission, num_live=num_live)
 
     def _end_earlier_attempt(self, group: SequenceGroup) -> None:
         """Makes way for a request that its router sends again, before its old stream is missed."""
@@ -186,16 +196,27 @@ class Cluster:
         return False
 
     def expire(self) -> None:
-        """Ends the requests that are out of time."""
-        for group in self._live.expired(self._clock()):
-            self._fail(group, RequestFailure(FailureCode.DEADLINE_EXCEEDED, "out of time"))
+        """Ends the requests that are out of time, or have waited too long for a worker."""
+        now = self._clock()
+        late = RequestFailure(FailureCode.DEADLINE_EXCEEDED, "out of time")
+        failures = [(group, late) for group in self._live.expired(now)]
+        failures += [(group, self._no_place(group)) for group in self._stranded.expired(now)]
+        self._fail_all(failures)
 
     def _fail(self, group: SequenceGroup, failure: RequestFailure) -> None:
         """Ends a request by an error; a no-op once it has ended."""
-        if group in self._live:
-            group.failure = failure
-            self._take_out(group)
-            self.publish(StepOutcome(ended=[group]))
+        self._fail_all([(group, failure)])
+
+    def _fail_all(self, failures: Iterable[tuple[SequenceGroup, RequestFailure]]) -> None:
+        """Ends many in one message: `publish` comes back here when more are out of time."""
+        ended = []
+        for group, failure in failures:
+            if group in self._live and group.failure is None:
+                group.failure = failure
+                self._take_out(group)
+                ended.append(group)
+        if ended:
+            self.publish(StepOutcome(ended=ended))
 
     def _take_out(self, group: SequenceGroup) -> None:
         engine = self._engine_of(group)
@@ -214,6 +235,7 @@ class Cluster:
 
     def _forget(self, group: SequenceGroup) -> None:
         self._live.remove(group)
+        self._stranded.discard(group)
         now = self._clock()
         tracing.end(group, now=now, block=self._block_unit)
         self.history.keep(group, now)
@@ -253,18 +275,26 @@ class Cluster:
 
     # Workers
 
+    def serve(self, model: ModelInfo) -> None:
+        """Says which model workers serve from now on; what waits for another one ends."""
+        if self.model not in (None, model):
+            for group in list(self.admission):
+                self._fail(group, model_changed())
+        self.model = model
+
     def join(self, engine: WorkerEngine) -> None:
         self.engines.append(engine)
+        self._sort_out_waiting()
         engine.wake()
 
     def drain(self, engine: WorkerEngine) -> None:
-        """Lets a worker finish what it has; requests that only it would have taken end at once."""
+        """Lets a worker finish what it has; requests that only it would have taken wait."""
         engine.scheduler.drain()
-        self._end_stranded()
+        self._sort_out_waiting()
         self.wake()
 
     def leave(self, engine: WorkerEngine) -> None:
-        """Takes a worker out; what it was doing starts again on another, or ends."""
+        """Takes a worker out; what it was doing starts again on another, or waits for one."""
         if engine not in self.engines:
             return
         self.engines.remove(engine)
@@ -277,20 +307,26 @@ class Cluster:
             self.admission.add(group)
             group.timeline.moved(now, is_lost=is_lost)
             self.admission.note_arrival(group, now)
-        self._end_stranded()
+        self._sort_out_waiting()
         self.wake()
 
-    def _end_stranded(self) -> None:
-        """Ends the waiting requests that no worker takes, or that were on too many lost ones."""
-        for group in list(self.admission):
+    def _sort_out_waiting(self, groups: Iterable[SequenceGroup] | None = None) -> None:
+        """Ends requests that were on too many lost workers; notes those that no worker takes."""
+        now = self._clock()
+        for group in list(self.admission if groups is None else groups):
             if group.num_lost_workers >= MAX_LOST_WORKERS:
                 self._fail(group, breaks_workers(group))
-            elif not self._has_taker(group):
-                self._fail(group, self._no_place(group))
+            elif self._has_taker(group):
+                self._stranded.discard(group)
+            else:
+                self._stranded.add(group, now)
+        if self._stranded:
+            logger.warning("%d requests wait for a worker that takes them", len(self._stranded))
+            self.expire()
 
     def _no_place(self, group: SequenceGroup) -> RequestFailure:
         if not self.is_serving:
-            return no_worker_serves()
+            return no_worker_came(self._stranded.wait_s)
         return never_fits(group)
 
     def wake(self) -> None:
@@ -321,4 +357,6 @@ class Cluster:
             engine.scheduler.check()
             held += engine.scheduler.running + engine.scheduler.swapped
         assert len(held) == len(set(held)), "a request is in two queues"
+        for group in self.admission:
+            assert (group in self._stranded) is not self._has_taker(group), group.request_id
         self._live.check(held)

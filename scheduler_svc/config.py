@@ -129,6 +129,8 @@ class SchedulerConfig:
     heartbeat_interval_s: float = 0.5
     lease_s: float = 3.0
     """A worker that is silent for so long is lost."""
+    worker_wait_s: float = 30.0
+    """How long accepted requests wait when no worker takes them."""
     step_timeout_s: float = 10.0
     """Least time that a step is given; longer if its size predicts more."""
     router_buffer_messages: int = 1024
@@ -150,5 +152,7 @@ class SchedulerConfig:
             raise ValueError(f"max_steps_in_flight is {self.max_steps_in_flight}; it is 1 or 2")
         if self.num_gpu_blocks_override is not None and self.num_gpu_blocks_override < 1:
             raise ValueError("num_gpu_blocks_override must be at least 1")
+        if not 0 <= self.worker_wait_s < math.inf:
+            raise ValueError(f"worker_wait is {self.worker_wait_s}; it must be at least 0")
         if self.lease_s < 2 * self.heartbeat_interval_s:
             raise ValueError("lease_s must be at least twice heartbeat_interval_s")

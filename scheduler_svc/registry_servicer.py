@@ -93,7 +93,7 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
             num_gpu_blocks=scheduler.blocks.gpu.num_blocks,
             num_cpu_blocks=scheduler.blocks.cpu.num_blocks,
         )
-        self._cluster.model = model
+        self._cluster.serve(model)
         worker.recorder.describe(
             address=worker.address, epoch=worker.epoch, model=model, capacity=capacity
         )

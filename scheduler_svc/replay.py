@@ -79,7 +79,7 @@ class ReplayedCluster:
             admission=self.cluster.admission,
             worker_name=address,
         )
-        self.cluster.model = model
+        self.cluster.serve(model)
         self.workers[number] = ReplayedWorker(number, address, epoch, scheduler)
         self.cluster.join(self.workers[number])
 

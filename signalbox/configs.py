@@ -111,6 +111,7 @@ def scheduler_config(settings: SchedulerSettings) -> SchedulerConfig:
             input_weight=settings.fair_input_weight,
             output_weight=settings.fair_output_weight,
         ),
+        worker_wait_s=settings.worker_wait,
         explain_history=settings.explain_history,
         record=settings.record,
         drain_timeout_s=settings.grace,

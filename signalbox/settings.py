@@ -263,6 +263,12 @@ class PolicySettings(LimitSettings):
         description="requests of one tenant that may wait or run; more are refused (default:"
         " unbounded)",
     )
+    worker_wait: float = Field(
+        30.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="seconds that accepted requests wait for a worker when none is left for them",
+    )
     explain_history: int = Field(
         1024,
         ge=0,

@@ -234,6 +234,25 @@ async def test_requests_of_a_killed_worker_go_on_elsewhere() -> None:
             await assert_idle(scheduler)
 
 
+async def test_requests_of_the_only_worker_go_on_at_the_next() -> None:
+    make = simulated(step_ns=2_000_000)
+    async with running_scheduler(make_config()) as scheduler, router(scheduler.address) as client:
+        async with running_worker(scheduler.address, make) as first:
+            await until_workers(scheduler, 1)
+            load = asyncio.create_task(run_load(client, num_requests=12, max_tokens=60))
+            await eventually(lambda: any(len(got.tokens) > 0 for got in client.got.values()))
+            await first.kill()
+        await until_workers(scheduler, 0)
+        await client.add(99, [1, 2, 3])
+        (refused,) = await client.ended(99)
+        assert refused.end is not None
+        assert refused.end.code == 14
+        async with running_worker(scheduler.address, make):
+            await load
+            assert_load(client, num_requests=12, max_tokens=60)
+            await assert_idle(scheduler)
+
+
 async def test_without_a_worker_requests_are_unavailable() -> None:
     async with running_scheduler(make_config()) as scheduler, router(scheduler.address) as client:
         await client.add(1, [1, 2, 3])

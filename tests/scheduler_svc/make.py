@@ -212,9 +212,10 @@ def make_cluster(
     *,
     policy: SchedulingPolicy | None = None,
     bounds: AdmissionBounds | None = None,
+    worker_wait_s: float = 0.0,
     clock: Callable[[], float] = lambda: 0.0,
 ) -> Cluster:
-    cluster = Cluster(policy=policy, bounds=bounds, clock=clock)
+    cluster = Cluster(policy=policy, bounds=bounds, worker_wait_s=worker_wait_s, clock=clock)
     cluster.model = MODEL
     return cluster
 
