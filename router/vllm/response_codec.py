@@ -1,7 +1,8 @@
 """Updates to vllm.grpc.engine's responses: chunks of tokens, then for each sequence how it ended.
 
 A gateway makes text of the tokens by itself. Chunks count what they add, the last message of a
-sequence all of it. That message waits for the request's end, which tells what was cached.
+sequence all of it, but log probabilities that chunks have told. That message waits for the end of
+the request, which tells what was cached.
 """
 
 from collections.abc import Iterator, Sequence
@@ -36,8 +37,9 @@ class _Sequence:
 class Answer:
     """Makes the responses of one request."""
 
-    def __init__(self, *, is_streamed: bool) -> None:
+    def __init__(self, *, is_streamed: bool, num_sequences: int) -> None:
         self._is_streamed = is_streamed
+        self._num_sequences = num_sequences
         self._sequences: dict[int, _Sequence] = {}
         self._num_prompt_tokens = 0
         self._prompt_logprobs: pb.InputLogProbs | None = None
@@ -52,9 +54,10 @@ class Answer:
         for delta in update.deltas:
             sequence = self._sequences.setdefault(delta.index, _Sequence())
             sequence.token_ids += delta.token_ids
-            sequence.logprobs += delta.logprobs
             sequence.finish = delta.finish
-            if self._is_streamed and delta.token_ids:
+            if not self._is_streamed:
+                sequence.logprobs += delta.logprobs
+            elif delta.token_ids:
                 yield self._chunk(delta, sequence)
         if update.end is not None:
             for index, sequence in sorted(self._sequences.items()):
@@ -62,9 +65,8 @@ class Answer:
 
     def aborted(self) -> Iterator[pb.GenerateResponse]:
         """Yields the ends of a request that was aborted."""
-        self._sequences.setdefault(0, _Sequence())
-        for index, sequence in sorted(self._sequences.items()):
-            yield self._complete(index, sequence, 0)
+        for index in range(self._num_sequences):
+            yield self._complete(index, self._sequences.get(index, _Sequence()), 0)
 
     def _chunk(self, delta: Delta, sequence: _Sequence) -> pb.GenerateResponse:
         is_first, sequence.has_begun = not sequence.has_begun, True

@@ -53,9 +53,9 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         self._last_received_at = time.time()
         max_model_len = self._generator.model.max_model_len
         asked = request_codec.asked_to_generate(request, max_model_len=max_model_len)
-        answer = Answer(is_streamed=request.stream)
+        origin = self._origin(context)
+        answer = Answer(is_streamed=request.stream, num_sequences=asked.sampling.get("n", 1))
         try:
-            origin = self._origin(context)
             async with aclosing(self._generator.generate(asked, origin)) as updates:
                 async for served in updates:
                     for response in answer.responses(served):

@@ -148,9 +148,11 @@ async def test_log_probabilities_come_with_tokens_and_prompt() -> None:
     async with make_stack(script) as stack:
         params = pb.SamplingParams(logprobs=2, prompt_logprobs=2)
         responses = await generate(stack, sampling_params=params)
-        (chunk,), (complete,) = chunks_of(responses), completes_of(responses)
+        (chunk,), (last,) = chunks_of(responses), completes_of(responses)
+        assert not last.HasField("output_logprobs")
+        (complete,) = completes_of(await generate(stack, stream=False, sampling_params=params))
         assert chunk.output_logprobs == complete.output_logprobs
-        assert chunk.input_logprobs == complete.input_logprobs
+        assert chunk.input_logprobs == complete.input_logprobs == last.input_logprobs
         assert list(chunk.output_logprobs.token_logprobs) == [-0.5]
         assert list(chunk.output_logprobs.top_logprobs[0].token_ids) == [5, 6]
         first, *others = chunk.input_logprobs.token_logprobs
@@ -168,6 +170,7 @@ async def test_log_probabilities_come_with_tokens_and_prompt() -> None:
         ({"data_parallel_rank": 1}, "INVALID_ARGUMENT", "data_parallel_rank"),
         ({"kv_transfer_params_json": "{}"}, "UNIMPLEMENTED", "kv_transfer_params_json"),
         ({"mm_inputs": pb.MultimodalInputs()}, "UNIMPLEMENTED", "mm_inputs"),
+        ({"sampling_params": {"n": 2**32 - 1}}, "INVALID_ARGUMENT", "sampling_params.n"),
         ({"sampling_params": {"logprobs": -1}}, "INVALID_ARGUMENT", "logprobs"),
         ({"sampling_params": {"logit_bias": {-1: 1}}}, "INVALID_ARGUMENT", "logit_bias"),
         ({"sampling_params": {"structural_tag": "{}"}}, "UNIMPLEMENTED", "structural_tag"),
@@ -189,11 +192,13 @@ async def test_what_cannot_be_served_is_refused_by_name(
 async def test_abort_ends_the_stream_with_what_there_is() -> None:
     async with make_stack(lambda add: [step((add.handle, 0, bytewise_ids("ab")))]) as stack:
         stub = stub_of(stack)
-        call = stub.Generate(make_request(request_id="mine"))
+        params = pb.SamplingParams(n=2)
+        call = stub.Generate(make_request(request_id="mine", sampling_params=params))
         chunk = (await anext(aiter(call))).chunk
         await stub.Abort(pb.AbortRequest(request_ids=["another", "mine"]))
-        (complete,) = completes_of([message async for message in call])
-        assert complete.finish_reason == "abort"
+        complete, other = completes_of([message async for message in call])
+        assert complete.finish_reason == other.finish_reason == "abort"
+        assert (complete.index, other.index, list(other.output_ids)) == (0, 1, [])
         assert list(complete.output_ids) == list(chunk.token_ids) == bytewise_ids("ab")
         await stack.scheduler.wait_until(lambda: len(stack.scheduler.aborted) == 1)
 
