@@ -60,7 +60,7 @@ class Router:
         )
         self.admission = Admission(config, self.schedulers)
         metrics = RouterMetrics()
-        self._registry = make_registry(metrics.read, prefix=config.metrics.prefix)
+        self.registry = make_registry(metrics.read, prefix=config.metrics.prefix)
         self.generator = Generator(
             self.admission,
             self.schedulers,
@@ -69,9 +69,9 @@ class Router:
         )
         self._load = LoadClient(config.scheduler_addresses[0], tls=config.tls)
         tenants = Tenants(trust_header=config.trust_tenant_header, keys=keys)
-        self.http = _http_server(config, self.generator, tenants, keys, self._registry)
+        self.http = _http_server(config, self.generator, tenants, keys, self.registry)
         self.metrics_server = metrics_server(
-            config.metrics, self._registry, host=config.host, tls=config.tls, names_callers=False
+            config.metrics, self.registry, host=config.host, tls=config.tls, names_callers=False
         )
         self.server.add(
             InferenceServicer(self.generator, tenants=tenants, load=self._load),

@@ -1,0 +1,158 @@
+"""Every query of the shipped dashboard and rules asks for metrics, and labels, that there are."""
+
+import asyncio
+import json
+import re
+import shutil
+import subprocess
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import yaml
+from prometheus_client.registry import Collector
+
+from rpc.metrics import make_registry
+from scheduler_svc import metrics
+from tests.deploy.promql import asked
+from tests.integration.stack import running_router, running_scheduler, running_worker, simulated
+from tests.integration.test_stack import SchedulerConfig, ask, make_request, open_channel, pb_grpc
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+RULE_FILES = [DEPLOY / "prometheus" / name for name in ("rules.yaml", "alerts.yaml")]
+DASHBOARD = DEPLOY / "grafana" / "dashboards" / "signalbox.json"
+OPERATIONS = DEPLOY.parent / "docs" / "operations.md"
+OF_PROMETHEUS = {"job", "instance", "le"}
+
+Labels = dict[str, set[str]]
+"""Of each metric's samples, by name."""
+
+
+def labels_of(*registries: Collector) -> Labels:
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    for registry in registries:
+        for family in registry.collect():
+            for sample in family.samples:
+                found[sample.name] |= sample.labels.keys() | OF_PROMETHEUS
+    return dict(found)
+
+
+async def shown() -> Labels:
+    """Returns what three services show after answers, and a refusal by each of the two doors."""
+    async with (
+        running_scheduler(SchedulerConfig(port=0)) as scheduler,
+        running_worker(scheduler.address, simulated(num_gpu_blocks=8)) as worker,
+        running_router(scheduler.address) as router,
+        open_channel(router.server.address) as channel,
+    ):
+        stub = pb_grpc.InferenceServiceStub(channel)
+        await ask(stub, make_request([1, 2, 3], max_tokens=4))
+        for wrong in (make_request([1], top_p=7), make_request([1] * 100, max_tokens=400)):
+            with pytest.raises(grpc.aio.AioRpcError):
+                await ask(stub, wrong)
+        return labels_of(
+            router.registry,
+            make_registry(lambda families: metrics.read(scheduler.cluster, families)),
+            make_registry(worker.worker.read_metrics),
+        )
+
+
+@pytest.fixture(scope="module")
+def known() -> Labels:
+    """What is shown, and what the rules make of it."""
+    labels = asyncio.run(shown())
+    recorded = {rule["record"]: {"model_name", "code"} for rule in rules() if "record" in rule}
+    return {**labels, **recorded, "up": set(OF_PROMETHEUS)}
+
+
+def rules() -> Iterator[dict[str, Any]]:
+    for path in RULE_FILES:
+        for group in yaml.safe_load(path.read_text())["groups"]:
+            yield from group["rules"]
+
+
+def queries() -> Iterator[str]:
+    dashboard = json.loads(DASHBOARD.read_text())
+    for panel in dashboard["panels"]:
+        yield from (target["expr"] for target in panel.get("targets", ()))
+    for variable in dashboard["templating"]["list"]:
+        if variable["type"] == "query":
+            found = re.fullmatch(r"label_values\((\w+), (\w+)\)", variable["definition"])
+            assert found is not None
+            yield f'{found[1]}{{{found[2]}=""}}'
+
+
+def missing(expression: str, known: Labels) -> set[str]:
+    """Returns the metrics, and the labels of metrics, that an expression asks for in vain."""
+    found = asked(expression)
+    grouped = found.pop("", set())
+    in_vain = {name for name in found if name not in known}
+    for name in found.keys() - in_vain:
+        in_vain |= {f"{name}{{{label}}}" for label in found[name] - known[name]}
+    all_labels = {label for name in found.keys() - in_vain for label in known.get(name, ())}
+    return in_vain | (grouped - all_labels)
+
+
+@pytest.mark.parametrize("expression", sorted(set(queries())))
+def test_each_query_of_the_dashboard_finds_its_metrics(expression: str, known: Labels) -> None:
+    assert not missing(expression, known)
+
+
+@pytest.mark.parametrize(
+    "rule", list(rules()), ids=lambda rule: rule.get("record") or rule["alert"]
+)
+def test_each_rule_finds_its_metrics(rule: dict[str, Any], known: Labels) -> None:
+    assert not missing(rule["expr"], known)
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        ("rate(signalbox_made_up_total[5m])", {"signalbox_made_up_total"}),
+        ('signalbox_requests_total{colour="red"}', {"signalbox_requests_total{colour}"}),
+        ("sum by (colour) (rate(signalbox_requests_total[5m]))", {"colour"}),
+        ('sum(up{job=~"a{b}"}) / clamp_min(signalbox_gone, 1)', {"signalbox_gone"}),
+    ],
+)
+def test_a_query_for_what_there_is_not_is_found(
+    expression: str, expected: set[str], known: Labels
+) -> None:
+    assert missing(expression, known) == expected
+
+
+def test_nothing_is_shown_that_no_panel_and_no_rule_looks_at(known: Labels) -> None:
+    """What nobody looks at need not be counted; what is listed here is for people's own queries."""
+    texts = [*queries(), *(rule["expr"] for rule in rules())]
+    used = {family_of(name) for text in texts for name in asked(text)}
+    shown = {family_of(name) for name in known if name.startswith("signalbox_")}
+    assert shown - used == {
+        "signalbox_num_gpu_blocks",
+        "signalbox_num_cpu_blocks",
+        "signalbox_worker_gpu_blocks",
+        "signalbox_worker_cpu_blocks",
+        "signalbox_worker_lease",
+        "signalbox_worker_sampled_tokens_total",
+        "signalbox_worker_step_duration_seconds",
+    }
+
+
+def family_of(sample: str) -> str:
+    return re.sub(r"_(bucket|sum|count|created)$", "", sample)
+
+
+def test_the_operations_page_says_of_each_alert_what_it_means() -> None:
+    alerts = {rule["alert"] for rule in rules() if "alert" in rule}
+    explained = set(re.findall(r"^### (Signalbox\w+)$", OPERATIONS.read_text(), re.MULTILINE))
+    assert explained == alerts
+
+
+def test_prometheus_accepts_configuration_and_rules() -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed (Debian: prometheus)")
+    subprocess.run(
+        [promtool, "check", "config", str(DEPLOY / "prometheus" / "prometheus.yaml")], check=True
+    )
