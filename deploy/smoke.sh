@@ -78,6 +78,14 @@ ask "What is the capital of France?" --max-tokens 32 >"$scratch/one" || fail "no
 text "$scratch/one"
 text "$scratch/one" | grep -q Paris || fail "the answer is not Paris"
 
+say "metrics of all three"
+for service in router scheduler gpu-worker; do
+    stack exec -T "$service" python -c \
+        'import urllib.request as u; print(u.urlopen("http://127.0.0.1:9464/metrics").read().decode())' \
+        >"$scratch/metrics" || fail "$service shows no metrics"
+    grep -q "^signalbox_" "$scratch/metrics" || fail "$service shows no metrics of its own"
+done
+
 say "two workers"
 until_workers 1
 stack up --detach --no-build --scale gpu-worker=2

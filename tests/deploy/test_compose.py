@@ -1,0 +1,92 @@
+"""What the compose files promise of each container, and that they fit the rest of deploy/."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+OURS = {"router", "scheduler", "gpu-worker"}
+FILES = sorted(DEPLOY.glob("compose*.yaml"))
+
+
+def services(name: str) -> dict[str, dict[str, Any]]:
+    content: dict[str, dict[str, Any]] = yaml.safe_load((DEPLOY / name).read_text())["services"]
+    return content
+
+
+def all_containers() -> list[tuple[str, dict[str, Any]]]:
+    whole = [*services("compose.yaml").items(), *services("compose.observability.yaml").items()]
+    return [(name, service) for name, service in whole if "image" in service]
+
+
+@pytest.mark.parametrize(("name", "service"), all_containers(), ids=lambda value: str(value)[:20])
+def test_each_container_is_held_to_what_it_needs(name: str, service: dict[str, Any]) -> None:
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert "no-new-privileges:true" in service["security_opt"]
+    assert service["restart"] == "unless-stopped"
+    assert service["mem_limit"]
+    assert service["pids_limit"]
+    if name not in OURS:
+        assert service["image"].rpartition(":")[2] not in ("", "latest"), "pin a version"
+    for port in service.get("ports", ()):
+        assert port.startswith(("127.0.0.1:", "${")), "not for other machines by default"
+
+
+def test_only_the_router_of_ours_is_published() -> None:
+    assert {name for name, one in services("compose.yaml").items() if "ports" in one} == {"router"}
+
+
+def test_our_containers_run_as_a_user_without_rights() -> None:
+    stages = (DEPLOY / "Dockerfile").read_text().split("\nFROM ")
+    runtime = next(stage for stage in stages if stage.partition("\n")[0].endswith("AS runtime"))
+    assert "USER signalbox" in runtime
+    for target in OURS:
+        (stage,) = [one for one in stages if one.partition("\n")[0].endswith(f"AS {target}")]
+        assert stage.startswith("runtime AS ")
+        assert "USER" not in stage
+
+
+def test_prometheus_scrapes_each_of_our_services_where_it_answers() -> None:
+    config = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yaml").read_text())
+    scraped = {}
+    for job in config["scrape_configs"]:
+        (where,) = job["dns_sd_configs"]
+        scraped[where["names"][0]] = where["port"]
+    ports = {
+        name: int(service["environment"]["SIGNALBOX_METRICS_PORT"])
+        for name, service in services("compose.yaml").items()
+    }
+    assert scraped == ports
+    assert ports.keys() == OURS
+
+
+def test_ours_send_their_spans_to_the_collector_that_there_is() -> None:
+    observability = services("compose.observability.yaml")
+    collector = yaml.safe_load((DEPLOY / "otel" / "collector.yaml").read_text())
+    port = collector["receivers"]["otlp"]["protocols"]["grpc"]["endpoint"].rpartition(":")[2]
+    for name in OURS:
+        environment = observability[name]["environment"]
+        assert environment["OTEL_EXPORTER_OTLP_ENDPOINT"] == f"http://otel-collector:{port}"
+    exporter = collector["exporters"]["otlp/jaeger"]["endpoint"]
+    assert exporter.partition(":")[0] in observability
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_what_is_mounted_from_here_exists(path: Path) -> None:
+    for service in yaml.safe_load(path.read_text())["services"].values():
+        for volume in service.get("volumes", ()):
+            source = volume.partition(":")[0]
+            if source.startswith("."):
+                assert (DEPLOY / source).exists(), volume
+
+
+def test_grafanas_data_sources_are_those_that_the_dashboard_and_exemplars_name() -> None:
+    provisioned = DEPLOY / "grafana" / "provisioning" / "datasources" / "signalbox.yaml"
+    sources = {one["uid"]: one for one in yaml.safe_load(provisioned.read_text())["datasources"]}
+    (destination,) = sources["prometheus"]["jsonData"]["exemplarTraceIdDestinations"]
+    assert destination["datasourceUid"] in sources
+    for one in sources.values():
+        assert one["url"].split("/")[2].partition(":")[0] in services("compose.observability.yaml")
