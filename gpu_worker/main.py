@@ -4,8 +4,9 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
+from functools import partial
 
-from gpu_worker.scheduler_client import Registration
+from gpu_worker.scheduler_client import HAND_OVER_S, Registration
 from gpu_worker.servicer import SERVICE_NAME, WorkerServicer
 from gpu_worker.step import Runner
 from gpu_worker.worker import Worker
@@ -40,7 +41,7 @@ async def run(
         make_runner: called on the execution thread; loads the model.
         advertise_address: where the scheduler reaches this worker, "host" or "host:port"; by
             default where it listens.
-        grace_s: longest time to finish what is running.
+        grace_s: longest time to finish what is running, before it is handed over.
 
     Raises RegistrationRefused, BindError, TlsError, or whatever loading the model raises.
     """
@@ -77,8 +78,9 @@ async def run(
 
 async def _serve(server: Server, registration: Registration, *, grace_s: float) -> None:
     """Serves until signalled, or until the scheduler refuses the worker."""
+    drain = partial(registration.drain, timeout_s=grace_s)
     serving = asyncio.create_task(
-        run_until_signalled(server, grace_s=grace_s, on_drain=registration.drain)
+        run_until_signalled(server, grace_s=grace_s + HAND_OVER_S, on_drain=drain)
     )
     registering = asyncio.create_task(registration.run())
     try:

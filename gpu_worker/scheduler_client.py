@@ -5,6 +5,7 @@ scheduler that was lost cannot be mistaken for the one that is there now.
 """
 
 import asyncio
+import contextlib
 import logging
 import random
 import secrets
@@ -25,6 +26,9 @@ ACCEPT_TIMEOUT_S = 60.0
 
 MISSED_HEARTBEATS = 6
 """The scheduler is lost when it has been silent for so many intervals."""
+
+HAND_OVER_S = 2.0
+"""For the scheduler to take note that a worker goes with work unfinished."""
 
 MIN_BACKOFF_S, MAX_BACKOFF_S = 0.1, 2.0
 REMINDER_INTERVAL_S = 10.0
@@ -63,6 +67,7 @@ class Registration:
         self._worker = worker
         self._scheduler_address = scheduler_address
         self._advertised_address = advertised_address
+        self._call: _Call | None = None
         self._accepted = asyncio.Event()
         self._draining = asyncio.Event()
         self._drained = asyncio.Event()
@@ -91,11 +96,29 @@ class Registration:
                 await asyncio.sleep(self._backoff_s * random.uniform(0.5, 1.0))
                 self._backoff_s = min(MAX_BACKOFF_S, 2 * self._backoff_s)
 
-    async def drain(self) -> None:
-        """Asks for no more work and waits until the scheduler says that none is left."""
+    async def drain(self, *, timeout_s: float) -> None:
+        """Asks for no more work and waits until the scheduler says that none is left.
+
+        What is left after `timeout_s` is handed over: it goes on at other workers.
+        """
         self._draining.set()
-        if self._accepted.is_set():
-            await self._drained.wait()
+        if not self._accepted.is_set():
+            return
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._drained.wait()
+        except TimeoutError:
+            logger.warning("handing over what still runs after %.1f s", timeout_s)
+            await self._hand_over()
+
+    async def _hand_over(self) -> None:
+        """Ends the registration in order, so that the scheduler need not miss this worker."""
+        if self._call is not None:
+            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                await self._call.done_writing()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(HAND_OVER_S):
+                await self._drained.wait()
 
     def _remind(self, reason: str) -> None:
         now = asyncio.get_running_loop().time()
@@ -110,9 +133,11 @@ class Registration:
         try:
             async with open_channel(self._scheduler_address, tls=self._tls) as channel:
                 call = scheduler_pb2_grpc.WorkerRegistryServiceStub(channel).Register()
+                self._call = call
                 try:
                     await self._hold(call, epoch)
                 finally:
+                    self._call = None
                     call.cancel()
         except grpc.aio.AioRpcError as error:
             reason = f"{error.code().name}: {error.details()}"

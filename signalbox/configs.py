@@ -74,7 +74,7 @@ def router_config(settings: RouterSettings) -> RouterConfig:
         reflection=(
             is_loopback(settings.host) if settings.reflection is None else settings.reflection
         ),
-        grace_s=settings.grace,
+        grace_s=settings.drain_timeout,
         max_live_requests=settings.max_live_requests,
         tool_call_parser=settings.tool_call_parser,
         trust_tenant_header=settings.trust_tenant_header,
@@ -114,7 +114,7 @@ def scheduler_config(settings: SchedulerSettings) -> SchedulerConfig:
         worker_wait_s=settings.worker_wait,
         explain_history=settings.explain_history,
         record=settings.record,
-        drain_timeout_s=settings.grace,
+        drain_timeout_s=settings.drain_timeout,
         metrics=metrics_config(settings),
         log_stats_interval_s=settings.log_stats_interval,
         reflection=is_loopback(settings.host),

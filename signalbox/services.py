@@ -62,7 +62,7 @@ def run_worker(settings: WorkerSettings) -> None:
         port=settings.port,
         scheduler_address=settings.scheduler,
         advertise_address=settings.advertise,
-        grace_s=settings.grace,
+        grace_s=settings.drain_timeout,
         tls=configs.tls_config(settings),
         metrics=configs.metrics_config(settings),
     )

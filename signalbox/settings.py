@@ -99,8 +99,11 @@ class TraceSettings(TlsSettings):
     metrics_prefix: Literal["signalbox", "vllm"] = Field(
         "signalbox", description="what metrics begin with; vllm suits dashboards made for it"
     )
-    grace: float = Field(
-        30.0, ge=0, description="seconds that running requests are given after SIGTERM"
+    drain_timeout: float = Field(
+        30.0,
+        ge=0,
+        description="seconds that running requests are given after SIGTERM; then a worker hands"
+        " them over to others, and the other services end them",
     )
 
 

@@ -123,7 +123,7 @@ class LocalStack:
     async def stop(self) -> None:
         """Ends the processes in order: requests drain, workers leave, the scheduler goes."""
         if self._router:
-            await self._router.end(within_s=self._settings.grace + END_S)
+            await self._router.end(within_s=self._settings.drain_timeout + END_S)
         await asyncio.gather(*(worker.end(within_s=END_S) for worker in self._workers))
         if self._scheduler:
             await self._scheduler.end(within_s=END_S)

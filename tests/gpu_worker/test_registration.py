@@ -31,6 +31,7 @@ class FakeRegistry(scheduler_pb2_grpc.WorkerRegistryServiceServicer):
         self.refusal: Exception | None = None
         self.answers = True
         self.drains = True
+        self.has_ended_in_order = False
         self.accepts = asyncio.Event()
         self.accepts.set()
 
@@ -49,6 +50,7 @@ class FakeRegistry(scheduler_pb2_grpc.WorkerRegistryServiceServicer):
                 yield pb.RegisterResponse(drained=pb.Drained())
             if self.answers:
                 yield pb.RegisterResponse(heartbeat=request.heartbeat)
+        self.has_ended_in_order = True
 
 
 def find_port() -> int:
@@ -183,7 +185,7 @@ async def test_draining_waits_for_the_scheduler() -> None:
     _, registration = await make_registration(port)
     running = asyncio.create_task(registration.run())
     await registration.wait_accepted()
-    draining = asyncio.create_task(registration.drain())
+    draining = asyncio.create_task(registration.drain(timeout_s=60))
     await until(lambda: pb.WORKER_STATE_DRAINING in registry.states)
     await asyncio.sleep(3 * INTERVAL_S)
     assert not draining.done()
@@ -201,12 +203,28 @@ async def test_draining_ends_when_the_scheduler_is_gone() -> None:
     _, registration = await make_registration(port)
     running = asyncio.create_task(registration.run())
     await registration.wait_accepted()
-    draining = asyncio.create_task(registration.drain())
+    draining = asyncio.create_task(registration.drain(timeout_s=60))
     await until(lambda: pb.WORKER_STATE_DRAINING in registry.states)
     await server.drain(grace_s=0)
     async with asyncio.timeout(5):
         await draining
         await running
+
+
+async def test_a_worker_that_has_no_time_to_drain_ends_its_registration_in_order() -> None:
+    registry = FakeRegistry()
+    registry.drains = False
+    server, port = await start_registry(registry)
+    _, registration = await make_registration(port)
+    running = asyncio.create_task(registration.run())
+    await registration.wait_accepted()
+    async with asyncio.timeout(5):
+        await registration.drain(timeout_s=0.1)
+        await running
+    assert pb.WORKER_STATE_DRAINING in registry.states
+    assert registry.has_ended_in_order
+    assert len(registry.joins) == 1
+    await server.drain(grace_s=0)
 
 
 @pytest.mark.parametrize("accepted", [True, False])

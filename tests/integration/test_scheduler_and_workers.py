@@ -253,6 +253,26 @@ async def test_requests_of_the_only_worker_go_on_at_the_next() -> None:
             await assert_idle(scheduler)
 
 
+async def test_a_draining_worker_hands_over_what_it_has_no_time_for() -> None:
+    make = simulated(step_ns=5_000_000)
+    async with (
+        running_scheduler(make_config()) as scheduler,
+        running_worker(scheduler.address, make) as first,
+        router(scheduler.address) as client,
+    ):
+        await until_workers(scheduler, 1)
+        load = asyncio.create_task(run_load(client, num_requests=12, max_tokens=60))
+        await eventually(lambda: any(len(got.tokens) > 0 for got in client.got.values()))
+        async with running_worker(scheduler.address, make):
+            await until_workers(scheduler, 2)
+            await first.registration.drain(timeout_s=0.05)
+            assert len(scheduler.cluster.engines) == 1, "the scheduler knows before it misses it"
+            await first.kill()
+            await load
+            assert_load(client, num_requests=12, max_tokens=60)
+            await assert_idle(scheduler)
+
+
 async def test_without_a_worker_requests_are_unavailable() -> None:
     async with running_scheduler(make_config()) as scheduler, router(scheduler.address) as client:
         await client.add(1, [1, 2, 3])
@@ -358,7 +378,7 @@ async def test_a_draining_worker_finishes_what_it_has() -> None:
         async with router(scheduler.address) as client:
             await client.add(1, [1, 2, 3], max_tokens=200)
             await eventually(lambda: bool(client.got[1].tokens))
-            await worker.registration.drain()
+            await worker.registration.drain(timeout_s=60)
             (got,) = await client.ended(1)
             assert got.tokens[0] == expected_tokens([1, 2, 3], num_tokens=200)
         await until_workers(scheduler, 0)
@@ -411,7 +431,7 @@ async def test_a_draining_worker_finishes_what_was_preempted_and_takes_nothing_n
         for i in range(4):
             await client.add(i, make_prompt(7), max_tokens=80)
         await eventually(lambda: len(client.got[3].tokens.get(0, [])) > 2)
-        draining = asyncio.create_task(worker.registration.drain())
+        draining = asyncio.create_task(worker.registration.drain(timeout_s=60))
         await eventually(lambda: any(e.is_draining for e in scheduler.cluster.engines))
         await client.add(9, make_prompt(7), max_tokens=80)
         (refused,) = await client.ended(9)

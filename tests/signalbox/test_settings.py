@@ -79,7 +79,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     ("settings_class", "flags", "expected"),
     [
         (RouterSettings, {"port": "70000"}, "--port is '70000'"),
-        (RouterSettings, {"grace": "-1"}, "--grace is '-1'"),
+        (RouterSettings, {"drain_timeout": "-1"}, "--drain-timeout is '-1'"),
         (SchedulerSettings, {"max_num_seqs": "0"}, "--max-num-seqs is '0'"),
         (ServeSettings, {"scheduling_policy": "lottery"}, "is 'lottery': .*fcfs.priority"),
         (SchedulerSettings, {"ageing": "inf"}, "--ageing is 'inf'"),
