@@ -1,8 +1,9 @@
-"""Asks the scheduler how busy it is, for GetLoad; many who ask at once cost one call."""
+"""Asks the schedulers how busy they are, for GetLoad; all who ask at once cost one call to each."""
 
 import asyncio
 import time
-from typing import NamedTuple, cast
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import grpc
 
@@ -17,7 +18,7 @@ RETRY_AFTER_S = 1.0
 
 
 class ClusterLoad(NamedTuple):
-    """Sums over the workers."""
+    """Sums over the workers of all schedulers that answer."""
 
     num_waiting: int = 0
     num_running: int = 0
@@ -30,16 +31,16 @@ class ClusterLoad(NamedTuple):
 class LoadClient:
     """Keeps the last answer for MAX_AGE_S. Connects when it is first asked."""
 
-    def __init__(self, address: str, *, tls: TlsConfig = CLEAR) -> None:
-        self._address = address
+    def __init__(self, addresses: Iterable[str], *, tls: TlsConfig = CLEAR) -> None:
+        self._addresses = tuple(addresses)
         self._tls = tls
-        self._channel: grpc.aio.Channel | None = None
+        self._channels: list[grpc.aio.Channel] = []
         self._asking = asyncio.Lock()
         self._load = ClusterLoad()
         self._fresh_until = 0.0
 
     async def fetch(self) -> ClusterLoad:
-        """Raises Unavailable."""
+        """Raises Unavailable if no scheduler answers."""
         async with self._asking:
             if time.monotonic() >= self._fresh_until:
                 self._load = _sum(await self._ask())
@@ -47,25 +48,26 @@ class LoadClient:
             return self._load
 
     async def close(self) -> None:
-        if self._channel is not None:
-            await self._channel.close()
+        for channel in self._channels:
+            await channel.close()
 
-    async def _ask(self) -> stats_pb2.GetStatsResponse:
-        if self._channel is None:
-            self._channel = open_channel(self._address, tls=self._tls)
-        stub = scheduler_pb2_grpc.SchedulerServiceStub(self._channel)
-        try:
-            stats = await stub.GetStats(stats_pb2.GetStatsRequest(), timeout=TIMEOUT_S)
-        except grpc.aio.AioRpcError:
-            raise Unavailable("the scheduler does not say how busy it is", RETRY_AFTER_S) from None
-        return cast(stats_pb2.GetStatsResponse, stats)
+    async def _ask(self) -> list[stats_pb2.GetStatsResponse]:
+        if not self._channels:
+            self._channels = [open_channel(one, tls=self._tls) for one in self._addresses]
+        stubs = [scheduler_pb2_grpc.SchedulerServiceStub(channel) for channel in self._channels]
+        calls = [stub.GetStats(stats_pb2.GetStatsRequest(), timeout=TIMEOUT_S) for stub in stubs]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        found = [one for one in answers if isinstance(one, stats_pb2.GetStatsResponse)]
+        if not found:
+            raise Unavailable("no scheduler says how busy it is", RETRY_AFTER_S)
+        return found
 
 
-def _sum(stats: stats_pb2.GetStatsResponse) -> ClusterLoad:
-    workers = stats.workers
+def _sum(stats: list[stats_pb2.GetStatsResponse]) -> ClusterLoad:
+    workers = [worker for one in stats for worker in one.workers]
     num_kv_blocks = sum(worker.num_gpu_blocks for worker in workers)
     return ClusterLoad(
-        num_waiting=stats.num_requests_waiting,
+        num_waiting=sum(one.num_requests_waiting for one in stats),
         num_running=sum(worker.num_requests_running for worker in workers),
         num_swapped=sum(worker.num_requests_swapped for worker in workers),
         num_workers=len(workers),

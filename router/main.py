@@ -67,7 +67,7 @@ class Router:
             tool_call_parser=config.tool_call_parser,
             observer=Observer(metrics, RequestLog(config.logged_requests)),
         )
-        self._load = LoadClient(config.scheduler_addresses[0], tls=config.tls)
+        self._load = LoadClient(config.scheduler_addresses, tls=config.tls)
         tenants = Tenants(trust_header=config.trust_tenant_header, keys=keys)
         self.http = _http_server(config, self.generator, tenants, keys, self.registry)
         self.metrics_server = metrics_server(

@@ -19,8 +19,10 @@ from protos.scheduler.v1 import scheduler_pb2, stats_pb2
 from protos.worker.v1 import worker_pb2
 from router.admission import MAX_TIMEOUT_NS, EncodedPrompt, timeout_ns
 from router.config import RouterConfig
+from router.load_client import MAX_AGE_S, LoadClient
 from router.main import Router
 from router.servicer import SERVICE_NAME
+from rpc.errors import Unavailable
 from tests.router.fakes import (
     BOS,
     EOS,
@@ -689,6 +691,25 @@ async def test_who_asks_for_the_load_at_once_costs_the_scheduler_one_call(
         asked = [stack.client.GetLoad(pb.GetLoadRequest()) for _ in range(50)]
         await asyncio.gather(*asked)
         assert stack.scheduler.num_stats_calls == 1
+
+
+async def test_the_load_is_that_of_the_schedulers_that_answer() -> None:
+    schedulers = [FakeScheduler(), FakeScheduler()]
+    for scheduler in schedulers:
+        await scheduler.start()
+        scheduler.stats = stats_pb2.GetStatsResponse(num_requests_waiting=3)
+    client = LoadClient([f"127.0.0.1:{scheduler.port}" for scheduler in schedulers])
+    try:
+        assert (await client.fetch()).num_waiting == 6
+        await schedulers[0].stop()
+        await asyncio.sleep(2 * MAX_AGE_S)
+        assert (await client.fetch()).num_waiting == 3
+        await schedulers[1].stop()
+        await asyncio.sleep(2 * MAX_AGE_S)
+        with pytest.raises(Unavailable):
+            await client.fetch()
+    finally:
+        await client.close()
 
 
 async def test_the_load_is_unavailable_while_nobody_serves() -> None:
