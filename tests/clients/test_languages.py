@@ -46,27 +46,21 @@ async def run(*command: str | Path, cwd: Path = CLIENTS) -> str:
     return out.decode()
 
 
-async def command_of(language: str) -> list[str | Path]:
-    """Returns how an example is run; skips what this machine cannot run."""
-    tool, built = {
-        "node": ("node", "node_modules"),
-        "go": ("go", "build/chat"),
-        "cpp": ("grpc_cpp_plugin", "build/chat"),
-    }[language]
+def command_of(language: str) -> list[str | Path]:
+    """Returns how an example is run; skips what was not built here.
+
+    What was built from an older contract must do: so do clients elsewhere.
+    """
     folder = CLIENTS / language
-    if shutil.which(tool) is None:
-        pytest.skip(f"no {tool} here")
-    if not (folder / built).exists():
-        pytest.skip(f"clients/{language} is not built; run make clients")
-    if language == "node":
-        return ["node", folder / "chat.js"]
-    await run("make", "--silent", cwd=folder)  # what was built may be old
-    return [folder / "build" / "chat"]
+    built = folder / ("node_modules" if language == "node" else "build/chat")
+    if not built.exists() or (language == "node" and shutil.which("node") is None):
+        pytest.skip(f"clients/{language} is not built here: make clients, see clients/README.md")
+    return ["node", folder / "chat.js"] if language == "node" else [built]
 
 
 @pytest.mark.parametrize("language", ["node", "go", "cpp"])
 async def test_an_example_chats_cancels_is_late_and_reads_an_error(language: str) -> None:
-    command = await command_of(language)
+    command = command_of(language)
     async with running_router() as stack:
         lines = (await run(*command, stack.address)).splitlines()
         expected = [line.replace("DEADLINE_EXCEEDED", "DeadlineExceeded") for line in EXPECTED]
