@@ -60,6 +60,7 @@ def measure_capacity(
         max_num_batched_tokens=num_tokens,
         copy_bytes_per_s=copy_bytes_per_s(device),
         prefill_tokens_per_s=num_tokens / times[0],
+        activations_bytes=activations,
     )
     _check(capacity, budget, device)
     return capacity

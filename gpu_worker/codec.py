@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from google.rpc import code_pb2
 
+from gpu_worker.profiling import Profile
 from gpu_worker.step import (
     NO_COPIES,
     BlockMapping,
@@ -15,8 +16,10 @@ from gpu_worker.step import (
     CacheCapacity,
     Fork,
     Logprobs,
+    MemoryReport,
     ModelInfo,
     NewSequence,
+    ProfileOptions,
     SamplingParams,
     Step,
     StepResult,
@@ -214,3 +217,31 @@ def encode_files(files: Mapping[str, bytes]) -> Iterator[pb.GetTokenizerResponse
         for start in range(0, max(1, len(content)), MAX_CHUNK_BYTES):
             chunk = content[start : start + MAX_CHUNK_BYTES]
             yield pb.GetTokenizerResponse(file_name=name, chunk=chunk)
+
+
+def encode_memory(report: MemoryReport | None, capacity: CacheCapacity) -> pb.MemoryReport | None:
+    if report is None:
+        return None
+    return pb.MemoryReport(
+        weights_bytes=report.weights,
+        kv_bytes=report.kv,
+        swap_bytes=report.swap,
+        activations_bytes=capacity.activations_bytes,
+        used_bytes=report.used,
+        unused_bytes=report.unused,
+        total_bytes=report.total,
+    )
+
+
+def decode_profile_options(request: pb.ProfileRequest) -> ProfileOptions:
+    return ProfileOptions(
+        duration_s=request.duration_ns / 1e9,
+        record_shapes=request.record_shapes,
+        with_stack=request.with_stack,
+    )
+
+
+def encode_profile(profile: Profile) -> Iterator[pb.ProfileResponse]:
+    yield pb.ProfileResponse(num_steps=profile.num_steps)
+    for start in range(0, len(profile.chrome_trace), MAX_CHUNK_BYTES):
+        yield pb.ProfileResponse(chunk=profile.chrome_trace[start : start + MAX_CHUNK_BYTES])

@@ -13,13 +13,17 @@ from gpu_worker.worker import Worker
 from protos.worker.v1 import worker_pb2_grpc
 from rpc.metrics import NO_METRICS, MetricsConfig
 from rpc.metrics_server import serving_metrics
-from rpc.peers import SCHEDULER
+from rpc.peers import OPERATOR, SCHEDULER
 from rpc.server import INTERNAL_MAX_RECEIVE_BYTES, Server, join_address, run_until_signalled
 from rpc.tls import CLEAR, TlsConfig
 
 logger = logging.getLogger(__name__)
 
-CALLERS = {f"/{SERVICE_NAME}/": (SCHEDULER,)}
+CALLERS = {
+    f"/{SERVICE_NAME}/": (SCHEDULER,),
+    f"/{SERVICE_NAME}/GetWorkerInfo": (SCHEDULER, OPERATOR),
+    f"/{SERVICE_NAME}/Profile": (OPERATOR,),
+}
 
 _UNSPECIFIED_HOSTS = {"", "0.0.0.0", "::"}
 

@@ -3,6 +3,8 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import NamedTuple
 
 import torch
 
@@ -50,6 +52,49 @@ def _cgroup_stat(file: Path, name: str) -> int:
         if key == name:
             return int(value)
     return 0
+
+
+class DeviceUse(NamedTuple):
+    """What this process holds of a device's memory, in bytes; see MemoryReport in worker.proto."""
+
+    used: int
+    unused: int
+    total: int
+
+
+def device_use(device: torch.device) -> DeviceUse:
+    if device.type == "cuda":
+        reserved = torch.cuda.memory_reserved(device)
+        unused = reserved - torch.cuda.memory_allocated(device)
+        return DeviceUse(reserved, unused, torch.cuda.mem_get_info(device)[1])
+    used = _kib_of("VmRSS", _STATUS)
+    return DeviceUse(used, 0, used + available_ram())
+
+
+def tensor_bytes(holder: object) -> int:
+    """Returns the bytes of all tensors below an object of ours, each memory once."""
+    found: dict[int, int] = {}
+    seen: set[int] = set()
+    todo = [holder]
+    while todo:
+        one = todo.pop()
+        if id(one) in seen or isinstance(one, ModuleType | FunctionType | type):
+            continue
+        seen.add(id(one))
+        if isinstance(one, torch.Tensor):
+            found[id(one) if one.is_mkldnn else one.untyped_storage().data_ptr()] = one.nbytes
+        elif isinstance(one, dict):
+            todo += one.values()
+        elif isinstance(one, list | tuple):
+            todo += one
+        else:
+            todo += vars(one).values() if hasattr(one, "__dict__") else _slots_of(one)
+    return sum(found.values())
+
+
+def _slots_of(one: object) -> list[object]:
+    names = [name for kind in type(one).__mro__ for name in getattr(kind, "__slots__", ())]
+    return [getattr(one, name) for name in names if hasattr(one, name)]
 
 
 def peak_growth(device: torch.device, work: Callable[[], object]) -> int:

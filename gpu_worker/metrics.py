@@ -21,6 +21,10 @@ class StepCounts:
     num_failures: int = 0
     """Sequences that could not be computed."""
 
+    @property
+    def num_steps(self) -> int:
+        return sum(self.duration_ns.counts)
+
     def observe(self, result: StepResult) -> None:
         """Takes a step's answer."""
         self.duration_ns.observe(result.swap_ns + result.forward_ns + result.sample_ns)

@@ -19,6 +19,7 @@ from gpu_worker.models.registry import Model
 from gpu_worker.sample_rows import PromptRows, SampleRows, TokenRuns
 from gpu_worker.sampler import NONE_LEFT, NOT_FINITE, Sampler
 from gpu_worker.step import Batch, Int64Array, Logprobs, Samples
+from gpu_worker.torch_profiler import span
 from signalbox_kernels.native import NativeUnavailable, library
 from signalbox_kernels.program import Program, StepArrays
 
@@ -105,15 +106,17 @@ class NativeStep:
         tokens, row_of = np.unique(batch.rows.token_index, return_inverse=True)
         drawn = np.flatnonzero(batch.rows.needs_logits)
         arrays = self._arrays(batch, tokens, row_of, drawn)
-        self._program.run(arrays)
+        with span("forward"):
+            self._program.run(arrays)
         forwarded = time.perf_counter_ns()
         samples = _greedy(arrays, row_of)
-        if len(drawn):
-            logits_row = arrays.logits_of_row[row_of[drawn]].astype(np.int64)
-            logits = torch.from_numpy(self._logits)
-            _merge(samples, self._sampler(logits, batch.rows.take(drawn), logits_row), drawn)
-        if batch.prompt_rows is not None:
-            samples.prompt_logprobs = self._prompt_logprobs(batch.prompt_rows)
+        with span("sample"):
+            if len(drawn):
+                logits_row = arrays.logits_of_row[row_of[drawn]].astype(np.int64)
+                logits = torch.from_numpy(self._logits)
+                _merge(samples, self._sampler(logits, batch.rows.take(drawn), logits_row), drawn)
+            if batch.prompt_rows is not None:
+                samples.prompt_logprobs = self._prompt_logprobs(batch.prompt_rows)
         samples.forward_ns = forwarded - start
         samples.sample_ns = time.perf_counter_ns() - forwarded
         return samples

@@ -32,6 +32,7 @@ from gpu_worker.loading import (
     load_weights,
     open_model,
 )
+from gpu_worker.memory import device_use, tensor_bytes
 from gpu_worker.models import Model, ServedConfig, SoftCapped, find_model
 from gpu_worker.models.plugins import import_plugins
 from gpu_worker.native_sampler import CpuSampler
@@ -44,9 +45,12 @@ from gpu_worker.step import (
     CacheCapacity,
     Int64Array,
     Logprobs,
+    MemoryReport,
     ModelInfo,
+    ProfileOptions,
     Samples,
 )
+from gpu_worker.torch_profiler import TorchRecording, span
 from signalbox_kernels.native import NativeUnavailable
 from signalbox_kernels.program import Program
 
@@ -100,6 +104,7 @@ class ModelRunner:
             ) from None
         self._sampler = self._make_sampler(config.vocab_size, device_config, program)
         self._native = None if program is None else NativeStep(program, self._sampler)
+        self._weights_bytes = program.weights_bytes if program else tensor_bytes(self._model)
         self._attention = attention_backend(
             device_config.attention_backend,
             _attention_shape(config, cache_config.block_size, placement, self._group),
@@ -202,13 +207,28 @@ class ModelRunner:
         return self._cache
 
     def swap_out(self, mapping: BlockMapping) -> None:
-        self.cache.swap_out(mapping)
+        with span("swap_out"):
+            self.cache.swap_out(mapping)
 
     def swap_in(self, mapping: BlockMapping) -> None:
-        self.cache.swap_in(mapping)
+        with span("swap_in"):
+            self.cache.swap_in(mapping)
 
     def copy(self, mapping: BlockMapping) -> None:
-        self.cache.copy(mapping)
+        with span("copy_blocks"):
+            self.cache.copy(mapping)
+
+    def memory(self) -> MemoryReport:
+        pools = self._cache
+        return MemoryReport(
+            weights=self._weights_bytes,
+            kv=pools.gpu_pool.nbytes if pools else 0,
+            swap=pools.cpu_pool.nbytes if pools else 0,
+            **device_use(self._device)._asdict(),
+        )
+
+    def begin_recording(self, options: ProfileOptions) -> TorchRecording:
+        return TorchRecording(options, self._device)
 
     @torch.inference_mode()
     def execute(self, batch: Batch) -> Samples:
@@ -217,15 +237,17 @@ class ModelRunner:
         if self._native is not None:
             return self._native.execute(batch)
         start = time.perf_counter_ns()
-        hidden = self._forward(batch)
-        logits, row_of = self._row_logits(hidden, batch)
-        self._synchronize()
+        with span("forward"):
+            hidden = self._forward(batch)
+            logits, row_of = self._row_logits(hidden, batch)
+            self._synchronize()
         forwarded = time.perf_counter_ns()
         samples = Samples(token_ids=np.empty(0, dtype=np.int32))
-        if logits is not None:
-            samples = self._sampler(logits, batch.rows, row_of)
-        if batch.prompt_rows is not None:
-            samples.prompt_logprobs = self._prompt_logprobs(hidden, batch.prompt_rows)
+        with span("sample"):
+            if logits is not None:
+                samples = self._sampler(logits, batch.rows, row_of)
+            if batch.prompt_rows is not None:
+                samples.prompt_logprobs = self._prompt_logprobs(hidden, batch.prompt_rows)
         samples.forward_ns = forwarded - start
         samples.sample_ns = time.perf_counter_ns() - forwarded
         return samples

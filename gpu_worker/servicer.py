@@ -37,6 +37,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
             epoch=worker.epoch,
             model=codec.encode_model(worker.model, tokenizer_sha256=worker.tokenizer_sha256),
             capacity=codec.encode_capacity(worker.capacity),
+            memory=codec.encode_memory(worker.memory(), worker.capacity),
         )
 
     async def InitCacheEngine(
@@ -68,6 +69,13 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
                 yield codec.encode_result(await asyncio.shield(answer))
         finally:
             reader.cancel()
+
+    async def Profile(
+        self, request: pb.ProfileRequest, context: Context
+    ) -> AsyncIterator[pb.ProfileResponse]:
+        profile = await self._worker.profile(codec.decode_profile_options(request))
+        for response in codec.encode_profile(profile):
+            yield response
 
     async def _read(
         self,

@@ -6,7 +6,7 @@ Arrays are NumPy; a runner moves them to its device.
 """
 
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -211,6 +211,8 @@ class CacheCapacity:
     max_num_batched_tokens: int
     copy_bytes_per_s: float = 0.0
     prefill_tokens_per_s: float = 0.0
+    activations_bytes: int = 0
+    """What the largest step took beside weights and KV."""
 
 
 class Runner(Protocol):
@@ -249,3 +251,46 @@ class Runner(Protocol):
     def execute(self, batch: Batch) -> Samples:
         """Writes the batch's K and V, attends over the block tables, draws the rows."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryReport:
+    """Where a worker's memory goes, in bytes; see worker.proto."""
+
+    weights: int
+    kv: int
+    swap: int
+    used: int
+    unused: int
+    total: int
+
+
+class ProfileOptions(NamedTuple):
+    """What is recorded of the steps to come."""
+
+    duration_s: float
+    record_shapes: bool = False
+    with_stack: bool = False
+
+
+class Recording(Protocol):
+    """A profile that is being taken."""
+
+    def end(self) -> None:
+        """Stops recording; on the execution thread, as it began."""
+        ...
+
+    def chrome_trace(self) -> bytes:
+        """Returns what was recorded, gzipped; on any thread."""
+        ...
+
+
+@runtime_checkable
+class Inspectable(Protocol):
+    """A runner that says where time and memory go; a simulated one has neither."""
+
+    def memory(self) -> MemoryReport:
+        """Safe from any thread."""
+        ...
+
+    def begin_recording(self, options: ProfileOptions) -> Recording: ...

@@ -14,7 +14,16 @@ from gpu_worker.grammars import Grammars
 from gpu_worker.lease import Lease
 from gpu_worker.metrics import StepCounts
 from gpu_worker.metrics import read as read_metrics
-from gpu_worker.step import CacheCapacity, ModelInfo, Runner, Step
+from gpu_worker.profiling import Profile, Profiler
+from gpu_worker.step import (
+    CacheCapacity,
+    Inspectable,
+    MemoryReport,
+    ModelInfo,
+    ProfileOptions,
+    Runner,
+    Step,
+)
 from gpu_worker.step_log import Answer
 from rpc.errors import Aborted, FailedPrecondition, InvalidArgument, ResourceExhausted
 from rpc.metrics import Families
@@ -48,6 +57,7 @@ class Worker:
         self._lease: Lease | None = None
         self._num_inits = 0
         self.steps = StepCounts()
+        self._profiler = Profiler(runner, thread, self.steps)
 
     @classmethod
     async def load(cls, make_runner: Callable[[], Runner]) -> "Worker":
@@ -109,6 +119,14 @@ class Worker:
         self.begin_epoch(NO_EPOCH)
         self._thread.close()
         self._grammars.close()
+
+    def memory(self) -> MemoryReport | None:
+        """Says where memory goes; None if the runner has no say."""
+        return self._runner.memory() if isinstance(self._runner, Inspectable) else None
+
+    async def profile(self, options: ProfileOptions) -> Profile:
+        """Records what steps compute for a while. Raises RpcError if that cannot be."""
+        return await self._profiler.record(options)
 
     def read_metrics(self, families: Families) -> None:
         """Adds what this worker counts and is."""

@@ -18,6 +18,7 @@ from signalbox import (
     health,
     keys,
     models,
+    profile,
     replay,
     services,
     tokenize,
@@ -150,6 +151,7 @@ def _add_questions(commands: Any) -> None:
         ("top", "what a scheduler and its workers are doing, live", top),
         ("explain", "what happened to one request, and why it took so long", explain),
         ("trace", "where one request's time went, as a drawing of its spans", trace),
+        ("profile", "what a worker's steps and memory are spent on", profile),
         ("dump", "what a scheduler holds: queues, sequences, blocks, steps in flight", dump),
         ("replay", "whether a recorded scheduler's decisions come out the same again", replay),
     ):

@@ -40,6 +40,11 @@ class Arena:
         self._types: Counter[str] = Counter()
 
     @property
+    def num_bytes(self) -> int:
+        """Of the packed matrices, and of what is kept beside them."""
+        return self._num_bytes + sum(tensor.nbytes for tensor in self._tensors)
+
+    @property
     def description(self) -> str:
         """What was packed, such as "matrices: 120 of Q4_1, 1 of Q8_0; 92 MiB"."""
         kinds = [f"{count} of {name}" for name, count in self._types.most_common()]

@@ -209,6 +209,7 @@ class Program:
         self._pool: Tensor | None = None
         self.shape = builder.shape
         self.weights = builder.arena.description
+        self.weights_bytes = builder.arena.num_bytes
         self.isa = best_isa() if isa is None else isa
         shape = SbShape(
             **{name: getattr(self.shape, name) for name in ProgramShape.__slots__},

@@ -49,14 +49,52 @@ class GetWorkerInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetWorkerInfoResponse(_message.Message):
-    __slots__ = ("epoch", "model", "capacity")
+    __slots__ = ("epoch", "model", "capacity", "memory")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     model: ModelInfo
     capacity: WorkerCapacity
-    def __init__(self, epoch: _Optional[int] = ..., model: _Optional[_Union[ModelInfo, _Mapping]] = ..., capacity: _Optional[_Union[WorkerCapacity, _Mapping]] = ...) -> None: ...
+    memory: MemoryReport
+    def __init__(self, epoch: _Optional[int] = ..., model: _Optional[_Union[ModelInfo, _Mapping]] = ..., capacity: _Optional[_Union[WorkerCapacity, _Mapping]] = ..., memory: _Optional[_Union[MemoryReport, _Mapping]] = ...) -> None: ...
+
+class MemoryReport(_message.Message):
+    __slots__ = ("weights_bytes", "kv_bytes", "swap_bytes", "activations_bytes", "used_bytes", "unused_bytes", "total_bytes")
+    WEIGHTS_BYTES_FIELD_NUMBER: _ClassVar[int]
+    KV_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SWAP_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ACTIVATIONS_BYTES_FIELD_NUMBER: _ClassVar[int]
+    USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    UNUSED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    weights_bytes: int
+    kv_bytes: int
+    swap_bytes: int
+    activations_bytes: int
+    used_bytes: int
+    unused_bytes: int
+    total_bytes: int
+    def __init__(self, weights_bytes: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., swap_bytes: _Optional[int] = ..., activations_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., unused_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ...) -> None: ...
+
+class ProfileRequest(_message.Message):
+    __slots__ = ("duration_ns", "record_shapes", "with_stack")
+    DURATION_NS_FIELD_NUMBER: _ClassVar[int]
+    RECORD_SHAPES_FIELD_NUMBER: _ClassVar[int]
+    WITH_STACK_FIELD_NUMBER: _ClassVar[int]
+    duration_ns: int
+    record_shapes: bool
+    with_stack: bool
+    def __init__(self, duration_ns: _Optional[int] = ..., record_shapes: _Optional[bool] = ..., with_stack: _Optional[bool] = ...) -> None: ...
+
+class ProfileResponse(_message.Message):
+    __slots__ = ("num_steps", "chunk")
+    NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    num_steps: int
+    chunk: bytes
+    def __init__(self, num_steps: _Optional[int] = ..., chunk: _Optional[bytes] = ...) -> None: ...
 
 class InitCacheEngineRequest(_message.Message):
     __slots__ = ("epoch", "num_gpu_blocks", "num_cpu_blocks")

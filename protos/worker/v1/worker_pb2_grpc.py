@@ -55,6 +55,11 @@ class WorkerServiceStub:
                 request_serializer=protos_dot_worker_dot_v1_dot_worker__pb2.ExecuteModelRequest.SerializeToString,
                 response_deserializer=protos_dot_worker_dot_v1_dot_worker__pb2.ExecuteModelResponse.FromString,
                 _registered_method=True)
+        self.Profile = channel.unary_stream(
+                '/signalbox.worker.v1.WorkerService/Profile',
+                request_serializer=protos_dot_worker_dot_v1_dot_worker__pb2.ProfileRequest.SerializeToString,
+                response_deserializer=protos_dot_worker_dot_v1_dot_worker__pb2.ProfileResponse.FromString,
+                _registered_method=True)
 
 
 class WorkerServiceServicer:
@@ -102,6 +107,17 @@ class WorkerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Profile(self, request, context):
+        """Records what steps compute for a while, then streams the recording back: Chrome's trace event
+        format, gzipped. Steps go on meanwhile, more slowly. Cancelling ends it early.
+
+        INVALID_ARGUMENT if the duration is out of range, FAILED_PRECONDITION while another profile is
+        taken, UNIMPLEMENTED where there is no profiler, as on a simulated worker.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -124,6 +140,11 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.ExecuteModel,
                     request_deserializer=protos_dot_worker_dot_v1_dot_worker__pb2.ExecuteModelRequest.FromString,
                     response_serializer=protos_dot_worker_dot_v1_dot_worker__pb2.ExecuteModelResponse.SerializeToString,
+            ),
+            'Profile': grpc.unary_stream_rpc_method_handler(
+                    servicer.Profile,
+                    request_deserializer=protos_dot_worker_dot_v1_dot_worker__pb2.ProfileRequest.FromString,
+                    response_serializer=protos_dot_worker_dot_v1_dot_worker__pb2.ProfileResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -235,6 +256,33 @@ class WorkerService:
             '/signalbox.worker.v1.WorkerService/ExecuteModel',
             protos_dot_worker_dot_v1_dot_worker__pb2.ExecuteModelRequest.SerializeToString,
             protos_dot_worker_dot_v1_dot_worker__pb2.ExecuteModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Profile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/signalbox.worker.v1.WorkerService/Profile',
+            protos_dot_worker_dot_v1_dot_worker__pb2.ProfileRequest.SerializeToString,
+            protos_dot_worker_dot_v1_dot_worker__pb2.ProfileResponse.FromString,
             options,
             channel_credentials,
             insecure,
