@@ -34,11 +34,13 @@ _FLAGS = (
 _AVX2 = ("-mavx2", "-mfma")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
 _VNNI = (*_AVX512, "-mavx512vnni")
+_BF16 = (*_VNNI, "-mavx512bf16")
 _SETS = {
     "avx2": _AVX2,
     "avx512": _AVX512,
     "avx512_vnni": _VNNI,
-    "avx512_bf16": (*_VNNI, "-mavx512bf16"),
+    "avx512_bf16": _BF16,
+    "amx": (*_BF16, "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
 }
 _TIMEOUT_S = 1800  # seconds on an idle machine
 _X86 = ("x86_64", "AMD64")
@@ -119,8 +121,9 @@ def _compile(compiler: str, scratch: Path) -> Path:
             return unit(f"kernels_{name}", (*_SETS[name], _have(name)))
         except BuildTimeout:
             raise  # a busy machine is no reason to do without the set for good
-        except BuildError:
-            return None  # an old compiler: the next best set serves
+        except BuildError as error:  # an old compiler: the next best set serves
+            print(f"the native CPU kernels do without {name}: {error}", file=sys.stderr)
+            return None
 
     sets = list(_SETS) if platform.machine() in _X86 else []
     with ThreadPoolExecutor(2) as pool:

@@ -26,6 +26,7 @@ class Isa(IntEnum):
     AVX512 = 2
     AVX512_VNNI = 3
     AVX512_BF16 = 4
+    AMX = 5
 
 
 class Format(IntEnum):

@@ -17,6 +17,7 @@ enum SbIsa : int32_t {
   SB_AVX512 = 2,
   SB_AVX512_VNNI = 3,
   SB_AVX512_BF16 = 4,  // with VNNI
+  SB_AMX = 5,          // for bfloat16 and bytes, with all of the above
 };
 
 // What a packed weight is made of: elements, or codes in groups of 32 along the sum; see formats.h.

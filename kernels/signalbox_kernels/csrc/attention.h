@@ -26,6 +26,7 @@ struct Attend {
   int head;   // of K and V
   int group;  // heads that share K and V
   int rows;   // task.count * group; row r is query r / group, head r % group
+  int stored;  // rows that there is memory for
   int size, block_size;
   int64_t first_position;
   const int32_t* table;
@@ -43,6 +44,7 @@ struct Attend {
         head(tile % shape.num_kv_heads),
         group(shape.num_heads / shape.num_kv_heads),
         rows(task.count * group),
+        stored(static_cast<int>(sb::round_up(rows, 16))),
         size(shape.head_size),
         block_size(shape.block_size),
         first_position(p.batch->positions[task.first]),
@@ -51,12 +53,12 @@ struct Attend {
     heads = p.pool + (static_cast<int64_t>(p.op->layer) * shape.num_kv_heads + head) * both *
                          static_cast<int64_t>(sizeof(scalar));
     out = reinterpret_cast<float*>(scratch);
-    scores = out + rows * size;
-    top = scores + rows * kKeyChunk;
-    total = top + rows;
-    factor = total + rows;
-    weights = reinterpret_cast<word*>(factor + rows);
-    query = weights + rows * chunk_words;
+    scores = out + stored * size;
+    top = scores + stored * kKeyChunk;
+    total = top + stored;
+    factor = total + stored;
+    weights = reinterpret_cast<word*>(factor + stored);
+    query = weights + stored * chunk_words;
     begin();
   }
 
@@ -233,21 +235,23 @@ struct Attend {
     for (; d < size; d += W) gather_columns<1>(d, first, count);
   }
 
-  void run() {
+  // Goes over the keys; `products` scores a chunk of them and gathers their values.
+  template <class Products>
+  void run(Products& products) {
     const int64_t end = first_position + task.count;
     const int window = phase.op->window;
     const int64_t start = window && first_position >= window ? first_position - window + 1 : 0;
     for (int64_t chunk = start / kKeyChunk * kKeyChunk; chunk < end; chunk += kKeyChunk) {
       const int count = static_cast<int>(end - chunk < kKeyChunk ? end - chunk : kKeyChunk);
       const int padded = (count + W - 1) / W * W;
-      score_chunk(chunk, count, end);
+      products.score_chunk(chunk, count, end);
       for (int r = 0; r < rows; ++r) {
         const int64_t position = first_position + r / group - chunk;
         const int64_t low = window ? position - window + 1 : 0;
         const int high = static_cast<int>(position + 1 < count ? position + 1 : count);
         soften(r, static_cast<int>(low > 0 ? low : 0), high, padded);
       }
-      gather_chunk(chunk, count);
+      products.gather_chunk(chunk, count);
     }
     finish();
   }
@@ -261,11 +265,5 @@ struct Attend {
     }
   }
 };
-
-template <class E>
-static void attend_tile(const sb::Phase& phase, int32_t tile, char* scratch) {
-  Attend<E> attend(phase, tile, scratch);
-  attend.run();
-}
 
 }  // namespace SB_NS

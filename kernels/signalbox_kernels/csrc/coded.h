@@ -104,7 +104,7 @@ static void coded_tile(const sb::Phase& phase, int32_t tile, float* c) {
   const auto* a = static_cast<const char*>(phase.src.data);
   const auto* weight = static_cast<const char*>(phase.op->weight);
   const int64_t a_stride = phase.src.stride, groups = phase.depth;
-  over_parts(phase, tile, kCodedRows, [&](const Spot& at, bool is_first) {
+  over_parts<kCodedRows>(phase, tile, [&](const Spot& at, bool is_first) {
     const char* b = weight + at.panel * groups * Q::bytes;
     const char* next = is_first && at.panel + 1 < phase.panels ? b + groups * Q::bytes : nullptr;
     with_rows<kCodedRows>(at.rows, [&](auto count) SB_LAMBDA {

@@ -1,8 +1,31 @@
 #include "dispatch.h"
 
+#if defined(__x86_64__) && defined(__linux__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 namespace sb {
 
 namespace {
+
+// Whether there are tiles, and the kernel lets this process have their state. It asks once.
+bool may_use_tiles() {
+#if defined(__x86_64__) && defined(__linux__)
+  static const bool may = [] {
+    constexpr unsigned bf16 = 1u << 22, tile = 1u << 24, bytes = 1u << 25;
+    unsigned a, b, c, d;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
+    if ((d & (bf16 | tile | bytes)) != (bf16 | tile | bytes)) return false;
+    constexpr long request_permission = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM
+    return syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
+  }();
+  return may;
+#else
+  return false;
+#endif
+}
 
 bool machine_has(int32_t isa) {
   if (isa == SB_PORTABLE) return true;
@@ -15,7 +38,9 @@ bool machine_has(int32_t isa) {
   if (isa == SB_AVX512) return avx512;
   const bool vnni = avx512 && __builtin_cpu_supports("avx512vnni");
   if (isa == SB_AVX512_VNNI) return vnni;
-  if (isa == SB_AVX512_BF16) return vnni && __builtin_cpu_supports("avx512bf16");
+  const bool bf16 = vnni && __builtin_cpu_supports("avx512bf16");
+  if (isa == SB_AVX512_BF16) return bf16;
+  if (isa == SB_AMX) return bf16 && may_use_tiles();
 #endif
   return false;
 }
@@ -25,6 +50,9 @@ bool machine_has(int32_t isa) {
 const KernelTable* kernels_for(int32_t isa) {
   if (!machine_has(isa)) return nullptr;
   switch (isa) {
+#if defined(SB_HAVE_AMX)
+    case SB_AMX: return amx_kernels();
+#endif
 #if defined(SB_HAVE_AVX512_BF16)
     case SB_AVX512_BF16: return avx512_bf16_kernels();
 #endif
@@ -43,7 +71,7 @@ const KernelTable* kernels_for(int32_t isa) {
 }
 
 int32_t best_isa() {
-  for (int32_t isa = SB_AVX512_BF16; isa > SB_PORTABLE; --isa)
+  for (int32_t isa = SB_AMX; isa > SB_PORTABLE; --isa)
     if (kernels_for(isa)) return isa;
   return SB_PORTABLE;
 }

@@ -1,7 +1,7 @@
 // One instruction set's functions; an including file sets SB_NS and SB_WIDTH and its own flags.
 #pragma once
 
-#include "attention.h"
+#include "attend.h"
 #include "coded.h"
 #include "rows.h"
 #include "sampling.h"

@@ -8,6 +8,7 @@
 
 #include "product.h"
 #include "step.h"
+#include "tiles.h"
 
 namespace SB_NS {
 
@@ -120,31 +121,65 @@ static void panel_product(const word* a, int64_t a_stride, const word* b, int64_
       });
 }
 
-// Goes over a tile panel by panel; all its rows, in balanced parts of at most `most`, pass a panel
-// before the next one. f(at, is_first) computes a part: 32 rows by twelve are 11, 11 and 10.
-template <class F>
-SB_INLINE void over_parts(const sb::Phase& phase, int32_t tile, int most, F&& f) {
+// Goes over a tile panel by panel; all its rows, in balanced parts of at most `Most`, pass a panel
+// before the next one. f(at, is_first) computes a part: 32 rows by twelve are 11, 11 and 10. All
+// parts but the last are multiples of `Unit` rows.
+template <int Most, int Unit = 1, class F>
+SB_INLINE void over_parts(const sb::Phase& phase, int32_t tile, F&& f) {
   const int64_t first_row = tile % phase.row_tiles * static_cast<int64_t>(phase.rows_per_tile);
   const int64_t left = phase.rows - first_row;
   const int64_t count = left < phase.rows_per_tile ? left : phase.rows_per_tile;
   const int64_t first = tile / phase.row_tiles * static_cast<int64_t>(phase.panels_per_tile);
   const int64_t end =
       first + phase.panels_per_tile < phase.panels ? first + phase.panels_per_tile : phase.panels;
-  const int64_t parts = (count + most - 1) / most;
+  const int64_t parts = (count + Most - 1) / Most;
+  const auto start = [=](int64_t part) SB_LAMBDA {
+    return part < parts ? sb::round_up(count * part / parts, Unit) : count;
+  };
   for (int64_t panel = first; panel < end; ++panel)
     for (int64_t part = 0; part < parts; ++part) {
-      const int64_t row = count * part / parts, row_end = count * (part + 1) / parts;
+      const int64_t row = start(part), row_end = start(part + 1);
       f(Spot{first_row + row, static_cast<int>(row_end - row), panel, tile}, part == 0);
     }
 }
 
+#if defined(__AMX_BF16__)
+// Rows go by 32 at once; the last ones are computed together with what lies behind them.
+static void tiled_linear(const sb::Phase& phase, int32_t tile, float* c) {
+  const auto* a = static_cast<const word*>(phase.src.data);
+  const int64_t a_stride = phase.src.stride / Bf16::G, depth = phase.depth / Bf16::G;
+  const auto* weight = static_cast<const word*>(phase.op->weight);
+  const Tiles tiles(product_config());
+  over_parts<2 * kTileRows, kTileRows>(phase, tile, [&](const Spot& at, bool is_first) {
+    const word* b = weight + at.panel * depth * kPanel;
+    const word* next = b + depth * kPanel;
+    const bool has_next = is_first && at.panel + 1 < phase.panels;
+    const auto ahead = [=](int64_t k) SB_LAMBDA {
+      if (!has_next) return;
+#pragma GCC unroll 32
+      for (int line = 0; line < 2 * kTileWords; ++line)
+        prefetch_l2(next + k * kPanel + line * kTileWords);
+    };
+    const word* left = a + at.row * a_stride;
+    if (at.rows > kTileRows)
+      tile_product<true>(left, a_stride, b, depth, c, ahead);
+    else
+      tile_product<false>(left, a_stride, b, depth, c, ahead);
+    finish<Bf16>(phase, at, c);
+  });
+}
+#endif
+
 template <class E>
 static void linear_tile(const sb::Phase& phase, int32_t tile, char* scratch) {
+#if defined(__AMX_BF16__)
+  if constexpr (E::G == 2) return tiled_linear(phase, tile, reinterpret_cast<float*>(scratch));
+#endif
   auto* c = reinterpret_cast<float*>(scratch);
   const auto* a = static_cast<const word*>(phase.src.data);
   const int64_t a_stride = phase.src.stride / E::G, depth = phase.depth / E::G;
   const auto* weight = static_cast<const word*>(phase.op->weight);
-  over_parts(phase, tile, kRowTile, [&](const Spot& at, bool is_first) {
+  over_parts<kRowTile>(phase, tile, [&](const Spot& at, bool is_first) {
     const word* b = weight + at.panel * depth * kPanel;
     const word* next = at.panel + 1 < phase.panels ? b + depth * kPanel : b;
     const word* left = a + at.row * a_stride;

@@ -58,7 +58,7 @@ void Program::bind(char* pool, int64_t block_bytes) {
 }
 
 bool Program::reserve(int64_t num_rows) {
-  const int64_t rows = round_up(num_rows, 64);
+  const int64_t rows = round_up(num_rows, 64) + 16;  // a product may read, and drop, some more
   for (size_t i = 0; i < buffers_.size(); ++i) {
     const int64_t size =
         buffers_[i].row == SB_CODES                                 ? 1

@@ -7,7 +7,8 @@
 namespace sb {
 
 constexpr int kPanel = 32;      // columns of a packed weight's panel
-constexpr int kRowTile = 12;    // rows of a product at once, at most
+constexpr int kRowTile = 12;    // rows of a product at once in vector registers, at most
+constexpr int kMostRows = 32;   // in matrix registers
 constexpr int kKeyChunk = 256;  // keys between two corrections of a running softmax
 
 constexpr int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
@@ -63,11 +64,16 @@ struct KernelTable {
   DrawFunction draw;
 };
 
-// Bytes of scratch that a thread needs.
+// Bytes of scratch that a thread needs: of attention, which is the most, and of a product.
 constexpr int64_t scratch_bytes(int64_t task_rows, int64_t head_size) {
-  return 4 * task_rows * (2 * (kKeyChunk + head_size) + 32) + 4 * kRowTile * kPanel + 4096;
+  const int64_t rows = round_up(task_rows, 16);
+  return 4 * rows * (2 * (kKeyChunk + head_size) + 32) + 32 * head_size +
+         4 * kMostRows * kPanel + 4096;
 }
 
+#if defined(SB_HAVE_AMX)
+const KernelTable* amx_kernels();
+#endif
 #if defined(SB_HAVE_AVX512_BF16)
 const KernelTable* avx512_bf16_kernels();
 #endif
