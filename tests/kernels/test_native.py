@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from signalbox_kernels import build, reference
 from signalbox_kernels.native import Epilogue, Isa, NativeUnavailable, Row
@@ -41,6 +42,32 @@ def test_products_equal_the_reference(isa: Isa, dtype: torch.dtype, n: int, k: i
         expected = 2 * F.linear(x.float(), weight.float()) + bias.float()
         torch.testing.assert_close(actual[:rows, :n], expected, rtol=1e-4, atol=1e-4)
         assert not actual[:rows, n:].any()  # padding stays zero
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", **DTYPE_IDS)
+def test_rows_of_products_depend_on_nothing_but_themselves(isa: Isa, dtype: torch.dtype) -> None:
+    """Bit for bit, whatever share of a tile they fill, and with NaN beside them."""
+    n, k, most = 40, 70, 230
+    builder = make_builder(dtype)
+    x_buffer, out = builder.buffer(k), builder.buffer(n, row=Row.FLOATS)
+    builder.linear(x_buffer, out, make_matrix(n, k, dtype=dtype), None, Epilogue.STORE)
+    program = make_program(builder, isa)
+    x = make_matrix(most, k, dtype=dtype, seed=1)
+
+    def product(rows: Tensor) -> Tensor:
+        count = len(rows)
+        program.view(x_buffer, width=k, num_tokens=count, dtype=dtype)[:, :k] = rows
+        program.run(make_arrays(count))
+        return program.view(out, width=n, num_tokens=count, dtype=torch.float32)[:, :n].clone()
+
+    together = product(x)
+    poisoned = x.clone()
+    poisoned[7] = float("nan")
+    others = [row for row in range(most) if row != 7]
+    assert torch.equal(product(poisoned)[others], together[others])
+    for first, count in ((0, 1), (5, 16), (100, 33), (229, 1)):
+        assert torch.equal(product(x[first : first + count]), together[first : first + count])
 
 
 @pytest.mark.parametrize("isa", ISAS)

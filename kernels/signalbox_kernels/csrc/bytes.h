@@ -11,6 +11,12 @@ SB_INLINE VU load_words(const word* p) {
   return u;
 }
 
+SB_INLINE VI load_ints(const int32_t* p) {
+  VI v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+
 SB_INLINE V to_floats(VI v) { return __builtin_convertvector(v, V); }
 
 // Stores the lanes, each of which fits, as bytes. (GCC 12 converts vectors lane by lane.)

@@ -41,6 +41,29 @@ SB_INLINE void dot_words(VI (&dot)[R][NV], const char* a, int64_t a_stride, cons
   }
 }
 
+// What the exact sums of a part of a group, W columns, are multiplied with.
+template <class Q>
+struct Scales {
+  V scale, minimum;
+
+  SB_INLINE Scales of(const char* b, int part, int column) {
+    const int64_t at = 2 * (part * kPanel + column);
+    return {load_halves(b + Q::scales + at),
+            Q::HasMinimum ? load_halves(b + Q::minima + at) : V{}};
+  }
+
+  SB_INLINE int32_t start(const CodedGroup& left, int part) {
+    if (Q::HasMinimum) return 0;
+    return (Q::parts == 1 ? left.minus : left.minus_part[part]) * (1 << Q::offset_shift);
+  }
+
+  __attribute__((always_inline)) void add(VI dot, const CodedGroup& left, float* to) const {
+    V x = to_floats(dot) * scale;
+    if (Q::HasMinimum) x += minimum * splat(left.total);
+    store(to, load(to) + x * splat(left.scale));
+  }
+};
+
 // Adds one part of a group, with its scales, to c[R, NV * W].
 template <class Q, int R, int NV>
 SB_INLINE void add_part(const char* a, int64_t a_stride, const char* b, int column, int part,
@@ -48,32 +71,20 @@ SB_INLINE void add_part(const char* a, int64_t a_stride, const char* b, int colu
   const auto group = [=](int r) SB_LAMBDA {
     return reinterpret_cast<const CodedGroup*>(a + r * a_stride);
   };
-  const auto minus = [=](int r) SB_LAMBDA {
-    return Q::parts == 1 ? group(r)->minus : group(r)->minus_part[part];
-  };
   VI dot[R][NV];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
     for (int v = 0; v < NV; ++v)
-      dot[r][v] = Q::HasMinimum ? VI{} : minus(r) * (1 << Q::offset_shift) + VI{};
+      dot[r][v] = Scales<Q>::start(*group(r), part) + VI{};
   dot_words<Q>(dot, a, a_stride, reinterpret_cast<const word*>(b) + column, part);
-  V scale[NV], minimum[NV];
+  Scales<Q> scales[NV];
 #pragma GCC unroll 8
-  for (int v = 0; v < NV; ++v) {
-    const int64_t at = 2 * (part * kPanel + column + v * W);
-    scale[v] = load_halves(b + Q::scales + at);
-    minimum[v] = Q::HasMinimum ? load_halves(b + Q::minima + at) : V{};
-  }
+  for (int v = 0; v < NV; ++v) scales[v] = Scales<Q>::of(b, part, column + v * W);
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
-    for (int v = 0; v < NV; ++v) {
-      V x = to_floats(dot[r][v]) * scale[v];
-      if (Q::HasMinimum) x += minimum[v] * splat(group(r)->total);
-      float* to = c + r * kPanel + v * W;
-      store(to, load(to) + x * splat(group(r)->scale));
-    }
+    for (int v = 0; v < NV; ++v) scales[v].add(dot[r][v], *group(r), c + r * kPanel + v * W);
 }
 
 // c[R, NV * W] of the columns from `column` on; `next` is fetched to L2 meanwhile, if there is one.
@@ -113,15 +124,6 @@ static void coded_tile(const sb::Phase& phase, int32_t tile, float* c) {
                                                     groups, c + column, column ? nullptr : next);
     });
     finish<E>(phase, at, c);
-  });
-}
-
-// A product, with whatever its weight is made of.
-template <class E>
-static void product_tile(const sb::Phase& phase, int32_t tile, char* scratch) {
-  if (phase.op->format == SB_PLAIN) return linear_tile<E>(phase, tile, scratch);
-  sb::with_format(phase.op->format, [&](auto format) {
-    coded_tile<E, decltype(format)>(phase, tile, reinterpret_cast<float*>(scratch));
   });
 }
 

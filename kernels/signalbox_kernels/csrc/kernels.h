@@ -2,7 +2,7 @@
 #pragma once
 
 #include "attend.h"
-#include "coded.h"
+#include "product_tile.h"
 #include "rows.h"
 #include "sampling.h"
 

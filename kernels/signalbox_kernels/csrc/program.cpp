@@ -12,7 +12,6 @@ namespace sb {
 
 namespace {
 
-constexpr int64_t kRowsAtOnce = 192;   // of a long product: their left side stays in L2
 constexpr int32_t kTilesAThread = 6;   // enough to balance, few enough to stream panels
 constexpr int32_t kTaskRows = 48;      // of attention: as many as share keys from L1
 

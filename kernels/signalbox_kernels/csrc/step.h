@@ -8,7 +8,8 @@ namespace sb {
 
 constexpr int kPanel = 32;      // columns of a packed weight's panel
 constexpr int kRowTile = 12;    // rows of a product at once in vector registers, at most
-constexpr int kMostRows = 32;   // in matrix registers
+constexpr int kRowsAtOnce = 192;  // of a long product: their left side stays in L2
+constexpr int64_t kProductScratch = 4 * kRowsAtOnce * kPanel + 4096;  // bytes
 constexpr int kKeyChunk = 256;  // keys between two corrections of a running softmax
 
 constexpr int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
@@ -64,11 +65,10 @@ struct KernelTable {
   DrawFunction draw;
 };
 
-// Bytes of scratch that a thread needs: of attention, which is the most, and of a product.
+// Bytes of scratch that a thread needs, for attention or for a product.
 constexpr int64_t scratch_bytes(int64_t task_rows, int64_t head_size) {
   const int64_t rows = round_up(task_rows, 16);
-  return 4 * rows * (2 * (kKeyChunk + head_size) + 32) + 32 * head_size +
-         4 * kMostRows * kPanel + 4096;
+  return 4 * rows * (2 * (kKeyChunk + head_size) + 32) + 32 * head_size + kProductScratch;
 }
 
 #if defined(SB_HAVE_AMX)

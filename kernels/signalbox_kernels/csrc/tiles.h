@@ -68,6 +68,12 @@ SB_INLINE void tile_multiply() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(Sum), "i"(Left), "i"(Right));
 }
 
+// Signed bytes by unsigned ones, in whole numbers.
+template <int Sum, int Left, int Right>
+SB_INLINE void tile_multiply_bytes() {
+  asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(Sum), "i"(Left), "i"(Right));
+}
+
 template <int N>
 struct Tile {
   static constexpr int value = N;
