@@ -195,6 +195,24 @@ def test_a_group_that_is_swapped_in_the_middle_of_its_prompt_publishes_what_is_c
     assert_all_free(loop)
 
 
+def test_what_a_prompt_finds_of_its_own_after_a_preemption_does_not_count_as_cached() -> None:
+    scheduler = make_scheduler(num_gpu_blocks=6)
+    loop = make_loop(scheduler, depth=1)
+    add(loop, make_request([1] * 4, max_tokens=8))
+    step(loop)
+    scheduler.limits = StepLimits(max_num_batched_tokens=3)  # two are left for a prompt
+    young = make_request([2] * 16, max_tokens=4, arrival=1.0)
+    add(loop, young)
+    while not young.num_preemptions:
+        step(loop)
+    assert young.times.first_token is None
+    loop.run()
+    assert scheduler.num_prefix_hits
+    assert young.num_cached_tokens == 0
+    assert_expected(young)
+    assert_all_free(loop)
+
+
 def test_without_room_on_the_cpu_a_group_is_recomputed() -> None:
     loop = make_loop(make_scheduler(num_gpu_blocks=6, num_cpu_blocks=1), depth=1)
     groups = [make_request([i + 1] * 8, max_tokens=12, arrival=float(i)) for i in range(2)]
@@ -322,16 +340,41 @@ def test_a_beam_that_lacks_blocks_takes_those_of_a_group_that_decodes_at_once(de
     assert_all_free(loop)
 
 
-def test_nobody_comes_in_while_a_branch_that_runs_is_short_of_blocks() -> None:
+def test_a_prompt_in_flight_that_has_to_yield_does_not_go_on() -> None:
+    """Else it would be in flight again in the next step, and keep its blocks to its end."""
+    scheduler = make_scheduler(num_gpu_blocks=6, num_cpu_blocks=8, max_num_batched_tokens=4)
+    loop = make_loop(scheduler, depth=2)
+    old, young = make_request([1] * 4), make_request([2] * 16, max_tokens=1, arrival=1.0)
+    add(loop, old, young)
+    while young.sequences[0].status is not SequenceStatus.SWAPPED:
+        if not loop.send() or len(loop.sent) == 2:
+            loop.answer()
+        assert young.sequences[0].num_computed_tokens < 13
+    loop.run()
+    for group in (old, young):
+        assert_expected(group)
+    assert_all_free(loop)
+
+
+@pytest.mark.parametrize(
+    ("prompt_len", "num_gpu_blocks"),
+    [
+        (13, 9),  # there is too little from the first
+        (16, 10),  # there would be enough if the older did not take a block in the same step
+    ],
+)
+def test_nobody_comes_in_while_a_branch_that_runs_is_short_of_blocks(
+    prompt_len: int, num_gpu_blocks: int
+) -> None:
     """Though there are some: whoever took them would have to give them back, step after step."""
     lost = make_loop(make_scheduler(num_gpu_blocks=32), depth=1)
     group = make_request([1] * 8, n=2, max_tokens=9, arrival=1.0)
     add(lost, group)
     while group.sequences[0].num_tokens < 13:
         step(lost)
-    scheduler = make_scheduler(num_gpu_blocks=9, prefix_caching=False)
+    scheduler = make_scheduler(num_gpu_blocks=num_gpu_blocks, prefix_caching=False)
     loop = make_loop(scheduler, depth=1)
-    older = make_request([2] * 13, max_tokens=3)  # holds four blocks, as each branch does
+    older = make_request([2] * prompt_len, max_tokens=3)  # of four blocks, as each branch is
     add(loop, older, *lost.scheduler.evacuate())
     step(loop)
     small = make_request([3], max_tokens=1, arrival=2.0)
