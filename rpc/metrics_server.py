@@ -20,6 +20,8 @@ from rpc.tls import CLEAR, TlsConfig, http_context
 logger = logging.getLogger(__name__)
 
 PATH = "/metrics"
+FLUSH_S = 1
+"""For a scrape to be read, and for connections that are kept open to be closed."""
 REMEDY = "choose another --metrics-port"
 
 
@@ -49,7 +51,7 @@ class MetricsServer:
             ws="none",
             server_header=False,
             proxy_headers=False,
-            timeout_graceful_shutdown=0,
+            timeout_graceful_shutdown=FLUSH_S,
         )
         self._server = _Server(self._config)
         self._serving: asyncio.Task[None] | None = None

@@ -111,7 +111,7 @@ def test_a_pod_may_do_no_more_than_serve(role: str) -> None:
 @pytest.mark.parametrize("role", SETTINGS)
 def test_a_pod_is_given_the_time_that_its_drain_takes(role: str) -> None:
     (_, seconds) = container(role)["lifecycle"]["preStop"]["exec"]["command"]
-    drain_s = float(environment(role)["SIGNALBOX_GRACE"]) + int(seconds)
+    drain_s = float(environment(role)["SIGNALBOX_DRAIN_TIMEOUT"]) + int(seconds)
     assert pod(role)["terminationGracePeriodSeconds"] >= drain_s + 10
 
 
