@@ -31,6 +31,7 @@ from tests.integration.fuzzing import (
 )
 
 NUM_REQUESTS = int(os.environ.get("FUZZ_REQUESTS", "1500"))
+pytestmark = pytest.mark.timeout(300 + NUM_REQUESTS // 5)
 StatusCode = grpc.StatusCode
 REFUSALS = {
     StatusCode.INVALID_ARGUMENT,
