@@ -8,6 +8,8 @@ import asyncio
 import uuid
 from collections.abc import Mapping
 
+import jinja2
+
 from router import template_sandbox
 from router.conversation import Conversation
 from router.limited_process import run_limited
@@ -41,6 +43,15 @@ class ChatTemplate:
             allowed = f"what the model's chat template accepts ({error})"
             raise InvalidArgument("messages", _count(conversation), allowed) from error
         return _cut(text, mark)
+
+
+def make_chat_template(source: str, special_tokens: Mapping[str, str]) -> ChatTemplate:
+    """Raises InvalidArgument for what is no template."""
+    try:
+        return ChatTemplate(source, special_tokens=special_tokens)
+    except jinja2.TemplateError as error:
+        allowed = f"a template that can be rendered ({error})"
+        raise InvalidArgument("chat_template", source, allowed) from None
 
 
 class ClientTemplates:

@@ -17,7 +17,7 @@ import jinja2
 import tokenizers
 import tokenizers.decoders
 
-from router.chat_template import ChatTemplate, ClientTemplates
+from router.chat_template import ChatTemplate, ClientTemplates, make_chat_template
 from router.conversation import Conversation
 from router.detokenizer import BytesDetokenizer, Detokenizer, WindowDetokenizer
 from rpc.errors import FailedPrecondition
@@ -144,11 +144,15 @@ class Tokenizer:
         return token_ids
 
     def render_chat(self, conversation: Conversation, *, max_bytes: int) -> str:
-        """Returns the prompt by the model's own template, on the calling thread.
+        """Returns the prompt, on the calling thread.
 
-        Raises FailedPrecondition if there is none or it shows the model no tools, and
-        InvalidArgument if it refuses the conversation.
+        A template of the conversation's own is rendered in this process, which is for callers who
+        trust it: `encode_chat` does not. Raises FailedPrecondition if there is no template or it
+        shows the model no tools, and InvalidArgument if it refuses the conversation.
         """
+        if conversation.chat_template is not None:
+            own = make_chat_template(conversation.chat_template, self._special_tokens)
+            return own.render(conversation, max_bytes=max_bytes)
         if self._chat_template is None:
             raise FailedPrecondition("the model has no chat template; use Generate")
         if conversation.offered_tools and not self._chat_template.takes_tools:

@@ -63,6 +63,8 @@ class EngineArgs:
         model_impl: "auto", "signalbox" or "transformers": whose code computes the model.
         trust_remote_code: whether code that comes with a model may run.
         cpu_backend: "auto", "native" or "torch".
+        stream_interval: least tokens of a sequence between two outputs of an engine, the first and
+            the last aside.
     """
 
     model: str
@@ -90,6 +92,7 @@ class EngineArgs:
     load_format: str = "auto"
     model_impl: str = "auto"
     cpu_backend: str = "auto"
+    stream_interval: int = 1
 
     def __post_init__(self) -> None:
         for name, served, remedy in (
@@ -103,6 +106,8 @@ class EngineArgs:
         if self.preemption_mode not in modes:
             allowed = " or ".join(modes)
             raise ValueError(f"preemption_mode is {self.preemption_mode!r}; it is {allowed}")
+        if self.stream_interval < 1:
+            raise ValueError(f"stream_interval is {self.stream_interval}; it must be at least 1")
         swap = self.swap_space
         if swap is not None and not 0 <= swap < float("inf"):
             raise ValueError(f"swap_space is {swap} GiB; it must be at least 0")
@@ -157,6 +162,7 @@ class EngineArgs:
             policy=make_policy(PolicyConfig(name=self.scheduling_policy)),
             cpu_prefix_cache=self.cpu_prefix_cache,
             seed=self.seed,
+            stream_interval=self.stream_interval,
             tokenizer_files=None if own else _tokenizer_files(str(self.tokenizer)),
         )
 

@@ -68,6 +68,7 @@ class EngineCore:
         self._touched: dict[int, LocalRequest] = {}
         self._handles = itertools.count(1)
         self._seeds = random.Random(config.seed)
+        self._stream_interval = config.stream_interval
         self._death: str | None = None
 
     @classmethod
@@ -113,9 +114,10 @@ class EngineCore:
         request = LocalRequest(
             handle=next(self._handles),
             prompt=prompt.text,
-            group=wiring.group(request_id, prompt.token_ids, params, priority=priority),
+            group=wiring.group(request_id, prompt, params, priority=priority),
             params=params,
             tokenizer=self.model.tokenizer,
+            stream_interval=self._stream_interval,
         )
         self._live[request.handle] = request
         request.queued = self.cluster.add(request.group, session=self, handle=request.handle)

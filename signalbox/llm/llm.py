@@ -10,9 +10,10 @@ from router.tokenizer import Tokenizer
 from signalbox.llm import progress
 from signalbox.llm.args import EngineArgs, refuse_unserved
 from signalbox.llm.beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output
+from signalbox.llm.conversations import Turns, conversation
 from signalbox.llm.engine import LLMEngine
 from signalbox.llm.outputs import RequestOutput
-from signalbox.llm.prompts import Conversation, Prompt, PromptInput, asked
+from signalbox.llm.prompts import Prompt, PromptInput, asked
 from signalbox.llm.sampling_params import SamplingParams, checked
 from signalbox.llm.wiring import CoreConfig
 
@@ -114,7 +115,8 @@ class LLM:
 
         Args:
             prompts: a text or a list of texts; also {"prompt": text} and
-                {"prompt_token_ids": ids}.
+                {"prompt_token_ids": ids}, with a "cache_salt" or, beside a text,
+                "add_special_tokens" if wanted.
             sampling_params: for all prompts, or a list of one for each.
             prompt_token_ids: the prompts as tokens, instead of their texts.
             use_tqdm: whether to show progress, with tokens per second.
@@ -135,26 +137,47 @@ class LLM:
 
     def chat(
         self,
-        messages: Conversation | Sequence[Conversation],
+        messages: Turns | Sequence[Turns],
         sampling_params: ParamsInput = None,
         use_tqdm: bool = True,
         *,
+        chat_template: str | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        priority: int | Sequence[int] = 0,
     ) -> list[RequestOutput]:
-        """Answers a conversation, or each of a list, by the model's own chat template."""
+        """Answers a conversation, or each of a list; the text is as the model wrote it.
+
+        Args:
+            messages: OpenAI's: {"role": ..., "content": ...}, tool calls and results included.
+            chat_template: a Jinja template instead of the model's; it runs in this process.
+            add_generation_prompt: whether the template opens the assistant's turn.
+            continue_final_message: whether the last message is left open, and the answer goes on
+                with it; needs add_generation_prompt=False.
+            tools: what the template shows to the model, in OpenAI's form.
+            chat_template_kwargs: variables of the template beside its usual ones.
+            sampling_params, use_tqdm, priority: as those of `generate`.
+        """
         is_one = bool(messages) and isinstance(messages[0], Mapping)
         conversations: Sequence[Any] = [messages] if is_one else messages
         params = _for_each(sampling_params, len(conversations))
-        encoded = [
-            self.llm_engine.encoder.encode_chat(
-                conversation,
+        encoded = []
+        for i, (turns, one) in enumerate(zip(conversations, params, strict=True)):
+            field = "messages" if is_one else f"messages[{i}]"
+            rendered = conversation(
+                turns,
+                field=field,
+                chat_template=chat_template,
                 add_generation_prompt=add_generation_prompt,
-                field="messages" if is_one else f"messages[{i}]",
-                truncate=one.truncate_prompt_tokens,
+                continue_final_message=continue_final_message,
+                tools=tools,
+                chat_template_kwargs=chat_template_kwargs,
             )
-            for i, (conversation, one) in enumerate(zip(conversations, params, strict=True))
-        ]
-        return self._run(encoded, params, use_tqdm=use_tqdm)
+            encode = self.llm_engine.encoder.encode_chat
+            encoded.append(encode(rendered, field=field, truncate=one.truncate_prompt_tokens))
+        return self._run(encoded, params, use_tqdm=use_tqdm, priority=priority)
 
     def beam_search(
         self,

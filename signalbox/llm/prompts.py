@@ -5,19 +5,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from router import validation
-from router.conversation import Conversation as ChatConversation
-from router.conversation import Message
+from router.conversation import Conversation
 from router.model import ServedModel
 from router.token_checks import check_token_ids
 from signalbox.llm.errors import refusing
 
 PromptInput = str | Mapping[str, Any] | Sequence[int]
-"""A text, {"prompt": text}, {"prompt_token_ids": ids}, or token ids."""
-Conversation = Sequence[Mapping[str, Any]]
-"""Turns, each {"role": "system" | "user" | "assistant", "content": text}."""
+"""A text, {"prompt": text}, {"prompt_token_ids": ids}, or token ids. A dictionary may also have
+"cache_salt": cached prefixes are shared with requests of the same salt alone; and beside a text
+"add_special_tokens", which is True unless given."""
 
-ROLES = ("system", "user", "assistant")
 _TEXT, _TOKENS = "prompt", "prompt_token_ids"
+_SALT, _SPECIAL = "cache_salt", "add_special_tokens"
 
 
 class Prompt(NamedTuple):
@@ -25,6 +24,7 @@ class Prompt(NamedTuple):
 
     text: str | None
     token_ids: list[int]
+    cache_salt: str = ""
 
 
 class Asked(NamedTuple):
@@ -32,6 +32,8 @@ class Asked(NamedTuple):
 
     text: str | None = None
     token_ids: Sequence[int] | None = None
+    cache_salt: str = ""
+    add_special_tokens: bool = True
 
 
 def asked(prompts: object, prompt_token_ids: object) -> list[Asked]:
@@ -46,7 +48,8 @@ def asked(prompts: object, prompt_token_ids: object) -> list[Asked]:
         return [Asked(token_ids=_checked_ids(one)) for one in ids]
     if len(texts) != len(ids):
         raise ValueError(f"{len(texts)} prompts and {len(ids)} prompt_token_ids do not match")
-    return [Asked(one.text, _checked_ids(given)) for one, given in zip(texts, ids, strict=True)]
+    pairs = zip(texts, ids, strict=True)
+    return [one._replace(token_ids=_checked_ids(given)) for one, given in pairs]
 
 
 def _as_list(prompts: object) -> list[Any]:
@@ -63,14 +66,19 @@ def _asked(prompt: object) -> Asked:
         return Asked(text=prompt)
     if not isinstance(prompt, Mapping):
         return Asked(token_ids=_checked_ids(prompt))
-    if unserved := prompt.keys() - {_TEXT, _TOKENS}:
+    if unserved := prompt.keys() - {_TEXT, _TOKENS, _SALT, _SPECIAL}:
         raise ValueError(f"prompt: {min(unserved)!r} is not served")
     text, token_ids = prompt.get(_TEXT), prompt.get(_TOKENS)
     if text is None and token_ids is None:
         raise ValueError(f"prompt: give {_TEXT!r} or {_TOKENS!r}")
     if text is not None and not isinstance(text, str):
         raise TypeError(f"prompt: {_TEXT!r} is a text, not {type(text).__name__}")
-    return Asked(text, None if token_ids is None else _checked_ids(token_ids))
+    salt, special = prompt.get(_SALT) or "", prompt.get(_SPECIAL, True)
+    if not isinstance(salt, str) or not isinstance(special, bool):
+        raise TypeError(f"prompt: {_SALT!r} is a text, {_SPECIAL!r} True or False")
+    with refusing():
+        validation.check_cache_salt(salt)
+    return Asked(text, None if token_ids is None else _checked_ids(token_ids), salt, special)
 
 
 def _are_ids(value: object) -> bool:
@@ -104,8 +112,10 @@ class Encoder:
         ids = prompt.token_ids
         if ids is None:
             text = self.check_text(prompt, field=field, truncate=truncate)
-            ids = self._model.tokenizer.encode_blocking(text, add_special_tokens=True)
-        return self.check(Prompt(prompt.text, list(ids)), field=field, truncate=truncate)
+            tokenizer, special = self._model.tokenizer, prompt.add_special_tokens
+            ids = tokenizer.encode_blocking(text, add_special_tokens=special)
+        encoded = Prompt(prompt.text, list(ids), prompt.cache_salt)
+        return self.check(encoded, field=field, truncate=truncate)
 
     async def encode_async(
         self, prompt: Asked, *, field: str = _TEXT, truncate: int | None = None
@@ -114,27 +124,19 @@ class Encoder:
         ids = prompt.token_ids
         if ids is None:
             text = self.check_text(prompt, field=field, truncate=truncate)
-            ids = await self._model.tokenizer.encode(text, add_special_tokens=True)
-        return self.check(Prompt(prompt.text, list(ids)), field=field, truncate=truncate)
+            tokenizer, special = self._model.tokenizer, prompt.add_special_tokens
+            ids = await tokenizer.encode(text, add_special_tokens=special)
+        encoded = Prompt(prompt.text, list(ids), prompt.cache_salt)
+        return self.check(encoded, field=field, truncate=truncate)
 
     def encode_chat(
-        self,
-        conversation: Conversation,
-        *,
-        add_generation_prompt: bool,
-        field: str,
-        truncate: int | None = None,
+        self, conversation: Conversation, *, field: str, truncate: int | None = None
     ) -> Prompt:
-        """Renders a conversation by the model's template and tokenises it."""
-        messages = [_message(turn, field=f"{field}[{i}]") for i, turn in enumerate(conversation)]
-        if not messages:
-            raise ValueError(f"{field}: a conversation has at least one message")
+        """Renders a conversation by its own template or the model's, and tokenises it."""
         tokenizer = self._model.tokenizer
         with refusing():
-            text = tokenizer.render_chat(
-                ChatConversation(messages=messages, add_generation_prompt=add_generation_prompt),
-                max_bytes=self._max_text_bytes,
-            )
+            conversation.check()
+            text = tokenizer.render_chat(conversation, max_bytes=self._max_text_bytes)
         # The template writes the special tokens itself, the first one included.
         ids = tokenizer.encode_blocking(text, add_special_tokens=False)
         return self.check(Prompt(text, ids), field=field, truncate=truncate)
@@ -161,28 +163,3 @@ class Encoder:
         if min(token_ids) < 0:
             raise ValueError(f"{field}: token ids are at least 0")
         return prompt
-
-
-def _message(turn: object, *, field: str) -> Message:
-    if not isinstance(turn, Mapping):
-        raise TypeError(f'{field}: a message is {{"role": ..., "content": ...}}')
-    if unserved := turn.keys() - {"role", "content"}:
-        raise ValueError(f"{field}: {min(unserved)!r} is not served")
-    role = turn.get("role")
-    if role not in ROLES:
-        raise ValueError(f"{field}: role is {role!r}; use one of {', '.join(ROLES)}")
-    return Message(str(role), _content(turn.get("content"), field=field))
-
-
-def _content(content: object, *, field: str) -> str:
-    """A text, or a list of {"type": "text", "text": ...}."""
-    if isinstance(content, str):
-        return content
-    texts = []
-    for part in content if isinstance(content, list | tuple) else [content]:
-        given = dict(part) if isinstance(part, Mapping) else {}
-        text = given.pop("text", None)
-        if given != {"type": "text"} or not isinstance(text, str):
-            raise ValueError(f"{field}: content must be a text or a list of text parts")
-        texts.append(text)
-    return "".join(texts)

@@ -66,6 +66,7 @@ class LocalRequest:
         group: SequenceGroup,
         params: SamplingParams,
         tokenizer: Tokenizer,
+        stream_interval: int = 1,
     ) -> None:
         self.handle = handle
         self.group = group
@@ -76,6 +77,9 @@ class LocalRequest:
         self.is_aborted = False
         self.output_kind = RequestOutputKind.CUMULATIVE
         self._prompt_logprobs: list[PlanLogprobs] = []
+        self._num_new_tokens = 0
+        self._num_outputs = 0
+        self._tokens_due = stream_interval * params.num_sequences
         self._prompt = prompt
         self._params = params
         self._tokenizer = tokenizer
@@ -90,13 +94,16 @@ class LocalRequest:
 
     @property
     def is_due(self) -> bool:
-        """Whether its output kind lets an output out now."""
-        has_ended = self.ended is not None or self.is_aborted
-        return has_ended or self.output_kind is not RequestOutputKind.FINAL_ONLY
+        """Whether its output kind and the stream interval let an output out now."""
+        if self.ended is not None or self.is_aborted:
+            return True
+        is_enough = not self._num_outputs or self._num_new_tokens >= self._tokens_due
+        return is_enough and self.output_kind is not RequestOutputKind.FINAL_ONLY
 
     # From the scheduler
 
     def add_token(self, index: int, token_id: int, logprobs: PlanLogprobs | None) -> None:
+        self._num_new_tokens += 1
         found = [] if logprobs is None else [TokenLogprobs(*logprobs)]
         self._completions[index].branch.add([token_id], found)
 
@@ -134,6 +141,7 @@ class LocalRequest:
 
         Who has stop strings is read by the core at each step.
         """
+        self._num_new_tokens, self._num_outputs = 0, self._num_outputs + 1
         if not self.has_stop_strings:
             self.read()
         outputs = [self._output(index, one) for index, one in enumerate(self._best())]

@@ -23,6 +23,7 @@ from scheduler_svc.scheduler import Scheduler
 from scheduler_svc.sequence import SequenceGroup
 from scheduler_svc.timeline import GroupTimes
 from signalbox.llm.local_worker import LocalWorker
+from signalbox.llm.prompts import Prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,8 @@ class CoreConfig:
     """None is first come, first served."""
     seed: int | None = 0
     """Of the sequence of seeds for requests that bring none; None differs from run to run."""
+    stream_interval: int = 1
+    """Least tokens of a sequence between two outputs, the first and the last aside."""
     tokenizer_files: Mapping[str, bytes] | None = None
     """Instead of the model's own."""
 
@@ -104,12 +107,13 @@ def make_scheduler(cluster: Cluster, worker: LocalWorker, config: CoreConfig) ->
 
 
 def group(
-    request_id: str, token_ids: list[int], params: ResolvedParams, *, priority: int = 0
+    request_id: str, prompt: Prompt, params: ResolvedParams, *, priority: int = 0
 ) -> SequenceGroup:
     """A request that arrives now."""
     return SequenceGroup(
         request_id=request_id,
-        prompt_token_ids=list(token_ids),
+        prompt_token_ids=list(prompt.token_ids),
+        cache_salt=prompt.cache_salt,
         params=SamplingParams(
             **{field.name: getattr(params, field.name) for field in fields(SamplingParams)}
         ),

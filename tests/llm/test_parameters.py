@@ -1,10 +1,14 @@
 """Sampling parameters through `LLM` and the engines, over the simulated model."""
 
+import itertools
+from typing import Any
+
 import pytest
 
 from gpu_worker.simulated import SimulatedConfig, SimulatedRunner, expected_tokens
 from gpu_worker.step import Batch, Samples
-from signalbox import LLM, LLMEngine, RequestOutput, RequestOutputKind, SamplingParams
+from signalbox import LLM, EngineArgs, LLMEngine, RequestOutput, RequestOutputKind, SamplingParams
+from signalbox.llm.wiring import CoreConfig
 from tests.llm.make import GREEDY, assert_at_rest, make_async_engine, make_engine, make_llm
 
 PROMPT = [11, 12, 13, 14, 15, 16, 17, 18, 19, 20]
@@ -130,3 +134,55 @@ async def test_the_async_engine_streams_deltas() -> None:
         tokens += output.outputs[0].token_ids
     assert tokens == expected_tokens(PROMPT, num_tokens=16)
     await engine.shutdown()
+
+
+def test_requests_of_different_salts_share_no_cached_prefix() -> None:
+    with make_llm() as llm:
+        text = "a prefix of several blocks " * 8
+
+        def cached(salt: str) -> int:
+            (output,) = llm.generate({"prompt": text, "cache_salt": salt}, GREEDY, use_tqdm=False)
+            return output.usage.cached_tokens
+
+        assert [cached(salt) > 0 for salt in ("one", "two", "one", "")] == [0, 0, 1, 0]
+        with pytest.raises(ValueError, match="cache_salt"):
+            cached("x" * 129)
+        with pytest.raises(TypeError, match="cache_salt"):
+            cached(5)  # type: ignore[arg-type]
+
+
+def test_special_tokens_are_added_unless_the_prompt_says_no(monkeypatch: Any) -> None:
+    with make_llm() as llm:
+        tokenizer = llm.get_tokenizer()
+        asked: list[bool] = []
+        encode = tokenizer.encode_blocking
+
+        def noting(text: str, *, add_special_tokens: bool) -> list[int]:
+            asked.append(add_special_tokens)
+            return encode(text, add_special_tokens=add_special_tokens)
+
+        monkeypatch.setattr(tokenizer, "encode_blocking", noting)
+        prompts = [{"prompt": "a"}, {"prompt": "a", "add_special_tokens": False}]
+        llm.generate(prompts, GREEDY, use_tqdm=False)
+        assert asked == [True, False]
+
+
+@pytest.mark.parametrize(("interval", "most"), [(1, 20), (5, 5), (100, 2)])
+def test_an_interval_makes_fewer_outputs_that_end_in_the_same(interval: int, most: int) -> None:
+    params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=20)
+    with make_engine(CoreConfig(stream_interval=interval)) as engine:
+        engine.add_request("a", "Hello", params)
+        outputs = []
+        while engine.has_unfinished_requests():
+            outputs += engine.step()
+        assert_at_rest(engine)
+    assert 2 <= len(outputs) <= most
+    assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
+    assert len(outputs[-1].outputs[0].token_ids) == 20
+    lengths = [len(output.outputs[0].token_ids) for output in outputs]
+    assert all(b - a >= interval for a, b in itertools.pairwise(lengths[:-1]))
+
+
+def test_an_interval_of_none_is_refused() -> None:
+    with pytest.raises(ValueError, match="stream_interval is 0"):
+        EngineArgs(model="m", stream_interval=0)
