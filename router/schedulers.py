@@ -149,10 +149,8 @@ class Schedulers:
 
     def lost(self, requests: list[GenerationRequest], *, is_faulty: bool) -> None:
         """Lets requests whose scheduler is lost go on, or end them if their tokens are in doubt."""
-        gives_up_at = asyncio.get_running_loop().time() + self._resume_wait_s
         for request in requests:
             placed = self._placed[request.handle]
-            placed.connection, placed.gives_up_at = None, gives_up_at
             if is_faulty:
                 self._fail(placed, Unavailable("the scheduler makes no sense", RETRY_AFTER_S))
             elif request.is_complete:
@@ -160,32 +158,33 @@ class Schedulers:
             else:
                 self._begin_again(placed)
         self._resume()
-        asyncio.get_running_loop().call_later(self._resume_wait_s, self._give_up)
 
     def failed(self, request: GenerationRequest, error: RpcError, by: SchedulerConnection) -> None:
-        """Ends a request, unless the scheduler has no worker and another one has."""
+        """Ends a request, unless another scheduler may have room or it was accepted before."""
         placed = self._placed[request.handle]
         others = [one for one in self._serving(placed.model) if one is not by]
-        if others and isinstance(error, Unavailable):
-            placed.connection = None
-            self._begin_again(placed)
-            if request.handle in self._placed:
+        if isinstance(error, Unavailable) and (others or request.attempt):
+            if self._begin_again(placed) and others:
                 self._send(placed, _least_loaded(others))
         else:
             self._fail(placed, error)
 
     # Going on
 
-    def _begin_again(self, placed: _Placed) -> None:
+    def _begin_again(self, placed: _Placed) -> bool:
+        """Lets a request wait for a scheduler; returns False if it ends instead."""
         placed.lost_at_ns = time.time_ns()
-        request = placed.request
-        is_fruitless = request.num_generated_tokens == placed.num_tokens
+        is_fruitless = placed.request.num_generated_tokens == placed.num_tokens
         placed.num_fruitless = placed.num_fruitless + 1 if is_fruitless else 0
         if placed.num_fruitless >= MAX_FRUITLESS_ATTEMPTS:
             reason = f"lost its scheduler {MAX_FRUITLESS_ATTEMPTS} times without a token between"
             self._fail(placed, Unavailable(f"the request has {reason}", RETRY_AFTER_S))
-        else:
-            request.begin_again()
+            return False
+        loop = asyncio.get_running_loop()
+        placed.request.begin_again()
+        placed.connection, placed.gives_up_at = None, loop.time() + self._resume_wait_s
+        loop.call_at(placed.gives_up_at, self._give_up)
+        return True
 
     def _resume(self) -> None:
         waiting = [placed for placed in self._placed.values() if placed.connection is None]

@@ -127,7 +127,7 @@ class SchedulerConfig:
     explain_history: int = 1024
     """Requests that can still be explained after they have ended."""
     heartbeat_interval_s: float = 0.5
-    lease_s: float = 3.0
+    lease_s: float = 2.5
     """A worker that is silent for so long is lost."""
     worker_wait_s: float = 30.0
     """How long accepted requests wait when no worker takes them."""

@@ -63,7 +63,12 @@ async def serving(config: SchedulerConfig) -> AsyncIterator[tuple[Server, Cluste
         callers=CALLERS,
     )
     server.add(
-        SchedulerServicer(cluster, config, recorder),
+        SchedulerServicer(
+            cluster,
+            config,
+            recorder,
+            is_draining=lambda: not server.is_serving(REGISTRY_SERVICE),  # else it always does
+        ),
         pb_grpc.add_SchedulerServiceServicer_to_server,
         name=SCHEDULER_SERVICE,
     )

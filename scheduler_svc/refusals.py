@@ -12,6 +12,10 @@ def no_worker_serves() -> RequestFailure:
     return RequestFailure(FailureCode.UNAVAILABLE, "no worker serves", RETRY_AFTER_S)
 
 
+def drains() -> RequestFailure:
+    return RequestFailure(FailureCode.UNAVAILABLE, "the scheduler is draining", RETRY_AFTER_S)
+
+
 def no_worker_came(wait_s: float) -> RequestFailure:
     waited = f", and none joined within {wait_s:g} s" if wait_s else ""
     return RequestFailure(FailureCode.UNAVAILABLE, f"no worker serves{waited}", RETRY_AFTER_S)

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
@@ -15,7 +15,7 @@ from scheduler_svc import codec, insight_codec, state_codec, worker_codec
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.recording import UNRECORDED, Recorder
-from scheduler_svc.refusals import RETRY_AFTER_S
+from scheduler_svc.refusals import RETRY_AFTER_S, drains
 from scheduler_svc.session import Session
 
 CHUNK_BYTES = 1 << 20
@@ -27,8 +27,15 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
     """Decodes, asks the cluster, encodes."""
 
     def __init__(
-        self, cluster: Cluster, config: SchedulerConfig, recorder: Recorder = UNRECORDED
+        self,
+        cluster: Cluster,
+        config: SchedulerConfig,
+        recorder: Recorder = UNRECORDED,
+        *,
+        is_draining: Callable[[], bool] = lambda: False,
     ) -> None:
+        """While `is_draining`, requests are refused, so that routers send them elsewhere."""
+        self._is_draining = is_draining
         self._recorder = recorder
         self._cluster = cluster
         self._config = config
@@ -41,7 +48,7 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
             max_messages=self._config.router_buffer_messages,
             recorder=self._recorder.router(),
         )
-        reader = asyncio.create_task(_read(requests, session))
+        reader = asyncio.create_task(self._read(requests, session))
         try:
             # Headers at once, so that a router knows that it is connected before it asks.
             await context.send_initial_metadata(())
@@ -52,7 +59,23 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
             reader.cancel()
             session.close()
 
+    async def _read(self, requests: AsyncIterator[pb.ConnectRequest], session: Session) -> None:
+        """Takes what the router sends; the end of its stream, or an error in it, ends all."""
+        try:
+            async for request in requests:
+                now = time.monotonic()
+                if self._is_draining() and request.HasField("add_request"):
+                    group = codec.group(request.add_request, now=now)
+                    session.refuse(group, drains(), handle=request.add_request.handle)
+                    continue  # which no recording needs to know
+                session.recorder.said(request, now)
+                take(request, session, now)
+        finally:
+            session.end()
+
     async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:
+        if self._is_draining():
+            raise Unavailable("the scheduler is draining", RETRY_AFTER_S)
         model = self._cluster.model
         if model is None or not self._cluster.is_serving:
             raise Unavailable("no worker serves", RETRY_AFTER_S)
@@ -94,17 +117,6 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
             include_token_ids=request.include_token_ids,
         ):
             yield part
-
-
-async def _read(requests: AsyncIterator[pb.ConnectRequest], session: Session) -> None:
-    """Takes what the router sends; the end of its stream, or an error in it, ends the session."""
-    try:
-        async for request in requests:
-            now = time.monotonic()
-            session.recorder.said(request, now)
-            take(request, session, now)
-    finally:
-        session.end()
 
 
 def take(request: pb.ConnectRequest, session: Session, now: float) -> None:

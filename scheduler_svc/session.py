@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator
 
 from rpc.errors import InvalidArgument, ResourceExhausted
 from scheduler_svc.cluster import Cluster
-from scheduler_svc.publishing import Request
+from scheduler_svc.errors import RequestFailure
+from scheduler_svc.publishing import Request, ended_request
 from scheduler_svc.recording import UNRECORDED, RouterRecorder
 from scheduler_svc.router_messages import RouterMessage
 from scheduler_svc.sequence import SequenceGroup
@@ -55,6 +56,12 @@ class Session:
         request = self._cluster.add(group, session=self, handle=handle)
         if request is not None:
             self._requests[handle] = request
+
+    def refuse(self, group: SequenceGroup, failure: RequestFailure, *, handle: int) -> None:
+        """Ends a request that the cluster does not hear of."""
+        group.failure = failure
+        request = Request(group, self, handle)
+        self.send(RouterMessage(ended=[ended_request(request, now=time.monotonic())]))
 
     def abort(self, handle: int) -> None:
         """Ends a request without an answer; a no-op if it has ended."""

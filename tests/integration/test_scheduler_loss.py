@@ -147,3 +147,26 @@ async def test_requests_go_on_at_another_scheduler(alone: list[Answer]) -> None:
         assert_undisturbed(await asked, alone)
         assert len(second.cluster.history) > NUM_REQUESTS // 2 + 4
         await until_idle(second)
+
+
+async def test_a_scheduler_that_drains_gets_nothing_new_and_finishes_what_it_has() -> None:
+    async with (
+        running_scheduler(SchedulerConfig(port=0)) as first,
+        running_scheduler(SchedulerConfig(port=0)) as second,
+        running_worker(first.address, SLOW),
+        running_worker(second.address, SLOW),
+        running_router(first.address, second.address) as router,
+        client_of(router) as stub,
+    ):
+        await eventually(lambda: router.schedulers.num_serving == 2)
+        running = asyncio.create_task(ask(stub, request_of(0)))
+        await eventually(lambda: len(first.cluster) == 1)
+        other = asyncio.create_task(ask(stub, request_of(2)))
+        await eventually(lambda: len(second.cluster) == 1)
+        first.server.stop_serving()
+        # The router may not know yet, and send some of these to the first.
+        answers = await asyncio.gather(*(ask(stub, request_of(0)) for _ in range(4)))
+        answers += [await running, await other]
+        assert all(answer.usage is not None for answer in answers)
+        assert (len(first.cluster.history), len(second.cluster.history)) == (1, 5)
+        await eventually(lambda: router.schedulers.num_serving == 1)

@@ -141,6 +141,8 @@ def test_settings_become_frozen_configurations() -> None:
     assert cache_config(worker).swap_space_bytes == 0
     router = router_config(load(RouterSettings, {"scheduler": "a:1"}))
     assert router.scheduler_addresses == ("a:1",)
+    several = router_config(load(RouterSettings, {"scheduler": "a:1, b:2", "resume_wait": 5}))
+    assert (several.scheduler_addresses, several.resume_wait_s) == (("a:1", "b:2"), 5)
     scheduler = scheduler_config(load(SchedulerSettings, {"max_num_batched_tokens": 64}))
     assert scheduler.limits.max_num_batched_tokens == 64
     numbers = {"ageing": 9, "fair_input_weight": 3, "fair_output_weight": 4}
@@ -151,6 +153,7 @@ def test_settings_become_frozen_configurations() -> None:
         name="a.b:C", ageing_s=9, input_weight=3, output_weight=4
     )
     assert scheduler.bounds == AdmissionBounds(**bounds)
+    assert scheduler_config(load(SchedulerSettings, {"worker_wait": 7})).worker_wait_s == 7
     assert router_config(load(RouterSettings, {"trust_tenant_header": True})).trust_tenant_header
     with pytest.raises(AttributeError):
         router.port = 1  # type: ignore[misc]
