@@ -135,4 +135,6 @@ def _one(name: str, value: Value) -> str:
         return f"{words[:-2]} {seconds(float(value) * 1e9)}"
     if name.endswith("_ns"):
         return f"{words[:-3]} {seconds(float(value))}"
+    if name == "bytes":
+        return f"{float(value) / (1 << 20):.1f} MiB"
     return f"{words} {value}"

@@ -2,12 +2,16 @@
 
 from collections.abc import Iterable
 from html import escape
+from textwrap import shorten, wrap
 
 from signalbox.trace.drawing import COLOURS, Drawing, Row, seconds
 
 WIDTH = 960
 LABELS = 190
 TOTALS = 90
+MAX_LABEL = 24
+MAX_CHARS = 130
+"""In a line of text."""
 ROW = 24
 BAR = 14
 MARGIN = 16
@@ -32,7 +36,7 @@ td:nth-child(2) {{ white-space: nowrap }}
 
 def to_svg(drawing: Drawing) -> str:
     """Returns an SVG document; each segment has its details as tooltip."""
-    top = MARGIN + ROW * (1 + len(drawing.lines))
+    top = MARGIN + ROW * (1 + len(_lines(drawing)))
     height = top + ROW * (len(drawing.rows) + 1) + MARGIN
     parts = [
         f"<svg xmlns='http://www.w3.org/2000/svg' width='{WIDTH}' height='{height}'"
@@ -55,10 +59,14 @@ def to_html(drawing: Drawing) -> str:
     return _PAGE.format(title=escape(drawing.title), svg=to_svg(drawing), notes=notes)
 
 
+def _lines(drawing: Drawing) -> list[str]:
+    return [part for line in drawing.lines for part in wrap(line, MAX_CHARS)]
+
+
 def _heading(drawing: Drawing) -> Iterable[str]:
     title = f"<tspan font-weight='bold'>{escape(drawing.title)}</tspan>"
     yield f"<text x='{MARGIN}' y='{MARGIN + 10}' fill='#222'>{title}</text>"
-    for index, line in enumerate(drawing.lines, start=1):
+    for index, line in enumerate(_lines(drawing), start=1):
         colour = "#b3261e" if drawing.is_error and index == 1 else "#555"
         y = MARGIN + 10 + ROW * index
         yield f"<text x='{MARGIN}' y='{y}' fill='{colour}'>{escape(line)}</text>"
@@ -84,9 +92,10 @@ def _tick_ns(whole_ns: int) -> int:
 
 def _row(row: Row, *, y: int, whole_ns: int) -> Iterable[str]:
     count = f" ×{len(row.segments)}" if len(row.segments) > 1 else ""
+    label = shorten(row.label, MAX_LABEL, placeholder="…") + count
     baseline = y + BAR - 1
     x = MARGIN + 12 * row.indent
-    yield f"<text x='{x}' y='{baseline}' fill='#222'>{escape(row.label + count)}</text>"
+    yield f"<text x='{x}' y='{baseline}' fill='#222'>{escape(label)}</text>"
     for start_ns, end_ns, kind, text in row.segments:
         start, end = _x(start_ns, whole_ns), _x(end_ns, whole_ns)
         yield (

@@ -7,6 +7,7 @@ from rich.text import Text
 from signalbox.trace.drawing import COLOURS, Drawing, Row, Segment, seconds
 
 BAR_WIDTH = 36
+MAX_LABEL = 28
 MAX_NOTES = 60
 
 
@@ -25,6 +26,7 @@ def _bars(drawing: Drawing) -> Table:
     for row in drawing.rows:
         count = f" x{len(row.segments)}" if len(row.segments) > 1 else ""
         label = Text("  " * row.indent + row.label + count)
+        label.truncate(MAX_LABEL, overflow="ellipsis")
         table.add_row(label, _bar(row, drawing.duration_ns), Text(seconds(row.total_ns)))
     return table
 

@@ -129,7 +129,12 @@ class _Request:
             return [self._segment(phase, phase.name)]
         edges = [phase.start_ns, *starts[1:], phase.end_ns]
         return [
-            Segment(self._at(start), self._at(end), phase.name, in_words(event.attributes))
+            Segment(
+                self._at(start),
+                self._at(end),
+                phase.name,
+                f"chunk of {phase.name}, {seconds(end - start)}, {in_words(event.attributes)}",
+            )
             for (start, end), event in zip(pairwise(edges), phase.events, strict=False)
         ]
 

@@ -195,12 +195,13 @@ def test_numbers_are_written_for_people() -> None:
     attributes = {
         "gen_ai.x": 1,
         "signalbox.blocks": 3,
-        "signalbox.bytes": 0,
+        "signalbox.chunks": 0,
+        "signalbox.bytes": 3 << 19,
         "signalbox.is_recompute": True,
         "signalbox.time_per_token.p99_s": 0.02,
         "signalbox.forward_ns": 4_000_000,
     }
-    assert in_words(attributes) == "blocks 3, recompute, p99 20.0 ms, forward 4.0 ms"
+    assert in_words(attributes) == "blocks 3, 1.5 MiB, recompute, p99 20.0 ms, forward 4.0 ms"
 
 
 def test_the_command_writes_pictures(
