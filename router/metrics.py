@@ -7,8 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from router.outputs import End
-from router.request import GenerationRequest
+from router.outputs import End, FinishReason, Usage
 from rpc.histogram import Histogram, times, token_counts
 from rpc.metrics import PER_NS, Families
 
@@ -19,6 +18,25 @@ class Ended(NamedTuple):
     operation: str
     model: str
     code: str
+
+
+class Latency(NamedTuple):
+    """How long a client waited."""
+
+    duration_ns: int
+    """From arrival to the end."""
+    first_ns: int | None
+    """From arrival to the first token, if there was one."""
+    per_token_ns: int | None
+    """Mean of the later ones, if there were any."""
+
+    @classmethod
+    def of(cls, end: End, *, duration_ns: int, num_sequences: int) -> "Latency":
+        first_ns = end.time_to_first_token_ns
+        num_later = end.usage.completion_tokens // num_sequences - 1
+        if first_ns is None or num_later <= 0:
+            return cls(duration_ns, first_ns, None)
+        return cls(duration_ns, first_ns, (duration_ns - first_ns) // num_later)
 
 
 @dataclass(slots=True)
@@ -33,20 +51,18 @@ class ModelStats:
     prompt_tokens: Histogram = field(default_factory=token_counts)
     generation_tokens: Histogram = field(default_factory=token_counts)
 
-    def observe(self, request: GenerationRequest, end: End, duration_ns: int, trace: str) -> None:
-        """Takes a request that has ended well; `trace` is its id if it is sampled."""
-        reason = request.finish_reason
+    def observe(
+        self, reason: FinishReason | None, usage: Usage, latency: Latency, trace_id: str
+    ) -> None:
+        """Takes a request that has ended well; the trace's id is "" unless it is sampled."""
         self.num_finished[reason.name.lower() if reason else "unknown"] += 1
-        self.duration_ns.observe(duration_ns, trace_id=trace)
-        self.prompt_tokens.observe(end.usage.prompt_tokens)
-        self.generation_tokens.observe(end.usage.completion_tokens)
-        first_ns = end.time_to_first_token_ns
-        if first_ns is not None:
-            self.time_to_first_token_ns.observe(first_ns, trace_id=trace)
-            num_later = end.usage.completion_tokens // request.params.num_sequences - 1
-            if num_later > 0:
-                per_token_ns = (duration_ns - first_ns) // num_later
-                self.time_per_output_token_ns.observe(per_token_ns, trace_id=trace)
+        self.prompt_tokens.observe(usage.prompt_tokens)
+        self.generation_tokens.observe(usage.completion_tokens)
+        self.duration_ns.observe(latency.duration_ns, trace_id=trace_id)
+        if latency.first_ns is not None:
+            self.time_to_first_token_ns.observe(latency.first_ns, trace_id=trace_id)
+        if latency.per_token_ns is not None:
+            self.time_per_output_token_ns.observe(latency.per_token_ns, trace_id=trace_id)
 
 
 @dataclass(slots=True)

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 import grpc
 
 from router.admission import Asked, TimeRemaining
-from router.metrics import Ended, RouterMetrics
+from router.genai_metrics import GenAiMetrics
+from router.metrics import Ended, Latency, RouterMetrics
 from router.outputs import End
 from router.request import GenerationRequest
 from router.request_log import RequestLog
@@ -18,13 +19,24 @@ from rpc import logs
 class Observed:
     """One request, while it lives."""
 
-    __slots__ = ("_arrived_ns", "_log", "_metrics", "_model", "_span", "is_admitted")
+    __slots__ = (
+        "_arrived_ns",
+        "_genai",
+        "_log",
+        "_metrics",
+        "_model",
+        "_operation",
+        "_span",
+        "is_admitted",
+    )
 
     def __init__(
         self,
         metrics: RouterMetrics,
+        genai: GenAiMetrics,
         log: RequestLog,
         *,
+        operation: str,
         model: str,
         span: RequestSpan,
         arrived_ns: int,
@@ -32,7 +44,9 @@ class Observed:
         self.is_admitted = False
         """Whether the scheduler was asked."""
         self._metrics = metrics
+        self._genai = genai
         self._log = log
+        self._operation = operation
         self._model = model
         self._span = span
         self._arrived_ns = arrived_ns
@@ -44,18 +58,38 @@ class Observed:
 
     def ended(self, request: GenerationRequest, end: End) -> None:
         """The request has ended well."""
-        duration_ns = time.monotonic_ns() - self._arrived_ns
+        latency = Latency.of(
+            end, duration_ns=self.age_ns, num_sequences=request.params.num_sequences
+        )
         stats = self._metrics.of_model(self._model)
-        stats.observe(request, end, duration_ns, self._span.trace_id)
-        self._log.ended(request, end, duration_ns=duration_ns)
+        stats.observe(request.finish_reason, end.usage, latency, self._span.trace_id)
+        self._genai.ended(self._operation, self._model, latency, self._span.context)
+        self._log.ended(request, end, duration_ns=latency.duration_ns)
+
+    def failed(self, code: str) -> None:
+        """The request has ended with another status code than OK."""
+        if not self.is_admitted:
+            self._metrics.num_rejected[self._model, code] += 1
+        self._genai.failed(self._operation, self._model, code, self.age_ns, self._span.context)
+        self._log.failed(code)
+
+    @property
+    def age_ns(self) -> int:
+        return time.monotonic_ns() - self._arrived_ns
 
 
 class Observer:
     """Watches the requests of one router."""
 
-    def __init__(self, metrics: RouterMetrics | None = None, log: RequestLog | None = None) -> None:
+    def __init__(
+        self,
+        metrics: RouterMetrics | None = None,
+        log: RequestLog | None = None,
+        genai: GenAiMetrics | None = None,
+    ) -> None:
         self._metrics = metrics or RouterMetrics()
         self._log = log or RequestLog()
+        self._genai = genai or GenAiMetrics()
 
     @contextmanager
     def request(
@@ -73,16 +107,22 @@ class Observer:
             model: the served one; what a client asks for could be anything, and would be a label.
         """
         metrics = self._metrics
-        observed = Observed(metrics, self._log, model=model, span=span, arrived_ns=arrived_ns)
+        observed = Observed(
+            metrics,
+            self._genai,
+            self._log,
+            operation=operation,
+            model=model,
+            span=span,
+            arrived_ns=arrived_ns,
+        )
         code = grpc.StatusCode.OK
         metrics.num_live += 1
         try:
             yield observed
         except BaseException as error:
             code = code_of(error, is_late=time_remaining() == 0)
-            if not observed.is_admitted:
-                metrics.num_rejected[model, code.name] += 1
-            self._log.failed(code.name)
+            observed.failed(code.name)
             raise
         finally:
             metrics.num_live -= 1

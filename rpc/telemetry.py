@@ -39,7 +39,7 @@ def configure(*, service_name: str, exporter: str) -> None:
         return
     hasty = HastyExporter(span_exporter)
     provider = TracerProvider(
-        resource=_resource(service_name), span_limits=_limits(), shutdown_on_exit=False
+        resource=resource(service_name), span_limits=_limits(), shutdown_on_exit=False
     )
     provider.add_span_processor(BatchSpanProcessor(hasty))
     trace.set_tracer_provider(provider)
@@ -52,7 +52,8 @@ def _shut_down(provider: TracerProvider, exporter: HastyExporter) -> None:
     provider.shutdown()
 
 
-def _resource(service_name: str) -> Resource:
+def resource(service_name: str) -> Resource:
+    """Returns what telemetry says of the process that it is of."""
     name = os.environ.get(OTEL_SERVICE_NAME) or service_name
     return Resource.create({"service.name": name, "signalbox.service": service_name})
 

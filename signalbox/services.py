@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from gpu_worker.step import Runner
-from rpc import telemetry
+from rpc import otel_metrics, telemetry
 from signalbox import configs
 from signalbox.processes import announce
 from signalbox.settings import (
@@ -40,6 +40,7 @@ def run_router(settings: RouterSettings) -> None:
 
     config = configs.router_config(settings)
     _configure_tracing("router", settings)
+    otel_metrics.configure(service_name="signalbox-router", exporter=settings.metrics_exporter)
     asyncio.run(run(config, on_serving=announce))
 
 

@@ -308,6 +308,11 @@ class DoorSettings(TraceSettings):
         description="YAML file of the API keys that clients must show; `signalbox keys create`"
         " makes its entries",
     )
+    metrics_exporter: str = Field(
+        "auto",
+        description="where OpenTelemetry's gen_ai.server metrics go, beside Prometheus: none, otlp"
+        " or otlp=URL (gRPC), otlp-http or otlp-http=URL; auto is what OTEL_METRICS_EXPORTER says",
+    )
     log_requests: Literal["none", "ends", "prompts"] = Field(
         "none",
         description="whether each request's end is logged, with its numbers; prompts logs their"

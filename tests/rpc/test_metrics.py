@@ -1,5 +1,8 @@
 """What Prometheus reads, and where: at a port that is refused if others reach it unprotected."""
 
+import ssl
+from pathlib import Path
+
 import httpx2
 import pytest
 from prometheus_client import generate_latest
@@ -10,6 +13,7 @@ from rpc.metrics import Families, MetricsConfig, make_registry
 from rpc.metrics_server import serving_metrics
 from rpc.server import BindError, PortInUse
 from rpc.tls import CLEAR, TlsConfig
+from tests.rpc.certificates import Authority
 
 
 def make_histogram() -> Histogram:
@@ -91,3 +95,27 @@ async def test_a_port_that_others_reach_is_refused_in_the_clear() -> None:
     insecure = TlsConfig(insecure=True)
     async with serving_metrics(config, read, host="0.0.0.0", tls=insecure) as server:
         assert server is not None
+
+
+async def test_with_an_authority_for_clients_only_those_that_it_vouches_for_may_read(
+    tmp_path: Path,
+) -> None:
+    authority = Authority(tmp_path)
+    tls = authority.member("scheduler")
+    config = MetricsConfig(port=0)
+    async with serving_metrics(config, read, host="127.0.0.1", tls=tls) as server:
+        assert server is not None
+        url = f"https://{server.address}/metrics"
+        for knows_us in (False, True):
+            context = ssl.create_default_context(cafile=tls.ca)
+            context.check_hostname = False
+            if knows_us:
+                operator = authority.member("operator")
+                assert operator.cert is not None
+                context.load_cert_chain(operator.cert, operator.key)
+            async with httpx2.AsyncClient(verify=context) as client:
+                if knows_us:
+                    assert (await client.get(url)).status_code == 200
+                else:
+                    with pytest.raises(httpx2.HTTPError):
+                        await client.get(url)
