@@ -44,7 +44,7 @@ def measure_capacity(
         activations = peak_growth(
             device, lambda: times.append(seconds(device, lambda: execute(batch)))
         )
-    except torch.OutOfMemoryError:
+    except MemoryError:
         raise MemoryError(
             f"a step of {num_tokens} tokens does not fit on {device}; "
             "lower max_num_batched_tokens or max_num_seqs"

@@ -9,6 +9,7 @@ import time
 
 import numpy as np
 
+from gpu_worker import isolation
 from gpu_worker.grammars import Grammars
 from gpu_worker.sequences import Outcome, SequenceTable
 from gpu_worker.step import Batch, CacheCapacity, Runner, Samples, Step, StepResult
@@ -17,8 +18,6 @@ from gpu_worker.tracing import step_span
 from rpc.errors import Aborted, FailedPrecondition, Internal
 
 logger = logging.getLogger(__name__)
-
-KERNEL_RAISED = "the worker failed to compute this sequence; its log says why"
 
 
 class Lease:
@@ -79,28 +78,22 @@ class Lease:
 
     def _compute(self, step: Step, batch: Batch) -> StepResult:
         """Computes an applied step; raises if more than the step's sequences are harmed."""
-        start = swapped = time.monotonic_ns()
-        self._swap(step)
+        start = time.monotonic_ns()
+        self._move_blocks(step)
+        moved = time.monotonic_ns()
         samples = _no_samples()
-        try:
-            if len(step.copy.src):
-                self._runner.copy(step.copy)
-            swapped = time.monotonic_ns()
-            if len(batch.token_ids):
-                samples = self._runner.execute(batch)
-        except Exception:  # a kernel may raise anything; the service goes on
-            logger.exception("step %d failed", step.step_id)
-            outcome = self.table.fail(KERNEL_RAISED)
-        else:
-            outcome = self.table.take(samples)
-        return _result(step, outcome, samples, swap_ns=swapped - start)
+        if len(batch.token_ids):
+            samples = isolation.execute(self._runner, batch)
+        return _result(step, self.table.take(samples), samples, swap_ns=moved - start)
 
-    def _swap(self, step: Step) -> None:
-        """Moves blocks of sequences that need not be in the step: none could be failed for it."""
+    def _move_blocks(self, step: Step) -> None:
+        """Moves blocks, once, of sequences that need not be in the step: none could be failed."""
         if len(step.swap_out.src):
             self._runner.swap_out(step.swap_out)
         if len(step.swap_in.src):
             self._runner.swap_in(step.swap_in)
+        if len(step.copy.src):
+            self._runner.copy(step.copy)
 
 
 def _no_samples() -> Samples:

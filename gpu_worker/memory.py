@@ -22,6 +22,11 @@ _MEMORY = Path("/proc/meminfo")
 _STATUS = Path("/proc/self/status")
 
 
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Says whether PyTorch found no memory; on a CPU it has no error of its own for that."""
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
 def available_ram() -> int:
     """Returns free RAM in bytes: the machine's, or what the container has left if that is less."""
     return min(_machine_available(), _container_available())

@@ -32,7 +32,7 @@ from gpu_worker.loading import (
     load_weights,
     open_model,
 )
-from gpu_worker.memory import device_use, tensor_bytes
+from gpu_worker.memory import device_use, is_out_of_memory, tensor_bytes
 from gpu_worker.models import Model, ServedConfig, SoftCapped, find_model
 from gpu_worker.models.plugins import import_plugins
 from gpu_worker.native_sampler import CpuSampler
@@ -230,8 +230,17 @@ class ModelRunner:
     def begin_recording(self, options: ProfileOptions) -> TorchRecording:
         return TorchRecording(options, self._device)
 
-    @torch.inference_mode()
     def execute(self, batch: Batch) -> Samples:
+        """Raises MemoryError where a smaller batch may do."""
+        try:
+            return self._execute(batch)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            raise MemoryError(str(error).partition("\n")[0]) from None
+
+    @torch.inference_mode()
+    def _execute(self, batch: Batch) -> Samples:
         if not len(batch.token_ids):
             return Samples(token_ids=np.empty(0, dtype=np.int32))
         if self._native is not None:

@@ -127,6 +127,7 @@ class SequenceTable:
         reasons = {int(planned.drawers[row]): why for row, why in failed.items()}
         if prompt_rows is not None:
             reasons |= _prompt_failures(prompt_rows, samples.prompt_logprobs)
+        reasons |= samples.failed_seqs
         if reasons:
             for index, reason in reasons.items():
                 self._fail(planned, index, reason)
@@ -142,14 +143,6 @@ class SequenceTable:
             else _prompt_runs(planned, prompt_rows, samples.prompt_logprobs, failed=reasons),
             failures=planned.failures,
         )
-
-    def fail(self, reason: str) -> Outcome:
-        """Fails every sequence of the batch and ends it."""
-        planned = self._end_batch()
-        for index in range(len(planned.rows)):
-            self._fail(planned, index, reason)
-        nothing = np.empty(0, dtype=np.int64)
-        return Outcome(nothing, nothing.astype(np.int32), [], [], planned.failures)
 
     def _reserve(self, num_rows: int) -> None:
         old = len(self._rows)
@@ -167,7 +160,7 @@ class SequenceTable:
 
     def _end_batch(self) -> PlannedBatch:
         planned, self._planned = self._planned, None
-        assert planned is not None, "take() or fail() without apply()"
+        assert planned is not None, "take() without apply()"
         self._rows.state["num_computed"][planned.rows] += planned.num_new
         return planned
 

@@ -149,6 +149,8 @@ class Samples:
     logprobs: list[Logprobs] = field(default_factory=list)
     failed: dict[int, str] = field(default_factory=dict)
     """Row to the reason for its failure, such as logits that are not finite."""
+    failed_seqs: dict[int, str] = field(default_factory=dict)
+    """The same for sequences, as indices into the batch, that could not be computed at all."""
     prompt_logprobs: list[Logprobs] = field(default_factory=list)
     """One for each of the batch's prompt rows."""
     forward_ns: int = 0

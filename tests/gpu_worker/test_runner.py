@@ -149,6 +149,28 @@ def test_poisoned_sequence_fails_alone_and_its_blocks_can_be_reused(tiny: Path) 
     assert [s.token_ids[: len(h)] for s, h in zip(heirs, healthy, strict=True)] == healthy
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you"),
+    ],
+)
+def test_a_step_without_memory_says_so(
+    tiny: Path, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: object) -> None:
+        raise error
+
+    runner = make_runner(tiny)
+    batch = make_batch([(make_sequences(3)[0], 3)], block_size=16)
+    monkeypatch.setattr(runner, "_execute", fail)
+    with pytest.raises(MemoryError, match="memory"):
+        runner.execute(batch)
+    with pytest.raises(MemoryError, match="lower max_num_batched_tokens"):
+        runner.profile()
+
+
 def test_new_cache_engine_forgets_the_old_one(tiny: Path) -> None:
     runner = make_runner(tiny)
     runner.execute(make_batch([(make_sequences(20)[0], 20)], block_size=16))

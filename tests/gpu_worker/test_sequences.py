@@ -206,11 +206,15 @@ def test_one_sequences_failure_leaves_the_others() -> None:
     table.check()
 
 
-def test_a_failed_step_fails_its_sequences_alone() -> None:
+def test_a_sequence_that_could_not_be_computed_fails_without_a_draw() -> None:
     table = make_started()
-    table.apply(make_step(2, new=[make_new(2, [1], [0])]))
-    assert table.fail("kernel raised").failures == [SequenceFailure(2, "kernel raised")]
-    assert advance(table, make_step(3, running={1: 1}), 21).seq_ids.tolist() == [1]
+    table.apply(make_step(2, new=[make_new(2, [1, 2], [0], num_new_tokens=1)], running={1: 1}))
+    samples = Samples(token_ids=np.array([20], dtype=np.int32), failed_seqs={1: "kernel raised"})
+    outcome = table.take(samples)
+    failed = {failure.seq_id for failure in outcome.failures}
+    assert {*outcome.seq_ids.tolist(), *failed} == {1, 2}
+    assert len(failed) == 1
+    table.check()
 
 
 def test_more_sequences_than_one_step_holds_may_be_known() -> None:
