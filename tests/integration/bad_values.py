@@ -110,7 +110,7 @@ ANY: dict[str, st.SearchStrategy[Any]] = {
 """Fields of which every value is legal."""
 
 ELSEWHERE = {
-    "model": "NOT_FOUND, see test_service.py",
+    "model": "NOT_FOUND instead",
     _S + "structured_output": "compiled with limits, see test_structured_output.py",
     _S + "beam_search.early_stopping": "needs a width",
 }

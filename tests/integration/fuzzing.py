@@ -124,7 +124,7 @@ async def _running() -> AsyncIterator[Services]:
     worker = simulated(
         max_model_len=MAX_MODEL_LEN, num_gpu_blocks=NUM_BLOCKS, num_cpu_blocks=NUM_BLOCKS
     )
-    config = SchedulerConfig(port=0, explain_history=0)  # it would look like a leak
+    config = SchedulerConfig(port=0, explain_history=0, lease_s=60, step_timeout_s=120)
     options = [("grpc.max_send_message_length", -1)]
     async with contextlib.AsyncExitStack() as stack:
         scheduler = await stack.enter_async_context(running_scheduler(config))

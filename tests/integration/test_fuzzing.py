@@ -151,6 +151,20 @@ def test_where_every_value_is_allowed_every_value_is_served(target: Target) -> N
         send()
 
 
+def test_a_model_that_is_not_served_is_not_found(target: Target) -> None:
+    places = st.sampled_from(["/etc/passwd", "../model", "http://127.0.0.1:1/", "simulated\0", "~"])
+
+    @fuzz(0.03)
+    @given(places | st.text(min_size=1, max_size=200), st.sampled_from(["Generate", "Tokenize"]))
+    def send(name: str, method: str) -> None:
+        request = make_request() if method == "Generate" else pb.TokenizeRequest(text="a")
+        request.model = name
+        assert target.send(method, request.SerializeToString()).code is StatusCode.NOT_FOUND
+
+    with target.watched():
+        send()
+
+
 def test_unknown_fields_change_nothing(target: Target) -> None:
     unknown = pb.SamplingParams(max_tokens=1).SerializeToString()
     varint, length_delimited = b"\xf8\xff\x01\x05", b"\xfa\xff\x01" + bytes([len(unknown)])
