@@ -50,24 +50,26 @@ SB_INLINE void put_swiglu(const sb::Phase& phase, const Spot& at, const float* c
     }
 }
 
-// The best of one row's logits in this panel; a suppressed token is passed over.
+// The best of one row's logits in this panel, whose padding is zero; a suppressed token is passed over.
 static void update_best(const sb::Phase& phase, int64_t row, int64_t first, int count,
                         const float* c, sb::Best* best) {
   const SbBatch& batch = *phase.batch;
-  float logits[kPanel];
-  float poison = 0.0f;
-  for (int j = 0; j < count; ++j) {
-    poison += c[j] * 0.0f;  // NaN if any is not finite
-    logits[j] = c[j];
+  alignas(64) float logits[kPanel];
+  V poison{};
+  for (int j = 0; j < kPanel; j += W) {
+    poison += load(c + j) * 0.0f;  // NaN if any is not finite
+    store(logits + j, load(c + j));
   }
-  if (poison != 0.0f) best->is_finite = false;
+  if (!(sum(poison) == 0.0f)) best->is_finite = false;
+  for (int j = count; j < kPanel; ++j) logits[j] = -INFINITY;
   const int32_t start = row ? batch.suppressed_end[row - 1] : 0;
   for (int32_t i = start; i < batch.suppressed_end[row]; ++i) {
     const int64_t j = batch.suppressed[i] - first;
     if (j >= 0 && j < count) logits[j] = -INFINITY;
   }
-  float top = logits[0];
-  for (int j = 1; j < count; ++j) top = logits[j] > top ? logits[j] : top;
+  V tops = load(logits);
+  for (int j = W; j < kPanel; j += W) tops = larger(tops, load(logits + j));
+  const float top = largest(tops);
   if (!(top > best->value)) return;
   for (int j = 0; j < count; ++j)
     if (logits[j] == top) {
