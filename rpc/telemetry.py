@@ -22,6 +22,7 @@ from rpc.span_exporters import HastyExporter, make_exporter
 MAX_LINKS = 4096
 """Of a span: a step serves more requests than the SDK's 128, and has a link to each."""
 
+_tracer = trace.get_tracer("signalbox")  # once: the SDK makes another at each call
 _propagator = TraceContextTextMapPropagator()
 
 
@@ -65,7 +66,7 @@ def _limits() -> SpanLimits:
 
 def get_tracer() -> trace.Tracer:
     """Returns the tracer of this process."""
-    return trace.get_tracer("signalbox")
+    return _tracer
 
 
 def inject(context: Context | None = None) -> tuple[str, str]:
