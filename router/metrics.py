@@ -50,14 +50,23 @@ class ModelStats:
     duration_ns: Histogram = field(default_factory=times)
     prompt_tokens: Histogram = field(default_factory=token_counts)
     generation_tokens: Histogram = field(default_factory=token_counts)
+    longest_generation: Histogram = field(default_factory=token_counts)
+    """Tokens of each request's longest sequence."""
 
     def observe(
-        self, reason: FinishReason | None, usage: Usage, latency: Latency, trace_id: str
+        self,
+        reason: FinishReason | None,
+        usage: Usage,
+        latency: Latency,
+        *,
+        longest: int,
+        trace_id: str,
     ) -> None:
         """Takes a request that has ended well; the trace's id is "" unless it is sampled."""
         self.num_finished[reason.name.lower() if reason else "unknown"] += 1
         self.prompt_tokens.observe(usage.prompt_tokens)
         self.generation_tokens.observe(usage.completion_tokens)
+        self.longest_generation.observe(longest)
         self.duration_ns.observe(latency.duration_ns, trace_id=trace_id)
         if latency.first_ns is not None:
             self.time_to_first_token_ns.observe(latency.first_ns, trace_id=trace_id)
@@ -124,5 +133,10 @@ def _add_model(stats: ModelStats, families: Families, model: str) -> None:
     for name, meaning, values in (
         ("request_prompt_tokens", "Tokens of a prompt.", stats.prompt_tokens),
         ("request_generation_tokens", "Tokens of an answer.", stats.generation_tokens),
+        (
+            "request_max_num_generation_tokens",
+            "Tokens of an answer's longest sequence.",
+            stats.longest_generation,
+        ),
     ):
         families.histogram(name, meaning, values, model_name=model)

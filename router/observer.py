@@ -62,7 +62,13 @@ class Observed:
             end, duration_ns=self.age_ns, num_sequences=request.params.num_sequences
         )
         stats = self._metrics.of_model(self._model)
-        stats.observe(request.finish_reason, end.usage, latency, self._span.trace_id)
+        stats.observe(
+            request.finish_reason,
+            end.usage,
+            latency,
+            longest=request.longest,
+            trace_id=self._span.trace_id,
+        )
         self._genai.ended(self._operation, self._model, latency, self._span.context)
         self._log.ended(request, end, duration_ns=latency.duration_ns)
 

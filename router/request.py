@@ -183,6 +183,11 @@ class GenerationRequest:
         self._link.abort(self.handle)
 
     @property
+    def longest(self) -> int:
+        """Tokens of the sequence that has the most, as far as they were read."""
+        return max((branch.num_tokens for branch in self._branches), default=0)
+
+    @property
     def finish_reason(self) -> FinishReason | None:
         """Of the first sequence, as the client was told; None before."""
         finished = self._branches[0].finished if self._branches else None

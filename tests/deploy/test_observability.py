@@ -130,6 +130,7 @@ def test_nothing_is_shown_that_no_panel_and_no_rule_looks_at(known: Labels) -> N
     shown = {family_of(name) for name in known if name.startswith("signalbox_")}
     assert shown - used == {
         "signalbox_num_gpu_blocks",
+        "signalbox_request_max_num_generation_tokens",  # vLLM's dashboard does
         "signalbox_num_cpu_blocks",
         "signalbox_worker_gpu_blocks",
         "signalbox_worker_cpu_blocks",
@@ -143,16 +144,53 @@ def family_of(sample: str) -> str:
     return re.sub(r"_(bucket|sum|count|created)$", "", sample)
 
 
+def test_the_metrics_of_vllms_dashboard_are_shown(known: Labels) -> None:
+    """Those that its Grafana example asks for; --metrics-prefix vllm gives them its prefix."""
+    histograms = (
+        "e2e_request_latency_seconds",
+        "inter_token_latency_seconds",
+        "time_to_first_token_seconds",
+        "request_prompt_tokens",
+        "request_generation_tokens",
+        "request_max_num_generation_tokens",
+        "request_queue_time_seconds",
+        "request_prefill_time_seconds",
+        "request_decode_time_seconds",
+    )
+    others = (
+        "prompt_tokens_total",
+        "generation_tokens_total",
+        "num_requests_running",
+        "num_requests_waiting",
+        "kv_cache_usage_perc",
+        "request_success_total",
+    )
+    asked_for = {f"signalbox_{name}_{part}" for name in histograms for part in ("bucket", "sum")}
+    asked_for |= {f"signalbox_{name}" for name in others}
+    assert asked_for <= known.keys()
+    assert all("model_name" in known[name] for name in asked_for)
+    assert "finished_reason" in known["signalbox_request_success_total"]
+
+
 def test_the_operations_page_says_of_each_alert_what_it_means() -> None:
     alerts = {rule["alert"] for rule in rules() if "alert" in rule}
     explained = set(re.findall(r"^### (Signalbox\w+)$", OPERATIONS.read_text(), re.MULTILINE))
     assert explained == alerts
 
 
-def test_prometheus_accepts_configuration_and_rules() -> None:
-    promtool = shutil.which("promtool")
-    if promtool is None:
+def promtool(*arguments: str) -> None:
+    found = shutil.which("promtool")
+    if found is None:
         pytest.skip("promtool is not installed (Debian: prometheus)")
-    subprocess.run(
-        [promtool, "check", "config", str(DEPLOY / "prometheus" / "prometheus.yaml")], check=True
-    )
+    subprocess.run([found, *arguments], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_prometheus_accepts_configuration_and_rules() -> None:
+    promtool("check", "config", str(DEPLOY / "prometheus" / "prometheus.yaml"))
+
+
+def test_each_alert_is_raised_when_it_should_be_and_not_otherwise() -> None:
+    alerts = {rule["alert"] for rule in rules() if "alert" in rule}
+    cases = Path(__file__).with_name("alerts_test.yaml")
+    assert alerts == set(re.findall(r'alertname="(\w+)"', cases.read_text()))
+    promtool("test", "rules", str(cases))

@@ -44,6 +44,7 @@ async def test_a_request_that_ends_well_is_counted_once() -> None:
         "request_time_per_output_token_seconds",
         "request_prompt_tokens",
         "request_generation_tokens",
+        "request_max_num_generation_tokens",
     ):
         assert value(text, f'signalbox_{name}_count{{model_name="tiny"}}') == 2, name
     num_tokens = value(text, 'signalbox_request_generation_tokens_sum{model_name="tiny"}')
