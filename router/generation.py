@@ -24,7 +24,7 @@ from router.schedulers import Schedulers
 from router.tool_reader import ToolCallReader, reader_of
 from router.tracing import RequestSpan, Transport
 from rpc import telemetry
-from rpc.errors import Cancelled
+from rpc.errors import Cancelled, Unavailable
 
 MAX_NAME_CHARS = 100
 
@@ -103,7 +103,7 @@ class Generator:
     async def generate(self, asked: Asked, origin: Origin) -> AsyncGenerator[Served]:
         """Yields what the client gets next; when this is closed, nothing of the request is left."""
         arrived_ns = now_ns()
-        model = self.model
+        model = self._served(origin)
         span = RequestSpan(
             origin.operation,
             model=asked.model[:MAX_NAME_CHARS] or model.name,
@@ -165,6 +165,13 @@ class Generator:
             yield live
         finally:
             del self._live[tenant, request_id]
+
+    def _served(self, origin: Origin) -> ServedModel:
+        try:
+            return self.model
+        except Unavailable:
+            self._observer.unserved(origin.operation)
+            raise
 
     async def _tokenize(
         self, asked: Asked, model: ServedModel, origin: Origin, span: RequestSpan

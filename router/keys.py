@@ -7,7 +7,7 @@ cannot be searched for. The file is looked at in each call, so keys come and go 
 import hashlib
 import hmac
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,8 +50,9 @@ class ApiKey:
 class KeyRing:
     """The keys of a file, as it is now."""
 
-    def __init__(self, path: str) -> None:
-        """Raises KeyFileError."""
+    def __init__(self, path: str, *, on_refused: Callable[[], None] = lambda: None) -> None:
+        """`on_refused` is told of each call without a known key. Raises KeyFileError."""
+        self._on_refused = on_refused
         self._path = Path(path)
         self._seen = self._state()
         self._keys = read_keys(self._path)
@@ -59,6 +60,13 @@ class KeyRing:
     def authenticate(self, metadata: Metadata) -> ApiKey:
         """Returns the key of `authorization: Bearer KEY`. Raises Unauthenticated."""
         self._renew()
+        try:
+            return self._find(metadata)
+        except Unauthenticated:
+            self._on_refused()
+            raise
+
+    def _find(self, metadata: Metadata) -> ApiKey:
         shown = hashlib.sha256(_bearer(metadata)).digest()
         found = None
         for key in self._keys:  # all of them: how long it takes tells nothing

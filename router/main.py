@@ -42,7 +42,8 @@ class Router:
         """`on_serving` is told the model's name whenever requests begin to be taken."""
         self._on_serving = on_serving
         self._tls = config.tls
-        keys = KeyRing(config.api_keys) if config.api_keys else None
+        metrics = RouterMetrics()
+        keys = _key_ring(config, metrics)
         self.server = Server(
             host=config.host,
             port=config.port,
@@ -59,7 +60,6 @@ class Router:
             tls=config.tls,
         )
         self.admission = Admission(config, self.schedulers)
-        metrics = RouterMetrics()
         self.registry = make_registry(metrics.read, prefix=config.metrics.prefix)
         self.generator = Generator(
             self.admission,
@@ -143,6 +143,12 @@ async def run(
         await run_until_signalled(router, grace_s=config.grace_s)
     finally:
         await router.stop()
+
+
+def _key_ring(config: RouterConfig, metrics: RouterMetrics) -> KeyRing | None:
+    if config.api_keys is None:
+        return None
+    return KeyRing(config.api_keys, on_refused=lambda: metrics.rejected("UNAUTHENTICATED"))
 
 
 def _http_server(

@@ -84,6 +84,10 @@ class RouterMetrics:
     """By model and status code, of those that never reached the scheduler."""
     num_live: int = 0
 
+    def rejected(self, code: str, *, model: str = "") -> None:
+        """Counts a request that never reached the scheduler; "" is no model in particular."""
+        self.num_rejected[model, code] += 1
+
     def of_model(self, name: str) -> ModelStats:
         return self.by_model.setdefault(name, ModelStats())
 

@@ -75,7 +75,7 @@ class Observed:
     def failed(self, code: str) -> None:
         """The request has ended with another status code than OK."""
         if not self.is_admitted:
-            self._metrics.num_rejected[self._model, code] += 1
+            self._metrics.rejected(code, model=self._model)
         self._genai.failed(self._operation, self._model, code, self.age_ns, self._span.context)
         self._log.failed(code)
 
@@ -96,6 +96,12 @@ class Observer:
         self._metrics = metrics or RouterMetrics()
         self._log = log or RequestLog()
         self._genai = genai or GenAiMetrics()
+
+    def unserved(self, operation: str) -> None:
+        """Counts a request that came while nobody serves."""
+        code = grpc.StatusCode.UNAVAILABLE.name
+        self._metrics.rejected(code)
+        self._metrics.num_ended[Ended(operation, "", code)] += 1
 
     @contextmanager
     def request(

@@ -73,6 +73,15 @@ async def test_what_is_refused_and_what_is_cancelled_are_told_apart() -> None:
         assert "signalbox_router_requests 0.0" in text
 
 
+async def test_what_comes_while_nobody_serves_is_counted_as_a_failure() -> None:
+    async with make_http() as http:
+        http.stack.scheduler.has_worker = False
+        await http.stack.wait_serving(False)
+        assert await code_of(http.stack.generate()) is grpc.StatusCode.UNAVAILABLE
+        text = (await http.raw.get("/metrics")).text
+        assert value(text, 'signalbox_requests_total{code="UNAVAILABLE",model_name=""') == 1
+
+
 async def test_a_name_that_only_a_client_knows_is_no_label() -> None:
     async with make_http() as http:
         await code_of(http.stack.generate(model="made-up"))
@@ -98,8 +107,10 @@ async def test_with_keys_clients_do_not_see_each_others_numbers(tmp_path: Path) 
         assert (await http.raw.get("/metrics", headers=headers)).status_code == 404
         server = http.stack.router.metrics_server
         assert server is not None
-        answer = await http.raw.get(f"http://{server.address}/metrics")
-        assert "vllm:router_requests" in answer.text
+        text = (await http.raw.get(f"http://{server.address}/metrics")).text
+        assert "vllm:router_requests" in text
+        refused = 'vllm:admission_rejections_total{model_name="",reason="unauthenticated"}'
+        assert value(text, refused) == 1
 
 
 async def one_request(stack: Stack, caplog: pytest.LogCaptureFixture) -> list[dict[str, str]]:
