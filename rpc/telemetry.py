@@ -11,7 +11,11 @@ from collections.abc import Iterable
 
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.sdk.environment_variables import OTEL_SERVICE_NAME, OTEL_SPAN_LINK_COUNT_LIMIT
+from opentelemetry.sdk.environment_variables import (
+    OTEL_SERVICE_NAME,
+    OTEL_SPAN_EVENT_COUNT_LIMIT,
+    OTEL_SPAN_LINK_COUNT_LIMIT,
+)
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -21,6 +25,8 @@ from rpc.span_exporters import HastyExporter, make_exporter
 
 MAX_LINKS = 4096
 """Of a span: a step serves more requests than the SDK's 128, and has a link to each."""
+MAX_EVENTS = 1024
+"""Of a span: a long prompt's chunks are events of its prefill."""
 
 _tracer = trace.get_tracer("signalbox")  # once: the SDK makes another at each call
 _propagator = TraceContextTextMapPropagator()
@@ -60,8 +66,11 @@ def resource(service_name: str) -> Resource:
 
 
 def _limits() -> SpanLimits:
-    is_set = bool(os.environ.get(OTEL_SPAN_LINK_COUNT_LIMIT))
-    return SpanLimits(max_links=None if is_set else MAX_LINKS)
+    """Ours, where the environment has none; None lets the SDK look there."""
+    links, events = map(os.environ.get, (OTEL_SPAN_LINK_COUNT_LIMIT, OTEL_SPAN_EVENT_COUNT_LIMIT))
+    return SpanLimits(
+        max_links=None if links else MAX_LINKS, max_events=None if events else MAX_EVENTS
+    )
 
 
 def get_tracer() -> trace.Tracer:

@@ -78,7 +78,7 @@ def _numbers(plan: StepPlan) -> dict[str, int]:
 
 def begin(plan: StepPlan, *, worker: str) -> None:
     """Opens the span of a step that is about to be sent, if a request asks for it."""
-    asking = _asking(plan)
+    asking = _asking(plan) if RequestTrace.num_open else {}
     if not asking:
         return
     first = next(iter(asking)).trace

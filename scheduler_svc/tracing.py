@@ -7,6 +7,7 @@ and is told from the others by `group.trace` being None.
 
 import time
 from collections.abc import Iterable
+from typing import ClassVar
 
 from opentelemetry import trace
 from opentelemetry.context import Context
@@ -23,6 +24,8 @@ class RequestTrace:
     """The open span of a sampled request."""
 
     __slots__ = ("_offset_ns", "span", "token_times")
+    num_open: ClassVar[int] = 0
+    """Of this process; while it is 0 nobody needs to look for them."""
 
     def __init__(self, span: Span, *, offset_ns: int) -> None:
         self.span = span
@@ -62,10 +65,13 @@ def begin(group: SequenceGroup, *, now: float) -> None:
     )
     if span.is_recording():
         group.trace = RequestTrace(span, offset_ns=offset_ns)
+        RequestTrace.num_open += 1
 
 
 def note_tokens(outcome: StepOutcome, now: float) -> None:
     """Notes when tokens of sampled requests came."""
+    if not RequestTrace.num_open:
+        return
     for seq, _, _ in outcome.tokens:
         if (traced := seq.group.trace) is not None:
             traced.token_times.append(now)
@@ -76,6 +82,7 @@ def end(group: SequenceGroup, *, now: float, block: BlockUnit) -> None:
     traced, group.trace = group.trace, None
     if traced is None:
         return
+    RequestTrace.num_open -= 1
     for phase in phases_of(
         group.timeline.events, token_times=traced.token_times, end=now, block=block
     ):

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -238,6 +239,37 @@ async def test_a_hundred_aborted_requests_leave_no_span_open(spans: Spans) -> No
         assert span.status.status_code is StatusCode.ERROR, span.name
         assert text(span, "error.type") == "CANCELLED"
     assert len(spans.named("scheduler.request")) >= 50
+
+
+async def test_requests_that_are_aborted_while_a_worker_is_lost_leave_no_span_open(
+    spans: Spans,
+) -> None:
+    slow = {"num_gpu_blocks": 40, "num_cpu_blocks": 20, "step_ns": 3_000_000}
+    async with (
+        running_scheduler(SchedulerConfig(port=0)) as scheduler,
+        running_worker(scheduler.address, simulated(**slow)) as lost,
+        running_worker(scheduler.address, simulated(**slow)),
+        running_router(scheduler.address) as router,
+        open_channel(router.server.address) as channel,
+    ):
+        await eventually(lambda: len(scheduler.cluster.engines) == 2)
+        stack = Stack(scheduler, pb_grpc.InferenceServiceStub(channel))
+        calls = [stack.stub.Generate(make_request([i] * 20, max_tokens=300)) for i in range(24)]
+        await calls[0].read()
+        killing = asyncio.create_task(lost.kill())
+        for call in calls[::2]:
+            await asyncio.sleep(0.005)
+            call.cancel()
+        await killing
+        for call in calls[1::2]:
+            while await call.read() is not grpc.aio.EOF:
+                pass
+        await stack.until_free()
+        await spans.until_none_is_open()
+    codes = Counter(span.status.status_code for span in spans.named(ROUTER_SPAN))
+    assert codes == {StatusCode.ERROR: 12, StatusCode.UNSET: 12}
+    for request in spans.named("scheduler.request"):
+        check_time_is_accounted_for(spans, request)
 
 
 async def test_a_request_out_of_time_ends_its_spans_with_that_code(spans: Spans) -> None:

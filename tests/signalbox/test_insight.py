@@ -35,6 +35,13 @@ def test_a_running_stack_is_looked_into_and_its_recording_replayed(
         assert as_json["events"][-1]["detail"] == "LENGTH"
         assert as_json["num_output_tokens"] == 5
 
+        drawn = signalbox("trace", request_id, *at)
+        assert drawn.returncode == 0, drawn.stderr
+        assert f"{request_id}\nended" in drawn.stdout
+        refused = signalbox("profile", "--seconds", "0.1", *at)
+        assert refused.returncode == 1
+        assert "a simulated worker computes nothing" in refused.stderr
+
         load = json.loads(signalbox("top", "--once", "--json", "--interval", "0.1", *at).stdout)
         assert load["num_ended"] == {"LENGTH": 1}
         assert load["workers"][0]["num_gpu_blocks"] == 4096
