@@ -52,6 +52,8 @@ class RouterConfig:
     max_unread_tokens: int = 16_384
     """A request whose client leaves more tokens than this unread is aborted. Each alternative of a
     token's logprobs counts as a token."""
+    client_stall_timeout_s: float = 60.0
+    """A stream ends whose client takes nothing for so long while something is written for it."""
     tokenizer_threads: int = 2
     trust_tenant_header: bool = False
     """Whether metadata `x-signalbox-tenant` says whose a request is; see tenants.py."""
@@ -77,6 +79,7 @@ class RouterConfig:
             max_prompt_bytes=self.max_prompt_bytes,
             max_http_body_bytes=self.max_http_body_bytes,
             max_unread_tokens=self.max_unread_tokens,
+            client_stall_timeout_s=self.client_stall_timeout_s,
             tokenizer_threads=self.tokenizer_threads,
             model_poll_s=self.model_poll_s,
         )

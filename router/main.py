@@ -26,6 +26,7 @@ from router.vllm.servicer import VllmEngineServicer
 from rpc.metrics import make_registry
 from rpc.metrics_server import metrics_server
 from rpc.server import Server, run_until_signalled
+from rpc.slow_clients import SlowClientInterceptor
 
 if TYPE_CHECKING:
     from router.openai.server import HttpServer
@@ -48,7 +49,10 @@ class Router:
             host=config.host,
             port=config.port,
             reflection=config.reflection,
-            interceptors=[KeyInterceptor(keys)] if keys else [],
+            interceptors=[
+                *([KeyInterceptor(keys)] if keys else []),
+                SlowClientInterceptor(config.client_stall_timeout_s),
+            ],
             tls=config.tls,
         )
         self.schedulers = Schedulers(
@@ -165,6 +169,7 @@ def _http_server(
     from router.openai.app import make_app
     from router.openai.key_gate import KeyGate
     from router.openai.server import HttpServer
+    from router.openai.slow_clients import StallGate
 
     api = Api(
         generator,
@@ -176,4 +181,5 @@ def _http_server(
     shown = registry if keys is None else None
     app = make_app(api, version=config.version, registry=shown)
     guarded = app if keys is None else KeyGate(app, keys)
-    return HttpServer(guarded, host=config.host, port=config.http_port, tls=config.tls)
+    bounded = StallGate(guarded, timeout_s=config.client_stall_timeout_s)
+    return HttpServer(bounded, host=config.host, port=config.http_port, tls=config.tls)

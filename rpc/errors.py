@@ -4,6 +4,8 @@ Core code raises these and knows nothing of gRPC. `ErrorInterceptor` turns them 
 the edge; any other exception becomes INTERNAL, and its text stays in the log.
 """
 
+import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -25,6 +27,8 @@ MAX_MESSAGE_BYTES = 1024
 
 One that is longer fails with RESOURCE_EXHAUSTED instead of what it says.
 """
+STATUS_TIMEOUT_S = 2.0
+"""That a handler waits for its status to leave."""
 
 
 class RpcError(Exception):
@@ -285,5 +289,10 @@ async def _abort(method: str, error: Exception, context: Context) -> None:
     if not isinstance(error, RpcError):
         logger.error("%s failed", method, exc_info=error)
         error = Internal("internal error; the server's log says more")
-    if not context.done():
-        await context.abort_with_status(error.to_status())
+    if context.done():
+        return
+    with contextlib.suppress(
+        TimeoutError
+    ):  # it is queued; a client that does not read gets it last
+        async with asyncio.timeout(STATUS_TIMEOUT_S):
+            await context.abort_with_status(error.to_status())

@@ -15,6 +15,7 @@ else:
     Context = grpc.aio.ServicerContext
 Requests = Any
 """One request, or an async iterator of them."""
+Write = Callable[[Context, Any], Awaitable[None]]
 Around = Callable[[Awaitable[Any], Context], Awaitable[Any]]
 
 
@@ -24,15 +25,17 @@ def wrap(
     *,
     deserialize: Callable[[bytes], Any] | None = None,
     check: Callable[[Requests], Requests] | None = None,
+    write: Write | None = None,
 ) -> Handler:
     """Returns `handler` with every call run as `await around(call, context)`.
 
     Args:
         deserialize: used instead of the handler's own deserialiser.
         check: sees the request, or the iterator of requests, inside of `around`.
+        write: writes a generator's responses, if no inner interceptor does.
     """
     behaviour = _behaviour(handler)
-    run = _write_responses(behaviour) if handler.response_streaming else behaviour
+    run = _write_responses(behaviour, write) if handler.response_streaming else behaviour
 
     async def checked(requests: Requests, context: Context) -> Any:
         return await run(check(requests) if check else requests, context)
@@ -56,7 +59,7 @@ def _behaviour(handler: Handler) -> Callable[[Requests, Context], Any]:
 
 
 def _write_responses(
-    behaviour: Callable[[Requests, Context], Any],
+    behaviour: Callable[[Requests, Context], Any], write: Write | None
 ) -> Callable[[Requests, Context], Awaitable[None]]:
     """Turns an async generator into a coroutine that writes its responses.
 
@@ -69,7 +72,7 @@ def _write_responses(
     async def write_all(requests: Requests, context: Context) -> None:
         async with aclosing(behaviour(requests, context)) as responses:
             async for response in responses:
-                await context.write(response)
+                await (write(context, response) if write else context.write(response))
 
     return write_all
 

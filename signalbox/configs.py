@@ -71,6 +71,7 @@ def router_config(settings: RouterSettings) -> RouterConfig:
         version=signalbox.__version__,
         scheduler_addresses=_names(settings.scheduler),
         resume_wait_s=settings.resume_wait,
+        client_stall_timeout_s=settings.client_stall_timeout,
         reflection=(
             is_loopback(settings.host) if settings.reflection is None else settings.reflection
         ),

@@ -300,6 +300,12 @@ class DoorSettings(TraceSettings):
         allow_inf_nan=False,
         description="seconds that a request whose scheduler is lost waits for one to go on at",
     )
+    client_stall_timeout: float = Field(
+        60.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="seconds after which a stream ends whose client reads nothing of it",
+    )
     max_live_requests: int = Field(
         4096, gt=0, description="requests that may run or wait; more are refused"
     )
