@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import json
 import math
+import ssl
 import statistics
 import time
 from collections.abc import AsyncIterator
@@ -16,13 +17,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from rpc.tls import TlsConfig
 from signalbox.bench import flags, plot, replay_file, report
 from signalbox.bench.http_stream import Endpoint, HttpError, post_for_events
 from signalbox.bench.http_target import HttpTarget, TokenCounter
 from signalbox.bench.loops import RequestFailed, closed_loop, open_loop
 from signalbox.bench.measured import Measured, tokens_by_time
 from signalbox.bench.workload import Ask, Synthetic, poisson
-from signalbox.connection import PLAIN
+from signalbox.connection import PLAIN, Connection
+from tests.rpc.certificates import Authority
 
 
 class Server:
@@ -248,6 +251,34 @@ async def test_an_endpoint_that_is_cut_off_or_too_slow_is_a_failure() -> None:
         async with HttpTarget(url, PLAIN, model="m") as target:
             measured = await closed_loop(target.send, [Ask(prompt="a")], concurrency=1)
     assert measured.failures == {"connection: IncompleteReadError": 1}
+
+
+async def test_an_endpoint_behind_tls_is_verified_and_sees_the_key(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(*authority.issue("localhost"))
+    seen: list[bytes] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(
+            b'HTTP/1.1 200 OK\r\n\r\ndata: {"choices": [{"text": "a"}]}\n\ndata: [DONE]\n\n'
+        )
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "localhost", 0, ssl=context)
+    url = f"https://localhost:{server.sockets[0].getsockname()[1]}/v1"
+    trusted = Connection(tls=TlsConfig(ca=authority.file), api_key="sb-1")
+    async with server:
+        for connection in (trusted, PLAIN):
+            async with HttpTarget(url, connection, model="m") as target:
+                measured = await closed_loop(target.send, [Ask(prompt="a")], concurrency=1)
+            if connection is trusted:
+                assert measured.num_completed == 1
+            else:
+                assert measured.failures == {"connection: SSLCertVerificationError": 1}
+    assert len(seen) == 1 and b"authorization: Bearer sb-1\r\n" in seen[0]
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://a/v1", "http://", ""])
