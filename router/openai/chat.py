@@ -1,11 +1,12 @@
 """Answers of /v1/chat/completions, whole or as events."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from router.openai.answers import Head, UsageCounter, finish_fields, to_event, usage_plan
-from router.openai.logprobs import Tokens, chat_logprobs, prompt_logprobs
+from router.openai.logprobs import PromptBudget, Tokens, chat_logprobs, prompt_logprobs
 from router.openai.merge import Part
 from router.openai.types import ChatBody
 from router.outputs import Delta, Finish, ToolCallDelta
@@ -61,8 +62,9 @@ class ChatAnswer:
         async for part in parts:
             self._usage.add(part)
             if update_logprobs := part.served.update.prompt_logprobs:
-                ids = part.served.request.prompt_token_ids
-                answer["prompt_logprobs"] = prompt_logprobs(self._tokens, ids, update_logprobs)
+                PromptBudget().spend(update_logprobs)
+                found = (self._tokens, part.served.request.prompt_token_ids, update_logprobs)
+                answer["prompt_logprobs"] = await asyncio.to_thread(prompt_logprobs, *found)
             if self._body.return_token_ids:
                 answer["prompt_token_ids"] = part.served.request.prompt_token_ids
             for delta in part.served.update.deltas:

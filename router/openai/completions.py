@@ -1,11 +1,12 @@
 """Answers of /v1/completions, whole or as events."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from router.openai.answers import Head, UsageCounter, finish_fields, to_event, usage_plan
-from router.openai.logprobs import CompletionLogprobs, Tokens, prompt_logprobs
+from router.openai.logprobs import CompletionLogprobs, PromptBudget, Tokens, prompt_logprobs
 from router.openai.merge import Part
 from router.openai.request_codec import only_echoes
 from router.openai.types import CompletionBody
@@ -29,6 +30,8 @@ class _Prompt:
 
     token_ids: list[int]
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    bodies: list[dict[str, Any] | None] = field(default_factory=list)
+    """The same in vLLM's form, which all choices share."""
 
     def scored(self) -> list[tuple[int, TokenLogprobs | None]]:
         """The first token has none."""
@@ -44,12 +47,17 @@ class CompletionAnswer:
         self._tokens = Tokens(head.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
         self._choices: dict[int, _Choice] = {}
         self._prompts: dict[int, _Prompt] = {}
+        self._budget = PromptBudget()
         self._usage = UsageCounter(echoes=bool(body.echo))
 
     async def whole(self, parts: AsyncIterator[Part]) -> dict[str, Any]:
         choices: dict[int, dict[str, Any]] = {}
         async for part in parts:
             self._note(part)
+            if self._body.prompt_logprobs is not None:
+                prompt = self._prompts[part.position]
+                found = (self._tokens, prompt.token_ids, prompt.logprobs)
+                prompt.bodies = await asyncio.to_thread(prompt_logprobs, *found)
             for delta in part.served.update.deltas:
                 fields = self._fields(part, delta)
                 known = choices.get(fields["index"])
@@ -89,9 +97,7 @@ class CompletionAnswer:
             if begins:
                 fields["prompt_token_ids"] = prompt.token_ids
         if self._body.prompt_logprobs is not None:
-            fields["prompt_logprobs"] = prompt_logprobs(
-                self._tokens, prompt.token_ids, prompt.logprobs
-            )
+            fields["prompt_logprobs"] = prompt.bodies
         return fields
 
     def _note(self, part: Part) -> None:
@@ -99,7 +105,9 @@ class CompletionAnswer:
         request, update = part.served
         if part.position not in self._prompts:
             self._prompts[part.position] = _Prompt(request.prompt_token_ids)
-        self._prompts[part.position].logprobs += update.prompt_logprobs
+        if update.prompt_logprobs:
+            self._budget.spend(update.prompt_logprobs, num_choices=request.params.n)
+            self._prompts[part.position].logprobs += update.prompt_logprobs
 
     def _choice(self, part: Part, delta: Delta) -> _Choice:
         index = part.position * part.served.request.params.n + delta.index

@@ -6,9 +6,12 @@ from typing import Any, NamedTuple
 
 from router.outputs import Delta, TokenLogprobs
 from router.tokenizer import Tokenizer
+from rpc.errors import InvalidArgument
 
 LEAST_LOGPROB = -9999.0
 """JSON has no infinity."""
+MAX_PROMPT_LOGPROBS = 1 << 18
+"""Entries of prompts in one answer; 20 alternatives for each of 12,000 tokens."""
 
 
 class Scored(NamedTuple):
@@ -102,6 +105,25 @@ def chat_logprobs(tokens: Tokens, delta: Delta) -> dict[str, Any]:
         for one, logprobs in scored(delta)
     ]
     return {"content": content, "refusal": None}
+
+
+class PromptBudget:
+    """Bounds the prompts' log probabilities in one answer: JSON is encoded at once, and all other
+    streams wait for that."""
+
+    def __init__(self) -> None:
+        self._left = MAX_PROMPT_LOGPROBS
+
+    def spend(self, logprobs: Sequence[TokenLogprobs], *, num_choices: int = 1) -> None:
+        """Raises InvalidArgument if an answer would have too many."""
+        self._left -= num_choices * sum(1 + len(one.top_token_ids) for one in logprobs)
+        if self._left < 0:
+            raise InvalidArgument(
+                "sampling_params.prompt_logprobs",
+                "more entries than one answer holds",
+                f"over HTTP at most {MAX_PROMPT_LOGPROBS} of all prompts and choices; a shorter"
+                " prompt, a lower n, or gRPC, which sends them in parts",
+            )
 
 
 def prompt_logprobs(

@@ -15,6 +15,7 @@ from rpc.columns import unpack_int32
 from tests.router.fakes import EOS, bytewise_ids, finished, ids_of, request_finished, step, token
 from tests.router.openai.clients import HI, Http, make_http
 from tests.router.test_chat import CALL, writing
+from tests.router.test_parameters import prompt_run
 from tests.router.test_service import Outputs, saying
 
 TOOL = {
@@ -352,3 +353,33 @@ async def test_a_client_that_leaves_aborts() -> None:
 async def _aborted(http: Http, number: int) -> None:
     await http.stack.scheduler.wait_until(lambda: len(http.stack.scheduler.aborted) == number)
     await http.stack.check_nothing_is_left()
+
+
+async def test_prompt_logprobs_of_one_answer_are_bounded_over_all_its_choices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("router.openai.logprobs.MAX_PROMPT_LOGPROBS", 2 * 3 * 4)
+
+    def script(add: scheduler_pb2.AddRequest) -> Outputs:
+        outputs = prompt_run(add.handle, first=1, count=len(add.prompt_token_ids) - 1, num_top=2)
+        yield outputs
+        yield from branches(*["a"] * add.num_sequences)(add)
+
+    async with make_http(script) as http:
+
+        async def ask(**fields: Any) -> Any:
+            return await http.raw.post("/v1/completions", json={"prompt_logprobs": 2, **fields})
+
+        answer = await ask(prompt=[5] * 5, n=2)  # four positions of three entries, twice
+        assert answer.status_code == 200
+        choices = answer.json()["choices"]
+        assert [len(choice["prompt_logprobs"]) for choice in choices] == [5, 5]
+        for too_much in ({"prompt": [5] * 6, "n": 2}, {"prompt": [[5] * 5] * 3}):
+            answer = await ask(**too_much)
+            error = answer.json()["error"]
+            assert (answer.status_code, error["param"]) == (400, "prompt_logprobs")
+            assert "or gRPC" in error["message"]
+        messages = [{"role": "user", "content": "Hi " * 20}]
+        body = {"messages": messages, "prompt_logprobs": 2}
+        answer = await http.raw.post("/v1/chat/completions", json=body)
+        assert answer.status_code == 400
