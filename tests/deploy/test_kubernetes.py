@@ -1,5 +1,6 @@
 """The manifests fit each other, and fit what the services take, serve and believe."""
 
+import functools
 import itertools
 import re
 from pathlib import Path
@@ -32,16 +33,20 @@ FIELDS = {field for settings in SETTINGS.values() for field in settings.model_fi
 Resource = dict[str, Any]
 
 
+@functools.cache
+def parsed(path: Path) -> list[Resource]:
+    return list(yaml.safe_load_all(path.read_text()))
+
+
 def kustomization(folder: Path = FOLDER) -> Resource:
-    content: Resource = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    (content,) = parsed(folder / "kustomization.yaml")
     return content
 
 
 def resources(kind: str, folder: Path = FOLDER) -> dict[str, Resource]:
-    documents = itertools.chain.from_iterable(
-        yaml.safe_load_all((folder / name).read_text())
-        for name in kustomization(folder)["resources"]
-    )
+    documents = [
+        one for name in kustomization(folder)["resources"] for one in parsed(folder / name)
+    ]
     return {one["metadata"]["name"]: one for one in documents if one["kind"] == kind}
 
 
