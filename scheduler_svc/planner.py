@@ -50,7 +50,7 @@ class Planner:
     def fill(self, plan: StepPlan, now: float) -> None:
         """Adds to an empty plan all that it has tokens, sequences and blocks for."""
         self._siblings.make_room(plan, now)
-        if plan.is_short_of_blocks or not self._lane.plan(plan):
+        if not self._lane.plan(plan):
             self._lane.release_all()
         self._add_decodes(plan, now)
         self._add_prefills(plan)

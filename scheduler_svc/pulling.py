@@ -77,7 +77,7 @@ class Pulling:
     def _rivals(self, group: SequenceGroup) -> list[SequenceGroup]:
         """Returns those behind a group that may come in before it, in order."""
         rivals: list[SequenceGroup] = []
-        if not self._queues.is_accepting or _must_not_be_passed(group):
+        if _must_not_be_passed(group):  # as is whoever comes back to a worker that drains
             return rivals
         for one in self._queues.admission.behind(group, AFFINITY_WINDOW - 1):
             if self.can_ever_run(one):

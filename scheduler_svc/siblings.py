@@ -35,7 +35,7 @@ class Siblings:
         Comes before decodes are planned: those who are to yield must not be among them.
         """
         for group in list(self._incomplete):
-            if not _lacks_blocks(group) or group not in self._queues:
+            if not _lacks_blocks(group):
                 del self._incomplete[group]
         if self._incomplete:
             for group in [group for group in self._queues.running if group in self._incomplete]:

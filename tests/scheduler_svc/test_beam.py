@@ -175,6 +175,14 @@ def test_what_is_settled_is_what_all_that_can_win_have_in_common() -> None:
     assert search.settled(start=1, max_tokens=9) == [1, EOS]
 
 
+def test_a_hypothesis_that_may_end_soon_can_win_where_length_costs() -> None:
+    """What has ended scores -0.5; of the others one would score -0.4, if it ended at once."""
+    search = make_search(BeamSearchParams(width=2, length_penalty=-1.0))
+    search.advance([Candidates([2, EOS, 3], [-0.2, -0.5, -0.9])], max_tokens=9)
+    assert search.finished[0].score == -0.5
+    assert search.settled(start=0, max_tokens=9) == []
+
+
 def test_ties_go_to_the_earlier_beam_and_the_lower_token() -> None:
     search = make_search(BeamSearchParams(width=2))
     search.advance([Candidates([9, 2, 4], [-1.0, -1.0, -1.0])], max_tokens=9)

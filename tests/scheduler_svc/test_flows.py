@@ -68,6 +68,16 @@ def test_a_flow_begins_where_those_are_that_wait() -> None:
     assert waiting.virtual_time("new") == 30.0
 
 
+def test_what_a_flow_was_served_is_not_forgotten_when_it_comes_back() -> None:
+    waiting = Flows()
+    for name in ("served much", "served little"):
+        waiting.add(make_waiting(name))
+    assert take_first(waiting).flow == "served much"
+    waiting.charge("served much", 100.0)
+    waiting.add(make_waiting("served much"))
+    assert waiting.virtual_time("served much") == 100.0
+
+
 def test_a_flow_that_nobody_waits_beside_begins_where_the_last_one_was() -> None:
     waiting = Flows()
     waiting.add(make_waiting("last"))

@@ -3,6 +3,7 @@
 import pytest
 
 from scheduler_svc.admission import AdmissionQueue
+from scheduler_svc.beam import BeamSearchParams
 from scheduler_svc.block_manager import AllocStatus
 from scheduler_svc.config import POLICIES, PolicyConfig, PreemptionMode
 from scheduler_svc.errors import FailureCode
@@ -139,6 +140,63 @@ def test_a_request_passed_over_often_shields_those_behind_it_no_longer_than_itse
     loop.run()
     assert loop.ended[-3:] == [first, patient, known]
     assert_done([loop], first, patient, known)
+
+
+def test_a_request_that_has_begun_is_not_passed_over() -> None:
+    lost, loop = make_workers(max_num_seqs=1)
+    cache_prefix(loop)
+    begun = make_request([5] * 9, arrival=1.0)
+    add(lost, begun)
+    lost.send()
+    known = make_request([*PREFIX, 2], arrival=2.0)
+    add(loop, *lost.scheduler.evacuate(), known)
+    loop.run()
+    assert loop.ended[-2:] == [begun, known]
+    assert begun.num_passed_over == 0
+    assert_done([loop], begun, known)
+
+
+def test_what_is_too_large_for_a_worker_is_in_nobodys_way_on_it() -> None:
+    loop = make_loop(make_scheduler(max_num_seqs=1, num_gpu_blocks=6))
+    cache_prefix(loop)
+    first = make_request([5] * 9, arrival=1.0)
+    too_large = make_request([*PREFIX, *PREFIX], max_tokens=16, arrival=2.0)
+    known = make_request([*PREFIX[:4], 2], arrival=3.0)  # less of it
+    add(loop, first, too_large, known)
+    loop.run()
+    assert loop.ended[-2:] == [known, first]
+    assert too_large.num_passed_over == 0
+    assert list(loop.scheduler.admission) == [too_large]
+    assert_done([loop], first, known)
+
+
+def test_a_search_has_as_many_places_as_it_has_beams() -> None:
+    scheduler = make_scheduler(max_num_seqs=3)
+    widths = [3, 4]
+    searches = [make_request([1], beam_search=BeamSearchParams(width=width)) for width in widths]
+    assert [scheduler.can_ever_take(search) for search in searches] == [True, False]
+
+
+def test_a_worker_that_takes_another_makes_no_room_for_the_first() -> None:
+    """So that the next worker may, before it takes those behind."""
+    admission = AdmissionQueue()
+    first = make_loop(make_scheduler(admission=admission, num_gpu_blocks=12, max_num_seqs=1))
+    second = make_loop(make_scheduler(admission=admission, num_gpu_blocks=8))
+    cache_prefix(first)
+    busy = make_request([4] * 8, max_tokens=8)
+    add(second, busy)
+    second.send()
+    large = make_request([5] * 24, max_tokens=4, arrival=1.0)
+    known = make_request([*PREFIX, 2], arrival=2.0)
+    small = make_request([6] * 3, max_tokens=1, arrival=3.0)
+    add(first, large, known, small)
+    first.send()
+    assert first.scheduler.holds(known)
+    second.send()
+    assert small in admission
+    for loop in (first, second):
+        loop.run()
+    assert_done([first, second], busy, large, known, small)
 
 
 def test_a_tenant_is_not_passed_over_for_what_another_has_cached() -> None:
