@@ -56,13 +56,15 @@ class SteadyLane:
         self._find_stop_tokens()
 
     def can_join(self, group: SequenceGroup) -> bool:
-        """Says whether all unfinished sequences decode, each in a block of its own, at its pace."""
+        """Says whether all unfinished sequences decode, each at its pace.
+
+        Each writes to a block of its own then: it got one when it first decoded.
+        """
         return not group.awaits_answers and all(
             seq.status is SequenceStatus.RUNNING
             and seq.is_on_worker
             and seq.num_remaining_tokens == 1
             and seq.num_inflight_tokens == seq.num_inflight_samples  # no prefill is on its way
-            and not self._blocks.is_write_shared(seq)
             for seq in group.unfinished
         )
 
@@ -166,7 +168,7 @@ class SteadyLane:
         }
 
     def check(self) -> None:
-        """Asserts that rows and sequences belong together."""
+        """Asserts that rows and sequences belong together, and nobody writes what others read."""
         assert [seq.steady_row for seq in self.seqs] == list(range(len(self.seqs)))
         flows = list(self._flow_indices)
         assert [flows[index] for index in self._flows] == [seq.group.flow for seq in self.seqs]
@@ -174,6 +176,9 @@ class SteadyLane:
             assert seq.group.is_steady
             assert room == len(seq.block_table) * self._blocks.block_size
             assert planned <= room
+            index = int(planned) // self._blocks.block_size
+            is_next = index == len(seq.block_table)
+            assert is_next or not self._blocks.gpu.is_shared(seq.block_table[index])
 
 
 def _extended(column: Column, values: list[int]) -> Column:

@@ -97,6 +97,19 @@ def test_branches_share_the_prompt_and_copy_on_write(prompt_len: int) -> None:
     assert_all_free(loop)
 
 
+def test_branches_go_on_when_the_one_that_they_are_split_off_ends_with_its_first_token() -> None:
+    loop = make_loop(make_scheduler())
+    (last,) = expected(PROMPT, num_tokens=1)
+    group = make_request(PROMPT, n=3, max_tokens=9, stop_token_ids=(last,))
+    loop.scheduler.admission.add(group)
+    loop.run()
+    first, *others = outputs(group)
+    assert first == [last]
+    for branch, tokens in enumerate(others, start=1):
+        assert tokens == expected(PROMPT, num_tokens=9, branch=branch)
+    assert_all_free(loop)
+
+
 def test_a_lost_copy_is_noticed() -> None:
     loop = make_loop(make_scheduler(), loses_copies=True)
     group = make_request(PROMPT, n=3, max_tokens=9)
