@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -15,7 +15,8 @@ else:
     Context = grpc.aio.ServicerContext
 Requests = Any
 """One request, or an async iterator of them."""
-Write = Callable[[Context, Any], Awaitable[None]]
+Write = Callable[[Any], Awaitable[None]]
+Writing = Callable[[Context], AbstractContextManager[Write]]
 Around = Callable[[Awaitable[Any], Context], Awaitable[Any]]
 
 
@@ -25,17 +26,21 @@ def wrap(
     *,
     deserialize: Callable[[bytes], Any] | None = None,
     check: Callable[[Requests], Requests] | None = None,
-    write: Write | None = None,
+    writing: Writing | None = None,
 ) -> Handler:
     """Returns `handler` with every call run as `await around(call, context)`.
 
     Args:
         deserialize: used instead of the handler's own deserialiser.
         check: sees the request, or the iterator of requests, inside of `around`.
-        write: writes a generator's responses, if no inner interceptor does.
+        writing: how a generator's responses are written, if no inner interceptor says.
     """
     behaviour = _behaviour(handler)
-    run = _write_responses(behaviour, write) if handler.response_streaming else behaviour
+    run = (
+        _write_responses(behaviour, writing or _plainly)
+        if handler.response_streaming
+        else behaviour
+    )
 
     async def checked(requests: Requests, context: Context) -> Any:
         return await run(check(requests) if check else requests, context)
@@ -59,7 +64,7 @@ def _behaviour(handler: Handler) -> Callable[[Requests, Context], Any]:
 
 
 def _write_responses(
-    behaviour: Callable[[Requests, Context], Any], write: Write | None
+    behaviour: Callable[[Requests, Context], Any], writing: Writing
 ) -> Callable[[Requests, Context], Awaitable[None]]:
     """Turns an async generator into a coroutine that writes its responses.
 
@@ -70,11 +75,16 @@ def _write_responses(
         return behaviour
 
     async def write_all(requests: Requests, context: Context) -> None:
-        async with aclosing(behaviour(requests, context)) as responses:
-            async for response in responses:
-                await (write(context, response) if write else context.write(response))
+        with writing(context) as write:
+            async with aclosing(behaviour(requests, context)) as responses:
+                async for response in responses:
+                    await write(response)
 
     return write_all
+
+
+def _plainly(context: Context) -> AbstractContextManager[Write]:
+    return nullcontext(context.write)
 
 
 _CONSTRUCTORS: dict[tuple[bool, bool], Callable[..., Handler]] = {

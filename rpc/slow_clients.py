@@ -5,13 +5,58 @@ client has stopped reading; what it holds would be held as long.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
 
 from rpc.errors import ResourceExhausted
-from rpc.handlers import Context, Handler, wrap
+from rpc.handlers import Context, Handler, Write, wrap
+
+
+class ClientStalled(Exception):
+    """The client takes nothing of what is written for it. Says for how long in one line."""
+
+
+class StallGuard:
+    """Bounds the writes of one stream, with one timer for all of them.
+
+    A timeout for each write would cost as much as the write.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._loop = asyncio.get_running_loop()
+        self._writing_since: float | None = None
+        self._writer: asyncio.Task[Any] | None = None
+        self._has_stalled = False
+        self._timer = self._loop.call_later(timeout_s, self._look)
+
+    async def write(self, writing: Awaitable[Any]) -> None:
+        """Awaits one write. Raises ClientStalled."""
+        self._writer, self._writing_since = asyncio.current_task(), self._loop.time()
+        try:
+            await writing
+        except asyncio.CancelledError:
+            assert self._writer is not None
+            if self._has_stalled and not self._writer.uncancel():
+                raise ClientStalled(f"nothing was read for {self._timeout_s:g} s") from None
+            raise
+        finally:
+            self._writing_since = None
+
+    def close(self) -> None:
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        now = self._loop.time()
+        since = now if self._writing_since is None else self._writing_since
+        if now - since >= self._timeout_s and self._writer is not None:
+            self._has_stalled = True
+            self._writer.cancel()
+        else:
+            self._timer = self._loop.call_at(since + self._timeout_s, self._look)
 
 
 class SlowClientInterceptor(grpc.aio.ServerInterceptor):
@@ -32,16 +77,17 @@ class SlowClientInterceptor(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None or not handler.response_streaming:
             return handler
-        return wrap(handler, _run, write=self._write)
+        return wrap(handler, _run, writing=self._writing)
 
-    async def _write(self, context: Context, response: object) -> None:
+    @contextmanager
+    def _writing(self, context: Context) -> Iterator[Write]:
+        guard = StallGuard(self._timeout_s)
         try:
-            async with asyncio.timeout(self._timeout_s):
-                await context.write(response)
-        except TimeoutError:
-            raise ResourceExhausted(
-                f"the client has read nothing for {self._timeout_s:g} s"
-            ) from None
+            yield lambda response: guard.write(context.write(response))
+        except ClientStalled as error:
+            raise ResourceExhausted(f"the client does not read: {error}") from None
+        finally:
+            guard.close()
 
 
 async def _run(call: Awaitable[Any], _context: Context) -> Any:

@@ -5,6 +5,8 @@ import logging
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from rpc.slow_clients import ClientStalled, StallGuard
+
 logger = logging.getLogger(__name__)
 
 LEAVE_S = 1.0
@@ -24,13 +26,13 @@ class StallGate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         stalled = asyncio.Event()
+        guard = StallGuard(self._timeout_s)
 
         async def bounded_send(message: Message) -> None:
             try:
-                async with asyncio.timeout(self._timeout_s):
-                    await send(message)
-            except TimeoutError:
-                logger.warning("a client has read nothing for %g s", self._timeout_s)
+                await guard.write(send(message))
+            except ClientStalled as error:
+                logger.warning("a client does not read: %s", error)
                 stalled.set()
                 await asyncio.sleep(LEAVE_S)  # who listens for clients that leave ends in here
                 raise
@@ -38,7 +40,10 @@ class StallGate:
         async def receive_or_leave() -> Message:
             return await _first_of(receive, stalled)
 
-        await self._app(scope, receive_or_leave, bounded_send)
+        try:
+            await self._app(scope, receive_or_leave, bounded_send)
+        finally:
+            guard.close()
 
 
 async def _first_of(receive: Receive, stalled: asyncio.Event) -> Message:
