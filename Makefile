@@ -11,7 +11,7 @@ RELEASED = $(shell ls tests/protos/released/*.binpb | sort -V | tail -n 1)
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install kernels model demo test check lint types protos protos-fresh wheel clients clean
+.PHONY: help install kernels model demo test test-chaos check lint types protos protos-fresh wheel clients clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -29,6 +29,10 @@ demo: $(INSTALLED) $(MODEL) ## starts router, scheduler and worker, and asks the
 test: $(INSTALLED) $(MODEL) ## the whole suite, on the CPU
 	@echo "Running the tests"
 	@OMP_WAIT_POLICY=passive $(BIN)/python -m pytest # spinning threads would starve the services
+
+test-chaos: $(INSTALLED) ## kills, stops and cuts off real processes under load; CHAOS="--soak 30" seeks leaks
+	@CHAOS_ABORTS=10000 $(BIN)/python -m pytest tests/chaos
+	@$(BIN)/python -m tests.chaos $(CHAOS)
 
 check: lint types protos-fresh test ## test, and ruff, mypy --strict, buf, fresh generated code
 

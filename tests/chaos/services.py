@@ -1,0 +1,186 @@
+"""A stack of real processes with a fault proxy in every link, and what can be done to them."""
+
+import asyncio
+import contextlib
+import signal
+import subprocess
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from protos.scheduler.v1 import scheduler_pb2_grpc, stats_pb2
+from rpc.client import open_channel
+from tests.chaos.fault_proxy import FaultProxy, fault_proxy
+from tests.integration.stack import until_serving
+from tests.signalbox.stacks import COMMAND, environment, free_port
+
+START_S = 180.0
+WORKER_FLAGS = (
+    "--simulate",
+    "--simulated-gpu-blocks=96",
+    "--simulated-cpu-blocks=32",
+    "--simulated-step-ms=5",
+    "--max-num-batched-tokens=256",
+    "--max-num-seqs=64",
+)
+
+
+@dataclass(slots=True)
+class Service:
+    """One process, which may be started again under the same name and port."""
+
+    arguments: tuple[str, ...]
+    port: int
+    log: Path
+    process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with self.log.open("ab") as sink:
+            self.process = subprocess.Popen(
+                [*COMMAND, *self.arguments, f"--port={self.port}"], stderr=sink, env=environment()
+            )
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    def send(self, number: signal.Signals) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    async def wait(self, *, within_s: float = START_S) -> int:
+        """Waits for its end; returns the exit status."""
+        assert self.process is not None
+        async with asyncio.timeout(within_s):
+            while (status := self.process.poll()) is None:  # noqa: ASYNC110 (no event)
+                await asyncio.sleep(0.02)
+        return status
+
+    async def kill(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.send(signal.SIGKILL)
+            await self.wait()
+
+
+@dataclass(slots=True)
+class ChaosWorker:
+    """A worker, the link that it registers over, and the link that its steps come over."""
+
+    service: Service
+    steps: FaultProxy
+
+    @property
+    def address(self) -> str:
+        return self.steps.address
+
+
+@dataclass(slots=True)
+class ChaosStack:
+    """Clients, router, scheduler, workers; all links between services pass a proxy."""
+
+    router: Service
+    scheduler: Service
+    workers: list[ChaosWorker]
+    registrations: FaultProxy
+    """Of all workers, to the scheduler."""
+    requests: FaultProxy
+    """Of the router, to the scheduler."""
+    seen: list[str] = field(default_factory=list)
+    """Exits that were not as they should be."""
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.router.port}"
+
+    @property
+    def services(self) -> dict[str, Service]:
+        workers = {f"worker {i}": worker.service for i, worker in enumerate(self.workers)}
+        return {"router": self.router, "scheduler": self.scheduler, **workers}
+
+    async def until_serving(self) -> None:
+        async with asyncio.timeout(START_S):
+            while True:
+                with contextlib.suppress(Exception):  # it may not listen yet
+                    await until_serving(self.address)
+                    return
+                await asyncio.sleep(0.1)
+
+    async def stats(self) -> stats_pb2.GetStatsResponse:
+        async with open_channel(f"127.0.0.1:{self.scheduler.port}") as channel:
+            stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
+            return await stub.GetStats(stats_pb2.GetStatsRequest(), timeout=START_S)
+
+    async def until_workers(self, number: int) -> None:
+        """Waits until so many workers serve."""
+        async with asyncio.timeout(START_S):
+            while True:
+                with contextlib.suppress(Exception):  # it may not listen yet
+                    if sum(not one.is_draining for one in (await self.stats()).workers) == number:
+                        return
+                await asyncio.sleep(0.1)
+
+    async def until_free(self) -> None:
+        """Waits until no request is left, and every block of both pools can be had."""
+        async with asyncio.timeout(START_S):
+            while not _is_free(await self.stats()):  # noqa: ASYNC110 (no event)
+                await asyncio.sleep(0.1)
+
+    async def stop(self) -> dict[str, int]:
+        """Ends all by SIGTERM, the router first; returns the exit statuses."""
+        statuses = {}
+        for name, service in self.services.items():
+            service.send(signal.SIGTERM)
+            statuses[name] = await service.wait()
+        return statuses
+
+
+def _is_free(stats: stats_pb2.GetStatsResponse) -> bool:
+    return not stats.num_requests_waiting and all(
+        worker.num_free_gpu_blocks == worker.num_gpu_blocks
+        and worker.num_free_cpu_blocks == worker.num_cpu_blocks
+        and not worker.num_requests_running
+        for worker in stats.workers
+    )
+
+
+@contextlib.asynccontextmanager
+async def chaos_stack(folder: Path, *, num_workers: int) -> AsyncIterator[ChaosStack]:
+    """Starts everything; whatever is left of it afterwards is killed."""
+    async with contextlib.AsyncExitStack() as stack:
+        ports = [free_port() for _ in range(2 + num_workers)]
+        registrations = await stack.enter_async_context(fault_proxy(ports[1]))
+        requests = await stack.enter_async_context(fault_proxy(ports[1]))
+        steps = [await stack.enter_async_context(fault_proxy(port)) for port in ports[2:]]
+        router = ("router", "--no-http", f"--scheduler={requests.address}", "--resume-wait=60")
+        chaos = ChaosStack(
+            router=Service((*router, "--log-level=info"), ports[0], folder / "router.log"),
+            scheduler=Service(
+                ("scheduler", "--worker-wait=60"), ports[1], folder / "scheduler.log"
+            ),
+            workers=[
+                ChaosWorker(
+                    Service(
+                        (
+                            "worker",
+                            *WORKER_FLAGS,
+                            f"--scheduler={registrations.address}",
+                            f"--advertise={proxy.address}",
+                            "--drain-timeout=0.3",
+                        ),
+                        proxy.target,
+                        folder / f"worker{i}.log",
+                    ),
+                    proxy,
+                )
+                for i, proxy in enumerate(steps)
+            ],
+            registrations=registrations,
+            requests=requests,
+        )
+        for service in chaos.services.values():
+            service.start()
+            stack.push_async_callback(service.kill)
+        await chaos.until_workers(num_workers)
+        await chaos.until_serving()
+        yield chaos

@@ -1,0 +1,31 @@
+"""The short form of the chaos run: one fault of each service, real processes, real signals."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.history import check
+from tests.chaos.load import Load
+from tests.chaos.nemesis import Nemesis
+from tests.chaos.services import chaos_stack
+
+FAULTS = ("worker killed", "steps frozen", "requests reset", "scheduler killed", "router killed")
+
+
+@pytest.mark.timeout(600)
+async def test_nothing_is_lost_or_repeated_whoever_dies(tmp_path: Path) -> None:
+    async with chaos_stack(tmp_path, num_workers=2) as stack:
+        load = Load(stack.address)
+        await load.learn()
+        nemesis = Nemesis(stack, load, seed=1)
+        asking = asyncio.create_task(load.run(num_clients=12, seed=1))
+        for name in FAULTS:
+            await nemesis.do(name)
+        load.finish()
+        await asking
+        await stack.until_free()
+        assert check(load.records, undisturbed=load.undisturbed, faults=nemesis.faults) == []
+        assert stack.seen == []
+        assert sum(record.is_ok for record in load.records) > 2 * len(FAULTS)
+        assert set((await stack.stop()).values()) == {0}
