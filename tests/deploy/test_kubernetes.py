@@ -3,6 +3,8 @@
 import functools
 import itertools
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,8 @@ from signalbox.settings import (
 )
 from tests.deploy.test_observability import DASHBOARD
 
-FOLDER = Path(__file__).parents[2] / "deploy" / "kubernetes"
+KUBERNETES = Path(__file__).parents[2] / "deploy" / "kubernetes"
+FOLDER = KUBERNETES / "base"
 NAME = "app.kubernetes.io/name"
 SETTINGS = {"router": RouterSettings, "scheduler": SchedulerSettings, "worker": WorkerSettings}
 PORTS = {"router": {50051, 8000}, "scheduler": {50052}, "worker": {50053}}
@@ -71,7 +74,7 @@ def environment(role: str) -> dict[str, str]:
 
 
 def test_every_manifest_is_applied() -> None:
-    for folder in (FOLDER, FOLDER / "monitoring"):
+    for folder in (FOLDER, KUBERNETES / "monitoring"):
         applied = {*kustomization(folder)["resources"], "kustomization.yaml"}
         not_ours = {"prometheus-adapter.yaml"}  # values of a chart
         assert {path.name for path in folder.glob("*.yaml")} - not_ours == applied
@@ -186,10 +189,10 @@ def test_policies_allow_exactly_the_three_hops() -> None:
 
 
 def test_monitoring_may_read_metrics_and_nothing_else() -> None:
-    (policy,) = resources("NetworkPolicy", FOLDER / "monitoring").values()
+    (policy,) = resources("NetworkPolicy", KUBERNETES / "monitoring").values()
     (rule,) = policy["spec"]["ingress"]
     assert rule["ports"] == [{"port": METRICS_PORT}]
-    monitors = resources("PodMonitor", FOLDER / "monitoring")
+    monitors = resources("PodMonitor", KUBERNETES / "monitoring")
     assert monitors.keys() == SETTINGS.keys()
     for role, monitor in monitors.items():
         (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
@@ -221,7 +224,7 @@ def test_selectors_select_the_pods_that_there_are() -> None:
 
 
 def test_autoscalers_go_by_metrics_that_there_are() -> None:
-    adapter = yaml.safe_load((FOLDER / "monitoring" / "prometheus-adapter.yaml").read_text())
+    adapter = yaml.safe_load((KUBERNETES / "monitoring" / "prometheus-adapter.yaml").read_text())
     offered = {rule["name"]["as"]: rule["seriesQuery"] for rule in adapter["rules"]["external"]}
     wanted = set()
     for role, scaler in resources("HorizontalPodAutoscaler").items():
@@ -238,7 +241,7 @@ def test_autoscalers_go_by_metrics_that_there_are() -> None:
 def test_workers_have_a_gpu_each_that_the_overlay_for_cpus_takes_away() -> None:
     of_worker = container("worker")["resources"]
     assert of_worker["requests"]["nvidia.com/gpu"] == of_worker["limits"]["nvidia.com/gpu"] == 1
-    (patch,) = kustomization(FOLDER / "cpu")["patches"]
+    (patch,) = kustomization(KUBERNETES / "cpu")["patches"]
     for operation in yaml.safe_load(patch["patch"]):
         at: Any = resources("Deployment")["worker"]
         for step in operation["path"].split("/")[1:]:
@@ -250,8 +253,22 @@ def test_images_are_those_that_compose_builds() -> None:
     built = {
         service["image"]
         for name in ("compose.yaml", "compose.gpu.yaml")
-        for service in yaml.safe_load((FOLDER.parent / name).read_text())["services"].values()
+        for service in yaml.safe_load((KUBERNETES.parent / name).read_text())["services"].values()
     }
     renamed = {image["name"] for image in kustomization()["images"]}
     assert renamed == {container(role)["image"] for role in SETTINGS}
     assert renamed <= built
+
+
+@pytest.mark.parametrize("folder", ["base", "cpu", "monitoring"])
+def test_kustomize_renders_what_is_applied(folder: str) -> None:
+    kubectl = shutil.which("kubectl")
+    if kubectl is None:
+        pytest.skip("kubectl is not installed")
+    done = subprocess.run(
+        [kubectl, "kustomize", str(KUBERNETES / folder)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    rendered = [one for one in yaml.safe_load_all(done.stdout) if one["kind"] != "Namespace"]
+    assert {one["metadata"]["namespace"] for one in rendered} == {"signalbox"}
+    assert ("nvidia.com/gpu" in done.stdout) == (folder == "base")
