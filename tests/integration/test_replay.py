@@ -11,6 +11,7 @@ import pytest
 
 from protos.scheduler.v1 import record_pb2, state_pb2
 from protos.scheduler.v1 import scheduler_pb2 as pb
+from rpc.columns import pack_int32
 from scheduler_svc.config import PreemptionMode, SchedulerConfig, StepLimits
 from scheduler_svc.record_file import RecordReader, RecordWriter
 from scheduler_svc.replay_codec import NotARecording, Replay
@@ -25,6 +26,15 @@ from tests.integration.stack import (
 
 NUM_REQUESTS = 40
 BEAMS = pb.BeamSearch(width=3, length_penalty=1.0)
+GOES_ON = {
+    "num_sequences": 2,
+    "max_tokens": 9,
+    "attempt": 1,
+    "delivered": [
+        pb.DeliveredSequence(token_ids=pack_int32([1, 2, 3])),
+        pb.DeliveredSequence(token_ids=pack_int32([1]), finish_reason=pb.FINISH_REASON_STOP_STRING),
+    ],
+}
 
 
 async def random_load(client: Router, kill: Callable[[], "asyncio.Future[None]"]) -> None:
@@ -32,14 +42,14 @@ async def random_load(client: Router, kill: Callable[[], "asyncio.Future[None]"]
     rng = random.Random(5)
     aborted = set()
     for handle in range(NUM_REQUESTS):
-        await client.add(
-            handle,
-            [rng.randrange(4) for _ in range(rng.randrange(1, 50))],
-            max_tokens=rng.randrange(1, 40),
-            num_sequences=1 if handle % 10 == 9 else rng.choice([1, 1, 1, 3]),
-            beam_search=BEAMS if handle % 10 == 9 else None,
-            timeout_ns=rng.choice([10**6, 10**11, 10**11, 10**11]),
-        )
+        fields = {
+            "max_tokens": rng.randrange(1, 40),
+            "num_sequences": 1 if handle % 10 == 9 else rng.choice([1, 1, 1, 3]),
+            "beam_search": BEAMS if handle % 10 == 9 else None,
+            "timeout_ns": rng.choice([10**6, 10**11, 10**11, 10**11]),
+        }
+        prompt = [rng.randrange(4) for _ in range(rng.randrange(1, 50))]
+        await client.add(handle, prompt, **fields | (GOES_ON if handle % 10 == 5 else {}))
         other = rng.randrange(handle + 1)
         if rng.random() < 0.2:
             await client.abort(other)

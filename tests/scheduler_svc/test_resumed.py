@@ -1,6 +1,7 @@
 """Requests that a router sends again with what it has had go on as if nothing had happened."""
 
 import dataclasses
+import random
 
 import pytest
 
@@ -141,3 +142,60 @@ def test_what_no_router_of_ours_has_had_is_refused(changes: dict[str, object]) -
     fault = find_fault(dataclasses.replace(group, **changes), MODEL)  # type: ignore[arg-type]
     assert fault is not None
     assert fault.startswith("delivered")
+
+
+def make_random(rng: random.Random, handle: int) -> tuple[SequenceGroup, list[list[int]]]:
+    """A request, new or resumed, and what its branches must have in the end."""
+    n, max_tokens = rng.choice([1, 1, 2, 3]), rng.randrange(2, 14)
+    prompt = [rng.randrange(5) for _ in range(rng.randrange(1, 14))]
+    whole = [expected(prompt, num_tokens=max_tokens, branch=branch) for branch in range(n)]
+    is_resumed, delivered = rng.random() < 0.7, []
+    for branch in range(n if is_resumed and rng.random() < 0.8 else 0):
+        length = rng.randrange(1, max_tokens)
+        has_ended = branch > 0 and rng.random() < 0.3
+        reason = FinishReason.STOP_STRING if has_ended else GOES_ON
+        delivered.append(DeliveredSequence(whole[branch][:length], reason))
+        whole[branch] = whole[branch][: length if has_ended else max_tokens]
+    group = SequenceGroup(
+        request_id=f"r{handle}",
+        prompt_token_ids=prompt,
+        params=SamplingParams(),
+        max_tokens=max_tokens,
+        num_sequences=n,
+        attempt=int(is_resumed),
+        delivered=delivered,
+        times=GroupTimes(arrival=float(handle)),
+    )
+    return group, whole
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_resumed_requests_beside_others_under_pressure_while_workers_come_and_go(seed: int) -> None:
+    rng, router = random.Random(seed), Router()
+    cluster = make_cluster(worker_wait_s=1.0)  # of a clock that stands still
+    workers = [join_worker(cluster, num_gpu_blocks=20, num_cpu_blocks=8) for _ in range(2)]
+    asked = {}
+    for step in range(250):
+        if step % 12 == 0:
+            group, whole = make_random(rng, step)
+            if add(cluster, group, router, step):
+                asked[step] = group, whole
+        if step % 60 == 59:
+            engine, _ = workers.pop(0)
+            if rng.random() < 0.5:
+                cluster.drain(engine)
+            cluster.leave(engine)
+            cluster.check()
+            workers.append(join_worker(cluster, num_gpu_blocks=rng.choice([14, 40])))
+        _, loop = rng.choice(workers)
+        loop.send()
+        if rng.random() < 0.7 and (outcome := loop.answer()) is not None:
+            cluster.publish(outcome)
+    workers.append(join_worker(cluster, num_gpu_blocks=80))
+    while len(cluster):
+        for _, loop in workers:
+            finish(cluster, loop)
+    for handle, (group, whole) in asked.items():
+        assert router.ended[handle].failure is None
+        assert outputs(group) == whole
+    cluster.check()
