@@ -35,6 +35,7 @@ class Engine:
 
     Args:
         publish: takes what each answer means for requests.
+        wake_all: lets every engine look for work, when this one has set a request back.
         max_steps_in_flight: 2 keeps the worker busy while the next step is planned.
     """
 
@@ -44,6 +45,7 @@ class Engine:
         worker: StepChannel,
         scheduler: Scheduler,
         publish: Callable[[StepOutcome], None],
+        wake_all: Callable[[], None] = lambda: None,
         max_steps_in_flight: int = 2,
         step_timeout_s: float = 10.0,
         recorder: WorkerRecorder = UNRECORDED,
@@ -53,6 +55,7 @@ class Engine:
         self.scheduler = scheduler
         self.recorder = recorder
         self._publish = publish
+        self._wake_all = wake_all
         self._max_steps_in_flight = max_steps_in_flight
         self._step_timeout_s = step_timeout_s
         self._clock = clock
@@ -96,7 +99,10 @@ class Engine:
         while len(self.scheduler.inflight) < self._max_steps_in_flight:
             now = self._clock()
             self.recorder.planned(now)
+            num_recomputes = self.scheduler.num_recomputes
             plan = self.scheduler.schedule(now)
+            if self.scheduler.num_recomputes > num_recomputes:
+                self._wake_all()  # an idle worker may have room for who was set back
             if failed := self.scheduler.take_failed():
                 self._publish(StepOutcome(ended=failed))
             if plan is None:

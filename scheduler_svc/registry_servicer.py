@@ -101,6 +101,7 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
             worker=worker,
             scheduler=scheduler,
             publish=self._cluster.publish,
+            wake_all=self._cluster.wake,
             max_steps_in_flight=self._config.max_steps_in_flight,
             step_timeout_s=self._config.step_timeout_s,
             recorder=worker.recorder,

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from scheduler_svc.admission import AdmissionQueue
 from scheduler_svc.engine import Engine
 from scheduler_svc.plan import StepAnswer, StepOutcome, StepPlan
 from scheduler_svc.worker_client import WorkerLostError
@@ -54,6 +55,47 @@ def make_engine(
         publish=publish,
         step_timeout_s=step_timeout_s,
     )
+
+
+async def test_a_worker_that_sleeps_is_woken_for_a_request_that_another_has_set_back() -> None:
+    ended = asyncio.Queue[StepOutcome]()
+    admission = AdmissionQueue()
+    engines: list[Engine] = []
+
+    def publish(outcome: StepOutcome) -> None:
+        for _ in outcome.ended:
+            ended.put_nowait(outcome)
+
+    def wake_all() -> None:
+        for engine in engines:
+            engine.wake()
+
+    for _ in range(2):
+        channel = Channel()
+        channel.answers.set()
+        engine = Engine(
+            worker=channel,
+            scheduler=make_scheduler(num_gpu_blocks=6, admission=admission),
+            publish=publish,
+            wake_all=wake_all,
+        )
+        engines.append(engine)
+    running = [asyncio.create_task(engine.run()) for engine in engines]
+    await asyncio.sleep(0.01)
+    groups = [make_request([i + 1] * 8, max_tokens=12, arrival=float(i)) for i in range(2)]
+    for group in groups:
+        admission.add(group)
+    engines[0].wake()  # the other has looked, and sleeps
+    async with asyncio.timeout(10):
+        for _ in groups:
+            await ended.get()
+    assert groups[1].num_preemptions == 1
+    assert engines[1].scheduler.num_steps
+    for group in groups:
+        assert outputs(group) == [expected(group.prompt_token_ids, num_tokens=12)]
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
 
 
 async def test_two_steps_are_in_flight_and_a_request_that_comes_later_wakes_the_loop() -> None:
