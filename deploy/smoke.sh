@@ -90,7 +90,7 @@ say "two workers"
 until_workers 1
 stack up --detach --no-build --scale gpu-worker=2
 until_workers 2
-for _ in $(seq 60); do
+for _ in $(seq 180); do
     healthy=$(docker ps -q --filter "label=com.docker.compose.project=$PROJECT" \
         --filter health=healthy | wc -l)
     [ "$healthy" = 4 ] && break
