@@ -242,6 +242,6 @@ def decode_profile_options(request: pb.ProfileRequest) -> ProfileOptions:
 
 
 def encode_profile(profile: Profile) -> Iterator[pb.ProfileResponse]:
-    yield pb.ProfileResponse(num_steps=profile.num_steps)
+    yield pb.ProfileResponse(num_steps=profile.num_steps, kernel_ns=profile.kernel_ns)
     for start in range(0, len(profile.chrome_trace), MAX_CHUNK_BYTES):
         yield pb.ProfileResponse(chunk=profile.chrome_trace[start : start + MAX_CHUNK_BYTES])

@@ -89,17 +89,17 @@ class NativeStep:
     """A program bound to a pool, with the sampler for what it does not draw itself."""
 
     def __init__(self, program: Program, sampler: Sampler) -> None:
-        self._program = program
+        self.program = program
         self._sampler = sampler
         self._vocab_size = program.shape.vocab_size
         self._logits = np.empty((0, self._vocab_size), dtype=np.float32)
 
     @property
     def block_bytes(self) -> int:
-        return self._program.shape.block_bytes
+        return self.program.shape.block_bytes
 
     def bind(self, pool: Tensor) -> None:
-        self._program.bind(pool)
+        self.program.bind(pool)
 
     def execute(self, batch: Batch) -> Samples:
         start = time.perf_counter_ns()
@@ -107,7 +107,7 @@ class NativeStep:
         drawn = np.flatnonzero(batch.rows.needs_logits)
         arrays = self._arrays(batch, tokens, row_of, drawn)
         with span("forward"):
-            self._program.run(arrays)
+            self.program.run(arrays)
         forwarded = time.perf_counter_ns()
         samples = _greedy(arrays, row_of)
         with span("sample"):
@@ -128,7 +128,7 @@ class NativeStep:
             part = slice(start, start + _PROMPT_ROWS_AT_ONCE)
             targets, counts = rows.targets[part], rows.num_logprobs[part]
             self._reserve(len(targets))
-            self._program.run(_head_alone(rows.token_index[part], self._logits))
+            self.program.run(_head_alone(rows.token_index[part], self._logits))
             logits = torch.from_numpy(self._logits[: len(targets)])
             part_found = self._sampler.logprobs(logits, targets, counts)
             found += [one._replace(row=start + one.row) for one in part_found]

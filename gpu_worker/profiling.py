@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from gpu_worker.execution import ExecutionThread
@@ -16,6 +17,7 @@ class Profile(NamedTuple):
     """What was recorded."""
 
     num_steps: int
+    kernel_ns: Mapping[str, int]
     chrome_trace: bytes
     """Gzipped."""
 
@@ -59,8 +61,9 @@ class Profiler:
                 await asyncio.wait_for(enough.wait(), options.duration_s)
             await self._thread.submit(recording.end)
             num_steps = self._steps.num_steps - first_step
-            if enough.is_set():
-                return Profile(num_steps, b"")
-            return Profile(num_steps, await asyncio.to_thread(recording.chrome_trace))
+            if enough.is_set():  # nobody waits for it any more
+                return Profile(num_steps, {}, b"")
+            trace = await asyncio.to_thread(recording.chrome_trace)
+            return Profile(num_steps, recording.kernel_ns, trace)
         finally:
             self._is_recording = False

@@ -228,7 +228,8 @@ class ModelRunner:
         )
 
     def begin_recording(self, options: ProfileOptions) -> TorchRecording:
-        return TorchRecording(options, self._device)
+        program = self._native.program if self._native is not None else None
+        return TorchRecording(options, self._device, program)
 
     def execute(self, batch: Batch) -> Samples:
         """Raises MemoryError where a smaller batch may do."""

@@ -5,6 +5,7 @@ message, `SequenceTable` makes a `Batch` of the step, a `Runner` makes `Samples`
 Arrays are NumPy; a runner moves them to its device.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -277,6 +278,11 @@ class ProfileOptions(NamedTuple):
 
 class Recording(Protocol):
     """A profile that is being taken."""
+
+    @property
+    def kernel_ns(self) -> Mapping[str, int]:
+        """After `end`: time of all threads by kind of kernel, if nothing else says that."""
+        ...
 
     def end(self) -> None:
         """Stops recording; on the execution thread, as it began."""

@@ -4,6 +4,7 @@ The names that `span` gives are what a trace is read by: native code is one rang
 """
 
 import tempfile
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import ClassVar
@@ -12,6 +13,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from gpu_worker.step import ProfileOptions
+from signalbox_kernels.program import Program
 
 _NOTHING = nullcontext()
 
@@ -26,7 +28,11 @@ class TorchRecording:
 
     num_running: ClassVar[int] = 0
 
-    def __init__(self, options: ProfileOptions, device: torch.device) -> None:
+    def __init__(
+        self, options: ProfileOptions, device: torch.device, program: Program | None = None
+    ) -> None:
+        self.kernel_ns: Mapping[str, int] = {}
+        self._program = program
         activities = [ProfilerActivity.CPU]
         if device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
@@ -36,10 +42,14 @@ class TorchRecording:
             with_stack=options.with_stack,
         )
         self._profile.start()
+        if program is not None:
+            program.begin_profile()
         TorchRecording.num_running += 1
 
     def end(self) -> None:
         TorchRecording.num_running -= 1
+        if self._program is not None:
+            self.kernel_ns = self._program.end_profile()
         self._profile.stop()
 
     def chrome_trace(self) -> bytes:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -33,6 +33,12 @@ class Spent:
     name: str
     count: int
     total_us: float
+
+
+class _Recorded(NamedTuple):
+    num_steps: int
+    kernel_ns: dict[str, int]
+    trace: bytes
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -74,16 +80,23 @@ async def _run(options: dict[str, Any]) -> None:
             _print_memory(console, info, as_json=options["json"])
             return
         with console.status(f"recording {options['seconds']:g} s of {address}"):
-            num_steps, trace = await _record(worker, options)
-    options["output"].write_bytes(trace)
-    spent = time_spent(trace)
+            recorded = await _record(worker, options)
+    options["output"].write_bytes(recorded.trace)
+    num_steps, spent = recorded.num_steps, time_spent(recorded.trace)
     if options["json"]:
         names = {one.name: {"count": one.count, "total_us": one.total_us} for one in spent}
         memory = plain(info.memory)
-        print(json.dumps({"num_steps": num_steps, "time": names, "memory": memory}))
+        kernels = recorded.kernel_ns
+        print(
+            json.dumps(
+                {"num_steps": num_steps, "time": names, "kernel_ns": kernels, "memory": memory}
+            )
+        )
         return
     console.print(f"{num_steps} steps of {info.model.name} in {options['seconds']:g} s\n")
     console.print(_table(spent))
+    if recorded.kernel_ns:
+        console.print(f"\nof forward, all threads: {_kernels(recorded.kernel_ns)}")
     _print_memory(console, info, as_json=False)
     console.print(f"\nwritten to {options['output']}, for ui.perfetto.dev or chrome://tracing")
 
@@ -97,14 +110,21 @@ async def _only_worker(address: str, how: Connection) -> str:
     return workers[0]
 
 
-async def _record(worker: WorkerClient, options: dict[str, Any]) -> tuple[int, bytes]:
+async def _record(worker: WorkerClient, options: dict[str, Any]) -> _Recorded:
     request = pb.ProfileRequest(
         duration_ns=max(0, int(options["seconds"] * 1e9)),
         record_shapes=options["shapes"],
         with_stack=options["stacks"],
     )
     parts = [part async for part in worker.profile(request)]
-    return parts[0].num_steps, b"".join(part.chunk for part in parts)
+    trace = b"".join(part.chunk for part in parts)
+    return _Recorded(parts[0].num_steps, dict(parts[0].kernel_ns), trace)
+
+
+def _kernels(kernel_ns: dict[str, int]) -> str:
+    whole_ns = sum(kernel_ns.values())
+    ordered = sorted(kernel_ns.items(), key=lambda item: -item[1])
+    return ", ".join(f"{name} {100 * ns / whole_ns:.0f} %" for name, ns in ordered)
 
 
 def time_spent(trace: bytes) -> list[Spent]:

@@ -195,6 +195,7 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "sb_program_free": (None, (c_void_p,)),
     "sb_program_bind": (None, (c_void_p, c_void_p, c_int64)),
     "sb_program_run": (c_int32, (c_void_p, POINTER(SbBatch))),
+    "sb_program_profile": (None, (c_void_p, c_void_p)),
     "sb_sampler_new": (c_void_p, (c_void_p, c_int32, c_int32)),
     "sb_sampler_free": (None, (c_void_p,)),
     "sb_sampler_run": (c_int32, (c_void_p, POINTER(SbDraws))),

@@ -210,6 +210,8 @@ class Program:
         self.shape = builder.shape
         self.weights = builder.arena.description
         self.weights_bytes = builder.arena.num_bytes
+        self._num_threads = num_threads
+        self._op_ns: NDArray[np.int64] | None = None  # as long as it is profiled
         self.isa = best_isa() if isa is None else isa
         shape = SbShape(
             **{name: getattr(self.shape, name) for name in ProgramShape.__slots__},
@@ -236,6 +238,18 @@ class Program:
         """Computes one step; other Python threads run meanwhile."""
         if self._library.sb_program_run(self._handle, ctypes.byref(arrays.as_struct())):
             raise MemoryError("no memory for a step's activations; lower max_num_batched_tokens")
+
+    def begin_profile(self) -> None:
+        """From now on keeps account of the time of each kind of op; between steps only."""
+        self._op_ns = np.zeros((self._num_threads, len(OpKind)), dtype=np.int64)
+        self._library.sb_program_profile(self._handle, self._op_ns.ctypes.data)
+
+    def end_profile(self) -> dict[str, int]:
+        """Returns the nanoseconds of all threads by kind of op, such as "linear"."""
+        assert self._op_ns is not None, "begin_profile comes first"
+        self._library.sb_program_profile(self._handle, None)
+        totals, self._op_ns = self._op_ns.sum(axis=0).tolist(), None
+        return {kind.name.lower(): ns for kind, ns in zip(OpKind, totals, strict=True) if ns}
 
     @property
     def handle(self) -> int | None:

@@ -90,14 +90,15 @@ def phase_rows(segments: Iterable[Segment], *, indent: int) -> list[Row]:
     return [Row(name, tuple(parts), indent) for name, parts in found.items() if parts]
 
 
-def shares(rows: Iterable[Row], *, whole_ns: int) -> str:
-    """Says how much of the time each row took, the longest first."""
+def shares(rows: Iterable[Row], *, duration_ns: int, of_ns: int) -> str:
+    """Says how long it took, and which part of `of_ns` each row had, the longest first."""
     ordered = sorted(rows, key=lambda row: -row.total_ns)
     parts = [
-        f"{row.label} {seconds(row.total_ns)} ({100 * row.total_ns / max(1, whole_ns):.0f} %)"
+        f"{row.label} {seconds(row.total_ns)} ({100 * row.total_ns / max(1, of_ns):.0f} %)"
         for row in ordered
     ]
-    return ", ".join(parts)
+    whole = f"{seconds(duration_ns)} in all"
+    return f"{whole}: {', '.join(parts)}" if parts else whole
 
 
 def longest(rows: Iterable[Row]) -> str:

@@ -82,7 +82,7 @@ class _Request:
         others = of > 1 and f"the slowest of {of} requests here; --request shows another"
         lines = [
             error,
-            f"{seconds(self._root.duration_ns)} in all: {shares(phases, whole_ns=in_all)}",
+            shares(phases, duration_ns=self._root.duration_ns, of_ns=in_all),
             longest(phases),
             self._tokens(),
             others,

@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import itertools
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -22,6 +23,7 @@ from gpu_worker.worker import Worker
 from protos.worker.v1 import worker_pb2 as pb
 from protos.worker.v1 import worker_pb2_grpc
 from rpc.client import open_channel
+from rpc.columns import pack_int64
 from rpc.server import Server
 from signalbox.profile import time_spent
 from tests.gpu_worker.builders import make_config
@@ -71,9 +73,9 @@ async def serving(runner: Runner) -> AsyncIterator[worker_pb2_grpc.WorkerService
 
 
 async def execute(stub: worker_pb2_grpc.WorkerServiceStub, *, step_id: int) -> None:
-    """One step that prefills a sequence of its own."""
+    """One step that prefills a sequence, and forgets the one before."""
     sequence = pb.SequenceMetadata(
-        seq_id=step_id, token_ids=[3, 4, 5], num_new_tokens=3, block_table=[step_id], num_samples=1
+        seq_id=step_id, token_ids=[3, 4, 5], num_new_tokens=3, block_table=[0], num_samples=1
     )
     group = pb.SequenceGroupMetadata(
         request_id=f"r{step_id}",
@@ -81,27 +83,44 @@ async def execute(stub: worker_pb2_grpc.WorkerServiceStub, *, step_id: int) -> N
         sequences=[sequence],
         sampling_params=pb.SamplingParams(top_p=1),
     )
-    request = pb.ExecuteModelRequest(epoch=EPOCH, step_id=step_id, new_groups=[group])
+    request = pb.ExecuteModelRequest(
+        epoch=EPOCH,
+        step_id=step_id,
+        new_groups=[group],
+        finished_seq_ids=pack_int64([step_id - 1] if step_id > 1 else []),
+    )
     async for response in stub.ExecuteModel(iter([request])):
         assert response.step_id == step_id
 
 
-async def profile(stub: worker_pb2_grpc.WorkerServiceStub, **fields: int) -> tuple[int, bytes]:
+async def execute_during(
+    stub: worker_pb2_grpc.WorkerServiceStub, task: asyncio.Task[tuple[pb.ProfileResponse, bytes]]
+) -> tuple[pb.ProfileResponse, bytes]:
+    """Executes steps until a profile is taken."""
+    for step_id in itertools.count(1):
+        await execute(stub, step_id=step_id)
+        if task.done():
+            return task.result()
+        await asyncio.sleep(0.02)
+    raise AssertionError
+
+
+async def profile(
+    stub: worker_pb2_grpc.WorkerServiceStub, **fields: int
+) -> tuple[pb.ProfileResponse, bytes]:
     call = stub.Profile(pb.ProfileRequest(**{"duration_ns": SHORT_NS} | fields))
     parts = [part async for part in call]
-    return parts[0].num_steps, b"".join(part.chunk for part in parts)
+    assert not any(part.kernel_ns for part in parts[1:])
+    return parts[0], b"".join(part.chunk for part in parts)
 
 
 async def test_a_profile_shows_the_steps_that_ran_meanwhile(tiny: Path) -> None:
     async with serving(make_runner(tiny)) as stub:
-        recorded = asyncio.create_task(profile(stub, record_shapes=True))
-        for step_id in (1, 2, 3):
-            await asyncio.sleep(0.04)
-            await execute(stub, step_id=step_id)
-        num_steps, trace = await recorded
+        task = asyncio.create_task(profile(stub, record_shapes=True))
+        first, trace = await execute_during(stub, task)
     names = {one.name: one.count for one in time_spent(trace)}
-    assert 0 < num_steps <= 3
-    assert names["forward"] == names["sample"] == num_steps
+    assert names["forward"] == names["sample"] == first.num_steps > 0
+    assert not first.kernel_ns
     assert any(name.startswith("aten::") for name in names)
     assert json.loads(gzip.decompress(trace))["traceEvents"]
 
@@ -154,6 +173,14 @@ async def test_the_memory_report_adds_up(cpu_backend: str, tiny: Path) -> None:
     assert 0.9 * on_disk < memory.weights_bytes < 3 * on_disk  # packed panels are padded
     assert memory.weights_bytes < memory.used_bytes < memory.total_bytes
     assert memory.unused_bytes == 0
+
+
+async def test_native_kernels_say_what_the_forward_pass_consists_of(tiny: Path) -> None:
+    async with serving(make_runner(tiny, cpu_backend="native")) as stub:
+        first, _ = await execute_during(stub, asyncio.create_task(profile(stub)))
+    assert first.num_steps > 0
+    assert set(first.kernel_ns) >= {"embed", "norm", "linear", "rotate", "attend", "head"}
+    assert all(0 < ns < 60 * 10**9 for ns in first.kernel_ns.values())
 
 
 def test_each_memory_is_counted_once() -> None:

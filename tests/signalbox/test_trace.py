@@ -119,6 +119,17 @@ def test_another_request_is_drawn_by_its_id(file: Path) -> None:
         draw_traced(read_spans(file), "gone")
 
 
+def test_a_request_that_never_reached_a_scheduler_is_drawn_with_its_error(tmp_path: Path) -> None:
+    path = tmp_path / "spans.jsonl"
+    (refused,) = make_request("refused", ms=2)[:1]
+    refused["status"] = {"code": 2, "message": "RESOURCE_EXHAUSTED"}
+    path.write_text(json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [refused]}]}]}))
+    drawing = draw_traced(read_spans(path), None)
+    assert drawing.lines == ("ended with RESOURCE_EXHAUSTED", "2.0 ms in all")
+    assert drawing.is_error
+    assert "RESOURCE_EXHAUSTED" in to_svg(drawing)
+
+
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [

@@ -46,6 +46,8 @@ extern "C" int32_t sb_program_run(void* program, const SbBatch* batch) {
   }
 }
 
+extern "C" void sb_program_profile(void* program, int64_t* ns) { program_of(program).profile(ns); }
+
 extern "C" void* sb_program_buffer(void* program, int32_t buffer, int32_t num_tokens) {
   if (!program_of(program).reserve(num_tokens)) return nullptr;
   return program_of(program).buffer(buffer);

@@ -42,6 +42,7 @@ enum SbOpKind : int32_t {
   SB_HEAD = 5,    // src (logit rows) times a packed weight: argmax, and logits where asked
   SB_CODE = 6,    // src (elements) -> dst (codes)
 };
+#define SB_NUM_KINDS 7
 
 enum SbEpilogue : int32_t {
   SB_STORE = 0,   // dst (float32) = product + bias
@@ -142,6 +143,10 @@ void sb_program_bind(void* program, void* pool, int64_t block_bytes);
 
 // Runs one step. Returns 0, or 1 without memory for the step's activations.
 int32_t sb_program_run(void* program, const SbBatch* batch);
+
+// From the next step on, adds the nanoseconds that each thread spends on each kind of op to
+// ns [num_threads, SB_NUM_KINDS]; null ends that.
+void sb_program_profile(void* program, int64_t* ns);
 
 // A buffer's memory, for tests; rows are made for `num_tokens` first. Null without memory.
 void* sb_program_buffer(void* program, int32_t buffer, int32_t num_tokens);

@@ -1,6 +1,7 @@
 #include "program.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -83,8 +84,14 @@ bool Program::run(const SbBatch& batch) {
 }
 
 void Program::tile(int32_t phase, int32_t tile, int32_t thread) {
+  using Clock = std::chrono::steady_clock;
   const Phase& p = phases_[static_cast<size_t>(phase)];
+  const auto start = profile_ns_ ? Clock::now() : Clock::time_point();
   kernels_.tile[shape_.element][p.op->kind](p, tile, scratch_[static_cast<size_t>(thread)].data());
+  if (profile_ns_) {
+    const auto spent = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start);
+    profile_ns_[thread * SB_NUM_KINDS + p.op->kind] += spent.count();
+  }
 }
 
 View Program::view(int32_t buffer) const {

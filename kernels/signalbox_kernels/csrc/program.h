@@ -34,6 +34,7 @@ class Program final : public Pool::Work {
   bool reserve(int64_t num_rows);
   char* buffer(int32_t index) const { return memory_[static_cast<size_t>(index)].data(); }
   void tile(int32_t phase, int32_t tile, int32_t thread) override;
+  void profile(int64_t* ns) { profile_ns_ = ns; }
   Pool& pool() { return pool_; }
   int32_t num_threads() const { return num_threads_; }
 
@@ -57,6 +58,7 @@ class Program final : public Pool::Work {
   int32_t task_rows_;
   char* pool_memory_ = nullptr;
   int64_t block_bytes_ = 0;
+  int64_t* profile_ns_ = nullptr;  // [num_threads, SB_NUM_KINDS], or null
   Pool pool_;  // last: its threads stop before what they use goes
 };
 

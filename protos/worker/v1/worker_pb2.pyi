@@ -89,12 +89,21 @@ class ProfileRequest(_message.Message):
     def __init__(self, duration_ns: _Optional[int] = ..., record_shapes: _Optional[bool] = ..., with_stack: _Optional[bool] = ...) -> None: ...
 
 class ProfileResponse(_message.Message):
-    __slots__ = ("num_steps", "chunk")
+    __slots__ = ("num_steps", "kernel_ns", "chunk")
+    class KernelNsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
+    KERNEL_NS_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     num_steps: int
+    kernel_ns: _containers.ScalarMap[str, int]
     chunk: bytes
-    def __init__(self, num_steps: _Optional[int] = ..., chunk: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, num_steps: _Optional[int] = ..., kernel_ns: _Optional[_Mapping[str, int]] = ..., chunk: _Optional[bytes] = ...) -> None: ...
 
 class InitCacheEngineRequest(_message.Message):
     __slots__ = ("epoch", "num_gpu_blocks", "num_cpu_blocks")
