@@ -48,7 +48,9 @@ async def test_the_scheduler_counts_what_clients_got(spans: Spans) -> None:
             assert value(registry, f"signalbox_request_{name}_time_seconds_count") == 4
         # Between 40 tokens there are 39 gaps: steps, and preemptions that took the place of one.
         gaps = value(registry, "signalbox_inter_token_latency_seconds_count")
-        assert 4 * 39 <= gaps <= 4 * 39 + value(registry, "signalbox_num_preemptions_total") + 4
+        # A resume by swap is a step as well, and an overlapped step may hold one who has ended.
+        preemptions = value(registry, "signalbox_num_preemptions_total")
+        assert 4 * 39 <= gaps <= 4 * 39 + 2 * preemptions + 4
         assert value(registry, "signalbox_kv_cache_usage_perc") == 0
         assert value(registry, "signalbox_num_requests_running", model_name="simulated") == 0
         assert value(registry, "signalbox_workers", state="serving") == 1
@@ -108,15 +110,15 @@ async def test_each_worker_that_works_is_summed_up_in_one_line(
         return [r.getMessage() for r in caplog.records if r.name == stats_log.__name__]
 
     async with make_stack() as stack:
-        log = StatsLog(stack.scheduler.cluster)
-        log.write(time.monotonic() + 1)
+        log, now = StatsLog(stack.scheduler.cluster), time.monotonic()
+        log.write(now + 1)
         assert not lines()  # nobody has done anything
         await ask(stack.stub, make_request([1, 2, 3], max_tokens=20))
-        log.write(time.monotonic() + 11)
+        log.write(now + 11)
         (line,) = lines()
         rate = float(re.search(r"([\d.]+) generated tokens/s", line)[1])  # type: ignore[index]
-        assert 1.5 < rate < 2.5
-        for _ in range(3):
-            log.write(time.monotonic() + 30)
+        assert rate == 2.0
+        for later_s in (21, 31, 41):
+            log.write(now + later_s)
         assert len(lines()) == 2  # one more, which says that it rests
         assert " 0.0 generated tokens/s" in lines()[-1]
