@@ -30,7 +30,7 @@ MISSED_HEARTBEATS = 6
 HAND_OVER_S = 2.0
 """For the scheduler to take note that a worker goes with work unfinished."""
 
-MIN_BACKOFF_S, MAX_BACKOFF_S = 0.1, 2.0
+MIN_BACKOFF_S, MAX_BACKOFF_S = 0.1, 1.0
 REMINDER_INTERVAL_S = 10.0
 
 _FATAL = {
