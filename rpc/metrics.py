@@ -5,6 +5,8 @@ nothing is paid for a metric between two scrapes. Names are vLLM's behind a pref
 vLLM's too, so that dashboards made for it work.
 """
 
+import asyncio
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -99,8 +101,16 @@ class _Service(Collector):
         return iter(families)
 
 
+class _Tasks(Collector):
+    """A leak of tasks shows here long before it shows in memory."""
+
+    def collect(self) -> Iterator[Metric]:
+        with contextlib.suppress(RuntimeError):  # whoever asks has no event loop
+            yield GaugeMetricFamily("asyncio_tasks", "Tasks.", value=len(asyncio.all_tasks()))
+
+
 def make_registry(read: Read, *, prefix: str = OURS) -> CollectorRegistry:
-    """Returns what is shown of a process: its service's metrics, its CPU time and memory.
+    """Returns what is shown of a process: its service's metrics, its CPU time, memory, tasks.
 
     Args:
         read: called at each scrape, on the event loop, so that it may look at whatever lives there.
@@ -108,6 +118,7 @@ def make_registry(read: Read, *, prefix: str = OURS) -> CollectorRegistry:
     """
     registry = CollectorRegistry()
     registry.register(_Service(read, PREFIXES[prefix]))
+    registry.register(_Tasks())
     ProcessCollector(registry=registry)
     return registry
 

@@ -16,10 +16,11 @@ import random
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from tests.chaos.history import Fault, FaultKind, check
-from tests.chaos.leaks import MIN_SAMPLES, Sample, find_leaks, take_sample
+from tests.chaos.leaks import MIN_SAMPLES, Sample, find_leaks
 from tests.chaos.load import Load
 from tests.chaos.nemesis import Nemesis
 from tests.chaos.services import ChaosStack, chaos_stack
@@ -42,10 +43,16 @@ async def run_faults(nemesis: Nemesis, names: list[str], *, ends: float, seed: i
             await asyncio.sleep(rng.random())
 
 
-async def watch(stack: ChaosStack, samples: dict[str, list[Sample]], *, every_s: float) -> None:
+async def watch(
+    stack: ChaosStack,
+    names: Iterable[str],
+    samples: dict[str, list[Sample]],
+    *,
+    every_s: float,
+) -> None:
     while True:
-        for name in SURVIVORS:
-            samples[name].append(take_sample(stack.services[name].pid))
+        for name in names:
+            samples[name].append(await asyncio.to_thread(stack.services[name].sample))
         await asyncio.sleep(every_s)
 
 
@@ -59,10 +66,13 @@ async def run(options: argparse.Namespace, folder: Path) -> list[str]:
         nemesis = Nemesis(stack, load, seed=options.seed)
         names = nemesis.names_of(FaultKind.WORKER) if options.soak else nemesis.names
         asking = asyncio.create_task(load.run(num_clients=options.clients, seed=options.seed))
-        watching = asyncio.create_task(watch(stack, samples, every_s=60 * minutes / SAMPLES))
+        every_s = 60 * minutes / SAMPLES
+        watched = SURVIVORS if options.soak else ()
+        watching = asyncio.create_task(watch(stack, watched, samples, every_s=every_s))
         ends = time.monotonic() + 60 * minutes
         await run_faults(nemesis, names, ends=ends, seed=options.seed)
         watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
         load.finish()
         await asking
         await stack.until_free()

@@ -5,6 +5,7 @@ what has more in the second half than in the first by more than noise. Medians, 
 load decides nothing.
 """
 
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -22,6 +23,8 @@ class Sample:
     open_files: float
     """File descriptors of any kind."""
     threads: float
+    tasks: float = 0.0
+    """Of asyncio, if the process tells."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,16 +39,20 @@ SLACK = {
     "rss_mib": Slack(share=0.05, extra=2.0),
     "open_files": Slack(share=0.1, extra=3.0),
     "threads": Slack(share=0.1, extra=1.0),
+    "tasks": Slack(share=0.2, extra=8.0),
 }
 
 
-def take_sample(pid: int) -> Sample:
+def take_sample(pid: int, *, metrics: str = "") -> Sample:
+    """`metrics` is what the process shows Prometheus."""
+    tasks = re.search(r"^asyncio_tasks (\S+)$", metrics, re.MULTILINE)
     process = psutil.Process(pid)
     with process.oneshot():
         return Sample(
             rss_mib=process.memory_info().rss / (1 << 20),
             open_files=process.num_fds(),
             threads=process.num_threads(),
+            tasks=float(tasks[1]) if tasks else 0.0,
         )
 
 

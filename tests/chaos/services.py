@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import signal
 import subprocess
+import urllib.request
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 from protos.scheduler.v1 import scheduler_pb2_grpc, stats_pb2
 from rpc.client import open_channel
 from tests.chaos.fault_proxy import FaultProxy, fault_proxy
+from tests.chaos.leaks import Sample, take_sample
 from tests.integration.stack import until_serving
 from tests.signalbox.stacks import COMMAND, environment, free_port
 
@@ -32,18 +34,26 @@ class Service:
     arguments: tuple[str, ...]
     port: int
     log: Path
+    metrics_port: int = field(default_factory=free_port)
     process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
+        ports = (f"--port={self.port}", f"--metrics-port={self.metrics_port}")
         with self.log.open("ab") as sink:
             self.process = subprocess.Popen(
-                [*COMMAND, *self.arguments, f"--port={self.port}"], stderr=sink, env=environment()
+                [*COMMAND, *self.arguments, *ports], stderr=sink, env=environment()
             )
 
     @property
     def pid(self) -> int:
         assert self.process is not None
         return self.process.pid
+
+    def sample(self) -> Sample:
+        """What the process holds; it must serve."""
+        url = f"http://127.0.0.1:{self.metrics_port}/metrics"
+        with urllib.request.urlopen(url, timeout=START_S) as answer:
+            return take_sample(self.pid, metrics=answer.read().decode())
 
     def send(self, number: signal.Signals) -> None:
         assert self.process is not None

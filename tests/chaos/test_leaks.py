@@ -1,11 +1,15 @@
 """The leak check finds leaks that were planted in a process, and none where there is none."""
 
+import asyncio
+import os
 import subprocess
 import sys
 import time
 
 import pytest
+from prometheus_client import generate_latest
 
+from rpc.metrics import make_registry
 from tests.chaos.leaks import MIN_SAMPLES, Sample, find_leaks, take_sample
 
 PREAMBLE = "import os, sys, threading, time\nkept = []\n"
@@ -44,6 +48,18 @@ def observe(statement: str) -> list[Sample]:
 def test_a_planted_leak_is_found(column: str) -> None:
     (line,) = find_leaks({"service": observe(LEAKS[column])})
     assert line.startswith(f"service: {column} went from")
+
+
+async def test_planted_tasks_are_found_in_what_a_service_shows() -> None:
+    registry = make_registry(lambda _families: None)
+    kept, samples = [], []
+    for _ in range(NUM_STEPS):
+        kept += [asyncio.create_task(asyncio.sleep(3600)) for _ in range(4)]
+        samples.append(take_sample(os.getpid(), metrics=generate_latest(registry).decode()))
+    for task in kept:
+        task.cancel()
+    (line,) = find_leaks({"service": samples})
+    assert line.startswith("service: tasks went from")
 
 
 def test_a_process_that_gives_everything_back_has_no_leak() -> None:
