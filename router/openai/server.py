@@ -10,6 +10,7 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.openai.responses import error_response
+from router.openai.slow_heads import HeadTimeout
 from rpc.errors import Unavailable
 from rpc.server import HTTP_REMEDY, check_exposure, check_free, join_address
 from rpc.tls import CLEAR, TlsConfig, http_context
@@ -33,6 +34,7 @@ class HttpServer:
         self._gate = _Gate(app)
         self._config = uvicorn.Config(
             self._gate,
+            http=HeadTimeout,
             log_config=None,
             log_level="warning",
             access_log=False,

@@ -12,6 +12,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from protos.scheduler.v1 import scheduler_pb2
 from router.config import RouterConfig
 from router.main import Router
+from router.openai import slow_heads
 from rpc.server import PortInUse
 from tests.router.fakes import finished, ids_of, step
 from tests.router.openai.clients import HI, make_http
@@ -130,3 +131,50 @@ async def test_a_port_in_use_is_an_error_with_a_remedy() -> None:
     for router in (first, second):
         await router.drain(grace_s=0)
         await router.stop()
+
+
+@pytest.mark.parametrize("beginning", [b"", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"])
+async def test_a_client_that_never_ends_its_head_is_cut_off(
+    beginning: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slow_heads, "HEAD_S", 0.2)
+    async with make_http() as http:
+        assert http.stack.router.http is not None
+        reader, writer = await asyncio.open_connection("127.0.0.1", http.stack.router.http.port)
+        writer.write(beginning)
+        async with asyncio.timeout(30):
+            assert await reader.read() == b""
+        writer.close()
+        assert (await http.raw.get("/health")).status_code == 200
+
+
+async def test_an_idle_client_between_two_requests_is_not_cut_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(slow_heads, "HEAD_S", 0.2)
+    async with make_http() as http:
+        assert http.stack.router.http is not None
+        reader, writer = await asyncio.open_connection("127.0.0.1", http.stack.router.http.port)
+        for _ in range(3):
+            writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            async with asyncio.timeout(30):
+                assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
+            await asyncio.sleep(0.4)
+        writer.close()
+
+
+async def test_a_request_whose_head_has_come_is_not_cut_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(slow_heads, "HEAD_S", 0.2)
+    async with make_http() as http:
+        assert http.stack.router.http is not None
+        reader, writer = await asyncio.open_connection("127.0.0.1", http.stack.router.http.port)
+        body = b'{"prompt": "Hi"}'
+        head = f"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+        writer.write(f"{head}Content-Type: application/json\r\n\r\n".encode())
+        await asyncio.sleep(0.6)
+        writer.write(body)
+        async with asyncio.timeout(30):
+            assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
+        writer.close()
