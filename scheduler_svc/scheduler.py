@@ -257,5 +257,6 @@ class Scheduler:
         """Asserts that blocks are conserved and each group is in one queue, in its status."""
         self._queues.check()
         self._lane.check()
-        queued = [seq for group in self.running + self.swapped for seq in group.sequences]
-        self.blocks.check({*queued, *self._endings.draining})
+        queued = {seq for group in self.running + self.swapped for seq in group.sequences}
+        self.blocks.check(queued | self._endings.draining)
+        self._view.check(queued)

@@ -39,17 +39,15 @@ class Siblings:
                 del self._incomplete[group]
         if self._incomplete:
             for group in [group for group in self._queues.running if group in self._incomplete]:
-                if not self._make_room(group, plan, now):
-                    return
+                self._make_room(group, plan, now)
 
-    def _make_room(self, group: SequenceGroup, plan: StepPlan, now: float) -> bool:
+    def _make_room(self, group: SequenceGroup, plan: StepPlan, now: float) -> None:
         seq = _lacks_blocks(group)[0]
         while (prefix := self.prefix_of(seq)) is not None:
             if self._blocks.can_start(seq, prefix):
-                break
+                return
             if not self._preemption.take_from_others(group, plan, now):
-                return False
-        return True
+                return
 
     def prefix_of(self, seq: Sequence) -> list[FoundBlock] | None:
         """Returns the blocks that a branch without any can share; None if it has to wait."""

@@ -4,6 +4,8 @@ A sequence that the worker knows is named by its id and patched where its block 
 other is sent in full. A sequence is forgotten there when it is preempted or released.
 """
 
+from collections.abc import Set
+
 from scheduler_svc.block_manager import BlockSpaceManager
 from scheduler_svc.plan import ForkPlan, StepPlan, TablePatch
 from scheduler_svc.sequence import Sequence
@@ -81,3 +83,7 @@ class WorkerView:
         # Parents have moved on: who was not split off is sent in full. Who is to have another token
         # than the worker thinks has not moved.
         self._forks = {child: parent for child, parent in self._forks.items() if child is parent}
+
+    def check(self, sequences: Set[Sequence]) -> None:
+        """Asserts that nothing is to be split off but sequences that are on this worker."""
+        assert self._forks.keys() <= sequences
