@@ -314,6 +314,7 @@ def test_beams_that_are_recomputed_take_the_blocks_of_those_behind_them(depth: i
     loop.run()
     for group in groups:
         assert_found(group)
+    assert groups[0].num_preemptions == 0
     assert groups[1].num_preemptions > 0
     assert_all_free(loop)
 
