@@ -25,6 +25,7 @@ for _name in (
     "rms_norm",
     "fused_add_rms_norm",
     "rotary_embedding",
+    "rotary_and_cache",
     "silu_and_mul",
 ):
     register_reference(_name, getattr(reference, _name))
@@ -50,6 +51,7 @@ def paged_attention(
     block_tables: Tensor,
     scale: float,
     sliding_window: int | None = None,
+    soft_cap: float | None = None,
 ) -> Tensor:
     """Causal attention of packed queries over K and V in blocks; prefill chunks and decodes mix.
 
@@ -65,6 +67,7 @@ def paged_attention(
         block_tables: [num_seqs, max_blocks] int32; entries past a sequence's context are ignored.
         scale: factor of the scores before softmax.
         sliding_window: how many of the last positions a query sees, itself included.
+        soft_cap: scores become soft_cap * tanh(score / soft_cap) before mask and softmax.
 
     Returns:
         [num_tokens, num_heads, head_size], the dtype of `query`.
@@ -80,6 +83,7 @@ def paged_attention(
             block_tables=block_tables,
             scale=scale,
             sliding_window=sliding_window,
+            soft_cap=soft_cap,
         ),
     )
 
@@ -142,6 +146,26 @@ def rotary_embedding(heads: Tensor, cos: Tensor, signed_sin: Tensor) -> None:
         signed_sin: likewise; the first half of the last dimension is negated.
     """
     implementation_of("rotary_embedding", heads.device)(heads, cos, signed_sin)
+
+
+def rotary_and_cache(
+    query: Tensor,
+    key_value: Tensor,
+    cos: Tensor,
+    signed_sin: Tensor,
+    kv_cache: Tensor,
+    slot_mapping: Tensor,
+) -> None:
+    """Rotates queries in place, and writes rotated keys, and values, to their slots.
+
+    Args:
+        query: [num_tokens, num_heads, head_size]; written.
+        key_value: [num_tokens, 2, num_kv_heads, head_size]; keys not rotated, and left so.
+        cos, signed_sin: as of rotary_embedding.
+        kv_cache, slot_mapping: as of reshape_and_cache.
+    """
+    rotate = implementation_of("rotary_and_cache", query.device)
+    rotate(query, key_value, cos, signed_sin, kv_cache, slot_mapping)
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ def paged_attention(
     block_tables: Tensor,
     scale: float,
     sliding_window: int | None = None,
+    soft_cap: float | None = None,
 ) -> Tensor:
     out = torch.empty_like(query)
     lens = context_lens.tolist()
@@ -40,7 +41,9 @@ def paged_attention(
             sliding_window=sliding_window,
             device=query.device,
         )
-        out[start:end] = _attend(query[start:end], keys, values, visible, scale)
+        out[start:end] = _attend(
+            query[start:end], keys, values, visible, scale=scale, soft_cap=soft_cap
+        )
     return out
 
 
@@ -64,11 +67,21 @@ def _context(kv_cache: Tensor, block_table: Tensor, length: int) -> tuple[Tensor
     return keys, values
 
 
-def _attend(query: Tensor, keys: Tensor, values: Tensor, visible: Tensor, scale: float) -> Tensor:
+def _attend(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    visible: Tensor,
+    *,
+    scale: float,
+    soft_cap: float | None,
+) -> Tensor:
     group = query.shape[1] // keys.shape[1]
     keys = keys.repeat_interleave(group, dim=1).float()
     values = values.repeat_interleave(group, dim=1).float()
     scores = torch.einsum("qhd,khd->hqk", query.float(), keys) * scale
+    if soft_cap is not None:
+        scores = soft_cap * torch.tanh(scores / soft_cap)
     weights = scores.masked_fill(~visible, float("-inf")).softmax(dim=-1)
     return torch.einsum("hqk,khd->qhd", weights, values).to(query.dtype)
 
@@ -110,6 +123,21 @@ def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, *, eps: floa
 def rotary_embedding(heads: Tensor, cos: Tensor, signed_sin: Tensor) -> None:
     turned = heads.roll(heads.shape[-1] // 2, dims=-1).mul_(signed_sin)
     heads.mul_(cos).add_(turned)
+
+
+def rotary_and_cache(
+    query: Tensor,
+    key_value: Tensor,
+    cos: Tensor,
+    signed_sin: Tensor,
+    kv_cache: Tensor,
+    slot_mapping: Tensor,
+) -> None:
+    rotary_embedding(query, cos, signed_sin)
+    key, value = key_value.unbind(dim=1)
+    key = key.clone()
+    rotary_embedding(key, cos, signed_sin)
+    reshape_and_cache(key, value, kv_cache, slot_mapping)
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:

@@ -1,0 +1,43 @@
+"""The ops of a model step on CUDA, in Triton: one module a kernel, with its launcher.
+
+`ops.py` states the contracts and `reference.py` is what each launcher must equal. Under Triton's
+interpreter (TRITON_INTERPRET=1 before the first import of Triton) they run on a CPU, which is how
+they are tested. They have never run on a GPU.
+
+This module imports no Triton, which not every installation has; the others do.
+"""
+
+from importlib import import_module
+from importlib.util import find_spec
+
+from signalbox_kernels import registry
+
+_MODULES = {
+    "reshape_and_cache": "reshape_and_cache",
+    "paged_attention": "paged_attention",
+    "copy_blocks": "blocks",
+    "swap_blocks": "blocks",
+    "rms_norm": "rms_norm",
+    "fused_add_rms_norm": "rms_norm",
+    "rotary_embedding": "rotary",
+    "rotary_and_cache": "rotary",
+    "silu_and_mul": "silu_and_mul",
+}
+
+
+def is_installed() -> bool:
+    """Whether Triton can be imported."""
+    return find_spec("triton") is not None
+
+
+def register_ops(device_type: str) -> None:
+    """Makes these the implementations of all ops on a type of device."""
+    for op, module in _MODULES.items():
+        launcher = getattr(import_module(f"{__name__}.{module}"), op)
+        registry.register(op, device_type, launcher)
+
+
+def unregister_ops(device_type: str) -> None:
+    """Goes back to the reference."""
+    for op in _MODULES:
+        registry.unregister(op, device_type)

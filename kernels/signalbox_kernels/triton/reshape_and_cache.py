@@ -1,0 +1,74 @@
+"""Writes new tokens' K and V to their slots, after PagedAttention (Kwon et al., SOSP 2023).
+
+A program takes one token's K or V, all heads of it, because a token's slot is one address.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from signalbox_kernels.triton.launch import check, check_floats, check_tensors
+
+
+@triton.jit
+def _reshape_and_cache_kernel(
+    key,
+    value,
+    kv_cache,
+    slot_mapping,
+    key_token_stride,
+    key_head_stride,
+    value_token_stride,
+    value_head_stride,
+    block_stride,
+    side_stride,
+    offset_stride,
+    head_stride,
+    num_heads,
+    head_size,
+    block_size,
+    PADDED_HEADS: tl.constexpr,
+    PADDED_SIZE: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slot_mapping + token).to(tl.int64)  # offsets in a cache exceed 2^31
+    if slot >= 0:
+        head = tl.arange(0, PADDED_HEADS)[:, None]
+        element = tl.arange(0, PADDED_SIZE)[None, :]
+        mask = (head < num_heads) & (element < head_size)
+        target = (slot // block_size) * block_stride + (slot % block_size) * offset_stride
+        target = kv_cache + target + head * head_stride + element
+        k = key + token * key_token_stride + head * key_head_stride + element
+        v = value + token * value_token_stride + head * value_head_stride + element
+        tl.store(target, tl.load(k, mask=mask), mask=mask)
+        tl.store(target + side_stride, tl.load(v, mask=mask), mask=mask)
+
+
+def reshape_and_cache(key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
+    """Writes each token's K and V to its slot; `ops.reshape_and_cache` is the contract."""
+    op = "reshape_and_cache"
+    check_tensors(op, key, value, kv_cache, slot_mapping)
+    check_floats(op, key, value, kv_cache)
+    num_tokens, num_heads, head_size = key.shape
+    check(value.shape == key.shape, f"{op}: K is {key.shape}, V is {value.shape}")
+    check(
+        kv_cache.shape[1] == 2 and kv_cache.shape[3:] == key.shape[1:],
+        f"{op}: the cache is {tuple(kv_cache.shape)}, K is {tuple(key.shape)}",
+    )
+    check(slot_mapping.shape == (num_tokens,), f"{op}: there must be one slot for each token")
+    if not num_tokens:
+        return
+    _reshape_and_cache_kernel[(num_tokens,)](
+        key,
+        value,
+        kv_cache,
+        slot_mapping,
+        *key.stride()[:2],
+        *value.stride()[:2],
+        *kv_cache.stride()[:4],
+        num_heads,
+        head_size,
+        kv_cache.shape[2],
+        PADDED_HEADS=triton.next_power_of_2(num_heads),
+        PADDED_SIZE=triton.next_power_of_2(head_size),
+    )

@@ -1,0 +1,194 @@
+"""Rotary position embedding (Su et al., 2021), in place, or on the way into the cache.
+
+A program takes some heads of one token: both halves of each head are loaded, turned and stored.
+Products are rounded to the heads' type before they are added, as the reference does.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from signalbox_kernels.triton.launch import check, check_floats, check_tensors
+
+_HEADS_PER_PROGRAM = 16
+
+
+@triton.jit
+def _turned(heads, offsets, mask, cos, signed_sin, half):
+    """Both halves of the heads at `offsets`, turned."""
+    first = tl.load(heads + offsets, mask=mask, other=0.0)
+    second = tl.load(heads + offsets + half, mask=mask, other=0.0)
+    return (
+        _sum(first, cos, second, signed_sin, 0, mask),
+        _sum(second, cos, first, signed_sin, half, mask),
+    )
+
+
+@triton.jit
+def _sum(straight, cos, crossed, signed_sin, at, mask):
+    """straight * cos + crossed * sin."""
+    dtype = straight.dtype
+    c = tl.load(cos + at, mask=mask, other=0.0).to(tl.float32)
+    s = tl.load(signed_sin + at, mask=mask, other=0.0).to(tl.float32)
+    a = (straight.to(tl.float32) * c).to(dtype).to(tl.float32)
+    b = (crossed.to(tl.float32) * s).to(dtype).to(tl.float32)
+    return (a + b).to(dtype)
+
+
+@triton.jit
+def _rotary_kernel(
+    heads,
+    cos,
+    signed_sin,
+    token_stride,
+    head_stride,
+    cos_stride,
+    sin_stride,
+    num_heads,
+    half,
+    HEADS: tl.constexpr,
+    PADDED_HALF: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
+    element = tl.arange(0, PADDED_HALF)[None, :]
+    mask = (head < num_heads) & (element < half)
+    offsets = token * token_stride + head * head_stride + element
+    c = cos + token * cos_stride + element
+    s = signed_sin + token * sin_stride + element
+    first, second = _turned(heads, offsets, mask, c, s, half)
+    tl.store(heads + offsets, first, mask=mask)
+    tl.store(heads + offsets + half, second, mask=mask)
+
+
+@triton.jit
+def _rotary_and_cache_kernel(
+    query,
+    key_value,
+    cos,
+    signed_sin,
+    kv_cache,
+    slot_mapping,
+    query_token_stride,
+    query_head_stride,
+    kv_token_stride,
+    kv_side_stride,
+    kv_head_stride,
+    cos_stride,
+    sin_stride,
+    block_stride,
+    side_stride,
+    offset_stride,
+    head_stride,
+    num_heads,
+    num_kv_heads,
+    half,
+    block_size,
+    query_programs,
+    HEADS: tl.constexpr,
+    PADDED_HALF: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    element = tl.arange(0, PADDED_HALF)[None, :]
+    c = cos + token * cos_stride + element
+    s = signed_sin + token * sin_stride + element
+    if part < query_programs:
+        head = part * HEADS + tl.arange(0, HEADS)[:, None]
+        mask = (head < num_heads) & (element < half)
+        offsets = token * query_token_stride + head * query_head_stride + element
+        first, second = _turned(query, offsets, mask, c, s, half)
+        tl.store(query + offsets, first, mask=mask)
+        tl.store(query + offsets + half, second, mask=mask)
+    else:
+        slot = tl.load(slot_mapping + token).to(tl.int64)  # offsets in a cache exceed 2^31
+        head = (part - query_programs) * HEADS + tl.arange(0, HEADS)[:, None]
+        mask = (head < num_kv_heads) & (element < half) & (slot >= 0)
+        offsets = token * kv_token_stride + head * kv_head_stride + element
+        target = (slot // block_size) * block_stride + (slot % block_size) * offset_stride
+        target = kv_cache + target + head * head_stride + element
+        first, second = _turned(key_value, offsets, mask, c, s, half)
+        tl.store(target, first, mask=mask)
+        tl.store(target + half, second, mask=mask)
+        values = key_value + kv_side_stride + offsets
+        target += side_stride
+        tl.store(target, tl.load(values, mask=mask), mask=mask)
+        tl.store(target + half, tl.load(values + half, mask=mask), mask=mask)
+
+
+def rotary_embedding(heads: Tensor, cos: Tensor, signed_sin: Tensor) -> None:
+    """Rotates heads in place; `ops.rotary_embedding` is the contract."""
+    num_tokens, num_heads, half = _check("rotary_embedding", heads, cos, signed_sin)
+    if not num_tokens:
+        return
+    _rotary_kernel[(num_tokens, triton.cdiv(num_heads, _HEADS_PER_PROGRAM))](
+        heads,
+        cos,
+        signed_sin,
+        *heads.stride()[:2],
+        cos.stride(0),
+        signed_sin.stride(0),
+        num_heads,
+        half,
+        HEADS=_HEADS_PER_PROGRAM,
+        PADDED_HALF=triton.next_power_of_2(half),
+    )
+
+
+def rotary_and_cache(
+    query: Tensor,
+    key_value: Tensor,
+    cos: Tensor,
+    signed_sin: Tensor,
+    kv_cache: Tensor,
+    slot_mapping: Tensor,
+) -> None:
+    """Rotates queries in place, and keys into the cache; `ops.rotary_and_cache` is the contract."""
+    op = "rotary_and_cache"
+    num_tokens, num_heads, half = _check(op, query, cos, signed_sin)
+    check_tensors(op, query, key_value, kv_cache, slot_mapping)
+    check_floats(op, query, key_value, kv_cache)
+    check(
+        key_value.shape[:2] == (num_tokens, 2) and key_value.shape[2:] == kv_cache.shape[3:],
+        f"{op}: K and V are {tuple(key_value.shape)}, the cache {tuple(kv_cache.shape)}",
+    )
+    check(slot_mapping.shape == (num_tokens,), f"{op}: there must be one slot for each token")
+    if not num_tokens:
+        return
+    num_kv_heads = key_value.shape[2]
+    query_programs = triton.cdiv(num_heads, _HEADS_PER_PROGRAM)
+    programs = query_programs + triton.cdiv(num_kv_heads, _HEADS_PER_PROGRAM)
+    _rotary_and_cache_kernel[(num_tokens, programs)](
+        query,
+        key_value,
+        cos,
+        signed_sin,
+        kv_cache,
+        slot_mapping,
+        *query.stride()[:2],
+        *key_value.stride()[:3],
+        cos.stride(0),
+        signed_sin.stride(0),
+        *kv_cache.stride()[:4],
+        num_heads,
+        num_kv_heads,
+        half,
+        kv_cache.shape[2],
+        query_programs,
+        HEADS=_HEADS_PER_PROGRAM,
+        PADDED_HALF=triton.next_power_of_2(half),
+    )
+
+
+def _check(op: str, heads: Tensor, cos: Tensor, signed_sin: Tensor) -> tuple[int, int, int]:
+    """Returns tokens, heads and half the size of a head."""
+    check_tensors(op, heads, cos, signed_sin)
+    check_floats(op, heads, cos, signed_sin)
+    num_tokens, num_heads, head_size = heads.shape
+    check(head_size % 2 == 0, f"{op}: heads have {head_size} elements; the number must be even")
+    angles = (num_tokens, 1, head_size)
+    check(
+        cos.shape == angles and signed_sin.shape == angles,
+        f"{op}: angles are {tuple(cos.shape)} and {tuple(signed_sin.shape)}, not {angles}",
+    )
+    return num_tokens, num_heads, head_size // 2

@@ -1,0 +1,148 @@
+"""Triton's paged attention equals the reference, under the interpreter unless there is a GPU."""
+
+import math
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from signalbox_kernels import ops, reference
+
+
+class Problem(NamedTuple):
+    """A mixed batch: decodes, a chunk that continues, a prompt, a sequence without tokens."""
+
+    query: Tensor
+    kv_cache: Tensor
+    query_start: Tensor
+    context_lens: Tensor
+    block_tables: Tensor
+
+    def args(self) -> dict[str, Tensor]:
+        named = self._asdict()
+        return {k: named[k] for k in ("query_start", "context_lens", "block_tables")}
+
+
+def make_problem(
+    device: str,
+    *,
+    heads: tuple[int, int] = (4, 2),
+    head_size: int = 64,
+    block_size: int = 16,
+    dtype: torch.dtype = torch.float32,
+    query_lens: tuple[int, ...] = (1, 5, 0, 9, 1),
+    context_lens: tuple[int, ...] = (33, 16, 1, 9, 90),
+) -> Problem:
+    torch.manual_seed(0)
+    num_heads, num_kv_heads = heads
+    num_blocks = [-(-length // block_size) for length in context_lens]
+    pool = torch.randn(sum(num_blocks) + 1, 2, 2, num_kv_heads, block_size, head_size)
+    blocks = (torch.randperm(sum(num_blocks)) + 1).split(num_blocks)
+    tables = torch.zeros(len(num_blocks), max(num_blocks), dtype=torch.int32)
+    for row, mine, length in zip(tables, blocks, context_lens, strict=True):
+        row[: len(mine)] = mine
+        if length % block_size:  # what is past a context is never read
+            pool[mine[-1], :, :, :, length % block_size :] = math.nan
+    pool[0] = math.nan
+    starts = torch.tensor([0, *query_lens]).cumsum(0)
+    return Problem(
+        torch.randn(sum(query_lens), num_heads, head_size).to(device, dtype),
+        pool.to(device, dtype)[:, 1].transpose(2, 3),
+        starts.to(device),
+        torch.tensor(context_lens).to(device),
+        tables.to(device),
+    )
+
+
+def assert_matches(
+    problem: Problem,
+    *,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+    num_splits: int | None = None,
+) -> None:
+    from signalbox_kernels.triton.paged_attention import paged_attention
+
+    rules = {"sliding_window": sliding_window, "soft_cap": soft_cap}
+    scale = problem.query.shape[2] ** -0.5
+    expected = reference.paged_attention(
+        problem.query, problem.kv_cache, **problem.args(), scale=scale, **rules
+    )
+    actual = paged_attention(
+        problem.query,
+        problem.kv_cache,
+        **problem.args(),
+        scale=scale,
+        **rules,
+        num_splits=num_splits,
+    )
+    tolerance = 2e-5 if expected.dtype is torch.float32 else 2e-2
+    assert expected.isfinite().all()
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("head_size", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_head_sizes(triton_device: str, head_size: int, dtype: torch.dtype) -> None:
+    assert_matches(make_problem(triton_device, head_size=head_size, dtype=dtype))
+
+
+@pytest.mark.parametrize("heads", [(2, 2), (9, 3), (7, 1), (20, 1)])
+def test_heads_of_a_group_share_keys(triton_device: str, heads: tuple[int, int]) -> None:
+    assert_matches(make_problem(triton_device, heads=heads))
+
+
+@pytest.mark.parametrize("block_size", [16, 32])
+@pytest.mark.parametrize("window", [1, 20, 64])
+@pytest.mark.parametrize("num_splits", [1, 4])
+def test_sliding_windows(triton_device: str, block_size: int, window: int, num_splits: int) -> None:
+    problem = make_problem(triton_device, block_size=block_size)
+    assert_matches(problem, sliding_window=window, num_splits=num_splits)
+
+
+def test_scores_are_capped(triton_device: str) -> None:
+    problem = make_problem(triton_device)
+    problem.query.mul_(30.0)
+    assert_matches(problem, soft_cap=2.0)
+
+
+@pytest.mark.parametrize("num_splits", [2, 16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_long_contexts_are_split_among_programs(
+    triton_device: str, num_splits: int, dtype: torch.dtype
+) -> None:
+    problem = make_problem(
+        triton_device, dtype=dtype, query_lens=(1, 1, 3), context_lens=(400, 3, 257)
+    )
+    assert_matches(problem, num_splits=num_splits)
+
+
+def test_prompts_fill_tiles_of_many_rows(triton_device: str) -> None:
+    lens = (70, 33)
+    assert_matches(
+        make_problem(triton_device, heads=(6, 2), query_lens=lens, context_lens=(70, 100))
+    )
+
+
+def test_op_dispatches_with_window_and_cap(triton_device: str) -> None:
+    problem = make_problem(triton_device)
+    rules = {"scale": 0.2, "sliding_window": 9, "soft_cap": 5.0}
+    actual = ops.paged_attention(problem.query, problem.kv_cache, **problem.args(), **rules)
+    expected = reference.paged_attention(problem.query, problem.kv_cache, **problem.args(), **rules)
+    torch.testing.assert_close(actual, expected, rtol=2e-5, atol=2e-5)
+
+
+def test_a_nan_stays_in_its_sequence(triton_device: str) -> None:
+    problem = make_problem(triton_device)
+    problem.query[3] = math.nan
+
+    out = ops.paged_attention(problem.query, problem.kv_cache, **problem.args(), scale=0.1)
+
+    assert out.isnan().flatten(1).any(dim=1).nonzero().flatten().tolist() == [3]
+
+
+def test_heads_that_do_not_divide_are_refused(triton_device: str) -> None:
+    problem = make_problem(triton_device, heads=(4, 3))
+    with pytest.raises(ValueError, match="paged_attention: 4 heads on 3; groups must be whole"):
+        ops.paged_attention(problem.query, problem.kv_cache, **problem.args(), scale=1.0)
