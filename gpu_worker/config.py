@@ -140,7 +140,8 @@ class DeviceConfig:
     """"cpu", "cuda", or "auto": CUDA where there is a device."""
     num_threads: int | None = None
     """CPU threads for tensor math; None leaves PyTorch's choice."""
-    attention_backend: str = "torch"
+    attention_backend: str = "auto"
+    """A name of the registry in `gpu_worker.attention`, or "auto": the fastest that serves."""
     cpu_backend: str = "auto"
     """"native", "torch", or "auto": whole steps in C++ where the model has a program for it."""
 

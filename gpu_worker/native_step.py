@@ -45,6 +45,8 @@ def why_not_natively(
     if wanted == "torch":
         return "cpu_backend is 'torch'"
     reason = why_not_native(model, placement=placement, group=group, block_size=block_size)
+    if device_config.attention_backend != "auto":
+        reason = f"attention_backend is {device_config.attention_backend!r}"
     reason = reason or _why_no_library(warn=wanted == "auto")
     if reason is not None and wanted == "native":
         raise ValueError(f"cpu_backend is 'native', but {reason}; use 'auto' or 'torch'")

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gpu_worker.attention import attention_backends
+from gpu_worker.attention import attention_backends, automatic_backend
 from gpu_worker.config import DeviceConfig
 from gpu_worker.devices import choose_device, dtype_for_half
 
@@ -48,7 +48,7 @@ def probe() -> Probe:
         quantizations="become floats" if kernels.startswith("none") else "gguf int8 int4",
         device=str(device),
         half_dtype=str(dtype_for_half(device)).removeprefix("torch."),
-        attention_backend=config.attention_backend,
+        attention_backend=automatic_backend(device),
         num_threads=torch.get_num_threads(),
     )
 

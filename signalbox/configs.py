@@ -159,4 +159,5 @@ def device_config(settings: WorkerSettings) -> DeviceConfig:
         device=settings.device,
         num_threads=settings.num_threads,
         cpu_backend=settings.cpu_backend,
+        attention_backend=settings.attention_backend,
     )

@@ -130,6 +130,11 @@ class ModelSettings(TraceSettings):
     cpu_backend: Literal["auto", "native", "torch"] = Field(
         "auto", description="who computes on a CPU; auto is our C++ where it can run the model"
     )
+    attention_backend: str = Field(
+        "auto",
+        description="triton, torch or one of a plugin; auto is triton on CUDA where it is"
+        " installed, and a name but auto keeps a CPU's steps from our C++",
+    )
     swap_space: float | None = Field(
         None,
         ge=0,

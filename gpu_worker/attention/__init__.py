@@ -4,6 +4,7 @@ from gpu_worker.attention.backend import AttentionBackend, AttentionPlan, Attent
 from gpu_worker.attention.registry import (
     attention_backend,
     attention_backends,
+    automatic_backend,
     register_attention_backend,
 )
 
@@ -13,5 +14,6 @@ __all__ = [
     "AttentionShape",
     "attention_backend",
     "attention_backends",
+    "automatic_backend",
     "register_attention_backend",
 ]

@@ -63,6 +63,7 @@ class EngineArgs:
         model_impl: "auto", "signalbox" or "transformers": whose code computes the model.
         trust_remote_code: whether code that comes with a model may run.
         cpu_backend: "auto", "native" or "torch".
+        attention_backend: "auto", "triton", "torch" or the name of a plugin's.
         stream_interval: least tokens of a sequence between two outputs of an engine, the first and
             the last aside.
     """
@@ -92,6 +93,7 @@ class EngineArgs:
     load_format: str = "auto"
     model_impl: str = "auto"
     cpu_backend: str = "auto"
+    attention_backend: str = "auto"
     stream_interval: int = 1
 
     def __post_init__(self) -> None:
@@ -138,7 +140,10 @@ class EngineArgs:
             max_num_batched_tokens=self.max_num_batched_tokens,
         )
         device_config = DeviceConfig(
-            device=self.device, num_threads=self.num_threads, cpu_backend=self.cpu_backend
+            device=self.device,
+            num_threads=self.num_threads,
+            cpu_backend=self.cpu_backend,
+            attention_backend=self.attention_backend,
         )
 
         def make() -> Runner:

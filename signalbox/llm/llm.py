@@ -57,6 +57,7 @@ class LLM:
         load_format: str = "auto",
         model_impl: str = "auto",
         cpu_backend: str = "auto",
+        attention_backend: str = "auto",
         **unserved: object,
     ) -> None:
         refuse_unserved(unserved, who="LLM")
@@ -86,6 +87,7 @@ class LLM:
             load_format=load_format,
             model_impl=model_impl,
             cpu_backend=cpu_backend,
+            attention_backend=attention_backend,
         )
         self._set_engine(LLMEngine.from_engine_args(engine_args))
 

@@ -12,6 +12,9 @@ from importlib.util import find_spec
 
 from signalbox_kernels import registry
 
+MAX_HEAD_SIZE = 256
+"""That attention takes."""
+
 _MODULES = {
     "reshape_and_cache": "reshape_and_cache",
     "paged_attention": "paged_attention",

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from signalbox_kernels.triton import MAX_HEAD_SIZE
 from signalbox_kernels.triton.launch import (
     check,
     check_floats,
@@ -247,7 +248,7 @@ def _check(
         kv_cache.dim() == 5 and kv_cache.shape[1] == 2 and kv_cache.shape[4] == head_size,
         f"{op}: the cache is {tuple(kv_cache.shape)}, queries are {tuple(query.shape)}",
     )
-    check(head_size <= 256, f"{op}: heads have {head_size} elements; at most 256")
+    check(head_size <= MAX_HEAD_SIZE, f"{op}: heads have {head_size} elements; at most 256")
     check(
         num_heads % kv_cache.shape[3] == 0 and num_heads // kv_cache.shape[3] <= 128,
         f"{op}: {num_heads} heads on {kv_cache.shape[3]}; groups must be whole, of at most 128",

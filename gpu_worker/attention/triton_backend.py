@@ -1,0 +1,96 @@
+"""The attention backend of CUDA, in Triton: one launch a layer for any mix of sequences.
+
+Inside a block: [num_layers, 2, num_kv_heads, block_size, head_size], as in `torch_backend.py`, so
+that a head's K of one block is one run of bytes. A step's indexes go to the device once. Nothing is
+cleared: the kernel reads no slot past a context, so what a failed sequence left there is unseen.
+
+Runs on a CPU under Triton's interpreter, for tests; it has never run on a GPU.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gpu_worker.attention.backend import AttentionShape
+from gpu_worker.step import Batch
+from signalbox_kernels.triton import MAX_HEAD_SIZE
+from signalbox_kernels.triton.launch import is_interpreted
+from signalbox_kernels.triton.paged_attention import paged_attention
+from signalbox_kernels.triton.reshape_and_cache import reshape_and_cache
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    """One step; the tensors are on the device, shaped as `ops.paged_attention` says."""
+
+    shape: AttentionShape
+    caches: list[Tensor]
+    """[num_layers]: each layer's view of the pool."""
+    slot_mapping: Tensor
+    query_start: Tensor
+    context_lens: Tensor
+    block_tables: Tensor
+
+    def __call__(self, query: Tensor, key_value: Tensor, *, layer: int) -> Tensor:
+        key, value = key_value.unbind(dim=1)
+        reshape_and_cache(key, value, self.caches[layer], self.slot_mapping)
+        out = paged_attention(
+            query,
+            self.caches[layer],
+            query_start=self.query_start,
+            context_lens=self.context_lens,
+            block_tables=self.block_tables,
+            scale=self.shape.scale,
+            sliding_window=self.shape.sliding_windows[layer],
+            soft_cap=self.shape.soft_cap,
+        )
+        return out.flatten(1)
+
+
+class TritonAttention:
+    """Satisfies `AttentionBackend`."""
+
+    def __init__(self, shape: AttentionShape) -> None:
+        if shape.device.type != "cuda" and not is_interpreted():
+            raise ValueError(
+                f"attention_backend 'triton' cannot run on {shape.device.type}; use 'torch', "
+                "or set TRITON_INTERPRET=1 to interpret its kernels, slowly"
+            )
+        if shape.head_size > MAX_HEAD_SIZE:
+            raise ValueError(
+                f"attention_backend 'triton' takes heads of up to {MAX_HEAD_SIZE} elements, not "
+                f"{shape.head_size}; use 'torch'"
+            )
+        self._shape = shape
+        self._caches: list[Tensor] = []
+
+    @property
+    def block_bytes(self) -> int:
+        shape = self._shape
+        elements = 2 * shape.num_kv_heads * shape.block_size * shape.head_size
+        return shape.num_layers * elements * shape.dtype.itemsize
+
+    def bind(self, pool: Tensor) -> None:
+        shape = self._shape
+        blocks = pool.view(shape.dtype).view(
+            len(pool), shape.num_layers, 2, shape.num_kv_heads, shape.block_size, shape.head_size
+        )
+        self._caches = list(blocks.transpose(3, 4).unbind(dim=1))
+
+    def plan(self, batch: Batch) -> _Plan:
+        return _Plan(
+            shape=self._shape,
+            caches=self._caches,
+            slot_mapping=self._tensor(batch.slot_mapping),
+            query_start=self._tensor(batch.query_start),
+            context_lens=self._tensor(batch.context_lens),
+            block_tables=self._tensor(batch.block_tables),
+        )
+
+    def _tensor(self, array: NDArray[np.generic]) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(
+            self._shape.device, non_blocking=True
+        )

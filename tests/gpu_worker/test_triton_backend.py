@@ -1,0 +1,83 @@
+"""The worker with Triton's kernels says what it says with PyTorch's, under the interpreter."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from gpu_worker.attention import AttentionShape, attention_backend, automatic_backend
+from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
+from gpu_worker.runner import ModelRunner
+from signalbox_kernels import triton
+from tests.gpu_worker.generation import Driver
+from tests.gpu_worker.tiny_models import VOCAB, make_model
+
+
+def make_runner(path: Path, backend: str, *, device: str) -> ModelRunner:
+    runner = ModelRunner(
+        ModelConfig(model=str(path), dtype="float32"),
+        CacheConfig(max_num_seqs=16),
+        device_config=DeviceConfig(device=device, attention_backend=backend),
+    )
+    runner.init_cache_engine(num_gpu_blocks=12, num_cpu_blocks=1)
+    runner.cache.gpu_pool.fill_(0xFF)  # a NaN wherever nobody has written
+    return runner
+
+
+def make_shape(*, device: str = "cpu", head_size: int = 64) -> AttentionShape:
+    return AttentionShape(
+        num_layers=1,
+        num_heads=2,
+        num_kv_heads=1,
+        head_size=head_size,
+        block_size=16,
+        scale=0.5,
+        sliding_windows=(None,),
+        dtype=torch.float32,
+        device=torch.device(device),
+    )
+
+
+@pytest.mark.parametrize("family", ["llama3", "gemma2"])  # plain; with windows, caps and offsets
+def test_tokens_equal_those_of_the_torch_backend(
+    triton_device: str, family: str, tmp_path: Path
+) -> None:
+    make_model(tmp_path, family)
+    rng = np.random.default_rng(5)
+    prompts = [rng.integers(3, VOCAB, length).tolist() for length in (3, 26)]
+    triton_runner = make_runner(tmp_path, "triton", device=triton_device)
+    mixed = Driver(runner=triton_runner, chunk=20).generate(prompts, num_tokens=2)
+
+    triton.unregister_ops(triton_device)
+    torch_runner = make_runner(tmp_path, "torch", device=triton_device)
+    torch_runner.cache.gpu_pool.zero_()
+    assert mixed == Driver(runner=torch_runner, chunk=20).generate(prompts, num_tokens=2)
+
+
+def test_auto_is_triton_on_cuda_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda, cpu = torch.device("cuda"), torch.device("cpu")
+    monkeypatch.setattr(triton, "is_installed", lambda: True)
+    assert automatic_backend(cuda) == "triton"
+    assert automatic_backend(cuda, head_size=512) == "torch"
+    assert automatic_backend(cpu) == "torch"
+    monkeypatch.setattr(triton, "is_installed", lambda: False)
+    assert automatic_backend(cuda) == "torch"
+
+
+def test_triton_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton, "is_installed", lambda: False)
+    with pytest.raises(ValueError, match=r"not installed; install signalbox-serving\[gpu\]"):
+        attention_backend("triton", make_shape())
+
+
+def test_triton_refuses_a_cpu_and_large_heads(
+    triton_device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gpu_worker.attention import triton_backend
+
+    with pytest.raises(ValueError, match="heads of up to 256 elements, not 512; use 'torch'"):
+        attention_backend("triton", make_shape(device=triton_device, head_size=512))
+    monkeypatch.setattr(triton_backend, "is_interpreted", lambda: False)
+    with pytest.raises(ValueError, match="cannot run on cpu; use 'torch', or set TRITON_INTERPRET"):
+        attention_backend("triton", make_shape())
