@@ -65,8 +65,7 @@ class Nemesis:
         began = time.monotonic()
         serves = asyncio.create_task(self._load.until_ok(since=began))
         await fault()
-        await self._stack.until_workers(len(self._stack.workers))
-        await self._stack.until_serving()
+        await self._stack.until_whole()
         recovered_s = await serves - began
         done = Fault(
             kind=kind, name=name, began=began, ended=time.monotonic(), recovered_s=recovered_s

@@ -108,21 +108,20 @@ class ChaosStack:
         workers = {f"worker {i}": worker.service for i, worker in enumerate(self.workers)}
         return {"router": self.router, "scheduler": self.scheduler, **workers}
 
-    async def until_serving(self) -> None:
-        async with asyncio.timeout(START_S):
-            while True:
-                with contextlib.suppress(Exception):  # it may not listen yet
-                    await until_serving(self.address)
-                    return
-                await asyncio.sleep(0.1)
-
     async def stats(self) -> stats_pb2.GetStatsResponse:
         async with open_channel(f"127.0.0.1:{self.scheduler.port}") as channel:
             stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
             return await stub.GetStats(stats_pb2.GetStatsRequest(), timeout=START_S)
 
+    async def until_whole(self) -> None:
+        """Waits until every process serves, and the scheduler has all workers."""
+        for worker in self.workers:  # the scheduler may still count one that has just died
+            await until_up(f"127.0.0.1:{worker.service.port}")
+        await self.until_workers(len(self.workers))
+        await until_up(self.address)
+
     async def until_workers(self, number: int) -> None:
-        """Waits until so many workers serve."""
+        """Waits until the scheduler has so many workers."""
         async with asyncio.timeout(START_S):
             while True:
                 with contextlib.suppress(Exception):  # it may not listen yet
@@ -143,6 +142,16 @@ class ChaosStack:
             service.send(signal.SIGTERM)
             statuses[name] = await service.wait()
         return statuses
+
+
+async def until_up(address: str) -> None:
+    """Waits for the health of a server that may not listen yet."""
+    async with asyncio.timeout(START_S):
+        while True:
+            with contextlib.suppress(Exception):
+                await until_serving(address)
+                return
+            await asyncio.sleep(0.1)
 
 
 def _is_free(stats: stats_pb2.GetStatsResponse) -> bool:
@@ -191,6 +200,5 @@ async def chaos_stack(folder: Path, *, num_workers: int) -> AsyncIterator[ChaosS
         for service in chaos.services.values():
             service.start()
             stack.push_async_callback(service.kill)
-        await chaos.until_workers(num_workers)
-        await chaos.until_serving()
+        await chaos.until_whole()
         yield chaos

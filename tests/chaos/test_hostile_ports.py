@@ -28,8 +28,8 @@ STREAMS = [
     make_request([4] * 30, max_tokens=40, temperature=1, seed=3, n=2),
 ]
 NUM_ROUNDS = 2
-SLACK = 6
-"""Files, tasks, threads and MiB that may come and go by themselves."""
+SLACK = {"files": 6, "tasks": 6, "threads": 6, "MiB": 32}
+"""What may come and go by itself. OpenSSL's and gRPC's pools fill over several rounds."""
 STARTS_S = 60
 
 
@@ -115,7 +115,7 @@ def held() -> dict[str, int]:
 
 
 def grown(before: dict[str, int]) -> dict[str, int]:
-    return {name: now for name, now in held().items() if now > before[name] + SLACK}
+    return {name: now for name, now in held().items() if now > before[name] + SLACK[name]}
 
 
 @pytest.mark.parametrize("is_on", [False, True], ids=["clear", "mTLS"])
