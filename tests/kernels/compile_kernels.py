@@ -21,7 +21,7 @@ from triton.runtime.jit import JITFunction, MockTensor
 from signalbox_kernels.triton import blocks, paged_attention, rms_norm, rotary, silu_and_mul
 from signalbox_kernels.triton import reshape_and_cache as caching
 
-_TOKENS, _HEADS, _KV_HEADS, _SIZE = 4, 8, 2, 128
+_TOKENS, _HEADS, _KV_HEADS = 4, 8, 2
 _launch = JITFunction.run
 
 
@@ -47,25 +47,25 @@ class _NoDriver:
 def _compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
     mocks = [MockTensor(a.dtype, a.shape) if isinstance(a, Tensor) else a for a in args]
     kernel = _launch(self, *mocks, grid=grid, warmup=True, **kwargs)
-    print(self.fn.__name__, len(kernel.asm["cubin"]))
+    print(self.fn.__name__, len(kernel.asm["cubin"]), kernel.metadata.shared)
     return kernel
 
 
-def compile_all(dtype: torch.dtype) -> None:
+def compile_all(dtype: torch.dtype, *, head_size: int) -> None:
     """One launch of each kernel, and of attention's main variants."""
     of: dict[str, Any] = {"dtype": dtype, "device": "cuda"}
     index: dict[str, Any] = {"dtype": torch.int64, "device": "cuda"}
-    cache = torch.empty(9, 2, _KV_HEADS, 16, _SIZE, **of).transpose(2, 3)
-    key_value = torch.empty(_TOKENS, 2, _KV_HEADS, _SIZE, **of)
+    cache = torch.empty(9, 2, _KV_HEADS, 16, head_size, **of).transpose(2, 3)
+    key_value = torch.empty(_TOKENS, 2, _KV_HEADS, head_size, **of)
     key, value = key_value.unbind(dim=1)
-    angles = torch.empty(_TOKENS, 1, _SIZE, **of)
+    angles = torch.empty(_TOKENS, 1, head_size, **of)
     slots = torch.empty(_TOKENS, **index)
     rows, weight = torch.empty(_TOKENS, 4096, **of), torch.empty(4096, **of)
     caching.reshape_and_cache(key, value, cache, slots)
     rms_norm.rms_norm(rows, weight, eps=1e-5)
     rms_norm.fused_add_rms_norm(rows, rows.clone(), weight, eps=1e-5)
     silu_and_mul.silu_and_mul(rows)
-    query = torch.empty(_TOKENS, _HEADS, _SIZE, **of)
+    query = torch.empty(_TOKENS, _HEADS, head_size, **of)
     rotary.rotary_embedding(query, angles, angles)
     rotary.rotary_and_cache(query, key_value, angles, angles, cache, slots)
     pool, runs = torch.empty(9, 1 << 17, **index), torch.empty(3, 3, **index)
@@ -88,4 +88,4 @@ if __name__ == "__main__":
     driver.set_active(_NoDriver(int(sys.argv[1])))
     JITFunction.run = _compile_only
     with FakeTensorMode():
-        compile_all(getattr(torch, sys.argv[2]))
+        compile_all(getattr(torch, sys.argv[2]), head_size=int(sys.argv[3]))

@@ -224,7 +224,7 @@ def paged_attention(
         GROUP=group,
         ROWS=rows,
         QUERIES=queries,
-        KEYS=32 if padded_size * query.dtype.itemsize > 512 else 64,
+        KEYS=32 if padded_size * query.dtype.itemsize >= 512 else 64,
         BLOCK_SIZE=block_size,
         PADDED_SIZE=padded_size,
         HAS_WINDOW=sliding_window is not None,
