@@ -4,6 +4,7 @@ from torch import Tensor
 
 from gpu_worker.sample_rows import Int64Array
 from gpu_worker.step import Logprobs
+from signalbox_kernels import ops
 
 
 def report(
@@ -19,17 +20,15 @@ def report(
     """
     if not len(rows):
         return []
-    table = logits.log_softmax(dim=-1)
-    of_token = table.gather(1, tokens[:, None])
-    ranks = (table >= of_token).sum(dim=-1).tolist()
-    top = table.topk(min(int(num_logprobs.max()), table.shape[1]))
+    num_top = min(int(num_logprobs.max()), logits.shape[1])
+    found = ops.gather_logprobs(logits, tokens, num_top=num_top)
     columns = zip(
         rows.tolist(),
         num_logprobs.tolist(),
-        of_token.flatten().tolist(),
-        ranks,
-        top.indices.tolist(),
-        top.values.tolist(),
+        found.logprobs.tolist(),
+        found.ranks.tolist(),
+        found.top_token_ids.tolist(),
+        found.top_logprobs.tolist(),
         strict=True,
     )
     return [

@@ -9,7 +9,7 @@ head_size] (index 0 of the second dimension is K, 1 is V). Its strides are the c
 the last dimension contiguous.
 """
 
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ for _name in (
     "rotary_embedding",
     "rotary_and_cache",
     "silu_and_mul",
+    "gather_logprobs",
 ):
     register_reference(_name, getattr(reference, _name))
 
@@ -178,6 +179,31 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
         [num_tokens, size].
     """
     return cast(Tensor, implementation_of("silu_and_mul", gate_up.device)(gate_up))
+
+
+class GatheredLogprobs(NamedTuple):
+    """What `gather_logprobs` finds."""
+
+    logprobs: Tensor
+    """[num_rows] float32, of each row's token."""
+    ranks: Tensor
+    """[num_rows] int64, how many tokens are no less likely than it, itself included."""
+    top_logprobs: Tensor
+    """[num_rows, num_top] float32, descending."""
+    top_token_ids: Tensor
+    """[num_rows, num_top] int64."""
+
+
+def gather_logprobs(logits: Tensor, tokens: Tensor, *, num_top: int) -> GatheredLogprobs:
+    """Log probabilities of one token a row and of the likeliest. A row with a NaN gives NaN.
+
+    Args:
+        logits: [num_rows, vocab_size] float32.
+        tokens: [num_rows] int64, in [0, vocab_size).
+        num_top: how many of the likeliest, at most vocab_size.
+    """
+    gather = implementation_of("gather_logprobs", logits.device)
+    return GatheredLogprobs(*gather(logits, tokens, num_top=num_top))
 
 
 def is_finite(rows: Tensor) -> Tensor:

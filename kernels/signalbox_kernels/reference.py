@@ -145,6 +145,15 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
     return F.silu(gate).mul_(up)
 
 
+def gather_logprobs(
+    logits: Tensor, tokens: Tensor, *, num_top: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    table = logits.log_softmax(dim=-1)
+    of_token = table.gather(1, tokens[:, None])
+    top = table.topk(num_top)
+    return of_token.flatten(), (table >= of_token).sum(dim=-1), top.values, top.indices
+
+
 def code_rows(x: Tensor) -> Tensor:
     """What products with quantised weights see of [rows, k]: 8 bits and a scale for each 32."""
     groups = F.pad(x.float(), (0, -x.shape[-1] % 32)).view(len(x), -1, 32)

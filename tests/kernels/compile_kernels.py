@@ -18,7 +18,14 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction, MockTensor
 
-from signalbox_kernels.triton import blocks, paged_attention, rms_norm, rotary, silu_and_mul
+from signalbox_kernels.triton import (
+    blocks,
+    logprobs,
+    paged_attention,
+    rms_norm,
+    rotary,
+    silu_and_mul,
+)
 from signalbox_kernels.triton import reshape_and_cache as caching
 
 _TOKENS, _HEADS, _KV_HEADS = 4, 8, 2
@@ -68,6 +75,8 @@ def compile_all(dtype: torch.dtype, *, head_size: int) -> None:
     query = torch.empty(_TOKENS, _HEADS, head_size, **of)
     rotary.rotary_embedding(query, angles, angles)
     rotary.rotary_and_cache(query, key_value, angles, angles, cache, slots)
+    logits = torch.empty(_TOKENS, 32000, dtype=torch.float32, device="cuda")
+    logprobs.gather_logprobs(logits, slots, num_top=2)
     pool, runs = torch.empty(9, 1 << 17, **index), torch.empty(3, 3, **index)
     blocks._copy_runs_kernel[(3, 1)](pool, pool, runs, pool.shape[1], WORDS=2048)
     for num_splits, num_seqs, window, cap in ((1, 1, None, None), (4, _TOKENS, 512, 30.0)):

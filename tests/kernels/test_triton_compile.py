@@ -14,6 +14,7 @@ SHARED_BYTES = 99 << 10
 """Of a block on the smallest GPUs that have bfloat16 (compute capability 8.6 and 8.9)."""
 KERNELS = {
     "_copy_runs_kernel",
+    "_gather_logprobs_kernel",
     "_join_splits_kernel",
     "_paged_attention_kernel",
     "_reshape_and_cache_kernel",

@@ -1,5 +1,7 @@
 """Triton's small kernels equal the reference, under the interpreter unless there is a GPU."""
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -170,6 +172,28 @@ def test_silu_and_mul_matches_the_reference(
 ) -> None:
     gate_up = torch.randn(3, 2 * size, device=triton_device).to(dtype)
     assert_equal(ops.silu_and_mul(gate_up), reference.silu_and_mul(gate_up), num_roundings=2)
+
+
+@pytest.mark.parametrize("vocab_size", [33, 5000])  # a chunk, and more than one
+def test_gather_logprobs_matches_the_reference(triton_device: str, vocab_size: int) -> None:
+    logits = 5 * torch.randn(4, vocab_size, device=triton_device)
+    logits[1, : vocab_size - 3] = -math.inf
+    logits[2, 7] = 90.0
+    tokens = torch.tensor([3, vocab_size - 1, 8, vocab_size - 2], device=triton_device)
+
+    actual = ops.gather_logprobs(logits, tokens, num_top=3)
+
+    expected = reference.gather_logprobs(logits, tokens, num_top=3)
+    for ours, theirs in zip(actual, expected, strict=True):
+        assert_equal(ours, theirs)
+
+
+def test_gather_logprobs_of_a_row_with_a_nan_is_nan(triton_device: str) -> None:
+    logits = torch.randn(2, 40, device=triton_device)
+    logits[1, 5] = math.nan
+    tokens = torch.tensor([0, 9], device=triton_device)
+    found = ops.gather_logprobs(logits, tokens, num_top=1)
+    assert found.logprobs.isnan().tolist() == [False, True]
 
 
 def test_mixed_types_are_refused_by_name(triton_device: str) -> None:
