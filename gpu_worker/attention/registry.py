@@ -7,6 +7,7 @@ import torch
 
 from gpu_worker.attention.backend import AttentionBackend, AttentionShape
 from gpu_worker.attention.torch_backend import TorchAttention
+from gpu_worker.attention.trial import fault_of
 from signalbox_kernels import triton
 
 logger = logging.getLogger(__name__)
@@ -58,9 +59,9 @@ def automatic_backend(device: torch.device, *, head_size: int | None = None) -> 
 
 
 def attention_backend(name: str, shape: AttentionShape) -> AttentionBackend:
-    """Makes the backend called `name`; "auto" is the fastest that supports the shape."""
+    """Makes the backend called `name`; "auto" is the fastest that supports the shape, and works."""
     if name == AUTO:
-        name = automatic_backend(shape.device, head_size=shape.head_size)
+        name = _tried(automatic_backend(shape.device, head_size=shape.head_size), shape)
         logger.info("attention_backend auto is %s", name)
     if name not in _backends:
         raise ValueError(
@@ -72,3 +73,20 @@ def attention_backend(name: str, shape: AttentionShape) -> AttentionBackend:
             f"use {', '.join(sorted(_soft_capping))}"
         )
     return _backends[name](shape)
+
+
+def _tried(name: str, shape: AttentionShape) -> str:
+    """Returns `name`, or "torch" if that backend does not do here what torch does."""
+    if name == "torch":
+        return name
+    fault = fault_of(_backends[name], shape)
+    if fault is None:
+        return name
+    logger.warning(
+        "attention_backend %r does not work on this %s: %s; torch serves instead, slower",
+        name,
+        shape.device,
+        fault,
+    )
+    triton.unregister_ops(shape.device.type)
+    return "torch"

@@ -1,14 +1,20 @@
 """The worker with Triton's kernels says what it says with PyTorch's, under the interpreter."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
-from gpu_worker.attention import AttentionShape, attention_backend, automatic_backend
+from gpu_worker.attention import AttentionShape, attention_backend, automatic_backend, registry
+from gpu_worker.attention.backend import AttentionBackend, AttentionPlan
+from gpu_worker.attention.registry import BackendFactory
+from gpu_worker.attention.torch_backend import TorchAttention
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
 from gpu_worker.runner import ModelRunner
+from gpu_worker.step import Batch
 from signalbox_kernels import triton
 from tests.gpu_worker.generation import Driver
 from tests.gpu_worker.tiny_models import VOCAB, make_model
@@ -81,3 +87,52 @@ def test_triton_refuses_a_cpu_and_large_heads(
     monkeypatch.setattr(triton_backend, "is_interpreted", lambda: False)
     with pytest.raises(ValueError, match="cannot run on cpu; use 'torch', or set TRITON_INTERPRET"):
         attention_backend("triton", make_shape())
+
+
+class BrokenAttention(TorchAttention):
+    """Whose plans lose the last head's result."""
+
+    def plan(self, batch: Batch) -> AttentionPlan:
+        plan = super().plan(batch)
+
+        def broken(query: Tensor, key_value: Tensor, *, layer: int) -> Tensor:
+            out = plan(query, key_value, layer=layer).clone()
+            out[:, -1] = float("nan")
+            return out
+
+        return broken
+
+
+def refuse(shape: AttentionShape) -> AttentionBackend:
+    class Refusing(TorchAttention):
+        def plan(self, batch: Batch) -> AttentionPlan:
+            raise RuntimeError("no kernel image is available\nfor this device")
+
+    return Refusing(shape)
+
+
+@pytest.mark.parametrize(
+    ("factory", "fault"),
+    [(BrokenAttention, "off by nan"), (refuse, "no kernel image is available;")],
+)
+def test_auto_goes_back_to_torch_where_a_backend_does_not_work(
+    factory: BackendFactory,
+    fault: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setitem(registry._backends, "triton", factory)
+    monkeypatch.setattr(registry, "automatic_backend", lambda device, head_size: "triton")
+    backend = attention_backend("auto", make_shape())
+    assert type(backend) is TorchAttention
+    assert fault in caplog.text
+
+
+def test_auto_keeps_a_backend_that_works(
+    triton_device: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(registry, "automatic_backend", lambda device, head_size: "triton")
+    shape = replace(make_shape(device=triton_device), num_layers=3, sliding_windows=(None, 8, None))
+    backend = attention_backend("auto", shape)
+    assert type(backend) is not TorchAttention
+    assert "does not work" not in caplog.text
