@@ -17,6 +17,7 @@ from gpu_worker.worker import NO_EPOCH, Worker
 from protos.scheduler.v1 import scheduler_pb2 as pb
 from protos.scheduler.v1 import scheduler_pb2_grpc
 from rpc.client import open_channel
+from rpc.silence import wait_for_first
 from rpc.tls import CLEAR, TlsConfig
 
 logger = logging.getLogger(__name__)
@@ -206,11 +207,13 @@ async def _write(call: _Call, request: pb.RegisterRequest) -> None:
 
 
 async def _read(call: _Call, *, timeout_s: float) -> pb.RegisterResponse:
+    reading = asyncio.ensure_future(call.read())
     try:
-        async with asyncio.timeout(timeout_s):
-            response = await call.read()
-    except TimeoutError:
-        raise _SchedulerLost(f"it has been silent for {timeout_s:.1f} s") from None
+        if not await wait_for_first(reading, within_s=timeout_s):
+            raise _SchedulerLost(f"it has been silent for {timeout_s:.1f} s")
+        response = reading.result()
+    finally:
+        reading.cancel()
     if not isinstance(response, pb.RegisterResponse):
         raise _SchedulerLost("it has closed the registration")
     return response

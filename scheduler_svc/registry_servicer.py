@@ -15,6 +15,7 @@ from protos.scheduler.v1 import scheduler_pb2 as pb
 from protos.scheduler.v1 import scheduler_pb2_grpc as pb_grpc
 from rpc.errors import Aborted, FailedPrecondition, InvalidArgument, Unavailable
 from rpc.peers import WORKER, names_of
+from rpc.silence import wait_for_first
 from scheduler_svc.assembly import make_scheduler
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.config import SchedulerConfig
@@ -130,6 +131,9 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
                 if engine.is_drained:
                     yield pb.RegisterResponse(drained=pb.Drained())
                 yield pb.RegisterResponse(heartbeat=heartbeat)
+        except Aborted as error:
+            logger.warning("worker %s is lost: %s", address, error)
+            raise
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
@@ -145,11 +149,7 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
         """Returns None at the end of the stream. Raises Aborted if the worker is lost."""
         message = asyncio.ensure_future(anext(requests, None))
         try:
-            await asyncio.wait(
-                {message, running},
-                timeout=self._config.lease_s,
-                return_when=asyncio.FIRST_COMPLETED,
-            )
+            await wait_for_first(message, running, within_s=self._config.lease_s)
             if running.done():
                 raise Aborted(f"the lease is over: {running.exception()}")
             if not message.done():
