@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import time
 from collections import deque
 from typing import cast
 
@@ -24,6 +25,9 @@ DIAL_TIMEOUT_S = 10.0
 INIT_TIMEOUT_S = 120.0
 """Allocating and touching pools of many gigabytes takes a while."""
 
+RECONNECT_INTERVAL_S = 2.0
+"""A step stream that breaks again so soon, with no answer in between, is given up."""
+
 _TRANSPORT_FAILURES = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
 
@@ -34,8 +38,9 @@ class WorkerLostError(Exception):
 class WorkerClient:
     """One lease's calls.
 
-    Steps are answered in order. When the step stream breaks it is opened once more and the
-    unanswered steps are sent again, which the worker takes for what it is.
+    Steps are answered in order. When the step stream breaks it is opened again and the
+    unanswered steps are sent again, which the worker takes for what it is; if that does not help,
+    the worker is lost.
     """
 
     def __init__(
@@ -55,7 +60,7 @@ class WorkerClient:
         self._stub = pb_grpc.WorkerServiceStub(self._channel)
         self._unanswered: deque[pb.ExecuteModelRequest] = deque()
         self._call: grpc.aio.StreamStreamCall[pb.ExecuteModelRequest, pb.ExecuteModelResponse]
-        self._may_reconnect = True
+        self._reconnected_at = float("-inf")
         self._vocab_size = 0  # until `info` has asked
 
     async def info(self) -> tuple[ModelInfo, WorkerCapacity]:
@@ -114,7 +119,7 @@ class WorkerClient:
             if response is grpc.aio.EOF:
                 await self._reconnect(grpc.StatusCode.UNAVAILABLE, "it closed the step stream")
                 continue
-            self._may_reconnect = True
+            self._reconnected_at = float("-inf")
             answer = self._checked(cast(pb.ExecuteModelResponse, response))
             self._unanswered.popleft()
             self.recorder.received(response)
@@ -139,10 +144,12 @@ class WorkerClient:
         await self._channel.close()
 
     async def _reconnect(self, code: grpc.StatusCode, details: str) -> None:
-        if code not in _TRANSPORT_FAILURES or not self._may_reconnect:
+        now = time.monotonic()
+        is_again = now - self._reconnected_at < RECONNECT_INTERVAL_S
+        if code not in _TRANSPORT_FAILURES or is_again:
             raise WorkerLostError(f"its step stream ended: {code.name}: {details}")
         logger.warning("step stream to %s broke (%s); opening it again", self.address, details)
-        self._may_reconnect = False
+        self._reconnected_at = now
         self._call = self._stub.ExecuteModel()
         for request in list(self._unanswered):
             with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):

@@ -23,6 +23,7 @@ from rpc.server import Server
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.main import serving
+from tests.chaos.fault_proxy import FaultProxy
 
 
 @dataclass(slots=True)
@@ -70,8 +71,9 @@ class RunningWorker:
 
 @contextlib.asynccontextmanager
 async def running_worker(
-    scheduler_address: str, make_runner: Callable[[], Runner]
+    scheduler_address: str, make_runner: Callable[[], Runner], *, behind: FaultProxy | None = None
 ) -> AsyncIterator[RunningWorker]:
+    """A registered worker; `behind` a proxy, which has started, the scheduler reaches it there."""
     worker = await Worker.load(make_runner)
     server = Server(host="127.0.0.1", port=0)
     server.add(
@@ -80,6 +82,8 @@ async def running_worker(
         name=SERVICE_NAME,
     )
     port = await server.start()
+    if behind is not None:
+        behind.target, port = port, behind.port
     registration = Registration(
         worker=worker,
         scheduler_address=scheduler_address,

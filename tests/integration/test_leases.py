@@ -6,7 +6,9 @@ import time
 import pytest
 
 from gpu_worker.scheduler_client import Registration
+from scheduler_svc import worker_client
 from scheduler_svc.config import SchedulerConfig
+from tests.chaos.fault_proxy import FaultProxy
 from tests.integration.stack import eventually, running_scheduler, running_worker, simulated
 
 
@@ -21,6 +23,26 @@ async def test_a_pause_of_the_process_costs_no_lease() -> None:
         time.sleep(1.5)  # noqa: ASYNC251 (both sides stand still, as on a machine that others load)
         await asyncio.sleep(1.0)
         assert scheduler.cluster.engines == [engine]
+
+
+async def test_breaks_with_time_between_cost_an_idle_worker_no_lease(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(worker_client, "RECONNECT_INTERVAL_S", 0.2)
+    proxy = FaultProxy(target=0)
+    await proxy.start()
+    async with (
+        running_scheduler(SchedulerConfig(port=0, lease_s=60)) as scheduler,
+        running_worker(scheduler.address, simulated(), behind=proxy),
+    ):
+        await eventually(lambda: len(scheduler.cluster.engines) == 1)
+        engine = scheduler.cluster.engines[0]
+        for num_breaks in (1, 2, 3):
+            proxy.cut()
+            await eventually(lambda n=num_breaks: caplog.text.count("opening it again") == n)  # type: ignore[misc]
+            await asyncio.sleep(0.5)
+        assert scheduler.cluster.engines == [engine]
+    await proxy.close()
 
 
 async def test_the_log_says_why_a_worker_was_lost(
