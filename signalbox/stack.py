@@ -36,6 +36,10 @@ class ServiceDied(RuntimeError):
     """A process of the stack ended on its own."""
 
 
+class CutOff(RuntimeError):
+    """A second signal has ended the stack, whatever it was doing."""
+
+
 class LocalStack:
     """The processes of one `signalbox serve`."""
 
@@ -199,12 +203,13 @@ async def running(settings: ServeSettings) -> AsyncIterator[LocalStack]:
 
 
 async def serve(settings: ServeSettings) -> None:
-    """Runs a stack until SIGTERM or SIGINT; a second signal kills it at once."""
+    """Runs a stack until SIGTERM or SIGINT; a second signal kills it at once, and raises CutOff."""
     stack = LocalStack(settings)
-    stopping = asyncio.Event()
+    stopping, cut_off = asyncio.Event(), asyncio.Event()
 
     def on_signal() -> None:
         if stopping.is_set():
+            cut_off.set()
             stack.kill()
         stopping.set()
 
@@ -221,6 +226,8 @@ async def serve(settings: ServeSettings) -> None:
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
         await stack.stop()
+    if cut_off.is_set():
+        raise CutOff("ended at once by a second signal")
 
 
 async def _start_and_wait(stack: LocalStack) -> None:

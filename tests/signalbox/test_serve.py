@@ -4,6 +4,7 @@ import json
 import signal
 import socket
 import subprocess
+import time
 from pathlib import Path
 
 import psutil
@@ -64,6 +65,13 @@ def test_a_killed_parent_takes_its_children_along(log: Path) -> None:
         assert not alive
 
 
+def eventually_in(log: Path, text: str) -> None:
+    until = time.monotonic() + 30
+    while text not in log.read_text():
+        assert time.monotonic() < until, log.read_text()
+        time.sleep(0.05)
+
+
 @pytest.mark.parametrize("service", ["router", "scheduler", "worker"])
 def test_a_service_that_dies_ends_the_stack_in_one_line(log: Path, service: str) -> None:
     with serve(log, "--simulate") as stack:
@@ -88,6 +96,20 @@ def test_ctrl_c_ends_the_stack_with_status_0(log: Path) -> None:
     with serve(log, "--simulate") as stack:
         stack.process.send_signal(signal.SIGINT)
         assert stack.process.wait(timeout=30) == 0
+
+
+def test_a_second_signal_ends_the_stack_at_once_with_status_1(log: Path) -> None:
+    with serve(log, "--simulate", "--simulated-step-ms", "200") as stack:
+        asked = [*COMMAND, "generate", "hello", "--max-tokens", "900", "--router", stack.address]
+        with subprocess.Popen(asked, stdout=subprocess.PIPE, env=environment()) as asking:
+            assert asking.stdout is not None
+            assert asking.stdout.read(1)
+            stack.process.send_signal(signal.SIGTERM)
+            eventually_in(log, "draining")
+            stack.process.send_signal(signal.SIGTERM)
+            assert stack.process.wait(timeout=25) == 1  # the request takes minutes
+            assert asking.wait(timeout=30) != 0
+    assert "second signal" in log.read_text().splitlines()[-1]
 
 
 def test_the_demo_asks_answers_and_ends() -> None:
