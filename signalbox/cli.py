@@ -1,44 +1,24 @@
-"""The command line. Errors are one line on standard error and a status that is not 0."""
+"""The command line. Errors are one line on standard error and a status that is not 0.
+
+A command's code loads when that command is parsed: a container's health probe starts every few
+seconds, and needs little of it.
+"""
 
 import argparse
 import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import signalbox
-from rpc import logs
-from signalbox import (
-    chat,
-    doctor,
-    dump,
-    explain,
-    generate,
-    health,
-    keys,
-    models,
-    profile,
-    replay,
-    services,
-    tokenize,
-    top,
-)
-from signalbox.bench import command as bench
-from signalbox.configs import in_words_of_flags
-from signalbox.flags import add_flags
+from signalbox.environment import ENV_PREFIX
 from signalbox.processes import end_with_parent, process_name
-from signalbox.settings import (
-    ENV_PREFIX,
-    DemoSettings,
-    RouterSettings,
-    SchedulerSettings,
-    ServeSettings,
-    Settings,
-    WorkerSettings,
-    load,
-)
-from signalbox.trace import command as trace
+
+if TYPE_CHECKING:
+    from signalbox.settings import Settings
 
 DESCRIPTION = """\
 Serves a large language model over gRPC and OpenAI's HTTP API: a router (text), a
@@ -63,17 +43,48 @@ Each flag of serve, router, scheduler and worker can also be set in the environm
 (max_num_seqs: 64). A flag beats the environment, which beats the file.
 """
 
-_SERVICES: dict[str, tuple[str, type[Settings], Callable[[Any], None]]] = {
-    "serve": ("router, scheduler and workers on this machine", ServeSettings, services.run_stack),
-    "demo": ("a stack, asks it one question and ends it", DemoSettings, services.run_demo),
-    "router": ("the router alone", RouterSettings, services.run_router),
-    "scheduler": ("the scheduler alone", SchedulerSettings, services.run_scheduler),
-    "worker": ("one worker alone", WorkerSettings, services.run_worker),
+_SERVICES = {
+    "serve": "router, scheduler and workers on this machine",
+    "demo": "a stack, asks it one question and ends it",
+    "router": "the router alone",
+    "scheduler": "the scheduler alone",
+    "worker": "one worker alone",
 }
+_CLIENTS = {
+    "generate": "continue a prompt, streamed from a running router",
+    "chat": "answer a message, or hold a conversation",
+    "tokenize": "turn text into tokens, or token ids into text",
+    "bench": "load a router or an OpenAI endpoint, and measure",
+    "models": "say what a router serves, and how busy it is",
+    "keys": "make an API key for clients of the router",
+}
+"""What call a running router, or are for who does."""
+_QUESTIONS = {
+    "health": "whether a router, scheduler or worker is serving, as exit status",
+    "doctor": "what this machine offers, what will be used, what is amiss",
+    "top": "what a scheduler and its workers are doing, live",
+    "explain": "what happened to one request, and why it took so long",
+    "trace": "where one request's time went, as a drawing of its spans",
+    "profile": "what a worker's steps and memory are spent on",
+    "dump": "what a scheduler holds: queues, sequences, blocks, steps in flight",
+    "replay": "whether a recorded scheduler's decisions come out the same again",
+}
+"""What only look."""
+_MODULES = {"bench": "bench.command", "trace": "trace.command"}
+"""Of commands whose module is not named after them."""
 _OUR_PACKAGES = ("rpc", "router", "scheduler_svc", "gpu_worker", "signalbox_kernels", "signalbox")
 
 
 class _Parser(argparse.ArgumentParser):
+    fill: Callable[[argparse.ArgumentParser], None] | None = None
+    """Adds the flags, once they are needed."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        if self.fill is not None:
+            fill, self.fill = self.fill, None
+            fill(self)
+        return super().parse_known_args(args, namespace)
+
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
@@ -96,7 +107,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if debug:
             raise
         text = _in_one_line(error)
-        text = in_words_of_flags(text) if command in _SERVICES else text
+        if command in _SERVICES:
+            from signalbox.configs import in_words_of_flags
+
+            text = in_words_of_flags(text)
         print(f"signalbox {process_name(command)}: {text}", file=sys.stderr)
         return 1
     return 0
@@ -111,68 +125,46 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=signalbox.__version__)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name, (summary, settings_class, run) in _SERVICES.items():
-        command = commands.add_parser(name, help=summary, description=f"Runs {summary}.")
-        add_flags(command, settings_class)
-        command.set_defaults(run=_with_settings(name, settings_class, run))
-    _add_clients(commands)
-    _add_questions(commands)
-    command = commands.add_parser("keys", help="make an API key for clients of the router")
-    keys.add_flags(command)
-    command.set_defaults(run=keys.run)
+    for verb, summaries, fill in (
+        ("Runs", _SERVICES, _fill_service),
+        ("To", _CLIENTS, _fill_client),
+        ("Says", _QUESTIONS, _fill_client),
+    ):
+        for name, summary in summaries.items():
+            command = commands.add_parser(name, help=summary, description=f"{verb} {summary}.")
+            command.fill = partial(fill, name)
     return parser
 
 
-def _add_clients(commands: Any) -> None:
-    """Adds the commands that call a running router."""
-    for name, summary, module in (
-        ("generate", "continue a prompt, streamed from a running router", generate),
-        ("chat", "answer a message, or hold a conversation", chat),
-        ("tokenize", "turn text into tokens, or token ids into text", tokenize),
-        ("bench", "load a router or an OpenAI endpoint, and measure", bench),
-        ("models", "say what a router serves, and how busy it is", models),
-    ):
-        command = commands.add_parser(
-            name,
-            help=summary,
-            description=f"To {summary}.",
-            epilog=module.EXAMPLES,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        module.add_flags(command)
-        command.set_defaults(run=module.run)
+def _fill_service(name: str, parser: argparse.ArgumentParser) -> None:
+    from signalbox.flags import add_flags
+    from signalbox.services import SERVICES
+    from signalbox.settings import load
 
+    settings_class, run = SERVICES[name]
 
-def _add_questions(commands: Any) -> None:
-    """Adds the commands that only look."""
-    for name, summary, module in (
-        ("health", "whether a router, scheduler or worker is serving, as exit status", health),
-        ("doctor", "what this machine offers, what will be used, what is amiss", doctor),
-        ("top", "what a scheduler and its workers are doing, live", top),
-        ("explain", "what happened to one request, and why it took so long", explain),
-        ("trace", "where one request's time went, as a drawing of its spans", trace),
-        ("profile", "what a worker's steps and memory are spent on", profile),
-        ("dump", "what a scheduler holds: queues, sequences, blocks, steps in flight", dump),
-        ("replay", "whether a recorded scheduler's decisions come out the same again", replay),
-    ):
-        command = commands.add_parser(name, help=summary, description=f"Says {summary}.")
-        module.add_flags(command)
-        command.set_defaults(run=module.run)
-
-
-def _with_settings(
-    name: str, settings_class: type[Settings], run: Callable[[Any], None]
-) -> Callable[[dict[str, Any]], None]:
     def load_and_run(flags: dict[str, Any]) -> None:
         settings = load(settings_class, flags)
         _configure_logging(name, settings)
         run(settings)
 
-    return load_and_run
+    add_flags(parser, settings_class)
+    parser.set_defaults(run=load_and_run)
 
 
-def _configure_logging(command: str, settings: Settings) -> None:
+def _fill_client(name: str, parser: argparse.ArgumentParser) -> None:
+    module = import_module(f"signalbox.{_MODULES.get(name, name)}")
+    if hasattr(module, "EXAMPLES"):
+        parser.epilog = module.EXAMPLES
+        parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    module.add_flags(parser)
+    parser.set_defaults(run=module.run)
+
+
+def _configure_logging(command: str, settings: "Settings") -> None:
     """Sends log lines to standard error, each with the process's name."""
+    from rpc import logs
+
     name = process_name("signalbox" if command == "serve" else command)
     logs.configure(service=name, level=settings.log_level, log_format=settings.log_format)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rpc.tls import CLEAR, TlsConfig
-from signalbox.settings import ENV_PREFIX
+from signalbox.environment import ENV_PREFIX
 
 _FLAGS = {
     "tls_ca": ("FILE", "PEM file: who vouches for the service; the connection uses TLS"),

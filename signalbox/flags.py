@@ -5,7 +5,8 @@ from typing import Any, get_args
 
 from pydantic.fields import FieldInfo
 
-from signalbox.settings import CONFIG_FILE, ENV_PREFIX, Settings, flag_name
+from signalbox.environment import ENV_PREFIX
+from signalbox.settings import CONFIG_FILE, Settings, flag_name
 
 POSITIONAL = "model"
 

@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from rpc.client import open_channel
 from signalbox.connection import Connection, add_connection_flags, connection
-from signalbox.settings import ENV_PREFIX
+from signalbox.environment import ENV_PREFIX
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 CALL_TIMEOUT_S = 3.0

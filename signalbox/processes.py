@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from signalbox.settings import ENV_PREFIX
+from signalbox.environment import ENV_PREFIX
 
 PARENT_PID = ENV_PREFIX + "PARENT_PID"
 PROCESS_NAME = ENV_PREFIX + "PROCESS_NAME"

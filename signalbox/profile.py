@@ -43,8 +43,6 @@ class _Recorded(NamedTuple):
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of `signalbox profile`."""
-    parser.epilog = EXAMPLES
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(
         "--worker", metavar="HOST:PORT", help="which one, if the scheduler has several"
     )

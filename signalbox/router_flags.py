@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from signalbox.connection import add_connection_flags
-from signalbox.settings import ENV_PREFIX
+from signalbox.environment import ENV_PREFIX
 
 DEFAULT_ROUTER = "127.0.0.1:50051"
 

@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 from protos.scheduler.v1 import explain_pb2, scheduler_pb2_grpc, state_pb2, stats_pb2
 from rpc.client import open_channel
 from signalbox.connection import PLAIN, Connection, add_connection_flags
-from signalbox.settings import ENV_PREFIX
+from signalbox.environment import ENV_PREFIX
 
 DEFAULT_ADDRESS = "127.0.0.1:50052"
 TIMEOUT_S = 10.0

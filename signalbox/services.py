@@ -4,15 +4,18 @@ import asyncio
 import logging
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from gpu_worker.step import Runner
 from rpc import otel_metrics, telemetry
 from signalbox import configs
 from signalbox.processes import announce
 from signalbox.settings import (
+    DemoSettings,
     RouterSettings,
     SchedulerSettings,
     ServeSettings,
+    Settings,
     TraceSettings,
     WorkerSettings,
 )
@@ -110,3 +113,13 @@ def _model_runner(settings: WorkerSettings) -> Callable[[], Runner]:
 
 def _configure_tracing(service: str, settings: TraceSettings) -> None:
     telemetry.configure(service_name=f"signalbox-{service}", exporter=settings.trace_exporter)
+
+
+SERVICES: dict[str, tuple[type[Settings], Callable[[Any], None]]] = {
+    "serve": (ServeSettings, run_stack),
+    "demo": (DemoSettings, run_demo),
+    "router": (RouterSettings, run_router),
+    "scheduler": (SchedulerSettings, run_scheduler),
+    "worker": (WorkerSettings, run_worker),
+}
+"""Of each command that runs something: its settings, and what runs it."""

@@ -18,7 +18,8 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-ENV_PREFIX = "SIGNALBOX_"
+from signalbox.environment import ENV_PREFIX
+
 CONFIG_FILE = "config"
 
 S = TypeVar("S", bound="Settings")

@@ -26,15 +26,15 @@ EXAMPLES = """\
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of `signalbox trace`."""
-    parser.epilog = EXAMPLES
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(
         "target",
         metavar="FILE_OR_REQUEST_ID",
         help="spans as --trace-exporter file=PATH writes them, or a request for the scheduler",
     )
     parser.add_argument(
-        "--request", metavar="ID", help="which request of the file (default: the slowest)"
+        "--request",
+        metavar="ID",
+        help="which request of the file: its id, part of it, or its trace's (default: the slowest)",
     )
     parser.add_argument("--html", metavar="FILE", type=Path, help="write a page instead")
     parser.add_argument("--svg", metavar="FILE", type=Path, help="write a picture instead")

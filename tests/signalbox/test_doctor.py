@@ -3,6 +3,8 @@
 import importlib.util
 import json
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from importlib import metadata
 from importlib.machinery import ModuleSpec
@@ -140,6 +142,14 @@ def test_the_limit_of_an_older_kernel_is_found(
     assert machine.memory_limit() == 1 << 30
     limit.write_text("9223372036854771712\n")  # none
     assert machine.memory_limit() is None
+
+
+def test_a_probe_loads_little() -> None:
+    probe = "from signalbox.cli import main; main(['health', '--address', '127.0.0.1:9'])"
+    heavy = "{'numpy', 'opentelemetry', 'pydantic', 'rich', 'torch', 'yaml'}"
+    code = f"import sys; {probe}; print({heavy} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "set()\n", done.stderr
 
 
 def test_health_is_the_exit_status(tmp_path: Path) -> None:
