@@ -77,11 +77,14 @@ def _objects(path: Path) -> Iterator[tuple[int, Any]]:
     else:
         yield 1, whole
         return
-    for number, line in enumerate(text.splitlines(), start=1):
+    lines = text.splitlines(keepends=True)
+    for number, line in enumerate(lines, start=1):
         if line.strip():
             try:
                 yield number, json.loads(line)
             except ValueError as error:
+                if number == len(lines) > 1 and not line.endswith("\n"):
+                    return  # it is being written, or its writer was killed
                 raise NotATrace(f"{path}: line {number} is no JSON ({error})") from None
 
 

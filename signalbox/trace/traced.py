@@ -24,13 +24,10 @@ _PARTS = ("swap", "forward", "sample")
 
 
 def draw_traced(spans: Sequence[SpanRecord], request_id: str | None) -> Drawing:
-    """Draws one request of a file, the slowest if none is named. Raises NotATrace."""
+    """Draws one request of a file, the slowest if several are meant. Raises NotATrace."""
     roots = _roots(spans)
     if request_id is not None:
-        chosen = [root for root in roots if root.attributes[REQUEST_ID] == request_id]
-        if not chosen:
-            raise NotATrace(f"no span of request {request_id!r}; there are {_some(roots)}")
-        return _Request(spans, chosen[-1]).drawing(of=1)
+        roots = _chosen(roots, request_id)
     if not roots:
         raise NotATrace("there are spans, but none of a request")
     return _Request(spans, max(roots, key=lambda root: root.duration_ns)).drawing(of=len(roots))
@@ -45,6 +42,22 @@ def _roots(spans: Iterable[SpanRecord]) -> list[SpanRecord]:
             if key not in found or span.name != REQUEST:
                 found[key] = span
     return list(found.values())
+
+
+def _chosen(roots: Sequence[SpanRecord], name: str) -> list[SpanRecord]:
+    """Returns the last request of that id; else those that have it in their id, or as trace id.
+
+    Gateways and the HTTP API make an id longer than what its client said.
+    """
+    exact = [root for root in roots if root.attributes[REQUEST_ID] == name]
+    similar = [
+        root
+        for root in roots
+        if name == root.trace_id or (name and name in str(root.attributes[REQUEST_ID]))
+    ]
+    if not similar:
+        raise NotATrace(f"no span of request {name!r}; there are {_some(roots)}")
+    return exact[-1:] or similar
 
 
 def _some(roots: Sequence[SpanRecord]) -> str:
@@ -79,7 +92,7 @@ class _Request:
         )
         in_all = sum(request.duration_ns for request in self._requests)
         error = self._root.error and f"ended with {self._root.error}"
-        others = of > 1 and f"the slowest of {of} requests here; --request shows another"
+        others = of > 1 and f"the slowest of {of} requests; --request shows another"
         lines = [
             error,
             shares(phases, duration_ns=self._root.duration_ns, of_ns=in_all),

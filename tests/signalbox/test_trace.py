@@ -119,6 +119,23 @@ def test_another_request_is_drawn_by_its_id(file: Path) -> None:
         draw_traced(read_spans(file), "gone")
 
 
+def test_a_request_is_found_by_part_of_its_id_and_by_its_trace(file: Path) -> None:
+    spans = read_spans(file)
+    assert draw_traced(spans, "ick").title == "quick"  # such as a gateway's x-request-id
+    drawing = draw_traced(spans, TRACE_ID)
+    assert drawing.title == "slow"
+    assert "the slowest of 2" in drawing.lines[-1]
+
+
+def test_a_file_that_is_being_written_is_read_but_for_its_last_line(file: Path) -> None:
+    whole = file.read_text()
+    file.write_text(whole + whole[:50])
+    assert len(read_spans(file)) > 0
+    file.write_text(whole[:50] + "\n" + whole)
+    with pytest.raises(NotATrace, match="line 1 is no JSON"):
+        read_spans(file)
+
+
 def test_a_request_that_never_reached_a_scheduler_is_drawn_with_its_error(tmp_path: Path) -> None:
     path = tmp_path / "spans.jsonl"
     (refused,) = make_request("refused", ms=2)[:1]
@@ -136,7 +153,7 @@ def test_a_request_that_never_reached_a_scheduler_is_drawn_with_its_error(tmp_pa
         ("", "has no spans"),
         ("{}", "is no OTLP JSON"),
         ('{"resourceSpans": []}', "has no spans"),
-        ('{"resourceSpans": []}\n{', "line 2 is no JSON"),
+        ('{"resourceSpans": []}\n{\n', "line 2 is no JSON"),
         ('{"resourceSpans": [{"scopeSpans": [{"spans": [{"name": "a"}]}]}]}', "traceId"),
         ("[1]", "is no OTLP JSON"),
     ],
