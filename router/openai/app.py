@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import FastAPI
+from fastapi.telemetry import TelemetryConfig
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from pydantic.json_schema import models_json_schema
@@ -24,6 +25,15 @@ _BODIES: dict[str, type[Body]] = {
     "/detokenize": DetokenizeBody,
 }
 
+_NO_TELEMETRY: TelemetryConfig = {
+    "tracing": False,
+    "metrics": False,
+    "logs": False,
+    "operation_spans": False,
+    "auto_configure": False,
+}
+"""FastAPI's own would double our spans, and make a trace of each probe and scrape."""
+
 
 class _App(FastAPI):
     """Describes bodies that handlers read themselves, so that they are read but once."""
@@ -41,7 +51,7 @@ class _App(FastAPI):
 
 def make_app(api: Api, *, version: str, registry: CollectorRegistry | None = None) -> FastAPI:
     """Returns the application, with /metrics if there is a registry."""
-    app = _App(title="Signalbox", version=version)
+    app = _App(title="Signalbox", version=version, telemetry=_NO_TELEMETRY)
     for path, handler in (
         ("/health", api.health),
         ("/version", api.version),

@@ -6,6 +6,7 @@ from typing import Any
 
 import grpc
 import pytest
+from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -25,6 +26,7 @@ def exporter(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     monkeypatch.setattr(telemetry, "get_tracer", lambda: provider.get_tracer("test"))
+    monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)  # libraries ask for it
     yield exporter
     provider.shutdown()
 
