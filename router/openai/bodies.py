@@ -14,6 +14,8 @@ from rpc.errors import InvalidArgument
 
 REQUEST_ID_HEADER = "x-request-id"
 MAX_KEY_CHARS = 100
+MAX_LABEL_CHARS = 96
+"""Of a header that become part of an id, which has more parts and bounds of its own."""
 B = TypeVar("B", bound=Body)
 
 
@@ -46,19 +48,18 @@ class Ids:
     """The id that the client sees, and those of the generations behind it.
 
     A `request_id` in the body must be unique, as over gRPC. One in the header labels what may be
-    several requests, as gateways do it.
+    several requests, as gateways do it; each gets an id that begins with it.
     """
 
     def __init__(self, prefix: str, request: Request, asked_for: str | None) -> None:
         header = _label(request)
-        name = asked_for or header or uuid.uuid4().hex
+        unique = uuid.uuid4().hex
+        name = asked_for or (f"{header[:MAX_LABEL_CHARS]}-{unique[:8]}" if header else unique)
         self.response_id = f"{prefix}-{name}"
-        is_unique = asked_for is not None or header is None
-        self._internal = self.response_id if is_unique else f"{prefix}-{uuid.uuid4().hex}"
         self.headers = {REQUEST_ID_HEADER: header or self.response_id}
 
     def of(self, position: int, num_prompts: int) -> str:
-        return self._internal if num_prompts == 1 else f"{self._internal}-{position}"
+        return self.response_id if num_prompts == 1 else f"{self.response_id}-{position}"
 
 
 def _label(request: Request) -> str | None:

@@ -65,8 +65,10 @@ async def test_the_api_describes_itself() -> None:
 async def test_ids_come_back() -> None:
     async with make_http() as http:
         answer = await http.chat(extra_headers={"x-request-id": "gateway-1"})
-        assert answer.id == "chatcmpl-gateway-1"
+        assert answer.id.startswith("chatcmpl-gateway-1-")
         assert answer._request_id == "gateway-1"
+        # So `explain` and `trace` know the request by the name that the answer gave it.
+        assert http.stack.scheduler.added[0].request_id == answer.id
         both = [http.chat(extra_headers={"x-request-id": "same"}) for _ in range(2)]
         assert len(await asyncio.gather(*both)) == 2  # a gateway's id labels several requests
 
@@ -83,6 +85,24 @@ async def test_a_request_joins_its_callers_trace(exporter: InMemorySpanExporter)
         assert "rpc.method" not in attributes
         sent = http.stack.scheduler.added[0].trace_context.traceparent
         assert sent.split("-")[1] == TRACE_ID
+
+
+async def test_a_label_as_long_as_may_be_is_no_reason_to_refuse() -> None:
+    async with make_http() as http:
+        label = "x" * 128
+        answer = await http.chat(extra_headers={"x-request-id": label})
+        assert answer._request_id == label
+        assert answer.id.startswith("chatcmpl-xxxx")
+
+
+async def test_only_generations_have_spans_and_only_ours(exporter: InMemorySpanExporter) -> None:
+    async with make_http() as http:
+        await http.raw.get("/health")  # a probe every few seconds is nobody's request
+        await http.chat()
+        await http.raw.get("/v1/models")
+        await eventually(lambda: len(exporter.get_finished_spans()) >= 3)
+    names = sorted(span.name for span in exporter.get_finished_spans())
+    assert names == ["chat tiny", "route", "tokenize"]
 
 
 async def test_the_tenant_is_the_headers_if_it_is_trusted() -> None:
