@@ -21,6 +21,7 @@ from gpu_worker.step import (
     NewSequence,
     ProfileOptions,
     SamplingParams,
+    SequenceFailure,
     Step,
     StepResult,
 )
@@ -163,10 +164,7 @@ def encode_result(result: StepResult) -> pb.ExecuteModelResponse:
             )
             for run in result.prompt_logprobs
         ],
-        errors=[
-            pb.SequenceError(seq_id=failed.seq_id, code=code_pb2.INTERNAL, message=failed.message)
-            for failed in result.failures
-        ],
+        errors=[_sequence_error(failed) for failed in result.failures],
         timings=pb.StepTimings(
             wait_ns=result.wait_ns,
             swap_ns=result.swap_ns,
@@ -174,6 +172,11 @@ def encode_result(result: StepResult) -> pb.ExecuteModelResponse:
             sample_ns=result.sample_ns,
         ),
     )
+
+
+def _sequence_error(failed: SequenceFailure) -> pb.SequenceError:
+    code = code_pb2.FAILED_PRECONDITION if failed.is_refusal else code_pb2.INTERNAL
+    return pb.SequenceError(seq_id=failed.seq_id, code=code, message=failed.message)
 
 
 def _logprobs(found: Logprobs) -> pb.TokenLogprobs:

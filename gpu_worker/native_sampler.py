@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gpu_worker.sample_rows import Int32Array, Int64Array, SampleRows
-from gpu_worker.sampler import NONE_LEFT, NOT_FINITE
-from gpu_worker.step import Logprobs, Samples
+from gpu_worker.sampler import NOT_FINITE
+from gpu_worker.step import NONE_LEFT, Logprobs, Samples
 from signalbox_kernels.program import Program
 from signalbox_kernels.random import race_keys
 from signalbox_kernels.sampling import Drawn, Draws, DrawStatus, NativeSampler

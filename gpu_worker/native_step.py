@@ -17,8 +17,8 @@ from gpu_worker.loading import Quantization
 from gpu_worker.models.native_program import compile_decoder, why_not_native
 from gpu_worker.models.registry import Model
 from gpu_worker.sample_rows import PromptRows, SampleRows, TokenRuns
-from gpu_worker.sampler import NONE_LEFT, NOT_FINITE, Sampler
-from gpu_worker.step import Batch, Int64Array, Logprobs, Samples
+from gpu_worker.sampler import NOT_FINITE, Sampler
+from gpu_worker.step import NONE_LEFT, Batch, Int64Array, Logprobs, Samples
 from gpu_worker.torch_profiler import span
 from signalbox_kernels.native import NativeUnavailable, library
 from signalbox_kernels.program import Program, StepArrays

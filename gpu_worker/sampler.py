@@ -21,12 +21,11 @@ from torch import Tensor
 
 from gpu_worker import logit_edits, logprobs
 from gpu_worker.sample_rows import GREEDY_BELOW, Int32Array, Int64Array, SampleRows
-from gpu_worker.step import Logprobs, Samples
+from gpu_worker.step import NONE_LEFT, Logprobs, Samples
 from signalbox_kernels.ops import is_finite
 from signalbox_kernels.random import exponentials, race_keys
 
 NOT_FINITE = "logits are not finite"
-NONE_LEFT = "every token is suppressed"
 _FIRST_CANDIDATES = 256
 _ROWS_AT_ONCE = 32  # bounds the memory of whole-vocabulary draws
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from gpu_worker.sample_rows import PromptRows, SampleRows
 from gpu_worker.simulated_tokenizer import END_OF_SEQUENCE_ID, MIN_VOCAB_SIZE, tokenizer_files
 from gpu_worker.step import (
+    NONE_LEFT,
     Batch,
     BlockMapping,
     CacheCapacity,
@@ -31,7 +32,6 @@ from gpu_worker.step import (
 
 UInt64Array = NDArray[np.uint64]
 
-NONE_LEFT = "every token is suppressed"
 POISON = 0xDEAD_BEEF_DEAD_BEEF
 """What a block holds before anybody writes it."""
 

@@ -166,11 +166,20 @@ class PromptLogprobs(NamedTuple):
     logprobs: list[Logprobs]
 
 
+NONE_LEFT = "every token is suppressed"
+"""By what the request asks for."""
+
+
 class SequenceFailure(NamedTuple):
     """One sequence's error; the rest of the step is unharmed."""
 
     seq_id: int
     message: str
+
+    @property
+    def is_refusal(self) -> bool:
+        """Whether the request is the cause, and not the computation."""
+        return self.message == NONE_LEFT
 
 
 @dataclass(slots=True, kw_only=True)

@@ -111,7 +111,8 @@ class Acceptance:
         now: float,
     ) -> None:
         if len(rows) != num_samples:
-            self._fail(seq, f"the worker drew {len(rows)} of {num_samples} tokens", outcome, now)
+            message = f"the worker drew {len(rows)} of {num_samples} tokens"
+            self._fail(seq, RequestFailure(FailureCode.INTERNAL, message), outcome, now)
             return
         self._note_first_token(seq.group, now)
         if seq.group.search is not None:
@@ -141,7 +142,7 @@ class Acceptance:
         group, num_tokens, is_one = seq.group, len(outcome.tokens), seq.group.awaits_fork
         fault = self._beams.accept(seq, answer.token_ids[row], answer.logprobs.get(row), outcome)
         if fault is not None:
-            self._fail(seq, fault, outcome, now)
+            self._fail(seq, RequestFailure(FailureCode.INTERNAL, fault), outcome, now)
         self.num_generated_tokens += len(outcome.tokens) - num_tokens
         if group.is_finished:
             group.times.last_token = now
@@ -182,17 +183,19 @@ class Acceptance:
             return reason
         return FinishReason.LENGTH if seq.num_tokens >= seq.group.end else None
 
-    def _fail(self, seq: Sequence, message: str, outcome: StepOutcome, now: float) -> None:
+    def _fail(
+        self, seq: Sequence, failure: RequestFailure, outcome: StepOutcome, now: float
+    ) -> None:
         """Ends a sequence by an error; before its fork it stands for all, as any beam does."""
         group = seq.group
         self._blocks.retract(seq)
         if group.search is not None:
-            group.failure = RequestFailure(FailureCode.INTERNAL, message)
+            group.failure = failure
             group.times.last_token = now
             self._endings.end_all(group)
             outcome.ended.append(group)
             return
-        seq.error_message = message
+        seq.failure = failure
         self._finish(seq, FinishReason.ERROR, outcome, now)
 
     def _finish(
@@ -208,7 +211,7 @@ class Acceptance:
         outcome.finished.append(seq)
         if group.is_finished:
             if _has_failed(group):
-                group.failure = RequestFailure(FailureCode.INTERNAL, seq.error_message)
+                group.failure = seq.failure
             outcome.ended.append(group)
 
 

@@ -12,6 +12,7 @@ class FailureCode(Enum):
     DEADLINE_EXCEEDED = 4
     ALREADY_EXISTS = 6
     RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
     INTERNAL = 13
     UNAVAILABLE = 14
 
@@ -23,3 +24,9 @@ class RequestFailure:
     code: FailureCode
     message: str
     retry_after_s: float | None = None
+
+
+def worker_failure(message: str, *, is_refusal: bool) -> RequestFailure:
+    """Returns what a worker says of a sequence: no token suits the request, or it has failed."""
+    code = FailureCode.FAILED_PRECONDITION if is_refusal else FailureCode.INTERNAL
+    return RequestFailure(code, message)

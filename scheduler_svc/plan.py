@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from scheduler_svc.block_allocator import BlockCopy
+from scheduler_svc.errors import RequestFailure
 from scheduler_svc.sequence import FinishReason, Sequence, SequenceGroup
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ class StepAnswer:
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     """By row."""
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
-    failures: dict[int, str] = field(default_factory=dict)
+    failures: dict[int, RequestFailure] = field(default_factory=dict)
     """By sequence id."""
     timings: StepTimings = NO_TIMINGS
 

@@ -73,6 +73,6 @@ def _finished(seq: Sequence, handle: int) -> FinishedSequence:
         index=seq.branch,
         reason=seq.finish_reason,
         stop_token_id=seq.stop_token_id,
-        error_message=seq.error_message,
+        error_message=seq.failure.message if seq.failure else "",
         score=seq.score,
     )

@@ -87,7 +87,8 @@ class Sequence:
     """Of a beam: what it may go on with, until all beams of the group have reported theirs."""
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
-    error_message: str = ""
+    failure: RequestFailure | None = None
+    """What its worker says; its siblings may go on."""
     score: float | None = None
     """Of a hypothesis that a beam search returns."""
 

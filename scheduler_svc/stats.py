@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 
 from rpc.histogram import Histogram, S, times, token_counts
 from rpc.trace_ids import of_traceparent
+from scheduler_svc.errors import FailureCode
 from scheduler_svc.plan import StepPlan, StepTimings
-from scheduler_svc.sequence import SequenceGroup
+from scheduler_svc.sequence import Sequence, SequenceGroup
 
 
 @dataclass(slots=True)
@@ -76,7 +77,7 @@ class RequestStats:
         """Takes a request that has just ended."""
         at, trace_id = group.times, of_traceparent(group.traceparent)
         self.num_ended[_how_it_ended(group)] += 1
-        self.num_corrupted += any(seq.error_message for seq in group.sequences)
+        self.num_corrupted += any(_is_corrupted(seq) for seq in group.sequences)
         if at.first_scheduled is not None:
             self.queue_ns.observe(_ns(at.first_scheduled - at.arrival), trace_id=trace_id)
         if at.first_token is not None:
@@ -98,6 +99,10 @@ class RequestStats:
 
 def _ns(seconds: float) -> int:
     return int(seconds * S)
+
+
+def _is_corrupted(seq: Sequence) -> bool:
+    return seq.failure is not None and seq.failure.code is FailureCode.INTERNAL
 
 
 def _how_it_ended(group: SequenceGroup) -> str:

@@ -7,6 +7,7 @@ from rpc.columns import pack_int32, pack_int64, unpack_int32, unpack_int64
 from scheduler_svc import sampling_codec
 from scheduler_svc.block_allocator import BlockCopy
 from scheduler_svc.config import StepLimits
+from scheduler_svc.errors import FailureCode, RequestFailure, worker_failure
 from scheduler_svc.model import ModelInfo, WorkerCapacity
 from scheduler_svc.plan import PromptLogprobs, StepAnswer, StepPlan, StepTimings, TokenLogprobs
 from scheduler_svc.sequence import SequenceGroup
@@ -123,11 +124,16 @@ def step_answer(message: pb.ExecuteModelResponse) -> StepAnswer:
             )
             for run in message.prompt_logprobs
         ],
-        failures={error.seq_id: error.message for error in message.errors},
+        failures={error.seq_id: _failure(error) for error in message.errors},
         timings=StepTimings(
             timings.wait_ns, timings.swap_ns, timings.forward_ns, timings.sample_ns
         ),
     )
+
+
+def _failure(error: pb.SequenceError) -> RequestFailure:
+    is_refusal = error.code == FailureCode.FAILED_PRECONDITION.value
+    return worker_failure(error.message, is_refusal=is_refusal)
 
 
 def _token_logprobs(entry: pb.TokenLogprobs) -> TokenLogprobs:

@@ -20,6 +20,7 @@ from gpu_worker.step import (
 )
 from scheduler_svc import sequence
 from scheduler_svc.block_allocator import BlockCopy
+from scheduler_svc.errors import worker_failure
 from scheduler_svc.plan import PromptLogprobs, StepAnswer, StepPlan, StepTimings, TokenLogprobs
 
 
@@ -86,6 +87,9 @@ def answer(result: StepResult) -> StepAnswer:
             )
             for run in result.prompt_logprobs
         ],
-        failures={failed.seq_id: failed.message for failed in result.failures},
+        failures={
+            failed.seq_id: worker_failure(failed.message, is_refusal=failed.is_refusal)
+            for failed in result.failures
+        },
         timings=StepTimings(result.wait_ns, result.swap_ns, result.forward_ns, result.sample_ns),
     )

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from gpu_worker import codec
 from gpu_worker.simulated import SimulatedRunner
 from gpu_worker.step import (
+    NONE_LEFT,
     BlockTablePatch,
     Fork,
     Logprobs,
@@ -191,7 +192,7 @@ def test_a_result_is_encoded() -> None:
             seq_ids=int64s(1, 2),
             token_ids=np.array([10, 11], dtype=np.int32),
             logprobs=[Logprobs(1, -0.5, 2, [4, 5], [-0.25, -0.5])],
-            failures=[SequenceFailure(9, "not finite")],
+            failures=[SequenceFailure(9, "not finite"), SequenceFailure(10, NONE_LEFT)],
             wait_ns=1,
             swap_ns=2,
             forward_ns=3,
@@ -203,9 +204,10 @@ def test_a_result_is_encoded() -> None:
     assert message.logprobs[0] == pb.TokenLogprobs(
         row=1, logprob=-0.5, rank=2, top_token_ids=[4, 5], top_logprobs=[-0.25, -0.5]
     )
-    assert message.errors[0] == pb.SequenceError(
-        seq_id=9, code=code_pb2.INTERNAL, message="not finite"
-    )
+    assert list(message.errors) == [
+        pb.SequenceError(seq_id=9, code=code_pb2.INTERNAL, message="not finite"),
+        pb.SequenceError(seq_id=10, code=code_pb2.FAILED_PRECONDITION, message=NONE_LEFT),
+    ]
     assert message.timings == pb.StepTimings(wait_ns=1, swap_ns=2, forward_ns=3, sample_ns=4)
 
 

@@ -70,3 +70,23 @@ async def test_poisoned_requests_end_alone_and_nothing_of_them_is_kept() -> None
         await eventually(lambda: not scheduler.cluster.engines[0].scheduler.has_unfinished)
         scheduler.cluster.check()
         assert pool.num_free == pool.num_blocks  # what is cached can be had
+
+
+async def test_a_request_that_rules_out_every_token_is_told_so_and_counts_as_no_fault() -> None:
+    async with (
+        running_scheduler(SchedulerConfig(port=0)) as scheduler,
+        running_worker(scheduler.address, make_runner),
+        running_router(scheduler.address) as router,
+        open_channel(router.server.address) as channel,
+    ):
+        stub = pb_grpc.InferenceServiceStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            stuck = make_request(prompt_of(1), max_tokens=4, min_tokens=3)
+            stuck.sampling_params.allowed_token_ids.append(7)
+            stuck.sampling_params.stop_token_ids.append(7)
+            await ask(stub, stuck)
+        assert raised.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        assert await ask_poisoned(stub, 0, 1) is grpc.StatusCode.INTERNAL
+        stats = scheduler.cluster.engines[0].scheduler.request_stats
+        assert stats.num_corrupted == 1
+        scheduler.cluster.check()

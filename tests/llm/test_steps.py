@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from gpu_worker import codec as worker_codec
-from gpu_worker.step import Logprobs, SequenceFailure, Step, StepResult
+from gpu_worker.step import NONE_LEFT, Logprobs, SequenceFailure, Step, StepResult
 from scheduler_svc import worker_codec as scheduler_codec
 from scheduler_svc.config import PreemptionMode
 from scheduler_svc.plan import StepPlan
@@ -67,7 +67,7 @@ def test_an_answer_is_what_the_message_decodes_to() -> None:
         seq_ids=np.array([5, 5, 6], dtype=np.int64),
         token_ids=np.array([1, 2, 3], dtype=np.int32),
         logprobs=[Logprobs(1, -0.5, 1, [2, 4], [-0.5, -1.5])],
-        failures=[SequenceFailure(9, "poisoned")],
+        failures=[SequenceFailure(9, "poisoned"), SequenceFailure(10, NONE_LEFT)],
         wait_ns=1,
         swap_ns=2,
         forward_ns=3,

@@ -9,6 +9,7 @@ from scheduler_svc.beam import BeamSearchParams
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.config import AdmissionBounds, CacheShape, PreemptionMode, StepLimits
 from scheduler_svc.cost import CostModel
+from scheduler_svc.errors import FailureCode, RequestFailure
 from scheduler_svc.model import ModelInfo
 from scheduler_svc.plan import StepOutcome
 from scheduler_svc.policy import SchedulingPolicy
@@ -27,6 +28,7 @@ from tests.scheduler_svc.fake_worker import (
 )
 
 EOS = 0
+NOT_FINITE = RequestFailure(FailureCode.INTERNAL, "logits are not finite")
 
 MODEL = ModelInfo(
     name="model",

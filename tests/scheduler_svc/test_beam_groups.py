@@ -7,7 +7,15 @@ from scheduler_svc.config import PreemptionMode
 from scheduler_svc.errors import FailureCode
 from scheduler_svc.sequence import FinishReason, SequenceGroup
 from tests.scheduler_svc.fake_worker import expected, expected_beams
-from tests.scheduler_svc.make import EOS, Loop, make_loop, make_request, make_scheduler, outputs
+from tests.scheduler_svc.make import (
+    EOS,
+    NOT_FINITE,
+    Loop,
+    make_loop,
+    make_request,
+    make_scheduler,
+    outputs,
+)
 from tests.scheduler_svc.test_scheduler import assert_all_free
 
 PROMPT = [5, 6, 7, 8, 9]
@@ -235,7 +243,7 @@ def test_a_beam_that_fails_ends_the_search_and_its_blocks_are_not_found() -> Non
         loop.answer()
     loop.send()
     answer = loop.worker.execute(loop.sent.popleft())
-    answer.failures[group.sequences[1].seq_id] = "logits are not finite"
+    answer.failures[group.sequences[1].seq_id] = NOT_FINITE
     outcome = loop.scheduler.update(answer, loop.now)
     assert outcome.ended == [group]
     assert not outcome.finished

@@ -7,6 +7,7 @@ from scheduler_svc.cost import MAX_KEEP_S, CostModel
 from scheduler_svc.sequence import SequenceGroup
 from tests.scheduler_svc.fake_worker import Block, expected
 from tests.scheduler_svc.make import (
+    NOT_FINITE,
     Loop,
     content_of,
     make_loop,
@@ -222,6 +223,6 @@ def test_blocks_of_a_sequence_that_failed_are_not_found_on_the_cpu() -> None:
     group = server.add(PROMPT)
     server.loop.send()
     answer = server.loop.worker.execute(server.loop.sent.popleft())
-    answer.failures[group.sequences[0].seq_id] = "logits are not finite"
+    answer.failures[group.sequences[0].seq_id] = NOT_FINITE
     server.loop.scheduler.update(answer, server.loop.now)
     assert server.run(PROMPT).num_cached_tokens == 0

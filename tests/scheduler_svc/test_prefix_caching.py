@@ -5,7 +5,14 @@ import pytest
 from scheduler_svc.block_allocator import BlockAllocator
 from scheduler_svc.sequence import SequenceGroup
 from tests.scheduler_svc.fake_worker import expected
-from tests.scheduler_svc.make import Loop, make_loop, make_request, make_scheduler, outputs
+from tests.scheduler_svc.make import (
+    NOT_FINITE,
+    Loop,
+    make_loop,
+    make_request,
+    make_scheduler,
+    outputs,
+)
 
 PREFIX = [11, 12, 13, 14, 15, 16, 17, 18]  # two blocks
 
@@ -135,7 +142,7 @@ def test_blocks_of_a_sequence_that_failed_are_not_found() -> None:
     loop.answer()
     loop.send()
     answer = loop.worker.execute(loop.sent.popleft())
-    answer.failures[group.sequences[0].seq_id] = "logits are not finite"
+    answer.failures[group.sequences[0].seq_id] = NOT_FINITE
     loop.scheduler.update(answer, loop.now)
     again = make_request([*PREFIX, 1], arrival=1.0)
     run(loop, again)

@@ -5,7 +5,15 @@ import pytest
 from scheduler_svc.config import PreemptionMode
 from scheduler_svc.sequence import FinishReason, SequenceGroup, SequenceStatus
 from tests.scheduler_svc.fake_worker import expected
-from tests.scheduler_svc.make import EOS, Loop, make_loop, make_request, make_scheduler, outputs
+from tests.scheduler_svc.make import (
+    EOS,
+    NOT_FINITE,
+    Loop,
+    make_loop,
+    make_request,
+    make_scheduler,
+    outputs,
+)
 
 PROMPT = [5, 6, 7, 8, 9]
 
@@ -204,7 +212,7 @@ def test_a_sequence_that_fails_ends_alone() -> None:
     loop.send()
     answer = loop.worker.execute(loop.sent.popleft())
     failing = groups[0].sequences[0].seq_id
-    answer.failures[failing] = "logits are not finite"
+    answer.failures[failing] = NOT_FINITE
     outcome = loop.scheduler.update(answer, loop.now)
     assert outcome.ended == [groups[0]]
     assert groups[0].failure is not None
