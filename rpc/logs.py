@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from rpc import trace_ids
 
 FORMATS = ("text", "json")
-CHATTY = ("httpx", "httpx2", "httpcore", "httpcore2", "huggingface_hub", "asyncio")
+CHATTY = ("httpx", "httpx2", "httpcore", "httpcore2", "huggingface_hub", "asyncio", "grpc")
 
 _request_id: ContextVar[str] = ContextVar("request_id", default="")
 _trace_id: ContextVar[str] = ContextVar("trace_id", default="")

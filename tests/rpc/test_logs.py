@@ -70,3 +70,8 @@ async def test_tasks_do_not_name_each_others_requests() -> None:
 def test_a_trace_that_is_not_sampled_is_not_named(traceparent: str) -> None:
     assert trace_ids.of_traceparent(traceparent) == ""
     assert trace_ids.of_traceparent(TRACEPARENT) == TRACE_ID
+
+
+def test_debug_is_of_us_not_of_grpcs_event_loop() -> None:
+    logs.configure(service="router", level="debug", log_format="text")
+    assert not logging.getLogger("grpc._cython.cygrpc").isEnabledFor(logging.INFO)
