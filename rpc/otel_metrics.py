@@ -12,20 +12,18 @@ from opentelemetry import metrics
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import MetricExporter, PeriodicExportingMetricReader
 
-from rpc import telemetry
+from rpc import otlp, telemetry
 
 CHOICES = "none, auto, otlp, otlp=URL, otlp-http or otlp-http=URL"
-EXPORT_TIMEOUT_S = 2.0
-"""A collector that is down must not hold a shutdown for long."""
-HTTP_PATH = "/v1/metrics"
 
 
 def configure(*, service_name: str, exporter: str) -> None:
     """Starts sending metrics; to be called once in a process.
 
     Args:
-        exporter: "none"; "auto" (what OTEL_METRICS_EXPORTER says, else none); "otlp" (gRPC) and
-            "otlp-http", each to where OTEL_EXPORTER_OTLP_ENDPOINT or "=http://HOST:PORT" says.
+        exporter: "none"; "auto" (what OTEL_METRICS_EXPORTER says, else none); "otlp" (gRPC,
+            or what OTEL_EXPORTER_OTLP_PROTOCOL says) and "otlp-http", each to where
+            OTEL_EXPORTER_OTLP_ENDPOINT or "=http://HOST:PORT" (of "otlp", always gRPC) says.
 
     Raises ValueError for any other.
     """
@@ -49,25 +47,20 @@ def make_exporter(choice: str) -> MetricExporter | None:
         return None
     if kind not in ("otlp", "otlp-http") or choice.endswith("="):
         raise ValueError(f"unknown metrics exporter {choice!r}; use {CHOICES}")
-    return _over_grpc(url) if kind == "otlp" else _over_http(url)
+    is_http = kind == "otlp-http" or (not url and otlp.uses_http("metrics"))
+    return _over_http(url) if is_http else _over_grpc(url)
 
 
 def _over_grpc(url: str) -> MetricExporter:
     from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
 
     insecure = not url.startswith("https:") if url else None
-    return OTLPMetricExporter(endpoint=url or None, insecure=insecure, timeout=_timeout_s())
+    timeout_s = otlp.timeout_s("metrics")
+    return OTLPMetricExporter(endpoint=url or None, insecure=insecure, timeout=timeout_s)
 
 
 def _over_http(url: str) -> MetricExporter:
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 
-    has_path = "/" in url.partition("://")[2].rstrip("/")
-    endpoint = url if has_path or not url else url.rstrip("/") + HTTP_PATH
-    return OTLPMetricExporter(endpoint=endpoint or None, timeout=_timeout_s())
-
-
-def _timeout_s() -> float | None:
-    """Returns None, which lets the SDK look, if the environment has one."""
-    names = ("OTEL_EXPORTER_OTLP_METRICS_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT")
-    return None if any(map(os.environ.get, names)) else EXPORT_TIMEOUT_S
+    endpoint = otlp.http_endpoint(url, "metrics")
+    return OTLPMetricExporter(endpoint=endpoint, timeout=otlp.timeout_s("metrics"))

@@ -16,10 +16,9 @@ from google.protobuf.json_format import MessageToDict
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SpanExporter, SpanExportResult
 
+from rpc import otlp
+
 CHOICES = "none, auto, console, otlp, otlp=URL, otlp-http, otlp-http=URL or file=PATH"
-EXPORT_TIMEOUT_S = 2.0
-"""A collector that is down must not hold a shutdown for long."""
-HTTP_PATH = "/v1/traces"
 _IDS = ("traceId", "spanId", "parentSpanId")
 
 
@@ -43,7 +42,7 @@ def make_exporter(choice: str) -> SpanExporter | None:
         case "console", "":
             return ConsoleSpanExporter(out=sys.stderr, formatter=_line)
         case "otlp", "":
-            return _otlp_http("") if _protocol().startswith("http") else _otlp("")
+            return _otlp_http("") if otlp.uses_http("traces") else _otlp("")
         case "otlp", _:
             return _otlp(target)
         case "otlp-http", _:
@@ -60,34 +59,19 @@ def _from_environment() -> SpanExporter | None:
     return make_exporter(name)
 
 
-def _protocol() -> str:
-    """Returns how OTLP is spoken where no URL was given."""
-    names = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
-    found = next((value for name in names if (value := os.environ.get(name))), "grpc")
-    if found not in ("grpc", "http/protobuf"):
-        raise ValueError(f"OTEL_EXPORTER_OTLP_PROTOCOL is {found!r}; use grpc or http/protobuf")
-    return found
-
-
 def _otlp(url: str) -> SpanExporter:
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
     insecure = not url.startswith("https:") if url else None
-    return OTLPSpanExporter(endpoint=url or None, insecure=insecure, timeout=_timeout_s())
+    timeout_s = otlp.timeout_s("traces")
+    return OTLPSpanExporter(endpoint=url or None, insecure=insecure, timeout=timeout_s)
 
 
 def _otlp_http(url: str) -> SpanExporter:
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
-    has_path = "/" in url.partition("://")[2].rstrip("/")
-    endpoint = url if has_path or not url else url.rstrip("/") + HTTP_PATH
-    return OTLPSpanExporter(endpoint=endpoint or None, timeout=_timeout_s())
-
-
-def _timeout_s() -> float | None:
-    """Returns None, which lets the SDK look, if the environment has one."""
-    names = ("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT")
-    return None if any(map(os.environ.get, names)) else EXPORT_TIMEOUT_S
+    endpoint = otlp.http_endpoint(url, "traces")
+    return OTLPSpanExporter(endpoint=endpoint, timeout=otlp.timeout_s("traces"))
 
 
 def _line(span: ReadableSpan) -> str:
