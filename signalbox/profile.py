@@ -23,6 +23,8 @@ EXAMPLES = """\
   signalbox profile --memory                    where its memory goes, and nothing else
 """
 NUM_SHOWN = 12
+MAX_SECONDS = 60
+"""Workers refuse more."""
 _HIDDEN = ("python_function", "Trace", "ac2g", "fwdbwd")
 
 
@@ -47,7 +49,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--worker", metavar="HOST:PORT", help="which one, if the scheduler has several"
     )
     parser.add_argument(
-        "--seconds", type=float, default=2.0, help="how long to record, at most 60 (default 2)"
+        "--seconds",
+        type=float,
+        default=2.0,
+        help=f"how long to record, at most {MAX_SECONDS} (default 2)",
     )
     parser.add_argument(
         "--output",
@@ -65,6 +70,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(options: dict[str, Any]) -> None:
     """Prints the memory of a worker, and records what it does."""
+    if not 0 < options["seconds"] <= MAX_SECONDS:
+        raise ValueError(
+            f"--seconds is {options['seconds']:g}; allowed: more than 0, at most {MAX_SECONDS}"
+        )
     asyncio.run(_run(options))
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from scheduler_svc.replay_codec import NotARecording
 from signalbox import dump, explain, replay
+from signalbox.cli import main
 from signalbox.scheduler_client import NoAnswer
 from tests.signalbox.stacks import serve, signalbox
 
@@ -72,3 +73,12 @@ def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("hello")
     with pytest.raises(NotARecording, match="is not a recording"):
         replay.run({**WHOLE, "file": str(tmp_path / "text")})
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "61", "inf", "nan"])
+def test_a_profile_of_no_possible_length_is_refused_by_its_flag(
+    seconds: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = main(["profile", "--worker", "127.0.0.1:9", f"--seconds={seconds}"])
+    complaint = f"--seconds is {float(seconds):g}; allowed: more than 0, at most 60"
+    assert (status, capsys.readouterr().err) == (1, f"signalbox profile: {complaint}\n")
