@@ -21,7 +21,7 @@ _MODES = {
     pb.TOOL_CHOICE_MODE_NONE: ToolMode.NONE,
     pb.TOOL_CHOICE_MODE_REQUIRED: ToolMode.REQUIRED,
 }
-_NO_PARAMETERS = '{"type": "object", "properties": {}}'
+_NO_PARAMETERS = '{"type": "object", "properties": {}, "additionalProperties": false}'
 
 
 def conversation(request: pb.ChatRequest) -> Conversation:

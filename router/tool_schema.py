@@ -17,7 +17,7 @@ def forced_schema(conversation: Conversation) -> dict[str, Any] | None:
         return None
     if choice.tool:
         tool = next(tool for tool in conversation.tools if tool.name == choice.tool)
-        return dict(tool.parameters)
+        return _arguments_schema(tool.parameters)
     schema: dict[str, Any] = {
         "type": "array",
         "minItems": 1,
@@ -37,10 +37,18 @@ def _call_schema(tool: Tool) -> dict[str, Any]:
     }
     return {
         "type": "object",
-        "properties": {"name": {"const": tool.name}, "parameters": parameters},
+        "properties": {
+            "name": {"const": tool.name},
+            "parameters": _arguments_schema(parameters),
+        },
         "required": ["name", "parameters"],
         "additionalProperties": False,
     }
+
+
+def _arguments_schema(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments are an object, whether the schema says so or not."""
+    return {"type": "object", **parameters}
 
 
 def _merged(conversation: Conversation, keyword: str) -> Mapping[str, Any]:

@@ -16,6 +16,7 @@ from rpc.errors import InvalidArgument
 from tests.router.fakes import make_model
 
 CITY = {"type": "object", "properties": {"at": {"$ref": "#/$defs/City"}}, "required": ["at"]}
+REQUIRED = pb.TOOL_CHOICE_MODE_REQUIRED
 WEATHER = Tool("get_weather", "", {**CITY, "$defs": {"City": {"type": "string"}}})
 ADD = Tool("add", "", {"type": "object", "properties": {"a": {"type": "integer"}}})
 
@@ -55,6 +56,25 @@ def test_a_named_tool_is_its_arguments() -> None:
     assert is_legal(schema, {"at": "Paris"})
     assert not is_legal(schema, {"at": 1})
     assert forced_schema(make_conversation(ToolChoice())) is None
+
+
+@pytest.mark.parametrize("choice", [pb.ToolChoice(tool="ping"), pb.ToolChoice(mode=REQUIRED)])
+@pytest.mark.parametrize(("parameters", "illegal"), [("", {"x": 1}), ("{}", 5)])
+def test_a_forced_call_has_an_object_of_no_more_than_the_parameters(
+    choice: pb.ToolChoice, parameters: str, illegal: object
+) -> None:
+    request = pb.ChatRequest(
+        messages=[pb.ChatMessage(role=pb.CHAT_ROLE_USER, content=[pb.ContentPart(text="Hi")])],
+        tools=[pb.Tool(name="ping", parameters=parameters)],
+        tool_choice=choice,
+    )
+    _, text = codec.asked_to_chat(request).sampling["structured_output"]
+
+    def answer(arguments: object) -> object:
+        return arguments if choice.tool else [{"name": "ping", "parameters": arguments}]
+
+    assert is_legal(json.loads(text), answer({}))
+    assert not is_legal(json.loads(text), answer(illegal))
 
 
 def test_definitions_that_contradict_each_other_are_refused() -> None:
