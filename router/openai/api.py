@@ -64,8 +64,11 @@ class Api:
         body = await read(request, CompletionBody, max_bytes=self._max_body_bytes)
         ids = Ids("cmpl", request, body.request_id)
         prompts = request_codec.prompts_of(body)
+        max_model_len = self._generator.model.max_model_len
         many = [
-            request_codec.asked_to_complete(body, prompt, request_id=ids.of(i, len(prompts)))
+            request_codec.asked_to_complete(
+                body, prompt, request_id=ids.of(i, len(prompts)), max_model_len=max_model_len
+            )
             for i, prompt in enumerate(prompts)
         ]
         answer = CompletionAnswer(body, self._head(ids))
@@ -76,7 +79,9 @@ class Api:
         """Answers a conversation."""
         body = await read(request, ChatBody, max_bytes=self._max_body_bytes)
         ids = Ids("chatcmpl", request, body.request_id)
-        asked = request_codec.asked_to_chat(body, request_id=ids.of(0, 1))
+        asked = request_codec.asked_to_chat(
+            body, request_id=ids.of(0, 1), max_model_len=self._generator.model.max_model_len
+        )
         answer = ChatAnswer(body, self._head(ids))
         parts = self._generate([asked], self._origin(request, body, operation="chat"))
         return _response(body, parts, answer, ids)

@@ -5,7 +5,7 @@ or refused here by the same code.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from google.protobuf import json_format, struct_pb2
@@ -26,7 +26,7 @@ from router.openai.types import (
     StructuredOutputs,
     Tool,
 )
-from router.validation import RANGES
+from router.validation import RANGES, REQUEST_RANGES
 from rpc.errors import InvalidArgument
 
 MAX_PROMPTS = 1024
@@ -65,7 +65,9 @@ def prompts_of(body: CompletionBody) -> list[Prompt]:
     return list(prompts)
 
 
-def asked_to_complete(body: CompletionBody, prompt: Prompt, *, request_id: str) -> Asked:
+def asked_to_complete(
+    body: CompletionBody, prompt: Prompt, *, request_id: str, max_model_len: int
+) -> Asked:
     request = pb.GenerateRequest()
     if isinstance(prompt, str):
         request.text = prompt
@@ -79,6 +81,7 @@ def asked_to_complete(body: CompletionBody, prompt: Prompt, *, request_id: str) 
     _set(params, "logprobs", body.logprobs)
     if body.echo and body.logprobs is not None and body.prompt_logprobs is None:
         _set(params, "prompt_logprobs", body.logprobs)
+    _set_truncation(request, body, max_model_len)
     return codec.asked_to_generate(request)
 
 
@@ -90,7 +93,7 @@ def only_echoes(body: CompletionBody) -> bool:
     return bool(body.echo) and body.max_tokens == 0 and not body.stream
 
 
-def asked_to_chat(body: ChatBody, *, request_id: str) -> Asked:
+def asked_to_chat(body: ChatBody, *, request_id: str, max_model_len: int) -> Asked:
     request = _chat_request(body)
     if body.tool_choice is not None and body.tools:
         request.tool_choice.CopyFrom(_tool_choice(body.tool_choice))
@@ -108,6 +111,7 @@ def asked_to_chat(body: ChatBody, *, request_id: str) -> Asked:
         _set(params, "logprobs", body.top_logprobs or 0, param="top_logprobs")
     elif body.top_logprobs is not None:
         raise BadRequest("top_logprobs: it needs logprobs to be true", "top_logprobs")
+    _set_truncation(request, body, max_model_len)
     return codec.asked_to_chat(request)
 
 
@@ -137,8 +141,7 @@ def _set_common(
 ) -> None:
     request.request_id = request_id
     request.model = body.model or ""
-    for name in ("truncate_prompt_tokens", "cache_salt"):
-        _set(request, name, getattr(body, name))
+    _set(request, "cache_salt", body.cache_salt)
     _set(request, "priority", body.priority or None)
     if not body.stream:
         request.output_kind = pb.OUTPUT_KIND_FINAL_ONLY
@@ -159,6 +162,16 @@ def _set_common(
         params.logit_bias.append(_logit_bias(token, bias))
     _set_beam_search(params, body)
     _set_structured_output(params, body)
+
+
+def _set_truncation(
+    request: pb.GenerateRequest | pb.ChatRequest, body: GenerationBody, max_model_len: int
+) -> None:
+    """-1 is vLLM's way to keep what leaves room for max_tokens."""
+    length = body.truncate_prompt_tokens
+    if length == -1:
+        length = max(1, max_model_len - (request.sampling_params.max_tokens or 1))
+    _set(request, "truncate_prompt_tokens", length)
 
 
 def _set_beam_search(params: pb.SamplingParams, body: GenerationBody) -> None:
@@ -293,6 +306,6 @@ def _extend(message: Any, name: str, values: Iterable[Any], *, param: str | None
 
 
 def _out_of_range(param: str, value: object) -> InvalidArgument:
-    allowed: Mapping[str, Any] = RANGES
+    allowed = {**RANGES, **REQUEST_RANGES}
     text = allowed[param].text if param in allowed else "what the field's type holds, from 0 on"
     return InvalidArgument(param, value, text)

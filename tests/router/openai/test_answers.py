@@ -290,9 +290,13 @@ async def test_fields_reach_the_scheduler() -> None:
         assert (add.priority, add.cache_salt) == (3, "salt")
         await http.complete(extra_body={"top_k": -1, "truncate_prompt_tokens": 1})
         assert len(http.stack.scheduler.added[1].prompt_token_ids) == 1
+        await http.complete(
+            prompt=[65] * 3000, max_tokens=4, extra_body={"truncate_prompt_tokens": -1}
+        )
+        assert len(http.stack.scheduler.added[2].prompt_token_ids) == 2048 - 4
         beam = {"use_beam_search": True, "best_of": 3, "length_penalty": 0.5}
         await http.complete(extra_body=beam)
-        search = http.stack.scheduler.added[2].beam_search
+        search = http.stack.scheduler.added[3].beam_search
         assert (search.width, search.length_penalty) == (3, 0.5)
 
 
