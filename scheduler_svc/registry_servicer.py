@@ -40,7 +40,6 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
         self._recorder = recorder
         self._cluster = cluster
         self._config = config
-        self._joining = asyncio.Lock()  # the first worker decides what is served
 
     async def Register(
         self, requests: Requests, context: Context
@@ -55,10 +54,10 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
             certified_name=self._config.tls.peer_names.find(WORKER, names_of(context)),
         )
         try:
-            async with self._joining:
-                engine = await self._admit(worker)
+            engine, model, files = await self._admit(worker)
             interval_ns = int(self._config.heartbeat_interval_s * 1e9)
             yield pb.RegisterResponse(accepted=pb.Accepted(heartbeat_interval_ns=interval_ns))
+            self._serve(model, files)
             async with contextlib.aclosing(self._lease(engine, requests)) as answers:
                 async for answer in answers:
                     yield answer
@@ -70,19 +69,16 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
         finally:
             await worker.close()
 
-    async def _admit(self, worker: WorkerClient) -> Engine:
+    async def _admit(self, worker: WorkerClient) -> tuple[Engine, ModelInfo, TokenizerFiles]:
         try:
             model, capacity = await worker.info()
         except ValueError as error:
             raise FailedPrecondition(f"this worker is of no use: {error}") from None
-        served = self._cluster.model if self._cluster.engines else None
-        difference = served.difference(model) if served else None
-        if difference:
-            raise FailedPrecondition(f"this worker serves another model: its {difference}")
-        if served is None:
+        self._check_served(model)
+        files = self._cluster.tokenizer_files
+        if not self._cluster.engines:
             files = await worker.tokenizer_files()
             _check_tokenizer(model, files)
-            self._cluster.tokenizer_files = files
         scheduler = make_scheduler(
             self._config,
             model=model,
@@ -94,11 +90,10 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
             num_gpu_blocks=scheduler.blocks.gpu.num_blocks,
             num_cpu_blocks=scheduler.blocks.cpu.num_blocks,
         )
-        self._cluster.serve(model)
         worker.recorder.describe(
             address=worker.address, epoch=worker.epoch, model=model, capacity=capacity
         )
-        return Engine(
+        engine = Engine(
             worker=worker,
             scheduler=scheduler,
             publish=self._cluster.publish,
@@ -107,6 +102,18 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
             step_timeout_s=self._config.step_timeout_s,
             recorder=worker.recorder,
         )
+        return engine, model, files
+
+    def _serve(self, model: ModelInfo, files: TokenizerFiles) -> None:
+        """Decides what is served, unless a worker has that joined while this one took its time."""
+        self._check_served(model)
+        self._cluster.tokenizer_files = files
+        self._cluster.serve(model)
+
+    def _check_served(self, model: ModelInfo) -> None:
+        served = self._cluster.model if self._cluster.engines else None
+        if served and (difference := served.difference(model)):
+            raise FailedPrecondition(f"this worker serves another model: its {difference}")
 
     async def _lease(
         self, engine: Engine, requests: Requests

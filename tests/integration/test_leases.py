@@ -1,11 +1,14 @@
 """Leases outlast what is no silence of the peer, and say why they ended."""
 
 import asyncio
+import threading
 import time
 
 import pytest
 
 from gpu_worker.scheduler_client import Registration
+from gpu_worker.simulated import SimulatedConfig, SimulatedRunner
+from gpu_worker.worker import NO_EPOCH
 from scheduler_svc import worker_client
 from scheduler_svc.config import SchedulerConfig
 from tests.chaos.fault_proxy import FaultProxy
@@ -43,6 +46,26 @@ async def test_breaks_with_time_between_cost_an_idle_worker_no_lease(
             await asyncio.sleep(0.5)
         assert scheduler.cluster.engines == [engine]
     await proxy.close()
+
+
+async def test_a_worker_that_hangs_keeps_no_other_from_joining() -> None:
+    goes_on = threading.Event()
+
+    class Hung(SimulatedRunner):
+        def init_cache_engine(self, *, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
+            goes_on.wait()
+
+    async with (
+        running_scheduler(SchedulerConfig(port=0)) as scheduler,
+        running_worker(scheduler.address, lambda: Hung(SimulatedConfig())) as hung,
+    ):
+        try:
+            await eventually(lambda: hung.worker.epoch != NO_EPOCH)
+            await asyncio.sleep(0.3)  # it is being admitted
+            async with running_worker(scheduler.address, simulated()):
+                await eventually(lambda: len(scheduler.cluster.engines) == 1)
+        finally:
+            goes_on.set()
 
 
 async def test_the_log_says_why_a_worker_was_lost(
