@@ -51,11 +51,14 @@ def participants(
     kv_blocks = str(num_blocks * BLOCK_SIZE // VLLM_BLOCK_SIZE)
     many = ("--num-gpu-blocks-override", str(enough))
     vllm_many = str(enough * BLOCK_SIZE // VLLM_BLOCK_SIZE)
+    longest = str(num_blocks * BLOCK_SIZE // 2)  # vLLM refuses one that its KV cannot hold
     return [
         servers.ours("room for all", *many),
         *(servers.ours(mode, *few, "--preemption-mode", mode) for mode in MODES),
         *servers.vllm("room for all", "--num-gpu-blocks-override", vllm_many),
-        *servers.vllm("same KV", "--num-gpu-blocks-override", kv_blocks),
+        *servers.vllm(
+            "same KV", "--num-gpu-blocks-override", kv_blocks, "--max-model-len", longest
+        ),
     ]
 
 

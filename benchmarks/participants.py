@@ -93,7 +93,10 @@ def _pressed(setting: Setting) -> list[Participant]:
         setting.peers,
         num_threads=setting.num_threads,
         log_folder=setting.log_folder,
-        extra_arguments=_blocks(num_tokens, VLLM_BLOCK_SIZE),
+        extra_arguments=[  # it refuses a model length that its KV cannot hold
+            *_blocks(num_tokens, VLLM_BLOCK_SIZE),
+            *("--max-model-len", str(num_tokens // 2)),
+        ],
         label=label,
     )
     return [
