@@ -124,9 +124,7 @@ def measure(
 
 def use(runner: ModelRunner, sampler: Sampler) -> None:
     """Gives a loaded model another sampler."""
-    runner._sampler = sampler
-    if runner._native is not None:
-        runner._native._sampler = sampler
+    runner._step.sampler = sampler
 
 
 def main() -> None:
@@ -138,7 +136,7 @@ def main() -> None:
     parser.add_argument("--seqs", type=int, default=64)
     args = parser.parse_args()
     runner = make_runner(args)
-    native = runner._sampler
+    native = runner._step.sampler
     plain = TorchSampler(vocab_size=runner.model.vocab_size, device=torch.device("cpu"))
     mixed = list(CASES.values()) * -(-args.seqs // len(CASES))
     cases = {name: [params] * args.seqs for name, params in CASES.items()}

@@ -92,7 +92,7 @@ class NativeStep:
 
     def __init__(self, program: Program, sampler: Sampler) -> None:
         self.program = program
-        self._sampler = sampler
+        self.sampler = sampler
         self._vocab_size = program.shape.vocab_size
         self._logits = np.empty((0, self._vocab_size), dtype=np.float32)
 
@@ -116,7 +116,7 @@ class NativeStep:
             if len(drawn):
                 logits_row = arrays.logits_of_row[row_of[drawn]].astype(np.int64)
                 logits = torch.from_numpy(self._logits)
-                _merge(samples, self._sampler(logits, batch.rows.take(drawn), logits_row), drawn)
+                _merge(samples, self.sampler(logits, batch.rows.take(drawn), logits_row), drawn)
             if batch.prompt_rows is not None:
                 samples.prompt_logprobs = self._prompt_logprobs(batch.prompt_rows)
         samples.forward_ns = forwarded - start
@@ -132,7 +132,7 @@ class NativeStep:
             self._reserve(len(targets))
             self.program.run(_head_alone(rows.token_index[part], self._logits))
             logits = torch.from_numpy(self._logits[: len(targets)])
-            part_found = self._sampler.logprobs(logits, targets, counts)
+            part_found = self.sampler.logprobs(logits, targets, counts)
             found += [one._replace(row=start + one.row) for one in part_found]
         return found
 

@@ -50,7 +50,7 @@ class Probe:
     logits: list[Tensor] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        model = self.runner._model
+        model = self.runner._loaded.model
         inner = model.logits
 
         def keep(hidden: Tensor) -> Tensor:

@@ -135,7 +135,7 @@ def test_poisoned_sequence_fails_alone_and_its_blocks_can_be_reused(tiny: Path) 
     for sequence in sequences:
         sequence.token_ids.pop()
         sequence.num_computed -= 1
-    runner._attention.layer_view(1)[sequences[1].blocks[0]] = float("nan")  # type: ignore[attr-defined]
+    runner._loaded.attention.layer_view(1)[sequences[1].blocks[0]] = float("nan")  # type: ignore[attr-defined]
 
     samples = driver.step(sequences)
 

@@ -102,13 +102,13 @@ def make_prompts(*lengths: int) -> list[list[int]]:
 
 def last_logits(runner: ModelRunner, prompt: list[int], chunks: tuple[int, ...]) -> torch.Tensor:
     kept: list[torch.Tensor] = []
-    head: Callable[[torch.Tensor], torch.Tensor] = runner._model.logits
-    runner._model.logits = lambda hidden: kept.append(head(hidden)) or kept[-1]  # type: ignore
+    head: Callable[[torch.Tensor], torch.Tensor] = runner._loaded.model.logits
+    runner._loaded.model.logits = lambda hidden: kept.append(head(hidden)) or kept[-1]  # type: ignore
     sequence = make_sequence(prompt, [9, 3, 5])
     for chunk in chunks:
         runner.execute(make_batch([(sequence, chunk)], block_size=16))
         sequence.num_computed += chunk
-    runner._model.logits = head  # type: ignore[method-assign]
+    runner._loaded.model.logits = head  # type: ignore[method-assign]
     return kept[-1][0]
 
 
@@ -117,7 +117,7 @@ def test_model_without_a_file_of_ours_equals_transformers(name: str, tmp_path: P
     kind, flags = SERVED[name]
     reference = make_any_model(tmp_path, kind, flags)
     runner = make_runner(tmp_path)
-    assert isinstance(runner._model, TransformersModel)
+    assert isinstance(runner._loaded.model, TransformersModel)
     prompts = make_prompts(1, 5, 17, 33, 60)
     expected = [reference_tokens(reference, prompt, 10) for prompt in prompts]
 
@@ -135,7 +135,7 @@ def test_model_without_a_file_of_ours_equals_transformers(name: str, tmp_path: P
 def test_either_implementation_of_ours_gives_the_same_tokens(impl: str, tmp_path: Path) -> None:
     reference = make_model(tmp_path)
     runner = make_runner(tmp_path, model_impl=impl)
-    assert isinstance(runner._model, TransformersModel) is (impl == "transformers")
+    assert isinstance(runner._loaded.model, TransformersModel) is (impl == "transformers")
     prompts = make_prompts(3, 40)
     expected = [reference_tokens(reference, prompt, 12) for prompt in prompts]
     assert Driver(runner=runner).generate(prompts, num_tokens=12) == expected
@@ -148,7 +148,7 @@ def test_variant_that_ours_lacks_runs_through_transformers(tmp_path: Path) -> No
     with pytest.raises(ModelError, match="rope scaling 'yarn' is not supported"):
         make_runner(tmp_path, model_impl="signalbox")
     runner = make_runner(tmp_path)
-    assert isinstance(runner._model, TransformersModel)
+    assert isinstance(runner._loaded.model, TransformersModel)
     (prompt,) = make_prompts(30)
     expected = reference_tokens(reference, prompt, 12)
     assert Driver(runner=runner).generate([prompt], num_tokens=12) == [expected]
@@ -179,7 +179,7 @@ def test_window_that_only_the_mask_knows_is_honoured(tmp_path: Path) -> None:
     flags = {"num_key_value_heads": 2, "sliding_window": 19, "num_local_experts": 4}
     reference = make_any_model(tmp_path, "Phimoe", flags)
     runner = make_runner(tmp_path)
-    assert runner._attention._shape.sliding_windows == (19, 19, 19)  # type: ignore[attr-defined]
+    assert runner._loaded.attention._shape.sliding_windows == (19, 19, 19)  # type: ignore[attr-defined]
     (prompt,) = make_prompts(50)
     expected = reference_tokens(reference, prompt, 8)
     assert Driver(runner=runner).generate([prompt], num_tokens=8) == [expected]

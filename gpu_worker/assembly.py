@@ -1,0 +1,214 @@
+"""Puts together what a runner runs: model and weights, program or attention backend, sampler."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from gpu_worker.attention import AttentionBackend, AttentionShape, attention_backend
+from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ModelError, ParallelConfig
+from gpu_worker.devices import choose_device, dtype_for_half
+from gpu_worker.layers import ParallelGroup, Placement
+from gpu_worker.layers.linear import kv_heads_per_rank
+from gpu_worker.loading import (
+    ModelSource,
+    choose_quantization,
+    dummy_placement,
+    load_weights,
+    open_model,
+)
+from gpu_worker.memory import tensor_bytes
+from gpu_worker.models import Model, ServedConfig, SoftCapped, find_model
+from gpu_worker.models.plugins import import_plugins
+from gpu_worker.models.registry import ModelSpec
+from gpu_worker.native_sampler import CpuSampler
+from gpu_worker.native_step import make_program, why_not_natively
+from gpu_worker.sampler import Sampler, TorchSampler
+from gpu_worker.step import ModelInfo
+from signalbox_kernels.native import NativeUnavailable
+from signalbox_kernels.program import Program
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A model that is ready to run, without a cache."""
+
+    info: ModelInfo
+    source: ModelSource
+    device: torch.device
+    model: Model
+    """Empty if its weights are in `program`."""
+    program: Program | None
+    """What runs whole steps, on a CPU; None if PyTorch does."""
+    attention: AttentionBackend
+    sampler: Sampler
+    weights_bytes: int
+
+
+def load_model(
+    model_config: ModelConfig,
+    cache_config: CacheConfig,
+    parallel_config: ParallelConfig,
+    device_config: DeviceConfig,
+    *,
+    progress: Callable[[str], None],
+) -> LoadedModel:
+    """Raises ModelError, ValueError or MemoryError with what is wrong and the remedy."""
+    group, device = _join(parallel_config), _device(device_config)
+    source = open_model(model_config, progress)
+    spec = _find(model_config, source)
+    config = spec.read_config(source.config)
+    placement = Placement(device, _dtype(model_config.dtype, source, device))
+    if model_config.load_format == "dummy":
+        placement = dummy_placement(placement)
+    info = _model_info(model_config, config, source, placement.dtype)
+    with _out_of_memory_named(info, device), torch.inference_mode():
+        model = spec.build(config, info.max_model_len, placement, group)
+        program = _load(
+            model,
+            source,
+            model_config,
+            cache_config,
+            device_config,
+            placement=placement,
+            group=group,
+            max_model_len=info.max_model_len,
+            progress=progress,
+        )
+    shape = _attention_shape(config, cache_config.block_size, placement, group)
+    loaded = LoadedModel(
+        info=info,
+        source=source,
+        device=device,
+        model=model,
+        program=program,
+        attention=attention_backend(device_config.attention_backend, shape),
+        sampler=_make_sampler(config.vocab_size, device, device_config, program),
+        weights_bytes=program.weights_bytes if program else tensor_bytes(model),
+    )
+    progress(f"{info.name} is loaded on {device} in {info.dtype}")
+    return loaded
+
+
+def _find(model_config: ModelConfig, source: ModelSource) -> ModelSpec:
+    import_plugins(model_config.model_plugins, source.config)
+    return find_model(
+        source.config,
+        impl=model_config.model_impl,
+        directory=source.directory,
+        trust_remote_code=model_config.trust_remote_code,
+    )
+
+
+@contextlib.contextmanager
+def _out_of_memory_named(info: ModelInfo, device: torch.device) -> Iterator[None]:
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise MemoryError(
+            f"the weights of {info.name} do not fit on {device}; "
+            "use a smaller model, a smaller dtype or more tensor-parallel ranks"
+        ) from None
+
+
+def _load(
+    model: Model,
+    source: ModelSource,
+    model_config: ModelConfig,
+    cache_config: CacheConfig,
+    device_config: DeviceConfig,
+    *,
+    placement: Placement,
+    group: ParallelGroup,
+    max_model_len: int,
+    progress: Callable[[str], None],
+) -> Program | None:
+    """Loads the weights, into a native program if there can be one."""
+    block_size = cache_config.block_size
+    why_not = why_not_natively(
+        model, device_config, placement=placement, group=group, block_size=block_size
+    )
+    quantization = choose_quantization(model_config, source, why_not)
+    load_weights(model, source, progress, quantization=quantization, pack=why_not is not None)
+    if why_not is not None:
+        return None
+    return make_program(
+        model,
+        device_config,
+        placement=placement,
+        quantization=quantization,
+        block_size=block_size,
+        max_model_len=max_model_len,
+    )
+
+
+def _make_sampler(
+    vocab_size: int, device: torch.device, device_config: DeviceConfig, program: Program | None
+) -> Sampler:
+    """The native one on a CPU, unless PyTorch is asked for or there is no library."""
+    if device.type == "cpu" and device_config.cpu_backend != "torch":
+        num_threads = device_config.num_threads or torch.get_num_threads()
+        with contextlib.suppress(NativeUnavailable):  # which `make_program` has warned of
+            return CpuSampler(program=program, num_threads=num_threads)
+    return TorchSampler(vocab_size=vocab_size, device=device)
+
+
+def _join(config: ParallelConfig) -> ParallelGroup:
+    size = config.tensor_parallel_size
+    if size > 1 and not torch.distributed.is_initialized():
+        raise ValueError(
+            f"tensor_parallel_size is {size}, but this process has not joined a torch.distributed "
+            "group; use 1"
+        )
+    return ParallelGroup(config.rank, size)
+
+
+def _device(config: DeviceConfig) -> torch.device:
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    return choose_device(config)
+
+
+def _dtype(name: str, source: ModelSource, device: torch.device) -> torch.dtype:
+    """`auto` is the model's own, with what the device has instead of its 16 bits."""
+    if name != "auto":
+        return _DTYPES[name]
+    return dtype_for_half(device) if source.is_half else torch.float32
+
+
+def _model_info(
+    model_config: ModelConfig, config: ServedConfig, source: ModelSource, dtype: torch.dtype
+) -> ModelInfo:
+    length = model_config.max_model_len or config.max_position
+    if length > config.max_position:
+        raise ModelError(
+            f"max_model_len is {length}; {source.name} allows at most {config.max_position}"
+        )
+    return ModelInfo(
+        name=model_config.served_name or source.name,
+        architecture=config.architecture,
+        dtype=str(dtype).removeprefix("torch."),
+        vocab_size=config.vocab_size,
+        max_model_len=length,
+        eos_token_ids=source.eos_token_ids(),
+    )
+
+
+def _attention_shape(
+    config: ServedConfig, block_size: int, placement: Placement, group: ParallelGroup
+) -> AttentionShape:
+    return AttentionShape(
+        num_layers=config.num_layers,
+        num_heads=group.divide(config.num_heads, "num_attention_heads"),
+        num_kv_heads=kv_heads_per_rank(config.num_kv_heads, group),
+        head_size=config.head_size,
+        block_size=block_size,
+        scale=config.scale,
+        sliding_windows=config.sliding_windows or (None,) * config.num_layers,
+        soft_cap=config.attention_soft_cap if isinstance(config, SoftCapped) else None,
+        dtype=placement.dtype,
+        device=placement.device,
+    )
