@@ -1,0 +1,206 @@
+"""What one router process costs: its CPU for each token message, and the latency that it adds.
+
+    python -m benchmarks.router [--rates 1000 4000 12000] [--clients 256] [--workers 8] [--pin]
+
+A paced scheduler sends each of the clients' requests a token a step; the clients read them through
+a real router. Scheduler, router and clients have a process each. For each offered rate of tokens a
+second the table has what came through, how many tokens a message held (more than one where the
+router coalesced), the router's CPU, and the time from the scheduler's writing to the client's
+reading: two hops of gRPC and the client's own turn are in it. --pin gives the router the first core
+alone and the others the rest, for a machine where nothing else runs; on a busy one go by the CPU.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import multiprocessing
+import os
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+import psutil
+from numpy.typing import NDArray
+
+from benchmarks.paced_scheduler import MIN_VOCAB_SIZE, NUM_STEP_IDS, Pace, PacedScheduler, serve
+from benchmarks.stream_readers import Readers, Seen
+from signalbox.processes import spawn
+
+UNENDING = 1 << 19
+"""Tokens of a request that lasts as long as the run."""
+HEADER = (
+    "| offered/s | tokens/s | tokens a message | router µs CPU/token | µs CPU/message | of its core"
+    " | latency p50 / p99 ms |\n|---|---|---|---|---|---|---|"
+)
+Int64Array = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One rate, measured."""
+
+    offered: float
+    duration_s: float
+    cpu_s: float
+    """Of the router."""
+    num_tokens: int
+    latency_ms: NDArray[np.float64]
+    """Of the oldest token of each message."""
+
+    def row(self) -> str:
+        num_messages = len(self.latency_ms)
+        p50, p99 = np.percentile(self.latency_ms, [50, 99])
+        return (
+            f"| {self.offered:,.0f} | {self.num_tokens / self.duration_s:,.0f}"
+            f" | {self.num_tokens / num_messages:.2f} | {self.cpu_s / self.num_tokens * 1e6:.1f}"
+            f" | {self.cpu_s / num_messages * 1e6:.1f} | {self.cpu_s / self.duration_s:.0%}"
+            f" | {p50:.2f} / {p99:.2f} |"
+        )
+
+
+def latencies_ms(read_ns: Int64Array, first_token: Int64Array, sent_ns: Int64Array) -> Any:
+    """Returns each message's time under way: since the last step of its token that was sent."""
+    newest = np.searchsorted(sent_ns, read_ns) - 1
+    behind = (newest + MIN_VOCAB_SIZE - first_token) % NUM_STEP_IDS
+    return (read_ns - sent_ns[newest - behind]) / 1e6
+
+
+async def _schedule(pipe: Connection, pace: Pace) -> None:
+    scheduler = PacedScheduler(pace)
+    server, port = await serve(scheduler)
+    pipe.send(port)
+    await asyncio.to_thread(pipe.recv)
+    pipe.send(np.array(scheduler.sent_ns))
+    await server.wait_for_termination()  # until it is killed: the router shall end first
+
+
+async def _read(pipe: Connection, readers: Readers) -> None:
+    """Answers each question with the messages and tokens so far; at the last, with the messages.
+
+    The first answer waits for the first token.
+    """
+    seen = Seen()
+    reading = asyncio.create_task(readers.run(seen))
+    begun = asyncio.create_task(seen.begun.wait())
+    await asyncio.wait({reading, begun}, return_when=asyncio.FIRST_COMPLETED)
+    while not await asyncio.to_thread(pipe.recv):
+        if reading.done():
+            reading.result()  # the process ends with the reason
+        pipe.send((len(seen.read_ns), sum(seen.num_tokens)))
+    pipe.send([np.array(column) for column in (seen.read_ns, seen.first_token)])
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
+
+
+def _enter(main: Any, pipe: Connection, argument: Any, cores: list[int]) -> None:
+    if cores:
+        psutil.Process().cpu_affinity(cores)
+    asyncio.run(main(pipe, argument))
+
+
+@contextlib.contextmanager
+def process(main: Any, argument: Any, cores: list[int]) -> Any:
+    """Runs a coroutine in a process of its own; yields the pipe to it."""
+    context = multiprocessing.get_context("spawn")
+    ours, its = context.Pipe()
+    child = context.Process(target=_enter, args=(main, its, argument, cores), daemon=True)
+    child.start()
+    its.close()  # so that ours ends when the child does
+    try:
+        yield ours
+    finally:
+        child.kill()
+        child.join()
+
+
+@contextlib.asynccontextmanager
+async def router(scheduler_port: int, arguments: list[str]) -> AsyncIterator[tuple[str, int]]:
+    """Yields a router's address and process id once it serves."""
+    address = f"127.0.0.1:{free_port()}"
+    flags = ["--scheduler", f"127.0.0.1:{scheduler_port}", "--port", address.partition(":")[2]]
+    flags += ["--no-http", "--log-level", "warning", "--trace-exporter", "none", *arguments]
+    child = await spawn("router", ["router", *flags])
+    try:
+        async with asyncio.timeout(60):
+            await child.news.readline()
+        yield address, child.process.pid
+    finally:
+        await child.end(within_s=5)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def cpu_s(pid: int) -> float:
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)
+
+
+async def ask(pipe: Connection, *, is_last: bool = False) -> Any:
+    """Returns a process's answer. Raises EOFError if it has died."""
+    pipe.send(is_last)
+    return await asyncio.to_thread(pipe.recv)
+
+
+async def measure(options: argparse.Namespace, *, tokens_per_s: float) -> Run:
+    cores = sorted(os.sched_getaffinity(0)) if options.pin else []
+    groups = min(options.workers, options.clients)
+    pace = Pace(num_requests=options.clients, num_groups=groups, tokens_per_s=tokens_per_s)
+    async with contextlib.AsyncExitStack() as stack:
+        scheduler = stack.enter_context(process(_schedule, pace, cores[1:]))
+        port = await asyncio.to_thread(scheduler.recv)
+        address, pid = await stack.enter_async_context(router(port, options.router_flags))
+        if cores:
+            psutil.Process(pid).cpu_affinity(cores[:1])
+        readers = Readers(
+            address=address,
+            num_clients=options.clients,
+            num_connections=min(options.connections or options.clients, options.clients),
+            max_tokens=options.max_tokens,
+        )
+        clients = stack.enter_context(process(_read, readers, cores[1:]))
+        await ask(clients)
+        await asyncio.sleep(options.warm_up)
+        loop = asyncio.get_running_loop()
+        before, cpu, start = await ask(clients), cpu_s(pid), loop.time()
+        await asyncio.sleep(options.seconds)
+        after, cpu, end = await ask(clients), cpu_s(pid) - cpu, loop.time()
+        read_ns, first_token = await ask(clients, is_last=True)
+        sent_ns = await ask(scheduler)
+    return Run(
+        offered=tokens_per_s,
+        duration_s=end - start,
+        cpu_s=cpu,
+        num_tokens=after[1] - before[1],
+        latency_ms=latencies_ms(read_ns, first_token, sent_ns)[before[0] : after[0]],
+    )
+
+
+async def run(options: argparse.Namespace) -> None:
+    print(HEADER)
+    for rate in options.rates:
+        print((await measure(options, tokens_per_s=rate)).row(), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    parser.add_argument("--rates", type=float, nargs="+", default=[1000, 4000, 12000])
+    parser.add_argument("--clients", type=int, default=256)
+    parser.add_argument("--connections", type=int, help="of the clients (default: one each)")
+    parser.add_argument("--workers", type=int, default=8, help="whose steps are shared out")
+    parser.add_argument("--max-tokens", type=int, default=UNENDING, help="of each request")
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--warm-up", type=float, default=2.0, metavar="SECONDS")
+    parser.add_argument("--pin", action="store_true", help="the router to the first core")
+    parser.add_argument("--router-flags", nargs="*", default=[], metavar="FLAG")
+    asyncio.run(run(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()
