@@ -4,11 +4,13 @@ Satisfies `step.Runner`. How a batch is computed is `NativeStep`'s or `TorchStep
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
 
 from gpu_worker.assembly import LoadedModel, load_model
+from gpu_worker.block_order import blocks_of
 from gpu_worker.cache_engine import CacheEngine
 from gpu_worker.capacity import measure_capacity
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig
@@ -74,10 +76,10 @@ class ModelRunner:
         """Runs a batch whose blocks are all block 0 of a pool of one."""
         self.init_cache_engine(num_gpu_blocks=1, num_cpu_blocks=0)
         self.execute(batch)
-        self._cache = None
+        self._drop_cache()
 
     def init_cache_engine(self, *, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
-        self._cache = None  # the old pools go before the new ones come
+        self._drop_cache()  # the old pools go before the new ones come
         try:
             self._cache = CacheEngine(
                 num_gpu_blocks=num_gpu_blocks,
@@ -91,6 +93,14 @@ class ModelRunner:
                 "lower gpu_memory_utilization, kv_cache_bytes or swap_space_bytes"
             ) from None
         self._step.bind(self._cache.gpu_pool)
+
+    def _drop_cache(self) -> None:
+        if self._cache is not None:
+            self._cache.close()
+            self._cache = None
+            # Whoever computes holds views of the pool, which would keep it.
+            nothing = torch.zeros(1, self._step.block_bytes, dtype=torch.uint8)
+            self._step.bind(nothing.to(self._loaded.device))
 
     @property
     def cache(self) -> CacheEngine:
@@ -109,6 +119,9 @@ class ModelRunner:
     def copy(self, mapping: BlockMapping) -> None:
         with span("copy_blocks"):
             self.cache.copy(mapping)
+
+    def take_copy_ns(self) -> int:
+        return self.cache.take_copy_ns()
 
     def memory(self) -> MemoryReport:
         pools = self._cache
@@ -135,9 +148,9 @@ class ModelRunner:
     def _execute(self, batch: Batch) -> Samples:
         if not len(batch.token_ids):
             return Samples(token_ids=np.empty(0, dtype=np.int32))
-        if self._cache is None:
-            raise RuntimeError("init_cache_engine comes first")
-        return self._step.execute(batch)
+        use = partial(blocks_of, batch, block_size=self._cache_config.block_size)
+        with self.cache.computing(use):
+            return self._step.execute(batch)
 
 
 def _make_step(loaded: LoadedModel) -> NativeStep | TorchStep:

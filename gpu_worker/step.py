@@ -265,6 +265,15 @@ class Runner(Protocol):
         ...
 
 
+@runtime_checkable
+class Overlapping(Protocol):
+    """A runner whose swaps may go on after the calls that begin them."""
+
+    def take_copy_ns(self) -> int:
+        """Returns what the swaps since the last call take beside the time of their calls."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryReport:
     """Where a worker's memory goes, in bytes; see worker.proto."""

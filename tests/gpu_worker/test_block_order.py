@@ -1,4 +1,4 @@
-"""Swaps beside the forward pass: whatever the device does first, every block has the right bytes."""
+"""Swaps beside the forward pass: whatever the device does first, each block has its bytes."""
 
 from collections.abc import Callable
 from random import Random

@@ -1,6 +1,7 @@
 """The runner as the worker sees it: capacity, pools, failures that stay alone."""
 
 import mmap
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from gpu_worker import capacity
+from gpu_worker.cache_engine import CacheEngine
 from gpu_worker.capacity import largest_batch
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ModelError, ParallelConfig
 from gpu_worker.memory import available_ram, peak_growth
@@ -178,6 +180,23 @@ def test_new_cache_engine_forgets_the_old_one(tiny: Path) -> None:
     runner.init_cache_engine(num_gpu_blocks=10, num_cpu_blocks=0)
     assert runner.cache.gpu_pool.shape[0] == 10
     assert not runner.cache.gpu_pool.any()
+
+
+def test_the_old_pool_is_gone_before_a_new_one_comes(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A card has no room for two."""
+    runner = make_runner(tiny)
+    old = weakref.ref(runner.cache.gpu_pool)
+    is_gone: list[bool] = []
+
+    def make(**arguments: object) -> CacheEngine:
+        is_gone.append(old() is None)
+        return CacheEngine(**arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("gpu_worker.runner.CacheEngine", make)
+    runner.init_cache_engine(num_gpu_blocks=32, num_cpu_blocks=0)
+    assert is_gone == [True]
 
 
 def test_execute_before_init_cache_engine_is_refused(tiny: Path) -> None:
