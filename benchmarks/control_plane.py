@@ -13,11 +13,11 @@ from typing import TypeVar
 
 from protos.worker.v1 import worker_pb2 as pb
 from rpc.columns import pack_int32, pack_int64
+from rpc.sampling_params import SamplingParams
 from scheduler_svc import worker_codec
 from scheduler_svc.admission import AdmissionQueue
 from scheduler_svc.config import CacheShape, StepLimits
 from scheduler_svc.plan import StepPlan
-from scheduler_svc.sampling_params import SamplingParams
 from scheduler_svc.scheduler import Scheduler
 from scheduler_svc.sequence import SequenceGroup, make_group
 from scheduler_svc.timeline import GroupTimes

@@ -20,17 +20,15 @@ from gpu_worker.step import (
     ModelInfo,
     NewSequence,
     ProfileOptions,
-    SamplingParams,
     SequenceFailure,
     Step,
     StepResult,
 )
 from protos.worker.v1 import worker_pb2 as pb
-from rpc import structured_output
+from rpc import sampling_codec
 from rpc.columns import (
     pack_int32,
     pack_int64,
-    unpack_float32,
     unpack_int32,
     unpack_int64,
 )
@@ -77,7 +75,7 @@ def _forks(forks: pb.Forks) -> list[Fork]:
 
 
 def _group(group: pb.SequenceGroupMetadata) -> Iterator[NewSequence]:
-    params = _params(group.sampling_params)
+    params = sampling_codec.decode(group.sampling_params)
     for sequence in group.sequences:
         if sequence.seq_id > _MAX_SEQ_ID:
             raise InvalidArgument("seq_id", sequence.seq_id, f"at most {_MAX_SEQ_ID}")
@@ -92,41 +90,6 @@ def _group(group: pb.SequenceGroupMetadata) -> Iterator[NewSequence]:
             num_samples=sequence.num_samples,
             params=params,
         )
-
-
-def _params(params: pb.SamplingParams) -> SamplingParams:
-    return SamplingParams(
-        temperature=params.temperature,
-        top_p=params.top_p,
-        top_k=params.top_k,
-        min_p=params.min_p,
-        seed=params.seed,
-        min_tokens=params.min_tokens,
-        stop_token_ids=tuple(params.stop_token_ids),
-        num_logprobs=params.num_logprobs if params.HasField("num_logprobs") else None,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
-        repetition_penalty=_one_if_unset(params, "repetition_penalty"),
-        typical_p=_one_if_unset(params, "typical_p"),
-        logit_bias=_logit_bias(params),
-        allowed_token_ids=tuple(unpack_int32(params.allowed_token_ids).tolist()),
-        bad_words=tuple(tuple(unpack_int32(run.token_ids).tolist()) for run in params.bad_words),
-        num_prompt_logprobs=(
-            params.num_prompt_logprobs if params.HasField("num_prompt_logprobs") else None
-        ),
-        structured_output=structured_output.read(params),
-    )
-
-
-def _one_if_unset(params: pb.SamplingParams, name: str) -> float:
-    return float(getattr(params, name)) if params.HasField(name) else 1.0
-
-
-def _logit_bias(params: pb.SamplingParams) -> tuple[tuple[int, float], ...]:
-    token_ids = unpack_int32(params.logit_bias_token_ids)
-    biases = unpack_float32(params.logit_biases)
-    _check_equal("sampling_params.logit_biases", len(token_ids), len(biases))
-    return tuple(zip(token_ids.tolist(), biases.tolist(), strict=True))
 
 
 def _patches(patches: pb.BlockTablePatches) -> list[BlockTablePatch]:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpu_worker.sample_rows import PromptRows, SampleRows
+from rpc.sampling_params import SamplingParams as SamplingParams
 
 Int32Array = NDArray[np.int32]
 Int64Array = NDArray[np.int64]
@@ -30,33 +31,6 @@ class BlockMapping(NamedTuple):
 
 
 NO_COPIES = BlockMapping(np.empty(0, dtype=np.int32), np.empty(0, dtype=np.int32))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
-    """How tokens of a group are drawn; see worker.proto for ranges."""
-
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    seed: int = 0
-    min_tokens: int = 0
-    stop_token_ids: tuple[int, ...] = ()
-    num_logprobs: int | None = None
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    typical_p: float = 1.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    """(token id, what is added to its logit)."""
-    allowed_token_ids: tuple[int, ...] = ()
-    """Empty allows all."""
-    bad_words: tuple[tuple[int, ...], ...] = ()
-    """Runs of tokens that are never completed."""
-    num_prompt_logprobs: int | None = None
-    structured_output: tuple[str, ...] | None = None
-    """The kind, as the proto names it, and its texts."""
 
 
 @dataclass(slots=True, kw_only=True)

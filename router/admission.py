@@ -159,7 +159,7 @@ class Admission:
         """
         if model != self._schedulers.model:
             raise Unavailable("the served model has just changed", RETRY_AFTER_S)
-        params = validation.resolve_sampling(
+        params = validation.resolve_params(
             asked.sampling,
             num_prompt_tokens=len(prompt.token_ids),
             model=model,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from router.outputs import Delta, Finish, FinishReason, TokenLogprobs
-from router.sampling import SamplingParams
+from router.sampling import GenerationParams
 
 
 def score(logprobs: Sequence[TokenLogprobs]) -> float:
@@ -28,7 +28,7 @@ def order(finish: Finish | None, logprobs: Sequence[TokenLogprobs]) -> tuple[boo
 class BestOf:
     """The sequences of one request, as far as they are read."""
 
-    def __init__(self, params: SamplingParams) -> None:
+    def __init__(self, params: GenerationParams) -> None:
         self._params = params
         self._held: dict[int, Delta] = {}
 

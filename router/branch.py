@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from router.detokenizer import Detokenizer
 from router.outputs import Delta, Finish, FinishReason, TokenLogprobs
-from router.sampling import SamplingParams
+from router.sampling import GenerationParams
 from router.stop_strings import Pattern, StopStringScanner, compile_patterns
 from router.tokenizer import Tokenizer
 
@@ -39,7 +39,7 @@ class Branch:
         self,
         index: int,
         *,
-        params: SamplingParams,
+        params: GenerationParams,
         detokenizer: Detokenizer,
         patterns: Sequence[Pattern],
     ) -> None:
@@ -53,7 +53,7 @@ class Branch:
         self.finished: Finish | None = None
         """How the client was told that it ended."""
         self._params = params
-        self._stop_token_ids = frozenset(params.stop_token_ids)
+        self._stop_token_ids = frozenset(params.sampling.stop_token_ids)
         self._detokenizer = detokenizer
         self._scanner = StopStringScanner(patterns) if patterns else None
         self._unread: list[int] = []
@@ -117,7 +117,7 @@ class Branch:
             return _Read(self._text_of(token_ids), len(token_ids), None)
         parts = []
         for num_kept, token_id in enumerate(token_ids, start=1):
-            armed = self.num_tokens + num_kept >= self._params.min_tokens
+            armed = self.num_tokens + num_kept >= self._params.sampling.min_tokens
             scan = self._scanner.push(self._text_of([token_id]), armed=armed)
             parts.append(scan.text)
             if scan.stop is not None:
@@ -135,12 +135,12 @@ class Branch:
         rest = self._detokenizer.flush()
         if self._scanner is None:
             return rest, None
-        scan = self._scanner.push(rest, armed=self.num_tokens >= self._params.min_tokens)
+        scan = self._scanner.push(rest, armed=self.num_tokens >= self._params.sampling.min_tokens)
         return scan.text + self._scanner.flush(), scan.stop
 
 
 def make_branches(
-    params: SamplingParams,
+    params: GenerationParams,
     *,
     prompt_token_ids: Sequence[int],
     tokenizer: Tokenizer,

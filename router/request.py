@@ -23,7 +23,7 @@ from router.outputs import (
     TokenLogprobs,
     Update,
 )
-from router.sampling import SamplingParams
+from router.sampling import GenerationParams
 from router.tokenizer import Tokenizer
 from rpc.errors import Internal, ResourceExhausted, RpcError, Unavailable
 
@@ -47,7 +47,7 @@ class GenerationRequest:
         handle: int,
         request_id: str,
         prompt_token_ids: list[int],
-        params: SamplingParams,
+        params: GenerationParams,
         tokenizer: Tokenizer,
         link: Link,
         arrived_ns: int,
@@ -91,7 +91,7 @@ class GenerationRequest:
         self._link = link
         self._arrived_ns = arrived_ns
         self._max_unread = max_unread_tokens
-        self._token_cost = 1 + (params.num_logprobs or 0)
+        self._token_cost = 1 + (params.sampling.num_logprobs or 0)
         self._unread = 0
         self._has_news = False
         self._waiter: asyncio.Future[None] | None = None

@@ -5,8 +5,8 @@ from protos.worker.v1 import worker_pb2
 from router.outputs import End, Finish, FinishReason, Timings, TokenLogprobs, Usage
 from router.request import GenerationRequest
 from router.sampling import BeamSearch
-from rpc import structured_output
-from rpc.columns import pack_float32, pack_int32
+from rpc import sampling_codec
+from rpc.columns import pack_int32
 from rpc.errors import RpcError, from_code
 
 _REASONS = {
@@ -26,25 +26,7 @@ def add_request(request: GenerationRequest) -> pb.AddRequest:
         handle=request.handle,
         request_id=request.request_id,
         prompt_token_ids=request.prompt_token_ids,
-        sampling_params=worker_pb2.SamplingParams(
-            temperature=params.temperature,
-            top_p=params.top_p,
-            top_k=params.top_k,
-            min_p=params.min_p,
-            seed=params.seed,
-            min_tokens=params.min_tokens,
-            stop_token_ids=params.stop_token_ids,
-            num_logprobs=params.num_logprobs,
-            presence_penalty=params.presence_penalty,
-            frequency_penalty=params.frequency_penalty,
-            repetition_penalty=params.repetition_penalty,
-            typical_p=params.typical_p,
-            logit_bias_token_ids=pack_int32([token_id for token_id, _ in params.logit_bias]),
-            logit_biases=pack_float32([bias for _, bias in params.logit_bias]),
-            allowed_token_ids=pack_int32(params.allowed_token_ids),
-            bad_words=[worker_pb2.TokenRun(token_ids=pack_int32(run)) for run in params.bad_words],
-            num_prompt_logprobs=params.num_prompt_logprobs,
-        ),
+        sampling_params=sampling_codec.encode(params.sampling),
         max_tokens=params.max_tokens,
         num_sequences=params.num_sequences,
         beam_search=_beam_search(params.beam_search),
@@ -57,7 +39,6 @@ def add_request(request: GenerationRequest) -> pb.AddRequest:
     )
     if request.attempt:
         _write_resumed(message, request)
-    structured_output.write(message.sampling_params, params.structured_output)
     return message
 
 

@@ -98,18 +98,18 @@ class RequestSpan:
     def set_request(self, request: GenerationRequest) -> None:
         if not self._recording:
             return
-        params = request.params
+        params, sampling = request.params, request.params.sampling
         self._span.set_attributes(
             {
                 "gen_ai.response.id": request.request_id,
                 "gen_ai.request.max_tokens": params.max_tokens,
-                "gen_ai.request.temperature": params.temperature,
-                "gen_ai.request.top_p": params.top_p,
-                "gen_ai.request.top_k": params.top_k,
-                "gen_ai.request.frequency_penalty": params.frequency_penalty,
-                "gen_ai.request.presence_penalty": params.presence_penalty,
+                "gen_ai.request.temperature": sampling.temperature,
+                "gen_ai.request.top_p": sampling.top_p,
+                "gen_ai.request.top_k": sampling.top_k,
+                "gen_ai.request.frequency_penalty": sampling.frequency_penalty,
+                "gen_ai.request.presence_penalty": sampling.presence_penalty,
                 # An attribute is a signed 64-bit integer.
-                "gen_ai.request.seed": str(params.seed),
+                "gen_ai.request.seed": str(sampling.seed),
                 "gen_ai.request.stop_sequences": params.stop,
                 "gen_ai.request.choice.count": params.n,
             }

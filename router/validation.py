@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from router.model import ServedModel
-from router.sampling import SamplingParams
+from router.sampling import GenerationParams
 from router.sequence_checks import beam_search, check_sequences
 from router.structured_output import check_structured_output
 from router.token_checks import check_lists, check_tokens_exist
 from rpc.errors import InvalidArgument, NotFound
+from rpc.sampling_params import SamplingParams
 
 MAX_REQUEST_ID_CHARS = 128
 MAX_CACHE_SALT_BYTES = 128
@@ -122,40 +123,63 @@ def check_prompt_length(num_tokens: int, *, field: str, model: ServedModel) -> N
         )
 
 
-def resolve_sampling(
+def resolve_params(
     fields: Mapping[str, Any],
     *,
     num_prompt_tokens: int,
     model: ServedModel,
     bad_words: tuple[tuple[int, ...], ...] = (),
-) -> SamplingParams:
+) -> GenerationParams:
     """Applies the defaults to checked fields, and checks what depends on the prompt's length.
 
     `bad_words` are those of the fields in tokens.
     """
     max_tokens = _resolve_max_tokens(fields, num_prompt_tokens, model)
+    n, best_of, num_logprobs = fields.get("n", 1), fields.get("best_of"), fields.get("logprobs")
+    hides_logprobs = num_logprobs is None and (best_of or n) > n
+    return GenerationParams(
+        sampling=_resolve_sampling(
+            fields,
+            model,
+            max_tokens=max_tokens,
+            num_logprobs=0 if hides_logprobs else num_logprobs,
+            bad_words=bad_words,
+        ),
+        max_tokens=max_tokens,
+        stop=tuple(fields.get("stop", ())),
+        include_stop_str_in_output=fields.get("include_stop_str_in_output", False),
+        ignore_eos=fields.get("ignore_eos", False),
+        n=n,
+        best_of=best_of,
+        hides_logprobs=hides_logprobs,
+        beam_search=beam_search(fields),
+        skip_special_tokens=fields.get("skip_special_tokens", True),
+    )
+
+
+def _resolve_sampling(
+    fields: Mapping[str, Any],
+    model: ServedModel,
+    *,
+    max_tokens: int,
+    num_logprobs: int | None,
+    bad_words: tuple[tuple[int, ...], ...],
+) -> SamplingParams:
     min_tokens = fields.get("min_tokens", 0)
     if min_tokens > max_tokens:
         allowed = f"at most max_tokens, here {max_tokens}"
         raise InvalidArgument("sampling_params.min_tokens", min_tokens, allowed)
     temperature = fields.get("temperature", 1.0)
     top_k = fields.get("top_k", 0)
-    ignore_eos = fields.get("ignore_eos", False)
-    eos_token_ids = () if ignore_eos else model.eos_token_ids
-    n, best_of, num_logprobs = fields.get("n", 1), fields.get("best_of"), fields.get("logprobs")
-    hides_logprobs = num_logprobs is None and (best_of or n) > n
+    eos_token_ids = () if fields.get("ignore_eos", False) else model.eos_token_ids
     return SamplingParams(
         temperature=0.0 if temperature < GREEDY_BELOW else temperature,
         top_p=fields.get("top_p", 1.0),
         top_k=top_k if top_k < model.vocab_size else 0,
         min_p=fields.get("min_p", 0.0),
         seed=fields["seed"] if "seed" in fields else random.getrandbits(64),
-        max_tokens=max_tokens,
         min_tokens=min_tokens,
-        stop=tuple(fields.get("stop", ())),
         stop_token_ids=tuple(dict.fromkeys((*fields.get("stop_token_ids", ()), *eos_token_ids))),
-        include_stop_str_in_output=fields.get("include_stop_str_in_output", False),
-        ignore_eos=ignore_eos,
         presence_penalty=fields.get("presence_penalty", 0.0),
         frequency_penalty=fields.get("frequency_penalty", 0.0),
         repetition_penalty=fields.get("repetition_penalty", 1.0),
@@ -165,12 +189,7 @@ def resolve_sampling(
         bad_words=bad_words,
         structured_output=fields.get("structured_output"),
         num_prompt_logprobs=_at_most(fields.get("prompt_logprobs"), model.vocab_size),
-        num_logprobs=0 if hides_logprobs else _at_most(num_logprobs, model.vocab_size),
-        n=n,
-        best_of=best_of,
-        hides_logprobs=hides_logprobs,
-        beam_search=beam_search(fields),
-        skip_special_tokens=fields.get("skip_special_tokens", True),
+        num_logprobs=_at_most(num_logprobs, model.vocab_size),
     )
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from scheduler_svc.sampling_params import SamplingParams
+from rpc.sampling_params import SamplingParams
 from scheduler_svc.sequence import SequenceGroup
 
 MAX_BEAM_WIDTH = 32

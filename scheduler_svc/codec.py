@@ -2,9 +2,9 @@
 
 from protos.scheduler.v1 import scheduler_pb2 as pb
 from protos.worker.v1 import worker_pb2 as worker_pb
+from rpc import sampling_codec
 from rpc.columns import pack_int32, pack_int64, unpack_int32
 from rpc.errors import InvalidArgument
-from scheduler_svc import sampling_codec
 from scheduler_svc.beam import BeamSearchParams
 from scheduler_svc.errors import RequestFailure
 from scheduler_svc.plan import TokenLogprobs

@@ -6,9 +6,9 @@ request on that worker again; so what no worker could serve is refused here, alo
 
 import math
 
+from rpc.sampling_params import SamplingParams
 from scheduler_svc.beam_checks import find_fault_in_search
 from scheduler_svc.model import ModelInfo
-from scheduler_svc.sampling_params import SamplingParams
 from scheduler_svc.sequence import SequenceGroup
 
 MAX_PRIORITY = 1000

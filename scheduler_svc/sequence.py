@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import TYPE_CHECKING, NamedTuple
 
+from rpc.sampling_params import SamplingParams
 from scheduler_svc.beam import BeamSearch, BeamSearchParams, Draw
 from scheduler_svc.errors import RequestFailure
-from scheduler_svc.sampling_params import SamplingParams
 from scheduler_svc.timeline import GroupTimes, Timeline
 
 if TYPE_CHECKING:

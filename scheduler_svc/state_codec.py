@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from dataclasses import asdict
 
 from protos.scheduler.v1 import state_pb2 as pb
-from scheduler_svc import insight_codec, sampling_codec, worker_codec
+from rpc import sampling_codec
+from scheduler_svc import insight_codec, worker_codec
 from scheduler_svc.block_allocator import BlockAllocator
 from scheduler_svc.cluster import Cluster, WorkerEngine
 from scheduler_svc.config import SchedulerConfig

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 
 from protos.worker.v1 import worker_pb2 as pb
+from rpc import sampling_codec
 from rpc.columns import pack_int32, pack_int64, unpack_int32, unpack_int64
-from scheduler_svc import sampling_codec
 from scheduler_svc.block_allocator import BlockCopy
 from scheduler_svc.config import StepLimits
 from scheduler_svc.errors import FailureCode, RequestFailure, worker_failure

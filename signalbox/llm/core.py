@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from gpu_worker.step import Runner, StepResult
 from router import validation
-from router.sampling import SamplingParams as ResolvedParams
+from router.sampling import GenerationParams
 from rpc.errors import from_code
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.config import AdmissionBounds
@@ -83,7 +83,7 @@ class EngineCore:
 
     # Requests
 
-    def check(self, params: SamplingParams, *, num_prompt_tokens: int) -> ResolvedParams:
+    def check(self, params: SamplingParams, *, num_prompt_tokens: int) -> GenerationParams:
         """Applies the defaults. Raises ValueError for what the model or the prompt rules out."""
         fields = checked(params).fields()
         room = self.model.max_model_len - num_prompt_tokens
@@ -96,7 +96,7 @@ class EngineCore:
             validation.check_sampling(fields, self.model)
             if "structured_output" in fields:
                 check_compiles(fields["structured_output"])
-            return validation.resolve_sampling(
+            return validation.resolve_params(
                 fields,
                 num_prompt_tokens=num_prompt_tokens,
                 model=self.model,
@@ -104,7 +104,7 @@ class EngineCore:
             )
 
     def add(
-        self, request_id: str, prompt: Prompt, params: ResolvedParams, *, priority: int = 0
+        self, request_id: str, prompt: Prompt, params: GenerationParams, *, priority: int = 0
     ) -> LocalRequest:
         """Queues a request. Raises ValueError if it can never run or its id is in use."""
         self._check_alive()

@@ -3,7 +3,7 @@
 from router import best_of
 from router.branch import Branch, make_branches
 from router.outputs import Delta, Finish, FinishReason, TokenLogprobs
-from router.sampling import SamplingParams
+from router.sampling import GenerationParams
 from router.tokenizer import Tokenizer
 from scheduler_svc import publishing
 from scheduler_svc.plan import TokenLogprobs as PlanLogprobs
@@ -64,7 +64,7 @@ class LocalRequest:
         handle: int,
         prompt: str | None,
         group: SequenceGroup,
-        params: SamplingParams,
+        params: GenerationParams,
         tokenizer: Tokenizer,
         stream_interval: int = 1,
     ) -> None:
@@ -186,7 +186,7 @@ class LocalRequest:
     def _output(self, index: int, completion: _Completion) -> CompletionOutput:
         reason, stop_reason = self._finish(completion)
         is_found = self.group.search is not None and completion.finish is not None
-        has_logprobs = self._params.num_logprobs is not None or is_found
+        has_logprobs = self._params.sampling.num_logprobs is not None or is_found
         shows_logprobs = has_logprobs and not self._params.hides_logprobs
         first_char, first_token = 0, 0
         if self.output_kind is RequestOutputKind.DELTA:
@@ -220,7 +220,7 @@ class LocalRequest:
         return (None, None) if finish is None else finish_reason(finish)
 
     def _of_prompt(self) -> list[dict[int, Logprob] | None] | None:
-        if self._params.num_prompt_logprobs is None:
+        if self._params.sampling.num_prompt_logprobs is None:
             return None
         token_ids = self.group.prompt_token_ids[1:]
         pairs = zip(token_ids, self._prompt_logprobs, strict=False)  # all of them, or none yet

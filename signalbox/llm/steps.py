@@ -4,7 +4,7 @@ Does what the two codecs do together. What it hands over is a copy: the worker r
 thread while the scheduler goes on planning.
 """
 
-from dataclasses import fields
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,10 +14,10 @@ from gpu_worker.step import (
     BlockTablePatch,
     Fork,
     NewSequence,
-    SamplingParams,
     Step,
     StepResult,
 )
+from rpc.sampling_params import SamplingParams
 from scheduler_svc import sequence
 from scheduler_svc.block_allocator import BlockCopy
 from scheduler_svc.errors import worker_failure
@@ -59,10 +59,9 @@ def _new_sequence(plan: StepPlan, index: int) -> NewSequence:
 
 
 def _params(group: sequence.SequenceGroup) -> SamplingParams:
-    params = {field.name: getattr(group.params, field.name) for field in fields(SamplingParams)}
-    if not group.wants_prompt_logprobs:
-        params["num_prompt_logprobs"] = None
-    return SamplingParams(**params)
+    if group.wants_prompt_logprobs:
+        return group.params
+    return replace(group.params, num_prompt_logprobs=None)
 
 
 def _mapping(copies: list[BlockCopy]) -> BlockMapping:

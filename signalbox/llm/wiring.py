@@ -6,11 +6,11 @@ What the registry, the router's model client and the codecs do where there is a 
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from gpu_worker.worker import hash_files
 from router.model import ServedModel
-from router.sampling import SamplingParams as ResolvedParams
+from router.sampling import GenerationParams
 from router.tokenizer import Tokenizer
 from scheduler_svc.beam import BeamSearchParams
 from scheduler_svc.cluster import Cluster
@@ -18,7 +18,6 @@ from scheduler_svc.config import CacheShape, PreemptionMode, StepLimits
 from scheduler_svc.cost import CostModel
 from scheduler_svc.model import ModelInfo
 from scheduler_svc.policy import SchedulingPolicy
-from scheduler_svc.sampling_params import SamplingParams
 from scheduler_svc.scheduler import Scheduler
 from scheduler_svc.sequence import SequenceGroup
 from scheduler_svc.timeline import GroupTimes
@@ -107,16 +106,14 @@ def make_scheduler(cluster: Cluster, worker: LocalWorker, config: CoreConfig) ->
 
 
 def group(
-    request_id: str, prompt: Prompt, params: ResolvedParams, *, priority: int = 0
+    request_id: str, prompt: Prompt, params: GenerationParams, *, priority: int = 0
 ) -> SequenceGroup:
     """A request that arrives now."""
     return SequenceGroup(
         request_id=request_id,
         prompt_token_ids=list(prompt.token_ids),
         cache_salt=prompt.cache_salt,
-        params=SamplingParams(
-            **{field.name: getattr(params, field.name) for field in fields(SamplingParams)}
-        ),
+        params=params.sampling,
         max_tokens=params.max_tokens,
         num_sequences=params.num_sequences,
         beam_search=_beam_search(params),
@@ -125,7 +122,7 @@ def group(
     )
 
 
-def _beam_search(params: ResolvedParams) -> BeamSearchParams | None:
+def _beam_search(params: GenerationParams) -> BeamSearchParams | None:
     search = params.beam_search
     if search is None:
         return None

@@ -1,4 +1,5 @@
 import asyncio
+import dataclasses
 from typing import Any
 
 import pytest
@@ -16,8 +17,9 @@ from router.outputs import (
     Usage,
 )
 from router.request import GenerationRequest
-from router.sampling import SamplingParams
+from router.sampling import GenerationParams
 from rpc.errors import ResourceExhausted, Unavailable
+from rpc.sampling_params import SamplingParams
 from tests.router.fakes import EOS, bytewise_ids, ids_of, make_tokenizer, token
 
 TOKENIZER = make_tokenizer()
@@ -43,11 +45,13 @@ def make_request(
     *, link: FakeLink | None = None, max_unread_tokens: int = 1000, **params: Any
 ) -> GenerationRequest:
     params.setdefault("stop_token_ids", (token(EOS),))
+    names = {field.name for field in dataclasses.fields(SamplingParams)} & params.keys()
+    sampling = SamplingParams(**{name: params.pop(name) for name in names})
     return GenerationRequest(
         handle=1,
         request_id="r",
         prompt_token_ids=ids_of("Hi"),
-        params=SamplingParams(max_tokens=100, **params),
+        params=GenerationParams(sampling=sampling, max_tokens=100, **params),
         tokenizer=TOKENIZER,
         link=link or FakeLink(),
         arrived_ns=0,

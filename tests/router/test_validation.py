@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from protos.inference.v1 import inference_pb2 as pb
 from router import validation
-from router.validation import check_sampling, resolve_sampling
+from router.validation import check_sampling, resolve_params
 from rpc.errors import InvalidArgument, NotFound
 from tests.router.fakes import EOS, MAX_MODEL_LEN, make_model, token
 
@@ -28,7 +28,7 @@ def is_accepted(**fields: Any) -> bool:
 
 def resolve(num_prompt_tokens: int = 10, **fields: Any) -> Any:
     check_sampling(fields, MODEL)
-    return resolve_sampling(fields, num_prompt_tokens=num_prompt_tokens, model=MODEL)
+    return resolve_params(fields, num_prompt_tokens=num_prompt_tokens, model=MODEL)
 
 
 def refused_field(**fields: Any) -> str:
@@ -46,11 +46,14 @@ def test_best_of_is_at_least_n(n: int, best_of: int) -> None:
 
 
 def test_log_probabilities_that_only_rank_are_hidden() -> None:
-    ranked, asked = resolve(best_of=3), resolve(best_of=3, logprobs=2)
-    assert (ranked.num_logprobs, ranked.hides_logprobs, ranked.is_ranked) == (0, True, True)
-    assert (asked.num_logprobs, asked.hides_logprobs) == (2, False)
+    ranked = resolve(best_of=3)
+    assert (ranked.hides_logprobs, ranked.is_ranked) == (True, True)
+    assert ranked.sampling.num_logprobs == 0
+    asked = resolve(best_of=3, logprobs=2)
+    assert not asked.hides_logprobs and asked.sampling.num_logprobs == 2
     plain = resolve(n=3, best_of=3)
-    assert (plain.num_logprobs, plain.hides_logprobs, plain.is_ranked) == (None, False, False)
+    assert (plain.hides_logprobs, plain.is_ranked) == (False, False)
+    assert plain.sampling.num_logprobs is None
 
 
 @given(width=st.integers(0, 2**32 - 1) | st.integers(0, 34), n=st.integers(1, 34))
@@ -255,7 +258,7 @@ def test_max_tokens_default_to_what_the_window_leaves() -> None:
 
 
 def test_min_tokens_are_at_most_max_tokens() -> None:
-    assert resolve(min_tokens=5, max_tokens=5).min_tokens == 5
+    assert resolve(min_tokens=5, max_tokens=5).sampling.min_tokens == 5
     with pytest.raises(InvalidArgument, match="min_tokens"):
         resolve(min_tokens=6, max_tokens=5)
     with pytest.raises(InvalidArgument, match="min_tokens"):
@@ -265,23 +268,23 @@ def test_min_tokens_are_at_most_max_tokens() -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1e-40, 9e-6])
 def test_a_tiny_temperature_is_greedy(temperature: float) -> None:
     (as_sent,) = struct.unpack("<f", struct.pack("<f", temperature))
-    assert resolve(temperature=as_sent).temperature == 0.0
+    assert resolve(temperature=as_sent).sampling.temperature == 0.0
 
 
 def test_zero_is_not_unset() -> None:
-    params = resolve(temperature=0.0, seed=0, logprobs=0, top_k=0)
+    params = resolve(temperature=0.0, seed=0, logprobs=0, top_k=0).sampling
     assert (params.temperature, params.seed, params.num_logprobs) == (0.0, 0, 0)
-    assert resolve().temperature == 1.0
-    assert resolve().num_logprobs is None
+    assert resolve().sampling.temperature == 1.0
+    assert resolve().sampling.num_logprobs is None
 
 
 def test_seeds_are_drawn_when_unset() -> None:
-    assert len({resolve().seed for _ in range(100)}) == 100
+    assert len({resolve().sampling.seed for _ in range(100)}) == 100
 
 
 def test_the_models_end_of_sequence_stops_unless_ignored() -> None:
-    assert resolve(stop_token_ids=[9, 9]).stop_token_ids == (9, token(EOS))
-    assert resolve(stop_token_ids=[9], ignore_eos=True).stop_token_ids == (9,)
+    assert resolve(stop_token_ids=[9, 9]).sampling.stop_token_ids == (9, token(EOS))
+    assert resolve(stop_token_ids=[9], ignore_eos=True).sampling.stop_token_ids == (9,)
 
 
 def test_a_model_is_named_or_not_at_all() -> None:

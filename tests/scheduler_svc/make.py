@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from rpc.sampling_params import SamplingParams
 from scheduler_svc.admission import AdmissionQueue
 from scheduler_svc.beam import BeamSearchParams
 from scheduler_svc.cluster import Cluster
@@ -14,7 +15,6 @@ from scheduler_svc.model import ModelInfo
 from scheduler_svc.plan import StepOutcome
 from scheduler_svc.policy import SchedulingPolicy
 from scheduler_svc.prefix import next_hash, root_hash
-from scheduler_svc.sampling_params import SamplingParams
 from scheduler_svc.scheduler import Scheduler
 from scheduler_svc.sequence import SequenceGroup, make_group
 from scheduler_svc.timeline import GroupTimes

@@ -2,13 +2,13 @@
 
 import pytest
 
+from rpc.sampling_params import SamplingParams
 from scheduler_svc import codec
 from scheduler_svc.config import AdmissionBounds, PolicyConfig
 from scheduler_svc.errors import FailureCode
 from scheduler_svc.policy import FirstComeFirstServed, make_policy
 from scheduler_svc.publishing import Request
 from scheduler_svc.router_messages import RouterMessage
-from scheduler_svc.sampling_params import SamplingParams
 from scheduler_svc.sequence import SequenceGroup, SequenceStatus
 from scheduler_svc.timeline import GroupTimes
 from tests.scheduler_svc.make import Loop, join_worker, make_cluster

@@ -4,13 +4,13 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from rpc.sampling_params import SamplingParams
 from scheduler_svc.beam import BeamSearchParams
 from scheduler_svc.cluster import MAX_LOST_WORKERS, Cluster
 from scheduler_svc.errors import FailureCode
 from scheduler_svc.policy import FirstComeFirstServed
 from scheduler_svc.publishing import Request
 from scheduler_svc.router_messages import EndedRequest, RouterMessage
-from scheduler_svc.sampling_params import SamplingParams
 from scheduler_svc.sequence import SequenceGroup
 from scheduler_svc.timeline import GroupTimes
 from tests.scheduler_svc.make import (

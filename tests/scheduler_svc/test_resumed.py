@@ -5,11 +5,11 @@ import random
 
 import pytest
 
+from rpc.sampling_params import SamplingParams
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.config import AdmissionBounds
 from scheduler_svc.errors import FailureCode
 from scheduler_svc.request_checks import find_fault
-from scheduler_svc.sampling_params import SamplingParams
 from scheduler_svc.sequence import (
     DeliveredSequence,
     FinishReason,

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from rpc.errors import InvalidArgument, ResourceExhausted
+from rpc.sampling_params import SamplingParams
 from scheduler_svc.router_messages import RouterMessage
-from scheduler_svc.sampling_params import SamplingParams
 from scheduler_svc.sequence import SequenceGroup
 from scheduler_svc.session import Session
 from scheduler_svc.timeline import GroupTimes

@@ -1,13 +1,14 @@
-"""Between SamplingParams and the message of that name, which routers send and workers get."""
+"""Reads and writes the message of worker.v1 that carries SamplingParams on both inner hops."""
 
 from protos.worker.v1 import worker_pb2 as pb
 from rpc import structured_output
 from rpc.columns import pack_float32, pack_int32, unpack_float32, unpack_int32
 from rpc.errors import InvalidArgument
-from scheduler_svc.sampling_params import SamplingParams
+from rpc.sampling_params import SamplingParams
 
 
 def decode(message: pb.SamplingParams) -> SamplingParams:
+    """Raises InvalidArgument if columns that belong together differ in length."""
     return SamplingParams(
         temperature=message.temperature,
         top_p=message.top_p,

@@ -1,11 +1,17 @@
-"""How a request's tokens are drawn: what routers ask for and workers do."""
+"""How a request's tokens are drawn, on its way from the router through the scheduler to a worker.
+
+Every default is applied and every value checked at the door; `sampling_codec` puts it on the wire.
+"""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How tokens are drawn; the scheduler only reads the fields that bound or end a sequence."""
+    """The fields of worker.v1's SamplingParams, which states their ranges; by itself greedy.
+
+    The scheduler only reads those that bound or end a sequence.
+    """
 
     temperature: float = 0.0
     top_p: float = 1.0
