@@ -13,6 +13,7 @@ from enum import Enum
 
 import numpy as np
 
+from gpu_worker.device_loss import DeviceLost, is_device_lost
 from gpu_worker.sample_rows import PromptRows
 from gpu_worker.step import Batch, Int64Array, Logprobs, Runner, Samples
 
@@ -48,7 +49,9 @@ def _try(runner: Runner, batch: Batch) -> Samples | _Fault:
     except MemoryError as error:
         logger.warning("no memory for %d tokens: %s", len(batch.token_ids), error)
         return _Fault.NO_MEMORY
-    except Exception:  # a kernel may raise anything; the service goes on
+    except Exception as error:  # a kernel may raise anything; the service goes on
+        if is_device_lost(error):
+            raise DeviceLost(str(error).partition("\n")[0]) from None
         logger.exception("%d sequences failed together", _num_seqs(batch))
         return _Fault.RAISED
 
