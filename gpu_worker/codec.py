@@ -134,7 +134,6 @@ def encode_result(result: StepResult) -> pb.ExecuteModelResponse:
             forward_ns=result.forward_ns,
             sample_ns=result.sample_ns,
         ),
-        max_num_batched_tokens=result.max_num_batched_tokens or 0,
     )
 
 
@@ -175,6 +174,22 @@ def encode_capacity(capacity: CacheCapacity) -> pb.WorkerCapacity:
         max_num_batched_tokens=capacity.max_num_batched_tokens,
         copy_bytes_per_second=int(capacity.copy_bytes_per_s),
         prefill_tokens_per_second=int(capacity.prefill_tokens_per_s),
+        tensor_parallel_size=capacity.tensor_parallel_size,
+    )
+
+
+def decode_capacity(message: pb.WorkerCapacity) -> CacheCapacity:
+    """What another rank measured."""
+    return CacheCapacity(
+        block_size=message.block_size,
+        num_gpu_blocks=message.num_gpu_blocks,
+        num_cpu_blocks=message.num_cpu_blocks,
+        block_bytes=message.block_bytes,
+        max_num_seqs=message.max_num_seqs,
+        max_num_batched_tokens=message.max_num_batched_tokens,
+        copy_bytes_per_s=message.copy_bytes_per_second,
+        prefill_tokens_per_s=message.prefill_tokens_per_second,
+        tensor_parallel_size=message.tensor_parallel_size or 1,
     )
 
 

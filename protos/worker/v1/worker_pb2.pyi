@@ -25,7 +25,7 @@ class ModelInfo(_message.Message):
     def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., dtype: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., tokenizer_sha256: _Optional[str] = ...) -> None: ...
 
 class WorkerCapacity(_message.Message):
-    __slots__ = ("block_size", "num_gpu_blocks", "num_cpu_blocks", "block_bytes", "max_num_seqs", "max_num_batched_tokens", "copy_bytes_per_second", "prefill_tokens_per_second")
+    __slots__ = ("block_size", "num_gpu_blocks", "num_cpu_blocks", "block_bytes", "max_num_seqs", "max_num_batched_tokens", "copy_bytes_per_second", "prefill_tokens_per_second", "tensor_parallel_size")
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     NUM_GPU_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NUM_CPU_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -34,6 +34,7 @@ class WorkerCapacity(_message.Message):
     MAX_NUM_BATCHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COPY_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     PREFILL_TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_PARALLEL_SIZE_FIELD_NUMBER: _ClassVar[int]
     block_size: int
     num_gpu_blocks: int
     num_cpu_blocks: int
@@ -42,7 +43,8 @@ class WorkerCapacity(_message.Message):
     max_num_batched_tokens: int
     copy_bytes_per_second: int
     prefill_tokens_per_second: int
-    def __init__(self, block_size: _Optional[int] = ..., num_gpu_blocks: _Optional[int] = ..., num_cpu_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., copy_bytes_per_second: _Optional[int] = ..., prefill_tokens_per_second: _Optional[int] = ...) -> None: ...
+    tensor_parallel_size: int
+    def __init__(self, block_size: _Optional[int] = ..., num_gpu_blocks: _Optional[int] = ..., num_cpu_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., copy_bytes_per_second: _Optional[int] = ..., prefill_tokens_per_second: _Optional[int] = ..., tensor_parallel_size: _Optional[int] = ...) -> None: ...
 
 class GetWorkerInfoRequest(_message.Message):
     __slots__ = ()
@@ -306,7 +308,7 @@ class ExecuteModelRequest(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., finished_seq_ids: _Optional[bytes] = ..., forks: _Optional[_Union[Forks, _Mapping]] = ..., new_groups: _Optional[_Iterable[_Union[SequenceGroupMetadata, _Mapping]]] = ..., running: _Optional[_Union[RunningSequences, _Mapping]] = ..., block_table_patches: _Optional[_Union[BlockTablePatches, _Mapping]] = ..., blocks_to_swap_out: _Optional[_Union[BlockMapping, _Mapping]] = ..., blocks_to_swap_in: _Optional[_Union[BlockMapping, _Mapping]] = ..., blocks_to_copy: _Optional[_Union[BlockMapping, _Mapping]] = ..., trace_context: _Optional[_Union[TraceContext, _Mapping]] = ...) -> None: ...
 
 class ExecuteModelResponse(_message.Message):
-    __slots__ = ("epoch", "step_id", "seq_ids", "token_ids", "logprobs", "errors", "timings", "prompt_logprobs", "max_num_batched_tokens")
+    __slots__ = ("epoch", "step_id", "seq_ids", "token_ids", "logprobs", "errors", "timings", "prompt_logprobs")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     SEQ_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -315,7 +317,6 @@ class ExecuteModelResponse(_message.Message):
     ERRORS_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    MAX_NUM_BATCHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     step_id: int
     seq_ids: bytes
@@ -324,8 +325,7 @@ class ExecuteModelResponse(_message.Message):
     errors: _containers.RepeatedCompositeFieldContainer[SequenceError]
     timings: StepTimings
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[PromptLogprobs]
-    max_num_batched_tokens: int
-    def __init__(self, epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., seq_ids: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., errors: _Optional[_Iterable[_Union[SequenceError, _Mapping]]] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ..., max_num_batched_tokens: _Optional[int] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., seq_ids: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., errors: _Optional[_Iterable[_Union[SequenceError, _Mapping]]] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ...) -> None: ...
 
 class PromptLogprobs(_message.Message):
     __slots__ = ("seq_id", "first_position", "logprobs")

@@ -1,0 +1,175 @@
+"""Reads and writes the messages between ranks (rank.proto)."""
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from gpu_worker import codec
+from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig
+from gpu_worker.ranks.messages import (
+    Ask,
+    Command,
+    Direction,
+    Done,
+    Failure,
+    InitCacheEngine,
+    InStep,
+    LogLine,
+    MoveBlocks,
+    Report,
+    Start,
+    prompt_rows_of,
+    rows_of,
+)
+from gpu_worker.step import Batch, BlockMapping, CacheCapacity
+from protos.worker.v1 import rank_pb2 as pb
+from protos.worker.v1 import worker_pb2
+from rpc.columns import pack_int32, pack_int64, unpack_int32, unpack_int64
+
+_NO_TOKENS = np.empty(0, dtype=np.int64)
+
+
+def encode_command(command: Command) -> bytes:
+    return _command(command).SerializeToString()
+
+
+def _command(command: Command) -> pb.RankCommand:
+    match command:
+        case Batch():
+            return pb.RankCommand(execute=_batch_message(command))
+        case MoveBlocks(direction, mapping):
+            fields: dict[str, Any] = {direction.value: _mapping_message(mapping)}
+            return pb.RankCommand(**fields)
+        case InitCacheEngine(num_gpu_blocks, num_cpu_blocks):
+            cache = pb.RankCache(num_gpu_blocks=num_gpu_blocks, num_cpu_blocks=num_cpu_blocks)
+            return pb.RankCommand(init_cache_engine=cache)
+        case Start():
+            return pb.RankCommand(start=_start_message(command))
+        case Ask.PROFILE:
+            return pb.RankCommand(profile=pb.RankProfile())
+        case Ask.SYNC:
+            return pb.RankCommand(sync=pb.RankSync())
+
+
+def decode_command(data: bytes) -> Command:
+    message = pb.RankCommand.FromString(data)
+    kind = message.WhichOneof("command")
+    match kind:
+        case "execute":
+            return _batch(message.execute)
+        case "swap_out" | "swap_in" | "copy":
+            return MoveBlocks(Direction(kind), _mapping(getattr(message, kind)))
+        case "init_cache_engine":
+            cache = message.init_cache_engine
+            return InitCacheEngine(cache.num_gpu_blocks, cache.num_cpu_blocks)
+        case "start":
+            return _start(message.start)
+        case "profile" | "sync":
+            return Ask(kind)
+        case _:
+            raise ValueError("a command that this rank does not know")
+
+
+def encode_report(report: Report) -> bytes:
+    return _report(report).SerializeToString()
+
+
+def _report(report: Report) -> pb.RankReport:
+    match report:
+        case Done.JOINING:
+            return pb.RankReport(joining=pb.RankJoining())
+        case Done.LOADED:
+            return pb.RankReport(loaded=pb.RankLoaded())
+        case Done.CACHE_READY:
+            return pb.RankReport(cache_ready=pb.RankCacheReady())
+        case CacheCapacity():
+            return pb.RankReport(capacity=codec.encode_capacity(report))
+        case InStep():
+            return pb.RankReport(in_step=pb.RankInStep(**report._asdict()))
+        case Failure():
+            return pb.RankReport(failed=pb.RankFailure(**report._asdict()))
+        case LogLine():
+            return pb.RankReport(log_line=pb.RankLogLine(**report._asdict()))
+
+
+def decode_report(data: bytes) -> Report:
+    message = pb.RankReport.FromString(data)
+    kind = message.WhichOneof("report")
+    match kind:
+        case "joining" | "loaded" | "cache_ready":
+            return Done(kind)
+        case "capacity":
+            return codec.decode_capacity(message.capacity)
+        case "in_step":
+            return InStep(message.in_step.num_collectives)
+        case "failed":
+            failed = message.failed
+            return Failure(failed.command, failed.message, failed.out_of_memory)
+        case "log_line":
+            line = message.log_line
+            return LogLine(line.level, line.logger, line.message)
+        case _:
+            raise ValueError("a report that rank 0 does not know")
+
+
+def _start_message(start: Start) -> pb.RankStart:
+    return pb.RankStart(
+        model_config_json=json.dumps(asdict(start.model)),
+        cache_config_json=json.dumps(asdict(start.cache)),
+        parallel_config_json=json.dumps(asdict(start.parallel)),
+        device_config_json=json.dumps(asdict(start.device)),
+    )
+
+
+def _start(message: pb.RankStart) -> Start:
+    return Start(
+        model=ModelConfig(**_fields(message.model_config_json)),
+        cache=CacheConfig(**_fields(message.cache_config_json)),
+        parallel=ParallelConfig(**_fields(message.parallel_config_json)),
+        device=DeviceConfig(**_fields(message.device_config_json)),
+    )
+
+
+def _fields(text: str) -> dict[str, Any]:
+    """JSON has lists for our tuples."""
+    fields: dict[str, Any] = json.loads(text)
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
+
+
+def _batch_message(batch: Batch) -> pb.RankBatch:
+    prompt = _NO_TOKENS if batch.prompt_rows is None else batch.prompt_rows.token_index
+    return pb.RankBatch(
+        token_ids=pack_int64(batch.token_ids),
+        positions=pack_int64(batch.positions),
+        slot_mapping=pack_int64(batch.slot_mapping),
+        query_start=pack_int64(batch.query_start),
+        context_lens=pack_int64(batch.context_lens),
+        block_tables=pack_int32(batch.block_tables),
+        drawing_tokens=pack_int64(batch.rows.token_index),
+        prompt_tokens=pack_int64(prompt),
+    )
+
+
+def _batch(message: pb.RankBatch) -> Batch:
+    context_lens = unpack_int64(message.context_lens)
+    # What is read of the wire is read-only, which Torch's tensors cannot be.
+    return Batch(
+        token_ids=unpack_int64(message.token_ids).copy(),
+        positions=unpack_int64(message.positions).copy(),
+        slot_mapping=unpack_int64(message.slot_mapping).copy(),
+        query_start=unpack_int64(message.query_start).copy(),
+        context_lens=context_lens.copy(),
+        block_tables=unpack_int32(message.block_tables).reshape(len(context_lens), -1).copy(),
+        rows=rows_of(unpack_int64(message.drawing_tokens).copy()),
+        prompt_rows=prompt_rows_of(unpack_int64(message.prompt_tokens).copy()),
+    )
+
+
+def _mapping_message(mapping: BlockMapping) -> worker_pb2.BlockMapping:
+    return worker_pb2.BlockMapping(src=pack_int32(mapping.src), dst=pack_int32(mapping.dst))
+
+
+def _mapping(message: worker_pb2.BlockMapping) -> BlockMapping:
+    return BlockMapping(unpack_int32(message.src).copy(), unpack_int32(message.dst).copy())
