@@ -24,7 +24,8 @@ from gpu_worker.models.plugins import import_plugins
 from gpu_worker.models.registry import ModelSpec
 from gpu_worker.native_sampler import CpuSampler
 from gpu_worker.native_step import make_program, why_not_natively
-from gpu_worker.sampler import Sampler, TorchSampler
+from gpu_worker.ranks.collectives import join
+from gpu_worker.sampler import NoSampler, Sampler, TorchSampler
 from gpu_worker.step import ModelInfo
 from signalbox_kernels.native import NativeUnavailable
 from signalbox_kernels.program import Program
@@ -45,6 +46,7 @@ class LoadedModel:
     """What runs whole steps, on a CPU; None if PyTorch does."""
     attention: AttentionBackend
     sampler: Sampler
+    group: ParallelGroup
     weights_bytes: int
 
 
@@ -57,7 +59,8 @@ def load_model(
     progress: Callable[[str], None],
 ) -> LoadedModel:
     """Raises ModelError, ValueError or MemoryError with what is wrong and the remedy."""
-    group, device = _join(parallel_config), _device(device_config)
+    device = _device(device_config, parallel_config)
+    group = join(parallel_config, device)
     source = open_model(model_config, progress)
     spec = _find(model_config, source)
     config = spec.read_config(source.config)
@@ -86,7 +89,8 @@ def load_model(
         model=model,
         program=program,
         attention=attention_backend(device_config.attention_backend, shape),
-        sampler=_make_sampler(config.vocab_size, device, device_config, program),
+        sampler=_make_sampler(config.vocab_size, device, device_config, program, group),
+        group=group,
         weights_bytes=program.weights_bytes if program else tensor_bytes(model),
     )
     progress(f"{info.name} is loaded on {device} in {info.dtype}")
@@ -110,7 +114,7 @@ def _out_of_memory_named(info: ModelInfo, device: torch.device) -> Iterator[None
     except torch.OutOfMemoryError:
         raise MemoryError(
             f"the weights of {info.name} do not fit on {device}; "
-            "use a smaller model, a smaller dtype or more tensor-parallel ranks"
+            "use a smaller model, a smaller dtype or a larger tensor_parallel_size"
         ) from None
 
 
@@ -146,9 +150,15 @@ def _load(
 
 
 def _make_sampler(
-    vocab_size: int, device: torch.device, device_config: DeviceConfig, program: Program | None
+    vocab_size: int,
+    device: torch.device,
+    device_config: DeviceConfig,
+    program: Program | None,
+    group: ParallelGroup,
 ) -> Sampler:
     """The native one on a CPU, unless PyTorch is asked for or there is no library."""
+    if group.rank:
+        return NoSampler()
     if device.type == "cpu" and device_config.cpu_backend != "torch":
         num_threads = device_config.num_threads or torch.get_num_threads()
         with contextlib.suppress(NativeUnavailable):  # which `make_program` has warned of
@@ -156,20 +166,14 @@ def _make_sampler(
     return TorchSampler(vocab_size=vocab_size, device=device)
 
 
-def _join(config: ParallelConfig) -> ParallelGroup:
-    size = config.tensor_parallel_size
-    if size > 1 and not torch.distributed.is_initialized():
-        raise ValueError(
-            f"tensor_parallel_size is {size}, but this process has not joined a torch.distributed "
-            "group; use 1"
-        )
-    return ParallelGroup(config.rank, size)
-
-
-def _device(config: DeviceConfig) -> torch.device:
+def _device(config: DeviceConfig, parallel: ParallelConfig) -> torch.device:
+    """Makes it the process's own, which NCCL and whoever says "cuda" go by."""
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
-    return choose_device(config)
+    device = choose_device(config, parallel)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device
 
 
 def _dtype(name: str, source: ModelSource, device: torch.device) -> torch.dtype:

@@ -28,8 +28,13 @@ def measure_capacity(
     block_bytes: int,
     device: torch.device,
     execute: Callable[[Batch], None],
+    num_ranks: int = 1,
 ) -> CacheCapacity:
-    """Runs the largest step; returns what fits. Raises MemoryError if not one block does."""
+    """Runs the largest step; returns what fits. Raises MemoryError if not one block does.
+
+    Args:
+        num_ranks: that divide RAM, and what is asked for, evenly.
+    """
     num_tokens = cache_config.num_batched_tokens(device.type)
     batch = largest_batch(
         num_tokens=num_tokens,
@@ -49,18 +54,19 @@ def measure_capacity(
             f"a step of {num_tokens} tokens does not fit on {device}; "
             "lower max_num_batched_tokens or max_num_seqs"
         ) from None
-    budget = cache_config.kv_cache_bytes or _budget(cache_config, device, activations)
+    budget = _budget(cache_config, device, activations, num_ranks)
     useful = cache_config.max_num_seqs * -(-max_model_len // cache_config.block_size)
     capacity = CacheCapacity(
         block_size=cache_config.block_size,
         num_gpu_blocks=min(budget // block_bytes, useful),
-        num_cpu_blocks=min(_swap_space(cache_config) // block_bytes, useful),
+        num_cpu_blocks=min(_swap_space(cache_config) // num_ranks // block_bytes, useful),
         block_bytes=block_bytes,
         max_num_seqs=cache_config.max_num_seqs,
         max_num_batched_tokens=num_tokens,
         copy_bytes_per_s=copy_bytes_per_s(device),
         prefill_tokens_per_s=num_tokens / times[0],
         activations_bytes=activations,
+        tensor_parallel_size=num_ranks,
     )
     _check(capacity, budget, device)
     return capacity
@@ -73,10 +79,15 @@ def _swap_space(cache_config: CacheConfig) -> int:
     return cache_config.swap_space_bytes
 
 
-def _budget(cache_config: CacheConfig, device: torch.device, activations: int) -> int:
-    """Bytes for the KV cache, 0 if weights and activations take it all."""
+def _budget(
+    cache_config: CacheConfig, device: torch.device, activations: int, num_ranks: int
+) -> int:
+    """Bytes for this rank's KV cache, 0 if weights and activations take it all."""
+    if cache_config.kv_cache_bytes is not None:
+        return cache_config.kv_cache_bytes // num_ranks
     if device.type == "cpu":
-        return max(0, min(_CPU_LIMIT, (available_ram() - activations) // _CPU_SHARE))
+        free = available_ram() - num_ranks * activations
+        return max(0, min(_CPU_LIMIT, free // _CPU_SHARE) // num_ranks)
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
     allowed = int(total * cache_config.gpu_memory_utilization)
@@ -91,7 +102,10 @@ def _check(capacity: CacheCapacity, budget: int, device: torch.device) -> None:
             f"{budget} are left; raise {remedy} or use a smaller model"
         )
     in_ram = capacity.num_cpu_blocks + (capacity.num_gpu_blocks if device.type == "cpu" else 0)
-    needed, free = in_ram * capacity.block_bytes, available_ram()
+    needed, free = (
+        capacity.tensor_parallel_size * in_ram * capacity.block_bytes,
+        available_ram(),
+    )
     if needed > free:
         raise MemoryError(
             f"the KV cache in RAM would take {needed >> 20} MiB and {free >> 20} MiB are free; "

@@ -124,8 +124,12 @@ class ParallelConfig:
 
     rank: int = 0
     tensor_parallel_size: int = 1
+    rendezvous: str | None = None
+    """A file, not there yet, where ranks find each other."""
 
     def __post_init__(self) -> None:
+        size = self.tensor_parallel_size
+        _require(size >= 1, f"tensor_parallel_size is {size}; it must be at least 1")
         _require(
             0 <= self.rank < self.tensor_parallel_size,
             f"rank is {self.rank}; it must be in [0, {self.tensor_parallel_size})",

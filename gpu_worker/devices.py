@@ -2,17 +2,28 @@
 
 import torch
 
-from gpu_worker.config import DeviceConfig
+from gpu_worker.config import DeviceConfig, ParallelConfig
 
 
-def choose_device(config: DeviceConfig) -> torch.device:
-    """`auto` is CUDA where there is a device. Raises ValueError for CUDA where there is none."""
+def choose_device(config: DeviceConfig, parallel: ParallelConfig | None = None) -> torch.device:
+    """`auto` is CUDA where there is a device; each rank has one of its own.
+
+    Raises ValueError for CUDA where there is none, or not one for each rank.
+    """
     has_cuda = torch.cuda.is_available()
     if config.device == "cuda" and not has_cuda:
         raise ValueError("device is 'cuda', but PyTorch finds no CUDA device; use 'cpu' or 'auto'")
     if config.device == "cpu" or not has_cuda:
         return torch.device("cpu")
-    return torch.device("cuda", torch.cuda.current_device())
+    if parallel is None or parallel.tensor_parallel_size == 1:
+        return torch.device("cuda", torch.cuda.current_device())
+    size, count = parallel.tensor_parallel_size, torch.cuda.device_count()
+    if size > count:
+        raise ValueError(
+            f"tensor_parallel_size is {size}, but PyTorch finds {count} CUDA devices; "
+            "use at most as many"
+        )
+    return torch.device("cuda", parallel.rank)
 
 
 def dtype_for_half(device: torch.device) -> torch.dtype:

@@ -60,6 +60,18 @@ class ModelRunner:
     def model(self) -> ModelInfo:
         return self._loaded.info
 
+    @property
+    def num_collectives(self) -> int:
+        """Those that this rank has ever joined in."""
+        collectives = self._loaded.group.collectives
+        return collectives.num_joined if collectives is not None else 0
+
+    def abort_collectives(self) -> None:
+        """Lets the execution thread go that waits for ranks which are lost; on any thread."""
+        collectives = self._loaded.group.collectives
+        if collectives is not None:
+            collectives.abort()
+
     def tokenizer_files(self) -> dict[str, bytes]:
         return self._loaded.source.tokenizer_files()
 
@@ -70,6 +82,7 @@ class ModelRunner:
             block_bytes=self._step.block_bytes,
             device=self._loaded.device,
             execute=self._execute_without_cache,
+            num_ranks=self._loaded.group.size,
         )
 
     def _execute_without_cache(self, batch: Batch) -> None:

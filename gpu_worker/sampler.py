@@ -51,6 +51,20 @@ class Sampler(Protocol):
         ...
 
 
+class NoSampler:
+    """Of a rank that only helps to compute logits; rank 0 draws."""
+
+    def __call__(
+        self, logits: Tensor, rows: SampleRows, logits_row: Int64Array | None = None
+    ) -> Samples:
+        return Samples(token_ids=np.zeros(len(rows), dtype=np.int32))
+
+    def logprobs(
+        self, logits: Tensor, targets: Int32Array, num_logprobs: Int64Array
+    ) -> list[Logprobs]:
+        return []
+
+
 class _Filters(NamedTuple):
     """Filters of some rows; all [num_rows]."""
 

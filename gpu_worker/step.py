@@ -171,8 +171,6 @@ class StepResult:
     swap_ns: int = 0
     forward_ns: int = 0
     sample_ns: int = 0
-    max_num_batched_tokens: int | None = None
-    """Of the steps to come, where memory suffices for less than was announced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,6 +199,12 @@ class CacheCapacity:
     prefill_tokens_per_s: float = 0.0
     activations_bytes: int = 0
     """What the largest step took beside weights and KV."""
+    tensor_parallel_size: int = 1
+    """Ranks, each with these blocks of `block_bytes`."""
+
+
+class RunnerLost(RuntimeError):
+    """Nothing can be computed any more, whatever the batch; says why in one line."""
 
 
 class Runner(Protocol):
@@ -296,3 +300,18 @@ class Inspectable(Protocol):
         ...
 
     def begin_recording(self, options: ProfileOptions) -> Recording: ...
+
+
+@runtime_checkable
+class Closeable(Protocol):
+    """A runner with more to end than its memory, such as processes."""
+
+    def close(self) -> None:
+        """After the last call; safe from any thread."""
+        ...
+
+
+def close(runner: Runner) -> None:
+    """Ends what a runner has started."""
+    if isinstance(runner, Closeable):
+        runner.close()

@@ -5,6 +5,7 @@ al., 2019).
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -12,21 +13,41 @@ from torch import Tensor
 from gpu_worker.config import ModelError
 
 
+class Collectives(Protocol):
+    """What a group's ranks do together. All ranks get the same bits."""
+
+    num_joined: int
+    """Collectives so far: ranks of which it is the same are at one place."""
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """Sums over the ranks, in place."""
+        ...
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """Returns every rank's tensor; they have one shape."""
+        ...
+
+    def abort(self) -> None:
+        """Lets whoever waits in a collective go, with an error; on any thread."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class ParallelGroup:
-    """Rank `rank` of `size`; at size 1 every collective is a no-op.
-
-    Above size 1 the process must have joined torch.distributed's default group.
-    """
+    """Rank `rank` of `size`; at size 1 every collective is a no-op."""
 
     rank: int = 0
     size: int = 1
+    collectives: Collectives | None = None
+    """None at size 1."""
 
     def divide(self, count: int, what: str) -> int:
         """Returns this rank's share of `count`."""
         if count % self.size:
+            sizes = ", ".join(str(size) for size in range(1, 65) if count % size == 0)
             raise ModelError(
-                f"{what} ({count}) cannot be divided by tensor_parallel_size {self.size}"
+                f"{what} ({count}) cannot be divided by tensor_parallel_size {self.size}; "
+                f"it can by {sizes}"
             )
         return count // self.size
 
@@ -40,13 +61,16 @@ class ParallelGroup:
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """Sums over the ranks, in place."""
         if self.size > 1:
-            torch.distributed.all_reduce(tensor)
+            self._together.all_reduce(tensor)
         return tensor
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         """Joins the ranks' tensors along the last dimension."""
         if self.size == 1:
             return tensor
-        parts = [torch.empty_like(tensor) for _ in range(self.size)]
-        torch.distributed.all_gather(parts, tensor.contiguous())
-        return torch.cat(parts, dim=-1)
+        return torch.cat(self._together.all_gather(tensor.contiguous()), dim=-1)
+
+    @property
+    def _together(self) -> Collectives:
+        assert self.collectives is not None, "a group of several ranks has collectives"
+        return self.collectives

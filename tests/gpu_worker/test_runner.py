@@ -213,7 +213,7 @@ def test_max_model_len_can_only_be_lowered(tiny: Path) -> None:
 
 
 def test_parallel_size_without_a_group_is_refused(tiny: Path) -> None:
-    with pytest.raises(ValueError, match=r"has not joined a torch\.distributed group"):
+    with pytest.raises(ValueError, match="the ranks have nowhere to meet"):
         ModelRunner(
             ModelConfig(model=str(tiny)),
             CacheConfig(),
