@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import Callable
 from functools import partial
 
@@ -47,8 +48,7 @@ async def run(
             default where it listens.
         grace_s: longest time to finish what is running, before it is handed over.
 
-    Raises RegistrationRefused, BindError, TlsError, DeviceLost, or whatever loading the model
-    raises.
+    Raises RegistrationRefused, BindError, TlsError, or whatever loading the model raises.
     """
     worker = await Worker.load(make_runner)
     server = Server(
@@ -76,34 +76,38 @@ async def run(
             tls=tls,
         )
         async with serving_metrics(metrics, worker.read_metrics, host=host, tls=tls):
-            await _serve(server, registration, worker, grace_s=grace_s)
+            await _serve(server, registration, grace_s=grace_s)
     finally:
         worker.close()
 
 
-async def _serve(
-    server: Server, registration: Registration, worker: Worker, *, grace_s: float
-) -> None:
-    """Serves until signalled, or until the scheduler refuses the worker or its device is lost."""
+async def _serve(server: Server, registration: Registration, *, grace_s: float) -> None:
+    """Serves until signalled, or until the scheduler refuses the worker."""
     drain = partial(registration.drain, timeout_s=grace_s)
     serving = asyncio.create_task(
         run_until_signalled(server, grace_s=grace_s + HAND_OVER_S, on_drain=drain)
     )
     registering = asyncio.create_task(registration.run())
-    losing = asyncio.create_task(worker.until_lost())
     try:
-        await asyncio.wait({serving, registering, losing}, return_when=asyncio.FIRST_COMPLETED)
-        if losing.done():
-            losing.result()  # raises
+        await asyncio.wait({serving, registering}, return_when=asyncio.FIRST_COMPLETED)
         if not serving.done():
             await registering  # raises if refused; returns once drained
         await serving
     finally:
         serving.cancel()
         registering.cancel()
-        losing.cancel()
         with contextlib.suppress(Exception):
             await server.drain(grace_s=0.0)
+
+
+def end_at_once(reason: str) -> None:
+    """Ends this process, which can compute nothing more, whatever it waits for; on any thread.
+
+    The scheduler sees its lease end and goes on elsewhere.
+    """
+    logger.critical("%s; the worker ends, and its requests go on elsewhere", reason)
+    logging.shutdown()
+    os._exit(1)
 
 
 def advertised_address(*, host: str, port: int, advertise: str | None) -> str:
@@ -118,10 +122,11 @@ def advertised_address(*, host: str, port: int, advertise: str | None) -> str:
 def _log_ready(worker: Worker, server: Server) -> None:
     capacity = worker.capacity
     logger.info(
-        "serving %s (%s, %s) on %s: %d GPU blocks and %d CPU blocks of %d tokens",
+        "serving %s (%s, %s%s) on %s: %d GPU blocks and %d CPU blocks of %d tokens",
         worker.model.name,
         worker.model.architecture,
         worker.model.dtype,
+        f", {capacity.tensor_parallel_size} ranks" if capacity.tensor_parallel_size > 1 else "",
         server.address,
         capacity.num_gpu_blocks,
         capacity.num_cpu_blocks,

@@ -25,7 +25,6 @@ from router.vllm.servicer import SERVICE_NAME as VLLM_SERVICE
 from router.vllm.servicer import VllmEngineServicer
 from rpc.metrics import make_registry
 from rpc.metrics_server import metrics_server
-from rpc.otel_metrics import exported
 from rpc.server import Server, run_until_signalled
 from rpc.slow_clients import SlowClientInterceptor
 
@@ -145,8 +144,7 @@ async def run(
     router = Router(config, on_serving=on_serving)
     await router.start()
     try:
-        with exported(router.registry):
-            await run_until_signalled(router, grace_s=config.grace_s)
+        await run_until_signalled(router, grace_s=config.grace_s)
     finally:
         await router.stop()
 

@@ -76,8 +76,6 @@ class GenerationRequest:
         self.num_prompt_logprobs = 0
         """Positions of the prompt whose log probabilities have come."""
         self.time_to_first_token_ns: int | None = None
-        self.time_to_last_token_ns = 0
-        """From arrival to the leaving of the last token so far."""
         self._created_ns = time.monotonic_ns()
         self._timeout_ns = timeout_ns
         self._repeated: list[int] = []  # by a search that has begun again; not for the client
@@ -95,7 +93,6 @@ class GenerationRequest:
         self._max_unread = max_unread_tokens
         self._token_cost = 1 + (params.sampling.num_logprobs or 0)
         self._unread = 0
-        self._longest = 0
         self._has_news = False
         self._waiter: asyncio.Future[None] | None = None
         self._end: End | None = None
@@ -173,7 +170,6 @@ class GenerationRequest:
     def fail(self, error: RpcError) -> None:
         """The request has failed; what is unread is dropped."""
         self._error = self._error or error
-        self._longest = self.longest
         self._touched.clear()
         self._branches.clear()
         self._wake()
@@ -189,7 +185,7 @@ class GenerationRequest:
     @property
     def longest(self) -> int:
         """Tokens of the sequence that has the most, as far as they were read."""
-        return max((branch.num_tokens for branch in self._branches), default=self._longest)
+        return max((branch.num_tokens for branch in self._branches), default=0)
 
     @property
     def finish_reason(self) -> FinishReason | None:
@@ -250,10 +246,8 @@ class GenerationRequest:
                 )
         if self._best_of is not None:
             deltas = self._best_of.take(deltas, is_last=self._end is not None)
-        if any(delta.token_ids for delta in deltas):
-            self.time_to_last_token_ns = time.monotonic_ns() - self._arrived_ns
-            if self.time_to_first_token_ns is None:
-                self.time_to_first_token_ns = self.time_to_last_token_ns
+        if self.time_to_first_token_ns is None and any(delta.token_ids for delta in deltas):
+            self.time_to_first_token_ns = time.monotonic_ns() - self._arrived_ns
         return deltas
 
     def _finish(self) -> End | None:

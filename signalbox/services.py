@@ -16,7 +16,7 @@ from signalbox.settings import (
     SchedulerSettings,
     ServeSettings,
     Settings,
-    TelemetrySettings,
+    TraceSettings,
     WorkerSettings,
 )
 
@@ -42,7 +42,8 @@ def run_router(settings: RouterSettings) -> None:
     from router.main import run
 
     config = configs.router_config(settings)
-    _configure_telemetry("router", settings)
+    _configure_tracing("router", settings)
+    otel_metrics.configure(service_name="signalbox-router", exporter=settings.metrics_exporter)
     asyncio.run(run(config, on_serving=announce))
 
 
@@ -50,7 +51,7 @@ def run_scheduler(settings: SchedulerSettings) -> None:
     from scheduler_svc.main import run
 
     config = configs.scheduler_config(settings)
-    _configure_telemetry("scheduler", settings)
+    _configure_tracing("scheduler", settings)
     asyncio.run(run(config))
 
 
@@ -58,7 +59,7 @@ def run_worker(settings: WorkerSettings) -> None:
     from gpu_worker.main import run
 
     make_runner = _simulated_runner(settings) if settings.simulate else _model_runner(settings)
-    _configure_telemetry("worker", settings)
+    _configure_tracing("worker", settings)
     serving = run(
         make_runner,
         host=settings.host,
@@ -92,9 +93,11 @@ def _simulated_runner(settings: WorkerSettings) -> Callable[[], Runner]:
 
 
 def _model_runner(settings: WorkerSettings) -> Callable[[], Runner]:
+    from gpu_worker.main import end_at_once
+
     logger.info("loading %s", settings.model)
     try:
-        from gpu_worker.runner import ModelRunner  # imports torch: seconds
+        from gpu_worker.ranks.runner import make_runner  # imports torch: seconds
     except ModuleNotFoundError as error:
         raise RuntimeError(
             f"a worker with a model needs {error.name}, which is not installed; "
@@ -102,18 +105,18 @@ def _model_runner(settings: WorkerSettings) -> Callable[[], Runner]:
         ) from error
 
     return partial(
-        ModelRunner,
+        make_runner,
         configs.model_config(settings),
         configs.cache_config(settings),
+        tensor_parallel_size=settings.tensor_parallel_size,
         device_config=configs.device_config(settings),
         progress=partial(logger.info, "%s"),
+        on_lost=end_at_once,
     )
 
 
-def _configure_telemetry(service: str, settings: TelemetrySettings) -> None:
-    name = f"signalbox-{service}"
-    telemetry.configure(service_name=name, exporter=settings.trace_exporter)
-    otel_metrics.configure(service_name=name, exporter=settings.metrics_exporter)
+def _configure_tracing(service: str, settings: TraceSettings) -> None:
+    telemetry.configure(service_name=f"signalbox-{service}", exporter=settings.trace_exporter)
 
 
 SERVICES: dict[str, tuple[type[Settings], Callable[[Any], None]]] = {

@@ -81,7 +81,7 @@ class TlsSettings(Settings):
     )
 
 
-class TelemetrySettings(TlsSettings):
+class TraceSettings(TlsSettings):
     """Of every service."""
 
     trace_exporter: str = Field(
@@ -100,12 +100,6 @@ class TelemetrySettings(TlsSettings):
     metrics_prefix: Literal["signalbox", "vllm"] = Field(
         "signalbox", description="what metrics begin with; vllm suits dashboards made for it"
     )
-    metrics_exporter: str = Field(
-        "auto",
-        description="where the same metrics, and OpenTelemetry's gen_ai.server, are sent: none,"
-        " otlp or otlp=URL (gRPC), otlp-http or otlp-http=URL; auto is what OTEL_METRICS_EXPORTER"
-        " says",
-    )
     drain_timeout: float = Field(
         30.0,
         ge=0,
@@ -114,7 +108,7 @@ class TelemetrySettings(TlsSettings):
     )
 
 
-class ModelSettings(TelemetrySettings):
+class ModelSettings(TraceSettings):
     """Of a worker with a model: which, where, how much KV cache. None apply to a simulated one."""
 
     model: str | None = Field(
@@ -130,6 +124,12 @@ class ModelSettings(TelemetrySettings):
         description="of weights, on a CPU: gguf runs a file's own types as they are, int8 and int4"
         " are made at load, none computes with --dtype; auto is gguf where that can be, unless a"
         " dtype is set",
+    )
+    tensor_parallel_size: int = Field(
+        1,
+        gt=0,
+        description="ranks that a worker divides the model over: CUDA devices of this machine, or"
+        " processes on its CPU",
     )
     num_threads: int | None = Field(
         None, gt=0, description="CPU threads of a worker (default: its share of the cores)"
@@ -168,7 +168,7 @@ class ModelSettings(TelemetrySettings):
     )
 
 
-class SimulationSettings(TelemetrySettings):
+class SimulationSettings(TraceSettings):
     """Of a simulated worker."""
 
     simulate: bool = Field(False, description="no model: tokens that check the block tables")
@@ -199,7 +199,7 @@ class EngineSettings(ModelSettings, SimulationSettings):
             useless = self.model_fields_set & ModelSettings.model_fields.keys()
         else:
             useless = self.model_fields_set & SimulationSettings.model_fields.keys()
-        useless -= TelemetrySettings.model_fields.keys() | {"simulate"}
+        useless -= TraceSettings.model_fields.keys() | {"simulate"}
         if "model" in useless:
             raise ValueError("--simulate takes no MODEL; leave one of them out")
         if useless:
@@ -210,7 +210,7 @@ class EngineSettings(ModelSettings, SimulationSettings):
         return self
 
 
-class LimitSettings(TelemetrySettings):
+class LimitSettings(TraceSettings):
     """Of a step; the scheduler keeps within its own and each worker's."""
 
     max_num_seqs: int = Field(256, gt=0, description="most sequences in a step")
@@ -303,7 +303,7 @@ class PolicySettings(LimitSettings):
     )
 
 
-class DoorSettings(TelemetrySettings):
+class DoorSettings(TraceSettings):
     """Of the router."""
 
     resume_wait: float = Field(
@@ -325,6 +325,11 @@ class DoorSettings(TelemetrySettings):
         None,
         description="YAML file of the API keys that clients must show; `signalbox keys create`"
         " makes its entries",
+    )
+    metrics_exporter: str = Field(
+        "auto",
+        description="where OpenTelemetry's gen_ai.server metrics go, beside Prometheus: none, otlp"
+        " or otlp=URL (gRPC), otlp-http or otlp-http=URL; auto is what OTEL_METRICS_EXPORTER says",
     )
     log_requests: Literal["none", "ends", "prompts"] = Field(
         "none",

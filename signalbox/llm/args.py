@@ -39,6 +39,8 @@ class EngineArgs:
         quantization: of weights, on a CPU: "gguf" (the file's own types, run as they are), "int8",
             "int4" (made at load), "none", also None (computes with dtype), or "auto": "gguf" where
             that can be, unless a dtype is set.
+        tensor_parallel_size: ranks that the model is divided over: CUDA devices of this machine, or
+            processes on its CPU.
         revision: of a hub id: branch, tag or commit.
         seed: of the seeds that requests without one get, so that a script draws the same each
             time; None differs from run to run.
@@ -97,17 +99,19 @@ class EngineArgs:
     stream_interval: int = 1
 
     def __post_init__(self) -> None:
-        for name, served, remedy in (
-            ("tensor_parallel_size", 1, "one engine uses one device"),
-            ("tokenizer_mode", "auto", "there is one kind of tokenizer"),
-        ):
-            value = getattr(self, name)
-            if value != served:
-                raise ValueError(f"{name}={value!r} is not served; leave it {served!r}: {remedy}")
+        if self.tokenizer_mode != "auto":
+            raise ValueError(
+                f"tokenizer_mode={self.tokenizer_mode!r} is not served; leave it 'auto': there is"
+                " one kind of tokenizer"
+            )
         modes = [mode.value for mode in PreemptionMode]
         if self.preemption_mode not in modes:
             allowed = " or ".join(modes)
             raise ValueError(f"preemption_mode is {self.preemption_mode!r}; it is {allowed}")
+        if self.tensor_parallel_size < 1:
+            raise ValueError(
+                f"tensor_parallel_size is {self.tensor_parallel_size}; it must be at least 1"
+            )
         if self.stream_interval < 1:
             raise ValueError(f"stream_interval is {self.stream_interval}; it must be at least 1")
         swap = self.swap_space
@@ -147,13 +151,15 @@ class EngineArgs:
         )
 
         def make() -> Runner:
-            from gpu_worker.runner import ModelRunner  # imports torch: seconds
+            from gpu_worker.ranks.runner import make_runner  # imports torch: seconds
 
-            return ModelRunner(
+            return make_runner(
                 model_config,
                 cache_config,
+                tensor_parallel_size=self.tensor_parallel_size,
                 device_config=device_config,
                 progress=partial(logger.info, "%s"),
+                on_lost=partial(logger.error, "%s; the engine is dead"),  # this process goes on
             )
 
         return make

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from gpu_worker.grammars import Grammars
 from gpu_worker.lease import Lease
-from gpu_worker.step import CacheCapacity, ModelInfo, Runner, Step, StepResult
+from gpu_worker.step import CacheCapacity, ModelInfo, Runner, Step, StepResult, close
 
 EPOCH = 1  # there is no other lease
 
@@ -32,8 +32,9 @@ class LocalWorker:
         """
         # The model is made where it computes: PyTorch's number of threads is set for each thread.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="execution")
+        self._runner: Runner | None = None
         try:
-            runner = self._thread.submit(make_runner).result()
+            runner = self._runner = self._thread.submit(make_runner).result()
             self.model: ModelInfo = runner.model
             self.tokenizer_files = self._thread.submit(runner.tokenizer_files).result()
             self.capacity: CacheCapacity = self._thread.submit(runner.profile).result()
@@ -41,6 +42,8 @@ class LocalWorker:
             self._grammars = Grammars(self.model, tokenizer_json=files.get("tokenizer.json", b""))
             self._lease: Lease | None = self._thread.submit(self._open, runner).result()
         except BaseException:
+            if self._runner is not None:
+                close(self._runner)
             self._thread.shutdown(wait=False, cancel_futures=True)
             raise
 
@@ -65,5 +68,8 @@ class LocalWorker:
         if self._lease is not None:
             self._lease.close()
         self._thread.shutdown(cancel_futures=True)
+        if self._runner is not None:
+            close(self._runner)
+            self._runner = None
         self._grammars.close()
         self._lease = None

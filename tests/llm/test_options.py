@@ -132,7 +132,7 @@ def test_stop_tokens_are_checked_against_the_model() -> None:
 @pytest.mark.parametrize(
     "option",
     [
-        {"tensor_parallel_size": 2},
+        {"tensor_parallel_size": 0},
         {"load_format": "tensorizer"},
         {"model_impl": "other"},
         {"quantization": "awq"},

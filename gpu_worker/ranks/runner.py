@@ -1,0 +1,196 @@
+"""A runner over several ranks: rank 0 of a model, and what makes the others follow it.
+
+Satisfies `step.Runner`. Every call that touches weights or KV goes to the others first, as data,
+and then to this process's share. Sequences, grammars and the sampler are here alone: the others get
+the batch that was made of a step, not the step. So nothing has to be decided twice alike, and what
+fails for one sequence is run again in parts as on one rank (see `isolation`).
+"""
+
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig
+from gpu_worker.ranks.followers import Followers
+from gpu_worker.ranks.messages import (
+    Ask,
+    Direction,
+    Done,
+    InitCacheEngine,
+    MoveBlocks,
+    Start,
+)
+from gpu_worker.runner import ModelRunner
+from gpu_worker.step import (
+    Batch,
+    BlockMapping,
+    CacheCapacity,
+    MemoryReport,
+    ModelInfo,
+    ProfileOptions,
+    Runner,
+    Samples,
+)
+from gpu_worker.torch_profiler import TorchRecording
+
+
+def make_runner(
+    model_config: ModelConfig,
+    cache_config: CacheConfig,
+    *,
+    tensor_parallel_size: int = 1,
+    device_config: DeviceConfig,
+    progress: Callable[[str], None],
+    on_lost: Callable[[str], None],
+) -> Runner:
+    """Loads a model here, or over several ranks; see `TensorParallelRunner`."""
+    if tensor_parallel_size == 1:
+        return ModelRunner(
+            model_config, cache_config, device_config=device_config, progress=progress
+        )
+    return TensorParallelRunner(
+        model_config,
+        cache_config,
+        tensor_parallel_size=tensor_parallel_size,
+        device_config=device_config,
+        progress=progress,
+        on_lost=on_lost,
+    )
+
+
+class TensorParallelRunner:
+    """Owns the processes of the other ranks. Call from one thread."""
+
+    def __init__(
+        self,
+        model_config: ModelConfig,
+        cache_config: CacheConfig,
+        *,
+        tensor_parallel_size: int,
+        device_config: DeviceConfig,
+        progress: Callable[[str], None],
+        on_lost: Callable[[str], None],
+    ) -> None:
+        """Loads a share on every rank.
+
+        Args:
+            on_lost: called on any thread when a rank is lost; every call raises RunnerLost then.
+        """
+        self._on_lost = on_lost
+        self._own: ModelRunner | None = None
+        device_config = _shared(device_config, tensor_parallel_size)
+        with tempfile.TemporaryDirectory(prefix="signalbox-") as folder:
+            starts = [
+                Start(
+                    model=model_config,
+                    cache=cache_config,
+                    parallel=ParallelConfig(
+                        rank=rank,
+                        tensor_parallel_size=tensor_parallel_size,
+                        rendezvous=str(Path(folder, "ranks")),
+                    ),
+                    device=device_config,
+                )
+                for rank in range(tensor_parallel_size)
+            ]
+            self._others = Followers(starts[1:], self._lose)
+            try:
+                self._load(starts[0], progress)
+            except BaseException:
+                self._others.close()
+                raise
+        progress(f"{tensor_parallel_size} tensor-parallel ranks are one worker")
+
+    def _load(self, start: Start, progress: Callable[[str], None]) -> None:
+        self._others.answers(Done)  # that they join next; else nobody would join us
+        self._own = ModelRunner(
+            start.model,
+            start.cache,
+            parallel_config=start.parallel,
+            device_config=start.device,
+            progress=progress,
+        )
+        self._others.answers(Done)
+
+    def _lose(self, reason: str) -> None:
+        self._on_lost(reason)
+        if self._own is not None:
+            with suppress(RuntimeError):  # gloo has no need of it: its connections break
+                self._own.abort_collectives()
+
+    @property
+    def _rank(self) -> ModelRunner:
+        assert self._own is not None, "loaded"
+        return self._own
+
+    @property
+    def model(self) -> ModelInfo:
+        return self._rank.model
+
+    @property
+    def follower_pids(self) -> list[int]:
+        """The processes of ranks 1 and up."""
+        return self._others.pids
+
+    def tokenizer_files(self) -> dict[str, bytes]:
+        return self._rank.tokenizer_files()
+
+    def profile(self) -> CacheCapacity:
+        """Measures all ranks at once; what fits is what fits on each."""
+        self._others.tell(Ask.PROFILE)
+        own = self._rank.profile()
+        others = self._others.answers(CacheCapacity)
+        return replace(
+            own,
+            num_gpu_blocks=min(one.num_gpu_blocks for one in (own, *others)),
+            num_cpu_blocks=min(one.num_cpu_blocks for one in (own, *others)),
+            copy_bytes_per_s=min(one.copy_bytes_per_s for one in (own, *others)),
+        )
+
+    def init_cache_engine(self, *, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
+        self._others.tell(InitCacheEngine(num_gpu_blocks, num_cpu_blocks))
+        self._rank.init_cache_engine(num_gpu_blocks=num_gpu_blocks, num_cpu_blocks=num_cpu_blocks)
+        self._others.answers(Done)
+
+    def swap_out(self, mapping: BlockMapping) -> None:
+        self._others.tell(MoveBlocks(Direction.SWAP_OUT, mapping))
+        self._rank.swap_out(mapping)
+
+    def swap_in(self, mapping: BlockMapping) -> None:
+        self._others.tell(MoveBlocks(Direction.SWAP_IN, mapping))
+        self._rank.swap_in(mapping)
+
+    def copy(self, mapping: BlockMapping) -> None:
+        self._others.tell(MoveBlocks(Direction.COPY, mapping))
+        self._rank.copy(mapping)
+
+    def take_copy_ns(self) -> int:
+        return self._rank.take_copy_ns()
+
+    def execute(self, batch: Batch) -> Samples:
+        """Raises MemoryError where a smaller batch may do."""
+        self._others.tell(batch)
+        try:
+            return self._rank.execute(batch)
+        except Exception:
+            self._others.agree_on_failure(self._rank.num_collectives)
+            raise
+
+    def memory(self) -> MemoryReport:
+        return self._rank.memory()
+
+    def begin_recording(self, options: ProfileOptions) -> TorchRecording:
+        return self._rank.begin_recording(options)
+
+    def close(self) -> None:
+        self._others.close()
+
+
+def _shared(config: DeviceConfig, num_ranks: int) -> DeviceConfig:
+    """Each rank's part of the worker's threads."""
+    num_threads = config.num_threads or torch.get_num_threads()
+    return replace(config, num_threads=max(1, num_threads // num_ranks))
