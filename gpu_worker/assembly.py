@@ -18,7 +18,7 @@ from gpu_worker.loading import (
     load_weights,
     open_model,
 )
-from gpu_worker.memory import tensor_bytes
+from gpu_worker.memory import bytes_in_use, tensor_bytes
 from gpu_worker.models import Model, ServedConfig, SoftCapped, find_model
 from gpu_worker.models.plugins import import_plugins
 from gpu_worker.models.registry import ModelSpec
@@ -48,6 +48,8 @@ class LoadedModel:
     sampler: Sampler
     group: ParallelGroup
     weights_bytes: int
+    others_bytes: int
+    """Of the device, in use before anything of this was."""
 
 
 def load_model(
@@ -60,6 +62,7 @@ def load_model(
 ) -> LoadedModel:
     """Raises ModelError, ValueError or MemoryError with what is wrong and the remedy."""
     device = _device(device_config, parallel_config)
+    others_bytes = bytes_in_use(device)
     group = join(parallel_config, device)
     source = open_model(model_config, progress)
     spec = _find(model_config, source)
@@ -92,6 +95,7 @@ def load_model(
         sampler=_make_sampler(config.vocab_size, device, device_config, program, group),
         group=group,
         weights_bytes=program.weights_bytes if program else tensor_bytes(model),
+        others_bytes=others_bytes,
     )
     progress(f"{info.name} is loaded on {device} in {info.dtype}")
     return loaded

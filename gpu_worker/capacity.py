@@ -1,8 +1,8 @@
 """Finds how many KV blocks fit beside weights and activations, by running the largest step.
 
-On a CUDA device the budget is a share of its memory, less what is in use and what the step took. On
-a CPU the cache shares RAM with everything else, so the default takes a quarter of what is free, at
-most 4 GiB. Neither pool is larger than all sequences together can use.
+On a CUDA device the budget is a share of its memory, less what this worker uses and what the step
+took. On a CPU the cache shares RAM with everything else, so the default takes a quarter of what is
+free, at most 4 GiB. Neither pool is larger than all sequences together can use.
 """
 
 from collections.abc import Callable
@@ -29,11 +29,13 @@ def measure_capacity(
     device: torch.device,
     execute: Callable[[Batch], None],
     num_ranks: int = 1,
+    others_bytes: int = 0,
 ) -> CacheCapacity:
     """Runs the largest step; returns what fits. Raises MemoryError if not one block does.
 
     Args:
         num_ranks: that divide RAM, and what is asked for, evenly.
+        others_bytes: of the device, in use before this worker took any.
     """
     num_tokens = cache_config.num_batched_tokens(device.type)
     batch = largest_batch(
@@ -54,7 +56,11 @@ def measure_capacity(
             f"a step of {num_tokens} tokens does not fit on {device}; "
             "lower max_num_batched_tokens or max_num_seqs"
         ) from None
-    budget = _budget(cache_config, device, activations, num_ranks)
+    if device.type == "cuda":  # the first run compiled kernels, too
+        times = [seconds(device, lambda: execute(batch))]
+    budget = _budget(
+        cache_config, device, activations, num_ranks=num_ranks, others_bytes=others_bytes
+    )
     useful = cache_config.max_num_seqs * -(-max_model_len // cache_config.block_size)
     capacity = CacheCapacity(
         block_size=cache_config.block_size,
@@ -80,7 +86,12 @@ def _swap_space(cache_config: CacheConfig) -> int:
 
 
 def _budget(
-    cache_config: CacheConfig, device: torch.device, activations: int, num_ranks: int
+    cache_config: CacheConfig,
+    device: torch.device,
+    activations: int,
+    *,
+    num_ranks: int,
+    others_bytes: int,
 ) -> int:
     """Bytes for this rank's KV cache, 0 if weights and activations take it all."""
     if cache_config.kv_cache_bytes is not None:
@@ -90,8 +101,23 @@ def _budget(
         return max(0, min(_CPU_LIMIT, free // _CPU_SHARE) // num_ranks)
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
-    allowed = int(total * cache_config.gpu_memory_utilization)
-    return max(0, allowed - (total - free) - activations)
+    return share_left(
+        free=free,
+        total=total,
+        others=others_bytes,
+        utilization=cache_config.gpu_memory_utilization,
+        activations=activations,
+    )
+
+
+def share_left(*, free: int, total: int, others: int, utilization: float, activations: int) -> int:
+    """Returns what is left of this worker's share of a device, in bytes, as vLLM counts it.
+
+    Whatever came into use since the worker began is its own: weights, graphs, and what libraries
+    and drivers keep. Who shares the card leaves the share alone, but not more than is free.
+    """
+    own = total - free - others
+    return max(0, min(int(total * utilization) - own, free) - activations)
 
 
 def _check(capacity: CacheCapacity, budget: int, device: torch.device) -> None:

@@ -76,6 +76,14 @@ def device_use(device: torch.device) -> DeviceUse:
     return DeviceUse(used, 0, used + available_ram())
 
 
+def bytes_in_use(device: torch.device) -> int:
+    """Returns what all processes use of a CUDA device; 0 for a CPU, whose free RAM is asked for."""
+    if device.type != "cuda":
+        return 0
+    free, total = torch.cuda.mem_get_info(device)
+    return total - free
+
+
 def tensor_bytes(holder: object) -> int:
     """Returns the bytes of all tensors below an object of ours, each memory once."""
     found: dict[int, int] = {}
@@ -108,12 +116,14 @@ def peak_growth(device: torch.device, work: Callable[[], object]) -> int:
 
 
 def _cuda_growth(device: torch.device, work: Callable[[], object]) -> int:
+    """Of what PyTorch reserves: between the pieces that it hands out there are gaps."""
     torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
+    before = torch.cuda.memory_reserved(device)
     work()
     torch.cuda.synchronize(device)
-    return torch.cuda.max_memory_allocated(device) - before
+    return torch.cuda.max_memory_reserved(device) - before
 
 
 def _process_growth(work: Callable[[], object]) -> int:

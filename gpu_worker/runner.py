@@ -83,6 +83,7 @@ class ModelRunner:
             device=self._loaded.device,
             execute=self._execute_without_cache,
             num_ranks=self._loaded.group.size,
+            others_bytes=self._loaded.others_bytes,
         )
 
     def _execute_without_cache(self, batch: Batch) -> None:

@@ -149,7 +149,7 @@ class ModelSettings(TraceSettings):
         description="GiB of CPU memory for swapped blocks (default: 4, less where RAM is short)",
     )
     gpu_memory_utilization: float = Field(
-        0.9, gt=0, le=1, description="share of a CUDA device's memory that may be used"
+        0.9, gt=0, le=1, description="share of a CUDA device's memory that this worker may use"
     )
     kv_cache_memory: float | None = Field(
         None, gt=0, allow_inf_nan=False, description="GiB of KV cache (default: measured)"

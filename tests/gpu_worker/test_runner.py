@@ -73,6 +73,23 @@ def test_sizes_in_bytes_decide_the_pools(tiny: Path) -> None:
     assert found.num_cpu_blocks == 50_000 // found.block_bytes
 
 
+@pytest.mark.parametrize(
+    ("free", "others", "left"),
+    [
+        (70, 0, 90 - 30 - 5),  # 30 of weights
+        (40, 30, 40 - 5),  # somebody else's 30 leave less free than the share
+        (70, 30, 70 - 5),  # nothing of ours yet
+        (8, 0, 0),
+        (4, 90, 0),
+    ],
+)
+def test_the_share_of_a_device_is_counted_without_others_and_never_above_what_is_free(
+    free: int, others: int, left: int
+) -> None:
+    found = capacity.share_left(free=free, total=100, others=others, utilization=0.9, activations=5)
+    assert found == left
+
+
 def test_too_little_memory_for_one_block_is_one_clear_line(tiny: Path) -> None:
     with pytest.raises(MemoryError, match=r"one KV block: it takes 6144 bytes.*kv_cache_bytes"):
         make_runner(tiny, kv_cache_bytes=1000).profile()
