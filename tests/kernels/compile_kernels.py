@@ -20,10 +20,12 @@ from triton.runtime.jit import JITFunction, MockTensor
 
 from signalbox_kernels.triton import (
     blocks,
+    logit_edits,
     logprobs,
     paged_attention,
     rms_norm,
     rotary,
+    sampling,
     silu_and_mul,
 )
 from signalbox_kernels.triton import reshape_and_cache as caching
@@ -91,6 +93,29 @@ def compile_all(dtype: torch.dtype, *, head_size: int) -> None:
             soft_cap=cap,
             num_splits=num_splits,
         )
+    compile_sampling()
+
+
+def compile_sampling() -> None:
+    """Draws from a model's logits and from edited ones, and the edits."""
+
+    def column(dtype: torch.dtype, *size: int) -> Tensor:
+        return torch.empty(*(size or (_TOKENS,)), dtype=dtype, device="cuda")
+
+    logits, wide = column(torch.bfloat16, _TOKENS, 32000), column(torch.int64)
+    floats, ints = (
+        [column(torch.float32) for _ in range(4)],
+        [column(torch.int32) for _ in range(3)],
+    )
+    columns = sampling.DrawColumns(wide, *floats, *ints)
+    masks = column(torch.int32, 1, 1000)
+    sampling.draw_tokens(logits, columns)
+    logit_edits.copy_rows(logits, wide, mask_of_row=None, masks=None)
+    edited, status = logit_edits.copy_rows(logits, wide, mask_of_row=ints[0], masks=masks)
+    logit_edits.add_to_tokens(edited, wide, ints[0], floats[0])
+    tokens = column(torch.int32, _TOKENS, 3000)
+    logit_edits.penalise(edited, logit_edits.PenaltyColumns(wide, *floats[:3], wide, wide, tokens))
+    sampling.draw_tokens(edited, columns, status=status)
 
 
 if __name__ == "__main__":

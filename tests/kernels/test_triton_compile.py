@@ -13,10 +13,15 @@ PROGRAM = Path(__file__).with_name("compile_kernels.py")
 SHARED_BYTES = 99 << 10
 """Of a block on the smallest GPUs that have bfloat16 (compute capability 8.6 and 8.9)."""
 KERNELS = {
+    "_add_kernel",
+    "_copy_rows_kernel",
     "_copy_runs_kernel",
+    "_count_kernel",
+    "_draw_kernel",
     "_gather_logprobs_kernel",
     "_join_splits_kernel",
     "_paged_attention_kernel",
+    "_penalise_kernel",
     "_reshape_and_cache_kernel",
     "_rms_norm_kernel",
     "_rotary_and_cache_kernel",
