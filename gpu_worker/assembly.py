@@ -22,12 +22,11 @@ from gpu_worker.memory import bytes_in_use, tensor_bytes
 from gpu_worker.models import Model, ServedConfig, SoftCapped, find_model
 from gpu_worker.models.plugins import import_plugins
 from gpu_worker.models.registry import ModelSpec
-from gpu_worker.native_sampler import CpuSampler
 from gpu_worker.native_step import make_program, why_not_natively
 from gpu_worker.ranks.collectives import join
-from gpu_worker.sampler import NoSampler, Sampler, TorchSampler
+from gpu_worker.sampler import Sampler
+from gpu_worker.samplers import make_sampler
 from gpu_worker.step import ModelInfo
-from signalbox_kernels.native import NativeUnavailable
 from signalbox_kernels.program import Program
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -92,7 +91,13 @@ def load_model(
         model=model,
         program=program,
         attention=attention_backend(device_config.attention_backend, shape),
-        sampler=_make_sampler(config.vocab_size, device, device_config, program, group),
+        sampler=make_sampler(
+            device_config,
+            vocab_size=config.vocab_size,
+            placement=placement,
+            program=program,
+            group=group,
+        ),
         group=group,
         weights_bytes=program.weights_bytes if program else tensor_bytes(model),
         others_bytes=others_bytes,
@@ -151,23 +156,6 @@ def _load(
         block_size=block_size,
         max_model_len=max_model_len,
     )
-
-
-def _make_sampler(
-    vocab_size: int,
-    device: torch.device,
-    device_config: DeviceConfig,
-    program: Program | None,
-    group: ParallelGroup,
-) -> Sampler:
-    """The native one on a CPU, unless PyTorch is asked for or there is no library."""
-    if group.rank:
-        return NoSampler()
-    if device.type == "cpu" and device_config.cpu_backend != "torch":
-        num_threads = device_config.num_threads or torch.get_num_threads()
-        with contextlib.suppress(NativeUnavailable):  # which `make_program` has warned of
-            return CpuSampler(program=program, num_threads=num_threads)
-    return TorchSampler(vocab_size=vocab_size, device=device)
 
 
 def _device(config: DeviceConfig, parallel: ParallelConfig) -> torch.device:

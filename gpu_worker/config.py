@@ -8,6 +8,7 @@ MODEL_IMPLS = ("auto", "signalbox", "transformers")
 DEVICES = ("auto", "cpu", "cuda")
 QUANTIZATIONS = ("auto", "none", "gguf", "int8", "int4")
 CPU_BACKENDS = ("auto", "native", "torch")
+SAMPLING_BACKENDS = ("auto", "native", "triton", "torch")
 GIB = 1 << 30
 
 
@@ -148,11 +149,18 @@ class DeviceConfig:
     """A name of the registry in `gpu_worker.attention`, or "auto": the fastest that serves."""
     cpu_backend: str = "auto"
     """"native", "torch", or "auto": whole steps in C++ where the model has a program for it."""
+    sampling_backend: str = "auto"
+    """"native" (C++, on a CPU), "triton", "torch", or "auto": the fastest that works here."""
 
     def __post_init__(self) -> None:
         _require(
             self.cpu_backend in CPU_BACKENDS,
             f"cpu_backend is {self.cpu_backend!r}; use one of {', '.join(CPU_BACKENDS)}",
+        )
+        _require(
+            self.sampling_backend in SAMPLING_BACKENDS,
+            f"sampling_backend is {self.sampling_backend!r}; "
+            f"use one of {', '.join(SAMPLING_BACKENDS)}",
         )
         _require(
             self.device in DEVICES, f"device is {self.device!r}; use one of {', '.join(DEVICES)}"

@@ -160,4 +160,5 @@ def device_config(settings: WorkerSettings) -> DeviceConfig:
         num_threads=settings.num_threads,
         cpu_backend=settings.cpu_backend,
         attention_backend=settings.attention_backend,
+        sampling_backend=settings.sampling_backend,
     )

@@ -142,6 +142,10 @@ class ModelSettings(TraceSettings):
         description="triton, torch or one of a plugin; auto is triton on CUDA where it is"
         " installed, and a name but auto keeps a CPU's steps from our C++",
     )
+    sampling_backend: Literal["auto", "native", "triton", "torch"] = Field(
+        "auto",
+        description="who draws tokens; auto is our C++ on a CPU and triton on CUDA where it works",
+    )
     swap_space: float | None = Field(
         None,
         ge=0,
