@@ -30,12 +30,14 @@ def measure_capacity(
     execute: Callable[[Batch], None],
     num_ranks: int = 1,
     others_bytes: int = 0,
+    graphs_bytes: int = 0,
 ) -> CacheCapacity:
     """Runs the largest step; returns what fits. Raises MemoryError if not one block does.
 
     Args:
         num_ranks: that divide RAM, and what is asked for, evenly.
         others_bytes: of the device, in use before this worker took any.
+        graphs_bytes: what graphs will take, which are not there yet.
     """
     num_tokens = cache_config.num_batched_tokens(device.type)
     batch = largest_batch(
@@ -59,7 +61,11 @@ def measure_capacity(
     if device.type == "cuda":  # the first run compiled kernels, too
         times = [seconds(device, lambda: execute(batch))]
     budget = _budget(
-        cache_config, device, activations, num_ranks=num_ranks, others_bytes=others_bytes
+        cache_config,
+        device,
+        activations + graphs_bytes,
+        num_ranks=num_ranks,
+        others_bytes=others_bytes,
     )
     useful = cache_config.max_num_seqs * -(-max_model_len // cache_config.block_size)
     capacity = CacheCapacity(

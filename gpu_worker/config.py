@@ -151,6 +151,8 @@ class DeviceConfig:
     """"native", "torch", or "auto": whole steps in C++ where the model has a program for it."""
     sampling_backend: str = "auto"
     """"native" (C++, on a CPU), "triton", "torch", or "auto": the fastest that works here."""
+    enforce_eager: bool = False
+    """On CUDA: no graphs; every kernel is launched by itself."""
 
     def __post_init__(self) -> None:
         _require(

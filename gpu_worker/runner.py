@@ -1,6 +1,7 @@
 """Runs one model on one device: loads it, measures what fits, owns its caches, computes batches.
 
-Satisfies `step.Runner`. How a batch is computed is `NativeStep`'s or `TorchStep`'s.
+Satisfies `step.Runner`. How a batch is computed is `NativeStep`'s, `TorchStep`'s or
+`DeviceStep`'s.
 """
 
 from collections.abc import Callable
@@ -9,13 +10,15 @@ from functools import partial
 import numpy as np
 import torch
 
-from gpu_worker.assembly import LoadedModel, load_model
+from gpu_worker.assembly import load_model
 from gpu_worker.block_order import blocks_of
 from gpu_worker.cache_engine import CacheEngine
 from gpu_worker.capacity import measure_capacity
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig
+from gpu_worker.decode_graphs import DecodeGraphs
+from gpu_worker.device_step import DeviceStep
+from gpu_worker.graphs import GraphRecorder, recorder_for
 from gpu_worker.memory import device_use, is_out_of_memory
-from gpu_worker.native_step import NativeStep
 from gpu_worker.step import (
     Batch,
     BlockMapping,
@@ -25,8 +28,8 @@ from gpu_worker.step import (
     ProfileOptions,
     Samples,
 )
+from gpu_worker.steps import make_step
 from gpu_worker.torch_profiler import TorchRecording, span
-from gpu_worker.torch_step import TorchStep
 
 
 def _silent(_: str) -> None:
@@ -43,17 +46,24 @@ class ModelRunner:
         *,
         parallel_config: ParallelConfig | None = None,
         device_config: DeviceConfig | None = None,
+        recorder: GraphRecorder | None = None,
         progress: Callable[[str], None] = _silent,
     ) -> None:
+        """Decode steps become graphs of `recorder`; by default of what the device has."""
+        device_config = device_config or DeviceConfig()
         self._cache_config = cache_config
         self._loaded = load_model(
             model_config,
             cache_config,
             parallel_config or ParallelConfig(),
-            device_config or DeviceConfig(),
+            device_config,
             progress=progress,
         )
-        self._step = _make_step(self._loaded)
+        if device_config.enforce_eager:
+            recorder = None
+        elif recorder is None:
+            recorder = recorder_for(self._loaded.device)
+        self._step = make_step(self._loaded, cache_config, recorder)
         self._cache: CacheEngine | None = None
 
     @property
@@ -84,15 +94,37 @@ class ModelRunner:
             execute=self._execute_without_cache,
             num_ranks=self._loaded.group.size,
             others_bytes=self._loaded.others_bytes,
+            graphs_bytes=self._measure_graphs(),
         )
 
     def _execute_without_cache(self, batch: Batch) -> None:
         """Runs a batch whose blocks are all block 0 of a pool of one."""
-        self.init_cache_engine(num_gpu_blocks=1, num_cpu_blocks=0)
+        self._make_cache(num_gpu_blocks=1, num_cpu_blocks=0)
         self.execute(batch)
         self._drop_cache()
 
+    def _measure_graphs(self) -> int:
+        """Returns the bytes that graphs will take beside all else."""
+        if self._graphs is None:
+            return 0
+        self._make_cache(num_gpu_blocks=1, num_cpu_blocks=0)
+        try:
+            with torch.inference_mode():
+                return self._graphs.measure()
+        finally:
+            self._drop_cache()
+
+    @property
+    def _graphs(self) -> DecodeGraphs | None:
+        return self._step.graphs if isinstance(self._step, DeviceStep) else None
+
     def init_cache_engine(self, *, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
+        self._make_cache(num_gpu_blocks=num_gpu_blocks, num_cpu_blocks=num_cpu_blocks)
+        if self._graphs is not None:
+            with torch.inference_mode():
+                self._graphs.capture()
+
+    def _make_cache(self, *, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
         self._drop_cache()  # the old pools go before the new ones come
         try:
             self._cache = CacheEngine(
@@ -165,9 +197,3 @@ class ModelRunner:
         use = partial(blocks_of, batch, block_size=self._cache_config.block_size)
         with self.cache.computing(use):
             return self._step.execute(batch)
-
-
-def _make_step(loaded: LoadedModel) -> NativeStep | TorchStep:
-    if loaded.program is not None:
-        return NativeStep(loaded.program, loaded.sampler)
-    return TorchStep(loaded.model, loaded.attention, loaded.sampler, loaded.device)

@@ -103,6 +103,8 @@ class Batch:
     rows: SampleRows
     prompt_rows: PromptRows | None = None
     """None if nobody asked for log probabilities of what is computed."""
+    fed_from: Int64Array | None = None
+    """[T], the draw of the batch before that is the token, or -1 where token_ids knows it."""
 
 
 class Logprobs(NamedTuple):

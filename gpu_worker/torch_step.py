@@ -57,10 +57,13 @@ class TorchStep:
 
     def _forward(self, batch: Batch) -> Tensor:
         return self._model.forward(
-            torch.from_numpy(batch.token_ids).to(self._device),
-            torch.from_numpy(batch.positions).to(self._device),
+            self._tensor(batch.token_ids),
+            self._tensor(batch.positions),
             self._attention.plan(batch),
         )
+
+    def _tensor(self, array: Int64Array) -> Tensor:
+        return torch.from_numpy(array).to(self._device)
 
     def _row_logits(self, hidden: Tensor, batch: Batch) -> tuple[Tensor | None, Int64Array | None]:
         """Logits of tokens that draw, each once; and each row's index there, None if its own."""
@@ -69,7 +72,7 @@ class TorchStep:
             return None, None
         tokens, row_of = np.unique(index, return_inverse=True)
         if len(tokens) != hidden.shape[0]:
-            hidden = hidden.index_select(0, torch.from_numpy(tokens).to(self._device))
+            hidden = hidden.index_select(0, self._tensor(tokens))
         is_own = len(tokens) == len(index) and (row_of[1:] > row_of[:-1]).all()
         return self._model.logits(hidden), None if is_own else row_of
 
@@ -78,7 +81,7 @@ class TorchStep:
         found: list[Logprobs] = []
         for start in range(0, len(rows.targets), _PROMPT_ROWS_AT_ONCE):
             part = slice(start, start + _PROMPT_ROWS_AT_ONCE)
-            tokens = torch.from_numpy(rows.token_index[part]).to(self._device)
+            tokens = self._tensor(rows.token_index[part])
             logits = self._model.logits(hidden.index_select(0, tokens))
             part_found = self.sampler.logprobs(logits, rows.targets[part], rows.num_logprobs[part])
             found += [one._replace(row=start + one.row) for one in part_found]

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gpu_worker.attention.backend import AttentionShape
 from gpu_worker.step import Batch
+from gpu_worker.step_inputs import StepInputs
 from signalbox_kernels.triton import MAX_HEAD_SIZE
 from signalbox_kernels.triton.launch import is_interpreted
 from signalbox_kernels.triton.paged_attention import paged_attention
@@ -79,6 +80,17 @@ class TritonAttention:
             len(pool), shape.num_layers, 2, shape.num_kv_heads, shape.block_size, shape.head_size
         )
         self._caches = list(blocks.transpose(3, 4).unbind(dim=1))
+
+    def plan_on_device(self, inputs: StepInputs) -> _Plan:
+        """Satisfies `DevicePlanning`: kernels find out the rest from the tensors themselves."""
+        return _Plan(
+            shape=self._shape,
+            caches=self._caches,
+            slot_mapping=inputs.slot_mapping,
+            query_start=inputs.query_start,
+            context_lens=inputs.context_lens,
+            block_tables=inputs.block_tables,
+        )
 
     def plan(self, batch: Batch) -> _Plan:
         return _Plan(

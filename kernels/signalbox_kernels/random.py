@@ -61,8 +61,16 @@ def token_hashes(keys: NDArray[np.uint64], token_ids: Tensor) -> Tensor:
     Returns:
         [num_rows, size] int32; the bits are the unsigned hash.
     """
-    halves = torch.from_numpy(keys.view(np.int32).reshape(-1, 2).copy()).to(token_ids.device)
-    low, high = halves[:, :1], halves[:, 1:]  # little-endian
+    return _hashes(_halves(keys).to(token_ids.device), token_ids)
+
+
+def _halves(keys: NDArray[np.uint64]) -> Tensor:
+    """[num_rows, 2] int32, low and high; little-endian."""
+    return torch.from_numpy(keys.view(np.int32).reshape(-1, 2).copy())
+
+
+def _hashes(halves: Tensor, token_ids: Tensor) -> Tensor:
+    low, high = halves[:, :1], halves[:, 1:]
     x = token_ids * _signed(_TOKEN_FACTOR) + low
     x = _fold(x, 16).mul_(_signed(_FACTORS[0]))
     x = _fold(x, 15).add_(high).mul_(_signed(_FACTORS[1]))
@@ -72,7 +80,12 @@ def token_hashes(keys: NDArray[np.uint64], token_ids: Tensor) -> Tensor:
 
 def exponentials(keys: NDArray[np.uint64], token_ids: Tensor) -> Tensor:
     """Returns the race's E, [num_rows, size] float32; the arguments are those of token_hashes."""
-    hashes = token_hashes(keys, token_ids)
+    return race_of(_halves(keys).to(token_ids.device), token_ids)
+
+
+def race_of(halves: Tensor, token_ids: Tensor) -> Tensor:
+    """Returns the race's E for keys that are on the device: [num_rows, 2] int32, low and high."""
+    hashes = _hashes(halves, token_ids)
     uniform = hashes.view(torch.uint32).to(torch.float32).mul_(2.0**-32)
     uniform.clamp_(min=2.0**-33)  # only 0 is below it
     return uniform.neg_().log1p_().neg_()

@@ -1,0 +1,168 @@
+"""Runs a step on a device without waiting for it: the host enqueues, and hears of draws later.
+
+Inputs go in one copy out of pinned memory. Decode steps are graphs, if there are any; all others
+are launched kernel by kernel. What is drawn stays on the device, where the next step may take its
+tokens from it, and is copied to the host behind the step. A step that the sampler must draw for,
+or that reports log probabilities, is waited for.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gpu_worker import device_draws
+from gpu_worker.attention import AttentionBackend
+from gpu_worker.decode_graphs import DecodeGraphs, DevicePlanning, fed_tokens
+from gpu_worker.device_draws import DeviceDraws
+from gpu_worker.models import Model
+from gpu_worker.sampler import Sampler
+from gpu_worker.step import Batch, Int64Array, Samples
+from gpu_worker.step_inputs import InputPacker
+from gpu_worker.streams import Event, Stream
+from gpu_worker.torch_profiler import span
+from gpu_worker.torch_step import TorchStep
+
+
+class Marks(NamedTuple):
+    """Places in a step, on the stream that computes."""
+
+    begin: Event
+    forwarded: Event
+    drawn: Event
+
+
+class LaunchedStep:
+    """A step that was enqueued; satisfies `step.Launched`."""
+
+    def __init__(self, marks: Marks, read: Callable[[], Samples], *, can_feed: bool) -> None:
+        self.can_feed = can_feed
+        self._marks = marks
+        self._read = read
+
+    def wait(self) -> None:
+        self._marks.drawn.wait()
+
+    def samples(self) -> Samples:
+        self.wait()
+        samples, marks = self._read(), self._marks
+        samples.forward_ns = marks.forwarded.ns_since(marks.begin)
+        samples.sample_ns = marks.drawn.ns_since(marks.forwarded)
+        return samples
+
+
+class DeviceStep(TorchStep):
+    """A `TorchStep` that is launched."""
+
+    def __init__(
+        self,
+        model: Model,
+        attention: AttentionBackend,
+        sampler: Sampler,
+        device: torch.device,
+        *,
+        compute: Stream,
+        packer: InputPacker,
+        drawn: Tensor,
+        graphs: DecodeGraphs | None,
+    ) -> None:
+        """Args: drawn: int64, what keeps draws for the next step; `graphs` read it too."""
+        super().__init__(model, attention, sampler, device)
+        assert isinstance(attention, DevicePlanning)
+        self.graphs = graphs
+        self._planning: DevicePlanning = attention
+        self._compute = compute
+        self._packer = packer
+        self._drawn = drawn
+
+    def bind(self, pool: Tensor) -> None:
+        if self.graphs is not None:
+            self.graphs.forget()  # they work on the old pool
+        super().bind(pool)
+
+    def execute(self, batch: Batch) -> Samples:
+        return self.launch(batch).samples()
+
+    def launch(self, batch: Batch) -> LaunchedStep:
+        """Enqueues a batch; one that names draws of the batch before comes right after it."""
+        begin = self._compute.record()
+        with span("forward"):
+            hidden, logits, row_of = self._enqueue(batch)
+        forwarded = self._compute.record()
+        with span("sample"):
+            can_feed = self._can_feed(batch)
+            if can_feed and logits is not None:
+                draws = device_draws.draw(logits, batch.rows, row_of, self._packer)
+                read = self._send_back(draws)
+            else:
+                read = partial(_same, self._draw_now(batch, hidden, logits, row_of))
+        return LaunchedStep(
+            Marks(begin, forwarded, self._compute.record()), read, can_feed=can_feed
+        )
+
+    def _enqueue(self, batch: Batch) -> tuple[Tensor | None, Tensor | None, Int64Array | None]:
+        """Returns the hidden states, the logits, and the row of each draw there.
+
+        The hidden states are None if nobody asks for them, the others as of `_row_logits`.
+        """
+        if self.graphs is not None and self.graphs.serves(batch):
+            logits, index = self.graphs.run(batch), batch.rows.token_index
+            if not len(index):
+                return None, None, None
+            is_own = np.array_equal(index, np.arange(len(logits)))
+            return None, logits, None if is_own else index
+        hidden = self._forward(batch)
+        return hidden, *self._row_logits(hidden, batch)
+
+    def _forward(self, batch: Batch) -> Tensor:
+        inputs = self._packer.batch(batch)
+        token_ids = inputs.token_ids
+        if batch.fed_from is not None:
+            (fed_from,) = self._packer.send([batch.fed_from])
+            token_ids = fed_tokens(token_ids, fed_from, self._drawn)
+        plan = self._planning.plan_on_device(inputs)
+        return self._model.forward(token_ids, inputs.positions, plan)
+
+    def _tensor(self, array: Int64Array) -> Tensor:
+        (tensor,) = self._packer.send([array])
+        return tensor
+
+    def _can_feed(self, batch: Batch) -> bool:
+        return (
+            batch.prompt_rows is None
+            and len(batch.rows) <= len(self._drawn)
+            and device_draws.can_draw(batch.rows)
+        )
+
+    def _draw_now(
+        self,
+        batch: Batch,
+        hidden: Tensor | None,
+        logits: Tensor | None,
+        row_of: Int64Array | None,
+    ) -> Samples:
+        samples = Samples(token_ids=np.empty(0, dtype=np.int32))
+        if logits is not None:
+            samples = self.sampler(logits, batch.rows, row_of)
+        if batch.prompt_rows is not None and hidden is not None:
+            samples.prompt_logprobs = self._prompt_logprobs(hidden, batch.prompt_rows)
+        return samples
+
+    def _send_back(self, draws: DeviceDraws) -> Callable[[], Samples]:
+        """Keeps the draws for the next step; returns what reads them when they have arrived."""
+        self._drawn[: len(draws.token_ids)].copy_(draws.token_ids)
+        host = [self._on_host(each) for each in draws]
+        return partial(device_draws.read, *host)
+
+    def _on_host(self, tensor: Tensor) -> Tensor:
+        host = torch.empty(
+            tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type == "cuda"
+        )
+        return host.copy_(tensor, non_blocking=True)
+
+
+def _same(samples: Samples) -> Samples:
+    return samples

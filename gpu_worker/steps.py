@@ -1,0 +1,67 @@
+"""Chooses who computes the steps of a loaded model, and sets that up."""
+
+import torch
+
+from gpu_worker.assembly import LoadedModel
+from gpu_worker.config import CacheConfig
+from gpu_worker.decode_buffers import DecodeBuffers
+from gpu_worker.decode_graphs import DecodeGraphs, DevicePlanning, ladder
+from gpu_worker.device_step import DeviceStep
+from gpu_worker.graphs import GraphRecorder
+from gpu_worker.native_step import NativeStep
+from gpu_worker.step_inputs import InputPacker, PinnedBuffers
+from gpu_worker.streams import streams_of
+from gpu_worker.torch_step import TorchStep
+
+_DRAWS_A_SEQUENCE = 4  # that are kept for the next step, on average; prompts draw for n at once
+
+
+def make_step(
+    loaded: LoadedModel, cache_config: CacheConfig, recorder: GraphRecorder | None
+) -> NativeStep | TorchStep:
+    """A recorder is what makes graphs; without one a device launches kernel by kernel."""
+    if loaded.program is not None:
+        return NativeStep(loaded.program, loaded.sampler)
+    on_device = loaded.device.type == "cuda" or recorder is not None
+    if on_device and isinstance(loaded.attention, DevicePlanning):
+        return _device_step(loaded, loaded.attention, cache_config, recorder)
+    return TorchStep(loaded.model, loaded.attention, loaded.sampler, loaded.device)
+
+
+def _device_step(
+    loaded: LoadedModel,
+    planning: DevicePlanning,
+    cache_config: CacheConfig,
+    recorder: GraphRecorder | None,
+) -> DeviceStep:
+    device, compute = loaded.device, streams_of(loaded.device).compute
+    pinned = PinnedBuffers(device, compute)
+    num_draws = _DRAWS_A_SEQUENCE * cache_config.max_num_seqs
+    drawn = torch.zeros(num_draws, dtype=torch.int64, device=device)
+    graphs = None
+    if recorder is not None:
+        sizes = ladder(cache_config.max_num_seqs)
+        graphs = DecodeGraphs(
+            model=loaded.model,
+            attention=planning,
+            recorder=recorder,
+            buffers=DecodeBuffers(
+                max_rows=sizes[-1],
+                max_blocks=-(-loaded.info.max_model_len // cache_config.block_size),
+                device=device,
+                pinned=pinned,
+            ),
+            drawn=drawn,
+            vocab_size=loaded.info.vocab_size,
+            sizes=sizes,
+        )
+    return DeviceStep(
+        loaded.model,
+        loaded.attention,
+        loaded.sampler,
+        device,
+        compute=compute,
+        packer=InputPacker(device, pinned),
+        drawn=drawn,
+        graphs=graphs,
+    )

@@ -1,0 +1,53 @@
+"""Attention that plans from tensors alone, in plain PyTorch, so that a CPU can record its graphs.
+
+Every step reads all of each table, and masks what is past a context.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gpu_worker.attention.backend import AttentionShape
+from gpu_worker.attention.torch_backend import TorchAttention
+from gpu_worker.step_inputs import StepInputs
+
+
+class DeviceAttention(TorchAttention):
+    """Satisfies `DevicePlanning` besides."""
+
+    def plan_on_device(self, inputs: StepInputs) -> "_Plan":
+        caches = [self.layer_view(layer) for layer in range(self._shape.num_layers)]
+        return _Plan(self._shape, caches, inputs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    shape: AttentionShape
+    caches: list[Tensor]
+    inputs: StepInputs
+
+    def __call__(self, query: Tensor, key_value: Tensor, *, layer: int) -> Tensor:
+        self._store(key_value, self.caches[layer])
+        token = torch.arange(len(query))
+        owner = (token[:, None] >= self.inputs.query_start[1:]).sum(dim=1)
+        blocks = self.caches[layer][self.inputs.block_tables[owner].long()]
+        keys, values = blocks.transpose(1, 2).flatten(2, 3).unbind(1)  # [tokens, slots, heads, *]
+        group = query.shape[1] // keys.shape[2]
+        visible = torch.arange(keys.shape[1]) <= self.inputs.positions[:, None]  # others may be NaN
+        keys = keys.repeat_interleave(group, dim=2).masked_fill(~visible[:, :, None, None], 0.0)
+        values = values.repeat_interleave(group, dim=2).masked_fill(~visible[:, :, None, None], 0.0)
+        scores = torch.einsum("thd,tkhd->thk", query, keys) * self.shape.scale
+        weights = scores.masked_fill(~visible[:, None], float("-inf")).softmax(dim=-1)
+        return torch.einsum("thk,tkhd->thd", weights, values).flatten(1)
+
+    def _store(self, key_value: Tensor, cache: Tensor) -> None:
+        """Padding, which is never the first token, stores what that one does."""
+        slots = self.inputs.slot_mapping
+        is_real = slots >= 0
+        slots = torch.where(is_real, slots, slots[0])
+        new = torch.where(is_real[:, None, None, None], key_value, key_value[0])
+        keep = slots[0] >= 0  # else all is padding
+        slots = slots.clamp(min=0)
+        blocks, offsets = slots // self.shape.block_size, slots % self.shape.block_size
+        cache[blocks, :, offsets] = torch.where(keep, new, cache[blocks, :, offsets])
