@@ -161,4 +161,5 @@ def device_config(settings: WorkerSettings) -> DeviceConfig:
         cpu_backend=settings.cpu_backend,
         attention_backend=settings.attention_backend,
         sampling_backend=settings.sampling_backend,
+        enforce_eager=settings.enforce_eager,
     )

@@ -146,6 +146,11 @@ class ModelSettings(TraceSettings):
         "auto",
         description="who draws tokens; auto is our C++ on a CPU and triton on CUDA where it works",
     )
+    enforce_eager: bool = Field(
+        False,
+        description="on CUDA: whether decode steps are launched kernel by kernel, not as graphs,"
+        " which start sooner and take some memory",
+    )
     swap_space: float | None = Field(
         None,
         ge=0,

@@ -66,6 +66,7 @@ class EngineArgs:
         trust_remote_code: whether code that comes with a model may run.
         cpu_backend: "auto", "native" or "torch".
         attention_backend: "auto", "triton", "torch" or the name of a plugin's.
+        enforce_eager: on CUDA, whether decode steps are launched kernel by kernel, not as graphs.
         stream_interval: least tokens of a sequence between two outputs of an engine, the first and
             the last aside.
     """
@@ -96,6 +97,7 @@ class EngineArgs:
     model_impl: str = "auto"
     cpu_backend: str = "auto"
     attention_backend: str = "auto"
+    enforce_eager: bool = False
     stream_interval: int = 1
 
     def __post_init__(self) -> None:
@@ -148,6 +150,7 @@ class EngineArgs:
             num_threads=self.num_threads,
             cpu_backend=self.cpu_backend,
             attention_backend=self.attention_backend,
+            enforce_eager=self.enforce_eager,
         )
 
         def make() -> Runner:

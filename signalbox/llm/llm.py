@@ -58,6 +58,7 @@ class LLM:
         model_impl: str = "auto",
         cpu_backend: str = "auto",
         attention_backend: str = "auto",
+        enforce_eager: bool = False,
         **unserved: object,
     ) -> None:
         refuse_unserved(unserved, who="LLM")
@@ -88,6 +89,7 @@ class LLM:
             model_impl=model_impl,
             cpu_backend=cpu_backend,
             attention_backend=attention_backend,
+            enforce_eager=enforce_eager,
         )
         self._set_engine(LLMEngine.from_engine_args(engine_args))
 
