@@ -134,6 +134,7 @@ def encode_result(result: StepResult) -> pb.ExecuteModelResponse:
             forward_ns=result.forward_ns,
             sample_ns=result.sample_ns,
         ),
+        max_num_batched_tokens=result.max_num_batched_tokens or 0,
     )
 
 

@@ -13,8 +13,10 @@ from enum import Enum
 
 import numpy as np
 
+from gpu_worker.device_loss import DeviceLost, is_device_lost
 from gpu_worker.sample_rows import PromptRows
 from gpu_worker.step import Batch, Int64Array, Logprobs, Runner, RunnerLost, Samples
+from gpu_worker.token_limit import TokenLimit
 
 logger = logging.getLogger(__name__)
 
@@ -30,14 +32,27 @@ class _Fault(Enum):
     NO_MEMORY = NO_MEMORY
 
 
-def execute(runner: Runner, batch: Batch) -> Samples:
-    """Computes a batch, in parts if it fails; sequences that fail alone are in `failed_seqs`."""
-    outcome = _try(runner, batch)
+def execute(runner: Runner, batch: Batch, limit: TokenLimit | None = None) -> Samples:
+    """Computes a batch, in parts if it fails; sequences that fail alone are in `failed_seqs`.
+
+    A batch beyond `limit` is not tried as a whole. Where memory suffices for parts alone, the limit
+    becomes the largest of them.
+    """
+    limit = limit or TokenLimit(len(batch.token_ids))
+    is_small = len(batch.token_ids) <= limit.tokens
+    outcome = _try(runner, batch) if is_small else _Fault.NO_MEMORY
     if isinstance(outcome, Samples):
+        limit.count_step()
         return outcome
-    parts = _Parts(runner, batch)
+    parts = _Parts(runner, batch, limit.tokens)
+    parts.is_short_of_memory = is_small and outcome is _Fault.NO_MEMORY
     parts.split(0, len(batch.token_ids), outcome)
-    logger.warning("%d of %d sequences failed", len(parts.samples.failed_seqs), _num_seqs(batch))
+    if failed := parts.samples.failed_seqs:
+        logger.warning("%d of %d sequences failed", len(failed), _num_seqs(batch))
+    elif parts.is_short_of_memory:  # who fails alone may be the cause, and not the size
+        limit.lower(parts.largest)
+    else:
+        limit.count_step()
     return parts.samples
 
 
@@ -50,7 +65,9 @@ def _try(runner: Runner, batch: Batch) -> Samples | _Fault:
     except MemoryError as error:
         logger.warning("no memory for %d tokens: %s", len(batch.token_ids), error)
         return _Fault.NO_MEMORY
-    except Exception:  # a kernel may raise anything; the service goes on
+    except Exception as error:  # a kernel may raise anything; the service goes on
+        if is_device_lost(error):
+            raise DeviceLost(str(error).partition("\n")[0]) from None
         logger.exception("%d sequences failed together", _num_seqs(batch))
         return _Fault.RAISED
 
@@ -58,9 +75,13 @@ def _try(runner: Runner, batch: Batch) -> Samples | _Fault:
 class _Parts:
     """The samples of a batch, put together of those of its parts."""
 
-    def __init__(self, runner: Runner, batch: Batch) -> None:
+    def __init__(self, runner: Runner, batch: Batch, max_tokens: int) -> None:
         self._runner = runner
         self._batch = batch
+        self._max_tokens = max_tokens
+        self.is_short_of_memory = False
+        self.largest = 0
+        """Tokens of the largest part that was computed."""
         self.samples = Samples(token_ids=np.zeros(len(batch.rows), dtype=np.int32))
         if batch.prompt_rows is not None:
             num_rows = len(batch.prompt_rows.targets)
@@ -76,11 +97,16 @@ class _Parts:
         self._compute(middle, stop)
 
     def _compute(self, start: int, stop: int) -> None:
+        if stop - start > self._max_tokens:
+            self.split(start, stop, _Fault.NO_MEMORY)
+            return
         outcome = _try(self._runner, part(self._batch, start, stop))
         if isinstance(outcome, Samples):
+            self.largest = max(self.largest, stop - start)
             self._add(outcome, start)
-        else:
-            self.split(start, stop, outcome)
+            return
+        self.is_short_of_memory |= outcome is _Fault.NO_MEMORY
+        self.split(start, stop, outcome)
 
     def _middle(self, start: int, stop: int, fault: _Fault) -> int | None:
         if fault is _Fault.NO_MEMORY:

@@ -14,6 +14,7 @@ from gpu_worker.grammars import Grammars
 from gpu_worker.sequences import Outcome, SequenceTable
 from gpu_worker.step import Batch, CacheCapacity, Overlapping, Runner, Samples, Step, StepResult
 from gpu_worker.step_log import StepLog
+from gpu_worker.token_limit import TokenLimit
 from gpu_worker.tracing import step_span
 from rpc.errors import Aborted, FailedPrecondition, Internal
 
@@ -43,6 +44,7 @@ class Lease:
             grammars=grammars,
         )
         self._runner = runner
+        self._limit = TokenLimit(capacity.max_num_batched_tokens)
         self._num_executed = 0
         self._is_open = True
 
@@ -81,8 +83,10 @@ class Lease:
         swap_ns = self._move_blocks(step)
         samples = _no_samples()
         if len(batch.token_ids):
-            samples = isolation.execute(self._runner, batch)
-        return _result(step, self.table.take(samples), samples, swap_ns=swap_ns)
+            samples = isolation.execute(self._runner, batch, self._limit)
+        result = _result(step, self.table.take(samples), samples, swap_ns=swap_ns)
+        result.max_num_batched_tokens = self._limit.lowered
+        return result
 
     def _move_blocks(self, step: Step) -> int:
         """Moves blocks, once, of sequences that need not be in the step: none could be failed.

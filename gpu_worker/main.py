@@ -48,7 +48,8 @@ async def run(
             default where it listens.
         grace_s: longest time to finish what is running, before it is handed over.
 
-    Raises RegistrationRefused, BindError, TlsError, or whatever loading the model raises.
+    Raises RegistrationRefused, BindError, TlsError, DeviceLost, or whatever loading the model
+    raises.
     """
     worker = await Worker.load(make_runner)
     server = Server(
@@ -76,26 +77,32 @@ async def run(
             tls=tls,
         )
         async with serving_metrics(metrics, worker.read_metrics, host=host, tls=tls):
-            await _serve(server, registration, grace_s=grace_s)
+            await _serve(server, registration, worker, grace_s=grace_s)
     finally:
         worker.close()
 
 
-async def _serve(server: Server, registration: Registration, *, grace_s: float) -> None:
-    """Serves until signalled, or until the scheduler refuses the worker."""
+async def _serve(
+    server: Server, registration: Registration, worker: Worker, *, grace_s: float
+) -> None:
+    """Serves until signalled, or until the scheduler refuses the worker or its device is lost."""
     drain = partial(registration.drain, timeout_s=grace_s)
     serving = asyncio.create_task(
         run_until_signalled(server, grace_s=grace_s + HAND_OVER_S, on_drain=drain)
     )
     registering = asyncio.create_task(registration.run())
+    losing = asyncio.create_task(worker.until_lost())
     try:
-        await asyncio.wait({serving, registering}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({serving, registering, losing}, return_when=asyncio.FIRST_COMPLETED)
+        if losing.done():
+            losing.result()  # raises
         if not serving.done():
             await registering  # raises if refused; returns once drained
         await serving
     finally:
         serving.cancel()
         registering.cancel()
+        losing.cancel()
         with contextlib.suppress(Exception):
             await server.drain(grace_s=0.0)
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 
+_NO_MEMORY = ("can't allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 _CGROUP = Path("/sys/fs/cgroup")
 _CGROUP_FILES = (
     ("memory.max", "memory.current", "memory.stat", "inactive_file"),
@@ -23,8 +24,8 @@ _STATUS = Path("/proc/self/status")
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Says whether PyTorch found no memory; on a CPU it has no error of its own for that."""
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+    """Says whether PyTorch found no memory; not everybody below it has an error of its own."""
+    return isinstance(error, torch.OutOfMemoryError) or any(one in str(error) for one in _NO_MEMORY)
 
 
 def available_ram() -> int:

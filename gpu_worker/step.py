@@ -173,6 +173,8 @@ class StepResult:
     swap_ns: int = 0
     forward_ns: int = 0
     sample_ns: int = 0
+    max_num_batched_tokens: int | None = None
+    """Of the steps to come, where memory suffices for less than was announced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,11 +4,14 @@ The methods are for the event loop, and none of them blocks it. Whatever the run
 the execution thread, in the order in which it was asked for; a broken stream does not stop it.
 """
 
+import asyncio
 import hashlib
 import logging
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
+from gpu_worker.device_loss import DeviceLost, is_device_lost
 from gpu_worker.execution import ExecutionThread
 from gpu_worker.grammars import Grammars
 from gpu_worker.lease import Lease
@@ -57,6 +60,7 @@ class Worker:
         self._epoch = NO_EPOCH
         self._lease: Lease | None = None
         self._num_inits = 0
+        self._device_lost = asyncio.Event()
         self.steps = StepCounts()
         self._profiler = Profiler(runner, thread, self.steps)
 
@@ -88,12 +92,16 @@ class Worker:
     ) -> None:
         """Allocates both pools and opens a lease; see InitCacheEngine in worker.proto."""
         self._check_epoch(epoch)
+        if self._device_lost.is_set():
+            raise FailedPrecondition("the device has failed; this worker is ending")
         self._check_pools(num_gpu_blocks=num_gpu_blocks, num_cpu_blocks=num_cpu_blocks)
         self._end_lease()
         self._num_inits = this_init = self._num_inits + 1
-        lease = await self._thread.submit(
+        opening = self._thread.submit(
             lambda: self._open_lease(epoch, num_gpu_blocks, num_cpu_blocks)
         )
+        opening.add_done_callback(self._watch)
+        lease = await opening
         self._check_epoch(epoch)  # it may have changed meanwhile
         if self._num_inits != this_init:
             raise Aborted("the cache has been initialised again")
@@ -113,6 +121,14 @@ class Worker:
         self._grammars.prepare(step.new)
         return lease.log.get_or_start(
             step.step_id, lambda: self._start(lease, step, arrived_ns=arrived_ns)
+        )
+
+    async def until_lost(self) -> None:
+        """Waits until the device computes nothing more; raises DeviceLost then."""
+        await self._device_lost.wait()
+        raise DeviceLost(
+            "the device has failed and answers nothing more to this process; start the worker "
+            "again (its requests go on at other workers)"
         )
 
     def close(self) -> None:
@@ -143,7 +159,12 @@ class Worker:
     def _start(self, lease: Lease, step: Step, *, arrived_ns: int) -> Answer:
         answer = self._thread.submit(lambda: lease.execute(step, arrived_ns=arrived_ns))
         answer.add_done_callback(self._count)
+        answer.add_done_callback(self._watch)
         return answer
+
+    def _watch(self, called: "asyncio.Future[Any]") -> None:
+        if not called.cancelled() and is_device_lost(called.exception()):
+            self._device_lost.set()
 
     def _count(self, answer: Answer) -> None:
         if not answer.cancelled() and answer.exception() is None:

@@ -35,14 +35,16 @@ class GenAiMetrics:
         self._per_token = meter.create_histogram(
             "gen_ai.server.time_per_output_token",
             unit="s",
-            description="Of each token after the first, a request's mean.",
+            description="Of each token after the first, a request's mean, if it ended well.",
             explicit_bucket_boundaries_advisory=_PER_TOKEN_S,
         )
 
-    def ended(self, operation: str, model: str, latency: Latency, context: Context) -> None:
+    def ended(
+        self, operation: str, model: str, latency: Latency, duration_ns: int, context: Context
+    ) -> None:
         """Takes a request that has ended well; its trace, if it is sampled, is the exemplar."""
         attributes = _attributes(operation, model)
-        self._duration.record(latency.duration_ns / 1e9, attributes, context)
+        self._duration.record(duration_ns / 1e9, attributes, context)
         if latency.first_ns is not None:
             self._first.record(latency.first_ns / 1e9, attributes, context)
         if latency.per_token_ns is not None:

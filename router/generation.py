@@ -140,7 +140,7 @@ class Generator:
             )
             live.begin(request)
             span.set_request(request)
-            observed.is_admitted = True
+            observed.admitted(request)
             if account is not None:
                 account.spend(len(prompt.token_ids))
             try:

@@ -25,6 +25,7 @@ from router.vllm.servicer import SERVICE_NAME as VLLM_SERVICE
 from router.vllm.servicer import VllmEngineServicer
 from rpc.metrics import make_registry
 from rpc.metrics_server import metrics_server
+from rpc.otel_metrics import exported
 from rpc.server import Server, run_until_signalled
 from rpc.slow_clients import SlowClientInterceptor
 
@@ -144,7 +145,8 @@ async def run(
     router = Router(config, on_serving=on_serving)
     await router.start()
     try:
-        await run_until_signalled(router, grace_s=config.grace_s)
+        with exported(router.registry):
+            await run_until_signalled(router, grace_s=config.grace_s)
     finally:
         await router.stop()
 

@@ -1,13 +1,17 @@
 """What the router counts of requests, as their clients see them, and shows Prometheus.
 
-Everything is counted once a request, when it ends: nothing is added to the way of a token.
+Everything is counted once a request, when it ends: nothing is added to the way of a token. As with
+vLLM, the times of tokens are those of every request that got any, however it ended: clients who
+leave because tokens are slow would else make them look fast. Lengths, and the time to the end, are
+of requests that ended well.
 """
 
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from router.outputs import End, FinishReason, Usage
+from router.outputs import FinishReason, Usage
+from router.request import GenerationRequest
 from rpc.histogram import Histogram, times, token_counts
 from rpc.metrics import PER_NS, Families
 
@@ -21,27 +25,26 @@ class Ended(NamedTuple):
 
 
 class Latency(NamedTuple):
-    """How long a client waited."""
+    """How long a client waited for tokens."""
 
-    duration_ns: int
-    """From arrival to the end."""
     first_ns: int | None
-    """From arrival to the first token, if there was one."""
+    """From arrival to the first, if there was one."""
     per_token_ns: int | None
     """Mean of the later ones, if there were any."""
 
     @classmethod
-    def of(cls, end: End, *, duration_ns: int, num_sequences: int) -> "Latency":
-        first_ns = end.time_to_first_token_ns
-        num_later = end.usage.completion_tokens // num_sequences - 1
+    def of(cls, request: GenerationRequest) -> "Latency":
+        """Takes the tokens that have left so far; what their client still waits for is no time."""
+        first_ns = request.time_to_first_token_ns
+        num_later = request.longest - 1
         if first_ns is None or num_later <= 0:
-            return cls(duration_ns, first_ns, None)
-        return cls(duration_ns, first_ns, (duration_ns - first_ns) // num_later)
+            return cls(first_ns, None)
+        return cls(first_ns, (request.time_to_last_token_ns - first_ns) // num_later)
 
 
 @dataclass(slots=True)
 class ModelStats:
-    """Of the requests of one model that ended well."""
+    """Of the requests of one model."""
 
     num_finished: Counter[str] = field(default_factory=Counter)
     """By finish reason of the first sequence."""
@@ -53,13 +56,13 @@ class ModelStats:
     longest_generation: Histogram = field(default_factory=token_counts)
     """Tokens of each request's longest sequence."""
 
-    def observe(
+    def observe_end(
         self,
         reason: FinishReason | None,
         usage: Usage,
-        latency: Latency,
         *,
         longest: int,
+        duration_ns: int,
         trace_id: str,
     ) -> None:
         """Takes a request that has ended well; the trace's id is "" unless it is sampled."""
@@ -67,7 +70,10 @@ class ModelStats:
         self.prompt_tokens.observe(usage.prompt_tokens)
         self.generation_tokens.observe(usage.completion_tokens)
         self.longest_generation.observe(longest)
-        self.duration_ns.observe(latency.duration_ns, trace_id=trace_id)
+        self.duration_ns.observe(duration_ns, trace_id=trace_id)
+
+    def observe_tokens(self, latency: Latency, *, trace_id: str) -> None:
+        """Takes a request that has ended in any way."""
         if latency.first_ns is not None:
             self.time_to_first_token_ns.observe(latency.first_ns, trace_id=trace_id)
         if latency.per_token_ns is not None:
@@ -125,7 +131,11 @@ def _add_model(stats: ModelStats, families: Families, model: str) -> None:
             finished_reason=reason,
         )
     for name, meaning, values in (
-        ("time_to_first_token_seconds", "From arrival.", stats.time_to_first_token_ns),
+        (
+            "time_to_first_token_seconds",
+            "From arrival, of each request that got one.",
+            stats.time_to_first_token_ns,
+        ),
         (
             "request_time_per_output_token_seconds",
             "Each request's mean, without its first token.",

@@ -26,8 +26,8 @@ class Observed:
         "_metrics",
         "_model",
         "_operation",
+        "_request",
         "_span",
-        "is_admitted",
     )
 
     def __init__(
@@ -41,8 +41,6 @@ class Observed:
         span: RequestSpan,
         arrived_ns: int,
     ) -> None:
-        self.is_admitted = False
-        """Whether the scheduler was asked."""
         self._metrics = metrics
         self._genai = genai
         self._log = log
@@ -50,34 +48,44 @@ class Observed:
         self._model = model
         self._span = span
         self._arrived_ns = arrived_ns
+        self._request: GenerationRequest | None = None
 
     def begun(self, request_id: str, asked: Asked) -> None:
         """The request has an id, which its log lines show from now on."""
         logs.begin_request(request_id, self._span.trace_id)
         self._log.begun(asked)
 
+    def admitted(self, request: GenerationRequest) -> None:
+        """The scheduler was asked."""
+        self._request = request
+
     def ended(self, request: GenerationRequest, end: End) -> None:
         """The request has ended well."""
-        latency = Latency.of(
-            end, duration_ns=self.age_ns, num_sequences=request.params.num_sequences
-        )
-        stats = self._metrics.of_model(self._model)
-        stats.observe(
+        duration_ns = self.age_ns
+        self._metrics.of_model(self._model).observe_end(
             request.finish_reason,
             end.usage,
-            latency,
             longest=request.longest,
+            duration_ns=duration_ns,
             trace_id=self._span.trace_id,
         )
-        self._genai.ended(self._operation, self._model, latency, self._span.context)
-        self._log.ended(request, end, duration_ns=latency.duration_ns)
+        latency = Latency.of(request)
+        self._genai.ended(self._operation, self._model, latency, duration_ns, self._span.context)
+        self._log.ended(request, end, duration_ns=duration_ns)
 
     def failed(self, code: str) -> None:
         """The request has ended with another status code than OK."""
-        if not self.is_admitted:
+        if self._request is None:
             self._metrics.rejected(code, model=self._model)
         self._genai.failed(self._operation, self._model, code, self.age_ns, self._span.context)
         self._log.failed(code)
+
+    def over(self) -> None:
+        """The request has ended, in whatever way."""
+        if self._request is not None:
+            self._metrics.of_model(self._model).observe_tokens(
+                Latency.of(self._request), trace_id=self._span.trace_id
+            )
 
     @property
     def age_ns(self) -> int:
@@ -138,4 +146,5 @@ class Observer:
             raise
         finally:
             metrics.num_live -= 1
+            observed.over()
             metrics.num_ended[Ended(operation, model, code.name)] += 1

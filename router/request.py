@@ -76,6 +76,8 @@ class GenerationRequest:
         self.num_prompt_logprobs = 0
         """Positions of the prompt whose log probabilities have come."""
         self.time_to_first_token_ns: int | None = None
+        self.time_to_last_token_ns = 0
+        """From arrival to the leaving of the last token so far."""
         self._created_ns = time.monotonic_ns()
         self._timeout_ns = timeout_ns
         self._repeated: list[int] = []  # by a search that has begun again; not for the client
@@ -93,6 +95,7 @@ class GenerationRequest:
         self._max_unread = max_unread_tokens
         self._token_cost = 1 + (params.sampling.num_logprobs or 0)
         self._unread = 0
+        self._longest = 0
         self._has_news = False
         self._waiter: asyncio.Future[None] | None = None
         self._end: End | None = None
@@ -170,6 +173,7 @@ class GenerationRequest:
     def fail(self, error: RpcError) -> None:
         """The request has failed; what is unread is dropped."""
         self._error = self._error or error
+        self._longest = self.longest
         self._touched.clear()
         self._branches.clear()
         self._wake()
@@ -185,7 +189,7 @@ class GenerationRequest:
     @property
     def longest(self) -> int:
         """Tokens of the sequence that has the most, as far as they were read."""
-        return max((branch.num_tokens for branch in self._branches), default=0)
+        return max((branch.num_tokens for branch in self._branches), default=self._longest)
 
     @property
     def finish_reason(self) -> FinishReason | None:
@@ -246,8 +250,10 @@ class GenerationRequest:
                 )
         if self._best_of is not None:
             deltas = self._best_of.take(deltas, is_last=self._end is not None)
-        if self.time_to_first_token_ns is None and any(delta.token_ids for delta in deltas):
-            self.time_to_first_token_ns = time.monotonic_ns() - self._arrived_ns
+        if any(delta.token_ids for delta in deltas):
+            self.time_to_last_token_ns = time.monotonic_ns() - self._arrived_ns
+            if self.time_to_first_token_ns is None:
+                self.time_to_first_token_ns = self.time_to_last_token_ns
         return deltas
 
     def _finish(self) -> End | None:

@@ -14,6 +14,7 @@ import uvicorn
 from prometheus_client import CollectorRegistry, make_asgi_app
 
 from rpc.metrics import MetricsConfig, Read, make_registry
+from rpc.otel_metrics import exported
 from rpc.server import check_exposure, check_free, join_address
 from rpc.tls import CLEAR, TlsConfig, http_context
 
@@ -105,13 +106,14 @@ def metrics_server(
 async def serving_metrics(
     config: MetricsConfig, read: Read, *, host: str, tls: TlsConfig
 ) -> AsyncIterator[MetricsServer | None]:
-    """Shows what `read` adds for as long as the context lasts, if that is asked for."""
+    """Shows and exports what `read` adds for as long as the context lasts, if asked for."""
     registry = make_registry(read, prefix=config.prefix)
     server = metrics_server(config, registry, host=host, tls=tls)
     if server is not None:
         await server.start()
     try:
-        yield server
+        with exported(registry):
+            yield server
     finally:
         if server is not None:
             await server.stop()

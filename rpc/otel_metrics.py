@@ -1,20 +1,31 @@
 """Sets up OpenTelemetry's metrics: a collector is sent what the API's instruments were told.
 
-Until `configure` has chosen an exporter, instruments are the API's no-ops. How often values are
-sent, and whatever else the specification puts into the environment (OTEL_METRIC_EXPORT_INTERVAL,
-OTEL_EXPORTER_OTLP_*), holds here too. Prometheus is served apart from this; see metrics.py.
+It is sent what Prometheus may read as well (metrics.py), while `exported`. Until `configure` has
+chosen an exporter, instruments are the API's no-ops. How often values are sent, and whatever else
+the specification puts into the environment (OTEL_METRIC_EXPORT_INTERVAL, OTEL_EXPORTER_OTLP_*),
+holds here too.
 """
 
+import asyncio
 import atexit
 import os
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from opentelemetry import metrics
+from opentelemetry.metrics import CallbackOptions, Observation
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import MetricExporter, PeriodicExportingMetricReader
+from prometheus_client import CollectorRegistry
 
 from rpc import otlp, telemetry
+from rpc.registry_export import RegistryExporter, Source
 
 CHOICES = "none, auto, otlp, otlp=URL, otlp-http or otlp-http=URL"
+
+_STARTED = time.monotonic()
+_exporter: RegistryExporter | None = None  # of the process, once one was chosen
 
 
 def configure(*, service_name: str, exporter: str) -> None:
@@ -27,15 +38,39 @@ def configure(*, service_name: str, exporter: str) -> None:
 
     Raises ValueError for any other.
     """
+    global _exporter
     chosen = make_exporter(exporter)
     if chosen is None:
         return
-    reader = PeriodicExportingMetricReader(chosen)
+    _exporter = RegistryExporter(chosen)
+    reader = PeriodicExportingMetricReader(_exporter)
     provider = MeterProvider(
         [reader], resource=telemetry.resource(service_name), shutdown_on_exit=False
     )
     metrics.set_meter_provider(provider)
+    # The SDK exports nothing unless an instrument has a value; a scheduler has no other.
+    provider.get_meter("signalbox").create_observable_gauge(
+        "process.uptime", [_uptime], unit="s", description="Time the process has been running."
+    )
     atexit.register(provider.shutdown)
+
+
+def _uptime(_options: CallbackOptions) -> Iterable[Observation]:
+    yield Observation(time.monotonic() - _STARTED)
+
+
+@contextmanager
+def exported(registry: CollectorRegistry) -> Iterator[None]:
+    """Sends what a registry shows too, and, when the process ends, what it shows at this end."""
+    if _exporter is None:
+        yield
+        return
+    source = Source(registry, asyncio.get_running_loop())
+    _exporter.add(source)
+    try:
+        yield
+    finally:
+        source.close()
 
 
 def make_exporter(choice: str) -> MetricExporter | None:

@@ -34,6 +34,15 @@ class StepLimits:
                 f"max_num_batched_tokens is {self.max_num_batched_tokens}; it must be at least 1"
             )
 
+    def token_budget(self, most: int | None) -> int:
+        """Returns the tokens of a step where memory suffices for `most`, if it says so.
+
+        Never fewer than sequences: all that decode come along, and the worker cuts what it must.
+        """
+        if most is None:
+            return self.max_num_batched_tokens
+        return min(self.max_num_batched_tokens, max(most, self.max_num_seqs))
+
     def within(self, other: "StepLimits") -> "StepLimits":
         """Returns the tighter of two limits, each."""
         return StepLimits(

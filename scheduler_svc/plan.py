@@ -124,6 +124,8 @@ class StepAnswer:
     failures: dict[int, RequestFailure] = field(default_factory=dict)
     """By sequence id."""
     timings: StepTimings = NO_TIMINGS
+    max_num_batched_tokens: int | None = None
+    """Of the steps to come, where the worker's memory suffices for less than it announced."""
 
     def is_one_for_each(self, plan: StepPlan) -> bool:
         """Says whether row i is the one draw of the plan's sequence i, as in a step of decodes."""

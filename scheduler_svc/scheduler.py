@@ -52,6 +52,7 @@ class Scheduler:
     ) -> None:
         self.worker_name = worker_name
         self.limits = limits
+        self._memory_tokens: int | None = None
         self.cost = cost or CostModel()
         self.inflight: deque[StepPlan] = deque()
         self.num_steps = 0
@@ -102,11 +103,16 @@ class Scheduler:
 
     # Steps
 
+    @property
+    def token_budget(self) -> int:
+        """Tokens of the next step."""
+        return self.limits.token_budget(self._memory_tokens)
+
     def schedule(self, now: float) -> StepPlan | None:
         """Plans one step and books its blocks; None if there is nothing to do."""
         plan = StepPlan(
             step_id=self.num_steps + 1,
-            token_budget=self.limits.max_num_batched_tokens,
+            token_budget=self.token_budget,
             planned_at=now,
         )
         self._planner.fill(plan, now)
@@ -127,6 +133,7 @@ class Scheduler:
         """Takes the answer to the oldest planned step."""
         plan = self.inflight.popleft()
         assert plan.step_id == answer.step_id, "steps are answered in order"
+        self._memory_tokens = answer.max_num_batched_tokens
         self.cost.observe(plan, answer.timings)
         self.steps.observe(plan, answer.timings, now)
         return self._acceptance.accept(plan, answer, now)

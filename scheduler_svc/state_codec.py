@@ -50,7 +50,7 @@ def _worker(engine: WorkerEngine, now: float) -> pb.WorkerSchedulerState:
         address=engine.worker.address,
         is_draining=not scheduler.is_accepting,
         max_num_seqs=scheduler.limits.max_num_seqs,
-        max_num_batched_tokens=scheduler.limits.max_num_batched_tokens,
+        max_num_batched_tokens=scheduler.token_budget,
         block_size=scheduler.blocks.block_size,
         running_request_ids=_ids(scheduler.running),
         swapped_request_ids=_ids(scheduler.swapped),

@@ -128,6 +128,7 @@ def step_answer(message: pb.ExecuteModelResponse) -> StepAnswer:
         timings=StepTimings(
             timings.wait_ns, timings.swap_ns, timings.forward_ns, timings.sample_ns
         ),
+        max_num_batched_tokens=message.max_num_batched_tokens or None,
     )
 
 

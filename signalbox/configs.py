@@ -19,8 +19,8 @@ from signalbox.settings import (
     RouterSettings,
     SchedulerSettings,
     ServeSettings,
+    TelemetrySettings,
     TlsSettings,
-    TraceSettings,
     WorkerSettings,
     flag_name,
 )
@@ -59,7 +59,7 @@ def tls_config(settings: TlsSettings) -> TlsConfig:
     )
 
 
-def metrics_config(settings: TraceSettings) -> MetricsConfig:
+def metrics_config(settings: TelemetrySettings) -> MetricsConfig:
     return MetricsConfig(port=settings.metrics_port, prefix=settings.metrics_prefix)
 
 

@@ -16,7 +16,7 @@ from signalbox.settings import (
     SchedulerSettings,
     ServeSettings,
     Settings,
-    TraceSettings,
+    TelemetrySettings,
     WorkerSettings,
 )
 
@@ -42,8 +42,7 @@ def run_router(settings: RouterSettings) -> None:
     from router.main import run
 
     config = configs.router_config(settings)
-    _configure_tracing("router", settings)
-    otel_metrics.configure(service_name="signalbox-router", exporter=settings.metrics_exporter)
+    _configure_telemetry("router", settings)
     asyncio.run(run(config, on_serving=announce))
 
 
@@ -51,7 +50,7 @@ def run_scheduler(settings: SchedulerSettings) -> None:
     from scheduler_svc.main import run
 
     config = configs.scheduler_config(settings)
-    _configure_tracing("scheduler", settings)
+    _configure_telemetry("scheduler", settings)
     asyncio.run(run(config))
 
 
@@ -59,7 +58,7 @@ def run_worker(settings: WorkerSettings) -> None:
     from gpu_worker.main import run
 
     make_runner = _simulated_runner(settings) if settings.simulate else _model_runner(settings)
-    _configure_tracing("worker", settings)
+    _configure_telemetry("worker", settings)
     serving = run(
         make_runner,
         host=settings.host,
@@ -115,8 +114,10 @@ def _model_runner(settings: WorkerSettings) -> Callable[[], Runner]:
     )
 
 
-def _configure_tracing(service: str, settings: TraceSettings) -> None:
-    telemetry.configure(service_name=f"signalbox-{service}", exporter=settings.trace_exporter)
+def _configure_telemetry(service: str, settings: TelemetrySettings) -> None:
+    name = f"signalbox-{service}"
+    telemetry.configure(service_name=name, exporter=settings.trace_exporter)
+    otel_metrics.configure(service_name=name, exporter=settings.metrics_exporter)
 
 
 SERVICES: dict[str, tuple[type[Settings], Callable[[Any], None]]] = {

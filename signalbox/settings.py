@@ -81,7 +81,7 @@ class TlsSettings(Settings):
     )
 
 
-class TraceSettings(TlsSettings):
+class TelemetrySettings(TlsSettings):
     """Of every service."""
 
     trace_exporter: str = Field(
@@ -100,6 +100,12 @@ class TraceSettings(TlsSettings):
     metrics_prefix: Literal["signalbox", "vllm"] = Field(
         "signalbox", description="what metrics begin with; vllm suits dashboards made for it"
     )
+    metrics_exporter: str = Field(
+        "auto",
+        description="where the same metrics, and OpenTelemetry's gen_ai.server, are sent: none,"
+        " otlp or otlp=URL (gRPC), otlp-http or otlp-http=URL; auto is what OTEL_METRICS_EXPORTER"
+        " says",
+    )
     drain_timeout: float = Field(
         30.0,
         ge=0,
@@ -108,7 +114,7 @@ class TraceSettings(TlsSettings):
     )
 
 
-class ModelSettings(TraceSettings):
+class ModelSettings(TelemetrySettings):
     """Of a worker with a model: which, where, how much KV cache. None apply to a simulated one."""
 
     model: str | None = Field(
@@ -177,7 +183,7 @@ class ModelSettings(TraceSettings):
     )
 
 
-class SimulationSettings(TraceSettings):
+class SimulationSettings(TelemetrySettings):
     """Of a simulated worker."""
 
     simulate: bool = Field(False, description="no model: tokens that check the block tables")
@@ -208,7 +214,7 @@ class EngineSettings(ModelSettings, SimulationSettings):
             useless = self.model_fields_set & ModelSettings.model_fields.keys()
         else:
             useless = self.model_fields_set & SimulationSettings.model_fields.keys()
-        useless -= TraceSettings.model_fields.keys() | {"simulate"}
+        useless -= TelemetrySettings.model_fields.keys() | {"simulate"}
         if "model" in useless:
             raise ValueError("--simulate takes no MODEL; leave one of them out")
         if useless:
@@ -219,7 +225,7 @@ class EngineSettings(ModelSettings, SimulationSettings):
         return self
 
 
-class LimitSettings(TraceSettings):
+class LimitSettings(TelemetrySettings):
     """Of a step; the scheduler keeps within its own and each worker's."""
 
     max_num_seqs: int = Field(256, gt=0, description="most sequences in a step")
@@ -312,7 +318,7 @@ class PolicySettings(LimitSettings):
     )
 
 
-class DoorSettings(TraceSettings):
+class DoorSettings(TelemetrySettings):
     """Of the router."""
 
     resume_wait: float = Field(
@@ -334,11 +340,6 @@ class DoorSettings(TraceSettings):
         None,
         description="YAML file of the API keys that clients must show; `signalbox keys create`"
         " makes its entries",
-    )
-    metrics_exporter: str = Field(
-        "auto",
-        description="where OpenTelemetry's gen_ai.server metrics go, beside Prometheus: none, otlp"
-        " or otlp=URL (gRPC), otlp-http or otlp-http=URL; auto is what OTEL_METRICS_EXPORTER says",
     )
     log_requests: Literal["none", "ends", "prompts"] = Field(
         "none",

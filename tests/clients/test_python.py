@@ -10,14 +10,17 @@ import pytest
 
 from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc
+from protos.scheduler.v1 import scheduler_pb2
 from router.servicer import SERVICE_NAME
 from rpc.server import Server
-from signalbox_client import AsyncClient, Client, FieldViolation, RequestError
+from rpc.tls import TlsConfig
+from signalbox_client import Answer, AsyncClient, Chunk, Client, FieldViolation, RequestError
 from tests.clients.routers import ANSWER, MAX_TOKENS, QUESTION, running_router
-from tests.router.fakes import MODEL_NAME, WAIT_S
-from tests.router.test_service import eventually
+from tests.router.fakes import MAX_MODEL_LEN, MODEL_NAME, WAIT_S, ids_of, request_finished, step
+from tests.router.test_service import eventually, make_stack
 from tests.rpc.certificates import Authority
 
+STOP = scheduler_pb2.FINISH_REASON_STOP
 TURNS = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": QUESTION}]
 
 
@@ -55,6 +58,66 @@ async def test_a_stream_yields_pieces_of_text() -> None:
         async with AsyncClient(stack.address) as client:
             stream = client.stream_chat(TURNS, max_tokens=MAX_TOKENS)
             assert "".join([piece async for piece in stream]) == stream.answer.text == ANSWER
+
+
+async def test_chunks_are_what_comes_of_every_sequence() -> None:
+    def script(add: scheduler_pb2.AddRequest) -> list[scheduler_pb2.StepOutputs]:
+        pieces = [(add.handle, index, ids_of(text)) for index, text in ((0, "The"), (1, "Paris"))]
+        ends = [
+            scheduler_pb2.SequenceFinished(handle=add.handle, index=index, reason=STOP)
+            for index in (0, 1)
+        ]
+        return [step(*pieces), step(sequences=ends, requests=[request_finished(add.handle)])]
+
+    def read(client: Client) -> tuple[list[Chunk], Answer]:
+        with client.stream_generate(QUESTION, n=2) as stream:
+            return list(stream.chunks()), stream.answer
+
+    async with make_stack(script) as stack:
+        chunks, answer = await in_a_thread(stack.address, read)
+        async with AsyncClient(stack.address) as client:
+            stream = client.stream_generate(QUESTION, n=2)
+            others = [chunk async for chunk in stream.chunks()]
+        for found, whole in ((chunks, answer), (others, stream.answer)):
+            deltas = [delta for chunk in found for delta in chunk.deltas]
+            assert {delta.index for delta in deltas} == {0, 1}
+            assert [output.text for output in whole.outputs] == ["The", "Paris"]
+            for index, output in enumerate(whole.outputs):
+                own = [delta for delta in deltas if delta.index == index]
+                assert "".join(delta.text for delta in own) == output.text
+                assert [delta.finish_reason for delta in own][-1] == output.finish_reason == "stop"
+            assert found[-1].usage == whole.usage is not None
+
+
+async def test_a_prompt_may_be_token_ids() -> None:
+    async with running_router() as stack:
+        for_threads = await in_a_thread(
+            stack.address, lambda client: client.generate([5, 6], max_tokens=MAX_TOKENS)
+        )
+        async with AsyncClient(stack.address) as client:
+            answer = await client.generate((7, 8), max_tokens=MAX_TOKENS)
+        assert for_threads.text == answer.text == ANSWER
+        assert [list(add.prompt_token_ids) for add in stack.scheduler.added] == [[5, 6], [7, 8]]
+
+
+async def test_what_is_served_and_its_tokens_are_plain_values() -> None:
+    def ask(client: Client) -> list[Any]:
+        tokens = client.tokenize(ANSWER, add_special_tokens=False)
+        back = client.detokenize([token.id for token in tokens])
+        return [client.model(), client.load(), tokens, back]
+
+    async with running_router() as stack:
+        model, load, tokens, text = answers = await in_a_thread(stack.address, ask)
+        assert (model.name, model.max_model_len) == (MODEL_NAME, 4 * MAX_MODEL_LEN)
+        assert load.num_live_requests == 0 < load.max_live_requests
+        assert [token.id for token in tokens] == ids_of(ANSWER)
+        assert "".join(token.text for token in tokens) == text == ANSWER
+        async with AsyncClient(stack.address) as client:
+            tokens = await client.tokenize(ANSWER, add_special_tokens=False)
+            text = await client.detokenize([token.id for token in tokens])
+            assert [await client.model(), await client.load(), tokens, text] == answers
+            with pytest.raises(RequestError, match="INVALID_ARGUMENT"):
+                await client.detokenize([1 << 31])
 
 
 async def test_leaving_a_stream_aborts_the_request() -> None:
@@ -174,7 +237,45 @@ async def test_certificates_and_a_key_go_with_each_call(tmp_path: Path) -> None:
         await server.drain(grace_s=0)
 
 
-@pytest.mark.parametrize("settings", [{"tls_cert": "a"}, {"tls_cert": "a", "tls_key": "b"}])
+async def test_a_certificate_may_be_for_another_name_than_the_address(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    cert, key = authority.issue("router.example")
+    server = Server(host="127.0.0.1", port=0, tls=TlsConfig(cert=cert, key=key))
+    server.add(
+        Showing(), inference_pb2_grpc.add_InferenceServiceServicer_to_server, name=SERVICE_NAME
+    )
+    await server.start()
+    asked: dict[str, Any] = {"tls_ca": authority.file, "api_key": "sb-1"}
+    try:
+        async with AsyncClient(server.address, **asked) as client:
+            with pytest.raises(RequestError, match="UNAVAILABLE"):
+                await client.model_name()
+        named = {**asked, "tls_server_name": "router.example"}
+        async with AsyncClient(server.address, **named) as client:
+            assert await client.model_name() == "Bearer sb-1"
+        assert await in_a_thread(server.address, lambda client: client.model_name(), **named)
+    finally:
+        await server.drain(grace_s=0)
+
+
+async def test_a_proxy_of_the_environment_can_be_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with running_router() as stack:
+        for name in ("no_grpc_proxy", "no_proxy", "NO_PROXY", "grpc_proxy", "https_proxy"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+        async with AsyncClient(stack.address, use_proxy=False) as client:
+            assert await client.model_name() == MODEL_NAME
+        async with AsyncClient(stack.address) as client:
+            with pytest.raises(RequestError, match="UNAVAILABLE"):
+                await client.model_name()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"tls_cert": "a"}, {"tls_cert": "a", "tls_key": "b"}, {"tls_server_name": "router"}],
+)
 def test_settings_that_cannot_work_are_refused(settings: dict[str, str]) -> None:
-    with pytest.raises(ValueError, match="tls_cert"):
+    with pytest.raises(ValueError, match=next(iter(settings))):
         Client("127.0.0.1:1", **settings)

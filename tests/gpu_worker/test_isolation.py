@@ -14,6 +14,7 @@ from gpu_worker.runner import ModelRunner
 from gpu_worker.sequences import Outcome
 from gpu_worker.simulated import SimulatedRunner
 from gpu_worker.step import Batch, NewSequence, Runner, Samples, SamplingParams, Step
+from gpu_worker.token_limit import STEPS_TO_RETRY, TokenLimit
 from tests.gpu_worker.builders import make_config, make_new, make_step, make_table
 from tests.gpu_worker.generation import make_batch, make_sequence
 from tests.gpu_worker.tiny_models import VOCAB, make_model
@@ -87,13 +88,15 @@ def make_sequences(*, seed: int, poisoned: set[int]) -> list[NewSequence]:
     return sequences
 
 
-def run(step: Step, fault: Fault) -> tuple[Outcome, list[int], SimulatedRunner]:
+def run(
+    step: Step, fault: Fault, limit: TokenLimit | None = None
+) -> tuple[Outcome, list[int], SimulatedRunner]:
     config = make_config(num_gpu_blocks=80, max_num_seqs=16, max_num_batched_tokens=512)
     runner = SimulatedRunner(config)
     runner.init_cache_engine(num_gpu_blocks=80, num_cpu_blocks=4)
     planted = Planted(runner, fault)
     table = make_table(runner)
-    outcome = table.take(isolation.execute(planted, table.apply(step)))  # type: ignore[arg-type]
+    outcome = table.take(isolation.execute(planted, table.apply(step), limit))  # type: ignore[arg-type]
     table.check()
     return outcome, planted.sizes, runner
 
@@ -145,6 +148,44 @@ def test_a_sequence_that_no_memory_suffices_for_fails_alone() -> None:
     outcome, _, _ = run(step, fault)
     assert [(one.seq_id, one.message) for one in outcome.failures] == [(5, NO_MEMORY)]
     assert draws(outcome, without=set()) == draws(whole, without={5})
+
+
+def test_what_memory_sufficed_for_is_the_limit_of_the_steps_to_come() -> None:
+    step = make_step(new=make_sequences(seed=9, poisoned=set()))
+    limit = TokenLimit(512)
+    whole, _, _ = run(step, spare)
+    run(step, hold_at_most(40), limit)
+    assert 20 < limit.tokens <= 40
+    assert limit.lowered == limit.tokens
+
+    calls: list[int] = []
+    outcome, _, _ = run(step, lambda batch: calls.append(len(batch.token_ids)), limit)
+    assert max(calls) <= 40  # a larger one is not even tried
+    assert draws(outcome, without=set()) == draws(whole, without=set())
+
+
+def test_a_sequence_that_no_memory_suffices_for_lowers_nobodys_limit() -> None:
+    def fault(batch: Batch) -> None:
+        if (batch.token_ids == POISON).any():
+            raise MemoryError
+
+    limit = TokenLimit(512)
+    run(make_step(new=make_sequences(seed=3, poisoned={5})), fault, limit)
+    assert limit.lowered is None
+
+
+def test_a_limit_is_doubled_now_and_then_until_it_is_none() -> None:
+    limit = TokenLimit(100)
+    limit.lower(30)
+    limit.lower(35)
+    found = []
+    for _ in range(2):
+        for _ in range(STEPS_TO_RETRY):
+            found.append(limit.tokens)
+            limit.count_step()
+    assert found == [30] * STEPS_TO_RETRY + [60] * STEPS_TO_RETRY
+    assert limit.tokens == 100
+    assert limit.lowered is None
 
 
 def test_an_error_that_passes_costs_nobody_anything() -> None:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from gpu_worker import memory
 
@@ -38,3 +39,18 @@ def test_without_a_limit_the_machine_counts(
     make_cgroup(tmp_path, V2, max="max\n", used="300\n", stat="inactive_file 0\n")
     monkeypatch.setattr(memory, "_CGROUP", tmp_path)
     assert memory.available_ram() > 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("error", "is_memory"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), True),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you ..."), True),
+        (RuntimeError("CUDA error: out of memory"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"), True),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
+    ],
+    ids=str,
+)
+def test_every_way_to_find_no_memory_is_known(error: RuntimeError, is_memory: bool) -> None:
+    assert memory.is_out_of_memory(error) is is_memory

@@ -1,18 +1,22 @@
 """What the router counts of its requests: each once, under the served model's name."""
 
 import asyncio
+import functools
 import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from prometheus_client import CollectorRegistry
 
 from protos.inference.v1 import inference_pb2 as pb
 from router.config import LoggedRequests
 from rpc import logs
 from rpc.metrics import MetricsConfig
+from tests.router.fakes import request_finished, step, token
 from tests.router.openai.clients import make_http
 from tests.router.test_keys import BEARER, entry, write_keys
 from tests.router.test_service import Stack, code_of, make_generate, make_stack, saying
@@ -71,6 +75,41 @@ async def test_what_is_refused_and_what_is_cancelled_are_told_apart() -> None:
         assert value(text, 'signalbox_requests_total{code="CANCELLED"') == 1
         assert "admission_rejections" not in text
         assert "signalbox_router_requests 0.0" in text
+
+
+def counted(registry: CollectorRegistry, name: str) -> float:
+    return registry.get_sample_value(f"signalbox_{name}", {"model_name": "tiny"}) or 0
+
+
+def end_badly(stack: Stack, call: Any, how: str) -> None:
+    match how:
+        case "cancelled":
+            call.cancel()
+        case "failed":
+            end = request_finished(stack.scheduler.added[0].handle, code=13, message="no")
+            stack.scheduler.send(step(requests=[end]))
+        case "aborted":
+            stack.router.generator.abort("a")
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1, 3])
+@pytest.mark.parametrize("how", ["cancelled", "failed", "aborted"])
+async def test_the_tokens_of_a_request_that_does_not_end_well_are_timed_all_the_same(
+    how: str, num_tokens: int
+) -> None:
+    """Clients who leave because tokens are slow would else make them look fast."""
+    async with make_stack(metrics=MetricsConfig(port=0)) as stack:
+        call = stack.client.Generate(make_generate(request_id="a"))
+        await stack.scheduler.wait_until(lambda: bool(stack.scheduler.added))
+        for _ in range(num_tokens):
+            stack.scheduler.send(step((stack.scheduler.added[0].handle, 0, [token("x")])))
+            await anext(aiter(call))
+        end_badly(stack, call, how)
+        await stack.check_nothing_is_left()
+        count = functools.partial(counted, stack.router.registry)
+        assert count("time_to_first_token_seconds_count") == min(num_tokens, 1)
+        assert count("request_time_per_output_token_seconds_count") == (num_tokens > 1)
+        assert count("e2e_request_latency_seconds_count") == 0
 
 
 async def test_what_comes_while_nobody_serves_is_counted_as_a_failure() -> None:

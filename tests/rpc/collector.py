@@ -1,4 +1,4 @@
-"""A collector in this process: takes OTLP over gRPC or HTTP, and keeps the spans."""
+"""A collector in this process: takes OTLP over gRPC or HTTP, and keeps spans and metrics."""
 
 from collections.abc import Iterator
 from concurrent import futures
@@ -9,8 +9,12 @@ from threading import Thread
 from typing import Any, NamedTuple
 
 import grpc
+from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2 as metrics_pb
+from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2_grpc as metrics_pb_grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as pb
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as pb_grpc
+from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 
@@ -27,12 +31,25 @@ class Collector:
 
     url: str
     received: list[Received] = field(default_factory=list)
+    metrics: dict[str, dict[str, Metric]] = field(default_factory=dict)
+    """By service and name; the last ones."""
 
     def take(self, request: pb.ExportTraceServiceRequest) -> None:
         for resource in request.resource_spans:
-            names = {a.key: a.value.string_value for a in resource.resource.attributes}
+            service = service_of(resource.resource)
             for scope in resource.scope_spans:
-                self.received += [Received(names["service.name"], span) for span in scope.spans]
+                self.received += [Received(service, span) for span in scope.spans]
+
+    def take_metrics(self, request: metrics_pb.ExportMetricsServiceRequest) -> None:
+        for resource in request.resource_metrics:
+            of_service = self.metrics.setdefault(service_of(resource.resource), {})
+            for scope in resource.scope_metrics:
+                of_service |= {metric.name: metric for metric in scope.metrics}
+
+
+def service_of(resource: Resource) -> str:
+    (name,) = [one.value.string_value for one in resource.attributes if one.key == "service.name"]
+    return name
 
 
 @contextmanager
@@ -46,7 +63,13 @@ def grpc_collector() -> Iterator[Collector]:
             collector.take(request)
             return pb.ExportTraceServiceResponse()
 
+    class MetricsServicer(metrics_pb_grpc.MetricsServiceServicer):
+        def Export(self, request: metrics_pb.ExportMetricsServiceRequest, context: Any) -> Any:
+            collector.take_metrics(request)
+            return metrics_pb.ExportMetricsServiceResponse()
+
     pb_grpc.add_TraceServiceServicer_to_server(Servicer(), server)
+    metrics_pb_grpc.add_MetricsServiceServicer_to_server(MetricsServicer(), server)
     server.start()
     try:
         yield collector

@@ -4,15 +4,11 @@ import os
 import subprocess
 import sys
 import time
-from concurrent import futures
-from typing import Any
 
-import grpc
 import pytest
-from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2 as pb
-from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2_grpc as pb_grpc
 
 from rpc import otel_metrics
+from tests.rpc.collector import grpc_collector
 
 SCRIPT = """
 import sys
@@ -45,31 +41,11 @@ def test_the_environment_chooses_unless_a_flag_does(monkeypatch: pytest.MonkeyPa
 
 
 def test_what_was_told_has_arrived_when_the_process_ends() -> None:
-    received: list[pb.ExportMetricsServiceRequest] = []
-
-    class Servicer(pb_grpc.MetricsServiceServicer):
-        def Export(self, request: pb.ExportMetricsServiceRequest, context: Any) -> Any:
-            received.append(request)
-            return pb.ExportMetricsServiceResponse()
-
-    server = grpc.server(futures.ThreadPoolExecutor(1))
-    pb_grpc.add_MetricsServiceServicer_to_server(Servicer(), server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    try:
-        run_with(
-            "auto",
-            OTEL_METRICS_EXPORTER="otlp",
-            OTEL_EXPORTER_OTLP_ENDPOINT=f"http://127.0.0.1:{port}",
-        )
-    finally:
-        server.stop(None)
-    (resource,) = received[0].resource_metrics
-    names = {a.key: a.value.string_value for a in resource.resource.attributes}
-    assert names["service.name"] == "test"
-    (metric,) = resource.scope_metrics[0].metrics
-    (point,) = metric.histogram.data_points
-    assert (metric.name, point.count, point.sum) == ("h", 1, 0.5)
+    with grpc_collector() as collector:
+        run_with("auto", OTEL_METRICS_EXPORTER="otlp", OTEL_EXPORTER_OTLP_ENDPOINT=collector.url)
+    (point,) = collector.metrics["test"]["h"].histogram.data_points
+    assert (point.count, point.sum) == (1, 0.5)
+    assert collector.metrics["test"]["process.uptime"].gauge.data_points[0].as_double > 0
 
 
 def test_a_collector_that_is_down_costs_seconds_at_the_end() -> None:

@@ -2,12 +2,17 @@
 
 import json
 import re
+import time
 import urllib.request
 from pathlib import Path
 
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
 from signalbox.settings import ServeSettings
 from signalbox.stack import LocalStack
-from tests.signalbox.stacks import serve, signalbox
+from tests.rpc.collector import Collector, grpc_collector
+from tests.signalbox.stacks import START_S, serve, signalbox
 
 
 def read(url: str) -> str:
@@ -16,10 +21,16 @@ def read(url: str) -> str:
         return text
 
 
-def test_each_process_of_serve_shows_its_metrics_and_logs_json(tmp_path: Path) -> None:
+def test_each_process_of_serve_shows_and_sends_its_metrics_and_logs_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log = tmp_path / "log"
     flags = ("--metrics-port=0", "--log-format=json", "--log-requests=ends")
-    with serve(log, "--simulate", *flags) as stack:
+    monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "300")
+    with (
+        grpc_collector() as collector,
+        serve(log, "--simulate", *flags, f"--metrics-exporter=otlp={collector.url}") as stack,
+    ):
         done = signalbox("generate", "hello", "--max-tokens=5", "--router", stack.address)
         assert done.returncode == 0, done.stderr
         lines = [json.loads(line) for line in log.read_text().splitlines()]
@@ -29,12 +40,32 @@ def test_each_process_of_serve_shows_its_metrics_and_logs_json(tmp_path: Path) -
             if (found := re.fullmatch(r"metrics at (\S+)", line["message"]))
         }
         assert urls.keys() == {"router", "scheduler", "worker 0"}
-        assert 'signalbox_requests_total{code="OK"' in read(urls["router"])
-        assert "signalbox_generation_tokens_total" in read(urls["scheduler"])
-        assert "signalbox_worker_sampled_tokens_total" in read(urls["worker 0"])
+        shown = {service: read(url) for service, url in urls.items()}
+        assert 'signalbox_requests_total{code="OK"' in shown["router"]
+        assert "signalbox_generation_tokens_total" in shown["scheduler"]
+        assert "signalbox_worker_sampled_tokens_total" in shown["worker 0"]
+        for service, text in shown.items():
+            until_sent(collector, f"signalbox-{service.removesuffix(' 0')}", names_in(text))
         (ended,) = [line for line in lines if line["message"].startswith("ended by")]
         assert ended["request_id"]
         assert stack.stop() == 0
+    sent = collector.metrics["signalbox-router"]
+    (requests,) = sent["signalbox_requests"].sum.data_points
+    (latency,) = sent["signalbox_e2e_request_latency_seconds"].histogram.data_points
+    (duration,) = sent["gen_ai.server.request.duration"].histogram.data_points
+    assert requests.as_double == latency.count == duration.count == 1
+    assert latency.sum == pytest.approx(duration.sum)
+
+
+def names_in(text: str) -> set[str]:
+    return {family.name for family in text_string_to_metric_families(text)}
+
+
+def until_sent(collector: Collector, service: str, names: set[str]) -> None:
+    ends = time.monotonic() + START_S
+    while missing := names - collector.metrics.get(service, {}).keys():
+        assert time.monotonic() < ends, (service, missing)
+        time.sleep(0.05)
 
 
 def test_the_processes_of_serve_take_ports_one_after_the_other() -> None:

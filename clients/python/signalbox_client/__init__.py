@@ -7,22 +7,31 @@
         for piece in client.stream_chat("Tell me a story.", max_tokens=100):
             print(piece, end="", flush=True)
 
-`AsyncClient` is the same with `await` and `async for`. What goes wrong is a `RequestError`.
+`AsyncClient` is the same with `await` and `async for`. A stream's `chunks()` are what comes of all
+`n` sequences. What goes wrong is a `RequestError`.
 """
 
 from signalbox_client.aio import AsyncClient, AsyncStream
-from signalbox_client.answers import Answer, Output, Usage
+from signalbox_client.answers import Answer, Chunk, Delta, Output, Usage
+from signalbox_client.channels import Connection
 from signalbox_client.client import Client, Stream
 from signalbox_client.errors import FieldViolation, RequestError
+from signalbox_client.served import Load, Model, Token
 
 __all__ = [
     "Answer",
     "AsyncClient",
     "AsyncStream",
+    "Chunk",
     "Client",
+    "Connection",
+    "Delta",
     "FieldViolation",
+    "Load",
+    "Model",
     "Output",
     "RequestError",
     "Stream",
+    "Token",
     "Usage",
 ]

@@ -1,17 +1,26 @@
 """The client for asyncio; see client.py for what its methods take."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any, Self
 
 import grpc
 
 from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc
-from signalbox_client.answers import Answer
-from signalbox_client.channels import Connection
+from signalbox_client.answers import Answer, Chunk, read_chunk
+from signalbox_client.channels import UNARY_TIMEOUT_S, Connection
 from signalbox_client.errors import request_error
-from signalbox_client.requests import Messages, chat_request, generate_request
+from signalbox_client.requests import (
+    Messages,
+    Prompt,
+    chat_request,
+    detokenize_request,
+    generate_request,
+    tokenize_request,
+)
+from signalbox_client.served import Load, Model, Token, read_load, read_model, read_tokens
 
 
 class AsyncStream:
@@ -28,10 +37,18 @@ class AsyncStream:
 
     async def __aiter__(self) -> AsyncIterator[str]:
         """Yields text of the first sequence. Raises RequestError."""
+        async with contextlib.aclosing(self.chunks()) as chunks:
+            async for chunk in chunks:
+                if chunk.text:
+                    yield chunk.text
+
+    async def chunks(self) -> AsyncGenerator[Chunk]:
+        """Yields what comes of all sequences, instead of the text of one. Raises RequestError."""
         try:
             async for response in self._call:
-                if piece := self.answer.add(response):
-                    yield piece
+                chunk = read_chunk(response)
+                self.answer.add(chunk)
+                yield chunk
         except grpc.aio.AioRpcError as error:
             raise request_error(error) from None
         except asyncio.CancelledError:
@@ -61,15 +78,16 @@ class AsyncClient:
     """Calls a router at "host:port"; belongs to the event loop that it is made in."""
 
     def __init__(self, address: str, connection: Connection | None = None, **settings: Any) -> None:
-        """`settings` are those of Connection: api_key, tls_ca, tls_cert, tls_key."""
+        """`settings` are those of Connection, such as api_key and tls_ca."""
         connection = connection or Connection(**settings)
+        self.address = address
         self._metadata = connection.metadata
         self._channel = connection.open_async(address)
         make_stub: Any = inference_pb2_grpc.InferenceServiceStub  # generated without types
         self._stub = make_stub(self._channel)
 
     async def generate(
-        self, prompt: str, *, timeout_s: float | None = None, **options: Any
+        self, prompt: Prompt, *, timeout_s: float | None = None, **options: Any
     ) -> Answer:
         """Continues a prompt. Raises RequestError."""
         return await _all_of(self.stream_generate(prompt, timeout_s=timeout_s, **options))
@@ -81,7 +99,7 @@ class AsyncClient:
         return await _all_of(self.stream_chat(messages, timeout_s=timeout_s, **options))
 
     def stream_generate(
-        self, prompt: str, *, timeout_s: float | None = None, **options: Any
+        self, prompt: Prompt, *, timeout_s: float | None = None, **options: Any
     ) -> AsyncStream:
         request = generate_request(prompt, options)
         return AsyncStream(self._stub.Generate(request, timeout=timeout_s, metadata=self._metadata))
@@ -92,14 +110,45 @@ class AsyncClient:
         request = chat_request(messages, options)
         return AsyncStream(self._stub.Chat(request, timeout=timeout_s, metadata=self._metadata))
 
-    async def model_name(self, *, timeout_s: float | None = 10) -> str:
+    async def model_name(self, *, timeout_s: float | None = UNARY_TIMEOUT_S) -> str:
         """Returns the name of the served model. Raises RequestError."""
-        request = pb.GetModelRequest()
+        return (await self.model(timeout_s=timeout_s)).name
+
+    async def model(self, *, timeout_s: float | None = UNARY_TIMEOUT_S) -> Model:
+        """Returns what is served. Raises RequestError."""
+        return read_model(await self._ask(self._stub.GetModel, pb.GetModelRequest(), timeout_s))
+
+    async def load(self, *, timeout_s: float | None = UNARY_TIMEOUT_S) -> Load:
+        """Returns how busy the router is. Raises RequestError."""
+        return read_load(await self._ask(self._stub.GetLoad, pb.GetLoadRequest(), timeout_s))
+
+    async def tokenize(
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool = True,
+        timeout_s: float | None = UNARY_TIMEOUT_S,
+    ) -> list[Token]:
+        """Returns the tokens of a text. Raises RequestError."""
+        request = tokenize_request(text, add_special_tokens=add_special_tokens)
+        return read_tokens(await self._ask(self._stub.Tokenize, request, timeout_s))
+
+    async def detokenize(
+        self,
+        token_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool = True,
+        timeout_s: float | None = UNARY_TIMEOUT_S,
+    ) -> str:
+        """Returns the text of tokens. Raises RequestError."""
+        request = detokenize_request(token_ids, skip_special_tokens=skip_special_tokens)
+        return str((await self._ask(self._stub.Detokenize, request, timeout_s)).text)
+
+    async def _ask(self, method: Any, request: Any, timeout_s: float | None) -> Any:
         try:
-            answer = await self._stub.GetModel(request, timeout=timeout_s, metadata=self._metadata)
+            return await method(request, timeout=timeout_s, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
             raise request_error(error) from None
-        return str(answer.name)
 
     async def close(self) -> None:
         await self._channel.close()

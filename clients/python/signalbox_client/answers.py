@@ -1,4 +1,4 @@
-"""An answer, and how it is put together from a stream's messages."""
+"""An answer, and the chunks of a stream that it is put together from."""
 
 from dataclasses import dataclass, field
 
@@ -7,14 +7,15 @@ from protos.inference.v1 import inference_pb2 as pb
 _Response = pb.GenerateResponse | pb.ChatResponse
 
 
-@dataclass(slots=True)
-class Output:
-    """One sequence; a request has `n` of them."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """What is added to one sequence; a request has `n` of them."""
 
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    finish_reason: str | None = None
-    """Such as "stop" or "length"; None while it goes on."""
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str | None
+    """Such as "stop" or "length", in the sequence's last delta."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +25,31 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """One message of a stream."""
+
+    request_id: str
+    deltas: tuple[Delta, ...]
+    usage: Usage | None
+    """In the last one."""
+
+    @property
+    def text(self) -> str:
+        """What is added to the first sequence."""
+        return "".join(delta.text for delta in self.deltas if delta.index == 0)
+
+
+@dataclass(slots=True)
+class Output:
+    """One sequence as far as it has come."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    """None while it goes on."""
 
 
 @dataclass(slots=True)
@@ -43,25 +69,44 @@ class Answer:
     def finish_reason(self) -> str | None:
         return self.outputs[0].finish_reason if self.outputs else None
 
-    def add(self, response: _Response) -> str:
-        """Takes a message in; returns what it adds to the first sequence's text."""
-        self.request_id = response.request_id
-        for delta in response.outputs:
+    def add(self, chunk: Chunk) -> None:
+        """Takes in what comes next."""
+        self.request_id = chunk.request_id
+        self.usage = chunk.usage or self.usage
+        for delta in chunk.deltas:
             output = self._output(delta.index)
             output.text += delta.text
             output.token_ids += delta.token_ids
-            if delta.HasField("finish"):
-                reason = pb.FinishReason.Name(delta.finish.reason)
-                output.finish_reason = reason.removeprefix("FINISH_REASON_").lower()
-        if response.HasField("usage"):
-            self.usage = Usage(
-                prompt_tokens=response.usage.prompt_tokens,
-                completion_tokens=response.usage.completion_tokens,
-                cached_tokens=response.usage.cached_tokens,
-            )
-        return "".join(delta.text for delta in response.outputs if delta.index == 0)
+            output.finish_reason = delta.finish_reason or output.finish_reason
 
     def _output(self, index: int) -> Output:
         while len(self.outputs) <= index:
             self.outputs.append(Output())
         return self.outputs[index]
+
+
+def read_chunk(response: _Response) -> Chunk:
+    """Makes plain values of a message."""
+    return Chunk(
+        request_id=response.request_id,
+        deltas=tuple(_delta(output) for output in response.outputs),
+        usage=_usage(response.usage) if response.HasField("usage") else None,
+    )
+
+
+def _delta(output: pb.SequenceDelta) -> Delta:
+    reason = pb.FinishReason.Name(output.finish.reason) if output.HasField("finish") else None
+    return Delta(
+        index=output.index,
+        text=output.text,
+        token_ids=tuple(output.token_ids),
+        finish_reason=reason and reason.removeprefix("FINISH_REASON_").lower(),
+    )
+
+
+def _usage(usage: pb.Usage) -> Usage:
+    return Usage(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        cached_tokens=usage.cached_tokens,
+    )

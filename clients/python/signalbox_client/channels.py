@@ -5,6 +5,9 @@ from pathlib import Path
 
 import grpc
 
+UNARY_TIMEOUT_S = 10.0
+"""Of what is no request for text, unless the caller says another."""
+
 _OPTIONS: tuple[tuple[str, int], ...] = (
     # A router that has stopped is noticed within seconds, not minutes.
     ("grpc.keepalive_time_ms", 10_000),
@@ -24,12 +27,17 @@ class Connection:
     tls_cert: Path | str | None = None
     tls_key: Path | str | None = None
     """What to show where the router asks for a certificate."""
+    tls_server_name: str | None = None
+    """What the router's certificate is for, if not the address's host."""
+    use_proxy: bool = True
+    """Whether an http_proxy of the environment is heeded."""
 
     def __post_init__(self) -> None:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert and tls_key go together")
-        if self.tls_cert is not None and self.tls_ca is None:
-            raise ValueError("tls_cert needs tls_ca")
+        for name in ("tls_cert", "tls_server_name"):
+            if getattr(self, name) is not None and self.tls_ca is None:
+                raise ValueError(f"{name} needs tls_ca")
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
@@ -39,14 +47,22 @@ class Connection:
     def open(self, address: str) -> grpc.Channel:
         credentials = self._credentials()
         if credentials is None:
-            return grpc.insecure_channel(address, options=_OPTIONS)
-        return grpc.secure_channel(address, credentials, options=_OPTIONS)
+            return grpc.insecure_channel(address, options=self._options)
+        return grpc.secure_channel(address, credentials, options=self._options)
 
     def open_async(self, address: str) -> grpc.aio.Channel:
         credentials = self._credentials()
         if credentials is None:
-            return grpc.aio.insecure_channel(address, options=_OPTIONS)
-        return grpc.aio.secure_channel(address, credentials, options=_OPTIONS)
+            return grpc.aio.insecure_channel(address, options=self._options)
+        return grpc.aio.secure_channel(address, credentials, options=self._options)
+
+    @property
+    def _options(self) -> list[tuple[str, int | str]]:
+        options: list[tuple[str, int | str]] = [*_OPTIONS]
+        options.append(("grpc.enable_http_proxy", int(self.use_proxy)))
+        if self.tls_server_name is not None:
+            options.append(("grpc.ssl_target_name_override", self.tls_server_name))
+        return options
 
     def _credentials(self) -> grpc.ChannelCredentials | None:
         if self.tls_ca is None:

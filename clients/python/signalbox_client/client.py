@@ -1,16 +1,25 @@
 """The client for programs that wait for their answers; may be used by several threads."""
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any, Self
 
 import grpc
 
 from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc
-from signalbox_client.answers import Answer
-from signalbox_client.channels import Connection
+from signalbox_client.answers import Answer, Chunk, read_chunk
+from signalbox_client.channels import UNARY_TIMEOUT_S, Connection
 from signalbox_client.errors import request_error
-from signalbox_client.requests import Messages, chat_request, generate_request
+from signalbox_client.requests import (
+    Messages,
+    Prompt,
+    chat_request,
+    detokenize_request,
+    generate_request,
+    tokenize_request,
+)
+from signalbox_client.served import Load, Model, Token, read_load, read_model, read_tokens
 
 
 class Stream:
@@ -24,10 +33,18 @@ class Stream:
 
     def __iter__(self) -> Iterator[str]:
         """Yields text of the first sequence. Raises RequestError."""
+        with contextlib.closing(self.chunks()) as chunks:
+            for chunk in chunks:
+                if chunk.text:
+                    yield chunk.text
+
+    def chunks(self) -> Generator[Chunk]:
+        """Yields what comes of all sequences, instead of the text of one. Raises RequestError."""
         try:
             for response in self._call:
-                if piece := self.answer.add(response):
-                    yield piece
+                chunk = read_chunk(response)
+                self.answer.add(chunk)
+                yield chunk
         except grpc.RpcError as error:
             if not self.is_cancelled:
                 raise request_error(error) from None
@@ -54,14 +71,15 @@ class Client:
     """
 
     def __init__(self, address: str, connection: Connection | None = None, **settings: Any) -> None:
-        """`settings` are those of Connection: api_key, tls_ca, tls_cert, tls_key."""
+        """`settings` are those of Connection, such as api_key and tls_ca."""
         connection = connection or Connection(**settings)
+        self.address = address
         self._metadata = connection.metadata
         self._channel = connection.open(address)
         make_stub: Any = inference_pb2_grpc.InferenceServiceStub  # generated without types
         self._stub = make_stub(self._channel)
 
-    def generate(self, prompt: str, *, timeout_s: float | None = None, **options: Any) -> Answer:
+    def generate(self, prompt: Prompt, *, timeout_s: float | None = None, **options: Any) -> Answer:
         """Continues a prompt. Raises RequestError."""
         return _all_of(self.stream_generate(prompt, timeout_s=timeout_s, **options))
 
@@ -70,7 +88,7 @@ class Client:
         return _all_of(self.stream_chat(messages, timeout_s=timeout_s, **options))
 
     def stream_generate(
-        self, prompt: str, *, timeout_s: float | None = None, **options: Any
+        self, prompt: Prompt, *, timeout_s: float | None = None, **options: Any
     ) -> Stream:
         request = generate_request(prompt, options)
         return Stream(self._stub.Generate(request, timeout=timeout_s, metadata=self._metadata))
@@ -81,14 +99,45 @@ class Client:
         request = chat_request(messages, options)
         return Stream(self._stub.Chat(request, timeout=timeout_s, metadata=self._metadata))
 
-    def model_name(self, *, timeout_s: float | None = 10) -> str:
+    def model_name(self, *, timeout_s: float | None = UNARY_TIMEOUT_S) -> str:
         """Returns the name of the served model. Raises RequestError."""
-        request = pb.GetModelRequest()
+        return self.model(timeout_s=timeout_s).name
+
+    def model(self, *, timeout_s: float | None = UNARY_TIMEOUT_S) -> Model:
+        """Returns what is served. Raises RequestError."""
+        return read_model(self._ask(self._stub.GetModel, pb.GetModelRequest(), timeout_s))
+
+    def load(self, *, timeout_s: float | None = UNARY_TIMEOUT_S) -> Load:
+        """Returns how busy the router is. Raises RequestError."""
+        return read_load(self._ask(self._stub.GetLoad, pb.GetLoadRequest(), timeout_s))
+
+    def tokenize(
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool = True,
+        timeout_s: float | None = UNARY_TIMEOUT_S,
+    ) -> list[Token]:
+        """Returns the tokens of a text. Raises RequestError."""
+        request = tokenize_request(text, add_special_tokens=add_special_tokens)
+        return read_tokens(self._ask(self._stub.Tokenize, request, timeout_s))
+
+    def detokenize(
+        self,
+        token_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool = True,
+        timeout_s: float | None = UNARY_TIMEOUT_S,
+    ) -> str:
+        """Returns the text of tokens. Raises RequestError."""
+        request = detokenize_request(token_ids, skip_special_tokens=skip_special_tokens)
+        return str(self._ask(self._stub.Detokenize, request, timeout_s).text)
+
+    def _ask(self, method: Any, request: Any, timeout_s: float | None) -> Any:
         try:
-            answer = self._stub.GetModel(request, timeout=timeout_s, metadata=self._metadata)
+            return method(request, timeout=timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
             raise request_error(error) from None
-        return str(answer.name)
 
     def close(self) -> None:
         self._channel.close()

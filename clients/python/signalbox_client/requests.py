@@ -6,6 +6,8 @@ from typing import Any
 
 from protos.inference.v1 import inference_pb2 as pb
 
+Prompt = str | Sequence[int]
+"""Text, or token ids."""
 Messages = str | Sequence[Mapping[str, str]]
 """What the user says, or turns like {"role": "user", "content": "Hello"}."""
 
@@ -16,9 +18,14 @@ _ROLES = {
 }
 
 
-def generate_request(prompt: str, options: Mapping[str, Any]) -> pb.GenerateRequest:
+def generate_request(prompt: Prompt, options: Mapping[str, Any]) -> pb.GenerateRequest:
     fields, sampling = _split(pb.GenerateRequest, options)
-    return pb.GenerateRequest(text=prompt, sampling_params=sampling, **fields)
+    request = pb.GenerateRequest(sampling_params=sampling, **fields)
+    if isinstance(prompt, str):
+        request.text = prompt
+    else:
+        request.token_ids.ids.extend(prompt)
+    return request
 
 
 def chat_request(messages: Messages, options: Mapping[str, Any]) -> pb.ChatRequest:
@@ -27,6 +34,16 @@ def chat_request(messages: Messages, options: Mapping[str, Any]) -> pb.ChatReque
     fields, sampling = _split(pb.ChatRequest, options)
     turns = [_turn(message) for message in messages]
     return pb.ChatRequest(messages=turns, sampling_params=sampling, **fields)
+
+
+def tokenize_request(text: str, *, add_special_tokens: bool) -> pb.TokenizeRequest:
+    return pb.TokenizeRequest(text=text, add_special_tokens=add_special_tokens, return_texts=True)
+
+
+def detokenize_request(
+    token_ids: Sequence[int], *, skip_special_tokens: bool
+) -> pb.DetokenizeRequest:
+    return pb.DetokenizeRequest(token_ids=token_ids, skip_special_tokens=skip_special_tokens)
 
 
 def _turn(message: Mapping[str, str]) -> pb.ChatMessage:
