@@ -1,6 +1,6 @@
 """The public contract's messages to plain data and back."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -110,22 +110,32 @@ def _prompt(request: pb.GenerateRequest) -> TextPrompt | TokensPrompt:
     raise InvalidArgument("prompt", None, "exactly one of text and token_ids")
 
 
-def responses(kind: type[Response], served: Served) -> Iterator[Response]:
-    """Yields one message; before it as many as the log probabilities of a long prompt need."""
+def responses(kind: type[Response], served: Served) -> Iterable[Response]:
+    """Returns one message; before it as many as the log probabilities of a long prompt need."""
     update = served.update
     message = kind(request_id=served.request.request_id)
-    if update.prompt_logprobs:
-        for part in _prompt_logprobs(served):
-            if message.prompt_logprobs:
-                yield message
-                message = kind(request_id=served.request.request_id)
-            message.prompt_logprobs.extend(part)
     for delta in update.deltas:
         _write_delta(message.outputs.add(), delta, served.request.tokenizer)
     if update.end is not None:
         message.usage.CopyFrom(pb.Usage(**update.end.usage._asdict()))
         message.timings.CopyFrom(_timings(update.end))
-    yield message
+    if update.prompt_logprobs:
+        return _after_prompt_logprobs(kind, served, message)
+    return (message,)
+
+
+def _after_prompt_logprobs(
+    kind: type[Response], served: Served, last: Response
+) -> Iterator[Response]:
+    """Yields the log probabilities of the prompt, the last of them in the `last` message."""
+    message: Response | None = None
+    for part in _prompt_logprobs(served):
+        if message is not None:
+            yield message
+        message = kind(request_id=served.request.request_id, prompt_logprobs=part)
+    if message is not None:
+        last.prompt_logprobs.extend(message.prompt_logprobs)
+    yield last
 
 
 def _prompt_logprobs(served: Served) -> Iterator[list[pb.TokenLogprobs]]:

@@ -31,18 +31,27 @@ class Detokenizer(Protocol):
 class BytesDetokenizer:
     """Detokenises by a table of each token's bytes."""
 
-    __slots__ = ("_decoder", "_pieces")
+    __slots__ = ("_incomplete", "_pieces")
 
     def __init__(self, pieces: Sequence[bytes]) -> None:
         self._pieces = pieces
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._incomplete = b""
+        """The beginning of a character."""
 
     def push(self, token_ids: Sequence[int]) -> str:
         pieces = self._pieces
-        return self._decoder.decode(b"".join([pieces[token_id] for token_id in token_ids]))
+        if len(token_ids) == 1:  # as in nearly every step
+            new = pieces[token_ids[0]]
+        else:
+            new = b"".join([pieces[token_id] for token_id in token_ids])
+        data = self._incomplete + new
+        text, num_decoded = codecs.utf_8_decode(data, "replace", False)
+        self._incomplete = data[num_decoded:]
+        return text
 
     def flush(self) -> str:
-        return self._decoder.decode(b"", True)
+        rest, self._incomplete = self._incomplete, b""
+        return rest.decode("utf-8", "replace")
 
 
 class WindowDetokenizer:

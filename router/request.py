@@ -199,23 +199,21 @@ class GenerationRequest:
 
     async def updates(self) -> AsyncIterator[Update]:
         """Yields what is new; the last update has an `end`. Raises what the request failed with."""
-        while True:
-            update = await self._next_update()
-            yield update
-            if update.end is not None:
-                return
-
-    async def _next_update(self) -> Update:
-        while True:
+        is_last = False
+        while not is_last:
             if not self._has_news:
-                await self._news()
+                # An Event for the one reader that there is costs twice as much.
+                self._waiter = asyncio.get_running_loop().create_future()
+                await self._waiter
             self._has_news = False
             if self._error is not None:
                 raise self._error
             deltas = self._read()
             if deltas or self._end is not None:
                 prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, []
-                return Update(deltas, self._finish(), prompt_logprobs)
+                end = self._finish()
+                is_last = end is not None
+                yield Update(deltas, end, prompt_logprobs)
 
     def _touch(self, index: int) -> None:
         self._touched[index] = self._branches[index]
@@ -226,14 +224,6 @@ class GenerationRequest:
         self._has_news = True
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
-
-    async def _news(self) -> None:
-        """Waits for `_wake`; an Event for the one reader that there is costs twice as much."""
-        self._waiter = asyncio.get_running_loop().create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
 
     def _read(self) -> list[Delta]:
         touched, self._touched = self._touched, {}

@@ -22,13 +22,15 @@ Around = Callable[[Awaitable[Any], Context], Awaitable[Any]]
 
 def wrap(
     handler: Handler,
-    around: Around,
+    around: Around | None = None,
     *,
     deserialize: Callable[[bytes], Any] | None = None,
     check: Callable[[Requests], Requests] | None = None,
     writing: Writing | None = None,
 ) -> Handler:
-    """Returns `handler` with every call run as `await around(call, context)`.
+    """Returns `handler` with every call run as `await around(call, context)`, if given.
+
+    A stream resumes every coroutine around it for each message, so there are no more than needed.
 
     Args:
         deserialize: used instead of the handler's own deserialiser.
@@ -43,13 +45,17 @@ def wrap(
     )
 
     async def checked(requests: Requests, context: Context) -> Any:
-        return await run(check(requests) if check else requests, context)
+        assert check is not None
+        return await run(check(requests), context)
+
+    inner = run if check is None else checked
 
     async def call(requests: Requests, context: Context) -> Any:
-        return await around(checked(requests, context), context)
+        assert around is not None
+        return await around(inner(requests, context), context)
 
     return _CONSTRUCTORS[handler.request_streaming, handler.response_streaming](
-        call,
+        inner if around is None else call,
         request_deserializer=deserialize or handler.request_deserializer,
         response_serializer=handler.response_serializer,
     )

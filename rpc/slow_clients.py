@@ -77,7 +77,7 @@ class SlowClientInterceptor(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None or not handler.response_streaming:
             return handler
-        return wrap(handler, _run, writing=self._writing)
+        return wrap(handler, writing=self._writing)
 
     @contextmanager
     def _writing(self, context: Context) -> Iterator[Write]:
@@ -88,7 +88,3 @@ class SlowClientInterceptor(grpc.aio.ServerInterceptor):
             raise ResourceExhausted(f"the client does not read: {error}") from None
         finally:
             guard.close()
-
-
-async def _run(call: Awaitable[Any], _context: Context) -> Any:
-    return await call
