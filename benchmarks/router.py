@@ -3,11 +3,13 @@
     python -m benchmarks.router [--rates 1000 4000 12000] [--clients 256] [--workers 8] [--pin]
 
 A paced scheduler sends each of the clients' requests a token a step; the clients read them through
-a real router. Scheduler, router and clients have a process each. For each offered rate of tokens a
-second the table has what came through, how many tokens a message held (more than one where the
-router coalesced), the router's CPU, and the time from the scheduler's writing to the client's
-reading: two hops of gRPC and the client's own turn are in it. --pin gives the router the first core
-alone and the others the rest, for a machine where nothing else runs; on a busy one go by the CPU.
+a real router. Scheduler, router and clients have a process each. Beside it the same clients read as
+much from a server that does nothing but write, which is what gRPC alone costs. For each offered
+rate of tokens a second the table has what came through, how many tokens a message held (more than
+one where the router coalesced), the server's CPU, and the time from the scheduler's writing to the
+client's reading: both hops of gRPC and the client's own turn are in it. --pin gives the server the
+first core alone and the others the rest, for a machine where nothing else runs; on a busy one go by
+the CPU.
 """
 
 import argparse
@@ -16,24 +18,27 @@ import contextlib
 import multiprocessing
 import os
 import socket
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
 from numpy.typing import NDArray
 
+from benchmarks import bare_stream
 from benchmarks.paced_scheduler import MIN_VOCAB_SIZE, NUM_STEP_IDS, Pace, PacedScheduler, serve
 from benchmarks.stream_readers import Readers, Seen
 from signalbox.processes import spawn
 
 UNENDING = 1 << 19
 """Tokens of a request that lasts as long as the run."""
+ROUTER, BARE = "router", "bare gRPC"
 HEADER = (
-    "| offered/s | tokens/s | tokens a message | router µs CPU/token | µs CPU/message | of its core"
-    " | latency p50 / p99 ms |\n|---|---|---|---|---|---|---|"
+    "| server | offered/s | tokens/s | tokens a message | µs CPU/token | µs CPU/message"
+    " | of its core | latency p50 / p99 ms |\n|---|---|---|---|---|---|---|---|"
 )
 Int64Array = NDArray[np.int64]
 
@@ -42,10 +47,11 @@ Int64Array = NDArray[np.int64]
 class Run:
     """One rate, measured."""
 
+    server: str
     offered: float
     duration_s: float
     cpu_s: float
-    """Of the router."""
+    """Of the server."""
     num_tokens: int
     latency_ms: NDArray[np.float64]
     """Of the oldest token of each message."""
@@ -54,7 +60,7 @@ class Run:
         num_messages = len(self.latency_ms)
         p50, p99 = np.percentile(self.latency_ms, [50, 99])
         return (
-            f"| {self.offered:,.0f} | {self.num_tokens / self.duration_s:,.0f}"
+            f"| {self.server} | {self.offered:,.0f} | {self.num_tokens / self.duration_s:,.0f}"
             f" | {self.num_tokens / num_messages:.2f} | {self.cpu_s / self.num_tokens * 1e6:.1f}"
             f" | {self.cpu_s / num_messages * 1e6:.1f} | {self.cpu_s / self.duration_s:.0%}"
             f" | {p50:.2f} / {p99:.2f} |"
@@ -75,6 +81,16 @@ async def _schedule(pipe: Connection, pace: Pace) -> None:
     await asyncio.to_thread(pipe.recv)
     pipe.send(np.array(scheduler.sent_ns))
     await server.wait_for_termination()  # until it is killed: the router shall end first
+
+
+async def _stream(pipe: Connection, pace: Pace) -> None:
+    stream = bare_stream.BareStream(pace)
+    _, port = await bare_stream.serve(stream)
+    pipe.send(port)
+    running = asyncio.create_task(stream.run())
+    await asyncio.to_thread(pipe.recv)
+    pipe.send(np.array(stream.sent_ns))
+    await running
 
 
 async def _read(pipe: Connection, readers: Readers) -> None:
@@ -101,16 +117,28 @@ def _enter(main: Any, pipe: Connection, argument: Any, cores: list[int]) -> None
     asyncio.run(main(pipe, argument))
 
 
+class Peer(NamedTuple):
+    """A process of this benchmark, and the pipe to it."""
+
+    pipe: Connection
+    pid: int
+
+    async def ask(self, *, is_last: bool = False) -> Any:
+        """Returns the process's answer. Raises EOFError if it has died."""
+        self.pipe.send(is_last)
+        return await asyncio.to_thread(self.pipe.recv)
+
+
 @contextlib.contextmanager
-def process(main: Any, argument: Any, cores: list[int]) -> Any:
-    """Runs a coroutine in a process of its own; yields the pipe to it."""
+def process(main: Any, argument: Any, cores: list[int]) -> Iterator[Peer]:
+    """Runs a coroutine in a process of its own."""
     context = multiprocessing.get_context("spawn")
     ours, its = context.Pipe()
     child = context.Process(target=_enter, args=(main, its, argument, cores), daemon=True)
     child.start()
     its.close()  # so that ours ends when the child does
     try:
-        yield ours
+        yield Peer(ours, child.pid or 0)
     finally:
         child.kill()
         child.join()
@@ -142,20 +170,33 @@ def cpu_s(pid: int) -> float:
     return float(times.user + times.system)
 
 
-async def ask(pipe: Connection, *, is_last: bool = False) -> Any:
-    """Returns a process's answer. Raises EOFError if it has died."""
-    pipe.send(is_last)
-    return await asyncio.to_thread(pipe.recv)
+class Serving(NamedTuple):
+    """What the clients ask, and who knows when each step was sent."""
+
+    address: str
+    pid: int
+    source: Peer
 
 
-async def measure(options: argparse.Namespace, *, tokens_per_s: float) -> Run:
+@contextlib.asynccontextmanager
+async def serving(
+    server: str, pace: Pace, options: argparse.Namespace, cores: list[int]
+) -> AsyncIterator[Serving]:
+    """Starts a server that is fed at this pace."""
+    with process(_stream if server == BARE else _schedule, pace, cores[1:]) as source:
+        port = await asyncio.to_thread(source.pipe.recv)
+        if server == BARE:
+            yield Serving(f"127.0.0.1:{port}", source.pid, source)
+            return
+        async with router(port, options.router_flags) as (address, pid):
+            yield Serving(address, pid, source)
+
+
+async def measure(server: str, options: argparse.Namespace, *, tokens_per_s: float) -> Run:
     cores = sorted(os.sched_getaffinity(0)) if options.pin else []
     groups = min(options.workers, options.clients)
     pace = Pace(num_requests=options.clients, num_groups=groups, tokens_per_s=tokens_per_s)
-    async with contextlib.AsyncExitStack() as stack:
-        scheduler = stack.enter_context(process(_schedule, pace, cores[1:]))
-        port = await asyncio.to_thread(scheduler.recv)
-        address, pid = await stack.enter_async_context(router(port, options.router_flags))
+    async with serving(server, pace, options, cores) as (address, pid, source):
         if cores:
             psutil.Process(pid).cpu_affinity(cores[:1])
         readers = Readers(
@@ -164,16 +205,16 @@ async def measure(options: argparse.Namespace, *, tokens_per_s: float) -> Run:
             num_connections=min(options.connections or options.clients, options.clients),
             max_tokens=options.max_tokens,
         )
-        clients = stack.enter_context(process(_read, readers, cores[1:]))
-        await ask(clients)
-        await asyncio.sleep(options.warm_up)
-        loop = asyncio.get_running_loop()
-        before, cpu, start = await ask(clients), cpu_s(pid), loop.time()
-        await asyncio.sleep(options.seconds)
-        after, cpu, end = await ask(clients), cpu_s(pid) - cpu, loop.time()
-        read_ns, first_token = await ask(clients, is_last=True)
-        sent_ns = await ask(scheduler)
+        with process(_read, readers, cores[1:]) as clients:
+            await clients.ask()
+            await asyncio.sleep(options.warm_up)
+            before, cpu, start = await clients.ask(), cpu_s(pid), time.perf_counter()
+            await asyncio.sleep(options.seconds)
+            after, cpu, end = await clients.ask(), cpu_s(pid) - cpu, time.perf_counter()
+            read_ns, first_token = await clients.ask(is_last=True)
+            sent_ns = await source.ask()
     return Run(
+        server=server,
         offered=tokens_per_s,
         duration_s=end - start,
         cpu_s=cpu,
@@ -185,7 +226,8 @@ async def measure(options: argparse.Namespace, *, tokens_per_s: float) -> Run:
 async def run(options: argparse.Namespace) -> None:
     print(HEADER)
     for rate in options.rates:
-        print((await measure(options, tokens_per_s=rate)).row(), flush=True)
+        for server in (ROUTER, BARE):
+            print((await measure(server, options, tokens_per_s=rate)).row(), flush=True)
 
 
 def main() -> None:

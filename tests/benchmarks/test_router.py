@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.paced_scheduler import MIN_VOCAB_SIZE, NUM_STEP_IDS, Pace, PacedScheduler
-from benchmarks.router import latencies_ms, measure
+from benchmarks.router import BARE, ROUTER, latencies_ms, measure
 from rpc.columns import unpack_int64
 
 
@@ -31,13 +31,14 @@ def test_a_request_ends_with_its_last_token() -> None:
 
 
 @pytest.mark.timeout(180)
-async def test_what_is_offered_comes_through_a_router() -> None:
+@pytest.mark.parametrize("server", [ROUTER, BARE])
+async def test_what_is_offered_comes_through(server: str) -> None:
     options = argparse.Namespace(
         clients=4, connections=2, workers=2, max_tokens=8, seconds=1.0, warm_up=0.0, pin=False,
         router_flags=[],
     )  # fmt: skip
-    run = await measure(options, tokens_per_s=100)
+    run = await measure(server, options, tokens_per_s=100)
     assert run.num_tokens >= len(run.latency_ms) > 0
     assert run.cpu_s > 0
     assert (run.latency_ms > 0).all()
-    assert run.row().count("|") == 8
+    assert run.row().count("|") == 9
