@@ -5,7 +5,7 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -14,35 +14,26 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
-from signalbox.inference_client import Chunk, InferenceClient, Usage
+from signalbox_client import Answer, AsyncStream, Chunk, RequestError
 
 PATIENCE_S = 2.0
 """Whoever waits longer is told what for."""
 
 
 @dataclass(slots=True)
-class Answer:
+class TimedAnswer:
     """What has come of one request, and when."""
 
+    answer: Answer
     started: float = field(default_factory=time.monotonic)
-    texts: dict[int, str] = field(default_factory=dict)
-    finish_reasons: dict[int, str] = field(default_factory=dict)
-    usage: Usage | None = None
-    request_id: str = ""
     first: float | None = None
     last: float = 0.0
 
-    def add(self, chunk: Chunk) -> None:
-        """Takes in one message of the stream."""
-        self.request_id = chunk.request_id
-        self.usage = chunk.usage or self.usage
-        if any(delta.num_tokens for delta in chunk.deltas):
+    def note(self, chunk: Chunk) -> None:
+        """Takes the time of what has just come."""
+        if any(delta.token_ids for delta in chunk.deltas):
             self.last = time.monotonic()
             self.first = self.first or self.last
-        for delta in chunk.deltas:
-            self.texts[delta.index] = self.texts.get(delta.index, "") + delta.text
-            if delta.finish_reason:
-                self.finish_reasons[delta.index] = delta.finish_reason
 
     def summary(self) -> str:
         """Returns how many tokens came how fast, for people."""
@@ -51,25 +42,25 @@ class Answer:
             parts.append(f"first after {self.time_to_first_token_s:.3f} s")
         if self.tokens_per_second is not None:
             parts.append(f"then {self.tokens_per_second:.1f} tokens/s")
-        parts.append(f"request {self.request_id}")
+        parts.append(f"request {self.answer.request_id}")
         return ", ".join(parts)
 
     def as_dict(self) -> dict[str, Any]:
         """Returns everything, for programs."""
         return {
-            "request_id": self.request_id,
+            "request_id": self.answer.request_id,
             "outputs": [
-                {"index": index, "text": text, "finish_reason": self.finish_reasons.get(index)}
-                for index, text in sorted(self.texts.items())
+                {"index": index, "text": output.text, "finish_reason": output.finish_reason}
+                for index, output in enumerate(self.answer.outputs)
             ],
-            "usage": asdict(self.usage) if self.usage else None,
+            "usage": asdict(self.answer.usage) if self.answer.usage else None,
             "time_to_first_token_s": self.time_to_first_token_s,
             "tokens_per_second": self.tokens_per_second,
         }
 
     @property
     def num_tokens(self) -> int:
-        return self.usage.completion_tokens if self.usage else 0
+        return self.answer.usage.completion_tokens if self.answer.usage else 0
 
     @property
     def time_to_first_token_s(self) -> float | None:
@@ -83,22 +74,21 @@ class Answer:
         return (self.num_tokens - 1) / (self.last - self.first)
 
 
-async def show(chunks: AsyncIterator[Chunk], *, client: InferenceClient, as_json: bool) -> Answer:
+async def show(stream: AsyncStream, *, address: str, as_json: bool) -> TimedAnswer:
     """Prints an answer as it streams, then its summary. Raises RuntimeError if the call fails."""
-    answer = Answer()
-    try:
-        async for chunk in _with_patience(chunks):
-            answer.add(chunk)
-            if not as_json:
-                _print_deltas(chunk)
-    except grpc.aio.AioRpcError as error:
-        raise RuntimeError(explain(error, client.address)) from error
+    timed = TimedAnswer(stream.answer)
+    with explained(address):
+        async with stream:
+            async for chunk in _with_patience(stream.chunks()):
+                timed.note(chunk)
+                if not as_json:
+                    print(chunk.text, end="", flush=True)
     if as_json:
-        print(json.dumps(answer.as_dict(), ensure_ascii=False))
-        return answer
-    _print_others(answer)
-    Console(stderr=True, highlight=False, soft_wrap=True).print(Text(answer.summary(), "dim"))
-    return answer
+        print(json.dumps(timed.as_dict(), ensure_ascii=False))
+        return timed
+    _print_others(timed.answer)
+    Console(stderr=True, highlight=False, soft_wrap=True).print(Text(timed.summary(), "dim"))
+    return timed
 
 
 async def _with_patience(chunks: AsyncIterator[Chunk]) -> AsyncIterator[Chunk]:
@@ -124,26 +114,24 @@ async def _say_waiting(console: Console) -> None:
         await asyncio.Event().wait()
 
 
-def _print_deltas(chunk: Chunk) -> None:
-    for delta in chunk.deltas:
-        if delta.index == 0:
-            print(delta.text, end="", flush=True)
-
-
 def _print_others(answer: Answer) -> None:
     """Prints all but the first, which has streamed: as panels for people, as lines for scripts."""
     print(flush=True)
     console = Console(highlight=False)
-    for index, text in sorted(answer.texts.items()):
-        if index and console.is_terminal:
-            console.print(Panel(Text(text), title=f"answer {index}", title_align="left"))
-        elif index:
-            print(f"[{index}] {text}", file=sys.stdout)
+    for index, output in enumerate(answer.outputs[1:], start=1):
+        if console.is_terminal:
+            console.print(Panel(Text(output.text), title=f"answer {index}", title_align="left"))
+        else:
+            print(f"[{index}] {output.text}", file=sys.stdout)
 
 
-def explain(error: grpc.aio.AioRpcError, address: str) -> str:
-    """Returns why a call failed, in one line."""
-    details = error.details() or ""
-    if error.code() is grpc.StatusCode.UNAVAILABLE and "connect" in details:
-        return f"nothing answers at {address}; is `signalbox serve` running?"
-    return f"{error.code().name}: {details}"
+@contextlib.contextmanager
+def explained(address: str) -> Iterator[None]:
+    """Raises RuntimeError that says in one line why a call failed."""
+    try:
+        yield
+    except RequestError as error:
+        if error.code is grpc.StatusCode.UNAVAILABLE and "connect" in error.message:
+            reason = f"nothing answers at {address}; is `signalbox serve` running?"
+            raise RuntimeError(reason) from error
+        raise RuntimeError(str(error)) from error

@@ -11,9 +11,8 @@ from typing import Any
 
 from rich.console import Console
 
-from signalbox.answer import Answer, show
-from signalbox.connection import connection
-from signalbox.inference_client import InferenceClient, Message
+from signalbox.answer import TimedAnswer, show
+from signalbox.connection import connection, router_client
 from signalbox.router_flags import add_router_flags, add_sampling_flags, request_options
 
 EXAMPLES = """\
@@ -51,12 +50,13 @@ class Conversation:
     """What has been said, oldest first."""
 
     system: str | None = None
-    turns: list[Message] = field(default_factory=list)
+    turns: list[dict[str, str]] = field(default_factory=list)
+    """As a request has them: role and content."""
 
     @property
-    def messages(self) -> list[Message]:
-        """All of it, as a request has it."""
-        first = [Message(role="system", text=self.system)] if self.system else []
+    def messages(self) -> list[dict[str, str]]:
+        """All of it, the instructions first."""
+        first = [{"role": "system", "content": self.system}] if self.system else []
         return [*first, *self.turns]
 
     def undo(self) -> None:
@@ -64,20 +64,20 @@ class Conversation:
         del self.turns[-2:]
 
     def ask(self, text: str) -> None:
-        self.turns.append(Message(role="user", text=text))
+        self.turns.append({"role": "user", "content": text})
 
     def answered(self, text: str) -> None:
-        self.turns.append(Message(role="assistant", text=text))
+        self.turns.append({"role": "assistant", "content": text})
 
 
 async def _chat(options: dict[str, Any]) -> None:
     conversation = Conversation(options["system"])
     asked, as_json = request_options(options), options["json"]
-    async with InferenceClient(options["router"], connection(options)) as client:
+    async with router_client(options["router"], connection(options)) as client:
 
-        async def answer() -> Answer:
-            chunks = client.chat(conversation.messages, **asked)
-            return await show(chunks, client=client, as_json=as_json)
+        async def answer() -> TimedAnswer:
+            stream = client.stream_chat(conversation.messages, **asked)
+            return await show(stream, address=client.address, as_json=as_json)
 
         message = options["message"]
         if message is None and sys.stdin.isatty():
@@ -106,7 +106,7 @@ async def _answer_or_forget(conversation: Conversation, answer: Any, console: Co
     """A question whose answer fails, or is ended by Ctrl-C, has not been asked."""
     try:
         came = await _until_interrupted(answer())
-        conversation.answered(came.texts.get(0, ""))
+        conversation.answered(came.answer.text)
     except asyncio.CancelledError:
         conversation.turns.pop()
         console.print("\n[dim]ended; the question is forgotten[/dim]")
@@ -115,7 +115,7 @@ async def _answer_or_forget(conversation: Conversation, answer: Any, console: Co
         console.print(str(error), style="red", markup=False)
 
 
-async def _until_interrupted(answer: Coroutine[Any, Any, Answer]) -> Answer:
+async def _until_interrupted(answer: Coroutine[Any, Any, TimedAnswer]) -> TimedAnswer:
     """Ctrl-C cancels the answer alone, and so aborts its request."""
     task = asyncio.create_task(answer)
     loop = asyncio.get_running_loop()
@@ -147,7 +147,7 @@ def obey(command: str, conversation: Conversation, console: Console) -> bool:
             conversation.undo()
         case "/history":
             for turn in conversation.messages:
-                console.print(f"{turn.role}: {turn.text}", markup=False)
+                console.print(f"{turn['role']}: {turn['content']}", markup=False)
         case "/exit":
             return False
         case _:

@@ -5,8 +5,10 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+from rpc.client import open_channel
 from rpc.tls import CLEAR, TlsConfig
 from signalbox.environment import ENV_PREFIX
+from signalbox_client import AsyncClient
 
 _FLAGS = {
     "tls_ca": ("FILE", "PEM file: who vouches for the service; the connection uses TLS"),
@@ -32,6 +34,12 @@ class Connection:
 
 
 PLAIN = Connection()
+
+
+def router_client(address: str, how: Connection = PLAIN) -> AsyncClient:
+    """Returns a client whose channel behaves as all of ours do. Raises TlsError."""
+    channel = open_channel(address, tls=how.tls, server_name=how.server_name)
+    return AsyncClient(address, channel=channel, api_key=how.api_key)
 
 
 def add_connection_flags(parser: argparse.ArgumentParser, *, api_key: bool = False) -> None:

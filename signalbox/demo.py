@@ -3,7 +3,7 @@
 import sys
 
 from signalbox.answer import show
-from signalbox.inference_client import InferenceClient, Message
+from signalbox.connection import router_client
 from signalbox.settings import ServeSettings
 from signalbox.stack import running
 
@@ -18,10 +18,9 @@ async def run(settings: ServeSettings) -> None:
         processes = ", ".join(f"{name} {pid}" for name, pid in stack.pids.items())
         _say(f"Serving at {stack.address} (processes: {processes})")
         _say(f"Asking: {QUESTION}\n")
-        async with InferenceClient(stack.address) as client:
-            messages = [Message(role="user", text=QUESTION)]
-            sampling = {"temperature": 0.0, "max_tokens": MAX_TOKENS}
-            await show(client.chat(messages, sampling=sampling), client=client, as_json=False)
+        async with router_client(stack.address) as client:
+            stream = client.stream_chat(QUESTION, temperature=0.0, max_tokens=MAX_TOKENS)
+            await show(stream, address=client.address, as_json=False)
         _say("\nShutting down")
     _say("All processes have ended")
 

@@ -6,8 +6,7 @@ import sys
 from typing import Any
 
 from signalbox.answer import show
-from signalbox.connection import connection
-from signalbox.inference_client import InferenceClient
+from signalbox.connection import connection, router_client
 from signalbox.router_flags import add_router_flags, add_sampling_flags, request_options
 
 EXAMPLES = """\
@@ -38,5 +37,6 @@ def run(options: dict[str, Any]) -> None:
 async def _generate(options: dict[str, Any]) -> None:
     prompt = options["prompt"] if options["prompt"] is not None else sys.stdin.read()
     asked = request_options(options)
-    async with InferenceClient(options["router"], connection(options)) as client:
-        await show(client.generate(prompt, **asked), client=client, as_json=options["json"])
+    async with router_client(options["router"], connection(options)) as client:
+        stream = client.stream_generate(prompt, **asked)
+        await show(stream, address=client.address, as_json=options["json"])

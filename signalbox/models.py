@@ -6,14 +6,13 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-import grpc
 from rich.console import Console
 from rich.table import Table
 
-from signalbox.answer import explain
-from signalbox.connection import connection
-from signalbox.inference_client import InferenceClient, Load, Model
+from signalbox.answer import explained
+from signalbox.connection import connection, router_client
 from signalbox.router_flags import add_router_flags
+from signalbox_client import Load, Model
 
 EXAMPLES = """\
 examples
@@ -38,11 +37,9 @@ def run(options: dict[str, Any]) -> None:
 
 
 async def _ask(options: dict[str, Any]) -> tuple[Model, Load]:
-    async with InferenceClient(options["router"], connection(options)) as client:
-        try:
+    async with router_client(options["router"], connection(options)) as client:
+        with explained(client.address):
             return await client.model(), await client.load()
-        except grpc.aio.AioRpcError as error:
-            raise RuntimeError(explain(error, client.address)) from error
 
 
 def _table(model: Model, load: Load) -> Table:

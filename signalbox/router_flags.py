@@ -62,14 +62,14 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def request_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Returns what InferenceClient's calls take of it. Raises ValueError or OSError."""
+    """Returns them as the client's calls take them. Raises ValueError."""
     names = (*_SAMPLING, "stop", "ignore_eos")
-    sampling = {name: options[name] for name in names if options[name] is not None}
+    asked = {name: options[name] for name in names if options[name] is not None}
     for name, kind in _STRUCTURES.items():
         if (value := options[name]) is not None:
             content = _read(Path(value), name) if kind == "FILE" else value
-            sampling["structured_output"] = {name: content}
-    return {"sampling": sampling, "timeout_s": options["timeout"]}
+            asked["structured_output"] = {name: content}
+    return {**asked, "timeout_s": options["timeout"]}
 
 
 def _read(path: Path, name: str) -> str:

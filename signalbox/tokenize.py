@@ -6,15 +6,14 @@ import json
 import sys
 from typing import Any
 
-import grpc
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from signalbox.answer import explain
-from signalbox.connection import connection
-from signalbox.inference_client import InferenceClient, Token
+from signalbox.answer import explained
+from signalbox.connection import connection, router_client
 from signalbox.router_flags import add_router_flags
+from signalbox_client import Token
 
 EXAMPLES = """\
 examples
@@ -51,16 +50,14 @@ def run(options: dict[str, Any]) -> None:
 async def _run(options: dict[str, Any]) -> None:
     given = " ".join(options["text"]) if options["text"] else sys.stdin.read()
     special = not options["no_special_tokens"]
-    async with InferenceClient(options["router"], connection(options)) as client:
-        try:
+    async with router_client(options["router"], connection(options)) as client:
+        with explained(client.address):
             if options["decode"]:
-                text = await client.detokenize(_ids(given), special_tokens=special)
+                text = await client.detokenize(_ids(given), skip_special_tokens=not special)
                 print(json.dumps({"text": text}, ensure_ascii=False) if options["json"] else text)
             else:
-                tokens = await client.tokenize(given, special_tokens=special)
+                tokens = await client.tokenize(given, add_special_tokens=special)
                 _print(tokens, as_json=options["json"])
-        except grpc.aio.AioRpcError as error:
-            raise RuntimeError(explain(error, client.address)) from error
 
 
 def _ids(text: str) -> list[int]:

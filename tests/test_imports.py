@@ -18,7 +18,15 @@ ALLOWED: dict[str, set[str]] = {
     "router": {"protos", "rpc"},
     "scheduler_svc": {"protos", "rpc"},
     "gpu_worker": {"protos", "rpc", "signalbox_kernels"},
-    "signalbox": {"protos", "rpc", "router", "scheduler_svc", "gpu_worker", "signalbox_kernels"},
+    "signalbox": {
+        "protos",
+        "rpc",
+        "router",
+        "scheduler_svc",
+        "gpu_worker",
+        "signalbox_kernels",
+        "signalbox_client",
+    },
 }
 FOLDERS = {name: ROOT / name for name in ALLOWED} | {
     "signalbox_kernels": ROOT / "kernels" / "signalbox_kernels",

@@ -258,18 +258,15 @@ async def test_a_certificate_may_be_for_another_name_than_the_address(tmp_path: 
         await server.drain(grace_s=0)
 
 
-async def test_a_proxy_of_the_environment_can_be_left_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_channel_of_ones_own_carries_the_calls() -> None:
     async with running_router() as stack:
-        for name in ("no_grpc_proxy", "no_proxy", "NO_PROXY", "grpc_proxy", "https_proxy"):
-            monkeypatch.delenv(name, raising=False)
-        monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-        async with AsyncClient(stack.address, use_proxy=False) as client:
+        channel = grpc.aio.insecure_channel(stack.address)
+        async with AsyncClient("nobody is here", channel=channel) as client:
             assert await client.model_name() == MODEL_NAME
-        async with AsyncClient(stack.address) as client:
-            with pytest.raises(RequestError, match="UNAVAILABLE"):
-                await client.model_name()
+        assert channel.get_state() is grpc.ChannelConnectivity.SHUTDOWN
+        blocking = grpc.insecure_channel(stack.address)
+        name = await in_a_thread("nobody", lambda client: client.model_name(), channel=blocking)
+        assert name == MODEL_NAME
 
 
 @pytest.mark.parametrize(

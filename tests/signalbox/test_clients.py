@@ -18,7 +18,6 @@ from signalbox import chat, generate, models, tokenize
 from signalbox.bench import flags as bench
 from signalbox.chat import Conversation, obey
 from signalbox.cli import _parser
-from signalbox.inference_client import Message
 from tests.signalbox.stacks import COMMAND, START_S, Stack, environment, serve, signalbox
 
 
@@ -146,7 +145,7 @@ def make_conversation() -> Conversation:
 def test_commands_of_a_conversation_forget_what_they_say(command: str, left: list[str]) -> None:
     conversation = make_conversation()
     assert obey(command, conversation, Console(file=io.StringIO()))
-    assert [message.text for message in conversation.messages] == left
+    assert [message["content"] for message in conversation.messages] == left
     assert not obey("/exit", conversation, Console(file=io.StringIO()))
 
 
@@ -154,8 +153,8 @@ def test_a_conversation_is_sent_whole_with_its_instructions_first() -> None:
     conversation = make_conversation()
     conversation.ask("three")
     first, *_, last = conversation.messages
-    assert first == Message(role="system", text="Be kind.")
-    assert last == Message(role="user", text="three")
+    assert first == {"role": "system", "content": "Be kind."}
+    assert last == {"role": "user", "content": "three"}
     assert len(conversation.messages) == 6
 
 

@@ -77,12 +77,24 @@ class AsyncStream:
 class AsyncClient:
     """Calls a router at "host:port"; belongs to the event loop that it is made in."""
 
-    def __init__(self, address: str, connection: Connection | None = None, **settings: Any) -> None:
-        """`settings` are those of Connection, such as api_key and tls_ca."""
+    def __init__(
+        self,
+        address: str,
+        connection: Connection | None = None,
+        *,
+        channel: grpc.aio.Channel | None = None,
+        **settings: Any,
+    ) -> None:
+        """Opens a channel.
+
+        Args:
+            channel: one of your own instead, such as with interceptors; closed with the client.
+            settings: those of Connection, such as api_key and tls_ca.
+        """
         connection = connection or Connection(**settings)
         self.address = address
         self._metadata = connection.metadata
-        self._channel = connection.open_async(address)
+        self._channel = channel or connection.open_async(address)
         make_stub: Any = inference_pb2_grpc.InferenceServiceStub  # generated without types
         self._stub = make_stub(self._channel)
 

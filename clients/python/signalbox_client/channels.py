@@ -29,8 +29,6 @@ class Connection:
     """What to show where the router asks for a certificate."""
     tls_server_name: str | None = None
     """What the router's certificate is for, if not the address's host."""
-    use_proxy: bool = True
-    """Whether an http_proxy of the environment is heeded."""
 
     def __post_init__(self) -> None:
         if (self.tls_cert is None) != (self.tls_key is None):
@@ -59,7 +57,6 @@ class Connection:
     @property
     def _options(self) -> list[tuple[str, int | str]]:
         options: list[tuple[str, int | str]] = [*_OPTIONS]
-        options.append(("grpc.enable_http_proxy", int(self.use_proxy)))
         if self.tls_server_name is not None:
             options.append(("grpc.ssl_target_name_override", self.tls_server_name))
         return options

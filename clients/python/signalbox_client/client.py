@@ -70,12 +70,24 @@ class Client:
     their names, such as `max_tokens`, and `json_schema`, a schema that the text is to conform to.
     """
 
-    def __init__(self, address: str, connection: Connection | None = None, **settings: Any) -> None:
-        """`settings` are those of Connection, such as api_key and tls_ca."""
+    def __init__(
+        self,
+        address: str,
+        connection: Connection | None = None,
+        *,
+        channel: grpc.Channel | None = None,
+        **settings: Any,
+    ) -> None:
+        """Opens a channel.
+
+        Args:
+            channel: one of your own instead, such as with interceptors; closed with the client.
+            settings: those of Connection, such as api_key and tls_ca.
+        """
         connection = connection or Connection(**settings)
         self.address = address
         self._metadata = connection.metadata
-        self._channel = connection.open(address)
+        self._channel = channel or connection.open(address)
         make_stub: Any = inference_pb2_grpc.InferenceServiceStub  # generated without types
         self._stub = make_stub(self._channel)
 
