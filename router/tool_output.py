@@ -1,6 +1,6 @@
-"""What a tool call parser has read and not yet handed on."""
+"""What a parser of tool calls is, and what it has read and not yet handed on."""
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from router.outputs import ToolCallDelta
 
@@ -61,3 +61,18 @@ class Output:
         if not self._calls or self._calls[-1].index != self._index:
             self._calls.append(ToolCallDelta(index=self._index))
         self._calls[-1].arguments += arguments
+
+
+class Parser(Protocol):
+    """The state of one sequence."""
+
+    num_calls: int
+    """Calls that have begun."""
+
+    def push(self, text: str) -> Parsed:
+        """Reads more text."""
+        ...
+
+    def flush(self) -> Parsed:
+        """Returns what was held back, at the end of the text."""
+        ...

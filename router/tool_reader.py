@@ -5,10 +5,12 @@ from functools import partial
 
 from router import tool_formats
 from router.conversation import Conversation, ToolMode
+from router.forced_call import ForcedCallParser
 from router.model import ServedModel
 from router.outputs import FinishReason, Update
-from router.tool_calls import ForcedCallParser, Parser, ToolCallParser
+from router.tool_calls import ToolCallParser
 from router.tool_formats import FORMATS, JSON, ToolCallFormat
+from router.tool_output import Parser
 
 _ENDS_WITH_CALLS = (FinishReason.STOP, FinishReason.STOP_TOKEN)
 

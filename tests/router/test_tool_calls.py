@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from router.forced_call import ForcedCallParser
 from router.outputs import ToolCallDelta
-from router.tool_calls import ForcedCallParser, Parser, ToolCallParser
+from router.tool_calls import ToolCallParser
 from router.tool_formats import CHOICES, FORMATS, HERMES, JSON, LLAMA3_JSON, MISTRAL, choose
+from router.tool_output import Parser
 
 TOOLS = ("get_weather", "add")
 PARIS = '{"city": "Paris"}'

@@ -1,0 +1,87 @@
+"""Reads characters of a text that arrives in pieces, and the pieces of JSON that they make.
+
+Each reader is a generator that is sent one character at a time. What it has read and nobody has
+decided on is held, so that it can come out as the text that it is.
+"""
+
+import json
+from collections.abc import Callable, Generator
+
+SPACE = " \t\r\n"
+
+Reader = Generator[None, str, None]
+TextReader = Generator[None, str, str]
+
+
+class Mismatch(Exception):
+    """What is held is not what was looked for; its last character may begin something else."""
+
+
+class CharReader:
+    """The place in the text of one sequence."""
+
+    def __init__(self) -> None:
+        self.held: list[str] = []
+        """Was read and is not decided on."""
+        self._pushed_back = ""
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether the next character has not been read before."""
+        return not self._pushed_back
+
+    def next(self) -> TextReader:
+        if self._pushed_back:
+            char, self._pushed_back = self._pushed_back[0], self._pushed_back[1:]
+        else:
+            char = yield
+        self.held.append(char)
+        return char
+
+    def next_but(self, skipped: str) -> TextReader:
+        while (char := (yield from self.next())) in skipped:
+            pass
+        return char
+
+    def push_back(self) -> None:
+        self._pushed_back = self.held.pop() + self._pushed_back
+
+    def string(self) -> TextReader:
+        """Reads a string, after its opening quote."""
+        chars = ['"']
+        is_escaped = False
+        while True:
+            char = yield from self.next()
+            chars.append(char)
+            if char == '"' and not is_escaped:
+                break
+            is_escaped = char == "\\" and not is_escaped
+        try:
+            text = str(json.loads("".join(chars), strict=False))
+        except ValueError:
+            raise Mismatch from None
+        return text.encode(errors="replace").decode()  # an escape may be half a surrogate pair
+
+    def word(self, char: str) -> TextReader:
+        """Reads a number or a name, which begins with `char`."""
+        word = ""
+        while char not in SPACE + ",}]":
+            word += char
+            char = yield from self.next()
+        self.push_back()
+        return word
+
+    def container(self, char: str, keep: Callable[[str], None]) -> Reader:
+        """Reads an object or a list, after its opening character, by its brackets alone."""
+        keep(char)
+        depth, is_quoted, is_escaped = 1, False, False
+        while depth:
+            char = yield from self.next()
+            keep(char)
+            if is_quoted:
+                is_quoted = char != '"' or is_escaped
+                is_escaped = char == "\\" and not is_escaped
+            elif char == '"':
+                is_quoted = True
+            else:
+                depth += (char in "{[") - (char in "}]")
