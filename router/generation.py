@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import grpc
 from opentelemetry.context import Context
 
 from router.admission import Admission, Asked, EncodedPrompt, TimeRemaining, now_ns, timeout_ns
@@ -24,9 +25,11 @@ from router.schedulers import Schedulers
 from router.tool_reader import ToolCallReader, reader_of
 from router.tracing import RequestSpan, Transport
 from rpc import telemetry
-from rpc.errors import Cancelled, Unavailable
+from rpc.errors import Cancelled, RpcError, Unavailable
 
 MAX_NAME_CHARS = 100
+COMPLETION, CHAT = "text_completion", "chat"
+"""GenAI's names of what is done."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +37,7 @@ class Origin:
     """Where a request comes from: what its transport knows beside its content."""
 
     operation: str
-    """GenAI's name of what is done: text_completion or chat."""
+    """COMPLETION or CHAT."""
     transport: Transport
     parent: Context
     """The caller's trace."""
@@ -99,6 +102,23 @@ class Generator:
         """Ends a request, which raises Cancelled where it is generated; no-op if it has ended."""
         if live := self._live.get((tenant, request_id)):
             live.abort()
+
+    @contextmanager
+    def reading(self, operation: str) -> Iterator[None]:
+        """Counts a request of which the block cannot make something to generate."""
+        try:
+            yield
+        except RpcError as error:
+            self.unread(operation, error.code)
+            raise
+
+    def unread(self, operation: str, code: grpc.StatusCode) -> None:
+        """Counts what no generation was made of."""
+        try:
+            model = self.model.name
+        except Unavailable:
+            model = ""
+        self._observer.unread(operation, code, model=model)
 
     async def generate(self, asked: Asked, origin: Origin) -> AsyncGenerator[Served]:
         """Yields what the client gets next; when this is closed, nothing of the request is left."""
@@ -167,11 +187,8 @@ class Generator:
             del self._live[tenant, request_id]
 
     def _served(self, origin: Origin) -> ServedModel:
-        try:
+        with self.reading(origin.operation):
             return self.model
-        except Unavailable:
-            self._observer.unserved(origin.operation)
-            raise
 
     async def _tokenize(
         self, asked: Asked, model: ServedModel, origin: Origin, span: RequestSpan

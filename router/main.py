@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import grpc
 from prometheus_client import CollectorRegistry
 from smg_grpc_proto import vllm_engine_pb2_grpc
 
@@ -19,8 +20,9 @@ from router.metrics import RouterMetrics
 from router.observer import Observer
 from router.request_log import RequestLog
 from router.schedulers import Schedulers
-from router.servicer import SERVICE_NAME, InferenceServicer
+from router.servicer import OPERATIONS, SERVICE_NAME, InferenceServicer
 from router.tenants import Tenants
+from router.vllm.servicer import OPERATIONS as VLLM_OPERATIONS
 from router.vllm.servicer import SERVICE_NAME as VLLM_SERVICE
 from router.vllm.servicer import VllmEngineServicer
 from rpc.metrics import make_registry
@@ -55,6 +57,7 @@ class Router:
                 SlowClientInterceptor(config.client_stall_timeout_s),
             ],
             tls=config.tls,
+            on_malformed=self._count_malformed,
         )
         self.schedulers = Schedulers(
             config.scheduler_addresses,
@@ -131,6 +134,10 @@ class Router:
         if self.metrics_server is not None:
             await self.metrics_server.stop()
         await self._load.close()
+
+    def _count_malformed(self, method: str) -> None:
+        if operation := (OPERATIONS | VLLM_OPERATIONS).get(method):
+            self.generator.unread(operation, grpc.StatusCode.INVALID_ARGUMENT)
 
     def _set_serving(self, serving: bool) -> None:
         self.server.set_serving(SERVICE_NAME, VLLM_SERVICE, serving=serving)

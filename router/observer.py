@@ -105,11 +105,11 @@ class Observer:
         self._log = log or RequestLog()
         self._genai = genai or GenAiMetrics()
 
-    def unserved(self, operation: str) -> None:
-        """Counts a request that came while nobody serves."""
-        code = grpc.StatusCode.UNAVAILABLE.name
-        self._metrics.rejected(code)
-        self._metrics.num_ended[Ended(operation, "", code)] += 1
+    def unread(self, operation: str, code: grpc.StatusCode, *, model: str = "") -> None:
+        """Counts what was refused before it was a request: nobody serves, or it makes no sense."""
+        self._metrics.rejected(code.name, model=model)
+        self._metrics.num_ended[Ended(operation, model, code.name)] += 1
+        self._log.failed(code.name)
 
     @contextmanager
     def request(

@@ -6,7 +6,7 @@ from contextlib import aclosing
 from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc
 from router import codec, validation
-from router.generation import Generator, Origin
+from router.generation import CHAT, COMPLETION, Generator, Origin
 from router.load_client import LoadClient
 from router.tenants import Tenants
 from router.token_checks import check_token_ids
@@ -16,6 +16,8 @@ from rpc.errors import InvalidArgument
 from rpc.handlers import Context
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["InferenceService"].full_name
+OPERATIONS = {f"/{SERVICE_NAME}/Generate": COMPLETION, f"/{SERVICE_NAME}/Chat": CHAT}
+"""Of the methods that generate."""
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
@@ -29,8 +31,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Generate(
         self, request: pb.GenerateRequest, context: Context
     ) -> AsyncIterator[pb.GenerateResponse]:
-        asked = codec.asked_to_generate(request)
-        origin = self._origin(context, operation="text_completion", method="Generate")
+        with self._generator.reading(COMPLETION):
+            asked = codec.asked_to_generate(request)
+        origin = self._origin(context, operation=COMPLETION, method="Generate")
         async with aclosing(self._generator.generate(asked, origin)) as updates:
             async for served in updates:
                 for response in codec.responses(pb.GenerateResponse, served):
@@ -39,8 +42,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Chat(
         self, request: pb.ChatRequest, context: Context
     ) -> AsyncIterator[pb.ChatResponse]:
-        asked = codec.asked_to_chat(request)
-        origin = self._origin(context, operation="chat", method="Chat")
+        with self._generator.reading(CHAT):
+            asked = codec.asked_to_chat(request)
+        origin = self._origin(context, operation=CHAT, method="Chat")
         async with aclosing(self._generator.generate(asked, origin)) as updates:
             async for served in updates:
                 for response in codec.responses(pb.ChatResponse, served):

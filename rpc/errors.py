@@ -234,6 +234,10 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
     a Python exception. Cancellation passes through.
     """
 
+    def __init__(self, on_malformed: Callable[[str], None] = lambda _method: None) -> None:
+        """`on_malformed` is told the method of each call whose one request is no message."""
+        self._on_malformed = on_malformed
+
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
@@ -253,7 +257,12 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             except Exception as error:
                 await _abort(method, error, context)
 
-        return wrap(handler, around, deserialize=_deserializer(handler), check=_check)
+        def check(requests: Requests) -> Requests:
+            if isinstance(requests, _Malformed):
+                self._on_malformed(method)
+            return _check(requests)
+
+        return wrap(handler, around, deserialize=_deserializer(handler), check=check)
 
 
 def _check(requests: Requests) -> Requests:

@@ -119,8 +119,14 @@ class Server:
         max_receive_bytes: int = PUBLIC_MAX_RECEIVE_BYTES,
         tls: TlsConfig = CLEAR,
         callers: Callers | None = None,
+        on_malformed: Callable[[str], None] = lambda _method: None,
     ) -> None:
-        """`callers` are the roles that may call what; None lets in every client."""
+        """Makes a server that does not listen yet.
+
+        Args:
+            callers: the roles that may call what; None lets in every client.
+            on_malformed: told the method of each call whose request is no message.
+        """
         self.host = host
         self._tls = tls
         self._names_callers = callers is not None
@@ -133,7 +139,7 @@ class Server:
         if callers is not None and tls.identifies_clients:
             interceptors = [PeerInterceptor(callers, tls.peer_names), *interceptors]
         self._server = grpc.aio.server(
-            interceptors=[ErrorInterceptor(), self._calls, *interceptors],
+            interceptors=[ErrorInterceptor(on_malformed), self._calls, *interceptors],
             options=[*_OPTIONS, ("grpc.max_receive_message_length", max_receive_bytes)],
         )
         health.add_to_server(self._health, self._server)

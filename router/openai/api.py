@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from router import validation
 from router.admission import Asked
-from router.generation import Generator, Origin
+from router.generation import CHAT, COMPLETION, Generator, Origin
 from router.openai import request_codec
 from router.openai.answers import Head
 from router.openai.bodies import Ids, read
@@ -61,29 +61,31 @@ class Api:
 
     async def completions(self, request: Request) -> Response:
         """Continues prompts."""
-        body = await read(request, CompletionBody, max_bytes=self._max_body_bytes)
-        ids = Ids("cmpl", request, body.request_id)
-        prompts = request_codec.prompts_of(body)
-        max_model_len = self._generator.model.max_model_len
-        many = [
-            request_codec.asked_to_complete(
-                body, prompt, request_id=ids.of(i, len(prompts)), max_model_len=max_model_len
-            )
-            for i, prompt in enumerate(prompts)
-        ]
+        with self._generator.reading(COMPLETION):
+            body = await read(request, CompletionBody, max_bytes=self._max_body_bytes)
+            ids = Ids("cmpl", request, body.request_id)
+            prompts = request_codec.prompts_of(body)
+            max_model_len = self._generator.model.max_model_len
+            many = [
+                request_codec.asked_to_complete(
+                    body, prompt, request_id=ids.of(i, len(prompts)), max_model_len=max_model_len
+                )
+                for i, prompt in enumerate(prompts)
+            ]
         answer = CompletionAnswer(body, self._head(ids))
-        parts = self._generate(many, self._origin(request, body, operation="text_completion"))
+        parts = self._generate(many, self._origin(request, body, operation=COMPLETION))
         return _response(body, parts, answer, ids)
 
     async def chat_completions(self, request: Request) -> Response:
         """Answers a conversation."""
-        body = await read(request, ChatBody, max_bytes=self._max_body_bytes)
-        ids = Ids("chatcmpl", request, body.request_id)
-        asked = request_codec.asked_to_chat(
-            body, request_id=ids.of(0, 1), max_model_len=self._generator.model.max_model_len
-        )
+        with self._generator.reading(CHAT):
+            body = await read(request, ChatBody, max_bytes=self._max_body_bytes)
+            ids = Ids("chatcmpl", request, body.request_id)
+            asked = request_codec.asked_to_chat(
+                body, request_id=ids.of(0, 1), max_model_len=self._generator.model.max_model_len
+            )
         answer = ChatAnswer(body, self._head(ids))
-        parts = self._generate([asked], self._origin(request, body, operation="chat"))
+        parts = self._generate([asked], self._origin(request, body, operation=CHAT))
         return _response(body, parts, answer, ids)
 
     async def tokenize(self, request: Request) -> Response:

@@ -14,7 +14,7 @@ from smg_grpc_proto import vllm_engine_pb2 as pb
 from smg_grpc_proto import vllm_engine_pb2_grpc
 from smg_grpc_proto.generated import common_pb2
 
-from router.generation import Generator, Origin
+from router.generation import COMPLETION, Generator, Origin
 from router.load_client import LoadClient
 from router.tenants import Tenants
 from router.tracing import grpc_transport
@@ -25,6 +25,7 @@ from rpc.errors import Cancelled, Unimplemented
 from rpc.handlers import Context
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["VllmEngine"].full_name
+OPERATIONS = {f"/{SERVICE_NAME}/Generate": COMPLETION}
 
 
 class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[misc]
@@ -51,8 +52,9 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         self, request: pb.GenerateRequest, context: Context
     ) -> AsyncIterator[pb.GenerateResponse]:
         self._last_received_at = time.time()
-        max_model_len = self._generator.model.max_model_len
-        asked = request_codec.asked_to_generate(request, max_model_len=max_model_len)
+        with self._generator.reading(COMPLETION):
+            max_model_len = self._generator.model.max_model_len
+            asked = request_codec.asked_to_generate(request, max_model_len=max_model_len)
         origin = self._origin(context)
         answer = Answer(is_streamed=request.stream, num_sequences=asked.sampling.get("n", 1))
         try:
@@ -134,7 +136,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         metadata = context.invocation_metadata()
         tenant, key = self._tenants.identify(metadata)
         return Origin(
-            operation="text_completion",
+            operation=COMPLETION,
             transport=grpc_transport(f"{SERVICE_NAME}/Generate"),
             parent=telemetry.extract_metadata(metadata),
             time_remaining=context.time_remaining,

@@ -14,6 +14,8 @@ from prometheus_client import CollectorRegistry
 
 from protos.inference.v1 import inference_pb2 as pb
 from router.config import LoggedRequests
+from router.servicer import SERVICE_NAME
+from router.vllm.servicer import SERVICE_NAME as VLLM_SERVICE
 from rpc import logs
 from rpc.metrics import MetricsConfig
 from tests.router.fakes import request_finished, step, token
@@ -112,13 +114,59 @@ async def test_the_tokens_of_a_request_that_does_not_end_well_are_timed_all_the_
         assert count("e2e_request_latency_seconds_count") == 0
 
 
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+@pytest.mark.parametrize(
+    "body", [b"{", b'{"prompt": "a", "colour": 1}', b"[1]", b'{"prompt": "a", "prompt": "b"}', b""]
+)
+async def test_a_body_that_is_no_request_is_counted_once(path: str, body: bytes) -> None:
+    async with make_http() as http:
+        answer = await http.raw.post(f"/v1/{path}", content=body)
+        assert answer.status_code == 400
+        text = (await http.raw.get("/metrics")).text
+    operation = {"completions": "text_completion"}.get(path, "chat")
+    labels = f'code="INVALID_ARGUMENT",model_name="tiny",operation="{operation}"'
+    assert value(text, f"signalbox_requests_total{{{labels}}}") == 1
+    refused = 'signalbox_admission_rejections_total{model_name="tiny",reason="invalid_argument"}'
+    assert value(text, refused) == 1
+
+
+@pytest.mark.parametrize(
+    ("service", "method", "operation"),
+    [
+        (SERVICE_NAME, "Generate", "text_completion"),
+        (SERVICE_NAME, "Chat", "chat"),
+        (VLLM_SERVICE, "Generate", "text_completion"),
+    ],
+)
+@pytest.mark.parametrize("message", [b"\xff" * 50, b""])
+async def test_a_message_that_is_no_request_is_counted_once(
+    service: str, method: str, operation: str, message: bytes
+) -> None:
+    async with make_http() as http:
+        send: Any = http.stack.channel.unary_stream(f"/{service}/{method}")
+        assert await code_of(anext(aiter(send(message)))) is grpc.StatusCode.INVALID_ARGUMENT
+        text = (await http.raw.get("/metrics")).text
+    labels = f'code="INVALID_ARGUMENT",model_name="tiny",operation="{operation}"'
+    assert value(text, f"signalbox_requests_total{{{labels}}}") == 1
+    assert value(text, "signalbox_admission_rejections_total{") == 1
+
+
+async def test_no_request_to_generate_is_counted_as_one() -> None:
+    async with make_http() as http:
+        send: Any = http.stack.channel.unary_unary(f"/{SERVICE_NAME}/Tokenize")
+        assert await code_of(send(b"\xff")) is grpc.StatusCode.INVALID_ARGUMENT
+        assert (await http.raw.post("/tokenize", content=b"{")).status_code == 400
+        assert "signalbox_requests_total{" not in (await http.raw.get("/metrics")).text
+
+
 async def test_what_comes_while_nobody_serves_is_counted_as_a_failure() -> None:
     async with make_http() as http:
         http.stack.scheduler.has_worker = False
         await http.stack.wait_serving(False)
         assert await code_of(http.stack.generate()) is grpc.StatusCode.UNAVAILABLE
+        assert (await http.raw.post("/v1/completions", json={"prompt": "a"})).status_code == 503
         text = (await http.raw.get("/metrics")).text
-        assert value(text, 'signalbox_requests_total{code="UNAVAILABLE",model_name=""') == 1
+        assert value(text, 'signalbox_requests_total{code="UNAVAILABLE",model_name=""') == 2
 
 
 async def test_a_name_that_only_a_client_knows_is_no_label() -> None:
