@@ -32,7 +32,7 @@ class AttentionShape:
 
 
 class AttentionPlan(Protocol):
-    """Attention of one step; satisfies `models.decoder.Attend`."""
+    """Attention of one step; satisfies `models.decoder.Attend`, and perhaps `RotaryAttend`."""
 
     def __call__(self, query: Tensor, key_value: Tensor, *, layer: int) -> Tensor: ...
 

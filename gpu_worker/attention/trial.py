@@ -1,7 +1,7 @@
 """Tries a backend beside PyTorch's on the device at hand, before `auto` trusts it there.
 
 Two sequences are prefilled together and then decode, with random queries, keys and values, once for
-each kind of layer (full, or with a window).
+each kind of layer (full, or with a window), and with rotation, which a backend may do itself.
 """
 
 from collections.abc import Callable, Iterator
@@ -9,10 +9,12 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from gpu_worker.attention.backend import AttentionBackend, AttentionShape
+from gpu_worker.attention.backend import AttentionBackend, AttentionPlan, AttentionShape
 from gpu_worker.attention.torch_backend import TorchAttention
 from gpu_worker.capacity import largest_batch
+from gpu_worker.layers.rotary import Angles
 from gpu_worker.step import Batch
 
 _LENGTHS = (37, 5)
@@ -54,9 +56,34 @@ def _largest_difference(backend: AttentionBackend, shape: AttentionShape) -> flo
                     (2, shape.num_kv_heads, shape.head_size),
                 )
             )
-            out, expected = (plan(query, key_value, layer=layer).float() for plan in plans)
-            worst = float(np.maximum(worst, float((out - expected).abs().max())))
+            for attended in (_plainly, _rotated):
+                out, expected = (attended(plan, query, key_value, layer) for plan in plans)
+                worst = float(np.maximum(worst, float((out - expected).abs().max())))
     return worst
+
+
+def _plainly(plan: AttentionPlan, query: Tensor, key_value: Tensor, layer: int) -> Tensor:
+    return plan(query, key_value, layer=layer).float()
+
+
+def _rotated(plan: AttentionPlan, query: Tensor, key_value: Tensor, layer: int) -> Tensor:
+    """By the plan itself, if it can."""
+    half = torch.linspace(0.0, 3.0, query.shape[2] // 2, dtype=torch.float32)
+    cos, sin = half.cos(), half.sin()
+    angles = Angles(
+        *(
+            torch.cat(halves).expand(len(query), 1, -1).to(query)
+            for halves in ((cos, cos), (-sin, sin))
+        )
+    )
+    query, key_value = query.clone(), key_value.clone()
+    attend_rotated = getattr(plan, "attend_rotated", None)
+    if attend_rotated is not None:
+        out: Tensor = attend_rotated(query, key_value, angles, layer=layer)
+        return out.float()
+    angles.rotate(query)
+    angles.rotate(key_value[:, 0])
+    return _plainly(plan, query, key_value, layer)
 
 
 def _batches(shape: AttentionShape) -> Iterator[Batch]:

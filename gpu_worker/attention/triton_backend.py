@@ -15,12 +15,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gpu_worker.attention.backend import AttentionShape
+from gpu_worker.layers.rotary import Angles
 from gpu_worker.step import Batch
 from gpu_worker.step_inputs import StepInputs
 from signalbox_kernels.triton import MAX_HEAD_SIZE
 from signalbox_kernels.triton.launch import is_interpreted
 from signalbox_kernels.triton.paged_attention import paged_attention
 from signalbox_kernels.triton.reshape_and_cache import reshape_and_cache
+from signalbox_kernels.triton.rotary import rotary_and_cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +40,16 @@ class _Plan:
     def __call__(self, query: Tensor, key_value: Tensor, *, layer: int) -> Tensor:
         key, value = key_value.unbind(dim=1)
         reshape_and_cache(key, value, self.caches[layer], self.slot_mapping)
+        return self._attend(query, layer)
+
+    def attend_rotated(
+        self, query: Tensor, key_value: Tensor, angles: Angles, *, layer: int
+    ) -> Tensor:
+        """Satisfies `models.decoder.RotaryAttend`."""
+        rotary_and_cache(query, key_value, *angles, self.caches[layer], self.slot_mapping)
+        return self._attend(query, layer)
+
+    def _attend(self, query: Tensor, layer: int) -> Tensor:
         out = paged_attention(
             query,
             self.caches[layer],

@@ -43,6 +43,16 @@ class Attend(Protocol):
         ...
 
 
+class RotaryAttend(Attend, Protocol):
+    """Attention that can rotate on the way into the cache, which saves a pass over Q and K."""
+
+    def attend_rotated(
+        self, query: Tensor, key_value: Tensor, angles: Angles, *, layer: int
+    ) -> Tensor:
+        """Does as `__call__` does with queries and keys rotated by `angles`; may overwrite both."""
+        ...
+
+
 class Attention:
     """Projections around attention, with rotation and perhaps norms of Q and K."""
 
@@ -81,8 +91,12 @@ class Attention:
         query, key_value = heads[:, :num_heads], heads[:, num_heads:]
         if self.qk_norms is not None:
             self._norm(query, key_value[:, :num_kv_heads])
-        angles.rotate(heads[:, : num_heads + num_kv_heads])
         key_value = key_value.view(-1, 2, num_kv_heads, self._head_size)
+        # No isinstance: of a protocol it takes microseconds, in each layer.
+        rotary_attend = getattr(attend, "attend_rotated", None)
+        if rotary_attend is not None:
+            return self.out(rotary_attend(query, key_value, angles, layer=self._layer))
+        angles.rotate(heads[:, : num_heads + num_kv_heads])
         return self.out(attend(query, key_value, layer=self._layer))
 
     def _norm(self, query: Tensor, key: Tensor) -> None:

@@ -13,6 +13,7 @@ from gpu_worker.attention.backend import AttentionBackend, AttentionPlan
 from gpu_worker.attention.registry import BackendFactory
 from gpu_worker.attention.torch_backend import TorchAttention
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
+from gpu_worker.layers.rotary import Angles
 from gpu_worker.runner import ModelRunner
 from gpu_worker.step import Batch
 from signalbox_kernels import triton
@@ -45,10 +46,17 @@ def make_shape(*, device: str = "cpu", head_size: int = 64) -> AttentionShape:
     )
 
 
-@pytest.mark.parametrize("family", ["llama3", "gemma2"])  # plain; with windows, caps and offsets
+# Plain; with norms of queries and keys; with windows, caps and offsets.
+@pytest.mark.parametrize("family", ["llama3", "qwen3", "gemma2"])
 def test_tokens_equal_those_of_the_torch_backend(
-    triton_device: str, family: str, tmp_path: Path
+    triton_device: str, family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from gpu_worker.attention import triton_backend
+
+    def never(*_: object) -> None:
+        raise AssertionError("these models rotate on the way into the cache")
+
+    monkeypatch.setattr(triton_backend, "reshape_and_cache", never)
     make_model(tmp_path, family)
     rng = np.random.default_rng(5)
     prompts = [rng.integers(3, VOCAB, length).tolist() for length in (3, 26)]
@@ -89,6 +97,29 @@ def test_triton_refuses_a_cpu_and_large_heads(
         attention_backend("triton", make_shape())
 
 
+class MisrotatingPlan:
+    """Right until it is to rotate."""
+
+    def __init__(self, plan: AttentionPlan) -> None:
+        self._plan = plan
+
+    def __call__(self, query: Tensor, key_value: Tensor, *, layer: int) -> Tensor:
+        return self._plan(query, key_value, layer=layer)
+
+    def attend_rotated(
+        self, query: Tensor, key_value: Tensor, angles: Angles, *, layer: int
+    ) -> Tensor:
+        angles.rotate(query)
+        return self._plan(query, key_value, layer=layer)
+
+
+class MisrotatingAttention(TorchAttention):
+    """Whose plans leave keys as they are."""
+
+    def plan(self, batch: Batch) -> AttentionPlan:
+        return MisrotatingPlan(super().plan(batch))
+
+
 class BrokenAttention(TorchAttention):
     """Whose plans lose the last head's result."""
 
@@ -113,7 +144,11 @@ def refuse(shape: AttentionShape) -> AttentionBackend:
 
 @pytest.mark.parametrize(
     ("factory", "fault"),
-    [(BrokenAttention, "off by nan"), (refuse, "no kernel image is available;")],
+    [
+        (BrokenAttention, "off by nan"),
+        (MisrotatingAttention, "off by"),
+        (refuse, "no kernel image is available;"),
+    ],
 )
 def test_auto_goes_back_to_torch_where_a_backend_does_not_work(
     factory: BackendFactory,
