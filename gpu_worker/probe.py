@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import torch
+from torch import distributed
 
 from gpu_worker.attention import attention_backends, automatic_backend
 from gpu_worker.config import DeviceConfig
@@ -30,6 +31,8 @@ class Probe:
     half_dtype: str
     """What 16-bit weights are held in."""
     attention_backend: str
+    tensor_parallel: str
+    """Over what `--tensor-parallel-size` can divide a model."""
     num_threads: int
 
 
@@ -49,6 +52,7 @@ def probe() -> Probe:
         device=str(device),
         half_dtype=str(dtype_for_half(device)).removeprefix("torch."),
         attention_backend=automatic_backend(device),
+        tensor_parallel=_tensor_parallel(device),
         num_threads=torch.get_num_threads(),
     )
 
@@ -64,6 +68,16 @@ def _gpu(index: int) -> str:
 def _torch_backends() -> list[str]:
     names = ("mkl", "mkldnn", "openmp", "cudnn")
     return [name for name in names if getattr(torch.backends, name).is_available()]
+
+
+def _tensor_parallel(device: torch.device) -> str:
+    if not distributed.is_available():
+        return "none: this PyTorch is built without torch.distributed"
+    if device.type != "cuda":
+        return "processes on the CPU, over gloo" if distributed.is_gloo_available() else "none"
+    if not distributed.is_nccl_available():
+        return "none: this PyTorch is built without NCCL"
+    return f"up to {torch.cuda.device_count()} GPUs, over NCCL"
 
 
 def _native_kernels() -> str:

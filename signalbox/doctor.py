@@ -207,6 +207,7 @@ def _add_worker(report: Report) -> None:
         "attention backends": " ".join(found.attention_backends),
         "native CPU kernels": found.native_kernels,
         "quantised weights": found.quantizations,
+        "tensor parallelism": found.tensor_parallel,
     }
     report.sections["will be used"] = {
         "device": found.device,

@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from protos.worker.v1 import worker_pb2, worker_pb2_grpc
 from rpc.client import open_channel
 from signalbox.connection import Connection, add_connection_flags, connection
 from signalbox.environment import ENV_PREFIX
@@ -54,17 +55,32 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(options: dict[str, Any]) -> None:
     """Prints that the service is serving, or raises NotServing."""
     address, service = options["address"], options["service"]
-    asyncio.run(_wait(address, service, connection(options), wait_s=options["wait"]))
-    print(f"{address} is serving")
+    worker = asyncio.run(_wait(address, service, connection(options), wait_s=options["wait"]))
+    print(f"{address} is serving{worker}")
 
 
-async def _wait(address: str, service: str, how: Connection, *, wait_s: float) -> None:
+async def _wait(address: str, service: str, how: Connection, *, wait_s: float) -> str:
+    """Returns what there is to add of a worker."""
     ends_at = time.monotonic() + wait_s
     async with open_channel(address, tls=how.tls, server_name=how.server_name) as channel:
         while problem := await _problem(channel, service):
             if time.monotonic() + POLL_S >= ends_at:
                 raise NotServing(f"{address} {problem}")
             await asyncio.sleep(POLL_S)
+        return await _of_worker(channel)
+
+
+async def _of_worker(channel: grpc.aio.Channel) -> str:
+    """Nothing, where there is no worker, or none that tells whoever asks."""
+    make_stub: Any = worker_pb2_grpc.WorkerServiceStub  # generated without types
+    try:
+        info = await make_stub(channel).GetWorkerInfo(
+            worker_pb2.GetWorkerInfoRequest(), timeout=CALL_TIMEOUT_S
+        )
+    except grpc.aio.AioRpcError:
+        return ""
+    size = info.capacity.tensor_parallel_size
+    return f" {info.model.name}" + (f" on {size} tensor-parallel ranks" if size > 1 else "")
 
 
 async def _problem(channel: grpc.aio.Channel, service: str) -> str | None:

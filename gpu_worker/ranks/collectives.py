@@ -2,9 +2,10 @@
 
 The group is an object of ours, not torch.distributed's global one, so that a process may hold
 several models, one after another or at once. Ranks meet through a file in a folder that only this
-user can enter; gloo's sockets are on the loopback interface.
+user can enter; they connect over the loopback interface.
 """
 
+import os
 from datetime import timedelta
 from typing import Any
 
@@ -69,6 +70,7 @@ def _gloo(store: Any, rank: int, size: int) -> Any:
 def _nccl(store: Any, rank: int, size: int) -> Any:
     if not c10d.is_nccl_available():
         raise ValueError("tensor_parallel_size needs NCCL, which this PyTorch is built without")
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")  # nobody else is to join
     nccl: Any = c10d.ProcessGroupNCCL
     options = nccl.Options()
     options._timeout = TIMEOUT

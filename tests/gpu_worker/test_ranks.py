@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import signal
 import socket
 import subprocess
@@ -210,22 +209,19 @@ def test_a_rank_that_fails_alone_ends_all(tiny: Path, monkeypatch: pytest.Monkey
     assert len(reasons) == 1
 
 
-def test_a_rank_that_dies_ends_an_engine_that_is_waiting_for_it(tiny: Path) -> None:
-    reasons: list[str] = []
-    runners: list[TensorParallelRunner] = []
-
-    def make() -> Runner:
-        runners.append(load_ranks(tiny, on_lost=reasons.append))
-        return runners[0]
-
-    with LLM._from_runner(make) as llm:
-        (pid,) = runners[0].follower_pids
-        threading.Timer(0.5, os.kill, (pid, signal.SIGKILL)).start()
+def test_a_rank_that_dies_ends_an_engine_that_is_waiting_for_it(
+    tiny: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    others = set(psutil.Process().children())
+    limits = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "kv_cache_memory": 0.001}
+    with LLM(str(tiny), tensor_parallel_size=2, device="cpu", dtype="float32", **limits) as llm:
+        (rank,) = set(psutil.Process().children()) - others
+        threading.Timer(0.5, rank.kill).start()
         params = SamplingParams(max_tokens=200, ignore_eos=True, temperature=0)
         with pytest.raises(EngineDeadError):
             while True:
                 llm.generate({"prompt_token_ids": [5, 6, 7]}, params, use_tqdm=False)
-    assert reasons == ["rank 1 was killed by SIGKILL"]
+    assert "rank 1 was killed by SIGKILL; the engine is dead" in caplog.text
 
 
 def test_a_follower_ends_with_rank_0_and_not_before() -> None:

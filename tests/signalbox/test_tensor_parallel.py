@@ -1,5 +1,6 @@
 """`signalbox serve --tensor-parallel-size 2`, as processes: one worker to everybody else."""
 
+import re
 import time
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc as pb_grpc
 from tests.gpu_worker.generation import Driver
 from tests.gpu_worker.tiny_models import make_model
-from tests.signalbox.stacks import Stack, serve
+from tests.signalbox.stacks import Stack, serve, signalbox
 from tests.signalbox.test_serve import eventually_in
 
 PROMPT = [5, 9, 33, 4]
@@ -72,6 +73,9 @@ def test_requests_go_on_elsewhere_when_a_rank_dies_and_none_is_left_at_the_end(
         workers = workers_of(stack)
         assert [len(ranks_of(worker)) for worker in workers] == [1, 1]
         eventually_in(log, "float32, 2 ranks)")
+        (address,) = re.findall(r"2 ranks\) on (\S+): ", log.read_text())[:1]
+        done = signalbox("health", "--address", address)
+        assert f"{address} is serving {tmp_path.name} on 2 tensor-parallel ranks" in done.stdout
         tokens: list[int] = []
         with grpc.insecure_channel(stack.address) as channel:
             for message in pb_grpc.InferenceServiceStub(channel).Generate(request):
