@@ -1,0 +1,109 @@
+"""What every command and every service takes."""
+
+from typing import Literal
+
+from pydantic import Field
+from pydantic_settings import (
+    BaseSettings,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+from signalbox.environment import ENV_PREFIX
+
+CONFIG_FILE = "config"
+"""What has no field: the YAML file, or here what it says."""
+
+
+def flag_name(field: str) -> str:
+    """Returns the flag of a field."""
+    return "--" + field.replace("_", "-")
+
+
+class Settings(BaseSettings):
+    """What every command takes."""
+
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, frozen=True, extra="forbid")
+
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="least severe log lines on standard error"
+    )
+    log_format: Literal["text", "json"] = Field(
+        "text", description="of log lines; json is one object a line, for collectors of logs"
+    )
+    debug: bool = Field(False, description="show tracebacks instead of one-line errors")
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        assert isinstance(init_settings, InitSettingsSource)
+        file_values = init_settings.init_kwargs.pop(CONFIG_FILE, {})
+        return init_settings, env_settings, InitSettingsSource(settings_cls, file_values)
+
+
+class TlsSettings(Settings):
+    """Of every service: how its ports and channels are protected."""
+
+    tls_cert: str | None = Field(
+        None, description="PEM file: this process's certificate and chain; its ports speak TLS"
+    )
+    tls_key: str | None = Field(None, description="PEM file: the certificate's private key")
+    tls_ca: str | None = Field(
+        None,
+        description="PEM file: who vouches for the services that this one calls; its channels"
+        " speak TLS",
+    )
+    tls_client_ca: str | None = Field(
+        None,
+        description="PEM file: who vouches for clients; each must then show a certificate (mTLS)",
+    )
+    insecure: bool = Field(
+        False,
+        description="whether ports that others reach may be in the clear, or open to anybody; only"
+        " in a network that you trust",
+    )
+    allow_peer_names: str = Field(
+        "",
+        description="names in the certificates of peers, as ROLE=NAME,...; roles are router,"
+        " scheduler, worker and operator, whose default is router or router.* and so on",
+    )
+
+
+class TelemetrySettings(TlsSettings):
+    """Of every service."""
+
+    trace_exporter: str = Field(
+        "auto",
+        description="where spans go: none, console, otlp or otlp=URL (gRPC), otlp-http or"
+        " otlp-http=URL, file=PATH (OTLP as JSON, for `signalbox trace`); auto is what"
+        " OTEL_TRACES_EXPORTER says",
+    )
+    metrics_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="port where Prometheus reads /metrics, on --host; 0 picks one; with serve it is"
+        " the router's, and scheduler and workers take the next ones (default: none)",
+    )
+    metrics_prefix: Literal["signalbox", "vllm"] = Field(
+        "signalbox", description="what metrics begin with; vllm suits dashboards made for it"
+    )
+    metrics_exporter: str = Field(
+        "auto",
+        description="where the same metrics, and OpenTelemetry's gen_ai.server, are sent: none,"
+        " otlp or otlp=URL (gRPC), otlp-http or otlp-http=URL; auto is what OTEL_METRICS_EXPORTER"
+        " says",
+    )
+    drain_timeout: float = Field(
+        30.0,
+        ge=0,
+        description="seconds that running requests are given after SIGTERM; then a worker hands"
+        " them over to others, and the other services end them",
+    )

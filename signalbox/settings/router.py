@@ -1,0 +1,65 @@
+"""Settings of the router."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from signalbox.settings.base import TelemetrySettings
+
+
+class DoorSettings(TelemetrySettings):
+    """Of the router."""
+
+    resume_wait: float = Field(
+        30.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="seconds that a request whose scheduler is lost waits for one to go on at",
+    )
+    client_stall_timeout: float = Field(
+        60.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="seconds after which a stream ends whose client reads nothing of it",
+    )
+    max_live_requests: int = Field(
+        4096, gt=0, description="requests that may run or wait; more are refused"
+    )
+    api_keys: str | None = Field(
+        None,
+        description="YAML file of the API keys that clients must show; `signalbox keys create`"
+        " makes its entries",
+    )
+    log_requests: Literal["none", "ends", "prompts"] = Field(
+        "none",
+        description="whether each request's end is logged, with its numbers; prompts logs their"
+        " text as well",
+    )
+    trust_tenant_header: bool = Field(
+        False,
+        description="whether metadata x-signalbox-tenant says whose a request is; only behind a"
+        " gateway that sets it",
+    )
+    reflection: bool | None = Field(
+        None, description="whether gRPC reflection is served (default: on a loopback --host)"
+    )
+    http: bool = Field(True, description="whether OpenAI's HTTP API is served")
+    http_port: int = Field(
+        8000, ge=0, le=65535, description="port of the HTTP API, on --host; 0 picks one"
+    )
+    tool_call_parser: Literal["auto", "hermes", "llama3_json", "mistral", "json", "none"] = Field(
+        "auto",
+        description="how tool calls are found in the model's text; auto goes by its chat template,"
+        " none leaves them there",
+    )
+
+
+class RouterSettings(DoorSettings):
+    """`signalbox router`."""
+
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: int = Field(50051, ge=0, le=65535, description="port to listen on; 0 picks one")
+    scheduler: str = Field(
+        "127.0.0.1:50052",
+        description="HOST:PORT of the scheduler, or of several with commas between them",
+    )

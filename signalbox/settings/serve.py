@@ -1,0 +1,42 @@
+"""Settings of the commands that start all three services on this machine."""
+
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from signalbox.settings.base import flag_name
+from signalbox.settings.router import DoorSettings
+from signalbox.settings.scheduler import PolicySettings
+from signalbox.settings.worker import EngineSettings
+
+
+class ServeSettings(EngineSettings, PolicySettings, DoorSettings):
+    """`signalbox serve`: all three on this machine."""
+
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: int = Field(50051, ge=0, le=65535, description="port to listen on; 0 picks one")
+    workers: int = Field(1, gt=0, description="worker processes to start")
+
+    @model_validator(mode="after")
+    def _meets_on_the_loopback(self) -> Self:
+        for name in ("tls_ca", "allow_peer_names"):
+            if getattr(self, name):
+                raise ValueError(
+                    f"{flag_name(name)} has no effect on serve, whose services meet on this"
+                    " machine's loopback interface; start them one by one"
+                )
+        return self
+
+
+class DemoSettings(ServeSettings):
+    """`signalbox demo`: as serve, where nothing else listens."""
+
+    port: int = Field(0, ge=0, le=65535, description="port to listen on; 0 picks one")
+    http: bool = Field(False, description="whether OpenAI's HTTP API is served")
+
+    @model_validator(mode="after")
+    def _is_in_the_clear(self) -> Self:
+        for name in ("tls_cert", "tls_key", "tls_client_ca", "api_keys"):
+            if getattr(self, name):
+                raise ValueError(f"demo takes no {flag_name(name)}; use serve")
+        return self

@@ -1,0 +1,130 @@
+"""Settings of a worker: the model or what simulates one, and where it joins."""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from signalbox.settings.base import TelemetrySettings, flag_name
+from signalbox.settings.limits import LimitSettings
+
+
+class ModelSettings(TelemetrySettings):
+    """Of a worker with a model: which, where, how much KV cache. None apply to a simulated one."""
+
+    model: str | None = Field(
+        None, description="a GGUF file, a Hugging Face directory, or a hub id such as org/name"
+    )
+    revision: str | None = Field(None, description="of a hub id: branch, tag or commit")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the model runs")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="of weights, activations and KV cache; auto suits model and device"
+    )
+    quantization: Literal["auto", "none", "gguf", "int8", "int4"] = Field(
+        "none",
+        description="of weights, on a CPU: gguf runs a file's own types as they are, int8 and int4"
+        " are made at load, none computes with --dtype; auto is gguf where that can be, unless a"
+        " dtype is set",
+    )
+    tensor_parallel_size: int = Field(
+        1,
+        gt=0,
+        description="ranks that a worker divides the model over: CUDA devices of this machine, or"
+        " processes on its CPU",
+    )
+    num_threads: int | None = Field(
+        None, gt=0, description="CPU threads of a worker (default: its share of the cores)"
+    )
+    cpu_backend: Literal["auto", "native", "torch"] = Field(
+        "auto", description="who computes on a CPU; auto is our C++ where it can run the model"
+    )
+    attention_backend: str = Field(
+        "auto",
+        description="triton, torch or one of a plugin; auto is triton on CUDA where it is"
+        " installed, and a name but auto keeps a CPU's steps from our C++",
+    )
+    sampling_backend: Literal["auto", "native", "triton", "torch"] = Field(
+        "auto",
+        description="who draws tokens; auto is our C++ on a CPU and triton on CUDA where it works",
+    )
+    enforce_eager: bool = Field(
+        False,
+        description="on CUDA: whether decode steps are launched kernel by kernel, not as graphs,"
+        " which start sooner and take some memory",
+    )
+    swap_space: float | None = Field(
+        None,
+        ge=0,
+        allow_inf_nan=False,
+        description="GiB of CPU memory for swapped blocks (default: 4, less where RAM is short)",
+    )
+    gpu_memory_utilization: float = Field(
+        0.9, gt=0, le=1, description="share of a CUDA device's memory that this worker may use"
+    )
+    kv_cache_memory: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="GiB of KV cache (default: measured)"
+    )
+    load_format: Literal["auto", "dummy"] = Field(
+        "auto", description="dummy makes weights up, for a MODEL that is config.json alone"
+    )
+    model_plugin: str | None = Field(
+        None, description="Python modules that register models, separated by commas"
+    )
+    model_impl: Literal["auto", "signalbox", "transformers"] = Field(
+        "auto", description="whose code runs the model; auto is ours where there is one"
+    )
+    trust_remote_code: bool = Field(
+        False, description="whether code in the model's repository may run on this machine"
+    )
+
+
+class SimulationSettings(TelemetrySettings):
+    """Of a simulated worker."""
+
+    simulate: bool = Field(False, description="no model: tokens that check the block tables")
+    simulated_gpu_blocks: int = Field(4096, gt=0, description="KV-cache blocks it pretends to have")
+    simulated_cpu_blocks: int = Field(512, ge=0, description="swap blocks it pretends to have")
+    simulated_step_ms: float = Field(
+        0.0, ge=0, allow_inf_nan=False, description="least time of a step"
+    )
+    simulated_token_us: float = Field(
+        0.0, ge=0, allow_inf_nan=False, description="time of each token of a step, on top"
+    )
+
+
+class EngineSettings(ModelSettings, SimulationSettings):
+    """Of a worker of either kind."""
+
+    served_model_name: str | None = Field(
+        None, description="the name that requests use (default: made from MODEL)"
+    )
+    max_model_len: int | None = Field(
+        None, gt=1, description="longest sequence in tokens (default: the model's window)"
+    )
+    block_size: int = Field(16, gt=0, le=256, description="tokens in a KV-cache block")
+
+    @model_validator(mode="after")
+    def _is_of_one_kind(self) -> Self:
+        if self.simulate:
+            useless = self.model_fields_set & ModelSettings.model_fields.keys()
+        else:
+            useless = self.model_fields_set & SimulationSettings.model_fields.keys()
+        useless -= TelemetrySettings.model_fields.keys() | {"simulate"}
+        if "model" in useless:
+            raise ValueError("--simulate takes no MODEL; leave one of them out")
+        if useless:
+            state = "with" if self.simulate else "without"
+            raise ValueError(f"{flag_name(min(useless))} has no effect {state} --simulate")
+        if not self.simulate and self.model is None:
+            raise ValueError("give a MODEL (a .gguf file, a directory, a hub id) or --simulate")
+        return self
+
+
+class WorkerSettings(EngineSettings, LimitSettings):
+    """`signalbox worker`."""
+
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: int = Field(0, ge=0, le=65535, description="port to listen on; 0 picks one")
+    scheduler: str = Field("127.0.0.1:50052", description="HOST:PORT of the scheduler to join")
+    advertise: str | None = Field(
+        None, description="HOST or HOST:PORT where the scheduler reaches this worker, if not --host"
+    )
