@@ -3,7 +3,7 @@
 import argparse
 import asyncio
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -31,24 +31,46 @@ _REASONS = {
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of `signalbox explain`."""
     parser.add_argument(
-        "request_id", metavar="REQUEST_ID", help="as clients are told, such as by `generate --json`"
+        "request_id",
+        metavar="REQUEST_ID",
+        help="as clients are told, such as by `generate --json`, or by the HTTP API as `id`",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
     add_address_flag(parser)
 
 
 def run(options: dict[str, Any]) -> None:
-    """Prints the timeline of a request. Raises NoAnswer if nobody knows it."""
-    answer = asyncio.run(_ask(options["address"], connection(options), options["request_id"]))
+    """Prints the timeline of a request. Raises UnknownRequest if nobody knows it."""
+    name = options["request_id"]
+    parts = asyncio.run(_ask(options["address"], connection(options), name))
     if options["json"]:
-        print(json.dumps(plain(answer)))
+        whole = {"request_id": name, "prompts": [plain(part) for part in parts]}
+        print(json.dumps(whole if len(parts) > 1 else plain(parts[0])))
     else:
-        Console(highlight=False).print(render(answer))
+        Console(highlight=False).print(render_all(parts))
 
 
-async def _ask(address: str, how: Connection, request_id: str) -> pb.ExplainResponse:
+async def _ask(address: str, how: Connection, request_id: str) -> list[pb.ExplainResponse]:
     async with SchedulerClient(address, how) as client:
-        return await client.explain(request_id)
+        return await client.explain_all(request_id)
+
+
+def render_all(parts: Sequence[pb.ExplainResponse]) -> RenderableType:
+    """Returns a line for each prompt of an answer, if it had several, and the slowest in full."""
+    slowest = max(parts, key=lambda part: part.age_ns)
+    if len(parts) == 1:
+        return render(slowest)
+    return Group(_prompts(parts), "\nthe slowest:\n", render(slowest))
+
+
+def _prompts(parts: Sequence[pb.ExplainResponse]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for name in ("prompt", "in all", "queued", "prefill", "decode", "preempted"):
+        table.add_column(name, justify="left" if name == "prompt" else "right")
+    for part in parts:
+        times = (part.age_ns, part.queued_ns, part.prefill_ns, part.decode_ns, part.preempted_ns)
+        table.add_row(f"-{part.request_id.rpartition('-')[2]}", *map(_seconds, times))
+    return table
 
 
 def render(answer: pb.ExplainResponse) -> RenderableType:

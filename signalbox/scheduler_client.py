@@ -1,6 +1,7 @@
 """Asks a scheduler about itself, for the commands that look inside."""
 
 import argparse
+import contextlib
 import os
 from collections.abc import AsyncIterator
 from typing import Any, Self, cast
@@ -24,6 +25,10 @@ class SchedulerUnreachable(RuntimeError):
 
 class NoAnswer(RuntimeError):
     """The scheduler refuses the question; says why in one line."""
+
+
+class UnknownRequest(NoAnswer):
+    """It knows no such request, or not any more."""
 
 
 def add_address_flag(parser: argparse.ArgumentParser) -> None:
@@ -64,6 +69,27 @@ class SchedulerClient:
         call = self._stub.Explain(request, timeout=TIMEOUT_S)
         return cast(explain_pb2.ExplainResponse, await self._ask(call))
 
+    async def explain_all(self, answer_id: str) -> list[explain_pb2.ExplainResponse]:
+        """Explains the requests behind the id of an answer, several if it had several prompts.
+
+        Raises UnknownRequest if there is none.
+        """
+        try:
+            return [await self.explain(answer_id)]
+        except UnknownRequest:
+            parts = await self._parts(answer_id)
+            if not parts:
+                raise
+            return parts
+
+    async def _parts(self, answer_id: str) -> list[explain_pb2.ExplainResponse]:
+        """The HTTP API gives each prompt's request the answer's id and a number."""
+        parts: list[explain_pb2.ExplainResponse] = []
+        with contextlib.suppress(UnknownRequest):
+            while True:
+                parts.append(await self.explain(f"{answer_id}-{len(parts)}"))
+        return parts
+
     async def state(self, *, include_token_ids: bool) -> AsyncIterator[state_pb2.DumpStateResponse]:
         request = state_pb2.DumpStateRequest(include_token_ids=include_token_ids)
         try:
@@ -83,6 +109,8 @@ class SchedulerClient:
             return SchedulerUnreachable(f"no scheduler answers at {self.address}")
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:
             return NoAnswer(f"{self.address} is no scheduler of this version")
+        if error.code() is grpc.StatusCode.NOT_FOUND:
+            return UnknownRequest(error.details() or "unknown")
         return NoAnswer(error.details() or error.code().name)
 
 

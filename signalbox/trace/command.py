@@ -62,4 +62,6 @@ def _drawing(options: dict[str, Any]) -> Drawing:
 
 async def _explained(options: dict[str, Any]) -> Drawing:
     async with SchedulerClient(options["address"], connection(options)) as client:
-        return draw_explained(await client.explain(options["target"]))
+        parts = await client.explain_all(options["target"])
+        slowest = max(parts, key=lambda part: part.age_ns)
+        return draw_explained(slowest, of=len(parts))

@@ -18,8 +18,8 @@ from signalbox.trace.drawing import (
 )
 
 
-def draw_explained(answer: pb.ExplainResponse) -> Drawing:
-    """Draws the timeline that Explain has answered."""
+def draw_explained(answer: pb.ExplainResponse, *, of: int = 1) -> Drawing:
+    """Draws the timeline that Explain has answered, which is the slowest of so many prompts."""
     events = [_event(event) for event in answer.events]
     phases = phases_of(
         events, token_times=_resumptions(events), end=answer.age_ns / 1e9, block=BlockUnit()
@@ -34,6 +34,7 @@ def draw_explained(answer: pb.ExplainResponse) -> Drawing:
         longest(rows),
         f"{tokens}, on {answer.worker}" if answer.worker else tokens,
         answer.num_dropped_events and f"{answer.num_dropped_events} events between are not kept",
+        of > 1 and f"the slowest of {of} prompts; `signalbox explain` lists the others",
     ]
     return Drawing(
         title=answer.request_id,

@@ -1,12 +1,15 @@
 """Reads spans of OTLP's JSON encoding: what `--trace-exporter file=PATH` and collectors write."""
 
 import json
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from signalbox.trace.drawing import Value
+
+logger = logging.getLogger(__name__)
 
 KIND_CLIENT = 3
 STATUS_ERROR = 2
@@ -52,20 +55,28 @@ class SpanRecord:
 
 
 def read_spans(path: Path) -> list[SpanRecord]:
-    """Reads a file of one JSON object a line, or of one in all. Raises NotATrace or OSError."""
+    """Reads a file of one JSON object a line, or of one in all. Raises NotATrace or OSError.
+
+    A line that was torn, by a full disk or a killed writer, is left out with a warning.
+    """
     spans: list[SpanRecord] = []
-    for number, content in _objects(path):
+    torn: list[str] = []
+    for number, content in _objects(path, torn):
         try:
             spans += _spans(content)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             reason = f"line {number} is no OTLP JSON ({type(error).__name__}: {error})"
             raise NotATrace(f"{path}: {reason}") from None
+    if not spans and torn:
+        raise NotATrace(f"{path}: {torn[0]}")
+    for line in torn:
+        logger.warning("%s: %s; it is left out", path, line)
     if not spans:
         raise NotATrace(f"{path} has no spans; --trace-exporter file=PATH writes such files")
     return spans
 
 
-def _objects(path: Path) -> Iterator[tuple[int, Any]]:
+def _objects(path: Path, torn: list[str]) -> Iterator[tuple[int, Any]]:
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
@@ -85,7 +96,7 @@ def _objects(path: Path) -> Iterator[tuple[int, Any]]:
             except ValueError as error:
                 if number == len(lines) > 1 and not line.endswith("\n"):
                     return  # it is being written, or its writer was killed
-                raise NotATrace(f"{path}: line {number} is no JSON ({error})") from None
+                torn.append(f"line {number} is no JSON ({error})")
 
 
 def _spans(content: dict[str, Any]) -> Iterator[SpanRecord]:

@@ -3,13 +3,14 @@
 import json
 from pathlib import Path
 
+import httpx2
 import pytest
 
 from scheduler_svc.replay_codec import NotARecording
 from signalbox import dump, explain, replay
 from signalbox.cli import main
 from signalbox.scheduler_client import NoAnswer
-from tests.signalbox.stacks import serve, signalbox
+from tests.signalbox.stacks import Stack, serve, signalbox
 
 WHOLE = {"until": None, "dump": None, "token_ids": False, "check": False}
 
@@ -43,8 +44,9 @@ def test_a_running_stack_is_looked_into_and_its_recording_replayed(
         assert refused.returncode == 1
         assert "a simulated worker computes nothing" in refused.stderr
 
+        check_the_prompts_of_one_answer(stack, at)
         load = json.loads(signalbox("top", "--once", "--json", "--interval", "0.1", *at).stdout)
-        assert load["num_ended"] == {"LENGTH": 1}
+        assert load["num_ended"] == {"LENGTH": 3}
         assert load["workers"][0]["num_gpu_blocks"] == 4096
 
         dump.run({"address": at[1], "file": str(tmp_path / "state"), "token_ids": False})
@@ -61,6 +63,18 @@ def test_a_running_stack_is_looked_into_and_its_recording_replayed(
     replay.run({**WHOLE, "file": str(recording), "until": 2})
     until = json.loads(capsys.readouterr().out)
     assert until["requests"][0]["explanation"]["request_id"] == request_id
+
+
+def check_the_prompts_of_one_answer(stack: Stack, at: tuple[str, str]) -> None:
+    body = {"prompt": ["a", "b b"], "max_tokens": 3, "ignore_eos": True}
+    answer_id = httpx2.post(f"{stack.http_url()}/completions", json=body, timeout=60).json()["id"]
+    shown = signalbox("explain", answer_id, *at)
+    assert shown.returncode == 0, shown.stderr
+    assert [line.split()[0] for line in shown.stdout.splitlines()[1:3]] == ["-0", "-1"]
+    assert shown.stdout.count("output 3 tokens") == 1  # the slowest in full
+    parts = json.loads(signalbox("explain", answer_id, "--json", *at).stdout)["prompts"]
+    assert [part["request_id"] for part in parts] == [f"{answer_id}-{i}" for i in range(2)]
+    assert "the slowest of 2 prompts" in signalbox("trace", answer_id, *at).stdout
 
 
 def test_a_scheduler_that_does_not_answer_is_one_line_and_a_status() -> None:

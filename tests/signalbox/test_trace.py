@@ -131,9 +131,18 @@ def test_a_file_that_is_being_written_is_read_but_for_its_last_line(file: Path) 
     whole = file.read_text()
     file.write_text(whole + whole[:50])
     assert len(read_spans(file)) > 0
+
+
+def test_a_torn_line_costs_its_own_spans_and_a_warning(
+    file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = file.read_text()
+    expected = read_spans(file)
+    assert not caplog.messages
     file.write_text(whole[:50] + "\n" + whole)
-    with pytest.raises(NotATrace, match="line 1 is no JSON"):
-        read_spans(file)
+    assert [span.span_id for span in read_spans(file)] == [span.span_id for span in expected]
+    (warning,) = caplog.messages
+    assert "line 1 is no JSON" in warning
 
 
 def test_a_request_that_never_reached_a_scheduler_is_drawn_with_its_error(tmp_path: Path) -> None:
