@@ -15,7 +15,7 @@ import numpy as np
 
 from gpu_worker.device_loss import DeviceLost, is_device_lost
 from gpu_worker.sample_rows import PromptRows
-from gpu_worker.step import Batch, Int64Array, Logprobs, Runner, RunnerLost, Samples
+from gpu_worker.step import Batch, Int64Array, Logprobs, Runner, Samples
 from gpu_worker.token_limit import TokenLimit
 
 logger = logging.getLogger(__name__)
@@ -60,8 +60,6 @@ def _try(runner: Runner, batch: Batch) -> Samples | _Fault:
     """Once it has returned nothing holds on to the error, whose frames may hold much memory."""
     try:
         return runner.execute(batch)
-    except RunnerLost:
-        raise
     except MemoryError as error:
         logger.warning("no memory for %d tokens: %s", len(batch.token_ids), error)
         return _Fault.NO_MEMORY

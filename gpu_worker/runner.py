@@ -71,6 +71,11 @@ class ModelRunner:
         return self._loaded.info
 
     @property
+    def num_graphs(self) -> int:
+        """Decode steps that are recorded."""
+        return len(self._graphs) if self._graphs is not None else 0
+
+    @property
     def num_collectives(self) -> int:
         """Those that this rank has ever joined in."""
         collectives = self._loaded.group.collectives

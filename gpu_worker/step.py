@@ -207,10 +207,6 @@ class CacheCapacity:
     """Ranks, each with these blocks of `block_bytes`."""
 
 
-class RunnerLost(RuntimeError):
-    """Nothing can be computed any more, whatever the batch; says why in one line."""
-
-
 class Runner(Protocol):
     """Computes batches on one device and owns the KV cache there.
 

@@ -53,7 +53,9 @@ def join(config: ParallelConfig, device: torch.device) -> ParallelGroup:
         raise ValueError(f"tensor_parallel_size is {size}, but the ranks have nowhere to meet")
     store = distributed.FileStore(config.rendezvous, size)  # type: ignore[attr-defined]
     make = _nccl if device.type == "cuda" else _gloo
-    return ParallelGroup(config.rank, size, GroupCollectives(make(store, config.rank, size), size))
+    together = GroupCollectives(make(store, config.rank, size), size)
+    together.all_reduce(torch.zeros(1, device=device))  # NCCL connects when it is first used
+    return ParallelGroup(config.rank, size, together)
 
 
 # PyTorch's stubs know neither how these are made nor what they have in common.

@@ -14,10 +14,12 @@ import threading
 from queue import SimpleQueue
 
 from gpu_worker.config import ModelError
+from gpu_worker.device_loss import is_device_lost
 from gpu_worker.ranks import rank_codec
 from gpu_worker.ranks.channel import Channel
 from gpu_worker.ranks.messages import (
     Ask,
+    CacheReady,
     Command,
     Direction,
     Done,
@@ -80,13 +82,15 @@ class Follower:
         self.report(Done.LOADED)
 
     def _obey(self, command: Command) -> None:
-        """A block that was not moved is lost, and this rank with it; the rest may be survived."""
+        """Most failures may be survived; a block not moved is lost, and this rank with it."""
         if isinstance(command, MoveBlocks):
             self._move(command)
             return
         try:
             self._perform(command)
         except Exception as error:
+            if is_device_lost(error):
+                raise
             self._fail(error)
 
     def _perform(self, command: Command) -> None:
@@ -99,7 +103,7 @@ class Follower:
                 self.report(InStep(self._runner.num_collectives))
             case InitCacheEngine():
                 self._runner.init_cache_engine(**command._asdict())
-                self.report(Done.CACHE_READY)
+                self.report(CacheReady(self._runner.num_graphs))
 
     def _move(self, command: MoveBlocks) -> None:
         match command.direction:

@@ -15,10 +15,10 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
+from gpu_worker.device_loss import DeviceLost
 from gpu_worker.ranks import rank_codec
 from gpu_worker.ranks.channel import Channel
 from gpu_worker.ranks.messages import Ask, Command, Failure, InStep, LogLine, Report, Start
-from gpu_worker.step import RunnerLost
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class Followers:
         return [follower.process.pid for follower in self._all]
 
     def tell(self, command: Command) -> None:
-        """Sends a command to all. Raises RunnerLost."""
+        """Sends a command to all. Raises DeviceLost."""
         data = rank_codec.encode_command(command)
         self._num_commands += 1
         for follower in self._all:
@@ -116,7 +116,7 @@ class Followers:
     def agree_on_failure(self, num_collectives: int) -> None:
         """After a command that failed on rank 0: returns if all are at one place.
 
-        Else some wait in a collective that the others never join. Raises RunnerLost.
+        Else some wait in a collective that the others never join. Raises DeviceLost.
         """
         self.tell(Ask.SYNC)
         places = {place.num_collectives for place in self.answers(InStep, within_s=AGREE_S)}
@@ -143,7 +143,7 @@ class Followers:
                 answer = None
             if answer is None:
                 self._check()
-                raise RunnerLost("the ranks have been ended")
+                raise DeviceLost("the ranks have been ended")
             if not isinstance(answer, Failure) or answer.command == self._num_commands:
                 return answer
 
@@ -184,4 +184,4 @@ class Followers:
 
     def _check(self) -> None:
         if self._lost is not None:
-            raise RunnerLost(self._lost)
+            raise DeviceLost(self._lost)

@@ -61,7 +61,13 @@ class Done(Enum):
 
     JOINING = "joining"
     LOADED = "loaded"
-    CACHE_READY = "cache_ready"
+
+
+class CacheReady(NamedTuple):
+    """Both pools are there."""
+
+    num_graphs: int
+    """That the rank has recorded; a rank with graphs and one without compute different logits."""
 
 
 class InStep(NamedTuple):
@@ -87,7 +93,7 @@ class LogLine(NamedTuple):
     message: str
 
 
-Report = Done | CacheCapacity | InStep | Failure | LogLine
+Report = Done | CacheReady | CacheCapacity | InStep | Failure | LogLine
 
 
 def rows_of(tokens: Int64Array) -> SampleRows:

@@ -10,6 +10,7 @@ from gpu_worker import codec
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig
 from gpu_worker.ranks.messages import (
     Ask,
+    CacheReady,
     Command,
     Direction,
     Done,
@@ -82,8 +83,8 @@ def _report(report: Report) -> pb.RankReport:
             return pb.RankReport(joining=pb.RankJoining())
         case Done.LOADED:
             return pb.RankReport(loaded=pb.RankLoaded())
-        case Done.CACHE_READY:
-            return pb.RankReport(cache_ready=pb.RankCacheReady())
+        case CacheReady():
+            return pb.RankReport(cache_ready=pb.RankCacheReady(**report._asdict()))
         case CacheCapacity():
             return pb.RankReport(capacity=codec.encode_capacity(report))
         case InStep():
@@ -98,8 +99,10 @@ def decode_report(data: bytes) -> Report:
     message = pb.RankReport.FromString(data)
     kind = message.WhichOneof("report")
     match kind:
-        case "joining" | "loaded" | "cache_ready":
+        case "joining" | "loaded":
             return Done(kind)
+        case "cache_ready":
+            return CacheReady(message.cache_ready.num_graphs)
         case "capacity":
             return codec.decode_capacity(message.capacity)
         case "in_step":

@@ -15,9 +15,11 @@ from pathlib import Path
 import torch
 
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig
+from gpu_worker.device_loss import DeviceLost, is_device_lost
 from gpu_worker.ranks.followers import Followers
 from gpu_worker.ranks.messages import (
     Ask,
+    CacheReady,
     Direction,
     Done,
     InitCacheEngine,
@@ -78,7 +80,7 @@ class TensorParallelRunner:
         """Loads a share on every rank.
 
         Args:
-            on_lost: called on any thread when a rank is lost; every call raises RunnerLost then.
+            on_lost: called on any thread when a rank is lost; every call raises DeviceLost then.
         """
         self._on_lost = on_lost
         self._own: ModelRunner | None = None
@@ -154,7 +156,9 @@ class TensorParallelRunner:
     def init_cache_engine(self, *, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
         self._others.tell(InitCacheEngine(num_gpu_blocks, num_cpu_blocks))
         self._rank.init_cache_engine(num_gpu_blocks=num_gpu_blocks, num_cpu_blocks=num_cpu_blocks)
-        self._others.answers(Done)
+        counts = {one.num_graphs for one in self._others.answers(CacheReady)}
+        if counts != {self._rank.num_graphs}:  # steps would meet in different collectives
+            raise DeviceLost("graphs could be recorded on some ranks only; set enforce_eager")
 
     def swap_out(self, mapping: BlockMapping) -> None:
         self._others.tell(MoveBlocks(Direction.SWAP_OUT, mapping))
@@ -176,7 +180,9 @@ class TensorParallelRunner:
         self._others.tell(batch)
         try:
             return self._rank.execute(batch)
-        except Exception:
+        except Exception as error:
+            if is_device_lost(error):
+                raise
             self._others.agree_on_failure(self._rank.num_collectives)
             raise
 

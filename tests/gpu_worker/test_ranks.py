@@ -19,12 +19,13 @@ import pytest
 import torch
 
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ModelError, ParallelConfig
+from gpu_worker.device_loss import DeviceLost
 from gpu_worker.devices import choose_device
 from gpu_worker.ranks import followers, rank_codec
 from gpu_worker.ranks.messages import Ask, Direction, InitCacheEngine, MoveBlocks, Start
 from gpu_worker.ranks.runner import TensorParallelRunner, make_runner
 from gpu_worker.sample_rows import PromptRows
-from gpu_worker.step import Batch, Runner, RunnerLost
+from gpu_worker.step import Batch, Runner
 from scheduler_svc.config import PreemptionMode
 from signalbox import LLM, EngineDeadError, RequestOutput, SamplingParams
 from signalbox.llm.wiring import CoreConfig
@@ -174,7 +175,7 @@ def test_a_step_that_fails_on_all_ranks_costs_no_rank(ranks: TensorParallelRunne
     bad.token_ids = bad.token_ids[:3]
     with pytest.raises((RuntimeError, ValueError)) as failure:
         ranks.execute(bad)
-    assert not isinstance(failure.value, RunnerLost)
+    assert not isinstance(failure.value, DeviceLost)
     assert ranks.execute(make_some()).token_ids.tolist() == expected
 
 
@@ -193,6 +194,16 @@ def test_a_draw_that_fails_on_rank_0_costs_no_rank(
     assert ranks.execute(make_some()).token_ids.tolist() == expected
 
 
+def test_ranks_of_which_some_have_graphs_do_not_compute(
+    ranks: TensorParallelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(type(ranks._rank), "num_graphs", 3)
+        with pytest.raises(DeviceLost, match="graphs could be recorded on some ranks only"):
+            ranks.init_cache_engine(num_gpu_blocks=9, num_cpu_blocks=2)
+    ranks.init_cache_engine(num_gpu_blocks=9, num_cpu_blocks=2)
+
+
 def test_a_rank_that_fails_alone_ends_all(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(followers, "AGREE_S", 0.2)
     reasons: list[str] = []
@@ -203,7 +214,7 @@ def test_a_rank_that_fails_alone_ends_all(tiny: Path, monkeypatch: pytest.Monkey
     runner._others.tell(bad)  # and not to rank 0
     assert told.wait(WAIT_S)
     assert reasons[0].startswith("rank 1 failed alone: ")
-    with pytest.raises(RunnerLost, match="rank 1 failed alone"):
+    with pytest.raises(DeviceLost, match="rank 1 failed alone"):
         runner.execute(make_some())
     runner.close()
     assert len(reasons) == 1

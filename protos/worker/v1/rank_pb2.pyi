@@ -101,8 +101,10 @@ class RankLoaded(_message.Message):
     def __init__(self) -> None: ...
 
 class RankCacheReady(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("num_graphs",)
+    NUM_GRAPHS_FIELD_NUMBER: _ClassVar[int]
+    num_graphs: int
+    def __init__(self, num_graphs: _Optional[int] = ...) -> None: ...
 
 class RankInStep(_message.Message):
     __slots__ = ("num_collectives",)
