@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Iterable
 
 from protos.scheduler.v1 import scheduler_pb2
 from tests.router.fakes import MAX_MODEL_LEN, finished, ids_of, step
-from tests.router.test_service import Stack, make_stack
+from tests.router.stack import Stack, make_stack
 
 ANSWER = "The capital of France is Paris."
 QUESTION = "What is the capital of France?"

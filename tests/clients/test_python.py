@@ -17,7 +17,7 @@ from rpc.tls import TlsConfig
 from signalbox_client import Answer, AsyncClient, Chunk, Client, FieldViolation, RequestError
 from tests.clients.routers import ANSWER, MAX_TOKENS, QUESTION, running_router
 from tests.router.fakes import MAX_MODEL_LEN, MODEL_NAME, WAIT_S, ids_of, request_finished, step
-from tests.router.test_service import eventually, make_stack
+from tests.router.stack import eventually, make_stack
 from tests.rpc.certificates import Authority
 
 STOP = scheduler_pb2.FINISH_REASON_STOP

@@ -10,7 +10,7 @@ from google.protobuf import struct_pb2
 from protos.inference.v1 import inference_pb2 as pb
 from protos.scheduler.v1 import scheduler_pb2
 from tests.router.fakes import EOS, bytewise_ids, finished, make_files, make_tokenizer, step, token
-from tests.router.test_service import Outputs, Stack, code_of, make_stack
+from tests.router.stack import Outputs, Stack, code_of, make_stack
 
 StatusCode = grpc.StatusCode
 

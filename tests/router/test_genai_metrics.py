@@ -9,7 +9,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from protos.inference.v1 import inference_pb2 as pb
 from router import genai_metrics
-from tests.router.test_service import make_generate, make_stack, saying
+from tests.router.stack import make_generate, make_stack, saying
 
 
 @pytest.fixture

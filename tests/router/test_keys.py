@@ -14,7 +14,7 @@ from router.key_limits import KeyLimits
 from router.keys import ApiKey, KeyFileError, KeyRing, read_keys
 from router.openai.key_gate import KeyGate
 from rpc.errors import PermissionDenied, ResourceExhausted, Unauthenticated
-from tests.router.test_service import Stack, code_of, make_generate, make_stack, saying
+from tests.router.stack import Stack, code_of, make_generate, make_stack, saying
 
 KEY = "sb-secret"
 BEARER = ("authorization", f"Bearer {KEY}")

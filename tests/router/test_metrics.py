@@ -20,8 +20,8 @@ from rpc import logs
 from rpc.metrics import MetricsConfig
 from tests.router.fakes import request_finished, step, token
 from tests.router.openai.clients import make_http
+from tests.router.stack import Stack, code_of, make_generate, make_stack, saying
 from tests.router.test_keys import BEARER, entry, write_keys
-from tests.router.test_service import Stack, code_of, make_generate, make_stack, saying
 from tests.router.test_tracing import TRACE_ID, TRACEPARENT, exporter
 
 __all__ = ["exporter"]  # a fixture

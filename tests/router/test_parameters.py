@@ -5,7 +5,7 @@ from protos.scheduler.v1 import scheduler_pb2
 from protos.worker.v1 import worker_pb2
 from rpc.columns import unpack_float32, unpack_int32
 from tests.router.fakes import BOS, finished, ids_of, step, token
-from tests.router.test_service import Outputs, make_stack, saying
+from tests.router.stack import Outputs, make_stack, saying
 
 
 async def test_every_sampling_parameter_reaches_the_scheduler() -> None:

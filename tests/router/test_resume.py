@@ -12,7 +12,7 @@ from router.schedulers import MAX_FRUITLESS_ATTEMPTS
 from rpc.columns import unpack_int32
 from tests.integration.test_stack import Answer
 from tests.router.fakes import finished, ids_of, step
-from tests.router.test_service import Stack, code_of, make_generate, make_stack
+from tests.router.stack import Stack, code_of, make_generate, make_stack
 
 
 async def read(stack: Stack, **fields: Any) -> Answer:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.router.fakes import finished, ids_of, step
 from tests.router.openai.clients import MODEL, make_http
-from tests.router.test_service import Stack, make_generate, make_stack
+from tests.router.stack import Stack, make_generate, make_stack
 
 STALL_S = 0.5
 RUN = ids_of(" Paris") * 3000

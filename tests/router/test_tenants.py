@@ -10,7 +10,7 @@ from protos.inference.v1 import inference_pb2 as pb
 from router.tenants import TENANT_HEADER, Tenants
 from rpc.errors import InvalidArgument
 from tests.router.fakes import finished, step
-from tests.router.test_service import Stack, code_of, make_generate, make_stack, saying
+from tests.router.stack import Stack, code_of, make_generate, make_stack, saying
 
 
 async def generate(stack: Stack, *metadata: tuple[str, str], **fields: Any) -> None:

@@ -8,8 +8,9 @@ import httpx2
 import openai
 from pydantic import BaseModel
 
+from tests.router.fakes import make_files
+from tests.router.stack import Stack, make_stack
 from tests.router.test_chat import TEMPLATE, writing
-from tests.router.test_service import Stack, make_files, make_stack
 
 HI = [{"role": "user", "content": "Hi"}]
 MODEL = "tiny"

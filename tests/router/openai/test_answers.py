@@ -14,9 +14,9 @@ from protos.worker.v1 import worker_pb2
 from rpc.columns import unpack_int32
 from tests.router.fakes import EOS, bytewise_ids, finished, ids_of, request_finished, step, token
 from tests.router.openai.clients import HI, Http, make_http
+from tests.router.stack import Outputs, saying
 from tests.router.test_chat import CALL, writing
 from tests.router.test_parameters import prompt_run
-from tests.router.test_service import Outputs, saying
 
 TOOL = {
     "type": "function",

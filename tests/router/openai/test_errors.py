@@ -12,7 +12,7 @@ from protos.scheduler.v1 import scheduler_pb2
 from tests.router.fakes import ids_of, request_finished, step
 from tests.router.openai.clients import HI, Http, make_http
 from tests.router.openai.test_answers import TOOL
-from tests.router.test_service import Outputs
+from tests.router.stack import Outputs
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 

@@ -16,7 +16,7 @@ from router.openai import slow_heads
 from rpc.server import PortInUse
 from tests.router.fakes import finished, ids_of, step
 from tests.router.openai.clients import HI, make_http
-from tests.router.test_service import Outputs, eventually
+from tests.router.stack import Outputs, eventually
 from tests.router.test_tracing import TRACE_ID, TRACEPARENT, attributes_of, exporter
 
 __all__ = ["exporter"]  # a fixture

@@ -29,7 +29,7 @@ from tests.router.fakes import (
     step,
     token,
 )
-from tests.router.test_service import Stack, code_of, eventually, make_stack, saying
+from tests.router.stack import Stack, code_of, eventually, make_stack, saying
 
 PROMPT = [token(BOS), *ids_of("Paris")]
 Responses = list[pb.GenerateResponse]

@@ -1,0 +1,129 @@
+"""A router between a scheduler that does what the tests say, and a client."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Any
+
+import grpc
+import pytest
+from google.rpc import status_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from protos.inference.v1 import inference_pb2 as pb
+from protos.inference.v1 import inference_pb2_grpc
+from protos.scheduler.v1 import scheduler_pb2
+from router.config import RouterConfig
+from router.main import Router
+from router.servicer import SERVICE_NAME
+from tests.router.fakes import (
+    MAX_MODEL_LEN,
+    WAIT_S,
+    FakeScheduler,
+    finished,
+    ids_of,
+    step,
+)
+
+StatusCode = grpc.StatusCode
+
+
+Outputs = Iterable[scheduler_pb2.StepOutputs]
+
+
+class Stack:
+    """A router between a fake scheduler and a client."""
+
+    def __init__(self, scheduler: FakeScheduler, router: Router, address: str) -> None:
+        self.scheduler = scheduler
+        self.router = router
+        self.address = address
+        self.channel = grpc.aio.insecure_channel(address)
+        self.client = inference_pb2_grpc.InferenceServiceStub(self.channel)
+        self.health = health_pb2_grpc.HealthStub(self.channel)
+
+    async def wait_serving(self, serving: bool = True) -> None:
+        wanted = health_pb2.HealthCheckResponse.SERVING
+        async with asyncio.timeout(WAIT_S):
+            async for answer in self.health.Watch(
+                health_pb2.HealthCheckRequest(service=SERVICE_NAME)
+            ):
+                if (answer.status == wanted) is serving:
+                    return
+
+    async def generate(self, **fields: Any) -> list[pb.GenerateResponse]:
+        return [message async for message in self.client.Generate(make_generate(**fields))]
+
+    async def check_nothing_is_left(self) -> None:
+        await eventually(
+            lambda: not self.router.admission.num_live and not self.router.schedulers.num_live
+        )
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not condition():  # noqa: ASYNC110 - what is watched sets no event
+            await asyncio.sleep(0.005)
+
+
+def make_generate(**fields: Any) -> pb.GenerateRequest:
+    if "token_ids" not in fields:
+        fields.setdefault("text", "The capital of France is")
+    return pb.GenerateRequest(**fields)
+
+
+def make_config(scheduler_address: str, **changes: Any) -> RouterConfig:
+    fields: dict[str, Any] = {
+        "port": 0,
+        "scheduler_addresses": (scheduler_address,),
+        "model_poll_s": 0.05,
+    }
+    return RouterConfig(**fields | changes)
+
+
+@contextlib.asynccontextmanager
+async def make_stack(
+    script: Callable[[scheduler_pb2.AddRequest], Outputs] = lambda add: (),
+    *,
+    files: dict[str, bytes] | None = None,
+    max_model_len: int = MAX_MODEL_LEN,
+    **config: Any,
+) -> AsyncIterator[Stack]:
+    scheduler = FakeScheduler(script)
+    scheduler.files = files or scheduler.files
+    scheduler.max_model_len = max_model_len
+    address = await scheduler.start()
+    router = Router(make_config(address, **config))
+    port = await router.start()
+    stack = Stack(scheduler, router, f"127.0.0.1:{port}")
+    try:
+        await stack.wait_serving()
+        yield stack
+        await stack.check_nothing_is_left()
+    finally:
+        await stack.channel.close()
+        await router.drain(grace_s=0)
+        await router.stop()
+        await scheduler.stop()
+
+
+def saying(*texts: str) -> Callable[[scheduler_pb2.AddRequest], Outputs]:
+    """Returns a script that answers with one step for each text."""
+
+    def script(add: scheduler_pb2.AddRequest) -> Outputs:
+        for text in texts[:-1]:
+            yield step((add.handle, 0, ids_of(text)))
+        yield step((add.handle, 0, ids_of(texts[-1])), **finished(add.handle))
+
+    return script
+
+
+async def code_of(call: Any) -> StatusCode:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value.code()
+
+
+def details_of(error: grpc.aio.AioRpcError) -> status_pb2.Status:
+    packed = dict(error.trailing_metadata() or ())["grpc-status-details-bin"]
+    return status_pb2.Status.FromString(packed)
