@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -51,8 +51,10 @@ class Child:
                 self.process.send_signal(number)
 
 
-async def spawn(name: str, arguments: Sequence[str]) -> Child:
-    """Starts `signalbox ARGUMENTS` with settings from its flags alone.
+async def spawn(
+    name: str, arguments: Sequence[str], environment: Mapping[str, str] | None = None
+) -> Child:
+    """Starts `signalbox ARGUMENTS` with settings from its flags alone, and some of its environment.
 
     It gets a session of its own, so that Ctrl-C reaches the parent, which ends children in order.
     """
@@ -65,6 +67,7 @@ async def spawn(name: str, arguments: Sequence[str]) -> Child:
         *arguments,
         env={
             **inherited,
+            **(environment or {}),
             PARENT_PID: str(os.getpid()),
             PROCESS_NAME: name,
             READY_FD: str(writable),

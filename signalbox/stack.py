@@ -9,11 +9,12 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 
 from rpc.server import HTTP_REMEDY, BindError, check_exposure, check_free, join_address
 from signalbox import configs
 from signalbox.flags import to_flags
+from signalbox.gpus import gpu_shares, visible_gpus
 from signalbox.processes import Child, spawn
 from signalbox.settings import (
     RouterSettings,
@@ -92,11 +93,12 @@ class LocalStack:
             port=self._scheduler_port,
             metrics_port=self._metrics_port(1),
         )
-        for index in range(settings.workers):
+        for index, gpus in enumerate(await self._gpu_shares()):
             worker = await self._spawn(
                 "worker",
                 WorkerSettings,
                 number=index,
+                environment=gpus,
                 host=LOOPBACK,
                 port=0,
                 scheduler=scheduler,
@@ -140,6 +142,17 @@ class LocalStack:
     def _children(self) -> list[Child]:
         return [child for child in (self._router, self._scheduler, *self._workers) if child]
 
+    async def _gpu_shares(self) -> list[dict[str, str]]:
+        """What each worker's environment says of GPUs."""
+        settings = self._settings
+        if settings.simulate or settings.device == "cpu":
+            return [{}] * settings.workers
+        return gpu_shares(
+            await asyncio.to_thread(visible_gpus) if settings.workers > 1 else [],
+            num_workers=settings.workers,
+            num_ranks=settings.tensor_parallel_size,
+        )
+
     def _metrics_port(self, place: int) -> int | None:
         """Of a process behind the router; those that follow its own, unless each picks one."""
         first = self._settings.metrics_port
@@ -151,13 +164,15 @@ class LocalStack:
         settings_class: type[RouterSettings | SchedulerSettings | WorkerSettings],
         *,
         number: int | None = None,
+        environment: Mapping[str, str] | None = None,
         **replaced: object,
     ) -> Child:
         name = command if number is None else f"{command} {number}"
         # Certificates are for the public ports; the rest stays on the loopback interface.
         if settings_class is not RouterSettings:
             replaced |= dict.fromkeys(_TLS)
-        return await spawn(name, [command, *to_flags(self._settings, settings_class, **replaced)])
+        arguments = [command, *to_flags(self._settings, settings_class, **replaced)]
+        return await spawn(name, arguments, environment)
 
     async def _until_serving(self) -> None:
         watching = asyncio.ensure_future(self.wait())
