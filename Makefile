@@ -11,7 +11,7 @@ RELEASED = $(shell ls tests/protos/released/*.binpb | sort -V | tail -n 1)
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install kernels model demo test test-chaos check lint types protos protos-fresh wheel clients clean
+.PHONY: help install kernels model demo test test-gpu test-chaos check lint types protos protos-fresh wheel clients clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -29,6 +29,13 @@ demo: $(INSTALLED) $(MODEL) ## starts router, scheduler and worker, and asks the
 test: $(INSTALLED) $(MODEL) ## the whole suite, on the CPU
 	@echo "Running the tests"
 	@OMP_WAIT_POLICY=passive $(BIN)/python -m pytest # spinning threads would starve the services
+
+test-gpu: $(INSTALLED) ## on a machine with a CUDA device: its own tests, and the kernels' as compiled
+	@$(BIN)/python -c 'import sys, torch; torch.cuda.is_available() or sys.exit( \
+		f"make test-gpu needs a CUDA device, and PyTorch {torch.__version__} finds none; " \
+		"on a machine that has one, install a PyTorch built for CUDA into $(VENV)")'
+	@TRITON_INTERPRET=0 $(BIN)/python -m pytest tests/gpu tests/kernels/test_triton_ops.py \
+		tests/kernels/test_triton_attention.py tests/gpu_worker/test_triton_backend.py
 
 test-chaos: $(INSTALLED) ## kills, stops and cuts off real processes under load; CHAOS="--soak 30" seeks leaks
 	@CHAOS_ABORTS=10000 $(BIN)/python -m pytest tests/chaos

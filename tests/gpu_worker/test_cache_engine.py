@@ -63,20 +63,3 @@ def test_empty_mapping_and_empty_swap_space_do_nothing() -> None:
 def test_pool_without_blocks_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one block"):
         make_engine(num_gpu_blocks=0)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_swap_between_device_and_pinned_memory_keeps_the_bytes() -> None:
-    engine = CacheEngine(
-        num_gpu_blocks=64, num_cpu_blocks=32, block_bytes=4096, device=torch.device("cuda")
-    )
-    engine.gpu_pool.random_(0, 256)
-    before = engine.gpu_pool.cpu()
-    order = np.random.default_rng(0).permutation(64)[:32].astype(np.int32)
-    engine.swap_out(BlockMapping(order, np.arange(32, dtype=np.int32)))
-    engine.gpu_pool.zero_()
-    engine.swap_in(BlockMapping(np.arange(32, dtype=np.int32), order))
-    torch.cuda.synchronize()
-    assert engine.cpu_pool.is_pinned()
-    assert torch.equal(engine.gpu_pool.cpu()[torch.from_numpy(order).long()], before[order])

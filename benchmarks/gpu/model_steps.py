@@ -1,0 +1,65 @@
+"""A step of a Llama-3-8B shape: decode against the bandwidth, prefill against the matrix rate.
+
+A decode must read every weight, and K and V of every context, once; that over the time of a step,
+sampling and the way to the host included, is compared with the bandwidth of a copy.
+"""
+
+from benchmarks.gpu.bench import LLAMA_3_8B, Bench
+from benchmarks.gpu.measures import Measure
+from benchmarks.gpu.roofline import COPY, MATRICES
+from benchmarks.gpu.steps import blocks_for, kv_bytes, make_batch, prefill_flops, read_weights_bytes
+from gpu_worker.runner import ModelRunner
+
+
+def measure(bench: Bench) -> list[Measure]:
+    context, prompt = bench.pick(512, 48), bench.pick(8192, 128)
+    batches = ((1, 0.85), (bench.pick(256, 4), 0.75))
+    runner = bench.runner(LLAMA_3_8B, num_seqs=batches[-1][0], num_tokens=prompt)
+    num_blocks = max(
+        blocks_for(num_seqs=batches[-1][0], context=context), blocks_for(num_seqs=1, context=prompt)
+    )
+    runner.init_cache_engine(num_gpu_blocks=num_blocks, num_cpu_blocks=0)
+    found = []
+    for num_seqs, aim in batches:
+        found += _decode(bench, runner, num_seqs=num_seqs, context=context, aim=aim)
+    return [*found, *_prefill(bench, runner, prompt)]
+
+
+def _decode(
+    bench: Bench, runner: ModelRunner, *, num_seqs: int, context: int, aim: float
+) -> list[Measure]:
+    batch = make_batch(
+        num_seqs=num_seqs,
+        num_new=1,
+        context=context,
+        num_blocks=len(runner.cache.gpu_pool),
+        vocab_size=runner.model.vocab_size,
+    )
+    seconds = bench.seconds(lambda: runner.execute(batch))
+    config = bench.config(LLAMA_3_8B)
+    num_bytes = read_weights_bytes(config) + num_seqs * context * kv_bytes(config)
+    name = f"decode of {num_seqs}, context {context}"
+    return [
+        Measure(name=f"{name}: step", value=seconds * 1e3, unit="ms"),
+        Measure(name=f"{name}: tokens", value=num_seqs / seconds, unit="tokens/s"),
+        Measure(
+            name=f"{name}: read", value=num_bytes / seconds / 1e9, unit="GB/s", of=COPY, aim=aim
+        ),
+    ]
+
+
+def _prefill(bench: Bench, runner: ModelRunner, num_tokens: int) -> list[Measure]:
+    batch = make_batch(
+        num_seqs=1,
+        num_new=num_tokens,
+        context=num_tokens,
+        num_blocks=len(runner.cache.gpu_pool),
+        vocab_size=runner.model.vocab_size,
+    )
+    seconds = bench.seconds(lambda: runner.execute(batch), rounds=5)
+    rate = prefill_flops(bench.config(LLAMA_3_8B), num_tokens) / seconds / 1e12
+    name = f"prefill of {num_tokens}"
+    return [
+        Measure(name=f"{name}: step", value=seconds * 1e3, unit="ms"),
+        Measure(name=f"{name}: rate", value=rate, unit="TFLOP/s", of=MATRICES, aim=0.6),
+    ]

@@ -1,0 +1,104 @@
+"""The GPU benchmark's own mistakes show on a CPU: every part runs there, with every size shrunk."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.gpu import __main__ as program
+from benchmarks.gpu.bench import LLAMA_3_8B, QWEN3_0_6B, Bench
+from benchmarks.gpu.measures import Measure, PartResult, from_json, markdown, share, to_json
+from benchmarks.gpu.parts import PARTS
+from benchmarks.gpu.steps import kv_bytes, prefill_flops, read_weights_bytes
+
+EXPECTED = {
+    "probes": ["strided block-major view", "offsets past 2^31 elements", "event order"],
+    "roofline": ["copy bandwidth", "matrix rate"],
+    "steps": ["decode of 1, context 48: read", "prefill of 128: rate"],
+    "workload": ["256 requests: tokens", "256 requests: read"],
+    "gap": ["idle between steps, 4 sequences"],
+    "swap": ["swap out, scattered", "swap in, neighbours", "context 128: chosen over better"],
+    "attention": ["attention, prefill of context 64: ours"],
+    "transformers": ["ours, same work"],
+}
+
+
+def make_bench(folder: Path) -> Bench:
+    return Bench(device=torch.device("cpu"), tiny=True, folder=folder)
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_every_part_measures_what_it_is_for(name: str, tmp_path: Path) -> None:
+    found = PARTS[name].measure(make_bench(tmp_path))
+    names = [measure.name for measure in found]
+    assert set(EXPECTED[name]) <= set(names)
+    assert len(set(names)) == len(names)
+    assert all(measure.value > 0 for measure in found)  # a probe that fails is 0
+
+
+def test_what_a_share_is_of_is_measured_by_an_earlier_part(tmp_path: Path) -> None:
+    earlier: list[Measure] = []
+    for name in ("roofline", "steps", "swap"):
+        found = PARTS[name].measure(make_bench(tmp_path))
+        assert all(share(one, [*earlier, *found]) for one in found if one.of is not None)
+        earlier += found
+
+
+def test_a_part_that_fails_is_in_the_table_and_the_next_one_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(program.PARTS, "unknown", PARTS["probes"])  # not to the part's process
+    arguments = ["--device", "cpu", "--tiny", "--out", str(tmp_path)]
+    assert program.main([*arguments, "--parts", "unknown", "roofline"]) == 1
+    content = json.loads((tmp_path / "gpu.json").read_text())
+    failed, measured = content["parts"]
+    assert "invalid choice: 'unknown'" in failed["failure"]
+    assert not measured["failure"]
+    assert measured["measures"]
+    assert (tmp_path / "gpu.md").read_text() in capsys.readouterr().out
+
+
+def test_a_part_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
+    alive = tmp_path / "alive"
+    script = f"(sleep 3; touch {alive}) & sleep 60"
+    assert program._run_process(["bash", "-c", script], limit_s=0.5) == "not done within 0 s"
+    time.sleep(4)
+    assert not alive.exists()
+
+
+def test_the_program_says_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("it has what it needs")
+    assert program.main([]) == 2
+    assert "finds no CUDA device" in capsys.readouterr().err
+
+
+def test_a_result_survives_its_file_and_says_what_was_reached() -> None:
+    roof = PartResult(name="roofline", measures=[Measure(name="roof", value=100.0, unit="GB/s")])
+    steps = PartResult(
+        name="steps",
+        measures=[
+            Measure(name="fast", value=90.0, unit="GB/s", of="roof", aim=0.85),
+            Measure(name="slow", value=80.0, unit="GB/s", of="roof", aim=0.85),
+            Measure(name="late", value=0.05, unit="", aim=0.03, is_least=False),
+            Measure(name="alone", value=1.0, unit="µs", of="nothing", aim=1.15),
+        ],
+    )
+    lost = PartResult(name="gap", measures=[], failure="CUDA error: out of memory")
+    results = [from_json(to_json(one)) for one in (roof, steps, lost)]
+    assert results == [roof, steps, lost]
+    rows = markdown(results, {"device": "a card"}).splitlines()
+    assert "| steps | fast | 90 GB/s | 0.900 of roof | ≥ 0.85 | yes |  |" in rows
+    assert "| steps | slow | 80 GB/s | 0.800 of roof | ≥ 0.85 | no |  |" in rows
+    assert "| steps | late | 0.05  |  | ≤ 0.03 | no |  |" in rows
+    assert "| steps | alone | 1 µs | ? of nothing | ≥ 1.15 |  |  |" in rows
+    assert "- gap: not measured: CUDA error: out of memory (0 s)" in rows
+
+
+def test_the_least_work_follows_from_what_is_known_of_the_models() -> None:
+    assert read_weights_bytes(LLAMA_3_8B) == pytest.approx(2 * (8.03e9 - 0.525e9), rel=0.001)
+    assert read_weights_bytes(QWEN3_0_6B) == pytest.approx(2 * 0.596e9, rel=0.001)
+    assert kv_bytes(LLAMA_3_8B) == 128 * 1024
+    assert prefill_flops(LLAMA_3_8B, 1) == pytest.approx(read_weights_bytes(LLAMA_3_8B), rel=1e-3)
