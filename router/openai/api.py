@@ -9,7 +9,7 @@ from starlette.responses import Response
 from router import validation
 from router.admission import Asked
 from router.generation import CHAT, COMPLETION, Generator, Origin
-from router.openai import request_codec
+from router.openai import conversation_codec, request_codec
 from router.openai.answers import Head
 from router.openai.bodies import Ids, read
 from router.openai.chat import ChatAnswer
@@ -117,7 +117,7 @@ class Api:
         if (body.prompt is None) is (body.messages is None):
             raise BadRequest("prompt: exactly one of prompt and messages", "prompt")
         if body.prompt is None:
-            conversation = request_codec.conversation_of(body)
+            conversation = conversation_codec.conversation_of(body)
             return await tokenizer.encode_chat(conversation, max_bytes=max_bytes)
         validation.check_text(body.prompt, field="prompt", max_bytes=max_bytes)
         adds = body.add_special_tokens is not False
