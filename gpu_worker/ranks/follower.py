@@ -51,12 +51,14 @@ class Follower:
         os._exit(0)
 
     def _next(self) -> Command:
+        command = self._commands.get()
         self._num_commands += 1
-        return self._commands.get()
+        return command
 
     def report(self, report: Report) -> None:
         try:
-            self._channel.send(rank_codec.encode_report(report))
+            data = rank_codec.encode_report(report, command=self._num_commands)
+            self._channel.send(data)
         except OSError:
             os._exit(0)
 
@@ -118,7 +120,7 @@ class Follower:
         if not isinstance(error, MemoryError | ModelError):
             logger.exception("a command failed")
         message = str(error).partition("\n")[0] or type(error).__name__
-        self.report(Failure(self._num_commands, message, isinstance(error, MemoryError)))
+        self.report(Failure(message, isinstance(error, MemoryError)))
 
 
 class _Forwarding(logging.Handler):

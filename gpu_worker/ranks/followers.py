@@ -43,8 +43,8 @@ class _Follower:
                 start_new_session=True,
             )
         self.channel = Channel(ours.detach())
-        self.answers: SimpleQueue[Report | None] = SimpleQueue()
-        """None is the last: there will be no more."""
+        self.answers: SimpleQueue[tuple[int, Report] | None] = SimpleQueue()
+        """Each with the number of the command; None is the last: there will be no more."""
 
     def end(self, *, within_s: float) -> None:
         """Lets it notice that its socket is closed; kills it when that takes long."""
@@ -121,7 +121,7 @@ class Followers:
         self.tell(Ask.SYNC)
         places = {place.num_collectives for place in self.answers(InStep, within_s=AGREE_S)}
         if places != {num_collectives}:
-            self._lose("a step failed on some ranks and not on others")
+            self._lose("a command failed on some ranks and not on others")
         self._check()
 
     def close(self) -> None:
@@ -134,37 +134,38 @@ class Followers:
             follower.end(within_s=_END_S)
 
     def _answer(self, follower: _Follower, within_s: float | None) -> Report:
-        """Returns what it says to the last command, and passes over failures of steps."""
+        """Returns what it says to the last command; what was said to others is of no use now."""
         while True:
             try:
                 answer = follower.answers.get(timeout=within_s)
             except Empty:
-                self._lose(f"rank {follower.rank} does not come back from a step that failed")
+                self._lose(f"rank {follower.rank} does not come back from what failed")
                 answer = None
             if answer is None:
                 self._check()
                 raise DeviceLost("the ranks have been ended")
-            if not isinstance(answer, Failure) or answer.command == self._num_commands:
-                return answer
+            command, report = answer
+            if command == self._num_commands:
+                return report
 
     def _listen(self, follower: _Follower) -> None:
         while (data := follower.channel.receive()) is not None:
-            report = rank_codec.decode_report(data)
+            command, report = rank_codec.decode_report(data)
             if isinstance(report, LogLine):
                 rank_logger = logging.getLogger(report.logger)
                 rank_logger.log(report.level, "rank %d: %s", follower.rank, report.message)
             else:
-                self._hear(follower, report)
+                self._hear(follower, command, report)
         self._lose(f"rank {follower.rank} {follower.how_it_ended()}")
         follower.answers.put(None)
 
-    def _hear(self, follower: _Follower, report: Report) -> None:
+    def _hear(self, follower: _Follower, command: int, report: Report) -> None:
         """A failure that nobody has dealt with after a while is one that rank 0 did not share."""
-        follower.answers.put(report)
+        follower.answers.put((command, report))
         if not isinstance(report, Failure):
             return
         reason = f"rank {follower.rank} failed alone: {report.message}"
-        timer = threading.Timer(AGREE_S, self._lose_unless_agreed, (report.command, reason))
+        timer = threading.Timer(AGREE_S, self._lose_unless_agreed, (command, reason))
         timer.daemon = True
         timer.start()
 

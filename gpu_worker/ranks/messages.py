@@ -79,8 +79,6 @@ class InStep(NamedTuple):
 class Failure(NamedTuple):
     """A command that failed."""
 
-    command: int
-    """Its number."""
     message: str
     out_of_memory: bool
 

@@ -73,11 +73,14 @@ def decode_command(data: bytes) -> Command:
             raise ValueError("a command that this rank does not know")
 
 
-def encode_report(report: Report) -> bytes:
-    return _report(report).SerializeToString()
+def encode_report(report: Report, *, command: int) -> bytes:
+    """Args: command: number of what the report is about."""
+    message = _report_message(report)
+    message.command = command
+    return message.SerializeToString()
 
 
-def _report(report: Report) -> pb.RankReport:
+def _report_message(report: Report) -> pb.RankReport:
     match report:
         case Done.JOINING:
             return pb.RankReport(joining=pb.RankJoining())
@@ -95,8 +98,13 @@ def _report(report: Report) -> pb.RankReport:
             return pb.RankReport(log_line=pb.RankLogLine(**report._asdict()))
 
 
-def decode_report(data: bytes) -> Report:
+def decode_report(data: bytes) -> tuple[int, Report]:
+    """Returns the number of the command that it is about, too."""
     message = pb.RankReport.FromString(data)
+    return message.command, _report(message)
+
+
+def _report(message: pb.RankReport) -> Report:
     kind = message.WhichOneof("report")
     match kind:
         case "joining" | "loaded":
@@ -109,7 +117,7 @@ def decode_report(data: bytes) -> Report:
             return InStep(message.in_step.num_collectives)
         case "failed":
             failed = message.failed
-            return Failure(failed.command, failed.message, failed.out_of_memory)
+            return Failure(failed.message, failed.out_of_memory)
         case "log_line":
             line = message.log_line
             return LogLine(line.level, line.logger, line.message)

@@ -7,8 +7,8 @@ fails for one sequence is run again in parts as on one rank (see `isolation`).
 """
 
 import tempfile
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -155,7 +155,10 @@ class TensorParallelRunner:
 
     def init_cache_engine(self, *, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
         self._others.tell(InitCacheEngine(num_gpu_blocks, num_cpu_blocks))
-        self._rank.init_cache_engine(num_gpu_blocks=num_gpu_blocks, num_cpu_blocks=num_cpu_blocks)
+        with self._agreeing():
+            self._rank.init_cache_engine(
+                num_gpu_blocks=num_gpu_blocks, num_cpu_blocks=num_cpu_blocks
+            )
         counts = {one.num_graphs for one in self._others.answers(CacheReady)}
         if counts != {self._rank.num_graphs}:  # steps would meet in different collectives
             raise DeviceLost("graphs could be recorded on some ranks only; set enforce_eager")
@@ -178,12 +181,17 @@ class TensorParallelRunner:
     def execute(self, batch: Batch) -> Samples:
         """Raises MemoryError where a smaller batch may do."""
         self._others.tell(batch)
-        try:
+        with self._agreeing():
             return self._rank.execute(batch)
+
+    @contextmanager
+    def _agreeing(self) -> Iterator[None]:
+        """Lets an error of this rank out if all can go on after it, else raises DeviceLost."""
+        try:
+            yield
         except Exception as error:
-            if is_device_lost(error):
-                raise
-            self._others.agree_on_failure(self._rank.num_collectives)
+            if not is_device_lost(error):
+                self._others.agree_on_failure(self._rank.num_collectives)
             raise
 
     def memory(self) -> MemoryReport:

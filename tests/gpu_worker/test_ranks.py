@@ -194,6 +194,23 @@ def test_a_draw_that_fails_on_rank_0_costs_no_rank(
     assert ranks.execute(make_some()).token_ids.tolist() == expected
 
 
+def test_a_cache_that_rank_0_has_no_memory_for_costs_no_rank(
+    ranks: TensorParallelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = ranks.execute(make_some()).token_ids.tolist()
+
+    def fail(**_: int) -> None:
+        raise MemoryError("no memory for 9 GPU blocks")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ranks._rank, "init_cache_engine", fail)
+        with pytest.raises(MemoryError, match="no memory for 9"):
+            ranks.init_cache_engine(num_gpu_blocks=9, num_cpu_blocks=2)
+    assert ranks.profile().tensor_parallel_size == 2  # no answer is taken for another's
+    ranks.init_cache_engine(num_gpu_blocks=9, num_cpu_blocks=2)
+    assert ranks.execute(make_some()).token_ids.tolist() == expected
+
+
 def test_ranks_of_which_some_have_graphs_do_not_compute(
     ranks: TensorParallelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:

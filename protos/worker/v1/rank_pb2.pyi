@@ -75,7 +75,7 @@ class RankSync(_message.Message):
     def __init__(self) -> None: ...
 
 class RankReport(_message.Message):
-    __slots__ = ("joining", "loaded", "capacity", "cache_ready", "failed", "log_line", "in_step")
+    __slots__ = ("joining", "loaded", "capacity", "cache_ready", "failed", "log_line", "in_step", "command")
     JOINING_FIELD_NUMBER: _ClassVar[int]
     LOADED_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_FIELD_NUMBER: _ClassVar[int]
@@ -83,6 +83,7 @@ class RankReport(_message.Message):
     FAILED_FIELD_NUMBER: _ClassVar[int]
     LOG_LINE_FIELD_NUMBER: _ClassVar[int]
     IN_STEP_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
     joining: RankJoining
     loaded: RankLoaded
     capacity: _worker_pb2.WorkerCapacity
@@ -90,7 +91,8 @@ class RankReport(_message.Message):
     failed: RankFailure
     log_line: RankLogLine
     in_step: RankInStep
-    def __init__(self, joining: _Optional[_Union[RankJoining, _Mapping]] = ..., loaded: _Optional[_Union[RankLoaded, _Mapping]] = ..., capacity: _Optional[_Union[_worker_pb2.WorkerCapacity, _Mapping]] = ..., cache_ready: _Optional[_Union[RankCacheReady, _Mapping]] = ..., failed: _Optional[_Union[RankFailure, _Mapping]] = ..., log_line: _Optional[_Union[RankLogLine, _Mapping]] = ..., in_step: _Optional[_Union[RankInStep, _Mapping]] = ...) -> None: ...
+    command: int
+    def __init__(self, joining: _Optional[_Union[RankJoining, _Mapping]] = ..., loaded: _Optional[_Union[RankLoaded, _Mapping]] = ..., capacity: _Optional[_Union[_worker_pb2.WorkerCapacity, _Mapping]] = ..., cache_ready: _Optional[_Union[RankCacheReady, _Mapping]] = ..., failed: _Optional[_Union[RankFailure, _Mapping]] = ..., log_line: _Optional[_Union[RankLogLine, _Mapping]] = ..., in_step: _Optional[_Union[RankInStep, _Mapping]] = ..., command: _Optional[int] = ...) -> None: ...
 
 class RankJoining(_message.Message):
     __slots__ = ()
@@ -113,14 +115,12 @@ class RankInStep(_message.Message):
     def __init__(self, num_collectives: _Optional[int] = ...) -> None: ...
 
 class RankFailure(_message.Message):
-    __slots__ = ("command", "message", "out_of_memory")
-    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("message", "out_of_memory")
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     OUT_OF_MEMORY_FIELD_NUMBER: _ClassVar[int]
-    command: int
     message: str
     out_of_memory: bool
-    def __init__(self, command: _Optional[int] = ..., message: _Optional[str] = ..., out_of_memory: _Optional[bool] = ...) -> None: ...
+    def __init__(self, message: _Optional[str] = ..., out_of_memory: _Optional[bool] = ...) -> None: ...
 
 class RankLogLine(_message.Message):
     __slots__ = ("level", "logger", "message")
