@@ -17,9 +17,10 @@ from rpc.sampling_params import SamplingParams
 from scheduler_svc import worker_codec
 from scheduler_svc.admission import AdmissionQueue
 from scheduler_svc.config import CacheShape, StepLimits
+from scheduler_svc.group_start import make_group
 from scheduler_svc.plan import StepPlan
 from scheduler_svc.scheduler import Scheduler
-from scheduler_svc.sequence import SequenceGroup, make_group
+from scheduler_svc.sequence import SequenceGroup
 from scheduler_svc.timeline import GroupTimes
 
 PROMPT_TOKENS = 512

@@ -9,13 +9,8 @@ from scheduler_svc.block_manager import BlockSpaceManager
 from scheduler_svc.endings import Endings
 from scheduler_svc.errors import FailureCode, RequestFailure
 from scheduler_svc.plan import StepAnswer, StepOutcome, StepPlan, stop_reason
-from scheduler_svc.sequence import (
-    FinishReason,
-    Sequence,
-    SequenceGroup,
-    SequenceStatus,
-    next_seq_id,
-)
+from scheduler_svc.sequence import FinishReason, Sequence, SequenceGroup, SequenceStatus
+from scheduler_svc.sequence_ids import next_seq_id
 from scheduler_svc.steady import SteadyLane
 from scheduler_svc.timeline import EventKind
 from scheduler_svc.worker_view import WorkerView

@@ -11,13 +11,8 @@ from scheduler_svc.beam import BeamSearch, Candidates, Draw, Hypothesis
 from scheduler_svc.block_manager import BlockSpaceManager
 from scheduler_svc.endings import Endings
 from scheduler_svc.plan import StepOutcome, TokenLogprobs, stop_reason
-from scheduler_svc.sequence import (
-    FinishReason,
-    Sequence,
-    SequenceGroup,
-    SequenceStatus,
-    next_seq_id,
-)
+from scheduler_svc.sequence import FinishReason, Sequence, SequenceGroup, SequenceStatus
+from scheduler_svc.sequence_ids import next_seq_id
 from scheduler_svc.worker_view import WorkerView
 
 

@@ -8,33 +8,29 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
-from typing import Protocol
 
-from rpc import logs
 from scheduler_svc import tracing
 from scheduler_svc.admission import AdmissionQueue
 from scheduler_svc.config import AdmissionBounds
+from scheduler_svc.engines import Engines, WorkerEngine
+from scheduler_svc.entry import Entry
 from scheduler_svc.errors import FailureCode, RequestFailure
 from scheduler_svc.explain import Explanation, History, explain
+from scheduler_svc.group_start import make_group
 from scheduler_svc.live_requests import LiveRequests
 from scheduler_svc.model import ModelInfo, TokenizerFiles
-from scheduler_svc.phases import BlockUnit
 from scheduler_svc.plan import StepOutcome
 from scheduler_svc.policy import SchedulingPolicy
 from scheduler_svc.publishing import Request, RouterSession, ended_request, router_messages
 from scheduler_svc.refusals import (
-    beyond_bounds,
     breaks_workers,
     model_changed,
     never_fits,
     no_worker_came,
-    no_worker_serves,
     policy_fails,
 )
-from scheduler_svc.request_checks import find_fault
 from scheduler_svc.router_messages import RouterMessage
-from scheduler_svc.scheduler import Scheduler
-from scheduler_svc.sequence import FinishReason, SequenceGroup, SequenceStatus, make_group
+from scheduler_svc.sequence import FinishReason, SequenceGroup
 from scheduler_svc.stats import RequestStats
 from scheduler_svc.stranded import Stranded
 
@@ -42,25 +38,6 @@ logger = logging.getLogger(__name__)
 
 MAX_LOST_WORKERS = 3
 """A request that was on so many workers when they were lost is not given to another."""
-
-
-class Addressed(Protocol):
-    """A worker, as log lines call it."""
-
-    @property
-    def address(self) -> str: ...
-
-
-class WorkerEngine(Protocol):
-    """What drives one worker: `Engine`, over gRPC, or a loop in this process."""
-
-    @property
-    def worker(self) -> Addressed: ...
-
-    @property
-    def scheduler(self) -> Scheduler: ...
-
-    def wake(self) -> None: ...
 
 
 class Cluster:
@@ -76,17 +53,22 @@ class Cluster:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.admission = AdmissionQueue(policy)
-        self.engines: list[WorkerEngine] = []
+        self.engines = Engines()
         self.model: ModelInfo | None = None
         self.tokenizer_files: TokenizerFiles = {}
         self.history = History(explain_history)
         self.request_stats = RequestStats()
         self.num_refused: Counter[str] = Counter()
         self._started_at = clock()
-        self._bounds = bounds or AdmissionBounds()
         self._clock = clock
         self._live = LiveRequests()
         self._stranded = Stranded(worker_wait_s)
+        self._entry = Entry(
+            admission=self.admission,
+            live=self._live,
+            engines=self.engines,
+            bounds=bounds or AdmissionBounds(),
+        )
 
     def __len__(self) -> int:
         return len(self._live)
@@ -94,7 +76,7 @@ class Cluster:
     @property
     def is_serving(self) -> bool:
         """Whether there is a worker that takes new requests."""
-        return any(engine.scheduler.is_accepting for engine in self.engines)
+        return self.engines.is_serving
 
     @property
     def has_deadlines(self) -> bool:
@@ -107,7 +89,7 @@ class Cluster:
         """Queues a request; one that is refused ends at once, and None is returned."""
         request = Request(group, session, handle)
         self._end_earlier_attempt(group)
-        failure = self._refusal(group)
+        failure = self._entry.refusal(group, self.model, self._clock())
         if failure is not None:
             group.failure = failure
             self.num_refused[failure.code.name] += 1
@@ -124,26 +106,6 @@ class Cluster:
         self.wake()
         return request
 
-    def _refusal(self, group: SequenceGroup) -> RequestFailure | None:
-        if self._live.find(tenant=group.tenant, request_id=group.request_id) is not None:
-            return RequestFailure(
-                FailureCode.ALREADY_EXISTS, f"request id {group.request_id!r} is in use"
-            )
-        if group.deadline is not None and group.deadline <= self._clock():
-            return RequestFailure(FailureCode.DEADLINE_EXCEEDED, "out of time on arrival")
-        is_resumed = group.attempt > 0  # it was accepted before, and is treated so
-        if self.model is None or not (self.is_serving or is_resumed):
-            return no_worker_serves()
-        if fault := find_fault(group, self.model):
-            return RequestFailure(FailureCode.INVALID_ARGUMENT, fault)
-        return (None if is_resumed else self._excess(group)) or self._rank(group)
-
-    def _excess(self, group: SequenceGroup) -> RequestFailure | None:
-        if not self._has_taker(group):
-            return never_fits(group)
-        num_live = self._live.num_of(group.tenant)
-        return beyond_bounds(group, self._bounds, self.admission, num_live=num_live)
-
     def _end_earlier_attempt(self, group: SequenceGroup) -> None:
         """Makes way for a request that its router sends again, before its old stream is missed."""
         other = self._live.find(tenant=group.tenant, request_id=group.request_id)
@@ -151,19 +113,6 @@ class Cluster:
             return
         if other.group.attempt < group.attempt:
             self.abort(other)
-
-    def _rank(self, group: SequenceGroup) -> RequestFailure | None:
-        """Lets the policy place a request; it may be anybody's code."""
-        try:
-            self.admission.rank(group)
-        except Exception:
-            with logs.of_request(group.request_id, group.traceparent):
-                logger.exception("the scheduling policy fails on %s", group.request_id)
-            return policy_fails()
-        return None
-
-    def _has_taker(self, group: SequenceGroup) -> bool:
-        return any(engine.scheduler.can_ever_take(group) for engine in self.engines)
 
     def abort(self, request: Request) -> None:
         """Ends a request without an answer; a no-op once it has ended."""
@@ -176,7 +125,7 @@ class Cluster:
     def stop_sequence(self, request: Request, *, index: int, keep_tokens: int) -> None:
         """Ends one branch at a stop string."""
         group = request.group
-        engine = self._engine_of(group)
+        engine = self.engines.holder(group)
         if engine is not None:
             ended = engine.scheduler.stop_sequence(group, index=index, keep_tokens=keep_tokens)
         else:
@@ -219,7 +168,7 @@ class Cluster:
             self.publish(StepOutcome(ended=ended))
 
     def _take_out(self, group: SequenceGroup) -> None:
-        engine = self._engine_of(group)
+        engine = self.engines.holder(group)
         if engine is not None:
             engine.scheduler.abort(group)
         elif group in self.admission:
@@ -228,22 +177,14 @@ class Cluster:
             seq.finish(FinishReason.ERROR)
         self.wake()
 
-    def _engine_of(self, group: SequenceGroup) -> WorkerEngine | None:
-        if any(seq.status is SequenceStatus.WAITING for seq in group.unfinished):
-            return None
-        return next((one for one in self.engines if one.scheduler.holds(group)), None)
-
     def _forget(self, group: SequenceGroup) -> None:
         self._live.remove(group)
         self._stranded.discard(group)
         now = self._clock()
-        tracing.end(group, now=now, block=self._block_unit)
+        tracing.end(group, now=now, block=self.engines.block_unit)
         self.history.keep(group, now)
         self.request_stats.observe(group, now)
-        for engine in self.engines:
-            if engine.scheduler.worker_name == group.timeline.worker:
-                engine.scheduler.request_stats.observe(group, now)
-                engine.scheduler.steps.observe_preemptions(group, now)
+        self.engines.note_end(group, now)
 
     # Looking inside
 
@@ -255,16 +196,6 @@ class Cluster:
     @property
     def uptime_s(self) -> float:
         return self._clock() - self._started_at
-
-    @property
-    def _block_unit(self) -> BlockUnit:
-        """Of any worker: they serve one model."""
-        for engine in self.engines:
-            scheduler = engine.scheduler
-            return BlockUnit(
-                tokens=scheduler.blocks.block_size, num_bytes=scheduler.cost.block_bytes
-            )
-        return BlockUnit()
 
     def explain(self, request_id: str) -> Explanation | None:
         """Says what happened to a request that lives, or ended not long ago."""
@@ -316,7 +247,7 @@ class Cluster:
         for group in list(self.admission if groups is None else groups):
             if group.num_lost_workers >= MAX_LOST_WORKERS:
                 self._fail(group, breaks_workers(group))
-            elif self._has_taker(group):
+            elif self.engines.have_taker(group):
                 self._stranded.discard(group)
             else:
                 self._stranded.add(group, now)
@@ -331,8 +262,7 @@ class Cluster:
 
     def wake(self) -> None:
         """Lets every engine look for work."""
-        for engine in self.engines:
-            engine.wake()
+        self.engines.wake()
 
     # Telling routers
 
@@ -358,5 +288,5 @@ class Cluster:
             held += engine.scheduler.running + engine.scheduler.swapped
         assert len(held) == len(set(held)), "a request is in two queues"
         for group in self.admission:
-            assert (group in self._stranded) is not self._has_taker(group), group.request_id
+            assert (group in self._stranded) is not self.engines.have_taker(group), group.request_id
         self._live.check(held)

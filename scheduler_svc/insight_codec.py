@@ -4,7 +4,8 @@ from collections.abc import Iterable
 
 from protos.scheduler.v1 import explain_pb2, stats_pb2
 from rpc.histogram import Histogram
-from scheduler_svc.cluster import Cluster, WorkerEngine
+from scheduler_svc.cluster import Cluster
+from scheduler_svc.engines import WorkerEngine
 from scheduler_svc.explain import Explanation
 from scheduler_svc.stats import RequestStats, StepStats
 from scheduler_svc.timeline import Event

@@ -5,7 +5,8 @@ Names are those of vLLM's engine where it has them. A worker's series end when i
 
 from rpc.histogram import Histogram
 from rpc.metrics import PER_NS, Families
-from scheduler_svc.cluster import Cluster, WorkerEngine
+from scheduler_svc.cluster import Cluster
+from scheduler_svc.engines import WorkerEngine
 from scheduler_svc.stats import RequestStats
 
 

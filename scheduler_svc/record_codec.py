@@ -15,7 +15,7 @@ from scheduler_svc import worker_codec
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.model import ModelInfo, WorkerCapacity
 from scheduler_svc.record_file import RecordWriter
-from scheduler_svc.sequence import sequence_ids
+from scheduler_svc.sequence_ids import sequence_ids
 
 VERSION = 1
 

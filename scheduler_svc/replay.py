@@ -12,7 +12,7 @@ from scheduler_svc.model import ModelInfo, WorkerCapacity
 from scheduler_svc.plan import StepAnswer, StepOutcome, StepPlan
 from scheduler_svc.router_messages import RouterMessage
 from scheduler_svc.scheduler import Scheduler
-from scheduler_svc.sequence import sequence_ids
+from scheduler_svc.sequence_ids import sequence_ids
 from scheduler_svc.session import Session
 
 

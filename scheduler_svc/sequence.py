@@ -7,7 +7,7 @@ needed to rebuild a sequence on another worker is here; a worker holds only its 
 """
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -262,57 +262,3 @@ class SequenceGroup:
     def set_status(self, status: SequenceStatus) -> None:
         for seq in self.unfinished:
             seq.status = status
-
-
-@dataclass(slots=True)
-class SequenceIds:
-    """Counts up. A replay sets where it begins."""
-
-    next: int = 1
-
-    def take(self) -> int:
-        taken = self.next
-        self.next += 1
-        return taken
-
-
-sequence_ids = SequenceIds()  # of the process, so that a group may move between workers
-
-
-def next_seq_id() -> int:
-    """Returns an id that no other sequence of this process has."""
-    return sequence_ids.take()
-
-
-def make_group(group: SequenceGroup) -> SequenceGroup:
-    """Gives a new group its first sequence, or those that it has, and the search it asks for."""
-    group.sequences += _delivered(group) or [Sequence(seq_id=next_seq_id(), branch=0, group=group)]
-    if group.beam_search is not None:
-        group.search = BeamSearch(
-            group.beam_search,
-            stop_token_ids=group.params.stop_token_ids,
-            min_tokens=group.params.min_tokens,
-        )
-        group.params = replace(
-            group.params, temperature=0.0, num_logprobs=group.search.num_candidates
-        )
-        group.found = [
-            Sequence(seq_id=next_seq_id(), branch=index, group=group)
-            for index in range(group.num_sequences)
-        ]
-    return group
-
-
-def _delivered(group: SequenceGroup) -> list[Sequence]:
-    """Returns the sequences of a group that goes on, as if their worker had been lost."""
-    return [
-        Sequence(
-            seq_id=next_seq_id(),
-            branch=branch,
-            group=group,
-            status=SequenceStatus.FINISHED if reason else SequenceStatus.WAITING,
-            output_token_ids=list(token_ids),
-            finish_reason=reason,
-        )
-        for branch, (token_ids, reason) in enumerate(group.delivered)
-    ]

@@ -7,8 +7,9 @@ from protos.scheduler.v1 import state_pb2 as pb
 from rpc import sampling_codec
 from scheduler_svc import insight_codec, worker_codec
 from scheduler_svc.block_allocator import BlockAllocator
-from scheduler_svc.cluster import Cluster, WorkerEngine
+from scheduler_svc.cluster import Cluster
 from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.engines import WorkerEngine
 from scheduler_svc.explain import explain
 from scheduler_svc.plan import StepPlan
 from scheduler_svc.scheduler import Scheduler

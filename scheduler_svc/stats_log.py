@@ -9,7 +9,8 @@ import logging
 import time
 from dataclasses import dataclass
 
-from scheduler_svc.cluster import Cluster, WorkerEngine
+from scheduler_svc.cluster import Cluster
+from scheduler_svc.engines import WorkerEngine
 from scheduler_svc.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)

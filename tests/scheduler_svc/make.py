@@ -11,12 +11,13 @@ from scheduler_svc.cluster import Cluster
 from scheduler_svc.config import AdmissionBounds, CacheShape, PreemptionMode, StepLimits
 from scheduler_svc.cost import CostModel
 from scheduler_svc.errors import FailureCode, RequestFailure
+from scheduler_svc.group_start import make_group
 from scheduler_svc.model import ModelInfo
 from scheduler_svc.plan import StepOutcome
 from scheduler_svc.policy import SchedulingPolicy
 from scheduler_svc.prefix import next_hash, root_hash
 from scheduler_svc.scheduler import Scheduler
-from scheduler_svc.sequence import SequenceGroup, make_group
+from scheduler_svc.sequence import SequenceGroup
 from scheduler_svc.timeline import GroupTimes
 from tests.scheduler_svc.fake_worker import (
     VOCAB_SIZE,

@@ -6,7 +6,8 @@ from scheduler_svc.block_allocator import BlockCopy
 from scheduler_svc.block_manager import AllocStatus, BlockSpaceManager
 from scheduler_svc.cost import CostModel
 from scheduler_svc.prefix import FoundBlock
-from scheduler_svc.sequence import Sequence, SequenceGroup, SequenceStatus, next_seq_id
+from scheduler_svc.sequence import Sequence, SequenceGroup, SequenceStatus
+from scheduler_svc.sequence_ids import next_seq_id
 from tests.scheduler_svc.make import make_request
 
 

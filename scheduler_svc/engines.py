@@ -1,0 +1,67 @@
+"""The workers of this scheduler, each with what drives it, and what they do only together."""
+
+from typing import Protocol
+
+from scheduler_svc.phases import BlockUnit
+from scheduler_svc.scheduler import Scheduler
+from scheduler_svc.sequence import SequenceGroup, SequenceStatus
+
+
+class Addressed(Protocol):
+    """A worker, as log lines call it."""
+
+    @property
+    def address(self) -> str: ...
+
+
+class WorkerEngine(Protocol):
+    """What drives one worker: `Engine`, over gRPC, or a loop in this process."""
+
+    @property
+    def worker(self) -> Addressed: ...
+
+    @property
+    def scheduler(self) -> Scheduler: ...
+
+    def wake(self) -> None: ...
+
+
+class Engines(list[WorkerEngine]):
+    """Those that have joined and not left, in the order in which they came."""
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether there is a worker that takes new requests."""
+        return any(engine.scheduler.is_accepting for engine in self)
+
+    @property
+    def block_unit(self) -> BlockUnit:
+        """Of any worker: they serve one model."""
+        for engine in self:
+            scheduler = engine.scheduler
+            return BlockUnit(
+                tokens=scheduler.blocks.block_size, num_bytes=scheduler.cost.block_bytes
+            )
+        return BlockUnit()
+
+    def have_taker(self, group: SequenceGroup) -> bool:
+        """Returns whether some worker could take a request, were it alone there."""
+        return any(engine.scheduler.can_ever_take(group) for engine in self)
+
+    def holder(self, group: SequenceGroup) -> WorkerEngine | None:
+        """Returns where a request runs or is swapped out; None while it waits."""
+        if any(seq.status is SequenceStatus.WAITING for seq in group.unfinished):
+            return None
+        return next((engine for engine in self if engine.scheduler.holds(group)), None)
+
+    def note_end(self, group: SequenceGroup, now: float) -> None:
+        """Counts a request that has ended for the worker that it was on."""
+        for engine in self:
+            if engine.scheduler.worker_name == group.timeline.worker:
+                engine.scheduler.request_stats.observe(group, now)
+                engine.scheduler.steps.observe_preemptions(group, now)
+
+    def wake(self) -> None:
+        """Lets every engine look for work."""
+        for engine in self:
+            engine.wake()
