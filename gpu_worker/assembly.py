@@ -6,8 +6,15 @@ from dataclasses import dataclass
 
 import torch
 
-from gpu_worker.attention import AttentionBackend, AttentionShape, attention_backend
-from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ModelError, ParallelConfig
+from gpu_worker.attention import AttentionBackend, AttentionShape, choose_attention_backend
+from gpu_worker.config import (
+    USUAL_BLOCK_SIZE,
+    CacheConfig,
+    DeviceConfig,
+    ModelConfig,
+    ModelError,
+    ParallelConfig,
+)
 from gpu_worker.devices import choose_device, dtype_for_half
 from gpu_worker.layers import ParallelGroup, Placement
 from gpu_worker.layers.linear import kv_heads_per_rank
@@ -44,6 +51,8 @@ class LoadedModel:
     program: Program | None
     """What runs whole steps, on a CPU; None if PyTorch does."""
     attention: AttentionBackend
+    block_size: int
+    """Tokens in a block, which is the attention backend's to choose where nobody has."""
     sampler: Sampler
     group: ParallelGroup
     weights_bytes: int
@@ -84,13 +93,15 @@ def load_model(
             progress=progress,
         )
     shape = _attention_shape(config, cache_config.block_size, placement, group)
+    attention = choose_attention_backend(device_config.attention_backend, shape)
     loaded = LoadedModel(
         info=info,
         source=source,
         device=device,
         model=model,
         program=program,
-        attention=attention_backend(device_config.attention_backend, shape),
+        attention=attention.backend,
+        block_size=attention.block_size,
         sampler=make_sampler(
             device_config,
             vocab_size=config.vocab_size,
@@ -140,7 +151,7 @@ def _load(
     progress: Callable[[str], None],
 ) -> Program | None:
     """Loads the weights, into a native program if there can be one."""
-    block_size = cache_config.block_size
+    block_size = cache_config.block_size or USUAL_BLOCK_SIZE
     why_not = why_not_natively(
         model, device_config, placement=placement, group=group, block_size=block_size
     )

@@ -10,6 +10,8 @@ QUANTIZATIONS = ("auto", "none", "gguf", "int8", "int4")
 CPU_BACKENDS = ("auto", "native", "torch")
 SAMPLING_BACKENDS = ("auto", "native", "triton", "torch")
 GIB = 1 << 30
+AUTO_BLOCK_SIZE = 0
+USUAL_BLOCK_SIZE = 16
 
 
 class ModelError(ValueError):
@@ -72,8 +74,8 @@ class ModelConfig:
 class CacheConfig:
     """How much KV cache there may be, and the largest step that it serves."""
 
-    block_size: int = 16
-    """Tokens in a block."""
+    block_size: int = AUTO_BLOCK_SIZE
+    """Tokens in a block; AUTO_BLOCK_SIZE lets the attention backend choose."""
     swap_space_bytes: int | None = None
     """RAM for swapped-out blocks; 0 turns swapping off, None takes up to 4 GiB."""
     gpu_memory_utilization: float = 0.9
@@ -88,7 +90,7 @@ class CacheConfig:
     def __post_init__(self) -> None:
         size = self.block_size
         _require(
-            1 <= size <= 256 and size & (size - 1) == 0,
+            size == AUTO_BLOCK_SIZE or (1 <= size <= 256 and size & (size - 1) == 0),
             f"block_size is {size}; it must be a power of two up to 256",
         )
         _require(

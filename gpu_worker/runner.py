@@ -5,6 +5,7 @@ Satisfies `step.Runner`. How a batch is computed is `NativeStep`'s, `TorchStep`'
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -51,7 +52,6 @@ class ModelRunner:
     ) -> None:
         """Decode steps become graphs of `recorder`; by default of what the device has."""
         device_config = device_config or DeviceConfig()
-        self._cache_config = cache_config
         self._loaded = load_model(
             model_config,
             cache_config,
@@ -59,6 +59,8 @@ class ModelRunner:
             device_config,
             progress=progress,
         )
+        cache_config = replace(cache_config, block_size=self._loaded.block_size)
+        self._cache_config = cache_config
         if device_config.enforce_eager:
             recorder = None
         elif recorder is None:

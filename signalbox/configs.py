@@ -3,7 +3,7 @@
 import re
 
 import signalbox
-from gpu_worker.config import GIB, CacheConfig, DeviceConfig, ModelConfig
+from gpu_worker.config import AUTO_BLOCK_SIZE, GIB, CacheConfig, DeviceConfig, ModelConfig
 from router.config import LoggedRequests, RouterConfig
 from rpc.metrics import MetricsConfig
 from rpc.peers import PeerNames
@@ -145,7 +145,7 @@ def _names(names: str | None) -> tuple[str, ...]:
 def cache_config(settings: WorkerSettings) -> CacheConfig:
     memory, swap = settings.kv_cache_memory, settings.swap_space
     return CacheConfig(
-        block_size=settings.block_size,
+        block_size=settings.block_size or AUTO_BLOCK_SIZE,
         swap_space_bytes=None if swap is None else int(swap * GIB),
         gpu_memory_utilization=settings.gpu_memory_utilization,
         kv_cache_bytes=None if memory is None else int(memory * GIB),

@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 SIMULATED_MODEL_LEN = 4096
 SIMULATED_STEP_TOKENS = 2048
+SIMULATED_BLOCK_SIZE = 16
 
 
 def run_stack(settings: ServeSettings) -> None:
@@ -80,7 +81,7 @@ def _simulated_runner(settings: WorkerSettings) -> Callable[[], Runner]:
         SimulatedConfig(
             name=settings.served_model_name or "simulated",
             max_model_len=settings.max_model_len or SIMULATED_MODEL_LEN,
-            block_size=settings.block_size,
+            block_size=settings.block_size or SIMULATED_BLOCK_SIZE,
             num_gpu_blocks=settings.simulated_gpu_blocks,
             num_cpu_blocks=settings.simulated_cpu_blocks,
             max_num_seqs=settings.max_num_seqs,

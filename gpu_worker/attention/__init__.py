@@ -5,6 +5,7 @@ from gpu_worker.attention.registry import (
     attention_backend,
     attention_backends,
     automatic_backend,
+    choose_attention_backend,
     register_attention_backend,
 )
 
@@ -15,5 +16,6 @@ __all__ = [
     "attention_backend",
     "attention_backends",
     "automatic_backend",
+    "choose_attention_backend",
     "register_attention_backend",
 ]

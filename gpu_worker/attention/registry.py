@@ -1,13 +1,23 @@
-"""Attention backends by name; open to backends outside the tree."""
+"""Attention backends by name; open to backends outside the tree.
 
+A backend outside is named by an import path ("package.module:Factory"), or by an entry point of the
+group "signalbox.attention_backends" in an installed distribution, as
+docs/adding_an_attention_backend.md shows.
+"""
+
+import importlib
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass, replace
+from importlib.metadata import entry_points
 
 import torch
 
 from gpu_worker.attention.backend import AttentionBackend, AttentionShape
+from gpu_worker.attention.flash_backend import FLASH_KERNELS, FlashAttention, FlashKernel
 from gpu_worker.attention.torch_backend import TorchAttention
 from gpu_worker.attention.trial import fault_of
+from gpu_worker.config import AUTO_BLOCK_SIZE, USUAL_BLOCK_SIZE
 from signalbox_kernels import triton
 
 logger = logging.getLogger(__name__)
@@ -15,6 +25,37 @@ logger = logging.getLogger(__name__)
 BackendFactory = Callable[[AttentionShape], AttentionBackend]
 
 AUTO = "auto"
+GROUP = "signalbox.attention_backends"
+_FLASH = "flash_attn"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registered:
+    """A backend and what it takes; a factory may state the same as attributes of its own."""
+
+    factory: BackendFactory
+    caps_scores: bool = False
+    """Whether it heeds AttentionShape.soft_cap; it gets no such shape otherwise."""
+    block_sizes: tuple[int, ...] = ()
+    """Tokens in a block, the preferred number first; empty takes any."""
+
+    @classmethod
+    def of(cls, factory: BackendFactory) -> "Registered":
+        """Reads the attributes."""
+        return cls(
+            factory=factory,
+            caps_scores=getattr(factory, "caps_scores", False),
+            block_sizes=tuple(getattr(factory, "block_sizes", ())),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenBackend:
+    """A backend, and the size of blocks that it was made for."""
+
+    name: str
+    backend: AttentionBackend
+    block_size: int
 
 
 def _triton_attention(shape: AttentionShape) -> AttentionBackend:
@@ -26,67 +67,162 @@ def _triton_attention(shape: AttentionShape) -> AttentionBackend:
         )
     from gpu_worker.attention.triton_backend import TritonAttention
 
-    if shape.device.type == "cuda":
-        triton.register_ops("cuda")
+    _register_ops(shape.device)
     return TritonAttention(shape)
 
 
-_backends: dict[str, BackendFactory] = {"torch": TorchAttention, "triton": _triton_attention}
-_soft_capping = {"torch", "triton"}
+def _flash_attention(kernel: FlashKernel) -> BackendFactory:
+    def make(shape: AttentionShape) -> AttentionBackend:
+        backend = FlashAttention(shape, kernel)
+        _register_ops(shape.device)
+        return backend
+
+    return make
+
+
+def _register_ops(device: torch.device) -> None:
+    if device.type == "cuda" and triton.is_installed():
+        triton.register_ops("cuda")
+
+
+_backends: dict[str, Registered] = {
+    "torch": Registered(factory=TorchAttention, caps_scores=True),
+    "triton": Registered(factory=_triton_attention, caps_scores=True),
+} | {
+    kernel.name: Registered(
+        factory=_flash_attention(kernel), caps_scores=True, block_sizes=kernel.block_sizes
+    )
+    for kernel in FLASH_KERNELS
+}
 
 
 def register_attention_backend(
-    name: str, factory: BackendFactory, *, caps_scores: bool = False
+    name: str,
+    factory: BackendFactory,
+    *,
+    caps_scores: bool | None = None,
+    block_sizes: tuple[int, ...] | None = None,
 ) -> None:
-    """Adds a backend, or replaces the one of the same name.
-
-    Args:
-        caps_scores: whether it heeds AttentionShape.soft_cap; it gets no such shape otherwise.
-    """
-    _backends[name] = factory
-    (_soft_capping.add if caps_scores else _soft_capping.discard)(name)
+    """Adds a backend, or replaces the one of the same name; `Registered` explains the rest."""
+    entry = Registered.of(factory)
+    if caps_scores is not None:
+        entry = replace(entry, caps_scores=caps_scores)
+    if block_sizes is not None:
+        entry = replace(entry, block_sizes=block_sizes)
+    _backends[name] = entry
 
 
 def attention_backends() -> tuple[str, ...]:
-    """Returns the names of all backends."""
-    return tuple(sorted(_backends))
+    """Returns the names of all backends, installed or not."""
+    outside = {entry.name for entry in entry_points(group=GROUP)}
+    return tuple(sorted({*_backends, *outside, _FLASH}))
 
 
-def automatic_backend(device: torch.device, *, head_size: int | None = None) -> str:
-    """Returns the name of the fastest backend for heads of a size, by default of a usual one."""
-    is_usual = head_size is None or head_size <= triton.MAX_HEAD_SIZE
-    return "triton" if device.type == "cuda" and triton.is_installed() and is_usual else "torch"
+def candidates(device: torch.device) -> tuple[str, ...]:
+    """Returns what "auto" tries, in the order in which it is expected to be fast.
+
+    flash-attn 2 comes after Triton's, for blocks of 256 tokens: they waste half a block a sequence,
+    and only whole blocks are found in the prefix cache.
+    """
+    if device.type != "cuda":
+        return ("torch",)
+    return ("flash_attn_4", "flash_attn_3", "triton", "flash_attn_2", "torch")
+
+
+def automatic_backend(device: torch.device) -> str:
+    """Returns the first candidate that is installed; the model may need another."""
+    missing = {kernel.name for kernel in FLASH_KERNELS if not kernel.is_installed()}
+    if not triton.is_installed():
+        missing.add("triton")
+    return next(name for name in candidates(device) if name not in missing)
 
 
 def attention_backend(name: str, shape: AttentionShape) -> AttentionBackend:
-    """Makes the backend called `name`; "auto" is the fastest that supports the shape, and works."""
+    """Makes the backend called `name` for the shape's size of blocks."""
+    return choose_attention_backend(name, shape).backend
+
+
+def choose_attention_backend(name: str, shape: AttentionShape) -> ChosenBackend:
+    """Makes the backend called `name`; "auto" is the fastest that supports the shape, and works.
+
+    Args:
+        shape: a block_size of AUTO_BLOCK_SIZE leaves that to the backend.
+
+    Raises ValueError with what is wrong and the remedy.
+    """
     if name == AUTO:
-        name = _tried(automatic_backend(shape.device, head_size=shape.head_size), shape)
-        logger.info("attention_backend auto is %s", name)
-    if name not in _backends:
-        raise ValueError(
-            f"attention_backend is {name!r}; there are {', '.join([AUTO, *sorted(_backends)])}"
-        )
-    if shape.soft_cap is not None and name not in _soft_capping:
-        raise ValueError(
-            f"attention_backend {name!r} caps no scores, as this model needs; "
-            f"use {', '.join(sorted(_soft_capping))}"
-        )
-    return _backends[name](shape)
+        return _first(AUTO, candidates(shape.device), shape)
+    if name == _FLASH:
+        return _first(_FLASH, tuple(kernel.name for kernel in FLASH_KERNELS), shape)
+    return _make(name, shape)
 
 
-def _tried(name: str, shape: AttentionShape) -> str:
-    """Returns `name`, or "torch" if that backend does not do here what torch does."""
-    if name == "torch":
-        return name
-    fault = fault_of(_backends[name], shape)
-    if fault is None:
-        return name
-    logger.warning(
-        "attention_backend %r does not work on this %s: %s; torch serves instead, slower",
-        name,
-        shape.device,
-        fault,
-    )
-    triton.unregister_ops(shape.device.type)
-    return "torch"
+def _make(name: str, shape: AttentionShape) -> ChosenBackend:
+    entry = _registered(name)
+    if shape.soft_cap is not None and not entry.caps_scores:
+        able = sorted(each for each, other in _backends.items() if other.caps_scores)
+        raise ValueError(
+            f"attention_backend {name!r} caps no scores, as this model needs; use {', '.join(able)}"
+        )
+    size = shape.block_size
+    if size == AUTO_BLOCK_SIZE:
+        size = (*entry.block_sizes, USUAL_BLOCK_SIZE)[0]
+    if entry.block_sizes and size not in entry.block_sizes:
+        raise ValueError(
+            f"attention_backend {name!r} takes blocks of {', '.join(map(str, entry.block_sizes))} "
+            f"tokens, not {size}; leave block_size out"
+        )
+    return ChosenBackend(name, entry.factory(replace(shape, block_size=size)), size)
+
+
+def _registered(name: str) -> Registered:
+    if name in _backends:
+        return _backends[name]
+    module, is_path, attribute = name.partition(":")
+    found = tuple(entry_points(group=GROUP, name=name))
+    if not is_path and not found:
+        known = ", ".join((AUTO, *attention_backends()))
+        raise ValueError(f"attention_backend is {name!r}; there are {known}, or module:factory")
+    try:
+        loaded = found[0].load() if found else getattr(importlib.import_module(module), attribute)
+    except Exception as error:  # foreign code may raise anything
+        raise ValueError(
+            f"attention_backend {name!r} cannot be imported ({type(error).__name__}: {error})"
+        ) from error
+    return Registered.of(loaded)
+
+
+def _first(wanted: str, names: tuple[str, ...], shape: AttentionShape) -> ChosenBackend:
+    """Returns the first that supports the shape and does on this device what "torch" does."""
+    refused: list[str] = []
+    for name in names:
+        try:
+            chosen = _make(name, shape)
+        except ValueError as error:
+            refused.append(str(error))
+            continue
+        if name == "torch" or _works(chosen, shape):
+            logger.info(
+                "attention_backend %s is %s, in blocks of %d tokens%s",
+                wanted,
+                name,
+                chosen.block_size,
+                "".join(f"; {reason}" for reason in refused),
+            )
+            return chosen
+        refused.append(f"{name} does not work here")
+    raise ValueError(f"attention_backend {wanted!r} has none that serves: {'; '.join(refused)}")
+
+
+def _works(chosen: ChosenBackend, shape: AttentionShape) -> bool:
+    shape = replace(shape, block_size=chosen.block_size)
+    fault = fault_of(_registered(chosen.name).factory, shape)
+    if fault is not None:
+        triton.unregister_ops(shape.device.type)
+        logger.warning(
+            "attention_backend %r does not work on this %s: %s; another serves instead",
+            chosen.name,
+            shape.device,
+            fault,
+        )
+    return fault is None

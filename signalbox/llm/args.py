@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from gpu_worker.config import GIB, CacheConfig, DeviceConfig, ModelConfig
+from gpu_worker.config import AUTO_BLOCK_SIZE, GIB, CacheConfig, DeviceConfig, ModelConfig
 from gpu_worker.step import Runner
 from scheduler_svc.config import PolicyConfig, PreemptionMode
 from scheduler_svc.policy import make_policy
@@ -50,7 +50,7 @@ class EngineArgs:
         max_model_len: longest sequence in tokens; None is the model's window.
         max_num_seqs: most sequences in a step.
         max_num_batched_tokens: most tokens in a step; None suits the device.
-        block_size: tokens in a KV-cache block.
+        block_size: tokens in a KV-cache block; None takes 16, or what the attention backend takes.
         device: "cpu", "cuda", or "auto": CUDA where there is a device.
         kv_cache_memory: GiB of KV cache; None measures what fits.
         num_threads: CPU threads of the model; None leaves PyTorch's choice.
@@ -65,7 +65,7 @@ class EngineArgs:
         model_impl: "auto", "signalbox" or "transformers": whose code computes the model.
         trust_remote_code: whether code that comes with a model may run.
         cpu_backend: "auto", "native" or "torch".
-        attention_backend: "auto", "triton", "torch" or the name of a plugin's.
+        attention_backend: "auto", "flash_attn", "triton", "torch", or a backend outside the tree.
         enforce_eager: on CUDA, whether decode steps are launched kernel by kernel, not as graphs.
         stream_interval: least tokens of a sequence between two outputs of an engine, the first and
             the last aside.
@@ -85,7 +85,7 @@ class EngineArgs:
     max_model_len: int | None = None
     max_num_seqs: int = 256
     max_num_batched_tokens: int | None = None
-    block_size: int = 16
+    block_size: int | None = None
     device: str = "auto"
     kv_cache_memory: float | None = None
     num_threads: int | None = None
@@ -138,7 +138,7 @@ class EngineArgs:
             trust_remote_code=self.trust_remote_code,
         )
         cache_config = CacheConfig(
-            block_size=self.block_size,
+            block_size=self.block_size or AUTO_BLOCK_SIZE,
             swap_space_bytes=None if swap is None else int(swap * GIB),
             gpu_memory_utilization=self.gpu_memory_utilization,
             kv_cache_bytes=None if memory is None else int(memory * GIB),

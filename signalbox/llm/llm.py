@@ -46,7 +46,7 @@ class LLM:
         max_model_len: int | None = None,
         max_num_seqs: int = 256,
         max_num_batched_tokens: int | None = None,
-        block_size: int = 16,
+        block_size: int | None = None,
         device: str = "auto",
         kv_cache_memory: float | None = None,
         num_threads: int | None = None,

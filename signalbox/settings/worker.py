@@ -39,8 +39,8 @@ class ModelSettings(TelemetrySettings):
     )
     attention_backend: str = Field(
         "auto",
-        description="triton, torch or one of a plugin; auto is triton on CUDA where it is"
-        " installed, and a name but auto keeps a CPU's steps from our C++",
+        description="flash_attn, triton, torch, an installed package's or module:factory; auto is"
+        " the fastest that works here, and a name but auto keeps a CPU's steps from our C++",
     )
     sampling_backend: Literal["auto", "native", "triton", "torch"] = Field(
         "auto",
@@ -100,7 +100,12 @@ class EngineSettings(ModelSettings, SimulationSettings):
     max_model_len: int | None = Field(
         None, gt=1, description="longest sequence in tokens (default: the model's window)"
     )
-    block_size: int = Field(16, gt=0, le=256, description="tokens in a KV-cache block")
+    block_size: int | None = Field(
+        None,
+        gt=0,
+        le=256,
+        description="tokens in a KV-cache block (default: 16, or what the attention backend takes)",
+    )
 
     @model_validator(mode="after")
     def _is_of_one_kind(self) -> Self:

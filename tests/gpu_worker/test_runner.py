@@ -270,7 +270,9 @@ def test_bad_configuration_is_named(make: object, message: str) -> None:
 
 
 def test_unknown_attention_backend_is_named(tiny: Path) -> None:
-    with pytest.raises(ValueError, match="attention_backend is 'magic'; there are auto, torch"):
+    with pytest.raises(
+        ValueError, match="attention_backend is 'magic'; there are auto, flash_attn"
+    ):
         ModelRunner(
             ModelConfig(model=str(tiny)),
             CacheConfig(),

@@ -1,5 +1,6 @@
 """The worker with Triton's kernels says what it says with PyTorch's, under the interpreter."""
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -73,7 +74,6 @@ def test_auto_is_triton_on_cuda_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda, cpu = torch.device("cuda"), torch.device("cpu")
     monkeypatch.setattr(triton, "is_installed", lambda: True)
     assert automatic_backend(cuda) == "triton"
-    assert automatic_backend(cuda, head_size=512) == "torch"
     assert automatic_backend(cpu) == "torch"
     monkeypatch.setattr(triton, "is_installed", lambda: False)
     assert automatic_backend(cuda) == "torch"
@@ -156,8 +156,8 @@ def test_auto_goes_back_to_torch_where_a_backend_does_not_work(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setitem(registry._backends, "triton", factory)
-    monkeypatch.setattr(registry, "automatic_backend", lambda device, head_size: "triton")
+    monkeypatch.setitem(registry._backends, "triton", registry.Registered(factory=factory))
+    monkeypatch.setattr(registry, "candidates", lambda device: ("triton", "torch"))
     backend = attention_backend("auto", make_shape())
     assert type(backend) is TorchAttention
     assert fault in caplog.text
@@ -166,8 +166,18 @@ def test_auto_goes_back_to_torch_where_a_backend_does_not_work(
 def test_auto_keeps_a_backend_that_works(
     triton_device: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(registry, "automatic_backend", lambda device, head_size: "triton")
+    monkeypatch.setattr(registry, "candidates", lambda device: ("triton", "torch"))
     shape = replace(make_shape(device=triton_device), num_layers=3, sliding_windows=(None, 8, None))
     backend = attention_backend("auto", shape)
     assert type(backend) is not TorchAttention
     assert "does not work" not in caplog.text
+
+
+def test_auto_says_what_it_takes_and_why_not_another(
+    triton_device: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(registry, "candidates", lambda device: ("triton", "torch"))
+    with caplog.at_level(logging.INFO):
+        attention_backend("auto", make_shape(device=triton_device, head_size=512))
+    assert "auto is torch, in blocks of 16 tokens; attention_backend 'triton' takes" in caplog.text
+    assert "heads of up to 256 elements, not 512" in caplog.text

@@ -1,0 +1,121 @@
+"""Backends from outside, block sizes, and the documented example, exactly as documented."""
+
+import sys
+from dataclasses import replace
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpu_worker.attention import (
+    AttentionShape,
+    attention_backends,
+    choose_attention_backend,
+    register_attention_backend,
+    registry,
+)
+from gpu_worker.attention.torch_backend import TorchAttention
+from gpu_worker.attention.trial import fault_of
+from gpu_worker.config import AUTO_BLOCK_SIZE, CacheConfig, DeviceConfig, ModelConfig
+from gpu_worker.runner import ModelRunner
+from tests.gpu_worker.generation import Driver
+from tests.gpu_worker.test_triton_backend import make_shape
+from tests.gpu_worker.tiny_models import VOCAB, make_model
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "adding_an_attention_backend.md"
+EXAMPLE = "documented_backend:PlainAttention"
+
+
+@pytest.fixture(autouse=True)
+def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_backends", registry._backends.copy())
+
+
+@pytest.fixture
+def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The document's code as a module; returns the backend's import path."""
+    code = DOCUMENT.read_text().split("```python\n")[1].split("```")[0]
+    (tmp_path / "documented_backend.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "documented_backend", raising=False)
+    return EXAMPLE
+
+
+def make_runner(path: Path, backend: str, *, block_size: int = AUTO_BLOCK_SIZE) -> ModelRunner:
+    runner = ModelRunner(
+        ModelConfig(model=str(path), dtype="float32"),
+        CacheConfig(
+            max_num_seqs=4, max_num_batched_tokens=32, block_size=block_size, kv_cache_bytes=1 << 22
+        ),
+        device_config=DeviceConfig(
+            device="cpu", attention_backend=backend, cpu_backend="torch", num_threads=1
+        ),
+    )
+    runner.init_cache_engine(num_gpu_blocks=12, num_cpu_blocks=1)
+    return runner
+
+
+def wide_shape() -> AttentionShape:
+    return replace(make_shape(), sliding_windows=(None, 20), num_layers=2, num_kv_heads=2)
+
+
+def test_the_documented_backend_gives_the_tokens_of_torch(example: str, tmp_path: Path) -> None:
+    make_model(tmp_path / "tiny", "llama3")
+    rng = np.random.default_rng(5)
+    prompts = [rng.integers(3, VOCAB, length).tolist() for length in (3, 26, 40)]
+    texts = [
+        Driver(runner=make_runner(tmp_path / "tiny", name), chunk=20).generate(
+            prompts, num_tokens=4
+        )
+        for name in (example, "torch")
+    ]
+    assert texts[0] == texts[1]
+
+
+def test_the_documented_backend_passes_the_documented_trial(example: str) -> None:
+    chosen = choose_attention_backend(example, wide_shape())
+    assert fault_of(type(chosen.backend), wide_shape()) is None
+
+
+def test_an_entry_point_names_a_backend(example: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    point = EntryPoint("plain", example, registry.GROUP)
+    monkeypatch.setattr(
+        registry, "entry_points", lambda group, name="plain": (point,) if name == "plain" else ()
+    )
+    assert "plain" in attention_backends()
+    assert (
+        type(choose_attention_backend("plain", wide_shape()).backend).__name__ == "PlainAttention"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("fast", "attention_backend is 'fast'; there are auto, flash_attn, .*, or module:factory"),
+        ("no_such_module:Backend", "cannot be imported .ModuleNotFoundError: No module named"),
+        ("gpu_worker.attention:Missing", "cannot be imported .AttributeError"),
+    ],
+)
+def test_a_backend_that_cannot_be_found_is_one_line(name: str, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem) as raised:
+        choose_attention_backend(name, make_shape())
+    assert "\n" not in str(raised.value)
+
+
+def test_a_backend_chooses_its_blocks_unless_somebody_has() -> None:
+    register_attention_backend("of_64", TorchAttention, block_sizes=(64, 32))
+    free = replace(make_shape(), block_size=AUTO_BLOCK_SIZE)
+    assert choose_attention_backend("of_64", free).block_size == 64
+    assert choose_attention_backend("torch", free).block_size == 16
+    assert choose_attention_backend("of_64", replace(free, block_size=32)).block_size == 32
+    with pytest.raises(ValueError, match="'of_64' takes blocks of 64, 32 tokens, not 16; leave bl"):
+        choose_attention_backend("of_64", replace(free, block_size=16))
+
+
+def test_the_worker_announces_the_size_that_the_backend_chose(tmp_path: Path) -> None:
+    make_model(tmp_path, "llama3")
+    register_attention_backend("of_64", TorchAttention, block_sizes=(64, 32))
+    assert make_runner(tmp_path, "of_64").profile().block_size == 64
+    assert make_runner(tmp_path, "of_64", block_size=32).profile().block_size == 32
+    assert make_runner(tmp_path, "torch").profile().block_size == 16

@@ -1,0 +1,174 @@
+"""flash-attn's versions, by stand-ins that have their signatures; no GPU has run any of this."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+
+from gpu_worker.attention import AttentionShape, choose_attention_backend, registry
+from gpu_worker.attention import flash_backend as flash
+from gpu_worker.attention.flash_backend import FLASH_KERNELS, FlashAttention, FlashKernel
+from gpu_worker.attention.trial import _batch, fault_of
+from gpu_worker.config import AUTO_BLOCK_SIZE, CacheConfig, DeviceConfig, ModelConfig
+from gpu_worker.runner import ModelRunner
+from gpu_worker.step_inputs import InputPacker, PinnedBuffers
+from gpu_worker.streams import streams_of
+from tests.gpu_worker.flash_modules import (
+    make_flash_attn_2,
+    make_flash_attn_3,
+    make_flash_attn_4,
+)
+from tests.gpu_worker.generation import Driver
+from tests.gpu_worker.tiny_models import VOCAB, make_model
+
+CPU = torch.device("cpu")
+STAND_INS = {
+    "flash_attn_2": make_flash_attn_2,
+    "flash_attn_3": make_flash_attn_3,
+    "flash_attn_4": make_flash_attn_4,
+}
+NAMES = sorted(STAND_INS)
+
+
+def install(name: str, monkeypatch: pytest.MonkeyPatch) -> FlashKernel:
+    """Puts a stand-in where the package would be, and says that the CPU is a Hopper."""
+    kernel = next(kernel for kernel in FLASH_KERNELS if kernel.name == name)
+    parent, _, child = kernel.module.partition(".")
+    module = STAND_INS[name]()
+    module.__spec__ = sys.__spec__  # find_spec asks for one
+    if child:
+        package = ModuleType(parent)
+        package.__path__ = []
+        package.__spec__ = sys.__spec__
+        monkeypatch.setitem(sys.modules, parent, package)
+    monkeypatch.setitem(sys.modules, kernel.module, module)
+    monkeypatch.setattr(flash, "_generation", lambda device: 9)
+    return kernel
+
+
+def make_shape(**changes: object) -> AttentionShape:
+    shape = AttentionShape(
+        num_layers=2,
+        num_heads=4,
+        num_kv_heads=2,
+        head_size=64,
+        block_size=AUTO_BLOCK_SIZE,
+        scale=0.125,
+        sliding_windows=(None, 9),
+        soft_cap=20.0,
+        dtype=torch.bfloat16,
+        device=CPU,
+    )
+    return replace(shape, **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_windows_caps_chunks_and_decodes_are_torchs(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = install(name, monkeypatch)
+    shape = make_shape(block_size=kernel.block_sizes[0])
+    assert fault_of(lambda each: FlashAttention(each, kernel), shape) is None
+    uncapped = replace(shape, soft_cap=None, num_heads=2)
+    assert fault_of(lambda each: FlashAttention(each, kernel), uncapped) is None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_says_what_it_says_with_torch(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(name, monkeypatch)
+    make_model(tmp_path, "llama3")
+    rng = np.random.default_rng(5)
+    prompts = [rng.integers(3, VOCAB, length).tolist() for length in (3, 26)]
+    texts = []
+    for backend in (name, "torch"):
+        runner = ModelRunner(
+            ModelConfig(model=str(tmp_path), dtype="bfloat16"),
+            CacheConfig(max_num_seqs=4, max_num_batched_tokens=32, kv_cache_bytes=1 << 22),
+            device_config=DeviceConfig(
+                device="cpu", attention_backend=backend, cpu_backend="torch", num_threads=1
+            ),
+        )
+        block_size = runner.profile().block_size
+        runner.init_cache_engine(num_gpu_blocks=12, num_cpu_blocks=1)
+        driver = Driver(runner=runner, chunk=20, block_size=block_size)
+        texts.append(driver.generate(prompts, num_tokens=3))
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_plan_made_on_the_device_is_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By shapes alone: bounds may be wide, results may not differ."""
+    kernel = install(name, monkeypatch)
+    shape = make_shape(block_size=kernel.block_sizes[0])
+    backend = FlashAttention(shape, kernel)
+    backend.bind(torch.zeros(20, backend.block_bytes, dtype=torch.uint8))
+    batch = _batch(shape, starts=(0, 4), ends=(37, 5))  # a prompt and a decode
+    packer = InputPacker(CPU, PinnedBuffers(CPU, streams_of(CPU).compute))
+    query = torch.randn(34 + 4, 4, 64).bfloat16()[: len(batch.token_ids)]
+    key_value = torch.randn(len(batch.token_ids), 2, 2, 64).bfloat16()
+    planned = backend.plan(batch)(query, key_value, layer=1)
+    on_device = backend.plan_on_device(packer.batch(batch))(query, key_value, layer=1)
+    assert torch.equal(planned, on_device)
+
+
+def test_the_newest_that_is_installed_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    install("flash_attn_2", monkeypatch)
+    chosen = choose_attention_backend("flash_attn", make_shape())
+    assert (chosen.name, chosen.block_size) == ("flash_attn_2", 256)
+    install("flash_attn_3", monkeypatch)
+    chosen = choose_attention_backend("flash_attn", make_shape())
+    assert (chosen.name, chosen.block_size) == ("flash_attn_3", 16)
+
+
+def test_auto_takes_it_where_the_model_fits(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    install("flash_attn_3", monkeypatch)
+    monkeypatch.setattr(registry, "candidates", lambda device: ("flash_attn_3", "torch"))
+    with caplog.at_level("INFO"):
+        assert choose_attention_backend("auto", make_shape()).name == "flash_attn_3"
+        assert choose_attention_backend("auto", make_shape(dtype=torch.float32)).name == "torch"
+        assert choose_attention_backend("auto", make_shape(block_size=64)).name == "torch"
+    assert "auto is flash_attn_3, in blocks of 16 tokens" in caplog.text
+    assert "takes 16 bits, not torch.float32" in caplog.text
+    assert "takes blocks of 16, 32 tokens, not 64" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "problem"),
+    [
+        ("flash_attn_3", {"head_size": 60}, "up to 256 elements in multiples of 8, not 60"),
+        (
+            "flash_attn_2",
+            {"block_size": 16},
+            "takes blocks of 256 tokens, not 16; leave block_size",
+        ),
+        ("flash_attn_4", {"dtype": torch.float32}, "takes 16 bits, not torch.float32; use dtype b"),
+    ],
+)
+def test_what_a_version_does_not_take_is_refused(
+    name: str, changes: dict[str, object], problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(name, monkeypatch)
+    with pytest.raises(ValueError, match=problem):
+        choose_attention_backend(name, make_shape(**changes))
+
+
+def test_a_device_or_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(
+        ValueError, match=r"'flash_attn' has none that serves: .*'flash_attn_4' is not"
+    ):
+        choose_attention_backend("flash_attn", make_shape())
+    install("flash_attn_3", monkeypatch)
+    monkeypatch.setattr(flash, "_generation", lambda device: 8)
+    with pytest.raises(ValueError, match="does not page on compute capability 8; use 'auto'"):
+        choose_attention_backend("flash_attn_3", make_shape())
+    monkeypatch.setattr(flash, "_generation", lambda device: None)
+    with pytest.raises(ValueError, match="does not page on no CUDA device; use 'auto'"):
+        choose_attention_backend("flash_attn_3", make_shape())
