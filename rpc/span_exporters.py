@@ -62,9 +62,15 @@ def _from_environment() -> SpanExporter | None:
 def _otlp(url: str) -> SpanExporter:
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
+    from rpc.span_encoding import encode_spans
+
+    class Exporter(OTLPSpanExporter):
+        def _translate_data(self, data: Sequence[ReadableSpan]) -> Any:
+            return encode_spans(data)
+
     insecure = not url.startswith("https:") if url else None
     timeout_s = otlp.timeout_s("traces")
-    return OTLPSpanExporter(endpoint=url or None, insecure=insecure, timeout=timeout_s)
+    return Exporter(endpoint=url or None, insecure=insecure, timeout=timeout_s)
 
 
 def _otlp_http(url: str) -> SpanExporter:
@@ -82,7 +88,7 @@ class FileSpanExporter(SpanExporter):
     """Appends to a file that several processes may share: each batch is one line, in one write."""
 
     def __init__(self, path: str) -> None:
-        from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+        from rpc.span_encoding import encode_spans
 
         self._encode = encode_spans
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
