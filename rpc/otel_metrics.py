@@ -24,6 +24,11 @@ from rpc.registry_export import RegistryExporter, Source
 
 CHOICES = "none, auto, otlp, otlp=URL, otlp-http or otlp-http=URL"
 
+LAST_EXPORT_S = 4.0
+"""For the last values to arrive."""
+HURRY_S = 0.5
+"""If those before have not."""
+
 _STARTED = time.monotonic()
 _exporter: RegistryExporter | None = None  # of the process, once one was chosen
 
@@ -52,7 +57,13 @@ def configure(*, service_name: str, exporter: str) -> None:
     provider.get_meter("signalbox").create_observable_gauge(
         "process.uptime", [_uptime], unit="s", description="Time the process has been running."
     )
-    atexit.register(provider.shutdown)
+    atexit.register(_shut_down, provider, _exporter)
+
+
+def _shut_down(provider: MeterProvider, exporter: RegistryExporter) -> None:
+    """Sends what is the last; does not wait again for a collector that is down."""
+    timeout_s = HURRY_S if exporter.has_failed else LAST_EXPORT_S
+    provider.shutdown(timeout_millis=timeout_s * 1e3)
 
 
 def _uptime(_options: CallbackOptions) -> Iterable[Observation]:

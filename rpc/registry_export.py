@@ -77,6 +77,8 @@ class RegistryExporter(MetricExporter):
         super().__init__(exporter._preferred_temporality, exporter._preferred_aggregation)
         self._exporter = exporter
         self._sources: list[Source] = []
+        self.has_failed = False
+        """Whether the last export did not arrive."""
 
     def add(self, source: Source) -> None:
         """Sends what it shows as well, from the next export on."""
@@ -91,7 +93,9 @@ class RegistryExporter(MetricExporter):
         data = replace(
             metrics_data, resource_metrics=[replace(of_process, scope_metrics=scopes), *others]
         )
-        return self._exporter.export(data, timeout_millis, **kwargs)
+        result = self._exporter.export(data, timeout_millis, **kwargs)
+        self.has_failed = result is not MetricExportResult.SUCCESS
+        return result
 
     def force_flush(self, timeout_millis: float = 10_000) -> bool:
         return self._exporter.force_flush(timeout_millis)

@@ -75,10 +75,11 @@ class Kept(MetricExporter):
     def __init__(self) -> None:
         super().__init__()
         self.data: list[MetricsData] = []
+        self.result = MetricExportResult.SUCCESS
 
     def export(self, metrics_data: MetricsData, timeout_millis: float = 0, **kwargs: Any) -> Any:
         self.data.append(metrics_data)
-        return MetricExportResult.SUCCESS
+        return self.result
 
     def force_flush(self, timeout_millis: float = 0) -> bool:
         return True
@@ -101,6 +102,15 @@ def make_exporter(add: Callable[[RegistryExporter], None]) -> tuple[RegistryExpo
     exporter = RegistryExporter(kept)
     add(exporter)
     return exporter, kept
+
+
+def test_a_collector_that_is_down_is_known_until_it_is_back() -> None:
+    exporter, kept = make_exporter(lambda one: None)
+    seen = []
+    for kept.result in (MetricExportResult.FAILURE, MetricExportResult.SUCCESS):
+        assert exporter.export(told()) is kept.result
+        seen.append(exporter.has_failed)
+    assert seen == [True, False]
 
 
 async def test_the_loop_that_counts_is_the_one_that_reads() -> None:
