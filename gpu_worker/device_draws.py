@@ -1,10 +1,11 @@
 """Draws of a step that stay on the device, until their copy to the host is done.
 
-Nothing here waits for the device: no value that it computes is asked for. What needs more than a
-greedy token or a race among all of them (`sampler.py`) is drawn by the sampler, which waits.
+Nothing here waits for the device: no value that it computes is asked for. `TritonSampler` draws
+anything so, `PlainDraws` what needs no more than a greedy token or a race among all of them; the
+rest is left to the sampler, which waits.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -12,23 +13,65 @@ from torch import Tensor
 
 from gpu_worker.sample_rows import GREEDY_BELOW, Int64Array, SampleRows
 from gpu_worker.sampler import NOT_FINITE
-from gpu_worker.step import Samples
+from gpu_worker.step import NONE_LEFT, Samples
 from gpu_worker.step_inputs import InputPacker
 from signalbox_kernels.random import race_keys, race_of
+from signalbox_kernels.sampling import DrawStatus
 
 _ROWS_AT_ONCE = 32  # bounds the memory of whole-vocabulary draws
+_REASONS = {DrawStatus.NOT_FINITE: NOT_FINITE, DrawStatus.NONE_LEFT: NONE_LEFT}
 
 
 class DeviceDraws(NamedTuple):
     """One token a row; on the device."""
 
     token_ids: Tensor
-    """[num_rows] int64, in the vocabulary even where a row has failed."""
-    is_finite: Tensor
-    """[num_rows] bool, whether the row's logits were."""
+    """[num_rows], whole numbers; anything where a row has failed."""
+    status: Tensor
+    """[num_rows] uint8, `DrawStatus`."""
 
 
-def can_draw(rows: SampleRows) -> bool:
+class DeviceDrawing(Protocol):
+    """Who draws without waiting."""
+
+    def can_draw(self, rows: SampleRows) -> bool:
+        """Whether it can, for all of the rows."""
+        ...
+
+    def draw(self, logits: Tensor, rows: SampleRows, logits_row: Int64Array | None) -> DeviceDraws:
+        """Draws rows that `can_draw` agrees to.
+
+        Args:
+            logits: [*, vocab_size].
+            logits_row: [num_rows], each row's index into `logits`; None: they are the rows.
+        """
+        ...
+
+
+class PlainDraws:
+    """Satisfies `DeviceDrawing`, by PyTorch."""
+
+    def __init__(self, packer: InputPacker) -> None:
+        self._packer = packer
+
+    def can_draw(self, rows: SampleRows) -> bool:
+        return _are_plain(rows)
+
+    def draw(self, logits: Tensor, rows: SampleRows, logits_row: Int64Array | None) -> DeviceDraws:
+        if logits_row is not None:
+            (index,) = self._packer.send([logits_row])
+            logits = logits.index_select(0, index)
+        raw = logits.float()
+        least, most = torch.aminmax(raw, dim=-1)  # of which a NaN in the row makes one
+        is_finite = least.isfinite() & most.isfinite()
+        status = torch.where(is_finite, int(DrawStatus.DRAWN), int(DrawStatus.NOT_FINITE))
+        token_ids = raw.argmax(dim=-1)
+        if (rows.temperature >= GREEDY_BELOW).any():
+            token_ids = _races(raw, rows, token_ids, self._packer)
+        return DeviceDraws(token_ids, status.to(torch.uint8))
+
+
+def _are_plain(rows: SampleRows) -> bool:
     """Whether all rows are greedy or drawn from the whole vocabulary, and report nothing."""
     if not (rows.suppressed is None and rows.biases is None and rows.allowed is None):
         return False
@@ -37,27 +80,6 @@ def can_draw(rows: SampleRows) -> bool:
     if rows.penalties is not None:
         asks_more |= rows.penalties.is_used
     return not asks_more.any()
-
-
-def draw(
-    logits: Tensor, rows: SampleRows, logits_row: Int64Array | None, packer: InputPacker
-) -> DeviceDraws:
-    """Draws rows that `can_draw` agrees to.
-
-    Args:
-        logits: [*, vocab_size].
-        logits_row: [num_rows], each row's index into `logits`; None: they are the rows.
-    """
-    if logits_row is not None:
-        (index,) = packer.send([logits_row])
-        logits = logits.index_select(0, index)
-    raw = logits.float()
-    least, most = torch.aminmax(raw, dim=-1)  # of which a NaN in the row makes one
-    draws = DeviceDraws(raw.argmax(dim=-1), least.isfinite() & most.isfinite())
-    is_random = rows.temperature >= GREEDY_BELOW
-    if not is_random.any():
-        return draws
-    return draws._replace(token_ids=_races(raw, rows, draws.token_ids, packer))
 
 
 def _races(raw: Tensor, rows: SampleRows, greedy: Tensor, packer: InputPacker) -> Tensor:
@@ -78,9 +100,8 @@ def _races(raw: Tensor, rows: SampleRows, greedy: Tensor, packer: InputPacker) -
     return torch.where(is_greedy, greedy, torch.cat(drawn))
 
 
-def read(token_ids: Tensor, is_finite: Tensor) -> Samples:
+def read(token_ids: Tensor, status: Tensor) -> Samples:
     """Makes samples of draws that have been copied to the host."""
-    bad = np.flatnonzero(~is_finite.numpy())
-    return Samples(
-        token_ids=token_ids.numpy().astype(np.int32), failed=dict.fromkeys(bad.tolist(), NOT_FINITE)
-    )
+    found = status.numpy()
+    failed = {row: _REASONS[DrawStatus(int(found[row]))] for row in np.flatnonzero(found).tolist()}
+    return Samples(token_ids=token_ids.numpy().astype(np.int32), failed=failed)

@@ -17,7 +17,7 @@ from torch import Tensor
 from gpu_worker import device_draws
 from gpu_worker.attention import AttentionBackend
 from gpu_worker.decode_graphs import DecodeGraphs, DevicePlanning, fed_tokens
-from gpu_worker.device_draws import DeviceDraws
+from gpu_worker.device_draws import DeviceDrawing, DeviceDraws
 from gpu_worker.models import Model
 from gpu_worker.sampler import Sampler
 from gpu_worker.step import Batch, Int64Array, Samples
@@ -67,16 +67,20 @@ class DeviceStep(TorchStep):
         compute: Stream,
         packer: InputPacker,
         drawn: Tensor,
+        drawing: DeviceDrawing | None,
         graphs: DecodeGraphs | None,
+        vocab_size: int,
     ) -> None:
         """Args: drawn: int64, what keeps draws for the next step; `graphs` read it too."""
         super().__init__(model, attention, sampler, device)
+        self._vocab_size = vocab_size
         assert isinstance(attention, DevicePlanning)
         self.graphs = graphs
         self._planning: DevicePlanning = attention
         self._compute = compute
         self._packer = packer
         self._drawn = drawn
+        self._drawing = drawing
 
     def bind(self, pool: Tensor) -> None:
         if self.graphs is not None:
@@ -93,15 +97,15 @@ class DeviceStep(TorchStep):
             hidden, logits, row_of = self._enqueue(batch)
         forwarded = self._compute.record()
         with span("sample"):
-            can_feed = self._can_feed(batch)
-            if can_feed and logits is not None:
-                draws = device_draws.draw(logits, batch.rows, row_of, self._packer)
+            draws = None
+            if logits is not None:
+                draws = self._draw(batch, logits, row_of)
+            if draws is not None:
                 read = self._send_back(draws)
             else:
                 read = partial(_same, self._draw_now(batch, hidden, logits, row_of))
-        return LaunchedStep(
-            Marks(begin, forwarded, self._compute.record()), read, can_feed=can_feed
-        )
+        marks = Marks(begin, forwarded, self._compute.record())
+        return LaunchedStep(marks, read, can_feed=draws is not None)
 
     def _enqueue(self, batch: Batch) -> tuple[Tensor | None, Tensor | None, Int64Array | None]:
         """Returns the hidden states, the logits, and the row of each draw there.
@@ -130,12 +134,13 @@ class DeviceStep(TorchStep):
         (tensor,) = self._packer.send([array])
         return tensor
 
-    def _can_feed(self, batch: Batch) -> bool:
-        return (
-            batch.prompt_rows is None
-            and len(batch.rows) <= len(self._drawn)
-            and device_draws.can_draw(batch.rows)
-        )
+    def _draw(self, batch: Batch, logits: Tensor, row_of: Int64Array | None) -> DeviceDraws | None:
+        """Returns draws that stay on the device; None if the host must wait for them."""
+        if self._drawing is None or batch.prompt_rows is not None:
+            return None
+        if len(batch.rows) > len(self._drawn) or not self._drawing.can_draw(batch.rows):
+            return None
+        return self._drawing.draw(logits, batch.rows, row_of)
 
     def _draw_now(
         self,
@@ -153,7 +158,8 @@ class DeviceStep(TorchStep):
 
     def _send_back(self, draws: DeviceDraws) -> Callable[[], Samples]:
         """Keeps the draws for the next step; returns what reads them when they have arrived."""
-        self._drawn[: len(draws.token_ids)].copy_(draws.token_ids)
+        kept = self._drawn[: len(draws.token_ids)].copy_(draws.token_ids)
+        kept.clamp_(0, self._vocab_size - 1)  # of a row that failed, too: it is looked up
         host = [self._on_host(each) for each in draws]
         return partial(device_draws.read, *host)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from gpu_worker.step import Batch
 from gpu_worker.streams import Event, Stream
 
-NUM_BUFFERS = 8
+NUM_BUFFERS = 16
 _ALIGNMENT = 16  # bytes; what kernels load at once
 
 

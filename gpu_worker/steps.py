@@ -6,12 +6,15 @@ from gpu_worker.assembly import LoadedModel
 from gpu_worker.config import CacheConfig
 from gpu_worker.decode_buffers import DecodeBuffers
 from gpu_worker.decode_graphs import DecodeGraphs, DevicePlanning, ladder
+from gpu_worker.device_draws import DeviceDrawing, PlainDraws
 from gpu_worker.device_step import DeviceStep
 from gpu_worker.graphs import GraphRecorder
 from gpu_worker.native_step import NativeStep
+from gpu_worker.sampler import Sampler, TorchSampler
 from gpu_worker.step_inputs import InputPacker, PinnedBuffers
 from gpu_worker.streams import streams_of
 from gpu_worker.torch_step import TorchStep
+from signalbox_kernels import triton
 
 _DRAWS_A_SEQUENCE = 4  # that are kept for the next step, on average; prompts draw for n at once
 
@@ -36,6 +39,7 @@ def _device_step(
 ) -> DeviceStep:
     device, compute = loaded.device, streams_of(loaded.device).compute
     pinned = PinnedBuffers(device, compute)
+    packer = InputPacker(device, pinned)
     num_draws = _DRAWS_A_SEQUENCE * cache_config.max_num_seqs
     drawn = torch.zeros(num_draws, dtype=torch.int64, device=device)
     graphs = None
@@ -61,7 +65,22 @@ def _device_step(
         loaded.sampler,
         device,
         compute=compute,
-        packer=InputPacker(device, pinned),
+        packer=packer,
         drawn=drawn,
+        drawing=_drawing(loaded.sampler, packer),
         graphs=graphs,
+        vocab_size=loaded.info.vocab_size,
     )
+
+
+def _drawing(sampler: Sampler, packer: InputPacker) -> DeviceDrawing | None:
+    if isinstance(sampler, TorchSampler):
+        return PlainDraws(packer)
+    if not triton.is_installed():
+        return None
+    from gpu_worker.triton_sampler import TritonSampler
+
+    if not isinstance(sampler, TritonSampler):
+        return None
+    sampler.packer = packer
+    return sampler

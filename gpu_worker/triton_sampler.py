@@ -9,9 +9,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gpu_worker import logprobs
+from gpu_worker.device_draws import DeviceDraws
 from gpu_worker.sample_rows import Int32Array, Int64Array, SampleRows
 from gpu_worker.sampler import NOT_FINITE
 from gpu_worker.step import NONE_LEFT, Logprobs, Samples
+from gpu_worker.step_inputs import InputPacker
 from signalbox_kernels.random import race_keys
 from signalbox_kernels.sampling import DrawStatus
 from signalbox_kernels.triton.logit_edits import (
@@ -29,6 +31,8 @@ class TritonSampler:
     """A `Sampler`; gives the tokens that `TorchSampler` gives."""
 
     def __init__(self, *, device: torch.device) -> None:
+        self.packer: InputPacker | None = None
+        """Sends columns without waiting for the device; None sends them from where they lie."""
         self._device = device
 
     def __call__(
@@ -48,6 +52,15 @@ class TritonSampler:
             logprobs=self._report(logits, rows, logits_row, tokens, reported),
             failed=failed,
         )
+
+    def can_draw(self, rows: SampleRows) -> bool:
+        """Satisfies `DeviceDrawing`: what is reported must be waited for."""
+        return not (rows.num_logprobs >= 0).any()
+
+    def draw(self, logits: Tensor, rows: SampleRows, logits_row: Int64Array | None) -> DeviceDraws:
+        if logits_row is None:
+            logits_row = np.arange(len(rows))
+        return DeviceDraws(*self._draw(logits, rows, logits_row))
 
     def logprobs(
         self, logits: Tensor, targets: Int32Array, num_logprobs: Int64Array
@@ -158,5 +171,7 @@ class TritonSampler:
         )
 
     def _tensor(self, array: NDArray[np.generic]) -> Tensor:
+        if self.packer is not None:
+            return self.packer.send([array])[0]
         contiguous = np.ascontiguousarray(array)
         return torch.from_numpy(contiguous).to(self._device, non_blocking=True)
