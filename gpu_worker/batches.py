@@ -54,9 +54,10 @@ def build(planned: PlannedBatch, rows: SequenceRows, *, block_size: int) -> Batc
     positions = np.repeat(computed, num_new) + offsets(num_new)
     blocks = rows.block_tables[token_rows, positions // size].astype(np.int64)
     context_lens = computed + num_new
+    token_ids, fed_from = _tokens(rows.tokens[token_rows, positions].astype(np.int64))
     width = -(-int(context_lens.max(initial=0)) // size)
     return Batch(
-        token_ids=rows.tokens[token_rows, positions].astype(np.int64),
+        token_ids=token_ids,
         positions=positions,
         slot_mapping=blocks * size + positions % size,
         query_start=query_start,
@@ -64,7 +65,21 @@ def build(planned: PlannedBatch, rows: SequenceRows, *, block_size: int) -> Batc
         block_tables=rows.block_tables[planned.rows, :width],
         rows=_sample_rows(planned, rows, query_start),
         prompt_rows=_prompt_rows(planned, rows, query_start),
+        fed_from=fed_from,
     )
+
+
+def unknown_tokens(draws: Int64Array) -> Int64Array:
+    """Returns what stands for tokens that are draws of the batch that is under way."""
+    return -1 - draws
+
+
+def _tokens(found: Int64Array) -> tuple[Int64Array, Int64Array | None]:
+    """Returns tokens with 0 where they are unknown; and the draw of each that is, or -1."""
+    is_unknown = found < 0
+    if not is_unknown.any():
+        return found, None
+    return np.where(is_unknown, 0, found), np.where(is_unknown, unknown_tokens(found), -1)
 
 
 def _sample_rows(planned: PlannedBatch, rows: SequenceRows, query_start: Int64Array) -> SampleRows:

@@ -1,7 +1,9 @@
 """The worker's one execution thread: calls run in order, results are posted to the event loop.
 
-The event loop only moves messages; whatever touches the device runs here. The thread is a daemon,
-so that native code that does not return cannot keep the process from leaving.
+The event loop only moves messages; whatever touches the device runs here. A call may leave work
+under way on the device (`Unfinished`): a second thread does nothing but wait for that, and the call
+is finished here, between others. The threads are daemons, so that native code that does not return
+cannot keep the process from leaving.
 """
 
 import asyncio
@@ -10,9 +12,27 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 T = TypeVar("T")
+
+
+class Unfinished(Generic[T]):
+    """What a call returns whose result is still under way."""
+
+    __slots__ = ()
+
+    def wait(self) -> None:
+        """Blocks until the result can be had; on any thread."""
+        raise NotImplementedError
+
+    def finish(self) -> T:
+        """Returns the result, or raises what the call should have raised."""
+        raise NotImplementedError
+
+
+_UnderWay = tuple[Callable[[], None], Callable[[], None]]
+"""What waits for a call's work, and what finishes the call."""
 
 
 class ExecutionThread:
@@ -22,6 +42,8 @@ class ExecutionThread:
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="execution", daemon=True)
         self._thread.start()
+        self._under_way: SimpleQueue[_UnderWay | None] = SimpleQueue()
+        self._waiting: threading.Thread | None = None  # until somebody leaves work under way
 
     def submit(self, call: Callable[[], T]) -> "asyncio.Future[T]":
         """Queues a call; cancelling the future does not keep the call from running."""
@@ -30,14 +52,50 @@ class ExecutionThread:
         self._calls.put(partial(_perform, call, loop, future))
         return future
 
+    def submit_in_parts(self, call: "Callable[[], T | Unfinished[T]]") -> "asyncio.Future[T]":
+        """Queues a call that may be finished later; others run meanwhile."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        self._calls.put(partial(self._perform_first, call, loop, future))
+        return future
+
     def close(self) -> None:
         """Lets the thread end after the calls that are queued; does not wait for it."""
         self._calls.put(None)
+        self._under_way.put(None)
 
     def _run(self) -> None:
         while (call := self._calls.get()) is not None:
             call()
             del call  # or it holds the last call's objects while waiting for the next
+
+    def _perform_first(
+        self,
+        call: "Callable[[], T | Unfinished[T]]",
+        loop: asyncio.AbstractEventLoop,
+        future: "asyncio.Future[T]",
+    ) -> None:
+        try:
+            outcome = call()
+        except BaseException as error:
+            _settle(loop, partial(_set_exception, future, error))
+            return
+        if not isinstance(outcome, Unfinished):
+            _settle(loop, partial(_set_result, future, outcome))
+            return
+        if self._waiting is None:
+            self._waiting = threading.Thread(target=self._wait, name="waiting", daemon=True)
+            self._waiting.start()
+        self._under_way.put((outcome.wait, partial(_perform, outcome.finish, loop, future)))
+
+    def _wait(self) -> None:
+        """Waits for what is under way, in order, and queues what finishes it."""
+        while (one := self._under_way.get()) is not None:
+            wait, finish = one
+            with contextlib.suppress(Exception):  # which finishing will meet again
+                wait()
+            self._calls.put(finish)
+            del one, wait, finish
 
 
 def _perform(
@@ -48,6 +106,10 @@ def _perform(
         settle = partial(_set_result, future, call())
     except BaseException as error:  # whoever awaits the future decides
         settle = partial(_set_exception, future, error)
+    _settle(loop, settle)
+
+
+def _settle(loop: asyncio.AbstractEventLoop, settle: Callable[[], None]) -> None:
     with contextlib.suppress(RuntimeError):  # the loop has closed: nobody is left to ask
         loop.call_soon_threadsafe(settle)
 

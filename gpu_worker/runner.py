@@ -17,7 +17,7 @@ from gpu_worker.cache_engine import CacheEngine
 from gpu_worker.capacity import measure_capacity
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig
 from gpu_worker.decode_graphs import DecodeGraphs
-from gpu_worker.device_step import DeviceStep
+from gpu_worker.device_step import DeviceStep, LaunchedStep
 from gpu_worker.graphs import GraphRecorder, recorder_for
 from gpu_worker.memory import device_use, is_out_of_memory
 from gpu_worker.step import (
@@ -187,6 +187,17 @@ class ModelRunner:
 
     def begin_recording(self, options: ProfileOptions) -> TorchRecording:
         return TorchRecording(options, self._loaded.device, self._loaded.program)
+
+    @property
+    def launches(self) -> bool:
+        return isinstance(self._step, DeviceStep)
+
+    @torch.inference_mode()
+    def launch(self, batch: Batch) -> LaunchedStep:
+        assert isinstance(self._step, DeviceStep), "asked of a runner that launches"
+        use = partial(blocks_of, batch, block_size=self._cache_config.block_size)
+        with self.cache.computing(use):
+            return self._step.launch(batch)
 
     def execute(self, batch: Batch) -> Samples:
         """Raises MemoryError where a smaller batch may do."""

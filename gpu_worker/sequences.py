@@ -2,8 +2,9 @@
 
 Every sequence has known tokens, of which the leading ones are computed (their K and V are in its
 blocks). A step computes some of the others; when none is left a token is drawn and becomes known,
-so the next step can compute it without hearing it from the scheduler. Used on the execution
-thread alone.
+so the next step can compute it without hearing it from the scheduler. While a batch is under way
+(`book`) its draws are known by their place alone, until it is taken: the next batch may name them.
+Used on the execution thread alone.
 """
 
 import math
@@ -42,6 +43,16 @@ class Outcome(NamedTuple):
     logprobs: list[Logprobs]
     prompt_logprobs: list[PromptLogprobs]
     failures: list[SequenceFailure]
+
+
+class BookedBatch(NamedTuple):
+    """A batch that is under way, and where the tokens go that it draws."""
+
+    planned: PlannedBatch
+    first: Int64Array
+    """Index of each sequence's first draw; the others are its tokens' places."""
+    rows: Int64Array
+    positions: Int64Array
 
 
 class SequenceTable:
@@ -118,9 +129,34 @@ class SequenceTable:
         self._planned = planned
         return batch
 
-    def take(self, samples: Samples) -> Outcome:
-        """Appends the drawn tokens to their sequences and ends the batch."""
+    def must_know(self, step: Step) -> bool:
+        """Whether `apply` needs tokens that are under way: histories, or sequences that go."""
+        if step.forks:
+            return True
+        seq_ids = [*step.finished.tolist(), *step.running_seq_ids.tolist()]
+        found = [self._row_of.get(seq_id, -1) for seq_id in seq_ids]
+        num_finished = len(step.finished)
+        rows = np.array(found, dtype=np.int64)
+        state = self._rows.state[rows]
+        is_unknown = (rows >= 0) & (self._rows.tokens[rows, state["num_tokens"] - 1] < 0)
+        is_read = state["has_penalties"] | state["has_rules"]
+        return bool(is_unknown[:num_finished].any() or (is_unknown & is_read).any())
+
+    def book(self) -> BookedBatch:
+        """Counts the applied batch as computed, and its draws as tokens that are not known yet."""
         planned = self._end_batch()
+        first, own = self._first_draws(planned.rows, planned.drawers)
+        positions = self._rows.state["num_tokens"][own]
+        self._rows.tokens[own, positions] = batches.unknown_tokens(first)
+        self._rows.state["num_tokens"][own] += 1
+        return BookedBatch(planned, first, own, positions)
+
+    def take(self, samples: Samples, booked: BookedBatch | None = None) -> Outcome:
+        """Appends the drawn tokens to their sequences and ends the batch, by default the applied.
+
+        Booked batches are taken in order.
+        """
+        planned = self._end_batch() if booked is None else booked.planned
         prompt_rows = planned.prompt_rows
         keep = np.ones(len(planned.drawers), dtype=np.bool_)
         failed = samples.failed | planned.refused
@@ -128,12 +164,19 @@ class SequenceTable:
         if prompt_rows is not None:
             reasons |= _prompt_failures(prompt_rows, samples.prompt_logprobs)
         reasons |= samples.failed_seqs
+        if self._failed:  # a batch before may have been taken after this one was applied
+            known = enumerate(planned.seq_ids.tolist())
+            reasons |= {i: self._failed[seq_id] for i, seq_id in known if seq_id in self._failed}
         if reasons:
             for index, reason in reasons.items():
                 self._fail(planned, index, reason)
             keep = ~np.isin(planned.drawers, list(reasons))
         drawers, token_ids = planned.drawers[keep], samples.token_ids[keep]
-        self._append(planned.rows, drawers, token_ids)
+        if booked is None:
+            self._append(planned.rows, drawers, token_ids)
+        else:  # no token is left unknown, not even one of a sequence that has failed
+            known_ids = np.maximum(samples.token_ids[booked.first], 0)
+            self._rows.tokens[booked.rows, booked.positions] = known_ids
         return Outcome(
             seq_ids=planned.seq_ids[drawers],
             token_ids=token_ids,
@@ -172,11 +215,15 @@ class SequenceTable:
 
     def _append(self, rows: Int64Array, drawers: Int64Array, token_ids: Int32Array) -> None:
         """Makes the first draw of each sequence its newest token."""
-        first = np.flatnonzero(np.diff(drawers, prepend=-1))
-        own = rows[drawers[first]]
+        first, own = self._first_draws(rows, drawers)
         num_tokens = self._rows.state["num_tokens"]
         self._rows.tokens[own, num_tokens[own]] = token_ids[first]
         num_tokens[own] += 1
+
+    def _first_draws(self, rows: Int64Array, drawers: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Returns the index of each sequence's first draw, and the sequence's row."""
+        first = np.flatnonzero(np.diff(drawers, prepend=-1))
+        return first, rows[drawers[first]]
 
 
 def _renumber(logprobs: list[Logprobs], keep: NDArray[np.bool_]) -> list[Logprobs]:

@@ -254,6 +254,37 @@ class Overlapping(Protocol):
         ...
 
 
+class Launched(Protocol):
+    """A batch that a device is computing."""
+
+    @property
+    def can_feed(self) -> bool:
+        """Whether the next batch may name its draws (`Batch.fed_from`)."""
+        ...
+
+    def wait(self) -> None:
+        """Blocks until the samples can be had; safe from any thread."""
+        ...
+
+    def samples(self) -> Samples:
+        """Returns what was drawn; on the execution thread."""
+        ...
+
+
+@runtime_checkable
+class Launching(Protocol):
+    """A runner that may begin a batch before the one before it has ended."""
+
+    @property
+    def launches(self) -> bool:
+        """Whether this one does; others are only asked to `execute`."""
+        ...
+
+    def launch(self, batch: Batch) -> Launched:
+        """Does what `execute` does, without waiting; raises what can be said at once."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryReport:
     """Where a worker's memory goes, in bytes; see worker.proto."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from opentelemetry import trace
-from opentelemetry.trace import Span, SpanKind
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
 from gpu_worker.step import Step, StepResult
 from rpc import telemetry
@@ -23,8 +23,48 @@ class StepSpan:
     def __init__(self, span: Span) -> None:
         self._span = span
 
-    def set_result(self, result: StepResult, *, start_ns: int) -> None:
-        """Notes what was drawn, and writes the parts, which began at a time of the wall clock."""
+    @classmethod
+    def begin(cls, step: Step) -> "StepSpan":
+        """Opens the span of a step, if the scheduler traces it."""
+        if not step.traceparent:
+            return cls(trace.INVALID_SPAN)
+        span = telemetry.get_tracer().start_span(
+            "ExecuteModel",
+            context=telemetry.extract(step.traceparent, step.tracestate),
+            kind=SpanKind.SERVER,
+            attributes={
+                "rpc.system.name": "grpc",
+                "rpc.method": METHOD,
+                "signalbox.step_id": step.step_id,
+                "signalbox.blocks_swapped_out": len(step.swap_out.src),
+                "signalbox.blocks_swapped_in": len(step.swap_in.src),
+                "signalbox.blocks_copied": len(step.copy.src),
+            },
+        )
+        return cls(span)
+
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        """What happens within belongs to the span; an error that is raised marks and ends it."""
+        if not self._span.is_recording():
+            yield
+            return
+        with trace.use_span(self._span, record_exception=False, set_status_on_exception=False):
+            try:
+                yield
+            except Exception as error:
+                self.fail(error)
+                raise
+
+    def fail(self, error: Exception) -> None:
+        """Marks and ends it."""
+        if self._span.is_recording():
+            self._span.record_exception(error)
+            self._span.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}: {error}"))
+            self._span.end()
+
+    def end(self, result: StepResult, *, start_ns: int) -> None:
+        """Notes what was drawn, writes the parts, which began at a wall-clock time, and ends."""
         if not self._span.is_recording():
             return
         self._span.set_attributes(
@@ -39,25 +79,4 @@ class StepSpan:
             part = telemetry.get_tracer().start_span(name, context=below, start_time=at)
             at += duration_ns
             part.end(at)
-
-
-@contextmanager
-def step_span(step: Step) -> Iterator[StepSpan]:
-    """Opens the span of a step, if the scheduler traces it; an error that is raised marks it."""
-    if not step.traceparent:
-        yield StepSpan(trace.INVALID_SPAN)
-        return
-    with telemetry.get_tracer().start_as_current_span(
-        "ExecuteModel",
-        context=telemetry.extract(step.traceparent, step.tracestate),
-        kind=SpanKind.SERVER,
-        attributes={
-            "rpc.system.name": "grpc",
-            "rpc.method": METHOD,
-            "signalbox.step_id": step.step_id,
-            "signalbox.blocks_swapped_out": len(step.swap_out.src),
-            "signalbox.blocks_swapped_in": len(step.swap_in.src),
-            "signalbox.blocks_copied": len(step.copy.src),
-        },
-    ) as span:
-        yield StepSpan(span)
+        self._span.end()

@@ -4,15 +4,20 @@ The steps are those that a worker's service executes, by the same classes; they 
 are answered through futures, so that who plans them may compute something else meanwhile.
 """
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
+from gpu_worker.execution import Unfinished
 from gpu_worker.grammars import Grammars
 from gpu_worker.lease import Lease
 from gpu_worker.step import CacheCapacity, ModelInfo, Runner, Step, StepResult, close
 
 EPOCH = 1  # there is no other lease
+
+Execute = Callable[[], StepResult | Unfinished[StepResult]]
 
 
 class LocalWorker:
@@ -32,6 +37,7 @@ class LocalWorker:
         """
         # The model is made where it computes: PyTorch's number of threads is set for each thread.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="execution")
+        self._waiting = ThreadPoolExecutor(1, thread_name_prefix="waiting")
         self._runner: Runner | None = None
         try:
             runner = self._runner = self._thread.submit(make_runner).result()
@@ -61,15 +67,40 @@ class LocalWorker:
         """Starts the next step; it is executed after those before it."""
         assert self._lease is not None, "closed"
         self._grammars.prepare(step.new)
-        return self._thread.submit(self._lease.execute, step, arrived_ns=time.monotonic_ns())
+        answer: Future[StepResult] = Future()
+        self._run(answer, partial(self._lease.execute, step, arrived_ns=time.monotonic_ns()))
+        return answer
 
     def close(self) -> None:
         """Ends the thread, after the step that runs, and lets the model go."""
         if self._lease is not None:
             self._lease.close()
+        self._waiting.shutdown(wait=False, cancel_futures=True)
         self._thread.shutdown(cancel_futures=True)
         if self._runner is not None:
             close(self._runner)
             self._runner = None
         self._grammars.close()
         self._lease = None
+
+    def _run(self, answer: Future[StepResult], call: Execute) -> None:
+        """Queues a call that settles the answer, unless it leaves work under way."""
+        with contextlib.suppress(RuntimeError):  # closed: nobody waits
+            queued = self._thread.submit(self._settle, answer, call)
+            queued.add_done_callback(lambda call: call.cancelled() and answer.cancel())
+
+    def _settle(self, answer: Future[StepResult], call: Execute) -> None:
+        try:
+            outcome = call()
+        except BaseException as error:  # whoever asks for the answer decides
+            answer.set_exception(error)
+            return
+        if isinstance(outcome, Unfinished):
+            self._waiting.submit(self._wait, answer, outcome)
+        else:
+            answer.set_result(outcome)
+
+    def _wait(self, answer: Future[StepResult], under_way: Unfinished[StepResult]) -> None:
+        with contextlib.suppress(Exception):  # which finishing will meet again
+            under_way.wait()
+        self._run(answer, under_way.finish)

@@ -4,13 +4,18 @@ Every step reads all of each table, and masks what is past a context.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from gpu_worker.attention import register_attention_backend, registry
 from gpu_worker.attention.backend import AttentionShape
 from gpu_worker.attention.torch_backend import TorchAttention
+from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
+from gpu_worker.runner import ModelRunner
 from gpu_worker.step_inputs import StepInputs
+from tests.gpu_worker.recorded_graphs import GraphsOnCpu
 
 
 class DeviceAttention(TorchAttention):
@@ -51,3 +56,34 @@ class _Plan:
         slots = slots.clamp(min=0)
         blocks, offsets = slots // self.shape.block_size, slots % self.shape.block_size
         cache[blocks, :, offsets] = torch.where(keep, new, cache[blocks, :, offsets])
+
+
+def make_device_runner(
+    path: Path,
+    recorder: GraphsOnCpu | None,
+    *,
+    backend: str = "device",
+    enforce_eager: bool = False,
+    sampling: str = "torch",
+    num_gpu_blocks: int = 40,
+    max_num_seqs: int = 8,
+) -> ModelRunner:
+    """Without a recorder and with another backend it is the plain `TorchStep`."""
+    register_attention_backend("device", DeviceAttention)
+    try:
+        runner = ModelRunner(
+            ModelConfig(model=str(path), dtype="float32", max_model_len=128),
+            CacheConfig(max_num_seqs=max_num_seqs, swap_space_bytes=0),
+            device_config=DeviceConfig(
+                device="cpu",
+                attention_backend=backend,
+                cpu_backend="torch",
+                sampling_backend=sampling,
+                enforce_eager=enforce_eager,
+            ),
+            recorder=recorder,
+        )
+    finally:
+        registry._backends.pop("device")
+    runner.init_cache_engine(num_gpu_blocks=num_gpu_blocks, num_cpu_blocks=0)
+    return runner

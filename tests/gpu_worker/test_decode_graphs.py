@@ -1,20 +1,18 @@
 """Decode steps as recorded graphs: the tokens of eager steps, in buffers that stay in place."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from gpu_worker import capacity
-from gpu_worker.attention import register_attention_backend, registry
-from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
+from gpu_worker import capacity, steps
+from gpu_worker.config import CacheConfig
 from gpu_worker.decode_graphs import ladder
 from gpu_worker.device_step import DeviceStep
 from gpu_worker.runner import ModelRunner
 from gpu_worker.step import SamplingParams
-from tests.gpu_worker.device_attention import DeviceAttention
+from tests.gpu_worker.device_attention import make_device_runner
 from tests.gpu_worker.generation import Driver, Generated, make_batch, make_sequence
 from tests.gpu_worker.recorded_graphs import GraphsOnCpu
 from tests.gpu_worker.tiny_models import VOCAB, make_model
@@ -28,37 +26,6 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("tiny")
     make_model(path)
     return path
-
-
-@pytest.fixture(autouse=True)
-def device_attention(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(registry, "_backends", registry._backends.copy())
-    register_attention_backend("device", DeviceAttention)
-    yield
-
-
-def make_runner(
-    path: Path,
-    recorder: GraphsOnCpu | None,
-    *,
-    backend: str = "device",
-    enforce_eager: bool = False,
-    num_gpu_blocks: int = 40,
-    max_num_seqs: int = 8,
-) -> ModelRunner:
-    runner = ModelRunner(
-        ModelConfig(model=str(path), dtype="float32", max_model_len=128),
-        CacheConfig(max_num_seqs=max_num_seqs, swap_space_bytes=0),
-        device_config=DeviceConfig(
-            device="cpu",
-            attention_backend=backend,
-            cpu_backend="torch",
-            enforce_eager=enforce_eager,
-        ),
-        recorder=recorder,
-    )
-    runner.init_cache_engine(num_gpu_blocks=num_gpu_blocks, num_cpu_blocks=0)
-    return runner
 
 
 def step_of(runner: ModelRunner) -> DeviceStep:
@@ -87,35 +54,41 @@ def generate(runner: ModelRunner, params: SamplingParams) -> list[list[int]]:
 
 @pytest.mark.parametrize("params", [SamplingParams(), RANDOM], ids=["greedy", "random"])
 def test_padded_graphs_draw_the_tokens_of_eager_steps(tiny: Path, params: SamplingParams) -> None:
-    expected = generate(make_runner(tiny, None, backend="torch"), params)
+    expected = generate(make_device_runner(tiny, None, backend="torch"), params)
     recorder = GraphsOnCpu()
-    runner = make_runner(tiny, recorder)
+    runner = make_device_runner(tiny, recorder)
     runner.cache.gpu_pool.fill_(0xFF)  # a NaN wherever nobody has written
     assert generate(runner, params) == expected
     assert recorder.num_captured == len(ladder(8)) == 4
     assert recorder.num_replayed == 4 * len(LENGTHS) - 1  # all but the prefill
 
 
-def test_graphs_of_tritons_kernels_draw_the_same(triton_device: str, tmp_path: Path) -> None:
+def test_graphs_of_tritons_kernels_draw_the_same(
+    triton_device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if triton_device != "cpu":
         pytest.skip("graphs on a GPU are tested in tests/gpu")
+    monkeypatch.setattr(steps, "ladder", lambda max_num_seqs: [max_num_seqs])
     make_model(tmp_path, num_hidden_layers=1)
     recorder = GraphsOnCpu()
-    runner = make_runner(tmp_path, recorder, backend="triton", max_num_seqs=4)
+    runner = make_device_runner(
+        tmp_path, recorder, backend="triton", sampling="triton", max_num_seqs=4
+    )
     runner.cache.gpu_pool.fill_(0xFF)
-    prompts = [[5, 17, 40], [8], list(range(3, 21))]
-    found = Driver(runner=runner).generate(prompts, num_tokens=4, params=RANDOM)
-    assert recorder.num_replayed == 3
+    filtered = SamplingParams(temperature=1.1, seed=11, top_k=20, top_p=0.9)
+    prompts = [[5, 17, 40], [8], list(range(3, 10))]
+    found = Driver(runner=runner).generate(prompts, num_tokens=3, params=filtered)
+    assert recorder.num_replayed == 2
 
     from signalbox_kernels import triton
 
     triton.unregister_ops("cpu")
-    plain = make_runner(tmp_path, None, backend="torch")
-    assert found == Driver(runner=plain).generate(prompts, num_tokens=4, params=RANDOM)
+    plain = make_device_runner(tmp_path, None, backend="torch")
+    assert found == Driver(runner=plain).generate(prompts, num_tokens=3, params=filtered)
 
 
 def test_padding_leaves_no_trace_in_the_pool(tiny: Path) -> None:
-    runner = make_runner(tiny, GraphsOnCpu())
+    runner = make_device_runner(tiny, GraphsOnCpu())
     assert not runner.cache.gpu_pool.any(), "recording has written to blocks"
     generate(runner, RANDOM)
     assert not runner.cache.gpu_pool[0].any()
@@ -124,7 +97,7 @@ def test_padding_leaves_no_trace_in_the_pool(tiny: Path) -> None:
 
 
 def test_buffers_stay_where_they_are(tiny: Path) -> None:
-    runner = make_runner(tiny, GraphsOnCpu())
+    runner = make_device_runner(tiny, GraphsOnCpu())
     graphs = step_of(runner).graphs
     assert graphs is not None
 
@@ -146,24 +119,24 @@ def test_work_that_waits_for_the_device_is_not_recorded(
 ) -> None:
     make_model(tmp_path, "mixtral")  # its router asks how many tokens an expert gets
     recorder = GraphsOnCpu()
-    runner = make_runner(tmp_path, recorder)
+    runner = make_device_runner(tmp_path, recorder)
     assert "no graphs, decode steps are launched kernel by kernel" in caplog.text
-    expected = generate(make_runner(tmp_path, None, backend="torch"), RANDOM)
+    expected = generate(make_device_runner(tmp_path, None, backend="torch"), RANDOM)
     assert generate(runner, RANDOM) == expected
     assert recorder.num_captured == recorder.num_replayed == 0
 
 
 def test_enforce_eager_records_nothing(tiny: Path) -> None:
     recorder = GraphsOnCpu()
-    generate(make_runner(tiny, recorder, enforce_eager=True), RANDOM)
+    generate(make_device_runner(tiny, recorder, enforce_eager=True), RANDOM)
     assert recorder.num_captured == 0
 
 
 def test_mixed_and_reporting_steps_are_eager_or_waited_for(tiny: Path) -> None:
     recorder = GraphsOnCpu()
-    runner = make_runner(tiny, recorder)
+    runner = make_device_runner(tiny, recorder)
     filtered = SamplingParams(temperature=0.8, top_k=9, top_p=0.9, seed=5, num_logprobs=2)
-    expected = make_runner(tiny, None, backend="torch")
+    expected = make_device_runner(tiny, None, backend="torch")
     mixed = []
     for each in (runner, expected):
         one, two, *_ = make_sequences(filtered)
@@ -194,9 +167,9 @@ def test_memory_of_graphs_is_kept_from_the_kv_cache(
 
     monkeypatch.setattr(capacity, "_budget", budget)
     monkeypatch.setattr(capacity, "peak_growth", lambda device, work: (work(), 100)[1])
-    runner = make_runner(tiny, None)
+    runner = make_device_runner(tiny, None)
     recorder = GraphsOnCpu(bytes_each=(5000, 30))
-    recording = make_runner(tiny, recorder)
+    recording = make_device_runner(tiny, recorder)
     recorder.num_captured = 0
     for each in (runner, recording):
         assert each.profile().activations_bytes == 100
