@@ -11,12 +11,12 @@ struct TiledAttend : Attend<Bf16> {
   static constexpr int half = kTileWords / 2;  // words of 16 tokens
 
   word* last;  // [half, size]: values of the last tokens, with zeros behind them
-  Tiles tiles;
 
   TiledAttend(const sb::Phase& p, int32_t tile, char* scratch)
       : Attend(p, tile, scratch),
-        last(query + stored * (size / Bf16::G)),
-        tiles(attention_config(rows < kTileRows ? rows : kTileRows)) {}
+        last(query + stored * (size / Bf16::G)) {
+    use_tiles(attention_config(rows < kTileRows ? rows : kTileRows));
+  }
 
   // For one query memory is the limit: fetches V of these keys, and K of the next ones.
   void fetch(int64_t token, int64_t end) const {
@@ -118,14 +118,14 @@ struct TiledAttend : Attend<Bf16> {
 #endif
 
 template <class E>
-static void attend_tile(const sb::Phase& phase, int32_t tile, char* scratch) {
+static void attend_tile(const sb::Phase& phase, const sb::Claim& claim) {
 #if defined(__AMX_BF16__)
   if constexpr (E::G == 2) {
-    TiledAttend attend(phase, tile, scratch);
+    TiledAttend attend(phase, claim.tile, claim.scratch);
     return attend.run(attend);
   }
 #endif
-  Attend<E> attend(phase, tile, scratch);
+  Attend<E> attend(phase, claim.tile, claim.scratch);
   attend.run(attend);
 }
 

@@ -95,7 +95,11 @@ static void coded_product(const char* a, int64_t a_stride, const char* b, int co
     for (int v = 0; v < NV; ++v) store(c + r * kPanel + v * W, V{});
   for (int64_t g = 0; g < groups; ++g, a += sizeof(CodedGroup), b += Q::bytes) {
     if (next)
-      for (int64_t line = 0; line < Q::bytes; line += 64) prefetch_l2(next + g * Q::bytes + line);
+#pragma GCC unroll 1
+      for (int64_t line = 0; line < Q::bytes; line += 64) {  // as in tiled_linear
+        prefetch(b + 4 * Q::bytes + line);
+        prefetch_l2(next + g * Q::bytes + line);
+      }
 #pragma GCC unroll 2
     for (int part = 0; part < Q::parts; ++part)
       add_part<Q, R, NV>(a, a_stride, b, column, part, c);
@@ -111,13 +115,11 @@ constexpr int kCodedRows = 2;  // no registers for more, and less to compile
 #endif
 
 template <class E, class Q>
-static void coded_tile(const sb::Phase& phase, int32_t tile, float* c) {
+static void coded_tile(const sb::Phase& phase, const sb::Claim& claim) {
+  auto* c = reinterpret_cast<float*>(claim.scratch);
   const auto* a = static_cast<const char*>(phase.src.data);
-  const auto* weight = static_cast<const char*>(phase.op->weight);
   const int64_t a_stride = phase.src.stride, groups = phase.depth;
-  over_parts<kCodedRows>(phase, tile, [&](const Spot& at, bool is_first) {
-    const char* b = weight + at.panel * groups * Q::bytes;
-    const char* next = is_first && at.panel + 1 < phase.panels ? b + groups * Q::bytes : nullptr;
+  over_parts<kCodedRows>(phase, claim, [&](const Spot& at, const char* b, const char* next) {
     with_rows<kCodedRows>(at.rows, [&](auto count) SB_LAMBDA {
       for (int column = 0; column < kPanel; column += 2 * W)
         coded_product<Q, decltype(count)::value, 2>(a + at.row * a_stride, a_stride, b, column,

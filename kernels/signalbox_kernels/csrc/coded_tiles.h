@@ -105,17 +105,16 @@ struct PartOfGroup {
 };
 
 template <class E, class Q>
-static void tiled_coded(const sb::Phase& phase, int32_t tile, char* memory) {
-  auto& scratch = *reinterpret_cast<CodedScratch*>(memory);
+static void tiled_coded(const sb::Phase& phase, const sb::Claim& claim) {
+  auto& scratch = *reinterpret_cast<CodedScratch*>(claim.scratch);
   const int64_t a_stride = phase.src.stride, groups = phase.depth;
-  const Tiles tiles(coded_config<Q>());
-  over_parts<sb::kRowsAtOnce>(phase, tile, [&](const Spot& at, bool) {
+  use_tiles(coded_config<Q>());
+  over_parts<sb::kRowsAtOnce>(phase, claim, [&](const Spot& at, const char* b, const char* next) {
     const char* a = static_cast<const char*>(phase.src.data) + at.row * a_stride;
-    const char* b = static_cast<const char*>(phase.op->weight) + at.panel * groups * Q::bytes;
-    const int64_t ahead = at.panel + 1 < phase.panels ? groups * Q::bytes : 0;
     std::memset(scratch.sum, 0, sizeof(float) * static_cast<size_t>(at.rows) * kPanel);
     for (int64_t g = 0; g < groups; ++g, a += sizeof(CodedGroup), b += Q::bytes) {
-      for (int64_t line = 0; line < Q::bytes; line += 64) prefetch_l2(b + ahead + line);
+      if (next)
+        for (int64_t line = 0; line < Q::bytes; line += 64) prefetch_l2(next + g * Q::bytes + line);
       const word* codes = codes_of<Q>(b, scratch.unpacked);
       for (int part = 0; part < Q::parts; ++part) {
         const PartOfGroup<Q> group(a, a_stride, b, part);

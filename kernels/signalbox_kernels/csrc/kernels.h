@@ -19,11 +19,18 @@ constexpr void fill(sb::TileFunction (&tile)[7]) {
   tile[SB_CODE] = code_tile<E>;
 }
 
+static void rest() {
+#if defined(__AMX_BF16__)
+  give_tiles_back();
+#endif
+}
+
 static const sb::KernelTable* kernels() {
   static sb::KernelTable table;
   fill<F32>(table.tile[SB_F32]);
   fill<Bf16>(table.tile[SB_BF16]);
   table.draw = draw_row;
+  table.rest = rest;
   return &table;
 }
 

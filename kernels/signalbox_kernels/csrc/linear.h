@@ -1,7 +1,7 @@
 // Products with packed weights, and what is done to a panel of results while it is still in cache.
 //
-// A weight is panels of 32 columns, each [depth words, 32]. A tile is some panels and some rows; the
-// next panel is fetched to L2 while the first rows pass one.
+// A weight is panels of 32 columns, each [depth words, 32]. A tile is some panels and some rows; what
+// the thread reads next is fetched to L2 while the first rows pass a panel.
 #pragma once
 
 #include <cmath>
@@ -124,10 +124,12 @@ static void panel_product(const word* a, int64_t a_stride, const word* b, int64_
 }
 
 // Goes over a tile panel by panel; all its rows, in balanced parts of at most `Most`, pass a panel
-// before the next one. f(at, is_first) computes a part: 32 rows by twelve are 11, 11 and 10. All
-// parts but the last are multiples of `Unit` rows.
+// before the next one. f(at, panel, next) computes a part: 32 rows by twelve are 11, 11 and 10. All
+// parts but the last are multiples of `Unit` rows; `next` is null for all but the first.
 template <int Most, int Unit = 1, class F>
-SB_INLINE void over_parts(const sb::Phase& phase, int32_t tile, F&& f) {
+SB_INLINE void over_parts(const sb::Phase& phase, const sb::Claim& claim, F&& f) {
+  const int32_t tile = claim.tile;
+  const auto* weight = static_cast<const char*>(phase.op->weight);
   const int64_t first_row = tile % phase.row_tiles * static_cast<int64_t>(phase.rows_per_tile);
   const int64_t left = phase.rows - first_row;
   const int64_t count = left < phase.rows_per_tile ? left : phase.rows_per_tile;
@@ -138,29 +140,34 @@ SB_INLINE void over_parts(const sb::Phase& phase, int32_t tile, F&& f) {
   const auto start = [=](int64_t part) SB_LAMBDA {
     return part < parts ? sb::round_up(count * part / parts, Unit) : count;
   };
-  for (int64_t panel = first; panel < end; ++panel)
-    for (int64_t part = 0; part < parts; ++part) {
+  for (int64_t panel = first; panel < end; ++panel) {
+    const char* here = weight + panel * phase.panel_bytes;
+    const char* next = panel + 1 < end ? here + phase.panel_bytes : claim.ahead;
+    for (int64_t part = 0; part < parts; ++part, next = nullptr) {
       const int64_t row = start(part), row_end = start(part + 1);
-      f(Spot{first_row + row, static_cast<int>(row_end - row), panel, tile}, part == 0);
+      f(Spot{first_row + row, static_cast<int>(row_end - row), panel, tile}, here, next);
     }
+  }
 }
 
 #if defined(__AMX_BF16__)
 // Rows go by 32 at once; the last ones are computed together with what lies behind them.
-static void tiled_linear(const sb::Phase& phase, int32_t tile, float* c) {
+static void tiled_linear(const sb::Phase& phase, const sb::Claim& claim) {
+  auto* c = reinterpret_cast<float*>(claim.scratch);
   const auto* a = static_cast<const word*>(phase.src.data);
   const int64_t a_stride = phase.src.stride / Bf16::G, depth = phase.depth / Bf16::G;
-  const auto* weight = static_cast<const word*>(phase.op->weight);
-  const Tiles tiles(product_config());
-  over_parts<2 * kTileRows, kTileRows>(phase, tile, [&](const Spot& at, bool is_first) {
-    const word* b = weight + at.panel * depth * kPanel;
-    const word* next = b + depth * kPanel;
-    const bool has_next = is_first && at.panel + 1 < phase.panels;
+  const bool is_one_part = phase.rows <= 2 * kTileRows;
+  use_tiles(product_config(is_one_part ? phase.rows : 2 * kTileRows));
+  over_parts<2 * kTileRows, kTileRows>(phase, claim, [&](const Spot& at, const char* panel,
+                                                         const char* next) {
+    const auto* b = reinterpret_cast<const word*>(panel);
     const auto ahead = [=](int64_t k) SB_LAMBDA {
-      if (!has_next) return;
-#pragma GCC unroll 32
-      for (int line = 0; line < 2 * kTileWords; ++line)
-        prefetch_l2(next + k * kPanel + line * kTileWords);
+      if (!next) return;
+#pragma GCC unroll 1
+      for (int line = 0; line < 2 * kTileWords; ++line) {  // a burst would fill what misses wait in
+        prefetch(b + (k + kTileWords) * kPanel + line * kTileWords);
+        prefetch_l2(next + 4 * (k * kPanel + line * kTileWords));
+      }
     };
     const word* left = a + at.row * a_stride;
     if (at.rows > kTileRows)
@@ -173,22 +180,21 @@ static void tiled_linear(const sb::Phase& phase, int32_t tile, float* c) {
 #endif
 
 template <class E>
-static void linear_tile(const sb::Phase& phase, int32_t tile, char* scratch) {
+static void linear_tile(const sb::Phase& phase, const sb::Claim& claim) {
 #if defined(__AMX_BF16__)
-  if constexpr (E::G == 2) return tiled_linear(phase, tile, reinterpret_cast<float*>(scratch));
+  if constexpr (E::G == 2) return tiled_linear(phase, claim);
 #endif
-  auto* c = reinterpret_cast<float*>(scratch);
+  auto* c = reinterpret_cast<float*>(claim.scratch);
   const auto* a = static_cast<const word*>(phase.src.data);
   const int64_t a_stride = phase.src.stride / E::G, depth = phase.depth / E::G;
-  const auto* weight = static_cast<const word*>(phase.op->weight);
-  over_parts<kRowTile>(phase, tile, [&](const Spot& at, bool is_first) {
-    const word* b = weight + at.panel * depth * kPanel;
-    const word* next = at.panel + 1 < phase.panels ? b + depth * kPanel : b;
+  over_parts<kRowTile>(phase, claim, [&](const Spot& at, const char* panel, const char* next) {
+    const auto* b = reinterpret_cast<const word*>(panel);
     const word* left = a + at.row * a_stride;
-    if (is_first)
-      panel_product<E, true>(left, a_stride, b, depth, at.rows, c, next);
+    if (next)
+      panel_product<E, true>(left, a_stride, b, depth, at.rows, c,
+                             reinterpret_cast<const word*>(next));
     else
-      panel_product<E, false>(left, a_stride, b, depth, at.rows, c, next);
+      panel_product<E, false>(left, a_stride, b, depth, at.rows, c, b);
     finish<E>(phase, at, c);
   });
 }

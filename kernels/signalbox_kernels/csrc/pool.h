@@ -1,8 +1,10 @@
 // A pool of threads that compute the phases of a step together.
 //
-// Tiles are claimed one by one from a counter: who lost its core to another process claims less, and
-// nobody waits for a thread that holds no tile. A phase begins when all tiles of the one before are
-// done. Waiting is spinning for some microseconds, then sleeping.
+// Each thread has a share of a phase's tiles, a run of them, so that what it reads lies in a row and
+// it knows what it reads next. Tiles are claimed one by one: of the own share from the front, and then
+// of the others' from the back, so that who lost its core to another process claims less and nobody
+// waits for a thread that holds no tile. A phase begins when all tiles of the one before are done.
+// Waiting is fetching what is read next, spinning for some microseconds, then sleeping.
 #pragma once
 
 #include <atomic>
@@ -13,45 +15,60 @@
 
 namespace sb {
 
+// Where the share of a thread of `count` tiles begins; that of thread + 1 is its end.
+constexpr int32_t share_start(int32_t count, int32_t thread, int32_t num_threads) {
+  return static_cast<int32_t>(static_cast<int64_t>(count) * thread / num_threads);
+}
+
+// Memory that a thread will most likely read.
+struct Stretch {
+  const char* first = nullptr;
+  const char* end = nullptr;
+};
+
 class Pool {
  public:
   // What is computed tile by tile.
   class Work {
    public:
     virtual ~Work() = default;
-    virtual void tile(int32_t phase, int32_t tile, int32_t thread) = 0;
+    // Returns what is worth fetching while the thread waits; nothing if that has not changed.
+    virtual Stretch tile(int32_t phase, int32_t tile, int32_t thread) = 0;
   };
 
-  // The caller is one of the threads.
-  Pool(int32_t num_threads, int32_t max_phases);
+  // The caller is one of the threads. Each calls `rest` at the end of its part of a step.
+  Pool(int32_t num_threads, int32_t max_phases, void (*rest)());
   ~Pool();
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
-  // Computes tiles[phase] tiles of each phase, max_phases at most; returns when all are done.
+  // Computes tiles[phase] tiles of each phase, max_phases at most; returns when all are done. Throws
+  // std::length_error for a phase of 2^22 tiles or more.
   void run(Work& work, const std::vector<int32_t>& tiles);
 
  private:
-  // Both words hold the step in the high half, so that a thread that comes late neither claims nor
+  // The words hold their step beside the counts, so that a thread that comes late neither claims nor
   // waits for what is of another step.
-  struct alignas(64) Counter {
-    std::atomic<uint64_t> unclaimed{0};
-    std::atomic<uint64_t> undone{0};
+  struct alignas(64) Word {
+    std::atomic<uint64_t> value{0};
   };
 
   void serve(int32_t thread);
   void compute(uint32_t step, int32_t thread);
-  bool claim(Counter& counter, uint32_t step, int32_t& remaining);
-  void complete(Counter& counter);
-  bool is_pending(const Counter& counter, uint32_t step) const;
+  bool claim(int32_t phase, uint32_t step, int32_t thread, int32_t& tile);
+  bool claim_of(Word& share, uint32_t step, bool from_front, int32_t& tile);
+  void complete(Word& undone);
+  bool is_pending(const Word& undone, uint32_t step) const;
   void wake();
   template <class Condition>
-  void wait_while(Condition&& condition);
+  void wait_while(Stretch& ahead, Condition&& condition);
 
   Work* work_ = nullptr;
-  std::vector<int32_t> tiles_;
+  const int32_t num_threads_;
   const int32_t max_phases_;
-  std::unique_ptr<Counter[]> counters_;
+  void (*const rest_)();
+  std::unique_ptr<Word[]> undone_;  // [max_phases]
+  std::unique_ptr<Word[]> shares_;  // [max_phases, num_threads]
   alignas(64) std::atomic<uint32_t> step_{0};
   alignas(64) std::atomic<uint32_t> event_{0};
   std::atomic<int32_t> sleepers_{0};

@@ -8,18 +8,18 @@
 namespace SB_NS {
 
 template <class E, class Q>
-SB_INLINE void coded_product_tile(const sb::Phase& phase, int32_t tile, char* scratch) {
+SB_INLINE void coded_product_tile(const sb::Phase& phase, const sb::Claim& claim) {
 #if defined(__AMX_INT8__)
-  if (phase.rows > kFewRows) return tiled_coded<E, Q>(phase, tile, scratch);
+  if (phase.rows > kFewRows) return tiled_coded<E, Q>(phase, claim);
 #endif
-  coded_tile<E, Q>(phase, tile, reinterpret_cast<float*>(scratch));
+  coded_tile<E, Q>(phase, claim);
 }
 
 template <class E>
-static void product_tile(const sb::Phase& phase, int32_t tile, char* scratch) {
-  if (phase.op->format == SB_PLAIN) return linear_tile<E>(phase, tile, scratch);
+static void product_tile(const sb::Phase& phase, const sb::Claim& claim) {
+  if (phase.op->format == SB_PLAIN) return linear_tile<E>(phase, claim);
   sb::with_format(phase.op->format, [&](auto format) {
-    coded_product_tile<E, decltype(format)>(phase, tile, scratch);
+    coded_product_tile<E, decltype(format)>(phase, claim);
   });
 }
 

@@ -13,10 +13,23 @@ namespace sb {
 
 namespace {
 
-constexpr int32_t kTilesAThread = 6;   // enough to balance, few enough to stream panels
+constexpr int32_t kTilesAThread = 24;  // of a product: enough to balance
+constexpr int64_t kFetchedAhead = 1 << 18;  // bytes while a thread waits: they stay in L2
 constexpr int32_t kTaskRows = 48;      // of attention: as many as share keys from L1
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+int64_t bytes_of_panel(const Phase& phase, int32_t element) {
+  if (phase.op->format == SB_PLAIN) return phase.depth * kPanel * (element == SB_F32 ? 4 : 2);
+  return phase.depth * with_format(phase.op->format, [](auto format) { return format.bytes; });
+}
+
+bool is_product(const SbOp& op) { return op.kind == SB_LINEAR || op.kind == SB_HEAD; }
+
+const char* weight_of(const Phase& phase, int32_t tile) {
+  const int64_t panel = tile / phase.row_tiles * static_cast<int64_t>(phase.panels_per_tile);
+  return static_cast<const char*>(phase.op->weight) + panel * phase.panel_bytes;
+}
 
 int64_t stride(const SbBuffer& buffer) {
   return buffer.row == SB_CODES ? coded_row_bytes(buffer.width) : round_up(buffer.width, kPanel);
@@ -49,8 +62,9 @@ Program::Program(const SbShape& shape, std::vector<SbOp> ops, std::vector<SbBuff
       scratch_(static_cast<size_t>(num_threads)),
       phases_(ops_.size()),
       tiles_(ops_.size()),
+      after_(ops_.size() * static_cast<size_t>(num_threads)),
       task_rows_(std::max(kTaskRows, shape.num_heads / shape.num_kv_heads)),
-      pool_(num_threads, std::max<int32_t>(1, static_cast<int32_t>(ops_.size()))) {}
+      pool_(num_threads, std::max<int32_t>(1, static_cast<int32_t>(ops_.size())), kernels.rest) {}
 
 void Program::bind(char* pool, int64_t block_bytes) {
   pool_memory_ = pool;
@@ -78,20 +92,51 @@ bool Program::run(const SbBatch& batch) {
     phases_[i] = plan(ops_[i], batch);
     tiles_[i] = phases_[i].tiles;
   }
+  plan_ahead();
   pool_.run(*this, tiles_);
   reduce(batch);
   return true;
 }
 
-void Program::tile(int32_t phase, int32_t tile, int32_t thread) {
+Stretch Program::tile(int32_t phase, int32_t tile, int32_t thread) {
   using Clock = std::chrono::steady_clock;
   const Phase& p = phases_[static_cast<size_t>(phase)];
   const auto start = profile_ns_ ? Clock::now() : Clock::time_point();
-  kernels_.tile[shape_.element][p.op->kind](p, tile, scratch_[static_cast<size_t>(thread)].data());
+  const Stretch next = ahead(phase, tile, thread);
+  const Claim claim{tile, next.first, scratch_[static_cast<size_t>(thread)].data()};
+  kernels_.tile[shape_.element][p.op->kind](p, claim);
   if (profile_ns_) {
     const auto spent = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start);
     profile_ns_[thread * SB_NUM_KINDS + p.op->kind] += spent.count();
   }
+  return next.first ? Stretch{next.first + p.panel_bytes, next.end} : Stretch{};
+}
+
+// Fills after_, from the last phase to the first.
+void Program::plan_ahead() {
+  const auto threads = static_cast<size_t>(num_threads_);
+  std::vector<Stretch> next(threads);
+  for (size_t i = phases_.size(); i-- > 0;) {
+    std::copy(next.begin(), next.end(), after_.begin() + static_cast<int64_t>(i * threads));
+    const Phase& phase = phases_[i];
+    if (!is_product(*phase.op) || !phase.tiles) continue;
+    for (int32_t t = 0; t < num_threads_; ++t) {
+      const char* first = weight_of(phase, share_start(phase.tiles, t, num_threads_));
+      const char* end = weight_of(phase, share_start(phase.tiles, t + 1, num_threads_));
+      next[static_cast<size_t>(t)] = {first, std::min(end, first + kFetchedAhead)};
+    }
+  }
+}
+
+// What a thread reads after a tile, if that is a product's.
+Stretch Program::ahead(int32_t phase, int32_t tile, int32_t thread) const {
+  const auto i = static_cast<size_t>(phase);
+  const Phase& p = phases_[i];
+  if (!is_product(*p.op)) return {};
+  const bool has_more = tile >= share_start(p.tiles, thread, num_threads_) &&
+                        tile + 1 < share_start(p.tiles, thread + 1, num_threads_);
+  if (has_more) return {weight_of(p, tile + 1), nullptr};
+  return after_[i * static_cast<size_t>(num_threads_) + static_cast<size_t>(thread)];
 }
 
 View Program::view(int32_t buffer) const {
@@ -116,7 +161,7 @@ Phase Program::plan(const SbOp& op, const SbBatch& batch) {
   phase.block_bytes = block_bytes_;
   phase.tasks = tasks_.data();
   if (op.kind == SB_EMBED) phase.depth = round_up(shape_.hidden_size, kPanel);
-  if (op.kind == SB_LINEAR || op.kind == SB_HEAD) {
+  if (is_product(op)) {
     plan_product(phase);
   } else if (op.kind == SB_ATTEND) {
     phase.tiles = static_cast<int32_t>(tasks_.size()) * shape_.num_kv_heads;
@@ -137,6 +182,7 @@ void Program::plan_product(Phase& phase) const {
   const SbOp& op = *phase.op;
   const bool interleaved = op.kind == SB_LINEAR && op.mode == SB_SWIGLU;
   phase.panels = interleaved ? ceil_div(op.n / 2, kPanel / 2) : ceil_div(op.n, kPanel);
+  phase.panel_bytes = bytes_of_panel(phase, shape_.element);
   if (!phase.rows) return;
   phase.row_tiles = static_cast<int32_t>(ceil_div(phase.rows, kRowsAtOnce));
   phase.rows_per_tile = static_cast<int32_t>(ceil_div(phase.rows, phase.row_tiles));

@@ -33,13 +33,15 @@ class Program final : public Pool::Work {
   bool run(const SbBatch& batch);
   bool reserve(int64_t num_rows);
   char* buffer(int32_t index) const { return memory_[static_cast<size_t>(index)].data(); }
-  void tile(int32_t phase, int32_t tile, int32_t thread) override;
+  Stretch tile(int32_t phase, int32_t tile, int32_t thread) override;
   void profile(int64_t* ns) { profile_ns_ = ns; }
   Pool& pool() { return pool_; }
   int32_t num_threads() const { return num_threads_; }
 
  private:
   Phase plan(const SbOp& op, const SbBatch& batch);
+  void plan_ahead();
+  Stretch ahead(int32_t phase, int32_t tile, int32_t thread) const;
   void plan_product(Phase& phase) const;
   void plan_attention(const SbBatch& batch);
   View view(int32_t buffer) const;
@@ -53,6 +55,7 @@ class Program final : public Pool::Work {
   std::vector<Memory> memory_, scratch_;
   std::vector<Phase> phases_;
   std::vector<int32_t> tiles_;
+  std::vector<Stretch> after_;  // [phases, num_threads]: the weight read after a phase
   std::vector<AttendTask> tasks_;
   std::vector<Best> best_;
   int32_t task_rows_;

@@ -19,10 +19,10 @@ SB_INLINE Range rows_of_tile(const sb::Phase& phase, int32_t tile) {
 }
 
 template <class E>
-static void embed_tile(const sb::Phase& phase, int32_t tile, char*) {
+static void embed_tile(const sb::Phase& phase, const sb::Claim& claim) {
   const auto* weight = static_cast<const typename E::scalar*>(phase.op->weight);
   const int64_t size = phase.shape->hidden_size, depth = phase.depth;
-  const Range range = rows_of_tile(phase, tile);
+  const Range range = rows_of_tile(phase, claim.tile);
   for (int64_t row = range.first; row < range.end; ++row) {
     float* out = static_cast<float*>(phase.dst.data) + row * phase.dst.stride;
     const int64_t token = phase.batch->token_ids[row];
@@ -64,8 +64,8 @@ SB_INLINE void put_row(const sb::Phase& phase, int64_t row, int64_t padded, F&& 
 }
 
 template <class E>
-static void code_tile(const sb::Phase& phase, int32_t tile, char*) {
-  const Range range = rows_of_tile(phase, tile);
+static void code_tile(const sb::Phase& phase, const sb::Claim& claim) {
+  const Range range = rows_of_tile(phase, claim.tile);
   for (int64_t row = range.first; row < range.end; ++row) {
     const auto* x = static_cast<const typename E::scalar*>(phase.src.data) + row * phase.src.stride;
     put_row<E>(phase, row, phase.src.stride, [=](int64_t i) SB_LAMBDA { return E::load(x + i); });
@@ -73,10 +73,10 @@ static void code_tile(const sb::Phase& phase, int32_t tile, char*) {
 }
 
 template <class E>
-static void norm_tile(const sb::Phase& phase, int32_t tile, char*) {
+static void norm_tile(const sb::Phase& phase, const sb::Claim& claim) {
   const auto* weight = static_cast<const float*>(phase.op->weight);
   const int64_t padded = phase.src.stride;
-  const Range range = rows_of_tile(phase, tile);
+  const Range range = rows_of_tile(phase, claim.tile);
   for (int64_t row = range.first; row < range.end; ++row) {
     const int64_t token = phase.op->mode ? phase.batch->row_tokens[row] : row;
     const float* x = static_cast<const float*>(phase.src.data) + token * phase.src.stride;
@@ -130,11 +130,11 @@ static void cache_head(const sb::Phase& phase, int64_t token, int head, const fl
 }
 
 template <class E>
-static void rotate_tile(const sb::Phase& phase, int32_t tile, char*) {
+static void rotate_tile(const sb::Phase& phase, const sb::Claim& claim) {
   const SbShape& shape = *phase.shape;
   const SbOp& op = *phase.op;
   const int size = shape.head_size, num_heads = shape.num_heads, num_kv = shape.num_kv_heads;
-  const Range range = rows_of_tile(phase, tile);
+  const Range range = rows_of_tile(phase, claim.tile);
   for (int64_t row = range.first; row < range.end; ++row) {
     float* heads = static_cast<float*>(phase.src.data) + row * phase.src.stride;
     auto* out = static_cast<typename E::scalar*>(phase.dst.data) + row * phase.dst.stride;

@@ -9,7 +9,7 @@ namespace sb {
 Sampler::Sampler(Pool* shared, int32_t num_threads, const KernelTable& kernels)
     : kernels_(kernels),
       scratch_(static_cast<size_t>(num_threads)),
-      own_(shared ? nullptr : std::make_unique<Pool>(num_threads, 1)),
+      own_(shared ? nullptr : std::make_unique<Pool>(num_threads, 1, kernels.rest)),
       pool_(shared ? *shared : *own_) {}
 
 bool Sampler::run(const SbDraws& draws) {
@@ -21,8 +21,9 @@ bool Sampler::run(const SbDraws& draws) {
   return true;
 }
 
-void Sampler::tile(int32_t, int32_t tile, int32_t thread) {
+Stretch Sampler::tile(int32_t, int32_t tile, int32_t thread) {
   kernels_.draw(*draws_, tile, scratch_[static_cast<size_t>(thread)].data());
+  return {};
 }
 
 }  // namespace sb

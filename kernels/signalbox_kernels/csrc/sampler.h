@@ -15,7 +15,7 @@ class Sampler final : public Pool::Work {
   Sampler(Pool* shared, int32_t num_threads, const KernelTable& kernels);
 
   bool run(const SbDraws& draws);
-  void tile(int32_t phase, int32_t tile, int32_t thread) override;
+  Stretch tile(int32_t phase, int32_t tile, int32_t thread) override;
 
  private:
   const KernelTable& kernels_;

@@ -43,6 +43,7 @@ struct Phase {
   int64_t rows;
   int64_t depth;    // of a product's sum: padded elements, or groups of codes
   int64_t panels;   // of a product
+  int64_t panel_bytes;  // of a product's weight
   int32_t tiles;
   int32_t row_tiles;        // of a product: tiles along the rows
   int32_t panels_per_tile;  // of a product
@@ -54,8 +55,14 @@ struct Phase {
   Best* best;  // [tiles, rows]
 };
 
-// Computes tile `tile` of a phase; `scratch` is the thread's own.
-using TileFunction = void (*)(const Phase& phase, int32_t tile, char* scratch);
+// A tile that a thread has claimed.
+struct Claim {
+  int32_t tile;
+  const char* ahead;  // the weight that the thread will most likely read after this tile, or null
+  char* scratch;      // the thread's own
+};
+
+using TileFunction = void (*)(const Phase& phase, const Claim& claim);
 
 // Draws one row; `scratch` is the thread's own, three times the padded vocabulary, and zero at first.
 using DrawFunction = void (*)(const SbDraws& draws, int64_t row, char* scratch);
@@ -63,6 +70,7 @@ using DrawFunction = void (*)(const SbDraws& draws, int64_t row, char* scratch);
 struct KernelTable {
   TileFunction tile[2][7];  // [element][op kind]
   DrawFunction draw;
+  void (*rest)();  // called on each thread when it has done its part of a step
 };
 
 // Bytes of scratch that a thread needs, for attention or for a product.

@@ -32,18 +32,34 @@ struct alignas(64) TileConfig {
   void load() const { asm volatile("ldtilecfg %0" : : "m"(*this)); }
 };
 
-// While one lives the thread's tiles are as it says; then they are given back to the processor.
-struct Tiles {
-  explicit Tiles(const TileConfig& config) { config.load(); }
-  ~Tiles() { _tile_release(); }
-  Tiles(const Tiles&) = delete;
-  Tiles& operator=(const Tiles&) = delete;
-};
+// What the thread's tiles are; no palette if they are given back to the processor.
+static thread_local TileConfig configured{0};
 
-// Sums 0 to 3 are 32 rows by 32 columns; 4 and 5 rows of the left side, 6 and 7 columns of the right.
-SB_INLINE TileConfig product_config() {
+// Makes the thread's tiles as `config` says. Loading costs a quarter of a microsecond, a tenth of what
+// it takes to stream a panel, so they stay so until the step ends.
+static void use_tiles(const TileConfig& config) {
+  if (!std::memcmp(&configured, &config, sizeof config)) return;
+  config.load();
+  configured = config;
+}
+
+static void give_tiles_back() {
+  if (!configured.palette) return;
+  _tile_release();
+  configured.palette = 0;
+}
+
+// Sums 0 to 3 are up to 32 rows by 32 columns; 4 and 5 rows of the left side, 6 and 7 columns of the
+// right.
+SB_INLINE TileConfig product_config(int64_t rows) {
+  const auto at_most = [](int64_t x) {
+    return static_cast<uint8_t>(x < kTileRows ? x : kTileRows);
+  };
+  const uint8_t low = at_most(rows), high = rows > kTileRows ? at_most(rows - kTileRows) : low;
   TileConfig config;
   for (int tile = 0; tile < 8; ++tile) config.set(tile, kTileRows, kTileWords);
+  config.rows[0] = config.rows[1] = config.rows[4] = low;
+  config.rows[2] = config.rows[3] = config.rows[5] = high;
   return config;
 }
 
