@@ -46,7 +46,7 @@ def _check_beam_search(search: Mapping[str, Any], *, n: int) -> None:
         allowed = f"in [-{MAX_LENGTH_PENALTY:g}, {MAX_LENGTH_PENALTY:g}]"
         raise InvalidArgument(f"{where}.length_penalty", penalty, allowed)
     if n > width:
-        raise InvalidArgument("sampling_params.n", n, f"at most beam_search.width, here {width}")
+        raise InvalidArgument("sampling_params.n", n, f"at most the search's width, here {width}")
 
 
 def _check_that_beams_can_honour(fields: Mapping[str, Any]) -> None:

@@ -167,5 +167,5 @@ def _response(
     ids: Ids,
 ) -> Response:
     if body.stream:
-        return GeneratedResponse(parts, events=answer.events, headers=ids.headers)
-    return GeneratedResponse(parts, whole=answer.whole, headers=ids.headers)
+        return GeneratedResponse(parts, body=body, events=answer.events, headers=ids.headers)
+    return GeneratedResponse(parts, body=body, whole=answer.whole, headers=ids.headers)

@@ -96,7 +96,7 @@ def _described(body: type[Body]) -> dict[str, Any]:
 
 async def _on_rpc_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RpcError)
-    return error_response(error)
+    return error_response(error, getattr(request.state, "body", None))
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:

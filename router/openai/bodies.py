@@ -20,7 +20,10 @@ B = TypeVar("B", bound=Body)
 
 
 async def read(request: Request, kind: type[B], *, max_bytes: int) -> B:
-    """Raises BodyTooLarge or BadRequest."""
+    """Keeps the body in the request's state, for errors to name its fields.
+
+    Raises BodyTooLarge or BadRequest.
+    """
     content = bytearray()
     async for chunk in request.stream():
         content += chunk
@@ -31,6 +34,7 @@ async def read(request: Request, kind: type[B], *, max_bytes: int) -> B:
     except ValidationError as error:
         raise unreadable(error, bytes(content)) from None
     json.loads(content, object_pairs_hook=_refuse_repeated_keys)
+    request.state.body = body
     return body
 
 

@@ -11,6 +11,8 @@ from typing import Any
 import grpc
 from pydantic import ValidationError
 
+from router.openai.params import param_of
+from router.openai.types import Body
 from rpc.errors import InvalidArgument, NotFound, RpcError
 
 CLIENT_CLOSED_REQUEST = 499
@@ -45,8 +47,6 @@ _CODES = {
     grpc.StatusCode.UNIMPLEMENTED: "unsupported_parameter",
     grpc.StatusCode.NOT_FOUND: "model_not_found",
 }
-_PARAMS = {"text": "prompt", "token_ids.ids": "prompt", "token_ids": "tokens"}
-"""Our fields that have another name in OpenAI's API."""
 
 
 class BadRequest(InvalidArgument):
@@ -70,9 +70,10 @@ def http_status(code: grpc.StatusCode) -> int:
     return _STATUS.get(code, 500)
 
 
-def error_body(error: RpcError) -> dict[str, Any]:
+def error_body(error: RpcError, body: Body | None = None) -> dict[str, Any]:
+    """Returns the error in OpenAI's shape, of the request with this body."""
     status = status_of(error)
-    param = _param(error)
+    param = _param(error, body)
     message = error.message
     if isinstance(error, InvalidArgument) and not isinstance(error, BadRequest):
         message = f"{param}: {error.description}"
@@ -114,15 +115,14 @@ def _depth(place: str | None) -> int:
     return 0 if place is None else 1 + place.count(".") + place.count("[")
 
 
-def _param(error: RpcError) -> str | None:
+def _param(error: RpcError, body: Body | None) -> str | None:
     if isinstance(error, BadRequest):
         return error.param
     if isinstance(error, NotFound):
         return "model"
     if not isinstance(error, InvalidArgument):
         return None
-    field = error.field.removeprefix("sampling_params.")
-    return _PARAMS.get(field, field)
+    return param_of(error.field, body)
 
 
 def _path(location: Sequence[int | str], value: Any) -> str | None:

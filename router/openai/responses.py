@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 from router.openai.answers import DONE, to_event, to_json
 from router.openai.errors import error_body, error_headers, status_of
 from router.openai.merge import Part, first_and_rest
+from router.openai.types import Body
 from rpc.errors import Internal, RpcError
 
 logger = logging.getLogger(__name__)
@@ -31,8 +32,10 @@ def json_response(body: object, *, status: int = 200, headers: Headers | None = 
     return Response(content, status, headers=headers, media_type="application/json")
 
 
-def error_response(error: RpcError) -> Response:
-    return json_response(error_body(error), status=status_of(error), headers=error_headers(error))
+def error_response(error: RpcError, body: Body | None = None) -> Response:
+    """Answers the request that had this body, if it could be read."""
+    headers = error_headers(error)
+    return json_response(error_body(error, body), status=status_of(error), headers=headers)
 
 
 class GeneratedResponse(Response):
@@ -46,15 +49,17 @@ class GeneratedResponse(Response):
         self,
         parts: AsyncGenerator[Part],
         *,
+        body: Body,
         whole: Callable[[AsyncIterator[Part]], Awaitable[object]] | None = None,
         events: Callable[[AsyncIterator[Part]], AsyncIterator[bytes]] | None = None,
         headers: Headers,
     ) -> None:
-        """Exactly one of `whole` and `events`."""
+        """Exactly one of `whole` and `events`; `body` is what was asked."""
         media_type = "application/json" if whole else "text/event-stream"
         super().__init__(headers=headers, media_type=media_type)
         del self.headers["content-length"]
         self._parts = parts
+        self._body = body
         self._whole = whole
         self._events = events
 
@@ -71,10 +76,10 @@ class GeneratedResponse(Response):
             parts = await first_and_rest(self._parts)
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             assert self._events is not None
-            await _write_events(self._events(parts), send)
+            await _write_events(self._events(parts), send, body=self._body)
 
 
-async def _write_events(events: AsyncIterator[bytes], send: Send) -> None:
+async def _write_events(events: AsyncIterator[bytes], send: Send, *, body: Body) -> None:
     """Ends with [DONE], after an event with the error if there is one."""
 
     async def write(content: bytes, *, more: bool = True) -> None:
@@ -85,7 +90,7 @@ async def _write_events(events: AsyncIterator[bytes], send: Send) -> None:
             if event:  # the end of a request may bring nothing new
                 await write(event)
     except RpcError as error:
-        await write(to_event(error_body(error)))
+        await write(to_event(error_body(error, body)))
     except Exception:
         logger.exception("a stream failed")
         await write(to_event(error_body(Internal("internal error; the server's log says more"))))

@@ -67,13 +67,29 @@ BAD_COMPLETIONS: list[tuple[Any, str | None]] = [
     ({"prompt": "a", "logprobs": 21}, "logprobs"),
     ({"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias"),
     ({"prompt": "a", "logit_bias": {"-1": 1}}, "logit_bias"),
-    ({"prompt": "a", "logit_bias": {"5": 101}}, "logit_bias.bias"),
+    ({"prompt": "a", "logit_bias": {"5": 101}}, "logit_bias"),
     ({"prompt": "a", "stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),
     ({"prompt": "a", "length_penalty": 1.0}, "length_penalty"),
     ({"prompt": "a", "response_format": {"type": "json_schema"}},
      "response_format.json_schema"),
     ({"prompt": "a", "response_format": {"type": "xml"}}, "response_format.type"),
     ({"prompt": "a", "guided_regex": "x", "guided_choice": ["x"]}, "response_format"),
+    ({"prompt": "a", "response_format": {"type": "json_schema",
+                                         "json_schema": {"schema": {"type": "x"}}}},
+     "response_format.json_schema.schema"),
+    ({"prompt": "a", "structured_outputs": {"json": {"type": "x"}}}, "structured_outputs.json"),
+    ({"prompt": "a", "structured_outputs": {"choice": []}}, "structured_outputs.choice"),
+    ({"prompt": "a", "guided_regex": "("}, "guided_regex"),
+    ({"prompt": "a", "guided_json": {"type": "x"}}, "guided_json"),
+    ({"prompt": "a", "guided_choice": [""]}, "guided_choice"),
+    ({"prompt": "a", "guided_choice": ["b"], "use_beam_search": True}, "guided_choice"),
+    ({"prompt": "a", "use_beam_search": True, "best_of": 99}, "best_of"),
+    ({"prompt": "a", "use_beam_search": True, "n": 33}, "n"),
+    ({"prompt": "a", "use_beam_search": True, "length_penalty": 9.0}, "length_penalty"),
+    ({"prompt": "a", "echo": True, "logprobs": 21}, "logprobs"),
+    ({"prompt": "a", "echo": True, "prompt_logprobs": 21}, "prompt_logprobs"),
+    ({"prompt": "a", "stop_token_ids": [10**9]}, "stop_token_ids"),
+    ({"prompt": "a", "min_tokens": 9, "max_tokens": 5}, "min_tokens"),
     ({"prompt": "a", "suffix": "b"}, "suffix"),
     ({"prompt": "a", "nonsense": 1}, "nonsense"),
     ({"prompt": "a", "request_id": "a\nb"}, "request_id"),
@@ -87,9 +103,11 @@ async def test_a_bad_completion_is_a_400_that_names_the_field() -> None:
             status, error = await refused(http, COMPLETIONS, body)
             assert (status, error["type"]) == (400, "invalid_request_error"), body
             assert error["param"] == param, body
+            assert param is None or param in error["message"], "the message names it as well"
         assert http.stack.scheduler.added == []
 
 
+SCHEMA = {"type": "nonsense"}
 BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"messages": []}, "messages"),
     ({"messages": "Hi"}, "messages"),
@@ -100,18 +118,26 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
      "messages[0].content[0].type"),
     ({"messages": [{"role": "user", "content": "a", "x": 1}]}, "messages[0].x"),
     ({"top_logprobs": 2}, "top_logprobs"),
-    ({"logprobs": True, "top_logprobs": 99}, "logprobs"),
+    ({"logprobs": True, "top_logprobs": 99}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
     ({"functions": []}, "functions"),
     ({"tools": [{"type": "function"}]}, "tools[0].function"),
-    ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].name"),
+    ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+    ({"tools": [TOOL, {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}],
+      "tool_choice": "required"}, "tools"),
+    ({"messages": [*HI, {"role": "assistant", "tool_calls": [
+        {"id": "a", "function": {"name": "f", "arguments": "["}}]}]},
+     "messages[1].tool_calls[0].function.arguments"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tools": [TOOL], "tool_choice": "sometimes"}, "tool_choice"),
     ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "x"}}},
-     "tool_choice.tool"),
+     "tool_choice.function.name"),
     ({"chat_template": "{% if %}"}, "chat_template"),
     ({"chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs"),
     ({"add_generation_prompt": True, "continue_final_message": True}, "add_generation_prompt"),
-    ({"max_completion_tokens": 0}, "max_tokens"),
+    ({"max_completion_tokens": 0}, "max_completion_tokens"),
+    ({"max_completion_tokens": 10**6}, "max_completion_tokens"),
+    ({"max_tokens": 10**6}, "max_tokens"),
 ]  # fmt: skip
 
 
@@ -120,6 +146,7 @@ async def test_a_bad_chat_is_a_400_that_names_the_field() -> None:
         for fields, param in BAD_CHATS:
             status, error = await refused(http, CHAT, {"messages": HI, **fields})
             assert (status, error["param"]) == (400, param), fields
+            assert param in error["message"], "the message names it as well"
         assert http.stack.scheduler.added == []
 
 
