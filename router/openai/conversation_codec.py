@@ -96,5 +96,5 @@ def _tool_choice(choice: str | NamedToolChoice) -> pb.ToolChoice:
 def _value(value: Any) -> struct_pb2.Value:
     try:
         return json_format.ParseDict(value, struct_pb2.Value())
-    except (json_format.ParseError, RecursionError) as error:
+    except (json_format.ParseError, RecursionError, OverflowError) as error:
         raise BadRequest(f"chat_template_kwargs: {error}", "chat_template_kwargs") from None

@@ -9,7 +9,16 @@ from google.protobuf import struct_pb2
 
 from protos.inference.v1 import inference_pb2 as pb
 from protos.scheduler.v1 import scheduler_pb2
-from tests.router.fakes import EOS, bytewise_ids, finished, make_files, make_tokenizer, step, token
+from tests.router.fakes import (
+    EOS,
+    bytewise_ids,
+    finished,
+    make_files,
+    make_tokenizer,
+    request_finished,
+    step,
+    token,
+)
 from tests.router.stack import Outputs, Stack, code_of, make_stack
 
 StatusCode = grpc.StatusCode
@@ -36,13 +45,22 @@ def make_chat(*messages: pb.ChatMessage, **fields: Any) -> pb.ChatRequest:
 
 
 def writing(text: str, *, reason: int = scheduler_pb2.FINISH_REASON_STOP) -> Any:
-    """Returns a script that answers with one token a step, for each byte of the text."""
+    """Returns a script that answers with one token a step, for each byte of the text.
+
+    All sequences of a request get the same.
+    """
 
     def script(add: scheduler_pb2.AddRequest) -> Outputs:
+        indices = range(add.num_sequences)
         for token_id in bytewise_ids(text):
-            yield step((add.handle, 0, [token_id]))
+            yield step(*((add.handle, index, [token_id]) for index in indices))
         end = [token(EOS)] if reason == scheduler_pb2.FINISH_REASON_STOP else []
-        yield step((add.handle, 0, end), **finished(add.handle, reason))
+        ends = [
+            scheduler_pb2.SequenceFinished(handle=add.handle, index=index, reason=reason)  # type: ignore[arg-type]
+            for index in indices
+        ]
+        runs = [(add.handle, index, end) for index in indices]
+        yield step(*runs, sequences=ends, requests=[request_finished(add.handle)])
 
     return script
 

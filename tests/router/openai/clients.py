@@ -1,7 +1,8 @@
 """The official SDK, against a router with a fake scheduler."""
 
 import contextlib
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncIterator, Iterator
 from typing import Any, NamedTuple
 
 import httpx2
@@ -57,11 +58,50 @@ def _checked_completion(chunk: Any) -> Any:
     return chunk
 
 
+class _Bugs(logging.Handler):
+    """Keeps the tracebacks of requests that were answered with 500 because of an exception."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.tracebacks: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info:
+            self.tracebacks.append(self.format(record))
+
+
+@contextlib.contextmanager
+def no_bugs() -> Iterator[None]:
+    """Fails if an exception became a 500, whatever the test looks at; shows its traceback."""
+    bugs, log = _Bugs(), logging.getLogger("uvicorn.error")
+    log.addHandler(bugs)
+    try:
+        yield
+    except BaseException as failure:
+        for traceback in bugs.tracebacks:
+            failure.add_note(f"the server has failed: {traceback}")
+        raise
+    finally:
+        log.removeHandler(bugs)
+    assert not bugs.tracebacks, "\n".join(bugs.tracebacks)
+
+
 @contextlib.asynccontextmanager
-async def make_http(script: Any = None, **config: Any) -> AsyncIterator[Http]:
-    """Without a script every request is answered with "ok"."""
+async def make_http(
+    script: Any = None, *, has_bugs: bool = False, **config: Any
+) -> AsyncIterator[Http]:
+    """Without a script every request is answered with "ok".
+
+    Args:
+        has_bugs: whether exceptions may become answers with 500.
+    """
     config = {"max_model_len": 2048, "files": make_files(chat_template=TEMPLATE)} | config
-    async with make_stack(script or writing("ok"), http_port=0, **config) as stack:
+    async with contextlib.AsyncExitStack() as exits:
+        if not has_bugs:
+            exits.enter_context(no_bugs())
+        stack = await exits.enter_async_context(
+            make_stack(script or writing("ok"), http_port=0, **config)
+        )
         assert stack.router.http is not None
         root = f"http://{stack.router.http.address}"
         sdk = openai.AsyncOpenAI(base_url=f"{root}/v1", api_key="none", max_retries=0, timeout=30)

@@ -204,6 +204,22 @@ async def test_no_body_is_an_internal_error() -> None:
             assert answer.status_code in (200, 400), (body, answer.text)
 
 
+async def test_a_number_that_no_float_holds_is_refused() -> None:
+    async with make_http() as http:
+        fields = {"chat_template_kwargs": {"a": 10**400}}
+        status, error = await refused(http, CHAT, {"messages": HI, **fields})
+        assert (status, error["param"]) == (400, "chat_template_kwargs")
+
+
+async def test_a_failing_test_shows_the_exception_behind_a_500() -> None:
+    with pytest.raises(AssertionError) as caught:
+        async with make_http() as http:
+            http.stack.router.generator.generate = None  # type: ignore[method-assign, assignment]
+            await refused(http, CHAT, {"messages": HI})
+            raise AssertionError("a test that fails for it")
+    assert "NoneType" in "".join(caught.value.__notes__)
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status"),
     [
@@ -294,7 +310,7 @@ async def test_a_failure_in_the_middle_is_an_event() -> None:
 
 
 async def test_a_bug_is_a_500_that_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with make_http() as http:
+    async with make_http(has_bugs=True) as http:
         monkeypatch.setattr(http.stack.router.generator, "generate", None)
         status, error = await refused(http, CHAT, {"messages": HI})
         assert (status, error["type"]) == (500, "internal_error")

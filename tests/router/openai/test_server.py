@@ -131,7 +131,7 @@ async def test_a_drain_answers_503_and_lets_requests_finish() -> None:
 
 
 async def test_a_drain_cuts_off_what_takes_too_long() -> None:
-    async with make_http(beginning) as http:
+    async with make_http(beginning, has_bugs=True) as http:
         create: Any = http.sdk.chat.completions.create
         stream = aiter(await create(model="tiny", messages=HI, stream=True))
         await anext(stream)
