@@ -5,14 +5,12 @@ until the answer comes.
 """
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from scheduler_svc.block_allocator import BlockCopy
 from scheduler_svc.errors import RequestFailure
 from scheduler_svc.sequence import FinishReason, Sequence, SequenceGroup
-
-if TYPE_CHECKING:
-    from scheduler_svc.step_tracing import StepTrace
+from scheduler_svc.spans import StepTrace
 
 
 class TablePatch(NamedTuple):
@@ -60,7 +58,7 @@ class StepPlan:
     """Groups that sit this step out because they are preempted as soon as they are answered."""
     is_short_of_blocks: bool = False
     """Whether somebody who runs waits for blocks, so that nobody else may come in."""
-    trace: "StepTrace | None" = None
+    trace: StepTrace | None = None
     """Set if a sampled request asks for it; see step_tracing.py."""
 
     @property

@@ -9,15 +9,13 @@ needed to rebuild a sequence on another worker is here; a worker holds only its 
 import math
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from rpc.sampling_params import SamplingParams
 from scheduler_svc.beam import BeamSearch, BeamSearchParams, Draw
 from scheduler_svc.errors import RequestFailure
+from scheduler_svc.spans import RequestTrace
 from scheduler_svc.timeline import GroupTimes, Timeline
-
-if TYPE_CHECKING:
-    from scheduler_svc.tracing import RequestTrace
 
 
 class SequenceStatus(Enum):
@@ -181,7 +179,7 @@ class SequenceGroup:
     timeline: Timeline = field(default_factory=Timeline, repr=False)
     traceparent: str = ""
     tracestate: str = ""
-    trace: "RequestTrace | None" = None
+    trace: RequestTrace | None = None
     """Set as long as the request lives if it is sampled; see tracing.py."""
     sequences: list[Sequence] = field(default_factory=list)
     """In order of branch. Until the prompt is computed there is branch 0 alone. While a beam search

@@ -9,71 +9,13 @@ answered: the span of such a step is written then, without the worker's below it
 
 from collections.abc import Iterable
 
-from opentelemetry.context import Context
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_context
+from opentelemetry.trace import Status, StatusCode
 
-from rpc import telemetry
 from scheduler_svc.plan import StepAnswer, StepOutcome, StepPlan
 from scheduler_svc.sequence import SequenceGroup
-from scheduler_svc.tracing import RequestTrace
+from scheduler_svc.spans import RequestTrace, StepTrace
 
 METHOD = "signalbox.worker.v1.WorkerService/ExecuteModel"
-
-
-class StepTrace:
-    """The open span of one step."""
-
-    __slots__ = ("_worker", "span", "step_id")
-
-    def __init__(self, plan: StepPlan, parent: RequestTrace, worker: str, start_ns: int | None):
-        self.step_id = plan.step_id
-        self._worker = worker
-        self.span: Span = telemetry.get_tracer().start_span(
-            "ExecuteModel",
-            context=parent.context,
-            kind=SpanKind.CLIENT,
-            start_time=start_ns,
-            attributes={
-                "rpc.system.name": "grpc",
-                "rpc.method": METHOD,
-                "server.address": worker,
-                **_numbers(plan),
-            },
-        )
-
-    @property
-    def trace_context(self) -> tuple[str, str]:
-        """W3C traceparent and tracestate for the worker."""
-        return telemetry.inject(set_span_in_context(self.span, Context()))
-
-    def link(self, group: SequenceGroup, why: str) -> None:
-        """Links step and request to each other."""
-        if group.trace is None:
-            return
-        request = group.trace.span
-        here = {"signalbox.request_id": group.request_id, "signalbox.why": why}
-        self.span.add_link(request.get_span_context(), here)
-        there: dict[str, str | int] = {"signalbox.step_id": self.step_id, "signalbox.why": why}
-        request.add_link(self.span.get_span_context(), there)
-
-    def set_answer(self, answer: StepAnswer) -> None:
-        """Notes where the worker's time went."""
-        self.span.set_attributes(
-            {f"signalbox.{name}": ns for name, ns in answer.timings._asdict().items()}
-        )
-
-
-def _numbers(plan: StepPlan) -> dict[str, int]:
-    num_decode = plan.num_new_tokens.count(1)
-    return {
-        "signalbox.step_id": plan.step_id,
-        "signalbox.sequences": len(plan.seqs),
-        "signalbox.prefill_tokens": plan.total_tokens - num_decode,
-        "signalbox.decode_tokens": num_decode,
-        "signalbox.blocks_swapped_out": len(plan.swap_out),
-        "signalbox.blocks_swapped_in": len(plan.swap_in),
-        "signalbox.blocks_copied": len(plan.copy),
-    }
 
 
 def begin(plan: StepPlan, *, worker: str) -> None:
@@ -83,9 +25,33 @@ def begin(plan: StepPlan, *, worker: str) -> None:
         return
     first = next(iter(asking)).trace
     assert first is not None
-    plan.trace = StepTrace(plan, first, worker, None)
+    plan.trace = _open(plan, first, worker=worker)
     for group, why in asking.items():
-        plan.trace.link(group, why)
+        _link(plan.trace, group, why)
+
+
+def _open(
+    plan: StepPlan, parent: RequestTrace, *, worker: str, start_ns: int | None = None
+) -> StepTrace:
+    num_decode = plan.num_new_tokens.count(1)
+    attributes: dict[str, str | int] = {
+        "rpc.system.name": "grpc",
+        "rpc.method": METHOD,
+        "server.address": worker,
+        "signalbox.step_id": plan.step_id,
+        "signalbox.sequences": len(plan.seqs),
+        "signalbox.prefill_tokens": plan.total_tokens - num_decode,
+        "signalbox.decode_tokens": num_decode,
+        "signalbox.blocks_swapped_out": len(plan.swap_out),
+        "signalbox.blocks_swapped_in": len(plan.swap_in),
+        "signalbox.blocks_copied": len(plan.copy),
+    }
+    return StepTrace(parent, step_id=plan.step_id, attributes=attributes, start_ns=start_ns)
+
+
+def _link(step: StepTrace, group: SequenceGroup, why: str) -> None:
+    if group.trace is not None:
+        step.link(group.trace, request_id=group.request_id, why=why)
 
 
 def _asking(plan: StepPlan) -> dict[SequenceGroup, str]:
@@ -108,10 +74,11 @@ def end(plan: StepPlan, answer: StepAnswer, outcome: StepOutcome, *, worker: str
         if group.trace is not None:
             if plan.trace is None:
                 start_ns = group.trace.wall_ns(plan.planned_at)
-                plan.trace = StepTrace(plan, group.trace, worker, start_ns)
-            plan.trace.link(group, "last")
+                plan.trace = _open(plan, group.trace, worker=worker, start_ns=start_ns)
+            _link(plan.trace, group, "last")
     if plan.trace is not None:
-        plan.trace.set_answer(answer)
+        times = answer.timings._asdict().items()
+        plan.trace.span.set_attributes({f"signalbox.{name}": ns for name, ns in times})
         plan.trace.span.end()
 
 

@@ -7,40 +7,15 @@ and is told from the others by `group.trace` being None.
 
 import time
 from collections.abc import Iterable
-from typing import ClassVar
 
-from opentelemetry import trace
-from opentelemetry.context import Context
-from opentelemetry.trace import Span, Status, StatusCode
+from opentelemetry.trace import Status, StatusCode
 
 from rpc import telemetry
 from scheduler_svc.phases import BlockUnit, Phase, phases_of
 from scheduler_svc.plan import StepOutcome
 from scheduler_svc.sequence import SequenceGroup
+from scheduler_svc.spans import RequestTrace
 from scheduler_svc.timeline import Event, EventKind
-
-
-class RequestTrace:
-    """The open span of a sampled request."""
-
-    __slots__ = ("_offset_ns", "span", "token_times")
-    num_open: ClassVar[int] = 0
-    """Of this process; while it is 0 nobody needs to look for them."""
-
-    def __init__(self, span: Span, *, offset_ns: int) -> None:
-        self.span = span
-        self.token_times: list[float] = []
-        """When each token was accepted; those of one step share the object."""
-        self._offset_ns = offset_ns
-
-    @property
-    def context(self) -> Context:
-        """Where spans below this one start."""
-        return trace.set_span_in_context(self.span, Context())
-
-    def wall_ns(self, seconds: float) -> int:
-        """Returns a time of the scheduler's clock as a span has it."""
-        return int(seconds * 1e9) + self._offset_ns
 
 
 def begin(group: SequenceGroup, *, now: float) -> None:
