@@ -140,10 +140,11 @@ class ModelRunner:
                 block_bytes=self._step.block_bytes,
                 device=self._loaded.device,
             )
-        except (torch.OutOfMemoryError, MemoryError):
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            reason = str(error).partition("\n")[0]
             raise MemoryError(
-                f"no memory for {num_gpu_blocks} GPU and {num_cpu_blocks} CPU blocks; "
-                "lower gpu_memory_utilization, kv_cache_bytes or swap_space_bytes"
+                f"no memory for {num_gpu_blocks} GPU and {num_cpu_blocks} CPU blocks; lower "
+                f"gpu_memory_utilization, kv_cache_bytes or swap_space_bytes ({reason})"
             ) from None
         self._step.bind(self._cache.gpu_pool)
 

@@ -6,6 +6,7 @@ another node shares the link between the processors. On a CPU nothing is pinned,
 taken before it is written to.
 """
 
+import contextlib
 import ctypes
 import logging
 import mmap
@@ -48,7 +49,8 @@ class SwapMemory:
         node = self._streams.numa_node()
         if node is not None and num_nodes() > 1:
             prefer_node(node, address=address, num_bytes=num_bytes)
-        if hasattr(mmap, "MADV_HUGEPAGE"):  # a page of 2 MiB is pinned as fast as one of 4 KiB
+        # A page of 2 MiB is pinned as fast as one of 4 KiB, where the system has such pages.
+        with contextlib.suppress(AttributeError, OSError):
             self._pages.madvise(mmap.MADV_HUGEPAGE)
         self._streams.pin(address, num_bytes)
         self._pinned_address = address

@@ -175,10 +175,9 @@ class Worker:
             self._runner.init_cache_engine(
                 num_gpu_blocks=num_gpu_blocks, num_cpu_blocks=num_cpu_blocks
             )
-        except MemoryError:
-            raise ResourceExhausted(
-                f"no memory for {num_gpu_blocks} GPU and {num_cpu_blocks} CPU blocks"
-            ) from None
+        except MemoryError as error:
+            counts = f"{num_gpu_blocks} GPU and {num_cpu_blocks} CPU blocks"
+            raise ResourceExhausted(str(error) or f"no memory for {counts}") from None
         return Lease(
             epoch=epoch,
             runner=self._runner,

@@ -20,8 +20,8 @@ def measure(bench: Bench) -> list[Measure]:
     heads, kv_heads, size = (32, 8, 128) if not bench.tiny else (4, 2, 16)
     found = []
     for name, num_seqs, num_new, context in (
-        ("64 decodes", bench.pick(64, 2), 1, bench.pick(2048, 64)),
-        ("1 decode", 1, 1, bench.pick(8192, 64)),
+        ("decodes", bench.pick(64, 2), 1, bench.pick(2048, 64)),
+        ("decode", 1, 1, bench.pick(8192, 64)),
         ("prefill", 1, bench.pick(4096, 64), bench.pick(4096, 64)),
     ):
         query = torch.randn(num_seqs * num_new, heads, size, device=bench.device).bfloat16()
@@ -36,7 +36,7 @@ def measure(bench: Bench) -> list[Measure]:
         ours = bench.kernel_seconds(
             _ours(query, cache, num_seqs=num_seqs, num_new=num_new, context=context)
         )
-        title = f"attention, {name} of context {context}"
+        title = f"attention, {num_seqs} {name} of context {context}"
         flash = _flash(query, cache, num_seqs=num_seqs, num_new=num_new, context=context)
         if flash is not None:
             found.append(

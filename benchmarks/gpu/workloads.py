@@ -29,14 +29,15 @@ def measure(bench: Bench) -> list[Measure]:
     with _llm(bench, requests) as llm:
         seconds = _generate(llm, requests)
     rate = _bytes_to_read(bench, requests) / seconds / 1e9
+    name = f"{len(requests)} requests"
     return [
         Measure(
-            name="256 requests: tokens",
+            name=f"{name}: tokens",
             value=num_tokens / seconds,
             unit="tokens/s",
             note="published on an A800: 10,009 (a Triton nano-vllm), 8,588 (vLLM 0.10.2)",
         ),
-        Measure(name="256 requests: read", value=rate, unit="GB/s", of=COPY, aim=0.75),
+        Measure(name=f"{name}: read", value=rate, unit="GB/s", of=COPY, aim=0.75),
     ]
 
 

@@ -17,10 +17,10 @@ EXPECTED = {
     "probes": ["strided block-major view", "offsets past 2^31 elements", "event order"],
     "roofline": ["copy bandwidth", "matrix rate"],
     "steps": ["decode of 1, context 48: read", "prefill of 128: rate"],
-    "workload": ["256 requests: tokens", "256 requests: read"],
+    "workload": ["4 requests: tokens", "4 requests: read"],
     "gap": ["idle between steps, 4 sequences"],
     "swap": ["swap out, scattered", "swap in, neighbours", "context 128: chosen over better"],
-    "attention": ["attention, prefill of context 64: ours"],
+    "attention": ["attention, 1 prefill of context 64: ours"],
     "transformers": ["ours, same work"],
 }
 

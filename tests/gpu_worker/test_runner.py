@@ -199,6 +199,18 @@ def test_new_cache_engine_forgets_the_old_one(tiny: Path) -> None:
     assert not runner.cache.gpu_pool.any()
 
 
+def test_pools_that_there_is_no_memory_for_say_why(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make(**_: object) -> CacheEngine:
+        raise MemoryError("CUDA cannot pin 7 MiB of RAM")
+
+    runner = make_runner(tiny)
+    monkeypatch.setattr("gpu_worker.runner.CacheEngine", make)
+    with pytest.raises(MemoryError, match=r"lower .*swap_space_bytes \(CUDA cannot pin 7 MiB"):
+        runner.init_cache_engine(num_gpu_blocks=1, num_cpu_blocks=1)
+
+
 def test_the_old_pool_is_gone_before_a_new_one_comes(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
