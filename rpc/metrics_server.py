@@ -3,20 +3,17 @@
 Of the service's own loop, so that a scrape sees numbers of one moment and needs no lock.
 """
 
-import asyncio
 import contextlib
 import logging
-import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
-import uvicorn
 from prometheus_client import CollectorRegistry, make_asgi_app
 
+from rpc.http_port import HttpPort
 from rpc.metrics import MetricsConfig, Read, make_registry
 from rpc.otel_metrics import exported
-from rpc.server import check_exposure, check_free, join_address
-from rpc.tls import CLEAR, TlsConfig, http_context
+from rpc.tls import CLEAR, TlsConfig
 
 logger = logging.getLogger(__name__)
 
@@ -39,51 +36,34 @@ class MetricsServer:
         names_callers: bool = True,
     ) -> None:
         """`names_callers` is that of the service's gRPC port: whether it is for certain roles."""
-        self.host = host
-        self.port = port
-        self._tls = tls
-        self._names_callers = names_callers
-        self._config = uvicorn.Config(
+        self._scheme = "https" if tls.serves else "http"
+        self._listener = HttpPort(
             _only_metrics(make_asgi_app(registry)),
-            log_config=None,
-            log_level="warning",
-            access_log=False,
-            lifespan="off",
-            ws="none",
-            server_header=False,
-            proxy_headers=False,
-            timeout_graceful_shutdown=FLUSH_S,
+            host=host,
+            port=port,
+            tls=tls,
+            remedy=REMEDY,
+            names_callers=names_callers,
         )
-        self._server = _Server(self._config)
-        self._serving: asyncio.Task[None] | None = None
+
+    @property
+    def port(self) -> int:
+        return self._listener.port
 
     @property
     def address(self) -> str:
         """Where the server listens, "host:port"."""
-        return join_address(self.host, self.port)
+        return self._listener.address
 
     async def start(self) -> int:
         """Listens and returns the port. Raises PortInUse, BindError or TlsError."""
-        check_exposure(self.address, self._tls, names_callers=self._names_callers)
-        check_free(self.host, self.port, remedy=REMEDY)
-        family, _, _, _, where = socket.getaddrinfo(
-            self.host, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.create_server(where[:2], family=family)
-        self.port = listener.getsockname()[1]
-        self._config.load()
-        if self._tls.serves:
-            self._config.ssl = http_context(self._tls)
-        self._serving = asyncio.create_task(self._server.serve([listener]), name="metrics server")
-        scheme = "https" if self._tls.serves else "http"
-        logger.info("metrics at %s://%s%s", scheme, self.address, PATH)
-        return self.port
+        port = await self._listener.start()
+        logger.info("metrics at %s://%s%s", self._scheme, self.address, PATH)
+        return port
 
     async def stop(self) -> None:
         """Closes the port, to be called when all else has ended."""
-        if self._serving is not None:
-            self._server.should_exit = True
-            await self._serving
+        await self._listener.stop(flush_s=FLUSH_S)
 
 
 def metrics_server(
@@ -117,14 +97,6 @@ async def serving_metrics(
     finally:
         if server is not None:
             await server.stop()
-
-
-class _Server(uvicorn.Server):
-    """The service handles signals."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 def _only_metrics(app: Any) -> Any:
