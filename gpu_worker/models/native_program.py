@@ -30,7 +30,7 @@ def why_not_native(
     if placement.dtype not in DTYPES:
         return f"it computes in float32 and bfloat16, not in {placement.dtype}"
     if group.size > 1:
-        return "it runs one rank"
+        return "it does not divide a model over ranks"
     if model.config.head_size % _GRAIN:
         return f"head size {model.config.head_size} is no multiple of {_GRAIN}"
     if block_size % _GRAIN:

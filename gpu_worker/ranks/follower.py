@@ -13,7 +13,6 @@ import sys
 import threading
 from queue import SimpleQueue
 
-from gpu_worker.config import ModelError
 from gpu_worker.device_loss import is_device_lost
 from gpu_worker.ranks import rank_codec
 from gpu_worker.ranks.channel import Channel
@@ -33,7 +32,7 @@ from gpu_worker.ranks.messages import (
 )
 from gpu_worker.step import Batch
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("gpu_worker.ranks.follower")
 
 
 class Follower:
@@ -63,14 +62,14 @@ class Follower:
             os._exit(0)
 
     def serve(self) -> None:
-        """Does not return, unless the model cannot be loaded."""
+        """Does not return; raises what cannot be survived."""
         start = self._next()
         assert isinstance(start, Start)
         try:
             self._load(start)
         except Exception as error:
             self._fail(error)
-            return
+            threading.Event().wait()  # rank 0 fails at the same, most often, and says it better
         while True:
             self._obey(self._next())
 
@@ -117,7 +116,7 @@ class Follower:
                 self._runner.copy(command.mapping)
 
     def _fail(self, error: Exception) -> None:
-        if not isinstance(error, MemoryError | ModelError):
+        if not isinstance(error, MemoryError | ValueError):
             logger.exception("a command failed")
         message = str(error).partition("\n")[0] or type(error).__name__
         self.report(Failure(message, isinstance(error, MemoryError)))
@@ -128,6 +127,7 @@ class _Forwarding(logging.Handler):
 
     def __init__(self, follower: Follower) -> None:
         super().__init__(logging.WARNING)
+        self.setFormatter(logging.Formatter("%(message)s"))
         self._follower = follower
 
     def emit(self, record: logging.LogRecord) -> None:

@@ -22,7 +22,8 @@ from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ModelError
 from gpu_worker.device_loss import DeviceLost
 from gpu_worker.devices import choose_device
 from gpu_worker.ranks import followers, rank_codec
-from gpu_worker.ranks.messages import Ask, Direction, InitCacheEngine, MoveBlocks, Start
+from gpu_worker.ranks.followers import Followers
+from gpu_worker.ranks.messages import Ask, Direction, Done, InitCacheEngine, MoveBlocks, Start
 from gpu_worker.ranks.runner import TensorParallelRunner, make_runner
 from gpu_worker.sample_rows import PromptRows
 from gpu_worker.step import Batch, Runner
@@ -288,6 +289,25 @@ def test_heads_that_do_not_divide_are_named_and_leave_no_process(tmp_path: Path)
     with pytest.raises(ModelError, match=r"num_attention_heads \(3\) .*size 2; it can by 1, 3"):
         load(tmp_path, 2)
     assert psutil.Process().children() == others
+
+
+def test_a_rank_that_cannot_load_waits_until_rank_0_has_said_why() -> None:
+    start = Start(
+        model=ModelConfig(model="m"),
+        cache=CacheConfig(),
+        parallel=ParallelConfig(rank=1, tensor_parallel_size=2),
+        device=DeviceConfig(device="cpu"),
+    )
+    reasons: list[str] = []
+    others = Followers([start], reasons.append)
+    assert others.answers(Done) == [Done.JOINING]
+    with pytest.raises(RuntimeError, match=r"rank 1: .* the ranks have nowhere to meet"):
+        others.answers(Done)
+    (pid,) = others.pids
+    with pytest.raises(psutil.TimeoutExpired):
+        psutil.Process(pid).wait(0.5)
+    others.close()
+    assert not reasons
 
 
 def test_more_ranks_than_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
