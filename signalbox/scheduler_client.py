@@ -32,12 +32,15 @@ class UnknownRequest(NoAnswer):
 
 
 def add_address_flag(parser: argparse.ArgumentParser) -> None:
-    """Adds --address, those of TLS, and --debug."""
+    """Adds --scheduler, those of TLS, and --debug."""
     parser.add_argument(
+        "--scheduler",
         "--address",
+        dest="address",
         metavar="HOST:PORT",
         default=os.environ.get(ENV_PREFIX + "SCHEDULER", DEFAULT_ADDRESS),
-        help=f"of the scheduler (default {DEFAULT_ADDRESS}; env {ENV_PREFIX}SCHEDULER)",
+        help=f"where the scheduler listens (default {DEFAULT_ADDRESS}; env {ENV_PREFIX}SCHEDULER);"
+        " --address, as it was called first, means the same",
     )
     add_connection_flags(parser)
     parser.add_argument("--debug", action="store_true", help="show tracebacks")

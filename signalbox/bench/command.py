@@ -2,8 +2,9 @@
 
 import asyncio
 import json
+import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,10 @@ _REASONS_SHOWN = 3
 
 
 def run(options: dict[str, Any]) -> None:
-    """Runs the load and prints its figures. Raises RuntimeError if nothing was answered."""
+    """Runs the load and prints its figures, of what was done if Ctrl-C ends it.
+
+    Raises RuntimeError if requests failed, KeyboardInterrupt after Ctrl-C.
+    """
     flags.check(options)
     title, measured = asyncio.run(_run(options))
     if options["json"]:
@@ -37,9 +41,19 @@ def run(options: dict[str, Any]) -> None:
         Console(highlight=False).print(report.render(measured, title))
     if options["plot"]:
         plot.draw(measured, title, Path(options["plot"]))
+    if measured.num_unfinished:
+        sys.stdout.flush()
+        raise KeyboardInterrupt
+    if measured.failures:
+        raise RuntimeError(_failure(measured))
+
+
+def _failure(measured: Measured) -> str:
+    reasons = ", ".join(reason for reason, _ in measured.failures.most_common(_REASONS_SHOWN))
     if not measured.num_completed:
-        reasons = ", ".join(reason for reason, _ in measured.failures.most_common(_REASONS_SHOWN))
-        raise RuntimeError(f"no request ended well: {reasons}")
+        return f"no request ended well: {reasons}"
+    total = measured.num_completed + measured.num_failed
+    return f"{measured.num_failed} of {total} requests failed: {reasons}"
 
 
 async def _run(options: dict[str, Any]) -> tuple[str, Measured]:
@@ -100,13 +114,33 @@ def _pace(options: dict[str, Any], asks: Sequence[Ask]) -> _Pace:
 async def _load(
     options: dict[str, Any], send: Send, asks: Sequence[Ask], target: str
 ) -> tuple[str, Measured]:
-    pace = _pace(options, asks)
+    pace, measured = _pace(options, asks), Measured()
+    title = f"{target}: {len(asks)} requests, {pace.title}"
     with _progress(len(asks)) as on_end:
         if pace.concurrency:
-            loop = closed_loop(send, asks, concurrency=pace.concurrency, on_end=on_end)
+            loop = closed_loop(
+                send, asks, concurrency=pace.concurrency, on_end=on_end, measured=measured
+            )
         else:
-            loop = open_loop(send, asks, pace.at_s, on_end=on_end)
-        return f"{target}: {len(asks)} requests, {pace.title}", await loop
+            loop = open_loop(send, asks, pace.at_s, on_end=on_end, measured=measured)
+        if not await _is_interrupted(loop):
+            return title, measured
+    measured.num_unfinished = len(asks) - measured.num_completed - measured.num_failed
+    return f"{title}, interrupted with {measured.num_unfinished} unfinished", measured
+
+
+async def _is_interrupted(work: Coroutine[Any, Any, Any]) -> bool:
+    """Runs to the end, or until Ctrl-C; returns which."""
+    loop, running = asyncio.get_running_loop(), asyncio.ensure_future(work)
+    loop.add_signal_handler(signal.SIGINT, running.cancel)
+    try:
+        await asyncio.wait({running})
+    finally:
+        running.cancel()
+        loop.remove_signal_handler(signal.SIGINT)
+    if not running.cancelled():
+        running.result()
+    return running.cancelled()
 
 
 @contextmanager

@@ -15,6 +15,8 @@ examples
   signalbox bench --replay requests.jsonl --speed 2            # as logged, twice as fast
   signalbox bench --url http://127.0.0.1:8000/v1 --json        # any OpenAI endpoint
 
+Ctrl-C prints the figures so far and exits with status 130; status 1 means that a request failed
+
 a line of --replay is {"prompt": ...} or {"messages": ...}, with sampling parameters by OpenAI's
 names and, to be sent at its time, a "timestamp" in seconds; or a line of an OpenAI batch file
 """

@@ -5,7 +5,8 @@ An open loop shows what a server does that falls behind; a closed one waits for 
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 from signalbox.bench.measured import Measured, observe
@@ -26,29 +27,42 @@ OnEnd = Callable[[], None]
 
 
 async def closed_loop(
-    send: Send, asks: Sequence[Ask], *, concurrency: int, on_end: OnEnd = lambda: None
+    send: Send,
+    asks: Sequence[Ask],
+    *,
+    concurrency: int,
+    on_end: OnEnd = lambda: None,
+    measured: Measured | None = None,
 ) -> Measured:
-    """Sends all, `concurrency` at a time."""
+    """Sends all, `concurrency` at a time.
+
+    Args:
+        measured: what to add to; it is whole as far as it goes if this is cancelled.
+    """
     if concurrency < 1:
         raise ValueError(f"--concurrency is {concurrency}; it must be at least 1")
-    measured, pending = Measured(), iter(asks)
+    measured, pending = measured or Measured(), iter(asks)
 
     async def client() -> None:
         for ask in pending:
             await _one(send, ask, measured, None)
             on_end()
 
-    start = time.perf_counter()
-    await asyncio.gather(*(client() for _ in range(min(concurrency, len(asks)))))
-    measured.duration_s = time.perf_counter() - start
+    with _timed(measured):
+        await asyncio.gather(*(client() for _ in range(min(concurrency, len(asks)))))
     return measured
 
 
 async def open_loop(
-    send: Send, asks: Sequence[Ask], at_s: Sequence[float], *, on_end: OnEnd = lambda: None
+    send: Send,
+    asks: Sequence[Ask],
+    at_s: Sequence[float],
+    *,
+    on_end: OnEnd = lambda: None,
+    measured: Measured | None = None,
 ) -> Measured:
-    """Sends each at its time from now on, in seconds."""
-    measured, start = Measured(), time.perf_counter()
+    """Sends each at its time from now on, in seconds; `measured` as in `closed_loop`."""
+    measured, start = measured or Measured(), time.perf_counter()
 
     async def client(ask: Ask, due: float) -> None:
         await asyncio.sleep(due - time.perf_counter())
@@ -56,9 +70,18 @@ async def open_loop(
         on_end()
 
     clients = zip(asks, at_s, strict=True)
-    await asyncio.gather(*(client(ask, start + due_s) for ask, due_s in clients))
-    measured.duration_s = time.perf_counter() - start
+    with _timed(measured):
+        await asyncio.gather(*(client(ask, start + due_s) for ask, due_s in clients))
     return measured
+
+
+@contextmanager
+def _timed(measured: Measured) -> Iterator[None]:
+    start = time.perf_counter()
+    try:
+        yield
+    finally:
+        measured.duration_s = time.perf_counter() - start
 
 
 async def _one(send: Send, ask: Ask, measured: Measured, due: float | None) -> None:

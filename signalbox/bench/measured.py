@@ -1,5 +1,6 @@
 """What is seen of the answers to many requests, and their percentiles."""
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -31,6 +32,8 @@ class Measured:
     arrivals: list[Arrival] = field(default_factory=list)
     failures: Counter[str] = field(default_factory=Counter)
     """By reason."""
+    num_unfinished: int = 0
+    """Requests that ran, or were to be sent yet, when the run was interrupted."""
 
     @property
     def tokens_per_s(self) -> float:
@@ -39,6 +42,10 @@ class Measured:
     @property
     def num_completed(self) -> int:
         return len(self.whole_s)
+
+    @property
+    def num_failed(self) -> int:
+        return sum(self.failures.values())
 
 
 async def observe(
@@ -52,17 +59,21 @@ async def observe(
     """
     last = start = time.perf_counter() if due is None else due
     num_tokens = 0
-    async for new_tokens in answer:
-        now = time.perf_counter()
-        if not new_tokens:
-            continue
-        if not num_tokens:
-            measured.first_token_s.append(now - start)
-        else:
-            measured.between_tokens_s += [(now - last) / new_tokens] * new_tokens
-        measured.arrivals.append(Arrival(now, new_tokens))
-        num_tokens += new_tokens
-        last = now
+    try:
+        async for new_tokens in answer:
+            now = time.perf_counter()
+            if not new_tokens:
+                continue
+            if not num_tokens:
+                measured.first_token_s.append(now - start)
+            else:
+                measured.between_tokens_s += [(now - last) / new_tokens] * new_tokens
+            measured.arrivals.append(Arrival(now, new_tokens))
+            num_tokens += new_tokens
+            last = now
+    except asyncio.CancelledError:  # the run is over, and these came in its time
+        measured.num_tokens += num_tokens
+        raise
     measured.num_tokens += num_tokens
     measured.whole_s.append(time.perf_counter() - start)
     return num_tokens

@@ -26,7 +26,8 @@ def summary(measured: Measured) -> dict[str, Any]:
     return {
         "duration_s": seconds,
         "completed": measured.num_completed,
-        "failed": sum(measured.failures.values()),
+        "failed": measured.num_failed,
+        "unfinished": measured.num_unfinished,
         "failures": dict(measured.failures),
         "prompt_tokens": measured.num_prompt_tokens,
         "output_tokens": measured.num_tokens,

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx2
 import pytest
 from rich.console import Console
 
@@ -195,6 +196,42 @@ def test_bench_replays_a_file(stack: Stack, tmp_path: Path) -> None:
     figures = json.loads(done.stdout)
     assert (figures["completed"], figures["output_tokens"]) == (3, 6)
     assert figures["duration_s"] >= 0.2  # two seconds, ten times as fast
+
+
+def test_bench_fails_if_any_request_does(stack: Stack, tmp_path: Path) -> None:
+    path = tmp_path / "requests"
+    asked = [{"prompt": "a", "max_tokens": n} for n in (1, 1_000_000, 2)]
+    path.write_text("\n".join(map(json.dumps, asked)))
+    done = signalbox("bench", "--json", "--replay", str(path), "--router", stack.address)
+    assert done.returncode == 1
+    figures = json.loads(done.stdout)
+    assert (figures["completed"], figures["failed"]) == (2, 1)
+    assert "1 of 3 requests failed: INVALID_ARGUMENT" in done.stderr
+
+
+def num_succeeded(stack: Stack) -> float:
+    """Returns how many requests have ended well, as the router's metrics say."""
+    text = httpx2.get(stack.http_url().replace("/v1", "/metrics"), timeout=START_S).text
+    counts = re.findall(r"^signalbox_request_success_total\{.*\} (\S+)$", text, re.MULTILINE)
+    return sum(map(float, counts))
+
+
+def test_ctrl_c_prints_what_bench_has_so_far(stack: Stack) -> None:
+    arguments = ("--requests", "500", "--concurrency", "4", "--max-tokens", "20", "--json")
+    command = [*COMMAND, "bench", *arguments, "--router", stack.address]
+    before, give_up_at = num_succeeded(stack), time.monotonic() + START_S
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        while num_succeeded(stack) < before + 5:
+            assert time.monotonic() < give_up_at
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=START_S)
+    figures = json.loads(output)
+    assert process.returncode == 130
+    assert figures["completed"] >= 1
+    assert figures["unfinished"] > 0
+    assert figures["completed"] + figures["failed"] + figures["unfinished"] == 500
+    assert figures["output_tokens"] >= 20 * figures["completed"]
 
 
 def test_bench_that_gets_no_answer_fails_with_the_reason(stack: Stack) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from scheduler_svc.replay_codec import NotARecording
 from signalbox import dump, explain, replay
-from signalbox.cli import main
+from signalbox.cli import _parser, main
 from signalbox.scheduler_client import NoAnswer
 from tests.signalbox.stacks import Stack, serve, signalbox
 
@@ -26,7 +26,7 @@ def test_a_running_stack_is_looked_into_and_its_recording_replayed(
         )
         request_id = json.loads(asked.stdout)["request_id"]
         host, _, port = stack.address.partition(":")
-        at = ("--address", f"{host}:{int(port) + 1}")  # the port after the router's
+        at = ("--scheduler", f"{host}:{int(port) + 1}")  # the port after the router's
 
         explained = signalbox("explain", request_id, *at)
         assert explained.returncode == 0, explained.stderr
@@ -77,8 +77,15 @@ def check_the_prompts_of_one_answer(stack: Stack, at: tuple[str, str]) -> None:
     assert "the slowest of 2 prompts" in signalbox("trace", answer_id, *at).stdout
 
 
+@pytest.mark.parametrize("flag", ["--scheduler", "--address"])
+@pytest.mark.parametrize("command", ["top", "explain id", "dump", "trace id", "profile"])
+def test_commands_name_their_scheduler_as_routers_and_workers_do(command: str, flag: str) -> None:
+    options = vars(_parser().parse_args([*command.split(), flag, "a.example:1"]))
+    assert options["address"] == "a.example:1"
+
+
 def test_a_scheduler_that_does_not_answer_is_one_line_and_a_status() -> None:
-    done = signalbox("top", "--once", "--address", "127.0.0.1:1")
+    done = signalbox("top", "--once", "--scheduler", "127.0.0.1:1")
     assert done.returncode == 1
     assert done.stderr.splitlines() == ["signalbox top: no scheduler answers at 127.0.0.1:1"]
 
