@@ -142,6 +142,43 @@ def test_a_nan_stays_in_its_sequence(triton_device: str) -> None:
     assert out.isnan().flatten(1).any(dim=1).nonzero().flatten().tolist() == [3]
 
 
+def test_blocks_past_two_to_the_31_elements_are_written_and_read(triton_device: str) -> None:
+    """The pool takes 4 GiB of addresses, of which hardly any page is ever touched."""
+    head_size, block_size, num_kv_heads = 64, 16, 2
+    elements = 2 * num_kv_heads * block_size * head_size
+    num_blocks = (1 << 31) // elements + 4
+    pool = torch.empty(num_blocks, elements, dtype=torch.bfloat16, device=triton_device)
+    cache = pool.view(-1, 2, num_kv_heads, block_size, head_size).transpose(2, 3)
+    tables = torch.tensor([[num_blocks - 1, num_blocks - 3]], dtype=torch.int32)
+    near = torch.zeros(2, elements, dtype=torch.bfloat16, device=triton_device)
+    expected_cache = near.view(-1, 2, num_kv_heads, block_size, head_size).transpose(2, 3)
+    generator = torch.Generator().manual_seed(0)
+    key_value = torch.randn(20, 2, num_kv_heads, head_size, generator=generator).bfloat16()
+    query = torch.randn(20, 4, head_size, generator=generator).bfloat16().to(triton_device)
+    key, value = key_value.to(triton_device).unbind(dim=1)
+    positions = torch.arange(20)
+    slots = tables[0, positions // block_size].long() * block_size + positions % block_size
+    args = {
+        "query_start": torch.tensor([0, 20], device=triton_device),
+        "context_lens": torch.tensor([20], device=triton_device),
+        "scale": 0.125,
+    }
+
+    ops.reshape_and_cache(key, value, cache, slots.to(triton_device))
+    actual = ops.paged_attention(query, cache, block_tables=tables.to(triton_device), **args)
+
+    reference.reshape_and_cache(key, value, expected_cache, positions.to(triton_device))
+    in_order = torch.tensor([[0, 1]], dtype=torch.int32, device=triton_device)
+    expected = reference.paged_attention(query, expected_cache, block_tables=in_order, **args)
+    torch.testing.assert_close(actual, expected, rtol=2e-2, atol=2e-2)
+
+    cos, signed_sin = torch.ones(20, 1, head_size), torch.zeros(20, 1, head_size)
+    angles = [angle.bfloat16().to(triton_device) for angle in (cos, signed_sin)]
+    twice = 2 * key_value.to(triton_device)
+    ops.rotary_and_cache(query.clone(), twice, *angles, cache, slots.to(triton_device))
+    assert torch.equal(cache[num_blocks - 1], 2 * expected_cache[0])
+
+
 def test_heads_that_do_not_divide_are_refused(triton_device: str) -> None:
     problem = make_problem(triton_device, heads=(4, 3))
     with pytest.raises(ValueError, match="paged_attention: 4 heads on 3; groups must be whole"):

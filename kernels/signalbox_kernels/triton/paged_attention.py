@@ -58,6 +58,53 @@ def _scores(q, k, scale, soft_cap, HAS_CAP: tl.constexpr):
 
 
 @triton.jit
+def _keys_of(
+    first_position,
+    context_len,
+    window,
+    split,
+    QUERIES: tl.constexpr,
+    KEYS: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
+    """The first key that a tile sees and the end of them, and this program's share as key tiles."""
+    end_key = tl.minimum(first_position + QUERIES, context_len)
+    first_key = first_position * 0
+    if HAS_WINDOW:
+        first_key = tl.maximum(first_position - window + 1, 0)
+    begin = first_key // KEYS
+    end = tl.cdiv(end_key, KEYS)
+    if SPLITS > 1:
+        share = tl.cdiv(end - begin, SPLITS)
+        begin += split * share
+        end = tl.minimum(begin + share, end)
+    return first_key, end_key, begin, end
+
+
+@triton.jit
+def _slots(
+    table, key, is_key, kv_head, block_stride, offset_stride, head_stride, BLOCK_SIZE: tl.constexpr
+):
+    """Where in the cache keys lie; in 64 bits, because offsets in a cache exceed 2^31."""
+    block = tl.load(table + key // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
+    return block * block_stride + (key % BLOCK_SIZE) * offset_stride + kv_head * head_stride
+
+
+@triton.jit
+def _add_tile(top, total, acc, scores, v, PRODUCT: tl.constexpr):
+    """The online softmax: takes a tile's scores and values in."""
+    new_top = tl.maximum(top, tl.max(scores, axis=1))
+    shift = tl.where(new_top == float("-inf"), 0.0, new_top)  # inf - inf is NaN
+    weights = tl.exp2(scores - shift[:, None])
+    correction = tl.exp2(top - shift)
+    total = total * correction + tl.sum(weights, axis=1)
+    acc = acc * correction[:, None]
+    acc += tl.dot(weights.to(PRODUCT), v.to(PRODUCT), input_precision="ieee")
+    return new_top, total, acc
+
+
+@triton.jit
 def _paged_attention_kernel(
     query,
     kv_cache,
@@ -113,18 +160,16 @@ def _paged_attention_kernel(
     row_mask = is_row[:, None] & in_head[None, :]
     q = tl.load(q_rows[:, None] + element[None, :], mask=row_mask, other=0.0).to(PRODUCT)
 
-    first_position = context_len - num_queries + first_query
-    end_key = tl.minimum(first_position + QUERIES, context_len)
-    first_key = first_position * 0
-    if HAS_WINDOW:
-        first_key = tl.maximum(first_position - window + 1, 0)
-    begin = first_key // KEYS
-    end = tl.cdiv(end_key, KEYS)
-    if SPLITS > 1:
-        share = tl.cdiv(end - begin, SPLITS)
-        begin += split * share
-        end = tl.minimum(begin + share, end)
-
+    first_key, end_key, begin, end = _keys_of(
+        context_len - num_queries + first_query,
+        context_len,
+        window,
+        split,
+        QUERIES,
+        KEYS,
+        HAS_WINDOW,
+        SPLITS,
+    )
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, PADDED_SIZE], tl.float32)
@@ -132,27 +177,20 @@ def _paged_attention_kernel(
     for key_tile in range(begin, end):
         key = key_tile * KEYS + tl.arange(0, KEYS)
         is_key = (key >= first_key) & (key < end_key)  # other slots may hold a NaN
-        block = tl.load(table + key // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
-        slot = block * block_stride + (key % BLOCK_SIZE) * offset_stride + kv_head * head_stride
+        slot = _slots(
+            table, key, is_key, kv_head, block_stride, offset_stride, head_stride, BLOCK_SIZE
+        )
         k_mask = in_head[:, None] & is_key[None, :]
         v_mask = is_key[:, None] & in_head[None, :]
         k = tl.load(kv_cache + slot[None, :] + element[:, None], mask=k_mask, other=0.0)
         v_rows = kv_cache + side_stride + slot
         v = tl.load(v_rows[:, None] + element[None, :], mask=v_mask, other=0.0)
-
         visible = is_key[None, :] & (key[None, :] <= position[:, None])
         if HAS_WINDOW:
             visible &= key[None, :] > position[:, None] - window
         scores = _scores(q, k.to(PRODUCT), scale, soft_cap, HAS_CAP)
         scores = tl.where(visible, scores, float("-inf"))
-        new_top = tl.maximum(top, tl.max(scores, axis=1))
-        shift = tl.where(new_top == float("-inf"), 0.0, new_top)  # inf - inf is NaN
-        weights = tl.exp2(scores - shift[:, None])
-        correction = tl.exp2(top - shift)
-        total = total * correction + tl.sum(weights, axis=1)
-        acc = acc * correction[:, None]
-        acc += tl.dot(weights.to(PRODUCT), v.to(PRODUCT), input_precision="ieee")
-        top = new_top
+        top, total, acc = _add_tile(top, total, acc, scores, v, PRODUCT)
 
     row_out = token * num_heads + head
     if SPLITS > 1:
