@@ -64,11 +64,12 @@ class PlainDraws:
         raw = logits.float()
         least, most = torch.aminmax(raw, dim=-1)  # of which a NaN in the row makes one
         is_finite = least.isfinite() & most.isfinite()
-        status = torch.where(is_finite, int(DrawStatus.DRAWN), int(DrawStatus.NOT_FINITE))
+        # Not by torch.where: its scalars would be copied to the device, with a wait.
+        status = is_finite.logical_not().to(torch.uint8).mul_(int(DrawStatus.NOT_FINITE))
         token_ids = raw.argmax(dim=-1)
         if (rows.temperature >= GREEDY_BELOW).any():
             token_ids = _races(raw, rows, token_ids, self._packer)
-        return DeviceDraws(token_ids, status.to(torch.uint8))
+        return DeviceDraws(token_ids, status)
 
 
 def _are_plain(rows: SampleRows) -> bool:
