@@ -19,12 +19,18 @@ class PreemptionMode(Enum):
     RECOMPUTE = "recompute"
 
 
+LEAST_CHUNKS = 4
+"""A chunk of a prompt that is spread is at least so much of a step's tokens."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLimits:
     """Bounds of one step: sequences in it, and tokens computed by it."""
 
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
+    prefill_spread: int = 1
+    """Steps that prompts are spread over while others decode."""
 
     def __post_init__(self) -> None:
         if self.max_num_seqs < 1:
@@ -33,6 +39,8 @@ class StepLimits:
             raise ValueError(
                 f"max_num_batched_tokens is {self.max_num_batched_tokens}; it must be at least 1"
             )
+        if self.prefill_spread < 1:
+            raise ValueError(f"prefill_spread is {self.prefill_spread}; it must be at least 1")
 
     def token_budget(self, most: int | None) -> int:
         """Returns the tokens of a step where memory suffices for `most`, if it says so.
@@ -48,7 +56,19 @@ class StepLimits:
         return StepLimits(
             max_num_seqs=min(self.max_num_seqs, other.max_num_seqs),
             max_num_batched_tokens=min(self.max_num_batched_tokens, other.max_num_batched_tokens),
+            prefill_spread=max(self.prefill_spread, other.prefill_spread),
         )
+
+    def prompt_budget(self, num_prompt_tokens: int) -> int:
+        """Returns how many tokens of the prompts that are left a step of decodes takes along.
+
+        Its share of a burst, so that those who decode notice little of it, but enough to be worth
+        a pass over the weights.
+        """
+        if self.prefill_spread == 1:
+            return self.max_num_batched_tokens
+        share = -(-num_prompt_tokens // self.prefill_spread)
+        return max(share, self.max_num_batched_tokens // LEAST_CHUNKS, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,10 +1,12 @@
 """Fills the plan of one step: decodes first, then prefills, then who is swapped, then who waits.
 
 Iteration-level scheduling follows Orca (Yu et al., OSDI 2022), mixing chunks of prefills with
-decodes Sarathi-Serve (Agrawal et al., OSDI 2024).
+decodes Sarathi-Serve (Agrawal et al., OSDI 2024). How much of the prompts goes along is not a fixed
+budget of tokens as there but a share of what waits.
 """
 
 from scheduler_svc.block_manager import AllocStatus, BlockSpaceManager
+from scheduler_svc.config import StepLimits
 from scheduler_svc.endings import NO_LONGER_FITS, Endings
 from scheduler_svc.plan import StepPlan
 from scheduler_svc.preemption import Preemption
@@ -25,6 +27,7 @@ class Planner:
     def __init__(
         self,
         *,
+        limits: StepLimits,
         queues: GroupQueues,
         pulling: Pulling,
         blocks: BlockSpaceManager,
@@ -37,6 +40,7 @@ class Planner:
         self.num_prefix_queries = 0  # tokens asked for, and found
         self.num_prefix_hits = 0
         self.num_cpu_prefix_hits = 0  # of those, found in the CPU pool
+        self._limits = limits
         self._queues = queues
         self._pulling = pulling
         self._blocks = blocks
@@ -53,6 +57,8 @@ class Planner:
         if not self._lane.plan(plan):
             self._lane.release_all()
         self._add_decodes(plan, now)
+        if plan.seqs:
+            self._spread_prompts(plan)
         self._add_prefills(plan)
         if not plan.is_short_of_blocks:  # who was just evicted must not push others back in
             self._add_swapped(plan, now)
@@ -80,6 +86,18 @@ class Planner:
                     if not plan.token_budget:
                         break
             index += 1
+
+    def _spread_prompts(self, plan: StepPlan) -> None:
+        """Leaves what a step that others wait for takes along of prompts."""
+        num_tokens = self._queues.admission.num_prompt_tokens
+        for group in self._queues.running:
+            if not group.is_steady:
+                num_tokens += sum(
+                    seq.num_remaining_tokens
+                    for seq in group.sequences
+                    if seq.status is SequenceStatus.RUNNING and seq.num_remaining_tokens > 1
+                )
+        plan.token_budget = min(plan.token_budget, self._limits.prompt_budget(num_tokens))
 
     def _add_prefills(self, plan: StepPlan) -> None:
         """Spends what the decodes left on prompts, in chunks."""

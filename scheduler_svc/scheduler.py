@@ -83,6 +83,7 @@ class Scheduler:
         )
         self._pulling = Pulling(limits=limits, queues=queues, blocks=blocks, endings=self._endings)
         self._planner = Planner(
+            limits=limits,
             queues=queues,
             pulling=self._pulling,
             blocks=blocks,

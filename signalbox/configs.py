@@ -93,6 +93,7 @@ def scheduler_config(settings: SchedulerSettings) -> SchedulerConfig:
         limits=StepLimits(
             max_num_seqs=settings.max_num_seqs,
             max_num_batched_tokens=settings.max_num_batched_tokens or MAX_BATCHED_TOKENS,
+            prefill_spread=settings.prefill_spread,
         ),
         preemption_mode=PreemptionMode(settings.preemption_mode),
         watermark=settings.watermark,

@@ -29,6 +29,13 @@ class PolicySettings(LimitSettings):
     fair_output_weight: float = Field(
         2.0, ge=0, allow_inf_nan=False, description="what a generated token counts for under fair"
     )
+    prefill_spread: int = Field(
+        8,
+        ge=1,
+        description="steps that prompts are spread over while others decode, so that a burst of"
+        " them holds nobody up for long; a chunk is at least a quarter of max-num-batched-tokens,"
+        " and 1 computes prompts as fast as steps may",
+    )
     preemption_mode: Literal["auto", "swap", "recompute"] = Field(
         "auto",
         description="what happens to the blocks of a group that must yield; auto takes what costs"

@@ -49,6 +49,7 @@ def make_scheduler(
     num_cpu_blocks: int = 0,
     max_num_seqs: int = 64,
     max_num_batched_tokens: int = 256,
+    prefill_spread: int = 1,
     max_model_len: int = 128,
     watermark: float = 0.0,
     admission: AdmissionQueue | None = None,
@@ -58,7 +59,11 @@ def make_scheduler(
     cost: CostModel | None = None,
 ) -> Scheduler:
     return Scheduler(
-        limits=StepLimits(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens),
+        limits=StepLimits(
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            prefill_spread=prefill_spread,
+        ),
         cache=CacheShape(
             block_size=block_size,
             num_gpu_blocks=num_gpu_blocks,

@@ -28,7 +28,7 @@ SEARCHES = [
     BeamSearchParams(width=4, length_penalty=0.0),
 ]
 BLOCK_SIZE = 4
-CAPACITY = {"max_num_seqs": 6, "max_num_batched_tokens": 24}
+CAPACITY = {"max_num_seqs": 6, "max_num_batched_tokens": 24, "prefill_spread": 2}
 COSTS = {  # at most two evicted blocks are kept in a step of a slow worker
     "fast": {},
     "slow": {"block_bytes": 2, "copy_bytes_per_s": 1000.0, "prefill_tokens_per_s": 10.0},
