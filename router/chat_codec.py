@@ -113,5 +113,5 @@ def _object(text: str, field: str) -> dict[str, Any]:
 def _template_kwargs(kwargs: Mapping[str, struct_pb2.Value]) -> dict[str, Any]:
     try:
         return {name: json_format.MessageToDict(value) for name, value in kwargs.items()}
-    except ValueError as error:  # NaN and infinity, and a value without a kind
+    except ValueError as error:  # NaN and infinity
         raise InvalidArgument("chat_template_kwargs", str(error), "JSON values") from None

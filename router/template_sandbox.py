@@ -41,7 +41,7 @@ def render(template: jinja2.Template, variables: Mapping[str, Any], *, max_bytes
     """Raises TooLong, or whatever the template does."""
     pieces: list[str] = []
     num_bytes = 0
-    for piece in template.generate(**variables):
+    for piece in template.generate(variables):  # a name may be that of a parameter
         pieces.append(piece)
         num_bytes += len(piece.encode())
         if num_bytes > max_bytes:

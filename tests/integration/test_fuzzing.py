@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from protos.inference.v1 import inference_pb2 as pb
-from tests.integration import bad_values
+from tests.integration import bad_values, chat_values
 from tests.integration.bad_values import ANY, BAD, make_chat, make_request, make_rich
 from tests.integration.fuzzing import (
     MAX_MODEL_LEN,
@@ -148,6 +148,41 @@ def test_where_every_value_is_allowed_every_value_is_served(target: Target) -> N
         for path, value in values.items():
             bad_values.put(request, path, value)
         assert target.send("Generate", request.SerializeToString()).code is StatusCode.OK
+
+    with target.watched():
+        send()
+
+
+def test_every_field_that_only_a_chat_has_is_in_a_table() -> None:
+    chat, message = pb.ChatRequest.DESCRIPTOR, pb.ChatMessage.DESCRIPTOR
+    own = {*chat.fields_by_name} - {*pb.GenerateRequest.DESCRIPTOR.fields_by_name}
+    fields = own - {"messages"} | {f"messages.{name}" for name in message.fields_by_name}
+    assert fields == {*chat_values.BAD, *chat_values.ANY}
+
+
+def test_a_chat_that_is_not_allowed_is_refused_by_the_name_of_its_field(target: Target) -> None:
+    bad = [(name, one) for name, several in chat_values.BAD.items() for one in several]
+
+    @fuzz(0.1)
+    @given(st.sampled_from(bad), st.data())
+    def send(chosen: tuple[str, bad_values.Bad], data: st.DataObject) -> None:
+        name, one = chosen
+        request = make_chat()
+        request.MergeFrom(data.draw(one.values, label=name))
+        outcome = target.send("Chat", request.SerializeToString())
+        assert outcome.code is StatusCode.INVALID_ARGUMENT, outcome
+        assert outcome.fields == (one.named or name,)
+
+    with target.watched():
+        send()
+
+
+def test_any_conversation_is_answered(target: Target) -> None:
+    @fuzz(0.08)
+    @given(chat_values.chats())
+    def send(request: pb.ChatRequest) -> None:
+        outcome = target.send("Chat", request.SerializeToString())
+        assert outcome.code is StatusCode.OK, outcome
 
     with target.watched():
         send()
