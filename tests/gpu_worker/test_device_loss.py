@@ -83,6 +83,39 @@ async def test_a_worker_notices_at_the_first_step_and_takes_no_other_lease() -> 
     worker.close()
 
 
+class FailedLaunch:
+    """A step that was enqueued; what became of it shows when it is waited for."""
+
+    can_feed = True
+
+    def wait(self) -> None:
+        raise RuntimeError(STICKY)
+
+    def samples(self) -> Samples:
+        raise RuntimeError(STICKY)
+
+
+class FailingLater(SimulatedRunner):
+    """Its device fails after a step was enqueued."""
+
+    launches = True
+
+    def launch(self, batch: Batch) -> FailedLaunch:
+        return FailedLaunch()
+
+
+async def test_a_worker_notices_it_of_steps_that_were_only_enqueued() -> None:
+    worker = await Worker.load(lambda: FailingLater(make_config()))
+    worker.begin_epoch(EPOCH)
+    await worker.init_cache_engine(epoch=EPOCH, num_gpu_blocks=16, num_cpu_blocks=0)
+    losing = asyncio.create_task(worker.until_lost())
+    with pytest.raises(Internal):
+        await worker.submit(make_step(1, new=[make_new(1, [5, 6], [3])]))
+    with pytest.raises(DeviceLost):
+        await asyncio.wait_for(losing, 10)
+    worker.close()
+
+
 async def test_the_process_ends_with_an_error_and_its_requests_go_on_elsewhere() -> None:
     prompt = list(range(20))
     async with (
