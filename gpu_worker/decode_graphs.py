@@ -98,8 +98,8 @@ class DecodeGraphs:
             for size in self._sizes[: -1 - min(2, len(self._sizes)) : -1]:
                 self._graphs[size] = self._capture(size)
                 taken.append(self._recorder.used_bytes() - before - sum(taken))
-        except NotCapturable:
-            return 0
+        except (NotCapturable, torch.OutOfMemoryError):
+            return 0  # `capture` will meet it again, and do without
         finally:
             self.forget()
         return max(0, taken[0]) + (len(self._sizes) - 1) * max(0, taken[-1])

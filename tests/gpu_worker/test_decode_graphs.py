@@ -1,5 +1,6 @@
 """Decode steps as recorded graphs: the tokens of eager steps, in buffers that stay in place."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from gpu_worker.runner import ModelRunner
 from gpu_worker.step import SamplingParams
 from tests.gpu_worker.device_attention import make_device_runner
 from tests.gpu_worker.generation import Driver, Generated, make_batch, make_sequence
-from tests.gpu_worker.recorded_graphs import GraphsOnCpu
+from tests.gpu_worker.recorded_graphs import CountedGraph, GraphsOnCpu
 from tests.gpu_worker.tiny_models import VOCAB, make_model
 
 RANDOM = SamplingParams(temperature=1.0, seed=11)
@@ -124,6 +125,27 @@ def test_work_that_waits_for_the_device_is_not_recorded(
     expected = generate(make_device_runner(tmp_path, None, backend="torch"), RANDOM)
     assert generate(runner, RANDOM) == expected
     assert recorder.num_captured == recorder.num_replayed == 0
+
+
+def test_graphs_that_memory_does_not_suffice_for_are_done_without(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorder = GraphsOnCpu()
+    capture = recorder.capture
+
+    def capture_three(work: Callable[[], None]) -> CountedGraph:
+        if recorder.num_captured % 4 == 3:
+            raise torch.OutOfMemoryError("CUDA out of memory\nin many lines")
+        return capture(work)
+
+    monkeypatch.setattr(recorder, "capture", capture_three)
+    runner = make_device_runner(tiny, recorder)
+    assert "launched kernel by kernel: CUDA out of memory" in caplog.text
+    assert runner.num_graphs == 0
+    assert runner.profile().num_gpu_blocks > 0
+    runner.init_cache_engine(num_gpu_blocks=40, num_cpu_blocks=0)
+    expected = generate(make_device_runner(tiny, None, backend="torch"), RANDOM)
+    assert generate(runner, RANDOM) == expected
 
 
 def test_enforce_eager_records_nothing(tiny: Path) -> None:
