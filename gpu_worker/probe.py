@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import distributed
 
-from gpu_worker.attention import attention_backends, automatic_backend
+from gpu_worker.attention import automatic_backend, installed_backends
 from gpu_worker.config import DeviceConfig
 from gpu_worker.devices import choose_device, dtype_for_half
 
@@ -46,7 +46,7 @@ def probe() -> Probe:
         gpus=tuple(map(_gpu, range(torch.cuda.device_count()))),
         cpu_capability=torch.backends.cpu.get_cpu_capability(),
         torch_backends=tuple(_torch_backends()),
-        attention_backends=attention_backends(),
+        attention_backends=installed_backends(),
         native_kernels=(kernels := _native_kernels()),
         quantizations="become floats" if kernels.startswith("none") else "gguf int8 int4",
         device=str(device),

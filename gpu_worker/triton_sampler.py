@@ -3,6 +3,8 @@
 Rows that are edited are copied and edited first; the others are read where the model left them.
 """
 
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -94,12 +96,13 @@ class TritonSampler:
     ) -> tuple[Tensor, Tensor]:
         """Copies and edits rows; returns them with what `copy_rows` says of each."""
         mask_of_row = masks = None
-        if rows.allowed is not None:
-            mask_of_row = self._tensor(rows.allowed.mask_of_row)
-            masks = self._tensor(rows.allowed.masks.view(np.int32))
-        copied, status = copy_rows(
-            logits, self._tensor(logits_row), mask_of_row=mask_of_row, masks=masks
-        )
+        if rows.allowed is None:
+            index = self._tensor(logits_row)
+        else:
+            index, mask_of_row, masks = self._send(
+                logits_row, rows.allowed.mask_of_row, rows.allowed.masks.view(np.int32)
+            )
+        copied, status = copy_rows(logits, index, mask_of_row=mask_of_row, masks=masks)
         self._add(copied, rows)
         if rows.penalties is not None:
             penalise(copied, self._penalty_columns(rows))
@@ -115,12 +118,12 @@ class TritonSampler:
             runs.append(rows.biases.runs)
             values.append(rows.biases.values)
         if runs:
-            add_to_tokens(
-                logits,
-                self._tensor(np.concatenate([run.rows for run in runs])),
-                self._tensor(np.concatenate([run.token_ids for run in runs])),
-                self._tensor(np.concatenate(values)),
+            pairs = self._send(
+                np.concatenate([run.rows for run in runs]),
+                np.concatenate([run.token_ids for run in runs]),
+                np.concatenate(values),
             )
+            add_to_tokens(logits, *pairs)
 
     def _penalty_columns(self, rows: SampleRows) -> PenaltyColumns:
         assert rows.penalties is not None
@@ -128,13 +131,15 @@ class TritonSampler:
         used, num_tokens = rows.penalties.take(picked), rows.position[picked]
         longest = int(num_tokens.max(initial=0))
         return PenaltyColumns(
-            row=self._tensor(picked),
-            presence=self._tensor(used.presence),
-            frequency=self._tensor(used.frequency),
-            repetition=self._tensor(used.repetition),
-            num_prompt=self._tensor(used.num_prompt),
-            num_tokens=self._tensor(num_tokens),
-            tokens=self._tensor(used.tokens[used.owners, :longest]),
+            *self._send(
+                picked,
+                used.presence,
+                used.frequency,
+                used.repetition,
+                used.num_prompt,
+                num_tokens,
+                used.tokens[used.owners, :longest],
+            )
         )
 
     def _columns(self, rows: SampleRows, logits_row: Int64Array) -> DrawColumns:
@@ -171,7 +176,11 @@ class TritonSampler:
         )
 
     def _tensor(self, array: NDArray[np.generic]) -> Tensor:
+        return self._send(array)[0]
+
+    def _send(self, *arrays: NDArray[Any]) -> list[Tensor]:
+        """In one copy, if there is a packer; it has buffers for a few copies a step."""
         if self.packer is not None:
-            return self.packer.send([array])[0]
-        contiguous = np.ascontiguousarray(array)
-        return torch.from_numpy(contiguous).to(self._device, non_blocking=True)
+            return self.packer.send(arrays)
+        contiguous = (torch.from_numpy(np.ascontiguousarray(array)) for array in arrays)
+        return [tensor.to(self._device, non_blocking=True) for tensor in contiguous]

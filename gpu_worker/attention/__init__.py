@@ -6,6 +6,7 @@ from gpu_worker.attention.registry import (
     attention_backends,
     automatic_backend,
     choose_attention_backend,
+    installed_backends,
     register_attention_backend,
 )
 
@@ -17,5 +18,6 @@ __all__ = [
     "attention_backends",
     "automatic_backend",
     "choose_attention_backend",
+    "installed_backends",
     "register_attention_backend",
 ]

@@ -118,6 +118,19 @@ def attention_backends() -> tuple[str, ...]:
     return tuple(sorted({*_backends, *outside, _FLASH}))
 
 
+def installed_backends() -> tuple[str, ...]:
+    """Returns the names of those whose packages are here."""
+    missing = _missing()
+    if missing.issuperset(kernel.name for kernel in FLASH_KERNELS):
+        missing.add(_FLASH)
+    return tuple(name for name in attention_backends() if name not in missing)
+
+
+def _missing() -> set[str]:
+    missing = {kernel.name for kernel in FLASH_KERNELS if not kernel.is_installed()}
+    return missing if triton.is_installed() else missing | {"triton"}
+
+
 def candidates(device: torch.device) -> tuple[str, ...]:
     """Returns what "auto" tries, in the order in which it is expected to be fast.
 
@@ -131,9 +144,7 @@ def candidates(device: torch.device) -> tuple[str, ...]:
 
 def automatic_backend(device: torch.device) -> str:
     """Returns the first candidate that is installed; the model may need another."""
-    missing = {kernel.name for kernel in FLASH_KERNELS if not kernel.is_installed()}
-    if not triton.is_installed():
-        missing.add("triton")
+    missing = _missing()
     return next(name for name in candidates(device) if name not in missing)
 
 

@@ -9,7 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from gpu_worker.attention import AttentionShape, choose_attention_backend, registry
+from gpu_worker.attention import (
+    AttentionShape,
+    choose_attention_backend,
+    installed_backends,
+    registry,
+)
 from gpu_worker.attention import flash_backend as flash
 from gpu_worker.attention.flash_backend import FLASH_KERNELS, FlashAttention, FlashKernel
 from gpu_worker.attention.trial import _batch, fault_of
@@ -118,7 +123,10 @@ def test_a_plan_made_on_the_device_is_the_same(name: str, monkeypatch: pytest.Mo
 
 
 def test_the_newest_that_is_installed_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "flash_attn" not in installed_backends()
     install("flash_attn_2", monkeypatch)
+    assert {"flash_attn", "flash_attn_2", "torch"} <= set(installed_backends())
+    assert "flash_attn_3" not in installed_backends()
     chosen = choose_attention_backend("flash_attn", make_shape())
     assert (chosen.name, chosen.block_size) == ("flash_attn_2", 256)
     install("flash_attn_3", monkeypatch)

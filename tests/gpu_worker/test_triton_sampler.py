@@ -2,10 +2,12 @@
 
 import math
 import random
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from gpu_worker import samplers
@@ -15,6 +17,8 @@ from gpu_worker.native_sampler import CpuSampler
 from gpu_worker.sampler import NoSampler, Sampler, TorchSampler
 from gpu_worker.samplers import make_sampler
 from gpu_worker.step import SamplingParams
+from gpu_worker.step_inputs import NUM_BUFFERS, InputPacker, PinnedBuffers
+from gpu_worker.streams import streams_of
 from signalbox_kernels import triton
 from tests.gpu_worker.generation import make_rows
 from tests.gpu_worker.sampling import assert_same, make_history, make_logits, random_params
@@ -42,6 +46,40 @@ def test_any_parameters_draw_what_torch_draws(
     ours, theirs = make_samplers(vocab_size, triton_device)
     logits = make_logits(num_rows, vocab_size).to(triton_device)
     assert_same(ours(logits, rows), theirs(logits, rows))
+
+
+def test_columns_may_go_in_packed_copies(
+    triton_device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And in few of them: a buffer that is taken twice in a step would be waited for."""
+    from gpu_worker.triton_sampler import TritonSampler
+
+    device, num_sent = torch.device(triton_device), []
+    packer = InputPacker(device, PinnedBuffers(device, streams_of(device).compute))
+    send = packer.send
+
+    def counted(arrays: Sequence[NDArray[np.generic]]) -> list[Tensor]:
+        num_sent.append(len(arrays))
+        return send(arrays)
+
+    monkeypatch.setattr(packer, "send", counted)
+    params = [
+        SamplingParams(temperature=1.0, top_k=5),
+        SamplingParams(
+            temperature=0.9,
+            presence_penalty=1.0,
+            repetition_penalty=1.2,
+            logit_bias=((3, 2.0), (7, -1.0)),
+            allowed_token_ids=tuple(range(0, 300, 2)),
+            bad_words=((4,),),
+        ),
+    ]
+    rows = make_history(params, 300)
+    logits = make_logits(2, 300).to(device)
+    sampler, (_, theirs) = TritonSampler(device=device), make_samplers(300, triton_device)
+    sampler.packer = packer
+    assert_same(sampler(logits, rows), theirs(logits, rows))
+    assert len(num_sent) < NUM_BUFFERS
 
 
 @pytest.mark.parametrize(
