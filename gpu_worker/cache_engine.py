@@ -18,6 +18,7 @@ from torch import Tensor
 
 from gpu_worker.block_order import BlockUse, WorkUnderWay
 from gpu_worker.copy_clock import CopyClock
+from gpu_worker.pool_pages import PoolPages
 from gpu_worker.step import BlockMapping, Int64Array
 from gpu_worker.streams import Streams, streams_of
 from gpu_worker.swap_memory import SwapMemory
@@ -27,7 +28,7 @@ _NONE: Int64Array = np.empty(0, dtype=np.int64)
 
 
 class CacheEngine:
-    """Both pools, zeroed at first. Pageable RAM is not touched, so not taken, until it is used."""
+    """Both pools, zeroed at first. Pageable RAM is not taken until it is used, or by `settle`."""
 
     def __init__(
         self,
@@ -51,6 +52,7 @@ class CacheEngine:
         self._computed = WorkUnderWay(num_blocks=num_gpu_blocks)
         self._copied = WorkUnderWay(num_blocks=num_gpu_blocks)
         self._clock = CopyClock()
+        self._pages = PoolPages(self.gpu_pool) if device.type == "cpu" else None
 
     def swap_out(self, mapping: BlockMapping) -> None:
         """Copies blocks from the GPU pool to the CPU pool."""
@@ -81,6 +83,13 @@ class CacheEngine:
             yield
         finally:  # work that raises half-way may have been enqueued
             self._computed.add(self._compute.record(), use)
+
+    def settle(self) -> bool:
+        """Takes a little of the RAM that a pool on the CPU has not used yet; see pool_pages.py.
+
+        Returns False once there is nothing to do any more.
+        """
+        return self._pages is not None and self._pages.settle()
 
     def take_copy_ns(self) -> int:
         """Returns how long the swaps since the last call take beside the calls themselves."""

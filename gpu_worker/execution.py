@@ -11,10 +11,13 @@ import contextlib
 import threading
 from collections.abc import Callable
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+
+IDLE_S = 0.04
+"""Without a call for so long the thread does a little of what can wait."""
 
 
 class Unfinished(Generic[T]):
@@ -40,10 +43,11 @@ class ExecutionThread:
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="execution", daemon=True)
-        self._thread.start()
         self._under_way: SimpleQueue[_UnderWay | None] = SimpleQueue()
         self._waiting: threading.Thread | None = None  # until somebody leaves work under way
+        self._chore: Callable[[], bool] | None = None
+        self._thread = threading.Thread(target=self._run, name="execution", daemon=True)
+        self._thread.start()
 
     def submit(self, call: Callable[[], T]) -> "asyncio.Future[T]":
         """Queues a call; cancelling the future does not keep the call from running."""
@@ -59,15 +63,31 @@ class ExecutionThread:
         self._calls.put(partial(self._perform_first, call, loop, future))
         return future
 
+    def when_idle(self, chore: Callable[[], bool]) -> None:
+        """Has `chore` called again and again while no call comes, until it returns False.
+
+        To be called on this thread; takes the place of a chore that is not done.
+        """
+        self._chore = chore
+
     def close(self) -> None:
         """Lets the thread end after the calls that are queued; does not wait for it."""
         self._calls.put(None)
         self._under_way.put(None)
 
     def _run(self) -> None:
-        while (call := self._calls.get()) is not None:
+        while (call := self._next()) is not None:
             call()
             del call  # or it holds the last call's objects while waiting for the next
+
+    def _next(self) -> Callable[[], None] | None:
+        while self._chore is not None:
+            try:
+                return self._calls.get(timeout=IDLE_S)
+            except Empty:
+                if not self._chore():
+                    self._chore = None
+        return self._calls.get()
 
     def _perform_first(
         self,

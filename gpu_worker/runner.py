@@ -174,6 +174,9 @@ class ModelRunner:
         with span("copy_blocks"):
             self.cache.copy(mapping)
 
+    def settle(self) -> bool:
+        return self.cache.settle()
+
     def take_copy_ns(self) -> int:
         return self.cache.take_copy_ns()
 

@@ -323,6 +323,15 @@ class Recording(Protocol):
 
 
 @runtime_checkable
+class Settling(Protocol):
+    """A runner that can prepare for steps to come while none is there."""
+
+    def settle(self) -> bool:
+        """Does so for some milliseconds; returns whether there is more to do."""
+        ...
+
+
+@runtime_checkable
 class Inspectable(Protocol):
     """A runner that says where time and memory go; a simulated one has neither."""
 

@@ -25,6 +25,7 @@ from gpu_worker.step import (
     ModelInfo,
     ProfileOptions,
     Runner,
+    Settling,
     Step,
     close,
 )
@@ -178,6 +179,8 @@ class Worker:
         except MemoryError as error:
             counts = f"{num_gpu_blocks} GPU and {num_cpu_blocks} CPU blocks"
             raise ResourceExhausted(str(error) or f"no memory for {counts}") from None
+        if isinstance(self._runner, Settling):
+            self._thread.when_idle(self._runner.settle)
         return Lease(
             epoch=epoch,
             runner=self._runner,

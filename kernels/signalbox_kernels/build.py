@@ -7,6 +7,7 @@ out, and the next best serves.
 """
 
 import hashlib
+import logging
 import os
 import platform
 import shutil
@@ -16,6 +17,8 @@ import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+logger = logging.getLogger(__name__)
 
 _PACKAGE = Path(__file__).resolve().parent
 _SOURCES = _PACKAGE / "csrc"
@@ -60,7 +63,9 @@ def find_or_build() -> Path:
     for folder in _folders():
         if (folder / name).is_file():
             return folder / name
-    return build(_first_writable(_folders()[1:]))
+    folder = _first_writable(_folders()[1:])
+    logger.warning("compiling the native CPU kernels into %s; this is done once", folder)
+    return build(folder)
 
 
 def build(folder: Path) -> Path:
