@@ -30,7 +30,7 @@ class PolicySettings(LimitSettings):
         2.0, ge=0, allow_inf_nan=False, description="what a generated token counts for under fair"
     )
     prefill_spread: int = Field(
-        8,
+        16,
         ge=1,
         description="steps that prompts are spread over while others decode, so that a burst of"
         " them holds nobody up for long; a chunk is at least a quarter of max-num-batched-tokens,"
