@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpu_worker.capacity import largest_batch
+from gpu_worker.cache.capacity import largest_batch
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
 from gpu_worker.runner import ModelRunner
 from gpu_worker.step import Batch

@@ -19,8 +19,8 @@ import torch
 
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
 from gpu_worker.runner import ModelRunner
-from gpu_worker.sampler import Sampler, TorchSampler
-from gpu_worker.sequences import SequenceTable
+from gpu_worker.sampling.sampler import Sampler, TorchSampler
+from gpu_worker.sequences.sequence_table import SequenceTable
 from gpu_worker.step import CacheCapacity, NewSequence, SamplingParams, Step
 
 BLOCK_SIZE = 16

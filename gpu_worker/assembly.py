@@ -15,7 +15,8 @@ from gpu_worker.config import (
     ModelError,
     ParallelConfig,
 )
-from gpu_worker.devices import choose_device, dtype_for_half
+from gpu_worker.device.devices import choose_device, dtype_for_half
+from gpu_worker.device.memory import bytes_in_use, tensor_bytes
 from gpu_worker.layers import ParallelGroup, Placement
 from gpu_worker.layers.linear import kv_heads_per_rank
 from gpu_worker.loading import (
@@ -25,15 +26,14 @@ from gpu_worker.loading import (
     load_weights,
     open_model,
 )
-from gpu_worker.memory import bytes_in_use, tensor_bytes
 from gpu_worker.models import Model, ServedConfig, SoftCapped, find_model
 from gpu_worker.models.plugins import import_plugins
 from gpu_worker.models.registry import ModelSpec
-from gpu_worker.native_step import make_program, why_not_natively
 from gpu_worker.ranks.collectives import join
-from gpu_worker.sampler import Sampler
-from gpu_worker.samplers import make_sampler
+from gpu_worker.sampling.sampler import Sampler
+from gpu_worker.sampling.samplers import make_sampler
 from gpu_worker.step import ModelInfo
+from gpu_worker.steps.native_step import make_program, why_not_natively
 from signalbox_kernels.program import Program
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -7,7 +7,7 @@ from torch import distributed
 
 from gpu_worker.attention import automatic_backend, installed_backends
 from gpu_worker.config import DeviceConfig
-from gpu_worker.devices import choose_device, dtype_for_half
+from gpu_worker.device.devices import choose_device, dtype_for_half
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

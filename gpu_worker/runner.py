@@ -12,14 +12,13 @@ import numpy as np
 import torch
 
 from gpu_worker.assembly import load_model
-from gpu_worker.block_order import blocks_of
-from gpu_worker.cache_engine import CacheEngine
-from gpu_worker.capacity import measure_capacity
+from gpu_worker.cache.block_order import blocks_of
+from gpu_worker.cache.cache_engine import CacheEngine
+from gpu_worker.cache.capacity import measure_capacity
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig
-from gpu_worker.decode_graphs import DecodeGraphs
-from gpu_worker.device_step import DeviceStep, LaunchedStep
-from gpu_worker.graphs import GraphRecorder, recorder_for
-from gpu_worker.memory import device_use, is_out_of_memory
+from gpu_worker.device.graphs import GraphRecorder, recorder_for
+from gpu_worker.device.memory import device_use, is_out_of_memory
+from gpu_worker.device.torch_profiler import TorchRecording, span
 from gpu_worker.step import (
     Batch,
     BlockMapping,
@@ -29,8 +28,9 @@ from gpu_worker.step import (
     ProfileOptions,
     Samples,
 )
-from gpu_worker.steps import make_step
-from gpu_worker.torch_profiler import TorchRecording, span
+from gpu_worker.steps.choice import make_step
+from gpu_worker.steps.decode_graphs import DecodeGraphs
+from gpu_worker.steps.device_step import DeviceStep, LaunchedStep
 
 
 def _silent(_: str) -> None:

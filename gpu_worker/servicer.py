@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 import grpc
 
 from gpu_worker import codec
-from gpu_worker.step_log import Answer
+from gpu_worker.lease.step_log import Answer
 from gpu_worker.worker import Worker
 from protos.worker.v1 import worker_pb2 as pb
 from protos.worker.v1 import worker_pb2_grpc

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from gpu_worker.sample_rows import PromptRows, SampleRows
+from gpu_worker.sampling.sample_rows import PromptRows, SampleRows
 from gpu_worker.simulated_tokenizer import END_OF_SEQUENCE_ID, MIN_VOCAB_SIZE, tokenizer_files
 from gpu_worker.step import (
     NONE_LEFT,

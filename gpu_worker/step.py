@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from gpu_worker.sample_rows import PromptRows, SampleRows
+from gpu_worker.sampling.sample_rows import PromptRows, SampleRows
 from rpc.sampling_params import SamplingParams as SamplingParams
 
 Int32Array = NDArray[np.int32]

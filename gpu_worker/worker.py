@@ -11,13 +11,14 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gpu_worker.device_loss import DeviceLost, is_device_lost
+from gpu_worker.device.device_loss import DeviceLost, is_device_lost
 from gpu_worker.execution import ExecutionThread
-from gpu_worker.grammars import Grammars
-from gpu_worker.lease import Lease
+from gpu_worker.lease.lease import Lease
+from gpu_worker.lease.step_log import Answer
 from gpu_worker.metrics import StepCounts
 from gpu_worker.metrics import read as read_metrics
 from gpu_worker.profiling import Profile, Profiler
+from gpu_worker.sampling.grammars import Grammars
 from gpu_worker.step import (
     CacheCapacity,
     Inspectable,
@@ -29,7 +30,6 @@ from gpu_worker.step import (
     Step,
     close,
 )
-from gpu_worker.step_log import Answer
 from rpc.errors import Aborted, FailedPrecondition, InvalidArgument, ResourceExhausted
 from rpc.metrics import Families
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from benchmarks.gpu.bench import BLOCK_SIZE
-from gpu_worker.capacity import largest_batch
+from gpu_worker.cache.capacity import largest_batch
 from gpu_worker.step import Batch
 
 

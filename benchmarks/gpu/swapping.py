@@ -9,7 +9,7 @@ from benchmarks.gpu.bench import BLOCK_SIZE, LLAMA_3_8B, Bench
 from benchmarks.gpu.measures import Measure
 from benchmarks.gpu.roofline import TO_DEVICE, TO_HOST
 from benchmarks.gpu.steps import make_batch
-from gpu_worker.cache_engine import CacheEngine
+from gpu_worker.cache.cache_engine import CacheEngine
 from gpu_worker.runner import ModelRunner
 from gpu_worker.step import BlockMapping
 from scheduler_svc.cost import CostModel

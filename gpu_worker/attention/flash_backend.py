@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gpu_worker.attention.backend import AttentionShape
+from gpu_worker.device.step_inputs import StepInputs
 from gpu_worker.layers.rotary import Angles
 from gpu_worker.step import Batch
-from gpu_worker.step_inputs import StepInputs
 from signalbox_kernels import ops
 
 _MAX_HEAD_SIZE = 256

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gpu_worker.attention.backend import AttentionBackend, AttentionPlan, AttentionShape
 from gpu_worker.attention.torch_backend import TorchAttention
-from gpu_worker.capacity import largest_batch
+from gpu_worker.cache.capacity import largest_batch
 from gpu_worker.layers.rotary import Angles
 from gpu_worker.step import Batch
 

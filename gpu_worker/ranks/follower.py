@@ -13,7 +13,7 @@ import sys
 import threading
 from queue import SimpleQueue
 
-from gpu_worker.device_loss import is_device_lost
+from gpu_worker.device.device_loss import is_device_lost
 from gpu_worker.ranks import rank_codec
 from gpu_worker.ranks.channel import Channel
 from gpu_worker.ranks.messages import (

@@ -15,7 +15,7 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
-from gpu_worker.device_loss import DeviceLost
+from gpu_worker.device.device_loss import DeviceLost
 from gpu_worker.ranks import rank_codec
 from gpu_worker.ranks.channel import Channel
 from gpu_worker.ranks.messages import Ask, Command, Failure, InStep, LogLine, Report, Start

@@ -15,7 +15,8 @@ from pathlib import Path
 import torch
 
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig
-from gpu_worker.device_loss import DeviceLost, is_device_lost
+from gpu_worker.device.device_loss import DeviceLost, is_device_lost
+from gpu_worker.device.torch_profiler import TorchRecording
 from gpu_worker.ranks.followers import Followers
 from gpu_worker.ranks.messages import (
     Ask,
@@ -37,7 +38,6 @@ from gpu_worker.step import (
     Runner,
     Samples,
 )
-from gpu_worker.torch_profiler import TorchRecording
 
 
 def make_runner(

@@ -11,8 +11,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
 from gpu_worker.execution import Unfinished
-from gpu_worker.grammars import Grammars
-from gpu_worker.lease import Lease
+from gpu_worker.lease.lease import Lease
+from gpu_worker.sampling.grammars import Grammars
 from gpu_worker.step import CacheCapacity, ModelInfo, Runner, Step, StepResult, close
 
 EPOCH = 1  # there is no other lease

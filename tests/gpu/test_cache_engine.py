@@ -6,10 +6,10 @@ import torch
 
 from benchmarks.gpu import probes
 from benchmarks.gpu.bench import Bench
-from gpu_worker.block_order import BlockUse
-from gpu_worker.cache_engine import CacheEngine
+from gpu_worker.cache.block_order import BlockUse
+from gpu_worker.cache.cache_engine import CacheEngine
+from gpu_worker.device.streams import Streams, streams_of
 from gpu_worker.step import BlockMapping
-from gpu_worker.streams import Streams, streams_of
 
 CUDA = torch.device("cuda")
 CYCLES = 2_000_000_000

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from gpu_worker.sequences import SequenceTable
+from gpu_worker.sequences.sequence_table import SequenceTable
 from gpu_worker.simulated import SimulatedConfig, SimulatedRunner
 from gpu_worker.step import (
     BlockMapping,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
-from gpu_worker.streams import Event
+from gpu_worker.device.streams import Event
 
 
 class DeferredEvent:

@@ -13,8 +13,8 @@ from gpu_worker.attention import register_attention_backend, registry
 from gpu_worker.attention.backend import AttentionShape
 from gpu_worker.attention.torch_backend import TorchAttention
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
+from gpu_worker.device.step_inputs import StepInputs
 from gpu_worker.runner import ModelRunner
-from gpu_worker.step_inputs import StepInputs
 from tests.gpu_worker.recorded_graphs import GraphsOnCpu
 
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gpu_worker import token_rules
 from gpu_worker.runner import ModelRunner
-from gpu_worker.sample_rows import Penalties, SampleRows, TokenRuns, token_runs
+from gpu_worker.sampling import token_rules
+from gpu_worker.sampling.sample_rows import Penalties, SampleRows, TokenRuns, token_runs
+from gpu_worker.sampling.token_rules import RuledRows, make_rules
 from gpu_worker.step import Batch, Samples, SamplingParams
-from gpu_worker.token_rules import RuledRows, make_rules
 
 GREEDY = SamplingParams()
 

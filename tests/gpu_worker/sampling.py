@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpu_worker.sample_rows import SampleRows
+from gpu_worker.sampling.sample_rows import SampleRows
 from gpu_worker.step import Samples, SamplingParams
 from tests.gpu_worker.generation import make_rows
 

@@ -9,11 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_worker.block_order import BlockUse, blocks_of
-from gpu_worker.cache_engine import CacheEngine
-from gpu_worker.copy_clock import CopyClock
+from gpu_worker.cache.block_order import BlockUse, blocks_of
+from gpu_worker.cache.cache_engine import CacheEngine
+from gpu_worker.cache.copy_clock import CopyClock
+from gpu_worker.device.streams import HostStreams, Streams
 from gpu_worker.step import BlockMapping
-from gpu_worker.streams import HostStreams, Streams
 from tests.gpu_worker.builders import make_mapping, make_new, make_runner, make_step, make_table
 from tests.gpu_worker.deferred_streams import DeferredStream, DeferredStreams
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from gpu_worker.cache_engine import CacheEngine
+from gpu_worker.cache.cache_engine import CacheEngine
 from gpu_worker.step import NO_COPIES, BlockMapping
 
 

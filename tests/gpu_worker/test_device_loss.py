@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from gpu_worker import main
-from gpu_worker.device_loss import DeviceLost, is_device_lost
+from gpu_worker.device.device_loss import DeviceLost, is_device_lost
 from gpu_worker.simulated import SimulatedConfig, SimulatedRunner, expected_tokens
 from gpu_worker.step import Batch, Samples
 from gpu_worker.worker import Worker

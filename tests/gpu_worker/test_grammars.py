@@ -6,12 +6,12 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from gpu_worker.grammars import Grammars
-from gpu_worker.sequences import SequenceTable
+from gpu_worker.sampling.grammars import Grammars
+from gpu_worker.sampling.token_rules import Mask
+from gpu_worker.sequences.sequence_table import SequenceTable
 from gpu_worker.simulated import SimulatedRunner
 from gpu_worker.simulated_tokenizer import END_OF_SEQUENCE_ID
 from gpu_worker.step import Fork, SamplingParams
-from gpu_worker.token_rules import Mask
 from rpc.grammar import GrammarError
 from tests.gpu_worker.builders import make_new, make_runner, make_step
 

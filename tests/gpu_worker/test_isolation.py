@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpu_worker import isolation
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
-from gpu_worker.isolation import KERNEL_RAISED, NO_MEMORY
+from gpu_worker.lease import isolation
+from gpu_worker.lease.isolation import KERNEL_RAISED, NO_MEMORY
+from gpu_worker.lease.token_limit import STEPS_TO_RETRY, TokenLimit
 from gpu_worker.runner import ModelRunner
-from gpu_worker.sequences import Outcome
+from gpu_worker.sequences.sequence_table import Outcome
 from gpu_worker.simulated import SimulatedRunner
 from gpu_worker.step import Batch, NewSequence, Runner, Samples, SamplingParams, Step
-from gpu_worker.token_limit import STEPS_TO_RETRY, TokenLimit
 from tests.gpu_worker.builders import make_config, make_new, make_step, make_table
 from tests.gpu_worker.generation import make_batch, make_sequence
 from tests.gpu_worker.tiny_models import VOCAB, make_model

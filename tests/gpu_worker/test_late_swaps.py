@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_worker import cache_engine
-from gpu_worker.block_order import WorkUnderWay
+from gpu_worker.cache import cache_engine
+from gpu_worker.cache.block_order import WorkUnderWay
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
 from gpu_worker.runner import ModelRunner
 from scheduler_svc.config import PreemptionMode

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpu_worker import memory
+from gpu_worker.device import memory
 
 V2 = {"max": "memory.max", "used": "memory.current", "stat": "memory.stat"}
 V1 = {

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gpu_worker.attention import AttentionShape
 from gpu_worker.attention.torch_backend import TorchAttention
-from gpu_worker.cache_engine import CacheEngine
+from gpu_worker.cache.cache_engine import CacheEngine
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ModelError
 from gpu_worker.layers import ParallelGroup, Placement
 from gpu_worker.layers.linear import kv_heads_per_rank

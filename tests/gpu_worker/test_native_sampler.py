@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from gpu_worker.native_sampler import CpuSampler
-from gpu_worker.sampler import Sampler, TorchSampler
+from gpu_worker.sampling.native_sampler import CpuSampler
+from gpu_worker.sampling.sampler import Sampler, TorchSampler
 from gpu_worker.step import Samples, SamplingParams
 from signalbox_kernels import native
 from signalbox_kernels.native import Isa, NativeUnavailable

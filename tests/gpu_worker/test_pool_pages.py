@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from gpu_worker import pool_pages
-from gpu_worker.cache_engine import CacheEngine
-from gpu_worker.pool_pages import PoolPages
+from gpu_worker.cache import pool_pages
+from gpu_worker.cache.cache_engine import CacheEngine
+from gpu_worker.cache.pool_pages import PoolPages
 
 MIB = 1 << 20
 NUM_BYTES = 64 * MIB

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
-from gpu_worker.memory import tensor_bytes
+from gpu_worker.device.memory import tensor_bytes
 from gpu_worker.runner import ModelRunner
 from gpu_worker.servicer import SERVICE_NAME, WorkerServicer
 from gpu_worker.simulated import SimulatedRunner

@@ -10,7 +10,7 @@ import torch
 
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ModelError
 from gpu_worker.runner import ModelRunner
-from gpu_worker.sample_rows import PromptRows
+from gpu_worker.sampling.sample_rows import PromptRows
 from signalbox_kernels import native
 from signalbox_kernels.native import NativeUnavailable
 from tests.gpu_worker.generation import make_batch, make_sequence

@@ -19,13 +19,13 @@ import pytest
 import torch
 
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ModelError, ParallelConfig
-from gpu_worker.device_loss import DeviceLost
-from gpu_worker.devices import choose_device
+from gpu_worker.device.device_loss import DeviceLost
+from gpu_worker.device.devices import choose_device
 from gpu_worker.ranks import followers, rank_codec
 from gpu_worker.ranks.followers import Followers
 from gpu_worker.ranks.messages import Ask, Direction, Done, InitCacheEngine, MoveBlocks, Start
 from gpu_worker.ranks.runner import TensorParallelRunner, make_runner
-from gpu_worker.sample_rows import PromptRows
+from gpu_worker.sampling.sample_rows import PromptRows
 from gpu_worker.step import Batch, Runner
 from scheduler_svc.config import PreemptionMode
 from signalbox import LLM, EngineDeadError, RequestOutput, SamplingParams

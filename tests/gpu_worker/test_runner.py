@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from gpu_worker import capacity
-from gpu_worker.cache_engine import CacheEngine
-from gpu_worker.capacity import largest_batch
+from gpu_worker.cache import capacity
+from gpu_worker.cache.cache_engine import CacheEngine
+from gpu_worker.cache.capacity import largest_batch
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ModelError, ParallelConfig
-from gpu_worker.memory import available_ram, peak_growth
+from gpu_worker.device.memory import available_ram, peak_growth
 from gpu_worker.runner import ModelRunner
 from gpu_worker.step import BlockMapping, Runner, SamplingParams
 from tests.gpu_worker.generation import Driver, Generated, make_batch, make_sequence

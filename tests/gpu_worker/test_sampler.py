@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpu_worker.sampler import TorchSampler
+from gpu_worker.sampling.sampler import TorchSampler
 from gpu_worker.step import Samples, SamplingParams
 from tests.gpu_worker.generation import make_rows
 

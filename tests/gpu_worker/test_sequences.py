@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gpu_worker.sequences import Outcome, SequenceTable
+from gpu_worker.sequences.sequence_table import Outcome, SequenceTable
 from gpu_worker.simulated import SimulatedRunner, expected_tokens
 from gpu_worker.step import (
     Batch,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from gpu_worker.sequences import SequenceTable
+from gpu_worker.sequences.sequence_table import SequenceTable
 from gpu_worker.simulated import POISON, SimulatedConfig, SimulatedRunner, expected_tokens
 from gpu_worker.simulated_tokenizer import END_OF_SEQUENCE, END_OF_SEQUENCE_ID, tokenizer_files
 from gpu_worker.step import Batch, BlockMapping, BlockTablePatch, SamplingParams

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from gpu_worker.execution import Unfinished
-from gpu_worker.grammars import Grammars
-from gpu_worker.lease import Lease
+from gpu_worker.lease.lease import Lease
 from gpu_worker.runner import ModelRunner
+from gpu_worker.sampling.grammars import Grammars
 from gpu_worker.step import (
     Batch,
     BlockTablePatch,

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpu_worker.cuda_streams import node_of
-from gpu_worker.streams import HostStreams
-from gpu_worker.swap_memory import SwapMemory, num_nodes, prefer_node
+from gpu_worker.cache.swap_memory import SwapMemory, num_nodes, prefer_node
+from gpu_worker.device.cuda_streams import node_of
+from gpu_worker.device.streams import HostStreams
 from signalbox_kernels import pages
 
 

@@ -10,15 +10,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gpu_worker import samplers
 from gpu_worker.config import DeviceConfig
+from gpu_worker.device.step_inputs import NUM_BUFFERS, InputPacker, PinnedBuffers
+from gpu_worker.device.streams import streams_of
 from gpu_worker.layers import ParallelGroup, Placement
-from gpu_worker.native_sampler import CpuSampler
-from gpu_worker.sampler import NoSampler, Sampler, TorchSampler
-from gpu_worker.samplers import make_sampler
+from gpu_worker.sampling import samplers
+from gpu_worker.sampling.native_sampler import CpuSampler
+from gpu_worker.sampling.sampler import NoSampler, Sampler, TorchSampler
+from gpu_worker.sampling.samplers import make_sampler
 from gpu_worker.step import SamplingParams
-from gpu_worker.step_inputs import NUM_BUFFERS, InputPacker, PinnedBuffers
-from gpu_worker.streams import streams_of
 from signalbox_kernels import triton
 from tests.gpu_worker.generation import make_rows
 from tests.gpu_worker.sampling import assert_same, make_history, make_logits, random_params
@@ -26,7 +26,7 @@ from tests.gpu_worker.sampling import assert_same, make_history, make_logits, ra
 
 def make_samplers(vocab_size: int, device: str) -> tuple[Sampler, Sampler]:
     """Returns Triton's sampler and PyTorch's."""
-    from gpu_worker.triton_sampler import TritonSampler
+    from gpu_worker.sampling.triton_sampler import TritonSampler
 
     where = torch.device(device)
     return TritonSampler(device=where), TorchSampler(vocab_size=vocab_size, device=where)
@@ -52,7 +52,7 @@ def test_columns_may_go_in_packed_copies(
     triton_device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And in few of them: a buffer that is taken twice in a step would be waited for."""
-    from gpu_worker.triton_sampler import TritonSampler
+    from gpu_worker.sampling.triton_sampler import TritonSampler
 
     device, num_sent = torch.device(triton_device), []
     packer = InputPacker(device, PinnedBuffers(device, streams_of(device).compute))

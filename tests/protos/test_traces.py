@@ -10,9 +10,9 @@ import yaml
 from google.protobuf.message import Message
 
 from gpu_worker import codec
+from gpu_worker.lease.step_log import Answer
 from gpu_worker.simulated import SimulatedConfig, SimulatedRunner
 from gpu_worker.step import BlockMapping
-from gpu_worker.step_log import Answer
 from gpu_worker.worker import Worker
 from protos.worker.v1 import worker_pb2 as pb
 from rpc.errors import RpcError

@@ -1,6 +1,6 @@
 // The C ABI of sampling: a batch of draws from rows of logits, in plain arrays.
 //
-// What is done, and in which order, is said in gpu_worker/sampler.py, the random numbers in
+// What is done, and in which order, is said in gpu_worker/sampling/sampler.py, the random numbers in
 // random.py. A pointer to what no draw of a batch uses may be null.
 #pragma once
 

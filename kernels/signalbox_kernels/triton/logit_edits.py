@@ -3,7 +3,7 @@
 Rows are copied, because log probabilities are of the model's own logits. Everything after the copy
 touches the tokens that are named and no others. How often a token occurs is counted in a table of
 zeros; whoever takes a count out of it leaves a zero, so each token of a row is penalised once,
-however often it stands there. The penalties are those of gpu_worker/logit_edits.py.
+however often it stands there. The penalties are those of gpu_worker/sampling/logit_edits.py.
 """
 
 from typing import NamedTuple

@@ -1,0 +1,191 @@
+"""Finds how many KV blocks fit beside weights and activations, by running the largest step.
+
+On a CUDA device the budget is a share of its memory, less what this worker uses and what the step
+took. On a CPU the cache shares RAM with everything else, so the default takes a quarter of what is
+free, at most 4 GiB. Neither pool is larger than all sequences together can use.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from gpu_worker.cache.rates import copy_bytes_per_s, seconds
+from gpu_worker.config import GIB, CacheConfig
+from gpu_worker.device.memory import available_ram, peak_growth
+from gpu_worker.sampling.sample_rows import NO_LOGPROBS, SampleRows
+from gpu_worker.step import Batch, CacheCapacity, Int64Array
+
+_CPU_SHARE = 4
+_CPU_LIMIT = 4 * GIB
+_SWAP_LIMIT = 4 * GIB
+
+
+def measure_capacity(
+    *,
+    cache_config: CacheConfig,
+    max_model_len: int,
+    block_bytes: int,
+    device: torch.device,
+    execute: Callable[[Batch], None],
+    num_ranks: int = 1,
+    others_bytes: int = 0,
+    graphs_bytes: int = 0,
+) -> CacheCapacity:
+    """Runs the largest step; returns what fits. Raises MemoryError if not one block does.
+
+    Args:
+        num_ranks: that divide RAM, and what is asked for, evenly.
+        others_bytes: of the device, in use before this worker took any.
+        graphs_bytes: what graphs will take, which are not there yet.
+    """
+    num_tokens = cache_config.num_batched_tokens(device.type)
+    batch = largest_batch(
+        num_tokens=num_tokens,
+        num_seqs=cache_config.max_num_seqs,
+        max_model_len=max_model_len,
+        block_size=cache_config.block_size,
+        # A wide nucleus takes the most memory; on a CPU without native kernels it takes seconds.
+        top_p=1.0 if device.type == "cpu" else 0.9,
+    )
+    times: list[float] = []
+    try:
+        activations = peak_growth(
+            device, lambda: times.append(seconds(device, lambda: execute(batch)))
+        )
+    except MemoryError:
+        raise MemoryError(
+            f"a step of {num_tokens} tokens does not fit on {device}; "
+            "lower max_num_batched_tokens or max_num_seqs"
+        ) from None
+    if device.type == "cuda":  # the first run compiled kernels, too
+        times = [seconds(device, lambda: execute(batch))]
+    budget = _budget(
+        cache_config,
+        device,
+        activations + graphs_bytes,
+        num_ranks=num_ranks,
+        others_bytes=others_bytes,
+    )
+    useful = cache_config.max_num_seqs * -(-max_model_len // cache_config.block_size)
+    capacity = CacheCapacity(
+        block_size=cache_config.block_size,
+        num_gpu_blocks=min(budget // block_bytes, useful),
+        num_cpu_blocks=min(_swap_space(cache_config) // num_ranks // block_bytes, useful),
+        block_bytes=block_bytes,
+        max_num_seqs=cache_config.max_num_seqs,
+        max_num_batched_tokens=num_tokens,
+        copy_bytes_per_s=copy_bytes_per_s(device),
+        prefill_tokens_per_s=num_tokens / times[0],
+        activations_bytes=activations,
+        tensor_parallel_size=num_ranks,
+    )
+    _check(capacity, budget, device)
+    return capacity
+
+
+def _swap_space(cache_config: CacheConfig) -> int:
+    """Bytes for swapped-out blocks."""
+    if cache_config.swap_space_bytes is None:
+        return min(_SWAP_LIMIT, available_ram() // _CPU_SHARE)
+    return cache_config.swap_space_bytes
+
+
+def _budget(
+    cache_config: CacheConfig,
+    device: torch.device,
+    activations: int,
+    *,
+    num_ranks: int,
+    others_bytes: int,
+) -> int:
+    """Bytes for this rank's KV cache, 0 if weights and activations take it all."""
+    if cache_config.kv_cache_bytes is not None:
+        return cache_config.kv_cache_bytes // num_ranks
+    if device.type == "cpu":
+        free = available_ram() - num_ranks * activations
+        return max(0, min(_CPU_LIMIT, free // _CPU_SHARE) // num_ranks)
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(device)
+    return share_left(
+        free=free,
+        total=total,
+        others=others_bytes,
+        utilization=cache_config.gpu_memory_utilization,
+        activations=activations,
+    )
+
+
+def share_left(*, free: int, total: int, others: int, utilization: float, activations: int) -> int:
+    """Returns what is left of this worker's share of a device, in bytes, as vLLM counts it.
+
+    Whatever came into use since the worker began is its own: weights, graphs, and what libraries
+    and drivers keep. Who shares the card leaves the share alone, but not more than is free.
+    """
+    own = total - free - others
+    return max(0, min(int(total * utilization) - own, free) - activations)
+
+
+def _check(capacity: CacheCapacity, budget: int, device: torch.device) -> None:
+    if capacity.num_gpu_blocks < 1:
+        remedy = "kv_cache_bytes" if device.type == "cpu" else "gpu_memory_utilization"
+        raise MemoryError(
+            f"too little memory for one KV block: it takes {capacity.block_bytes} bytes and "
+            f"{budget} are left; raise {remedy} or use a smaller model"
+        )
+    in_ram = capacity.num_cpu_blocks + (capacity.num_gpu_blocks if device.type == "cpu" else 0)
+    needed, free = (
+        capacity.tensor_parallel_size * in_ram * capacity.block_bytes,
+        available_ram(),
+    )
+    if needed > free:
+        raise MemoryError(
+            f"the KV cache in RAM would take {needed >> 20} MiB and {free >> 20} MiB are free; "
+            "lower swap_space_bytes or kv_cache_bytes"
+        )
+
+
+def largest_batch(
+    *, num_tokens: int, num_seqs: int, max_model_len: int, block_size: int, top_p: float = 1.0
+) -> Batch:
+    """The most sequences and tokens in one step, all drawn at random; every block is block 0."""
+    query_lens = _spread(num_tokens=num_tokens, num_seqs=num_seqs, max_len=max_model_len)
+    query_start = np.concatenate([[0], query_lens.cumsum()])
+    positions = np.arange(query_start[-1]) - np.repeat(query_start[:-1], query_lens)
+    max_blocks = -(-int(query_lens.max()) // block_size)
+    return Batch(
+        token_ids=np.zeros(len(positions), dtype=np.int64),
+        positions=positions,
+        slot_mapping=positions % block_size,
+        query_start=query_start,
+        context_lens=query_lens,
+        block_tables=np.zeros((num_seqs, max_blocks), dtype=np.int32),
+        rows=_random_rows(query_start[1:] - 1, top_p=top_p),
+    )
+
+
+def _spread(*, num_tokens: int, num_seqs: int, max_len: int) -> Int64Array:
+    """As long a chunk as can be, and one token for each of the other sequences."""
+    lens = np.ones(num_seqs, dtype=np.int64)
+    spare = min(num_tokens - num_seqs, num_seqs * (max_len - 1))
+    for i in range(num_seqs):
+        lens[i] += min(spare, max_len - 1)
+        spare -= int(lens[i]) - 1
+    return lens
+
+
+def _random_rows(token_index: Int64Array, *, top_p: float) -> SampleRows:
+    num_rows = len(token_index)
+    return SampleRows(
+        seq_ids=np.arange(num_rows),
+        token_index=token_index,
+        branch=np.zeros(num_rows, dtype=np.int64),
+        position=np.ones(num_rows, dtype=np.int64),
+        temperature=np.ones(num_rows, dtype=np.float32),
+        top_p=np.full(num_rows, top_p, dtype=np.float32),
+        top_k=np.zeros(num_rows, dtype=np.int64),
+        min_p=np.zeros(num_rows, dtype=np.float32),
+        typical_p=np.ones(num_rows, dtype=np.float32),
+        seed=np.zeros(num_rows, dtype=np.uint64),
+        num_logprobs=np.full(num_rows, NO_LOGPROBS),
+    )

@@ -1,0 +1,50 @@
+"""What the worker asks of a device's graphs: record work once, run it again with one launch.
+
+A graph reads and writes the memory that its work did when it was recorded, whatever lies there by
+then, and nothing of it depends on what the host does. So its inputs stay in one place, and no
+shape, index or branch may come from a value that the device computed.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+
+class NotCapturable(RuntimeError):
+    """Work that waits for the device cannot be recorded; says where it does."""
+
+
+class Graph(Protocol):
+    """Recorded work."""
+
+    def replay(self) -> None:
+        """Enqueues all of it, on the stream that computes."""
+        ...
+
+
+class GraphRecorder(Protocol):
+    """Records graphs of one device, which share one pool of memory for what they leave behind.
+
+    They may, because no two run at a time, and nobody reads a graph's temporary results.
+    """
+
+    def capture(self, work: Callable[[], None]) -> Graph:
+        """Runs `work` until nothing is compiled or set up any more, and records it.
+
+        Raises NotCapturable.
+        """
+        ...
+
+    def used_bytes(self) -> int:
+        """Returns the device's memory in use, by whomever."""
+        ...
+
+
+def recorder_for(device: torch.device) -> GraphRecorder | None:
+    """Returns what records graphs on a device; None where there are none."""
+    if device.type != "cuda":
+        return None
+    from gpu_worker.device.cuda_graphs import CudaGraphs
+
+    return CudaGraphs(device)

@@ -1,0 +1,128 @@
+"""What the worker asks of a device's queues: streams of work, events between them, pinned memory.
+
+A stream does what was enqueued in order, and not before the events that it was told to wait for;
+nothing else orders two streams. This is CUDA's model, behind one seam: a CPU does everything at
+once, and a test's stand-in does it as late and in as odd an order as the events allow.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+
+class Event(Protocol):
+    """A place in a stream: it is done when all that was enqueued before it is."""
+
+    @property
+    def is_done(self) -> bool: ...
+
+    def wait(self) -> None:
+        """Blocks the calling thread until it is done."""
+        ...
+
+    def ns_since(self, earlier: "Event") -> int:
+        """Returns how long after `earlier` it was done; both are, and are of one device."""
+        ...
+
+
+class Stream(Protocol):
+    """A queue of work."""
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Enqueues the device work that `work` starts; `work` may be called at once."""
+        ...
+
+    def record(self) -> Event:
+        """Marks the end of what has been enqueued so far."""
+        ...
+
+    def wait(self, event: Event) -> None:
+        """Holds back what is enqueued from now on until `event` is done; blocks no thread."""
+        ...
+
+
+class Streams(Protocol):
+    """The streams of one device, as its execution thread sees them."""
+
+    @property
+    def compute(self) -> Stream:
+        """Where models compute."""
+        ...
+
+    def new(self) -> Stream:
+        """Makes a stream that waits for no other by itself."""
+        ...
+
+    def pin(self, address: int, num_bytes: int) -> None:
+        """Keeps whole pages of RAM where they are, so that the device reads and writes them.
+
+        Raises MemoryError where the system allows no more.
+        """
+        ...
+
+    def unpin(self, address: int) -> None:
+        """Ends `pin`, once no copy of theirs is under way."""
+        ...
+
+    def numa_node(self) -> int | None:
+        """Returns the node of RAM that is next to the device; None if nothing says."""
+        ...
+
+
+class HostEvent:
+    """On a CPU: done as soon as it is recorded."""
+
+    is_done = True
+
+    def __init__(self) -> None:
+        self.at_ns = time.perf_counter_ns()
+
+    def wait(self) -> None:
+        """It is done."""
+
+    def ns_since(self, earlier: Event) -> int:
+        assert isinstance(earlier, HostEvent)
+        return self.at_ns - earlier.at_ns
+
+
+class HostStream:
+    """On a CPU: work is done when it is enqueued."""
+
+    def run(self, work: Callable[[], None]) -> None:
+        work()
+
+    def record(self) -> HostEvent:
+        return HostEvent()
+
+    def wait(self, event: Event) -> None:
+        """What it would wait for is done."""
+
+
+class HostStreams:
+    """A CPU's: there is no device to pin memory for."""
+
+    def __init__(self) -> None:
+        self.compute = HostStream()
+
+    def new(self) -> HostStream:
+        return HostStream()
+
+    def pin(self, address: int, num_bytes: int) -> None:
+        """Every page is the CPU's to use."""
+
+    def unpin(self, address: int) -> None:
+        """Nothing was pinned."""
+
+    def numa_node(self) -> int | None:
+        return None
+
+
+def streams_of(device: torch.device) -> Streams:
+    """Returns the streams of a device; for CUDA, call it on the thread that computes there."""
+    if device.type == "cuda":
+        from gpu_worker.device.cuda_streams import CudaStreams
+
+        return CudaStreams(device)
+    return HostStreams()

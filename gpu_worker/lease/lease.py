@@ -1,0 +1,196 @@
+"""One lease of the worker: the sequences, and the runner's cache, of one scheduler's epoch.
+
+Steps are executed here, on the execution thread. A lease that was closed, because the scheduler
+was lost or initialised the cache anew, executes nothing more.
+"""
+
+import logging
+import time
+from functools import partial
+
+import numpy as np
+
+from gpu_worker.device.device_loss import is_device_lost
+from gpu_worker.execution import Unfinished
+from gpu_worker.lease import isolation
+from gpu_worker.lease.step_log import StepLog
+from gpu_worker.lease.steps_in_flight import MakeResult, OnError, StepInFlight, StepsInFlight
+from gpu_worker.lease.token_limit import TokenLimit
+from gpu_worker.sampling.grammars import Grammars
+from gpu_worker.sequences.sequence_table import Outcome, SequenceTable
+from gpu_worker.step import (
+    Batch,
+    CacheCapacity,
+    Launching,
+    Overlapping,
+    Runner,
+    Samples,
+    Step,
+    StepResult,
+)
+from gpu_worker.tracing import StepSpan
+from rpc.errors import Aborted, FailedPrecondition, Internal
+
+logger = logging.getLogger(__name__)
+
+
+class Lease:
+    """Executes the steps of one epoch, in order."""
+
+    def __init__(
+        self,
+        *,
+        epoch: int,
+        runner: Runner,
+        capacity: CacheCapacity,
+        num_gpu_blocks: int,
+        num_cpu_blocks: int,
+        grammars: Grammars,
+    ) -> None:
+        self.epoch = epoch
+        self.log = StepLog()
+        self.table = SequenceTable(
+            model=runner.model,
+            capacity=capacity,
+            num_gpu_blocks=num_gpu_blocks,
+            num_cpu_blocks=num_cpu_blocks,
+            grammars=grammars,
+        )
+        self._runner = runner
+        self._limit = TokenLimit(capacity.max_num_batched_tokens)
+        self._in_flight: StepsInFlight | None = None
+        if isinstance(runner, Launching) and runner.launches:
+            self._in_flight = StepsInFlight(runner, self.table)
+        self._num_executed = 0
+        self._is_open = True
+
+    def close(self) -> None:
+        """Refuses the steps that are not running yet. Safe from any thread."""
+        self._is_open = False
+
+    def execute(self, step: Step, *, arrived_ns: int) -> StepResult | Unfinished[StepResult]:
+        """Executes the next step, or launches it.
+
+        Raises RpcError, having changed nothing, if the step is not allowed.
+        """
+        if self._in_flight is not None:
+            self._in_flight.make_way(step)  # a failure there closes the lease
+        if not self._is_open:
+            raise Aborted(f"the lease of epoch {self.epoch:#x} has ended")
+        if step.step_id != self._num_executed + 1:  # the step before it was refused
+            raise FailedPrecondition(
+                f"step {step.step_id} sent, step {self._num_executed + 1} expected"
+            )
+        wait_ns = time.monotonic_ns() - arrived_ns
+        span, start_ns = StepSpan.begin(step), time.time_ns()
+        with span.current():
+            batch = self.table.apply(step)
+            self._num_executed = step.step_id
+            try:
+                swap_ns = self._move_blocks(step)
+                make_result = partial(
+                    _result,
+                    step,
+                    span,
+                    start_ns=start_ns,
+                    wait_ns=wait_ns,
+                    swap_ns=swap_ns,
+                    limit=self._limit,
+                )
+                return self._compute(batch, make_result, on_error=partial(self._fail_later, span))
+            except Exception as error:
+                raise self._fail(error) from error
+
+    def _compute(
+        self, batch: Batch, make_result: MakeResult, on_error: OnError
+    ) -> StepResult | Unfinished[StepResult]:
+        """Computes an applied step; raises if more than the step's sequences are harmed."""
+        samples = _no_samples()
+        if len(batch.token_ids):
+            launched = self._launch(batch, make_result, on_error)
+            if launched is not None:
+                return launched
+            samples = isolation.execute(self._runner, batch, self._limit)
+        return make_result(self.table.take(samples), samples)
+
+    def _launch(
+        self, batch: Batch, make_result: MakeResult, on_error: OnError
+    ) -> StepInFlight | None:
+        """Returns None where the batch must be computed at once; its tokens are known then."""
+        if self._in_flight is None:
+            return None
+        try:
+            if len(batch.token_ids) <= self._limit.tokens:
+                launched = self._in_flight.launch(batch, make_result, on_error)
+                self._limit.count_step()
+                return launched
+        except Exception as error:  # isolation will say what it is
+            if is_device_lost(error):
+                raise
+            logger.warning("a step cannot be launched: %s", str(error).partition("\n")[0])
+        self._in_flight.know(batch)
+        return None
+
+    def _fail_later(self, span: StepSpan, error: Exception) -> Exception:
+        """Of a step that was launched."""
+        span.fail(error)
+        return self._fail(error)
+
+    def _fail(self, error: Exception) -> Exception:
+        """Ends the lease over what harms more than some sequences."""
+        logger.error("step %d failed; its lease ends", self._num_executed, exc_info=error)
+        self.close()
+        failure = Internal("a step failed half-way; the cache is lost")
+        failure.__cause__ = error
+        return failure
+
+    def _move_blocks(self, step: Step) -> int:
+        """Moves blocks, once, of sequences that need not be in the step: none could be failed.
+
+        Returns the nanoseconds that this takes, beside the forward pass or not.
+        """
+        start = time.monotonic_ns()
+        if len(step.swap_out.src):
+            self._runner.swap_out(step.swap_out)
+        if len(step.swap_in.src):
+            self._runner.swap_in(step.swap_in)
+        if len(step.copy.src):
+            self._runner.copy(step.copy)
+        called_ns = time.monotonic_ns() - start
+        has_swaps = len(step.swap_out.src) or len(step.swap_in.src)
+        if has_swaps and isinstance(self._runner, Overlapping):
+            return called_ns + self._runner.take_copy_ns()
+        return called_ns
+
+
+def _no_samples() -> Samples:
+    return Samples(token_ids=np.empty(0, dtype=np.int32))
+
+
+def _result(
+    step: Step,
+    span: StepSpan,
+    outcome: Outcome,
+    samples: Samples,
+    *,
+    start_ns: int,
+    wait_ns: int,
+    swap_ns: int,
+    limit: TokenLimit,
+) -> StepResult:
+    result = StepResult(
+        epoch=step.epoch,
+        step_id=step.step_id,
+        seq_ids=outcome.seq_ids,
+        token_ids=outcome.token_ids,
+        logprobs=outcome.logprobs,
+        prompt_logprobs=outcome.prompt_logprobs,
+        failures=outcome.failures,
+        wait_ns=wait_ns,
+        swap_ns=swap_ns,
+        forward_ns=samples.forward_ns,
+        sample_ns=samples.sample_ns,
+        max_num_batched_tokens=limit.lowered,
+    )
+    span.end(result, start_ns=start_ns)
+    return result

@@ -1,0 +1,1 @@
+"""Which token a sequence draws: packed draws, rules and grammars, and those who draw."""

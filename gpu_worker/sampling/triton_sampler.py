@@ -1,0 +1,186 @@
+"""Draws on a GPU with Triton's kernels: one copy of columns in, the tokens out, no row sorted.
+
+Rows that are edited are copied and edited first; the others are read where the model left them.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gpu_worker.device.step_inputs import InputPacker
+from gpu_worker.sampling import logprobs
+from gpu_worker.sampling.device_draws import DeviceDraws
+from gpu_worker.sampling.sample_rows import Int32Array, Int64Array, SampleRows
+from gpu_worker.sampling.sampler import NOT_FINITE
+from gpu_worker.step import NONE_LEFT, Logprobs, Samples
+from signalbox_kernels.random import race_keys
+from signalbox_kernels.sampling import DrawStatus
+from signalbox_kernels.triton.logit_edits import (
+    PenaltyColumns,
+    add_to_tokens,
+    copy_rows,
+    penalise,
+)
+from signalbox_kernels.triton.sampling import DrawColumns, draw_tokens
+
+_REASONS = {DrawStatus.NOT_FINITE: NOT_FINITE, DrawStatus.NONE_LEFT: NONE_LEFT}
+
+
+class TritonSampler:
+    """A `Sampler`; gives the tokens that `TorchSampler` gives."""
+
+    def __init__(self, *, device: torch.device) -> None:
+        self.packer: InputPacker | None = None
+        """Sends columns without waiting for the device; None sends them from where they lie."""
+        self._device = device
+
+    def __call__(
+        self, logits: Tensor, rows: SampleRows, logits_row: Int64Array | None = None
+    ) -> Samples:
+        if logits_row is None:
+            logits_row = np.arange(len(rows))
+        tokens, status = self._draw(logits, rows, logits_row)
+        found = torch.stack((tokens, status.to(torch.int32))).cpu().numpy()  # the one wait
+        failed = {
+            row: _REASONS[DrawStatus(int(found[1, row]))]
+            for row in np.flatnonzero(found[1]).tolist()
+        }
+        reported = np.flatnonzero((rows.num_logprobs >= 0) & (found[1] == 0))
+        return Samples(
+            token_ids=found[0],
+            logprobs=self._report(logits, rows, logits_row, tokens, reported),
+            failed=failed,
+        )
+
+    def can_draw(self, rows: SampleRows) -> bool:
+        """Satisfies `DeviceDrawing`: what is reported must be waited for."""
+        return not (rows.num_logprobs >= 0).any()
+
+    def draw(self, logits: Tensor, rows: SampleRows, logits_row: Int64Array | None) -> DeviceDraws:
+        if logits_row is None:
+            logits_row = np.arange(len(rows))
+        return DeviceDraws(*self._draw(logits, rows, logits_row))
+
+    def logprobs(
+        self, logits: Tensor, targets: Int32Array, num_logprobs: Int64Array
+    ) -> list[Logprobs]:
+        tokens = self._tensor(targets.astype(np.int64))
+        index = np.arange(len(targets))
+        return logprobs.report(logits.float(), tokens, rows=index, num_logprobs=num_logprobs)
+
+    def _draw(
+        self, logits: Tensor, rows: SampleRows, logits_row: Int64Array
+    ) -> tuple[Tensor, Tensor]:
+        """Returns tokens and status of all rows, on the device."""
+        edited = rows.is_edited
+        if rows.suppressed is not None:
+            edited |= rows.suppressed.lengths > 0
+        if not edited.any():
+            return draw_tokens(logits, self._columns(rows, logits_row))
+        parts = [np.flatnonzero(edited), np.flatnonzero(~edited)]
+        copied, status = self._edited(logits, rows.take(parts[0]), logits_row[parts[0]])
+        columns = self._columns(rows.take(parts[0]), np.arange(len(parts[0])))
+        drawn = [draw_tokens(copied, columns, status=status)]
+        if len(parts[1]):
+            columns = self._columns(rows.take(parts[1]), logits_row[parts[1]])
+            drawn.append(draw_tokens(logits, columns))
+        back = self._tensor(np.argsort(np.concatenate(parts)))
+        tokens, status = (torch.cat(column)[back] for column in zip(*drawn, strict=True))
+        return tokens, status
+
+    def _edited(
+        self, logits: Tensor, rows: SampleRows, logits_row: Int64Array
+    ) -> tuple[Tensor, Tensor]:
+        """Copies and edits rows; returns them with what `copy_rows` says of each."""
+        mask_of_row = masks = None
+        if rows.allowed is None:
+            index = self._tensor(logits_row)
+        else:
+            index, mask_of_row, masks = self._send(
+                logits_row, rows.allowed.mask_of_row, rows.allowed.masks.view(np.int32)
+            )
+        copied, status = copy_rows(logits, index, mask_of_row=mask_of_row, masks=masks)
+        self._add(copied, rows)
+        if rows.penalties is not None:
+            penalise(copied, self._penalty_columns(rows))
+        return copied, status
+
+    def _add(self, logits: Tensor, rows: SampleRows) -> None:
+        """Suppressed tokens and biases, as one list of pairs."""
+        runs, values = [], []
+        if rows.suppressed is not None:
+            runs.append(rows.suppressed)
+            values.append(np.full(len(rows.suppressed.token_ids), -np.inf, dtype=np.float32))
+        if rows.biases is not None:
+            runs.append(rows.biases.runs)
+            values.append(rows.biases.values)
+        if runs:
+            pairs = self._send(
+                np.concatenate([run.rows for run in runs]),
+                np.concatenate([run.token_ids for run in runs]),
+                np.concatenate(values),
+            )
+            add_to_tokens(logits, *pairs)
+
+    def _penalty_columns(self, rows: SampleRows) -> PenaltyColumns:
+        assert rows.penalties is not None
+        picked = np.flatnonzero(rows.penalties.is_used)
+        used, num_tokens = rows.penalties.take(picked), rows.position[picked]
+        longest = int(num_tokens.max(initial=0))
+        return PenaltyColumns(
+            *self._send(
+                picked,
+                used.presence,
+                used.frequency,
+                used.repetition,
+                used.num_prompt,
+                num_tokens,
+                used.tokens[used.owners, :longest],
+            )
+        )
+
+    def _columns(self, rows: SampleRows, logits_row: Int64Array) -> DrawColumns:
+        """All columns in one copy to the device."""
+        keys = race_keys(rows.seed, rows.branch, rows.position).view(np.int32).reshape(-1, 2)
+        floats = (rows.temperature, rows.top_p, rows.min_p, rows.typical_p)
+        packed = np.empty((9, len(rows)), dtype=np.int32)
+        packed[:2] = logits_row.view(np.int32).reshape(2, -1)
+        packed[2:6] = [column.view(np.int32) for column in floats]
+        packed[6] = np.minimum(rows.top_k, np.iinfo(np.int32).max)
+        packed[7:] = keys.T
+        there = self._tensor(packed)
+        return DrawColumns(
+            there[:2].view(-1).view(torch.int64),
+            *there[2:6].view(torch.float32),
+            *there[6:],
+        )
+
+    def _report(
+        self,
+        logits: Tensor,
+        rows: SampleRows,
+        logits_row: Int64Array,
+        tokens: Tensor,
+        reported: Int64Array,
+    ) -> list[Logprobs]:
+        if not len(reported):
+            return []
+        return logprobs.report(
+            logits[self._tensor(logits_row[reported])].float(),
+            tokens[self._tensor(reported)].long(),
+            rows=reported,
+            num_logprobs=rows.num_logprobs[reported],
+        )
+
+    def _tensor(self, array: NDArray[np.generic]) -> Tensor:
+        return self._send(array)[0]
+
+    def _send(self, *arrays: NDArray[Any]) -> list[Tensor]:
+        """In one copy, if there is a packer; it has buffers for a few copies a step."""
+        if self.packer is not None:
+            return self.packer.send(arrays)
+        contiguous = (torch.from_numpy(np.ascontiguousarray(array)) for array in arrays)
+        return [tensor.to(self._device, non_blocking=True) for tensor in contiguous]

@@ -1,0 +1,255 @@
+"""The worker's memory of sequences: applies a step to it, builds the batch, takes the samples.
+
+Every sequence has known tokens, of which the leading ones are computed (their K and V are in its
+blocks). A step computes some of the others; when none is left a token is drawn and becomes known,
+so the next step can compute it without hearing it from the scheduler. While a batch is under way
+(`book`) its draws are known by their place alone, until it is taken: the next batch may name them.
+Used on the execution thread alone.
+"""
+
+import math
+from collections.abc import Container
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpu_worker.sampling.grammars import Grammars
+from gpu_worker.sampling.sample_rows import PromptRows
+from gpu_worker.sequences import batches
+from gpu_worker.sequences.batches import PlannedBatch
+from gpu_worker.sequences.sequence_rows import SequenceRows
+from gpu_worker.sequences.staging import Limits, StagedStep
+from gpu_worker.sequences.step_checks import check_mappings
+from gpu_worker.step import (
+    Batch,
+    CacheCapacity,
+    Int32Array,
+    Int64Array,
+    Logprobs,
+    ModelInfo,
+    PromptLogprobs,
+    Samples,
+    SequenceFailure,
+    Step,
+)
+
+
+class Outcome(NamedTuple):
+    """What became of a batch: a row for each token drawn, and the sequences that failed."""
+
+    seq_ids: Int64Array
+    token_ids: Int32Array
+    logprobs: list[Logprobs]
+    prompt_logprobs: list[PromptLogprobs]
+    failures: list[SequenceFailure]
+
+
+class BookedBatch(NamedTuple):
+    """A batch that is under way, and where the tokens go that it draws."""
+
+    planned: PlannedBatch
+    first: Int64Array
+    """Index of each sequence's first draw; the others are its tokens' places."""
+    rows: Int64Array
+    positions: Int64Array
+
+
+class SequenceTable:
+    """The sequences of one lease."""
+
+    def __init__(
+        self,
+        *,
+        model: ModelInfo,
+        capacity: CacheCapacity,
+        num_gpu_blocks: int,
+        num_cpu_blocks: int,
+        grammars: Grammars | None = None,
+    ) -> None:
+        self._limits = Limits(
+            model=model,
+            capacity=capacity,
+            num_gpu_blocks=num_gpu_blocks,
+            num_cpu_blocks=num_cpu_blocks,
+        )
+        # More sequences than one step holds may be known: those that wait for their turn.
+        num_rows = 2 * capacity.max_num_seqs
+        self._rows = SequenceRows(
+            num_rows=num_rows,
+            max_tokens=model.max_model_len + 1,  # the very last token is drawn, never computed
+            max_blocks=self._limits.max_blocks,
+            vocab_size=model.vocab_size,
+            grammars=grammars,
+        )
+        self._row_of: dict[int, int] = {}
+        self._free = list(range(num_rows))
+        self._failed: dict[int, str] = {}
+        self._planned: PlannedBatch | None = None
+
+    def __len__(self) -> int:
+        return len(self._row_of)
+
+    def __contains__(self, seq_id: int) -> bool:
+        return seq_id in self._row_of
+
+    def token_ids(self, seq_id: int) -> list[int]:
+        """Returns the known tokens of a sequence."""
+        row = self._row_of[seq_id]
+        known: list[int] = self._rows.tokens[row, : self._rows.state["num_tokens"][row]].tolist()
+        return known
+
+    def check(self) -> None:
+        """Asserts that every row is free or held by one sequence."""
+        assert sorted([*self._free, *self._row_of.values()]) == list(range(len(self._rows)))
+        assert self._failed.keys() <= self._row_of.keys()
+
+    def apply(self, step: Step) -> Batch:
+        """Forgets, forks, adds and patches, and returns the batch to compute.
+
+        Raises InvalidArgument or FailedPrecondition, having changed nothing.
+        """
+        limits = self._limits
+        check_mappings(
+            step, num_gpu_blocks=limits.num_gpu_blocks, num_cpu_blocks=limits.num_cpu_blocks
+        )
+        self._reserve(len(step.forks) + len(step.new))
+        staged = StagedStep(
+            limits=limits,
+            rows=self._rows,
+            row_of=self._row_of.copy(),
+            free=self._free.copy(),
+            failed=self._failed.copy(),
+            num_blocks=self._rows.state["num_blocks"],
+        )
+        planned = staged.stage(step)
+        self._commit(staged)
+        batch = batches.build(planned, self._rows, block_size=limits.capacity.block_size)
+        planned.prompt_rows = batch.prompt_rows
+        self._planned = planned
+        return batch
+
+    def must_know(self, step: Step) -> bool:
+        """Whether `apply` needs tokens that are under way: histories, or sequences that go."""
+        if step.forks:
+            return True
+        seq_ids = [*step.finished.tolist(), *step.running_seq_ids.tolist()]
+        found = [self._row_of.get(seq_id, -1) for seq_id in seq_ids]
+        num_finished = len(step.finished)
+        rows = np.array(found, dtype=np.int64)
+        state = self._rows.state[rows]
+        is_unknown = (rows >= 0) & (self._rows.tokens[rows, state["num_tokens"] - 1] < 0)
+        is_read = state["has_penalties"] | state["has_rules"]
+        return bool(is_unknown[:num_finished].any() or (is_unknown & is_read).any())
+
+    def book(self) -> BookedBatch:
+        """Counts the applied batch as computed, and its draws as tokens that are not known yet."""
+        planned = self._end_batch()
+        first, own = self._first_draws(planned.rows, planned.drawers)
+        positions = self._rows.state["num_tokens"][own]
+        self._rows.tokens[own, positions] = batches.unknown_tokens(first)
+        self._rows.state["num_tokens"][own] += 1
+        return BookedBatch(planned, first, own, positions)
+
+    def take(self, samples: Samples, booked: BookedBatch | None = None) -> Outcome:
+        """Appends the drawn tokens to their sequences and ends the batch, by default the applied.
+
+        Booked batches are taken in order.
+        """
+        planned = self._end_batch() if booked is None else booked.planned
+        prompt_rows = planned.prompt_rows
+        keep = np.ones(len(planned.drawers), dtype=np.bool_)
+        failed = samples.failed | planned.refused
+        reasons = {int(planned.drawers[row]): why for row, why in failed.items()}
+        if prompt_rows is not None:
+            reasons |= _prompt_failures(prompt_rows, samples.prompt_logprobs)
+        reasons |= samples.failed_seqs
+        if self._failed:  # a batch before may have been taken after this one was applied
+            known = enumerate(planned.seq_ids.tolist())
+            reasons |= {i: self._failed[seq_id] for i, seq_id in known if seq_id in self._failed}
+        if reasons:
+            for index, reason in reasons.items():
+                self._fail(planned, index, reason)
+            keep = ~np.isin(planned.drawers, list(reasons))
+        drawers, token_ids = planned.drawers[keep], samples.token_ids[keep]
+        if booked is None:
+            self._append(planned.rows, drawers, token_ids)
+        else:  # no token is left unknown, not even one of a sequence that has failed
+            known_ids = np.maximum(samples.token_ids[booked.first], 0)
+            self._rows.tokens[booked.rows, booked.positions] = known_ids
+        return Outcome(
+            seq_ids=planned.seq_ids[drawers],
+            token_ids=token_ids,
+            logprobs=_renumber(samples.logprobs, keep),
+            prompt_logprobs=[]
+            if prompt_rows is None
+            else _prompt_runs(planned, prompt_rows, samples.prompt_logprobs, failed=reasons),
+            failures=planned.failures,
+        )
+
+    def _reserve(self, num_rows: int) -> None:
+        old = len(self._rows)
+        if num_rows > len(self._free):
+            self._rows.grow(max(2 * old, old + num_rows))
+            self._free += range(old, len(self._rows))
+
+    def _commit(self, staged: StagedStep) -> None:
+        self._row_of, self._failed = staged.row_of, staged.failed
+        self._free = staged.free + staged.released
+        if staged.patches is not None:
+            rows, columns, blocks = staged.patches
+            self._rows.state["num_blocks"] = staged.num_blocks
+            self._rows.block_tables[rows, columns] = blocks
+
+    def _end_batch(self) -> PlannedBatch:
+        planned, self._planned = self._planned, None
+        assert planned is not None, "take() without apply()"
+        self._rows.state["num_computed"][planned.rows] += planned.num_new
+        return planned
+
+    def _fail(self, planned: PlannedBatch, index: int, reason: str) -> None:
+        # It stays known, and fails again if computed again: the next step may be on its way here.
+        seq_id = int(planned.seq_ids[index])
+        self._failed[seq_id] = reason
+        planned.failures.append(SequenceFailure(seq_id, reason))
+
+    def _append(self, rows: Int64Array, drawers: Int64Array, token_ids: Int32Array) -> None:
+        """Makes the first draw of each sequence its newest token."""
+        first, own = self._first_draws(rows, drawers)
+        num_tokens = self._rows.state["num_tokens"]
+        self._rows.tokens[own, num_tokens[own]] = token_ids[first]
+        num_tokens[own] += 1
+
+    def _first_draws(self, rows: Int64Array, drawers: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Returns the index of each sequence's first draw, and the sequence's row."""
+        first = np.flatnonzero(np.diff(drawers, prepend=-1))
+        return first, rows[drawers[first]]
+
+
+def _renumber(logprobs: list[Logprobs], keep: NDArray[np.bool_]) -> list[Logprobs]:
+    if not logprobs or keep.all():
+        return logprobs
+    new_row = np.cumsum(keep) - 1
+    return [found._replace(row=int(new_row[found.row])) for found in logprobs if keep[found.row]]
+
+
+def _prompt_failures(rows: PromptRows, logprobs: list[Logprobs]) -> dict[int, str]:
+    """Returns the sequences, as indices into the batch, whose prompt the model cannot compute."""
+    if all(math.isfinite(found.logprob) for found in logprobs):
+        return {}
+    owners = np.repeat(rows.seq_index, rows.lengths).tolist()
+    bad = [i for i, found in zip(owners, logprobs, strict=True) if not math.isfinite(found.logprob)]
+    return dict.fromkeys(bad, "logits are not finite")
+
+
+def _prompt_runs(
+    planned: PlannedBatch, rows: PromptRows, logprobs: list[Logprobs], *, failed: Container[int]
+) -> list[PromptLogprobs]:
+    runs, start = [], 0
+    columns = (rows.seq_index.tolist(), rows.first_position.tolist(), rows.lengths.tolist())
+    for index, first_position, length in zip(*columns, strict=True):
+        if index not in failed:
+            found = [one._replace(row=i) for i, one in enumerate(logprobs[start : start + length])]
+            runs.append(PromptLogprobs(int(planned.seq_ids[index]), first_position, found))
+        start += length
+    return runs

@@ -1,0 +1,1 @@
+"""Who computes a batch: a native program, PyTorch, or a device that is not waited for."""

@@ -1,0 +1,142 @@
+"""Decode steps as graphs: the whole forward pass, and the logits, by one launch.
+
+The launches of a decode step's kernels cost the host more than the device needs to run them, as
+vLLM and SGLang found too. There is a graph for each size of a ladder, all in one pool of memory,
+the largest recorded first, so that the others fit into what it has left. A batch takes the next
+larger one, and its other rows are padding.
+"""
+
+import logging
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from gpu_worker.attention import AttentionPlan
+from gpu_worker.device.graphs import Graph, GraphRecorder, NotCapturable
+from gpu_worker.device.step_inputs import StepInputs
+from gpu_worker.models import Model
+from gpu_worker.step import Batch
+from gpu_worker.steps.decode_buffers import DecodeBuffers
+
+logger = logging.getLogger(__name__)
+
+_STEP = 8
+
+
+@runtime_checkable
+class DevicePlanning(Protocol):
+    """What an attention backend has besides, if its plans can be part of graphs."""
+
+    def plan_on_device(self, inputs: StepInputs) -> AttentionPlan:
+        """Prepares a step by its shapes alone: values may change before each run of the plan.
+
+        Tokens with a negative slot are padding, whose results nobody reads.
+        """
+        ...
+
+
+def ladder(max_num_seqs: int) -> list[int]:
+    """Returns the sizes of graphs, ascending: 1, 2, 4, and multiples of 8."""
+    sizes = {1, 2, 4, *range(_STEP, max_num_seqs, _STEP)}
+    return sorted({size for size in sizes if size < max_num_seqs} | {max_num_seqs})
+
+
+class DecodeGraphs:
+    """The graphs of one model, over the pool that its attention is bound to."""
+
+    def __init__(
+        self,
+        *,
+        model: Model,
+        attention: DevicePlanning,
+        recorder: GraphRecorder,
+        buffers: DecodeBuffers,
+        drawn: Tensor,
+        vocab_size: int,
+        sizes: Sequence[int],
+    ) -> None:
+        """Args: drawn: int64, the draws of the step before, which `fed_from` are indices into."""
+        self._model = model
+        self._attention = attention
+        self._recorder = recorder
+        self._buffers = buffers
+        self._drawn = drawn
+        self._sizes = sizes
+        self._logits = torch.zeros(sizes[-1], vocab_size, device=drawn.device)
+        self._graphs: dict[int, Graph] = {}
+
+    def __len__(self) -> int:
+        return len(self._graphs)
+
+    def capture(self) -> None:
+        """Records all sizes, or none where that cannot be: then steps stay eager."""
+        self.forget()
+        self._buffers.pad()  # what older batches left there points into a pool that is gone
+        try:
+            for size in reversed(self._sizes):
+                self._graphs[size] = self._capture(size)
+        except (NotCapturable, torch.OutOfMemoryError) as error:
+            self.forget()
+            reason = str(error).partition("\n")[0]
+            logger.warning("no graphs, decode steps are launched kernel by kernel: %s", reason)
+        else:
+            logger.info("%d graphs recorded, of 1 to %d rows", len(self), self._sizes[-1])
+
+    def forget(self) -> None:
+        """Gives up the graphs; the pool that they work on may change."""
+        self._graphs.clear()
+
+    def measure(self) -> int:
+        """Returns how much memory all graphs will take, by recording the two largest."""
+        self._buffers.pad()
+        before = self._recorder.used_bytes()
+        taken = list[int]()
+        try:
+            for size in self._sizes[: -1 - min(2, len(self._sizes)) : -1]:
+                self._graphs[size] = self._capture(size)
+                taken.append(self._recorder.used_bytes() - before - sum(taken))
+        except (NotCapturable, torch.OutOfMemoryError):
+            return 0  # `capture` will meet it again, and do without
+        finally:
+            self.forget()
+        return max(0, taken[0]) + (len(self._sizes) - 1) * max(0, taken[-1])
+
+    def serves(self, batch: Batch) -> bool:
+        """Whether there is a graph for the batch: one token each of few enough sequences."""
+        num_seqs = len(batch.context_lens)
+        return bool(
+            self._graphs
+            and len(batch.token_ids) == num_seqs <= self._sizes[-1]
+            and batch.prompt_rows is None
+            and batch.block_tables.shape[1] <= self._buffers.max_blocks
+        )
+
+    def run(self, batch: Batch) -> Tensor:
+        """Enqueues a batch that `serves` agrees to.
+
+        Returns:
+            [num_seqs, vocab_size] float32 logits of all tokens, until the next run.
+        """
+        num_seqs = len(batch.context_lens)
+        size = self._sizes[bisect_left(self._sizes, num_seqs)]
+        self._buffers.fill(batch, size)
+        self._graphs[size].replay()
+        return self._logits[:num_seqs]
+
+    def _capture(self, size: int) -> Graph:
+        return self._recorder.capture(lambda: self._work(size))
+
+    def _work(self, size: int) -> None:
+        inputs, fed_from = self._buffers.inputs(size), self._buffers.fed_from(size)
+        token_ids = fed_tokens(inputs.token_ids, fed_from, self._drawn)
+        plan = self._attention.plan_on_device(inputs)
+        hidden = self._model.forward(token_ids, inputs.positions, plan)
+        self._logits[:size].copy_(self._model.logits(hidden))
+
+
+def fed_tokens(token_ids: Tensor, fed_from: Tensor, drawn: Tensor) -> Tensor:
+    """Puts draws of the step before where `fed_from` names one."""
+    return torch.where(fed_from >= 0, drawn[fed_from.clamp(min=0)], token_ids)
