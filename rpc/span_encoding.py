@@ -5,17 +5,21 @@ what tracing cost. Here a span is written as protobuf's bytes at once, and all a
 in C. Field numbers are those of OTLP's trace.proto and common.proto, which are stable.
 """
 
+import logging
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import groupby
 from typing import Any
 
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans as encode_any
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as SpanMessage
 from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.trace import Link, SpanContext, Status
+
+logger = logging.getLogger(__name__)
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # protobuf's wire types
 _HAS_IS_REMOTE, _IS_REMOTE = 0x100, 0x200  # of a span's flags
@@ -26,20 +30,31 @@ def encode_spans(spans: Sequence[ReadableSpan]) -> ExportTraceServiceRequest:
     request = ExportTraceServiceRequest()
     for _, group in groupby(spans, lambda one: (id(one.resource), id(one.instrumentation_scope))):
         of_scope = list(group)
-        # The resource and the scope, as whoever knows them best writes them.
-        (resource,) = encode_any(of_scope[:1]).resource_spans
-        del resource.scope_spans[0].spans[:]
+        resource = _resource(of_scope[0])
         data = b"".join(_field(2, _span(one)) for one in of_scope)
         resource.scope_spans[0].MergeFromString(data)
         request.resource_spans.append(resource)
     return request
 
 
+def _resource(span: ReadableSpan) -> ResourceSpans:
+    """Returns what a span is of, its resource and scope, as whoever knows them best writes them."""
+    bare = ReadableSpan(
+        "",
+        context=span.context,
+        resource=span.resource,
+        instrumentation_scope=span.instrumentation_scope,
+    )
+    (resource,) = encode_any([bare]).resource_spans
+    del resource.scope_spans[0].spans[:]
+    return resource
+
+
 def _span(span: ReadableSpan) -> bytes:
     context = span.context
     parts = [
         _ids(context),
-        _field(5, span.name.encode()),
+        _text(5, span.name),
         _number(6, _KINDS[span.kind.name]),
         _fixed64(7, span.start_time or 0),
         _fixed64(8, span.end_time or 0),
@@ -66,7 +81,7 @@ def _event(event: Event) -> bytes:
     return b"".join(
         (
             _fixed64(1, event.timestamp),
-            _field(2, event.name.encode()),
+            _text(2, event.name),
             _attributes(3, event.attributes),
             _number(4, event.dropped_attributes),
         )
@@ -85,7 +100,7 @@ def _link(link: Link) -> bytes:
 
 
 def _status(status: Status) -> bytes:
-    message = _field(2, status.description.encode()) if status.description else b""
+    message = _text(2, status.description) if status.description else b""
     return message + _number(3, status.status_code.value)
 
 
@@ -106,7 +121,7 @@ def _attributes(field: int, attributes: Mapping[str, Any] | None) -> bytes:
     return b"".join(
         [
             _attribute(field, key, value)
-            if isinstance(value, str | int | float)
+            if isinstance(value, str | int)
             else _any_attribute(field, key, value)
             for key, value in attributes.items()
         ]
@@ -114,31 +129,55 @@ def _attributes(field: int, attributes: Mapping[str, Any] | None) -> bytes:
 
 
 def _any_attribute(field: int, key: str, value: Any) -> bytes:
-    return _field(field, _field(1, key.encode()) + _field(2, _value(value)))
+    """Returns nothing for a value that OTLP cannot have: one must not cost a batch of spans."""
+    try:
+        return _field(field, _text(1, key) + _field(2, _value(value)))
+    except ValueError as error:
+        logger.warning("attribute %s is left out of a span: %s", key, error)
+        return b""
 
 
-# Many come again: names, limits, zeros. Typed, for 1 is True; an array's items would not be.
+# Many come again: names, limits, zeros. Typed, for 1 is True; an array's items would not be, and
+# a float's sign is not part of what it equals.
 _attribute = lru_cache(maxsize=4096, typed=True)(_any_attribute)
 
 
 def _value(value: Any) -> bytes:
     match value:
         case str():
-            return _field(1, value.encode())
+            return _text(1, value)
         case bool():
             return _tag(2, _VARINT) + _varint(value)
         case int():
-            return _tag(3, _VARINT) + _varint(value & 0xFFFF_FFFF_FFFF_FFFF)
+            return _tag(3, _VARINT) + _varint(_unsigned(value))
         case float():
             return _tag(4, _FIXED64) + struct.pack("<d", value)
         case bytes():
             return _field(7, value)
+        case None:
+            return b""
+        case Mapping():
+            return _field(6, b"".join(_entry(key, item) for key, item in value.items()))
+        case Sequence():
+            return _field(5, b"".join(_field(1, _value(item)) for item in value))
         case _:
-            return _field(5, _array(value))
+            raise ValueError(f"OTLP has no {type(value).__name__}")
 
 
-def _array(values: Iterable[Any]) -> bytes:
-    return b"".join(_field(1, _value(value)) for value in values)
+def _entry(key: str, value: Any) -> bytes:
+    return _field(1, _text(1, key) + _field(2, _value(value)))
+
+
+def _unsigned(value: int) -> int:
+    """Returns the two's complement of 64 bits. Raises ValueError for what needs more."""
+    if not -(1 << 63) <= value < 1 << 63:
+        raise ValueError(f"{value} has more than 64 bits")
+    return value & 0xFFFF_FFFF_FFFF_FFFF
+
+
+def _text(field: int, value: str) -> bytes:
+    """Half of a surrogate pair, which Python's str may hold and UTF-8 may not, is spelled out."""
+    return _field(field, value.encode(errors="backslashreplace"))
 
 
 def _fixed64(field: int, value: int) -> bytes:

@@ -1,6 +1,7 @@
 """Our encoder of spans makes the messages that OpenTelemetry's makes."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from opentelemetry.context import Context
@@ -86,6 +87,50 @@ MAKERS = (plain, with_attributes, with_a_remote_parent, with_links_and_events, f
 def test_a_span_is_encoded_as_by_opentelemetry(make: object) -> None:
     spans = made(TracerProvider(resource=Resource({"service.name": "s"})), make)
     assert encode_spans(spans) == expected(spans)
+
+
+ODD_VALUES: tuple[Any, ...] = (
+    0.0,
+    -0.0,  # after what it equals
+    float("inf"),
+    b"\xff\x00",
+    None,
+    ["a", None],
+    {"a": {"b": [1, "x"]}, "empty": {}},
+    2**63,
+    -(2**63) - 1,
+    [1, 2**64],
+    {"a": 2**63},
+)
+
+
+@pytest.mark.parametrize("value", ODD_VALUES)
+def test_an_odd_value_is_encoded_or_left_out_as_by_opentelemetry(value: Any) -> None:
+    def odd(tracer: Tracer) -> Span:
+        return tracer.start_span("odd", attributes={"odd": value, "after": 1})
+
+    spans = made(TracerProvider(), odd)
+    assert "odd" in (spans[0].attributes or {})
+    # Messages compare -0.0 and 0.0 as equal.
+    actual, reference = encode_spans(spans), expected(spans)
+    assert actual.SerializeToString(deterministic=True) == (
+        reference.SerializeToString(deterministic=True)
+    )
+
+
+def test_what_is_no_unicode_costs_nobody_else_a_span() -> None:
+    def half(tracer: Tracer) -> Span:
+        span = tracer.start_span("half \ud83d", attributes={"text": "\ud800", "k\udfff": 1})
+        span.add_event("event \ud83d")
+        span.set_status(Status(StatusCode.ERROR, "\ud83d"))
+        return span
+
+    spans = made(TracerProvider(), plain, half, fine)
+    (scope,) = encode_spans(spans).resource_spans[0].scope_spans
+    assert [span.name for span in scope.spans] == ["a", "half \\ud83d", "fine"]
+    odd = scope.spans[1]
+    assert (odd.events[0].name, odd.status.message) == ("event \\ud83d", "\\ud83d")
+    assert [one.key for one in odd.attributes] == ["text", "k\\udfff"]
 
 
 def test_what_was_dropped_is_counted() -> None:
