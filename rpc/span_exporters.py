@@ -7,8 +7,10 @@ are imported when they are chosen: those who trace nothing wait for none of them
 
 import base64
 import json
+import logging
 import os
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +19,8 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SpanExporter, SpanExportResult
 
 from rpc import otlp
+
+logger = logging.getLogger(__name__)
 
 CHOICES = "none, auto, console, otlp, otlp=URL, otlp-http, otlp-http=URL or file=PATH"
 _IDS = ("traceId", "spanId", "parentSpanId")
@@ -88,16 +92,40 @@ class FileSpanExporter(SpanExporter):
     """Appends to a file that several processes may share: each batch is one line, in one write."""
 
     def __init__(self, path: str) -> None:
+        """Raises ValueError if the file cannot be opened."""
         from rpc.span_encoding import encode_spans
 
         self._encode = encode_spans
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        self._path = path
+        self._is_failing = False
+        try:
+            self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        except OSError as error:
+            remedy = "name a file in a folder that exists and is writable"
+            raise ValueError(
+                f"file={path} cannot be written ({error.strerror}); {remedy}"
+            ) from None
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         content = _with_hex_ids(MessageToDict(self._encode(spans), use_integers_for_enums=True))
         data = json.dumps(content, separators=(",", ":")).encode() + b"\n"
-        is_whole = os.write(self._file, data) == len(data)
-        return SpanExportResult.SUCCESS if is_whole else SpanExportResult.FAILURE
+        if self._is_failing:
+            data = b"\n" + data  # ends a line that was cut off
+        reason = self._write(data)
+        if reason and not self._is_failing:
+            logger.warning(
+                "no spans can be written to %s (%s); they are dropped", self._path, reason
+            )
+        self._is_failing = bool(reason)
+        return SpanExportResult.FAILURE if reason else SpanExportResult.SUCCESS
+
+    def _write(self, data: bytes) -> str:
+        """Returns why not all could be written, or ""."""
+        try:
+            written = os.write(self._file, data)
+        except OSError as error:
+            return error.strerror or str(error)
+        return "" if written == len(data) else f"{written} of {len(data)} bytes were taken"
 
     def shutdown(self) -> None:
         os.close(self._file)
@@ -116,22 +144,23 @@ def _with_hex_ids(value: Any) -> Any:
 
 
 class HastyExporter(SpanExporter):
-    """Passes spans on, and in a hurry drops what is left as soon as one export has failed."""
+    """Passes spans on, and in a hurry drops what is left after a failed export or some time."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         self._exporter = exporter
-        self._in_a_hurry = False
+        self._until: float | None = None
+        """By the monotonic clock; None is no hurry."""
         self._has_given_up = False
 
-    def hurry(self) -> None:
-        """Says that the process is about to end."""
-        self._in_a_hurry = True
+    def hurry(self, *, within_s: float) -> None:
+        """Says that the process is about to end: no export begins later than that."""
+        self._until = time.monotonic() + within_s
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        if self._has_given_up:
+        if self._has_given_up or (self._until is not None and time.monotonic() > self._until):
             return SpanExportResult.FAILURE
         result = self._exporter.export(spans)
-        self._has_given_up = self._in_a_hurry and result is SpanExportResult.FAILURE
+        self._has_given_up = self._until is not None and result is SpanExportResult.FAILURE
         return result
 
     def shutdown(self) -> None:

@@ -27,6 +27,8 @@ MAX_LINKS = 4096
 """Of a span: a step serves more requests than the SDK's 128, and has a link to each."""
 MAX_EVENTS = 1024
 """Of a span: a long prompt's chunks are events of its prefill."""
+LAST_EXPORTS_S = 1.0
+"""For the exports at a process's end to begin; each may take otlp.EXPORT_TIMEOUT_S."""
 
 _tracer = trace.get_tracer("signalbox")  # once: the SDK makes another at each call
 _propagator = TraceContextTextMapPropagator()
@@ -54,8 +56,8 @@ def configure(*, service_name: str, exporter: str) -> None:
 
 
 def _shut_down(provider: TracerProvider, exporter: HastyExporter) -> None:
-    """Exports what is pending; gives up in seconds if nobody takes it."""
-    exporter.hurry()
+    """Exports what is pending; gives up in seconds if nobody takes it, or not fast enough."""
+    exporter.hurry(within_s=LAST_EXPORTS_S)
     provider.shutdown()
 
 
