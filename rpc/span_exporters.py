@@ -144,23 +144,23 @@ def _with_hex_ids(value: Any) -> Any:
 
 
 class HastyExporter(SpanExporter):
-    """Passes spans on, and in a hurry drops what is left after a failed export or some time."""
+    """Passes spans on; in a hurry it drops them if the last export failed, or after some time."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         self._exporter = exporter
         self._until: float | None = None
         """By the monotonic clock; None is no hurry."""
-        self._has_given_up = False
+        self._has_failed = False
 
     def hurry(self, *, within_s: float) -> None:
         """Says that the process is about to end: no export begins later than that."""
         self._until = time.monotonic() + within_s
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        if self._has_given_up or (self._until is not None and time.monotonic() > self._until):
+        if self._until is not None and (self._has_failed or time.monotonic() > self._until):
             return SpanExportResult.FAILURE
         result = self._exporter.export(spans)
-        self._has_given_up = self._until is not None and result is SpanExportResult.FAILURE
+        self._has_failed = result is SpanExportResult.FAILURE
         return result
 
     def shutdown(self) -> None:

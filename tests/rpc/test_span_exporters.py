@@ -77,11 +77,12 @@ class Slow(SpanExporter):
     """Takes spans, slowly, and counts how often."""
 
     num_exports = 0
+    result = SpanExportResult.SUCCESS
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         self.num_exports += 1
         time.sleep(0.05)
-        return SpanExportResult.SUCCESS
+        return self.result
 
 
 def test_in_a_hurry_a_slow_collector_gets_what_it_takes_in_time() -> None:
@@ -91,3 +92,13 @@ def test_in_a_hurry_a_slow_collector_gets_what_it_takes_in_time() -> None:
     assert results[0] is SpanExportResult.SUCCESS
     assert results[-1] is SpanExportResult.FAILURE
     assert 1 <= slow.num_exports <= 3
+
+
+def test_a_collector_that_was_down_is_not_asked_again_in_a_hurry_but_at_any_other_time() -> None:
+    exporter = HastyExporter(slow := Slow())
+    slow.result = SpanExportResult.FAILURE
+    for _ in range(2):
+        assert exporter.export([make_span("a")]) is SpanExportResult.FAILURE
+    exporter.hurry(within_s=60)
+    assert exporter.export([make_span("a")]) is SpanExportResult.FAILURE
+    assert slow.num_exports == 2
