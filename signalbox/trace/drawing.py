@@ -39,6 +39,10 @@ _WORDS = {
 """For attributes whose names do not say enough."""
 
 
+MIN_OUTSIDE = 200
+"""One in so many nanoseconds outside the phases is worth a word."""
+
+
 class Segment(NamedTuple):
     """A stretch of a row, in nanoseconds since the drawing's start."""
 
@@ -90,12 +94,15 @@ def phase_rows(segments: Iterable[Segment], *, indent: int) -> list[Row]:
     return [Row(name, tuple(parts), indent) for name, parts in found.items() if parts]
 
 
-def shares(rows: Iterable[Row], *, duration_ns: int, of_ns: int) -> str:
-    """Says how long it took, and which part of `of_ns` each row had, the longest first."""
-    ordered = sorted(rows, key=lambda row: -row.total_ns)
+def shares(rows: Iterable[Row], *, duration_ns: int) -> str:
+    """Says how long it took, and which part of that each row had, the longest first."""
+    named = [(row.label, row.total_ns) for row in sorted(rows, key=lambda row: -row.total_ns)]
+    outside_ns = duration_ns - sum(total_ns for _, total_ns in named)
+    if named and outside_ns * MIN_OUTSIDE > duration_ns:
+        named.append(("outside the scheduler", outside_ns))
     parts = [
-        f"{row.label} {seconds(row.total_ns)} ({100 * row.total_ns / max(1, of_ns):.0f} %)"
-        for row in ordered
+        f"{name} {seconds(total_ns)} ({100 * total_ns / max(1, duration_ns):.0f} %)"
+        for name, total_ns in named
     ]
     whole = f"{seconds(duration_ns)} in all"
     return f"{whole}: {', '.join(parts)}" if parts else whole

@@ -30,7 +30,7 @@ def draw_explained(answer: pb.ExplainResponse, *, of: int = 1) -> Drawing:
     state = pb.RequestState.Name(answer.state).removeprefix("REQUEST_STATE_").lower()
     lines = [
         answer.code and f"ended with {answer.message}",
-        f"{state}, {shares(rows, duration_ns=answer.age_ns, of_ns=answer.age_ns)}",
+        f"{state}, {shares(rows, duration_ns=answer.age_ns)}",
         longest(rows),
         f"{tokens}, on {answer.worker}" if answer.worker else tokens,
         answer.num_dropped_events and f"{answer.num_dropped_events} events between are not kept",

@@ -90,12 +90,11 @@ class _Request:
         phases = phase_rows(
             (segment for span in self._phases() for segment in self._chunks(span)), indent=2
         )
-        in_all = sum(request.duration_ns for request in self._requests)
         error = self._root.error and f"ended with {self._root.error}"
         others = of > 1 and f"the slowest of {of} requests; --request shows another"
         lines = [
             error,
-            shares(phases, duration_ns=self._root.duration_ns, of_ns=in_all),
+            shares(phases, duration_ns=self._root.duration_ns),
             longest(phases),
             self._tokens(),
             others,

@@ -9,7 +9,7 @@ import pytest
 
 from protos.scheduler.v1 import explain_pb2 as pb
 from signalbox.trace import command
-from signalbox.trace.drawing import Drawing, in_words, seconds
+from signalbox.trace.drawing import Drawing, Row, Segment, in_words, seconds, shares
 from signalbox.trace.explained import draw_explained
 from signalbox.trace.span_file import NotATrace, read_spans
 from signalbox.trace.svg import to_html, to_svg
@@ -111,6 +111,17 @@ def test_the_slowest_request_of_a_file_is_drawn(file: Path) -> None:
     notes = [(note.what, round(note.at_ns / MS)) for note in drawing.notes]
     assert ("step", 100) in notes
     assert notes == sorted(notes, key=lambda note: note[1])
+
+
+def test_what_a_request_spends_outside_the_scheduler_is_part_of_its_time() -> None:
+    phases = [
+        Row("queue", (Segment(10, 20, "queue"),)),
+        Row("decode", (Segment(20, 70, "decode"),)),
+    ]
+    assert shares(phases, duration_ns=100) == (
+        "0 µs in all: decode 0 µs (50 %), queue 0 µs (10 %), outside the scheduler 0 µs (40 %)"
+    )
+    assert "outside" not in shares(phases, duration_ns=60)
 
 
 def test_another_request_is_drawn_by_its_id(file: Path) -> None:
