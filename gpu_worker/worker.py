@@ -69,11 +69,14 @@ class Worker:
     async def load(cls, make_runner: Callable[[], Runner]) -> "Worker":
         """Makes and profiles a runner on the execution thread. Raises what they raise."""
         thread = ExecutionThread()
+        runner: Runner | None = None
         try:
             runner = await thread.submit(make_runner)
             files = await thread.submit(runner.tokenizer_files)
             capacity = await thread.submit(runner.profile)
         except BaseException:
+            if runner is not None:
+                close(runner)
             thread.close()
             raise
         return cls(runner=runner, thread=thread, capacity=capacity, tokenizer_files=files)

@@ -273,6 +273,22 @@ async def test_loading_errors_reach_the_caller() -> None:
         await Worker.load(make)
 
 
+async def test_a_runner_that_cannot_be_profiled_is_closed() -> None:
+    class TooLarge(SimulatedRunner):
+        num_closed = 0
+
+        def profile(self) -> CacheCapacity:
+            raise MemoryError("a step does not fit")
+
+        def close(self) -> None:
+            self.num_closed += 1
+
+    runner = TooLarge(make_config())
+    with pytest.raises(MemoryError, match="does not fit"):
+        await Worker.load(lambda: runner)
+    assert runner.num_closed == 1  # or its ranks would live on
+
+
 def test_files_are_hashed_with_names_and_lengths() -> None:
     by_hand = b"a\0" + (2).to_bytes(8, "little") + b"xy" + b"b\0" + (0).to_bytes(8, "little")
     assert hash_files({"b": b"", "a": b"xy"}) == hashlib.sha256(by_hand).hexdigest()
