@@ -48,6 +48,8 @@ def test_without_a_limit_the_machine_counts(
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you ..."), True),
         (RuntimeError("CUDA error: out of memory"), True),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"), True),
+        (RuntimeError("Triton Error [CUDA]: out of memory"), True),
+        (RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"), False),
         (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
     ],
     ids=str,
