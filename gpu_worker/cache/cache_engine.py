@@ -11,6 +11,7 @@ a swap-in is there before the step that reads it, and a swap-out has read before
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from weakref import finalize
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from gpu_worker.cache.block_order import BlockUse, WorkUnderWay
 from gpu_worker.cache.copy_clock import CopyClock
 from gpu_worker.cache.pool_pages import PoolPages
 from gpu_worker.cache.swap_memory import SwapMemory
-from gpu_worker.device.streams import Streams, streams_of
+from gpu_worker.device.streams import Stream, Streams, streams_of
 from gpu_worker.step import BlockMapping, Int64Array
 from signalbox_kernels import ops
 
@@ -53,6 +54,9 @@ class CacheEngine:
         self._copied = WorkUnderWay(num_blocks=num_gpu_blocks)
         self._clock = CopyClock()
         self._pages = PoolPages(self.gpu_pool) if device.type == "cpu" else None
+        # Pages that are unmapped while they are pinned could not be pinned again at their address.
+        self._closing = finalize(self, _end, self._copying, self._compute, self._swap_memory)
+        self._closing.atexit = False  # the system does it, and CUDA may be gone by then
 
     def swap_out(self, mapping: BlockMapping) -> None:
         """Copies blocks from the GPU pool to the CPU pool."""
@@ -96,10 +100,11 @@ class CacheEngine:
         return self._clock.take()
 
     def close(self) -> None:
-        """Waits for what is under way; the pools are not used afterwards."""
-        self._copying.record().wait()
-        self._compute.record().wait()
-        self._swap_memory.close()
+        """Waits for what is under way; the pools are not used afterwards.
+
+        An engine that nobody closes does so when it goes.
+        """
+        self._closing()
 
     def _swap(
         self, src_pool: Tensor, dst_pool: Tensor, mapping: BlockMapping, use: BlockUse
@@ -114,6 +119,12 @@ class CacheEngine:
         end = self._copying.record()  # after the copies are enqueued, or it would mean nothing
         self._copied.add(end, lambda: use)
         self._clock.add(begin, end, num_bytes=len(src) * self.gpu_pool.shape[1])
+
+
+def _end(copying: Stream, compute: Stream, swap_memory: SwapMemory) -> None:
+    copying.record().wait()
+    compute.record().wait()
+    swap_memory.close()
 
 
 def _indexes(blocks: np.ndarray[tuple[int, ...], np.dtype[np.int32]]) -> Int64Array:

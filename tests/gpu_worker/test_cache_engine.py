@@ -1,11 +1,14 @@
 """Blocks keep their bytes wherever they are moved."""
 
+import gc
+
 import numpy as np
 import pytest
 import torch
 
 from gpu_worker.cache.cache_engine import CacheEngine
 from gpu_worker.step import NO_COPIES, BlockMapping
+from tests.gpu_worker.deferred_streams import DeferredStreams
 
 
 def make_engine(*, num_gpu_blocks: int = 8, num_cpu_blocks: int = 4) -> CacheEngine:
@@ -50,6 +53,25 @@ def test_copy_duplicates_a_block_within_the_pool() -> None:
     before = engine.gpu_pool.clone()
     engine.copy(make_mapping(b1=4, b2=5, b6=0))
     assert torch.equal(engine.gpu_pool, before[[6, 1, 2, 3, 1, 2, 6, 7]])
+
+
+def test_an_engine_that_nobody_closes_ends_its_copies_and_then_its_pinning() -> None:
+    streams = DeferredStreams()
+    engine = CacheEngine(
+        num_gpu_blocks=2,
+        num_cpu_blocks=2,
+        block_bytes=96,
+        device=torch.device("cpu"),
+        streams=streams,
+    )
+    engine.gpu_pool.fill_(7)
+    swapped = engine.cpu_pool
+    engine.swap_out(make_mapping(b0=1))
+    assert len(streams.pinned) == 1
+    del engine
+    gc.collect()
+    assert swapped[1].eq(7).all()
+    assert not streams.pinned  # or the address could never be pinned again
 
 
 def test_empty_mapping_and_empty_swap_space_do_nothing() -> None:
