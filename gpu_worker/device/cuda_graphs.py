@@ -7,6 +7,7 @@ wait for the device, because such work would break a recording off half-way.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from weakref import WeakSet
 
 import torch
 
@@ -20,14 +21,24 @@ class CudaGraphs:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._graphs: WeakSet[torch.cuda.CUDAGraph] = WeakSet()
 
     def capture(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
         torch.cuda.synchronize(self._device)
+        # Leaves the stream whatever happens; a recording that fails as it ends does not.
         with torch.cuda.stream(self._stream):
             work()
             with _waits_refused():
                 work()
-        torch.cuda.synchronize(self._device)
+            torch.cuda.synchronize(self._device)
+            with _broken_off_is_not_capturable():
+                graph = self._record(work)
+        self._graphs.add(graph)
+        return graph
+
+    def _record(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        if not self._graphs:  # PyTorch takes no pool again whose graphs are all gone
+            self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         # Other threads may wait for events meanwhile, which the default mode forbids.
         with torch.cuda.graph(
@@ -54,3 +65,15 @@ def _waits_refused() -> Iterator[None]:
         raise NotCapturable(str(error).partition("\n")[0]) from error
     finally:
         torch.cuda.set_sync_debug_mode(before)
+
+
+@contextmanager
+def _broken_off_is_not_capturable() -> Iterator[None]:
+    """CUDA refuses more while it records than PyTorch knows to wait; what it says names it."""
+    try:
+        yield
+    except RuntimeError as error:
+        text = str(error).partition("\n")[0]
+        if "captur" not in text:
+            raise
+        raise NotCapturable(text) from error
