@@ -58,6 +58,7 @@ def _device_step(
             drawn=drawn,
             vocab_size=loaded.info.vocab_size,
             sizes=sizes,
+            num_ranks=loaded.group.size,
         )
     return DeviceStep(
         loaded.model,

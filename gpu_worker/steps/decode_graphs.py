@@ -57,14 +57,21 @@ class DecodeGraphs:
         drawn: Tensor,
         vocab_size: int,
         sizes: Sequence[int],
+        num_ranks: int = 1,
     ) -> None:
-        """Args: drawn: int64, the draws of the step before, which `fed_from` are indices into."""
+        """Makes none yet.
+
+        Args:
+            drawn: int64, the draws of the step before, which `fed_from` are indices into.
+            num_ranks: that record the same graphs at the same time.
+        """
         self._model = model
         self._attention = attention
         self._recorder = recorder
         self._buffers = buffers
         self._drawn = drawn
         self._sizes = sizes
+        self._num_ranks = num_ranks
         self._logits = torch.zeros(sizes[-1], vocab_size, device=drawn.device)
         self._graphs: dict[int, Graph] = {}
 
@@ -72,7 +79,10 @@ class DecodeGraphs:
         return len(self._graphs)
 
     def capture(self) -> None:
-        """Records all sizes, or none where that cannot be: then steps stay eager."""
+        """Records all sizes, or none where that cannot be: then steps stay eager.
+
+        Raises MemoryError on one of several ranks.
+        """
         self.forget()
         self._buffers.pad()  # what older batches left there points into a pool that is gone
         try:
@@ -80,6 +90,7 @@ class DecodeGraphs:
                 self._graphs[size] = self._capture(size)
         except (NotCapturable, torch.OutOfMemoryError) as error:
             self.forget()
+            self._refuse_alone(error)
             reason = str(error).partition("\n")[0]
             logger.warning("no graphs, decode steps are launched kernel by kernel: %s", reason)
         else:
@@ -90,7 +101,10 @@ class DecodeGraphs:
         self._graphs.clear()
 
     def measure(self) -> int:
-        """Returns how much memory all graphs will take, by recording the two largest."""
+        """Returns how much memory all graphs will take, by recording the two largest.
+
+        Raises MemoryError on one of several ranks.
+        """
         self._buffers.pad()
         before = self._recorder.used_bytes()
         taken = list[int]()
@@ -98,11 +112,19 @@ class DecodeGraphs:
             for size in self._sizes[: -1 - min(2, len(self._sizes)) : -1]:
                 self._graphs[size] = self._capture(size)
                 taken.append(self._recorder.used_bytes() - before - sum(taken))
-        except (NotCapturable, torch.OutOfMemoryError):
+        except (NotCapturable, torch.OutOfMemoryError) as error:
+            self._refuse_alone(error)
             return 0  # `capture` will meet it again, and do without
         finally:
             self.forget()
         return max(0, taken[0]) + (len(self._sizes) - 1) * max(0, taken[-1])
+
+    def _refuse_alone(self, error: Exception) -> None:
+        """Others may have had memory, and wait in a collective that this rank would never join."""
+        if self._num_ranks > 1 and isinstance(error, torch.OutOfMemoryError):
+            raise MemoryError(
+                "no memory to record graphs; set enforce_eager, or lower gpu_memory_utilization"
+            ) from None
 
     def serves(self, batch: Batch) -> bool:
         """Whether there is a graph for the batch: one token each of few enough sequences."""

@@ -1,6 +1,7 @@
 """Decode steps as recorded graphs: the tokens of eager steps, in buffers that stay in place."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -147,6 +148,27 @@ def test_graphs_that_memory_does_not_suffice_for_are_done_without(
     runner.init_cache_engine(num_gpu_blocks=40, num_cpu_blocks=0)
     expected = generate(make_device_runner(tiny, None, backend="torch"), RANDOM)
     assert generate(runner, RANDOM) == expected
+
+
+def test_a_rank_without_memory_for_graphs_says_so(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = GraphsOnCpu()
+    runner = make_device_runner(tiny, recorder)
+
+    def capture_none(work: Callable[[], None]) -> CountedGraph:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    assert runner._graphs is not None
+    monkeypatch.setattr(runner._graphs, "_num_ranks", 2)
+    monkeypatch.setattr(recorder, "capture", capture_none)
+    for call in (
+        runner.profile,
+        partial(runner.init_cache_engine, num_gpu_blocks=9, num_cpu_blocks=0),
+    ):
+        with pytest.raises(MemoryError, match="set enforce_eager"):  # the other waits for it
+            call()
+    assert runner.num_graphs == 0
 
 
 def test_enforce_eager_records_nothing(tiny: Path) -> None:
