@@ -104,21 +104,26 @@ class Generator:
             live.abort()
 
     @contextmanager
-    def reading(self, operation: str) -> Iterator[None]:
-        """Counts a request of which the block cannot make something to generate."""
+    def reading(self, origin: Origin) -> Iterator[None]:
+        """Counts, and traces, a request of which the block cannot make something to generate."""
         try:
             yield
         except RpcError as error:
-            self.unread(operation, error.code)
+            model = self.unread(origin.operation, error.code)
+            span = RequestSpan(
+                origin.operation, model=model, transport=origin.transport, parent=origin.parent
+            )
+            span.refused(error.code)
             raise
 
-    def unread(self, operation: str, code: grpc.StatusCode) -> None:
-        """Counts what no generation was made of."""
+    def unread(self, operation: str, code: grpc.StatusCode) -> str:
+        """Counts what no generation was made of; returns the served model, or ""."""
         try:
             model = self.model.name
         except Unavailable:
             model = ""
         self._observer.unread(operation, code, model=model)
+        return model
 
     async def generate(self, asked: Asked, origin: Origin) -> AsyncGenerator[Served]:
         """Yields what the client gets next; when this is closed, nothing of the request is left."""
@@ -187,7 +192,7 @@ class Generator:
             del self._live[tenant, request_id]
 
     def _served(self, origin: Origin) -> ServedModel:
-        with self.reading(origin.operation):
+        with self.reading(origin):
             return self.model
 
     async def _tokenize(

@@ -31,9 +31,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Generate(
         self, request: pb.GenerateRequest, context: Context
     ) -> AsyncIterator[pb.GenerateResponse]:
-        with self._generator.reading(COMPLETION):
-            asked = codec.asked_to_generate(request)
         origin = self._origin(context, operation=COMPLETION, method="Generate")
+        with self._generator.reading(origin):
+            asked = codec.asked_to_generate(request)
         async with aclosing(self._generator.generate(asked, origin)) as updates:
             async for served in updates:
                 for response in codec.responses(pb.GenerateResponse, served):
@@ -42,9 +42,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Chat(
         self, request: pb.ChatRequest, context: Context
     ) -> AsyncIterator[pb.ChatResponse]:
-        with self._generator.reading(CHAT):
-            asked = codec.asked_to_chat(request)
         origin = self._origin(context, operation=CHAT, method="Chat")
+        with self._generator.reading(origin):
+            asked = codec.asked_to_chat(request)
         async with aclosing(self._generator.generate(asked, origin)) as updates:
             async for served in updates:
                 for response in codec.responses(pb.ChatResponse, served):

@@ -66,7 +66,7 @@ class RequestSpan:
         self._transport = transport
         self._tracer = telemetry.get_tracer()
         self._span: Span = self._tracer.start_span(
-            f"{operation} {model}", context=parent, kind=SpanKind.SERVER
+            f"{operation} {model}".rstrip(), context=parent, kind=SpanKind.SERVER
         )
         self._recording = self._span.is_recording()
         self._finish_reasons: dict[int, str] = {}
@@ -152,6 +152,12 @@ class RequestSpan:
             raise
         finally:
             self._span.end()
+
+    def refused(self, code: grpc.StatusCode) -> None:
+        """Ends the span of what could not be read, or of what nobody serves."""
+        if self._recording:
+            self._fail(code)
+        self._span.end()
 
     def _fail(self, code: grpc.StatusCode) -> None:
         self._span.set_status(Status(StatusCode.ERROR, code.name))

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -26,7 +27,7 @@ from router.openai.types import (
 )
 from router.tenants import Tenants
 from router.token_checks import check_token_ids
-from router.tracing import http_transport
+from router.tracing import Transport, http_transport
 from rpc import telemetry
 
 OWNER = "signalbox"
@@ -61,7 +62,8 @@ class Api:
 
     async def completions(self, request: Request) -> Response:
         """Continues prompts."""
-        with self._generator.reading(COMPLETION):
+        origin = self._origin(request, operation=COMPLETION)
+        with self._generator.reading(origin):
             body = await read(request, CompletionBody, max_bytes=self._max_body_bytes)
             ids = Ids("cmpl", request, body.request_id)
             prompts = request_codec.prompts_of(body)
@@ -73,19 +75,20 @@ class Api:
                 for i, prompt in enumerate(prompts)
             ]
         answer = CompletionAnswer(body, self._head(ids))
-        parts = self._generate(many, self._origin(request, body, operation=COMPLETION))
+        parts = self._generate(many, _streamed(origin, request, body))
         return _response(body, parts, answer, ids)
 
     async def chat_completions(self, request: Request) -> Response:
         """Answers a conversation."""
-        with self._generator.reading(CHAT):
+        origin = self._origin(request, operation=CHAT)
+        with self._generator.reading(origin):
             body = await read(request, ChatBody, max_bytes=self._max_body_bytes)
             ids = Ids("chatcmpl", request, body.request_id)
             asked = request_codec.asked_to_chat(
                 body, request_id=ids.of(0, 1), max_model_len=self._generator.model.max_model_len
             )
         answer = ChatAnswer(body, self._head(ids))
-        parts = self._generate([asked], self._origin(request, body, operation=CHAT))
+        parts = self._generate([asked], _streamed(origin, request, body))
         return _response(body, parts, answer, ids)
 
     async def tokenize(self, request: Request) -> Response:
@@ -130,17 +133,13 @@ class Api:
         model = self._generator.model
         return Head(id=ids.response_id, model=model.name, tokenizer=model.tokenizer)
 
-    def _origin(self, request: Request, body: GenerationBody, *, operation: str) -> Origin:
+    def _origin(self, request: Request, *, operation: str) -> Origin:
+        """Returns what headers say."""
         headers = request.headers
         tenant, key = self._tenants.identify(headers.items())
         return Origin(
             operation=operation,
-            transport=http_transport(
-                method=request.method,
-                route=request.url.path,
-                is_streamed=bool(body.stream),
-                status_of=http_status,
-            ),
+            transport=_transport(request, is_streamed=False),
             parent=telemetry.extract(headers.get("traceparent", ""), headers.get("tracestate", "")),
             time_remaining=lambda: None,
             tenant=tenant,
@@ -158,6 +157,22 @@ class Api:
             "parent": None,
             "max_model_len": model.max_model_len,
         }
+
+
+def _streamed(origin: Origin, request: Request, body: GenerationBody) -> Origin:
+    """Returns an origin with what only the body says."""
+    return (
+        replace(origin, transport=_transport(request, is_streamed=True)) if body.stream else origin
+    )
+
+
+def _transport(request: Request, *, is_streamed: bool) -> Transport:
+    return http_transport(
+        method=request.method,
+        route=request.url.path,
+        is_streamed=is_streamed,
+        status_of=http_status,
+    )
 
 
 def _response(

@@ -52,10 +52,10 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         self, request: pb.GenerateRequest, context: Context
     ) -> AsyncIterator[pb.GenerateResponse]:
         self._last_received_at = time.time()
-        with self._generator.reading(COMPLETION):
+        origin = self._origin(context)
+        with self._generator.reading(origin):
             max_model_len = self._generator.model.max_model_len
             asked = request_codec.asked_to_generate(request, max_model_len=max_model_len)
-        origin = self._origin(context)
         answer = Answer(is_streamed=request.stream, num_sequences=asked.sampling.get("n", 1))
         try:
             async with aclosing(self._generator.generate(asked, origin)) as updates:

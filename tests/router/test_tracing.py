@@ -14,6 +14,7 @@ from opentelemetry.trace import SpanKind
 
 from protos.inference.v1 import inference_pb2 as pb
 from rpc import telemetry
+from tests.router.openai.clients import make_http
 from tests.router.stack import code_of, eventually, make_generate, make_stack, saying
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
@@ -92,3 +93,40 @@ async def test_requests_that_do_not_end_well_end_their_spans_with_a_code(
     codes = [attributes_of(span)["error.type"] for span in spans]
     assert codes == ["INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "CANCELLED"]
     assert not any(span.status.is_ok for span in spans)
+
+
+async def test_what_is_no_request_to_generate_leaves_its_caller_a_span_with_a_code(
+    exporter: InMemorySpanExporter,
+) -> None:
+    headers = {"traceparent": TRACEPARENT}
+    async with make_http() as http:
+        for path, body in (("completions", b"{"), ("chat/completions", b'{"colour": 1}')):
+            await http.raw.post(f"/v1/{path}", content=body, headers=headers)
+        negative = {"prompt": "a", "max_tokens": -1}
+        await http.raw.post("/v1/completions", json=negative, headers=headers)
+        empty = http.stack.client.Generate(pb.GenerateRequest(), metadata=[*headers.items()])
+        assert await code_of(anext(aiter(empty))) is grpc.StatusCode.INVALID_ARGUMENT
+        http.stack.scheduler.has_worker = False
+        await http.stack.wait_serving(False)
+        await http.raw.post("/v1/completions", json={"prompt": "a"}, headers=headers)
+    spans = exporter.get_finished_spans()
+    assert [span.name for span in spans] == [
+        "text_completion tiny",
+        "chat tiny",
+        "text_completion tiny",
+        "text_completion tiny",
+        "text_completion",
+    ]
+    for span in spans:
+        assert span.context.trace_id == int(TRACE_ID, 16)
+        assert span.kind is SpanKind.SERVER
+        assert not span.status.is_ok
+    assert [attributes_of(span)["error.type"] for span in spans] == [
+        *["INVALID_ARGUMENT"] * 4,
+        "UNAVAILABLE",
+    ]
+    assert [attributes_of(span).get("http.response.status_code") for span in spans] == [
+        *[400] * 3,
+        None,
+        503,
+    ]
