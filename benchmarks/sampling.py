@@ -21,7 +21,8 @@ from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
 from gpu_worker.runner import ModelRunner
 from gpu_worker.sampling.sampler import Sampler, TorchSampler
 from gpu_worker.sequences.sequence_table import SequenceTable
-from gpu_worker.step import CacheCapacity, NewSequence, SamplingParams, Step
+from gpu_worker.step import CacheCapacity, NewSequence, Step
+from rpc.sampling_params import SamplingParams
 
 BLOCK_SIZE = 16
 CONTEXT = 192

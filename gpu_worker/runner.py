@@ -16,7 +16,8 @@ from gpu_worker.cache.block_order import blocks_of
 from gpu_worker.cache.cache_engine import CacheEngine
 from gpu_worker.cache.capacity import measure_capacity
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig
-from gpu_worker.device.graphs import GraphRecorder, recorder_for
+from gpu_worker.device.devices import recorder_for
+from gpu_worker.device.graphs import GraphRecorder
 from gpu_worker.device.memory import device_use, is_out_of_memory
 from gpu_worker.device.torch_profiler import TorchRecording, span
 from gpu_worker.step import (

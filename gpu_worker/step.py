@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpu_worker.sampling.sample_rows import PromptRows, SampleRows
-from rpc.sampling_params import SamplingParams as SamplingParams
+from rpc.sampling_params import SamplingParams
 
 Int32Array = NDArray[np.int32]
 Int64Array = NDArray[np.int64]

@@ -15,7 +15,7 @@ from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.measures import Measure, check
 from gpu_worker.cache.block_order import BlockUse
 from gpu_worker.cache.cache_engine import CacheEngine
-from gpu_worker.device.streams import streams_of
+from gpu_worker.device.devices import streams_of
 from gpu_worker.step import BlockMapping
 from signalbox_kernels import ops, reference, triton
 

@@ -5,7 +5,7 @@ import torch
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.measures import Measure
 from gpu_worker.cache.swap_memory import SwapMemory
-from gpu_worker.device.streams import streams_of
+from gpu_worker.device.devices import streams_of
 
 COPY = "copy bandwidth"
 MATRICES = "matrix rate"

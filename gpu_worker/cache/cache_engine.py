@@ -21,7 +21,8 @@ from gpu_worker.cache.block_order import BlockUse, WorkUnderWay
 from gpu_worker.cache.copy_clock import CopyClock
 from gpu_worker.cache.pool_pages import PoolPages
 from gpu_worker.cache.swap_memory import SwapMemory
-from gpu_worker.device.streams import Stream, Streams, streams_of
+from gpu_worker.device.devices import streams_of
+from gpu_worker.device.streams import Stream, Streams
 from gpu_worker.step import BlockMapping, Int64Array
 from signalbox_kernels import ops
 

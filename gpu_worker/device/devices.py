@@ -1,8 +1,13 @@
-"""Which device and which 16-bit type a worker takes on this machine."""
+"""Which device and which 16-bit type a worker takes on this machine, and what serves that device.
+
+CUDA's own modules are imported where there is CUDA alone.
+"""
 
 import torch
 
 from gpu_worker.config import DeviceConfig, ParallelConfig
+from gpu_worker.device.graphs import GraphRecorder
+from gpu_worker.device.streams import HostStreams, Streams
 
 
 def choose_device(config: DeviceConfig, parallel: ParallelConfig | None = None) -> torch.device:
@@ -33,3 +38,21 @@ def dtype_for_half(device: torch.device) -> torch.dtype:
     capabilities = torch.cpu.get_capabilities()
     has_bf16 = capabilities.get("avx512_bf16") or capabilities.get("bf16")
     return torch.bfloat16 if has_bf16 else torch.float32
+
+
+def streams_of(device: torch.device) -> Streams:
+    """Returns the streams of a device; for CUDA, call it on the thread that computes there."""
+    if device.type == "cuda":
+        from gpu_worker.device.cuda_streams import CudaStreams
+
+        return CudaStreams(device)
+    return HostStreams()
+
+
+def recorder_for(device: torch.device) -> GraphRecorder | None:
+    """Returns what records graphs on a device; None where there are none."""
+    if device.type != "cuda":
+        return None
+    from gpu_worker.device.cuda_graphs import CudaGraphs
+
+    return CudaGraphs(device)

@@ -8,8 +8,6 @@ shape, index or branch may come from a value that the device computed.
 from collections.abc import Callable
 from typing import Protocol
 
-import torch
-
 
 class NotCapturable(RuntimeError):
     """Work that waits for the device cannot be recorded; says where it does."""
@@ -39,12 +37,3 @@ class GraphRecorder(Protocol):
     def used_bytes(self) -> int:
         """Returns the device's memory in use, by whomever."""
         ...
-
-
-def recorder_for(device: torch.device) -> GraphRecorder | None:
-    """Returns what records graphs on a device; None where there are none."""
-    if device.type != "cuda":
-        return None
-    from gpu_worker.device.cuda_graphs import CudaGraphs
-
-    return CudaGraphs(device)

@@ -9,8 +9,6 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-import torch
-
 
 class Event(Protocol):
     """A place in a stream: it is done when all that was enqueued before it is."""
@@ -117,12 +115,3 @@ class HostStreams:
 
     def numa_node(self) -> int | None:
         return None
-
-
-def streams_of(device: torch.device) -> Streams:
-    """Returns the streams of a device; for CUDA, call it on the thread that computes there."""
-    if device.type == "cuda":
-        from gpu_worker.device.cuda_streams import CudaStreams
-
-        return CudaStreams(device)
-    return HostStreams()

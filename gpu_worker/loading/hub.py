@@ -3,11 +3,14 @@
 import io
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from gpu_worker.config import ModelError
-from gpu_worker.loading.source import Progress
+
+Progress = Callable[[str], None]
+"""Told what a person who waits for a model may want to read."""
 
 _FILES = ["*.json", "*.jinja", "*.py", "tokenizer.model", "merges.txt", "vocab.txt"]
 _SAFETENSORS, _TORCH_FILES = "*.safetensors", "pytorch_model*.bin"

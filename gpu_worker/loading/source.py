@@ -1,15 +1,15 @@
 """Tells what kind of model a name means, and opens it."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor
 
 from gpu_worker.config import ModelConfig, ModelError
+from gpu_worker.loading.hub import Progress, download
 
-Progress = Callable[[str], None]
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
@@ -58,8 +58,6 @@ def open_model(config: ModelConfig, progress: Progress) -> ModelSource:
     if path.is_file():
         return _open_file(path, is_dummy=is_dummy)
     if _looks_like_hub_id(config.model):
-        from gpu_worker.loading.hub import download
-
         name = config.model.rpartition("/")[2]
         path = download(config.model, config.revision, progress, with_weights=not is_dummy)
         return _open_directory(path, name=name, is_dummy=is_dummy)

@@ -6,8 +6,9 @@ from typing import Protocol, runtime_checkable
 
 from gpu_worker.config import ModelError
 from gpu_worker.loading.dummy import DummySource
+from gpu_worker.loading.hub import Progress
 from gpu_worker.loading.quantization import Quantization
-from gpu_worker.loading.source import ModelSource, Progress
+from gpu_worker.loading.source import ModelSource
 from gpu_worker.models import Model
 from signalbox_kernels.quantised import Matrix
 

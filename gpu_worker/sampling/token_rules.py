@@ -20,7 +20,7 @@ from gpu_worker.sampling.sample_rows import (
     TokenRuns,
     token_runs,
 )
-from gpu_worker.step import SamplingParams
+from rpc.sampling_params import SamplingParams
 
 Mask = NDArray[np.uint32]
 

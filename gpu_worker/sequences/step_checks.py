@@ -10,15 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from gpu_worker.step import (
-    BlockMapping,
-    CacheCapacity,
-    ModelInfo,
-    NewSequence,
-    SamplingParams,
-    Step,
-)
+from gpu_worker.step import BlockMapping, CacheCapacity, ModelInfo, NewSequence, Step
 from rpc.errors import FailedPrecondition, InvalidArgument
+from rpc.sampling_params import SamplingParams
 
 MAX_LOGPROBS = 128
 """Most alternatives that a row may report."""

@@ -4,9 +4,9 @@ import torch
 
 from gpu_worker.assembly import LoadedModel
 from gpu_worker.config import CacheConfig
+from gpu_worker.device.devices import streams_of
 from gpu_worker.device.graphs import GraphRecorder
 from gpu_worker.device.step_inputs import InputPacker, PinnedBuffers
-from gpu_worker.device.streams import streams_of
 from gpu_worker.sampling.device_draws import DeviceDrawing, PlainDraws
 from gpu_worker.sampling.sampler import Sampler, TorchSampler
 from gpu_worker.steps.decode_buffers import DecodeBuffers

@@ -8,7 +8,8 @@ from benchmarks.gpu import probes
 from benchmarks.gpu.bench import Bench
 from gpu_worker.cache.block_order import BlockUse
 from gpu_worker.cache.cache_engine import CacheEngine
-from gpu_worker.device.streams import Streams, streams_of
+from gpu_worker.device.devices import streams_of
+from gpu_worker.device.streams import Streams
 from gpu_worker.step import BlockMapping
 
 CUDA = torch.device("cuda")

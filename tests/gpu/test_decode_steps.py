@@ -10,7 +10,8 @@ import torch
 
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
 from gpu_worker.runner import ModelRunner
-from gpu_worker.step import Batch, SamplingParams
+from gpu_worker.step import Batch
+from rpc.sampling_params import SamplingParams
 from tests.gpu_worker.generation import Driver, Generated, make_batch, make_sequence
 from tests.gpu_worker.tiny_models import VOCAB, make_model
 

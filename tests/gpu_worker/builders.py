@@ -6,13 +6,8 @@ import numpy as np
 
 from gpu_worker.sequences.sequence_table import SequenceTable
 from gpu_worker.simulated import SimulatedConfig, SimulatedRunner
-from gpu_worker.step import (
-    BlockMapping,
-    Int64Array,
-    NewSequence,
-    SamplingParams,
-    Step,
-)
+from gpu_worker.step import BlockMapping, Int64Array, NewSequence, Step
+from rpc.sampling_params import SamplingParams
 
 
 def make_config(**overrides: Any) -> SimulatedConfig:

@@ -9,7 +9,8 @@ from gpu_worker.runner import ModelRunner
 from gpu_worker.sampling import token_rules
 from gpu_worker.sampling.sample_rows import Penalties, SampleRows, TokenRuns, token_runs
 from gpu_worker.sampling.token_rules import RuledRows, make_rules
-from gpu_worker.step import Batch, Samples, SamplingParams
+from gpu_worker.step import Batch, Samples
+from rpc.sampling_params import SamplingParams
 
 GREEDY = SamplingParams()
 

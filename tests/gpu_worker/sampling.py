@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from gpu_worker.sampling.sample_rows import SampleRows
-from gpu_worker.step import Samples, SamplingParams
+from gpu_worker.step import Samples
+from rpc.sampling_params import SamplingParams
 from tests.gpu_worker.generation import make_rows
 
 

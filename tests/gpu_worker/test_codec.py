@@ -15,13 +15,13 @@ from gpu_worker.step import (
     BlockTablePatch,
     Fork,
     Logprobs,
-    SamplingParams,
     SequenceFailure,
     StepResult,
 )
 from protos.worker.v1 import worker_pb2 as pb
 from rpc.columns import pack_int32, pack_int64
 from rpc.errors import InvalidArgument, RpcError
+from rpc.sampling_params import SamplingParams
 from tests.gpu_worker.builders import int64s, make_config, make_runner, make_table
 
 

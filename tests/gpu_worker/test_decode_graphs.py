@@ -11,10 +11,10 @@ import torch
 from gpu_worker.cache import capacity
 from gpu_worker.config import CacheConfig
 from gpu_worker.runner import ModelRunner
-from gpu_worker.step import SamplingParams
 from gpu_worker.steps import choice as steps
 from gpu_worker.steps.decode_graphs import ladder
 from gpu_worker.steps.device_step import DeviceStep
+from rpc.sampling_params import SamplingParams
 from tests.gpu_worker.device_attention import make_device_runner
 from tests.gpu_worker.generation import Driver, Generated, make_batch, make_sequence
 from tests.gpu_worker.recorded_graphs import CountedGraph, GraphsOnCpu

@@ -19,8 +19,8 @@ from gpu_worker.attention import flash_backend as flash
 from gpu_worker.attention.flash_backend import FLASH_KERNELS, FlashAttention, FlashKernel
 from gpu_worker.attention.trial import _batch, fault_of
 from gpu_worker.config import AUTO_BLOCK_SIZE, CacheConfig, DeviceConfig, ModelConfig
+from gpu_worker.device.devices import streams_of
 from gpu_worker.device.step_inputs import InputPacker, PinnedBuffers
-from gpu_worker.device.streams import streams_of
 from gpu_worker.runner import ModelRunner
 from tests.gpu_worker.flash_modules import (
     make_flash_attn_2,

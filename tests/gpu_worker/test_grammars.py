@@ -11,8 +11,9 @@ from gpu_worker.sampling.token_rules import Mask
 from gpu_worker.sequences.sequence_table import SequenceTable
 from gpu_worker.simulated import SimulatedRunner
 from gpu_worker.simulated_tokenizer import END_OF_SEQUENCE_ID
-from gpu_worker.step import Fork, SamplingParams
+from gpu_worker.step import Fork
 from rpc.grammar import GrammarError
+from rpc.sampling_params import SamplingParams
 from tests.gpu_worker.builders import make_new, make_runner, make_step
 
 Constraint = tuple[str, ...]

@@ -20,7 +20,7 @@ from gpu_worker.loading import load_weights, open_model
 from gpu_worker.models import ServedConfig, SoftCapped, model_spec
 from gpu_worker.models.config import llama_config
 from gpu_worker.runner import ModelRunner
-from gpu_worker.step import SamplingParams
+from rpc.sampling_params import SamplingParams
 from tests.gpu_worker.generation import Driver, make_batch, make_sequence
 from tests.gpu_worker.tiny_models import FAMILIES, VOCAB, make_model, reference_tokens
 

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ModelError
 from gpu_worker.runner import ModelRunner
-from gpu_worker.step import SamplingParams
+from rpc.sampling_params import SamplingParams
 from tests.gpu_worker.generation import Driver
 from tests.gpu_worker.test_models import Probe, make_prompts
 from tests.gpu_worker.tiny_models import FAMILIES, make_model

@@ -9,8 +9,9 @@ import torch
 
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
 from gpu_worker.runner import ModelRunner
-from gpu_worker.step import BlockMapping, SamplingParams
+from gpu_worker.step import BlockMapping
 from gpu_worker.steps import native_step
+from rpc.sampling_params import SamplingParams
 from signalbox_kernels import native
 from signalbox_kernels.native import NativeUnavailable
 from tests.gpu_worker.generation import Driver, Generated, make_batch, make_runs, make_sequence

@@ -9,7 +9,8 @@ import torch
 
 from gpu_worker.sampling.native_sampler import CpuSampler
 from gpu_worker.sampling.sampler import Sampler, TorchSampler
-from gpu_worker.step import Samples, SamplingParams
+from gpu_worker.step import Samples
+from rpc.sampling_params import SamplingParams
 from signalbox_kernels import native
 from signalbox_kernels.native import Isa, NativeUnavailable
 from signalbox_kernels.sampling import NativeSampler

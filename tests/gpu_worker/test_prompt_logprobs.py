@@ -9,7 +9,8 @@ import torch
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
 from gpu_worker.runner import ModelRunner
 from gpu_worker.sequences.sequence_table import SequenceTable
-from gpu_worker.step import CacheCapacity, PromptLogprobs, SamplingParams
+from gpu_worker.step import CacheCapacity, PromptLogprobs
+from rpc.sampling_params import SamplingParams
 from tests.gpu_worker.builders import make_new, make_step
 from tests.gpu_worker.tiny_models import VOCAB, make_model
 

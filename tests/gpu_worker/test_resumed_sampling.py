@@ -6,7 +6,8 @@ import pytest
 from gpu_worker.sampling.sample_rows import SampleRows
 from gpu_worker.sampling.token_rules import make_mask
 from gpu_worker.sequences.sequence_table import SequenceTable
-from gpu_worker.step import Batch, Fork, Samples, SamplingParams
+from gpu_worker.step import Batch, Fork, Samples
+from rpc.sampling_params import SamplingParams
 from tests.gpu_worker.builders import make_new, make_runner, make_step, make_table
 
 PROMPT = [10, 11, 12, 13, 14]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.sampling import logit_edits
-from gpu_worker.step import SamplingParams
+from rpc.sampling_params import SamplingParams
 from tests.gpu_worker.generation import make_rows
 from tests.gpu_worker.test_sampler import drawn_set, make_logits, make_sampler
 

@@ -15,11 +15,11 @@ from gpu_worker.step import (
     Logprobs,
     NewSequence,
     Samples,
-    SamplingParams,
     SequenceFailure,
     Step,
 )
 from rpc.errors import FailedPrecondition, InvalidArgument
+from rpc.sampling_params import SamplingParams
 from tests.gpu_worker.builders import make_mapping, make_new, make_runner, make_step, make_table
 
 PROMPT = [5, 6, 7, 8, 9, 10]

@@ -10,7 +10,8 @@ from tokenizers import Tokenizer
 from gpu_worker.sequences.sequence_table import SequenceTable
 from gpu_worker.simulated import POISON, SimulatedConfig, SimulatedRunner, expected_tokens
 from gpu_worker.simulated_tokenizer import END_OF_SEQUENCE, END_OF_SEQUENCE_ID, tokenizer_files
-from gpu_worker.step import Batch, BlockMapping, BlockTablePatch, SamplingParams
+from gpu_worker.step import Batch, BlockMapping, BlockTablePatch
+from rpc.sampling_params import SamplingParams
 from tests.gpu_worker.builders import (
     make_config,
     make_mapping,

@@ -19,10 +19,10 @@ from gpu_worker.step import (
     Launched,
     NewSequence,
     Samples,
-    SamplingParams,
     StepResult,
 )
 from rpc.errors import Aborted, Internal, InvalidArgument
+from rpc.sampling_params import SamplingParams
 from tests.gpu_worker.builders import make_new, make_step
 from tests.gpu_worker.device_attention import make_device_runner
 from tests.gpu_worker.recorded_graphs import GraphsOnCpu

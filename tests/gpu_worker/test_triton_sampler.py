@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gpu_worker.config import DeviceConfig
+from gpu_worker.device.devices import streams_of
 from gpu_worker.device.step_inputs import NUM_BUFFERS, InputPacker, PinnedBuffers
-from gpu_worker.device.streams import streams_of
 from gpu_worker.layers import ParallelGroup, Placement
 from gpu_worker.sampling import samplers
 from gpu_worker.sampling.native_sampler import CpuSampler
 from gpu_worker.sampling.sampler import NoSampler, Sampler, TorchSampler
 from gpu_worker.sampling.samplers import make_sampler
-from gpu_worker.step import SamplingParams
+from rpc.sampling_params import SamplingParams
 from signalbox_kernels import triton
 from tests.gpu_worker.generation import make_rows
 from tests.gpu_worker.sampling import assert_same, make_history, make_logits, random_params
