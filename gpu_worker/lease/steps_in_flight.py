@@ -1,5 +1,4 @@
-"""Steps that a device computes while the host goes on: at most two, so that the next one is there
-when one ends.
+"""Steps that a device computes while the host goes on: two at most, the next behind the running.
 
 A step is launched before the draws of the one before it are known, if that keeps them on the
 device: its tokens are then fed forward there. Where the host must look at a token first (penalties,

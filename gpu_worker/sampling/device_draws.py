@@ -13,13 +13,12 @@ from torch import Tensor
 
 from gpu_worker.device.step_inputs import InputPacker
 from gpu_worker.sampling.sample_rows import GREEDY_BELOW, Int64Array, SampleRows
-from gpu_worker.sampling.sampler import NOT_FINITE
-from gpu_worker.step import NONE_LEFT, Samples
+from gpu_worker.sampling.sampler import failures
+from gpu_worker.step import Samples
 from signalbox_kernels.random import race_keys, race_of
 from signalbox_kernels.sampling import DrawStatus
 
 _ROWS_AT_ONCE = 32  # bounds the memory of whole-vocabulary draws
-_REASONS = {DrawStatus.NOT_FINITE: NOT_FINITE, DrawStatus.NONE_LEFT: NONE_LEFT}
 
 
 class DeviceDraws(NamedTuple):
@@ -103,6 +102,5 @@ def _races(raw: Tensor, rows: SampleRows, greedy: Tensor, packer: InputPacker) -
 
 def read(token_ids: Tensor, status: Tensor) -> Samples:
     """Makes samples of draws that have been copied to the host."""
-    found = status.numpy()
-    failed = {row: _REASONS[DrawStatus(int(found[row]))] for row in np.flatnonzero(found).tolist()}
+    failed = failures(status.numpy())
     return Samples(token_ids=token_ids.numpy().astype(np.int32), failed=failed)

@@ -7,13 +7,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gpu_worker.sampling.sample_rows import Int32Array, Int64Array, SampleRows
-from gpu_worker.sampling.sampler import NOT_FINITE
-from gpu_worker.step import NONE_LEFT, Logprobs, Samples
+from gpu_worker.sampling.sampler import failures
+from gpu_worker.step import Logprobs, Samples
 from signalbox_kernels.program import Program
 from signalbox_kernels.random import race_keys
-from signalbox_kernels.sampling import Drawn, Draws, DrawStatus, NativeSampler
-
-_REASONS = {DrawStatus.NOT_FINITE: NOT_FINITE, DrawStatus.NONE_LEFT: NONE_LEFT}
+from signalbox_kernels.sampling import Drawn, Draws, NativeSampler
 
 
 class CpuSampler:
@@ -40,15 +38,11 @@ class CpuSampler:
                 **_edits(rows),
             )
         )
-        failed = {
-            row: _REASONS[DrawStatus(int(drawn.status[row]))]
-            for row in np.flatnonzero(drawn.status).tolist()
-        }
         reported = np.flatnonzero((rows.num_logprobs >= 0) & (drawn.status == 0))
         return Samples(
             token_ids=drawn.drawn,
             logprobs=_logprobs(drawn, reported, rows.num_logprobs),
-            failed=failed,
+            failed=failures(drawn.status),
         )
 
     def logprobs(

@@ -24,10 +24,17 @@ from gpu_worker.sampling.sample_rows import GREEDY_BELOW, Int32Array, Int64Array
 from gpu_worker.step import NONE_LEFT, Logprobs, Samples
 from signalbox_kernels.ops import is_finite
 from signalbox_kernels.random import exponentials, race_keys
+from signalbox_kernels.sampling import DrawStatus
 
 NOT_FINITE = "logits are not finite"
+_REASONS = {DrawStatus.NOT_FINITE: NOT_FINITE, DrawStatus.NONE_LEFT: NONE_LEFT}
 _FIRST_CANDIDATES = 256
 _ROWS_AT_ONCE = 32  # bounds the memory of whole-vocabulary draws
+
+
+def failures(status: NDArray[np.integer]) -> dict[int, str]:
+    """Returns why each row failed that did, by the `DrawStatus` that a kernel gave it."""
+    return {row: _REASONS[DrawStatus(int(status[row]))] for row in status.nonzero()[0].tolist()}
 
 
 class Sampler(Protocol):

@@ -14,10 +14,9 @@ from gpu_worker.device.step_inputs import InputPacker
 from gpu_worker.sampling import logprobs
 from gpu_worker.sampling.device_draws import DeviceDraws
 from gpu_worker.sampling.sample_rows import Int32Array, Int64Array, SampleRows
-from gpu_worker.sampling.sampler import NOT_FINITE
-from gpu_worker.step import NONE_LEFT, Logprobs, Samples
+from gpu_worker.sampling.sampler import failures
+from gpu_worker.step import Logprobs, Samples
 from signalbox_kernels.random import race_keys
-from signalbox_kernels.sampling import DrawStatus
 from signalbox_kernels.triton.logit_edits import (
     PenaltyColumns,
     add_to_tokens,
@@ -25,8 +24,6 @@ from signalbox_kernels.triton.logit_edits import (
     penalise,
 )
 from signalbox_kernels.triton.sampling import DrawColumns, draw_tokens
-
-_REASONS = {DrawStatus.NOT_FINITE: NOT_FINITE, DrawStatus.NONE_LEFT: NONE_LEFT}
 
 
 class TritonSampler:
@@ -44,15 +41,11 @@ class TritonSampler:
             logits_row = np.arange(len(rows))
         tokens, status = self._draw(logits, rows, logits_row)
         found = torch.stack((tokens, status.to(torch.int32))).cpu().numpy()  # the one wait
-        failed = {
-            row: _REASONS[DrawStatus(int(found[1, row]))]
-            for row in np.flatnonzero(found[1]).tolist()
-        }
         reported = np.flatnonzero((rows.num_logprobs >= 0) & (found[1] == 0))
         return Samples(
             token_ids=found[0],
             logprobs=self._report(logits, rows, logits_row, tokens, reported),
-            failed=failed,
+            failed=failures(found[1]),
         )
 
     def can_draw(self, rows: SampleRows) -> bool:

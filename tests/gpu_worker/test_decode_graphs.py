@@ -11,7 +11,7 @@ import torch
 from gpu_worker.cache import capacity
 from gpu_worker.config import CacheConfig
 from gpu_worker.runner import ModelRunner
-from gpu_worker.steps import choice as steps
+from gpu_worker.steps import choice
 from gpu_worker.steps.decode_graphs import ladder
 from gpu_worker.steps.device_step import DeviceStep
 from rpc.sampling_params import SamplingParams
@@ -71,7 +71,7 @@ def test_graphs_of_tritons_kernels_draw_the_same(
 ) -> None:
     if triton_device != "cpu":
         pytest.skip("graphs on a GPU are tested in tests/gpu")
-    monkeypatch.setattr(steps, "ladder", lambda max_num_seqs: [max_num_seqs])
+    monkeypatch.setattr(choice, "ladder", lambda max_num_seqs: [max_num_seqs])
     make_model(tmp_path, num_hidden_layers=1)
     recorder = GraphsOnCpu()
     runner = make_device_runner(

@@ -14,10 +14,10 @@ from gpu_worker.config import DeviceConfig
 from gpu_worker.device.devices import streams_of
 from gpu_worker.device.step_inputs import NUM_BUFFERS, InputPacker, PinnedBuffers
 from gpu_worker.layers import ParallelGroup, Placement
-from gpu_worker.sampling import samplers
+from gpu_worker.sampling import choice
+from gpu_worker.sampling.choice import make_sampler
 from gpu_worker.sampling.native_sampler import CpuSampler
 from gpu_worker.sampling.sampler import NoSampler, Sampler, TorchSampler
-from gpu_worker.sampling.samplers import make_sampler
 from rpc.sampling_params import SamplingParams
 from signalbox_kernels import triton
 from tests.gpu_worker.generation import make_rows
@@ -210,7 +210,7 @@ def test_auto_keeps_triton_where_it_draws_the_same(
     triton_device: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     triton_sampler, reference = make_samplers(200, triton_device)
-    sampler = samplers._tried_triton_sampler(
+    sampler = choice._tried_triton_sampler(
         reference, vocab_size=200, placement=make_placement(triton_device)
     )
     assert type(sampler) is type(triton_sampler)
@@ -220,7 +220,7 @@ def test_auto_keeps_triton_where_it_draws_the_same(
 def test_auto_draws_by_torch_where_triton_draws_other_tokens(
     triton_device: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from gpu_worker import triton_sampler
+    from gpu_worker.sampling import triton_sampler
 
     def likeliest(logits: Tensor, columns: object, **_: object) -> tuple[Tensor, Tensor]:
         best = logits.float().argmax(dim=-1).int()
@@ -228,7 +228,7 @@ def test_auto_draws_by_torch_where_triton_draws_other_tokens(
 
     monkeypatch.setattr(triton_sampler, "draw_tokens", likeliest)
     _, reference = make_samplers(200, triton_device)
-    sampler = samplers._tried_triton_sampler(
+    sampler = choice._tried_triton_sampler(
         reference, vocab_size=200, placement=make_placement(triton_device)
     )
     assert sampler is reference
