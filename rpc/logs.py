@@ -72,9 +72,18 @@ class _Text(logging.Formatter):
         super().__init__(f"%(asctime)s {service:<9} %(message)s", datefmt="%H:%M:%S")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        record.message = record.message.replace("\n", "\\n")  # a client may have sent it
+        record.message = _printable(record.message)
         ids = "".join(f" {name}={value}" for name, value in _ids().items())
         return super().formatMessage(record) + ids
+
+
+def _printable(message: str) -> str:
+    """Escapes what would move a terminal's cursor or begin a line: a client may have sent it."""
+    if message.isprintable():
+        return message
+    return "".join(
+        one if one.isprintable() else one.encode("unicode_escape").decode() for one in message
+    )
 
 
 class _Json(logging.Formatter):

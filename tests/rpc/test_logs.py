@@ -51,6 +51,8 @@ def test_a_text_line_ends_with_the_ids_that_there_are() -> None:
 
 def test_a_text_line_cannot_be_forged_by_what_a_client_sent() -> None:
     assert line_of("text", "asked: %s", "x\n12:00:00 router granted").count("\n") == 0
+    odd = "naïve\r\x1b[2K\x85\u2028\ud800"  # goes back, deletes the line, begins others
+    assert line_of("text", odd).endswith(r"naïve\r\x1b[2K\x85\u2028\ud800")
 
 
 async def test_tasks_do_not_name_each_others_requests() -> None:
