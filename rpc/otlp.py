@@ -4,6 +4,7 @@ A signal is "traces" or "metrics"; the specification has variables of its own fo
 those for all.
 """
 
+import math
 import os
 
 EXPORT_TIMEOUT_S = 2.0
@@ -30,9 +31,18 @@ def http_endpoint(url: str, signal: str) -> str | None:
     return url if has_path else f"{url.rstrip('/')}/v1/{signal}"
 
 
-def timeout_s(signal: str) -> float | None:
-    """Returns None, which lets the SDK look, if the environment has one."""
-    return None if _variable(signal, "TIMEOUT")[1] else EXPORT_TIMEOUT_S
+def timeout_s(signal: str) -> float:
+    """Returns what the environment says, which Python's SDK reads as seconds. Raises ValueError."""
+    name, value = _variable(signal, "TIMEOUT")
+    if not value:
+        return EXPORT_TIMEOUT_S
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = 0
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"{name} is {value!r}; use seconds, more than 0")
+    return seconds
 
 
 def _variable(signal: str, what: str) -> tuple[str, str]:

@@ -48,3 +48,16 @@ def test_a_url_without_a_path_gets_the_signals() -> None:
     assert otlp.http_endpoint("http://a:1/", "traces") == "http://a:1/v1/traces"
     assert otlp.http_endpoint("http://a:1/x/y", "metrics") == "http://a:1/x/y"
     assert otlp.http_endpoint("", "metrics") is None
+
+
+@pytest.mark.parametrize(("make", "_", "http_kind"), MAKERS)
+def test_a_time_limit_that_is_no_number_is_refused_by_its_name(
+    make: Make, _: type, http_kind: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for wrong in ("abc", "0", "-1", "nan", "inf"):
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", wrong)
+        for kind in ("otlp", "otlp-http"):
+            with pytest.raises(ValueError, match=f"OTLP_TIMEOUT is '{wrong}'; use seconds"):
+                make(f"{kind}=http://127.0.0.1:1")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1.5")
+    assert isinstance(make("otlp-http=http://127.0.0.1:1"), http_kind)
