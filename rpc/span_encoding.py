@@ -121,7 +121,7 @@ def _attributes(field: int, attributes: Mapping[str, Any] | None) -> bytes:
     return b"".join(
         [
             _attribute(field, key, value)
-            if isinstance(value, str | int)
+            if isinstance(value, str | int) or (isinstance(value, float) and value)
             else _any_attribute(field, key, value)
             for key, value in attributes.items()
         ]
@@ -137,8 +137,8 @@ def _any_attribute(field: int, key: str, value: Any) -> bytes:
         return b""
 
 
-# Many come again: names, limits, zeros. Typed, for 1 is True; an array's items would not be, and
-# a float's sign is not part of what it equals.
+# Many come again: names, limits, zeros. Typed, for 1 is True; an array's items would not be.
+# No 0.0, which equals -0.0.
 _attribute = lru_cache(maxsize=4096, typed=True)(_any_attribute)
 
 
