@@ -1,7 +1,7 @@
 """Reads and writes the messages of worker.v1 for the worker's core.
 
 Checks only what the wire can get wrong (columns that do not match, numbers that do not fit);
-what a step means is checked by `SequenceTable`.
+what a step means is checked in `sequences/staging.py`.
 """
 
 from collections.abc import Iterator, Mapping
