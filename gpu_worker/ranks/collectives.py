@@ -6,7 +6,13 @@ user can enter; they connect over the loopback interface.
 """
 
 import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from contextlib import suppress
 from datetime import timedelta
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,11 +20,13 @@ from torch import Tensor, distributed
 from torch.distributed import distributed_c10d as c10d
 
 from gpu_worker.config import ParallelConfig
+from gpu_worker.device.device_loss import DeviceLost
 from gpu_worker.layers import ParallelGroup
 
 LOOPBACK = "127.0.0.1"
 TIMEOUT = timedelta(minutes=10)
 """For a rank that is alive and does not come; one that dies is noticed at once, by its socket."""
+_LOOK_S = 0.01
 
 
 class GroupCollectives:
@@ -52,10 +60,46 @@ def join(config: ParallelConfig, device: torch.device) -> ParallelGroup:
     if config.rendezvous is None:
         raise ValueError(f"tensor_parallel_size is {size}, but the ranks have nowhere to meet")
     store = distributed.FileStore(config.rendezvous, size)  # type: ignore[attr-defined]
-    make = _nccl if device.type == "cuda" else _gloo
-    together = GroupCollectives(make(store, config.rank, size), size)
-    together.all_reduce(torch.zeros(1, device=device))  # NCCL connects when it is first used
+    make = partial(_connect, store, config.rank, size, device)
+    together = _unless_lost(make, _lost_file(config.rendezvous))
     return ParallelGroup(config.rank, size, together)
+
+
+def _connect(store: Any, rank: int, size: int, device: torch.device) -> GroupCollectives:
+    make = _gloo
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # each thread has its own
+        make = _nccl
+    together = GroupCollectives(make(store, rank, size), size)
+    together.all_reduce(torch.zeros(1, device=device))  # NCCL connects when it is first used
+    return together
+
+
+def call_off(rendezvous: str, reason: str) -> None:
+    """Lets a rank go, with DeviceLost, that waits for one which is lost; on any thread."""
+    with suppress(OSError):  # the folder goes when all have met
+        _lost_file(rendezvous).write_text(reason)
+
+
+def _lost_file(rendezvous: str) -> Path:
+    return Path(f"{rendezvous}.lost")
+
+
+def _unless_lost(connect: Callable[[], GroupCollectives], lost: Path) -> GroupCollectives:
+    """Connects on a thread that is left behind if a rank is lost: nothing else calls it off."""
+    done: Future[GroupCollectives] = Future()
+
+    def work() -> None:
+        try:
+            done.set_result(connect())
+        except BaseException as error:  # whoever waits decides
+            done.set_exception(error)
+
+    threading.Thread(target=work, name="joining", daemon=True).start()
+    while not wait([done], timeout=_LOOK_S).done:
+        if lost.exists():
+            raise DeviceLost(lost.read_text())
+    return done.result()
 
 
 # PyTorch's stubs know neither how these are made nor what they have in common.

@@ -17,6 +17,7 @@ import torch
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig
 from gpu_worker.device.device_loss import DeviceLost, is_device_lost
 from gpu_worker.device.torch_profiler import TorchRecording
+from gpu_worker.ranks.collectives import call_off
 from gpu_worker.ranks.followers import Followers
 from gpu_worker.ranks.messages import (
     Ask,
@@ -86,6 +87,7 @@ class TensorParallelRunner:
         self._own: ModelRunner | None = None
         device_config = _shared(device_config, tensor_parallel_size)
         with tempfile.TemporaryDirectory(prefix="signalbox-") as folder:
+            self._rendezvous = str(Path(folder, "ranks"))
             starts = [
                 Start(
                     model=model_config,
@@ -93,7 +95,7 @@ class TensorParallelRunner:
                     parallel=ParallelConfig(
                         rank=rank,
                         tensor_parallel_size=tensor_parallel_size,
-                        rendezvous=str(Path(folder, "ranks")),
+                        rendezvous=self._rendezvous,
                     ),
                     device=device_config,
                 )
@@ -120,7 +122,9 @@ class TensorParallelRunner:
 
     def _lose(self, reason: str) -> None:
         self._on_lost(reason)
-        if self._own is not None:
+        if self._own is None:
+            call_off(self._rendezvous, reason)
+        else:
             with suppress(RuntimeError):  # gloo has no need of it: its connections break
                 self._own.abort_collectives()
 

@@ -22,9 +22,11 @@ from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ModelError
 from gpu_worker.device.device_loss import DeviceLost
 from gpu_worker.device.devices import choose_device
 from gpu_worker.ranks import followers, rank_codec
+from gpu_worker.ranks import runner as ranks_runner
 from gpu_worker.ranks.followers import Followers
 from gpu_worker.ranks.messages import Ask, Direction, Done, InitCacheEngine, MoveBlocks, Start
 from gpu_worker.ranks.runner import TensorParallelRunner, make_runner
+from gpu_worker.runner import ModelRunner
 from gpu_worker.sampling.sample_rows import PromptRows
 from gpu_worker.step import Batch, Runner
 from scheduler_svc.config import PreemptionMode
@@ -289,6 +291,22 @@ def test_heads_that_do_not_divide_are_named_and_leave_no_process(tmp_path: Path)
     with pytest.raises(ModelError, match=r"num_attention_heads \(3\) .*size 2; it can by 1, 3"):
         load(tmp_path, 2)
     assert psutil.Process().children() == others
+
+
+def test_a_rank_that_dies_before_it_joins_is_not_waited_for(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = set(psutil.Process().children())
+
+    def kill_first(*args: Any, **kwargs: Any) -> ModelRunner:
+        for rank in set(psutil.Process().children()) - others:
+            rank.kill()
+        return ModelRunner(*args, **kwargs)
+
+    monkeypatch.setattr(ranks_runner, "ModelRunner", kill_first)
+    with pytest.raises(RuntimeError, match=r"rank 1 was killed|[Cc]onnect"):  # or gloo is first
+        load_ranks(tiny)
+    assert set(psutil.Process().children()) == others
 
 
 def test_a_rank_that_cannot_load_waits_until_rank_0_has_said_why() -> None:
