@@ -210,6 +210,42 @@ async def test_options_go_where_they_belong_and_unknown_ones_are_refused() -> No
             client.stream_chat([{"role": "robot", "content": "beep"}])
 
 
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"max_tokens": 1 << 40}, "max_tokens"),
+        ({"seed": -1}, "seed"),
+        ({"n": "two"}, "n"),
+        ({"request_id": "\udcff"}, "request_id"),
+        ({"timeout_s": float("nan")}, "timeout_s"),
+    ],
+)
+async def test_what_no_message_holds_is_refused_by_its_name(
+    options: dict[str, Any], named: str
+) -> None:
+    async with running_router() as stack, AsyncClient(stack.address) as client:
+        for ask in (client.generate, client.chat):
+            with pytest.raises(ValueError, match=f"^{named}\\b"):
+                await ask(QUESTION, **options)
+        with pytest.raises(ValueError, match=r"^text: .*UTF-8"):
+            await client.generate("\udcff")
+        assert not stack.scheduler.added
+
+
+@pytest.mark.parametrize("timeout_s", [float("inf"), 1e30])
+async def test_a_deadline_that_is_never_reached_is_none(timeout_s: float) -> None:
+    async with running_router() as stack:
+        async with AsyncClient(stack.address) as client:
+            assert (
+                await client.chat(QUESTION, max_tokens=MAX_TOKENS, timeout_s=timeout_s)
+            ).text == ANSWER
+        answer = await in_a_thread(
+            stack.address,
+            lambda client: client.chat(QUESTION, max_tokens=MAX_TOKENS, timeout_s=timeout_s),
+        )
+        assert answer.text == ANSWER
+
+
 class Showing(inference_pb2_grpc.InferenceServiceServicer):
     """Answers with the key that it was shown."""
 
@@ -271,7 +307,12 @@ async def test_a_channel_of_ones_own_carries_the_calls() -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [{"tls_cert": "a"}, {"tls_cert": "a", "tls_key": "b"}, {"tls_server_name": "router"}],
+    [
+        {"tls_cert": "a"},
+        {"tls_cert": "a", "tls_key": "b"},
+        {"tls_server_name": "router"},
+        {"api_key": "a\n"},
+    ],
 )
 def test_settings_that_cannot_work_are_refused(settings: dict[str, str]) -> None:
     with pytest.raises(ValueError, match=next(iter(settings))):

@@ -10,7 +10,7 @@ import grpc
 from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc
 from signalbox_client.answers import Answer, Chunk, read_chunk
-from signalbox_client.channels import UNARY_TIMEOUT_S, Connection
+from signalbox_client.channels import UNARY_TIMEOUT_S, Connection, deadline_s
 from signalbox_client.errors import request_error
 from signalbox_client.requests import (
     Messages,
@@ -114,13 +114,17 @@ class AsyncClient:
         self, prompt: Prompt, *, timeout_s: float | None = None, **options: Any
     ) -> AsyncStream:
         request = generate_request(prompt, options)
-        return AsyncStream(self._stub.Generate(request, timeout=timeout_s, metadata=self._metadata))
+        return AsyncStream(
+            self._stub.Generate(request, timeout=deadline_s(timeout_s), metadata=self._metadata)
+        )
 
     def stream_chat(
         self, messages: Messages, *, timeout_s: float | None = None, **options: Any
     ) -> AsyncStream:
         request = chat_request(messages, options)
-        return AsyncStream(self._stub.Chat(request, timeout=timeout_s, metadata=self._metadata))
+        return AsyncStream(
+            self._stub.Chat(request, timeout=deadline_s(timeout_s), metadata=self._metadata)
+        )
 
     async def model_name(self, *, timeout_s: float | None = UNARY_TIMEOUT_S) -> str:
         """Returns the name of the served model. Raises RequestError."""
@@ -158,7 +162,7 @@ class AsyncClient:
 
     async def _ask(self, method: Any, request: Any, timeout_s: float | None) -> Any:
         try:
-            return await method(request, timeout=timeout_s, metadata=self._metadata)
+            return await method(request, timeout=deadline_s(timeout_s), metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
             raise request_error(error) from None
 

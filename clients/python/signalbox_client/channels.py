@@ -1,5 +1,6 @@
 """How a router is reached: certificates, the key, keepalive."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -7,6 +8,9 @@ import grpc
 
 UNARY_TIMEOUT_S = 10.0
 """Of what is no request for text, unless the caller says another."""
+
+_FOREVER_S = 1e9
+"""gRPC takes a deadline that is much further off for one that has passed."""
 
 _OPTIONS: tuple[tuple[str, int], ...] = (
     # A router that has stopped is noticed within seconds, not minutes.
@@ -36,6 +40,8 @@ class Connection:
         for name in ("tls_cert", "tls_server_name"):
             if getattr(self, name) is not None and self.tls_ca is None:
                 raise ValueError(f"{name} needs tls_ca")
+        if self.api_key and not (self.api_key.isascii() and self.api_key.isprintable()):
+            raise ValueError("api_key holds what no header can, such as the end of a line")
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
@@ -69,6 +75,15 @@ class Connection:
             private_key=_read(self.tls_key),
             certificate_chain=_read(self.tls_cert),
         )
+
+
+def deadline_s(timeout_s: float | None) -> float | None:
+    """Returns what gRPC is to be told; None is no deadline. Raises ValueError for NaN."""
+    if timeout_s is None or timeout_s > _FOREVER_S:
+        return None
+    if math.isnan(timeout_s):
+        raise ValueError("timeout_s is not a number")
+    return timeout_s
 
 
 def _read(path: Path | str | None) -> bytes | None:

@@ -9,7 +9,7 @@ import grpc
 from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc
 from signalbox_client.answers import Answer, Chunk, read_chunk
-from signalbox_client.channels import UNARY_TIMEOUT_S, Connection
+from signalbox_client.channels import UNARY_TIMEOUT_S, Connection, deadline_s
 from signalbox_client.errors import request_error
 from signalbox_client.requests import (
     Messages,
@@ -103,13 +103,17 @@ class Client:
         self, prompt: Prompt, *, timeout_s: float | None = None, **options: Any
     ) -> Stream:
         request = generate_request(prompt, options)
-        return Stream(self._stub.Generate(request, timeout=timeout_s, metadata=self._metadata))
+        return Stream(
+            self._stub.Generate(request, timeout=deadline_s(timeout_s), metadata=self._metadata)
+        )
 
     def stream_chat(
         self, messages: Messages, *, timeout_s: float | None = None, **options: Any
     ) -> Stream:
         request = chat_request(messages, options)
-        return Stream(self._stub.Chat(request, timeout=timeout_s, metadata=self._metadata))
+        return Stream(
+            self._stub.Chat(request, timeout=deadline_s(timeout_s), metadata=self._metadata)
+        )
 
     def model_name(self, *, timeout_s: float | None = UNARY_TIMEOUT_S) -> str:
         """Returns the name of the served model. Raises RequestError."""
@@ -147,7 +151,7 @@ class Client:
 
     def _ask(self, method: Any, request: Any, timeout_s: float | None) -> Any:
         try:
-            return method(request, timeout=timeout_s, metadata=self._metadata)
+            return method(request, timeout=deadline_s(timeout_s), metadata=self._metadata)
         except grpc.RpcError as error:
             raise request_error(error) from None
 

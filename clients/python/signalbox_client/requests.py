@@ -2,7 +2,9 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message
 
 from protos.inference.v1 import inference_pb2 as pb
 
@@ -10,6 +12,9 @@ Prompt = str | Sequence[int]
 """Text, or token ids."""
 Messages = str | Sequence[Mapping[str, str]]
 """What the user says, or turns like {"role": "user", "content": "Hello"}."""
+
+_M = TypeVar("_M", bound=Message)
+_MAX_SHOWN_CHARS = 60
 
 _ROLES = {
     "system": pb.CHAT_ROLE_SYSTEM,
@@ -20,12 +25,11 @@ _ROLES = {
 
 def generate_request(prompt: Prompt, options: Mapping[str, Any]) -> pb.GenerateRequest:
     fields, sampling = _split(pb.GenerateRequest, options)
-    request = pb.GenerateRequest(sampling_params=sampling, **fields)
     if isinstance(prompt, str):
-        request.text = prompt
+        fields["text"] = prompt
     else:
-        request.token_ids.ids.extend(prompt)
-    return request
+        fields["token_ids"] = _make(pb.TokenIds, {"ids": prompt})
+    return _make(pb.GenerateRequest, {**fields, "sampling_params": sampling})
 
 
 def chat_request(messages: Messages, options: Mapping[str, Any]) -> pb.ChatRequest:
@@ -33,24 +37,27 @@ def chat_request(messages: Messages, options: Mapping[str, Any]) -> pb.ChatReque
         messages = [{"role": "user", "content": messages}]
     fields, sampling = _split(pb.ChatRequest, options)
     turns = [_turn(message) for message in messages]
-    return pb.ChatRequest(messages=turns, sampling_params=sampling, **fields)
+    return _make(pb.ChatRequest, {**fields, "messages": turns, "sampling_params": sampling})
 
 
 def tokenize_request(text: str, *, add_special_tokens: bool) -> pb.TokenizeRequest:
-    return pb.TokenizeRequest(text=text, add_special_tokens=add_special_tokens, return_texts=True)
+    fields = {"text": text, "add_special_tokens": add_special_tokens, "return_texts": True}
+    return _make(pb.TokenizeRequest, fields)
 
 
 def detokenize_request(
     token_ids: Sequence[int], *, skip_special_tokens: bool
 ) -> pb.DetokenizeRequest:
-    return pb.DetokenizeRequest(token_ids=token_ids, skip_special_tokens=skip_special_tokens)
+    fields = {"token_ids": token_ids, "skip_special_tokens": skip_special_tokens}
+    return _make(pb.DetokenizeRequest, fields)
 
 
 def _turn(message: Mapping[str, str]) -> pb.ChatMessage:
     role = _ROLES.get(message.get("role", ""))
     if role is None or "content" not in message:
         raise ValueError(f"a message needs a content and a role, one of {', '.join(_ROLES)}")
-    return pb.ChatMessage(role=role, content=[pb.ContentPart(text=message["content"])])
+    part = _make(pb.ContentPart, {"text": message["content"]})
+    return pb.ChatMessage(role=role, content=[part])
 
 
 def _split(
@@ -63,4 +70,32 @@ def _split(
     }
     if (schema := sampling.pop("json_schema", None)) is not None:
         sampling["structured_output"] = pb.StructuredOutput(json_schema=json.dumps(schema))
-    return fields, pb.SamplingParams(**sampling)
+    return fields, _make(pb.SamplingParams, sampling)
+
+
+def _make(kind: type[_M], fields: Mapping[str, Any]) -> _M:
+    """Returns a message. Raises ValueError by a field's name; protobuf often tells the value alone.
+
+    What a field's type can hold, but is not allowed, is for the router to refuse.
+    """
+    try:
+        return kind(**fields)
+    except (ValueError, TypeError):
+        for name, value in fields.items():
+            _check(kind, name, value)
+        raise
+
+
+def _check(kind: type[Message], name: str, value: Any) -> None:
+    if name not in kind.DESCRIPTOR.fields_by_name:
+        raise ValueError(
+            f"there is no option {name!r}, neither in the request nor in SamplingParams"
+        )
+    try:
+        kind(**{name: value})
+    except UnicodeEncodeError:
+        raise ValueError(f"{name}: it is no valid Unicode; the text was not UTF-8") from None
+    except (ValueError, TypeError) as error:
+        shown = repr(value)
+        shown = shown if len(shown) <= _MAX_SHOWN_CHARS else shown[:_MAX_SHOWN_CHARS] + "..."
+        raise ValueError(f"{name}: its type does not hold {shown} ({error})") from None
