@@ -63,13 +63,16 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
 
 def request_options(options: dict[str, Any]) -> dict[str, Any]:
     """Returns them as the client's calls take them. Raises ValueError."""
+    timeout_s = options["timeout"]
+    if timeout_s is not None and not 0 < timeout_s < float("inf"):
+        raise ValueError(f"--timeout is {timeout_s:g}; it must be above 0")
     names = (*_SAMPLING, "stop", "ignore_eos")
     asked = {name: options[name] for name in names if options[name] is not None}
     for name, kind in _STRUCTURES.items():
         if (value := options[name]) is not None:
             content = _read(Path(value), name) if kind == "FILE" else value
             asked["structured_output"] = {name: content}
-    return {**asked, "timeout_s": options["timeout"]}
+    return {**asked, "timeout_s": timeout_s}
 
 
 def _read(path: Path, name: str) -> str:

@@ -51,6 +51,25 @@ def test_what_is_no_token_id_is_refused_before_anybody_is_called(word: str) -> N
     assert f"'{word}' is no token id" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (("--router", "http://127.0.0.1:9"), "'http://127.0.0.1:9' is no HOST:PORT"),
+        (("--router", "localhost"), "'localhost' is no HOST:PORT"),
+        (("--router", ""), "'' is no HOST:PORT"),
+        (("--timeout", "inf"), "--timeout is inf"),
+        (("--timeout", "0"), "--timeout is 0"),
+        (("--max-tokens", str(1 << 40)), "max_tokens"),
+        (("--api-key", "a\nb"), "api_key"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused_by_name(flags: tuple[str, str], expected: str) -> None:
+    done = signalbox("generate", "a", *flags)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert expected in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
 def test_models_say_what_is_served_and_how_busy_it_is(stack: Stack) -> None:
     done = signalbox("models", "--json", "--router", stack.address)
     answer = json.loads(done.stdout)
