@@ -48,7 +48,7 @@ class LocalStack:
         self._settings = settings
         self._port = settings.port or _free_port()
         self._http_port = settings.http_port or _free_port()
-        self._scheduler_port = _scheduler_port(self._port)
+        self._scheduler_port = self._choose_scheduler_port()
         self._router: Child | None = None
         self._scheduler: Child | None = None
         self._workers: list[Child] = []
@@ -152,6 +152,21 @@ class LocalStack:
             num_workers=settings.workers,
             num_ranks=settings.tensor_parallel_size,
         )
+
+    def _choose_scheduler_port(self) -> int:
+        """Returns the port after the router's, where `signalbox top` looks, or any if it is taken.
+
+        The other ports that were asked for are free until their services start.
+        """
+        port, settings = self._port + 1, self._settings
+        others = {self._http_port} if settings.http else set()
+        if settings.metrics_port:
+            others |= {settings.metrics_port + place for place in range(2 + settings.workers)}
+        try:
+            check_free(LOOPBACK, port)
+        except (BindError, OverflowError):
+            return _free_port()
+        return _free_port() if port in others else port
 
     def _metrics_port(self, place: int) -> int | None:
         """Of a process behind the router; those that follow its own, unless each picks one."""
@@ -260,15 +275,6 @@ def _threads_per_worker(settings: ServeSettings) -> int | None:
     if settings.num_threads or settings.workers == 1 or settings.simulate:
         return settings.num_threads
     return max(1, (os.cpu_count() or 1) // settings.workers)
-
-
-def _scheduler_port(router_port: int) -> int:
-    """Returns the port after the router's, where `signalbox top` looks, or any if that is taken."""
-    try:
-        check_free(LOOPBACK, router_port + 1)
-    except (BindError, OverflowError):
-        return _free_port()
-    return router_port + 1
 
 
 def _free_port() -> int:

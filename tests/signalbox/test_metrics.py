@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from signalbox.settings import ServeSettings
 from signalbox.stack import LocalStack
 from tests.rpc.collector import Collector, grpc_collector
-from tests.signalbox.stacks import START_S, serve, signalbox
+from tests.signalbox.stacks import START_S, free_port, serve, signalbox
 
 
 def read(url: str) -> str:
@@ -74,3 +74,10 @@ def test_the_processes_of_serve_take_ports_one_after_the_other() -> None:
     assert [stack._metrics_port(place) for place in (1, 2, 3)] == [9001, 9002, 9003]
     assert LocalStack(ServeSettings(metrics_port=0, **settings))._metrics_port(1) == 0
     assert LocalStack(ServeSettings(**settings))._metrics_port(1) is None
+
+
+@pytest.mark.parametrize("name", ["http_port", "metrics_port"])
+def test_the_scheduler_leaves_a_port_that_was_asked_for_to_its_service(name: str) -> None:
+    port = free_port()
+    stack = LocalStack(ServeSettings(simulate=True, port=port, **{name: port + 1}))
+    assert stack.scheduler_address != f"127.0.0.1:{port + 1}"
