@@ -14,7 +14,7 @@ def set_field(message: Any, name: str, value: Any, *, param: str | None = None) 
     try:
         setattr(message, name, value)
     except (ValueError, TypeError, OverflowError):
-        raise _out_of_range(param or name, value) from None
+        raise _out_of_range(message, name, value, param=param or name) from None
 
 
 def extend_field(
@@ -24,10 +24,19 @@ def extend_field(
         try:
             getattr(message, name).append(value)
         except (ValueError, TypeError, OverflowError):
-            raise _out_of_range(param or name, value) from None
+            raise _out_of_range(message, name, value, param=param or name) from None
 
 
-def _out_of_range(param: str, value: object) -> InvalidArgument:
-    allowed = {**RANGES, **REQUEST_RANGES}
-    text = allowed[param].text if param in allowed else "what the field's type holds, from 0 on"
-    return InvalidArgument(param, value, text)
+def _out_of_range(message: Any, name: str, value: object, *, param: str) -> InvalidArgument:
+    known = {**RANGES, **REQUEST_RANGES}.get(param)
+    field = message.DESCRIPTOR.fields_by_name[name]
+    highest = {
+        field.CPPTYPE_UINT32: (1 << 32) - 1,
+        field.CPPTYPE_UINT64: (1 << 64) - 1,
+    }.get(field.cpp_type)
+    if known is not None and (highest is None or known.high < highest):
+        return InvalidArgument(param, value, known.text)
+    if highest is None:
+        return InvalidArgument(param, value, "what the field's type holds")
+    lowest = 0 if known is None else int(known.low)
+    return InvalidArgument(param, value, f"[{lowest}, {highest}]")

@@ -107,6 +107,16 @@ async def test_a_bad_completion_is_a_400_that_names_the_field() -> None:
         assert http.stack.scheduler.added == []
 
 
+@pytest.mark.parametrize(
+    ("name", "allowed"), [("max_tokens", f"[1, {2**32 - 1}]"), ("n", "[1, 64]"), ("seed", "[0, ")]
+)
+async def test_a_number_past_its_type_is_refused_with_both_bounds(name: str, allowed: str) -> None:
+    async with make_http() as http:
+        _, error = await refused(http, COMPLETIONS, {"prompt": "a", name: 10**30})
+        assert allowed in error["message"]
+        assert http.stack.scheduler.added == []
+
+
 SCHEMA = {"type": "nonsense"}
 BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"messages": []}, "messages"),
