@@ -18,7 +18,7 @@ COMMAND = [sys.executable, "-m", "signalbox.cli"]
 START_S = 120
 
 
-def signalbox(*arguments: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+def signalbox(*arguments: str, timeout_s: float = 180) -> subprocess.CompletedProcess[str]:
     """Runs one command to its end."""
     return subprocess.run(
         [*COMMAND, *arguments],
