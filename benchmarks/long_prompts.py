@@ -47,11 +47,13 @@ async def measure(
         for prompt in islice(long, num_long):
             await observe(server.stream(prompt, max_tokens=4), arrived)
         streamed.duration_s = time.perf_counter() - start
-        streamed.num_tokens = len(streamed.between_tokens_s)
+        num_tokens = len(streamed.between_tokens_s)
     finally:
         for client in clients:
             client.cancel()
         await asyncio.gather(*clients, return_exceptions=True)
+    streamed.num_tokens = num_tokens  # those of streams that were cut off are not of the time
+    del streamed.between_tokens_s[num_tokens:]
     streamed.first_token_s = arrived.first_token_s
     return streamed
 
