@@ -63,7 +63,7 @@ def make_runner(path: Path, num_blocks: int | None) -> ModelRunner:
 
 
 def block_bytes(path: Path) -> int:
-    return make_runner(path, None)._blocks.block_bytes
+    return make_runner(path, None).profile().block_bytes
 
 
 class Stack:
