@@ -154,6 +154,18 @@ def test_a_row_that_is_not_finite_fails_alone(triton_device: str, value: float) 
     assert_same(samples, theirs(logits, rows))
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # which the interpreter makes errors of
+def test_a_row_whose_weights_overflow_ends(triton_device: str) -> None:
+    params = [SamplingParams(temperature=t, top_p=0.5, seed=3) for t in (1.0, 1e-3)]
+    ours, theirs = make_samplers(100, triton_device)
+    logits = make_logits(2, 100).to(triton_device)
+    logits[1] = 3e38  # finite, but not over such a temperature
+    rows = make_rows(params, token_index=[0, 1])
+    token_ids = ours(logits, rows).token_ids
+    assert token_ids[0] == theirs(logits, rows).token_ids[0]
+    assert 0 <= token_ids[1] < 100
+
+
 def test_a_row_without_any_token_left_fails_alone(triton_device: str) -> None:
     rows = make_rows([SamplingParams()] * 2, token_index=[0, 1], suppressed={0: tuple(range(5))})
     ours, _ = make_samplers(5, triton_device)

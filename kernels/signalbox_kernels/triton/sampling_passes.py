@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 _ONE_BITS = tl.constexpr(0x3F800000)
+_MOST_ROUNDS = tl.constexpr(64)
 _INF_BITS = tl.constexpr(0x7F800000)
 _DIGIT_BITS = tl.constexpr(10)  # three digits make the 30 bits of a weight
 _NUM_DIGITS = tl.constexpr(1024)
@@ -190,10 +191,16 @@ def nucleus_race(
     key_high,
     CHUNK: tl.constexpr,
 ):
-    """The winner among tokens that are in the other filters and have less than `nucleus` above."""
+    """The winner among tokens that are in the other filters and have less than `nucleus` above.
+
+    Each round halves the bits between what is kept and what is not; a row whose masses are no
+    numbers, which has no such token, ends too, with any token.
+    """
     high = low * 0 + _ONE_BITS  # is kept; what is between the two is not known yet
     token = low * 0 - 1
-    while token < 0:
+    rounds = low * 0
+    while (token < 0) & (rounds < _MOST_ROUNDS):
+        rounds += 1
         winner, bits = _race(
             logits,
             vocab_size,
@@ -216,4 +223,4 @@ def nucleus_race(
             low = tl.where(above_middle < nucleus, bits + 1, middle + 1)
             high = tl.where(above_middle < nucleus, middle, high)
         token = tl.where(is_kept, winner, token)
-    return token
+    return tl.maximum(token, 0)
