@@ -182,6 +182,9 @@ def test_any_conversation_is_answered(target: Target) -> None:
     @given(chat_values.chats())
     def send(request: pb.ChatRequest) -> None:
         outcome = target.send("Chat", request.SerializeToString())
+        if outcome.code is StatusCode.RESOURCE_EXHAUSTED:  # a text that is longer than the pool
+            assert "fits no worker's KV cache" in outcome.message, outcome
+            return
         assert outcome.code is StatusCode.OK, outcome
 
     with target.watched():
