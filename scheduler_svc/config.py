@@ -65,8 +65,6 @@ class StepLimits:
         Its share of a burst, so that those who decode notice little of it, but enough to be worth
         a pass over the weights.
         """
-        if self.prefill_spread == 1:
-            return self.max_num_batched_tokens
         share = -(-num_prompt_tokens // self.prefill_spread)
         return max(share, self.max_num_batched_tokens // LEAST_CHUNKS, 1)
 

@@ -57,7 +57,7 @@ class Planner:
         if not self._lane.plan(plan):
             self._lane.release_all()
         self._add_decodes(plan, now)
-        if plan.seqs:
+        if plan.seqs and self._limits.prefill_spread > 1:
             self._spread_prompts(plan)
         self._add_prefills(plan)
         if not plan.is_short_of_blocks:  # who was just evicted must not push others back in
