@@ -17,16 +17,14 @@ from gpu_worker.layers import ParallelGroup, Placement
 from gpu_worker.loading import Quantization
 from gpu_worker.models.native_program import compile_decoder, why_not_native
 from gpu_worker.models.registry import Model
-from gpu_worker.sampling.sample_rows import PromptRows, SampleRows, TokenRuns
+from gpu_worker.sampling.sample_rows import SampleRows, TokenRuns
 from gpu_worker.sampling.sampler import NOT_FINITE, Sampler
 from gpu_worker.step import NONE_LEFT, Batch, Int64Array, Logprobs, Samples
+from gpu_worker.steps.prompt_logprobs import prompt_logprobs
 from signalbox_kernels.native import NativeUnavailable, library
 from signalbox_kernels.program import Program, StepArrays
 
 logger = logging.getLogger(__name__)
-
-_PROMPT_ROWS_AT_ONCE = 64
-"""No more than the program always has room for, else it would drop what the step has left."""
 
 
 def why_not_natively(
@@ -118,23 +116,18 @@ class NativeStep:
                 logits = torch.from_numpy(self._logits)
                 _merge(samples, self.sampler(logits, batch.rows.take(drawn), logits_row), drawn)
             if batch.prompt_rows is not None:
-                samples.prompt_logprobs = self._prompt_logprobs(batch.prompt_rows)
+                samples.prompt_logprobs = prompt_logprobs(
+                    batch.prompt_rows, self.sampler, self._logits_of
+                )
         samples.forward_ns = forwarded - start
         samples.sample_ns = time.perf_counter_ns() - forwarded
         return samples
 
-    def _prompt_logprobs(self, rows: PromptRows) -> list[Logprobs]:
-        """Runs the head again over what the step has left, some rows at a time."""
-        found: list[Logprobs] = []
-        for start in range(0, len(rows.targets), _PROMPT_ROWS_AT_ONCE):
-            part = slice(start, start + _PROMPT_ROWS_AT_ONCE)
-            targets, counts = rows.targets[part], rows.num_logprobs[part]
-            self._reserve(len(targets))
-            self.program.run(_head_alone(rows.token_index[part], self._logits))
-            logits = torch.from_numpy(self._logits[: len(targets)])
-            part_found = self.sampler.logprobs(logits, targets, counts)
-            found += [one._replace(row=start + one.row) for one in part_found]
-        return found
+    def _logits_of(self, tokens: Int64Array) -> Tensor:
+        """Runs the head again over what the step has left of some tokens."""
+        self._reserve(len(tokens))
+        self.program.run(_head_alone(tokens, self._logits))
+        return torch.from_numpy(self._logits[: len(tokens)])
 
     def _reserve(self, num_rows: int) -> None:
         if num_rows > len(self._logits):

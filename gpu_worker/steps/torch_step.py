@@ -16,8 +16,7 @@ from gpu_worker.models import Model
 from gpu_worker.sampling.sample_rows import PromptRows
 from gpu_worker.sampling.sampler import Sampler
 from gpu_worker.step import Batch, Int64Array, Logprobs, Samples
-
-_PROMPT_ROWS_AT_ONCE = 64
+from gpu_worker.steps.prompt_logprobs import prompt_logprobs
 
 
 class TorchStep:
@@ -77,15 +76,10 @@ class TorchStep:
         return self._model.logits(hidden), None if is_own else row_of
 
     def _prompt_logprobs(self, hidden: Tensor, rows: PromptRows) -> list[Logprobs]:
-        """Some rows at a time, which bounds the memory of their logits."""
-        found: list[Logprobs] = []
-        for start in range(0, len(rows.targets), _PROMPT_ROWS_AT_ONCE):
-            part = slice(start, start + _PROMPT_ROWS_AT_ONCE)
-            tokens = self._tensor(rows.token_index[part])
-            logits = self._model.logits(hidden.index_select(0, tokens))
-            part_found = self.sampler.logprobs(logits, rows.targets[part], rows.num_logprobs[part])
-            found += [one._replace(row=start + one.row) for one in part_found]
-        return found
+        def logits_of(tokens: Int64Array) -> Tensor:
+            return self._model.logits(hidden.index_select(0, self._tensor(tokens)))
+
+        return prompt_logprobs(rows, self.sampler, logits_of)
 
     def _synchronize(self) -> None:
         if self._device.type == "cuda":
