@@ -19,9 +19,10 @@ import torch
 
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
 from gpu_worker.runner import ModelRunner
+from gpu_worker.runner_protocols import CacheCapacity
 from gpu_worker.sampling.sampler import Sampler, TorchSampler
 from gpu_worker.sequences.sequence_table import SequenceTable
-from gpu_worker.step import CacheCapacity, NewSequence, Step
+from gpu_worker.step import NewSequence, Step
 from rpc.sampling_params import SamplingParams
 
 BLOCK_SIZE = 16

@@ -30,9 +30,9 @@ from gpu_worker.models import Model, ServedConfig, SoftCapped, find_model
 from gpu_worker.models.plugins import import_plugins
 from gpu_worker.models.registry import ModelSpec
 from gpu_worker.ranks.collectives import join
+from gpu_worker.runner_protocols import ModelInfo
 from gpu_worker.sampling.choice import make_sampler
 from gpu_worker.sampling.sampler import Sampler
-from gpu_worker.step import ModelInfo
 from gpu_worker.steps.native_step import make_program, why_not_natively
 from signalbox_kernels.program import Program
 

@@ -9,17 +9,14 @@ from collections.abc import Iterator, Mapping
 from google.rpc import code_pb2
 
 from gpu_worker.profiling import Profile
+from gpu_worker.runner_protocols import CacheCapacity, MemoryReport, ModelInfo, ProfileOptions
 from gpu_worker.step import (
     NO_COPIES,
     BlockMapping,
     BlockTablePatch,
-    CacheCapacity,
     Fork,
     Logprobs,
-    MemoryReport,
-    ModelInfo,
     NewSequence,
-    ProfileOptions,
     SequenceFailure,
     Step,
     StepResult,

@@ -7,9 +7,9 @@ import os
 from collections.abc import Callable
 from functools import partial
 
+from gpu_worker.runner_protocols import Runner
 from gpu_worker.scheduler_client import HAND_OVER_S, Registration
 from gpu_worker.servicer import SERVICE_NAME, WorkerServicer
-from gpu_worker.step import Runner
 from gpu_worker.worker import Worker
 from protos.worker.v1 import worker_pb2_grpc
 from rpc.metrics import NO_METRICS, MetricsConfig

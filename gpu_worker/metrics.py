@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from gpu_worker.step import CacheCapacity, ModelInfo, StepResult
+from gpu_worker.runner_protocols import CacheCapacity, ModelInfo
+from gpu_worker.step import StepResult
 from rpc.histogram import Histogram, times
 from rpc.metrics import PER_NS, Families
 

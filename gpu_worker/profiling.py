@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from gpu_worker.execution import ExecutionThread
 from gpu_worker.metrics import StepCounts
-from gpu_worker.step import Inspectable, ProfileOptions, Runner
+from gpu_worker.runner_protocols import Inspectable, ProfileOptions, Runner
 from rpc.errors import FailedPrecondition, InvalidArgument, Unimplemented
 
 MAX_DURATION_S = 60.0

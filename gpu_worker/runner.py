@@ -20,15 +20,8 @@ from gpu_worker.device.devices import recorder_for
 from gpu_worker.device.graphs import GraphRecorder
 from gpu_worker.device.memory import device_use, is_out_of_memory
 from gpu_worker.device.torch_profiler import TorchRecording, span
-from gpu_worker.step import (
-    Batch,
-    BlockMapping,
-    CacheCapacity,
-    MemoryReport,
-    ModelInfo,
-    ProfileOptions,
-    Samples,
-)
+from gpu_worker.runner_protocols import CacheCapacity, MemoryReport, ModelInfo, ProfileOptions
+from gpu_worker.step import Batch, BlockMapping, Samples
 from gpu_worker.steps.choice import make_step
 from gpu_worker.steps.decode_graphs import DecodeGraphs
 from gpu_worker.steps.device_step import DeviceStep, LaunchedStep

@@ -17,18 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from gpu_worker.runner_protocols import CacheCapacity, ModelInfo
 from gpu_worker.sampling.sample_rows import PromptRows, SampleRows
 from gpu_worker.simulated_tokenizer import END_OF_SEQUENCE_ID, MIN_VOCAB_SIZE, tokenizer_files
-from gpu_worker.step import (
-    NONE_LEFT,
-    Batch,
-    BlockMapping,
-    CacheCapacity,
-    Int64Array,
-    Logprobs,
-    ModelInfo,
-    Samples,
-)
+from gpu_worker.step import NONE_LEFT, Batch, BlockMapping, Int64Array, Logprobs, Samples
 
 UInt64Array = NDArray[np.uint64]
 

@@ -18,8 +18,7 @@ from gpu_worker.lease.step_log import Answer
 from gpu_worker.metrics import StepCounts
 from gpu_worker.metrics import read as read_metrics
 from gpu_worker.profiling import Profile, Profiler
-from gpu_worker.sampling.grammars import Grammars
-from gpu_worker.step import (
+from gpu_worker.runner_protocols import (
     CacheCapacity,
     Inspectable,
     MemoryReport,
@@ -27,9 +26,10 @@ from gpu_worker.step import (
     ProfileOptions,
     Runner,
     Settling,
-    Step,
     close,
 )
+from gpu_worker.sampling.grammars import Grammars
+from gpu_worker.step import Step
 from rpc.errors import Aborted, FailedPrecondition, InvalidArgument, ResourceExhausted
 from rpc.metrics import Families
 

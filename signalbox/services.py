@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from gpu_worker.step import Runner
+from gpu_worker.runner_protocols import Runner
 from rpc import otel_metrics, telemetry
 from signalbox import configs
 from signalbox.processes import announce

@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from gpu_worker.step import ProfileOptions
+from gpu_worker.runner_protocols import ProfileOptions
 from signalbox_kernels.program import Program
 
 _NOTHING = nullcontext()

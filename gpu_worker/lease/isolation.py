@@ -15,8 +15,9 @@ import numpy as np
 
 from gpu_worker.device.device_loss import DeviceLost, is_device_lost
 from gpu_worker.lease.token_limit import TokenLimit
+from gpu_worker.runner_protocols import Runner
 from gpu_worker.sampling.sample_rows import PromptRows
-from gpu_worker.step import Batch, Int64Array, Logprobs, Runner, Samples
+from gpu_worker.step import Batch, Int64Array, Logprobs, Samples
 
 logger = logging.getLogger(__name__)
 

@@ -16,18 +16,10 @@ from gpu_worker.lease import isolation
 from gpu_worker.lease.step_log import StepLog
 from gpu_worker.lease.steps_in_flight import MakeResult, OnError, StepInFlight, StepsInFlight
 from gpu_worker.lease.token_limit import TokenLimit
+from gpu_worker.runner_protocols import CacheCapacity, Launching, Overlapping, Runner
 from gpu_worker.sampling.grammars import Grammars
 from gpu_worker.sequences.sequence_table import Outcome, SequenceTable
-from gpu_worker.step import (
-    Batch,
-    CacheCapacity,
-    Launching,
-    Overlapping,
-    Runner,
-    Samples,
-    Step,
-    StepResult,
-)
+from gpu_worker.step import Batch, Samples, Step, StepResult
 from gpu_worker.tracing import StepSpan
 from rpc.errors import Aborted, FailedPrecondition, Internal
 

@@ -10,8 +10,9 @@ from collections import deque
 from collections.abc import Callable
 
 from gpu_worker.execution import Unfinished
+from gpu_worker.runner_protocols import Launched, Launching
 from gpu_worker.sequences.sequence_table import BookedBatch, Outcome, SequenceTable
-from gpu_worker.step import Batch, Launched, Launching, Samples, Step, StepResult
+from gpu_worker.step import Batch, Samples, Step, StepResult
 
 MakeResult = Callable[[Outcome, Samples], StepResult]
 OnError = Callable[[Exception], Exception]

@@ -10,8 +10,9 @@ from typing import NamedTuple
 import numpy as np
 
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig
+from gpu_worker.runner_protocols import CacheCapacity
 from gpu_worker.sampling.sample_rows import NO_LOGPROBS, Int64Array, PromptRows, SampleRows
-from gpu_worker.step import Batch, BlockMapping, CacheCapacity
+from gpu_worker.step import Batch, BlockMapping
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

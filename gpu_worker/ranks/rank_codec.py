@@ -24,7 +24,8 @@ from gpu_worker.ranks.messages import (
     prompt_rows_of,
     rows_of,
 )
-from gpu_worker.step import Batch, BlockMapping, CacheCapacity
+from gpu_worker.runner_protocols import CacheCapacity
+from gpu_worker.step import Batch, BlockMapping
 from protos.worker.v1 import rank_pb2 as pb
 from protos.worker.v1 import worker_pb2
 from rpc.columns import pack_int32, pack_int64, unpack_int32, unpack_int64

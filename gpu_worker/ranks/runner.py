@@ -29,16 +29,14 @@ from gpu_worker.ranks.messages import (
     Start,
 )
 from gpu_worker.runner import ModelRunner
-from gpu_worker.step import (
-    Batch,
-    BlockMapping,
+from gpu_worker.runner_protocols import (
     CacheCapacity,
     MemoryReport,
     ModelInfo,
     ProfileOptions,
     Runner,
-    Samples,
 )
+from gpu_worker.step import Batch, BlockMapping, Samples
 
 
 def make_runner(

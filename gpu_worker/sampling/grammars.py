@@ -16,9 +16,10 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 from llguidance.numpy import fill_next_token_bitmask
 
+from gpu_worker.runner_protocols import ModelInfo
 from gpu_worker.sampling.sample_rows import Int32Array
 from gpu_worker.sampling.token_rules import Mask
-from gpu_worker.step import ModelInfo, NewSequence
+from gpu_worker.step import NewSequence
 from rpc.grammar import GrammarError, compile_grammar
 
 logger = logging.getLogger(__name__)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from gpu_worker.runner_protocols import CacheCapacity, ModelInfo
 from gpu_worker.sampling.grammars import Grammars
 from gpu_worker.sampling.sample_rows import PromptRows
 from gpu_worker.sequences import batches
@@ -23,11 +24,9 @@ from gpu_worker.sequences.staging import Limits, StagedStep
 from gpu_worker.sequences.step_checks import check_mappings
 from gpu_worker.step import (
     Batch,
-    CacheCapacity,
     Int32Array,
     Int64Array,
     Logprobs,
-    ModelInfo,
     PromptLogprobs,
     Samples,
     SequenceFailure,

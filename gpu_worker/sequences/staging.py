@@ -11,16 +11,15 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gpu_worker.runner_protocols import CacheCapacity, ModelInfo
 from gpu_worker.sequences.batches import PlannedBatch, drawers, offsets
 from gpu_worker.sequences.sequence_rows import SequenceRows
 from gpu_worker.sequences.step_checks import check_new, check_range
 from gpu_worker.step import (
     BlockTablePatch,
-    CacheCapacity,
     Fork,
     Int32Array,
     Int64Array,
-    ModelInfo,
     NewSequence,
     SequenceFailure,
     Step,

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from gpu_worker.step import BlockMapping, CacheCapacity, ModelInfo, NewSequence, Step
+from gpu_worker.runner_protocols import CacheCapacity, ModelInfo
+from gpu_worker.step import BlockMapping, NewSequence, Step
 from rpc.errors import FailedPrecondition, InvalidArgument
 from rpc.sampling_params import SamplingParams
 

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from gpu_worker.config import AUTO_BLOCK_SIZE, GIB, CacheConfig, DeviceConfig, ModelConfig
-from gpu_worker.step import Runner
+from gpu_worker.runner_protocols import Runner
 from scheduler_svc.config import PolicyConfig, PreemptionMode
 from scheduler_svc.policy import make_policy
 from signalbox.llm.wiring import CoreConfig

@@ -13,7 +13,8 @@ from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future
 from typing import Self
 
-from gpu_worker.step import Runner, StepResult
+from gpu_worker.runner_protocols import Runner
+from gpu_worker.step import StepResult
 from router.tokenizer import Tokenizer
 from signalbox.llm import prompts
 from signalbox.llm.args import EngineArgs

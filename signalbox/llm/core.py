@@ -14,7 +14,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from gpu_worker.step import Runner, StepResult
+from gpu_worker.runner_protocols import Runner
+from gpu_worker.step import StepResult
 from router import validation
 from router.sampling import GenerationParams
 from rpc.errors import from_code

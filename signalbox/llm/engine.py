@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Self
 
-from gpu_worker.step import Runner
+from gpu_worker.runner_protocols import Runner
 from router.tokenizer import Tokenizer
 from signalbox.llm import prompts
 from signalbox.llm.args import EngineArgs

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
-from gpu_worker.step import Runner
+from gpu_worker.runner_protocols import Runner
 from router.tokenizer import Tokenizer
 from signalbox.llm import progress
 from signalbox.llm.args import EngineArgs, refuse_unserved

@@ -12,8 +12,9 @@ from functools import partial
 
 from gpu_worker.execution import Unfinished
 from gpu_worker.lease.lease import Lease
+from gpu_worker.runner_protocols import CacheCapacity, ModelInfo, Runner, close
 from gpu_worker.sampling.grammars import Grammars
-from gpu_worker.step import CacheCapacity, ModelInfo, Runner, Step, StepResult, close
+from gpu_worker.step import Step, StepResult
 
 EPOCH = 1  # there is no other lease
 

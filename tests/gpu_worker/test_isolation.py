@@ -12,9 +12,10 @@ from gpu_worker.lease import isolation
 from gpu_worker.lease.isolation import KERNEL_RAISED, NO_MEMORY
 from gpu_worker.lease.token_limit import STEPS_TO_RETRY, TokenLimit
 from gpu_worker.runner import ModelRunner
+from gpu_worker.runner_protocols import Runner
 from gpu_worker.sequences.sequence_table import Outcome
 from gpu_worker.simulated import SimulatedRunner
-from gpu_worker.step import Batch, NewSequence, Runner, Samples, Step
+from gpu_worker.step import Batch, NewSequence, Samples, Step
 from rpc.sampling_params import SamplingParams
 from tests.gpu_worker.builders import make_config, make_new, make_step, make_table
 from tests.gpu_worker.generation import make_batch, make_sequence

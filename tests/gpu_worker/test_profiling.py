@@ -16,9 +16,9 @@ import torch
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
 from gpu_worker.device.memory import tensor_bytes
 from gpu_worker.runner import ModelRunner
+from gpu_worker.runner_protocols import Runner
 from gpu_worker.servicer import SERVICE_NAME, WorkerServicer
 from gpu_worker.simulated import SimulatedRunner
-from gpu_worker.step import Runner
 from gpu_worker.worker import Worker
 from protos.worker.v1 import worker_pb2 as pb
 from protos.worker.v1 import worker_pb2_grpc

@@ -8,8 +8,9 @@ import torch
 
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
 from gpu_worker.runner import ModelRunner
+from gpu_worker.runner_protocols import CacheCapacity
 from gpu_worker.sequences.sequence_table import SequenceTable
-from gpu_worker.step import CacheCapacity, PromptLogprobs
+from gpu_worker.step import PromptLogprobs
 from rpc.sampling_params import SamplingParams
 from tests.gpu_worker.builders import make_new, make_step
 from tests.gpu_worker.tiny_models import VOCAB, make_model

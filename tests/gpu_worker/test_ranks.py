@@ -27,8 +27,9 @@ from gpu_worker.ranks.followers import Followers
 from gpu_worker.ranks.messages import Ask, Direction, Done, InitCacheEngine, MoveBlocks, Start
 from gpu_worker.ranks.runner import TensorParallelRunner, make_runner
 from gpu_worker.runner import ModelRunner
+from gpu_worker.runner_protocols import Runner
 from gpu_worker.sampling.sample_rows import PromptRows
-from gpu_worker.step import Batch, Runner
+from gpu_worker.step import Batch
 from scheduler_svc.config import PreemptionMode
 from signalbox import LLM, EngineDeadError, RequestOutput, SamplingParams
 from signalbox.llm.wiring import CoreConfig

@@ -14,7 +14,8 @@ from gpu_worker.cache.capacity import largest_batch
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ModelError, ParallelConfig
 from gpu_worker.device.memory import available_ram, peak_growth
 from gpu_worker.runner import ModelRunner
-from gpu_worker.step import BlockMapping, Runner
+from gpu_worker.runner_protocols import Runner
+from gpu_worker.step import BlockMapping
 from rpc.sampling_params import SamplingParams
 from tests.gpu_worker.generation import Driver, Generated, make_batch, make_sequence
 from tests.gpu_worker.tiny_models import VOCAB, make_model

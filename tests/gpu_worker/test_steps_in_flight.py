@@ -11,16 +11,9 @@ import torch
 from gpu_worker.execution import Unfinished
 from gpu_worker.lease.lease import Lease
 from gpu_worker.runner import ModelRunner
+from gpu_worker.runner_protocols import Launched
 from gpu_worker.sampling.grammars import Grammars
-from gpu_worker.step import (
-    Batch,
-    BlockTablePatch,
-    Fork,
-    Launched,
-    NewSequence,
-    Samples,
-    StepResult,
-)
+from gpu_worker.step import Batch, BlockTablePatch, Fork, NewSequence, Samples, StepResult
 from rpc.errors import Aborted, Internal, InvalidArgument
 from rpc.sampling_params import SamplingParams
 from tests.gpu_worker.builders import make_new, make_step

@@ -8,8 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from gpu_worker.lease.step_log import StepLog
+from gpu_worker.runner_protocols import CacheCapacity
 from gpu_worker.simulated import SimulatedRunner, expected_tokens
-from gpu_worker.step import Batch, BlockMapping, CacheCapacity, Samples
+from gpu_worker.step import Batch, BlockMapping, Samples
 from gpu_worker.worker import NO_EPOCH, Worker, hash_files
 from rpc.errors import (
     Aborted,

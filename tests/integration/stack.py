@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from gpu_worker.runner_protocols import Runner
 from gpu_worker.scheduler_client import Registration
 from gpu_worker.servicer import SERVICE_NAME, WorkerServicer
 from gpu_worker.simulated import SimulatedConfig, SimulatedRunner
-from gpu_worker.step import Runner
 from gpu_worker.worker import Worker
 from protos.scheduler.v1 import scheduler_pb2 as pb
 from protos.scheduler.v1 import scheduler_pb2_grpc as pb_grpc

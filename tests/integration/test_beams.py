@@ -10,9 +10,9 @@ from collections.abc import Callable
 import grpc
 import pytest
 
+from gpu_worker.runner_protocols import Runner
 from gpu_worker.simulated import expected_logprobs, expected_tokens
 from gpu_worker.simulated_tokenizer import END_OF_SEQUENCE_ID
-from gpu_worker.step import Runner
 from protos.inference.v1 import inference_pb2 as pb
 from protos.scheduler.v1 import scheduler_pb2
 from protos.worker.v1 import worker_pb2

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from gpu_worker.runner import ModelRunner
-from gpu_worker.step import Batch, Launched
+from gpu_worker.runner_protocols import Launched
+from gpu_worker.step import Batch
 from signalbox import LLM, SamplingParams
 from tests.gpu_worker.device_attention import make_device_runner
 from tests.gpu_worker.recorded_graphs import GraphsOnCpu

@@ -5,8 +5,9 @@ import asyncio
 import grpc
 import pytest
 
+from gpu_worker.runner_protocols import Runner
 from gpu_worker.simulated import SimulatedConfig, SimulatedRunner, expected_tokens
-from gpu_worker.step import Batch, Runner, Samples
+from gpu_worker.step import Batch, Samples
 from protos.inference.v1 import inference_pb2_grpc as pb_grpc
 from rpc.client import open_channel
 from scheduler_svc.config import SchedulerConfig

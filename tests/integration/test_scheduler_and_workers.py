@@ -10,9 +10,10 @@ import random
 
 import pytest
 
+from gpu_worker.runner_protocols import CacheCapacity
 from gpu_worker.scheduler_client import RegistrationRefused
 from gpu_worker.simulated import SimulatedConfig, SimulatedRunner, expected_tokens
-from gpu_worker.step import BlockMapping, CacheCapacity
+from gpu_worker.step import BlockMapping
 from protos.scheduler.v1 import scheduler_pb2 as pb
 from protos.scheduler.v1 import stats_pb2
 from protos.worker.v1 import worker_pb2 as worker_pb
