@@ -110,7 +110,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 OUTSIDE = "olmo"
-"""Served by tests/gpu_worker/example_package alone."""
+"""Served by tests/gpu_worker/models/example_package alone."""
 
 _CONFIGS = {"Gemma3": "Gemma3TextConfig"}
 _CLASSES = {"GPT2": "GPT2LMHeadModel"}

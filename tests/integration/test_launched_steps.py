@@ -8,8 +8,8 @@ from gpu_worker.runner import ModelRunner
 from gpu_worker.runner_protocols import Launched
 from gpu_worker.step import Batch
 from signalbox import LLM, SamplingParams
-from tests.gpu_worker.device_attention import make_device_runner
-from tests.gpu_worker.recorded_graphs import GraphsOnCpu
+from tests.gpu_worker.attention.device_attention import make_device_runner
+from tests.gpu_worker.device.recorded_graphs import GraphsOnCpu
 from tests.gpu_worker.tiny_models import VOCAB, make_model
 
 PARAMS = [

@@ -20,7 +20,7 @@ from protos.inference.v1 import inference_pb2_grpc as pb_grpc
 from rpc.client import open_channel
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.config import PreemptionMode, SchedulerConfig, StepLimits
-from tests.gpu_worker.test_gguf import rewrite_demo
+from tests.gpu_worker.loading.test_gguf import rewrite_demo
 from tests.integration.prompts import PROMPTS
 from tests.integration.stack import (
     eventually,

@@ -15,7 +15,7 @@ from gpu_worker.attention.torch_backend import TorchAttention
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
 from gpu_worker.device.step_inputs import StepInputs
 from gpu_worker.runner import ModelRunner
-from tests.gpu_worker.recorded_graphs import GraphsOnCpu
+from tests.gpu_worker.device.recorded_graphs import GraphsOnCpu
 
 
 class DeviceAttention(TorchAttention):

@@ -22,7 +22,7 @@ from gpu_worker.config import AUTO_BLOCK_SIZE, CacheConfig, DeviceConfig, ModelC
 from gpu_worker.device.devices import streams_of
 from gpu_worker.device.step_inputs import InputPacker, PinnedBuffers
 from gpu_worker.runner import ModelRunner
-from tests.gpu_worker.flash_modules import (
+from tests.gpu_worker.attention.flash_modules import (
     make_flash_attn_2,
     make_flash_attn_3,
     make_flash_attn_4,

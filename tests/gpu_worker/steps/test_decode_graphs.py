@@ -15,9 +15,9 @@ from gpu_worker.steps import choice
 from gpu_worker.steps.decode_graphs import ladder
 from gpu_worker.steps.device_step import DeviceStep
 from rpc.sampling_params import SamplingParams
-from tests.gpu_worker.device_attention import make_device_runner
+from tests.gpu_worker.attention.device_attention import make_device_runner
+from tests.gpu_worker.device.recorded_graphs import CountedGraph, GraphsOnCpu
 from tests.gpu_worker.generation import Driver, Generated, make_batch, make_sequence
-from tests.gpu_worker.recorded_graphs import CountedGraph, GraphsOnCpu
 from tests.gpu_worker.tiny_models import VOCAB, make_model
 
 RANDOM = SamplingParams(temperature=1.0, seed=11)

@@ -21,7 +21,7 @@ from gpu_worker.sampling.sampler import NoSampler, Sampler, TorchSampler
 from rpc.sampling_params import SamplingParams
 from signalbox_kernels import triton
 from tests.gpu_worker.generation import make_rows
-from tests.gpu_worker.sampling import assert_same, make_history, make_logits, random_params
+from tests.gpu_worker.sampling.draws import assert_same, make_history, make_logits, random_params
 
 
 def make_samplers(vocab_size: int, device: str) -> tuple[Sampler, Sampler]:

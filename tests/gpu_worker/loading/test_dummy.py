@@ -12,7 +12,7 @@ from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ModelError
 from gpu_worker.runner import ModelRunner
 from rpc.sampling_params import SamplingParams
 from tests.gpu_worker.generation import Driver
-from tests.gpu_worker.test_models import Probe, make_prompts
+from tests.gpu_worker.models.test_models import Probe, make_prompts
 from tests.gpu_worker.tiny_models import FAMILIES, make_model
 
 OPT = {

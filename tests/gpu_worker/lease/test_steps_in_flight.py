@@ -16,9 +16,9 @@ from gpu_worker.sampling.grammars import Grammars
 from gpu_worker.step import Batch, BlockTablePatch, Fork, NewSequence, Samples, StepResult
 from rpc.errors import Aborted, Internal, InvalidArgument
 from rpc.sampling_params import SamplingParams
+from tests.gpu_worker.attention.device_attention import make_device_runner
 from tests.gpu_worker.builders import make_new, make_step
-from tests.gpu_worker.device_attention import make_device_runner
-from tests.gpu_worker.recorded_graphs import GraphsOnCpu
+from tests.gpu_worker.device.recorded_graphs import GraphsOnCpu
 from tests.gpu_worker.tiny_models import VOCAB, make_model
 
 GREEDY = SamplingParams()

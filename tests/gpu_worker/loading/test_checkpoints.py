@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from gpu_worker.config import ModelError
 from gpu_worker.loading.safetensors_file import read_safetensors
 from tests.gpu_worker.generation import Driver
-from tests.gpu_worker.test_models import make_prompts, make_runner
+from tests.gpu_worker.models.test_models import make_prompts, make_runner
 from tests.gpu_worker.tiny_models import make_model, reference_tokens
 
 SHAPE = {"hidden": 1024, "inner": 2816, "vocab": 1000, "layers": 4}

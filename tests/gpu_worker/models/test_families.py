@@ -20,7 +20,7 @@ from gpu_worker.models.gpt2 import gpt2_config
 from gpu_worker.models.moe import mixtral_config, qwen3_moe_config
 from gpu_worker.models.opt import opt_config
 from tests.gpu_worker.generation import make_batch, make_sequence
-from tests.gpu_worker.test_models import Probe, make_prompts, make_runner
+from tests.gpu_worker.models.test_models import Probe, make_prompts, make_runner
 from tests.gpu_worker.tiny_models import make_model
 
 CPU = torch.device("cpu")

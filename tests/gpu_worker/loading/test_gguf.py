@@ -25,7 +25,7 @@ from gpu_worker.runner import ModelRunner
 from tests.gpu_worker.generation import Driver
 from tests.gpu_worker.tiny_models import make_model, reference_tokens
 
-DEMO = Path(__file__).parents[2] / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+DEMO = Path(__file__).parents[3] / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 PROMPTS = [
     "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n",
     "Once upon a time, in a small village by the sea,",

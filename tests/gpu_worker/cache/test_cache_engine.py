@@ -8,7 +8,7 @@ import torch
 
 from gpu_worker.cache.cache_engine import CacheEngine
 from gpu_worker.step import NO_COPIES, BlockMapping
-from tests.gpu_worker.deferred_streams import DeferredStreams
+from tests.gpu_worker.cache.deferred_streams import DeferredStreams
 
 
 def make_engine(*, num_gpu_blocks: int = 8, num_cpu_blocks: int = 4) -> CacheEngine:

@@ -9,7 +9,7 @@ from torch import Tensor
 from gpu_worker.sampling import logit_edits
 from rpc.sampling_params import SamplingParams
 from tests.gpu_worker.generation import make_rows
-from tests.gpu_worker.test_sampler import drawn_set, make_logits, make_sampler
+from tests.gpu_worker.sampling.test_sampler import drawn_set, make_logits, make_sampler
 
 VOCAB = 1000
 PROMPT = [5, 6, 7, 7, 8]

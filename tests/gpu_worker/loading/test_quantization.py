@@ -14,7 +14,7 @@ from gpu_worker.sampling.sample_rows import PromptRows
 from signalbox_kernels import native
 from signalbox_kernels.native import NativeUnavailable
 from tests.gpu_worker.generation import make_batch, make_sequence
-from tests.gpu_worker.test_gguf import make_gguf
+from tests.gpu_worker.loading.test_gguf import make_gguf
 from tests.gpu_worker.tiny_models import VOCAB, make_model
 
 try:

@@ -15,7 +15,7 @@ from gpu_worker.cache.copy_clock import CopyClock
 from gpu_worker.device.streams import HostStreams, Streams
 from gpu_worker.step import BlockMapping
 from tests.gpu_worker.builders import make_mapping, make_new, make_runner, make_step, make_table
-from tests.gpu_worker.deferred_streams import DeferredStream, DeferredStreams
+from tests.gpu_worker.cache.deferred_streams import DeferredStream, DeferredStreams
 
 NUM_GPU, NUM_CPU = 10, 6
 Pass = tuple[list[int], list[int]]

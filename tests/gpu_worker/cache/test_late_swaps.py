@@ -11,7 +11,7 @@ from gpu_worker.runner import ModelRunner
 from scheduler_svc.config import PreemptionMode
 from signalbox import LLM, SamplingParams
 from signalbox.llm.wiring import CoreConfig
-from tests.gpu_worker.deferred_streams import LateCopies
+from tests.gpu_worker.cache.deferred_streams import LateCopies
 from tests.gpu_worker.tiny_models import make_model
 from tests.llm.make import assert_at_rest, tokens_of
 

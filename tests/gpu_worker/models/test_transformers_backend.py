@@ -14,7 +14,7 @@ from gpu_worker.models import find_model
 from gpu_worker.models.transformers_backend import TransformersModel
 from gpu_worker.runner import ModelRunner
 from tests.gpu_worker.generation import Driver, make_batch, make_sequence
-from tests.gpu_worker.test_gguf import make_gguf
+from tests.gpu_worker.loading.test_gguf import make_gguf
 from tests.gpu_worker.tiny_models import VOCAB, make_model, make_tokenizer, reference_tokens
 
 _SHAPE: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Models that are not in the tree, as packages bring them: tests/gpu_worker/example_package."""
+"""Models that are not in the tree, as packages bring them: `example_package`, beside this file."""
 
 import sys
 import tomllib
@@ -11,7 +11,7 @@ from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ModelError
 from gpu_worker.models import registry
 from gpu_worker.runner import ModelRunner
 from tests.gpu_worker.generation import Driver
-from tests.gpu_worker.test_models import make_prompts
+from tests.gpu_worker.models.test_models import make_prompts
 from tests.gpu_worker.tiny_models import OUTSIDE, make_model, reference_tokens
 
 PACKAGE = Path(__file__).parent / "example_package"

@@ -35,7 +35,7 @@ from signalbox import LLM, EngineDeadError, RequestOutput, SamplingParams
 from signalbox.llm.wiring import CoreConfig
 from tests.gpu_worker.builders import make_mapping
 from tests.gpu_worker.generation import Driver, make_batch, make_sequence
-from tests.gpu_worker.test_models import make_prompts
+from tests.gpu_worker.models.test_models import make_prompts
 from tests.gpu_worker.tiny_models import make_model
 from tests.llm.make import assert_at_rest
 

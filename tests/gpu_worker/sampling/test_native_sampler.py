@@ -15,7 +15,7 @@ from signalbox_kernels import native
 from signalbox_kernels.native import Isa, NativeUnavailable
 from signalbox_kernels.sampling import NativeSampler
 from tests.gpu_worker.generation import make_rows
-from tests.gpu_worker.sampling import assert_same, make_history, make_logits, random_params
+from tests.gpu_worker.sampling.draws import assert_same, make_history, make_logits, random_params
 
 try:
     ISAS = [isa for isa in Isa if isa <= native.best_isa()]
