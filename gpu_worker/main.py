@@ -12,10 +12,12 @@ from gpu_worker.scheduler_client import HAND_OVER_S, Registration
 from gpu_worker.servicer import SERVICE_NAME, WorkerServicer
 from gpu_worker.worker import Worker
 from protos.worker.v1 import worker_pb2_grpc
+from rpc.lifetime import run_until_signalled
+from rpc.listening import join_address
 from rpc.metrics import NO_METRICS, MetricsConfig
 from rpc.metrics_server import serving_metrics
 from rpc.peers import OPERATOR, SCHEDULER
-from rpc.server import INTERNAL_MAX_RECEIVE_BYTES, Server, join_address, run_until_signalled
+from rpc.server import INTERNAL_MAX_RECEIVE_BYTES, Server
 from rpc.tls import CLEAR, TlsConfig
 
 logger = logging.getLogger(__name__)

@@ -1,15 +1,8 @@
 """Plain exceptions that become gRPC status codes with google.rpc details.
 
-Core code raises these and knows nothing of gRPC. `ErrorInterceptor` turns them into statuses at
-the edge; any other exception becomes INTERNAL, and its text stays in the log.
+Core code raises these and knows nothing of gRPC. `ErrorInterceptor` (`error_interceptor.py`) turns
+them into statuses at the edge.
 """
-
-import asyncio
-import contextlib
-import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
-from typing import Any
 
 import grpc
 from google.protobuf.duration_pb2 import Duration
@@ -17,18 +10,12 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from rpc.handlers import Context, Handler, Requests, wrap
-
-logger = logging.getLogger(__name__)
-
 MAX_VALUE_CHARS = 80
 MAX_MESSAGE_BYTES = 1024
 """A status travels as metadata, of which a gRPC client takes 8 KiB; escaped, a byte takes three.
 
 One that is longer fails with RESOURCE_EXHAUSTED instead of what it says.
 """
-STATUS_TIMEOUT_S = 2.0
-"""That a handler waits for its status to leave."""
 
 
 class RpcError(Exception):
@@ -59,6 +46,16 @@ class InvalidArgument(RpcError):
         self.field = field
         self.description = f"{_shorten(value)} is not allowed; allowed: {allowed}"
         super().__init__(f"{field}: {self.description}", _violation(field, self.description))
+
+
+class MalformedRequest(RpcError):
+    """What was sent is no message of the method's type."""
+
+    code = grpc.StatusCode.INVALID_ARGUMENT
+
+    def __init__(self, num_bytes: int) -> None:
+        description = f"these {num_bytes} bytes are no valid message of this method's type"
+        super().__init__(f"request: {description}", _violation("request", description))
 
 
 class _Retryable(RpcError):
@@ -191,117 +188,3 @@ def _retry_info(seconds: float | None) -> list[error_details_pb2.RetryInfo]:
     delay = Duration()
     delay.FromNanoseconds(int(seconds * 1e9))
     return [error_details_pb2.RetryInfo(retry_delay=delay)]
-
-
-@dataclass(frozen=True, slots=True)
-class _Malformed:
-    """Stands for a message that could not be parsed, until the handler's wrapper refuses it."""
-
-    num_bytes: int
-
-    def error(self) -> RpcError:
-        description = f"these {self.num_bytes} bytes are no valid message of this method's type"
-        error = RpcError(f"request: {description}", _violation("request", description))
-        error.code = grpc.StatusCode.INVALID_ARGUMENT
-        return error
-
-
-class _CheckedRequests:
-    """The requests of a stream; raises on the first that could not be parsed."""
-
-    __slots__ = ("_requests",)
-
-    def __init__(self, requests: AsyncIterator[Any]) -> None:
-        self._requests = requests
-
-    def __aiter__(self) -> "_CheckedRequests":
-        return self
-
-    async def __anext__(self) -> Any:
-        return _checked(await anext(self._requests))
-
-
-def _checked(request: Any) -> Any:
-    if isinstance(request, _Malformed):
-        raise request.error()
-    return request
-
-
-class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """Maps exceptions to statuses; to be the outermost interceptor.
-
-    Wraps the deserialisers too, because gRPC reports malformed bytes as UNKNOWN with the name of
-    a Python exception. Cancellation passes through.
-    """
-
-    def __init__(self, on_malformed: Callable[[str], None] = lambda _method: None) -> None:
-        """`on_malformed` is told the method of each call whose one request is no message."""
-        self._on_malformed = on_malformed
-
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Any:
-        method = handler_call_details.method
-        try:
-            handler = await continuation(handler_call_details)
-        except Exception as error:
-            return _refusing(method, error)
-        if handler is None:
-            return None
-
-        async def around(call: Awaitable[Any], context: Context) -> Any:
-            try:
-                return await call
-            except Exception as error:
-                await _abort(method, error, context)
-
-        def check(requests: Requests) -> Requests:
-            if isinstance(requests, _Malformed):
-                self._on_malformed(method)
-            return _check(requests)
-
-        return wrap(handler, around, deserialize=_deserializer(handler), check=check)
-
-
-def _check(requests: Requests) -> Requests:
-    return _CheckedRequests(requests) if hasattr(requests, "__aiter__") else _checked(requests)
-
-
-def _deserializer(handler: Handler) -> Callable[[bytes], Any] | None:
-    parse = handler.request_deserializer
-    if parse is None:
-        return None
-
-    def parse_or_mark(data: bytes) -> Any:
-        try:
-            return parse(data)
-        except Exception:  # protobuf, upb and UTF-8 errors share no narrower base
-            return _Malformed(len(data))
-
-    return parse_or_mark
-
-
-def _refusing(method: str, error: Exception) -> Handler:
-    """Returns a handler of any kind of call that answers with `error` before it reads anything."""
-
-    async def refuse(_requests: Requests, context: Context) -> None:
-        await _abort(method, error, context)
-
-    return grpc.stream_stream_rpc_method_handler(refuse)
-
-
-async def _abort(method: str, error: Exception, context: Context) -> None:
-    if isinstance(error, grpc.aio.BaseError):  # the handler itself has aborted the call
-        raise error
-    if not isinstance(error, RpcError):
-        logger.error("%s failed", method, exc_info=error)
-        error = Internal("internal error; the server's log says more")
-    if context.done():
-        return
-    with contextlib.suppress(
-        TimeoutError
-    ):  # it is queued; a client that does not read gets it last
-        async with asyncio.timeout(STATUS_TIMEOUT_S):
-            await context.abort_with_status(error.to_status())

@@ -8,7 +8,7 @@ from typing import Any
 
 import uvicorn
 
-from rpc.server import check_exposure, check_free, join_address
+from rpc.listening import check_exposure, check_free, join_address
 from rpc.tls import CLEAR, TlsConfig, http_context
 
 BACKLOG = 1024

@@ -1,4 +1,4 @@
-"""The life of a gRPC server: bind, serve, drain.
+"""A gRPC server as we run it: bind, serve, drain.
 
 Health turns NOT_SERVING before the listener closes, so that load balancers look away first. A
 drain ends with the last call of our services; open health watches and reflection do not hold it.
@@ -6,30 +6,22 @@ drain ends with the last call of our services; open health watches and reflectio
 
 import asyncio
 import contextlib
-import errno
-import gc
-import logging
-import os
-import signal
-import socket
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 from grpc_reflection.v1alpha import reflection
 
 from rpc import health
-from rpc.errors import ErrorInterceptor, Unavailable
+from rpc.error_interceptor import ErrorInterceptor
+from rpc.errors import Unavailable
 from rpc.handlers import Context, Handler, wrap
+from rpc.listening import PortInUse, check_exposure, check_free, join_address
 from rpc.peers import Callers, PeerInterceptor
-from rpc.tls import CLEAR, TlsConfig, exposure, server_credentials
-
-logger = logging.getLogger(__name__)
+from rpc.tls import CLEAR, TlsConfig, server_credentials
 
 PUBLIC_MAX_RECEIVE_BYTES = 4 << 20
 INTERNAL_MAX_RECEIVE_BYTES = 64 << 20
-YOUNG_OBJECTS = 20_000
-"""Allocations, beyond deallocations, between two collections of the youngest."""
 
 _OPTIONS: tuple[tuple[str, int], ...] = (
     # Two servers would share a port silently.
@@ -43,17 +35,6 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.ping_timeout_ms", 5_000),
     ("grpc.max_send_message_length", -1),
 )
-
-
-HTTP_REMEDY = "choose another --http-port, or --no-http"
-
-
-class BindError(OSError):
-    """A server cannot listen where it should; says why in one line."""
-
-
-class PortInUse(BindError):
-    """Somebody else listens there."""
 
 
 class _Calls(grpc.aio.ServerInterceptor):
@@ -200,83 +181,3 @@ class Server:
             self._stopping = asyncio.ensure_future(self._server.stop(grace_s))
             await self._calls.end_when_idle(timeout_s=grace_s)
         await self._stopping
-
-
-def join_address(host: str, port: int) -> str:
-    """Returns "host:port", with brackets around an IPv6 host."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def check_exposure(address: str, tls: TlsConfig, *, names_callers: bool = False) -> None:
-    """Raises BindError where others would reach a port that nothing protects."""
-    host = address.rpartition(":")[0].strip("[]")
-    if reason := exposure(host, tls, names_callers=names_callers):
-        raise BindError(f"cannot listen on {address} {reason}")
-
-
-def check_free(host: str, port: int, *, remedy: str = "choose another --port") -> None:
-    """Raises PortInUse or BindError unless a server could listen there now."""
-    address = join_address(host, port)
-    try:
-        family, kind, _, _, where = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        with socket.socket(family, kind) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(where)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise PortInUse(f"cannot listen on {address}: the port is in use; {remedy}") from None
-        raise BindError(f"cannot listen on {address}: {error.strerror or error}") from None
-
-
-class Drains(Protocol):
-    """A server, or several that end together."""
-
-    def stop_serving(self) -> None: ...
-
-    async def drain(self, *, grace_s: float) -> None: ...
-
-
-async def run_until_signalled(
-    server: Drains,
-    *,
-    grace_s: float,
-    on_drain: Callable[[], Awaitable[None]] | None = None,
-) -> None:
-    """Serves until SIGTERM or SIGINT, then drains; a second signal exits at once with status 1.
-
-    Args:
-        grace_s: for `on_drain` and the calls that run, together.
-        on_drain: awaited between NOT_SERVING and the closing of the listener.
-    """
-    _settle_garbage_collector()
-    signalled = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, _on_signal, signalled)
-    await signalled.wait()
-    ends_at = loop.time() + grace_s
-    logger.info("draining for up to %.1f s", grace_s)
-    server.stop_serving()
-    if on_drain:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(grace_s):
-                await on_drain()
-    await server.drain(grace_s=max(0.0, ends_at - loop.time()))
-
-
-def _settle_garbage_collector() -> None:
-    """Keeps collections from walking what lives as long as the process, and makes them rare.
-
-    Nearly everything dies by its reference count. With the defaults the collector takes 2 % of a
-    service's CPU, and stops a worker that has loaded torch for tens of milliseconds at a time.
-    """
-    gc.freeze()
-    gc.set_threshold(YOUNG_OBJECTS, 10, 10)
-
-
-def _on_signal(signalled: asyncio.Event) -> None:
-    if signalled.is_set():
-        os._exit(1)
-    signalled.set()

@@ -8,9 +8,10 @@ from collections.abc import AsyncIterator
 from functools import partial
 
 from protos.scheduler.v1 import scheduler_pb2_grpc as pb_grpc
+from rpc.lifetime import run_until_signalled
 from rpc.metrics_server import serving_metrics
 from rpc.peers import OPERATOR, ROUTER, WORKER
-from rpc.server import INTERNAL_MAX_RECEIVE_BYTES, Server, run_until_signalled
+from rpc.server import INTERNAL_MAX_RECEIVE_BYTES, Server
 from scheduler_svc import metrics
 from scheduler_svc.assembly import make_cluster
 from scheduler_svc.cluster import Cluster

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import signalbox
-from rpc.server import BindError, check_free
+from rpc.listening import BindError, check_free
 from signalbox import machine
 
 DISTRIBUTION = "signalbox-serving"

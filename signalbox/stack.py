@@ -11,7 +11,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Mapping
 
-from rpc.server import HTTP_REMEDY, BindError, check_exposure, check_free, join_address
+from rpc.listening import HTTP_REMEDY, BindError, check_exposure, check_free, join_address
 from signalbox import configs
 from signalbox.flags import to_flags
 from signalbox.gpus import gpu_shares, visible_gpus

@@ -11,8 +11,8 @@ import yaml
 
 from gpu_worker.servicer import SERVICE_NAME as WORKER_SERVICE
 from router.servicer import SERVICE_NAME as ROUTER_SERVICE
+from rpc.listening import check_exposure
 from rpc.peers import ROLES, PeerNames
-from rpc.server import check_exposure
 from scheduler_svc.main import REGISTRY_SERVICE, SCHEDULER_SERVICE
 from signalbox import cli, configs
 from signalbox.settings import (

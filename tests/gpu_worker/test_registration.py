@@ -16,7 +16,8 @@ from gpu_worker.worker import NO_EPOCH, Worker
 from protos.scheduler.v1 import scheduler_pb2 as pb
 from protos.scheduler.v1 import scheduler_pb2_grpc
 from rpc.errors import FailedPrecondition
-from rpc.server import PortInUse, Server
+from rpc.listening import PortInUse
+from rpc.server import Server
 from tests.gpu_worker.builders import make_config
 
 INTERVAL_S = 0.05

@@ -13,7 +13,7 @@ from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc
 from router.config import RouterConfig
 from router.main import Router, run
-from rpc.server import PortInUse
+from rpc.listening import PortInUse
 from tests.router.fakes import FakeScheduler, finished, ids_of, step
 
 RUN = """

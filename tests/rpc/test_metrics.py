@@ -9,9 +9,9 @@ from prometheus_client import generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
 from rpc.histogram import Histogram
+from rpc.listening import BindError, PortInUse
 from rpc.metrics import Families, MetricsConfig, make_registry
 from rpc.metrics_server import serving_metrics
-from rpc.server import BindError, PortInUse
 from rpc.tls import CLEAR, TlsConfig
 from tests.rpc.certificates import Authority
 

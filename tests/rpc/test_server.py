@@ -12,7 +12,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from rpc.client import open_channel
-from rpc.server import BindError, PortInUse, Server
+from rpc.listening import BindError, PortInUse
+from rpc.server import Server
 from rpc.tls import TlsConfig
 from tests.rpc.echo import NAME, Echo, call, serving, text
 
@@ -155,7 +156,7 @@ async def test_a_drain_cuts_calls_off_after_the_grace_period() -> None:
 
 SLEEPER = """
 import asyncio, sys
-from rpc.server import run_until_signalled
+from rpc.lifetime import run_until_signalled
 from rpc.tls import TlsConfig
 from tests.rpc.echo import Echo, NAME, add_echo
 from rpc.server import Server

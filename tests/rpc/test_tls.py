@@ -11,8 +11,9 @@ import grpc
 import pytest
 
 from rpc.client import open_channel
+from rpc.listening import BindError, check_exposure
 from rpc.peers import PeerNames
-from rpc.server import BindError, Server, check_exposure
+from rpc.server import Server
 from rpc.tls import TlsConfig, TlsError
 from tests.rpc.certificates import Authority
 from tests.rpc.echo import NAME, Echo, add_echo, call, text

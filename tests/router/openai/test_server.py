@@ -13,7 +13,7 @@ from protos.scheduler.v1 import scheduler_pb2
 from router.config import RouterConfig
 from router.main import Router
 from router.openai import slow_heads
-from rpc.server import PortInUse
+from rpc.listening import PortInUse
 from tests.router.fakes import finished, ids_of, step
 from tests.router.openai.clients import HI, make_http
 from tests.router.stack import Outputs, eventually
