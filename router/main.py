@@ -25,10 +25,11 @@ from router.tenants import Tenants
 from router.vllm.servicer import OPERATIONS as VLLM_OPERATIONS
 from router.vllm.servicer import SERVICE_NAME as VLLM_SERVICE
 from router.vllm.servicer import VllmEngineServicer
+from rpc.lifetime import run_until_signalled
 from rpc.metrics import make_registry
 from rpc.metrics_server import metrics_server
 from rpc.otel_metrics import exported
-from rpc.server import Server, run_until_signalled
+from rpc.server import Server
 from rpc.slow_clients import SlowClientInterceptor
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ import jinja2
 import tokenizers
 import tokenizers.decoders
 
+from router.byte_pieces import BytePieces
 from router.chat_template import ChatTemplate, ClientTemplates, make_chat_template
 from router.conversation import Conversation
 from router.detokenizer import BytesDetokenizer, Detokenizer, WindowDetokenizer
@@ -54,9 +55,7 @@ class Tokenizer:
         self._special_ids = {token_id for token_id, token in added.items() if token.special}
         self.max_token_id = max(vocab.values())
         self.max_token_bytes = max(len(token.encode()) for token in vocab)
-        self._pieces = _byte_pieces(backend, vocab, vocab_size)
-        self._text_pieces = _without(self._pieces, self._special_ids)
-        self._text_pieces_with: dict[frozenset[int], list[bytes]] = {}
+        self._pieces = self._make_pieces(vocab, vocab_size)
 
     @classmethod
     def from_files(
@@ -82,6 +81,12 @@ class Tokenizer:
             special_tokens=_special_tokens(settings),
             files=files,
         )
+
+    def _make_pieces(self, vocab: Mapping[str, int], vocab_size: int) -> BytePieces | None:
+        """None for a decoder that is not byte-level: its tokens have no bytes of their own."""
+        if not isinstance(self._backend.decoder, tokenizers.decoders.ByteLevel):
+            return None
+        return BytePieces(vocab, vocab_size=vocab_size, special_ids=self._special_ids)
 
     @property
     def chat_template(self) -> ChatTemplate | None:
@@ -171,7 +176,7 @@ class Tokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         """Returns one token's bytes alone, which need be no whole characters."""
         if self._pieces is not None:
-            return self._pieces[token_id]
+            return self._pieces.of_all[token_id]
         return str(self._backend.decode([token_id], skip_special_tokens=False)).encode()
 
     def token_text(self, token_id: int) -> str:
@@ -194,20 +199,8 @@ class Tokenizer:
             decode = self._make_decode(skip_special_tokens, kept_token_ids)
             return WindowDetokenizer(decode, context=prompt_token_ids[-_NUM_CONTEXT_TOKENS:])
         if not skip_special_tokens:
-            return BytesDetokenizer(self._pieces)
-        return BytesDetokenizer(self._pieces_with(kept_token_ids))
-
-    def _pieces_with(self, kept_token_ids: frozenset[int]) -> list[bytes]:
-        """Returns the pieces without those of special tokens that are not kept."""
-        assert self._text_pieces is not None
-        assert self._pieces is not None
-        if not kept_token_ids & self._special_ids:
-            return self._text_pieces
-        if kept_token_ids not in self._text_pieces_with:  # few: one for each tool call format
-            pieces = _without(self._pieces, self._special_ids - kept_token_ids)
-            assert pieces is not None
-            self._text_pieces_with[kept_token_ids] = pieces
-        return self._text_pieces_with[kept_token_ids]
+            return BytesDetokenizer(self._pieces.of_all)
+        return BytesDetokenizer(self._pieces.without_special(kept_token_ids))
 
     def _make_decode(
         self, skip_special_tokens: bool, kept_token_ids: frozenset[int]
@@ -225,44 +218,6 @@ class Tokenizer:
 
     async def _run(self, call: "partial[Any]") -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._pool, call)
-
-
-def _byte_pieces(backend: Any, vocab: Mapping[str, int], vocab_size: int) -> list[bytes] | None:
-    """Returns each token's bytes if the decoder is byte-level, else None.
-
-    Ids without a token have no bytes: models pad their vocabularies.
-    """
-    if not isinstance(backend.decoder, tokenizers.decoders.ByteLevel):
-        return None
-    pieces = [b""] * max(vocab_size, max(vocab.values()) + 1)
-    for token, token_id in vocab.items():
-        pieces[token_id] = _piece(token)
-    return pieces
-
-
-def _without(pieces: list[bytes] | None, special_ids: set[int]) -> list[bytes] | None:
-    if pieces is None:
-        return None
-    return [b"" if i in special_ids else piece for i, piece in enumerate(pieces)]
-
-
-def _piece(token: str) -> bytes:
-    """A token that is not written in the byte alphabet stands for itself."""
-    try:
-        return bytes([_BYTE_OF_CHAR[char] for char in token])
-    except KeyError:
-        return token.encode()
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-ins for bytes: themselves if printable, else from U+0100 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    stand_ins = {chr(0x100 + i): byte for i, byte in enumerate(others)}
-    return {chr(byte): byte for byte in printable} | stand_ins
-
-
-_BYTE_OF_CHAR = _byte_alphabet()
 
 
 def _load_chat_template(settings: Mapping[str, Any]) -> ChatTemplate | None:

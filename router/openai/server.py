@@ -9,7 +9,7 @@ from router.openai.responses import error_response
 from router.openai.slow_heads import HeadTimeout
 from rpc.errors import Unavailable
 from rpc.http_port import HttpPort
-from rpc.server import HTTP_REMEDY
+from rpc.listening import HTTP_REMEDY
 from rpc.tls import CLEAR, TlsConfig
 
 KEEP_ALIVE_S = 75
