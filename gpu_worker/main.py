@@ -81,6 +81,7 @@ async def run(
         async with serving_metrics(metrics, worker.read_metrics, host=host, tls=tls):
             await _serve(server, registration, worker, grace_s=grace_s)
     finally:
+        await server.drain(grace_s=0.0)  # if it is not, such as where metrics cannot be shown
         worker.close()
 
 

@@ -128,12 +128,17 @@ class Router:
             self.http.stop_serving()
 
     async def stop(self) -> None:
-        """Lets go of the schedulers, to be called when the servers have drained."""
+        """Lets go of ports and schedulers, whether it has started, drained or neither.
+
+        Of gRPC nothing may be left when the event loop closes: what is has no loop to end on, and
+        says so on standard error while the interpreter goes.
+        """
         if self._connecting is not None:
             self._connecting.cancel()
             await asyncio.gather(self._connecting, return_exceptions=True)
         if self.metrics_server is not None:
             await self.metrics_server.stop()
+        await self.drain(grace_s=0.0)
         await self._load.close()
 
     def _count_malformed(self, method: str) -> None:
@@ -151,8 +156,8 @@ async def run(
 ) -> None:
     """Serves until SIGTERM or SIGINT. Health is NOT_SERVING until the model is known."""
     router = Router(config, on_serving=on_serving)
-    await router.start()
     try:
+        await router.start()
         with exported(router.registry):
             await run_until_signalled(router, grace_s=config.grace_s)
     finally:

@@ -144,6 +144,15 @@ class Server:
 
     async def start(self) -> int:
         """Listens and returns the port. Raises PortInUse, BindError or TlsError."""
+        try:
+            self._bind()
+        except BaseException:
+            await self._end_unstarted()
+            raise
+        await self._server.start()
+        return self.port
+
+    def _bind(self) -> None:
         if self._reflection:
             names = (*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME)
             reflection.enable_server_reflection(names, self._server)
@@ -153,8 +162,11 @@ class Server:
             self.port = self._listen()
         except RuntimeError:
             raise PortInUse(f"cannot listen on {self.address}: the port is taken") from None
+
+    async def _end_unstarted(self) -> None:
+        """Only what has run can be stopped; gRPC complains of others when the interpreter ends."""
         await self._server.start()
-        return self.port
+        await self._server.stop(None)
 
     def _listen(self) -> int:
         if not self._tls.serves:

@@ -146,6 +146,22 @@ def test_a_port_in_use_is_one_line(command: str) -> None:
     assert_one_line_error(done, f"127.0.0.1:{port}", "in use")
 
 
+def test_a_start_that_fails_when_grpc_listens_leaves_one_line() -> None:
+    """gRPC that is not stopped writes more while the interpreter ends."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        for arguments in (
+            ("router", "--port", "0", "--http-port", port),
+            ("router", "--port", port, "--http-port", "0"),
+            ("worker", "--simulate", "--metrics-port", port),
+        ):
+            done = signalbox(*arguments, "--log-level=error")
+            assert_one_line_error(done, f"127.0.0.1:{port}", "in use")
+            assert len(done.stderr.splitlines()) == 1, done.stderr
+
+
 @pytest.mark.parametrize("model", ["no/such/model.gguf", "./nowhere", "pyproject.toml"])
 def test_a_wrong_model_is_one_line_and_ends_the_stack(model: str) -> None:
     done = signalbox("serve", model, "--port", "0", "--no-http", "--device", "cpu")
