@@ -5,6 +5,9 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+import grpc
+
+from rpc.addresses import address_fault
 from rpc.client import open_channel
 from rpc.tls import CLEAR, TlsConfig
 from signalbox.environment import ENV_PREFIX
@@ -16,7 +19,6 @@ _FLAGS = {
     "tls_key": ("FILE", "PEM file: its private key"),
     "tls_server_name": ("NAME", "what the service's certificate is for, if not its host"),
 }
-_GRPC_SCHEMES = ("dns://", "unix://")
 _API_KEY = {"api_key": ("KEY", "key to show to the router; better set in the environment")}
 
 
@@ -39,16 +41,14 @@ PLAIN = Connection()
 
 def router_client(address: str, how: Connection = PLAIN) -> AsyncClient:
     """Returns a client whose channel behaves as all of ours do. Raises TlsError or ValueError."""
-    check_address(address)
-    channel = open_channel(address, tls=how.tls, server_name=how.server_name)
-    return AsyncClient(address, channel=channel, api_key=how.api_key)
+    return AsyncClient(address, channel=dial(address, how), api_key=how.api_key)
 
 
-def check_address(address: str) -> None:
-    """Raises ValueError for what gRPC would take for another host or port than is meant."""
-    is_url = "://" in address and not address.startswith(_GRPC_SCHEMES)
-    if is_url or ":" not in address:
-        raise ValueError(f"{address!r} is no HOST:PORT; gRPC has no URLs, and no usual port")
+def dial(address: str, how: Connection = PLAIN) -> grpc.aio.Channel:
+    """Returns a channel to what a flag says. Raises TlsError, or ValueError for no address."""
+    if fault := address_fault(address):
+        raise ValueError(f"{address!r} is {fault}")
+    return open_channel(address, tls=how.tls, server_name=how.server_name)
 
 
 def add_connection_flags(parser: argparse.ArgumentParser, *, api_key: bool = False) -> None:

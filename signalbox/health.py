@@ -13,8 +13,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from protos.worker.v1 import worker_pb2, worker_pb2_grpc
-from rpc.client import open_channel
-from signalbox.connection import Connection, add_connection_flags, connection
+from signalbox.connection import Connection, add_connection_flags, connection, dial
 from signalbox.environment import ENV_PREFIX
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
@@ -62,7 +61,7 @@ def run(options: dict[str, Any]) -> None:
 async def _wait(address: str, service: str, how: Connection, *, wait_s: float) -> str:
     """Returns what there is to add of a worker."""
     ends_at = time.monotonic() + wait_s
-    async with open_channel(address, tls=how.tls, server_name=how.server_name) as channel:
+    async with dial(address, how) as channel:
         while problem := await _problem(channel, service):
             if time.monotonic() + POLL_S >= ends_at:
                 raise NotServing(f"{address} {problem}")

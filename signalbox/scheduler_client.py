@@ -11,8 +11,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from protos.scheduler.v1 import explain_pb2, scheduler_pb2_grpc, state_pb2, stats_pb2
-from rpc.client import open_channel
-from signalbox.connection import PLAIN, Connection, add_connection_flags
+from signalbox.connection import PLAIN, Connection, add_connection_flags, dial
 from signalbox.environment import ENV_PREFIX
 
 DEFAULT_ADDRESS = "127.0.0.1:50052"
@@ -51,9 +50,7 @@ class SchedulerClient:
 
     def __init__(self, address: str, connection: Connection = PLAIN) -> None:
         self.address = address
-        self._channel = open_channel(
-            address, tls=connection.tls, server_name=connection.server_name
-        )
+        self._channel = dial(address, connection)
         make_stub: Any = scheduler_pb2_grpc.SchedulerServiceStub  # generated without types
         self._stub = make_stub(self._channel)
 

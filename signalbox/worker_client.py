@@ -7,8 +7,7 @@ import grpc
 
 from protos.worker.v1 import worker_pb2 as pb
 from protos.worker.v1 import worker_pb2_grpc
-from rpc.client import open_channel
-from signalbox.connection import PLAIN, Connection
+from signalbox.connection import PLAIN, Connection, dial
 
 TIMEOUT_S = 10.0
 EXPORT_TIMEOUT_S = 120.0
@@ -28,9 +27,7 @@ class WorkerClient:
 
     def __init__(self, address: str, connection: Connection = PLAIN) -> None:
         self.address = address
-        self._channel = open_channel(
-            address, tls=connection.tls, server_name=connection.server_name
-        )
+        self._channel = dial(address, connection)
         make_stub: Any = worker_pb2_grpc.WorkerServiceStub  # generated without types
         self._stub = make_stub(self._channel)
 

@@ -1,8 +1,9 @@
 """What every command and every service takes."""
 
-from typing import Literal
+from collections.abc import Iterator
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -107,3 +108,22 @@ class TelemetrySettings(TlsSettings):
         description="seconds that running requests are given after SIGTERM; then a worker hands"
         " them over to others, and the other services end them",
     )
+
+    @model_validator(mode="after")
+    def _listens_once_on_each_port(self) -> Self:
+        taken: dict[int, str] = {}
+        for name, port in self._ports():
+            if port in taken:
+                another = name.partition(" ")[0]
+                raise ValueError(
+                    f"{taken[port]} and {name} are both {port}; choose another {another}"
+                )
+            if port:  # else it is picked among those that are free
+                taken[port] = name
+        return self
+
+    def _ports(self) -> Iterator[tuple[str, int]]:
+        """Where the service listens on --host, each with the flag that says so."""
+        yield "--port", getattr(self, "port", 0)
+        if self.metrics_port is not None:
+            yield "--metrics-port", self.metrics_port

@@ -1,9 +1,11 @@
 """Settings of the router."""
 
+from collections.abc import Iterator
 from typing import Literal
 
 from pydantic import Field
 
+from signalbox.settings.addresses import Addresses, Host
 from signalbox.settings.base import TelemetrySettings
 
 
@@ -53,13 +55,18 @@ class DoorSettings(TelemetrySettings):
         " none leaves them there",
     )
 
+    def _ports(self) -> Iterator[tuple[str, int]]:
+        yield from super()._ports()
+        if self.http:
+            yield "--http-port", self.http_port
+
 
 class RouterSettings(DoorSettings):
     """`signalbox router`."""
 
-    host: str = Field("127.0.0.1", description="address to listen on")
+    host: Host = Field("127.0.0.1", description="address to listen on")
     port: int = Field(50051, ge=0, le=65535, description="port to listen on; 0 picks one")
-    scheduler: str = Field(
+    scheduler: Addresses = Field(
         "127.0.0.1:50052",
         description="HOST:PORT of the scheduler, or of several with commas between them",
     )

@@ -4,6 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from signalbox.settings.addresses import Host
 from signalbox.settings.limits import LimitSettings
 
 
@@ -99,5 +100,5 @@ class PolicySettings(LimitSettings):
 class SchedulerSettings(PolicySettings):
     """`signalbox scheduler`."""
 
-    host: str = Field("127.0.0.1", description="address to listen on")
+    host: Host = Field("127.0.0.1", description="address to listen on")
     port: int = Field(50052, ge=0, le=65535, description="port to listen on; 0 picks one")

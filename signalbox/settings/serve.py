@@ -1,9 +1,11 @@
 """Settings of the commands that start all three services on this machine."""
 
+from collections.abc import Iterator
 from typing import Self
 
 from pydantic import Field, model_validator
 
+from signalbox.settings.addresses import Host
 from signalbox.settings.base import flag_name
 from signalbox.settings.router import DoorSettings
 from signalbox.settings.scheduler import PolicySettings
@@ -13,9 +15,15 @@ from signalbox.settings.worker import EngineSettings
 class ServeSettings(EngineSettings, PolicySettings, DoorSettings):
     """`signalbox serve`: all three on this machine."""
 
-    host: str = Field("127.0.0.1", description="address to listen on")
+    host: Host = Field("127.0.0.1", description="address to listen on")
     port: int = Field(50051, ge=0, le=65535, description="port to listen on; 0 picks one")
     workers: int = Field(1, gt=0, description="worker processes to start")
+
+    def _ports(self) -> Iterator[tuple[str, int]]:
+        yield from super()._ports()
+        if self.metrics_port:
+            for place in range(1, self.workers + 2):  # the scheduler's, and each worker's
+                yield f"--metrics-port + {place}", self.metrics_port + place
 
     @model_validator(mode="after")
     def _meets_on_the_loopback(self) -> Self:

@@ -4,6 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from signalbox.settings.addresses import Address, Host, HostOrAddress
 from signalbox.settings.base import TelemetrySettings, flag_name
 from signalbox.settings.limits import LimitSettings
 
@@ -127,9 +128,9 @@ class EngineSettings(ModelSettings, SimulationSettings):
 class WorkerSettings(EngineSettings, LimitSettings):
     """`signalbox worker`."""
 
-    host: str = Field("127.0.0.1", description="address to listen on")
+    host: Host = Field("127.0.0.1", description="address to listen on")
     port: int = Field(0, ge=0, le=65535, description="port to listen on; 0 picks one")
-    scheduler: str = Field("127.0.0.1:50052", description="HOST:PORT of the scheduler to join")
-    advertise: str | None = Field(
+    scheduler: Address = Field("127.0.0.1:50052", description="HOST:PORT of the scheduler to join")
+    advertise: HostOrAddress | None = Field(
         None, description="HOST or HOST:PORT where the scheduler reaches this worker, if not --host"
     )

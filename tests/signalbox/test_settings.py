@@ -90,6 +90,21 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         (ServeSettings, {"model": "m", "simulate": True}, "takes no MODEL"),
         (ServeSettings, {"dtype": "float32", "simulate": True}, "--dtype has no effect with"),
         (ServeSettings, {"model": "m", "simulated_step_ms": 3}, "has no effect without"),
+        (RouterSettings, {"scheduler": "https://a:1"}, "--scheduler is 'https://a:1': .*--tls-ca"),
+        (RouterSettings, {"scheduler": "a:1,b"}, "--scheduler is 'a:1,b': 'b' is no HOST:PORT"),
+        (WorkerSettings, {"simulate": True, "scheduler": "http://a:1"}, "leave http:// out"),
+        (WorkerSettings, {"simulate": True, "advertise": "http://a"}, "--advertise is 'http://a'"),
+        (WorkerSettings, {"simulate": True, "advertise": "a:x"}, "--advertise is 'a:x'"),
+        (SchedulerSettings, {"host": "https://a"}, "--host is 'https://a': .*leave https:// out"),
+        (ServeSettings, {"simulate": True, "host": "0.0.0.0:1"}, "--host is .* setting of its own"),
+        (RouterSettings, {"port": 8000}, "--port and --http-port are both 8000"),
+        (RouterSettings, {"metrics_port": 8000}, "--metrics-port and --http-port are both 8000"),
+        (SchedulerSettings, {"metrics_port": 50052}, "choose another --metrics-port"),
+        (
+            ServeSettings,
+            {"simulate": True, "workers": 2, "metrics_port": 50048},
+            r"--port and --metrics-port \+ 3 are both 50051; choose another --metrics-port",
+        ),
     ],
 )
 def test_a_wrong_value_is_refused_by_the_name_of_its_flag(
@@ -98,6 +113,16 @@ def test_a_wrong_value_is_refused_by_the_name_of_its_flag(
     with pytest.raises(SettingsError, match=expected) as caught:
         load(settings_class, flags)
     assert "\n" not in str(caught.value)
+
+
+def test_what_is_off_or_picked_takes_no_port_from_others() -> None:
+    assert load(RouterSettings, {"port": 8000, "http": False}).http_port == 8000
+    picked = load(RouterSettings, {"port": 0, "http_port": 0, "metrics_port": 0})
+    assert (picked.port, picked.http_port, picked.metrics_port) == (0, 0, 0)
+    scheduler_and_worker = {"simulate": True, "workers": 1, "metrics_port": 50049}
+    with pytest.raises(SettingsError, match="both 50051"):
+        load(ServeSettings, scheduler_and_worker)
+    assert load(ServeSettings, scheduler_and_worker | {"metrics_port": 50052}).workers == 1
 
 
 @pytest.mark.parametrize("settings_class", SERVICES)
