@@ -10,22 +10,45 @@ namespace SB_NS {
 struct TiledAttend : Attend<Bf16> {
   static constexpr int half = kTileWords / 2;  // words of 16 tokens
 
+  static constexpr int64_t kFetchedTokens = 512;  // of one head: they stay in L2
+
   word* last;  // [half, size]: values of the last tokens, with zeros behind them
+  Keys next;   // the thread's next task's, most likely
 
   TiledAttend(const sb::Phase& p, int32_t tile, char* scratch)
       : Attend(p, tile, scratch),
-        last(query + stored * (size / Bf16::G)) {
+        last(query + stored * (size / Bf16::G)),
+        next(p, tile + 1 < p.tiles ? tile + 1 : tile) {
+    if (tile + 1 == p.tiles) next.end = 0;
     use_tiles(attention_config(rows < kTileRows ? rows : kTileRows));
   }
 
   // For one query memory is the limit: fetches V of these keys, and K of the next ones.
   void fetch(int64_t token, int64_t end) const {
     const word* value = values(token);
-    const word* next = keys(token + 4 * W < end ? token + 4 * W : token);
+    const word* near = keys(token + 4 * W < end ? token + 4 * W : token);
     for (int k = 0; k < size / Bf16::G; ++k) {
       prefetch(value + k * W);
-      prefetch(next + k * block_size);
+      prefetch(near + k * block_size);
     }
+  }
+
+  // What is fetched to L2 while the 16 tokens from `token` on are computed: as many further on in
+  // what the thread reads, which goes on with its next task.
+  struct Ahead {
+    const word* keys = nullptr;
+    const word* values = nullptr;
+  };
+
+  Ahead ahead(int64_t token) const {
+    if (task.count > 1) return {};
+    const int64_t length = sb::round_up(lie.end - lie.start, W);
+    token += length < kFetchedTokens ? length : kFetchedTokens;
+    const bool is_here = token < lie.end;
+    if (!is_here) token += next.start - lie.start - length;
+    const Keys& where = is_here ? lie : next;
+    if (token < where.start || token >= where.end) return {};
+    return {where.keys(phase, token), where.values(phase, token)};
   }
 
   // c[16, 16 N]: scores of N times 16 keys from `token`.
@@ -34,7 +57,9 @@ struct TiledAttend : Attend<Bf16> {
     const int depth = size / Bf16::G;
     const int64_t key_bytes = 4 * block_size, query_bytes = 4 * depth;
     const word* key[N];
+    const word* far[N];
     for (int i = 0; i < N; ++i) key[i] = keys(token + i * W);
+    for (int i = 0; i < N; ++i) far[i] = ahead(token + i * W).keys;
     each_tile<N>([](auto sum) SB_LAMBDA { tile_zero<decltype(sum)::value>(); });
     const word* left = query + r * depth;
     int k = 0;
@@ -44,6 +69,9 @@ struct TiledAttend : Attend<Bf16> {
         constexpr int i = decltype(sum)::value;
         tile_load<5>(key[i] + k * block_size, key_bytes);
         tile_multiply<i, 4, 5>();
+        if (!far[i]) return;
+#pragma GCC unroll 1
+        for (int line = k; line < k + kTileWords; ++line) prefetch_l2(far[i] + line * block_size);
       });
     }
     if (k < depth) {
@@ -83,11 +111,15 @@ struct TiledAttend : Attend<Bf16> {
     });
     for (int t = 0; t < count; t += W) {
       const word* value = (count - t < W ? last : values(first + t)) + d;
+      const word* far = ahead(first + t).values;
       tile_load<6>(weights + r * chunk_words + t / Bf16::G, 4 * chunk_words);
       each_tile<N>([&](auto sum) SB_LAMBDA {
         constexpr int i = decltype(sum)::value;
         tile_load<7>(value + i * W, row_bytes);
         tile_multiply<i, 6, 7>();
+        if (!far) return;
+#pragma GCC unroll 1
+        for (int k = 0; k < half; ++k) prefetch_l2(far + k * size + d + i * W);
       });
     }
     each_tile<N>([&](auto sum) SB_LAMBDA {

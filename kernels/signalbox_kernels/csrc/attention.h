@@ -18,6 +18,37 @@ using sb::kKeyChunk;
 template <class E>
 struct Attend {
   typedef typename E::scalar scalar;
+
+  // Where a task's keys lie.
+  struct Keys {
+    const char* heads;  // this layer's and head's K in block 0
+    const int32_t* table;
+    int64_t start, end;  // tokens: the first chunk's, and behind the last
+
+    Keys(const sb::Phase& p, int32_t tile) {
+      const SbShape& shape = *p.shape;
+      const sb::AttendTask& task = p.tasks[tile / shape.num_kv_heads];
+      const int64_t head = static_cast<int64_t>(p.op->layer) * shape.num_kv_heads +
+                           tile % shape.num_kv_heads;
+      const int64_t both = 2 * static_cast<int64_t>(shape.head_size) * shape.block_size;
+      const int64_t first = p.batch->positions[task.first], window = p.op->window;
+      heads = p.pool + head * both * static_cast<int64_t>(sizeof(scalar));
+      table = p.batch->block_tables + static_cast<int64_t>(task.seq) * p.batch->table_stride;
+      start = window && first >= window ? (first - window + 1) / kKeyChunk * kKeyChunk : 0;
+      end = first + task.count;
+    }
+
+    const word* keys(const sb::Phase& p, int64_t token) const {
+      const int64_t size = p.shape->block_size;
+      return reinterpret_cast<const word*>(heads + table[token / size] * p.block_bytes) +
+             token % size;
+    }
+
+    const word* values(const sb::Phase& p, int64_t token) const {
+      const int64_t size = p.shape->head_size, offset = token % p.shape->block_size;
+      return keys(p, token - offset) + size / E::G * p.shape->block_size + offset / E::G * size;
+    }
+  };
   static constexpr int chunk_words = kKeyChunk / E::G;
 
   const sb::Phase& phase;
@@ -29,8 +60,7 @@ struct Attend {
   int stored;  // rows that there is memory for
   int size, block_size;
   int64_t first_position;
-  const int32_t* table;
-  const char* heads;  // this layer's and head's K in block 0
+  Keys lie;
   word* query;        // [rows, size / G]
   float* scores;      // [rows, kKeyChunk]
   word* weights;      // [rows, kKeyChunk / G]
@@ -48,10 +78,7 @@ struct Attend {
         size(shape.head_size),
         block_size(shape.block_size),
         first_position(p.batch->positions[task.first]),
-        table(p.batch->block_tables + static_cast<int64_t>(task.seq) * p.batch->table_stride) {
-    const int64_t both = 2 * static_cast<int64_t>(size) * block_size;
-    heads = p.pool + (static_cast<int64_t>(p.op->layer) * shape.num_kv_heads + head) * both *
-                         static_cast<int64_t>(sizeof(scalar));
+        lie(p, tile) {
     out = reinterpret_cast<float*>(scratch);
     scores = out + stored * size;
     top = scores + stored * kKeyChunk;
@@ -85,16 +112,8 @@ struct Attend {
     std::memset(out, 0, sizeof(float) * static_cast<size_t>(rows * size));
   }
 
-  const word* keys(int64_t token) const {
-    return reinterpret_cast<const word*>(
-               heads + table[token / block_size] * phase.block_bytes) + token % block_size;
-  }
-
-  const word* values(int64_t token) const {
-    return reinterpret_cast<const word*>(
-               heads + table[token / block_size] * phase.block_bytes) +
-           static_cast<int64_t>(size / E::G) * block_size + token % block_size / E::G * size;
-  }
+  const word* keys(int64_t token) const { return lie.keys(phase, token); }
+  const word* values(int64_t token) const { return lie.values(phase, token); }
 
   // Scores of NV vectors of keys from `token` for all rows; fetches `columns` of `ahead` meanwhile.
   template <int R, int NV, class Ahead>
@@ -161,21 +180,30 @@ struct Attend {
     }
   }
 
+  static constexpr bool is_rough = E::G == 2;  // weights become bfloat16
+
+  SB_INLINE V power(V x) {
+    if constexpr (is_rough) return exp2_roughly(x);
+    return exp(x);
+  }
+
   // Scores to weights of one row; keys [low, high) of the chunk are visible, `count` are written.
   void soften(int r, int low, int high, int count) {
     float* s = scores + r * kKeyChunk;
     auto* p = reinterpret_cast<scalar*>(weights + r * chunk_words);
-    const V scale = splat(shape.scale), none = splat(-INFINITY);
+    constexpr float log2_e = 1.44269504088896341f;
+    const float factor_of_power = is_rough ? shape.scale * log2_e : shape.scale;
+    const V scale = splat(factor_of_power), none = splat(-INFINITY);
     V best = none;
     if (low > 0 || high < count) hide(s, low, high, count);
     for (int t = 0; t < count; t += W) best = larger(best, load(s + t));
     const float chunk_top = largest(best) * shape.scale;
     const float old = top[r];
     const float now = old > chunk_top ? old : chunk_top;
-    const V shift = splat(now == -INFINITY ? 0.0f : now);
+    const V shift = splat(now == -INFINITY ? 0.0f : is_rough ? now * log2_e : now);
     V added{};
     for (int t = 0; t < count; t += W) {
-      const V weight = exp(load(s + t) * scale - shift);
+      const V weight = power(load(s + t) * scale - shift);
       added += weight;
       E::store(p + t, weight);
     }
@@ -238,10 +266,8 @@ struct Attend {
   // Goes over the keys; `products` scores a chunk of them and gathers their values.
   template <class Products>
   void run(Products& products) {
-    const int64_t end = first_position + task.count;
-    const int window = phase.op->window;
-    const int64_t start = window && first_position >= window ? first_position - window + 1 : 0;
-    for (int64_t chunk = start / kKeyChunk * kKeyChunk; chunk < end; chunk += kKeyChunk) {
+    const int64_t end = lie.end, window = phase.op->window;
+    for (int64_t chunk = lie.start; chunk < end; chunk += kKeyChunk) {
       const int count = static_cast<int>(end - chunk < kKeyChunk ? end - chunk : kKeyChunk);
       const int padded = (count + W - 1) / W * W;
       products.score_chunk(chunk, count, end);

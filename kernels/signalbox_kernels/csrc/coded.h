@@ -123,7 +123,7 @@ static void coded_tile(const sb::Phase& phase, const sb::Claim& claim) {
     with_rows<kCodedRows>(at.rows, [&](auto count) SB_LAMBDA {
       for (int column = 0; column < kPanel; column += 2 * W)
         coded_product<Q, decltype(count)::value, 2>(a + at.row * a_stride, a_stride, b, column,
-                                                    groups, c + column, column ? nullptr : next);
+                                                    groups, c + column, column || at.part ? nullptr : next);
     });
     finish<E>(phase, at, c);
   });

@@ -113,7 +113,7 @@ static void tiled_coded(const sb::Phase& phase, const sb::Claim& claim) {
     const char* a = static_cast<const char*>(phase.src.data) + at.row * a_stride;
     std::memset(scratch.sum, 0, sizeof(float) * static_cast<size_t>(at.rows) * kPanel);
     for (int64_t g = 0; g < groups; ++g, a += sizeof(CodedGroup), b += Q::bytes) {
-      if (next)
+      if (next && !at.part)
         for (int64_t line = 0; line < Q::bytes; line += 64) prefetch_l2(next + g * Q::bytes + line);
       const word* codes = codes_of<Q>(b, scratch.unpacked);
       for (int part = 0; part < Q::parts; ++part) {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cmath>
+#include <utility>
 
 #include "product.h"
 #include "step.h"
@@ -21,6 +22,7 @@ struct Spot {
   int rows;
   int64_t panel;
   int32_t tile;
+  int32_t part, parts;  // of the tile's rows
 };
 
 SB_INLINE V biased(const sb::Phase& phase, int64_t panel, int column, V x) {
@@ -46,7 +48,7 @@ SB_INLINE void put_swiglu(const sb::Phase& phase, const Spot& at, const float* c
     for (int j = 0; j < half; j += W) {
       const V gate = biased(phase, at.panel, j, load(c + r * kPanel + j));
       const V up = biased(phase, at.panel, j + half, load(c + r * kPanel + j + half));
-      E::store(out + at.panel * half + j, silu(gate) * up);
+      E::store(out + at.panel * half + j, (E::G == 2 ? silu_roughly(gate) : silu(gate)) * up);
     }
 }
 
@@ -130,52 +132,105 @@ template <int Most, int Unit = 1, class F>
 SB_INLINE void over_parts(const sb::Phase& phase, const sb::Claim& claim, F&& f) {
   const int32_t tile = claim.tile;
   const auto* weight = static_cast<const char*>(phase.op->weight);
-  const int64_t first_row = tile % phase.row_tiles * static_cast<int64_t>(phase.rows_per_tile);
+  const int64_t first_row = tile / phase.panel_tiles * static_cast<int64_t>(phase.rows_per_tile);
   const int64_t left = phase.rows - first_row;
   const int64_t count = left < phase.rows_per_tile ? left : phase.rows_per_tile;
-  const int64_t first = tile / phase.row_tiles * static_cast<int64_t>(phase.panels_per_tile);
+  const int64_t first = tile % phase.panel_tiles * static_cast<int64_t>(phase.panels_per_tile);
   const int64_t end =
       first + phase.panels_per_tile < phase.panels ? first + phase.panels_per_tile : phase.panels;
-  const int64_t parts = (count + Most - 1) / Most;
+  const auto parts = static_cast<int32_t>((count + Most - 1) / Most);
   const auto start = [=](int64_t part) SB_LAMBDA {
     return part < parts ? sb::round_up(count * part / parts, Unit) : count;
   };
   for (int64_t panel = first; panel < end; ++panel) {
     const char* here = weight + panel * phase.panel_bytes;
     const char* next = panel + 1 < end ? here + phase.panel_bytes : claim.ahead;
-    for (int64_t part = 0; part < parts; ++part, next = nullptr) {
+    for (int32_t part = 0; part < parts; ++part) {
       const int64_t row = start(part), row_end = start(part + 1);
-      f(Spot{first_row + row, static_cast<int>(row_end - row), panel, tile}, here, next);
+      f(Spot{first_row + row, static_cast<int>(row_end - row), panel, tile, part, parts}, here, next);
     }
   }
 }
 
 #if defined(__AMX_BF16__)
+// A part that is multiplied but not yet finished: that is done bit by bit while the matrix unit
+// computes the next one.
+struct Unfinished {
+  const sb::Phase& phase;
+  Spot at{};
+  const float* sums = nullptr;
+
+  SB_LAMBDA void finish_rows(int count) {
+    if (count > at.rows) count = at.rows;
+    if (!count) return;
+    Spot some = at;
+    some.rows = count;
+    finish<Bf16>(phase, some, sums);
+    at.row += count;
+    at.rows -= count;
+    sums += count * kPanel;
+  }
+};
+
+// What is read next, asked for bit by bit: a burst would fill what misses wait in.
+template <bool IsOnePart>
+struct Fetch {
+  const char* next;  // of the next panel, or null
+  const word* soon;  // of this one: after this step along the sum
+  int lines;         // a step
+
+  Fetch(const Spot& at, int64_t steps, const word* panel, const char* next_panel)
+      : next(next_panel),
+        soon(panel + kTileWords * kPanel),
+        lines(next_panel ? (2 * kTileWords + at.parts - 1) / at.parts : 0) {
+    next += at.part * steps * lines * 64;
+  }
+
+  SB_LAMBDA void step() {
+#pragma GCC unroll 1
+    for (int line = 0; line < lines; ++line, next += 64) {
+      prefetch_l2(next);
+      if (!IsOnePart) continue;
+      prefetch(soon);
+      soon += kTileWords;
+    }
+  }
+};
+
 // Rows go by 32 at once; the last ones are computed together with what lies behind them.
-static void tiled_linear(const sb::Phase& phase, const sb::Claim& claim) {
+template <bool IsOnePart>
+static void tiled_rows(const sb::Phase& phase, const sb::Claim& claim) {
   auto* c = reinterpret_cast<float*>(claim.scratch);
+  auto* other = c + 2 * kTileRows * kPanel;
   const auto* a = static_cast<const word*>(phase.src.data);
   const int64_t a_stride = phase.src.stride / Bf16::G, depth = phase.depth / Bf16::G;
-  const bool is_one_part = phase.rows <= 2 * kTileRows;
-  use_tiles(product_config(is_one_part ? phase.rows : 2 * kTileRows));
+  const int64_t steps = depth / kTileWords;
+  Unfinished last{phase};
+  use_tiles(product_config(IsOnePart ? phase.rows : 2 * kTileRows));
   over_parts<2 * kTileRows, kTileRows>(phase, claim, [&](const Spot& at, const char* panel,
                                                          const char* next) {
     const auto* b = reinterpret_cast<const word*>(panel);
-    const auto ahead = [=](int64_t k) SB_LAMBDA {
-      if (!next) return;
-#pragma GCC unroll 1
-      for (int line = 0; line < 2 * kTileWords; ++line) {  // a burst would fill what misses wait in
-        prefetch(b + (k + kTileWords) * kPanel + line * kTileWords);
-        prefetch_l2(next + 4 * (k * kPanel + line * kTileWords));
-      }
-    };
     const word* left = a + at.row * a_stride;
+    const auto rows_a_step = static_cast<int>((last.at.rows + steps - 1) / steps);
+    Fetch<IsOnePart> fetch(at, steps, b, next);
+    const auto meanwhile = [&](int64_t) SB_LAMBDA {
+      fetch.step();
+      last.finish_rows(rows_a_step);
+    };
     if (at.rows > kTileRows)
-      tile_product<true>(left, a_stride, b, depth, c, ahead);
+      tile_product<true>(left, a_stride, b, depth, c, meanwhile);
     else
-      tile_product<false>(left, a_stride, b, depth, c, ahead);
-    finish<Bf16>(phase, at, c);
+      tile_product<false>(left, a_stride, b, depth, c, meanwhile);
+    last.at = at;
+    last.sums = c;
+    std::swap(c, other);
   });
+  last.finish_rows(last.at.rows);
+}
+
+static void tiled_linear(const sb::Phase& phase, const sb::Claim& claim) {
+  if (phase.rows > 2 * kTileRows) return tiled_rows<false>(phase, claim);
+  tiled_rows<true>(phase, claim);
 }
 #endif
 
@@ -190,7 +245,7 @@ static void linear_tile(const sb::Phase& phase, const sb::Claim& claim) {
   over_parts<kRowTile>(phase, claim, [&](const Spot& at, const char* panel, const char* next) {
     const auto* b = reinterpret_cast<const word*>(panel);
     const word* left = a + at.row * a_stride;
-    if (next)
+    if (!at.part && next)
       panel_product<E, true>(left, a_stride, b, depth, at.rows, c,
                              reinterpret_cast<const word*>(next));
     else

@@ -13,9 +13,12 @@ namespace sb {
 
 namespace {
 
-constexpr int32_t kTilesAThread = 24;  // of a product: enough to balance
+constexpr int32_t kTilesAThread = 24;       // of a product: enough to balance
 constexpr int64_t kFetchedAhead = 1 << 18;  // bytes while a thread waits: they stay in L2
-constexpr int32_t kTaskRows = 48;      // of attention: as many as share keys from L1
+constexpr int64_t kRowsBytes = 1 << 20;     // of a product's left side: they stay in L2
+constexpr int64_t kFewestRows = 96, kMostRows = 512;  // of a product's tile
+constexpr int64_t kRowUnit = 32;            // what matrix registers compute at once
+constexpr int32_t kTaskRows = 48;           // of attention: as many as share keys from L1
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -24,10 +27,23 @@ int64_t bytes_of_panel(const Phase& phase, int32_t element) {
   return phase.depth * with_format(phase.op->format, [](auto format) { return format.bytes; });
 }
 
+int64_t bytes_of_row(const Phase& phase, int32_t element) {
+  if (phase.op->format != SB_PLAIN) return phase.src.stride;
+  return phase.src.stride * (element == SB_F32 ? 4 : 2);
+}
+
+// Balanced, in whole steps of the matrix registers.
+int32_t rows_of_tile(const Phase& phase, int32_t element) {
+  const int64_t most =
+      std::clamp(kRowsBytes / bytes_of_row(phase, element), kFewestRows, kMostRows);
+  const int64_t tiles = ceil_div(phase.rows, most / kRowUnit * kRowUnit);
+  return static_cast<int32_t>(round_up(ceil_div(phase.rows, tiles), kRowUnit));
+}
+
 bool is_product(const SbOp& op) { return op.kind == SB_LINEAR || op.kind == SB_HEAD; }
 
 const char* weight_of(const Phase& phase, int32_t tile) {
-  const int64_t panel = tile / phase.row_tiles * static_cast<int64_t>(phase.panels_per_tile);
+  const int64_t panel = tile % phase.panel_tiles * static_cast<int64_t>(phase.panels_per_tile);
   return static_cast<const char*>(phase.op->weight) + panel * phase.panel_bytes;
 }
 
@@ -184,14 +200,12 @@ void Program::plan_product(Phase& phase) const {
   phase.panels = interleaved ? ceil_div(op.n / 2, kPanel / 2) : ceil_div(op.n, kPanel);
   phase.panel_bytes = bytes_of_panel(phase, shape_.element);
   if (!phase.rows) return;
-  phase.row_tiles = static_cast<int32_t>(ceil_div(phase.rows, kRowsAtOnce));
-  phase.rows_per_tile = static_cast<int32_t>(ceil_div(phase.rows, phase.row_tiles));
-  phase.row_tiles = static_cast<int32_t>(ceil_div(phase.rows, phase.rows_per_tile));
-  const int64_t wanted = ceil_div(num_threads_ * kTilesAThread, phase.row_tiles);
-  phase.panels_per_tile =
-      static_cast<int32_t>(std::max<int64_t>(1, phase.panels / std::max<int64_t>(1, wanted)));
-  phase.tiles = phase.row_tiles *
-                static_cast<int32_t>(ceil_div(phase.panels, phase.panels_per_tile));
+  phase.rows_per_tile = rows_of_tile(phase, shape_.element);
+  const int64_t row_tiles = ceil_div(phase.rows, phase.rows_per_tile);
+  const int64_t wanted = ceil_div(num_threads_ * kTilesAThread, row_tiles);
+  phase.panels_per_tile = static_cast<int32_t>(std::max<int64_t>(1, phase.panels / wanted));
+  phase.panel_tiles = static_cast<int32_t>(ceil_div(phase.panels, phase.panels_per_tile));
+  phase.tiles = static_cast<int32_t>(row_tiles) * phase.panel_tiles;
 }
 
 void Program::plan_attention(const SbBatch& batch) {

@@ -113,9 +113,39 @@ SB_INLINE V exp(V x) {
 #endif
 }
 
+// 2^x for what is rounded to bfloat16 next: within 4e-6 of it. x is at most about 127.
+SB_INLINE V exp2_roughly(V x) {
+#if defined(__AVX512DQ__)
+  constexpr int below = _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC;
+  const V r = reinterpret_cast<V>(
+      _mm512_maskz_reduce_ps(0xffff, reinterpret_cast<__m512>(x), below));
+  V p = splat(1.3534167e-2f);
+  p = p * r + 5.2011464e-2f;
+  p = p * r + 2.4144275e-1f;
+  p = p * r + 6.9300383e-1f;
+  p = p * r + 1.0000026f;
+  return scale_by_power(p, x, x);
+#else
+  return exp(x * 0.6931471805599453f);
+#endif
+}
+
 SB_INLINE V silu(V x) {
   const V low = larger(splat(-87.0f), x);  // exp(-x) stays finite
   return x / (1.0f + exp(-low));
+}
+
+// The same for what is rounded to bfloat16 next.
+SB_INLINE V silu_roughly(V x) {
+#if defined(__AVX512F__)
+  const V low = larger(splat(-87.0f), x);
+  const V divisor = 1.0f + exp2_roughly(low * -1.44269504088896341f);
+  const V share = reinterpret_cast<V>(
+      _mm512_maskz_rcp14_ps(0xffff, reinterpret_cast<__m512>(divisor)));
+  return x * (share * (2.0f - divisor * share));
+#else
+  return silu(x);
+#endif
 }
 
 SB_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }

@@ -8,7 +8,7 @@ namespace sb {
 
 constexpr int kPanel = 32;      // columns of a packed weight's panel
 constexpr int kRowTile = 12;    // rows of a product at once in vector registers, at most
-constexpr int kRowsAtOnce = 192;  // of a long product: their left side stays in L2
+constexpr int kRowsAtOnce = 192;  // of a coded product, at most: their sums are held in scratch
 constexpr int64_t kProductScratch = 4 * kRowsAtOnce * kPanel + 4096;  // bytes
 constexpr int kKeyChunk = 256;  // keys between two corrections of a running softmax
 
@@ -45,7 +45,7 @@ struct Phase {
   int64_t panels;   // of a product
   int64_t panel_bytes;  // of a product's weight
   int32_t tiles;
-  int32_t row_tiles;        // of a product: tiles along the rows
+  int32_t panel_tiles;      // of a product: as many tiles in a row are of the same rows
   int32_t panels_per_tile;  // of a product
   int32_t rows_per_tile;
   int32_t task_rows;        // most rows (queries times heads of a group) of an attention task

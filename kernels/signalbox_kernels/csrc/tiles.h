@@ -112,11 +112,11 @@ SB_INLINE void tile_product(const word* a, int64_t a_stride, const word* b, int6
   each_tile<Both ? 4 : 2>([](auto sum) SB_LAMBDA { tile_zero<decltype(sum)::value>(); });
   for (int64_t k = 0; k < depth; k += kTileWords) {
     tile_load<6>(b + k * panel, b_bytes);
-    tile_load<7>(b + k * panel + kTileWords, b_bytes);
     tile_load<4>(a + k, a_bytes);
-    ahead(k);
     tile_multiply<0, 4, 6>();
+    tile_load<7>(b + k * panel + kTileWords, b_bytes);
     tile_multiply<1, 4, 7>();
+    ahead(k);
     if (!Both) continue;
     tile_load<5>(a + kTileRows * a_stride + k, a_bytes);
     tile_multiply<2, 5, 6>();
