@@ -13,12 +13,8 @@ from gpu_worker.runner import ModelRunner
 from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc as pb_grpc
 from scheduler_svc.config import PreemptionMode, SchedulerConfig
-from tests.integration.test_model_parity import (
-    MODEL,
-    load_transformers,
-    make_runner,
-    make_stack,
-)
+from tests.integration.test_model_parity import make_runner, make_stack
+from tests.transformers_demo import demo
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(1200)]
 
@@ -70,7 +66,7 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def reference() -> list[Found]:
     with one_thread(), torch.inference_mode():
-        tokenizer, model = load_transformers(MODEL)
+        tokenizer, model = demo()
         return [transformers_found(model, tokenizer, case) for case in CASES]
 
 

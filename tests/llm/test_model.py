@@ -1,18 +1,17 @@
 """The demo model in this process: transformers' tokens, and an answer to a question."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-import torch
 
 from signalbox import LLM, AsyncLLMEngine, EngineArgs, SamplingParams
 from tests.integration.prompts import PROMPTS
 from tests.llm.make import assert_at_rest, tokens_of
+from tests.transformers_demo import DEMO, demo, greedy_texts
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
 
-MODEL = Path("models/SmolLM2-135M-Instruct.Q4_1.gguf")
+MODEL = DEMO
 NUM_NEW_TOKENS = 16
 OPTIONS = {"dtype": "float32", "max_model_len": 512, "kv_cache_memory": 0.25, "swap_space": 0.0625}
 
@@ -24,32 +23,11 @@ def llm() -> Iterator[LLM]:
         assert_at_rest(llm.llm_engine)
 
 
-def reference(prompts: list[str]) -> list[list[int]]:
-    """Returns what transformers generates greedily, one prompt at a time."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    where = {"pretrained_model_name_or_path": str(MODEL.parent), "gguf_file": MODEL.name}
-    tokenizer = AutoTokenizer.from_pretrained(**where)
-    model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
-    outputs = []
-    with torch.inference_mode():
-        for prompt in prompts:
-            inputs = tokenizer(prompt, return_tensors="pt")
-            generated = model.generate(
-                **inputs,
-                max_new_tokens=NUM_NEW_TOKENS,
-                min_new_tokens=NUM_NEW_TOKENS,
-                do_sample=False,
-                pad_token_id=0,
-            )
-            outputs.append(generated[0, inputs["input_ids"].shape[1] :].tolist())
-    return outputs
-
-
 def test_greedy_tokens_are_those_of_transformers(llm: LLM) -> None:
     prompts = PROMPTS[::6]
     params = SamplingParams(temperature=0, max_tokens=NUM_NEW_TOKENS, min_tokens=NUM_NEW_TOKENS)
-    assert tokens_of(llm.generate(prompts, params, use_tqdm=False)) == reference(prompts)
+    outputs = tokens_of(llm.generate(prompts, params, use_tqdm=False))
+    assert outputs == greedy_texts(demo().model, prompts, outputs)
 
 
 def test_chat_answers_a_question(llm: LLM) -> None:

@@ -1,6 +1,7 @@
 """GGUF files: every type of weights, parts, tokenizers, and whole models against transformers."""
 
 import json
+import re
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -24,8 +25,8 @@ from gpu_worker.models import model_spec
 from gpu_worker.runner import ModelRunner
 from tests.gpu_worker.generation import Driver
 from tests.gpu_worker.tiny_models import make_model, reference_tokens
+from tests.transformers_demo import DEMO, demo, greedy_tokens
 
-DEMO = Path(__file__).parents[3] / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 PROMPTS = [
     "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n",
     "Once upon a time, in a small village by the sea,",
@@ -538,12 +539,10 @@ def test_sentencepiece_without_scores_is_refused() -> None:
 @pytest.mark.model
 @pytest.mark.skipif(not DEMO.exists(), reason="run `make model`")
 def test_demo_tokenizer_equals_transformers() -> None:
-    from transformers import AutoTokenizer
-
     source = open_path(DEMO)
     files = source.tokenizer_files()
     ours = Tokenizer.from_str(files["tokenizer.json"].decode())
-    theirs = AutoTokenizer.from_pretrained(str(DEMO.parent), gguf_file=DEMO.name)
+    theirs = demo().tokenizer
     for text in TEXTS:
         ids = ours.encode(text).ids
         assert ids == theirs(text)["input_ids"]
@@ -559,30 +558,41 @@ def test_demo_tokenizer_equals_transformers() -> None:
 @pytest.mark.model
 @pytest.mark.skipif(not DEMO.exists(), reason="run `make model`")
 def test_demo_model_equals_transformers_token_for_token() -> None:
-    from transformers import AutoModelForCausalLM
-
     runner = make_runner(DEMO)
     tokenizer = Tokenizer.from_str(runner.tokenizer_files()["tokenizer.json"].decode())
     prompts = [tokenizer.encode(prompt).ids for prompt in PROMPTS]
-    reference = AutoModelForCausalLM.from_pretrained(
-        str(DEMO.parent), gguf_file=DEMO.name, dtype=torch.float32
-    ).eval()
-    expected = [reference_tokens(reference, prompt, 20) for prompt in prompts]
-    assert Driver(runner=runner).generate(prompts, num_tokens=20) == expected
+    outputs = Driver(runner=runner).generate(prompts, num_tokens=20)
+    model = demo().model
+    expected = [greedy_tokens(model, *each) for each in zip(prompts, outputs, strict=True)]
+    assert outputs == expected
     assert Driver(runner=runner, chunk=8).generate(prompts, num_tokens=20) == expected
     assert "Paris" in tokenizer.decode(expected[0])
 
 
-def rewrite_demo(path: Path, kind: str) -> Path:
-    """Writes the demo model with its matrices in another type."""
+@pytest.mark.model
+@pytest.mark.skipif(not DEMO.exists(), reason="run `make model`")
+@pytest.mark.parametrize("num_right", [0, 3, 8])
+def test_reference_is_what_transformers_generates_whatever_is_guessed(num_right: int) -> None:
+    prompt = demo().tokenizer(PROMPTS[1])["input_ids"]
+    expected = reference_tokens(demo().model, prompt, 8)
+    guess = [*expected[:num_right], *[0] * (8 - num_right)]
+    assert greedy_tokens(demo().model, prompt, guess) == expected
+
+
+def rewrite_demo(path: Path, kind: str, *, num_layers: int) -> Path:
+    """Writes the demo model's first layers with their matrices in another type."""
     source = gguf.GGUFReader(DEMO)
     writer = gguf.GGUFWriter(path, "llama")
     for field in source.fields.values():
         if not field.name.startswith("GGUF.") and field.name != "general.architecture":
             main, sub = field.types[0], field.types[-1] if len(field.types) > 1 else None
-            writer.add_key_value(field.name, field.contents(), main, sub_type=sub)
+            value = num_layers if field.name == "llama.block_count" else field.contents()
+            writer.add_key_value(field.name, value, main, sub_type=sub)
     quant = GGMLQuantizationType[kind]
     for tensor in source.tensors:
+        layer = re.match(r"blk\.(\d+)\.", tensor.name)
+        if layer and int(layer[1]) >= num_layers:
+            continue
         values = dequantize(tensor.data, tensor.tensor_type)
         if values.ndim > 1 and values.shape[-1] % 32 == 0:
             writer.add_tensor(tensor.name, quantize(values, quant), raw_dtype=quant)
