@@ -21,7 +21,6 @@ from router.model import ServedModel
 from router.model_client import ModelClient
 from router.request import GenerationRequest
 from rpc.client import open_channel
-from rpc.columns import unpack_int32, unpack_int64
 from rpc.errors import RpcError
 from rpc.tls import CLEAR, TlsConfig
 
@@ -198,30 +197,17 @@ class SchedulerConnection:
 
     def _dispatch(self, outputs: pb.StepOutputs) -> None:
         """Puts one step's news into its requests; each request's task wakes once."""
-        live = self._live
-        token_ids: list[int] = unpack_int32(outputs.token_ids).tolist()
-        logprobs = {entry.row: scheduler_codec.token_logprobs(entry) for entry in outputs.logprobs}
-        for run in outputs.prompt_logprobs:
-            request = live.get(run.handle)
+        for prompt_run in outputs.prompt_logprobs:
+            request = self._live.get(prompt_run.handle)
             if request is not None:
-                found = [scheduler_codec.token_logprobs(entry) for entry in run.logprobs]
-                request.add_prompt_logprobs(run.first_position, found)
-        start = 0
-        for handle, index, num_tokens in zip(
-            unpack_int64(outputs.handles).tolist(),
-            unpack_int32(outputs.indices).tolist(),
-            unpack_int32(outputs.num_tokens).tolist(),
-            strict=True,
-        ):
-            end = start + num_tokens
-            request = live.get(handle)
+                found = [scheduler_codec.token_logprobs(entry) for entry in prompt_run.logprobs]
+                request.add_prompt_logprobs(prompt_run.first_position, found)
+        for run in scheduler_codec.token_runs(outputs):
+            request = self._live.get(run.handle)
             if request is not None:
-                rows = range(start, end) if logprobs else ()
-                of_run = [logprobs[row] for row in rows if row in logprobs]
-                request.add_tokens(index, token_ids[start:end], of_run)
-            start = end
+                request.add_tokens(run.index, run.token_ids, run.logprobs)
         for sequence in outputs.finished_sequences:
-            request = live.get(sequence.handle)
+            request = self._live.get(sequence.handle)
             if request is not None:
                 request.end_sequence(sequence.index, scheduler_codec.finish(sequence))
         for finished in outputs.finished_requests:

@@ -1,12 +1,15 @@
 """Between the router's plain data and the messages of scheduler.v1."""
 
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
 from protos.scheduler.v1 import scheduler_pb2 as pb
 from protos.worker.v1 import worker_pb2
 from router.outputs import End, Finish, FinishReason, Timings, TokenLogprobs, Usage
 from router.request import GenerationRequest
 from router.sampling import BeamSearch
 from rpc import sampling_codec
-from rpc.columns import pack_int32
+from rpc.columns import int32_list, int64_list, pack_int32
 from rpc.errors import RpcError, from_code
 
 _REASONS = {
@@ -62,6 +65,39 @@ def _beam_search(search: BeamSearch | None) -> pb.BeamSearch | None:
         length_penalty=search.length_penalty,
         early_stopping=search.early_stopping,
     )
+
+
+@dataclass(slots=True)
+class TokenRun:
+    """New tokens of one sequence."""
+
+    handle: int
+    index: int
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs]
+    """Of each token, or none."""
+
+
+def token_runs(outputs: pb.StepOutputs) -> Iterable[TokenRun]:
+    """Returns a step's new tokens. Raises ValueError if its columns differ in length."""
+    handles, indices = int64_list(outputs.handles), int32_list(outputs.indices)
+    lengths, token_ids = int32_list(outputs.num_tokens), int32_list(outputs.token_ids)
+    if outputs.logprobs or lengths.count(1) != len(lengths):
+        logprobs = {entry.row: token_logprobs(entry) for entry in outputs.logprobs}
+        return _runs(zip(handles, indices, lengths, strict=True), token_ids, logprobs)
+    columns = zip(handles, indices, token_ids, strict=True)
+    return [TokenRun(handle, index, [token_id], []) for handle, index, token_id in columns]
+
+
+def _runs(
+    rows: Iterable[tuple[int, int, int]], token_ids: list[int], logprobs: dict[int, TokenLogprobs]
+) -> Iterator[TokenRun]:
+    start = 0
+    for handle, index, length in rows:
+        end = start + length
+        of_run = [logprobs[row] for row in range(start, end) if row in logprobs]
+        yield TokenRun(handle, index, token_ids[start:end], of_run)
+        start = end
 
 
 def token_logprobs(entry: worker_pb2.TokenLogprobs) -> TokenLogprobs:

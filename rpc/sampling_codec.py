@@ -2,7 +2,7 @@
 
 from protos.worker.v1 import worker_pb2 as pb
 from rpc import structured_output
-from rpc.columns import pack_float32, pack_int32, unpack_float32, unpack_int32
+from rpc.columns import int32_list, pack_float32, pack_int32, unpack_float32, unpack_int32
 from rpc.errors import InvalidArgument
 from rpc.sampling_params import SamplingParams
 
@@ -23,8 +23,8 @@ def decode(message: pb.SamplingParams) -> SamplingParams:
         repetition_penalty=_one_if_unset(message, "repetition_penalty"),
         typical_p=_one_if_unset(message, "typical_p"),
         logit_bias=_logit_bias(message),
-        allowed_token_ids=tuple(unpack_int32(message.allowed_token_ids).tolist()),
-        bad_words=tuple(tuple(unpack_int32(run.token_ids).tolist()) for run in message.bad_words),
+        allowed_token_ids=tuple(int32_list(message.allowed_token_ids)),
+        bad_words=tuple(tuple(int32_list(run.token_ids)) for run in message.bad_words),
         num_prompt_logprobs=(
             message.num_prompt_logprobs if message.HasField("num_prompt_logprobs") else None
         ),

@@ -3,7 +3,7 @@
 from protos.scheduler.v1 import scheduler_pb2 as pb
 from protos.worker.v1 import worker_pb2 as worker_pb
 from rpc import sampling_codec
-from rpc.columns import pack_int32, pack_int64, unpack_int32
+from rpc.columns import int32_list, pack_int32, pack_int64
 from rpc.errors import InvalidArgument
 from scheduler_svc.beam import BeamSearchParams
 from scheduler_svc.errors import RequestFailure
@@ -65,7 +65,7 @@ def _delivered(message: pb.DeliveredSequence) -> DeliveredSequence:
     if reason is None and message.finish_reason:
         value = int(message.finish_reason)
         raise InvalidArgument("delivered.finish_reason", value, "a FinishReason")
-    return DeliveredSequence(unpack_int32(message.token_ids).tolist(), reason)
+    return DeliveredSequence(int32_list(message.token_ids), reason)
 
 
 def _beam_search(message: pb.BeamSearch) -> BeamSearchParams:
@@ -85,19 +85,26 @@ def connect_response(message: RouterMessage) -> pb.ConnectResponse:
         indices=pack_int32(message.indices),
         num_tokens=pack_int32([1] * len(message.token_ids)),
         token_ids=pack_int32(message.token_ids),
-        logprobs=[_logprobs(row, values) for row, values in message.logprobs],
-        finished_sequences=[_sequence_finished(finished) for finished in message.finished],
-        finished_requests=[_request_finished(ended) for ended in message.ended],
-        prompt_logprobs=[
-            pb.PromptLogprobs(
-                handle=handle,
-                first_position=first_position,
-                logprobs=[_logprobs(row, values) for row, values in enumerate(logprobs)],
-            )
-            for handle, first_position, logprobs in message.prompt_logprobs
-        ],
     )
+    if message.logprobs:
+        outputs.logprobs.extend([_logprobs(row, values) for row, values in message.logprobs])
+    if message.prompt_logprobs:
+        outputs.prompt_logprobs.extend([_prompt_logprobs(*run) for run in message.prompt_logprobs])
+    if message.finished:
+        outputs.finished_sequences.extend([_sequence_finished(one) for one in message.finished])
+    if message.ended:
+        outputs.finished_requests.extend([_request_finished(one) for one in message.ended])
     return pb.ConnectResponse(step_outputs=outputs)
+
+
+def _prompt_logprobs(
+    handle: int, first_position: int, logprobs: list[TokenLogprobs]
+) -> pb.PromptLogprobs:
+    return pb.PromptLogprobs(
+        handle=handle,
+        first_position=first_position,
+        logprobs=[_logprobs(row, values) for row, values in enumerate(logprobs)],
+    )
 
 
 def _logprobs(row: int, values: TokenLogprobs) -> worker_pb.TokenLogprobs:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from protos.worker.v1 import worker_pb2 as pb
 from rpc import sampling_codec
-from rpc.columns import pack_int32, pack_int64, unpack_int32, unpack_int64
+from rpc.columns import int32_list, int64_list, pack_int32, pack_int64
 from scheduler_svc.block_allocator import BlockCopy
 from scheduler_svc.config import StepLimits
 from scheduler_svc.errors import FailureCode, RequestFailure, worker_failure
@@ -113,23 +113,27 @@ def mapping(copies: list[BlockCopy]) -> pb.BlockMapping:
 
 def step_answer(message: pb.ExecuteModelResponse) -> StepAnswer:
     timings = message.timings
-    return StepAnswer(
+    answer = StepAnswer(
         step_id=message.step_id,
-        seq_ids=unpack_int64(message.seq_ids).tolist(),
-        token_ids=unpack_int32(message.token_ids).tolist(),
-        logprobs={entry.row: _token_logprobs(entry) for entry in message.logprobs},
-        prompt_logprobs=[
-            PromptLogprobs(
-                run.seq_id, run.first_position, [_token_logprobs(entry) for entry in run.logprobs]
-            )
-            for run in message.prompt_logprobs
-        ],
-        failures={error.seq_id: _failure(error) for error in message.errors},
+        seq_ids=int64_list(message.seq_ids),
+        token_ids=int32_list(message.token_ids),
         timings=StepTimings(
             timings.wait_ns, timings.swap_ns, timings.forward_ns, timings.sample_ns
         ),
         max_num_batched_tokens=message.max_num_batched_tokens or None,
     )
+    if logprobs := message.logprobs:
+        answer.logprobs = {entry.row: _token_logprobs(entry) for entry in logprobs}
+    if runs := message.prompt_logprobs:
+        answer.prompt_logprobs = [_prompt_logprobs(run) for run in runs]
+    if errors := message.errors:
+        answer.failures = {error.seq_id: _failure(error) for error in errors}
+    return answer
+
+
+def _prompt_logprobs(run: pb.PromptLogprobs) -> PromptLogprobs:
+    entries = [_token_logprobs(entry) for entry in run.logprobs]
+    return PromptLogprobs(run.seq_id, run.first_position, entries)
 
 
 def _failure(error: pb.SequenceError) -> RequestFailure:
