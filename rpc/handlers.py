@@ -1,5 +1,6 @@
 """Wraps method handlers, so that an interceptor treats the four kinds of call as one."""
 
+import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, aclosing, nullcontext
@@ -29,8 +30,6 @@ def wrap(
     writing: Writing | None = None,
 ) -> Handler:
     """Returns `handler` with every call run as `await around(call, context)`, if given.
-
-    A stream resumes every coroutine around it for each message, so there are no more than needed.
 
     Args:
         deserialize: used instead of the handler's own deserialiser.
@@ -75,7 +74,8 @@ def _write_responses(
     """Turns an async generator into a coroutine that writes its responses.
 
     gRPC leaves a generator that is suspended in `yield` when its call is cancelled to the garbage
-    collector; here its `finally` has run when the call is over.
+    collector; here its `finally` has run when the call is over. The stream has a task of its own,
+    so that the coroutines around it are resumed once, and not twice for each message.
     """
     if not inspect.isasyncgenfunction(behaviour):
         return behaviour
@@ -86,7 +86,10 @@ def _write_responses(
                 async for response in responses:
                     await write(response)
 
-    return write_all
+    async def run(requests: Requests, context: Context) -> None:
+        await asyncio.create_task(write_all(requests, context))
+
+    return run
 
 
 def _plainly(context: Context) -> AbstractContextManager[Write]:
