@@ -169,7 +169,10 @@ class Generator:
             if account is not None:
                 account.spend(len(prompt.token_ids))
             try:
-                async for update in request.updates():
+                is_last = False
+                while not is_last:
+                    update = await request.next_update()
+                    is_last = update.end is not None
                     if tool_calls is not None:
                         tool_calls.read(update)
                     span.add_update(update)

@@ -9,7 +9,6 @@ another scheduler when this one is lost.
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator
 from typing import Protocol
 
 from router.best_of import BestOf
@@ -197,10 +196,12 @@ class GenerationRequest:
         finished = self._branches[0].finished if self._branches else None
         return finished.reason if finished is not None else None
 
-    async def updates(self) -> AsyncIterator[Update]:
-        """Yields what is new; the last update has an `end`. Raises what the request failed with."""
-        is_last = False
-        while not is_last:
+    async def next_update(self) -> Update:
+        """Returns what is new, once anything is; for one reader, until an update has an `end`.
+
+        Raises what the request failed with. A generator would be resumed twice for each update.
+        """
+        while True:
             if not self._has_news:
                 # An Event for the one reader that there is costs twice as much.
                 self._waiter = asyncio.get_running_loop().create_future()
@@ -211,9 +212,7 @@ class GenerationRequest:
             deltas = self._read()
             if deltas or self._end is not None:
                 prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, []
-                end = self._finish()
-                is_last = end is not None
-                yield Update(deltas, end, prompt_logprobs)
+                return Update(deltas, self._finish(), prompt_logprobs)
 
     def _touch(self, index: int) -> None:
         self._touched[index] = self._branches[index]

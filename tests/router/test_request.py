@@ -60,7 +60,7 @@ def make_request(
 
 
 async def read_next(request: GenerationRequest) -> Update:
-    return await asyncio.wait_for(anext(aiter(request.updates())), 5)
+    return await asyncio.wait_for(request.next_update(), 5)
 
 
 async def read_delta(request: GenerationRequest) -> Delta:
