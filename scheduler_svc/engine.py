@@ -60,6 +60,7 @@ class Engine:
         self._step_timeout_s = step_timeout_s
         self._clock = clock
         self._wakeup = asyncio.Event()
+        self._is_sending = False
         self._s_per_token = FIRST_GUESS_S_PER_TOKEN
         self._oldest_sent_at = 0.0
 
@@ -96,6 +97,16 @@ class Engine:
             await asyncio.gather(*others, return_exceptions=True)
 
     async def _send_steps(self) -> None:
+        """Sends what there is to send; does nothing while somebody does, who looks again then."""
+        if self._is_sending:
+            return
+        self._is_sending = True
+        try:
+            await self._plan_and_send()
+        finally:
+            self._is_sending = False
+
+    async def _plan_and_send(self) -> None:
         while len(self.scheduler.inflight) < self._max_steps_in_flight:
             now = self._clock()
             self.recorder.planned(now)
@@ -121,7 +132,7 @@ class Engine:
             plan, outcome = self.scheduler.inflight[0], self.scheduler.update(answer, now)
             step_tracing.end(plan, answer, outcome, worker=self.worker.address)
             self._publish(outcome)
-            self.wake()
+            await self._send_steps()  # here: to wake another task costs a turn of the event loop
 
     def _learn(self, now: float) -> None:
         """Follows how long a token takes, quickly up and slowly down."""

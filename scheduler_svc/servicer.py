@@ -52,7 +52,7 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
         try:
             # Headers at once, so that a router knows that it is connected before it asks.
             await context.send_initial_metadata(())
-            async for message in session.messages():
+            while (message := await session.next_message()) is not None:
                 yield codec.connect_response(message)
             reader.result()
         finally:

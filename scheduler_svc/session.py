@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections import deque
 
 from rpc.errors import InvalidArgument, ResourceExhausted
 from scheduler_svc.cluster import Cluster
@@ -26,24 +26,38 @@ class Session:
         self.recorder = recorder
         self._cluster = cluster
         self._requests: dict[int, Request] = {}
-        self._messages: asyncio.Queue[RouterMessage | None] = asyncio.Queue(max_messages)
+        self._max_messages = max_messages
+        self._messages: deque[RouterMessage | None] = deque()
+        self._waiter: asyncio.Future[None] | None = None
         self._overflowed = False
 
     def send(self, message: RouterMessage) -> None:
         for ended in message.ended:
             self._requests.pop(ended.handle, None)
-        try:
-            self._messages.put_nowait(message)
-        except asyncio.QueueFull:
-            if not self._overflowed:
-                self._overflowed = True
-                asyncio.get_running_loop().call_soon(self.close)  # not while the cluster publishes
+        if len(self._messages) < self._max_messages:
+            self._put(message)
+        elif not self._overflowed:
+            self._overflowed = True
+            asyncio.get_running_loop().call_soon(self.close)  # not while the cluster publishes
 
-    async def messages(self) -> AsyncIterator[RouterMessage]:
-        """Yields what is to be sent, until `end`. Raises ResourceExhausted if too much waits."""
-        while (message := await self._messages.get()) is not None:
+    async def next_message(self) -> RouterMessage | None:
+        """Returns what is to be sent next; None after `end`. For one reader.
+
+        Raises ResourceExhausted if too much waits.
+        """
+        if not self._messages:
+            # A queue for the one reader that there is costs more, as does a generator.
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        message = self._messages.popleft()
+        if message is not None:
             self._check_read()
-            yield message
+        return message
+
+    def _put(self, message: RouterMessage | None) -> None:
+        self._messages.append(message)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def add(self, group: SequenceGroup, *, handle: int) -> None:
         """Queues a request. Raises InvalidArgument if a live one has the handle.
@@ -74,10 +88,8 @@ class Session:
             self._cluster.stop_sequence(request, index=index, keep_tokens=keep_tokens)
 
     def end(self) -> None:
-        """Makes `messages` end once it has yielded what waits."""
-        if self._messages.full():
-            self._messages.get_nowait()
-        self._messages.put_nowait(None)
+        """Makes `next_message` return None once it has returned what waits."""
+        self._put(None)
 
     def close(self) -> None:
         """Aborts what is left."""
@@ -90,5 +102,5 @@ class Session:
     def _check_read(self) -> None:
         if self._overflowed:
             raise ResourceExhausted(
-                f"{self._messages.maxsize} messages are waiting; this router does not read"
+                f"{self._max_messages} messages are waiting; this router does not read"
             )

@@ -20,6 +20,9 @@ class Channel:
     address = "worker"
 
     def __init__(self) -> None:
+        self.takes = asyncio.Event()  # else what is sent waits for flow control
+        self.takes.set()
+        self.is_sending = False
         self.answers = asyncio.Event()
         self.error: Exception | None = None
         self.num_sent = self.num_answered = 0
@@ -31,6 +34,10 @@ class Channel:
         self.num_sent += 1
         assert self.num_sent - self.num_answered <= 2
         self._plans.put_nowait(EncodedPlan(plan))
+        assert not self.is_sending, "gRPC takes one message of a stream at a time"
+        self.is_sending = True
+        await self.takes.wait()
+        self.is_sending = False
 
     async def read(self) -> StepAnswer:
         await self.answers.wait()
@@ -110,6 +117,31 @@ async def test_two_steps_are_in_flight_and_a_request_that_comes_later_wakes_the_
     async with asyncio.timeout(5):
         await ended.get()
     assert outputs(group) == [expected(PROMPT, num_tokens=12)]
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_request_that_comes_while_a_step_is_being_sent_goes_with_the_next() -> None:
+    channel, ended = Channel(), asyncio.Queue[StepOutcome]()
+    channel.takes.clear()
+    engine = make_engine(channel, ended, step_timeout_s=10.0)
+    groups = [make_request([7 + i], max_tokens=12, arrival=float(i)) for i in range(2)]
+    engine.scheduler.admission.add(groups[0])
+    running = asyncio.create_task(engine.run())
+    await asyncio.sleep(0.01)
+    assert channel.is_sending
+    engine.scheduler.admission.add(groups[1])
+    engine.wake()
+    channel.answers.set()  # the answer comes before its step is known to have been sent
+    await asyncio.sleep(0.01)
+    assert channel.num_sent == 1
+    channel.takes.set()
+    async with asyncio.timeout(5):
+        for _ in groups:
+            await ended.get()
+    assert [outputs(group) for group in groups] == [
+        [expected(group.prompt_token_ids, num_tokens=12)] for group in groups
+    ]
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
 

@@ -38,7 +38,7 @@ async def test_a_router_that_does_not_read_loses_its_requests_and_then_its_strea
         session.add(make_request("b"), handle=2)
     session.end()
     with pytest.raises(ResourceExhausted, match="does not read"):
-        await anext(session.messages())
+        await session.next_message()
 
 
 async def test_what_waits_is_sent_before_the_end() -> None:
@@ -46,7 +46,10 @@ async def test_what_waits_is_sent_before_the_end() -> None:
     session = Session(cluster, max_messages=2)
     session.send(RouterMessage(handles=[1]))
     session.end()
-    assert [message.handles async for message in session.messages()] == [[1]]
+    message = await session.next_message()
+    assert message is not None
+    assert message.handles == [1]
+    assert await session.next_message() is None
 
 
 async def test_a_handle_that_is_live_is_refused() -> None:
