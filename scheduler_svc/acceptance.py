@@ -57,12 +57,13 @@ class Acceptance:
         self, plan: StepPlan, answer: StepAnswer, outcome: StepOutcome, now: float
     ) -> None:
         """Takes one token of each sequence: all of the lane at once, the others one by one."""
-        steady = [i for i, seq in enumerate(plan.seqs) if seq.steady_row >= 0]
-        if len(steady) < len(plan.seqs):
-            others = [i for i, seq in enumerate(plan.seqs) if seq.steady_row < 0]
+        seqs, token_ids = plan.seqs, answer.token_ids
+        steady = [i for i, seq in enumerate(seqs) if seq.steady_row >= 0]
+        if len(steady) < len(seqs):
+            others = [i for i, seq in enumerate(seqs) if seq.steady_row < 0]
             self._accept_each(others, plan, answer, outcome, now)
-        seqs = [plan.seqs[i] for i in steady]
-        token_ids = [answer.token_ids[i] for i in steady]
+            seqs = [plan.seqs[i] for i in steady]
+            token_ids = [answer.token_ids[i] for i in steady]
         may_end = self._lane.accept(seqs, token_ids)
         logprobs = map(answer.logprobs.get, steady) if answer.logprobs else itertools.repeat(None)
         outcome.tokens += zip(seqs, token_ids, logprobs, strict=False)

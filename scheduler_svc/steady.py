@@ -19,6 +19,8 @@ from scheduler_svc.sequence import Counters, Sequence, SequenceGroup, SequenceSt
 Column = NDArray[np.int64]
 
 MAX_STALE_FLOWS = 64
+MOST_QUIET = 16
+"""Sequences of a lane that is looked at for the steps in which nothing happens to any."""
 
 
 class SteadyLane:
@@ -35,6 +37,10 @@ class SteadyLane:
         self._room = np.empty(0, dtype=np.int64)  # tokens that fit the block table
         self._end = np.empty(0, dtype=np.int64)  # tokens at which the sequence has its last
         self._stop_token_ids: set[int] = set()  # of all of them
+        # For so many steps nobody needs a block or has its last token, nor completes a block or
+        # may end by its length: there is nothing to look for. 0 is unknown.
+        self._quiet_plans = 0
+        self._quiet_answers = 0
 
     def join(self, groups: Iterable[SequenceGroup]) -> None:
         """Takes in groups for which `can_join` holds."""
@@ -54,6 +60,7 @@ class SteadyLane:
         self._end = _extended(self._end, [seq.group.end for seq in seqs])
         self._flows = _extended(self._flows, [self._flow_index(seq.group.flow) for seq in seqs])
         self._find_stop_tokens()
+        self._quiet_plans = self._quiet_answers = 0
 
     def can_join(self, group: SequenceGroup) -> bool:
         """Says whether all unfinished sequences decode, each at its pace.
@@ -86,6 +93,7 @@ class SteadyLane:
         self._planned, self._computed = self._planned[staying], self._computed[staying]
         self._room, self._end = self._room[staying], self._end[staying]
         self._flows = self._flows[staying]
+        self._quiet_plans = self._quiet_answers = 0
 
     def release_all(self) -> None:
         self.release(*{seq.group for seq in self.seqs})
@@ -106,6 +114,11 @@ class SteadyLane:
 
     def plan(self, plan: StepPlan) -> bool:
         """Adds the next token of each; returns False if blocks or budget do not suffice."""
+        if self._quiet_plans and len(self.seqs) <= plan.token_budget:
+            self._quiet_plans -= 1
+            plan.add_decodes(self.seqs)
+            self._planned += 1
+            return True
         rows = np.flatnonzero(self._planned + 1 < self._end)
         needy = rows[self._planned[rows] >= self._room[rows]]
         if len(rows) > plan.token_budget or len(needy) > self._blocks.gpu.num_free:
@@ -115,7 +128,15 @@ class SteadyLane:
         everybody = len(rows) == len(self.seqs)
         plan.add_decodes(self.seqs if everybody else [self.seqs[row] for row in rows.tolist()])
         self._planned[rows] += 1
+        self._quiet_plans = self._find_quiet(np.minimum(self._room, self._end - 1) - self._planned)
         return True
+
+    def _find_quiet(self, distances: Column) -> int:
+        """Returns how many steps nothing happens for, if it is worth asking.
+
+        Among as many as a block has tokens, somebody is at the end of one in nearly every step.
+        """
+        return max(0, int(distances.min())) if 0 < len(distances) <= MOST_QUIET else 0
 
     def _append_block(self, plan: StepPlan, row: int) -> None:
         seq = self.seqs[row]
@@ -130,19 +151,35 @@ class SteadyLane:
         Publishes the blocks that they complete. Returns the indices of those that may end with
         their token: by its length, or because it is somebody's stop token.
         """
-        rows = np.array([seq.steady_row for seq in seqs], dtype=np.int64)
-        self._computed[rows] += 1
-        computed = self._computed[rows]
-        self._charge(rows, seqs)
         for seq, token_id in zip(seqs, token_ids, strict=True):
             seq.output_token_ids.append(token_id)
-        for index in np.flatnonzero(computed % self._blocks.block_size == 0).tolist():
-            seqs[index].num_computed_tokens = int(computed[index])
-            self._blocks.publish(seqs[index])
-        may_end: list[int] = np.flatnonzero(computed + 1 >= self._end[rows]).tolist()
+        if self._quiet_answers and seqs == self.seqs:
+            self._quiet_answers -= 1
+            self._computed += 1
+            self._charge(self._flows, seqs)
+            may_end = []
+        else:
+            may_end = self._advance(seqs)
         stop_token_ids = self._stop_token_ids
         stopped = [i for i, token_id in enumerate(token_ids) if token_id in stop_token_ids]
         return sorted({*may_end, *stopped}) if stopped else may_end
+
+    def _advance(self, seqs: list[Sequence]) -> list[int]:
+        """Counts a computed token of each; returns the indices of those that have all of theirs."""
+        rows = np.array([seq.steady_row for seq in seqs], dtype=np.int64)
+        self._computed[rows] += 1
+        computed, size = self._computed[rows], self._blocks.block_size
+        self._charge(self._flows[rows], seqs)
+        in_block = computed % size
+        for index in np.flatnonzero(in_block == 0).tolist():
+            seqs[index].num_computed_tokens = int(computed[index])
+            self._blocks.publish(seqs[index])
+        left = self._end[rows] - 1 - computed
+        is_whole = len(seqs) == len(self.seqs)
+        distances = np.minimum(size - in_block, left) - 1
+        self._quiet_answers = self._find_quiet(distances) if is_whole else 0
+        may_end: list[int] = np.flatnonzero(left <= 0).tolist()
+        return may_end
 
     def _flow_index(self, flow: str) -> int:
         return self._flow_indices.setdefault(flow, len(self._flow_indices))
@@ -153,9 +190,14 @@ class SteadyLane:
         indices = [self._flow_index(seq.group.flow) for seq in self.seqs]
         self._flows = np.array(indices, dtype=np.int64)
 
-    def _charge(self, rows: Column, seqs: list[Sequence]) -> None:
-        """Charges each flow the tokens of its rows, which are those of the sequences."""
-        counts = np.bincount(self._flows[rows], minlength=len(self._flow_indices))
+    def _charge(self, flows: Column, seqs: list[Sequence]) -> None:
+        """Charges each flow the tokens of the sequences, of which `flows` has the indices."""
+        if len(self._flow_indices) == 1:
+            (flow,) = self._flow_indices
+            served = (seq.group for seq in seqs)
+            self._admission.charge(flow, served, num_output_tokens=len(seqs))
+            return
+        counts = np.bincount(flows, minlength=len(self._flow_indices))
         for flow, count in zip(self._flow_indices, counts.tolist(), strict=True):
             if count:
                 served = (seq.group for seq in seqs if seq.group.flow == flow)
