@@ -91,12 +91,21 @@ class _Parser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit status."""
+    return run(parse(arguments))
+
+
+def parse(arguments: Sequence[str] | None = None) -> dict[str, Any]:
+    """Returns what the command line says. Ends the process if that is nothing sensible."""
     end_with_parent()
-    options = vars(_parser().parse_args(arguments))
-    command, run = options.pop("command"), options.pop("run")
+    return vars(_parser().parse_args(arguments))
+
+
+def run(options: dict[str, Any]) -> int:
+    """Runs what `parse` has returned; returns the exit status."""
+    command, run_command = options.pop("command"), options.pop("run")
     debug = bool(options.get("debug")) or _debug_in_environment()
     try:
-        run(options)
+        run_command(options)
     except KeyboardInterrupt:
         logging.shutdown()
         os._exit(130)  # a worker that was interrupted while it loads has threads in native code

@@ -63,7 +63,7 @@ async def spawn(
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "signalbox.cli",
+        "signalbox",
         *arguments,
         env={
             **inherited,

@@ -38,7 +38,7 @@ class SignalboxServer(ServerProcess):
     def command(self) -> list[str]:
         model = str(self._model) if self._model else "--simulate"
         serve = ["serve", model, "--port", str(self.port), "--no-http", "--log-level", "warning"]
-        return [sys.executable, "-m", "signalbox.cli", *serve, *self.extra_arguments]
+        return [sys.executable, "-m", "signalbox", *serve, *self.extra_arguments]
 
     async def is_ready(self) -> bool:
         self._channel = self._channel or open_channel(f"{HOST}:{self.port}")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-COMMAND = [sys.executable, "-m", "signalbox.cli"]
+COMMAND = [sys.executable, "-m", "signalbox"]
 START_S = 120
 
 

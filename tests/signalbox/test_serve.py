@@ -4,6 +4,7 @@ import json
 import signal
 import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -96,6 +97,43 @@ def test_ctrl_c_ends_the_stack_with_status_0(log: Path) -> None:
     with serve(log, "--simulate") as stack:
         stack.process.send_signal(signal.SIGINT)
         assert stack.process.wait(timeout=30) == 0
+
+
+INTERRUPTED = """
+import os, signal, sys
+from signalbox import __main__ as command
+
+class Interrupting:
+    def find_spec(self, name, *_):
+        if name == imported:
+            os.kill(os.getpid(), signal.SIGINT)
+
+imported = sys.argv.pop(1)
+sys.meta_path.insert(0, Interrupting())
+sys.exit(command.main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("imported", "arguments"),
+    [
+        ("signalbox.cli", ["generate", "hello"]),
+        ("signalbox.settings", ["serve", "--simulate"]),
+        ("signalbox.stack", ["serve", "--simulate"]),
+        ("signalbox.bench.command", ["bench"]),
+    ],
+)
+def test_ctrl_c_during_an_import_is_status_130_and_not_a_word(
+    imported: str, arguments: list[str]
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, imported, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=environment(),
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 def test_a_second_signal_ends_the_stack_at_once_with_status_1(log: Path) -> None:
