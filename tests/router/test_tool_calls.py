@@ -186,7 +186,9 @@ def test_any_text_gives_the_same_however_it_is_split(
 
 
 ARGUMENTS = st.dictionaries(
-    st.text(max_size=5), st.recursive(st.none() | st.integers() | st.text(max_size=8), st.lists)
+    st.text(max_size=5),
+    st.recursive(st.none() | st.integers() | st.text(max_size=8), st.lists, max_leaves=8),
+    max_size=8,
 )
 
 

@@ -42,12 +42,6 @@ def test_http_and_grpc_give_the_same_text(log: Path) -> None:
         assert stack.stop() == 0
 
 
-def test_http_can_be_turned_off(log: Path) -> None:
-    with serve(log, "--simulate", "--no-http") as stack:
-        assert "http://" not in log.read_text()
-        assert stack.stop() == 0
-
-
 @pytest.mark.model
 def test_a_model_answers_over_http(log: Path) -> None:
     with serve(log, MODEL, "--device=cpu") as stack, make_client(stack.http_url()) as client:

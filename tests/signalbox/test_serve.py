@@ -6,13 +6,14 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.rpc.collector import grpc_collector
-from tests.signalbox.stacks import COMMAND, environment, serve, signalbox
+from tests.signalbox.stacks import COMMAND, Stack, environment, serve, signalbox
 
 MODEL = "models/SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -20,6 +21,15 @@ MODEL = "models/SmolLM2-135M-Instruct.Q4_1.gguf"
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
     return tmp_path / "log"
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """A stack for tests that only ask it something."""
+    log = tmp_path_factory.mktemp("shared") / "log"
+    with serve(log, "--simulate", "--simulated-step-ms=5", "--workers=2", "--no-http") as stack:
+        yield stack
+        assert stack.stop() == 0
 
 
 def test_a_prompt_streams_through_three_processes_and_none_is_left(log: Path) -> None:
@@ -34,10 +44,13 @@ def test_a_prompt_streams_through_three_processes_and_none_is_left(log: Path) ->
         assert not [child for child in children if child.is_running()]
 
 
-def test_json_has_outputs_usage_and_times(log: Path) -> None:
-    with serve(log, "--simulate", "--workers", "2") as stack:
-        arguments = ("--max-tokens", "6", "-n", "2", "--seed", "1", "--router", stack.address)
-        done = signalbox("chat", "hello", "--ignore-eos", "--json", *arguments)
+def test_http_can_be_turned_off(shared: Stack) -> None:
+    assert "http://" not in shared.log.read_text()
+
+
+def test_json_has_outputs_usage_and_times(shared: Stack) -> None:
+    arguments = ("--max-tokens", "6", "-n", "2", "--seed", "1", "--router", shared.address)
+    done = signalbox("chat", "hello", "--ignore-eos", "--json", *arguments)
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert [output["index"] for output in answer["outputs"]] == [0, 1]
@@ -46,12 +59,14 @@ def test_json_has_outputs_usage_and_times(log: Path) -> None:
     assert answer["time_to_first_token_s"] > 0
 
 
-def test_greedy_output_is_the_same_with_few_blocks_and_small_steps(log: Path) -> None:
+def test_greedy_output_is_the_same_with_few_blocks_and_small_steps(
+    log: Path, shared: Stack
+) -> None:
     arguments = ("generate", "hello " * 20, "--max-tokens", "40", "--temperature", "0", "--json")
-    texts = []
-    for limits in ((), ("--num-gpu-blocks-override=12", "--max-num-batched-tokens=32")):
-        seqs = ("--max-num-seqs=8",) if limits else ()
-        with serve(log, "--simulate", *limits, *seqs) as stack:
+    limits = ("--num-gpu-blocks-override=12", "--max-num-batched-tokens=32", "--max-num-seqs=8")
+    with serve(log, "--simulate", *limits) as limited:
+        texts = []
+        for stack in (shared, limited):
             done = signalbox(*arguments, "--ignore-eos", "--router", stack.address)
             texts.append(json.loads(done.stdout)["outputs"][0]["text"])
     assert texts[0] == texts[1]
@@ -200,33 +215,35 @@ def test_a_start_that_fails_when_grpc_listens_leaves_one_line() -> None:
             assert len(done.stderr.splitlines()) == 1, done.stderr
 
 
-@pytest.mark.parametrize("model", ["no/such/model.gguf", "./nowhere", "pyproject.toml"])
-def test_a_wrong_model_is_one_line_and_ends_the_stack(model: str) -> None:
-    done = signalbox("serve", model, "--port", "0", "--no-http", "--device", "cpu")
-    assert_one_line_error(done, "worker", model)
+def test_a_wrong_model_is_one_line_and_ends_the_stack() -> None:
+    done = signalbox("serve", "./nowhere", "--port", "0", "--no-http", "--device", "cpu")
+    assert_one_line_error(done, "signalbox worker", "./nowhere")
+    assert_one_line_error(done, "signalbox serve", "worker 0 exited with status 1")
+
+
+@pytest.mark.parametrize("model", ["no/such/model.gguf", "pyproject.toml"])
+def test_a_model_that_is_none_is_one_line(model: str) -> None:
+    assert_one_line_error(signalbox("worker", model, "--device", "cpu"), "worker", model)
 
 
 def test_an_unsupported_architecture_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["OursForCausalLM"]}')
-    done = signalbox("serve", str(tmp_path), "--port", "0", "--no-http", "--device", "cpu")
+    done = signalbox("worker", str(tmp_path), "--device", "cpu")
     assert_one_line_error(done, "OursForCausalLM", "not supported")
 
 
 @pytest.mark.model
 def test_too_little_memory_for_one_block_is_one_line() -> None:
-    done = signalbox(
-        "serve", MODEL, "--port=0", "--no-http", "--device=cpu", "--kv-cache-memory=0.000001"
-    )
+    done = signalbox("worker", MODEL, "--device=cpu", "--kv-cache-memory=0.000001")
     assert_one_line_error(done, "too little memory for one KV block", "--kv-cache-memory")
 
 
-def test_a_second_worker_with_another_model_is_refused_in_one_line(log: Path) -> None:
-    with serve(log, "--simulate") as stack:
-        (flag,) = [f for f in stack.children()["worker"].cmdline() if f.startswith("--scheduler")]
-        done = signalbox("worker", "--simulate", "--served-model-name", "other", flag)
-        assert_one_line_error(done, "refuses this worker", "other")
-        done = signalbox("generate", "hello", "--max-tokens=3", "--router", stack.address)
-        assert done.returncode == 0, done.stderr
+def test_a_worker_with_another_model_is_refused_in_one_line(shared: Stack) -> None:
+    (flag,) = [f for f in shared.children()["worker"].cmdline() if f.startswith("--scheduler")]
+    done = signalbox("worker", "--simulate", "--served-model-name", "other", flag)
+    assert_one_line_error(done, "refuses this worker", "other")
+    done = signalbox("generate", "hello", "--max-tokens=3", "--router", shared.address)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("service", ["worker", "router"])
@@ -265,26 +282,24 @@ def test_a_mistake_is_one_line(arguments: list[str], expected: str) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_refused_request_is_one_line(log: Path) -> None:
-    with serve(log, "--simulate") as stack:
-        done = signalbox("generate", "hello", "--temperature", "9", "--router", stack.address)
+def test_a_refused_request_is_one_line(shared: Stack) -> None:
+    done = signalbox("generate", "hello", "--temperature", "9", "--router", shared.address)
     assert_one_line_error(done, "INVALID_ARGUMENT", "temperature", "9")
 
 
-def test_a_reader_that_leaves_is_no_error(log: Path) -> None:
-    with serve(log, "--simulate", "--simulated-step-ms=5") as stack:
-        arguments = ["generate", "hello", "--ignore-eos", "--max-tokens=500"]
-        process = subprocess.Popen(
-            [*COMMAND, *arguments, "--router", stack.address],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=environment(),
-        )
-        assert process.stdout and process.stderr
-        process.stdout.read(1)
-        process.stdout.close()
-        assert process.wait(timeout=10) != 0
-        assert process.stderr.read() == b""
+def test_a_reader_that_leaves_is_no_error(shared: Stack) -> None:
+    arguments = ["generate", "hello", "--ignore-eos", "--max-tokens=500"]
+    process = subprocess.Popen(
+        [*COMMAND, *arguments, "--router", shared.address],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(),
+    )
+    assert process.stdout and process.stderr
+    process.stdout.read(1)
+    process.stdout.close()
+    assert process.wait(timeout=30) != 0
+    assert process.stderr.read() == b""
 
 
 def test_one_trace_leads_through_three_processes(log: Path) -> None:
