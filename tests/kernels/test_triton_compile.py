@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,22 +31,40 @@ KERNELS = {
 }
 
 
-@pytest.mark.skipif(not triton.is_installed(), reason="Triton is not installed")
-@pytest.mark.parametrize(
-    ("capability", "dtype", "head_size"), [("90", "bfloat16", "128"), ("80", "float16", "256")]
-)
+TARGETS = [("90", "bfloat16", "128"), ("80", "float16", "256")]
+"""Capability, dtype and head size."""
+
+pytestmark = pytest.mark.skipif(not triton.is_installed(), reason="Triton is not installed")
+
+
+@pytest.fixture(scope="module")
+def compiling(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[subprocess.Popen[str]]]:
+    """A process for each target, all at once: each takes many seconds of one core."""
+    cache = str(tmp_path_factory.mktemp("triton"))
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(PROGRAM), *target],
+            env=os.environ | {"TRITON_CACHE_DIR": cache, "TRITON_INTERPRET": "0"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for target in TARGETS
+    ]
+    yield processes
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("target", TARGETS)
 def test_kernels_compile_and_fit(
-    capability: str, dtype: str, head_size: str, tmp_path: Path
+    target: tuple[str, str, str], compiling: list[subprocess.Popen[str]]
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), capability, dtype, head_size],
-        env=os.environ | {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    kernels = [line.split() for line in done.stdout.splitlines()]
+    process = compiling[TARGETS.index(target)]
+    said, failure = process.communicate()
+    assert process.returncode == 0, failure[-2000:]
+    kernels = [line.split() for line in said.splitlines()]
     assert {name for name, _, _ in kernels} == KERNELS
     assert all(int(code_bytes) > 1000 for _, code_bytes, _ in kernels)
     assert all(int(shared_bytes) <= SHARED_BYTES for _, _, shared_bytes in kernels)
