@@ -13,7 +13,7 @@ from gpu_worker.runner import ModelRunner
 from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc as pb_grpc
 from scheduler_svc.config import PreemptionMode, SchedulerConfig
-from tests.integration.test_model_parity import make_runner, make_stack
+from tests.integration.test_model_parity import make_stack
 from tests.transformers_demo import demo
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(1200)]
@@ -90,11 +90,6 @@ def transformers_found(model: Any, tokenizer: Any, case: Case) -> Found:
     ends = [row.index(eos) + 1 if eos in row else MAX_TOKENS for row in rows]
     token_ids = [row[:end] for row, end in zip(rows, ends, strict=True)]
     return Found(token_ids, generated.sequences_scores.tolist())
-
-
-@pytest.fixture(scope="module")
-def runner() -> ModelRunner:
-    return make_runner()
 
 
 async def search(stub: pb_grpc.InferenceServiceStub, case: Case) -> Found:

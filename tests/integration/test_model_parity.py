@@ -34,9 +34,9 @@ NUM_NEW_TOKENS = 16
 
 
 @pytest.fixture(scope="module")
-def runners() -> list[ModelRunner]:
+def runners(runner: ModelRunner) -> list[ModelRunner]:
     """Two loaded models, for as many workers."""
-    return [make_runner(), make_runner()]
+    return [runner, make_runner()]
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from gpu_worker.runner import ModelRunner
 from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc as pb_grpc
 from scheduler_svc.config import PreemptionMode, SchedulerConfig
-from tests.integration.test_model_parity import make_runner, make_stack
+from tests.integration.test_model_parity import make_stack
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
 
@@ -58,11 +58,6 @@ def conforms(text: str, constraint: pb.StructuredOutput) -> bool:
         case "grammar":
             return re.fullmatch(r"([a-z]{2}\+){15}0", text) is not None
     return text in constraint.choice.choices
-
-
-@pytest.fixture(scope="module")
-def runner() -> ModelRunner:
-    return make_runner()
 
 
 async def generate(
