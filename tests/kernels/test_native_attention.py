@@ -140,6 +140,7 @@ def test_attention_over_blocks_equals_the_reference(
     cached = make_cached(dtype, isa=isa, **shape, **variant)  # type: ignore[arg-type]
     steps = [([15, 31, 1, 60], [15, 31, 1, 60]), ([16, 32, 2, 63], [1, 1, 1, 3])]
     steps += [([17, 61, 3, 64], [1, 29, 1, 1]), ([18, 62, 20, 65], [1, 1, 17, 1])]
+    steps += [([19, 63, 21, 66], [1, 1, 1, 1]), ([20, 64, 22, 67], [1, 1, 1, 1])]
     for i, (contexts, queries) in enumerate(steps):
         actual, expected = cached.step(*make_step(cached, contexts, queries, seed=i))
         torch.testing.assert_close(actual, expected, **TOLERANCE[dtype])

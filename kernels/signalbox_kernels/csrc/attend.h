@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention.h"
+#include "rows.h"
 #include "tiles.h"
 
 namespace SB_NS {
@@ -151,6 +152,12 @@ struct TiledAttend : Attend<Bf16> {
 
 template <class E>
 static void attend_tile(const sb::Phase& phase, const sb::Claim& claim) {
+  if (phase.rotation) {
+    const int head = claim.tile % phase.shape->num_kv_heads;
+    const int64_t row = phase.tasks[claim.tile / phase.shape->num_kv_heads].first;
+    rotate_group<E>(*phase.rotation, row, head);
+    put_value_of<E>(*phase.rotation, row, head);
+  }
 #if defined(__AMX_BF16__)
   if constexpr (E::G == 2) {
     TiledAttend attend(phase, claim.tile, claim.scratch);

@@ -108,6 +108,7 @@ bool Program::run(const SbBatch& batch) {
     phases_[i] = plan(ops_[i], batch);
     tiles_[i] = phases_[i].tiles;
   }
+  if (batch.num_tokens == batch.num_seqs) join_rotations();
   plan_ahead();
   pool_.run(*this, tiles_);
   reduce(batch);
@@ -126,6 +127,15 @@ Stretch Program::tile(int32_t phase, int32_t tile, int32_t thread) {
     profile_ns_[thread * SB_NUM_KINDS + p.op->kind] += spent.count();
   }
   return next.first ? Stretch{next.first + p.panel_bytes, next.end} : Stretch{};
+}
+
+// With one token each, no sequence reads what another one's rotation writes, nor one head another's.
+void Program::join_rotations() {
+  for (size_t i = 0; i + 1 < ops_.size(); ++i) {
+    if (ops_[i].kind != SB_ROTATE || ops_[i + 1].kind != SB_ATTEND) continue;
+    phases_[i + 1].rotation = &phases_[i];
+    tiles_[i] = 0;
+  }
 }
 
 // Fills after_, from the last phase to the first.

@@ -41,6 +41,7 @@ class Program final : public Pool::Work {
  private:
   Phase plan(const SbOp& op, const SbBatch& batch);
   void plan_ahead();
+  void join_rotations();
   Stretch ahead(int32_t phase, int32_t tile, int32_t thread) const;
   void plan_product(Phase& phase) const;
   void plan_attention(const SbBatch& batch);

@@ -98,58 +98,148 @@ SB_INLINE void norm_head(float* head, const float* weight, int size, float eps) 
 }
 
 // Rotates the pairs (i, i + size / 2) of a head.
-SB_INLINE void rotate_head(float* head, const float* angles, int size) {
+SB_INLINE void rotate_head(float* head, const float* cosines, int size) {
   const int half = size / 2;
-  const float* cosines = angles;
-  const float* sines = angles + half;
-  for (int i = 0; i < half; ++i) {
+  const float* sines = cosines + half;
+  int i = 0;
+  for (; i + W <= half; i += W) {
+    const V x = load(head + i), y = load(head + i + half);
+    store(head + i, x * load(cosines + i) - y * load(sines + i));
+    store(head + i + half, y * load(cosines + i) + x * load(sines + i));
+  }
+  for (; i < half; ++i) {
     const float x = head[i], y = head[i + half];
     head[i] = x * cosines[i] - y * sines[i];
     head[i + half] = y * cosines[i] + x * sines[i];
   }
 }
 
-// A layer's K of a block and head is [head_size / G, block_size, G], V [block_size / G, head_size, G].
+// Where a token's K and V go. A layer's K of a block and head is [head_size / G, block_size, G], V
+// [block_size / G, head_size, G].
 template <class E>
-static void cache_head(const sb::Phase& phase, int64_t token, int head, const float* key,
-                       const float* value) {
-  const SbShape& shape = *phase.shape;
-  const int64_t slot = phase.batch->slots[token];
-  const int size = shape.head_size, block_size = shape.block_size;
-  const int64_t offset = slot % block_size, row = static_cast<int64_t>(size) * block_size;
-  auto* keys = reinterpret_cast<typename E::scalar*>(phase.pool + slot / block_size * phase.block_bytes) +
-               (static_cast<int64_t>(phase.op->layer) * shape.num_kv_heads + head) * 2 * row;
-  auto* values = keys + row + offset / E::G * size * E::G + offset % E::G;
-  for (int i = 0; i < size; ++i)
-    keys[(i / E::G * block_size + offset) * E::G + i % E::G] = E::narrow(key[i]);
-  for (int i = 0; i < size; ++i) values[i * E::G] = E::narrow(value[i]);
+struct CacheSlot {
+  typedef typename E::scalar scalar;
+
+  const sb::Phase& phase;
+  const int64_t slot;
+  const int64_t size, block_size, offset;
+
+  CacheSlot(const sb::Phase& p, int64_t token)
+      : phase(p),
+        slot(p.batch->slots[token]),
+        size(p.shape->head_size),
+        block_size(p.shape->block_size),
+        offset(slot % block_size) {}
+
+  scalar* keys(int head) const {
+    const int64_t at = static_cast<int64_t>(phase.op->layer) * phase.shape->num_kv_heads + head;
+    return reinterpret_cast<scalar*>(phase.pool + slot / block_size * phase.block_bytes) +
+           at * 2 * size * block_size;
+  }
+
+  scalar* values(int head) const {
+    return keys(head) + size * block_size + offset / E::G * size * E::G + offset % E::G;
+  }
+
+  void put_key(int head, const float* key) const {
+    alignas(64) scalar narrow[W];
+    auto* to = reinterpret_cast<word*>(keys(head)) + offset;
+    for (int64_t i = 0; i < size; i += W) {
+      E::store(narrow, load(key + i));
+      for (int j = 0; j < W / E::G; ++j, to += block_size)
+        std::memcpy(to, narrow + j * E::G, sizeof *to);
+    }
+  }
+
   // What another sequence left beside the last token must not be NaN: 0 times NaN is NaN.
-  const bool is_last = token + 1 == phase.rows || phase.batch->slots[token + 1] != slot + 1;
-  if (E::G == 2 && offset % 2 == 0 && is_last)
-    for (int i = 0; i < size; ++i) values[i * E::G + 1] = E::narrow(0.0f);
+  void put_value(int head, const float* value, bool is_last) const {
+    alignas(64) scalar narrow[W];
+    scalar* to = values(head);
+    const bool ends_word = E::G == 2 && offset % 2 == 0 && is_last;
+    for (int64_t i = 0; i < size; i += W, to += W * E::G) {
+      E::store(narrow, load(value + i));
+      for (int j = 0; j < W; ++j) to[j * E::G] = narrow[j];
+      if (ends_word)
+        for (int j = 0; j < W; ++j) to[j * E::G + 1] = 0;
+    }
+  }
+
+  // This token's and the next one's, which share their words.
+  void put_values(int head, const float* value, const float* next) const {
+    alignas(64) scalar low[W], high[W];
+    auto* to = reinterpret_cast<word*>(values(head));
+    for (int64_t i = 0; i < size; i += W, to += W) {
+      E::store(low, load(value + i));
+      E::store(high, load(next + i));
+      alignas(64) uint32_t both[W];
+      for (int j = 0; j < W; ++j)
+        both[j] = static_cast<uint32_t>(low[j]) | static_cast<uint32_t>(high[j]) << 16;
+      std::memcpy(to, both, sizeof both);
+    }
+  }
+};
+
+// Rotates a token's K of one head and the queries that attend to it; the K goes to the cache.
+template <class E>
+static void rotate_group(const sb::Phase& phase, int64_t row, int kv_head) {
+  const SbShape& shape = *phase.shape;
+  const int size = shape.head_size, group = shape.num_heads / shape.num_kv_heads;
+  float* heads = static_cast<float*>(phase.src.data) + row * phase.src.stride;
+  const float* angles = shape.rotary + phase.batch->positions[row] * size;
+  const auto turn = [=](float* head, const float* weight) {
+    if (weight) norm_head(head, weight, size, phase.op->eps);
+    rotate_head(head, angles, size);
+  };
+  float* key = heads + (shape.num_heads + kv_head) * size;
+  turn(key, phase.op->norm_k);
+  if (phase.batch->slots[row] >= 0) CacheSlot<E>(phase, row).put_key(kv_head, key);
+  float* query = heads + kv_head * group * size;
+  for (int h = 0; h < group; ++h) turn(query + h * size, phase.op->norm_q);
+  auto* out = static_cast<typename E::scalar*>(phase.dst.data) + row * phase.dst.stride +
+              kv_head * group * size;
+  for (int i = 0; i < group * size; i += W) E::store(out + i, load(query + i));
+}
+
+SB_INLINE const float* value_of(const sb::Phase& phase, int64_t row, int kv_head) {
+  const SbShape& shape = *phase.shape;
+  return static_cast<const float*>(phase.src.data) + row * phase.src.stride +
+         (shape.num_heads + shape.num_kv_heads + kv_head) * shape.head_size;
+}
+
+template <class E>
+static void put_value_of(const sb::Phase& phase, int64_t row, int kv_head) {
+  const int64_t slot = phase.batch->slots[row];
+  if (slot < 0) return;
+  const bool is_last = row + 1 == phase.rows || phase.batch->slots[row + 1] != slot + 1;
+  CacheSlot<E>(phase, row).put_value(kv_head, value_of(phase, row, kv_head), is_last);
+}
+
+// Tokens that share words of V are written together, unless another tile holds one of them.
+template <class E>
+static void put_values_of_tile(const sb::Phase& phase, const Range& range) {
+  const auto* slots = phase.batch->slots;
+  const auto pairs = [=](int64_t row) {  // with the one behind it
+    return E::G == 2 && row >= range.first && row + 1 < range.end && slots[row] >= 0 &&
+           slots[row] % 2 == 0 && slots[row + 1] == slots[row] + 1;
+  };
+  for (int64_t row = range.first; row < range.end; ++row) {
+    if (pairs(row - 1)) continue;
+    for (int head = 0; head < phase.shape->num_kv_heads; ++head)
+      if (pairs(row))
+        CacheSlot<E>(phase, row).put_values(head, value_of(phase, row, head),
+                                            value_of(phase, row + 1, head));
+      else
+        put_value_of<E>(phase, row, head);
+  }
 }
 
 template <class E>
 static void rotate_tile(const sb::Phase& phase, const sb::Claim& claim) {
-  const SbShape& shape = *phase.shape;
-  const SbOp& op = *phase.op;
-  const int size = shape.head_size, num_heads = shape.num_heads, num_kv = shape.num_kv_heads;
   const Range range = rows_of_tile(phase, claim.tile);
-  for (int64_t row = range.first; row < range.end; ++row) {
-    float* heads = static_cast<float*>(phase.src.data) + row * phase.src.stride;
-    auto* out = static_cast<typename E::scalar*>(phase.dst.data) + row * phase.dst.stride;
-    const float* angles = shape.rotary + phase.batch->positions[row] * size;
-    for (int h = 0; h < num_heads + num_kv; ++h) {
-      const float* weight = h < num_heads ? op.norm_q : op.norm_k;
-      if (weight) norm_head(heads + h * size, weight, size, op.eps);
-      rotate_head(heads + h * size, angles, size);
-    }
-    for (int i = 0; i < num_heads * size; i += W) E::store(out + i, load(heads + i));
-    if (phase.batch->slots[row] < 0) continue;
-    const float* keys = heads + num_heads * size;
-    for (int h = 0; h < num_kv; ++h)
-      cache_head<E>(phase, row, h, keys + h * size, keys + (num_kv + h) * size);
-  }
+  for (int64_t row = range.first; row < range.end; ++row)
+    for (int head = 0; head < phase.shape->num_kv_heads; ++head)
+      rotate_group<E>(phase, row, head);
+  put_values_of_tile<E>(phase, range);
 }
 
 }  // namespace SB_NS

@@ -53,6 +53,7 @@ struct Phase {
   int64_t block_bytes;
   const AttendTask* tasks;
   Best* best;  // [tiles, rows]
+  const Phase* rotation;  // of attention that rotates what it reads first; or null
 };
 
 // A tile that a thread has claimed.
