@@ -1,5 +1,6 @@
 #include "pool.h"
 
+#include <chrono>
 #include <stdexcept>
 
 #if defined(__x86_64__)
@@ -10,7 +11,10 @@ namespace sb {
 
 namespace {
 
-constexpr int kSpins = 2000;  // some tens of microseconds: longer than most waits within a step
+// Longer than most waits within a step. Who waits longer waits for a thread that lost its core, and
+// had better leave it this one.
+constexpr std::chrono::microseconds kSpinning{25};
+constexpr int kSpinsAtOnce = 8;  // between two looks at the clock
 
 void relax() {
 #if defined(__x86_64__)
@@ -154,10 +158,14 @@ void Pool::wake() {
 
 template <class Condition>
 void Pool::wait_while(Stretch& ahead, Condition&& condition) {
-  for (int i = 0; i < kSpins; ++i) {
-    if (!condition()) return;
-    if (!fetch(ahead)) relax();
-  }
+  using Clock = std::chrono::steady_clock;
+  const auto end = Clock::now() + kSpinning;
+  do {
+    for (int i = 0; i < kSpinsAtOnce; ++i) {
+      if (!condition()) return;
+      if (!fetch(ahead)) relax();
+    }
+  } while (Clock::now() < end);
   // Who changes the condition looks at sleepers_ afterwards, and we look again after announcing
   // ourselves: one of the two sees the other.
   sleepers_.fetch_add(1);
