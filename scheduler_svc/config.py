@@ -19,8 +19,9 @@ class PreemptionMode(Enum):
     RECOMPUTE = "recompute"
 
 
-LEAST_CHUNKS = 4
-"""A chunk of a prompt that is spread is at least so much of a step's tokens."""
+FEW_DECODES, MANY_DECODES = 8, 16
+"""Beside so many a chunk of a spread prompt is at least an eighth, or a quarter, of a step's
+tokens; beside a number between them a share between these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,14 +60,15 @@ class StepLimits:
             prefill_spread=max(self.prefill_spread, other.prefill_spread),
         )
 
-    def prompt_budget(self, num_prompt_tokens: int) -> int:
+    def prompt_budget(self, num_prompt_tokens: int, *, num_decodes: int) -> int:
         """Returns how many tokens of the prompts that are left a step of decodes takes along.
 
         Its share of a burst, so that those who decode notice little of it, but enough to be worth
-        a pass over the weights.
+        a pass over the weights: the more decode, the longer others wait for a prompt of few chunks.
         """
         share = -(-num_prompt_tokens // self.prefill_spread)
-        return max(share, self.max_num_batched_tokens // LEAST_CHUNKS, 1)
+        part = min(max(num_decodes, FEW_DECODES), MANY_DECODES)
+        return max(share, self.max_num_batched_tokens * part // (4 * MANY_DECODES), 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -97,7 +97,8 @@ class Planner:
                     for seq in group.sequences
                     if seq.status is SequenceStatus.RUNNING and seq.num_remaining_tokens > 1
                 )
-        plan.token_budget = min(plan.token_budget, self._limits.prompt_budget(num_tokens))
+        budget = self._limits.prompt_budget(num_tokens, num_decodes=len(plan.seqs))
+        plan.token_budget = min(plan.token_budget, budget)
 
     def _add_prefills(self, plan: StepPlan) -> None:
         """Spends what the decodes left on prompts, in chunks."""

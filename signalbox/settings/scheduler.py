@@ -34,8 +34,8 @@ class PolicySettings(LimitSettings):
         16,
         ge=1,
         description="steps that prompts are spread over while others decode, so that a burst of"
-        " them holds nobody up for long; a chunk is at least a quarter of max-num-batched-tokens,"
-        " and 1 computes prompts as fast as steps may",
+        " them holds nobody up for long; a chunk is at least an eighth of max-num-batched-tokens,"
+        " a quarter where 16 or more decode, and 1 computes prompts as fast as steps may",
     )
     preemption_mode: Literal["auto", "swap", "recompute"] = Field(
         "auto",

@@ -9,7 +9,6 @@ from tests.scheduler_svc.fake_worker import expected
 from tests.scheduler_svc.make import Loop, make_loop, make_request, make_scheduler, outputs
 
 BUDGET = 64
-LEAST = BUDGET // 4
 
 
 def loop_of_decodes(*, prefill_spread: int, num_decodes: int = 2) -> Loop:
@@ -61,10 +60,15 @@ def test_a_burst_goes_along_with_decodes_in_shares_of_what_is_left() -> None:
     finish(loop, groups)
 
 
-def test_a_share_is_at_least_a_quarter_of_a_step() -> None:
-    loop = loop_of_decodes(prefill_spread=8)
-    groups = add_prompts(loop, count=1, length=40)
-    assert [num_prompt_tokens(step(loop)) for _ in range(3)] == [LEAST, LEAST, 40 - 2 * LEAST]
+@pytest.mark.parametrize(
+    ("num_decodes", "least"), [(2, BUDGET // 8), (8, BUDGET // 8), (12, 12), (16, BUDGET // 4)]
+)
+def test_a_share_is_an_eighth_to_a_quarter_of_a_step_as_more_decode(
+    num_decodes: int, least: int
+) -> None:
+    loop = loop_of_decodes(prefill_spread=8, num_decodes=num_decodes)
+    groups = add_prompts(loop, count=1, length=2 * least + 3)
+    assert [num_prompt_tokens(step(loop)) for _ in range(3)] == [least, least, 3]
     finish(loop, groups)
 
 
