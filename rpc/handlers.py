@@ -2,8 +2,9 @@
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractContextManager, aclosing, nullcontext
+from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -87,9 +88,22 @@ def _write_responses(
                     await write(response)
 
     async def run(requests: Requests, context: Context) -> None:
-        await asyncio.create_task(write_all(requests, context))
+        await _in_a_task(write_all(requests, context))
 
     return run
+
+
+async def _in_a_task(stream: Coroutine[Any, Any, None]) -> None:
+    """Awaits a coroutine in a task of its own; takes over the context variables that it has set.
+
+    Log lines have their request from these, that of its failure too.
+    """
+    variables = copy_context()
+    try:
+        await asyncio.create_task(stream, context=variables)
+    finally:
+        for variable, value in variables.items():
+            variable.set(value)
 
 
 def _plainly(context: Context) -> AbstractContextManager[Write]:
