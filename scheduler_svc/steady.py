@@ -192,6 +192,8 @@ class SteadyLane:
 
     def _charge(self, flows: Column, seqs: list[Sequence]) -> None:
         """Charges each flow the tokens of the sequences, of which `flows` has the indices."""
+        if not seqs:
+            return
         if len(self._flow_indices) == 1:
             (flow,) = self._flow_indices
             served = (seq.group for seq in seqs)

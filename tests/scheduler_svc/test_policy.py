@@ -8,7 +8,7 @@ from scheduler_svc.admission import AdmissionQueue
 from scheduler_svc.config import PolicyConfig
 from scheduler_svc.policy import FirstComeFirstServed, SchedulingPolicy, make_policy
 from scheduler_svc.sequence import SequenceGroup
-from tests.scheduler_svc.make import make_request
+from tests.scheduler_svc.make import make_loop, make_request, make_scheduler
 
 
 def make_queue(name: str, *groups: SequenceGroup, **numbers: float) -> AdmissionQueue:
@@ -184,3 +184,24 @@ def test_a_rank_that_is_no_number_is_refused() -> None:
 def test_numbers_of_policies_have_bounds(numbers: dict[str, float], expected: str) -> None:
     with pytest.raises(ValueError, match=expected):
         PolicyConfig(name="fair", **numbers)  # type: ignore[arg-type]
+
+
+class Recorded(FirstComeFirstServed):
+    """Notes what it is asked to price."""
+
+    def __init__(self) -> None:
+        self.num_tokens: list[int] = []
+
+    def cost(self, flow: str, *, num_prompt_tokens: int, num_output_tokens: int) -> float:
+        self.num_tokens.append(num_prompt_tokens + num_output_tokens)
+        return 0.0
+
+
+def test_a_flow_is_charged_by_the_steps_that_serve_it_alone() -> None:
+    policy = Recorded()
+    loop = make_loop(make_scheduler(admission=AdmissionQueue(policy)))
+    for token in (7, 8):  # the second begins when nobody decodes any more
+        loop.scheduler.admission.add(make_request([token] * 3, max_tokens=6))
+        loop.run()
+    assert sum(policy.num_tokens) == 2 * (3 + 6)
+    assert all(policy.num_tokens)
