@@ -79,14 +79,16 @@ class TokenRun:
 
 
 def token_runs(outputs: pb.StepOutputs) -> Iterable[TokenRun]:
-    """Returns a step's new tokens. Raises ValueError if its columns differ in length."""
+    """Returns a step's new tokens. Raises ValueError if its columns do not fit together."""
     handles, indices = int64_list(outputs.handles), int32_list(outputs.indices)
     lengths, token_ids = int32_list(outputs.num_tokens), int32_list(outputs.token_ids)
     if outputs.logprobs or lengths.count(1) != len(lengths):
+        if sum(lengths) != len(token_ids):
+            raise ValueError(f"{sum(lengths)} tokens are announced, and {len(token_ids)} there")
         logprobs = {entry.row: token_logprobs(entry) for entry in outputs.logprobs}
         return _runs(zip(handles, indices, lengths, strict=True), token_ids, logprobs)
-    columns = zip(handles, indices, token_ids, strict=True)
-    return [TokenRun(handle, index, [token_id], []) for handle, index, token_id in columns]
+    columns = zip(handles, indices, lengths, token_ids, strict=True)
+    return [TokenRun(handle, index, [token_id], []) for handle, index, _, token_id in columns]
 
 
 def _runs(
