@@ -1,7 +1,7 @@
 """Drives one worker: plans a step while another runs, sends it, takes the answers.
 
-One asyncio task owns the worker's `Scheduler`; whatever others do to it (abort, stop) they do on
-the same event loop, between two of its awaits.
+Only the tasks of an engine plan with the worker's `Scheduler` and update it, and one of them sends
+at a time; whatever others do to it (abort, stop) they do on the same event loop, between awaits.
 """
 
 import asyncio
@@ -79,22 +79,24 @@ class Engine:
 
     async def run(self) -> None:
         """Runs until it is cancelled. Raises WorkerLostError."""
-        others = [asyncio.create_task(self._read_answers()), asyncio.create_task(self._watch())]
-        for task in others:
-            task.add_done_callback(lambda _: self.wake())
+        parts = self._send_when_woken(), self._read_answers(), self._watch()
+        tasks = [asyncio.create_task(part) for part in parts]
         try:
-            while not any(task.done() for task in others):
-                self._wakeup.clear()
-                await self._send_steps()
-                await self._wakeup.wait()
-            for task in others:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
                 if task.done():
                     task.result()
         finally:
-            for task in others:
+            for task in tasks:
                 task.cancel()
             step_tracing.abandon(self.scheduler.inflight, why="WORKER_LOST")
-            await asyncio.gather(*others, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _send_when_woken(self) -> None:
+        while True:
+            self._wakeup.clear()
+            await self._send_steps()
+            await self._wakeup.wait()
 
     async def _send_steps(self) -> None:
         """Sends what there is to send; does nothing while somebody does, who looks again then."""

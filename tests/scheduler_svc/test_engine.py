@@ -156,6 +156,17 @@ async def test_a_step_that_is_overdue_loses_the_worker() -> None:
     assert channel.num_sent == 2
 
 
+async def test_a_step_that_the_worker_does_not_even_take_loses_it_too() -> None:
+    channel = Channel()
+    channel.takes.clear()
+    engine = make_engine(channel, asyncio.Queue())
+    engine.scheduler.admission.add(make_request(PROMPT))
+    async with asyncio.timeout(5):
+        with pytest.raises(WorkerLostError, match=r"step 1 was not answered within 0\.5 s"):
+            await engine.run()
+    assert channel.num_sent == 1
+
+
 async def test_steps_that_are_answered_keep_the_worker_for_longer_than_any_may_take() -> None:
     channel, ended = Channel(), asyncio.Queue[StepOutcome]()
     channel.answers.set()

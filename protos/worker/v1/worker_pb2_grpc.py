@@ -93,7 +93,8 @@ class WorkerServiceServicer:
 
     def ExecuteModel(self, request_iterator, context):
         """Runs steps in order and answers each in order; the next step may be sent before the answer to
-        the last, and its tokens are then fed forward on the worker.
+        the last, and its tokens are then fed forward on the worker. A worker reads on while it computes
+        and answers: the scheduler may read no answer before the step that it is sending is taken.
 
         Within a step: forget, fork, add, patch, swap out, swap in, copy, one forward pass, sample.
         A repeated step id returns the stored answer (the last two are kept) or attaches to the running
