@@ -223,6 +223,16 @@ class SteadyLane:
             index = int(planned) // self._blocks.block_size
             is_next = index == len(seq.block_table)
             assert is_next or not self._blocks.gpu.is_shared(seq.block_table[index])
+        if self.seqs:
+            self._check_quiet()
+
+    def _check_quiet(self) -> None:
+        """Asserts that nobody is looked away from for longer than nothing happens to it."""
+        size, last = self._blocks.block_size, self._end - 1
+        to_plan = np.minimum(self._room, last) - self._planned
+        to_accept = np.minimum(size - self._computed % size, last - self._computed) - 1
+        assert self._quiet_plans <= max(0, to_plan.min())
+        assert self._quiet_answers <= max(0, to_accept.min())
 
 
 def _extended(column: Column, values: list[int]) -> Column:
