@@ -47,6 +47,15 @@ const char* weight_of(const Phase& phase, int32_t tile) {
   return static_cast<const char*>(phase.op->weight) + panel * phase.panel_bytes;
 }
 
+// What tiles [first, end) read first; the next rows' tiles begin at the first panel again.
+Stretch weight_of_share(const Phase& phase, int32_t first, int32_t end) {
+  const int64_t panel = first % phase.panel_tiles * static_cast<int64_t>(phase.panels_per_tile);
+  const int64_t wanted = (end - first) * static_cast<int64_t>(phase.panels_per_tile);
+  const int64_t bytes = std::min(wanted, phase.panels - panel) * phase.panel_bytes;
+  const char* weight = weight_of(phase, first);
+  return {weight, weight + std::min(bytes, kFetchedAhead)};
+}
+
 int64_t stride(const SbBuffer& buffer) {
   return buffer.row == SB_CODES ? coded_row_bytes(buffer.width) : round_up(buffer.width, kPanel);
 }
@@ -147,9 +156,9 @@ void Program::plan_ahead() {
     const Phase& phase = phases_[i];
     if (!is_product(*phase.op) || !phase.tiles) continue;
     for (int32_t t = 0; t < num_threads_; ++t) {
-      const char* first = weight_of(phase, share_start(phase.tiles, t, num_threads_));
-      const char* end = weight_of(phase, share_start(phase.tiles, t + 1, num_threads_));
-      next[static_cast<size_t>(t)] = {first, std::min(end, first + kFetchedAhead)};
+      const int32_t first = share_start(phase.tiles, t, num_threads_);
+      const int32_t end = share_start(phase.tiles, t + 1, num_threads_);
+      next[static_cast<size_t>(t)] = weight_of_share(phase, first, end);
     }
   }
 }
