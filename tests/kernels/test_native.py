@@ -169,9 +169,12 @@ def test_many_steps_on_many_threads_give_one_result(num_threads: int) -> None:
     torch.testing.assert_close(actual, 21 * F.linear(x, weight), rtol=1e-4, atol=1e-3)
 
 
-def test_numbers_that_the_kernels_cannot_do_are_refused() -> None:
+@pytest.mark.parametrize(
+    "size", [{"head_size": 24}, {"block_size": 8}, {"block_size": 48}], ids=str
+)
+def test_numbers_that_the_kernels_cannot_do_are_refused(size: dict[str, int]) -> None:
     with pytest.raises(NativeUnavailable, match="no native program"):
-        make_program(make_builder(torch.float32, head_size=24))
+        make_program(make_builder(torch.float32, **size))
 
 
 def test_without_a_compiler_the_reason_is_one_line(

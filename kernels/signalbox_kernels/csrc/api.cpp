@@ -10,7 +10,8 @@ namespace {
 bool is_valid(const SbShape& s) {
   return (s.element == SB_F32 || s.element == SB_BF16) && s.num_kv_heads > 0 &&
          s.num_heads % s.num_kv_heads == 0 && s.head_size > 0 && s.head_size % 16 == 0 &&
-         s.block_size > 0 && s.block_size % 16 == 0;
+         s.block_size > 0 && s.block_size % 16 == 0 &&
+         (sb::kKeyChunk % s.block_size == 0 || s.block_size % sb::kKeyChunk == 0);
 }
 
 sb::Program& program_of(void* program) { return *static_cast<sb::Program*>(program); }

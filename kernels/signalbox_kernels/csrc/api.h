@@ -78,7 +78,7 @@ struct SbShape {
   int32_t num_heads;
   int32_t num_kv_heads;
   int32_t head_size;   // a multiple of 16
-  int32_t block_size;  // a multiple of 16
+  int32_t block_size;  // a multiple of 16 that divides 256, or one of 256
   int32_t hidden_size;
   int32_t vocab_size;
   float scale;
