@@ -87,7 +87,7 @@ struct SbShape {
 
 struct SbBatch {
   int32_t num_tokens;
-  int32_t num_seqs;
+  int32_t num_seqs;  // each of one token at least
   int32_t num_rows;      // of the head
   int32_t table_stride;  // of block_tables
   const int64_t* token_ids;

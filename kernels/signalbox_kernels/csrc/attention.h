@@ -93,7 +93,8 @@ struct Attend {
   void fetch_first(int64_t end) const {
     if (rows > 4) return;
     const int64_t bytes = static_cast<int64_t>(sizeof(scalar)) * size * W;
-    for (int64_t token = 0; token < 4 * W && token < end; token += W) {
+    const int64_t soon = lie.start + 4 * W;
+    for (int64_t token = lie.start; token < soon && token < end; token += W) {
       const char* block = reinterpret_cast<const char*>(keys(token));
       for (int64_t i = 0; i < bytes; i += 64) prefetch(block + i);
     }
