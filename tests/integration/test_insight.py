@@ -109,7 +109,9 @@ async def test_dump_shows_queues_tables_and_steps_in_flight_and_no_tokens_unless
         await eventually(lambda: bool(scheduler.cluster.engines))
         await client.add(0, [5] * 20, max_tokens=200)
         await client.add(1, [6] * 20, max_tokens=200)
-        await eventually(lambda: bool(client.got[0].tokens))
+        await eventually(
+            lambda: len(client.got[0].tokens.get(0, [])) >= 10
+        )  # what it waits for lasts
         parts = await dump(client)
         with_tokens = await dump(client, include_token_ids=True)
     cluster, worker, running, waiting = parts
