@@ -26,16 +26,8 @@ struct F32 {
   SB_INLINE V mac(V sum, Left a, Right b) { return sum + a * b; }
   SB_INLINE V load(const scalar* p) { return SB_NS::load(p); }
   SB_INLINE void store(scalar* p, V v) { SB_NS::store(p, v); }
-  SB_INLINE scalar narrow(float x) { return x; }
   SB_INLINE float widen(scalar x) { return x; }
 };
-
-SB_INLINE uint16_t bf16_of(float x) {
-  uint32_t u;
-  std::memcpy(&u, &x, sizeof u);
-  if (x != x) return static_cast<uint16_t>((u >> 16) | 0x40u);
-  return static_cast<uint16_t>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
-}
 
 struct Bf16 {
   static constexpr int G = 2;
@@ -99,7 +91,6 @@ struct Bf16 {
     return from_bits(__builtin_convertvector(half, VU) << 16);
 #endif
   }
-  SB_INLINE scalar narrow(float x) { return bf16_of(x); }
   SB_INLINE float widen(scalar x) {
     const uint32_t u = static_cast<uint32_t>(x) << 16;
     float f;
