@@ -1,0 +1,18 @@
+"""Bounds on rounding, for tests that compare floats which two programs compute in different orders.
+
+The standard model: an operation rounds its exact result by a relative error of at most u. A sum of
+n terms in any order makes n - 1 such errors, a scalar product of length n makes n (fewer with fused
+multiply-add), so its error is at most gamma(n) times the sum of the terms' magnitudes, where
+gamma(n) = n u / (1 - n u) (Higham, Accuracy and Stability of Numerical Algorithms, 3.1). The bound
+knows no processor: not the width of its vectors, nor whether it fuses.
+"""
+
+UNIT_ROUNDOFF = 2.0**-24
+"""Of float32, rounding to nearest."""
+BFLOAT16_ROUNDOFF = 2.0**-8
+"""Of bfloat16, rounding to nearest."""
+
+
+def relative_error(num_roundings: int, *, u: float = UNIT_ROUNDOFF) -> float:
+    """Returns gamma(num_roundings): the largest relative error after that many roundings."""
+    return num_roundings * u / (1 - num_roundings * u)
