@@ -43,7 +43,7 @@ ask() { # PROMPT FLAG...: the answer as JSON
 text() { # FILE: the text of a JSON answer
     python -c 'import json, sys; print(json.load(open(sys.argv[1]))["outputs"][0]["text"])' "$1"
 }
-num_workers() { stack logs scheduler | grep -c "worker .* joined" || true; }
+num_workers() { stack logs scheduler | grep -c "worker joined" || true; }
 until_workers() { # NUMBER: waits until so many have ever joined
     for _ in $(seq 120); do
         [ "$(num_workers)" -ge "$1" ] && return

@@ -132,13 +132,17 @@ def advertised_address(*, host: str, port: int, advertise: str | None) -> str:
 def _log_ready(worker: Worker, server: Server) -> None:
     capacity = worker.capacity
     logger.info(
-        "serving %s (%s, %s%s) on %s: %d GPU blocks and %d CPU blocks of %d tokens",
-        worker.model.name,
-        worker.model.architecture,
-        worker.model.dtype,
-        f", {capacity.tensor_parallel_size} ranks" if capacity.tensor_parallel_size > 1 else "",
-        server.address,
-        capacity.num_gpu_blocks,
-        capacity.num_cpu_blocks,
-        capacity.block_size,
+        "worker ready: %(model)s (%(architecture)s, %(dtype)s, ranks: %(ranks)d) on"
+        " %(address)s, KV cache of %(kv_cache_tokens)d tokens, swap space of"
+        " %(swap_space_tokens)d, in blocks of %(block_size)d",
+        {
+            "model": worker.model.name,
+            "architecture": worker.model.architecture,
+            "dtype": worker.model.dtype,
+            "ranks": capacity.tensor_parallel_size,
+            "address": server.address,
+            "kv_cache_tokens": capacity.num_gpu_blocks * capacity.block_size,
+            "swap_space_tokens": capacity.num_cpu_blocks * capacity.block_size,
+            "block_size": capacity.block_size,
+        },
     )

@@ -157,7 +157,7 @@ class Registration:
         if not accepted.HasField("accepted"):
             raise _SchedulerLost("it answered `join` with something else than `accepted`")
         interval_s = max(0.01, accepted.accepted.heartbeat_interval_ns / 1e9)
-        logger.info("registered with the scheduler at %s", self._scheduler_address)
+        logger.debug("registered with the scheduler at %s", self._scheduler_address)
         self._accepted.set()
         self._backoff_s, self._reminded_at = MIN_BACKOFF_S, float("-inf")
         beating = asyncio.create_task(self._beat(call, interval_s))

@@ -110,7 +110,7 @@ class Worker:
         if self._num_inits != this_init:
             raise Aborted("the cache has been initialised again")
         self._lease = lease
-        logger.info("lease opened: %d GPU blocks, %d CPU blocks", num_gpu_blocks, num_cpu_blocks)
+        logger.debug("lease opened: %d KV blocks, %d swap blocks", num_gpu_blocks, num_cpu_blocks)
 
     def submit(self, step: Step) -> Answer:
         """Starts a step, or finds it if it was sent before; its future must not be cancelled.

@@ -109,20 +109,20 @@ class Generator:
         try:
             yield
         except RpcError as error:
-            model = self.unread(origin.operation, error.code)
+            model = self.unread(origin.operation, error.code, error.message)
             span = RequestSpan(
                 origin.operation, model=model, transport=origin.transport, parent=origin.parent
             )
             span.refused(error.code)
             raise
 
-    def unread(self, operation: str, code: grpc.StatusCode) -> str:
-        """Counts what no generation was made of; returns the served model, or ""."""
+    def unread(self, operation: str, code: grpc.StatusCode, reason: str) -> str:
+        """Counts and logs a call that never became a request; returns the served model, or ""."""
         try:
             model = self.model.name
         except Unavailable:
             model = ""
-        self._observer.unread(operation, code, model=model)
+        self._observer.unread(operation, code, reason, model=model)
         return model
 
     async def generate(self, asked: Asked, origin: Origin) -> AsyncGenerator[Served]:

@@ -143,7 +143,11 @@ class Router:
 
     def _count_malformed(self, method: str) -> None:
         if operation := (OPERATIONS | VLLM_OPERATIONS).get(method):
-            self.generator.unread(operation, grpc.StatusCode.INVALID_ARGUMENT)
+            self.generator.unread(
+                operation,
+                grpc.StatusCode.INVALID_ARGUMENT,
+                "the bytes are no message of this method's type",
+            )
 
     def _set_serving(self, serving: bool) -> None:
         self.server.set_serving(SERVICE_NAME, VLLM_SERVICE, serving=serving)

@@ -12,7 +12,7 @@ from router.metrics import Ended, Latency, RouterMetrics
 from router.outputs import End
 from router.request import GenerationRequest
 from router.request_log import RequestLog
-from router.tracing import RequestSpan, code_of
+from router.tracing import RequestSpan, code_of, reason_of
 from rpc import logs
 
 
@@ -73,12 +73,12 @@ class Observed:
         self._genai.ended(self._operation, self._model, latency, duration_ns, self._span.context)
         self._log.ended(request, end, duration_ns=duration_ns)
 
-    def failed(self, code: str) -> None:
+    def failed(self, code: str, reason: str) -> None:
         """The request has ended with another status code than OK."""
         if self._request is None:
             self._metrics.rejected(code, model=self._model)
         self._genai.failed(self._operation, self._model, code, self.age_ns, self._span.context)
-        self._log.failed(code)
+        self._log.failed(code, reason)
 
     def over(self) -> None:
         """The request has ended, in whatever way."""
@@ -105,11 +105,13 @@ class Observer:
         self._log = log or RequestLog()
         self._genai = genai or GenAiMetrics()
 
-    def unread(self, operation: str, code: grpc.StatusCode, *, model: str = "") -> None:
-        """Counts what was refused before it was a request: nobody serves, or it makes no sense."""
+    def unread(
+        self, operation: str, code: grpc.StatusCode, reason: str, *, model: str = ""
+    ) -> None:
+        """Counts and logs a call that was refused before a request was made of it."""
         self._metrics.rejected(code.name, model=model)
         self._metrics.num_ended[Ended(operation, model, code.name)] += 1
-        self._log.failed(code.name)
+        self._log.failed(code.name, reason)
 
     @contextmanager
     def request(
@@ -142,7 +144,7 @@ class Observer:
             yield observed
         except BaseException as error:
             code = code_of(error, is_late=time_remaining() == 0)
-            observed.failed(code.name)
+            observed.failed(code.name, reason_of(error))
             raise
         finally:
             metrics.num_live -= 1

@@ -9,6 +9,13 @@ from router.request import GenerationRequest
 
 logger = logging.getLogger(__name__)
 
+MAX_REASON_CHARS = 300
+_ENDED = (
+    "request ended: %(finish_reason)s, %(prompt_tokens)d prompt tokens (%(cached_tokens)d cached),"
+    " %(output_tokens)d output tokens, %(queued_s).3f s queued,"
+    " %(time_to_first_token_s).3f s to the first token, %(duration_s).3f s in all"
+)
+
 
 class RequestLog:
     """Says of requests what the operator wants to know."""
@@ -19,7 +26,7 @@ class RequestLog:
     def begun(self, asked: Asked) -> None:
         """Says what was asked, if prompts are to be logged."""
         if self._logged is LoggedRequests.PROMPTS:
-            logger.info("asked: %s", _prompt(asked))
+            logger.info("request began: %(prompt)s", {"prompt": _prompt(asked)})
 
     def ended(self, request: GenerationRequest, end: End, *, duration_ns: int) -> None:
         """Says how a request ended well."""
@@ -27,21 +34,29 @@ class RequestLog:
             return
         reason = request.finish_reason
         logger.info(
-            "ended by %s: %d prompt tokens (%d cached), %d output tokens,"
-            " %.3f s queued, %.3f s to the first token, %.3f s in all",
-            reason.name.lower() if reason else "nothing",
-            end.usage.prompt_tokens,
-            end.usage.cached_tokens,
-            end.usage.completion_tokens,
-            end.timings.queued_ns / 1e9,
-            (end.time_to_first_token_ns or 0) / 1e9,
-            duration_ns / 1e9,
+            _ENDED,
+            {
+                "finish_reason": reason.name.lower() if reason else "none",
+                "prompt_tokens": end.usage.prompt_tokens,
+                "cached_tokens": end.usage.cached_tokens,
+                "output_tokens": end.usage.completion_tokens,
+                "queued_s": round(end.timings.queued_ns / 1e9, 6),
+                "time_to_first_token_s": round((end.time_to_first_token_ns or 0) / 1e9, 6),
+                "duration_s": round(duration_ns / 1e9, 6),
+            },
         )
 
-    def failed(self, code: str) -> None:
-        """Says with what status a request ended that failed, was cancelled or refused."""
-        if self._logged is not LoggedRequests.NONE:
-            logger.info("ended with %s", code)
+    def failed(self, code: str, reason: str) -> None:
+        """Logs the status of a request that failed, was cancelled or refused, and why.
+
+        Args:
+            reason: the message that the client gets; cut to `MAX_REASON_CHARS`.
+        """
+        if self._logged is LoggedRequests.NONE:
+            return
+        if len(reason) > MAX_REASON_CHARS:
+            reason = reason[:MAX_REASON_CHARS] + "..."
+        logger.info("request failed: %(code)s, %(reason)s", {"code": code, "reason": reason})
 
 
 def _prompt(asked: Asked) -> str:

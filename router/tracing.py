@@ -213,3 +213,12 @@ def code_of(error: BaseException, *, is_late: bool) -> grpc.StatusCode:
         # gRPC cancels the handler of a call whose deadline has passed.
         return grpc.StatusCode.DEADLINE_EXCEEDED if is_late else grpc.StatusCode.CANCELLED
     return grpc.StatusCode.INTERNAL
+
+
+def reason_of(error: BaseException) -> str:
+    """Returns what the client is told; of an internal error the name of its class alone."""
+    if isinstance(error, RpcError):
+        return error.message
+    if isinstance(error, asyncio.CancelledError | GeneratorExit):
+        return "the call was cancelled or its deadline passed"
+    return type(error).__name__

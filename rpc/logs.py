@@ -1,16 +1,22 @@
-"""Log lines as people or collectors read them, each with the request and the trace that it is of.
+"""Log lines for people and for collectors, each with the ids of its request and of its trace.
 
-Whoever works for a request says so in context variables, which the tasks and threads that it starts
-inherit; a line takes them from there. Prompts and outputs are never put into a line here.
+A task that works for a request stores the ids in context variables, which the tasks and threads
+that it starts inherit; the formatters read them there. This module writes no prompt and no output.
+
+An event with numbers is logged with named fields: `logger.info("worker joined: %(num_blocks)d
+blocks", {"num_blocks": 728})`. The text formatter writes the sentence. The JSON formatter writes
+the words before the first colon as the message, and the fields as members of the object.
 """
 
 import contextlib
 import json
 import logging
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from datetime import UTC, datetime
+from typing import Any, ClassVar
 
 from rpc import trace_ids
 
@@ -29,15 +35,16 @@ def configure(*, service: str, level: str, log_format: str) -> None:
         log_format: "text" or "json".
     """
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(formatter(service, log_format))
+    in_colour = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
+    handler.setFormatter(formatter(service, log_format, in_colour=in_colour))
     logging.basicConfig(level=level.upper(), handlers=[handler])
     for chatty in CHATTY:
         logging.getLogger(chatty).setLevel(logging.WARNING)
 
 
-def formatter(service: str, log_format: str) -> logging.Formatter:
-    """Returns what makes lines of records."""
-    return _Json(service) if log_format == "json" else _Text(service)
+def formatter(service: str, log_format: str, *, in_colour: bool = False) -> logging.Formatter:
+    """Returns what makes lines of records; `in_colour` is for text on a terminal."""
+    return _Json(service) if log_format == "json" else _Text(service, in_colour=in_colour)
 
 
 def begin_request(request_id: str, trace_id: str) -> None:
@@ -66,15 +73,26 @@ def _ids() -> dict[str, str]:
 
 
 class _Text(logging.Formatter):
-    """Time, service, message; then the ids, if there are any."""
+    """Time, service, level if it is not INFO, message; then the ids, if there are any."""
 
-    def __init__(self, service: str) -> None:
+    _COLOURS: ClassVar = {"WARNING": "33", "ERROR": "31", "CRITICAL": "1;31", "DEBUG": "2"}
+    """SGR parameters of ANSI X3.64 for each level that is written."""
+
+    def __init__(self, service: str, *, in_colour: bool) -> None:
         super().__init__(f"%(asctime)s {service:<9} %(message)s", datefmt="%H:%M:%S")
+        self._in_colour = in_colour
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        record.message = _printable(record.message)
+        record.message = self._level(record.levelname) + _printable(record.message)
         ids = "".join(f" {name}={value}" for name, value in _ids().items())
         return super().formatMessage(record) + ids
+
+    def _level(self, name: str) -> str:
+        if name == "INFO":
+            return ""
+        if self._in_colour and (colour := self._COLOURS.get(name)):
+            return f"\x1b[{colour}m{name}\x1b[0m "
+        return f"{name} "
 
 
 def _printable(message: str) -> str:
@@ -99,9 +117,16 @@ class _Json(logging.Formatter):
             "level": record.levelname.lower(),
             "service": self._service,
             "logger": record.name,
-            "message": record.getMessage(),
+            **_message(record),
             **_ids(),
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, ensure_ascii=False)
+
+
+def _message(record: logging.LogRecord) -> dict[str, Any]:
+    """Returns an event's name and its fields, or the message of a line without named fields."""
+    if isinstance(record.args, Mapping):
+        return {"message": record.msg.partition(":")[0], **record.args}
+    return {"message": record.getMessage()}

@@ -108,7 +108,11 @@ class Preemption:
             self._set_back(group, now)
         with logs.of_request(group.request_id, group.traceparent):
             logger.info(
-                "preempted %s: %d GPU blocks are free", group.request_id, self._blocks.gpu.num_free
+                "request preempted: %(mode)s, %(num_free_blocks)d KV blocks are free",
+                {
+                    "mode": "swap" if is_swap else "recompute",
+                    "num_free_blocks": self._blocks.gpu.num_free,
+                },
             )
 
     def _set_back(self, group: SequenceGroup, now: float) -> None:

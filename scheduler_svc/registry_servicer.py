@@ -122,7 +122,7 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
         address = engine.worker.address
         engine.recorder.joined(time.monotonic())
         self._cluster.join(engine)
-        logger.info("worker %s joined: %s", address, _describe(engine))
+        logger.info(_JOINED, _joined_fields(engine))
         running = asyncio.create_task(engine.run())
         # Not in a `finally` after an await: gRPC may cancel a handler more than once.
         running.add_done_callback(lambda _: self._leave(engine))
@@ -132,14 +132,16 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
                 if heartbeat is None:
                     return
                 if heartbeat.state == pb.WORKER_STATE_DRAINING and not engine.is_draining:
-                    logger.info("worker %s is draining", address)
+                    logger.info("worker drains: %(worker)s", {"worker": address})
                     engine.recorder.drains(time.monotonic())
                     self._cluster.drain(engine)
                 if engine.is_drained:
                     yield pb.RegisterResponse(drained=pb.Drained())
                 yield pb.RegisterResponse(heartbeat=heartbeat)
         except Aborted as error:
-            logger.warning("worker %s is lost: %s", address, error)
+            logger.warning(
+                "worker lost: %(worker)s, %(reason)s", {"worker": address, "reason": str(error)}
+            )
             raise
         finally:
             running.cancel()
@@ -148,7 +150,7 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
     def _leave(self, engine: Engine) -> None:
         engine.recorder.left(time.monotonic())
         self._cluster.leave(engine)
-        logger.info("worker %s left", engine.worker.address)
+        logger.info("worker left: %(worker)s", {"worker": engine.worker.address})
 
     async def _next_heartbeat(
         self, requests: Requests, running: asyncio.Task[None]
@@ -197,10 +199,20 @@ def tokenizer_sha256(files: TokenizerFiles) -> str:
     return digest.hexdigest()
 
 
-def _describe(engine: Engine) -> str:
+_JOINED = (
+    "worker joined: %(worker)s, KV cache of %(kv_cache_tokens)d tokens and swap space of"
+    " %(swap_space_tokens)d in blocks of %(block_size)d, steps of at most"
+    " %(max_num_seqs)d sequences and %(max_num_batched_tokens)d tokens"
+)
+
+
+def _joined_fields(engine: Engine) -> dict[str, object]:
     blocks, limits = engine.scheduler.blocks, engine.scheduler.limits
-    return (
-        f"{blocks.gpu.num_blocks} GPU and {blocks.cpu.num_blocks} CPU blocks of"
-        f" {blocks.block_size} tokens, steps of {limits.max_num_seqs} sequences and"
-        f" {limits.max_num_batched_tokens} tokens"
-    )
+    return {
+        "worker": engine.worker.address,
+        "kv_cache_tokens": blocks.gpu.num_blocks * blocks.block_size,
+        "swap_space_tokens": blocks.cpu.num_blocks * blocks.block_size,
+        "block_size": blocks.block_size,
+        "max_num_seqs": limits.max_num_seqs,
+        "max_num_batched_tokens": limits.max_num_batched_tokens,
+    }

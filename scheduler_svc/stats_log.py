@@ -15,6 +15,14 @@ from scheduler_svc.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
+_LINE = (
+    "worker busy: %(worker)s, %(prompt_tokens_per_s).1f prompt tokens/s,"
+    " %(generated_tokens_per_s).1f generated tokens/s, %(steps_per_s).1f steps/s,"
+    " running %(running)d, swapped %(swapped)d, waiting %(waiting)d,"
+    " KV cache %(kv_cache_percent)d%% used, prefix hits %(prefix_hit_percent)d%%,"
+    " preemptions %(preemptions)d"
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Counts:
@@ -55,16 +63,16 @@ class StatsLog:
             before = self._before.get(engine)
             is_busy = counts.num_steps > (before.num_steps if before else 0)
             if is_busy or engine in self._was_busy:
-                logger.info("%s", self._line(engine, before, counts, now - self._at))
+                logger.info(_LINE, self._fields(engine, before, counts, now - self._at))
             (self._was_busy.add if is_busy else self._was_busy.discard)(engine)
             self._before[engine] = counts
         self._before = {engine: self._before[engine] for engine in engines}
         self._was_busy &= set(engines)
         self._at = now
 
-    def _line(
+    def _fields(
         self, engine: WorkerEngine, before: _Counts | None, counts: _Counts, seconds: float
-    ) -> str:
+    ) -> dict[str, object]:
         scheduler, gpu = engine.scheduler, engine.scheduler.blocks.gpu
 
         def since(name: str) -> int:
@@ -72,14 +80,15 @@ class StatsLog:
             return grown
 
         queries = since("num_prefix_queries")
-        hits = f"{since('num_prefix_hits') / queries:.0%}" if queries else "none asked"
-        return (
-            f"worker {engine.worker.address}:"
-            f" {since('num_prompt_tokens') / seconds:.1f} prompt tokens/s,"
-            f" {since('num_generated_tokens') / seconds:.1f} generated tokens/s,"
-            f" {since('num_steps') / seconds:.1f} steps/s,"
-            f" running {len(scheduler.running)}, swapped {len(scheduler.swapped)},"
-            f" waiting {len(self._cluster.admission)},"
-            f" KV cache {1 - gpu.num_free / gpu.num_blocks:.0%} used,"
-            f" prefix hits {hits}, preemptions {since('num_preemptions')}"
-        )
+        return {
+            "worker": engine.worker.address,
+            "prompt_tokens_per_s": round(since("num_prompt_tokens") / seconds, 1),
+            "generated_tokens_per_s": round(since("num_generated_tokens") / seconds, 1),
+            "steps_per_s": round(since("num_steps") / seconds, 1),
+            "running": len(scheduler.running),
+            "swapped": len(scheduler.swapped),
+            "waiting": len(self._cluster.admission),
+            "kv_cache_percent": round(100 * (1 - gpu.num_free / gpu.num_blocks)),
+            "prefix_hit_percent": round(100 * since("num_prefix_hits") / max(1, queries)),
+            "preemptions": since("num_preemptions"),
+        }

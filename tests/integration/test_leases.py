@@ -1,6 +1,7 @@
 """Leases outlast what is no silence of the peer, and say why they ended."""
 
 import asyncio
+import re
 import threading
 import time
 
@@ -80,4 +81,6 @@ async def test_the_log_says_why_a_worker_was_lost(
         running_scheduler(config) as scheduler,
         running_worker(scheduler.address, simulated()),
     ):
-        await eventually(lambda: "is lost: no heartbeat within 0.5 s" in caplog.text)
+        await eventually(
+            lambda: re.search(r"worker lost: \S+, no heartbeat within 0.5 s", caplog.text)
+        )

@@ -1,9 +1,11 @@
 """What the router counts of its requests: each once, under the served model's name."""
 
 import asyncio
+import contextlib
 import functools
 import json
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -200,31 +202,48 @@ async def test_with_keys_clients_do_not_see_each_others_numbers(tmp_path: Path) 
         assert value(text, refused) == 1
 
 
-async def one_request(stack: Stack, caplog: pytest.LogCaptureFixture) -> list[dict[str, str]]:
+@contextlib.contextmanager
+def capture(lines: list[dict[str, str]]) -> Iterator[None]:
+    """Appends the request log's lines, as JSON has them, until the block ends."""
     formatter = logs.formatter("router", "json")
-    lines: list[dict[str, str]] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(json.loads(formatter.format(record)))  # type: ignore[method-assign]
     named = logging.getLogger("router.request_log")
+    level = named.level
     named.addHandler(handler)
-    caplog.set_level(logging.INFO)
+    named.setLevel(logging.INFO)
     try:
-        call = stack.client.Generate(make_generate(request_id="mine", text="a secret"))
-        async for _ in call:
-            pass
+        yield
     finally:
         named.removeHandler(handler)
-    return lines
+        named.setLevel(level)
 
 
 @pytest.mark.parametrize("logged", LoggedRequests)
-async def test_prompts_are_in_the_log_only_if_asked_for(
-    logged: LoggedRequests, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_prompts_are_in_the_log_only_if_asked_for(logged: LoggedRequests) -> None:
+    lines: list[dict[str, str]] = []
     async with make_stack(saying("an answer"), logged_requests=logged) as stack:
-        lines = await one_request(stack, caplog)
-    texts = [line["message"] for line in lines]
+        with capture(lines):
+            async for _ in stack.client.Generate(make_generate(request_id="mine", text="a secret")):
+                pass
     assert all(line["request_id"] == "mine" for line in lines)
-    assert any("a secret" in text for text in texts) == (logged is LoggedRequests.PROMPTS)
-    assert any(text.startswith("ended by") for text in texts) == (logged is not LoggedRequests.NONE)
-    assert not any("an answer" in text for text in texts)
+    assert ("a secret" in str(lines)) == (logged is LoggedRequests.PROMPTS)
+    assert "an answer" not in str(lines)
+    ended = [line for line in lines if line["message"] == "request ended"]
+    assert len(ended) == (logged is not LoggedRequests.NONE)
+    for line in ended:
+        assert line["finish_reason"] == "length"
+        assert line["prompt_tokens"] > 0
+
+
+async def test_the_log_says_why_a_request_was_refused() -> None:
+    lines: list[dict[str, str]] = []
+    async with make_stack(logged_requests=LoggedRequests.ENDS) as stack:
+        with capture(lines), pytest.raises(grpc.aio.AioRpcError):
+            async for _ in stack.client.Generate(
+                make_generate(request_id="mine", sampling_params={"max_tokens": 0})
+            ):
+                pass
+    (line,) = lines
+    assert (line["message"], line["code"]) == ("request failed", "INVALID_ARGUMENT")
+    assert line["reason"].startswith("sampling_params.max_tokens: 0 is not allowed")

@@ -37,6 +37,23 @@ def test_a_json_line_is_one_object_with_the_ids() -> None:
     }
 
 
+def test_json_has_an_events_name_and_its_fields_where_text_has_a_sentence() -> None:
+    event = "worker joined: %(worker)s with %(num_blocks)d blocks"
+    fields = {"worker": "a:1", "num_blocks": 3}
+    line = json.loads(line_of("json", event, fields))
+    assert (line["message"], line["worker"], line["num_blocks"]) == ("worker joined", "a:1", 3)
+    assert line_of("text", event, fields).endswith("worker joined: a:1 with 3 blocks")
+
+
+def test_the_level_is_named_and_coloured_on_a_terminal_alone() -> None:
+    record = logging.LogRecord("a.b", logging.WARNING, __file__, 1, "it is late", (), None)
+    plain, coloured = (logs.formatter("router", "text", in_colour=it) for it in (False, True))
+    assert plain.format(record).endswith("router    WARNING it is late")
+    assert coloured.format(record).endswith("router    \x1b[33mWARNING\x1b[0m it is late")
+    record.levelno, record.levelname = logging.INFO, "INFO"
+    assert coloured.format(record).endswith("router    it is late")
+
+
 def test_a_json_line_stays_one_line_whatever_was_raised() -> None:
     text = line_of("json", "it\nfailed")
     assert "\n" not in text

@@ -46,8 +46,9 @@ def test_each_process_of_serve_shows_and_sends_its_metrics_and_logs_json(
         assert "signalbox_worker_sampled_tokens_total" in shown["worker 0"]
         for service, text in shown.items():
             until_sent(collector, f"signalbox-{service.removesuffix(' 0')}", names_in(text))
-        (ended,) = [line for line in lines if line["message"].startswith("ended by")]
+        (ended,) = [line for line in lines if line["message"] == "request ended"]
         assert ended["request_id"]
+        assert ended["output_tokens"] == 5
         assert stack.stop() == 0
     sent = collector.metrics["signalbox-router"]
     (requests,) = sent["signalbox_requests"].sum.data_points
