@@ -10,9 +10,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import grpc
-from grpc_reflection.v1alpha import reflection
 
-from rpc import health
+from rpc import health, reflection
 from rpc.error_interceptor import ErrorInterceptor
 from rpc.errors import Unavailable
 from rpc.handlers import Context, Handler, wrap
@@ -154,8 +153,8 @@ class Server:
 
     def _bind(self) -> None:
         if self._reflection:
-            names = (*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME)
-            reflection.enable_server_reflection(names, self._server)
+            names = (*self._names, health.SERVICE_NAME)
+            reflection.add_to_server(names, self._server)
         check_exposure(self.address, self._tls, names_callers=self._names_callers)
         check_free(self.host, self.port)  # gRPC itself says only that it failed
         try:

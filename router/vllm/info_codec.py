@@ -17,6 +17,9 @@ from router.model import ServedModel
 
 SERVER_TYPE = "vllm-grpc"
 CHUNK_BYTES = 64 << 10
+TOKENIZER_PATH = "grpc:///vllm.grpc.engine.VllmEngine/GetTokenizer"
+"""Gateways try `tokenizer_path`, and without one `model_path`, as a local path and as a hub id,
+before they call GetTokenizer. This is neither."""
 
 
 def model_info(model: ServedModel) -> pb.GetModelInfoResponse:
@@ -24,7 +27,7 @@ def model_info(model: ServedModel) -> pb.GetModelInfoResponse:
     return pb.GetModelInfoResponse(
         model_path=model.name,
         served_model_name=model.name,
-        tokenizer_path=model.name,
+        tokenizer_path=TOKENIZER_PATH,
         is_generation=True,
         max_context_length=model.max_model_len,
         max_req_input_len=model.max_model_len - 1,

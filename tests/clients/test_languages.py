@@ -75,14 +75,11 @@ def chat_request(max_tokens: int) -> dict[str, Any]:
 
 
 @pytest.mark.skipif(not BUF.exists(), reason="needs buf (make install)")
-async def test_buf_curl_needs_nothing_but_reflection() -> None:
+@pytest.mark.parametrize("reflection", [(), ("grpc-v1",), ("grpc-v1alpha",)])
+async def test_buf_curl_needs_nothing_but_reflection(reflection: tuple[str, ...]) -> None:
     options = ["--protocol", "grpc", "--http2-prior-knowledge"]
-    options += [
-        "--reflect-protocol",
-        "grpc-v1alpha",
-        "--data",
-        json.dumps(chat_request(MAX_TOKENS)),
-    ]
+    options += [f"--reflect-protocol={protocol}" for protocol in reflection]
+    options += ["--data", json.dumps(chat_request(MAX_TOKENS))]
     async with running_router() as stack:
         out = await run(BUF, "curl", *options, f"http://{stack.address}/{SERVICE}/Chat")
         decoder, texts, position = json.JSONDecoder(), [], 0

@@ -5,11 +5,13 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterable
 
 import grpc
 import pytest
+from google.protobuf import descriptor_pb2, descriptor_pool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
 
 from rpc.client import open_channel
 from rpc.listening import BindError, PortInUse
@@ -59,13 +61,54 @@ async def test_a_watch_stays_open_when_another_leaves() -> None:
         assert (await second.read()).status == SERVING
 
 
-async def test_reflection_lists_the_services() -> None:
+REFLECTIONS = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
+DETAILS = ("Status", "BadRequest", "ErrorInfo", "RetryInfo", "QuotaFailure", "Help")
+
+
+async def reflected(
+    channel: grpc.aio.Channel, service: str, **asked: str
+) -> reflection_pb2.ServerReflectionResponse:
+    """Asks one service by its path; the messages of both versions have the same bytes."""
+    ask = channel.stream_stream(
+        f"/{service}/ServerReflectionInfo",
+        request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+        response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+    )
+    (answer,) = [one async for one in ask(iter([reflection_pb2.ServerReflectionRequest(**asked)]))]
+    return answer
+
+
+@pytest.mark.parametrize("service", REFLECTIONS)
+async def test_reflection_lists_the_services(service: str) -> None:
     async with serving(Echo(), reflection=True) as (_, channel):
-        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
-        requests = [reflection_pb2.ServerReflectionRequest(list_services="")]
-        async for answer in stub.ServerReflectionInfo(iter(requests)):
-            names = {service.name for service in answer.list_services_response.service}
-    assert {NAME, "grpc.health.v1.Health"} <= names
+        answer = await reflected(channel, service, list_services="")
+        names = {service.name for service in answer.list_services_response.service}
+        assert {NAME, "grpc.health.v1.Health", *REFLECTIONS} <= names
+
+
+@pytest.mark.parametrize("service", REFLECTIONS)
+async def test_reflection_describes_itself_and_the_details_of_errors(service: str) -> None:
+    symbols = (*REFLECTIONS, *(f"google.rpc.{name}" for name in DETAILS))
+    async with serving(Echo(), reflection=True) as (_, channel):
+        for symbol in symbols:
+            answer = await reflected(channel, service, file_containing_symbol=symbol)
+            files = answer.file_descriptor_response.file_descriptor_proto
+            assert _names_in(files) >= {symbol}
+        missing = await reflected(channel, service, file_containing_symbol="google.rpc.None")
+        assert missing.error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
+
+
+def _names_in(files: Iterable[bytes]) -> set[str]:
+    """Returns the messages and services of files that form a pool of their own."""
+    pool, names = descriptor_pool.DescriptorPool(), set()
+    protos = [descriptor_pb2.FileDescriptorProto.FromString(file) for file in files]
+    for proto in reversed(protos):  # what a file imports follows it
+        pool.Add(proto)
+    for proto in protos:
+        described = pool.FindFileByName(proto.name)
+        names |= {message.full_name for message in described.message_types_by_name.values()}
+        names |= {service.full_name for service in described.services_by_name.values()}
+    return names
 
 
 async def test_a_taken_port_is_refused_in_one_line() -> None:

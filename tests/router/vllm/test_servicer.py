@@ -5,11 +5,14 @@ import hashlib
 import io
 import zipfile
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
 from smg_grpc_proto import vllm_engine_pb2 as pb
 from smg_grpc_proto import vllm_engine_pb2_grpc
 from smg_grpc_proto.generated import common_pb2
@@ -240,6 +243,26 @@ async def test_the_model_and_the_server_are_told() -> None:
         server = await stub.GetServerInfo(pb.GetServerInfoRequest())
         assert (server.server_type, server.active_requests) == ("vllm-grpc", 1)
         call.cancel()
+        await stack.check_nothing_is_left()
+
+
+def is_path(source: str) -> bool:
+    """As a gateway asks before it uses a source."""
+    return Path(source).exists()
+
+
+async def test_the_tokenizer_path_is_neither_a_path_nor_a_hub_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / MODEL_NAME).mkdir()  # a gateway started beside a folder of the model's name
+    monkeypatch.chdir(tmp_path)
+    async with make_stack() as stack:
+        info = await stub_of(stack).GetModelInfo(pb.GetModelInfoRequest())
+        assert is_path(info.model_path) and not is_path(info.tokenizer_path)
+        with pytest.raises(HFValidationError):
+            validate_repo_id(info.tokenizer_path)
+        service, method = info.tokenizer_path.rsplit("/", 2)[1:]
+        assert service == SERVICE_NAME and hasattr(stub_of(stack), method)
         await stack.check_nothing_is_left()
 
 
