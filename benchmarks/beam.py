@@ -76,7 +76,7 @@ async def _draw(
 
 async def run(options: argparse.Namespace) -> None:
     settings = {
-        "port": 0,
+        "grpc_port": 0,
         "model": options.model,
         "dtype": options.dtype,
         "log_level": "warning",

@@ -148,7 +148,7 @@ def process(main: Any, argument: Any, cores: list[int]) -> Iterator[Peer]:
 async def router(scheduler_port: int, arguments: list[str]) -> AsyncIterator[tuple[str, int]]:
     """Yields a router's address and process id once it serves."""
     address = f"127.0.0.1:{free_port()}"
-    flags = ["--scheduler", f"127.0.0.1:{scheduler_port}", "--port", address.partition(":")[2]]
+    flags = ["--scheduler", f"127.0.0.1:{scheduler_port}", "--grpc-port", address.partition(":")[2]]
     flags += ["--no-http", "--log-level", "warning", "--trace-exporter", "none", *arguments]
     child = await spawn("router", ["router", *flags])
     try:

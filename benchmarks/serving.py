@@ -130,7 +130,7 @@ async def run(options: argparse.Namespace) -> None:
 
 
 def _settings(options: argparse.Namespace) -> dict[str, object]:
-    common: dict[str, object] = {"port": 0, "http": False, "log_level": "warning"}
+    common: dict[str, object] = {"grpc_port": 0, "http": False, "log_level": "warning"}
     common |= {"workers": options.workers}
     if options.model is None:
         return common | {"simulate": True, "simulated_step_ms": options.simulated_step_ms}

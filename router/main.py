@@ -26,6 +26,7 @@ from router.vllm.servicer import OPERATIONS as VLLM_OPERATIONS
 from router.vllm.servicer import SERVICE_NAME as VLLM_SERVICE
 from router.vllm.servicer import VllmEngineServicer
 from rpc.lifetime import run_until_signalled
+from rpc.listening import GRPC_REMEDY
 from rpc.metrics import make_registry
 from rpc.metrics_server import metrics_server
 from rpc.otel_metrics import exported
@@ -59,6 +60,7 @@ class Router:
             ],
             tls=config.tls,
             on_malformed=self._count_malformed,
+            remedy=GRPC_REMEDY,
         )
         self.schedulers = Schedulers(
             config.scheduler_addresses,

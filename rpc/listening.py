@@ -9,6 +9,8 @@ import socket
 
 from rpc.tls import TlsConfig, exposure
 
+PORT_REMEDY = "choose another --port"
+GRPC_REMEDY = "choose another --grpc-port"
 HTTP_REMEDY = "choose another --http-port, or --no-http"
 
 
@@ -32,7 +34,7 @@ def check_exposure(address: str, tls: TlsConfig, *, names_callers: bool = False)
         raise BindError(f"cannot listen on {address} {reason}")
 
 
-def check_free(host: str, port: int, *, remedy: str = "choose another --port") -> None:
+def check_free(host: str, port: int, *, remedy: str = PORT_REMEDY) -> None:
     """Raises PortInUse or BindError unless a server could listen there now."""
     address = join_address(host, port)
     try:

@@ -15,7 +15,7 @@ from rpc import health, reflection
 from rpc.error_interceptor import ErrorInterceptor
 from rpc.errors import Unavailable
 from rpc.handlers import Context, Handler, wrap
-from rpc.listening import PortInUse, check_exposure, check_free, join_address
+from rpc.listening import PORT_REMEDY, PortInUse, check_exposure, check_free, join_address
 from rpc.peers import Callers, PeerInterceptor
 from rpc.tls import CLEAR, TlsConfig, server_credentials
 
@@ -100,10 +100,12 @@ class Server:
         tls: TlsConfig = CLEAR,
         callers: Callers | None = None,
         on_malformed: Callable[[str], None] = lambda _method: None,
+        remedy: str = PORT_REMEDY,
     ) -> None:
         """Makes a server that does not listen yet.
 
         Args:
+            remedy: what to do if the port is in use.
             callers: the roles that may call what; None lets in every client.
             on_malformed: told the method of each call whose request is no message.
         """
@@ -111,6 +113,7 @@ class Server:
         self._tls = tls
         self._names_callers = callers is not None
         self.port = port
+        self._remedy = remedy
         self._reflection = reflection
         self._names: list[str] = []
         self._stopping: asyncio.Future[None] | None = None
@@ -156,7 +159,8 @@ class Server:
             names = (*self._names, health.SERVICE_NAME)
             reflection.add_to_server(names, self._server)
         check_exposure(self.address, self._tls, names_callers=self._names_callers)
-        check_free(self.host, self.port)  # gRPC itself says only that it failed
+        # gRPC itself says only that binding failed.
+        check_free(self.host, self.port, remedy=self._remedy)
         try:
             self.port = self._listen()
         except RuntimeError:

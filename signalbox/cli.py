@@ -153,8 +153,11 @@ def _fill_service(name: str, parser: argparse.ArgumentParser) -> None:
     settings_class, run = SERVICES[name]
 
     def load_and_run(flags: dict[str, Any]) -> None:
-        settings = load(settings_class, flags)
+        notices: list[str] = []
+        settings = load(settings_class, flags, tell=notices.append)
         _configure_logging(name, settings)
+        for notice in notices:
+            logging.getLogger(__name__).warning("%s", notice)
         run(settings)
 
     add_flags(parser, settings_class)

@@ -66,7 +66,7 @@ def metrics_config(settings: TelemetrySettings) -> MetricsConfig:
 def router_config(settings: RouterSettings) -> RouterConfig:
     return RouterConfig(
         host=settings.host,
-        port=settings.port,
+        port=settings.grpc_port,
         http_port=settings.http_port if settings.http else None,
         version=signalbox.__version__,
         scheduler_addresses=_names(settings.scheduler),

@@ -22,7 +22,7 @@ from signalbox import machine
 
 DISTRIBUTION = "signalbox-serving"
 DEMO_MODEL = Path("models/SmolLM2-135M-Instruct.Q4_1.gguf")
-PORTS = {50051: "router", 50052: "scheduler"}
+PORTS = {50051: ("router", "--grpc-port"), 50052: ("scheduler", "--port")}
 OUR_PACKAGES = (
     "protos",
     "rpc",
@@ -176,13 +176,13 @@ def _as_numbers(version: str) -> tuple[int, ...]:
 
 def _surroundings(report: Report) -> dict[str, str | None]:
     found: dict[str, str | None] = {}
-    for port, service in PORTS.items():
+    for port, (service, flag) in PORTS.items():
         try:
             check_free("127.0.0.1", port)
             found[f"port {port} ({service})"] = "free"
         except BindError as error:
             found[f"port {port} ({service})"] = str(error)
-            report.notes.append(f"port {port} is taken; give the {service} another --port")
+            report.notes.append(f"port {port} is taken; give the {service} another {flag}")
     found["demo model"] = str(DEMO_MODEL) if DEMO_MODEL.is_file() else None
     return found
 

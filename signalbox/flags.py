@@ -9,6 +9,8 @@ from signalbox.environment import ENV_PREFIX
 from signalbox.settings import CONFIG_FILE, Settings, flag_name
 
 POSITIONAL = "model"
+PORT = "port"
+"""Of a command with two APIs; see `signalbox.settings.ports`."""
 
 
 def add_flags(parser: argparse.ArgumentParser, settings_class: type[Settings]) -> None:
@@ -26,6 +28,13 @@ def add_flags(parser: argparse.ArgumentParser, settings_class: type[Settings]) -
             )
         else:
             parser.add_argument(flag_name(name), **_options(name, field))
+    if "grpc_port" in settings_class.model_fields:
+        parser.add_argument(
+            flag_name(PORT),
+            metavar="N",
+            default=argparse.SUPPRESS,
+            help="the HTTP API's port, as in vLLM: --http-port",
+        )
 
 
 def to_flags(settings: Settings, settings_class: type[Settings], **replaced: Any) -> list[str]:

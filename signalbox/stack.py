@@ -11,7 +11,14 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Mapping
 
-from rpc.listening import HTTP_REMEDY, BindError, check_exposure, check_free, join_address
+from rpc.listening import (
+    GRPC_REMEDY,
+    HTTP_REMEDY,
+    BindError,
+    check_exposure,
+    check_free,
+    join_address,
+)
 from signalbox import configs
 from signalbox.flags import to_flags
 from signalbox.gpus import gpu_shares, visible_gpus
@@ -46,7 +53,7 @@ class LocalStack:
 
     def __init__(self, settings: ServeSettings) -> None:
         self._settings = settings
-        self._port = settings.port or _free_port()
+        self._port = settings.grpc_port or _free_port()
         self._http_port = settings.http_port or _free_port()
         self._scheduler_port = self._choose_scheduler_port()
         self._router: Child | None = None
@@ -81,9 +88,9 @@ class LocalStack:
     async def start(self) -> None:
         """Starts the processes and returns when the router serves. Raises ServiceDied."""
         settings, scheduler = self._settings, self.scheduler_address
-        address = join_address(settings.host, settings.port)
+        address = join_address(settings.host, settings.grpc_port)
         check_exposure(address, configs.tls_config(settings))
-        check_free(settings.host, settings.port)
+        check_free(settings.host, settings.grpc_port, remedy=GRPC_REMEDY)
         if settings.http:
             check_free(settings.host, settings.http_port, remedy=HTTP_REMEDY)
         self._scheduler = await self._spawn(
@@ -109,7 +116,7 @@ class LocalStack:
         self._router = await self._spawn(
             "router",
             RouterSettings,
-            port=self._port,
+            grpc_port=self._port,
             http_port=self._http_port,
             scheduler=scheduler,
         )

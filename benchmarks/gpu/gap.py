@@ -22,7 +22,7 @@ def measure(bench: Bench) -> list[Measure]:
 async def _measure(bench: Bench) -> list[Measure]:
     concurrency = bench.pick(64, 4)
     settings: dict[str, object] = {
-        "port": 0,
+        "grpc_port": 0,
         "http": False,
         "log_level": "warning",
         "model": str(bench.model(LLAMA_3_8B)),

@@ -37,7 +37,8 @@ class SignalboxServer(ServerProcess):
 
     def command(self) -> list[str]:
         model = str(self._model) if self._model else "--simulate"
-        serve = ["serve", model, "--port", str(self.port), "--no-http", "--log-level", "warning"]
+        ports = ["--grpc-port", str(self.port), "--no-http"]
+        serve = ["serve", model, *ports, "--log-level", "warning"]
         return [sys.executable, "-m", "signalbox", *serve, *self.extra_arguments]
 
     async def is_ready(self) -> bool:

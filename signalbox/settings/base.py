@@ -3,18 +3,10 @@
 from collections.abc import Iterator
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
-from pydantic_settings import (
-    BaseSettings,
-    InitSettingsSource,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-)
-
-from signalbox.environment import ENV_PREFIX
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 CONFIG_FILE = "config"
-"""What has no field: the YAML file, or here what it says."""
+"""The flag that has no field: the YAML file."""
 
 
 def flag_name(field: str) -> str:
@@ -22,10 +14,10 @@ def flag_name(field: str) -> str:
     return "--" + field.replace("_", "-")
 
 
-class Settings(BaseSettings):
+class Settings(BaseModel):
     """What every command takes."""
 
-    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="least severe log lines on standard error"
@@ -34,19 +26,6 @@ class Settings(BaseSettings):
         "text", description="of log lines; json is one object a line, for collectors of logs"
     )
     debug: bool = Field(False, description="show tracebacks instead of one-line errors")
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        assert isinstance(init_settings, InitSettingsSource)
-        file_values = init_settings.init_kwargs.pop(CONFIG_FILE, {})
-        return init_settings, env_settings, InitSettingsSource(settings_cls, file_values)
 
 
 class TlsSettings(Settings):
@@ -124,6 +103,8 @@ class TelemetrySettings(TlsSettings):
 
     def _ports(self) -> Iterator[tuple[str, int]]:
         """Where the service listens on --host, each with the flag that says so."""
-        yield "--port", getattr(self, "port", 0)
+        for field in ("port", "grpc_port"):
+            if field in type(self).model_fields:
+                yield flag_name(field), getattr(self, field)
         if self.metrics_port is not None:
             yield "--metrics-port", self.metrics_port

@@ -1,17 +1,16 @@
 """Reads the settings of a command from where they are given; see the package for who beats whom."""
 
-import os
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any, TypeVar
 
-import yaml
 from pydantic import ValidationError
 
-from signalbox.environment import ENV_PREFIX
 from signalbox.settings.base import CONFIG_FILE, Settings, flag_name
+from signalbox.settings.ports import is_off, split_port
 from signalbox.settings.router import RouterSettings
 from signalbox.settings.scheduler import SchedulerSettings
 from signalbox.settings.serve import ServeSettings
+from signalbox.settings.sources import SettingsError, Source, config_file, environment
 from signalbox.settings.worker import WorkerSettings
 
 S = TypeVar("S", bound=Settings)
@@ -22,43 +21,55 @@ SERVICES: tuple[type[Settings], ...] = (
     SchedulerSettings,
     WorkerSettings,
 )
+_KNOWN = {field for service in SERVICES for field in service.model_fields}
 
 
-class SettingsError(ValueError):
-    """A setting is wrong; says which and why in one line."""
-
-
-def load(settings_class: type[S], flags: dict[str, Any]) -> S:
-    """Returns the settings of a command.
+def load(
+    settings_class: type[S],
+    flags: dict[str, Any],
+    *,
+    tell: Callable[[str], None] = lambda _line: None,
+) -> S:
+    """Returns the settings of a command. Raises SettingsError.
 
     Args:
         flags: those that were given on the command line; "config" is the YAML file.
+        tell: told in one line of each setting that is not read as it may have been meant.
     """
-    config_file = flags.get(CONFIG_FILE) or os.environ.get(ENV_PREFIX + "CONFIG")
-    content = _read_file(Path(config_file), settings_class) if config_file else {}
-    values: dict[str, Any] = {**flags, CONFIG_FILE: content}
+    file = config_file(flags, CONFIG_FILE)
+    _check_names(file)
+    given = Source(values={name: flags[name] for name in flags if name != CONFIG_FILE})
+    notices: list[str] = []
+    values = _merge(settings_class, (file, environment(), given), notices.append)
     try:
-        return settings_class(**values)
+        settings = settings_class(**values)
     except ValidationError as error:
-        raise SettingsError(_in_one_line(error)) from None
+        raise SettingsError("; ".join((_in_one_line(error), *notices))) from None
+    for notice in notices:
+        tell(notice)
+    return settings
 
 
-def _read_file(path: Path, settings_class: type[Settings]) -> dict[str, Any]:
-    """Returns the file's settings for this command; one file may serve several commands."""
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        reason = " ".join(str(getattr(error, "strerror", None) or error).split())
-        raise SettingsError(f"cannot read --config {path}: {reason}") from None
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
-        raise SettingsError(f"--config {path}: expected `setting: value` lines")
-    values = {str(name).replace("-", "_"): value for name, value in content.items()}
-    known = {field for service in SERVICES for field in service.model_fields}
-    if unknown := values.keys() - known:
-        raise SettingsError(f"--config {path}: no setting is called {min(unknown)}")
-    return {name: values[name] for name in values if name in settings_class.model_fields}
+def _merge(
+    settings_class: type[Settings], sources: tuple[Source, ...], tell: Callable[[str], None]
+) -> dict[str, Any]:
+    """Returns the raw value of each field that is given; later sources beat earlier ones."""
+    fields = settings_class.model_fields
+    merged: dict[str, Any] = {}
+    for source in sources:
+        values = source.values
+        if "grpc_port" in fields:
+            http_is_off = is_off(sources, default=fields["http"].default)
+            values = split_port(values, http_is_off=http_is_off, tell=tell)
+        others = () if source.place else values.keys()  # a flag of no field is a mistake of ours
+        merged |= {name: values[name] for name in values if name in fields or name in others}
+    return merged
+
+
+def _check_names(file: Source) -> None:
+    """One file may serve several commands, so it may have any service's settings."""
+    if unknown := file.values.keys() - _KNOWN:
+        raise SettingsError(f"{file.place}: no setting is called {min(unknown)}")
 
 
 def _in_one_line(error: ValidationError) -> str:

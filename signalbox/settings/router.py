@@ -47,7 +47,10 @@ class DoorSettings(TelemetrySettings):
     )
     http: bool = Field(True, description="whether OpenAI's HTTP API is served")
     http_port: int = Field(
-        8000, ge=0, le=65535, description="port of the HTTP API, on --host; 0 picks one"
+        8000,
+        ge=0,
+        le=65535,
+        description="port of the HTTP API, on --host, as is vLLM's --port; 0 picks one",
     )
     tool_call_parser: Literal["auto", "hermes", "llama3_json", "mistral", "json", "none"] = Field(
         "auto",
@@ -65,7 +68,9 @@ class RouterSettings(DoorSettings):
     """`signalbox router`."""
 
     host: Host = Field("127.0.0.1", description="address to listen on")
-    port: int = Field(50051, ge=0, le=65535, description="port to listen on; 0 picks one")
+    grpc_port: int = Field(
+        50051, ge=0, le=65535, description="port of the gRPC API, on --host; 0 picks one"
+    )
     scheduler: Addresses = Field(
         "127.0.0.1:50052",
         description="HOST:PORT of the scheduler, or of several with commas between them",

@@ -16,7 +16,9 @@ class ServeSettings(EngineSettings, PolicySettings, DoorSettings):
     """`signalbox serve`: all three on this machine."""
 
     host: Host = Field("127.0.0.1", description="address to listen on")
-    port: int = Field(50051, ge=0, le=65535, description="port to listen on; 0 picks one")
+    grpc_port: int = Field(
+        50051, ge=0, le=65535, description="port of the gRPC API, on --host; 0 picks one"
+    )
     workers: int = Field(1, gt=0, description="worker processes to start")
 
     def _ports(self) -> Iterator[tuple[str, int]]:
@@ -39,7 +41,9 @@ class ServeSettings(EngineSettings, PolicySettings, DoorSettings):
 class DemoSettings(ServeSettings):
     """`signalbox demo`: as serve, where nothing else listens."""
 
-    port: int = Field(0, ge=0, le=65535, description="port to listen on; 0 picks one")
+    grpc_port: int = Field(
+        0, ge=0, le=65535, description="port of the gRPC API, on --host; 0 picks one"
+    )
     http: bool = Field(False, description="whether OpenAI's HTTP API is served")
 
     @model_validator(mode="after")

@@ -38,7 +38,8 @@ class Service:
     process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        ports = (f"--port={self.port}", f"--metrics-port={self.metrics_port}")
+        flag = "--grpc-port" if self.arguments[0] == "router" else "--port"
+        ports = (f"{flag}={self.port}", f"--metrics-port={self.metrics_port}")
         with self.log.open("ab") as sink:
             self.process = subprocess.Popen(
                 [*COMMAND, *self.arguments, *ports], stderr=sink, env=environment()

@@ -85,11 +85,12 @@ def test_a_service_takes_its_flags_and_environment_and_may_listen(
     settings = load(SETTINGS[role], {name: flags[name] for name in flags.keys() & FIELDS})
     ports = {port["containerPort"] for port in container(role)["ports"]}
     assert isinstance(settings, RouterSettings | SchedulerSettings | WorkerSettings)
-    assert {settings.port, settings.metrics_port} <= ports
+    port = settings.grpc_port if isinstance(settings, RouterSettings) else settings.port
+    assert {port, settings.metrics_port} <= ports
     assert ports == PORTS[role] | {METRICS_PORT}
     tls = configs.tls_config(settings)
     assert not tls.insecure
-    check_exposure(f"0.0.0.0:{settings.port}", tls, names_callers=role != "router")
+    check_exposure(f"0.0.0.0:{port}", tls, names_callers=role != "router")
     if not isinstance(settings, SchedulerSettings):
         address = settings.scheduler
         service = resources("Service")[address.partition(":")[0]]

@@ -72,7 +72,7 @@ def serve(log: Path, *arguments: str) -> Iterator[Stack]:
     port = address.rpartition(":")[2]
     with log.open("wb") as sink:
         process = subprocess.Popen(
-            [*COMMAND, "serve", "--port", port, "--http-port", "0", *arguments],
+            [*COMMAND, "serve", "--grpc-port", port, "--http-port", "0", *arguments],
             stderr=sink,
             env=environment(),
         )

@@ -95,10 +95,10 @@ def test_a_taken_port_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         install(monkeypatch, grpcio="2.0", pydantic_settings="3.0")
-        monkeypatch.setattr(doctor, "PORTS", {port: "router"})
+        monkeypatch.setattr(doctor, "PORTS", {port: ("router", "--grpc-port")})
         report = doctor.examine()
     assert "in use" in str(report.sections["on this machine"][f"port {port} (router)"])
-    assert any("--port" in note for note in report.notes)
+    assert any("--grpc-port" in note for note in report.notes)
 
 
 def test_the_command_prints_a_table_or_json() -> None:

@@ -80,5 +80,5 @@ def test_the_processes_of_serve_take_ports_one_after_the_other() -> None:
 @pytest.mark.parametrize("name", ["http_port", "metrics_port"])
 def test_the_scheduler_leaves_a_port_that_was_asked_for_to_its_service(name: str) -> None:
     port = free_port()
-    stack = LocalStack(ServeSettings(simulate=True, port=port, **{name: port + 1}))
+    stack = LocalStack(ServeSettings(simulate=True, grpc_port=port, **{name: port + 1}))
     assert stack.scheduler_address != f"127.0.0.1:{port + 1}"

@@ -195,7 +195,9 @@ def test_a_port_in_use_is_one_line(command: str) -> None:
         taken.listen()
         port = str(taken.getsockname()[1])
         kind = ["--simulate"] if command in ("serve", "worker") else []
-        done = signalbox(command, *kind, "--port", port)
+        flag = "--grpc-port" if command in ("serve", "router") else "--port"
+        done = signalbox(command, *kind, flag, port)
+    assert_one_line_error(done, f"choose another {flag}")
     assert_one_line_error(done, f"127.0.0.1:{port}", "in use")
 
 
@@ -206,8 +208,8 @@ def test_a_start_that_fails_when_grpc_listens_leaves_one_line() -> None:
         taken.listen()
         port = str(taken.getsockname()[1])
         for arguments in (
-            ("router", "--port", "0", "--http-port", port),
-            ("router", "--port", port, "--http-port", "0"),
+            ("router", "--grpc-port", "0", "--port", port),
+            ("router", "--grpc-port", port, "--http-port", "0"),
             ("worker", "--simulate", "--metrics-port", port),
         ):
             done = signalbox(*arguments, "--log-level=error")
@@ -216,7 +218,7 @@ def test_a_start_that_fails_when_grpc_listens_leaves_one_line() -> None:
 
 
 def test_a_wrong_model_is_one_line_and_ends_the_stack() -> None:
-    done = signalbox("serve", "./nowhere", "--port", "0", "--no-http", "--device", "cpu")
+    done = signalbox("serve", "./nowhere", "--grpc-port", "0", "--no-http", "--device", "cpu")
     assert_one_line_error(done, "signalbox worker", "./nowhere")
     assert_one_line_error(done, "signalbox serve", "worker 0 exited with status 1")
 
@@ -248,9 +250,9 @@ def test_a_worker_with_another_model_is_refused_in_one_line(shared: Stack) -> No
 
 @pytest.mark.parametrize("service", ["worker", "router"])
 def test_a_service_before_its_scheduler_waits_visibly(service: str) -> None:
-    kind = ["--simulate"] if service == "worker" else []
+    kind = ["--simulate", "--port=0"] if service == "worker" else ["--grpc-port=0", "--no-http"]
     process = subprocess.Popen(
-        [*COMMAND, service, *kind, "--port=0", "--scheduler=127.0.0.1:9"],
+        [*COMMAND, service, *kind, "--scheduler=127.0.0.1:9"],
         stderr=subprocess.PIPE,
         text=True,
         env=environment(),
@@ -337,5 +339,5 @@ def test_help_and_version_need_no_service() -> None:
 
 @pytest.mark.parametrize("command", [["serve", "--simulate"], ["scheduler"], ["router"]])
 def test_a_port_in_the_clear_for_others_is_refused_with_its_remedy(command: list[str]) -> None:
-    done = signalbox(*command, "--host", "0.0.0.0", "--port", "0")
+    done = signalbox(*command, "--host", "0.0.0.0")
     assert_one_line_error(done, "cannot listen on 0.0.0.0", "--insecure")

@@ -21,7 +21,7 @@ from signalbox.settings import (
 
 @pytest.fixture(autouse=True)
 def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("CONFIG", "PORT", "MAX_NUM_SEQS"):
+    for name in ("CONFIG", "PORT", "HTTP", "HTTP_PORT", "GRPC_PORT", "MAX_NUM_SEQS"):
         monkeypatch.delenv(f"SIGNALBOX_{name}", raising=False)
 
 
@@ -35,11 +35,11 @@ def test_a_flag_beats_the_environment_beats_the_file_beats_the_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = write_config(tmp_path, "port: 1\n")
-    ports = [load(RouterSettings, {}).port, load(RouterSettings, {"config": config}).port]
+    ports = [load(SchedulerSettings, {}).port, load(SchedulerSettings, {"config": config}).port]
     monkeypatch.setenv("SIGNALBOX_PORT", "2")
-    ports.append(load(RouterSettings, {"config": config}).port)
-    ports.append(load(RouterSettings, {"config": config, "port": "3"}).port)
-    assert ports == [50051, 1, 2, 3]
+    ports.append(load(SchedulerSettings, {"config": config}).port)
+    ports.append(load(SchedulerSettings, {"config": config, "port": "3"}).port)
+    assert ports == [50052, 1, 2, 3]
 
 
 def test_the_file_can_be_named_in_the_environment(
@@ -61,7 +61,8 @@ def test_one_file_serves_several_commands(tmp_path: Path) -> None:
         ("no_such_setting: 1", "no setting is called no_such_setting"),
         ("- a\n- b", "expected `setting: value` lines"),
         ("port: [", "cannot read"),
-        ("port: many", "--port is 'many'"),
+        ("grpc_port: many", "--grpc-port is 'many'"),
+        ("port: many", "--http-port is 'many'.*--port is the HTTP API's port"),
     ],
 )
 def test_a_wrong_file_is_refused_in_one_line(tmp_path: Path, text: str, expected: str) -> None:
@@ -78,7 +79,8 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings_class", "flags", "expected"),
     [
-        (RouterSettings, {"port": "70000"}, "--port is '70000'"),
+        (SchedulerSettings, {"port": "70000"}, "--port is '70000'"),
+        (RouterSettings, {"grpc_port": "70000"}, "--grpc-port is '70000'"),
         (RouterSettings, {"drain_timeout": "-1"}, "--drain-timeout is '-1'"),
         (SchedulerSettings, {"max_num_seqs": "0"}, "--max-num-seqs is '0'"),
         (ServeSettings, {"scheduling_policy": "lottery"}, "is 'lottery': .*fcfs.priority"),
@@ -97,13 +99,16 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         (WorkerSettings, {"simulate": True, "advertise": "a:x"}, "--advertise is 'a:x'"),
         (SchedulerSettings, {"host": "https://a"}, "--host is 'https://a': .*leave https:// out"),
         (ServeSettings, {"simulate": True, "host": "0.0.0.0:1"}, "--host is .* setting of its own"),
-        (RouterSettings, {"port": 8000}, "--port and --http-port are both 8000"),
+        (RouterSettings, {"grpc_port": 8000}, "--grpc-port and --http-port are both 8000"),
+        (ServeSettings, {"simulate": True, "port": 50051}, "are both 50051.*gRPC is --grpc-port"),
+        (RouterSettings, {"port": 1, "grpc_port": 2, "http_port": 3}, "give one"),
+        (RouterSettings, {"port": 1, "grpc_port": 2, "http": False}, "--no-http turns off"),
         (RouterSettings, {"metrics_port": 8000}, "--metrics-port and --http-port are both 8000"),
         (SchedulerSettings, {"metrics_port": 50052}, "choose another --metrics-port"),
         (
             ServeSettings,
             {"simulate": True, "workers": 2, "metrics_port": 50048},
-            r"--port and --metrics-port \+ 3 are both 50051; choose another --metrics-port",
+            r"--grpc-port and --metrics-port \+ 3 are both 50051; choose another --metrics-port",
         ),
     ],
 )
@@ -116,13 +121,51 @@ def test_a_wrong_value_is_refused_by_the_name_of_its_flag(
 
 
 def test_what_is_off_or_picked_takes_no_port_from_others() -> None:
-    assert load(RouterSettings, {"port": 8000, "http": False}).http_port == 8000
-    picked = load(RouterSettings, {"port": 0, "http_port": 0, "metrics_port": 0})
-    assert (picked.port, picked.http_port, picked.metrics_port) == (0, 0, 0)
+    assert load(RouterSettings, {"grpc_port": 8000, "http": False}).http_port == 8000
+    picked = load(RouterSettings, {"grpc_port": 0, "http_port": 0, "metrics_port": 0})
+    assert (picked.grpc_port, picked.http_port, picked.metrics_port) == (0, 0, 0)
     scheduler_and_worker = {"simulate": True, "workers": 1, "metrics_port": 50049}
     with pytest.raises(SettingsError, match="both 50051"):
         load(ServeSettings, scheduler_and_worker)
     assert load(ServeSettings, scheduler_and_worker | {"metrics_port": 50052}).workers == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "ports", "told"),
+    [
+        ({"port": "9000"}, {}, (50051, 9000), ["the HTTP API's port, as in vLLM"]),
+        ({"port": "9000", "grpc_port": "9001"}, {}, (9001, 9000), []),
+        ({"port": "9000", "http_port": "9001"}, {}, (9000, 9001), ["read as --grpc-port"]),
+        ({"port": "9000", "http": False}, {}, (9000, 8000), ["read as --grpc-port"]),
+        ({"port": "9000"}, {"HTTP": "off"}, (9000, 8000), ["read as --grpc-port"]),
+        ({"port": "9000"}, {"HTTP_PORT": "1"}, (50051, 9000), ["the HTTP API's port"]),
+        ({"http_port": "9000"}, {"PORT": "9001"}, (50051, 9000), ["the HTTP API's port"]),
+        ({"http_port": "1", "grpc_port": "2"}, {}, (2, 1), []),
+    ],
+)
+@pytest.mark.parametrize("settings_class", [ServeSettings, RouterSettings])
+def test_port_is_that_of_http_and_what_it_was_before_is_told(
+    settings_class: type[ServeSettings | RouterSettings],
+    flags: dict[str, object],
+    environment: dict[str, str],
+    ports: tuple[int, int],
+    told: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(f"SIGNALBOX_{name}", value)
+    if settings_class is ServeSettings:
+        flags = {"simulate": True, **flags}
+    lines: list[str] = []
+    settings = load(settings_class, flags, tell=lines.append)
+    assert (settings.grpc_port, settings.http_port) == ports
+    assert len(lines) == len(told), lines
+    assert all(part in line for part, line in zip(told, lines, strict=True)), lines
+
+
+def test_a_flag_of_no_setting_is_refused() -> None:
+    with pytest.raises(SettingsError, match="--prot"):
+        load(SchedulerSettings, {"prot": 1})
 
 
 @pytest.mark.parametrize("settings_class", SERVICES)

@@ -1,0 +1,55 @@
+"""Where settings are given: YAML file, environment and flags, each as names and raw values."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from signalbox.environment import ENV_PREFIX
+
+
+class SettingsError(ValueError):
+    """A setting is wrong; says which and why in one line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Settings from one place."""
+
+    values: Mapping[str, Any]
+    """By name, in lower case with underscores; texts, and what YAML makes of them."""
+    place: str = ""
+    """What messages call it; empty for the command line."""
+
+
+def config_file(flags: Mapping[str, Any], flag: str) -> Source:
+    """Returns the YAML file that a flag or the environment names. Raises SettingsError."""
+    path = flags.get(flag) or os.environ.get(ENV_PREFIX + flag.upper())
+    place = f"--{flag} {path}"
+    return Source(values=_read(Path(path), place) if path else {}, place=place)
+
+
+def environment(prefix: str = ENV_PREFIX) -> Source:
+    """Returns the variables that begin with a prefix, without it."""
+    found = {
+        name.removeprefix(prefix).lower(): value
+        for name, value in os.environ.items()
+        if name.startswith(prefix)
+    }
+    return Source(values=found, place="the environment")
+
+
+def _read(path: Path, place: str) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = " ".join(str(getattr(error, "strerror", None) or error).split())
+        raise SettingsError(f"cannot read {place}: {reason}") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise SettingsError(f"{place}: expected `setting: value` lines")
+    return {str(name).replace("-", "_"): value for name, value in content.items()}
