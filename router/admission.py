@@ -22,9 +22,11 @@ from router.structured_output import GrammarChecker
 from router.token_checks import check_token_ids
 from rpc.errors import (
     AlreadyExists,
+    ContextOverflow,
     DeadlineExceeded,
     InvalidArgument,
     ResourceExhausted,
+    TextTooLong,
     Unavailable,
 )
 
@@ -135,9 +137,17 @@ class Admission:
         )
 
     async def _echo(self, asked: Asked, model: ServedModel, token_ids: list[int]) -> Echo:
-        skips = asked.sampling.get("skip_special_tokens", True)
-        text = await model.tokenizer.decode(token_ids, skip_special_tokens=skips)
-        return Echo(text, token_ids)
+        """Returns the prompt as it was sent; of a truncated one, the text of the tokens kept."""
+        if not isinstance(asked.prompt, TextPrompt):
+            text, offsets = await model.tokenizer.decode_with_offsets(token_ids)
+            return Echo(text, token_ids, offsets)
+        text = asked.prompt.text
+        offsets = await model.tokenizer.offsets(
+            text, add_special_tokens=asked.prompt.add_special_tokens
+        )
+        offsets = offsets[-len(token_ids) :]
+        start = 0 if asked.truncate_prompt_tokens is None else offsets[0]
+        return Echo(text[start:], token_ids, [offset - start for offset in offsets])
 
     def submit(
         self,
@@ -200,7 +210,8 @@ class Admission:
                 if not text:
                     raise InvalidArgument("text", text, "a text that is not empty")
                 max_bytes = self._max_text_bytes_of(asked, model)
-                validation.check_text(text, field="text", max_bytes=max_bytes)
+                with self._naming_window(max_bytes, model):
+                    validation.check_text(text, field="text", max_bytes=max_bytes)
             case TokensPrompt(token_ids=token_ids, field=field):
                 length = min(len(token_ids), asked.truncate_prompt_tokens or len(token_ids))
                 validation.check_prompt_length(length, field=field, model=model)
@@ -218,8 +229,20 @@ class Admission:
                 return token_ids, field
             case Conversation() as conversation:
                 max_bytes = self._max_text_bytes_of(asked, model)
-                encode = model.tokenizer.encode_chat(conversation, max_bytes=max_bytes)
-                return await encode, "messages"
+                with self._naming_window(max_bytes, model):
+                    encode = model.tokenizer.encode_chat(conversation, max_bytes=max_bytes)
+                    return await encode, "messages"
+
+    @contextmanager
+    def _naming_window(self, max_bytes: int, model: ServedModel) -> Iterator[None]:
+        """Raises ContextOverflow for a text too long, where the window is what bounds it."""
+        try:
+            yield
+        except TextTooLong as error:
+            if max_bytes == self._config.max_prompt_bytes:
+                raise
+            window, allowed = model.max_model_len, f"at most {max_bytes} bytes"
+            raise ContextOverflow(error.field, error.value, allowed, window=window) from None
 
 
 def timeout_ns(time_remaining: TimeRemaining) -> int | None:

@@ -13,7 +13,7 @@ import jinja2
 from router import template_sandbox
 from router.conversation import Conversation
 from router.limited_process import run_limited
-from rpc.errors import InvalidArgument
+from rpc.errors import InvalidArgument, TextTooLong
 
 MAX_PROCESSES = 2
 
@@ -38,7 +38,7 @@ class ChatTemplate:
             )
         except template_sandbox.TooLong:
             allowed = f"at most {max_bytes} bytes when rendered"
-            raise InvalidArgument("messages", _count(conversation), allowed) from None
+            raise TextTooLong("messages", _count(conversation), allowed) from None
         except Exception as error:  # a template may raise whatever Python does
             allowed = f"what the model's chat template accepts ({error})"
             raise InvalidArgument("messages", _count(conversation), allowed) from error

@@ -6,7 +6,7 @@ Sequences are detokenised and searched for stop strings as tokens arrive, whatev
 import copy
 import dataclasses
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from router.outputs import Delta, TokenLogprobs, ToolCallDelta, Update
 
@@ -41,6 +41,8 @@ class Echo:
 
     text: str
     token_ids: list[int]
+    text_offsets: list[int] = field(default_factory=list)
+    """Where in the text, in characters, each token begins."""
 
 
 @dataclass(slots=True)

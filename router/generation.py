@@ -14,7 +14,7 @@ from opentelemetry.context import Context
 
 from router.admission import Admission, Asked, EncodedPrompt, TimeRemaining, now_ns, timeout_ns
 from router.conversation import Conversation
-from router.delivery import Outbox
+from router.delivery import Echo, Outbox
 from router.key_limits import KeyLimits
 from router.keys import ApiKey
 from router.model import ServedModel
@@ -53,6 +53,8 @@ class Served(NamedTuple):
 
     request: GenerationRequest
     update: Update
+    echo: Echo | None = None
+    """The prompt that the first delta of each sequence begins with, if it does."""
 
 
 @dataclass(slots=True)
@@ -182,7 +184,7 @@ class Generator:
                         account.spend(sum(len(delta.token_ids) for delta in update.deltas))
                     due = outbox.push(update)
                     if due is not None:
-                        yield Served(request, due)
+                        yield Served(request, due, prompt.echo)
             finally:
                 request.close()
 

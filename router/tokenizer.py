@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import accumulate
 from types import MappingProxyType
 from typing import Any
 
@@ -119,6 +120,19 @@ class Tokenizer:
         ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
+    async def offsets(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Returns where in the text, in characters, each token of `encode` begins.
+
+        A special token that the text does not contain begins where the token before it does.
+        """
+
+        def compute() -> list[int]:
+            encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
+            return list(accumulate((start for start, _ in encoding.offsets), max))
+
+        offsets: list[int] = await self._run(partial(compute))
+        return offsets
+
     async def encode_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """As `encode_words_blocking`, on the pool."""
         if not words:
@@ -173,11 +187,29 @@ class Tokenizer:
             )
         )
 
+    async def decode_with_offsets(self, token_ids: Sequence[int]) -> tuple[str, list[int]]:
+        """Returns the text, special tokens included, and where in it each token begins."""
+
+        def decode() -> tuple[str, list[int]]:
+            detokenizer = self.make_detokenizer((), skip_special_tokens=False)
+            text, offsets = "", []
+            for token_id in token_ids:
+                offsets.append(len(text))
+                text += detokenizer.push((token_id,))
+            return text + detokenizer.flush(), offsets
+
+        decoded: tuple[str, list[int]] = await self._run(partial(decode))
+        return decoded
+
     def token_bytes(self, token_id: int) -> bytes:
         """Returns one token's bytes alone, which need be no whole characters."""
         if self._pieces is not None:
             return self._pieces.of_all[token_id]
         return str(self._backend.decode([token_id], skip_special_tokens=False)).encode()
+
+    def vocabulary_entry(self, token_id: int) -> str:
+        """Returns a token as the vocabulary spells it, such as "Ġthe"; "" for an unused id."""
+        return self._backend.id_to_token(token_id) or ""
 
     def token_text(self, token_id: int) -> str:
         """Returns one token's text alone; replacement characters where it is part of one."""

@@ -13,7 +13,7 @@ from router.sampling import GenerationParams
 from router.sequence_checks import beam_search, check_sequences
 from router.structured_output import check_structured_output
 from router.token_checks import check_lists, check_tokens_exist
-from rpc.errors import InvalidArgument, NotFound
+from rpc.errors import ContextOverflow, InvalidArgument, NotFound, TextTooLong
 from rpc.sampling_params import SamplingParams
 
 MAX_REQUEST_ID_CHARS = 128
@@ -85,7 +85,7 @@ def check_text(text: str, *, field: str, max_bytes: int) -> None:
     """Bounds the work of tokenising."""
     num_bytes = len(text) if text.isascii() else len(text.encode())
     if num_bytes > max_bytes:
-        raise InvalidArgument(field, f"a text of {num_bytes} bytes", f"at most {max_bytes} bytes")
+        raise TextTooLong(field, f"a text of {num_bytes} bytes", f"at most {max_bytes} bytes")
 
 
 def check_sampling(fields: Mapping[str, Any], model: ServedModel) -> None:
@@ -116,10 +116,11 @@ def check_prompt_length(num_tokens: int, *, field: str, model: ServedModel) -> N
     if num_tokens < 1:
         raise InvalidArgument(field, "a prompt of 0 tokens", "at least 1 token")
     if num_tokens >= model.max_model_len:
-        raise InvalidArgument(
+        raise ContextOverflow(
             field,
             f"a prompt of {num_tokens} tokens",
-            f"fewer than the model's window of {model.max_model_len} tokens",
+            f"at most {model.max_model_len - 1}",
+            window=model.max_model_len,
         )
 
 
@@ -199,11 +200,11 @@ def _resolve_max_tokens(
     room = model.max_model_len - num_prompt_tokens
     max_tokens: int = fields.get("max_tokens", room)
     if max_tokens > room:
-        raise InvalidArgument(
+        raise ContextOverflow(
             "sampling_params.max_tokens",
             max_tokens,
-            f"at most {room}: the prompt has {num_prompt_tokens} tokens, "
-            f"the model's window {model.max_model_len}",
+            f"at most {room}, as the prompt has {num_prompt_tokens} tokens",
+            window=model.max_model_len,
         )
     return max_tokens
 

@@ -44,8 +44,21 @@ class InvalidArgument(RpcError):
 
     def __init__(self, field: str, value: object, allowed: str) -> None:
         self.field = field
+        self.value = value
         self.description = f"{_shorten(value)} is not allowed; allowed: {allowed}"
         super().__init__(f"{field}: {self.description}", _violation(field, self.description))
+
+
+class ContextOverflow(InvalidArgument):
+    """More tokens than the model's window holds. Clients look for these words, and shorten."""
+
+    def __init__(self, field: str, value: object, allowed: str, *, window: int) -> None:
+        maximum = f"This model's maximum context length is {window} tokens"
+        super().__init__(field, value, f"{allowed}. {maximum}")
+
+
+class TextTooLong(InvalidArgument):
+    """More bytes of text than are tokenised."""
 
 
 class MalformedRequest(RpcError):

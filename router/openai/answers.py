@@ -32,10 +32,13 @@ def to_event(body: object) -> bytes:
 
 
 def finish_fields(finish: Finish | None) -> dict[str, Any]:
-    """Returns OpenAI's reason, and vLLM's: the string or token that was found."""
+    """Returns OpenAI's reason, and vLLM's: which of the request's own stops was found.
+
+    A model's end-of-sequence token is a plain end and has none.
+    """
     if finish is None:
         return {"finish_reason": None, "stop_reason": None}
-    stop = finish.stop if finish.stop is not None else finish.stop_token_id
+    stop = finish.stop_token_id if finish.reason is FinishReason.STOP_TOKEN else finish.stop
     fields: dict[str, Any] = {"finish_reason": _REASONS[finish.reason], "stop_reason": stop}
     if finish.reason is FinishReason.ERROR:
         fields["error_message"] = finish.error_message
@@ -49,10 +52,17 @@ class Head:
     id: str
     model: str
     tokenizer: Tokenizer
+    system_fingerprint: str
     created: int = field(default_factory=lambda: int(time.time()))
 
     def fields(self, kind: str) -> dict[str, Any]:
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.system_fingerprint,
+        }
 
 
 class UsagePlan(NamedTuple):
@@ -77,12 +87,18 @@ class UsageCounter:
         self._echoes = echoes
         self._begun: set[tuple[int, int]] = set()
 
+    def open(self, part: Part) -> None:
+        """Counts the part's prompt, unless it has been."""
+        num_prompt_tokens = len(part.served.request.prompt_token_ids)
+        self._of_prompts.setdefault(part.position, Usage(num_prompt_tokens, 0, 0))
+
     def add(self, part: Part) -> None:
-        request, update = part.served
+        self.open(part)
+        request, update, _ = part.served
         if update.end is not None:
             self._of_prompts[part.position] = update.end.usage
             return
-        usage = self._of_prompts.get(part.position, Usage(len(request.prompt_token_ids), 0, 0))
+        usage = self._of_prompts[part.position]
         num_new = sum(len(delta.token_ids) for delta in update.deltas)
         if self._echoes:
             begun = {(part.position, delta.index) for delta in update.deltas} - self._begun
@@ -97,14 +113,18 @@ class UsageCounter:
         for position, usage in self._of_prompts.items():
             self._of_prompts[position] = usage._replace(completion_tokens=0)
 
-    def body(self) -> dict[str, Any]:
+    def so_far(self) -> dict[str, Any]:
+        """Returns the usage without its details, which are known at the end."""
         usages = self._of_prompts.values()
         num_prompt = sum(usage.prompt_tokens for usage in usages)
         num_completion = sum(usage.completion_tokens for usage in usages)
-        cached = sum(usage.cached_tokens for usage in usages)
         return {
             "prompt_tokens": num_prompt,
             "completion_tokens": num_completion,
             "total_tokens": num_prompt + num_completion,
-            "prompt_tokens_details": {"cached_tokens": cached},
         }
+
+    def body(self) -> dict[str, Any]:
+        """Returns the usage of requests that have ended."""
+        cached = sum(usage.cached_tokens for usage in self._of_prompts.values())
+        return {**self.so_far(), "prompt_tokens_details": {"cached_tokens": cached}}

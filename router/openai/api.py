@@ -1,5 +1,6 @@
 """What each endpoint does. See OpenAI's API reference, and vLLM's for /tokenize and its like."""
 
+import hashlib
 import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
@@ -10,6 +11,7 @@ from starlette.responses import Response
 from router import validation
 from router.admission import Asked
 from router.generation import CHAT, COMPLETION, Generator, Origin
+from router.model import ServedModel
 from router.openai import conversation_codec, request_codec
 from router.openai.answers import Head
 from router.openai.bodies import Ids, read
@@ -100,7 +102,7 @@ class Api:
         count = len(token_ids)
         answer = {"count": count, "max_model_len": model.max_model_len, "tokens": token_ids}
         if body.return_token_strs:
-            answer["token_strs"] = [model.tokenizer.token_text(one) for one in token_ids]
+            answer["token_strs"] = [model.tokenizer.vocabulary_entry(one) for one in token_ids]
         return json_response(answer)
 
     async def detokenize(self, request: Request) -> Response:
@@ -131,7 +133,12 @@ class Api:
 
     def _head(self, ids: Ids) -> Head:
         model = self._generator.model
-        return Head(id=ids.response_id, model=model.name, tokenizer=model.tokenizer)
+        return Head(
+            id=ids.response_id,
+            model=model.name,
+            tokenizer=model.tokenizer,
+            system_fingerprint=fingerprint(self._version, model),
+        )
 
     def _origin(self, request: Request, *, operation: str) -> Origin:
         """Returns what headers say."""
@@ -157,6 +164,12 @@ class Api:
             "parent": None,
             "max_model_len": model.max_model_len,
         }
+
+
+def fingerprint(version: str, model: ServedModel) -> str:
+    """Returns OpenAI's system_fingerprint: it changes with the server's version and the model."""
+    made_of = f"{version} {model.name} {model.architecture} {model.dtype} {model.vocab_size}"
+    return f"signalbox-{version}-{hashlib.sha256(made_of.encode()).hexdigest()[:8]}"
 
 
 def _streamed(origin: Origin, request: Request, body: GenerationBody) -> Origin:

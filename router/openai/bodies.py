@@ -53,9 +53,13 @@ class Ids:
 
     A `request_id` in the body must be unique, as over gRPC. One in the header labels what may be
     several requests, as gateways do it; each gets an id that begins with it.
+
+    Raises InvalidArgument if `request_id` is not printable ASCII: a header repeats it.
     """
 
     def __init__(self, prefix: str, request: Request, asked_for: str | None) -> None:
+        if asked_for:
+            validation.check_request_id(asked_for)
         header = _label(request)
         unique = uuid.uuid4().hex
         name = asked_for or (f"{header[:MAX_LABEL_CHARS]}-{unique[:8]}" if header else unique)

@@ -82,15 +82,17 @@ class ChatAnswer:
         head = self._head.fields(CHUNK_KIND)
         begun: set[int] = set()
         async for part in parts:
-            self._usage.add(part)
+            deltas = part.served.update.deltas
+            self._usage.open(part)
             if plan.at_the_end:
-                head["usage"] = self._usage.body() if plan.in_every_event else None
-            events = []
-            for delta in part.served.update.deltas:
-                if delta.index not in begun:
-                    begun.add(delta.index)
-                    events.append(to_event({**head, "choices": [self._opening(part, delta)]}))
-                events.append(to_event({**head, "choices": [self._chunk(delta)]}))
+                head["usage"] = self._usage.so_far() if plan.in_every_event else None
+            new = [delta.index for delta in deltas if delta.index not in begun]
+            events = [to_event({**head, **self._opening(part, index)}) for index in new]
+            begun.update(new)
+            self._usage.add(part)
+            if plan.in_every_event:
+                head["usage"] = self._usage.so_far()
+            events += [to_event({**head, "choices": [self._chunk(delta)]}) for delta in deltas]
             yield b"".join(events)
         if plan.at_the_end:
             yield to_event({**head, "choices": [], "usage": self._usage.body()})
@@ -103,9 +105,10 @@ class ChatAnswer:
             fields["token_ids"] = choice.token_ids
         return fields
 
-    def _opening(self, part: Part, delta: Delta) -> dict[str, Any]:
-        opening = {"role": "assistant", "content": ""}
-        fields = {"index": delta.index, "delta": opening, "logprobs": None, "finish_reason": None}
+    def _opening(self, part: Part, index: int) -> dict[str, Any]:
+        delta = {"role": "assistant", "content": ""}
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+        fields: dict[str, Any] = {"choices": [choice]}
         if self._body.return_token_ids:
             fields["prompt_token_ids"] = part.served.request.prompt_token_ids
         return fields

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from router.delivery import Echo
 from router.openai.answers import Head, UsageCounter, finish_fields, to_event, usage_plan
 from router.openai.logprobs import CompletionLogprobs, PromptBudget, Tokens, prompt_logprobs
 from router.openai.merge import Part
@@ -29,6 +30,7 @@ class _Prompt:
     """A prompt's tokens, and their log probabilities if they were asked for."""
 
     token_ids: list[int]
+    echo: Echo | None
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     bodies: list[dict[str, Any] | None] = field(default_factory=list)
     """The same in vLLM's form, which all choices share."""
@@ -63,7 +65,7 @@ class CompletionAnswer:
                 known = choices.get(fields["index"])
                 choices[fields["index"]] = fields if known is None else _joined(known, fields)
         if only_echoes(self._body):
-            await self._drop_generated(choices)
+            self._drop_generated(choices)
         return {
             **self._head.fields(KIND),
             "choices": [choices[index] for index in sorted(choices)],
@@ -77,7 +79,7 @@ class CompletionAnswer:
         async for part in parts:
             self._note(part)
             if plan.at_the_end:
-                head["usage"] = self._usage.body() if plan.in_every_event else None
+                head["usage"] = self._usage.so_far() if plan.in_every_event else None
             choices = [self._fields(part, delta) for delta in part.served.update.deltas]
             yield b"".join([to_event({**head, "choices": [one]}) for one in choices])
         if plan.at_the_end:
@@ -88,12 +90,13 @@ class CompletionAnswer:
         prompt, choice = self._prompts[part.position], self._choice(part, delta)
         begins, choice.has_begun = not choice.has_begun, True
         fields: dict[str, Any] = {"index": choice.index, "text": delta.text, "logprobs": None}
+        echo = prompt.echo if begins else None
         if choice.logprobs is not None:
-            echoed = prompt.scored() if begins and self._body.echo else ()
-            fields["logprobs"] = choice.logprobs.body(echoed, delta)
+            echoed = () if echo is None else prompt.scored()
+            fields["logprobs"] = choice.logprobs.body(echoed, delta, echo=echo)
         fields |= finish_fields(delta.finish)
         if self._body.return_token_ids:
-            fields["token_ids"] = delta.token_ids
+            fields["token_ids"] = delta.token_ids[0 if echo is None else len(echo.token_ids) :]
             if begins:
                 fields["prompt_token_ids"] = prompt.token_ids
         if self._body.prompt_logprobs is not None:
@@ -102,9 +105,9 @@ class CompletionAnswer:
 
     def _note(self, part: Part) -> None:
         self._usage.add(part)
-        request, update = part.served
+        request, update, echo = part.served
         if part.position not in self._prompts:
-            self._prompts[part.position] = _Prompt(request.prompt_token_ids)
+            self._prompts[part.position] = _Prompt(request.prompt_token_ids, echo)
         if update.prompt_logprobs:
             self._budget.spend(update.prompt_logprobs, num_choices=request.params.n)
             self._prompts[part.position].logprobs += update.prompt_logprobs
@@ -113,22 +116,27 @@ class CompletionAnswer:
         index = part.position * part.served.request.params.n + delta.index
         choice = self._choices.get(index)
         if choice is None:
-            wants_logprobs = self._body.logprobs is not None
-            logprobs = CompletionLogprobs(self._tokens) if wants_logprobs else None
+            logprobs = None if self._body.logprobs is None else self._logprobs(part)
             choice = self._choices[index] = _Choice(index, logprobs)
         return choice
 
-    async def _drop_generated(self, choices: dict[int, dict[str, Any]]) -> None:
+    def _logprobs(self, part: Part) -> CompletionLogprobs:
+        request = part.served.request
+        detokenizer = self._head.tokenizer.make_detokenizer(
+            request.prompt_token_ids, skip_special_tokens=request.params.skip_special_tokens
+        )
+        return CompletionLogprobs(self._tokens, detokenizer)
+
+    def _drop_generated(self, choices: dict[int, dict[str, Any]]) -> None:
         """Leaves of each choice what is its prompt."""
         self._usage.forget_completions()
-        skips = self._body.skip_special_tokens is not False
         num_choices = len(choices) // len(self._prompts)
         for index, fields in choices.items():
             prompt = self._prompts[index // num_choices]
-            decode = self._head.tokenizer.decode(prompt.token_ids, skip_special_tokens=skips)
-            fields |= {"text": await decode, "finish_reason": "length", "stop_reason": None}
+            assert prompt.echo is not None
+            fields |= {"text": prompt.echo.text, "finish_reason": "length", "stop_reason": None}
             if "token_ids" in fields:
-                fields["token_ids"] = prompt.token_ids
+                fields["token_ids"] = []
             if fields["logprobs"] is not None:
                 fields["logprobs"] = {
                     key: values[: len(prompt.token_ids)]

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from router.openai.params import param_of
 from router.openai.types import Body
-from rpc.errors import InvalidArgument, NotFound, RpcError
+from rpc.errors import ContextOverflow, InvalidArgument, NotFound, RpcError
 
 CLIENT_CLOSED_REQUEST = 499
 _STATUS = {
@@ -47,6 +47,9 @@ _CODES = {
     grpc.StatusCode.UNIMPLEMENTED: "unsupported_parameter",
     grpc.StatusCode.NOT_FOUND: "model_not_found",
 }
+
+CONTEXT_CODE = "context_length_exceeded"
+"""Clients look for it, and shorten the prompt."""
 
 
 class BadRequest(InvalidArgument):
@@ -82,7 +85,7 @@ def error_body(error: RpcError, body: Body | None = None) -> dict[str, Any]:
             "message": message,
             "type": _TYPES.get(status, "internal_error"),
             "param": param,
-            "code": _CODES.get(error.code),
+            "code": CONTEXT_CODE if isinstance(error, ContextOverflow) else _CODES.get(error.code),
         }
     }
 

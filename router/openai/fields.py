@@ -28,7 +28,7 @@ def extend_field(
 
 
 def _out_of_range(message: Any, name: str, value: object, *, param: str) -> InvalidArgument:
-    known = {**RANGES, **REQUEST_RANGES}.get(param)
+    known = {**RANGES, **REQUEST_RANGES}.get(name)
     field = message.DESCRIPTOR.fields_by_name[name]
     highest = {
         field.CPPTYPE_UINT32: (1 << 32) - 1,

@@ -1,9 +1,10 @@
 """Log probabilities in the two shapes of OpenAI's API: of completions and of chats."""
 
-import codecs
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from router.delivery import Echo
+from router.detokenizer import Detokenizer
 from router.outputs import Delta, TokenLogprobs
 from router.tokenizer import Tokenizer
 from rpc.errors import InvalidArgument
@@ -58,23 +59,39 @@ def top_of(logprobs: TokenLogprobs) -> list[Scored]:
 class CompletionLogprobs:
     """Of one choice of a completion; knows where in the text each token begins."""
 
-    def __init__(self, tokens: Tokens) -> None:
+    def __init__(self, tokens: Tokens, detokenizer: Detokenizer) -> None:
+        """`detokenizer` is in the state of the sequence, which has no tokens yet."""
         self._tokens = tokens
+        self._detokenizer = detokenizer
+        self._num_chars = 0
+        """Of the text that the client has."""
         self._offset = 0
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def body(
-        self, prompt: Iterable[tuple[int, TokenLogprobs | None]], delta: Delta
+        self,
+        prompt: Iterable[tuple[int, TokenLogprobs | None]],
+        delta: Delta,
+        *,
+        echo: Echo | None = None,
     ) -> dict[str, list[Any]]:
         """Returns the logprobs of a choice, or what an event adds to them.
 
         Args:
             prompt: the tokens of an echoed prompt; the first has no log probability.
+            echo: the same prompt's text, which the delta's text begins with.
         """
+        offsets: list[int] = []
+        if echo is not None:
+            offsets += echo.text_offsets
+            self._offset = len(echo.text)
         entries: list[tuple[int, TokenLogprobs | None]] = list(prompt)
         entries += [(one.token_id, logprobs) for one, logprobs in scored(delta)]
+        offsets += [self._advance(token_id) for token_id, _ in entries[len(offsets) :]]
+        self._num_chars += len(delta.text)
+        if delta.finish is not None:  # a stop string may have taken text away
+            offsets = [min(offset, self._num_chars) for offset in offsets]
         return {
-            "text_offset": [self._advance(token_id) for token_id, _ in entries],
+            "text_offset": offsets,
             "token_logprobs": [None if lp is None else _finite(lp.logprob) for _, lp in entries],
             "tokens": [self._tokens.text(token_id) for token_id, _ in entries],
             "top_logprobs": [self._top(token_id, lp) for token_id, lp in entries],
@@ -82,7 +99,7 @@ class CompletionLogprobs:
 
     def _advance(self, token_id: int) -> int:
         offset = self._offset
-        self._offset += len(self._decoder.decode(self._tokens.bytes_of(token_id)))
+        self._offset += len(self._detokenizer.push((token_id,)))
         return offset
 
     def _top(self, token_id: int, logprobs: TokenLogprobs | None) -> dict[str, float] | None:

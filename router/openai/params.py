@@ -59,6 +59,6 @@ def _structure(kind: str, body: GenerationBody) -> str:
     guided = [name for name in _GUIDED if getattr(body, name) is not None]
     if guided:  # there is only one structure
         return guided[0]
-    if body.response_format is None or body.response_format.type == "text":
+    if body.forces_call or body.response_format is None or body.response_format.type == "text":
         return "tools"
     return "response_format.json_schema.schema" if kind == "json_schema" else "response_format"

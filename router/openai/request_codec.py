@@ -96,6 +96,8 @@ def _set_common(
     request.model = body.model or ""
     set_field(request, "cache_salt", body.cache_salt)
     set_field(request, "priority", body.priority or None)
+    if body.stream_options is not None and not body.stream:
+        raise BadRequest("stream_options: it needs stream to be true", "stream_options")
     if not body.stream:
         request.output_kind = pb.OUTPUT_KIND_FINAL_ONLY
     if body.stream and body.prompt_logprobs is not None:

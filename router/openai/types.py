@@ -103,6 +103,11 @@ class GenerationBody(Labels):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
 
+    @property
+    def forces_call(self) -> bool:
+        """Whether the answer is to be a tool call."""
+        return False
+
 
 class CompletionBody(GenerationBody):
     """POST /v1/completions."""
@@ -193,6 +198,10 @@ class ChatBody(ConversationBody, GenerationBody):
     reasoning_effort: str | None = None
     """A variable of the template."""
     modalities: list[Literal["text"]] | None = None
+
+    @property
+    def forces_call(self) -> bool:
+        return self.tool_choice not in (None, "none", "auto")
 
 
 class TokenizeBody(ConversationBody):

@@ -185,7 +185,7 @@ def test_a_sequence_ends_with_the_window() -> None:
     ("prompts", "message"),
     [
         (["good", ""], r"prompts\[1\]: the prompt is empty"),
-        (["good", "x" * 5000], r"prompts\[1\]: .* fewer than the model's window"),
+        (["good", "x" * 5000], r"prompts\[1\]: .* maximum context length is"),
         (["good", [1, 512]], r"prompts\[1\]: 512 is not allowed; allowed: ids in \[0, 512\)"),
         (["good", [1, -1]], r"prompts\[1\]: token ids are at least 0"),
         ([{"prompt": "x", "multi_modal_data": {}}], "'multi_modal_data' is not served"),

@@ -12,7 +12,17 @@ import pytest
 from protos.scheduler.v1 import scheduler_pb2
 from protos.worker.v1 import worker_pb2
 from rpc.columns import unpack_int32
-from tests.router.fakes import EOS, bytewise_ids, finished, ids_of, request_finished, step, token
+from tests.router.fakes import (
+    BOS,
+    EOS,
+    IM_END,
+    bytewise_ids,
+    finished,
+    ids_of,
+    request_finished,
+    step,
+    token,
+)
 from tests.router.openai.clients import HI, Http, make_http
 from tests.router.stack import Outputs, saying
 from tests.router.test_chat import CALL, writing
@@ -194,6 +204,56 @@ async def test_an_echoed_prompt_has_logprobs_too() -> None:
         assert second[str(token("H"))] == {"logprob": -2.0, "rank": 2, "decoded_token": "H"}
 
 
+@pytest.mark.parametrize("skips", [False, True])
+async def test_an_echo_is_verbatim_and_offsets_index_it(skips: bool) -> None:
+    prompt = "<|im_start|>é  東京<|im_end|>x"
+
+    def script(add: scheduler_pb2.AddRequest) -> Outputs:
+        ids = [*bytewise_ids("東!"), token(IM_END), *bytewise_ids("?")]
+        outputs = step((add.handle, 0, ids), logprobs=logprobs_of(ids), **finished(add.handle))
+        outputs.prompt_logprobs.extend(
+            prompt_run(add.handle, first=1, count=len(add.prompt_token_ids) - 1).prompt_logprobs
+        )
+        yield outputs
+
+    async with make_http(script) as http:
+        ids = http.stack.router.generator.model.tokenizer.encode_blocking(
+            prompt, add_special_tokens=False
+        )
+        extra = {"skip_special_tokens": skips, "return_token_ids": True}
+        fields: dict[str, Any] = {"model": "tiny", "echo": True, "logprobs": 0, "extra_body": extra}
+        generated = "東!?" if skips else "東!<|im_end|>?"
+        for asked in (prompt, ids):
+            answer = await http.sdk.completions.create(prompt=asked, **fields)
+            (choice,) = answer.choices
+            assert choice.text == prompt + generated
+            num_prompt = len(ids) + isinstance(asked, str)  # a text gets its first special token
+            assert choice.prompt_token_ids[-len(ids) :] == ids
+            assert choice.token_ids == [*bytewise_ids("東!"), token(IM_END), *bytewise_ids("?")]
+            offsets = choice.logprobs.text_offset
+            assert offsets == sorted(offsets) and len(offsets) == num_prompt + 6
+            for offset, text in zip(offsets, choice.logprobs.tokens, strict=True):
+                if text in (BOS, IM_END if skips else BOS) or text.startswith("bytes:"):
+                    continue
+                assert choice.text.startswith(text, offset), (text, offset)
+            stream = await http.sdk.completions.create(prompt=asked, stream=True, **fields)
+            chunks = [chunk.choices[0] async for chunk in stream]
+            assert "".join(chunk.text for chunk in chunks) == choice.text
+            assert [i for chunk in chunks for i in chunk.logprobs.text_offset] == offsets
+            assert [i for chunk in chunks for i in chunk.token_ids] == choice.token_ids
+        cut = {**extra, "truncate_prompt_tokens": 2}
+        answer = await http.sdk.completions.create(prompt=prompt, **{**fields, "extra_body": cut})
+        assert answer.choices[0].text == "<|im_end|>x" + generated
+        assert answer.choices[0].logprobs.text_offset[:2] == [0, len("<|im_end|>")]
+
+
+async def test_no_offset_lies_behind_a_text_that_a_stop_string_cut() -> None:
+    async with make_http(scored("one two three")) as http:
+        (choice,) = (await http.complete(stop="o th", logprobs=0)).choices
+        assert choice.text == "one tw"
+        assert max(choice.logprobs.text_offset) == len(choice.text)
+
+
 async def test_a_chat_has_a_message() -> None:
     async with make_http(writing("Hé!")) as http:
         answer = await http.chat()
@@ -305,6 +365,69 @@ async def test_stops_are_found_and_named() -> None:
         (choice,) = (await http.complete(stop=" th")).choices
         assert (choice.text, choice.finish_reason) == ("one two", "stop")
         assert choice.stop_reason == " th"
+
+
+async def test_a_plain_end_names_no_stop() -> None:
+    def ending(reason: int) -> Any:
+        def script(add: scheduler_pb2.AddRequest) -> Outputs:
+            ids = [token("a"), token(EOS)]
+            yield step((add.handle, 0, ids), **finished(add.handle, reason, stop_token_id=ids[1]))
+
+        return script
+
+    for reason, stop in (
+        (scheduler_pb2.FINISH_REASON_STOP, None),
+        (scheduler_pb2.FINISH_REASON_STOP_TOKEN, token(EOS)),
+    ):
+        async with make_http(ending(reason)) as http:
+            for answer in (await http.complete(), await http.chat()):
+                (choice,) = answer.choices
+                assert (choice.finish_reason, choice.stop_reason) == ("stop", stop)
+
+
+async def test_an_answer_names_the_backend_that_made_it() -> None:
+    async with make_http(version="1.2.3") as http:
+        chunks = [*await http.chat_chunks(), *await http.completion_chunks()]
+        answers = [await http.chat(), await http.complete(), *chunks]
+        (fingerprint,) = {answer.system_fingerprint for answer in answers}
+        assert fingerprint.startswith("signalbox-1.2.3-")
+
+
+async def test_usage_of_a_streamed_chat_only_grows_and_is_detailed_at_the_end() -> None:
+    async with make_http(branches("one", "two")) as http:
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        *chunks, last = await http.chat_chunks(n=2, stream_options=options)
+        counts = [chunk.usage.completion_tokens for chunk in chunks]
+        assert counts[0] == 0
+        assert counts == sorted(counts)
+        assert counts[-1] == last.usage.completion_tokens == len(ids_of("one") + ids_of("two"))
+        assert all(chunk.usage.prompt_tokens for chunk in chunks)
+        assert not any(chunk.usage.prompt_tokens_details for chunk in chunks)
+        assert last.usage.prompt_tokens_details.cached_tokens == 3
+
+
+async def test_a_streams_prompt_tokens_stand_beside_the_choices() -> None:
+    async with make_http() as http:
+        first, *others = await http.chat_chunks(extra_body={"return_token_ids": True})
+        assert first.prompt_token_ids == list(http.stack.scheduler.added[0].prompt_token_ids)
+        assert "prompt_token_ids" not in first.choices[0].model_extra
+        assert not any("prompt_token_ids" in chunk.model_extra for chunk in others)
+
+
+async def test_a_forced_call_replaces_the_response_format() -> None:
+    async with make_http(writing('{"city": "Paris"}')) as http:
+        other = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "null"}}}
+        named = {"type": "function", "function": {"name": "get_weather"}}
+        for form in (other, {"type": "json_object"}):
+            answer = await http.chat(tools=[TOOL], tool_choice=named, response_format=form)
+            (call,) = answer.choices[0].message.tool_calls
+            assert call.function.arguments == '{"city": "Paris"}'
+        for add in http.stack.scheduler.added:
+            schema = add.sampling_params.structured_output.json_schema
+            assert json.loads(schema)["properties"].keys() == {"city"}
+        with pytest.raises(openai.BadRequestError):
+            extra = {"structured_outputs": {"regex": "a"}}
+            await http.chat(tools=[TOOL], tool_choice=named, extra_body=extra)
 
 
 async def test_token_ids_are_returned_if_asked_for() -> None:

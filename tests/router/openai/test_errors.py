@@ -93,6 +93,8 @@ BAD_COMPLETIONS: list[tuple[Any, str | None]] = [
     ({"prompt": "a", "suffix": "b"}, "suffix"),
     ({"prompt": "a", "nonsense": 1}, "nonsense"),
     ({"prompt": "a", "request_id": "a\nb"}, "request_id"),
+    ({"prompt": "a", "request_id": "東京"}, "request_id"),
+    ({"prompt": "a", "stream_options": {"include_usage": True}}, "stream_options"),
     ({"prompt": "a", "priority": 10**6}, "priority"),
 ]  # fmt: skip
 
@@ -115,6 +117,44 @@ async def test_a_number_past_its_type_is_refused_with_both_bounds(name: str, all
         _, error = await refused(http, COMPLETIONS, {"prompt": "a", name: 10**30})
         assert allowed in error["message"]
         assert http.stack.scheduler.added == []
+
+
+async def test_a_bound_of_another_apis_field_is_named() -> None:
+    async with make_http() as http:
+        body = {"messages": HI, "logprobs": True, "top_logprobs": -1}
+        _, error = await refused(http, CHAT, body)
+        assert "[0, 20]" in error["message"]
+        assert http.stack.scheduler.added == []
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        (COMPLETIONS, {"prompt": [5] * 2048}, "prompt"),
+        (COMPLETIONS, {"prompt": "a b " * 2000}, "prompt"),
+        (COMPLETIONS, {"prompt": "a" * 1_000_000}, "prompt"),
+        (COMPLETIONS, {"prompt": [5] * 2000, "max_tokens": 49}, "max_tokens"),
+        (CHAT, {"messages": [{"role": "user", "content": "a b " * 2000}]}, "messages"),
+        (CHAT, {"messages": [{"role": "user", "content": "a" * 1_000_000}]}, "messages"),
+        (CHAT, {"messages": HI, "max_completion_tokens": 2048}, "max_completion_tokens"),
+    ],
+)
+async def test_an_overflow_of_the_context_is_named_as_clients_know_it(
+    path: str, fields: dict[str, Any], param: str
+) -> None:
+    async with make_http() as http:
+        status, error = await refused(http, path, fields)
+        assert (status, error["type"]) == (400, "invalid_request_error")
+        assert (error["code"], error["param"]) == ("context_length_exceeded", param)
+        assert "maximum context length is 2048 tokens" in error["message"]
+        assert http.stack.scheduler.added == []
+
+
+async def test_a_body_that_no_window_bounds_is_no_overflow() -> None:
+    async with make_http(max_model_len=1 << 20) as http:
+        body = {"prompt": "a" * (5 << 20)}
+        _, error = await refused(http, COMPLETIONS, body)
+        assert (error["code"], error["param"]) == (None, "prompt")
 
 
 SCHEMA = {"type": "nonsense"}

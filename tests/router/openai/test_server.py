@@ -47,6 +47,8 @@ async def test_tokenize_and_detokenize_are_inverse() -> None:
         body = {"prompt": "Paris 東", "return_token_strs": True}
         answer = (await http.raw.post("/tokenize", json=body)).json()
         assert answer["count"] == len(answer["tokens"]) == len(answer["token_strs"])
+        assert answer["token_strs"][:2] == ["<s>", "Pa"]
+        assert "".join(answer["token_strs"]).endswith("ĠæĿ±")  # as the vocabulary spells them
         assert answer["max_model_len"] == 2048
         body = {"prompt": "Paris 東", "add_special_tokens": False}
         ids = (await http.raw.post("/tokenize", json=body)).json()["tokens"]
