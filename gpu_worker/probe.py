@@ -1,5 +1,6 @@
 """What PyTorch and our kernels offer on this machine, and what a worker would take of it."""
 
+import os
 from dataclasses import dataclass
 
 import torch
@@ -37,7 +38,10 @@ class Probe:
 
 
 def probe() -> Probe:
-    """Looks; compiles the native kernels, if nobody has done so."""
+    """Looks; compiles the native kernels, unless there are some.
+
+    Raises ValueError if SIGNALBOX_ISA names no instruction set.
+    """
     config = DeviceConfig()
     device = choose_device(config)
     return Probe(
@@ -84,7 +88,8 @@ def _native_kernels() -> str:
     from signalbox_kernels import native
 
     try:
-        native.library()
-        return native.best_isa().name.lower()
+        found = native.best_isa().name.lower()
     except native.NativeUnavailable as error:
         return f"none: {error}"
+    limit = os.environ.get(native.ISA_VARIABLE)
+    return f"{found}, with {native.ISA_VARIABLE}={limit}" if limit else found

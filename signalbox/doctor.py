@@ -195,7 +195,11 @@ def _add_worker(report: Report) -> None:
         return
     from gpu_worker.probe import probe  # imports torch: seconds
 
-    found = probe()
+    try:
+        found = probe()
+    except ValueError as error:  # of a variable that no worker could start with
+        report.problems.append(str(error))
+        return
     report.sections["pytorch"] = {
         "version": found.torch_version,
         "built for CUDA": found.cuda_version,

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from signalbox.environment import ENV_PREFIX
+from signalbox_kernels.native import ISA_VARIABLE
 
 PARENT_PID = ENV_PREFIX + "PARENT_PID"
 PROCESS_NAME = ENV_PREFIX + "PROCESS_NAME"
@@ -58,7 +59,11 @@ async def spawn(
 
     It gets a session of its own, so that Ctrl-C reaches the parent, which ends children in order.
     """
-    inherited = {key: value for key, value in os.environ.items() if not key.startswith(ENV_PREFIX)}
+    inherited = {
+        key: value
+        for key, value in os.environ.items()
+        if key == ISA_VARIABLE or not key.startswith(ENV_PREFIX)
+    }
     readable, writable = os.pipe()
     process = await asyncio.create_subprocess_exec(
         sys.executable,

@@ -29,6 +29,7 @@ from signalbox.settings import (
     ServeSettings,
     WorkerSettings,
 )
+from signalbox_kernels.native import isa_limit
 
 logger = logging.getLogger(__name__)
 
@@ -86,8 +87,12 @@ class LocalStack:
         return {child.name: child.process.pid for child in self._children()}
 
     async def start(self) -> None:
-        """Starts the processes and returns when the router serves. Raises ServiceDied."""
+        """Starts the processes and returns when the router serves.
+
+        Raises ServiceDied, BindError, and ValueError if SIGNALBOX_ISA names no instruction set.
+        """
         settings, scheduler = self._settings, self.scheduler_address
+        isa_limit()  # which workers read
         address = join_address(settings.host, settings.grpc_port)
         check_exposure(address, configs.tls_config(settings))
         check_free(settings.host, settings.grpc_port, remedy=GRPC_REMEDY)

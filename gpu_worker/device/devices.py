@@ -8,6 +8,7 @@ import torch
 from gpu_worker.config import DeviceConfig, ParallelConfig
 from gpu_worker.device.graphs import GraphRecorder
 from gpu_worker.device.streams import HostStreams, Streams
+from signalbox_kernels.native import Isa, isa_limit
 
 
 def choose_device(config: DeviceConfig, parallel: ParallelConfig | None = None) -> torch.device:
@@ -32,12 +33,15 @@ def choose_device(config: DeviceConfig, parallel: ParallelConfig | None = None) 
 
 
 def dtype_for_half(device: torch.device) -> torch.dtype:
-    """What 16-bit weights are held in; on a CPU bfloat16, if it has the instructions."""
+    """What 16-bit weights are held in; on a CPU bfloat16, if it has the instructions.
+
+    SIGNALBOX_ISA may take these away. Raises ValueError if it names no instruction set.
+    """
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
     capabilities = torch.cpu.get_capabilities()
     has_bf16 = capabilities.get("avx512_bf16") or capabilities.get("bf16")
-    return torch.bfloat16 if has_bf16 else torch.float32
+    return torch.bfloat16 if has_bf16 and isa_limit() >= Isa.AVX512_BF16 else torch.float32
 
 
 def streams_of(device: torch.device) -> Streams:

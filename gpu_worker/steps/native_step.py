@@ -21,7 +21,7 @@ from gpu_worker.sampling.sample_rows import SampleRows, TokenRuns
 from gpu_worker.sampling.sampler import NOT_FINITE, Sampler
 from gpu_worker.step import NONE_LEFT, Batch, Int64Array, Logprobs, Samples
 from gpu_worker.steps.prompt_logprobs import prompt_logprobs
-from signalbox_kernels.native import NativeUnavailable, library
+from signalbox_kernels.native import NativeUnavailable, best_isa
 from signalbox_kernels.program import Program, StepArrays
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ def why_not_natively(
 ) -> str | None:
     """Says what keeps a model from running natively; None if it can, and is to.
 
-    Raises ValueError if it must.
+    Raises ValueError if it must, or if SIGNALBOX_ISA names no instruction set.
     """
     wanted = device_config.cpu_backend
     if wanted == "torch":
@@ -77,7 +77,7 @@ def make_program(
 
 def _why_no_library(*, warn: bool) -> str | None:
     try:
-        library()
+        best_isa()
     except NativeUnavailable as error:
         if warn:
             logger.warning("no native CPU kernels: %s; PyTorch computes, more slowly", error)

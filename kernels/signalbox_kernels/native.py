@@ -4,6 +4,7 @@ Mirrors csrc/api.h, which says what the fields mean.
 """
 
 import ctypes
+import os
 from ctypes import POINTER, c_float, c_int32, c_int64, c_size_t, c_void_p
 from enum import IntEnum
 from functools import cache
@@ -27,6 +28,10 @@ class Isa(IntEnum):
     AVX512_VNNI = 3
     AVX512_BF16 = 4
     AMX = 5
+
+
+ISA_VARIABLE = "SIGNALBOX_ISA"
+"""Environment variable that forces a lesser instruction set; see `isa_limit`."""
 
 
 class Format(IntEnum):
@@ -178,7 +183,7 @@ class SbDraws(ctypes.Structure):
 
 
 _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
-    "sb_best_isa": (c_int32, ()),
+    "sb_best_isa": (c_int32, (c_int32,)),
     "sb_packed_bytes": (c_size_t, (c_int32, c_int64, c_int64, c_int32)),
     "sb_pack": (None, (c_int32, c_void_p, c_int64, c_int64, c_int32, c_void_p)),
     "sb_format_of": (c_int32, (c_int32,)),
@@ -220,6 +225,30 @@ def library() -> ctypes.CDLL:
     return loaded
 
 
+def isa_limit() -> Isa:
+    """Returns the highest instruction set that SIGNALBOX_ISA permits: the last if it is unset.
+
+    Raises ValueError if it names none.
+    """
+    name = os.environ.get(ISA_VARIABLE, "").strip()
+    if not name:
+        return max(Isa)
+    try:
+        return Isa[name.upper()]
+    except KeyError:
+        names = ", ".join(isa.name.lower() for isa in Isa)
+        raise ValueError(f"{ISA_VARIABLE} is {name!r}; it is one of {names}") from None
+
+
+def available_isas() -> list[Isa]:
+    """Returns what library and machine have, up to `isa_limit`, the lowest first.
+
+    Raises NativeUnavailable, and ValueError as `isa_limit` does.
+    """
+    limit = isa_limit()
+    return [isa for isa in Isa if isa <= limit and library().sb_best_isa(isa) == isa]
+
+
 def best_isa() -> Isa:
-    """The best instruction set that the library and this machine have."""
-    return Isa(library().sb_best_isa())
+    """Returns the highest of `available_isas`."""
+    return available_isas()[-1]

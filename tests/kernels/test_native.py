@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from signalbox_kernels import build, reference
-from signalbox_kernels.native import Epilogue, Isa, NativeUnavailable, Row
+from signalbox_kernels import build, native, reference
+from signalbox_kernels.native import ISA_VARIABLE, Epilogue, Isa, NativeUnavailable, Row
 from tests.kernels.native_programs import (
     DTYPE_IDS,
     ISAS,
@@ -175,6 +175,27 @@ def test_many_steps_on_many_threads_give_one_result(num_threads: int) -> None:
 def test_numbers_that_the_kernels_cannot_do_are_refused(size: dict[str, int]) -> None:
     with pytest.raises(NativeUnavailable, match="no native program"):
         make_program(make_builder(torch.float32, **size))
+
+
+@pytest.mark.parametrize("limit", Isa, ids=lambda isa: isa.name)
+def test_a_limit_gives_the_best_set_up_to_it(limit: Isa, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(ISA_VARIABLE, raising=False)
+    there = native.available_isas()
+    assert native.best_isa() is there[-1]
+    monkeypatch.setenv(ISA_VARIABLE, limit.name.lower())
+    expected = max(isa for isa in there if isa <= limit)
+    assert native.best_isa() is expected
+    assert native.available_isas() == [isa for isa in there if isa <= limit]
+    builder = make_builder(torch.float32)
+    builder.embed_plain(builder.buffer(50, row=Row.FLOATS), make_matrix(97, 50))
+    assert make_program(builder).isa is expected
+
+
+def test_a_limit_that_is_no_set_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ISA_VARIABLE, "sse")
+    names = "portable, avx2, avx512, avx512_vnni, avx512_bf16, amx"
+    with pytest.raises(ValueError, match=f"^SIGNALBOX_ISA is 'sse'; it is one of {names}$"):
+        native.best_isa()
 
 
 def test_without_a_compiler_the_reason_is_one_line(

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import psutil
 
+from signalbox_kernels.native import ISA_VARIABLE
+
 COMMAND = [sys.executable, "-m", "signalbox"]
 START_S = 120
 
@@ -31,7 +33,12 @@ def signalbox(*arguments: str, timeout_s: float = 180) -> subprocess.CompletedPr
 
 
 def environment() -> dict[str, str]:
-    inherited = {key: v for key, v in os.environ.items() if not key.startswith("SIGNALBOX_")}
+    """Ours without settings; the instruction set is that of the whole run."""
+    inherited = {
+        key: v
+        for key, v in os.environ.items()
+        if key == ISA_VARIABLE or not key.startswith("SIGNALBOX_")
+    }
     return {**inherited, "OMP_NUM_THREADS": "1"}
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from signalbox import doctor, machine
 from signalbox.configs import in_words_of_flags
+from signalbox_kernels.native import ISA_VARIABLE
 from tests.signalbox.stacks import serve, signalbox
 
 REQUIREMENTS = [
@@ -109,6 +110,20 @@ def test_the_command_prints_a_table_or_json() -> None:
     assert report["problems"] == []
     assert report["sections"]["will be used"]["device"]
     assert int(report["sections"]["machine"]["cores"].partition(",")[0]) == machine.usable_cores()
+
+
+def test_a_forced_instruction_set_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ISA_VARIABLE, "portable")
+    report = doctor.examine()
+    shown = report.sections["worker"]["native CPU kernels"]
+    assert shown is not None
+    assert shown.startswith(("none:", "portable, with SIGNALBOX_ISA=portable"))
+    if report.sections["will be used"]["device"] == "cpu":
+        assert report.sections["will be used"]["dtype of 16-bit models"] == "float32"
+    monkeypatch.setenv(ISA_VARIABLE, "mmx")
+    report = doctor.examine()
+    assert report.problems == [p for p in report.problems if p.startswith("SIGNALBOX_ISA is 'mmx'")]
+    assert report.problems
 
 
 def test_a_processor_is_read_from_procfs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

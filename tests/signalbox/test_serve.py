@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from signalbox_kernels.native import ISA_VARIABLE
 from tests.rpc.collector import grpc_collector
 from tests.signalbox.stacks import COMMAND, Stack, environment, serve, signalbox
 
@@ -149,6 +150,19 @@ def test_ctrl_c_during_an_import_is_status_130_and_not_a_word(
         env=environment(),
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_workers_inherit_the_forced_instruction_set(
+    log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ISA_VARIABLE, "portable")
+    with serve(log, "--simulate") as stack:
+        assert stack.children()["worker"].environ()[ISA_VARIABLE] == "portable"
+    monkeypatch.setenv(ISA_VARIABLE, "sse")
+    done = signalbox("serve", "--simulate", "--port", "0")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "SIGNALBOX_ISA is 'sse'; it is one of portable, " in done.stderr
+    assert done.stderr.count("\n") == 1  # no process was started
 
 
 def test_a_second_signal_ends_the_stack_at_once_with_status_1(log: Path) -> None:

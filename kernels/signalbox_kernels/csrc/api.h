@@ -109,8 +109,8 @@ struct SbBatch {
 #pragma GCC visibility push(default)
 #endif
 
-// The best instruction set that this build and this machine have; see SbIsa.
-int32_t sb_best_isa();
+// The best instruction set up to `limit` that this build and this machine have; see SbIsa.
+int32_t sb_best_isa(int32_t limit);
 
 // Bytes of a packed [n, k] matrix; interleaved: n counts gate and up together.
 size_t sb_packed_bytes(int32_t element, int64_t n, int64_t k, int32_t interleaved);

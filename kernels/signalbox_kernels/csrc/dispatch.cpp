@@ -70,8 +70,8 @@ const KernelTable* kernels_for(int32_t isa) {
   }
 }
 
-int32_t best_isa() {
-  for (int32_t isa = SB_AMX; isa > SB_PORTABLE; --isa)
+int32_t best_isa(int32_t limit) {
+  for (int32_t isa = limit; isa > SB_PORTABLE; --isa)
     if (kernels_for(isa)) return isa;
   return SB_PORTABLE;
 }

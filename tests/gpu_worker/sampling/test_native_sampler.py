@@ -18,7 +18,7 @@ from tests.gpu_worker.generation import make_rows
 from tests.gpu_worker.sampling.draws import assert_same, make_history, make_logits, random_params
 
 try:
-    ISAS = [isa for isa in Isa if isa <= native.best_isa()]
+    ISAS = native.available_isas()
 except NativeUnavailable:
     pytest.skip("no C++ compiler, and no library that was built before", allow_module_level=True)
 
