@@ -159,7 +159,7 @@ def test_workers_inherit_the_forced_instruction_set(
     with serve(log, "--simulate") as stack:
         assert stack.children()["worker"].environ()[ISA_VARIABLE] == "portable"
     monkeypatch.setenv(ISA_VARIABLE, "sse")
-    done = signalbox("serve", "--simulate", "--port", "0")
+    done = signalbox("serve", "--simulate", "--grpc-port", "0", "--no-http")
     assert (done.returncode, done.stdout) == (1, "")
     assert "SIGNALBOX_ISA is 'sse'; it is one of portable, " in done.stderr
     assert done.stderr.count("\n") == 1  # no process was started
