@@ -188,6 +188,7 @@ def _http_server(
     # These import fastapi, which takes as long as all else that a router imports.
     from router.openai.api import Api
     from router.openai.app import make_app
+    from router.openai.bodies import BodyReader
     from router.openai.key_gate import KeyGate
     from router.openai.server import HttpServer
     from router.openai.slow_clients import StallGate
@@ -196,7 +197,9 @@ def _http_server(
         generator,
         tenants=tenants,
         version=config.version,
-        max_body_bytes=config.max_http_body_bytes,
+        bodies=BodyReader(
+            max_bytes=config.max_http_body_bytes, refuses_unknown=config.refuses_unknown_fields
+        ),
     )
     # With keys there are several clients, none of whom is to see what the others do.
     shown = registry if keys is None else None

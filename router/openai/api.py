@@ -14,7 +14,7 @@ from router.generation import CHAT, COMPLETION, Generator, Origin
 from router.model import ServedModel
 from router.openai import conversation_codec, request_codec
 from router.openai.answers import Head
-from router.openai.bodies import Ids, read
+from router.openai.bodies import BodyReader, Ids, ignored_header
 from router.openai.chat import ChatAnswer
 from router.openai.completions import CompletionAnswer
 from router.openai.errors import BadRequest, http_status
@@ -39,12 +39,12 @@ class Api:
     """The endpoints' handlers. What they raise becomes an error in OpenAI's shape."""
 
     def __init__(
-        self, generator: Generator, *, tenants: Tenants, version: str, max_body_bytes: int
+        self, generator: Generator, *, tenants: Tenants, version: str, bodies: BodyReader
     ) -> None:
         self._generator = generator
         self._tenants = tenants
         self._version = version
-        self._max_body_bytes = max_body_bytes
+        self._bodies = bodies
         self._started = int(time.time())
 
     async def health(self, request: Request) -> Response:
@@ -66,7 +66,7 @@ class Api:
         """Continues prompts."""
         origin = self._origin(request, operation=COMPLETION)
         with self._generator.reading(origin):
-            body = await read(request, CompletionBody, max_bytes=self._max_body_bytes)
+            body = await self._bodies.read(request, CompletionBody)
             ids = Ids("cmpl", request, body.request_id)
             prompts = request_codec.prompts_of(body)
             max_model_len = self._generator.model.max_model_len
@@ -84,7 +84,7 @@ class Api:
         """Answers a conversation."""
         origin = self._origin(request, operation=CHAT)
         with self._generator.reading(origin):
-            body = await read(request, ChatBody, max_bytes=self._max_body_bytes)
+            body = await self._bodies.read(request, ChatBody)
             ids = Ids("chatcmpl", request, body.request_id)
             asked = request_codec.asked_to_chat(
                 body, request_id=ids.of(0, 1), max_model_len=self._generator.model.max_model_len
@@ -96,25 +96,25 @@ class Api:
     async def tokenize(self, request: Request) -> Response:
         """Turns a prompt or a conversation into token ids."""
         model = self._generator.model
-        body = await read(request, TokenizeBody, max_bytes=self._max_body_bytes)
+        body = await self._bodies.read(request, TokenizeBody)
         validation.check_model(body.model or "", model)
         token_ids = await self._token_ids(body)
         count = len(token_ids)
         answer = {"count": count, "max_model_len": model.max_model_len, "tokens": token_ids}
         if body.return_token_strs:
             answer["token_strs"] = [model.tokenizer.vocabulary_entry(one) for one in token_ids]
-        return json_response(answer)
+        return json_response(answer, headers=ignored_header(request))
 
     async def detokenize(self, request: Request) -> Response:
         """Turns token ids into text."""
         model = self._generator.model
-        body = await read(request, DetokenizeBody, max_bytes=self._max_body_bytes)
+        body = await self._bodies.read(request, DetokenizeBody)
         validation.check_model(body.model or "", model)
         if min(body.tokens, default=0) < 0:
             raise BadRequest("tokens: token ids are at least 0", "tokens")
         check_token_ids(body.tokens, field="tokens", model=model)
         text = await model.tokenizer.decode(body.tokens, skip_special_tokens=False)
-        return json_response({"prompt": text})
+        return json_response({"prompt": text}, headers=ignored_header(request))
 
     async def _token_ids(self, body: TokenizeBody) -> list[int]:
         tokenizer = self._generator.model.tokenizer

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from router import validation
 from router.openai.errors import BadRequest, BodyTooLarge, unreadable
 from router.openai.types import Body
+from router.openai.unknown_fields import IgnoredLog, check_unknown, header_of
 from rpc.errors import InvalidArgument
 
 REQUEST_ID_HEADER = "x-request-id"
@@ -19,23 +20,40 @@ MAX_LABEL_CHARS = 96
 B = TypeVar("B", bound=Body)
 
 
-async def read(request: Request, kind: type[B], *, max_bytes: int) -> B:
-    """Keeps the body in the request's state, for errors to name its fields.
+class BodyReader:
+    """Reads bodies of at most `max_bytes`, and decides on fields that the API does not have."""
 
-    Raises BodyTooLarge or BadRequest.
-    """
-    content = bytearray()
-    async for chunk in request.stream():
-        content += chunk
-        if len(content) > max_bytes:
-            raise BodyTooLarge(f"the body has more than {max_bytes} bytes")
-    try:
-        body = kind.model_validate_json(content)
-    except ValidationError as error:
-        raise unreadable(error, bytes(content)) from None
-    json.loads(content, object_pairs_hook=_refuse_repeated_keys)
-    request.state.body = body
-    return body
+    def __init__(self, *, max_bytes: int, refuses_unknown: bool) -> None:
+        self._max_bytes = max_bytes
+        self._refuses_unknown = refuses_unknown
+        self._ignored = IgnoredLog()
+
+    async def read(self, request: Request, kind: type[B]) -> B:
+        """Keeps the body in the request's state, for errors to name its fields, and there too the
+        names of the fields that are ignored.
+
+        Raises BodyTooLarge or BadRequest.
+        """
+        content = bytearray()
+        async for chunk in request.stream():
+            content += chunk
+            if len(content) > self._max_bytes:
+                raise BodyTooLarge(f"the body has more than {self._max_bytes} bytes")
+        try:
+            body = kind.model_validate_json(content)
+        except ValidationError as error:
+            raise unreadable(error, bytes(content)) from None
+        json.loads(content, object_pairs_hook=_refuse_repeated_keys)
+        if ignored := check_unknown(body, refuses=self._refuses_unknown):
+            self._ignored.note(ignored)
+            request.state.ignored_fields = ignored
+        request.state.body = body
+        return body
+
+
+def ignored_header(request: Request) -> dict[str, str]:
+    """Returns the header that names the fields of the body that were ignored."""
+    return header_of(getattr(request.state, "ignored_fields", ()))
 
 
 def _refuse_repeated_keys(pairs: list[tuple[str, Any]]) -> None:
@@ -64,7 +82,7 @@ class Ids:
         unique = uuid.uuid4().hex
         name = asked_for or (f"{header[:MAX_LABEL_CHARS]}-{unique[:8]}" if header else unique)
         self.response_id = f"{prefix}-{name}"
-        self.headers = {REQUEST_ID_HEADER: header or self.response_id}
+        self.headers = {REQUEST_ID_HEADER: header or self.response_id, **ignored_header(request)}
 
     def of(self, position: int, num_prompts: int) -> str:
         return self.response_id if num_prompts == 1 else f"{self.response_id}-{position}"

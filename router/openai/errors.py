@@ -43,8 +43,9 @@ _TYPES = {
     503: "service_unavailable_error",
     504: "timeout_error",
 }
+UNSUPPORTED_CODE = "unsupported_parameter"
 _CODES = {
-    grpc.StatusCode.UNIMPLEMENTED: "unsupported_parameter",
+    grpc.StatusCode.UNIMPLEMENTED: UNSUPPORTED_CODE,
     grpc.StatusCode.NOT_FOUND: "model_not_found",
 }
 
@@ -59,6 +60,10 @@ class BadRequest(InvalidArgument):
         super().__init__(param or "body", None, "what is valid")
         self.message = message
         self.param = param
+
+
+class NotServed(BadRequest):
+    """A field that changes answers elsewhere, and that no component here serves."""
 
 
 class BodyTooLarge(BadRequest):
@@ -85,9 +90,17 @@ def error_body(error: RpcError, body: Body | None = None) -> dict[str, Any]:
             "message": message,
             "type": _TYPES.get(status, "internal_error"),
             "param": param,
-            "code": CONTEXT_CODE if isinstance(error, ContextOverflow) else _CODES.get(error.code),
+            "code": _code(error),
         }
     }
+
+
+def _code(error: RpcError) -> str | None:
+    if isinstance(error, ContextOverflow):
+        return CONTEXT_CODE
+    if isinstance(error, NotServed):
+        return UNSUPPORTED_CODE
+    return _CODES.get(error.code)
 
 
 def error_headers(error: RpcError) -> dict[str, str]:
@@ -109,8 +122,6 @@ def unreadable(error: ValidationError, body: bytes) -> BadRequest:
     places = [_path(one["loc"], content) for one in errors]
     param = max(places, key=_depth)
     found = errors[places.index(param)]
-    if found["type"] == "extra_forbidden":
-        return BadRequest(f"Unrecognized request argument supplied: {param}", param)
     return BadRequest(f"{param}: {found['msg']}" if param else found["msg"], param)
 
 

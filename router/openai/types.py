@@ -1,11 +1,11 @@
 """What clients send: OpenAI's fields, and the extra ones that vLLM's clients know.
 
-Types are checked here, values where every API's are, in `validation`. A field that is not listed is
-refused. Some are accepted because they ask for nothing: those that only label a request, and those
-that are None or the default.
+Types are checked here, values where every API's are, in `validation`. Some fields are accepted
+because they ask for nothing: those that only label a request, and those that are None or the
+default.
 """
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -13,9 +13,12 @@ Json = dict[str, Any]
 
 
 class Body(BaseModel):
-    """No field is ignored, and none is converted."""
+    """No value is converted. Fields that are not listed are kept for `unknown_fields`."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    NOT_SERVED: ClassVar[frozenset[str]] = frozenset()
+    """Fields of OpenAI's or vLLM's that change answers there; None and False ask for nothing."""
 
 
 class StreamOptions(Body):
@@ -60,6 +63,12 @@ class Labels(Body):
 
 class GenerationBody(Labels):
     """What completions and chats have in common."""
+
+    NOT_SERVED = frozenset({
+        "guided_decoding_backend", "guided_whitespace_pattern", "kv_transfer_params",
+        "logits_processors", "mm_processor_kwargs", "logprob_token_ids", "repetition_detection",
+        "thinking_token_budget", "vllm_xargs",
+    })  # fmt: skip
 
     model: str | None = None
     stream: bool | None = None
@@ -111,6 +120,8 @@ class GenerationBody(Labels):
 
 class CompletionBody(GenerationBody):
     """POST /v1/completions."""
+
+    NOT_SERVED = GenerationBody.NOT_SERVED | {"prompt_embeds"}
 
     prompt: str | list[str] | list[int] | list[list[int]]
     max_tokens: int | None = 16
@@ -187,6 +198,11 @@ class ConversationBody(Body):
 
 class ChatBody(ConversationBody, GenerationBody):
     """POST /v1/chat/completions."""
+
+    NOT_SERVED = GenerationBody.NOT_SERVED | {
+        "add_special_tokens", "audio", "documents", "echo", "function_call", "functions",
+        "media_io_kwargs", "moderation", "prediction", "suffix", "verbosity", "web_search_options",
+    }  # fmt: skip
 
     messages: list[ChatMessage]
     max_tokens: int | None = None

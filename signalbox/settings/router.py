@@ -52,6 +52,11 @@ class DoorSettings(TelemetrySettings):
         le=65535,
         description="port of the HTTP API, on --host, as is vLLM's --port; 0 picks one",
     )
+    unknown_fields: Literal["warn", "refuse"] = Field(
+        "warn",
+        description="what the HTTP API does with a field that it does not have: ignore it, and name"
+        " it in the response's header x-signalbox-ignored-fields and in the log, or answer 400",
+    )
     tool_call_parser: Literal["auto", "hermes", "llama3_json", "mistral", "json", "none"] = Field(
         "auto",
         description="how tool calls are found in the model's text; auto goes by its chat template,"

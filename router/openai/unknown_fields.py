@@ -1,0 +1,123 @@
+"""Fields of a body that the API does not have: refused, or left out with a word to the client.
+
+Clients send fields of other servers. One that nearly has a known field's name is a mistake, and is
+refused in any case; so is one that is known to change an answer and is not served.
+"""
+
+import difflib
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from router.openai.errors import BadRequest, NotServed
+from router.openai.types import Body
+
+IGNORED_HEADER = "x-signalbox-ignored-fields"
+MAX_NAMED = 16
+MAX_NAME_CHARS = 64
+LEAST_SIMILARITY = 0.88
+"""By difflib's ratio: `max_token` has 0.95 of `max_tokens`, `top_a` 0.75 of `top_p`."""
+MAX_LOGGED_SETS = 256
+"""Sets of names that are logged as a warning; a client that makes up more of them is not."""
+
+logger = logging.getLogger(__name__)
+
+
+class Unknown(NamedTuple):
+    """A field that its object does not have."""
+
+    owner: Body
+    place: str
+    """Of the owner in the body, such as "messages[0]."; "" is the body itself."""
+    name: str
+    value: Any
+
+
+def check_unknown(body: Body, *, refuses: bool) -> list[str]:
+    """Returns the names of unknown fields, those of a list's items once, escaped and cut.
+
+    Raises BadRequest for one that is nearly a known one, NotServed for one that is not served, and
+    with `refuses` BadRequest for any.
+    """
+    ignored = {}
+    for one in _walk(body, ""):
+        param = one.place + one.name
+        if one.name in one.owner.NOT_SERVED:
+            if one.value is None or one.value is False:
+                continue
+            raise NotServed(f"{param}: this field is not served", param)
+        message = f"Unrecognized request argument supplied: {param}"
+        if meant := _meant(one.name, _names(one.owner)):
+            raise BadRequest(f"{message}; did you mean {one.place}{meant}?", param)
+        if refuses:
+            raise BadRequest(message, param)
+        ignored[_general(one.place) + one.name] = None
+    return [_escaped(name) for name in ignored]
+
+
+def header_of(names: Sequence[str]) -> dict[str, str]:
+    """Returns the header that names ignored fields, if there are any."""
+    return {IGNORED_HEADER: _named(names)} if names else {}
+
+
+class IgnoredLog:
+    """Warns of each set of ignored names once."""
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+
+    def note(self, names: Sequence[str]) -> None:
+        text = _named(names)
+        is_new = text not in self._seen and len(self._seen) < MAX_LOGGED_SETS
+        if is_new:
+            self._seen.add(text)
+        level = logging.WARNING if is_new else logging.DEBUG
+        logger.log(level, "ignored unknown fields of a request: %s", text)
+
+
+def _walk(body: Body, place: str) -> Iterator[Unknown]:
+    for name, value in (body.model_extra or {}).items():
+        yield Unknown(body, place, name, value)
+    for name, field in type(body).model_fields.items():
+        value, inner = getattr(body, name), place + (field.alias or name)
+        if isinstance(value, Body):
+            yield from _walk(value, f"{inner}.")
+        elif isinstance(value, list):
+            for i, item in enumerate(value):
+                if isinstance(item, Body):
+                    yield from _walk(item, f"{inner}[{i}].")
+
+
+def _names(body: Body) -> list[str]:
+    return [field.alias or name for name, field in type(body).model_fields.items()]
+
+
+def _meant(name: str, known: Sequence[str]) -> str | None:
+    """Returns the known name that differs from this one by a slip, or by its spelling."""
+    by_letters = {_letters(one): one for one in known}
+    found = difflib.get_close_matches(
+        _letters(name[:MAX_NAME_CHARS]), by_letters, n=1, cutoff=LEAST_SIMILARITY
+    )
+    return by_letters[found[0]] if found else None
+
+
+def _letters(name: str) -> str:
+    """Makes `maxTokens`, `max-tokens` and `max_tokens` one."""
+    return name.lower().replace("_", "").replace("-", "")
+
+
+def _general(place: str) -> str:
+    """Makes one of the items of a list: "messages[]." of "messages[3]."."""
+    parts = place.split("[")
+    return "[".join([parts[0], *("]" + part.partition("]")[2] for part in parts[1:])])
+
+
+def _named(names: Sequence[str]) -> str:
+    rest = len(names) - MAX_NAMED
+    return ", ".join(names[:MAX_NAMED]) + (f", and {rest} more" if rest > 0 else "")
+
+
+def _escaped(name: str) -> str:
+    """Returns a name that neither ends a header nor a line of a log, cut."""
+    cut = name if len(name) <= MAX_NAME_CHARS else name[:MAX_NAME_CHARS] + "..."
+    return cut.encode("unicode_escape").decode("ascii").replace(",", "\\x2c")
