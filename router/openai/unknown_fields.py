@@ -39,7 +39,7 @@ def check_unknown(body: Body, *, refuses: bool) -> list[str]:
     Raises BadRequest for one that is nearly a known one, NotServed for one that is not served, and
     with `refuses` BadRequest for any.
     """
-    ignored = {}
+    ignored: dict[str, None] = {}
     for one in _walk(body, ""):
         param = one.place + one.name
         if one.name in one.owner.NOT_SERVED:
