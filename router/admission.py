@@ -18,7 +18,7 @@ from router.delivery import Delivery, Echo
 from router.model import ServedModel
 from router.request import GenerationRequest
 from router.schedulers import Schedulers
-from router.structured_output import GrammarChecker
+from router.structured_output import Constraint, GrammarChecker
 from router.token_checks import check_token_ids
 from rpc.errors import (
     AlreadyExists,
@@ -72,6 +72,8 @@ class EncodedPrompt(NamedTuple):
     token_ids: list[int]
     echo: Echo | None = None
     bad_words: tuple[tuple[int, ...], ...] = ()
+    structured_output: Constraint | None = None
+    """As the worker compiles it."""
 
 
 class Admission:
@@ -80,7 +82,9 @@ class Admission:
     def __init__(self, config: RouterConfig, schedulers: Schedulers) -> None:
         self._config = config
         self._schedulers = schedulers
-        self._grammars = GrammarChecker()
+        self._grammars = GrammarChecker(
+            disable_additional_properties=config.disable_additional_properties
+        )
         self._live_ids: set[tuple[str, str]] = set()  # (tenant, request id)
 
     @property
@@ -124,8 +128,9 @@ class Admission:
 
     async def tokenize(self, asked: Asked, model: ServedModel) -> EncodedPrompt:
         """Returns the prompt's tokens, which fit the model's window, and what else is text."""
-        if (constraint := asked.sampling.get("structured_output")) is not None:
-            await self._grammars.check(constraint)
+        constraint = asked.sampling.get("structured_output")
+        if constraint is not None:
+            constraint = await self._grammars.prepare(constraint)
         token_ids, prompt_field = await self._tokenize(asked, model)
         if asked.truncate_prompt_tokens is not None:
             token_ids = token_ids[-asked.truncate_prompt_tokens :]
@@ -134,6 +139,7 @@ class Admission:
             token_ids,
             echo=await self._echo(asked, model, token_ids) if asked.delivery.echo else None,
             bad_words=await model.tokenizer.encode_words(asked.sampling.get("bad_words", ())),
+            structured_output=constraint,
         )
 
     async def _echo(self, asked: Asked, model: ServedModel, token_ids: list[int]) -> Echo:
@@ -170,7 +176,7 @@ class Admission:
         if model != self._schedulers.model:
             raise Unavailable("the served model has just changed", RETRY_AFTER_S)
         params = validation.resolve_params(
-            asked.sampling,
+            {**asked.sampling, "structured_output": prompt.structured_output},
             num_prompt_tokens=len(prompt.token_ids),
             model=model,
             bad_words=prompt.bad_words,

@@ -1,4 +1,4 @@
-"""Checks structured outputs at the door: their form and size, then that they can be compiled.
+"""Prepares structured outputs: checks form and size, closes schemas, checks that they compile.
 
 Compiling may cost any time and memory, so it is tried by a process with limits (`rpc.grammar`), a
 few at a time; what has been found out is remembered.
@@ -6,7 +6,9 @@ few at a time; what has been found out is remembered.
 
 import asyncio
 from collections import OrderedDict
+from typing import NamedTuple
 
+from router.closed_schema import close_schema
 from router.limited_process import run_limited
 from rpc import grammar
 from rpc.errors import InvalidArgument
@@ -41,24 +43,61 @@ def cannot_compile(constraint: Constraint, fault: str) -> InvalidArgument:
     return InvalidArgument(f"{_FIELD}.{kind}", texts[0] if texts else "", f"valid ({fault})")
 
 
+def forms_of(constraint: Constraint, *, disable_additional_properties: bool) -> list[Constraint]:
+    """Returns what is compiled: the first form that can be. The last is the constraint itself.
+
+    Args:
+        disable_additional_properties: whether a schema's objects are closed, see `closed_schema`.
+    """
+    kind, *texts = constraint
+    if kind != "json_schema" or not disable_additional_properties:
+        return [constraint]
+    closed = (kind, close_schema(texts[0]))
+    return [constraint] if closed == constraint else [closed, constraint]
+
+
+class _Outcome(NamedTuple):
+    """What came of a constraint: the form that compiles, or why none does."""
+
+    prepared: Constraint
+    fault: str | None
+
+
 class GrammarChecker:
-    """Tries to compile constraints, and remembers what came of it."""
+    """Prepares constraints, tries to compile them, and remembers what came of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, disable_additional_properties: bool = True) -> None:
+        self._disable_additional_properties = disable_additional_properties
         self._processes = asyncio.Semaphore(MAX_PROCESSES)
-        self._faults: OrderedDict[Constraint, str | None] = OrderedDict()
+        self._outcomes: OrderedDict[Constraint, _Outcome] = OrderedDict()
 
-    async def check(self, constraint: Constraint) -> None:
-        """Raises InvalidArgument for what cannot be compiled, or takes long."""
-        if constraint in self._faults:
-            self._faults.move_to_end(constraint)
+    async def prepare(self, constraint: Constraint) -> Constraint:
+        """Returns what the worker compiles.
+
+        Raises InvalidArgument for what cannot be compiled, or takes long.
+        """
+        if constraint in self._outcomes:
+            self._outcomes.move_to_end(constraint)
         else:
-            self._faults[constraint] = await self._find_fault(constraint)
-            while len(self._faults) > _MAX_REMEMBERED:
-                self._faults.popitem(last=False)
-        fault = self._faults[constraint]
+            self._outcomes[constraint] = await self._find_outcome(constraint)
+            while len(self._outcomes) > _MAX_REMEMBERED:
+                self._outcomes.popitem(last=False)
+        prepared, fault = self._outcomes[constraint]
         if fault is not None:
             raise cannot_compile(constraint, fault)
+        return prepared
+
+    async def _find_outcome(self, constraint: Constraint) -> _Outcome:
+        forms = await asyncio.to_thread(
+            forms_of,
+            constraint,
+            disable_additional_properties=self._disable_additional_properties,
+        )
+        for form in forms:
+            fault = await self._find_fault(form)
+            if fault is None:
+                return _Outcome(form, None)
+        return _Outcome(constraint, fault)
 
     async def _find_fault(self, constraint: Constraint) -> str | None:
         async with self._processes:

@@ -6,8 +6,10 @@ with limits that the kernel enforces. Imports nothing of ours, to start fast and
 """
 
 import json
+import re
 import resource
 import sys
+from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, grammar_from
 
@@ -17,6 +19,10 @@ _MAX_REASON_CHARS = 300
 _WHITESPACE = r"( |\n {0,16}|\n\t{0,4})"
 """Between the tokens of JSON: a space, or a line's indentation. Some models would else go on with
 spaces for ever."""
+_SHORT_ESCAPES = 'nrbtf\\"'
+"""Escapes without \\uXXXX, which llguidance lets a free key spell a declared one with. Strings then
+have no control characters but those with an escape of their own, unless the schema itself has."""
+_NEEDS_LONG_ESCAPE = re.compile("[\x00-\x07\x0b\x0e-\x1f]")
 
 
 class GrammarError(ValueError):
@@ -61,7 +67,28 @@ def _of_schema(schema: str) -> str:
     parsed = json.loads(schema)  # what is not JSON would be pasted into llguidance's own
     if not isinstance(parsed, dict):  # true or false, which takes no options
         return LLMatcher.grammar_from_json_schema(schema)
-    return LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": _WHITESPACE})
+    options: Any = {"whitespace_pattern": _WHITESPACE}
+    if _has_free_keys(parsed) and not _NEEDS_LONG_ESCAPE.search(_strings_of(parsed)):
+        options["json_allowed_escapes"] = _SHORT_ESCAPES
+    return LLMatcher.grammar_from_json_schema(schema, overrides=options)
+
+
+def _has_free_keys(value: object) -> bool:
+    """Returns whether some object may have keys beside those that it declares."""
+    if isinstance(value, dict):
+        if value.get("properties") and value.get("additionalProperties") is not False:
+            return True
+        value = [*value.values()]
+    return isinstance(value, list) and any(map(_has_free_keys, value))
+
+
+def _strings_of(value: object) -> str:
+    """Returns all strings of a schema but the keys."""
+    if isinstance(value, dict):
+        value = [*value.values()]
+    if isinstance(value, list):
+        return "".join(map(_strings_of, value))
+    return value if isinstance(value, str) else ""
 
 
 def _one_line(reason: str) -> str:

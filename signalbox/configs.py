@@ -79,6 +79,7 @@ def router_config(settings: RouterSettings) -> RouterConfig:
         grace_s=settings.drain_timeout,
         max_live_requests=settings.max_live_requests,
         tool_call_parser=settings.tool_call_parser,
+        disable_additional_properties=settings.disable_additional_properties,
         trust_tenant_header=settings.trust_tenant_header,
         api_keys=settings.api_keys,
         metrics=metrics_config(settings),

@@ -69,6 +69,8 @@ class EngineArgs:
         enforce_eager: on CUDA, whether decode steps are launched kernel by kernel, not as graphs.
         stream_interval: least tokens of a sequence between two outputs of an engine, the first and
             the last aside.
+        disable_additional_properties: whether objects of a JSON schema take only the keys that it
+            declares, unless it sets additionalProperties.
     """
 
     model: str
@@ -99,6 +101,7 @@ class EngineArgs:
     attention_backend: str = "auto"
     enforce_eager: bool = False
     stream_interval: int = 1
+    disable_additional_properties: bool = True
 
     def __post_init__(self) -> None:
         if self.tokenizer_mode != "auto":
@@ -177,6 +180,7 @@ class EngineArgs:
             cpu_prefix_cache=self.cpu_prefix_cache,
             seed=self.seed,
             stream_interval=self.stream_interval,
+            disable_additional_properties=self.disable_additional_properties,
             tokenizer_files=None if own else _tokenizer_files(str(self.tokenizer)),
         )
 

@@ -30,7 +30,7 @@ from signalbox.llm.local_worker import EPOCH, LocalWorker
 from signalbox.llm.prompts import Encoder, Prompt
 from signalbox.llm.request import LocalRequest
 from signalbox.llm.sampling_params import SamplingParams, checked
-from signalbox.llm.structured_outputs import check_compiles
+from signalbox.llm.structured_outputs import prepare
 from signalbox.llm.wiring import CoreConfig
 
 MAX_STEPS_IN_FLIGHT = 2
@@ -70,6 +70,7 @@ class EngineCore:
         self._handles = itertools.count(1)
         self._seeds = random.Random(config.seed)
         self._stream_interval = config.stream_interval
+        self._disable_additional_properties = config.disable_additional_properties
         self._death: str | None = None
 
     @classmethod
@@ -96,7 +97,10 @@ class EngineCore:
         with refusing():
             validation.check_sampling(fields, self.model)
             if "structured_output" in fields:
-                check_compiles(fields["structured_output"])
+                fields["structured_output"] = prepare(
+                    fields["structured_output"],
+                    disable_additional_properties=self._disable_additional_properties,
+                )
             return validation.resolve_params(
                 fields,
                 num_prompt_tokens=num_prompt_tokens,

@@ -59,6 +59,7 @@ class LLM:
         cpu_backend: str = "auto",
         attention_backend: str = "auto",
         enforce_eager: bool = False,
+        disable_additional_properties: bool = True,
         **unserved: object,
     ) -> None:
         refuse_unserved(unserved, who="LLM")
@@ -90,6 +91,7 @@ class LLM:
             cpu_backend=cpu_backend,
             attention_backend=attention_backend,
             enforce_eager=enforce_eager,
+            disable_additional_properties=disable_additional_properties,
         )
         self._set_engine(LLMEngine.from_engine_args(engine_args))
 

@@ -57,11 +57,19 @@ def _schema(schema: str | dict[str, Any] | type) -> str:
     return json_module.dumps(schema if make is None else make())
 
 
-def check_compiles(constraint: tuple[str, ...]) -> None:
-    """Raises InvalidArgument. There is nobody to be protected from: no process of its own."""
-    fault = _find_fault(constraint)
-    if fault is not None:
-        raise structured_output.cannot_compile(constraint, fault)
+def prepare(constraint: tuple[str, ...], *, disable_additional_properties: bool) -> tuple[str, ...]:
+    """Returns what the worker compiles. Raises InvalidArgument for what cannot be compiled.
+
+    Compiles in this process: the constraint is the caller's own.
+    """
+    forms = structured_output.forms_of(
+        constraint, disable_additional_properties=disable_additional_properties
+    )
+    for form in forms:
+        fault = _find_fault(form)
+        if fault is None:
+            return form
+    raise structured_output.cannot_compile(constraint, fault or "")
 
 
 _find_fault = lru_cache(maxsize=256)(find_fault)

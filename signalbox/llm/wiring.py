@@ -38,6 +38,8 @@ class CoreConfig:
     """Of the sequence of seeds for requests that bring none; None differs from run to run."""
     stream_interval: int = 1
     """Least tokens of a sequence between two outputs, the first and the last aside."""
+    disable_additional_properties: bool = True
+    """Whether objects of JSON schemas take only the keys that they declare."""
     tokenizer_files: Mapping[str, bytes] | None = None
     """Instead of the model's own."""
 

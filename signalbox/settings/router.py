@@ -63,6 +63,12 @@ class DoorSettings(TelemetrySettings):
         " none leaves them there",
     )
 
+    disable_additional_properties: bool = Field(
+        True,
+        description="whether objects of a JSON schema take only the keys that it declares, unless"
+        " it sets additionalProperties",
+    )
+
     def _ports(self) -> Iterator[tuple[str, int]]:
         yield from super()._ports()
         if self.http:

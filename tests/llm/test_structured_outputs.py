@@ -101,6 +101,18 @@ def test_branches_conform_each_by_itself() -> None:
         assert_at_rest(llm.llm_engine)
 
 
+def test_an_object_takes_no_keys_that_its_schema_does_not_name() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+    params = [make_params({"json": schema}, seed=seed, max_tokens=40) for seed in range(20)]
+    for closes in (True, False):
+        with make_llm(CoreConfig(disable_additional_properties=closes)) as llm:
+            outputs = llm.generate(["a"] * len(params), params, use_tqdm=False)
+            texts = [output.outputs[0].text for output in outputs]
+            alone = re.compile(r'\{\s*"a"\s*:\s*(true|false)\s*\}')
+            assert all(alone.fullmatch(one) for one in texts) is closes, texts
+            assert_at_rest(llm.llm_engine)
+
+
 @pytest.mark.parametrize(
     "constraint", [{}, {"regex": "a", "choice": ["b"]}, {"json_object": False}]
 )

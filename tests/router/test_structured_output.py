@@ -95,7 +95,7 @@ async def test_a_costly_constraint_is_given_up_while_the_loop_goes_on() -> None:
     ticking = asyncio.create_task(tick())
     checker = GrammarChecker()
     with pytest.raises(InvalidArgument, match=r"multipleOf.*takes more than"):
-        await checker.check(("json_schema", COSTLY))
+        await checker.prepare(("json_schema", COSTLY))
     assert len(gaps) > 20  # a loop that had waited would have turned once
     ticking.cancel()
 
@@ -103,10 +103,10 @@ async def test_a_costly_constraint_is_given_up_while_the_loop_goes_on() -> None:
 async def test_an_answer_is_remembered() -> None:
     checker = GrammarChecker()
     good, bad = ("regex", "a+"), ("regex", "(a")
-    await checker.check(good)
+    await checker.prepare(good)
     with pytest.raises(InvalidArgument, match=r"sampling_params\.structured_output\.regex"):
-        await checker.check(bad)
+        await checker.prepare(bad)
     checker._find_fault = None  # type: ignore[assignment,method-assign]  # nobody is asked again
-    await checker.check(good)
+    await checker.prepare(good)
     with pytest.raises(InvalidArgument, match="unclosed group"):
-        await checker.check(bad)
+        await checker.prepare(bad)
