@@ -8,6 +8,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
+from itertools import islice
 
 from scheduler_svc import tracing
 from scheduler_svc.admission import AdmissionQueue
@@ -203,6 +204,12 @@ class Cluster:
             if group.request_id == request_id:
                 return explain(group, self.admission, now=self._clock())
         return self.history.find(request_id)
+
+    def explain_live(self, max_requests: int) -> list[Explanation]:
+        """Explains the oldest requests that have not ended, at most `max_requests`."""
+        now = self._clock()
+        oldest = islice(self._live.groups, max_requests)
+        return [explain(group, self.admission, now=now) for group in oldest]
 
     # Workers
 

@@ -69,13 +69,29 @@ def _waits(waits: Iterable[Wait]) -> list[explain_pb2.Wait]:
     ]
 
 
-def stats(cluster: Cluster) -> stats_pb2.GetStatsResponse:
+def stats(cluster: Cluster, *, max_live_requests: int = 0) -> stats_pb2.GetStatsResponse:
+    """Encodes the counts, and the oldest live requests up to `max_live_requests`."""
     return stats_pb2.GetStatsResponse(
+        live_requests=map(_live_request, cluster.explain_live(max_live_requests)),
+        model_name=cluster.model.name if cluster.model else "",
         num_requests_waiting=len(cluster.admission),
         workers=[_worker_stats(engine) for engine in cluster.engines],
         uptime_ns=nanoseconds(cluster.uptime_s),
         requests=_request_stats(cluster.request_stats),
         num_refused=cluster.num_refused,
+    )
+
+
+def _live_request(known: Explanation) -> stats_pb2.RequestSummary:
+    return stats_pb2.RequestSummary(
+        request_id=known.request_id,
+        state=f"REQUEST_STATE_{known.state.name}",
+        worker=known.worker,
+        num_prompt_tokens=known.num_prompt_tokens,
+        num_output_tokens=known.num_output_tokens,
+        max_tokens=known.max_tokens,
+        age_ns=nanoseconds(known.as_of - known.arrival),
+        waited_ns=nanoseconds(known.queued_s + known.preempted_s),
     )
 
 

@@ -19,6 +19,8 @@ from scheduler_svc.refusals import RETRY_AFTER_S, drains
 from scheduler_svc.session import Session
 
 CHUNK_BYTES = 1 << 20
+MAX_LIVE_REQUESTS = 100
+"""Most requests that one answer lists: the place in the queue of each is searched for."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -94,7 +96,9 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
     async def GetStats(
         self, request: stats_pb2.GetStatsRequest, context: Context
     ) -> stats_pb2.GetStatsResponse:
-        return insight_codec.stats(self._cluster)
+        return insight_codec.stats(
+            self._cluster, max_live_requests=min(request.max_live_requests, MAX_LIVE_REQUESTS)
+        )
 
     async def Explain(
         self, request: explain_pb2.ExplainRequest, context: Context

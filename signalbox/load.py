@@ -3,7 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from protos.scheduler.v1 import explain_pb2
 from protos.scheduler.v1 import stats_pb2 as pb
+
+_PHASES = {
+    explain_pb2.REQUEST_STATE_WAITING: "waiting",
+    explain_pb2.REQUEST_STATE_SWAPPED: "swapped",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +49,26 @@ class WorkerLoad:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RequestLoad:
+    """One live request."""
+
+    request_id: str
+    phase: str
+    """waiting, prefill, decode or swapped."""
+    worker: str
+    num_prompt_tokens: int
+    num_output_tokens: int
+    max_tokens: int
+    age_s: float
+    waited_s: float
+    """Part of age_s spent in the queue or preempted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
     """The scheduler and its workers."""
 
+    model_name: str
     uptime_s: float
     num_waiting: int
     num_running: int
@@ -57,6 +80,8 @@ class Load:
     num_refused: dict[str, int]
     queue_time: Quantiles
     workers: list[WorkerLoad]
+    requests: list[RequestLoad]
+    """The oldest live requests; the scheduler lists at most 100."""
 
 
 def measure(before: pb.GetStatsResponse, after: pb.GetStatsResponse) -> Load:
@@ -69,6 +94,7 @@ def measure(before: pb.GetStatsResponse, after: pb.GetStatsResponse) -> Load:
     ]
     num_ended = sum(after.requests.num_ended.values()) - sum(before.requests.num_ended.values())
     return Load(
+        model_name=after.model_name,
         uptime_s=after.uptime_ns / 1e9,
         num_waiting=after.num_requests_waiting,
         num_running=sum(worker.num_running for worker in workers),
@@ -79,6 +105,21 @@ def measure(before: pb.GetStatsResponse, after: pb.GetStatsResponse) -> Load:
         num_refused=dict(after.num_refused),
         queue_time=_quantiles(before.requests.queue_ns, after.requests.queue_ns),
         workers=workers,
+        requests=[_request(request) for request in after.live_requests],
+    )
+
+
+def _request(request: pb.RequestSummary) -> RequestLoad:
+    phase = _PHASES.get(request.state, "decode" if request.num_output_tokens else "prefill")
+    return RequestLoad(
+        request_id=request.request_id,
+        phase=phase,
+        worker=request.worker,
+        num_prompt_tokens=request.num_prompt_tokens,
+        num_output_tokens=request.num_output_tokens,
+        max_tokens=request.max_tokens,
+        age_s=request.age_ns / 1e9,
+        waited_s=request.waited_ns / 1e9,
     )
 
 

@@ -60,8 +60,10 @@ class SchedulerClient:
     async def __aexit__(self, *_exc: object) -> None:
         await self._channel.close()
 
-    async def stats(self) -> stats_pb2.GetStatsResponse:
-        call = self._stub.GetStats(stats_pb2.GetStatsRequest(), timeout=TIMEOUT_S)
+    async def stats(self, *, max_live_requests: int = 0) -> stats_pb2.GetStatsResponse:
+        """Returns the counts, and the oldest live requests up to `max_live_requests`."""
+        request = stats_pb2.GetStatsRequest(max_live_requests=max_live_requests)
+        call = self._stub.GetStats(request, timeout=TIMEOUT_S)
         return cast(stats_pb2.GetStatsResponse, await self._ask(call))
 
     async def explain(self, request_id: str) -> explain_pb2.ExplainResponse:

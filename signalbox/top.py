@@ -2,9 +2,14 @@
 
 import argparse
 import asyncio
+import contextlib
 import dataclasses
 import json
+import os
 import sys
+import termios
+import tty
+from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Console
@@ -15,6 +20,9 @@ from signalbox.connection import Connection, connection
 from signalbox.load import Load, measure
 from signalbox.scheduler_client import SchedulerClient, SchedulerUnreachable, add_address_flag
 from signalbox.top_view import render
+
+MAX_REQUESTS = 30
+"""Requests that are listed, the oldest first."""
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +42,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: dict[str, Any]) -> None:
-    """Shows the load until Ctrl-C, or once."""
+    """Shows the load until `q` or Ctrl-C, or once."""
     address, interval_s = options["address"], options["interval"]
     how = connection(options)
     if interval_s <= 0:
@@ -62,21 +70,45 @@ async def _look(address: str, how: Connection, interval_s: float) -> Load:
     async with SchedulerClient(address, how) as client:
         before = await client.stats()
         await asyncio.sleep(interval_s)
-        return measure(before, await client.stats())
+        return measure(before, await client.stats(max_live_requests=MAX_REQUESTS))
 
 
 async def _watch(address: str, how: Connection, interval_s: float) -> None:
-    """Redraws until it is cancelled; says so while the scheduler does not answer."""
+    """Redraws until `q` is typed; says so while the scheduler does not answer."""
     watch = Watch(address)
     async with SchedulerClient(address, how) as client:
-        with Live(screen=True, auto_refresh=False) as live:
-            while True:
+        with Live(screen=True, auto_refresh=False) as live, _typed("q") as leaves:
+            while not leaves.is_set():
                 try:
-                    watch.take(await client.stats())
+                    watch.take(await client.stats(max_live_requests=MAX_REQUESTS))
                 except SchedulerUnreachable as error:
                     watch.lost(str(error))
                 live.update(watch.view(), refresh=True)
-                await asyncio.sleep(interval_s)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(leaves.wait(), interval_s)
+
+
+@contextlib.contextmanager
+def _typed(key: str) -> Iterator[asyncio.Event]:
+    """Yields an event that is set when `key` is typed; on a terminal no Enter is needed."""
+    pressed = asyncio.Event()
+    if not sys.stdin.isatty():
+        yield pressed
+        return
+    terminal = sys.stdin.fileno()
+    before = termios.tcgetattr(terminal)
+
+    def read() -> None:
+        if key.encode() in os.read(terminal, 64).lower():
+            pressed.set()
+
+    tty.setcbreak(terminal)
+    asyncio.get_running_loop().add_reader(terminal, read)
+    try:
+        yield pressed
+    finally:
+        asyncio.get_running_loop().remove_reader(terminal)
+        termios.tcsetattr(terminal, termios.TCSADRAIN, before)
 
 
 class Watch:

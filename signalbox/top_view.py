@@ -1,4 +1,4 @@
-"""How `signalbox top` looks: a line for the scheduler, a panel for each worker."""
+"""Draws `signalbox top` in 80 columns: the scheduler, a panel for each worker, live requests."""
 
 from datetime import timedelta
 
@@ -7,9 +7,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from signalbox.load import Load, Quantiles, WorkerLoad
+from signalbox.load import Load, Quantiles, RequestLoad, WorkerLoad
 
-BAR_WIDTH = 30
+BAR_WIDTH = 20
 
 
 def render(load: Load | None, address: str, *, problem: str = "") -> RenderableType:
@@ -19,10 +19,12 @@ def render(load: Load | None, address: str, *, problem: str = "") -> RenderableT
         head.append(f"  {problem}", style="bold red")
     if load is None:
         return head
-    head.append(f"  up {timedelta(seconds=int(load.uptime_s))}")
+    head.append(f"  {load.model_name}", style="bold cyan")
+    head.append(f"  up {timedelta(seconds=int(load.uptime_s))}  (q ends)")
     panels = [_worker(worker, style="dim" if problem else "") for worker in load.workers]
     nobody = [Text("no worker is there", style="yellow")] if not panels else []
-    return Group(head, _cluster(load), *nobody, *panels)
+    requests = [_requests(load.requests)] if load.requests else []
+    return Group(head, _cluster(load), *nobody, *panels, *requests)
 
 
 def _cluster(load: Load) -> Text:
@@ -32,10 +34,9 @@ def _cluster(load: Load) -> Text:
     return Text.assemble(
         waiting,
         f" (queued {_quantiles(load.queue_time)})"
-        f"  running {load.num_running}  swapped {load.num_swapped}"
-        f"  {load.requests_per_s:,.1f} requests/s"
-        f"  {load.generated_tokens_per_s:,.0f} tokens/s",
-        f"\nended: {ended or 'none'}",
+        f"  running {load.num_running}  swapped {load.num_swapped}",
+        f"\n{load.requests_per_s:,.1f} requests/s  {load.generated_tokens_per_s:,.0f} tokens/s",
+        f"  ended: {ended or 'none'}",
         (f"  refused {refused:,}" if refused else "", "red"),
     )
 
@@ -50,7 +51,8 @@ def _worker(worker: WorkerLoad, *, style: str) -> Panel:
     lines = (
         f"{worker.generated_tokens_per_s:,.0f} tokens/s generated"
         f"  {worker.prefill_tokens_per_s:,.0f} tokens/s prefilled, {hits} found in the cache",
-        f"{worker.steps_per_s:,.1f} steps/s of {_quantiles(worker.step)}{_shares(worker)}",
+        f"{worker.steps_per_s:,.1f} steps/s of {_quantiles(worker.step)}",
+        *_shares(worker),
         f"first token {_quantiles(worker.time_to_first_token)}"
         f"  each token {_quantiles(worker.time_per_output_token)}",
         f"preempted {worker.preemptions_per_s:,.1f}/s"
@@ -76,9 +78,28 @@ def _bar(used: int, total: int) -> Text:
     )
 
 
-def _shares(worker: WorkerLoad) -> str:
+def _shares(worker: WorkerLoad) -> list[str]:
     shares = [f"{name} {share:.0%}" for name, share in worker.step_shares.items()]
-    return f"  ({', '.join(shares)})" if shares else ""
+    return [f"time of a step: {', '.join(shares)}"] if shares else []
+
+
+def _requests(requests: list[RequestLoad]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    table.add_column("request", overflow="ellipsis", no_wrap=True, max_width=30)
+    table.add_column("phase", min_width=7)
+    for name in ("prompt", "output", "at most", "waited", "age"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for request in requests:
+        table.add_row(
+            Text(request.request_id),  # a client chose it, so it is no markup
+            request.phase,
+            f"{request.num_prompt_tokens:,}",
+            f"{request.num_output_tokens:,}",
+            f"{request.max_tokens:,}",
+            _time(request.waited_s),
+            _time(request.age_s),
+        )
+    return table
 
 
 def _quantiles(values: Quantiles) -> str:

@@ -85,6 +85,7 @@ async def test_stats_count_steps_tokens_and_how_requests_ended() -> None:
                 await client.add(handle, [7] * 20, max_tokens=5)
                 await client.ended(handle)
             stats = await client.stub.GetStats(stats_pb2.GetStatsRequest())
+            assert not stats.live_requests
     [worker] = stats.workers
     steps = worker.steps
     assert dict(stats.num_refused) == {"UNAVAILABLE": 1}
@@ -130,3 +131,27 @@ async def test_dump_shows_queues_tables_and_steps_in_flight_and_no_tokens_unless
     assert len(with_tokens[2].request.sequences[0].output_token_ids) >= 1
     pool = worker.worker.gpu
     assert pool.num_free + len(pool.num_owners) == pool.num_blocks == 64
+
+
+async def test_stats_list_the_oldest_live_requests_if_they_are_asked_for() -> None:
+    async with (
+        running_scheduler(SchedulerConfig(port=0)) as scheduler,
+        running_worker(scheduler.address, simulated(block_size=8, num_gpu_blocks=500)),
+        router(scheduler.address) as client,
+    ):
+        cluster = scheduler.cluster
+        await eventually(lambda: bool(cluster.engines))
+        for handle in (1, 2):
+            await client.add(handle, [7] * handle, max_tokens=3_900)
+        await eventually(lambda: len(cluster.live_groups) == 2)
+        request = stats_pb2.GetStatsRequest(max_live_requests=1)
+        listed = await client.stub.GetStats(request)
+        for handle in (1, 2):
+            await client.abort(handle)
+        await eventually(lambda: not cluster.live_groups)
+        after = await client.stub.GetStats(stats_pb2.GetStatsRequest(max_live_requests=5))
+    [oldest] = listed.live_requests
+    assert (oldest.num_prompt_tokens, oldest.max_tokens) == (1, 3_900)
+    assert oldest.age_ns >= oldest.waited_ns
+    assert listed.model_name == after.model_name != ""
+    assert not after.live_requests

@@ -5,12 +5,29 @@ import io
 import pytest
 from rich.console import Console
 
+from protos.scheduler.v1 import explain_pb2
 from protos.scheduler.v1 import stats_pb2 as pb
 from signalbox.load import measure
 from signalbox.top import Watch, run
 from signalbox.top_view import render
 
 MS = 1_000_000
+
+
+LONG_ID = "0123456789abcdef" * 8
+
+
+def make_request(
+    request_id: str, state: explain_pb2.RequestState, *, waited_ns: int = 0
+) -> pb.RequestSummary:
+    return pb.RequestSummary(
+        request_id=request_id,
+        state=state,
+        num_prompt_tokens=700,
+        max_tokens=64,
+        age_ns=1500 * MS,
+        waited_ns=waited_ns,
+    )
 
 
 def make_stats(seconds: int, *, num_steps: int = 0, tokens: int = 0) -> pb.GetStatsResponse:
@@ -37,7 +54,12 @@ def make_stats(seconds: int, *, num_steps: int = 0, tokens: int = 0) -> pb.GetSt
         num_prefix_hits=tokens // 4,
         steps=steps,
     )
+    queued = make_request("queued", explain_pb2.REQUEST_STATE_WAITING, waited_ns=2500 * MS)
+    queued.age_ns = queued.waited_ns
+    running = explain_pb2.REQUEST_STATE_RUNNING
     return pb.GetStatsResponse(
+        model_name="SmolLM2",
+        live_requests=[queued, *(make_request(name, running) for name in (LONG_ID, "[bold]fresh"))],
         uptime_ns=seconds * 10**9,
         num_requests_waiting=4,
         workers=[worker],
@@ -77,7 +99,7 @@ def test_a_worker_that_came_back_at_its_address_has_no_negative_rates() -> None:
 
 
 def text_of(renderable: object) -> str:
-    console = Console(width=100, file=io.StringIO())
+    console = Console(width=80, file=io.StringIO())
     with console.capture() as captured:
         console.print(renderable)
     return captured.get()
@@ -89,13 +111,25 @@ def test_the_screen_shows_queues_pools_and_rates() -> None:
     )
     text = text_of(render(load, "host:50052"))
     for part in (
-        *("waiting 4", "running 7", "stop 14"),
+        *("waiting 4", "running 7", "stop 14", "SmolLM2"),
         *("40 of 100 blocks, 10 more cached", " 40%", "0 of 50 blocks"),
         *("500 tokens/s generated", "1,500 tokens/s prefilled, 25% found", "forward 75%"),
         "3 by swap, 2 by recompute",
     ):
         assert part in text
-    assert all(len(line) <= 100 for line in text.splitlines())
+    bodies = [line for line in text.splitlines() if line.startswith("│")]
+    assert all(line.endswith(" │") for line in bodies)  # nothing is cut off or goes on below
+    (long, fresh) = [line.split() for line in text.splitlines() if "prefill" in line][-2:]
+    assert long[0].endswith("…")
+    assert fresh == ["[bold]fresh", "prefill", "700", "0", "64", "0", "ms", "1.5", "s"]
+
+
+def test_requests_are_in_the_phase_that_they_are_in() -> None:
+    load = measure(make_stats(1), make_stats(2))
+    phases = {request.request_id: request.phase for request in load.requests}
+    assert phases == {"queued": "waiting", LONG_ID: "prefill", "[bold]fresh": "prefill"}
+    (queued, *_) = load.requests
+    assert (queued.waited_s, queued.age_s) == (2.5, 2.5)
 
 
 def test_a_scheduler_that_goes_away_is_reported_until_it_is_back() -> None:

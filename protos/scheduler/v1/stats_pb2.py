@@ -22,9 +22,10 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from protos.scheduler.v1 import explain_pb2 as protos_dot_scheduler_dot_v1_dot_explain__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fprotos/scheduler/v1/stats.proto\x12\x16signalbox.scheduler.v1\"\x11\n\x0fGetStatsRequest\"\xb3\x02\n\x10GetStatsResponse\x12\x1c\n\x14num_requests_waiting\x18\x01 \x01(\r\x12\x34\n\x07workers\x18\x02 \x03(\x0b\x32#.signalbox.scheduler.v1.WorkerStats\x12\x11\n\tuptime_ns\x18\x03 \x01(\x04\x12\x36\n\x08requests\x18\x04 \x01(\x0b\x32$.signalbox.scheduler.v1.RequestStats\x12M\n\x0bnum_refused\x18\x05 \x03(\x0b\x32\x38.signalbox.scheduler.v1.GetStatsResponse.NumRefusedEntry\x1a\x31\n\x0fNumRefusedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xc3\x05\n\x0bWorkerStats\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x1c\n\x14num_requests_running\x18\x02 \x01(\r\x12\x1c\n\x14num_requests_swapped\x18\x03 \x01(\r\x12\x16\n\x0enum_gpu_blocks\x18\x04 \x01(\r\x12\x1b\n\x13num_free_gpu_blocks\x18\x05 \x01(\r\x12\x16\n\x0enum_cpu_blocks\x18\x06 \x01(\r\x12\x1b\n\x13num_free_cpu_blocks\x18\x07 \x01(\r\x12\x11\n\tnum_steps\x18\x08 \x01(\x04\x12\x17\n\x0fnum_preemptions\x18\t \x01(\x04\x12\x1c\n\x14num_generated_tokens\x18\n \x01(\x04\x12\x19\n\x11num_prompt_tokens\x18\x0b \x01(\x04\x12\x1b\n\x13num_steps_in_flight\x18\x0c \x01(\r\x12\x13\n\x0bis_draining\x18\r \x01(\x08\x12\x12\n\nblock_size\x18\x0e \x01(\r\x12\x1d\n\x15num_cached_gpu_blocks\x18\x0f \x01(\r\x12\x16\n\x0enum_recomputes\x18\x10 \x01(\x04\x12\x1a\n\x12num_prefix_queries\x18\x11 \x01(\x04\x12\x17\n\x0fnum_prefix_hits\x18\x12 \x01(\x04\x12\x30\n\x05steps\x18\x13 \x01(\x0b\x32!.signalbox.scheduler.v1.StepStats\x12\x36\n\x08requests\x18\x14 \x01(\x0b\x32$.signalbox.scheduler.v1.RequestStats\x12\x1d\n\x15\x63opy_bytes_per_second\x18\x15 \x01(\x01\x12!\n\x19prefill_tokens_per_second\x18\x16 \x01(\x01\x12\x1b\n\x13num_cpu_prefix_hits\x18\x17 \x01(\x04\x12\x1d\n\x15num_cached_cpu_blocks\x18\x18 \x01(\r\"\xb5\x02\n\tStepStats\x12\x31\n\x06tokens\x18\x01 \x01(\x0b\x32!.signalbox.scheduler.v1.Histogram\x12\x36\n\x0b\x64uration_ns\x18\x02 \x01(\x0b\x32!.signalbox.scheduler.v1.Histogram\x12\x1a\n\x12num_prefill_tokens\x18\x03 \x01(\x04\x12\x0f\n\x07wait_ns\x18\x04 \x01(\x04\x12\x0f\n\x07swap_ns\x18\x05 \x01(\x04\x12\x12\n\nforward_ns\x18\x06 \x01(\x04\x12\x11\n\tsample_ns\x18\x07 \x01(\x04\x12\x1e\n\x16num_blocks_swapped_out\x18\x08 \x01(\x04\x12\x1d\n\x15num_blocks_swapped_in\x18\t \x01(\x04\x12\x19\n\x11num_blocks_copied\x18\n \x01(\x04\"\xfb\x02\n\x0cRequestStats\x12\x45\n\tnum_ended\x18\x01 \x03(\x0b\x32\x32.signalbox.scheduler.v1.RequestStats.NumEndedEntry\x12\x33\n\x08queue_ns\x18\x02 \x01(\x0b\x32!.signalbox.scheduler.v1.Histogram\x12\x41\n\x16time_to_first_token_ns\x18\x03 \x01(\x0b\x32!.signalbox.scheduler.v1.Histogram\x12\x43\n\x18time_per_output_token_ns\x18\x04 \x01(\x0b\x32!.signalbox.scheduler.v1.Histogram\x12\x36\n\x0b\x64uration_ns\x18\x05 \x01(\x0b\x32!.signalbox.scheduler.v1.Histogram\x1a/\n\rNumEndedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"8\n\tHistogram\x12\x0e\n\x06\x62ounds\x18\x01 \x03(\x04\x12\x0e\n\x06\x63ounts\x18\x02 \x03(\x04\x12\x0b\n\x03sum\x18\x03 \x01(\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fprotos/scheduler/v1/stats.proto\x12\x16signalbox.scheduler.v1\x1a!protos/scheduler/v1/explain.proto\",\n\x0fGetStatsRequest\x12\x19\n\x11max_live_requests\x18\x01 \x01(\r\"\x86\x03\n\x10GetStatsResponse\x12\x1c\n\x14num_requests_waiting\x18\x01 \x01(\r\x12\x34\n\x07workers\x18\x02 \x03(\x0b\x32#.signalbox.scheduler.v1.WorkerStats\x12\x11\n\tuptime_ns\x18\x03 \x01(\x04\x12\x36\n\x08requests\x18\x04 \x01(\x0b\x32$.signalbox.scheduler.v1.RequestStats\x12M\n\x0bnum_refused\x18\x05 \x03(\x0b\x32\x38.signalbox.scheduler.v1.GetStatsResponse.NumRefusedEntry\x12=\n\rlive_requests\x18\x06 \x03(\x0b\x32&.signalbox.scheduler.v1.RequestSummary\x12\x12\n\nmodel_name\x18\x07 \x01(\t\x1a\x31\n\x0fNumRefusedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xd6\x01\n\x0eRequestSummary\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x33\n\x05state\x18\x02 \x01(\x0e\x32$.signalbox.scheduler.v1.RequestState\x12\x0e\n\x06worker\x18\x03 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x04 \x01(\r\x12\x19\n\x11num_output_tokens\x18\x05 \x01(\r\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12\x0e\n\x06\x61ge_ns\x18\x07 \x01(\x04\x12\x11\n\twaited_ns\x18\x08 \x01(\x04\"\xc3\x05\n\x0bWorkerStats\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x1c\n\x14num_requests_running\x18\x02 \x01(\r\x12\x1c\n\x14num_requests_swapped\x18\x03 \x01(\r\x12\x16\n\x0enum_gpu_blocks\x18\x04 \x01(\r\x12\x1b\n\x13num_free_gpu_blocks\x18\x05 \x01(\r\x12\x16\n\x0enum_cpu_blocks\x18\x06 \x01(\r\x12\x1b\n\x13num_free_cpu_blocks\x18\x07 \x01(\r\x12\x11\n\tnum_steps\x18\x08 \x01(\x04\x12\x17\n\x0fnum_preemptions\x18\t \x01(\x04\x12\x1c\n\x14num_generated_tokens\x18\n \x01(\x04\x12\x19\n\x11num_prompt_tokens\x18\x0b \x01(\x04\x12\x1b\n\x13num_steps_in_flight\x18\x0c \x01(\r\x12\x13\n\x0bis_draining\x18\r \x01(\x08\x12\x12\n\nblock_size\x18\x0e \x01(\r\x12\x1d\n\x15num_cached_gpu_blocks\x18\x0f \x01(\r\x12\x16\n\x0enum_recomputes\x18\x10 \x01(\x04\x12\x1a\n\x12num_prefix_queries\x18\x11 \x01(\x04\x12\x17\n\x0fnum_prefix_hits\x18\x12 \x01(\x04\x12\x30\n\x05steps\x18\x13 \x01(\x0b\x32!.signalbox.scheduler.v1.StepStats\x12\x36\n\x08requests\x18\x14 \x01(\x0b\x32$.signalbox.scheduler.v1.RequestStats\x12\x1d\n\x15\x63opy_bytes_per_second\x18\x15 \x01(\x01\x12!\n\x19prefill_tokens_per_second\x18\x16 \x01(\x01\x12\x1b\n\x13num_cpu_prefix_hits\x18\x17 \x01(\x04\x12\x1d\n\x15num_cached_cpu_blocks\x18\x18 \x01(\r\"\xb5\x02\n\tStepStats\x12\x31\n\x06tokens\x18\x01 \x01(\x0b\x32!.signalbox.scheduler.v1.Histogram\x12\x36\n\x0b\x64uration_ns\x18\x02 \x01(\x0b\x32!.signalbox.scheduler.v1.Histogram\x12\x1a\n\x12num_prefill_tokens\x18\x03 \x01(\x04\x12\x0f\n\x07wait_ns\x18\x04 \x01(\x04\x12\x0f\n\x07swap_ns\x18\x05 \x01(\x04\x12\x12\n\nforward_ns\x18\x06 \x01(\x04\x12\x11\n\tsample_ns\x18\x07 \x01(\x04\x12\x1e\n\x16num_blocks_swapped_out\x18\x08 \x01(\x04\x12\x1d\n\x15num_blocks_swapped_in\x18\t \x01(\x04\x12\x19\n\x11num_blocks_copied\x18\n \x01(\x04\"\xfb\x02\n\x0cRequestStats\x12\x45\n\tnum_ended\x18\x01 \x03(\x0b\x32\x32.signalbox.scheduler.v1.RequestStats.NumEndedEntry\x12\x33\n\x08queue_ns\x18\x02 \x01(\x0b\x32!.signalbox.scheduler.v1.Histogram\x12\x41\n\x16time_to_first_token_ns\x18\x03 \x01(\x0b\x32!.signalbox.scheduler.v1.Histogram\x12\x43\n\x18time_per_output_token_ns\x18\x04 \x01(\x0b\x32!.signalbox.scheduler.v1.Histogram\x12\x36\n\x0b\x64uration_ns\x18\x05 \x01(\x0b\x32!.signalbox.scheduler.v1.Histogram\x1a/\n\rNumEndedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"8\n\tHistogram\x12\x0e\n\x06\x62ounds\x18\x01 \x03(\x04\x12\x0e\n\x06\x63ounts\x18\x02 \x03(\x04\x12\x0b\n\x03sum\x18\x03 \x01(\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,20 +36,22 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETSTATSRESPONSE_NUMREFUSEDENTRY']._serialized_options = b'8\001'
   _globals['_REQUESTSTATS_NUMENDEDENTRY']._loaded_options = None
   _globals['_REQUESTSTATS_NUMENDEDENTRY']._serialized_options = b'8\001'
-  _globals['_GETSTATSREQUEST']._serialized_start=59
-  _globals['_GETSTATSREQUEST']._serialized_end=76
-  _globals['_GETSTATSRESPONSE']._serialized_start=79
-  _globals['_GETSTATSRESPONSE']._serialized_end=386
-  _globals['_GETSTATSRESPONSE_NUMREFUSEDENTRY']._serialized_start=337
-  _globals['_GETSTATSRESPONSE_NUMREFUSEDENTRY']._serialized_end=386
-  _globals['_WORKERSTATS']._serialized_start=389
-  _globals['_WORKERSTATS']._serialized_end=1096
-  _globals['_STEPSTATS']._serialized_start=1099
-  _globals['_STEPSTATS']._serialized_end=1408
-  _globals['_REQUESTSTATS']._serialized_start=1411
-  _globals['_REQUESTSTATS']._serialized_end=1790
-  _globals['_REQUESTSTATS_NUMENDEDENTRY']._serialized_start=1743
-  _globals['_REQUESTSTATS_NUMENDEDENTRY']._serialized_end=1790
-  _globals['_HISTOGRAM']._serialized_start=1792
-  _globals['_HISTOGRAM']._serialized_end=1848
+  _globals['_GETSTATSREQUEST']._serialized_start=94
+  _globals['_GETSTATSREQUEST']._serialized_end=138
+  _globals['_GETSTATSRESPONSE']._serialized_start=141
+  _globals['_GETSTATSRESPONSE']._serialized_end=531
+  _globals['_GETSTATSRESPONSE_NUMREFUSEDENTRY']._serialized_start=482
+  _globals['_GETSTATSRESPONSE_NUMREFUSEDENTRY']._serialized_end=531
+  _globals['_REQUESTSUMMARY']._serialized_start=534
+  _globals['_REQUESTSUMMARY']._serialized_end=748
+  _globals['_WORKERSTATS']._serialized_start=751
+  _globals['_WORKERSTATS']._serialized_end=1458
+  _globals['_STEPSTATS']._serialized_start=1461
+  _globals['_STEPSTATS']._serialized_end=1770
+  _globals['_REQUESTSTATS']._serialized_start=1773
+  _globals['_REQUESTSTATS']._serialized_end=2152
+  _globals['_REQUESTSTATS_NUMENDEDENTRY']._serialized_start=2105
+  _globals['_REQUESTSTATS_NUMENDEDENTRY']._serialized_end=2152
+  _globals['_HISTOGRAM']._serialized_start=2154
+  _globals['_HISTOGRAM']._serialized_end=2210
 # @@protoc_insertion_point(module_scope)

@@ -1,3 +1,4 @@
+from protos.scheduler.v1 import explain_pb2 as _explain_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -7,11 +8,13 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class GetStatsRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("max_live_requests",)
+    MAX_LIVE_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    max_live_requests: int
+    def __init__(self, max_live_requests: _Optional[int] = ...) -> None: ...
 
 class GetStatsResponse(_message.Message):
-    __slots__ = ("num_requests_waiting", "workers", "uptime_ns", "requests", "num_refused")
+    __slots__ = ("num_requests_waiting", "workers", "uptime_ns", "requests", "num_refused", "live_requests", "model_name")
     class NumRefusedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -24,12 +27,36 @@ class GetStatsResponse(_message.Message):
     UPTIME_NS_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     NUM_REFUSED_FIELD_NUMBER: _ClassVar[int]
+    LIVE_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
     num_requests_waiting: int
     workers: _containers.RepeatedCompositeFieldContainer[WorkerStats]
     uptime_ns: int
     requests: RequestStats
     num_refused: _containers.ScalarMap[str, int]
-    def __init__(self, num_requests_waiting: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStats, _Mapping]]] = ..., uptime_ns: _Optional[int] = ..., requests: _Optional[_Union[RequestStats, _Mapping]] = ..., num_refused: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    live_requests: _containers.RepeatedCompositeFieldContainer[RequestSummary]
+    model_name: str
+    def __init__(self, num_requests_waiting: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStats, _Mapping]]] = ..., uptime_ns: _Optional[int] = ..., requests: _Optional[_Union[RequestStats, _Mapping]] = ..., num_refused: _Optional[_Mapping[str, int]] = ..., live_requests: _Optional[_Iterable[_Union[RequestSummary, _Mapping]]] = ..., model_name: _Optional[str] = ...) -> None: ...
+
+class RequestSummary(_message.Message):
+    __slots__ = ("request_id", "state", "worker", "num_prompt_tokens", "num_output_tokens", "max_tokens", "age_ns", "waited_ns")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    AGE_NS_FIELD_NUMBER: _ClassVar[int]
+    WAITED_NS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    state: _explain_pb2.RequestState
+    worker: str
+    num_prompt_tokens: int
+    num_output_tokens: int
+    max_tokens: int
+    age_ns: int
+    waited_ns: int
+    def __init__(self, request_id: _Optional[str] = ..., state: _Optional[_Union[_explain_pb2.RequestState, str]] = ..., worker: _Optional[str] = ..., num_prompt_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., age_ns: _Optional[int] = ..., waited_ns: _Optional[int] = ...) -> None: ...
 
 class WorkerStats(_message.Message):
     __slots__ = ("address", "num_requests_running", "num_requests_swapped", "num_gpu_blocks", "num_free_gpu_blocks", "num_cpu_blocks", "num_free_cpu_blocks", "num_steps", "num_preemptions", "num_generated_tokens", "num_prompt_tokens", "num_steps_in_flight", "is_draining", "block_size", "num_cached_gpu_blocks", "num_recomputes", "num_prefix_queries", "num_prefix_hits", "steps", "requests", "copy_bytes_per_second", "prefill_tokens_per_second", "num_cpu_prefix_hits", "num_cached_cpu_blocks")
