@@ -24,7 +24,7 @@ class Llama3Scaling:
     high_freq_factor: float
     original_max_position: int
 
-    def apply(self, inv_freq: Tensor) -> Tensor:
+    def apply(self, inv_freq: Tensor, theta: float) -> Tensor:
         wavelength = 2 * math.pi / inv_freq
         low_wavelength = self.original_max_position / self.low_freq_factor
         high_wavelength = self.original_max_position / self.high_freq_factor
@@ -42,11 +42,40 @@ class FrequencyDivisors:
 
     divisors: tuple[float, ...]
 
-    def apply(self, inv_freq: Tensor) -> Tensor:
+    def apply(self, inv_freq: Tensor, theta: float) -> Tensor:
         return inv_freq / torch.tensor(self.divisors, dtype=torch.float32)
 
 
-RopeScaling = Llama3Scaling | FrequencyDivisors
+@dataclass(frozen=True, slots=True, kw_only=True)
+class YarnScaling:
+    """YaRN (Peng et al., 2023): divides the frequencies that turn seldom in the original context.
+
+    Those that turn `beta_fast` times or more stay, those that turn `beta_slow` times or fewer are
+    divided by `factor`, and a ramp over the index leads from one to the other.
+    """
+
+    factor: float
+    original_max_position: int
+    beta_fast: float
+    beta_slow: float
+    attention_factor: float
+    """Multiplies rotated queries and keys."""
+
+    def apply(self, inv_freq: Tensor, theta: float) -> Tensor:
+        size = 2 * len(inv_freq)
+        low = max(math.floor(self._index(self.beta_fast, size, theta)), 0)
+        high = min(math.ceil(self._index(self.beta_slow, size, theta)), size - 1)
+        indices = torch.arange(len(inv_freq), dtype=torch.float32)
+        divided = ((indices - low) / max(high - low, 1e-3)).clamp(0, 1)
+        return inv_freq / self.factor * divided + inv_freq * (1 - divided)
+
+    def _index(self, turns: float, size: int, theta: float) -> float:
+        """Where among the frequencies one turns so often in the original context."""
+        wavelength = self.original_max_position / turns
+        return size * math.log(wavelength / (2 * math.pi)) / (2 * math.log(theta))
+
+
+RopeScaling = Llama3Scaling | FrequencyDivisors | YarnScaling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +89,14 @@ class RopeConfig:
         """[head_size / 2] float32: radians per position."""
         exponents = torch.arange(0, head_size, 2, dtype=torch.int64).float() / head_size
         inv_freq = 1.0 / (self.theta**exponents)
-        return inv_freq if self.scaling is None else self.scaling.apply(inv_freq)
+        return inv_freq if self.scaling is None else self.scaling.apply(inv_freq, self.theta)
+
+    def cos_sin(self, head_size: int, max_position: int) -> tuple[Tensor, Tensor]:
+        """Returns the factors of each position, [max_position, head_size / 2] float32 each."""
+        positions = torch.arange(max_position, dtype=torch.float32)
+        radians = torch.outer(positions, self.inv_freq(head_size))
+        factor = self.scaling.attention_factor if isinstance(self.scaling, YarnScaling) else 1.0
+        return radians.cos() * factor, radians.sin() * factor
 
 
 class Angles(NamedTuple):
@@ -80,9 +116,7 @@ class RotaryEmbedding:
     def __init__(
         self, config: RopeConfig, *, head_size: int, max_position: int, placement: Placement
     ) -> None:
-        positions = torch.arange(max_position, dtype=torch.float32)
-        radians = torch.outer(positions, config.inv_freq(head_size))
-        cos, sin = radians.cos(), radians.sin()
+        cos, sin = config.cos_sin(head_size, max_position)
         table = torch.stack([torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)], dim=1)
         self._table = table.to(device=placement.device, dtype=placement.dtype)
 

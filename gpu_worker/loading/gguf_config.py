@@ -4,63 +4,66 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from gpu_worker.config import ModelError
-from gpu_worker.loading.gguf_names import FAMILIES, MIXTRAL, Family
+from gpu_worker.loading.gguf_fields import GGUFFields
+from gpu_worker.loading.gguf_names import FAMILIES, MISTRAL, MIXTRAL, Family
 from gpu_worker.loading.gguf_reader import GGUFContent
+from gpu_worker.loading.gguf_rotary import (
+    FREQUENCY_DIVISORS,
+    LONG_FACTORS,
+    SHORT_FACTORS,
+    rope_parameters,
+)
 
 _GEMMA_WINDOW = 4096
+_MIXTURES = ("llama", "qwen3moe")
 _GEMMA3_LOCAL_BASE = 10000.0
 _GEMMA3_PERIOD = 6
 _GEMMA2_27B_LAYERS = 46
 _GEMMA3_27B_LAYERS = 62
-_PARTS_OF_CONFIG = ("rope_freqs.weight",)
+_PARTS_OF_CONFIG = (FREQUENCY_DIVISORS, LONG_FACTORS, SHORT_FACTORS)
 
 
 class GGUFConfig:
-    """Reads the fields of one file; names the file where one is missing."""
+    """Makes a config.json of one file's fields."""
 
     def __init__(self, content: GGUFContent, path: Path) -> None:
         self._content = content
         self._path = path
-        self._kind = str(self.field("general.architecture"))
+        self.fields = GGUFFields(content.fields, path)
+        self._of_model = self.fields.of_model
         self.family = self._family()
 
     def _family(self) -> Family:
-        if self._kind not in FAMILIES:
+        kind = self.fields.kind
+        if kind not in FAMILIES:
             raise ModelError(
-                f"architecture not supported: {self._kind} in {self._path}; "
+                f"architecture not supported: {kind} in {self._path}; "
                 f"GGUF files of {', '.join(FAMILIES)} are"
             )
-        is_mixture = self._kind == "llama" and int(self._of_model("expert_count", 0))
-        return MIXTRAL if is_mixture else FAMILIES[self._kind]
-
-    def field(self, key: str, *default: Any) -> Any:
-        """Returns a field, or the default if there is one."""
-        value = self._content.fields.get(key)
-        if value is not None:
-            return value
-        if default:
-            return default[0]
-        raise ModelError(f"{self._path} has no {key!r}; it is incomplete")
+        if kind == "llama" and int(self._of_model("expert_count", 0)):
+            return MIXTRAL
+        if kind == "llama" and self._window():
+            return MISTRAL
+        return FAMILIES[kind]
 
     def is_part(self, tensor: str) -> bool:
         """Says whether a tensor belongs to the configuration."""
         return tensor in _PARTS_OF_CONFIG
 
-    def _of_model(self, key: str, *default: Any) -> Any:
-        return self.field(f"{self._kind}.{key}", *default)
-
     def config(self) -> Mapping[str, Any]:
-        return self._shapes() | self._mixture() | self._extras() | self._token_ids()
+        """Raises ModelError for a field that is not served, or not known."""
+        config = self._shapes() | self._mixture() | self._extras() | self._token_ids()
+        self.fields.refuse_unread()
+        return config
 
     def _shapes(self) -> dict[str, Any]:
         tensors = self._content.tensors
         num_heads = int(self._of_model("attention.head_count"))
         hidden_size = int(self._of_model("embedding_length"))
         head_size = int(self._of_model("attention.key_length", hidden_size // num_heads))
-        self._refuse_variants(head_size)
+        if self._of_model("attention.value_length", head_size) != head_size:
+            raise ModelError(f"{self._path} has values of another head size than its keys")
         return {
             "architectures": [self.family.architecture],
             "vocab_size": self._vocab_size(),
@@ -72,21 +75,12 @@ class GGUFConfig:
             "head_dim": head_size,
             "rms_norm_eps": float(self._of_model("attention.layer_norm_rms_epsilon")),
             "max_position_embeddings": int(self._of_model("context_length")),
-            "rope_parameters": self._rope_parameters(),
+            "rope_parameters": rope_parameters(
+                self.fields, self._content, head_size=head_size, path=self._path
+            ),
             "tie_word_embeddings": "output.weight" not in tensors,
             "attention_bias": "blk.0.attn_output.bias" in tensors,
         }
-
-    def _refuse_variants(self, head_size: int) -> None:
-        if int(self._of_model("rope.dimension_count", head_size)) != head_size:
-            raise ModelError(f"{self._path} rotates a part of each head, which is not supported")
-        if self._of_model("attention.value_length", head_size) != head_size:
-            raise ModelError(f"{self._path} has values of another head size than its keys")
-        if any(name.startswith("rope_factors_") for name in self._content.tensors):
-            raise ModelError(
-                f"{self._path} rotates long contexts by factors of their own, which is not "
-                "supported; use the model's safetensors"
-            )
 
     def _vocab_size(self) -> int:
         """The embedding's rows: the metadata may name fewer."""
@@ -95,24 +89,14 @@ class GGUFConfig:
             raise ModelError(f"{self._path} has no embedding; it is incomplete")
         return embedding.shape[0]
 
-    def _rope_parameters(self) -> dict[str, Any]:
-        parameters: dict[str, Any] = {
-            "rope_theta": float(self._of_model("rope.freq_base", 10000.0)),
-            "rope_type": "default",
-        }
-        kind = str(self._of_model("rope.scaling.type", "none"))
-        if kind != "none":
-            factor = float(self._of_model("rope.scaling.factor", 1.0))
-            parameters |= {"rope_type": kind, "factor": factor}
-        divisors = self._content.tensors.get("rope_freqs.weight")
-        if divisors is not None:
-            values = divisors.data.view(torch.float32).tolist()
-            parameters |= {"rope_type": "divisors", "divisors": values}
-        return parameters
+    def _window(self) -> int | None:
+        """Positions that a token sees; None if that is the whole context."""
+        window = int(self._of_model("attention.sliding_window", 0))
+        return window if 0 < window < int(self._of_model("context_length")) else None
 
     def _mixture(self) -> dict[str, Any]:
         num_experts = int(self._of_model("expert_count", 0))
-        if not num_experts:
+        if not num_experts or self.fields.kind not in _MIXTURES:
             return {}
         per_token = int(self._of_model("expert_used_count"))
         width = int(self._of_model("expert_feed_forward_length", 0))
@@ -125,17 +109,19 @@ class GGUFConfig:
         }
 
     def _extras(self) -> dict[str, Any]:
-        match self._kind:
-            case "gemma":
-                return {"hidden_act": "gelu_pytorch_tanh"}
+        match self.fields.kind:
             case "gemma2":
                 return self._gemma2()
             case "gemma3":
                 return self._gemma3()
-            case "phi3":
-                window = int(self._of_model("attention.sliding_window", 0))
-                return {"sliding_window": window or None}
-        return {}
+            case "llama" | "phi3":
+                return {"sliding_window": self._window()}
+        if self._window() is not None:
+            raise ModelError(
+                f"{self._path} does not say which layers its sliding window is for; "
+                "use the model's safetensors"
+            )
+        return {"hidden_act": "gelu_pytorch_tanh"} if self.fields.kind == "gemma" else {}
 
     def _gemma2(self) -> dict[str, Any]:
         """Queries of the largest model are scaled by width over heads, others by head size."""
@@ -156,9 +142,8 @@ class GGUFConfig:
         local = float(self._of_model("rope.freq_base_swa", _GEMMA3_LOCAL_BASE))
         return {
             "sliding_window": int(self._of_model("attention.sliding_window")),
-            "sliding_window_pattern": int(
-                self._of_model("attention.sliding_window_pattern", _GEMMA3_PERIOD)
-            ),
+            "layer_types": self._layer_types(),
+            **{f"{kind}_logit_softcapping": self._cap(kind) for kind in ("attn", "final")},
             "rope_parameters": {
                 "full_attention": shapes["rope_parameters"],
                 "sliding_attention": {"rope_type": "default", "rope_theta": local},
@@ -166,9 +151,22 @@ class GGUFConfig:
             "query_pre_attn_scalar": per_head if is_largest else shapes["head_dim"],
         }
 
+    def _layer_types(self) -> list[str]:
+        """Of a number the last of so many layers sees all; a list says of each if it slides."""
+        num_layers = int(self._of_model("block_count"))
+        pattern = self.fields.each_of_model("attention.sliding_window_pattern", _GEMMA3_PERIOD)
+        if isinstance(pattern, list):
+            slides = [bool(each) for each in pattern]
+        else:
+            slides = [(index + 1) % int(pattern) != 0 for index in range(num_layers)]
+        return ["sliding_attention" if each else "full_attention" for each in slides]
+
+    def _cap(self, kind: str) -> float | None:
+        return float(self._of_model(f"{kind}_logit_softcapping", 0.0)) or None
+
     def _token_ids(self) -> dict[str, Any]:
         names = {"bos": "bos", "eos": "eos", "pad": "padding"}
         return {
-            f"{ours}_token_id": self.field(f"tokenizer.ggml.{theirs}_token_id", None)
+            f"{ours}_token_id": self.fields.get(f"tokenizer.ggml.{theirs}_token_id", None)
             for ours, theirs in names.items()
         }

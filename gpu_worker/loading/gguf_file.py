@@ -90,7 +90,7 @@ class GGUFSource:
             "eos_token": vocab.eos,
             "unk_token": vocab.unk,
             "pad_token": self._token("padding_token_id", vocab.tokens),
-            "chat_template": self._config.field("tokenizer.chat_template", None),
+            "chat_template": self._config.fields.get("tokenizer.chat_template", None),
         }
         kept = {key: value for key, value in config.items() if value is not None}
         return {
@@ -101,6 +101,7 @@ class GGUFSource:
     def eos_token_ids(self) -> tuple[int, ...]:
         fields = ("eos_token_id", "eot_token_id", "eom_token_id")
         ids = {self._of_tokenizer(name, None) for name in fields} - {None}
+        ids |= set(self._of_tokenizer("eos_token_ids", []))
         typed = zip(self._vocab.tokens, self._vocab.token_types, strict=True)
         ids |= {
             index
@@ -140,4 +141,4 @@ class GGUFSource:
         return None if token_id is None else tokens[token_id]
 
     def _of_tokenizer(self, key: str, *default: Any) -> Any:
-        return self._config.field(f"tokenizer.ggml.{key}", *default)
+        return self._config.fields.get(f"tokenizer.ggml.{key}", *default)

@@ -100,6 +100,8 @@ MIXTRAL = Family(
     expert_names=_MIXTRAL_EXPERTS,
 )
 """Files of "llama" with experts."""
+MISTRAL = Family(architecture="MistralForCausalLM", is_interleaved=True)
+"""Files of "llama" with a sliding window."""
 
 
 def half_split(tensor: Tensor, num_heads: int) -> Tensor:

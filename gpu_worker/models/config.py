@@ -1,13 +1,22 @@
 """What tells one decoder of the Llama family from another, read from a model's config.json."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from gpu_worker.config import ModelError
-from gpu_worker.layers.rotary import FrequencyDivisors, Llama3Scaling, RopeConfig, RopeScaling
+from gpu_worker.layers.rotary import (
+    FrequencyDivisors,
+    Llama3Scaling,
+    RopeConfig,
+    RopeScaling,
+    YarnScaling,
+)
 
 HfConfig = Mapping[str, Any]
+_YARN_VARIANTS = {"mscale", "mscale_all_dim", "truncate"}
+"""What a model that runs through transformers may say of its YaRN."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,8 +135,23 @@ def _rope_scaling(parameters: HfConfig, head_size: int) -> RopeScaling | None:
                 high_freq_factor=float(required(parameters, "high_freq_factor")),
                 original_max_position=int(required(parameters, "original_max_position_embeddings")),
             )
+        case "yarn" if not _YARN_VARIANTS & parameters.keys():
+            return _yarn_scaling(parameters)
     raise ModelError(
-        f"rope scaling {kind!r} is not supported; use a model with default, linear or llama3"
+        f"rope scaling {kind!r} is not supported; use a model with default, linear, llama3 or yarn"
+    )
+
+
+def _yarn_scaling(parameters: HfConfig) -> YarnScaling:
+    factor = float(required(parameters, "factor"))
+    by_factor = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
+    attention_factor = parameters.get("attention_factor")
+    return YarnScaling(
+        factor=factor,
+        original_max_position=int(required(parameters, "original_max_position_embeddings")),
+        beta_fast=float(parameters.get("beta_fast") or 32),
+        beta_slow=float(parameters.get("beta_slow") or 1),
+        attention_factor=float(by_factor if attention_factor is None else attention_factor),
     )
 
 

@@ -168,6 +168,4 @@ class _Compiler:
 
 def _rotary(config: DecoderConfig, max_model_len: int) -> Tensor:
     """[max_model_len, 2, head_size / 2] float32."""
-    positions = torch.arange(max_model_len, dtype=torch.float32)
-    radians = torch.outer(positions, config.rope.inv_freq(config.head_size))
-    return torch.stack([radians.cos(), radians.sin()], dim=1)
+    return torch.stack(config.rope.cos_sin(config.head_size, max_model_len), dim=1)

@@ -1,6 +1,7 @@
 """GGUF files: every type of weights, parts, tokenizers, and whole models against transformers."""
 
 import json
+import math
 import re
 import struct
 from collections.abc import Callable
@@ -18,13 +19,16 @@ from tokenizers import Tokenizer, pre_tokenizers
 
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ModelError
 from gpu_worker.loading import ModelSource, open_model
-from gpu_worker.loading.gguf_reader import read_gguf
+from gpu_worker.loading.gguf_config import GGUFConfig
+from gpu_worker.loading.gguf_reader import GGUFContent, read_gguf
 from gpu_worker.loading.gguf_tokenizer import GGUFVocab, adds_bos, build
 from gpu_worker.loading.gguf_weights import make_pool, to_tensor
 from gpu_worker.models import model_spec
+from gpu_worker.models.config import qwen3_config
+from gpu_worker.models.gemma import gemma3_config
 from gpu_worker.runner import ModelRunner
 from tests.gpu_worker.generation import Driver
-from tests.gpu_worker.tiny_models import make_model, reference_tokens
+from tests.gpu_worker.tiny_models import YARN_ROPE, make_model, reference_tokens
 from tests.transformers_demo import DEMO, demo, greedy_tokens
 
 PROMPTS = [
@@ -70,9 +74,14 @@ def make_gguf(
     reference: Any,
     architecture: str,
     kind_of: Callable[[str], str] | None = None,
+    extra: dict[str, Any] | None = None,
     **options: Any,
 ) -> Path:
-    """Writes a random model as llama.cpp's converter would; float32, or what `kind_of` says."""
+    """Writes a random model as llama.cpp's converter would; float32, or what `kind_of` says.
+
+    Args:
+        extra: more fields, of the tokenizer or (without its name) of the architecture.
+    """
     config = reference.config
     writer = gguf.GGUFWriter(path, architecture, **options)
     writer.add_block_count(config.num_hidden_layers)
@@ -84,9 +93,14 @@ def make_gguf(
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     rope = config.rope_parameters.get("full_attention", config.rope_parameters)
     writer.add_rope_freq_base(rope["rope_theta"])
-    if rope["rope_type"] == "linear":
-        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
-        writer.add_rope_scaling_factor(rope["factor"])
+    if rope["rope_type"] == "llama3":  # as divisors of the frequencies
+        inv_freq = reference.model.rotary_emb.inv_freq
+        plain = rope["rope_theta"] ** -(torch.arange(len(inv_freq)) / len(inv_freq))
+        writer.add_tensor("rope_freqs.weight", (plain / inv_freq).numpy())
+    else:
+        add_rope_scaling(writer, rope)
+    for key, value in (extra or {}).items():
+        add_field(writer, key if key.startswith("tokenizer.") else f"{architecture}.{key}", value)
     add_optional_fields(writer, config)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
@@ -121,6 +135,43 @@ def make_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def add_rope_scaling(writer: gguf.GGUFWriter, rope: dict[str, Any]) -> None:
+    kind = rope["rope_type"]
+    if kind == "default":
+        return
+    writer.add_rope_scaling_type(gguf.RopeScalingType(kind))
+    adders = {
+        "factor": writer.add_rope_scaling_factor,
+        "original_max_position_embeddings": writer.add_rope_scaling_orig_ctx_len,
+        "beta_fast": writer.add_rope_scaling_yarn_beta_fast,
+        "beta_slow": writer.add_rope_scaling_yarn_beta_slow,
+    }
+    attention = writer.add_rope_scaling_attn_factors
+    if kind == "yarn":
+        attention = writer.add_rope_scaling_yarn_attn_factor
+    for name, add in {**adders, "attention_factor": attention}.items():
+        if rope.get(name) is not None:
+            add(rope[name])
+    for length in ("long", "short"):
+        if f"{length}_factor" in rope:
+            factors = np.array(rope[f"{length}_factor"], dtype=np.float32)
+            writer.add_tensor(f"rope_factors_{length}.weight", factors)
+
+
+def add_field(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    match value:
+        case bool():
+            writer.add_bool(key, value)
+        case int():
+            writer.add_int32(key, value)
+        case float():
+            writer.add_float32(key, value)
+        case str():
+            writer.add_string(key, value)
+        case list():
+            writer.add_array(key, value)
 
 
 GEMMA3_ROPE = {
@@ -191,6 +242,9 @@ def gguf_name(name: str) -> str:
     ("architecture", "family"),
     [
         ("llama", "llama2"),
+        ("llama", "llama3"),
+        ("llama", "llama-yarn"),
+        ("llama", "mistral"),
         ("llama", "llama-biased"),
         ("llama", "mixtral"),
         ("qwen2", "qwen2"),
@@ -217,6 +271,157 @@ def test_gguf_of_each_family_equals_transformers(
     assert Driver(runner=runner).generate(prompts, num_tokens=12) == expected
     assert runner.model.name == f"Tiny-{architecture}"
     assert runner.model.eos_token_ids == (95, 96)
+
+
+# ---- fields ----
+
+YARN_VARIANTS: list[dict[str, Any]] = [
+    {},
+    {"attention_factor": 1.7},
+    {"beta_fast": 8.0, "beta_slow": 2.0, "factor": 2.5},
+    {"original_max_position_embeddings": 256},
+]
+
+
+@pytest.mark.parametrize("variant", YARN_VARIANTS)
+def test_yarn_of_a_gguf_is_that_of_transformers(variant: dict[str, Any], tmp_path: Path) -> None:
+    rope = YARN_ROPE | variant
+    reference = make_model(tmp_path / "hf", "qwen3", head_dim=16, rope_parameters=rope)
+    source = open_path(make_gguf(tmp_path / "x.gguf", reference, "qwen3"))
+    ours = qwen3_config(source.config).rope
+    cos, sin = ours.cos_sin(16, 256)
+    theirs = reference.model.rotary_emb(torch.zeros(1), torch.arange(256)[None])
+    torch.testing.assert_close(cos, theirs[0][0, :, :8], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(sin, theirs[1][0, :, :8], rtol=1e-5, atol=1e-5)
+
+
+def test_attention_factor_of_llama_cpp_multiplies_that_of_yarn(tmp_path: Path) -> None:
+    reference = make_model(tmp_path / "hf", "llama-yarn")
+    extra = {"rope.scaling.attn_factor": 0.5}
+    source = open_path(make_gguf(tmp_path / "x.gguf", reference, "llama", extra=extra))
+    factor = source.config["rope_parameters"]["attention_factor"]
+    assert factor == pytest.approx(0.5 * (0.1 * math.log(4) + 1))
+
+
+@pytest.mark.parametrize(
+    ("extra", "expected"),
+    [
+        ({"rope.scaling.factor": 2.0}, {"rope_type": "linear", "factor": 2.0}),
+        ({"rope.scale_linear": 2.0}, {"rope_type": "linear", "factor": 2.0}),
+        ({"rope.scaling.factor": 0.0}, {"rope_type": "default"}),
+        ({"rope.scaling.type": "none", "rope.scaling.factor": 2.0}, {"rope_type": "default"}),
+    ],
+)
+def test_scaling_without_a_type_is_read_as_llama_cpp_reads_it(
+    extra: dict[str, Any], expected: dict[str, Any], tmp_path: Path
+) -> None:
+    reference = make_model(tmp_path / "hf", "llama2")
+    source = open_path(make_gguf(tmp_path / "x.gguf", reference, "llama", extra=extra))
+    assert source.config["rope_parameters"] == {"rope_theta": 10000.0} | expected
+
+
+@pytest.mark.parametrize(
+    ("architecture", "family", "key", "value"),
+    [
+        ("llama", "llama2", "no.such_key", 1),
+        ("llama", "llama2", "logit_scale", 2.0),
+        ("llama", "llama2", "residual_scale", 0.5),
+        ("llama", "llama2", "embedding_scale", 12.0),
+        ("llama", "llama2", "attention.scale", 0.1),
+        ("llama", "llama2", "attention.causal", False),
+        ("llama", "llama2", "rope.scaling.attn_factor", 1.2),
+        ("llama", "llama2", "rope.freq_base_swa", 5000.0),
+        ("llama", "llama-yarn", "rope.scaling.yarn_log_multiplier", 0.1),
+        ("llama", "mixtral", "expert_gating_func", 2),
+        ("qwen2", "qwen2", "final_logit_softcapping", 30.0),
+        ("qwen3", "qwen3", "attention.temperature_scale", 0.1),
+        ("qwen3moe", "qwen3-moe", "expert_shared_count", 1),
+        ("qwen3moe", "qwen3-moe", "expert_weights_scale", 2.5),
+        ("gemma", "gemma", "attn_logit_softcapping", 50.0),
+        ("gemma3", "gemma3", "rope.local.freq_base", 5000.0),
+    ],
+)
+def test_field_that_is_not_read_is_refused_by_name(
+    architecture: str, family: str, key: str, value: Any, tmp_path: Path
+) -> None:
+    reference = make_model(tmp_path / "hf", family)
+    path = make_gguf(tmp_path / "x.gguf", reference, architecture, extra={key: value})
+    with pytest.raises(ModelError, match=rf"says {architecture}\.{key} = .*, which is not supp"):
+        _ = open_path(path).config
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("rope.scaling.type", "su", "says rope scaling 'su', which is not supported"),
+        ("attention.head_count_kv", [2, 2, 6], r"has a qwen2.attention.head_count_kv for each la"),
+        ("attention.sliding_window", 21, "does not say which layers its sliding window is for"),
+        ("attention.value_length", 16, "has values of another head size than its keys"),
+        ("rope.dimension_count", 4, "rotates a part of each head"),
+    ],
+)
+def test_field_of_a_value_that_is_not_served_is_refused(
+    key: str, value: Any, message: str, tmp_path: Path
+) -> None:
+    reference = make_model(tmp_path / "hf", "qwen2")
+    path = make_gguf(tmp_path / "x.gguf", reference, "qwen2")
+    fields = read_gguf(path).fields | {f"qwen2.{key}": value}
+    content = GGUFContent(fields=fields, tensors=read_gguf(path).tensors)
+    with pytest.raises(ModelError, match=message):
+        GGUFConfig(content, path).config()
+
+
+def test_fields_that_change_nothing_are_taken(tmp_path: Path) -> None:
+    reference = make_model(tmp_path / "hf", "qwen3-moe")
+    extra = {
+        "vocab_size": 97,
+        "tensor_data_layout": "Meta AI original pth",
+        "rope.scaling.finetuned": False,
+        "rope.scaling.original_context_length": 64,
+        "expert_weights_norm": True,
+        "expert_gating_func": 1,
+        "expert_shared_count": 0,
+        "logit_scale": 1.0,
+        "attention.sliding_window": 256,
+        "attention.causal": True,
+    }
+    source = open_path(make_gguf(tmp_path / "x.gguf", reference, "qwen3moe", extra=extra))
+    assert source.config["rope_parameters"]["rope_type"] == "default"
+    assert source.config["num_experts"] == 8
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("tokenizer.ggml.remove_extra_whitespaces", True),
+        ("tokenizer.ggml.normalizer.lowercase", True),
+        ("tokenizer.ggml.suppress_tokens", [3]),
+    ],
+)
+def test_field_of_a_tokenizer_that_is_not_read_is_refused_by_name(
+    key: str, value: Any, tmp_path: Path
+) -> None:
+    reference = make_model(tmp_path / "hf", "llama2")
+    path = make_gguf(tmp_path / "x.gguf", reference, "llama", extra={key: value})
+    with pytest.raises(ModelError, match=f"says {key} = .*, which is not supported"):
+        _ = open_path(path).config
+
+
+def test_window_of_each_layer_may_be_listed(tmp_path: Path) -> None:
+    reference = make_model(tmp_path / "hf", "gemma3")
+    extra = {"attention.sliding_window_pattern": [True, False, True]}
+    source = open_path(make_gguf(tmp_path / "x.gguf", reference, "gemma3", extra=extra))
+    assert gemma3_config(source.config).sliding_windows == (21, None, 21)
+
+
+def test_every_token_that_a_file_says_ends_a_sequence_does(tmp_path: Path) -> None:
+    reference = make_model(tmp_path / "hf", "qwen3", head_dim=8)
+    extra = {"tokenizer.ggml.eot_token_id": 7, "tokenizer.ggml.eos_token_ids": [3, 95]}
+    source = open_path(make_gguf(tmp_path / "x.gguf", reference, "qwen3", extra=extra))
+    assert source.eos_token_ids() == (3, 7, 95, 96)
+
+
+# ---- through transformers ----
 
 
 def test_gguf_of_a_family_without_a_file_of_ours_runs_through_transformers(tmp_path: Path) -> None:

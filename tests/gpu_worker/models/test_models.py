@@ -236,7 +236,7 @@ def test_architecture_that_is_not_supported_is_named() -> None:
     ("change", "message"),
     [
         ({"hidden_act": "gelu"}, "activation 'gelu' is not supported"),
-        ({"rope_parameters": {"rope_type": "yarn"}}, "rope scaling 'yarn' is not supported"),
+        ({"rope_parameters": {"rope_type": "dynamic"}}, "rope scaling 'dynamic' is not supported"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported"),
     ],
 )

@@ -15,7 +15,13 @@ from gpu_worker.models.transformers_backend import TransformersModel
 from gpu_worker.runner import ModelRunner
 from tests.gpu_worker.generation import Driver, make_batch, make_sequence
 from tests.gpu_worker.loading.test_gguf import make_gguf
-from tests.gpu_worker.tiny_models import VOCAB, make_model, make_tokenizer, reference_tokens
+from tests.gpu_worker.tiny_models import (
+    VOCAB,
+    YARN_ROPE,
+    make_model,
+    make_tokenizer,
+    reference_tokens,
+)
 
 _SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB,
@@ -142,9 +148,7 @@ def test_either_implementation_of_ours_gives_the_same_tokens(impl: str, tmp_path
 
 
 def test_variant_that_ours_lacks_runs_through_transformers(tmp_path: Path) -> None:
-    yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
-    rope = {**yarn, "original_max_position_embeddings": 64}
-    reference = make_model(tmp_path, "llama2", rope_parameters=rope)
+    reference = make_model(tmp_path, "llama2", rope_parameters={**YARN_ROPE, "truncate": False})
     with pytest.raises(ModelError, match="rope scaling 'yarn' is not supported"):
         make_runner(tmp_path, model_impl="signalbox")
     runner = make_runner(tmp_path)

@@ -26,6 +26,7 @@ FAMILIES = {
     "llama3": {"head_dim": 16},
     "llama2": {"head_dim": 64},
     "llama-linear": {"head_dim": 48, "num_attention_heads": 8, "num_key_value_heads": 1},
+    "llama-yarn": {"head_dim": 32},
     "llama-biased": {"head_dim": 80, "hidden_size": 54, "intermediate_size": 77},
     "mistral": {"head_dim": 96},
     "qwen2": {"head_dim": 128},
