@@ -1,8 +1,10 @@
 """Puts together what a runner runs: model and weights, program or attention backend, sampler."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -34,7 +36,11 @@ from gpu_worker.runner_protocols import ModelInfo
 from gpu_worker.sampling.choice import make_sampler
 from gpu_worker.sampling.sampler import Sampler
 from gpu_worker.steps.native_step import make_program, why_not_natively
+from rpc.startup import ReportProgress, StartupPhase, StartupProgress
+from signalbox_kernels import build
 from signalbox_kernels.program import Program
+
+logger = logging.getLogger(__name__)
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -66,11 +72,12 @@ def load_model(
     parallel_config: ParallelConfig,
     device_config: DeviceConfig,
     *,
-    progress: Callable[[str], None],
+    progress: ReportProgress,
 ) -> LoadedModel:
     """Raises ModelError, ValueError or MemoryError with what is wrong and the remedy."""
     device = _device(device_config, parallel_config)
     others_bytes = bytes_in_use(device)
+    build.on_compiled = partial(_report_compiled, progress)
     group = join(parallel_config, device)
     source = open_model(model_config, progress)
     spec = _find(model_config, source)
@@ -113,8 +120,12 @@ def load_model(
         weights_bytes=program.weights_bytes if program else tensor_bytes(model),
         others_bytes=others_bytes,
     )
-    progress(f"{info.name} is loaded on {device} in {info.dtype}")
+    logger.info("%s is loaded on %s in %s", info.name, device, info.dtype)
     return loaded
+
+
+def _report_compiled(progress: ReportProgress, num_done: int, num_total: int) -> None:
+    progress(StartupProgress(StartupPhase.COMPILE, num_done, num_total))
 
 
 def _find(model_config: ModelConfig, source: ModelSource) -> ModelSpec:
@@ -148,7 +159,7 @@ def _load(
     placement: Placement,
     group: ParallelGroup,
     max_model_len: int,
-    progress: Callable[[str], None],
+    progress: ReportProgress,
 ) -> Program | None:
     """Loads the weights, into a native program if there can be one."""
     block_size = cache_config.block_size or USUAL_BLOCK_SIZE

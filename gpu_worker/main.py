@@ -10,11 +10,13 @@ from functools import partial
 from gpu_worker.runner_protocols import Runner
 from gpu_worker.scheduler_client import HAND_OVER_S, Registration
 from gpu_worker.servicer import SERVICE_NAME, WorkerServicer
+from gpu_worker.startup_client import Startup, reporting
 from gpu_worker.worker import Worker
 from protos.worker.v1 import worker_pb2_grpc
 from rpc.lifetime import run_until_signalled
-from rpc.listening import join_address
+from rpc.listening import check_free, join_address
 from rpc.metrics import NO_METRICS, MetricsConfig
+from rpc.metrics_server import REMEDY as METRICS_REMEDY
 from rpc.metrics_server import serving_metrics
 from rpc.peers import OPERATOR, SCHEDULER
 from rpc.server import INTERNAL_MAX_RECEIVE_BYTES, Server
@@ -41,6 +43,7 @@ async def run(
     grace_s: float = 30.0,
     tls: TlsConfig = CLEAR,
     metrics: MetricsConfig = NO_METRICS,
+    startup: Startup | None = None,
 ) -> None:
     """Serves until SIGTERM or SIGINT.
 
@@ -49,40 +52,46 @@ async def run(
         advertise_address: where the scheduler reaches this worker, "host" or "host:port"; by
             default where it listens.
         grace_s: longest time to finish what is running, before it is handed over.
+        startup: what loading reports to; the scheduler is told until it has accepted the worker.
 
     Raises RegistrationRefused, BindError, TlsError, DeviceLost, or whatever loading the model
     raises.
     """
-    worker = await Worker.load(make_runner)
-    server = Server(
-        host=host,
-        port=port,
-        max_receive_bytes=INTERNAL_MAX_RECEIVE_BYTES,
-        tls=tls,
-        callers=CALLERS,
-    )
-    server.add(
-        WorkerServicer(worker),
-        worker_pb2_grpc.add_WorkerServiceServicer_to_server,
-        name=SERVICE_NAME,
-    )
-    try:
-        bound_port = await server.start()
-        server.set_serving(SERVICE_NAME, serving=True)
-        _log_ready(worker, server)
-        registration = Registration(
-            worker=worker,
-            scheduler_address=scheduler_address,
-            advertised_address=advertised_address(
-                host=host, port=bound_port, advertise=advertise_address
-            ),
+    check_free(host, port)  # before the model is loaded, which may take minutes
+    if metrics.port:
+        check_free(host, metrics.port, remedy=METRICS_REMEDY)
+    async with reporting(startup or Startup(), scheduler_address, tls=tls) as end_reports:
+        worker = await Worker.load(make_runner)
+        server = Server(
+            host=host,
+            port=port,
+            max_receive_bytes=INTERNAL_MAX_RECEIVE_BYTES,
             tls=tls,
+            callers=CALLERS,
         )
-        async with serving_metrics(metrics, worker.read_metrics, host=host, tls=tls):
-            await _serve(server, registration, worker, grace_s=grace_s)
-    finally:
-        await server.drain(grace_s=0.0)  # if it is not, such as where metrics cannot be shown
-        worker.close()
+        server.add(
+            WorkerServicer(worker),
+            worker_pb2_grpc.add_WorkerServiceServicer_to_server,
+            name=SERVICE_NAME,
+        )
+        try:
+            bound_port = await server.start()
+            server.set_serving(SERVICE_NAME, serving=True)
+            _log_ready(worker, server)
+            registration = Registration(
+                worker=worker,
+                scheduler_address=scheduler_address,
+                advertised_address=advertised_address(
+                    host=host, port=bound_port, advertise=advertise_address
+                ),
+                tls=tls,
+                on_accepted=end_reports,
+            )
+            async with serving_metrics(metrics, worker.read_metrics, host=host, tls=tls):
+                await _serve(server, registration, worker, grace_s=grace_s)
+        finally:
+            await server.drain(grace_s=0.0)  # if it is not, such as where metrics cannot be shown
+            worker.close()
 
 
 async def _serve(

@@ -4,7 +4,6 @@ Satisfies `step.Runner`. How a batch is computed is `NativeStep`'s, `TorchStep`'
 `DeviceStep`'s.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -25,10 +24,7 @@ from gpu_worker.step import Batch, BlockMapping, Samples
 from gpu_worker.steps.choice import make_step
 from gpu_worker.steps.decode_graphs import DecodeGraphs
 from gpu_worker.steps.device_step import DeviceStep, LaunchedStep
-
-
-def _silent(_: str) -> None:
-    """Progress that nobody follows."""
+from rpc.startup import ReportProgress, StartupPhase, StartupProgress, ignore_progress
 
 
 class ModelRunner:
@@ -42,9 +38,10 @@ class ModelRunner:
         parallel_config: ParallelConfig | None = None,
         device_config: DeviceConfig | None = None,
         recorder: GraphRecorder | None = None,
-        progress: Callable[[str], None] = _silent,
+        progress: ReportProgress = ignore_progress,
     ) -> None:
         """Decode steps become graphs of `recorder`; by default of what the device has."""
+        self._progress = progress
         device_config = device_config or DeviceConfig()
         self._loaded = load_model(
             model_config,
@@ -87,6 +84,7 @@ class ModelRunner:
         return self._loaded.source.tokenizer_files()
 
     def profile(self) -> CacheCapacity:
+        self._progress(StartupProgress(StartupPhase.PROFILE))
         return measure_capacity(
             cache_config=self._cache_config,
             max_model_len=self.model.max_model_len,

@@ -9,6 +9,7 @@ import contextlib
 import logging
 import random
 import secrets
+from collections.abc import Callable
 
 import grpc
 
@@ -63,7 +64,10 @@ class Registration:
         scheduler_address: str,
         advertised_address: str,
         tls: TlsConfig = CLEAR,
+        on_accepted: Callable[[], object] = lambda: None,
     ) -> None:
+        """`on_accepted` is called each time that the scheduler takes this worker in."""
+        self._on_accepted = on_accepted
         self._tls = tls
         self._worker = worker
         self._scheduler_address = scheduler_address
@@ -159,6 +163,7 @@ class Registration:
         interval_s = max(0.01, accepted.accepted.heartbeat_interval_ns / 1e9)
         logger.debug("registered with the scheduler at %s", self._scheduler_address)
         self._accepted.set()
+        self._on_accepted()
         self._backoff_s, self._reminded_at = MIN_BACKOFF_S, float("-inf")
         beating = asyncio.create_task(self._beat(call, interval_s))
         try:

@@ -8,7 +8,6 @@ each step to the requests that they belong to. What becomes of them when the str
 import asyncio
 import itertools
 import logging
-import time
 from collections.abc import AsyncIterator
 from typing import Protocol
 
@@ -21,14 +20,13 @@ from router.model import ServedModel
 from router.model_client import ModelClient
 from router.request import GenerationRequest
 from rpc.client import open_channel
-from rpc.errors import RpcError
+from rpc.errors import RpcError, retry_after_s
 from rpc.tls import CLEAR, TlsConfig
 
 logger = logging.getLogger(__name__)
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 RECONNECT_AFTER_S = 0.5
-REMIND_EVERY_S = 10.0
 _BACKOFF_S = (0.1, 0.2, 0.5, 1.0)
 
 
@@ -69,7 +67,8 @@ class SchedulerConnection:
         self._live: dict[int, GenerationRequest] = {}
         self._outgoing: asyncio.Queue[pb.ConnectRequest | None] | None = None
         self._waiting_for = ""
-        self._reminded_at = 0.0
+        self.absence = ""
+        """What the scheduler said when it served nothing; "" if it serves, or does not answer."""
 
     @property
     def is_open(self) -> bool:
@@ -118,22 +117,22 @@ class SchedulerConnection:
             try:
                 return await self._models.fetch(stub)
             except (grpc.aio.AioRpcError, ValueError) as error:
+                self.absence = _said_by_scheduler(error)
                 self._log_waiting(channel, error)
             await asyncio.sleep(_BACKOFF_S[min(attempt, len(_BACKOFF_S) - 1)])
         raise AssertionError("unreachable")
 
     def _log_waiting(self, channel: grpc.aio.Channel, error: Exception) -> None:
-        """Says what is missing when that changes, and every ten seconds."""
+        """Says what is missing, when that changes."""
         if isinstance(error, ValueError):
             what = f"a usable model ({error})"
         elif channel.get_state() is grpc.ChannelConnectivity.READY:
             what = f"a worker to register with the scheduler at {self.address}"
         else:
             what = f"the scheduler at {self.address}"
-        now = time.monotonic()
-        if what != self._waiting_for or now - self._reminded_at >= REMIND_EVERY_S:
+        if what != self._waiting_for:
             logger.info("waiting for %s", what)
-            self._waiting_for, self._reminded_at = what, now
+            self._waiting_for = what
 
     async def _run_stream(
         self, stub: scheduler_pb2_grpc.SchedulerServiceStub, served: ServedModel
@@ -163,7 +162,7 @@ class SchedulerConnection:
 
     def _lose(self, *, is_faulty: bool) -> None:
         self._outgoing = None
-        self._waiting_for = ""
+        self._waiting_for = self.absence = ""
         lost, self._live = self._live, {}
         self._serve(None)
         self._owner.lost(list(lost.values()), is_faulty=is_faulty)
@@ -180,6 +179,7 @@ class SchedulerConnection:
             self._serve(served)
 
     def _doubt_model(self, error: Exception) -> None:
+        self.absence = _said_by_scheduler(error)
         # A scheduler that is slow to answer has not lost its workers.
         is_slow = isinstance(error, grpc.aio.AioRpcError) and error.code() is not UNAVAILABLE
         if self.served is not None and not is_slow:
@@ -228,6 +228,13 @@ async def _drain(
 ) -> AsyncIterator[pb.ConnectRequest]:
     while (message := await queue.get()) is not None:
         yield message
+
+
+def _said_by_scheduler(error: Exception) -> str:
+    """Returns why the scheduler serves nothing; "" if gRPC failed, or something here."""
+    if isinstance(error, grpc.aio.AioRpcError) and retry_after_s(error) is not None:
+        return error.details() or ""
+    return ""
 
 
 def _reason(error: Exception) -> str:

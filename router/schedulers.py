@@ -82,9 +82,8 @@ class Schedulers:
     def model(self) -> ServedModel:
         """Raises Unavailable while nobody serves."""
         if self._served is None:
-            is_reached = any(connection.is_open for connection in self._connections)
-            what = "worker" if is_reached else "scheduler"
-            raise Unavailable(f"no {what} serves at the moment", RETRY_AFTER_S)
+            said = next((one.absence for one in self._connections if one.absence), "")
+            raise Unavailable(said or "no scheduler answers", RETRY_AFTER_S)
         return self._served
 
     @property

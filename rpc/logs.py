@@ -37,6 +37,8 @@ def configure(*, service: str, level: str, log_format: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     in_colour = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
     handler.setFormatter(formatter(service, log_format, in_colour=in_colour))
+    if log_format == "text" and sys.stderr.isatty():
+        handler.terminator = "\x1b[K\n"  # erases the rest of a live line that it overwrites
     logging.basicConfig(level=level.upper(), handlers=[handler])
     for chatty in CHATTY:
         logging.getLogger(chatty).setLevel(logging.WARNING)

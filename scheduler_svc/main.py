@@ -20,6 +20,7 @@ from scheduler_svc.record_codec import FileRecorder
 from scheduler_svc.recording import UNRECORDED, Recorder
 from scheduler_svc.registry_servicer import WorkerRegistryServicer
 from scheduler_svc.servicer import SchedulerServicer
+from scheduler_svc.starting_workers import StartingWorkers
 from scheduler_svc.stats_log import StatsLog
 
 logger = logging.getLogger(__name__)
@@ -55,6 +56,7 @@ async def serving(config: SchedulerConfig) -> AsyncIterator[tuple[Server, Cluste
     """A started scheduler, for as long as the context lasts."""
     recorder: Recorder = FileRecorder(config, config.record) if config.record else UNRECORDED
     cluster = make_cluster(config, clock=recorder.clock)
+    starting = StartingWorkers()
     server = Server(
         host=config.host,
         port=config.port,
@@ -69,12 +71,13 @@ async def serving(config: SchedulerConfig) -> AsyncIterator[tuple[Server, Cluste
             config,
             recorder,
             is_draining=lambda: not server.is_serving(REGISTRY_SERVICE),  # else it always does
+            starting=starting,
         ),
         pb_grpc.add_SchedulerServiceServicer_to_server,
         name=SCHEDULER_SERVICE,
     )
     server.add(
-        WorkerRegistryServicer(cluster, config, recorder),
+        WorkerRegistryServicer(cluster, config, recorder, starting=starting),
         pb_grpc.add_WorkerRegistryServiceServicer_to_server,
         name=REGISTRY_SERVICE,
     )

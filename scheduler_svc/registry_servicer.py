@@ -16,6 +16,7 @@ from protos.scheduler.v1 import scheduler_pb2_grpc as pb_grpc
 from rpc.errors import Aborted, FailedPrecondition, InvalidArgument, Unavailable
 from rpc.peers import WORKER, names_of
 from rpc.silence import wait_for_first
+from rpc.startup import StartupPhase, StartupProgress
 from scheduler_svc.assembly import make_scheduler
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.config import SchedulerConfig
@@ -23,6 +24,7 @@ from scheduler_svc.engine import Engine
 from scheduler_svc.model import ModelInfo, TokenizerFiles
 from scheduler_svc.recording import UNRECORDED, Recorder
 from scheduler_svc.refusals import RETRY_AFTER_S
+from scheduler_svc.starting_workers import StartingWorkers
 from scheduler_svc.worker_client import WorkerClient, WorkerLostError
 
 logger = logging.getLogger(__name__)
@@ -30,13 +32,23 @@ logger = logging.getLogger(__name__)
 Context = grpc.aio.ServicerContext[Any, Any]
 Requests = AsyncIterator[pb.RegisterRequest]
 
+STARTUP_SILENCE_S = 10.0
+"""A worker that starts says something each second, unless an import holds it up."""
+
 
 class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
     """Dials a worker that joins, gives it an engine, and takes it out when its lease ends."""
 
     def __init__(
-        self, cluster: Cluster, config: SchedulerConfig, recorder: Recorder = UNRECORDED
+        self,
+        cluster: Cluster,
+        config: SchedulerConfig,
+        recorder: Recorder = UNRECORDED,
+        *,
+        starting: StartingWorkers | None = None,
     ) -> None:
+        """Notes in `starting` what workers that start report."""
+        self._starting = StartingWorkers() if starting is None else starting
         self._recorder = recorder
         self._cluster = cluster
         self._config = config
@@ -68,6 +80,22 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
             ) from None
         finally:
             await worker.close()
+
+    async def ReportStartup(
+        self, requests: AsyncIterator[pb.ReportStartupRequest], context: Context
+    ) -> pb.ReportStartupResponse:
+        worker = None
+        try:
+            while (request := await _next_report(requests)) is not None:
+                progress = _startup_progress(request)
+                if worker is None:
+                    worker = self._starting.add(progress)
+                else:
+                    self._starting.update(worker, progress)
+        finally:
+            if worker is not None:
+                self._starting.remove(worker)
+        return pb.ReportStartupResponse()
 
     async def _admit(self, worker: WorkerClient) -> tuple[Engine, ModelInfo, TokenizerFiles]:
         try:
@@ -174,6 +202,30 @@ async def _first(requests: Requests) -> pb.Join:
     if first is None or first.WhichOneof("message") != "join" or not first.join.epoch:
         raise InvalidArgument("join", "missing", "a first message `join` with an epoch")
     return first.join
+
+
+async def _next_report(
+    requests: AsyncIterator[pb.ReportStartupRequest],
+) -> pb.ReportStartupRequest | None:
+    """Returns None at the end of the stream. Raises Aborted after too long a silence."""
+    message = asyncio.ensure_future(anext(requests, None))
+    try:
+        if not await wait_for_first(message, within_s=STARTUP_SILENCE_S):
+            raise Aborted(f"no report within {STARTUP_SILENCE_S:g} s")
+        return message.result()
+    finally:
+        message.cancel()
+
+
+def _startup_progress(request: pb.ReportStartupRequest) -> StartupProgress:
+    try:
+        phase = StartupPhase(request.phase)
+    except ValueError:
+        raise InvalidArgument("phase", request.phase, "a known phase") from None
+    try:
+        return StartupProgress(phase, request.num_done, request.num_total)
+    except ValueError:
+        raise InvalidArgument("num_done", request.num_done, "at most num_total") from None
 
 
 def _address(advertised: str, peer: str) -> str:

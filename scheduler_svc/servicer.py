@@ -17,6 +17,7 @@ from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.recording import UNRECORDED, Recorder
 from scheduler_svc.refusals import RETRY_AFTER_S, drains
 from scheduler_svc.session import Session
+from scheduler_svc.starting_workers import StartingWorkers
 
 CHUNK_BYTES = 1 << 20
 MAX_LIVE_REQUESTS = 100
@@ -35,8 +36,13 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
         recorder: Recorder = UNRECORDED,
         *,
         is_draining: Callable[[], bool] = lambda: False,
+        starting: StartingWorkers | None = None,
     ) -> None:
-        """While `is_draining`, requests are refused, so that routers send them elsewhere."""
+        """While `is_draining`, requests are refused, so that routers send them elsewhere.
+
+        Errors say what the workers of `starting` do while none serves.
+        """
+        self._starting = StartingWorkers() if starting is None else starting
         self._is_draining = is_draining
         self._recorder = recorder
         self._cluster = cluster
@@ -80,18 +86,24 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
             raise Unavailable("the scheduler is draining", RETRY_AFTER_S)
         model = self._cluster.model
         if model is None or not self._cluster.is_serving:
-            raise Unavailable("no worker serves", RETRY_AFTER_S)
+            raise self._no_worker()
         return pb.GetModelResponse(model=worker_codec.model_message(model))
 
     async def GetTokenizer(
         self, request: pb.GetTokenizerRequest, context: Context
     ) -> AsyncIterator[pb.GetTokenizerResponse]:
         if self._cluster.model is None:
-            raise Unavailable("no worker serves", RETRY_AFTER_S)
+            raise self._no_worker()
         for name, content in self._cluster.tokenizer_files.items():
             for start in range(0, max(len(content), 1), CHUNK_BYTES):
                 chunk = content[start : start + CHUNK_BYTES]
                 yield pb.GetTokenizerResponse(file_name=name, chunk=chunk)
+
+    def _no_worker(self) -> Unavailable:
+        starting = self._starting.describe()
+        return Unavailable(
+            "no worker serves" + (f"; {starting}" if starting else ""), RETRY_AFTER_S
+        )
 
     async def GetStats(
         self, request: stats_pb2.GetStatsRequest, context: Context

@@ -10,13 +10,17 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 
 from signalbox.environment import ENV_PREFIX
 from signalbox_kernels.native import ISA_VARIABLE
 
 PARENT_PID = ENV_PREFIX + "PARENT_PID"
 PROCESS_NAME = ENV_PREFIX + "PROCESS_NAME"
-READY_FD = ENV_PREFIX + "READY_FD"
+NEWS_FD = ENV_PREFIX + "NEWS_FD"
+
+SERVING, STARTING = "serving", "starting"
+"""What a child announces: with the model's name, and with a phase and how much of it is done."""
 
 _PR_SET_PDEATHSIG = 1
 _PARENT_POLL_S = 0.5
@@ -29,7 +33,7 @@ class Child:
     name: str
     process: asyncio.subprocess.Process
     news: asyncio.StreamReader
-    """What it announces; see `announce`."""
+    """What it announces, a kind and a text a line; see `announce`. To be read until its end."""
 
     @property
     def is_alive(self) -> bool:
@@ -75,7 +79,7 @@ async def spawn(
             **(environment or {}),
             PARENT_PID: str(os.getpid()),
             PROCESS_NAME: name,
-            READY_FD: str(writable),
+            NEWS_FD: str(writable),
         },
         pass_fds=(writable,),
         stdin=asyncio.subprocess.DEVNULL,
@@ -93,14 +97,30 @@ async def _reader(readable: int) -> asyncio.StreamReader:
     return reader
 
 
-def announce(text: str) -> None:
-    """Called in a child: tells the parent one line, once; it reads `Child.news`.
+@cache
+def _news_pipe() -> int | None:
+    """The end of a pipe that the parent reads, in a child."""
+    writable = os.environ.pop(NEWS_FD, "")
+    if not writable:
+        return None
+    os.set_inheritable(int(writable), False)
+    return int(writable)
 
-    It knows then that the child serves without a client's certificate or key.
+
+def has_listener() -> bool:
+    """Returns whether a parent reads what this process announces."""
+    return _news_pipe() is not None
+
+
+def announce(kind: str, text: str) -> None:
+    """Called in a child, on any thread: tells the parent one line; it reads `Child.news`.
+
+    So it knows that the child serves without a client's certificate or key.
     """
-    if writable := os.environ.pop(READY_FD, ""):
-        with suppress(BrokenPipeError), os.fdopen(int(writable), "w") as pipe:
-            pipe.write(text + "\n")
+    pipe = _news_pipe()
+    if pipe is not None:
+        with suppress(BrokenPipeError):
+            os.write(pipe, f"{kind} {text}\n".encode())
 
 
 def process_name(default: str) -> str:

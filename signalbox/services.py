@@ -8,8 +8,9 @@ from typing import Any
 
 from gpu_worker.runner_protocols import Runner
 from rpc import otel_metrics, telemetry
+from rpc.startup import ReportProgress, StartupPhase, StartupProgress
 from signalbox import configs
-from signalbox.processes import announce
+from signalbox.processes import SERVING, STARTING, announce, has_listener
 from signalbox.settings import (
     DemoSettings,
     RouterSettings,
@@ -19,6 +20,7 @@ from signalbox.settings import (
     TelemetrySettings,
     WorkerSettings,
 )
+from signalbox.startup_display import log_progress
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +46,7 @@ def run_router(settings: RouterSettings) -> None:
 
     config = configs.router_config(settings)
     _configure_telemetry("router", settings)
-    asyncio.run(run(config, on_serving=announce))
+    asyncio.run(run(config, on_serving=partial(announce, SERVING)))
 
 
 def run_scheduler(settings: SchedulerSettings) -> None:
@@ -57,8 +59,13 @@ def run_scheduler(settings: SchedulerSettings) -> None:
 
 def run_worker(settings: WorkerSettings) -> None:
     from gpu_worker.main import run
+    from gpu_worker.startup_client import Startup
 
-    make_runner = _simulated_runner(settings) if settings.simulate else _model_runner(settings)
+    startup = Startup(_announce_progress if has_listener() else log_progress())
+    if settings.simulate:
+        make_runner = _simulated_runner(settings)
+    else:
+        make_runner = _model_runner(settings, startup.set)
     _configure_telemetry("worker", settings)
     serving = run(
         make_runner,
@@ -69,8 +76,13 @@ def run_worker(settings: WorkerSettings) -> None:
         grace_s=settings.drain_timeout,
         tls=configs.tls_config(settings),
         metrics=configs.metrics_config(settings),
+        startup=startup,
     )
     asyncio.run(serving)
+
+
+def _announce_progress(progress: StartupProgress) -> None:
+    announce(STARTING, f"{progress.phase.name} {progress.num_done} {progress.num_total}")
 
 
 def _simulated_runner(settings: WorkerSettings) -> Callable[[], Runner]:
@@ -92,10 +104,25 @@ def _simulated_runner(settings: WorkerSettings) -> Callable[[], Runner]:
     )
 
 
-def _model_runner(settings: WorkerSettings) -> Callable[[], Runner]:
+def _model_runner(settings: WorkerSettings, progress: ReportProgress) -> Callable[[], Runner]:
     from gpu_worker.main import end_at_once
 
+    make = partial(
+        _load_model,
+        configs.model_config(settings),
+        configs.cache_config(settings),
+        tensor_parallel_size=settings.tensor_parallel_size,
+        device_config=configs.device_config(settings),
+        progress=progress,
+        on_lost=end_at_once,
+    )
     logger.info("loading %s", settings.model)
+    return make
+
+
+def _load_model(*args: Any, progress: ReportProgress, **options: Any) -> Runner:
+    """As `make_runner` of the ranks, which it imports on the thread that loads."""
+    progress(StartupProgress(StartupPhase.IMPORT))
     try:
         from gpu_worker.ranks.runner import make_runner  # imports torch: seconds
     except ModuleNotFoundError as error:
@@ -103,16 +130,7 @@ def _model_runner(settings: WorkerSettings) -> Callable[[], Runner]:
             f"a worker with a model needs {error.name}, which is not installed; "
             "pip install 'signalbox-serving[worker]'"
         ) from error
-
-    return partial(
-        make_runner,
-        configs.model_config(settings),
-        configs.cache_config(settings),
-        tensor_parallel_size=settings.tensor_parallel_size,
-        device_config=configs.device_config(settings),
-        progress=partial(logger.info, "%s"),
-        on_lost=end_at_once,
-    )
+    return make_runner(*args, progress=progress, **options)
 
 
 def _configure_telemetry(service: str, settings: TelemetrySettings) -> None:

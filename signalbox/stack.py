@@ -19,16 +19,18 @@ from rpc.listening import (
     check_free,
     join_address,
 )
+from rpc.startup import StartupPhase, StartupProgress
 from signalbox import configs
 from signalbox.flags import to_flags
 from signalbox.gpus import gpu_shares, visible_gpus
-from signalbox.processes import Child, spawn
+from signalbox.processes import SERVING, STARTING, Child, spawn
 from signalbox.settings import (
     RouterSettings,
     SchedulerSettings,
     ServeSettings,
     WorkerSettings,
 )
+from signalbox.startup_display import make_display
 from signalbox_kernels.native import isa_limit
 
 logger = logging.getLogger(__name__)
@@ -61,6 +63,9 @@ class LocalStack:
         self._scheduler: Child | None = None
         self._workers: list[Child] = []
         self.model_name = ""
+        self._serving = asyncio.Event()
+        self._display = make_display(log_format=settings.log_format)
+        self._listening: list[asyncio.Task[None]] = []
 
     @property
     def address(self) -> str:
@@ -125,7 +130,8 @@ class LocalStack:
             http_port=self._http_port,
             scheduler=scheduler,
         )
-        await self._until_serving()
+        async with self._display.refreshed():
+            await self._until_serving()
 
     async def wait(self) -> None:
         """Returns never; raises ServiceDied when the stack can serve no longer."""
@@ -199,11 +205,13 @@ class LocalStack:
         if settings_class is not RouterSettings:
             replaced |= dict.fromkeys(_TLS)
         arguments = [command, *to_flags(self._settings, settings_class, **replaced)]
-        return await spawn(name, arguments, environment)
+        child = await spawn(name, arguments, environment)
+        self._listening.append(asyncio.create_task(self._listen(child)))
+        return child
 
     async def _until_serving(self) -> None:
         watching = asyncio.ensure_future(self.wait())
-        serving = asyncio.ensure_future(self._until_announced())
+        serving = asyncio.ensure_future(self._serving.wait())
         try:
             await asyncio.wait({watching, serving}, return_when=asyncio.FIRST_COMPLETED)
             if watching.done():
@@ -215,12 +223,17 @@ class LocalStack:
                 with contextlib.suppress(asyncio.CancelledError, ServiceDied):
                     await task
 
-    async def _until_announced(self) -> None:
-        assert self._router is not None
-        line = await self._router.news.readline()
-        if not line:
-            await asyncio.Event().wait()  # it has ended, which `wait` notices
-        self.model_name = line.decode().strip()
+    async def _listen(self, child: Child) -> None:
+        """Reads what a process announces, until it ends."""
+        while line := (await child.news.readline()).decode():
+            kind, _, text = line.strip().partition(" ")
+            if kind == SERVING:
+                self.model_name = text
+                self._serving.set()
+            elif kind == STARTING:
+                phase, num_done, num_total = text.split()
+                progress = StartupProgress(StartupPhase[phase], int(num_done), int(num_total))
+                self._display.report(child.name, progress)
 
     def _lost(self, ended: list[Child]) -> None:
         """Goes on without a worker while there are others; without anything else, gives up."""

@@ -1,29 +1,30 @@
 """Fetches a model from the Hugging Face hub into its local cache, by branch, tag or commit."""
 
 import io
+import logging
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from gpu_worker.config import ModelError
+from rpc.startup import ReportProgress, StartupPhase, StartupProgress
 
-Progress = Callable[[str], None]
-"""Told what a person who waits for a model may want to read."""
+logger = logging.getLogger(__name__)
 
 _FILES = ["*.json", "*.jinja", "*.py", "tokenizer.model", "merges.txt", "vocab.txt"]
 _SAFETENSORS, _TORCH_FILES = "*.safetensors", "pytorch_model*.bin"
 _DUPLICATES = ["consolidated*", "original/*", "onnx/*"]
 """The same weights again, in other layouts."""
-_INTERVAL_S = 5.0
+_INTERVAL_S = 0.25
 
 
 def download(
-    model: str, revision: str | None, progress: Progress, *, with_weights: bool = True
+    model: str, revision: str | None, progress: ReportProgress, *, with_weights: bool = True
 ) -> Path:
     """Returns the local directory of a hub model."""
-    progress(f"fetching {model} from the hub" + (f", revision {revision}" if revision else ""))
+    logger.info("fetching %s from the hub%s", model, f", revision {revision}" if revision else "")
+    progress(StartupProgress(StartupPhase.FETCH))
     patterns = [*_FILES, _SAFETENSORS] if with_weights else _FILES
     path = _snapshot(model, revision, patterns, progress)
     if with_weights and not any(path.glob(_SAFETENSORS)):  # as older models are kept
@@ -31,7 +32,9 @@ def download(
     return path
 
 
-def _snapshot(model: str, revision: str | None, patterns: list[str], progress: Progress) -> Path:
+def _snapshot(
+    model: str, revision: str | None, patterns: list[str], progress: ReportProgress
+) -> Path:
     """Fetches the files that match and are not cached."""
     import huggingface_hub as hub
     from huggingface_hub.errors import (
@@ -49,7 +52,7 @@ def _snapshot(model: str, revision: str | None, patterns: list[str], progress: P
                 revision=revision,
                 allow_patterns=patterns,
                 ignore_patterns=_DUPLICATES,
-                tqdm_class=_bar_class(model, progress),
+                tqdm_class=_bar_class(progress),
             )
         )
     except GatedRepoError:
@@ -66,22 +69,24 @@ def _snapshot(model: str, revision: str | None, patterns: list[str], progress: P
     raise ModelError(f"cannot fetch {model} from the hub: {reason}")
 
 
-def _bar_class(model: str, progress: Progress) -> type[Any]:
-    """Makes the hub's progress bars lines of ours, one every few seconds."""
+def _bar_class(progress: ReportProgress) -> type[Any]:
+    """Returns a class of progress bars that reports the bytes fetched instead of drawing them."""
     from tqdm import tqdm  # type: ignore[import-untyped]
 
     lock = threading.Lock()
-    next_line = time.monotonic() + _INTERVAL_S
+    next_report = 0.0
 
-    def tell(line: str, *, is_last: bool) -> None:
-        nonlocal next_line
+    def report(done: float, total: float | None) -> None:
+        nonlocal next_report
         with lock:  # files are fetched by several threads
-            if is_last or time.monotonic() >= next_line:
-                next_line = time.monotonic() + _INTERVAL_S
-                progress(line)
+            if (now := time.monotonic()) < next_report:
+                return
+            next_report = now + _INTERVAL_S
+        num_total = int(total or 0)
+        progress(StartupProgress(StartupPhase.FETCH, min(int(done), num_total), num_total))
 
     class Bar(tqdm):  # type: ignore[misc]
-        """Draws nothing; counts files or bytes."""
+        """Draws nothing; counts bytes."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             self._is_bytes = kwargs.get("unit") == "B"
@@ -91,14 +96,7 @@ def _bar_class(model: str, progress: Progress) -> type[Any]:
         def update(self, n: float | None = 1) -> Any:
             shown = super().update(n)
             if self._is_bytes:
-                tell(f"fetching {model}: {_mib(self.n)} of {_mib(self.total)} MiB", is_last=False)
-            else:
-                is_last = self.n == self.total
-                tell(f"fetched {self.n} of {self.total} files of {model}", is_last=is_last)
+                report(self.n, self.total)
             return shown
 
     return Bar
-
-
-def _mib(num_bytes: float | None) -> int:
-    return int(num_bytes or 0) >> 20

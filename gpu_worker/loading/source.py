@@ -8,7 +8,8 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from gpu_worker.config import ModelConfig, ModelError
-from gpu_worker.loading.hub import Progress, download
+from gpu_worker.loading.hub import download
+from rpc.startup import ReportProgress
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
@@ -49,7 +50,7 @@ class ModelSource(Protocol):
         ...
 
 
-def open_model(config: ModelConfig, progress: Progress) -> ModelSource:
+def open_model(config: ModelConfig, progress: ReportProgress) -> ModelSource:
     """Opens a directory, a .gguf file, or a model on the hub (downloading it)."""
     path = Path(config.model).expanduser()
     is_dummy = config.load_format == "dummy"

@@ -6,10 +6,10 @@ from typing import Protocol, runtime_checkable
 
 from gpu_worker.config import ModelError
 from gpu_worker.loading.dummy import DummySource
-from gpu_worker.loading.hub import Progress
 from gpu_worker.loading.quantization import Quantization
 from gpu_worker.loading.source import ModelSource
 from gpu_worker.models import Model
+from rpc.startup import ReportProgress, StartupPhase, StartupProgress
 from signalbox_kernels.quantised import Matrix
 
 
@@ -17,18 +17,19 @@ from signalbox_kernels.quantised import Matrix
 class LoadsItself(Protocol):
     """A model that reads its checkpoint's directory in its own way."""
 
-    def load(self, directory: Path, progress: Progress) -> None: ...
+    def load(self, directory: Path, progress: ReportProgress) -> None: ...
 
 
 def load_weights(
     model: Model,
     source: ModelSource,
-    progress: Progress,
+    progress: ReportProgress,
     *,
     quantization: Quantization | None = None,
     pack: bool = True,
 ) -> None:
     """Loads every weight and packs them, unless another backend will; all must be there."""
+    progress(StartupProgress(StartupPhase.LOAD))
     if isinstance(source, DummySource):
         _refuse_dummy_weights(model)
     elif source.directory is not None and isinstance(model, LoadsItself):
@@ -48,11 +49,12 @@ def _refuse_dummy_weights(model: Model) -> None:
         )
 
 
-def _load_each(model: Model, weights: Iterable[tuple[str, Matrix]], progress: Progress) -> None:
+def _load_each(
+    model: Model, weights: Iterable[tuple[str, Matrix]], progress: ReportProgress
+) -> None:
     targets = model.weight_targets()
     of_bare_model = {name.partition(".")[2]: name for name in targets}
     total = len(targets)
-    reported = 0
     for name, tensor in weights:
         # some checkpoints were saved from the model within the model, and lack its name
         target = targets.pop(name, None) or targets.pop(of_bare_model.get(name, ""), None)
@@ -60,10 +62,7 @@ def _load_each(model: Model, weights: Iterable[tuple[str, Matrix]], progress: Pr
             target(tensor)  # type: ignore[arg-type]  # layers of matrices take blocks, too
         elif not model.ignores(name):
             raise ModelError(f"unexpected weight {name!r}; config.json names another architecture")
-        quarter = 4 * (total - len(targets)) // total
-        if quarter > reported:
-            reported = quarter
-            progress(f"loading weights: {25 * quarter} %")
+        progress(StartupProgress(StartupPhase.LOAD, total - len(targets), total))
     if targets:
         raise ModelError(
             f"{len(targets)} weights are missing, such as {min(targets)!r}; the model is incomplete"

@@ -6,7 +6,8 @@ and capped logits need no knowledge of ours. The idea of a backend of models tha
 vLLM's.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+import logging
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -27,7 +28,10 @@ from gpu_worker.models.transformers_attention import (
     register,
 )
 from gpu_worker.models.transformers_config import TransformersConfig, make_model, prepared
+from rpc.startup import ReportProgress
 from signalbox_kernels.linear import PackedWeight, pack_weight
+
+logger = logging.getLogger(__name__)
 
 
 class TransformersModel:
@@ -51,13 +55,13 @@ class TransformersModel:
         self._body: Any = None
         """The part of the model that its head follows."""
 
-    def load(self, directory: Path, progress: Callable[[str], None]) -> None:
+    def load(self, directory: Path, progress: ReportProgress) -> None:
         """Loads the checkpoint as transformers does, which knows the names of older ones."""
-        from transformers.utils import logging
+        from transformers.utils.logging import disable_progress_bar
 
         register()
-        logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-        progress(f"loading {self._config.architecture} through transformers")
+        disable_progress_bar()  # type: ignore[no-untyped-call]
+        logger.info("loading %s through transformers", self._config.architecture)
         try:
             self._model, info = self._config.model_class.from_pretrained(
                 directory,

@@ -6,6 +6,7 @@ the batch that was made of a step, not the step. So nothing has to be decided tw
 fails for one sequence is run again in parts as on one rank (see `isolation`).
 """
 
+import logging
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -37,6 +38,9 @@ from gpu_worker.runner_protocols import (
     Runner,
 )
 from gpu_worker.step import Batch, BlockMapping, Samples
+from rpc.startup import ReportProgress
+
+logger = logging.getLogger(__name__)
 
 
 def make_runner(
@@ -45,7 +49,7 @@ def make_runner(
     *,
     tensor_parallel_size: int = 1,
     device_config: DeviceConfig,
-    progress: Callable[[str], None],
+    progress: ReportProgress,
     on_lost: Callable[[str], None],
 ) -> Runner:
     """Loads a model here, or over several ranks; see `TensorParallelRunner`."""
@@ -73,7 +77,7 @@ class TensorParallelRunner:
         *,
         tensor_parallel_size: int,
         device_config: DeviceConfig,
-        progress: Callable[[str], None],
+        progress: ReportProgress,
         on_lost: Callable[[str], None],
     ) -> None:
         """Loads a share on every rank.
@@ -105,9 +109,9 @@ class TensorParallelRunner:
             except BaseException:
                 self._others.close()
                 raise
-        progress(f"{tensor_parallel_size} tensor-parallel ranks are one worker")
+        logger.info("%d tensor-parallel ranks are one worker", tensor_parallel_size)
 
-    def _load(self, start: Start, progress: Callable[[str], None]) -> None:
+    def _load(self, start: Start, progress: ReportProgress) -> None:
         self._others.answers(Done)  # that they join next; else nobody would join us
         self._own = ModelRunner(
             start.model,

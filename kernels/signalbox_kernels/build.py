@@ -7,6 +7,7 @@ out, and the next best serves.
 """
 
 import hashlib
+import itertools
 import logging
 import os
 import platform
@@ -14,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -45,6 +46,9 @@ _SETS = {
     "avx512_bf16": _BF16,
     "amx": (*_BF16, "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
 }
+on_compiled: Callable[[int, int], None] | None = None
+"""Told how many of the units are compiled, on any thread; to be set by a process that shows it."""
+
 _TIMEOUT_S = 1800  # seconds on an idle machine
 _X86 = ("x86_64", "AMD64")
 
@@ -115,10 +119,19 @@ def _compiler() -> str:
 def _compile(compiler: str, scratch: Path) -> Path:
     """Compiles every unit, two at a time, and links what came of it."""
 
+    sets = list(_SETS) if platform.machine() in _X86 else []
+    others = (*_COMMON, "kernels_portable")
+    num_units = len(sets) + len(others)
+    num_done = itertools.count(1)
+    _tell(0, num_units)
+
     def unit(name: str, flags: Sequence[str] = ()) -> Path:
         target = scratch / f"{name}.o"
         source = _SOURCES / f"{name}.cpp"
-        _run([compiler, *_FLAGS, *flags, "-c", str(source), "-o", str(target)])
+        try:
+            _run([compiler, *_FLAGS, *flags, "-c", str(source), "-o", str(target)])
+        finally:
+            _tell(next(num_done), num_units)
         return target
 
     def of_set(name: str) -> Path | None:
@@ -130,16 +143,20 @@ def _compile(compiler: str, scratch: Path) -> Path:
             print(f"the native CPU kernels do without {name}: {error}", file=sys.stderr)
             return None
 
-    sets = list(_SETS) if platform.machine() in _X86 else []
     with ThreadPoolExecutor(2) as pool:
         built = dict(zip(sets, pool.map(of_set, sets), strict=True))
         there = [name for name, target in built.items() if target is not None]
         flags = [_have(name) for name in there]
-        objects = list(pool.map(lambda name: unit(name, flags), (*_COMMON, "kernels_portable")))
+        objects = list(pool.map(lambda name: unit(name, flags), others))
     objects += [target for target in built.values() if target is not None]
     library = scratch / "library.so"
     _run([compiler, "-shared", "-pthread", *map(str, objects), "-o", str(library)])
     return library
+
+
+def _tell(num_done: int, num_units: int) -> None:
+    if on_compiled is not None:
+        on_compiled(num_done, num_units)
 
 
 def _have(name: str) -> str:

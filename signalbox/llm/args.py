@@ -11,6 +11,7 @@ from gpu_worker.runner_protocols import Runner
 from scheduler_svc.config import PolicyConfig, PreemptionMode
 from scheduler_svc.policy import make_policy
 from signalbox.llm.wiring import CoreConfig
+from signalbox.startup_display import log_progress
 
 logger = logging.getLogger(__name__)
 
@@ -164,7 +165,7 @@ class EngineArgs:
                 cache_config,
                 tensor_parallel_size=self.tensor_parallel_size,
                 device_config=device_config,
-                progress=partial(logger.info, "%s"),
+                progress=log_progress(),
                 on_lost=partial(logger.error, "%s; the engine is dead"),  # this process goes on
             )
 

@@ -215,3 +215,18 @@ def test_a_library_that_is_there_is_not_built_again(
     (tmp_path / build._library_name()).touch()
     monkeypatch.setenv("PATH", os.devnull)
     assert build.find_or_build().parent == tmp_path
+
+
+def test_each_unit_that_is_compiled_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The compiler is a program that writes an empty file."""
+    compiler = tmp_path / "g++"
+    compiler.write_text('#!/bin/sh\nfor last; do :; done\n: > "$last"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr(build, "on_compiled", lambda *counts: told.append(counts))
+    build.build(tmp_path / "built")
+    total = told[0][1]
+    assert sorted(told) == [(done, total) for done in range(total + 1)]

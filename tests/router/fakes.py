@@ -147,6 +147,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.stopped: list[tuple[int, int, int]] = []
         self.request_of_a_stop_ends = True
         self.num_tokenizer_calls = 0
+        self.num_model_calls = 0
         self.num_stats_calls = 0
         self.stats = stats_pb2.GetStatsResponse()
         self.port = 0
@@ -208,6 +209,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
                     self.send(step(requests=[request_finished(stop.handle)]))
 
     async def GetModel(self, request: pb.GetModelRequest, context: Any) -> pb.GetModelResponse:
+        self.num_model_calls += 1
         if not self.has_worker:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "no worker")
         info = worker_pb2.ModelInfo(

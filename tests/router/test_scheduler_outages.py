@@ -90,6 +90,9 @@ async def test_the_router_waits_visibly(caplog: pytest.LogCaptureFixture) -> Non
         await wait_for_log(caplog, f"waiting for the scheduler at {address}")
         await scheduler.start()
         await wait_for_log(caplog, "waiting for a worker to register")
+        asked = scheduler.num_model_calls
+        await eventually(lambda: scheduler.num_model_calls > asked + 2)
+        assert caplog.text.count("waiting for a worker to register") == 1
         scheduler.has_worker = True
         await stack.wait_serving()
         assert f"serving {MODEL_NAME}" in caplog.text

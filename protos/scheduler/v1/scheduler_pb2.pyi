@@ -25,6 +25,15 @@ class WorkerState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     WORKER_STATE_UNSPECIFIED: _ClassVar[WorkerState]
     WORKER_STATE_READY: _ClassVar[WorkerState]
     WORKER_STATE_DRAINING: _ClassVar[WorkerState]
+
+class StartupPhase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    STARTUP_PHASE_UNSPECIFIED: _ClassVar[StartupPhase]
+    STARTUP_PHASE_IMPORT: _ClassVar[StartupPhase]
+    STARTUP_PHASE_FETCH: _ClassVar[StartupPhase]
+    STARTUP_PHASE_COMPILE: _ClassVar[StartupPhase]
+    STARTUP_PHASE_LOAD: _ClassVar[StartupPhase]
+    STARTUP_PHASE_PROFILE: _ClassVar[StartupPhase]
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
@@ -34,6 +43,12 @@ FINISH_REASON_ERROR: FinishReason
 WORKER_STATE_UNSPECIFIED: WorkerState
 WORKER_STATE_READY: WorkerState
 WORKER_STATE_DRAINING: WorkerState
+STARTUP_PHASE_UNSPECIFIED: StartupPhase
+STARTUP_PHASE_IMPORT: StartupPhase
+STARTUP_PHASE_FETCH: StartupPhase
+STARTUP_PHASE_COMPILE: StartupPhase
+STARTUP_PHASE_LOAD: StartupPhase
+STARTUP_PHASE_PROFILE: StartupPhase
 
 class ConnectRequest(_message.Message):
     __slots__ = ("add_request", "abort_request", "stop_sequence")
@@ -272,5 +287,19 @@ class Accepted(_message.Message):
     def __init__(self, heartbeat_interval_ns: _Optional[int] = ...) -> None: ...
 
 class Drained(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ReportStartupRequest(_message.Message):
+    __slots__ = ("phase", "num_done", "num_total")
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    NUM_DONE_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    phase: StartupPhase
+    num_done: int
+    num_total: int
+    def __init__(self, phase: _Optional[_Union[StartupPhase, str]] = ..., num_done: _Optional[int] = ..., num_total: _Optional[int] = ...) -> None: ...
+
+class ReportStartupResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -348,6 +348,11 @@ class WorkerRegistryServiceStub:
                 request_serializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.RegisterRequest.SerializeToString,
                 response_deserializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.RegisterResponse.FromString,
                 _registered_method=True)
+        self.ReportStartup = channel.stream_unary(
+                '/signalbox.scheduler.v1.WorkerRegistryService/ReportStartup',
+                request_serializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.ReportStartupRequest.SerializeToString,
+                response_deserializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.ReportStartupResponse.FromString,
+                _registered_method=True)
 
 
 class WorkerRegistryServiceServicer:
@@ -368,6 +373,18 @@ class WorkerRegistryServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReportStartup(self, request_iterator, context):
+        """A worker that starts says on this stream what it does until it can register. While no worker
+        serves, the scheduler names that in its errors. It is no lease: a worker may register without it.
+        What is said is forgotten when the stream ends, from either side.
+
+        INVALID_ARGUMENT for an unknown phase, or if more than all is done; ABORTED after 10 s without a
+        message: a worker sends one each second, and when the phase changes.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerRegistryServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -375,6 +392,11 @@ def add_WorkerRegistryServiceServicer_to_server(servicer, server):
                     servicer.Register,
                     request_deserializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.RegisterRequest.FromString,
                     response_serializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.RegisterResponse.SerializeToString,
+            ),
+            'ReportStartup': grpc.stream_unary_rpc_method_handler(
+                    servicer.ReportStartup,
+                    request_deserializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.ReportStartupRequest.FromString,
+                    response_serializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.ReportStartupResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -405,6 +427,33 @@ class WorkerRegistryService:
             '/signalbox.scheduler.v1.WorkerRegistryService/Register',
             protos_dot_scheduler_dot_v1_dot_scheduler__pb2.RegisterRequest.SerializeToString,
             protos_dot_scheduler_dot_v1_dot_scheduler__pb2.RegisterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportStartup(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/signalbox.scheduler.v1.WorkerRegistryService/ReportStartup',
+            protos_dot_scheduler_dot_v1_dot_scheduler__pb2.ReportStartupRequest.SerializeToString,
+            protos_dot_scheduler_dot_v1_dot_scheduler__pb2.ReportStartupResponse.FromString,
             options,
             channel_credentials,
             insecure,

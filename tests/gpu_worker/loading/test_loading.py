@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ModelError
 from gpu_worker.loading import ModelSource, open_model
 from gpu_worker.runner import ModelRunner
+from rpc.startup import StartupPhase, StartupProgress
 from tests.gpu_worker.tiny_models import make_model, make_tokenizer
 
 
@@ -64,10 +65,14 @@ def test_named_templates_become_the_default_one(tmp_path: Path) -> None:
 
 def test_progress_is_told(tmp_path: Path) -> None:
     make_model(tmp_path)
-    lines: list[str] = []
-    ModelRunner(ModelConfig(model=str(tmp_path)), CacheConfig(), progress=lines.append)
-    assert lines[0] == "loading weights: 25 %"
-    assert lines[-1] == f"{tmp_path.name} is loaded on cpu in float32"
+    told: list[StartupProgress] = []
+    runner = ModelRunner(ModelConfig(model=str(tmp_path)), CacheConfig(), progress=told.append)
+    loading = [progress for progress in told if progress.phase is StartupPhase.LOAD]
+    assert loading[0].num_total == 0
+    num_weights = loading[-1].num_total
+    assert [progress.num_done for progress in loading[1:]] == [*range(1, num_weights + 1)]
+    runner.profile()
+    assert told[-1] == StartupProgress(StartupPhase.PROFILE)
 
 
 def without(path: Path, *names: str) -> None:
@@ -231,8 +236,8 @@ def test_hub_id_is_fetched_by_revision_and_named_after_its_last_part(hub: Path) 
     make_model(hub)
     (hub / "consolidated.safetensors").write_bytes(b"the weights again")
     (hub / "README.md").write_text("not needed")
-    lines: list[str] = []
-    source = open_model(ModelConfig(model="some-org/Some-Model", revision="v2"), lines.append)
+    told: list[StartupProgress] = []
+    source = open_model(ModelConfig(model="some-org/Some-Model", revision="v2"), told.append)
     assert source.name == "Some-Model"
     assert source.directory is not None
     fetched = {file.name for file in source.directory.iterdir()}
@@ -241,8 +246,9 @@ def test_hub_id_is_fetched_by_revision_and_named_after_its_last_part(hub: Path) 
         "consolidated.safetensors",
     }
     assert "/api/models/some-org/Some-Model/revision/v2" in FakeHub.asked
-    assert lines[0] == "fetching some-org/Some-Model from the hub, revision v2"
-    assert lines[-1] == f"fetched {len(fetched)} of {len(fetched)} files of some-org/Some-Model"
+    assert told[0] == StartupProgress(StartupPhase.FETCH)
+    assert told[-1].phase is StartupPhase.FETCH
+    assert told[-1].num_total > 0
     assert make_runner(source.directory).model.vocab_size == 97
 
 

@@ -1,0 +1,68 @@
+"""What a worker does before it can serve: the phases, how far one has come, and the words for it.
+
+The worker that starts tells its parent process and the scheduler; both describe it in these words.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+
+_MIB = 1 << 20
+
+
+class StartupPhase(IntEnum):
+    """Numbered as in scheduler.proto."""
+
+    IMPORT = 1
+    FETCH = 2
+    COMPILE = 3
+    LOAD = 4
+    PROFILE = 5
+
+
+_WORDS = {
+    StartupPhase.IMPORT: "importing PyTorch",
+    StartupPhase.FETCH: "fetching the model",
+    StartupPhase.COMPILE: "compiling the CPU kernels",
+    StartupPhase.LOAD: "loading the weights",
+    StartupPhase.PROFILE: "profiling the model",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StartupProgress:
+    """How far a phase has come.
+
+    Args:
+        num_done, num_total: bytes (FETCH), source files (COMPILE) or tensors (LOAD); a total of 0
+            is not known.
+
+    Raises ValueError for counts that cannot be.
+    """
+
+    phase: StartupPhase
+    num_done: int = 0
+    num_total: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.num_done <= max(self.num_total, 0):
+            raise ValueError(f"{self.num_done} of {self.num_total} cannot be done")
+
+    def __str__(self) -> str:
+        words = _WORDS[self.phase]
+        if not self.num_total:
+            return words
+        match self.phase:
+            case StartupPhase.FETCH:
+                return f"{words}, {self.num_done // _MIB} of {self.num_total // _MIB} MiB"
+            case StartupPhase.COMPILE:
+                return f"{words}, {self.num_done} of {self.num_total}"
+        return f"{words}, {100 * self.num_done // self.num_total} %"
+
+
+ReportProgress = Callable[[StartupProgress], None]
+"""Called on any thread, as often as something is done; must not block."""
+
+
+def ignore_progress(_: StartupProgress) -> None:
+    """For a start that nothing shows."""

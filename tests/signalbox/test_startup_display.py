@@ -1,0 +1,70 @@
+"""The live line of a start, and the log lines that stand for it where there is no terminal."""
+
+import io
+
+import pytest
+
+from rpc.startup import StartupPhase, StartupProgress
+from signalbox.startup_display import REMIND_S, StartupDisplay
+
+ERASE = "\r\x1b[K"
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_terminal_has_one_live_line_and_each_phase_leaves_its_own() -> None:
+    stream, clock = io.StringIO(), Clock()
+    display = StartupDisplay(stream, is_live=True, clock=clock)
+    clock.now = 1.0
+    display.refresh()
+    assert stream.getvalue() == f"{ERASE}starting (1 s)\r"
+    for num_done in range(14):
+        display.report("worker 0", StartupProgress(StartupPhase.COMPILE, num_done, 13))
+    clock.now = 42.0
+    display.refresh()
+    display.report("worker 0", StartupProgress(StartupPhase.LOAD, 1, 4))
+    clock.now = 44.0
+    display.close()
+    written = stream.getvalue()
+    assert written.endswith(ERASE)
+    lines = [line.rpartition(ERASE)[2] for line in written.split("\n")[:-1]]
+    assert lines == [
+        "worker 0: compiling the CPU kernels, 13 of 13 (41 s)",
+        "worker 0: loading the weights, 25 % (2 s)",
+    ]
+
+
+def test_workers_share_the_live_line() -> None:
+    stream = io.StringIO()
+    display = StartupDisplay(stream, is_live=True, clock=Clock())
+    display.report("worker 0", StartupProgress(StartupPhase.LOAD))
+    display.report("worker 1", StartupProgress(StartupPhase.IMPORT))
+    live = stream.getvalue().rpartition(ERASE)[2]
+    assert live == "worker 0: loading the weights (0 s); worker 1: importing PyTorch (0 s)\r"
+
+
+def test_a_phase_is_logged_when_it_begins_and_then_seldom(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    stream, clock = io.StringIO(), Clock()
+    display = StartupDisplay(stream, is_live=False, clock=clock)
+    for num_done in range(4):
+        display.report("worker 0", StartupProgress(StartupPhase.LOAD, num_done, 4))
+        display.refresh()
+    clock.now = REMIND_S
+    display.refresh()
+    display.refresh()
+    display.report("worker 0", StartupProgress(StartupPhase.PROFILE))
+    display.close()
+    assert caplog.messages == [
+        "worker 0: loading the weights, 0 %",
+        "worker 0: loading the weights, 75 % (10 s)",
+        "worker 0: profiling the model",
+    ]
+    assert stream.getvalue() == ""
