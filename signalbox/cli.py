@@ -8,13 +8,19 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import signalbox
-from signalbox.environment import ENV_PREFIX
+from signalbox.environment import (
+    CLIENT_VARIABLES,
+    ENV_PREFIX,
+    OTHER_VARIABLES,
+    own_variables,
+)
+from signalbox.parser import Parser
 from signalbox.processes import end_with_parent, process_name
 
 if TYPE_CHECKING:
@@ -75,20 +81,6 @@ _MODULES = {"bench": "bench.command", "trace": "trace.command"}
 _OUR_PACKAGES = ("rpc", "router", "scheduler_svc", "gpu_worker", "signalbox_kernels", "signalbox")
 
 
-class _Parser(argparse.ArgumentParser):
-    fill: Callable[[argparse.ArgumentParser], None] | None = None
-    """Adds the flags, once they are needed."""
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        if self.fill is not None:
-            fill, self.fill = self.fill, None
-            fill(self)
-        return super().parse_known_args(args, namespace)
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit status."""
     return run(parse(arguments))
@@ -105,6 +97,8 @@ def run(options: dict[str, Any]) -> int:
     command, run_command = options.pop("command"), options.pop("run")
     debug = bool(options.get("debug")) or _debug_in_environment()
     try:
+        if command in _CLIENTS or (command in _QUESTIONS and command != "health"):
+            _check_environment()
         run_command(options)
     except KeyboardInterrupt:
         logging.shutdown()
@@ -125,8 +119,8 @@ def run(options: dict[str, Any]) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="signalbox",
         description=DESCRIPTION,
         epilog=EPILOG,
@@ -179,6 +173,14 @@ def _configure_logging(command: str, settings: "Settings") -> None:
 
     name = process_name("signalbox" if command == "serve" else command)
     logs.configure(service=name, level=settings.log_level, log_format=settings.log_format)
+
+
+def _check_environment() -> None:
+    """Refuses variables that nothing reads. Settings load only if there are some to look up."""
+    if own_variables(os.environ.items()).keys() - CLIENT_VARIABLES - OTHER_VARIABLES:
+        from signalbox.settings.loading import check_environment
+
+        check_environment()
 
 
 def _debug_in_environment() -> bool:

@@ -1,3 +1,32 @@
-"""What names of environment variables begin with. Imports nothing: probes load it too."""
+"""Environment variables that are ours. Imports nothing: probes load it too."""
+
+import re
+from collections.abc import Iterable
 
 ENV_PREFIX = "SIGNALBOX_"
+
+_TLS = ("TLS_CA", "TLS_CERT", "TLS_KEY", "TLS_SERVER_NAME")
+CLIENT_VARIABLES = frozenset(("ADDRESS", "API_KEY", "DEBUG", "ROUTER", "SCHEDULER", *_TLS))
+"""What commands that ask a service read, without the prefix."""
+OTHER_VARIABLES = frozenset(("CONFIG", "ISA", "PARENT_PID", "PROCESS_NAME", "READY_FD"))
+"""What stands for no setting of a service; the last three are a parent's."""
+
+_SERVICE_LINK = re.compile(r"_SERVICE_HOST$|_SERVICE_PORT(_\w+)?$|_PORT_\d+_(TCP|UDP|SCTP)(_\w+)?$")
+
+
+def own_variables(environment: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Returns the variables with our prefix, without it.
+
+    Kubernetes makes more for a Service whose name begins with ours, unless the pod turns them off;
+    these are left out.
+    """
+    ours = {
+        name.removeprefix(ENV_PREFIX): value
+        for name, value in environment
+        if name.startswith(ENV_PREFIX)
+    }
+    return {
+        name: value
+        for name, value in ours.items()
+        if not _SERVICE_LINK.search(name) and not value.startswith(("tcp://", "udp://"))
+    }

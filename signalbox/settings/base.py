@@ -1,9 +1,11 @@
 """What every command and every service takes."""
 
 from collections.abc import Iterator
-from typing import Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from signalbox.settings.quantities import in_lower_case
 
 CONFIG_FILE = "config"
 """The flag that has no field: the YAML file."""
@@ -17,11 +19,14 @@ def flag_name(field: str) -> str:
 class Settings(BaseModel):
     """What every command takes."""
 
+    GROUP: ClassVar[str] = "general"
+    """Title of the fields of this class in a command's help."""
+
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="least severe log lines on standard error"
-    )
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], BeforeValidator(in_lower_case)
+    ] = Field("info", description="least severe log lines on standard error")
     log_format: Literal["text", "json"] = Field(
         "text", description="of log lines; json is one object a line, for collectors of logs"
     )
@@ -30,6 +35,8 @@ class Settings(BaseModel):
 
 class TlsSettings(Settings):
     """Of every service: how its ports and channels are protected."""
+
+    GROUP: ClassVar[str] = "protection"
 
     tls_cert: str | None = Field(
         None, description="PEM file: this process's certificate and chain; its ports speak TLS"
@@ -58,6 +65,8 @@ class TlsSettings(Settings):
 
 class TelemetrySettings(TlsSettings):
     """Of every service."""
+
+    GROUP: ClassVar[str] = "metrics, traces and shutdown"
 
     trace_exporter: str = Field(
         "auto",

@@ -1,15 +1,20 @@
 """What the scheduler and each worker keep within."""
 
-from pydantic import Field
+from typing import Annotated, ClassVar
+
+from pydantic import BeforeValidator, Field
 
 from signalbox.settings.base import TelemetrySettings
+from signalbox.settings.quantities import Count, count
 
 
 class LimitSettings(TelemetrySettings):
     """Of a step; the scheduler keeps within its own and each worker's."""
 
-    max_num_seqs: int = Field(256, gt=0, description="most sequences in a step")
-    max_num_batched_tokens: int | None = Field(
+    GROUP: ClassVar[str] = "scheduling"
+
+    max_num_seqs: Count = Field(256, gt=0, description="most sequences in a step")
+    max_num_batched_tokens: Annotated[int | None, BeforeValidator(count)] = Field(
         None,
         gt=0,
         description="most tokens in a step (default: what suits the device, 512 on a CPU)",

@@ -5,13 +5,23 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from signalbox.environment import CLIENT_VARIABLES, ENV_PREFIX, OTHER_VARIABLES
 from signalbox.settings.base import CONFIG_FILE, Settings, flag_name
+from signalbox.settings.names import check_known, translate
 from signalbox.settings.ports import is_off, split_port
 from signalbox.settings.router import RouterSettings
 from signalbox.settings.scheduler import SchedulerSettings
 from signalbox.settings.serve import ServeSettings
-from signalbox.settings.sources import SettingsError, Source, config_file, environment
+from signalbox.settings.sources import (
+    SettingsError,
+    Source,
+    config_file,
+    environment,
+    vllm_environment,
+)
+from signalbox.settings.vllm_flags import VLLM_FLAGS
 from signalbox.settings.worker import WorkerSettings
+from signalbox.spelling import did_you_mean
 
 S = TypeVar("S", bound=Settings)
 
@@ -22,6 +32,7 @@ SERVICES: tuple[type[Settings], ...] = (
     WorkerSettings,
 )
 _KNOWN = {field for service in SERVICES for field in service.model_fields}
+"""One file may serve several commands, so it may have any service's settings."""
 
 
 def load(
@@ -37,17 +48,32 @@ def load(
         tell: told in one line of each setting that is not read as it may have been meant.
     """
     file = config_file(flags, CONFIG_FILE)
-    _check_names(file)
+    check_known(file, _KNOWN)
+    check_environment()
     given = Source(values={name: flags[name] for name in flags if name != CONFIG_FILE})
     notices: list[str] = []
-    values = _merge(settings_class, (file, environment(), given), notices.append)
+    sources = (file, vllm_environment(notices.append), environment(), given)
+    values = _merge(settings_class, sources, notices.append)
     try:
         settings = settings_class(**values)
     except ValidationError as error:
-        raise SettingsError("; ".join((_in_one_line(error), *notices))) from None
+        about_port = [notice for notice in notices if notice.startswith("--port ")]
+        raise SettingsError("; ".join((_in_one_line(error), *about_port))) from None
     for notice in notices:
         tell(notice)
     return settings
+
+
+def check_environment() -> None:
+    """Raises SettingsError for a variable with our prefix that nothing reads."""
+    others = {name.lower() for name in CLIENT_VARIABLES | OTHER_VARIABLES}
+    known = {*_KNOWN, *others, *VLLM_FLAGS}
+    for name in sorted(environment().values):
+        if name not in known:
+            variables = (ENV_PREFIX + one.upper() for one in known)
+            variable = ENV_PREFIX + name.upper()
+            hint = did_you_mean(variable, variables)
+            raise SettingsError(f"the environment: nothing reads {variable}{hint}")
 
 
 def _merge(
@@ -57,19 +83,13 @@ def _merge(
     fields = settings_class.model_fields
     merged: dict[str, Any] = {}
     for source in sources:
-        values = source.values
+        values = translate(source, fields, tell)
         if "grpc_port" in fields:
             http_is_off = is_off(sources, default=fields["http"].default)
             values = split_port(values, http_is_off=http_is_off, tell=tell)
         others = () if source.place else values.keys()  # a flag of no field is a mistake of ours
         merged |= {name: values[name] for name in values if name in fields or name in others}
     return merged
-
-
-def _check_names(file: Source) -> None:
-    """One file may serve several commands, so it may have any service's settings."""
-    if unknown := file.values.keys() - _KNOWN:
-        raise SettingsError(f"{file.place}: no setting is called {min(unknown)}")
 
 
 def _in_one_line(error: ValidationError) -> str:

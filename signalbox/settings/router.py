@@ -1,7 +1,7 @@
 """Settings of the router."""
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -11,6 +11,8 @@ from signalbox.settings.base import TelemetrySettings
 
 class DoorSettings(TelemetrySettings):
     """Of the router."""
+
+    GROUP: ClassVar[str] = "API"
 
     resume_wait: float = Field(
         30.0,
@@ -77,6 +79,8 @@ class DoorSettings(TelemetrySettings):
 
 class RouterSettings(DoorSettings):
     """`signalbox router`."""
+
+    GROUP: ClassVar[str] = "addresses"
 
     host: Host = Field("127.0.0.1", description="address to listen on")
     grpc_port: int = Field(

@@ -1,6 +1,6 @@
 """Settings of the scheduler."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -10,6 +10,8 @@ from signalbox.settings.limits import LimitSettings
 
 class PolicySettings(LimitSettings):
     """Of the scheduler."""
+
+    GROUP: ClassVar[str] = "scheduling"
 
     scheduling_policy: str = Field(
         "fcfs",
@@ -99,6 +101,8 @@ class PolicySettings(LimitSettings):
 
 class SchedulerSettings(PolicySettings):
     """`signalbox scheduler`."""
+
+    GROUP: ClassVar[str] = "addresses"
 
     host: Host = Field("127.0.0.1", description="address to listen on")
     port: int = Field(50052, ge=0, le=65535, description="port to listen on; 0 picks one")

@@ -1,7 +1,7 @@
 """Settings of the commands that start all three services on this machine."""
 
 from collections.abc import Iterator
-from typing import Self
+from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
 
@@ -14,6 +14,8 @@ from signalbox.settings.worker import EngineSettings
 
 class ServeSettings(EngineSettings, PolicySettings, DoorSettings):
     """`signalbox serve`: all three on this machine."""
+
+    GROUP: ClassVar[str] = "addresses"
 
     host: Host = Field("127.0.0.1", description="address to listen on")
     grpc_port: int = Field(

@@ -1,14 +1,17 @@
 """Where settings are given: YAML file, environment and flags, each as names and raw values."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from signalbox.environment import ENV_PREFIX
+from signalbox.environment import ENV_PREFIX, own_variables
+from signalbox.settings.vllm_flags import VLLM_VARIABLES
+
+_VLLM = "VLLM_"
 
 
 class SettingsError(ValueError):
@@ -32,14 +35,23 @@ def config_file(flags: Mapping[str, Any], flag: str) -> Source:
     return Source(values=_read(Path(path), place) if path else {}, place=place)
 
 
-def environment(prefix: str = ENV_PREFIX) -> Source:
-    """Returns the variables that begin with a prefix, without it."""
-    found = {
-        name.removeprefix(prefix).lower(): value
-        for name, value in os.environ.items()
-        if name.startswith(prefix)
-    }
-    return Source(values=found, place="the environment")
+def environment() -> Source:
+    """Returns our variables. Those that are no settings are among them."""
+    found = own_variables(os.environ.items())
+    return Source(
+        values={name.lower(): value for name, value in found.items()}, place="the environment"
+    )
+
+
+def vllm_environment(tell: Callable[[str], None]) -> Source:
+    """Returns the variables of vLLM's that stand for settings; tells of the others in one line."""
+    names = [name for name in os.environ if name.startswith(_VLLM)]
+    known = {_VLLM + name.upper(): setting for name, setting in VLLM_VARIABLES.items()}
+    if others := sorted(set(names) - known.keys()):
+        have = "has" if len(others) == 1 else "have"
+        tell(f"{', '.join(others)} {have} no effect here")
+    values = {known[name]: os.environ[name] for name in names if name in known}
+    return Source(values=values, place="the environment")
 
 
 def _read(path: Path, place: str) -> dict[str, Any]:

@@ -1,23 +1,31 @@
 """Settings of a worker: the model or what simulates one, and where it joins."""
 
-from typing import Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from signalbox.settings.addresses import Address, Host, HostOrAddress
 from signalbox.settings.base import TelemetrySettings, flag_name
 from signalbox.settings.limits import LimitSettings
+from signalbox.settings.quantities import renamed, window
+
+_VLLM_ATTENTION = {"FLASH_ATTN": "flash_attn", "TRITON_ATTN": "triton", "TORCH_SDPA": "torch"}
 
 
 class ModelSettings(TelemetrySettings):
     """Of a worker with a model: which, where, how much KV cache. None apply to a simulated one."""
+
+    GROUP: ClassVar[str] = "model and device"
 
     model: str | None = Field(
         None, description="a GGUF file, a Hugging Face directory, or a hub id such as org/name"
     )
     revision: str | None = Field(None, description="of a hub id: branch, tag or commit")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the model runs")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        BeforeValidator(renamed({"half": "float16", "float": "float32"})),
+    ] = Field(
         "auto", description="of weights, activations and KV cache; auto suits model and device"
     )
     quantization: Literal["auto", "none", "gguf", "int8", "int4"] = Field(
@@ -38,7 +46,7 @@ class ModelSettings(TelemetrySettings):
     cpu_backend: Literal["auto", "native", "torch"] = Field(
         "auto", description="who computes on a CPU; auto is our C++ where it can run the model"
     )
-    attention_backend: str = Field(
+    attention_backend: Annotated[str, BeforeValidator(renamed(_VLLM_ATTENTION))] = Field(
         "auto",
         description="flash_attn, triton, torch, an installed package's or module:factory; auto is"
         " the fastest that works here, and a name but auto keeps a CPU's steps from our C++",
@@ -64,15 +72,17 @@ class ModelSettings(TelemetrySettings):
     kv_cache_memory: float | None = Field(
         None, gt=0, allow_inf_nan=False, description="GiB of KV cache (default: measured)"
     )
-    load_format: Literal["auto", "dummy"] = Field(
-        "auto", description="dummy makes weights up, for a MODEL that is config.json alone"
-    )
+    load_format: Annotated[
+        Literal["auto", "dummy"],
+        BeforeValidator(renamed({"safetensors": "auto", "gguf": "auto"})),
+    ] = Field("auto", description="dummy makes weights up, for a MODEL that is config.json alone")
     model_plugin: str | None = Field(
         None, description="Python modules that register models, separated by commas"
     )
-    model_impl: Literal["auto", "signalbox", "transformers"] = Field(
-        "auto", description="whose code runs the model; auto is ours where there is one"
-    )
+    model_impl: Annotated[
+        Literal["auto", "signalbox", "transformers"],
+        BeforeValidator(renamed({"vllm": "signalbox"})),
+    ] = Field("auto", description="whose code runs the model; auto is ours where there is one")
     trust_remote_code: bool = Field(
         False, description="whether code in the model's repository may run on this machine"
     )
@@ -80,6 +90,8 @@ class ModelSettings(TelemetrySettings):
 
 class SimulationSettings(TelemetrySettings):
     """Of a simulated worker."""
+
+    GROUP: ClassVar[str] = "simulation"
 
     simulate: bool = Field(False, description="no model: tokens that check the block tables")
     simulated_gpu_blocks: int = Field(4096, gt=0, description="KV-cache blocks it pretends to have")
@@ -95,11 +107,16 @@ class SimulationSettings(TelemetrySettings):
 class EngineSettings(ModelSettings, SimulationSettings):
     """Of a worker of either kind."""
 
+    GROUP: ClassVar[str] = "model and device"
+
     served_model_name: str | None = Field(
         None, description="the name that requests use (default: made from MODEL)"
     )
-    max_model_len: int | None = Field(
-        None, gt=1, description="longest sequence in tokens (default: the model's window)"
+    max_model_len: Annotated[int | None, BeforeValidator(window)] = Field(
+        None,
+        gt=1,
+        description="longest sequence in tokens, such as 8192, 8k (8,000) or 8K (8,192) (default:"
+        " the model's window)",
     )
     block_size: int | None = Field(
         None,
@@ -127,6 +144,8 @@ class EngineSettings(ModelSettings, SimulationSettings):
 
 class WorkerSettings(EngineSettings, LimitSettings):
     """`signalbox worker`."""
+
+    GROUP: ClassVar[str] = "addresses"
 
     host: Host = Field("127.0.0.1", description="address to listen on")
     port: int = Field(0, ge=0, le=65535, description="port to listen on; 0 picks one")

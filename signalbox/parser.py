@@ -1,0 +1,124 @@
+"""How a command line is read: whole names of flags, help in groups, and no value in a message.
+
+A value that is not understood may be a secret in the wrong place, so only names are repeated.
+"""
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from signalbox.spelling import did_you_mean
+
+_NAME = re.compile(r"--[\w-]+")
+_OPTIONS = "options"
+
+
+class Parser(argparse.ArgumentParser):
+    """A command's flags, which are added once the command is asked for."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False, "add_help": False, **kwargs})
+        self.fill: Callable[[argparse.ArgumentParser], None] | None = None
+        """Adds the flags."""
+        self.unlisted: set[str] = set()
+        """Titles of groups that only --help=WORD shows."""
+        self.add_argument(
+            "-h",
+            "--help",
+            action=_Help,
+            nargs="?",
+            metavar="WORD",
+            default=argparse.SUPPRESS,
+            help="show this, or with =WORD what is about a word",
+        )
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Reads underscores in names as dashes, and refuses names that it does not know."""
+        if self.fill is not None:
+            fill, self.fill = self.fill, None
+            fill(self)
+        given = sys.argv[1:] if args is None else args
+        found, rest = super().parse_known_args(self._with_dashes(given), namespace)
+        if rest:
+            self.error(self._unknown(rest))
+        return found, rest
+
+    def error(self, message: str) -> NoReturn:
+        """Ends the process with one line."""
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+    def format_help(self, word: str = "") -> str:
+        """Returns the help, or the part of it that has a word."""
+        formatter = self._get_formatter()
+        formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
+        if not word:
+            formatter.add_text(self.description)
+        for group in self._action_groups:
+            if not word and group.title in self.unlisted:
+                continue
+            formatter.start_section(group.title)
+            if not word:
+                formatter.add_text(group.description)
+            formatter.add_arguments(
+                [one for one in group._group_actions if _is_about(one, group.title or "", word)]
+            )
+            formatter.end_section()
+        if not word:
+            formatter.add_text(self.epilog)
+        return formatter.format_help()
+
+    def has_help_on(self, word: str) -> bool:
+        """Returns whether a part of the help has a word."""
+        return any(
+            _is_about(action, group.title or "", word)
+            for group in self._action_groups
+            for action in group._group_actions
+        )
+
+    def _with_dashes(self, args: Sequence[str]) -> list[str]:
+        ends = args.index("--") if "--" in args else len(args)
+        return [*map(self._with_dash, args[:ends]), *args[ends:]]
+
+    def _with_dash(self, argument: str) -> str:
+        """Returns --max-num-seqs=1 for --max_num_seqs=1, and --config-of=1 for --config-of.part=1.
+
+        vLLM takes both: parts of a flag that is JSON may be set one by one.
+        """
+        if not (found := _NAME.match(argument)):
+            return argument
+        name, rest = found[0].replace("_", "-"), argument[found.end() :]
+        if rest.startswith(".") and name in self._option_string_actions:
+            rest = rest[len(rest.partition("=")[0]) :]
+        return name + rest
+
+    def _unknown(self, rest: Sequence[str]) -> str:
+        names = [one.partition("=")[0] for one in rest if one.startswith("--")]
+        if not names:
+            return "there are more arguments than it takes; quote what has spaces"
+        return f"there is no flag {names[0]}{did_you_mean(names[0], self._option_string_actions)}"
+
+
+class _Help(argparse.Action):
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        _namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        _option_string: str | None = None,
+    ) -> None:
+        assert isinstance(parser, Parser)
+        word = values.lower().replace("_", "-") if isinstance(values, str) else ""
+        if word and not parser.has_help_on(word):
+            others = "" if " " in parser.prog else "; flags are those of commands, such as serve"
+            parser.exit(2, f"{parser.prog}: nothing is about {word!r}{others}\n")
+        print(parser.format_help(word), end="")
+        parser.exit()
+
+
+def _is_about(action: argparse.Action, group: str, word: str) -> bool:
+    texts = [*action.option_strings, action.dest, group, str(action.help)]
+    if isinstance(action, argparse._SubParsersAction):
+        texts += action.choices
+    return any(word in text.lower() for text in texts)

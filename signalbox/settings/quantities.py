@@ -1,0 +1,66 @@
+"""Settings that vLLM writes in more than one way: 8k tokens, half precision."""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator
+
+_SCALES = {
+    "k": 10**3,
+    "m": 10**6,
+    "g": 10**9,
+    "t": 10**12,
+    "K": 2**10,
+    "M": 2**20,
+    "G": 2**30,
+    "T": 2**40,
+}
+_SCALED = re.compile(r"(\d+(?:\.\d+)?)([kmgtKMGT])")
+
+
+def count(value: Any) -> Any:
+    """Returns 8000 for "8k" and 8192 for "8K", as vLLM does; anything else as it is.
+
+    Raises ValueError for a fraction of a power of two, and for what is no whole number.
+    """
+    found = _SCALED.fullmatch(value.strip()) if isinstance(value, str) else None
+    if found is None:
+        return value
+    number, scale = found.groups()
+    if "." not in number:
+        return int(number) * _SCALES[scale]
+    whole, _, fraction = number.partition(".")
+    scaled = int(whole + fraction) * _SCALES[scale]
+    if scale.isupper() or scaled % 10 ** len(fraction):
+        raise ValueError("give a whole number, or one such as 8k (8,000), 25.6k or 8K (8,192)")
+    return scaled // 10 ** len(fraction)
+
+
+def window(value: Any) -> Any:
+    """Returns what `count` does, and None for vLLM's ways to ask for the default."""
+    return None if str(value) in ("-1", "auto") else count(value)
+
+
+def renamed(names: Mapping[str, str]) -> Callable[[Any], Any]:
+    """Returns a function that replaces vLLM's name of a choice by ours."""
+    return lambda value: names.get(value, value) if isinstance(value, str) else value
+
+
+def in_lower_case(value: Any) -> Any:
+    """Returns "debug" for "DEBUG"."""
+    return value.lower() if isinstance(value, str) else value
+
+
+Count = Annotated[int, BeforeValidator(count)]
+"""A number of tokens or sequences."""
+
+
+def _texts(value: Any) -> Any:
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    return value
+
+
+Texts = Annotated[tuple[str, ...], BeforeValidator(_texts)]
+"""Several texts; in the environment and in a file also as one text, with commas between them."""

@@ -1,0 +1,372 @@
+"""What each flag of `vllm serve` is here: another name of a setting, without effect, or refused.
+
+A flag is in the table unless a setting has its very name. The table is the one source of the
+command line, of the keys of a YAML file, and of docs/vllm_flags.md. A flag is without effect only
+if it changes no result.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+SWITCH, ONE, SEVERAL = "switch", "one", "several"
+"""How many values a flag takes; a switch has a --no- form."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alias:
+    """Another name of a setting."""
+
+    setting: str
+    takes: str = ONE
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """The setting's value for each of the flag's; any other is taken as it is."""
+    convert: Callable[[str], Any] | None = None
+    """Raises ValueError."""
+    meaning: str = ""
+    """For the documentation, where the setting's value is not that of the flag."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoEffect:
+    """Taken, and told of in one line."""
+
+    why: str
+    takes: str = ONE
+    values: tuple[str, ...] = ()
+    """The values that are taken, in lower case; empty is all of them."""
+    otherwise: str = ""
+    """What to do instead of giving another value."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """Named in an error, with what to do instead."""
+
+    remedy: str
+    takes: str = ONE
+
+
+VllmFlag = Alias | NoEffect | Refused
+
+_BYTES_PER_GIB = 1 << 30
+_OURS_ALONE = "there is one implementation"
+_NO_GRAPH_SIZES = "decode steps are captured for the sizes that occur"
+_NO_MEDIA = "requests with images, audio or video are refused"
+_NO_LORA = "LoRA adapters are not served; merge them into the weights"
+_NO_DRAFTS = "speculative decoding is not served"
+_NO_RANKS = "start `signalbox worker` on each machine, with --scheduler HOST:PORT"
+_CONFIG_JSON = "change the model's config.json"
+_NO_POOLING = "models that generate text are served"
+_CORS = "answer browsers of other origins through a proxy"
+
+
+def _gib(text: str) -> float:
+    from signalbox.settings.quantities import count
+
+    return int(count(text)) / _BYTES_PER_GIB
+
+
+VLLM_FLAGS: Mapping[str, VllmFlag] = {
+    # What is served, and under which name.
+    "model_tag": Alias(setting="model"),
+    "task": NoEffect(why=_NO_POOLING, values=("auto", "generate"), otherwise=_NO_POOLING),
+    "runner": NoEffect(why=_NO_POOLING, values=("auto", "generate"), otherwise=_NO_POOLING),
+    "convert": NoEffect(why=_NO_POOLING, values=("auto", "none"), otherwise=_NO_POOLING),
+    "tokenizer": Refused(remedy="the tokenizer that comes with MODEL is used"),
+    "tokenizer_mode": NoEffect(why=_OURS_ALONE, values=("auto",), otherwise="leave it auto"),
+    "tokenizer_revision": Refused(remedy="--revision is that of weights and tokenizer"),
+    "code_revision": Refused(remedy="--revision is that of weights and code"),
+    "skip_tokenizer_init": Refused(
+        remedy="leave it out: requests with token ids are served as well", takes=SWITCH
+    ),
+    "hf_token": Refused(remedy="set HF_TOKEN in the environment"),
+    "hf_config_path": Refused(remedy="put config.json beside the weights"),
+    "config_format": NoEffect(
+        why="MODEL shows its format", values=("auto", "hf"), otherwise="leave it auto"
+    ),
+    "hf_overrides": Refused(remedy=_CONFIG_JSON),
+    "rope_scaling": Refused(remedy=_CONFIG_JSON),
+    "rope_theta": Refused(remedy=_CONFIG_JSON),
+    "download_dir": Refused(remedy="set HF_HUB_CACHE in the environment"),
+    "safetensors_load_strategy": NoEffect(why="files are mapped into memory"),
+    "model_loader_extra_config": Refused(remedy="weights are read from files or the hub"),
+    "ignore_patterns": Refused(remedy="what is fetched of a repository follows from MODEL"),
+    "use_tqdm_on_load": NoEffect(why="loading is logged", takes=SWITCH),
+    "pt_load_map_location": NoEffect(why="weights are read on the CPU first"),
+    "disable_sliding_window": Refused(remedy="--max-model-len bounds the window", takes=SWITCH),
+    "quantization_param_path": Refused(remedy="scales of a KV cache in FP8 are not read"),
+    "override_attention_dtype": Refused(remedy="--dtype is that of attention too"),
+    # Memory and cache.
+    "enable_prefix_caching": Alias(setting="prefix_caching", takes=SWITCH),
+    "prefix_caching_hash_algo": NoEffect(why="blocks are found by one kind of hash"),
+    "kv_cache_memory_bytes": Alias(
+        setting="kv_cache_memory", convert=_gib, meaning="in bytes, 8G or 8g instead of GiB"
+    ),
+    "kv_cache_dtype": NoEffect(
+        why="the KV cache has the type of --dtype",
+        values=("auto",),
+        otherwise="--dtype is that of the KV cache too",
+    ),
+    "calculate_kv_scales": Refused(remedy="the KV cache is not quantised", takes=SWITCH),
+    "cpu_offload_gb": NoEffect(
+        why="weights stay on one device",
+        values=("0", "0.0"),
+        otherwise="weights are not offloaded; --swap-space is for KV blocks",
+    ),
+    "kv_offloading_size": Refused(remedy="--swap-space is the CPU memory for KV blocks, in GiB"),
+    "kv_offloading_backend": Refused(remedy="--swap-space is the CPU memory for KV blocks"),
+    "kv_transfer_config": Refused(remedy="prefill and decode are not divided"),
+    "kv_events_config": Refused(remedy="KV events are not published"),
+    "kv_sharing_fast_prefill": NoEffect(why=_OURS_ALONE, takes=SWITCH),
+    "disable_hybrid_kv_cache_manager": NoEffect(why=_OURS_ALONE, takes=SWITCH),
+    "use_v2_block_manager": NoEffect(why=_OURS_ALONE, takes=SWITCH),
+    "mamba_cache_dtype": NoEffect(why="no model with a Mamba state is served"),
+    "mamba_ssm_cache_dtype": NoEffect(why="no model with a Mamba state is served"),
+    "mamba_block_size": NoEffect(why="no model with a Mamba state is served"),
+    "enable_sleep_mode": Refused(remedy="stop the server to free its memory", takes=SWITCH),
+    # Devices.
+    "pipeline_parallel_size": NoEffect(
+        why="a model is not cut into stages",
+        values=("1",),
+        otherwise="--tensor-parallel-size divides the model",
+    ),
+    "data_parallel_size": Alias(setting="workers"),
+    "data_parallel_size_local": Alias(setting="workers"),
+    "data_parallel_rank": Refused(remedy=_NO_RANKS),
+    "data_parallel_start_rank": Refused(remedy=_NO_RANKS),
+    "data_parallel_address": Refused(remedy=_NO_RANKS),
+    "data_parallel_rpc_port": Refused(remedy=_NO_RANKS),
+    "data_parallel_backend": NoEffect(
+        why="workers are processes", values=("mp",), otherwise=_NO_RANKS
+    ),
+    "data_parallel_hybrid_lb": Refused(remedy=_NO_RANKS, takes=SWITCH),
+    "data_parallel_external_lb": Refused(remedy=_NO_RANKS, takes=SWITCH),
+    "decode_context_parallel_size": NoEffect(
+        why="a sequence is not divided",
+        values=("1",),
+        otherwise="--tensor-parallel-size divides the model",
+    ),
+    "nnodes": NoEffect(why="serve is for one machine", values=("1",), otherwise=_NO_RANKS),
+    "node_rank": NoEffect(why="serve is for one machine", values=("0",), otherwise=_NO_RANKS),
+    "master_addr": Refused(remedy=_NO_RANKS),
+    "master_port": Refused(remedy=_NO_RANKS),
+    "headless": Refused(remedy=_NO_RANKS, takes=SWITCH),
+    "enable_expert_parallel": NoEffect(
+        why="experts are divided as --tensor-parallel-size says", takes=SWITCH
+    ),
+    "all2all_backend": NoEffect(why="experts exchange nothing between workers"),
+    "enable_eplb": NoEffect(why="experts exchange nothing between workers", takes=SWITCH),
+    "eplb_config": NoEffect(why="experts exchange nothing between workers"),
+    "enable_dbo": NoEffect(why="experts exchange nothing between workers", takes=SWITCH),
+    "distributed_executor_backend": NoEffect(
+        why="ranks are processes of this machine",
+        values=("mp", "uni"),
+        otherwise=_NO_RANKS,
+    ),
+    "worker_use_ray": Refused(remedy=_NO_RANKS, takes=SWITCH),
+    "engine_use_ray": Refused(remedy=_NO_RANKS, takes=SWITCH),
+    "disable_custom_all_reduce": NoEffect(why="NCCL reduces", takes=SWITCH),
+    "max_parallel_loading_workers": NoEffect(why="each rank reads its own part"),
+    "worker_cls": Refused(remedy="--attention-backend and --model-plugin take your own code"),
+    "worker_extension_cls": Refused(remedy="--model-plugin takes your own code"),
+    # Scheduling and steps.
+    "enable_chunked_prefill": NoEffect(
+        why="prompts are always computed in chunks",
+        takes=SWITCH,
+        values=("true",),
+        otherwise="--max-num-batched-tokens is the size of a step",
+    ),
+    "async_scheduling": Alias(
+        setting="max_steps_in_flight",
+        takes=SWITCH,
+        values={"true": 2, "false": 1},
+        meaning="2, or 1 for the --no- form",
+    ),
+    "max_num_partial_prefills": NoEffect(why="--prefill-spread divides a step among prompts"),
+    "max_long_partial_prefills": NoEffect(why="--prefill-spread divides a step among prompts"),
+    "long_prefill_token_threshold": NoEffect(why="--prefill-spread divides a step among prompts"),
+    "num_lookahead_slots": NoEffect(why=_NO_DRAFTS),
+    "num_scheduler_steps": NoEffect(why="the next step is planned while one runs"),
+    "multi_step_stream_outputs": NoEffect(why="each step's tokens are streamed", takes=SWITCH),
+    "scheduler_delay_factor": NoEffect(why="prompts wait for room alone"),
+    "scheduler_cls": Refused(remedy="--scheduling-policy takes your own class"),
+    "disable_chunked_mm_input": NoEffect(why=_NO_MEDIA, takes=SWITCH),
+    "compilation_config": NoEffect(why="kernels need no compilation by torch.compile"),
+    "optimization_level": NoEffect(why="kernels need no compilation by torch.compile"),
+    "performance_mode": NoEffect(why="there is one mode"),
+    "cudagraph_capture_sizes": NoEffect(why=_NO_GRAPH_SIZES, takes=SEVERAL),
+    "cuda_graph_sizes": NoEffect(why=_NO_GRAPH_SIZES, takes=SEVERAL),
+    "max_cudagraph_capture_size": NoEffect(why=_NO_GRAPH_SIZES),
+    "max_seq_len_to_capture": NoEffect(why=_NO_GRAPH_SIZES),
+    "max_context_len_to_capture": NoEffect(why=_NO_GRAPH_SIZES),
+    "disable_cascade_attn": NoEffect(why="there is no cascade attention", takes=SWITCH),
+    "speculative_config": Refused(remedy=_NO_DRAFTS),
+    "speculative_model": Refused(remedy=_NO_DRAFTS),
+    "num_speculative_tokens": Refused(remedy=_NO_DRAFTS),
+    "additional_config": Refused(remedy="each option is a flag of its own"),
+    # Chat, tools, structured output.
+    "chat_template_content_format": NoEffect(
+        why="the chat template shows what it takes",
+        values=("auto",),
+        otherwise="leave it auto",
+    ),
+    "default_chat_template_kwargs": Refused(remedy="send chat_template_kwargs with each request"),
+    "trust_request_chat_template": NoEffect(
+        why="a request's chat template is rendered in a sandbox of its own",
+        takes=SWITCH,
+        values=("true",),
+        otherwise="a request's chat template is always taken, and rendered in a sandbox",
+    ),
+    "response_role": NoEffect(
+        why="answers are the assistant's", values=("assistant",), otherwise="leave it assistant"
+    ),
+    "enable_auto_tool_choice": NoEffect(
+        why="tool_choice auto is always served",
+        takes=SWITCH,
+        values=("true",),
+        otherwise="--tool-call-parser none leaves calls in the text",
+    ),
+    "tool_parser_plugin": Refused(remedy="--tool-call-parser has the parsers that there are"),
+    "tool_server": Refused(remedy="tools are called by the client"),
+    "enable_reasoning": NoEffect(why="reasoning is found by the model's template", takes=SWITCH),
+    "guided_decoding_backend": NoEffect(why="llguidance is used, which takes the same grammars"),
+    "structured_outputs_config": Refused(remedy="send structured_outputs with each request"),
+    "max_logprobs": NoEffect(
+        why="up to 20 log probabilities a token are served",
+        values=("20",),
+        otherwise="up to 20 log probabilities a token are served",
+    ),
+    "logprobs_mode": NoEffect(
+        why="log probabilities are those of the model",
+        values=("raw_logprobs",),
+        otherwise="log probabilities are those of the model, before sampling changes them",
+    ),
+    "return_tokens_as_token_ids": Refused(
+        remedy="send return_tokens_as_token_ids with each request", takes=SWITCH
+    ),
+    "stream_interval": NoEffect(
+        why="each token is streamed", values=("1",), otherwise="send stream_interval over gRPC"
+    ),
+    "logits_processors": Refused(remedy="sampling is defined by a request's parameters"),
+    "logits_processor_pattern": Refused(remedy="sampling is defined by a request's parameters"),
+    # The HTTP API.
+    "uds": Refused(remedy="--host and --http-port are where it listens"),
+    "api_server_count": NoEffect(why="a router is one process; start several `signalbox router`"),
+    "disable_frontend_multiprocessing": NoEffect(
+        why="the router is a process of its own", takes=SWITCH
+    ),
+    "ssl_certfile": Alias(setting="tls_cert"),
+    "ssl_keyfile": Alias(setting="tls_key"),
+    "ssl_ca_certs": Refused(remedy="--tls-client-ca FILE asks clients for certificates"),
+    "ssl_cert_reqs": NoEffect(
+        why="clients are asked for a certificate with --tls-client-ca alone",
+        values=("0",),
+        otherwise="--tls-client-ca FILE asks clients for certificates",
+    ),
+    "enable_ssl_refresh": NoEffect(
+        why="certificates are looked at in each handshake", takes=SWITCH
+    ),
+    "ssl_ciphers": Refused(remedy="the ciphers are those of the Python that runs"),
+    "allowed_origins": Refused(remedy=_CORS),
+    "allowed_methods": Refused(remedy=_CORS),
+    "allowed_headers": Refused(remedy=_CORS),
+    "allow_credentials": Refused(remedy=_CORS, takes=SWITCH),
+    "root_path": Refused(remedy="let the proxy strip the path"),
+    "middleware": Refused(remedy="put a proxy in front"),
+    "enable_request_id_headers": Refused(
+        remedy="the answer's id holds the request's x-request-id", takes=SWITCH
+    ),
+    "disable_fastapi_docs": Refused(remedy="hide /docs in a proxy", takes=SWITCH),
+    "h11_max_incomplete_event_size": NoEffect(why="headers have a limit of their own"),
+    "h11_max_header_count": NoEffect(why="headers have a limit of their own"),
+    "enable_prompt_tokens_details": NoEffect(
+        why="usage always says how many tokens were cached",
+        takes=SWITCH,
+        values=("true",),
+        otherwise="usage always says how many tokens were cached",
+    ),
+    "enable_force_include_usage": Refused(
+        remedy="send stream_options.include_usage with each request", takes=SWITCH
+    ),
+    "enable_server_load_tracking": NoEffect(why="the load is always counted", takes=SWITCH),
+    "lora_modules": Refused(remedy=_NO_LORA, takes=SEVERAL),
+    "enable_lora": NoEffect(why=_NO_LORA, takes=SWITCH, values=("false",), otherwise=_NO_LORA),
+    "max_loras": Refused(remedy=_NO_LORA),
+    "max_lora_rank": Refused(remedy=_NO_LORA),
+    "max_cpu_loras": Refused(remedy=_NO_LORA),
+    "lora_dtype": Refused(remedy=_NO_LORA),
+    "fully_sharded_loras": Refused(remedy=_NO_LORA, takes=SWITCH),
+    # Images and audio.
+    "limit_mm_per_prompt": NoEffect(why=_NO_MEDIA, takes=SEVERAL),
+    "language_model_only": NoEffect(why=_NO_MEDIA, takes=SWITCH),
+    "mm_processor_kwargs": NoEffect(why=_NO_MEDIA),
+    "mm_processor_cache_gb": NoEffect(why=_NO_MEDIA),
+    "mm_processor_cache_type": NoEffect(why=_NO_MEDIA),
+    "mm_encoder_tp_mode": NoEffect(why=_NO_MEDIA),
+    "mm_encoder_attn_backend": NoEffect(why=_NO_MEDIA),
+    "media_io_kwargs": NoEffect(why=_NO_MEDIA),
+    "skip_mm_profiling": NoEffect(why=_NO_MEDIA, takes=SWITCH),
+    "interleave_mm_strings": NoEffect(why=_NO_MEDIA, takes=SWITCH),
+    "disable_mm_preprocessor_cache": NoEffect(why=_NO_MEDIA, takes=SWITCH),
+    "allowed_local_media_path": NoEffect(why=_NO_MEDIA),
+    "allowed_media_domains": NoEffect(why=_NO_MEDIA, takes=SEVERAL),
+    "enable_mm_embeds": Refused(remedy=_NO_MEDIA, takes=SWITCH),
+    "enable_prompt_embeds": Refused(remedy="send text or token ids", takes=SWITCH),
+    # Logs, traces, metrics.
+    "disable_log_requests": Alias(
+        setting="log_requests",
+        takes=SWITCH,
+        values={"true": "none", "false": "ends"},
+        meaning="none, which is the default",
+    ),
+    "enable_log_requests": Alias(
+        setting="log_requests",
+        takes=SWITCH,
+        values={"true": "ends", "false": "none"},
+        meaning="ends",
+    ),
+    "enable_log_outputs": Refused(
+        remedy="--log-requests prompts logs prompts; outputs are never logged", takes=SWITCH
+    ),
+    "max_log_len": NoEffect(why="logged prompts have a limit of their own"),
+    "disable_log_stats": Alias(
+        setting="log_stats_interval",
+        takes=SWITCH,
+        values={"true": 0, "false": 10},
+        meaning="0",
+    ),
+    "uvicorn_log_level": NoEffect(why="--log-level is that of all log lines"),
+    "disable_uvicorn_access_log": NoEffect(
+        why="there is no access log; --log-requests logs requests", takes=SWITCH
+    ),
+    "disable_access_log_for_endpoints": NoEffect(
+        why="there is no access log; --log-requests logs requests"
+    ),
+    "log_config_file": Refused(remedy="--log-level and --log-format say how logs look"),
+    "log_error_stack": NoEffect(why="--debug shows tracebacks", takes=SWITCH),
+    "otlp_traces_endpoint": Alias(
+        setting="trace_exporter", convert="otlp={}".format, meaning="otlp=URL"
+    ),
+    "collect_detailed_traces": NoEffect(why="traces are always in detail"),
+    "show_hidden_metrics_for_version": NoEffect(why="no metric is hidden"),
+    "aggregate_engine_logging": NoEffect(why="each worker has a line of its own", takes=SWITCH),
+}
+
+SHORT_FLAGS: Mapping[str, str] = {
+    "-tp": "tensor_parallel_size",
+    "-pp": "pipeline_parallel_size",
+    "-dp": "data_parallel_size",
+    "-dpl": "data_parallel_size_local",
+    "-dpn": "data_parallel_rank",
+    "-dpa": "data_parallel_address",
+    "-dcp": "decode_context_parallel_size",
+    "-asc": "api_server_count",
+    "-q": "quantization",
+    "-cc": "compilation_config",
+    "-O": "optimization_level",
+}
+"""vLLM's short forms, of its flags and of ours."""
+
+VLLM_VARIABLES: Mapping[str, str] = {"api_key": "api_key", "logging_level": "log_level"}
+"""Settings of VLLM_... variables that are read; any other has no effect, which is told."""
