@@ -34,6 +34,8 @@ class RouterConfig:
     """The HTTP API has /metrics as well, unless API keys are asked for."""
     logged_requests: LoggedRequests = LoggedRequests.NONE
     max_http_body_bytes: int = 8 << 20
+    allowed_origins: tuple[str, ...] = ()
+    """Web pages that may call the HTTP API, as "https://host"; "*" is any. Empty: no page may."""
     refuses_unknown_fields: bool = False
     """Whether the HTTP API refuses fields that it does not have; else it ignores and names them."""
     scheduler_addresses: tuple[str, ...] = ("127.0.0.1:50052",)

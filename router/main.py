@@ -189,6 +189,7 @@ def _http_server(
     from router.openai.api import Api
     from router.openai.app import make_app
     from router.openai.bodies import BodyReader
+    from router.openai.cors import shared_with
     from router.openai.key_gate import KeyGate
     from router.openai.server import HttpServer
     from router.openai.slow_clients import StallGate
@@ -205,5 +206,6 @@ def _http_server(
     shown = registry if keys is None else None
     app = make_app(api, version=config.version, registry=shown)
     guarded = app if keys is None else KeyGate(app, keys)
-    bounded = StallGate(guarded, timeout_s=config.client_stall_timeout_s)
+    shared = shared_with(guarded, config.allowed_origins)
+    bounded = StallGate(shared, timeout_s=config.client_stall_timeout_s)
     return HttpServer(bounded, host=config.host, port=config.http_port, tls=config.tls)

@@ -26,6 +26,7 @@ from rpc.errors import FailedPrecondition
 
 logger = logging.getLogger(__name__)
 
+_PATHS = {"vocab_file", "merges_file", "tokenizer_file", "name_or_path"}
 _NUM_CONTEXT_TOKENS = 4
 """Tokens of the prompt that decide on the leading space of the text."""
 
@@ -107,6 +108,20 @@ class Tokenizer:
         """Returns the id of what templates call by this name, such as bos_token."""
         token = self._special_tokens.get(name)
         return None if token is None else self.token_id(token)
+
+    def info(self) -> dict[str, Any]:
+        """Returns what the model's tokenizer_config.json says, with special tokens as text.
+
+        The class is PreTrainedTokenizerFast unless the file names one; paths are left out.
+        """
+        settings = json.loads(self.files.get("tokenizer_config.json") or b"{}")
+        info = {name: value for name, value in settings.items() if name not in _PATHS}
+        info.setdefault("tokenizer_class", "PreTrainedTokenizerFast")
+        info |= self._special_tokens
+        info.pop("chat_template", None)
+        if self._chat_template is not None:
+            info["chat_template"] = self._chat_template.source
+        return info
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Returns token ids; special tokens that stand in the text are parsed as such."""

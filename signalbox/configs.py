@@ -68,6 +68,7 @@ def router_config(settings: RouterSettings) -> RouterConfig:
         host=settings.host,
         port=settings.grpc_port,
         http_port=settings.http_port if settings.http else None,
+        allowed_origins=_names(settings.allowed_origins),
         refuses_unknown_fields=settings.unknown_fields == "refuse",
         version=signalbox.__version__,
         scheduler_addresses=_names(settings.scheduler),

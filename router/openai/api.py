@@ -16,21 +16,17 @@ from router.openai import conversation_codec, request_codec
 from router.openai.answers import Head
 from router.openai.bodies import BodyReader, Ids, ignored_header
 from router.openai.chat import ChatAnswer
+from router.openai.chat_types import ChatBody, DetokenizeBody, TokenizeBody
 from router.openai.completions import CompletionAnswer
 from router.openai.errors import BadRequest, http_status
 from router.openai.merge import Part, merged
 from router.openai.responses import GeneratedResponse, json_response
-from router.openai.types import (
-    ChatBody,
-    CompletionBody,
-    DetokenizeBody,
-    GenerationBody,
-    TokenizeBody,
-)
+from router.openai.types import CompletionBody, GenerationBody
 from router.tenants import Tenants
 from router.token_checks import check_token_ids
 from router.tracing import Transport, http_transport
 from rpc import telemetry
+from rpc.errors import Unavailable
 
 OWNER = "signalbox"
 
@@ -52,13 +48,41 @@ class Api:
         self._generator.model  # noqa: B018 - raises Unavailable
         return Response()
 
+    async def about(self, request: Request) -> Response:
+        """Says what this server is, and where the rest is."""
+        try:
+            model = self._generator.model.name
+        except Unavailable:
+            model = None
+        return json_response(
+            {
+                "name": "Signalbox",
+                "version": self._version,
+                "model": model,
+                "api": "/v1",
+                "docs": "/docs",
+                "health": "/health",
+            }
+        )
+
+    async def load(self, request: Request) -> Response:
+        """Says how many requests run or wait, in vLLM's shape."""
+        return json_response({"server_load": self._generator.admission.num_live})
+
+    async def tokenizer_info(self, request: Request) -> Response:
+        """Returns the tokenizer's configuration and chat template, as vLLM does."""
+        return json_response(self._generator.model.tokenizer.info())
+
     async def version(self, request: Request) -> Response:
+        """Returns the server's version."""
         return json_response({"version": self._version})
 
     async def models(self, request: Request) -> Response:
+        """Lists the served model."""
         return json_response({"object": "list", "data": [self._model_card()]})
 
     async def model(self, request: Request) -> Response:
+        """Returns the served model by its name."""
         validation.check_model(request.path_params["name"], self._generator.model)
         return json_response(self._model_card())
 

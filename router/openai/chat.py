@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from router.openai.answers import Head, UsageCounter, finish_fields, to_event, usage_plan
+from router.openai.chat_types import ChatBody
 from router.openai.logprobs import PromptBudget, Tokens, chat_logprobs, prompt_logprobs
 from router.openai.merge import Part
-from router.openai.types import ChatBody
 from router.outputs import Delta, Finish, ToolCallDelta
 
 KIND = "chat.completion"

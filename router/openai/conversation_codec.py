@@ -8,9 +8,9 @@ from google.protobuf import json_format, struct_pb2
 from protos.inference.v1 import inference_pb2 as pb
 from router import chat_codec
 from router.conversation import Conversation
+from router.openai.chat_types import ChatBody, ChatMessage, ConversationBody, NamedToolChoice, Tool
 from router.openai.errors import BadRequest
 from router.openai.fields import set_field
-from router.openai.types import ChatBody, ChatMessage, ConversationBody, NamedToolChoice, Tool
 
 _ROLES = {
     "system": pb.CHAT_ROLE_SYSTEM,

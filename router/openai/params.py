@@ -6,7 +6,8 @@ one of them; which one it was is seen from the body.
 
 import re
 
-from router.openai.types import Body, ChatBody, CompletionBody, GenerationBody
+from router.openai.chat_types import ChatBody
+from router.openai.types import Body, CompletionBody, GenerationBody
 
 _RENAMED = {
     "text": "prompt",

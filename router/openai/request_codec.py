@@ -12,11 +12,12 @@ from google.protobuf import struct_pb2
 from protos.inference.v1 import inference_pb2 as pb
 from router import codec
 from router.admission import Asked
+from router.openai.chat_types import ChatBody
 from router.openai.conversation_codec import chat_request, set_tool_choice
 from router.openai.errors import BadRequest
 from router.openai.fields import extend_field, set_field
 from router.openai.structured_output_codec import set_structured_output
-from router.openai.types import ChatBody, CompletionBody, GenerationBody
+from router.openai.types import CompletionBody, GenerationBody
 from rpc.errors import InvalidArgument
 
 MAX_PROMPTS = 1024

@@ -54,6 +54,11 @@ class DoorSettings(TelemetrySettings):
         le=65535,
         description="port of the HTTP API, on --host, as is vLLM's --port; 0 picks one",
     )
+    allowed_origins: str | None = Field(
+        None,
+        description="origins of web pages that may call the HTTP API from a browser, with commas"
+        " between them, or * for any (CORS; default: none)",
+    )
     unknown_fields: Literal["warn", "refuse"] = Field(
         "warn",
         description="what the HTTP API does with a field that it does not have: ignore it, and name"

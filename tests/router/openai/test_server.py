@@ -1,12 +1,16 @@
 """The HTTP server beside the gRPC one: what it says of itself, traces, the end."""
 
 import asyncio
+import json
+import re
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx2
 import openai
 import pytest
+from fastapi.openapi.models import OpenAPI
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from protos.scheduler.v1 import scheduler_pb2
@@ -14,9 +18,10 @@ from router.config import RouterConfig
 from router.main import Router
 from router.openai import slow_heads
 from rpc.listening import PortInUse
-from tests.router.fakes import finished, ids_of, step
+from tests.router.fakes import finished, ids_of, make_files, step
 from tests.router.openai.clients import HI, make_http
 from tests.router.stack import Outputs, eventually
+from tests.router.test_chat import TEMPLATE
 from tests.router.test_tracing import TRACE_ID, TRACEPARENT, attributes_of, exporter
 
 __all__ = ["exporter"]  # a fixture
@@ -57,11 +62,103 @@ async def test_tokenize_and_detokenize_are_inverse() -> None:
         assert text == {"prompt": "Paris 東"}
 
 
+async def test_the_root_says_what_this_is() -> None:
+    async with make_http(version="1.2.3") as http:
+        about = (await http.raw.get("/")).json()
+        assert (about["name"], about["version"], about["model"]) == ("Signalbox", "1.2.3", "tiny")
+        assert (await http.raw.get(about["docs"])).status_code == 200
+        http.stack.scheduler.has_worker = False
+        await http.stack.wait_serving(False)
+        assert (await http.raw.get("/")).json()["model"] is None
+
+
+async def test_load_counts_the_requests_that_live() -> None:
+    async with make_http(beginning) as http:
+        assert (await http.raw.get("/load")).json() == {"server_load": 0}
+        create: Any = http.sdk.chat.completions.create
+        stream = await create(model="tiny", messages=HI, stream=True)
+        await anext(aiter(stream))
+        assert (await http.raw.get("/load")).json() == {"server_load": 1}
+        await stream.close()
+        await http.stack.check_nothing_is_left()
+        assert (await http.raw.get("/load")).json() == {"server_load": 0}
+
+
+async def test_the_tokenizer_is_described_as_vllm_does() -> None:
+    token = {"__type": "AddedToken", "content": "</s>", "lstrip": False}
+    files = make_files(chat_template=TEMPLATE, eos_token=token, vocab_file="/secret/vocab.json")
+    async with make_http(files=files) as http:
+        info = (await http.raw.get("/tokenizer_info")).json()
+        assert (info["bos_token"], info["eos_token"]) == ("<s>", "</s>")
+        assert info["chat_template"] == TEMPLATE
+        assert info["tokenizer_class"] == "PreTrainedTokenizerFast"
+        assert "secret" not in json.dumps(info)
+
+
 async def test_the_api_describes_itself() -> None:
     async with make_http() as http:
         schema = (await http.raw.get("/openapi.json")).json()
-        assert "/v1/chat/completions" in schema["paths"]
-        assert "temperature" in schema["components"]["schemas"]["ChatBody"]["properties"]
+        schemas = schema["components"]["schemas"]
+        for path, methods in schema["paths"].items():
+            for operation in methods.values():
+                declared = {one["name"] for one in operation.get("parameters", ())}
+                assert declared == set(re.findall(r"\{(\w+)\}", path))
+                assert operation["description"]
+                assert {"200", "401", "500", "503"} <= operation["responses"].keys()
+        chat = schema["paths"]["/v1/chat/completions"]["post"]["responses"]
+        assert chat.keys() >= {"400", "404", "409", "413", "429", "504"}
+        assert chat["200"]["content"].keys() == {"application/json", "text/event-stream"}
+        for name in re.findall(r'"#/components/schemas/(\w+)"', json.dumps(schema)):
+            assert name in schemas
+        assert len(schemas) > 15
+        for name, described in schemas.items():
+            assert described["description"], name
+            for field, property_ in described["properties"].items():
+                assert property_.get("description") or "$ref" in property_, (name, field)
+        OpenAPI.model_validate(schema)
+
+
+async def test_the_docs_need_no_other_host() -> None:
+    async with make_http() as http:
+        page = await http.raw.get("/docs")
+        assert page.headers["content-type"].startswith("text/html")
+        assert "://" not in page.text
+        links = re.findall(r"(?:href|src)=\"([^\"]+)\"|url: '([^']+)'", page.text)
+        names = [link or url for link, url in links]
+        assert len(names) == 4
+        for name in names:
+            answer = await http.raw.get(f"/{name}")
+            assert (answer.status_code, len(answer.content) > 500) == (200, True), name
+
+
+@pytest.mark.parametrize("origins", ["*", "https://a.example"])
+async def test_pages_of_allowed_origins_may_call(origins: str, tmp_path: Path) -> None:
+    ours, other = {"origin": "https://a.example"}, {"origin": "https://b.example"}
+    asking = {"access-control-request-method": "POST",
+              "access-control-request-headers": "authorization,content-type"}  # fmt: skip
+    keys = tmp_path / "keys.yaml"
+    keys.write_text("[]")
+    async with make_http(allowed_origins=(origins,)) as http:
+        answer = await http.raw.post("/tokenize", json={"prompt": "Hi"}, headers=ours)
+        assert answer.headers["access-control-allow-origin"] == origins
+        refused = await http.raw.post("/tokenize", json={}, headers=ours)
+        assert refused.status_code == 400
+        assert refused.headers["access-control-allow-origin"] == origins
+        answer = await http.raw.get("/version", headers=other)
+        assert ("access-control-allow-origin" in answer.headers) is (origins == "*")
+    async with make_http(allowed_origins=(origins,), api_keys=str(keys)) as http:
+        preflight = await http.raw.options("/v1/chat/completions", headers=ours | asking)
+        assert preflight.status_code == 200
+        assert preflight.headers["access-control-allow-origin"] == origins
+        answer = await http.raw.post("/v1/completions", json={"prompt": "a"}, headers=ours)
+        assert answer.status_code == 401
+        assert answer.headers["access-control-allow-origin"] == origins
+
+
+async def test_no_page_of_another_origin_may_call_by_default() -> None:
+    async with make_http() as http:
+        answer = await http.raw.get("/version", headers={"origin": "https://a.example"})
+        assert "access-control-allow-origin" not in answer.headers
 
 
 async def test_ids_come_back() -> None:

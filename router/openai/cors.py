@@ -1,0 +1,28 @@
+"""Which web pages may call the HTTP API from a browser (CORS). By default none may."""
+
+from collections.abc import Sequence
+
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
+
+from router.openai.bodies import REQUEST_ID_HEADER
+from router.openai.unknown_fields import IGNORED_HEADER
+
+READABLE_HEADERS = (REQUEST_ID_HEADER, IGNORED_HEADER, "retry-after", "x-should-retry")
+
+
+def shared_with(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
+    """Returns the application, which answers pages of these origins; "*" is any.
+
+    It stands before the key gate: a browser asks whether it may call before it shows a key. Keys
+    travel in a header that the page sets, so no credentials of the browser's own are allowed.
+    """
+    if not origins:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=origins,
+        allow_methods=("GET", "POST"),
+        allow_headers=("*",),
+        expose_headers=READABLE_HEADERS,
+    )
