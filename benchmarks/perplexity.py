@@ -27,7 +27,7 @@ FORMS = {
 
 def chunks_of(llm: LLM, text: str, context: int) -> list[list[int]]:
     """Cuts the text's tokens into whole chunks."""
-    encode = llm.get_tokenizer().encode_blocking
+    encode = llm.get_tokenizer().encode
     token_ids = encode(text, add_special_tokens=True)
     bare = encode(text, add_special_tokens=False)
     bos = token_ids[: len(token_ids) - len(bare)]

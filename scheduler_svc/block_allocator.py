@@ -142,6 +142,11 @@ class BlockAllocator:
                 self._free.append(block)
         return block_hash
 
+    def forget_cached(self) -> None:
+        """Makes every cached block free, without telling `on_evict`."""
+        for block in self.cached_blocks:
+            self.retract(block)
+
     def find(self, block_hash: BlockHash) -> int | None:
         """Returns the used or cached block that holds what the hash stands for."""
         return self._block_of.get(block_hash)

@@ -253,6 +253,15 @@ class BlockSpaceManager:
         """Ends the plan in the making; returns the copies to the CPU of what it evicted."""
         return self._swap_space.complete()
 
+    def reset_prefix_cache(self) -> bool:
+        """Forgets all cached blocks of both pools; False, changing nothing, if any is in use."""
+        pools = (self.gpu, self.cpu)
+        if any(pool.num_free < pool.num_blocks for pool in pools):
+            return False
+        for pool in pools:
+            pool.forget_cached()
+        return True
+
     def check(self, sequences: Iterable[Sequence]) -> None:
         """Asserts conservation on both devices, given every sequence that may hold blocks."""
         on_gpu: Counter[int] = Counter()

@@ -158,6 +158,10 @@ class Scheduler:
         self._lane.release(group)
         self._endings.end_all(group)
 
+    def reset_prefix_cache(self) -> bool:
+        """Forgets all cached prefixes; False, changing nothing, unless all work has ended."""
+        return not self.has_unfinished and self.blocks.reset_prefix_cache()
+
     def drain(self) -> None:
         """Takes nothing new from now on; who has started is still taken back."""
         self._queues.drain()

@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from signalbox.llm import (
         LLM,
+        AsyncEngineArgs,
         AsyncLLMEngine,
         BeamSearchOutput,
         BeamSearchParams,
@@ -18,14 +19,21 @@ if TYPE_CHECKING:
         EngineArgs,
         EngineDeadError,
         LLMEngine,
+        Logprob,
+        ModelRegistry,
+        PoolingParams,
+        PromptType,
         RequestOutput,
         RequestOutputKind,
         SamplingParams,
         StructuredOutputsParams,
+        TextPrompt,
+        TokensPrompt,
     )
 
 __all__ = [
     "LLM",
+    "AsyncEngineArgs",
     "AsyncLLMEngine",
     "BeamSearchOutput",
     "BeamSearchParams",
@@ -33,10 +41,16 @@ __all__ = [
     "EngineArgs",
     "EngineDeadError",
     "LLMEngine",
+    "Logprob",
+    "ModelRegistry",
+    "PoolingParams",
+    "PromptType",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
     "StructuredOutputsParams",
+    "TextPrompt",
+    "TokensPrompt",
 ]
 
 

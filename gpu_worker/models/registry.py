@@ -110,6 +110,11 @@ def register_model(spec: ModelSpec) -> None:
     _specs[spec.architecture] = spec
 
 
+def architectures() -> frozenset[str]:
+    """Returns the architectures that have a model."""
+    return frozenset(_specs)
+
+
 def model_spec(config: Mapping[str, Any]) -> ModelSpec:
     """Finds the model for a config.json."""
     names = config.get("architectures") or []

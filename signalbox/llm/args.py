@@ -1,37 +1,37 @@
 """`EngineArgs`: the options of an engine, under vLLM's names. What is not served is refused."""
 
+import argparse
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any, Self, TypeVar
 
 from gpu_worker.config import AUTO_BLOCK_SIZE, GIB, CacheConfig, DeviceConfig, ModelConfig
 from gpu_worker.runner_protocols import Runner
 from scheduler_svc.config import PolicyConfig, PreemptionMode
 from scheduler_svc.policy import make_policy
+from signalbox.llm import cli_args
+from signalbox.llm.vllm_options import VllmOptions
 from signalbox.llm.wiring import CoreConfig
 from signalbox.startup_display import log_progress
 
 logger = logging.getLogger(__name__)
+P = TypeVar("P", bound=cli_args.Flags)
+
+ALL_LOGPROBS = -1
+_PROFILER_OPTIONS = {"profiler", "torch_profiler_dir"}
 
 _DTYPES = {"half": "float16", "float": "float32"}
-_NEUTRAL: Mapping[str, object] = {
-    "pipeline_parallel_size": 1,
-    "data_parallel_size": 1,
-    "tokenizer_revision": None,
-    "cpu_offload_gb": 0,
-    "kv_cache_dtype": "auto",
-    "enable_lora": False,
-    "speculative_config": None,
-    "hf_overrides": None,
-}
-"""Options of vLLM's that are not served, and the value that asks for nothing."""
+_SAME_AS_AUTO = ("hf", "safetensors", "gguf")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineArgs:
-    """Raises ValueError that names the option and, where there is one, the remedy.
+class EngineArgs(VllmOptions):
+    """The options; raises ValueError that names the one that is wrong and, if any, the remedy.
+
+    Options of vLLM's without a counterpart here are taken at a neutral value; see `VllmOptions`.
 
     Args:
         model: a directory in Hugging Face's layout, a .gguf file, or a hub id (org/name).
@@ -54,6 +54,7 @@ class EngineArgs:
         block_size: tokens in a KV-cache block; None takes 16, or what the attention backend takes.
         device: "cpu", "cuda", or "auto": CUDA where there is a device.
         kv_cache_memory: GiB of KV cache; None measures what fits.
+        kv_cache_memory_bytes: the same in bytes.
         num_threads: CPU threads of the model; None leaves PyTorch's choice.
         preemption_mode: "swap", "recompute" or "auto", whichever costs less: what happens to the
             blocks of a request that must yield.
@@ -62,7 +63,8 @@ class EngineArgs:
         scheduling_policy: who comes first: "fcfs", "priority", "shortest-prompt", "fair", or your
             own class as "package.module:Class".
         cpu_prefix_cache: whether prefixes that no longer fit are kept in swap space, if that pays.
-        load_format: "auto", or "dummy" for random weights of a config.
+        load_format: "auto", also as "hf"; "safetensors" or "gguf" if the model must be that;
+            "dummy" for random weights of a config.
         model_impl: "auto", "signalbox" or "transformers": whose code computes the model.
         trust_remote_code: whether code that comes with a model may run.
         cpu_backend: "auto", "native" or "torch".
@@ -72,9 +74,14 @@ class EngineArgs:
             the last aside.
         disable_additional_properties: whether objects of a JSON schema take only the keys that it
             declares, unless it sets additionalProperties.
+        max_logprobs: most log probabilities that a request may ask for at a position; -1 is no
+            bound.
+        profiler_config: {"torch_profiler_dir": folder} says where `start_profile` leaves traces.
+        disable_log_stats: False has an engine log what it does, at most every 10 s of work; `LLM`
+            does not unless asked to.
     """
 
-    model: str
+    model: str = field(kw_only=False)
     tokenizer: str | None = None
     tokenizer_mode: str = "auto"
     trust_remote_code: bool = False
@@ -103,8 +110,25 @@ class EngineArgs:
     enforce_eager: bool = False
     stream_interval: int = 1
     disable_additional_properties: bool = True
+    kv_cache_memory_bytes: int | None = None
+    max_logprobs: int = 20
+    profiler_config: Mapping[str, Any] | None = None
+    disable_log_stats: bool = False
+
+    @classmethod
+    def add_cli_args(cls, parser: P) -> P:
+        """Adds a flag for each option to a parser or a group of one; returns it."""
+        return cli_args.add_flags(cls, parser)
+
+    @classmethod
+    def from_cli_args(cls, args: argparse.Namespace) -> Self:
+        """Returns the options among what was parsed; others of the program are passed over."""
+        return cls(**cli_args.options_of(cls, args))
 
     def __post_init__(self) -> None:
+        if not self.model or not isinstance(self.model, str | Path):
+            raise ValueError(f"model is {self.model!r}; give a directory, a .gguf file or a hub id")
+        self.check_neutral()
         if self.tokenizer_mode != "auto":
             raise ValueError(
                 f"tokenizer_mode={self.tokenizer_mode!r} is not served; leave it 'auto': there is"
@@ -126,18 +150,24 @@ class EngineArgs:
         memory = self.kv_cache_memory
         if memory is not None and not 0 < memory < float("inf"):
             raise ValueError(f"kv_cache_memory is {memory} GiB; it must be positive")
+        if memory is not None and self.kv_cache_memory_bytes is not None:
+            raise ValueError("give kv_cache_memory or kv_cache_memory_bytes, not both")
+        if self.max_logprobs < ALL_LOGPROBS:
+            raise ValueError(f"max_logprobs is {self.max_logprobs}; it must be at least -1")
+        if unknown := sorted(set(self.profiler_config or {}) - _PROFILER_OPTIONS):
+            raise ValueError(f"profiler_config: {unknown[0]!r} is not served")
 
     def make_runner(self) -> Callable[[], Runner]:
         """Returns what loads the model; bad values are refused before."""
         dtype = str(self.dtype).removeprefix("torch.")
-        memory, swap = self.kv_cache_memory, self.swap_space
+        swap = self.swap_space
         model_config = ModelConfig(
             model=str(self.model),
             dtype=_DTYPES.get(dtype, dtype),
             quantization=self.quantization or "none",
             max_model_len=self.max_model_len,
             revision=self.revision,
-            load_format=self.load_format,
+            load_format=self._load_format(),
             model_impl=self.model_impl,
             trust_remote_code=self.trust_remote_code,
         )
@@ -145,7 +175,7 @@ class EngineArgs:
             block_size=self.block_size or AUTO_BLOCK_SIZE,
             swap_space_bytes=None if swap is None else int(swap * GIB),
             gpu_memory_utilization=self.gpu_memory_utilization,
-            kv_cache_bytes=None if memory is None else int(memory * GIB),
+            kv_cache_bytes=self._kv_cache_bytes(),
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
         )
@@ -171,6 +201,19 @@ class EngineArgs:
 
         return make
 
+    def _load_format(self) -> str:
+        if self.load_format not in _SAME_AS_AUTO:
+            return self.load_format
+        is_gguf = str(self.model).endswith(".gguf")
+        if is_gguf is (self.load_format == "gguf") or self.load_format == "hf":
+            return "auto"
+        raise ValueError(f"load_format is {self.load_format!r}, and {self.model} is not that")
+
+    def _kv_cache_bytes(self) -> int | None:
+        if self.kv_cache_memory is not None:
+            return int(self.kv_cache_memory * GIB)
+        return self.kv_cache_memory_bytes
+
     def core_config(self) -> CoreConfig:
         """Reads the tokenizer, if it is not the model's own."""
         own = self.tokenizer is None or str(self.tokenizer) == str(self.model)
@@ -183,16 +226,30 @@ class EngineArgs:
             stream_interval=self.stream_interval,
             disable_additional_properties=self.disable_additional_properties,
             tokenizer_files=None if own else _tokenizer_files(str(self.tokenizer)),
+            max_logprobs=None if self.max_logprobs == ALL_LOGPROBS else self.max_logprobs,
+            profile_folder=(self.profiler_config or {}).get("torch_profiler_dir"),
+            log_stats=not self.disable_log_stats,
         )
 
 
-def refuse_unserved(options: Mapping[str, object], *, who: str) -> None:
-    """Raises for options that `who` has no parameter for, unless they ask for nothing."""
-    for name, value in options.items():
-        if name not in _NEUTRAL:
-            raise TypeError(f"{who} has no option {name!r}")
-        if value != _NEUTRAL[name]:
-            raise ValueError(f"{name}={value!r} is not served; leave it {_NEUTRAL[name]!r}")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AsyncEngineArgs(EngineArgs):
+    """`EngineArgs` of an `AsyncLLMEngine`.
+
+    Args:
+        enable_log_requests: whether each request is logged when it comes.
+        disable_log_requests: the same the other way round, as older programs write it; None leaves
+            it to the other.
+    """
+
+    enable_log_requests: bool = False
+    disable_log_requests: bool | None = None
+
+    @property
+    def logs_requests(self) -> bool:
+        if self.disable_log_requests is None:
+            return self.enable_log_requests
+        return not self.disable_log_requests
 
 
 def _tokenizer_files(tokenizer: str) -> dict[str, bytes]:

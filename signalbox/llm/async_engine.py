@@ -9,22 +9,26 @@ import asyncio
 import contextlib
 import itertools
 import logging
-from collections.abc import AsyncGenerator, Callable
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from concurrent.futures import Future
-from typing import Self
+from typing import Any, NoReturn, Self
 
 from gpu_worker.runner_protocols import Runner
 from gpu_worker.step import StepResult
-from router.tokenizer import Tokenizer
 from signalbox.llm import prompts
-from signalbox.llm.args import EngineArgs
+from signalbox.llm.args import AsyncEngineArgs, EngineArgs
 from signalbox.llm.beam_search import BeamSearchParams
+from signalbox.llm.controls import CoreControls
 from signalbox.llm.core import EngineCore
 from signalbox.llm.errors import EngineDeadError
+from signalbox.llm.metrics import Metric
 from signalbox.llm.outputs import RequestOutput
+from signalbox.llm.pooling_params import refuse_pooling
 from signalbox.llm.prompts import PromptInput
 from signalbox.llm.request import LocalRequest
 from signalbox.llm.sampling_params import SamplingParams, checked
+from signalbox.llm.vllm_options import check_arguments
 from signalbox.llm.wiring import CoreConfig
 
 logger = logging.getLogger(__name__)
@@ -44,8 +48,10 @@ class _Stream:
 class AsyncLLMEngine:
     """Generates for the tasks of one event loop at a time."""
 
-    def __init__(self, core: EngineCore) -> None:
+    def __init__(self, core: EngineCore, *, logs_requests: bool = False) -> None:
         self._core = core
+        self._controls = CoreControls(core)
+        self._logs_requests = logs_requests
         self._streams: dict[str, _Stream] = {}
         self._request_ids = map(str, itertools.count())
         self._driver: asyncio.Task[None] | None = None
@@ -53,8 +59,9 @@ class AsyncLLMEngine:
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> Self:
         """Loads the model, which blocks. Raises ValueError, FileNotFoundError or MemoryError."""
-        make_runner = engine_args.make_runner()
-        return cls(EngineCore.load(make_runner, engine_args.core_config()))
+        core = EngineCore.load(engine_args.make_runner(), engine_args.core_config())
+        logs = isinstance(engine_args, AsyncEngineArgs) and engine_args.logs_requests
+        return cls(core, logs_requests=logs)
 
     @classmethod
     def _from_runner(
@@ -70,6 +77,7 @@ class AsyncLLMEngine:
         prompt_token_ids: list[int] | None = None,
         *,
         priority: int = 0,
+        **unserved: object,
     ) -> AsyncGenerator[RequestOutput]:
         """Yields all that was generated so far, whenever there is more; the last is finished.
 
@@ -78,6 +86,7 @@ class AsyncLLMEngine:
         Closing the generator, or cancelling its task, aborts the request. Raises ValueError or
         TypeError if the request cannot be served, EngineDeadError if the device has failed.
         """
+        check_arguments("generate", unserved)
         stream = await self._add(prompt, sampling_params, request_id, prompt_token_ids, priority)
         request = stream.request
         try:
@@ -103,23 +112,85 @@ class AsyncLLMEngine:
         """As `generate`: the best hypothesis as far as it is settled, at the end all of them."""
         return self.generate(prompt, params.sampling_params(), request_id)
 
-    async def abort(self, request_id: str) -> None:
-        """Ends a request; the last output of its stream has the finish reason "abort"."""
-        stream = self._streams.get(request_id)
-        if stream is not None:
-            self._core.abort(stream.request)
-            stream.woken.set()
+    def encode(self, *_: object, **__: object) -> NoReturn:
+        """Of models that pool."""
+        refuse_pooling("AsyncLLMEngine.encode")
 
-    def get_tokenizer(self) -> Tokenizer:
-        return self._core.model.tokenizer
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """Ends requests; the last output of each stream has the finish reason "abort"."""
+        for one in [request_id] if isinstance(request_id, str) else list(request_id):
+            if (stream := self._streams.get(one)) is not None:
+                self._core.abort(stream.request)
+                stream.woken.set()
 
-    async def shutdown(self) -> None:
-        """Ends the execution thread; streams that are open raise EngineDeadError."""
-        if self._driver is not None:
-            self._driver.cancel()
-            await asyncio.gather(self._driver, return_exceptions=True)
+    async def get_tokenizer(self) -> Any:
+        """Returns the model's tokenizer as transformers has it, made at the first call."""
+        return await asyncio.to_thread(lambda: self._core.transformers_tokenizer)
+
+    async def check_health(self) -> None:
+        """Raises EngineDeadError if the engine can generate no more."""
+        self._core.check_alive()
+
+    @property
+    def errored(self) -> bool:
+        """Whether the engine can generate no more."""
+        return self._core.is_dead
+
+    @property
+    def is_running(self) -> bool:
+        return not self._core.is_dead
+
+    async def do_log_stats(self) -> None:
+        """Logs what was done since the last time, unless `disable_log_stats`."""
+        self._core.log_stats(time.monotonic())
+
+    async def reset_prefix_cache(
+        self, reset_running_requests: bool = False, reset_connector: bool = False
+    ) -> bool:
+        """See `Controls.reset_prefix_cache`."""
+        await self._rest()
+        return self._controls.reset_prefix_cache(reset_running_requests, reset_connector)
+
+    async def sleep(self, level: int = 1) -> None:
+        """See `Controls.sleep`."""
+        await self._rest()
+        self._controls.sleep(level)
+
+    async def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """See `Controls.wake_up`."""
+        self._controls.wake_up(tags)
+
+    async def is_sleeping(self) -> bool:
+        return self._controls.is_sleeping()
+
+    async def start_profile(self, profile_prefix: str | None = None) -> None:
+        """See `Controls.start_profile`."""
+        self._controls.start_profile(profile_prefix)
+
+    async def stop_profile(self) -> None:
+        """See `Controls.stop_profile`."""
+        self._controls.stop_profile()
+
+    def get_metrics(self) -> list[Metric]:
+        """See `Controls.get_metrics`."""
+        return self._controls.get_metrics()
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """Ends the execution thread, after the step that runs.
+
+        Streams that are open raise EngineDeadError. A no-op the second time. `timeout` is vLLM's;
+        a step is not interrupted.
+        """
+        with contextlib.suppress(RuntimeError):  # the event loop has closed
+            if self._driver is not None:
+                self._driver.cancel()
         self._fail(EngineDeadError("the engine is shut down"))
-        await asyncio.get_running_loop().run_in_executor(None, self._core.close)
+        self._core.close()
+
+    async def _rest(self) -> None:
+        """Waits for the steps that requests which have ended left behind."""
+        if self._driver is not None and not self._core.num_unfinished:
+            await asyncio.wait([self._driver])
 
     async def _add(
         self,
@@ -141,6 +212,13 @@ class AsyncLLMEngine:
         request = self._core.add(
             request_id or next(self._request_ids), encoded, resolved, priority=priority
         )
+        if self._logs_requests:
+            logger.info(
+                "request added: %s, %d prompt tokens, %s",
+                request.request_id,
+                len(encoded.token_ids),
+                params,
+            )
         request.output_kind = params.output_kind
         stream = self._streams[request.request_id] = _Stream(request)
         if self._driver is None or self._driver.done():
@@ -173,6 +251,10 @@ class AsyncLLMEngine:
         for stream in self._streams.values():
             stream.error = error
             stream.woken.set()
+
+
+AsyncLLM = AsyncLLMEngine
+"""vLLM's name for the same."""
 
 
 async def _settled(future: Future[StepResult]) -> None:

@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 from gpu_worker.runner_protocols import Runner
 from gpu_worker.step import StepResult
@@ -24,9 +26,11 @@ from scheduler_svc.config import AdmissionBounds
 from scheduler_svc.plan import StepOutcome
 from scheduler_svc.router_messages import RouterMessage
 from scheduler_svc.scheduler import Scheduler
+from scheduler_svc.stats_log import StatsLog
 from signalbox.llm import steps, wiring
 from signalbox.llm.errors import EngineDeadError, refusing
 from signalbox.llm.local_worker import EPOCH, LocalWorker
+from signalbox.llm.profiler import LocalProfiler
 from signalbox.llm.prompts import Encoder, Prompt
 from signalbox.llm.request import LocalRequest
 from signalbox.llm.sampling_params import SamplingParams, checked
@@ -34,10 +38,11 @@ from signalbox.llm.structured_outputs import prepare
 from signalbox.llm.wiring import CoreConfig
 
 MAX_STEPS_IN_FLIGHT = 2
+STATS_INTERVAL_S = 10.0
 UNBOUNDED = 1 << 62  # whoever calls us keeps the prompts in this memory anyway
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _LocalEngine:
     """What the cluster knows of us."""
 
@@ -63,15 +68,18 @@ class EngineCore:
         self.cluster.model = wiring.model_info(worker, files)
         self.scheduler = wiring.make_scheduler(self.cluster, worker, config)
         self.cluster.join(_LocalEngine(worker, self.scheduler))
+        self.profiler = LocalProfiler(worker, config.profile_folder)
         self._worker = worker
         self._answers: deque[Future[StepResult]] = deque()
         self._live: dict[int, LocalRequest] = {}
         self._touched: dict[int, LocalRequest] = {}
         self._handles = itertools.count(1)
         self._seeds = random.Random(config.seed)
-        self._stream_interval = config.stream_interval
-        self._disable_additional_properties = config.disable_additional_properties
+        self._config = config
+        self._stats_log = StatsLog(self.cluster) if config.log_stats else None
+        self._stats_due = time.monotonic() + STATS_INTERVAL_S
         self._death: str | None = None
+        self.is_asleep = False
 
     @classmethod
     def load(cls, make_runner: Callable[[], Runner], config: CoreConfig) -> "EngineCore":
@@ -82,6 +90,13 @@ class EngineCore:
         except BaseException:
             worker.close()
             raise
+
+    @cached_property
+    def transformers_tokenizer(self) -> Any:
+        """The tokenizer as a `PreTrainedTokenizerFast`, for callers; requests do without it."""
+        from gpu_worker.loading.transformers_tokenizer import load
+
+        return load(self.model.tokenizer.files)
 
     # Requests
 
@@ -99,7 +114,7 @@ class EngineCore:
             if "structured_output" in fields:
                 fields["structured_output"] = prepare(
                     fields["structured_output"],
-                    disable_additional_properties=self._disable_additional_properties,
+                    disable_additional_properties=self._config.disable_additional_properties,
                 )
             return validation.resolve_params(
                 fields,
@@ -112,7 +127,9 @@ class EngineCore:
         self, request_id: str, prompt: Prompt, params: GenerationParams, *, priority: int = 0
     ) -> LocalRequest:
         """Queues a request. Raises ValueError if it can never run or its id is in use."""
-        self._check_alive()
+        self.check_alive()
+        if self.is_asleep:
+            raise RuntimeError("the engine sleeps; call wake_up() first")
         with refusing():
             validation.check_request_id(request_id)
             validation.check_priority(priority)
@@ -122,7 +139,7 @@ class EngineCore:
             group=wiring.group(request_id, prompt, params, priority=priority),
             params=params,
             tokenizer=self.model.tokenizer,
-            stream_interval=self._stream_interval,
+            stream_interval=self._config.stream_interval,
         )
         self._live[request.handle] = request
         request.queued = self.cluster.add(request.group, session=self, handle=request.handle)
@@ -162,7 +179,7 @@ class EngineCore:
 
     def send_steps(self) -> None:
         """Plans and starts steps, as many as may be in flight."""
-        self._check_alive()
+        self.check_alive()
         while len(self._answers) < MAX_STEPS_IN_FLIGHT:
             plan = self.scheduler.schedule(time.monotonic())
             if failed := self.scheduler.take_failed():
@@ -193,7 +210,16 @@ class EngineCore:
         except Exception as error:
             self._die(str(error))
         self._answers.popleft()
-        self.cluster.publish(self.scheduler.update(answer, time.monotonic()))
+        now = time.monotonic()
+        self.cluster.publish(self.scheduler.update(answer, now))
+        if now >= self._stats_due:
+            self.log_stats(now)
+
+    def log_stats(self, now: float) -> None:
+        """Writes a line on what was done since the last one, unless that is off."""
+        self._stats_due = now + STATS_INTERVAL_S
+        if self._stats_log is not None:
+            self._stats_log.write(now)
 
     def _read(self, request: LocalRequest) -> None:
         for branch in request.read():
@@ -219,17 +245,50 @@ class EngineCore:
             request = touched[ended.handle] = live.pop(ended.handle)
             request.ended = ended
 
+    # Between requests
+
+    def reset_prefix_cache(self) -> bool:
+        """Forgets all cached prefixes; False, changing nothing, while a request is unfinished."""
+        self.check_alive()
+        if self._live:
+            return False
+        while self._answers:  # what requests that have ended left behind
+            self.take()
+        return self.scheduler.reset_prefix_cache()
+
+    def sleep(self) -> None:
+        """Gives the KV cache's memory back. Raises RuntimeError while a request is unfinished."""
+        if self.is_asleep:
+            return
+        if not self.reset_prefix_cache():
+            raise RuntimeError("requests are unfinished; finish or abort them before sleep")
+        self._worker.drop_cache()
+        self.is_asleep = True
+
+    def wake_up(self) -> None:
+        """Allocates the KV cache again. Raises MemoryError."""
+        self.check_alive()
+        if self.is_asleep:
+            self._worker.restore_cache()
+            self.is_asleep = False
+
     # Ending
 
     def close(self) -> None:
         """Ends the worker's thread, after the step that runs; requests are dropped."""
         self._death = self._death or "it is closed"
+        self.profiler.close()
         self._worker.close()
         self._pool.shutdown(cancel_futures=True)
         self._answers.clear()
         self._live.clear()
 
-    def _check_alive(self) -> None:
+    @property
+    def is_dead(self) -> bool:
+        return self._death is not None
+
+    def check_alive(self) -> None:
+        """Raises EngineDeadError if the engine is closed or has failed."""
         if self._death is not None:
             raise EngineDeadError(f"the engine cannot go on: {self._death}")
 

@@ -1,14 +1,15 @@
 """`LLMEngine`: requests in, one step at a time, outputs out; what `LLM` is made of."""
 
 import logging
+import time
 from collections.abc import Callable, Iterable
-from typing import Self
+from typing import Any, Self
 
 from gpu_worker.runner_protocols import Runner
-from router.tokenizer import Tokenizer
 from signalbox.llm import prompts
 from signalbox.llm.args import EngineArgs
 from signalbox.llm.beam_search import BeamSearchParams
+from signalbox.llm.controls import Controls, Queues, queues
 from signalbox.llm.core import EngineCore
 from signalbox.llm.outputs import RequestOutput
 from signalbox.llm.prompts import Encoder, Prompt, PromptInput
@@ -19,7 +20,7 @@ from signalbox.llm.wiring import CoreConfig
 logger = logging.getLogger(__name__)
 
 
-class LLMEngine:
+class LLMEngine(Controls):
     """Generates for many requests at once. Not for use by several threads at a time.
 
     Two steps are under way at any time, so `step` returns what the older one gave. `close`, or
@@ -116,6 +117,24 @@ class LLMEngine:
         return touched
 
     @property
+    def _controlled(self) -> EngineCore:
+        return self._core
+
+    @property
+    def scheduler(self) -> Queues:
+        """The requests that wait, run and are swapped out, as they are now."""
+        return queues(self._core)
+
+    @property
+    def tokenizer(self) -> Any:
+        """As `get_tokenizer`."""
+        return self.get_tokenizer()
+
+    def do_log_stats(self) -> None:
+        """Logs what was done since the last time, unless `disable_log_stats`."""
+        self._core.log_stats(time.monotonic())
+
+    @property
     def encoder(self) -> Encoder:
         return self._core.encoder
 
@@ -129,13 +148,18 @@ class LLMEngine:
         """Of the prompts that are computed, since the engine was made."""
         return self._core.scheduler.num_prompt_tokens
 
-    def get_tokenizer(self) -> Tokenizer:
-        return self._core.model.tokenizer
+    def get_tokenizer(self) -> Any:
+        """Returns the model's tokenizer as transformers has it, made at the first call."""
+        return self._core.transformers_tokenizer
 
     def close(self) -> None:
         """Ends the execution thread; a no-op the second time."""
         self._live.clear()
         self._core.close()
+
+    def shutdown(self) -> None:
+        """As `close`."""
+        self.close()
 
     def __enter__(self) -> Self:
         return self

@@ -3,18 +3,22 @@
 import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+from dataclasses import fields
+from typing import Any, NoReturn, Self
 
 from gpu_worker.runner_protocols import Runner
-from router.tokenizer import Tokenizer
 from signalbox.llm import progress
-from signalbox.llm.args import EngineArgs, refuse_unserved
+from signalbox.llm.args import EngineArgs
 from signalbox.llm.beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output
+from signalbox.llm.controls import Controls
 from signalbox.llm.conversations import Turns, conversation
+from signalbox.llm.core import EngineCore
 from signalbox.llm.engine import LLMEngine
 from signalbox.llm.outputs import RequestOutput
+from signalbox.llm.pooling_params import refuse_pooling
 from signalbox.llm.prompts import Prompt, PromptInput, asked
 from signalbox.llm.sampling_params import SamplingParams, checked
+from signalbox.llm.vllm_options import check_arguments
 from signalbox.llm.wiring import CoreConfig
 
 logger = logging.getLogger(__name__)
@@ -22,7 +26,7 @@ logger = logging.getLogger(__name__)
 ParamsInput = SamplingParams | Sequence[SamplingParams] | None
 
 
-class LLM:
+class LLM(Controls):
     """Loads a model, and generates for lists of prompts; see `EngineArgs` for the options.
 
     The scheduler and the worker are those of the services, without gRPC between them. An option
@@ -60,9 +64,16 @@ class LLM:
         attention_backend: str = "auto",
         enforce_eager: bool = False,
         disable_additional_properties: bool = True,
-        **unserved: object,
+        disable_log_stats: bool = True,
+        **options: Any,
     ) -> None:
-        refuse_unserved(unserved, who="LLM")
+        """Raises TypeError or ValueError for an option; what loading the model raises, too.
+
+        `options` are the others of `EngineArgs`.
+        """
+        known = {one.name for one in fields(EngineArgs)}
+        if unknown := sorted(options.keys() - known):
+            raise TypeError(f"LLM has no option {unknown[0]!r}")
         engine_args = EngineArgs(
             model=model,
             tokenizer=tokenizer,
@@ -92,6 +103,8 @@ class LLM:
             attention_backend=attention_backend,
             enforce_eager=enforce_eager,
             disable_additional_properties=disable_additional_properties,
+            disable_log_stats=disable_log_stats,
+            **options,
         )
         self._set_engine(LLMEngine.from_engine_args(engine_args))
 
@@ -115,7 +128,8 @@ class LLM:
         prompt_token_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
         use_tqdm: bool = True,
         *,
-        priority: int | Sequence[int] = 0,
+        priority: int | Sequence[int] | None = 0,
+        **unserved: object,
     ) -> list[RequestOutput]:
         """Generates for each prompt; returns the outputs in their order.
 
@@ -128,10 +142,12 @@ class LLM:
             use_tqdm: whether to show progress, with tokens per second.
             priority: for all prompts, or a list of one for each; less comes first, where
                 `scheduling_policy` goes by it.
+            unserved: arguments of vLLM's, such as `lora_request`, at their neutral value.
 
         Raises ValueError or TypeError, before anything is computed, if a prompt cannot be served.
         A request that fails later has `finish_reason` "error" and says why in `error`.
         """
+        check_arguments("generate", unserved)
         given = asked(prompts, prompt_token_ids)
         params = _for_each(sampling_params, len(given))
         encode = self.llm_engine.encoder.encode
@@ -152,7 +168,8 @@ class LLM:
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-        priority: int | Sequence[int] = 0,
+        priority: int | Sequence[int] | None = 0,
+        **unserved: object,
     ) -> list[RequestOutput]:
         """Answers a conversation, or each of a list; the text is as the model wrote it.
 
@@ -166,6 +183,7 @@ class LLM:
             chat_template_kwargs: variables of the template beside its usual ones.
             sampling_params, use_tqdm, priority: as those of `generate`.
         """
+        check_arguments("chat", unserved)
         is_one = bool(messages) and isinstance(messages[0], Mapping)
         conversations: Sequence[Any] = [messages] if is_one else messages
         params = _for_each(sampling_params, len(conversations))
@@ -191,6 +209,7 @@ class LLM:
         params: BeamSearchParams,
         use_tqdm: bool = False,
         concurrency_limit: int | None = None,
+        **unserved: object,
     ) -> list[BeamSearchOutput]:
         """Finds the best hypotheses for each prompt, the best first.
 
@@ -201,6 +220,7 @@ class LLM:
 
         Raises ValueError or TypeError, before anything is computed, if a prompt cannot be served.
         """
+        check_arguments("beam_search", unserved)
         if not isinstance(params, BeamSearchParams):
             raise TypeError(f"params is a {type(params).__name__}; give BeamSearchParams")
         if concurrency_limit is not None and concurrency_limit < 1:
@@ -212,15 +232,30 @@ class LLM:
         for start in range(0, len(encoded), size):
             part = encoded[start : start + size]
             outputs += self._run(part, [sampling] * len(part), use_tqdm=use_tqdm)
-        tokenizer = self.get_tokenizer()
+        tokenizer = self._controlled.model.tokenizer
         return [beam_search_output(output, params, tokenizer) for output in outputs]
 
-    def get_tokenizer(self) -> Tokenizer:
+    def get_tokenizer(self) -> Any:
+        """Returns the model's tokenizer as transformers has it, made at the first call."""
         return self.llm_engine.get_tokenizer()
+
+    def encode(self, *_: object, **__: object) -> NoReturn:
+        """Of models that pool, as are `embed`, `classify`, `score` and `reward`."""
+        refuse_pooling("LLM.encode")
+
+    embed = classify = score = reward = encode
+
+    @property
+    def _controlled(self) -> EngineCore:
+        return self.llm_engine._core
 
     def close(self) -> None:
         """Ends the execution thread and lets the model go."""
         self.llm_engine.close()
+
+    def shutdown(self) -> None:
+        """As `close`."""
+        self.close()
 
     def __enter__(self) -> Self:
         return self
@@ -234,7 +269,7 @@ class LLM:
         params: Sequence[SamplingParams],
         *,
         use_tqdm: bool,
-        priority: int | Sequence[int] = 0,
+        priority: int | Sequence[int] | None = 0,
     ) -> list[RequestOutput]:
         if not isinstance(use_tqdm, bool):
             raise TypeError("use_tqdm is True or False; a progress bar of yours is not served")
@@ -270,16 +305,16 @@ class LLM:
 
 
 def _for_each(given: ParamsInput, count: int) -> Sequence[SamplingParams]:
-    if given is None or isinstance(given, SamplingParams):
+    if given is None or not isinstance(given, Sequence):
         return [checked(given)] * count
     if len(given) != count:
         raise ValueError(f"{len(given)} sampling_params for {count} prompts; give one, or as many")
     return [checked(one) for one in given]
 
 
-def _priorities(given: int | Sequence[int], count: int) -> Sequence[int]:
-    if isinstance(given, int):
-        return [given] * count
+def _priorities(given: int | Sequence[int] | None, count: int) -> Sequence[int]:
+    if given is None or isinstance(given, int):
+        return [given or 0] * count
     if len(given) != count:
         raise ValueError(f"{len(given)} priorities for {count} prompts; give one, or as many")
     return given

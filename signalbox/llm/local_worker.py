@@ -12,7 +12,15 @@ from functools import partial
 
 from gpu_worker.execution import Unfinished
 from gpu_worker.lease.lease import Lease
-from gpu_worker.runner_protocols import CacheCapacity, ModelInfo, Runner, close
+from gpu_worker.runner_protocols import (
+    CacheCapacity,
+    Inspectable,
+    ModelInfo,
+    ProfileOptions,
+    Recording,
+    Runner,
+    close,
+)
 from gpu_worker.sampling.grammars import Grammars
 from gpu_worker.step import Step, StepResult
 
@@ -71,6 +79,36 @@ class LocalWorker:
         answer: Future[StepResult] = Future()
         self._run(answer, partial(self._lease.execute, step, arrived_ns=time.monotonic_ns()))
         return answer
+
+    def drop_cache(self) -> None:
+        """Gives the memory of both pools back, all but a block's; no step may be in flight."""
+        self._allocate(num_gpu_blocks=1, num_cpu_blocks=0)
+
+    def restore_cache(self) -> None:
+        """Allocates the pools again; what they held is lost. Raises MemoryError."""
+        self._allocate(
+            num_gpu_blocks=self.capacity.num_gpu_blocks, num_cpu_blocks=self.capacity.num_cpu_blocks
+        )
+
+    def _allocate(self, *, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
+        assert self._runner is not None, "closed"
+        self._thread.submit(
+            self._runner.init_cache_engine,
+            num_gpu_blocks=num_gpu_blocks,
+            num_cpu_blocks=num_cpu_blocks,
+        ).result()
+
+    def begin_recording(self, options: ProfileOptions) -> Recording:
+        """Begins a profile. Raises RuntimeError for a runner that computes nothing."""
+        runner = self._runner
+        if not isinstance(runner, Inspectable):
+            raise RuntimeError("a simulated model computes nothing that could be profiled")
+        return self._thread.submit(runner.begin_recording, options).result()
+
+    def end_recording(self, recording: Recording) -> bytes:
+        """Ends a profile; returns it as a gzipped Chrome trace."""
+        self._thread.submit(recording.end).result()
+        return recording.chrome_trace()
 
     def close(self) -> None:
         """Ends the thread, after the step that runs, and lets the model go."""

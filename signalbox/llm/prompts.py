@@ -2,7 +2,7 @@
 
 import numbers
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NotRequired, TypedDict
 
 from router import validation
 from router.conversation import Conversation
@@ -10,10 +10,30 @@ from router.model import ServedModel
 from router.token_checks import check_token_ids
 from signalbox.llm.errors import refusing
 
+
+class TextPrompt(TypedDict):
+    """A prompt as a text; each field but the first may be left out."""
+
+    prompt: str
+    cache_salt: NotRequired[str]
+    add_special_tokens: NotRequired[bool]
+
+
+class TokensPrompt(TypedDict):
+    """A prompt as token ids; a text beside them is only shown in the output."""
+
+    prompt_token_ids: list[int]
+    prompt: NotRequired[str]
+    cache_salt: NotRequired[str]
+
+
 PromptInput = str | Mapping[str, Any] | Sequence[int]
 """A text, {"prompt": text}, {"prompt_token_ids": ids}, or token ids. A dictionary may also have
 "cache_salt": cached prefixes are shared with requests of the same salt alone; and beside a text
 "add_special_tokens", which is True unless given."""
+
+PromptType = PromptInput
+"""vLLM's name."""
 
 _TEXT, _TOKENS = "prompt", "prompt_token_ids"
 _SALT, _SPECIAL = "cache_salt", "add_special_tokens"
@@ -66,14 +86,16 @@ def _asked(prompt: object) -> Asked:
         return Asked(text=prompt)
     if not isinstance(prompt, Mapping):
         return Asked(token_ids=_checked_ids(prompt))
-    if unserved := prompt.keys() - {_TEXT, _TOKENS, _SALT, _SPECIAL}:
+    given = {name for name, value in prompt.items() if value is not None}
+    if unserved := given - {_TEXT, _TOKENS, _SALT, _SPECIAL}:
         raise ValueError(f"prompt: {min(unserved)!r} is not served")
     text, token_ids = prompt.get(_TEXT), prompt.get(_TOKENS)
     if text is None and token_ids is None:
         raise ValueError(f"prompt: give {_TEXT!r} or {_TOKENS!r}")
     if text is not None and not isinstance(text, str):
         raise TypeError(f"prompt: {_TEXT!r} is a text, not {type(text).__name__}")
-    salt, special = prompt.get(_SALT) or "", prompt.get(_SPECIAL, True)
+    salt, special = prompt.get(_SALT) or "", prompt.get(_SPECIAL)
+    special = True if special is None else special
     if not isinstance(salt, str) or not isinstance(special, bool):
         raise TypeError(f"prompt: {_SALT!r} is a text, {_SPECIAL!r} True or False")
     with refusing():

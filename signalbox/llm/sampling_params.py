@@ -4,14 +4,15 @@ The ranges are the router's. A field of vLLM's that is not served may be given a
 default, so that scripts which spell it out go on working; any other value is refused by name.
 """
 
+import copy
 import dataclasses
 import enum
 import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
-from router import validation
+from router import token_checks, validation
 from signalbox.llm.errors import refusing
 from signalbox.llm.structured_outputs import StructuredOutputsParams
 
@@ -121,9 +122,34 @@ class SamplingParams:
     guided_decoding: Any = field(default=None, repr=False)
     detokenize: bool = field(default=True, repr=False)
     spaces_between_special_tokens: bool = field(default=True, repr=False)
+    stream_interval: int | None = field(default=None, repr=False)
+    flat_logprobs: bool = field(default=False, repr=False)
+    logprob_token_ids: Any = field(default=None, repr=False)
+    prompt_logprob_token_ids: Any = field(default=None, repr=False)
+    thinking_token_budget: int | None = field(default=None, repr=False)
+    repetition_detection: Any = field(default=None, repr=False)
+    extra_args: Any = field(default=None, repr=False)
+    skip_reading_prefix_cache: bool | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         self.fields()
+
+    def clone(self) -> Self:
+        """Returns a copy that shares nothing with this one."""
+        return copy.deepcopy(self)
+
+    @classmethod
+    def from_optional(cls, **given: Any) -> Self:
+        """Returns parameters of what is given, where None is the default, but for `max_tokens`.
+
+        Keys of logit_bias may be texts, as in JSON, and its values are cut to [-100, 100].
+        """
+        kept = {k: value for k, value in given.items() if value is not None or k == "max_tokens"}
+        if "logit_bias" in kept:
+            most = token_checks.MAX_BIAS
+            pairs = kept["logit_bias"].items()
+            kept["logit_bias"] = {int(i): min(most, max(-most, bias)) for i, bias in pairs}
+        return cls(**kept)
 
     def fields(self) -> dict[str, Any]:
         """Returns what is set, checked, under the names and in the terms of the router."""

@@ -42,6 +42,11 @@ class CoreConfig:
     """Whether objects of JSON schemas take only the keys that they declare."""
     tokenizer_files: Mapping[str, bytes] | None = None
     """Instead of the model's own."""
+    max_logprobs: int | None = 20
+    """Most that a request may ask for at a position; None is no bound."""
+    profile_folder: str | None = None
+    """Where profiles are written; None takes none."""
+    log_stats: bool = False
 
 
 def served_model(

@@ -21,7 +21,7 @@ async def engine() -> AsyncIterator[AsyncLLMEngine]:
     engine = make_async_engine(step_ns=1_000_000)
     yield engine
     await at_rest(engine)
-    await engine.shutdown()
+    engine.shutdown()
 
 
 async def at_rest(engine: AsyncLLMEngine) -> None:
@@ -125,7 +125,7 @@ async def test_a_device_that_fails_ends_every_stream() -> None:
         await other
     with pytest.raises(EngineDeadError, match="the cache is lost"):
         await last(engine, "again", GREEDY)
-    await engine.shutdown()
+    engine.shutdown()
 
 
 async def test_shutting_down_ends_streams_tasks_and_threads() -> None:
@@ -133,7 +133,7 @@ async def test_shutting_down_ends_streams_tasks_and_threads() -> None:
     engine = make_async_engine(step_ns=1_000_000)
     reading = asyncio.create_task(last(engine, "hello", ENDLESS))
     await asyncio.sleep(0.02)
-    await engine.shutdown()
+    engine.shutdown()
     with pytest.raises(EngineDeadError, match="shut down"):
         await reading
     assert asyncio.all_tasks() == tasks
@@ -152,7 +152,7 @@ def test_one_loop_may_follow_another() -> None:
     async def finish() -> RequestOutput:
         output = await last(engine, "hello", GREEDY)
         await at_rest(engine)
-        await engine.shutdown()
+        engine.shutdown()
         return output
 
     asyncio.run(break_off())

@@ -1,9 +1,13 @@
 """The demo model in this process: transformers' tokens, and an answer to a question."""
 
+import gzip
+import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from gpu_worker.runner_protocols import Inspectable
 from signalbox import LLM, AsyncLLMEngine, EngineArgs, SamplingParams
 from tests.integration.prompts import PROMPTS
 from tests.llm.make import assert_at_rest, tokens_of
@@ -17,8 +21,14 @@ OPTIONS = {"dtype": "float32", "max_model_len": 512, "kv_cache_memory": 0.25, "s
 
 
 @pytest.fixture(scope="module")
-def llm() -> Iterator[LLM]:
-    with LLM(str(MODEL), max_num_seqs=32, device="cpu", **OPTIONS) as llm:  # type: ignore[arg-type]
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("profiles") / "of" / "the demo"
+
+
+@pytest.fixture(scope="module")
+def llm(traces: Path) -> Iterator[LLM]:
+    options = OPTIONS | {"profiler_config": {"torch_profiler_dir": str(traces)}}
+    with LLM(str(MODEL), max_num_seqs=32, device="cpu", **options) as llm:  # type: ignore[arg-type]
         yield llm
         assert_at_rest(llm.llm_engine)
 
@@ -47,6 +57,43 @@ def test_a_stop_string_ends_the_text(llm: LLM) -> None:
     assert output.outputs[0].stop_reason == "Paris"
 
 
+def test_a_sleeping_model_has_no_kv_cache_and_the_same_answers(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=NUM_NEW_TOKENS)
+    expected = tokens_of(llm.generate(PROMPTS[0], params, use_tqdm=False))
+    runner = llm.llm_engine._core._worker._runner
+    assert isinstance(runner, Inspectable)
+    awake = runner.memory()
+    llm.sleep()
+    assert runner.memory().kv < awake.kv / 100 and runner.memory().swap == 0
+    llm.wake_up()
+    assert (runner.memory().kv, runner.memory().swap) == (awake.kv, awake.swap)
+    assert tokens_of(llm.generate(PROMPTS[0], params, use_tqdm=False)) == expected
+
+
+def test_a_profile_is_a_trace_of_what_was_generated(llm: LLM, traces: Path) -> None:
+    llm.start_profile("mine")
+    with pytest.raises(RuntimeError, match="being taken already"):
+        llm.start_profile()
+    llm.generate("Hello", SamplingParams(temperature=0, max_tokens=4), use_tqdm=False)
+    llm.stop_profile()
+    (path,) = traces.iterdir()
+    assert path.name.startswith("mine.")
+    with gzip.open(path) as file:
+        names = {event.get("name") for event in json.load(file)["traceEvents"]}
+    assert "forward" in names
+
+
+def test_the_tokenizer_for_callers_encodes_as_requests_are_encoded(llm: LLM) -> None:
+    tokenizer = llm.get_tokenizer()
+    params = SamplingParams(max_tokens=1)
+    messages = [{"role": "user", "content": "Is this <|im_end|> the end?"}]
+    texts = [*PROMPTS[:4], tokenizer.apply_chat_template(messages, tokenize=False)]
+    outputs = llm.generate(texts, params, use_tqdm=False)
+    assert [tokenizer.encode(text) for text in texts] == [one.prompt_token_ids for one in outputs]
+    assert [tokenizer.decode(one.prompt_token_ids) for one in outputs] == texts
+    assert (tokenizer.eos_token, len(tokenizer)) == ("<|im_end|>", 49152)
+
+
 async def test_the_async_engine_streams_the_same_text(llm: LLM) -> None:
     params = SamplingParams(temperature=0, max_tokens=NUM_NEW_TOKENS)
     (whole,) = llm.generate("Once upon a time", params, use_tqdm=False)
@@ -55,4 +102,4 @@ async def test_the_async_engine_streams_the_same_text(llm: LLM) -> None:
     outputs = [output async for output in engine.generate("Once upon a time", params)]
     assert outputs[-1].outputs[0].text == whole.outputs[0].text
     assert all(whole.outputs[0].text.startswith(output.outputs[0].text) for output in outputs)
-    await engine.shutdown()
+    engine.shutdown()

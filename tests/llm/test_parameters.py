@@ -33,7 +33,7 @@ def prompt_logprobs(output: RequestOutput) -> list[tuple[int, float, int]]:
 
 def test_allowed_tokens_and_bad_words_bound_what_is_generated() -> None:
     with make_llm() as llm:
-        encode = llm.get_tokenizer().encode_blocking
+        encode = llm._controlled.model.tokenizer.encode_blocking
         allowed = [encode(char, add_special_tokens=False)[0] for char in "ab"]
         params = SamplingParams(temperature=0, ignore_eos=True, allowed_token_ids=allowed)
         (either,) = llm.generate([PROMPT], params, use_tqdm=False)
@@ -133,7 +133,7 @@ async def test_the_async_engine_streams_deltas() -> None:
     async for output in engine.generate({"prompt_token_ids": PROMPT}, params):
         tokens += output.outputs[0].token_ids
     assert tokens == expected_tokens(PROMPT, num_tokens=16)
-    await engine.shutdown()
+    engine.shutdown()
 
 
 def test_requests_of_different_salts_share_no_cached_prefix() -> None:
@@ -153,7 +153,7 @@ def test_requests_of_different_salts_share_no_cached_prefix() -> None:
 
 def test_special_tokens_are_added_unless_the_prompt_says_no(monkeypatch: Any) -> None:
     with make_llm() as llm:
-        tokenizer = llm.get_tokenizer()
+        tokenizer = llm._controlled.model.tokenizer
         asked: list[bool] = []
         encode = tokenizer.encode_blocking
 

@@ -61,4 +61,4 @@ async def test_a_stream_may_have_a_priority() -> None:
     engine = make_async_engine(BY_PRIORITY)
     outputs = [output async for output in engine.generate("a", GREEDY, priority=-3)]
     assert outputs[-1].finished
-    await engine.shutdown()
+    engine.shutdown()

@@ -1,0 +1,1 @@
+"""Engines, at vLLM's module paths."""

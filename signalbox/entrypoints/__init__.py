@@ -1,0 +1,1 @@
+"""What programs start with, at vLLM's module paths."""

@@ -1,0 +1,1 @@
+"""OpenAI's HTTP API, at vLLM's module path."""

@@ -1,0 +1,24 @@
+"""`python -m signalbox.entrypoints.openai.api_server --model M ...` is `signalbox serve M ...`."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the stack until it is ended; returns the exit status."""
+    from signalbox import cli
+
+    return cli.main(serve_arguments(sys.argv[1:] if arguments is None else arguments))
+
+
+def serve_arguments(arguments: Sequence[str]) -> list[str]:
+    """Returns the command with the model where `serve` has it, after the flags."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--model")
+    given, others = parser.parse_known_args(arguments)
+    return ["serve", *others, *([] if given.model is None else ["--", given.model])]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

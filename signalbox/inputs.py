@@ -1,0 +1,5 @@
+"""At the path where vLLM has it; see docs/vllm_python.md."""
+
+from signalbox.llm import PromptType, TextPrompt, TokensPrompt
+
+__all__ = ["PromptType", "TextPrompt", "TokensPrompt"]

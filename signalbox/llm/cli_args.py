@@ -1,0 +1,64 @@
+"""Flags of an options class, made from its fields: `--max-model-len N`, `--[no-]enforce-eager`."""
+
+import argparse
+import json
+from collections.abc import Callable
+from dataclasses import MISSING, Field, fields
+from typing import Any, Protocol, TypeVar, get_args, get_type_hints
+
+from signalbox.llm.vllm_options import ANY, VllmOptions
+
+_SHORT = {
+    "tensor_parallel_size": "-tp",
+    "pipeline_parallel_size": "-pp",
+    "data_parallel_size": "-dp",
+    "quantization": "-q",
+}
+
+
+class Flags(Protocol):
+    """An `argparse.ArgumentParser`, or a group of one."""
+
+    add_argument: Callable[..., argparse.Action]
+
+
+F = TypeVar("F", bound=Flags)
+
+
+def add_flags(options: type[VllmOptions], parser: F) -> F:
+    """Adds a flag for each field of a dataclass, with its default; returns the parser."""
+    hints = get_type_hints(options)
+    for one in fields(options):
+        default = None if one.default is MISSING else one.default
+        names = [_SHORT[one.name]] if one.name in _SHORT else []
+        names.append("--" + one.name.replace("_", "-"))
+        kind = _kind(one, hints[one.name])
+        if kind is bool:
+            given: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
+        else:
+            given = {"type": kind, "metavar": one.name.rpartition("_")[2].upper()}
+        if "taken" in one.metadata:
+            given["help"] = argparse.SUPPRESS
+        parser.add_argument(*names, dest=one.name, default=default, **given)
+    return parser
+
+
+def options_of(options: type[VllmOptions], args: argparse.Namespace) -> dict[str, Any]:
+    """Returns what a namespace has of the fields of a dataclass."""
+    names = [one.name for one in fields(options)]
+    return {name: getattr(args, name) for name in names if hasattr(args, name)}
+
+
+def _kind(one: Field[Any], hint: Any) -> Callable[[str], Any]:
+    """Returns what makes a value of a text."""
+    if "taken" in one.metadata:
+        values = [
+            value for value in one.metadata["taken"] if value is not None and value is not ANY
+        ]
+        is_data = any(isinstance(value, dict | list) for value in values)
+        return json.loads if is_data else type(values[0]) if values else str
+    kinds = [kind for kind in get_args(hint) or (hint,) if kind is not type(None)]
+    first = kinds[0]
+    if first in (bool, int, float):
+        return first  # type: ignore[no-any-return]
+    return str if first in (str, object) else json.loads

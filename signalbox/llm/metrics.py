@@ -1,0 +1,90 @@
+"""An engine's metrics as objects, in the shape and under the names of vLLM's metrics reader."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from prometheus_client.core import Metric as Family
+from prometheus_client.samples import Sample
+
+from rpc.metrics import PREFIXES, VLLM, Families
+from scheduler_svc import metrics
+from scheduler_svc.cluster import Cluster
+
+Labels = frozenset[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """A value of a name, of which there may be others with other labels."""
+
+    name: str
+    labels: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gauge(Metric):
+    """A number that rises and falls."""
+
+    value: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counter(Metric):
+    """A count that only grows."""
+
+    value: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vector(Metric):
+    """Counts in order. vLLM has one, of speculative decoding; nothing here is of this type."""
+
+    values: list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Histogram(Metric):
+    """How many observations were at most each bound; the last bound is "+Inf"."""
+
+    count: int
+    sum: float
+    buckets: dict[str, int]
+
+
+def snapshot(cluster: Cluster) -> list[Metric]:
+    """Returns what Prometheus would be shown of the scheduler now, behind the prefix "vllm:"."""
+    families = Families(PREFIXES[VLLM])
+    metrics.read(cluster, families)
+    return [metric for family in families for metric in _read(family)]
+
+
+def _read(family: Family) -> Iterator[Metric]:
+    name = family.name
+    if family.type == "histogram":
+        yield from _histograms(family)
+    for sample in family.samples:
+        if family.type == "gauge":
+            yield Gauge(name=name, labels=dict(sample.labels), value=sample.value)
+        elif family.type == "counter":
+            number = sample.value
+            value = int(number) if number == int(number) else number
+            yield Counter(name=name, labels=dict(sample.labels), value=value)  # type: ignore[arg-type]
+
+
+def _histograms(family: Family) -> Iterator[Histogram]:
+    samples: defaultdict[Labels, list[Sample]] = defaultdict(list)
+    for sample in family.samples:
+        samples[frozenset(sample.labels.items() - {("le", sample.labels.get("le"))})].append(sample)
+    for labels, found in samples.items():
+        buckets = {
+            sample.labels["le"]: int(sample.value) for sample in found if "le" in sample.labels
+        }
+        (total,) = (sample.value for sample in found if sample.name.endswith("_sum"))
+        yield Histogram(
+            name=family.name,
+            labels=dict(labels),
+            count=buckets["+Inf"],
+            sum=total,
+            buckets=buckets,
+        )

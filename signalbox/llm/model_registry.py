@@ -1,0 +1,46 @@
+"""`ModelRegistry`: vLLM's name for our registry of models outside the tree."""
+
+from collections.abc import Set
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gpu_worker.models import ModelSpec
+
+
+class ModelRegistry:
+    """Models by the architecture that their config.json names; the methods are static."""
+
+    @staticmethod
+    def register_model(model_arch: str, model: "ModelSpec | str") -> None:
+        """Adds a model for this process, or replaces the one of the same architecture.
+
+        Args:
+            model: a `gpu_worker.models.ModelSpec`, or where one is: "module:name". The module may
+                register it itself when it is imported, and is then "module".
+
+        Raises TypeError for anything else, vLLM's model classes included: the forward pass that is
+        served is another, see docs/adding_a_model.md. ValueError if the architectures differ.
+        """
+        from gpu_worker.models import ModelSpec, register_model
+
+        if isinstance(model, str):
+            module, _, name = model.partition(":")
+            found = import_module(module)
+            if not name:
+                return
+            model = getattr(found, name)
+        if not isinstance(model, ModelSpec):
+            raise TypeError(
+                f"{model!r} is no gpu_worker.models.ModelSpec; see docs/adding_a_model.md"
+            )
+        if model.architecture != model_arch:
+            raise ValueError(f"{model_arch!r} is registered with a spec of {model.architecture!r}")
+        register_model(model)
+
+    @staticmethod
+    def get_supported_archs() -> Set[str]:
+        """Returns the architectures that have a model of their own here; see `model_impl`."""
+        from gpu_worker.models import architectures
+
+        return architectures()

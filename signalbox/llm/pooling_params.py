@@ -1,0 +1,26 @@
+"""`PoolingParams`: programs that import the name run; what it is for is refused.
+
+No model is pooled here: a decoder's log probabilities are what it serves.
+"""
+
+from dataclasses import dataclass, replace
+from typing import NoReturn, Self
+
+
+@dataclass(slots=True, kw_only=True)
+class PoolingParams:
+    """What an embedding or classifying model is asked for, as in vLLM; nothing takes it."""
+
+    truncate_prompt_tokens: int | None = None
+    dimensions: int | None = None
+    normalize: bool | None = None
+    use_activation: bool | None = None
+    task: str | None = None
+
+    def clone(self) -> Self:
+        return replace(self)
+
+
+def refuse_pooling(call: str) -> NoReturn:
+    """Raises NotImplementedError that names the call."""
+    raise NotImplementedError(f"{call} is not served: models here generate text, and pool nothing")

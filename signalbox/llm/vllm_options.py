@@ -1,0 +1,131 @@
+"""Options of vLLM's engine that have no counterpart here, and the values of them that are taken.
+
+A value is taken if it asks for what happens anyway, or if it changes how fast vLLM is and nothing
+else. Any other is refused by name, so that no script believes that it has what it asked for.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+
+class _Any:
+    """Equals every value."""
+
+    def __eq__(self, _: object) -> bool:
+        return True
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+ANY = _Any()
+
+
+def _taken(*values: object) -> Any:
+    """An option that is left at its first value, or given one of the others."""
+    return field(default=values[0], repr=False, metadata={"taken": values})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmOptions:
+    """What an `EngineArgs` takes at a neutral value. Raises ValueError for any other."""
+
+    # What the model is asked for.
+    task: object = _taken("auto", "generate", None)
+    runner: object = _taken("auto", "generate", None)
+    convert: object = _taken("auto", "none", None)
+    skip_tokenizer_init: object = _taken(False)
+    served_model_name: object = _taken(None, ANY)
+    pooler_config: object = _taken(None)
+    override_pooler_config: object = _taken(None)
+    chat_template: object = _taken(None)
+    reasoning_parser: object = _taken("", None)
+    logits_processors: object = _taken(None, [])
+    logprobs_mode: object = _taken("raw_logprobs", None)
+    limit_mm_per_prompt: object = _taken(None, {})
+    mm_processor_kwargs: object = _taken(None, {})
+    allowed_local_media_path: object = _taken("", None)
+    allowed_media_domains: object = _taken(None)
+    enable_prompt_embeds: object = _taken(False)
+    enable_return_routed_experts: object = _taken(False)
+    # How it is loaded.
+    tokenizer_revision: object = _taken(None)
+    code_revision: object = _taken(None)
+    config_format: object = _taken("auto", "hf")
+    hf_config_path: object = _taken(None)
+    hf_token: object = _taken(None)
+    hf_overrides: object = _taken(None, {})
+    download_dir: object = _taken(None)
+    ignore_patterns: object = _taken(None)
+    model_loader_extra_config: object = _taken(None, {})
+    rope_scaling: object = _taken(None, {})
+    rope_theta: object = _taken(None)
+    cpu_offload_gb: object = _taken(0)
+    enable_lora: object = _taken(False, None)
+    kv_cache_dtype: object = _taken("auto")
+    calculate_kv_scales: object = _taken(False)
+    # How it is divided.
+    pipeline_parallel_size: object = _taken(1)
+    data_parallel_size: object = _taken(1)
+    decode_context_parallel_size: object = _taken(1)
+    enable_expert_parallel: object = _taken(False)
+    distributed_executor_backend: object = _taken(None, "mp", "uni")
+    worker_use_ray: object = _taken(False)
+    disable_custom_all_reduce: object = _taken(False, ANY)
+    max_parallel_loading_workers: object = _taken(None)
+    # How steps are planned; prompts are always computed in chunks.
+    enable_chunked_prefill: object = _taken(None, True)
+    max_num_partial_prefills: object = _taken(1)
+    long_prefill_token_threshold: object = _taken(0)
+    num_scheduler_steps: object = _taken(1)
+    scheduler_delay_factor: object = _taken(0)
+    num_gpu_blocks_override: object = _taken(None)
+    use_v2_block_manager: object = _taken(None, ANY)
+    async_scheduling: object = _taken(None, ANY)
+    disable_async_output_proc: object = _taken(False, ANY)
+    disable_cascade_attn: object = _taken(False, ANY)
+    disable_sliding_window: object = _taken(False)
+    prefix_caching_hash_algo: object = _taken(None, ANY)
+    speculative_config: object = _taken(None)
+    speculative_model: object = _taken(None)
+    num_speculative_tokens: object = _taken(None)
+    # How it is computed, and watched.
+    max_seq_len_to_capture: object = _taken(None, ANY)
+    compilation_config: object = _taken(None, ANY)
+    attention_config: object = _taken(None, {})
+    guided_decoding_backend: object = _taken(None, "auto")
+    structured_outputs_config: object = _taken(None, {})
+    additional_config: object = _taken(None, {})
+    kv_transfer_config: object = _taken(None)
+    kv_events_config: object = _taken(None)
+    otlp_traces_endpoint: object = _taken(None)
+    collect_detailed_traces: object = _taken(None)
+    enable_sleep_mode: object = _taken(False, True)
+
+    def check_neutral(self) -> None:
+        """Refuses the options that ask for something."""
+        for one in fields(VllmOptions):
+            value = getattr(self, one.name)
+            if value not in one.metadata["taken"]:
+                raise ValueError(f"{one.name}={value!r} is not served; leave it {one.default!r}")
+
+
+_ARGUMENTS = {
+    "lora_request": None,
+    "prompt_adapter_request": None,
+    "tokenization_kwargs": None,
+    "trace_headers": None,
+    "data_parallel_rank": None,
+    "mm_processor_kwargs": None,
+    "chat_template_content_format": "auto",
+}
+"""Arguments of vLLM's calls that are not served, and the value that asks for nothing."""
+
+
+def check_arguments(call: str, given: Mapping[str, object]) -> None:
+    """Raises TypeError for an argument that no such call has, ValueError for one not served."""
+    for name, value in given.items():
+        if name not in _ARGUMENTS:
+            raise TypeError(f"{call}() has no argument {name!r}")
+        if value and value != _ARGUMENTS[name]:
+            raise ValueError(f"{call}(): {name} is not served; leave it {_ARGUMENTS[name]!r}")

@@ -1,0 +1,1 @@
+"""Models, at vLLM's module paths."""

@@ -1,0 +1,5 @@
+"""At the path where vLLM has it; see docs/vllm_python.md."""
+
+from signalbox.llm import CompletionOutput, RequestMetrics, RequestOutput
+
+__all__ = ["CompletionOutput", "RequestMetrics", "RequestOutput"]

@@ -1,0 +1,10 @@
+"""At the path where vLLM has it; see docs/vllm_python.md."""
+
+from signalbox.llm import (
+    BeamSearchParams,
+    RequestOutputKind,
+    SamplingParams,
+    StructuredOutputsParams,
+)
+
+__all__ = ["BeamSearchParams", "RequestOutputKind", "SamplingParams", "StructuredOutputsParams"]

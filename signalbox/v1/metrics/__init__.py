@@ -1,0 +1,1 @@
+"""See `signalbox.v1.metrics.reader`."""
