@@ -1,6 +1,7 @@
 """A model in a GGUF file or its parts: its fields as a config.json, its tensors, floats or not."""
 
 import json
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from functools import cached_property, partial
@@ -13,12 +14,21 @@ from torch import Tensor
 from gpu_worker.config import ModelError
 from gpu_worker.loading.gguf_config import GGUFConfig
 from gpu_worker.loading.gguf_reader import GGUFTensor, read_gguf
-from gpu_worker.loading.gguf_tokenizer import GGUFVocab, TokenType, adds_bos, build
+from gpu_worker.loading.gguf_tokenizer import (
+    DEFAULT_SPLIT,
+    GGUFVocab,
+    TokenType,
+    adds_bos,
+    build,
+)
 from gpu_worker.loading.gguf_weights import is_runnable, make_pool, to_tensor
 from signalbox_kernels.quantised import BlockType, Matrix, Quantised
 
+logger = logging.getLogger(__name__)
+
 _PART = re.compile(r"-\d{5}-of-\d{5}$")
 _QUANTISATION = re.compile(r"[.-](I?Q\d\w*|F16|F32|BF16)$", re.IGNORECASE)
+_PHI3 = re.compile(r"phi-?3", re.IGNORECASE)
 _END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>")
 
 
@@ -115,13 +125,19 @@ class GGUFSource:
         tokens = self._of_tokenizer("tokens", None)
         if not tokens:
             raise ModelError(f"{self._path} has no tokenizer; fetch a file that has one")
-        model, pre = str(self._of_tokenizer("model", "")), str(self._of_tokenizer("pre", "default"))
+        model, pre = str(self._of_tokenizer("model", "")), str(self._of_tokenizer("pre", ""))
+        if model == "gpt2" and not pre:
+            logger.warning(
+                "%s does not say how its tokenizer cuts words (tokenizer.ggml.pre): llama.cpp's "
+                "default is used, and answers may be worse; use a file that says it",
+                self._path,
+            )
         types = self._of_tokenizer("token_type", [TokenType.NORMAL] * len(tokens))
         if len(types) != len(tokens):
             raise ModelError(f"{self._path} has types of {len(types)} of its {len(tokens)} tokens")
         return GGUFVocab(
             model=model,
-            pre=pre,
+            pre=pre or DEFAULT_SPLIT,
             tokens=tokens,
             token_types=types,
             merges=self._of_tokenizer("merges", []),
@@ -132,6 +148,8 @@ class GGUFSource:
             add_bos=bool(self._of_tokenizer("add_bos_token", adds_bos(model=model, pre=pre))),
             add_eos=bool(self._of_tokenizer("add_eos_token", False)),
             add_space_prefix=bool(self._of_tokenizer("add_space_prefix", True)),
+            strips_after_special=_PHI3.search(str(self._config.fields.get("general.name", "")))
+            is not None,
         )
 
     def _token(self, field: str, tokens: list[str]) -> str | None:

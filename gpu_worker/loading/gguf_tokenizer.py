@@ -26,6 +26,7 @@ class TokenType(IntEnum):
     """Values of tokenizer.ggml.token_type that matter here."""
 
     NORMAL = 1
+    UNKNOWN = 2
     CONTROL = 3
     USER_DEFINED = 4
 
@@ -46,6 +47,8 @@ class GGUFVocab:
     unk: str | None = None
     scores: list[float] = field(default_factory=list)
     add_space_prefix: bool = True
+    strips_after_special: bool = False
+    """Whether added tokens take the white space behind them, as those of Phi-3."""
 
 
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -87,6 +90,8 @@ _WHOLE_WORDS = (
     *("lfm2", "jina-v5-nano"),
 )
 """Words that are tokens stay whole, whatever the merges say."""
+DEFAULT_SPLIT = "default"
+"""What llama.cpp takes where a file names no way to cut words: one split after another."""
 _SPLITS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys((*_WHOLE_WORDS, "dbrx", "smaug-bpe", "chatglm-bpe", "glm4"), _LLAMA3),
     **dict.fromkeys(
@@ -95,9 +100,16 @@ _SPLITS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"), _GPT4O),
     **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), _DEEPSEEK3),
     "tekken": (_gpt4o(r"\p{N}", ""),),
+    DEFAULT_SPLIT: (
+        r"[\p{P}$+<=>^~|]+",
+        r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)",
+        r"\p{N}+",
+        "[0-9]{3}",
+    ),
 }
-_PLAIN = ("default", "gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion")
+_PLAIN = ("gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion")
 _SINGLE_DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
+_KEEPS_SPACE = ("<unk>", "<s>", "<|endoftext|>")
 _STARTS_WITH_BOS = (*_WHOLE_WORDS, "tekken")
 
 
@@ -170,9 +182,11 @@ def _sentencepiece(vocab: GGUFVocab) -> Tokenizer:
             byte_fallback=True,
         )
     )
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(
-        "▁", prepend_scheme="first" if vocab.add_space_prefix else "never", split=False
-    )
+    # Each stretch between special tokens begins with the prefix, whatever it begins with itself.
+    spaces: list[normalizers.Normalizer] = [normalizers.Replace(" ", "▁")]
+    if vocab.add_space_prefix:
+        spaces.insert(0, normalizers.Prepend("▁"))
+    tokenizer.normalizer = normalizers.Sequence(spaces)
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     if vocab.add_space_prefix:
         steps.append(decoders.Strip(" ", 1, 0))
@@ -218,18 +232,22 @@ def _template(vocab: GGUFVocab, ids: dict[str, int]) -> processors.PostProcessor
     return processors.TemplateProcessing(single=parts, special_tokens=special)
 
 
+def _takes_space(vocab: GGUFVocab, token: str) -> bool:
+    return vocab.strips_after_special and token not in _KEEPS_SPACE
+
+
 def _add_tokens(tokenizer: Tokenizer, vocab: GGUFVocab) -> None:
     typed = list(zip(vocab.tokens, vocab.token_types, strict=True))
     tokenizer.add_special_tokens(
         [
-            AddedToken(token, special=True, normalized=False)
+            AddedToken(token, special=True, normalized=False, rstrip=_takes_space(vocab, token))
             for token, kind in typed
-            if kind == TokenType.CONTROL
+            if kind in (TokenType.CONTROL, TokenType.UNKNOWN)
         ]
     )
     tokenizer.add_tokens(
         [
-            AddedToken(token, special=False, normalized=False)
+            AddedToken(token, special=False, normalized=False, rstrip=_takes_space(vocab, token))
             for token, kind in typed
             if kind == TokenType.USER_DEFINED
         ]

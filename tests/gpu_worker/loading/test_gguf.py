@@ -1,5 +1,6 @@
 """GGUF files: every type of weights, parts, tokenizers, and whole models against transformers."""
 
+import dataclasses
 import json
 import math
 import re
@@ -75,11 +76,15 @@ def make_gguf(
     architecture: str,
     kind_of: Callable[[str], str] | None = None,
     extra: dict[str, Any] | None = None,
+    tokens: list[str] | None = None,
+    pre: str | None = "smollm",
     **options: Any,
 ) -> Path:
     """Writes a random model as llama.cpp's converter would; float32, or what `kind_of` says.
 
     Args:
+        tokens: a vocabulary to be merged by `MERGES`.
+        pre: its way to cut words.
         extra: more fields, of the tokenizer or (without its name) of the architecture.
     """
     config = reference.config
@@ -103,11 +108,12 @@ def make_gguf(
         add_field(writer, key if key.startswith("tokenizer.") else f"{architecture}.{key}", value)
     add_optional_fields(writer, config)
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
-    tokens = [chr(0x100 + i) for i in range(config.vocab_size - 2)] + ["<|a|>", "<|im_end|>"]
-    writer.add_token_list(tokens)
-    writer.add_token_types([1] * (config.vocab_size - 2) + [3, 3])
-    writer.add_token_merges([])
+    if pre is not None:
+        writer.add_tokenizer_pre(pre)
+    own = [chr(0x100 + i) for i in range(config.vocab_size - 2)] + ["<|a|>", "<|im_end|>"]
+    writer.add_token_list(tokens or own)
+    writer.add_token_types([1] * len(tokens) if tokens else [1] * (len(own) - 2) + [3, 3])
+    writer.add_token_merges(MERGES if tokens else [])
     writer.add_eos_token_id(config.vocab_size - 2)
     for name, tensor in reference.state_dict().items():
         values = tensor.float().numpy()
@@ -661,6 +667,32 @@ def test_digits_of_deepseek_are_cut_by_three_and_han_runs_apart() -> None:
     assert words == ["ab", "Ġ", "123", "45", "Ġx", "!"]
 
 
+MERGES = ["1 2", "12 3", "4 5", "123 45", "Ġ 1", "Ġ $", "$ 1", ". .", ".. .", "a +", "+ b"]
+# The tokens that llama.cpp's `llama-tokenize` (build 11434) makes with these merges of a file
+# without tokenizer.ggml.pre.
+UNNAMED_CUTS = {
+    "cost $12345 12": ["c", "o", "s", "t", "Ġ", "$", "123", "45", "Ġ", "12"],
+    "a+b... 123": ["a", "+", "b", "...", "Ġ", "123"],
+    "(12)  $1 !": ["(", "12", ")", "Ġ", "Ġ", "$", "1", "Ġ", "!"],
+}
+
+
+def test_file_that_names_no_way_to_cut_words_is_cut_as_by_llama_cpp_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet())]
+    tokens += dict.fromkeys(merge.replace(" ", "") for merge in MERGES)
+    reference = make_model(tmp_path / "hf", "qwen3", head_dim=8)
+    for pre in (None, "gpt-2"):
+        path = make_gguf(tmp_path / "x.gguf", reference, "qwen3", tokens=tokens, pre=pre)
+        files = open_path(path).tokenizer_files()
+        tokenizer = Tokenizer.from_str(files["tokenizer.json"].decode())
+        cuts = {text: tokenizer.encode(text).tokens for text in UNNAMED_CUTS}
+        assert (cuts == UNNAMED_CUTS) is (pre is None)
+    warnings = [record.getMessage() for record in caplog.records]
+    assert [text for text in warnings if "how its tokenizer cuts words" in text] == warnings[:1]
+
+
 @pytest.mark.parametrize(("pre", "expected"), [("llama-bpe", ["<s>", "ab"]), ("qwen2", ["ab"])])
 def test_file_that_says_nothing_of_a_first_token_means_what_its_kind_means(
     pre: str, expected: list[str]
@@ -700,7 +732,7 @@ def test_sentencepiece_tokens_equal_transformers(with_prefix: bool) -> None:
     vocab = make_sentencepiece(with_prefix=with_prefix)
     ours = Tokenizer.from_str(build(vocab))
     theirs, _ = convert_gguf_tokenizer(
-        "llama" if with_prefix else "gemma",
+        "phi3" if with_prefix else "gemma",  # whose tokenizer.json is built as Llama 2's
         {
             "tokenizer_type": "llama",
             "tokens": vocab.tokens,
@@ -720,6 +752,48 @@ def test_sentencepiece_tokens_equal_transformers(with_prefix: bool) -> None:
         assert ids == theirs.encode(text, add_special_tokens=False).ids
         assert ours.decode(ids) == theirs.decode(ids)
         assert ours.encode(text).ids == [1, *ids]
+
+
+# As `llama-tokenize -m X.gguf --stdin --ids --no-bos` of llama.cpp (build 11434) prints them for a
+# file of `make_sentencepiece`'s vocabulary: with add_space_prefix, and without it.
+SENTENCEPIECE_IDS: list[tuple[str, list[int], list[int]]] = [
+    (
+        "<s>[INST] the thing</s> and",
+        [1, 271, 94, 302, 81, 86, 301, 96, 261, 259, 279, 270, 2, 271, 266],
+        [1, 94, 302, 81, 86, 301, 96, 261, 259, 279, 270, 2, 266],
+    ),
+    (" the", [271, 261], [261]),
+    ("  the", [267, 261], [271, 261]),
+    ("</s>the", [2, 261], [2, 269]),
+    ("<s>  the", [1, 267, 261], [1, 271, 261]),
+    (" ", [267], [271]),
+    (
+        "<tool> the<tool>the <unk>er",
+        [316, 271, 261, 316, 261, 271, 0, 271, 263],
+        [316, 261, 316, 269, 271, 0, 263],
+    ),
+    ("\n the", [271, 13, 261], [13, 261]),
+    ("▁the", [271, 261], [261]),
+]
+
+
+@pytest.mark.parametrize(("text", "prefixed", "plain"), SENTENCEPIECE_IDS)
+def test_sentencepiece_tokens_equal_llama_cpp(
+    text: str, prefixed: list[int], plain: list[int]
+) -> None:
+    for with_prefix, expected in ((True, prefixed), (False, plain)):
+        tokenizer = Tokenizer.from_str(build(make_sentencepiece(with_prefix=with_prefix)))
+        assert tokenizer.encode(text, add_special_tokens=False).ids == expected
+
+
+def test_special_tokens_of_phi3_take_the_space_behind_them() -> None:
+    vocab = make_sentencepiece()
+    for strips, expected in ((True, ["</s>", "▁the"]), (False, ["</s>", "▁", "▁the"])):
+        vocab = dataclasses.replace(vocab, strips_after_special=strips)
+        tokenizer = Tokenizer.from_str(build(vocab))
+        for text, tokens in (("</s> the", expected), ("<s> the", ["<s>", "▁", "▁the"])):
+            ids = tokenizer.encode(text, add_special_tokens=False).ids
+            assert [vocab.tokens[token_id] for token_id in ids] == tokens
 
 
 def merges_of(tokenizer: Tokenizer) -> list[list[str]]:
