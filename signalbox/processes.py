@@ -12,12 +12,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 
-from signalbox.environment import ENV_PREFIX
+from signalbox.environment import CHILD_VARIABLES, ENV_PREFIX
 from signalbox_kernels.native import ISA_VARIABLE
 
-PARENT_PID = ENV_PREFIX + "PARENT_PID"
-PROCESS_NAME = ENV_PREFIX + "PROCESS_NAME"
-NEWS_FD = ENV_PREFIX + "NEWS_FD"
+PARENT_PID, PROCESS_NAME, NEWS_FD = (ENV_PREFIX + name for name in CHILD_VARIABLES)
 
 SERVING, STARTING = "serving", "starting"
 """What a child announces: with the model's name, and with a phase and how much of it is done."""

@@ -268,7 +268,6 @@ VLLM_FLAGS: Mapping[str, VllmFlag] = {
         why="certificates are looked at in each handshake", takes=SWITCH
     ),
     "ssl_ciphers": Refused(remedy="the ciphers are those of the Python that runs"),
-    "allowed_origins": Refused(remedy=_CORS),
     "allowed_methods": Refused(remedy=_CORS),
     "allowed_headers": Refused(remedy=_CORS),
     "allow_credentials": Refused(remedy=_CORS, takes=SWITCH),
