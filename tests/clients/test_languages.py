@@ -13,7 +13,7 @@ import pytest
 
 from tests.clients.routers import ANSWER, MAX_TOKENS, QUESTION, running_router
 from tests.router.fakes import MODEL_NAME
-from tests.router.stack import eventually
+from tests.waiting import eventually
 
 CLIENTS = Path(__file__).parents[2] / "clients"
 BUF = Path(sys.executable).with_name("buf")

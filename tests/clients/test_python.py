@@ -16,9 +16,10 @@ from rpc.server import Server
 from rpc.tls import TlsConfig
 from signalbox_client import Answer, AsyncClient, Chunk, Client, FieldViolation, RequestError
 from tests.clients.routers import ANSWER, MAX_TOKENS, QUESTION, running_router
-from tests.router.fakes import MAX_MODEL_LEN, MODEL_NAME, WAIT_S, ids_of, request_finished, step
-from tests.router.stack import eventually, make_stack
+from tests.router.fakes import MAX_MODEL_LEN, MODEL_NAME, ids_of, request_finished, step
+from tests.router.stack import make_stack
 from tests.rpc.certificates import Authority
+from tests.waiting import EVENT_S, eventually
 
 STOP = scheduler_pb2.FINISH_REASON_STOP
 TURNS = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": QUESTION}]
@@ -148,7 +149,7 @@ async def test_cancel_ends_an_iteration_elsewhere_without_an_error() -> None:
             reading = asyncio.create_task(_read(stream))
             await eventually(lambda: stream.answer.text == "The")
             stream.cancel()
-            assert await asyncio.wait_for(reading, WAIT_S) == ["The"]
+            assert await asyncio.wait_for(reading, EVENT_S) == ["The"]
         await eventually(lambda: len(stack.scheduler.aborted) == 2)
 
 

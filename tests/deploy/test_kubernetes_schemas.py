@@ -14,6 +14,7 @@ import yaml
 
 from tests.deploy.kustomize import CLUSTER_WIDE, Resource, render
 from tests.deploy.test_kubernetes import KUBERNETES
+from tests.waiting import EVENT_S
 
 FOLDERS = ("base", "cpu", "monitoring")
 RELEASES = ("1.30", "1.37")
@@ -120,7 +121,10 @@ def test_kubectl_renders_the_same(folder: str) -> None:
     if kubectl is None:
         pytest.skip("kubectl is not installed")
     done = subprocess.run(
-        [kubectl, "kustomize", str(KUBERNETES / folder)], capture_output=True, text=True, timeout=60
+        [kubectl, "kustomize", str(KUBERNETES / folder)],
+        capture_output=True,
+        text=True,
+        timeout=EVENT_S,
     )
     assert done.returncode == 0, done.stderr
     ours, theirs = render(KUBERNETES / folder), list(yaml.safe_load_all(done.stdout))

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from gpu_worker.execution import ExecutionThread, Unfinished
+from tests.waiting import EVENT_S
 
 
 class Later(Unfinished[str]):
@@ -16,7 +17,7 @@ class Later(Unfinished[str]):
         self._loop = loop
 
     def wait(self) -> None:
-        asyncio.run_coroutine_threadsafe(self._done.wait(), self._loop).result(timeout=60)
+        asyncio.run_coroutine_threadsafe(self._done.wait(), self._loop).result(timeout=EVENT_S)
 
     def finish(self) -> str:
         return self._name

@@ -28,6 +28,7 @@ from rpc.server import Server
 from signalbox.profile import time_spent
 from tests.gpu_worker.builders import make_config
 from tests.gpu_worker.tiny_models import make_model
+from tests.waiting import EVENT_S
 
 EPOCH = 7
 SHORT_NS = 300_000_000
@@ -133,7 +134,7 @@ async def test_profiles_are_taken_one_at_a_time_and_end_with_their_call(tiny: Pa
             await profile(stub)
         assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
         first.cancel()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(EVENT_S):
             while True:  # the recording ends soon after its call
                 try:
                     await profile(stub, duration_ns=1)

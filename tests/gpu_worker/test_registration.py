@@ -19,6 +19,7 @@ from rpc.errors import FailedPrecondition
 from rpc.listening import PortInUse
 from rpc.server import Server
 from tests.gpu_worker.builders import make_config
+from tests.waiting import EVENT_S
 
 INTERVAL_S = 0.05
 
@@ -129,7 +130,7 @@ async def test_a_worker_waits_visibly_for_the_scheduler(caplog: pytest.LogCaptur
     running = asyncio.create_task(registration.run())
     await until(lambda: "waiting for the scheduler" in caplog.text)
     server, _ = await start_registry(FakeRegistry(), port)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(EVENT_S):
         await registration.wait_accepted()
     assert caplog.text.count("waiting for the scheduler") == 1  # a reminder, not a flood
     running.cancel()
@@ -145,7 +146,7 @@ async def test_a_scheduler_that_comes_back_gets_a_new_nonce() -> None:
     await server.drain(grace_s=0)
     await until(lambda: not registration.is_accepted)
     server, _ = await start_registry(registry, port)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(EVENT_S):
         await registration.wait_accepted()
     epochs = [join.epoch for join in registry.joins]
     assert len(set(epochs)) == len(epochs) >= 2
@@ -191,7 +192,7 @@ async def test_draining_waits_for_the_scheduler() -> None:
     await asyncio.sleep(3 * INTERVAL_S)
     assert not draining.done()
     registry.drains = True
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(EVENT_S):
         await draining
         await running
     await server.drain(grace_s=0)
@@ -207,7 +208,7 @@ async def test_draining_ends_when_the_scheduler_is_gone() -> None:
     draining = asyncio.create_task(registration.drain(timeout_s=60))
     await until(lambda: pb.WORKER_STATE_DRAINING in registry.states)
     await server.drain(grace_s=0)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(EVENT_S):
         await draining
         await running
 
@@ -219,7 +220,7 @@ async def test_a_worker_that_has_no_time_to_drain_ends_its_registration_in_order
     _, registration = await make_registration(port)
     running = asyncio.create_task(registration.run())
     await registration.wait_accepted()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(EVENT_S):
         await registration.drain(timeout_s=0.1)
         await running
     assert pb.WORKER_STATE_DRAINING in registry.states
@@ -240,7 +241,7 @@ async def test_a_signalled_worker_leaves(accepted: bool) -> None:
     else:
         await asyncio.sleep(0.3)
     os.kill(os.getpid(), signal.SIGTERM)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(EVENT_S):
         await running
     assert (pb.WORKER_STATE_DRAINING in registry.states) is accepted
     await server.drain(grace_s=0)

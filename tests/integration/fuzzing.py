@@ -24,15 +24,15 @@ from router.servicer import SERVICE_NAME
 from scheduler_svc.config import SchedulerConfig
 from tests.integration.stack import (
     RunningScheduler,
-    eventually,
     running_scheduler,
     running_worker,
     simulated,
     until_serving,
 )
+from tests.waiting import EVENT_S, eventually
 
 T = TypeVar("T")
-WAIT_S = 120.0
+
 MAX_MODEL_LEN = 2048
 NUM_BLOCKS = 64
 """Of 16 tokens: half of what one request of the longest length needs."""
@@ -110,10 +110,9 @@ class Services:
     async def until_idle(self) -> None:
         """Everything has ended, and every block is free."""
         cluster = self.scheduler.cluster
-        await eventually(lambda: not self.router.admission.num_live, within_s=WAIT_S)
+        await eventually(lambda: not self.router.admission.num_live)
         await eventually(
-            lambda: not any(engine.scheduler.has_unfinished for engine in cluster.engines),
-            within_s=WAIT_S,
+            lambda: not any(engine.scheduler.has_unfinished for engine in cluster.engines)
         )
         cluster.check()
         assert len(cluster) == 0
@@ -166,7 +165,7 @@ class Loop:
         self._thread.start()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(WAIT_S)
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(EVENT_S)
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -195,7 +194,7 @@ class Target:
         watch = self.loop.run(_start(self.services.watch()))
         try:
             yield
-            self.loop.run(eventually(lambda: self.services.num_healthy > seen, within_s=WAIT_S))
+            self.loop.run(eventually(lambda: self.services.num_healthy > seen))
         finally:
             self.loop.run(_stop(watch))
         assert self.services.wrong == []

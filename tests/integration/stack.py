@@ -24,6 +24,7 @@ from scheduler_svc.cluster import Cluster
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.main import serving
 from tests.chaos.fault_proxy import FaultProxy
+from tests.waiting import EVENT_S, eventually
 
 
 @dataclass(slots=True)
@@ -114,7 +115,7 @@ async def running_router(*scheduler_addresses: str) -> AsyncIterator[RouterServi
 
 async def until_serving(address: str) -> None:
     """Waits for the overall health of a server."""
-    async with asyncio.timeout(10), open_channel(address) as channel:
+    async with asyncio.timeout(EVENT_S), open_channel(address) as channel:
         async for answer in health_pb2_grpc.HealthStub(channel).Watch(
             health_pb2.HealthCheckRequest()
         ):
@@ -124,12 +125,6 @@ async def until_serving(address: str) -> None:
 
 def simulated(**settings: int) -> Callable[[], Runner]:
     return lambda: SimulatedRunner(SimulatedConfig(**settings))
-
-
-async def eventually(condition: Callable[[], bool], *, within_s: float = 10.0) -> None:
-    async with asyncio.timeout(within_s):
-        while not condition():  # noqa: ASYNC110 (what is watched has no event)
-            await asyncio.sleep(0.005)
 
 
 @dataclass(slots=True)
@@ -185,7 +180,7 @@ class Router:
         await self.call.write(pb.ConnectRequest(abort_request=message))
 
     async def ended(self, *handles: int) -> list[Got]:
-        await eventually(lambda: all(self.got[h].end for h in handles), within_s=60)
+        await eventually(lambda: all(self.got[h].end for h in handles))
         return [self.got[handle] for handle in handles]
 
     async def close(self) -> None:

@@ -19,13 +19,13 @@ from protos.worker.v1 import worker_pb2
 from scheduler_svc.beam import BeamSearch, BeamSearchParams, Candidates, Hypothesis
 from scheduler_svc.config import PreemptionMode, SchedulerConfig
 from tests.integration.stack import (
-    eventually,
     router,
     running_scheduler,
     running_worker,
     simulated,
 )
 from tests.integration.test_stack import Answer, ask, decode, make_request, make_stack
+from tests.waiting import eventually
 
 STOPS = [END_OF_SEQUENCE_ID, *range(5, 512, 40)]
 PROMPTS = [[7 * i % 250 + j for j in range(3 + 5 * i)] for i in range(8)]

@@ -10,7 +10,8 @@ from protos.worker.v1 import worker_pb2 as pb
 from rpc.columns import pack_int32, unpack_int32
 from scheduler_svc.config import SchedulerConfig
 from tests.integration import stack
-from tests.integration.stack import eventually, router, running_scheduler, running_worker, simulated
+from tests.integration.stack import router, running_scheduler, running_worker, simulated
+from tests.waiting import eventually
 
 PROMPT = list(range(20))
 

@@ -7,12 +7,12 @@ from protos.scheduler.v1 import explain_pb2, state_pb2, stats_pb2
 from scheduler_svc.config import PreemptionMode, SchedulerConfig
 from tests.integration.stack import (
     Router,
-    eventually,
     router,
     running_scheduler,
     running_worker,
     simulated,
 )
+from tests.waiting import eventually
 
 
 async def explain(client: Router, request_id: str) -> explain_pb2.ExplainResponse:

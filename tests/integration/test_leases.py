@@ -13,7 +13,8 @@ from gpu_worker.worker import NO_EPOCH
 from scheduler_svc import worker_client
 from scheduler_svc.config import SchedulerConfig
 from tests.chaos.fault_proxy import FaultProxy
-from tests.integration.stack import eventually, running_scheduler, running_worker, simulated
+from tests.integration.stack import running_scheduler, running_worker, simulated
+from tests.waiting import eventually
 
 
 async def test_a_pause_of_the_process_costs_no_lease() -> None:

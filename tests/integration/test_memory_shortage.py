@@ -3,7 +3,8 @@
 from gpu_worker.simulated import SimulatedConfig, SimulatedRunner, expected_tokens
 from gpu_worker.step import Batch, Samples
 from scheduler_svc.config import SchedulerConfig
-from tests.integration.stack import eventually, router, running_scheduler, running_worker
+from tests.integration.stack import router, running_scheduler, running_worker
+from tests.waiting import eventually
 
 NUM_TOKENS = 100
 

@@ -14,10 +14,11 @@ from rpc.metrics import make_registry
 from scheduler_svc import metrics, stats_log
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.stats_log import StatsLog
-from tests.integration.stack import eventually, running_scheduler, running_worker, simulated
 from tests.integration.stack import router as bare_router
+from tests.integration.stack import running_scheduler, running_worker, simulated
 from tests.integration.test_stack import ask, make_request, make_stack
 from tests.integration.test_trace import Spans, spans
+from tests.waiting import eventually
 
 __all__ = ["spans"]  # a fixture
 

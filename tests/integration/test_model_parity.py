@@ -21,12 +21,12 @@ from tests.gpu_worker.generation import Driver
 from tests.gpu_worker.loading.test_gguf import rewrite_demo
 from tests.integration.prompts import PROMPTS
 from tests.integration.stack import (
-    eventually,
     running_router,
     running_scheduler,
     running_worker,
 )
 from tests.transformers_demo import DEMO, demo, greedy_texts, load_model
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
 
@@ -76,7 +76,7 @@ async def make_stack(
             await stack.enter_async_context(
                 running_worker(scheduler.address, lambda runner=runner: runner)
             )
-        await eventually(lambda: len(scheduler.cluster.engines) == len(runners), within_s=60)
+        await eventually(lambda: len(scheduler.cluster.engines) == len(runners))
         router = await stack.enter_async_context(running_router(scheduler.address))
         channel = await stack.enter_async_context(open_channel(router.server.address))
         yield scheduler.cluster, pb_grpc.InferenceServiceStub(channel)

@@ -11,8 +11,9 @@ from gpu_worker.step import Batch, Samples
 from protos.inference.v1 import inference_pb2_grpc as pb_grpc
 from rpc.client import open_channel
 from scheduler_svc.config import SchedulerConfig
-from tests.integration.stack import eventually, running_router, running_scheduler, running_worker
+from tests.integration.stack import running_router, running_scheduler, running_worker
 from tests.integration.test_stack import Answer, ask, make_request
+from tests.waiting import eventually
 
 POISON = 201
 POISON_AT = 30

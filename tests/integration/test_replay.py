@@ -17,12 +17,12 @@ from scheduler_svc.record_file import RecordReader, RecordWriter
 from scheduler_svc.replay_codec import NotARecording, Replay
 from tests.integration.stack import (
     Router,
-    eventually,
     router,
     running_scheduler,
     running_worker,
     simulated,
 )
+from tests.waiting import eventually
 
 NUM_REQUESTS = 40
 BEAMS = pb.BeamSearch(width=3, length_penalty=1.0)

@@ -20,12 +20,12 @@ from tests.gpu_worker.tiny_models import VOCAB, make_model
 from tests.integration.stack import (
     RunningScheduler,
     RunningWorker,
-    eventually,
     restarted,
     running_router,
     running_scheduler,
     running_worker,
 )
+from tests.waiting import eventually
 
 NUM_TOKENS = 40
 PARAMS = [
@@ -108,7 +108,7 @@ async def make_stack(path: Path, *, num_workers: int, num_blocks: int) -> AsyncI
             for _ in range(num_workers)
         ]
         router = await stack.enter_async_context(running_router(scheduler.address))
-        await eventually(lambda: len(scheduler.cluster.engines) == num_workers, within_s=60)
+        await eventually(lambda: len(scheduler.cluster.engines) == num_workers)
         channel = await stack.enter_async_context(open_channel(router.server.address))
         yield Stack(scheduler, workers, pb_grpc.InferenceServiceStub(channel))
         scheduler.cluster.check()
@@ -121,7 +121,7 @@ async def test_tokens_do_not_depend_on_company_preemption_or_the_worker(tiny: Pa
         assert len({str(answer) for answer in alone}) == len(alone)
     async with make_stack(tiny, num_workers=2, num_blocks=14) as stack:
         asked = [asyncio.create_task(stack.ask(number)) for number in numbers]
-        await eventually(lambda: stack.num_tokens > 150, within_s=120)
+        await eventually(lambda: stack.num_tokens > 150)
         await stack.workers[0].kill()
         assert await asyncio.gather(*asked) == alone
         (engine,) = stack.scheduler.cluster.engines
@@ -134,7 +134,7 @@ async def test_tokens_do_not_depend_on_schedulers_that_are_lost(tiny: Path) -> N
         alone = [await stack.ask(number) for number in numbers]
     async with make_stack(tiny, num_workers=1, num_blocks=64) as stack:
         asked = [asyncio.create_task(stack.ask(number)) for number in numbers]
-        await eventually(lambda: stack.num_tokens > 150, within_s=120)
+        await eventually(lambda: stack.num_tokens > 150)
         async with restarted(stack.scheduler) as restart:
             assert await asyncio.gather(*asked) == alone
             assert len(restart.cluster.history) > 0

@@ -22,12 +22,12 @@ from tests.integration.stack import (
     Got,
     Router,
     RunningScheduler,
-    eventually,
     router,
     running_scheduler,
     running_worker,
     simulated,
 )
+from tests.waiting import EVENT_S, eventually
 
 
 def make_config(**fields: object) -> SchedulerConfig:
@@ -364,7 +364,7 @@ async def test_a_worker_that_can_hold_nothing_is_refused_for_good() -> None:
         running_scheduler(make_config()) as scheduler,
         running_worker(scheduler.address, EmptyRunner) as worker,
     ):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(EVENT_S):
             with pytest.raises(RegistrationRefused, match="0 blocks of 16 tokens"):
                 await worker.task
         assert not scheduler.cluster.engines
@@ -443,6 +443,6 @@ async def test_a_draining_worker_finishes_what_was_preempted_and_takes_nothing_n
             assert got.end is not None
             assert got.end.code == 0, got.end.message
             assert got.tokens[0] == expected_tokens(make_prompt(7), num_tokens=80)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(EVENT_S):
             await draining
         assert scheduler.cluster.engines == [] or scheduler.cluster.engines[0].is_drained

@@ -16,7 +16,6 @@ from rpc.columns import pack_int32
 from scheduler_svc.config import SchedulerConfig
 from tests.integration.stack import (
     RunningScheduler,
-    eventually,
     restarted,
     running_router,
     running_scheduler,
@@ -25,6 +24,7 @@ from tests.integration.stack import (
 )
 from tests.integration.stack import router as scheduler_client
 from tests.integration.test_stack import Answer, ask, decode, make_request
+from tests.waiting import eventually
 
 NUM_TOKENS = 60
 NUM_REQUESTS = 24
@@ -103,7 +103,7 @@ async def until_half_way(scheduler: RunningScheduler) -> None:
         groups = scheduler.cluster.live_groups
         return sum(len(seq.output_token_ids) for group in groups for seq in group.sequences)
 
-    await eventually(lambda: num_generated() > NUM_REQUESTS * NUM_TOKENS // 3, within_s=60)
+    await eventually(lambda: num_generated() > NUM_REQUESTS * NUM_TOKENS // 3)
 
 
 async def until_idle(scheduler: RunningScheduler) -> None:
@@ -125,7 +125,7 @@ async def test_requests_go_on_when_their_scheduler_is_back(alone: list[Answer]) 
         asked = asyncio.create_task(ask_all(stub))
         await until_half_way(scheduler)
         async with restarted(scheduler) as once, contextlib.AsyncExitStack() as stack:
-            await eventually(lambda: len(once.cluster) > 0, within_s=60)
+            await eventually(lambda: len(once.cluster) > 0)
             twice = await stack.enter_async_context(restarted(once))
             assert_undisturbed(await asked, alone)
             assert len(twice.cluster.history) > 0

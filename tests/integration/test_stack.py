@@ -19,12 +19,12 @@ from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.scheduler import Scheduler
 from tests.integration.stack import (
     RunningScheduler,
-    eventually,
     running_router,
     running_scheduler,
     running_worker,
     simulated,
 )
+from tests.waiting import eventually
 
 TOKENIZER = Tokenizer.from_str(
     tokenizer_files(vocab_size=512, max_model_len=4096)["tokenizer.json"].decode()

@@ -17,7 +17,6 @@ from rpc import telemetry
 from rpc.client import open_channel
 from scheduler_svc.config import PreemptionMode, SchedulerConfig
 from tests.integration.stack import (
-    eventually,
     restarted,
     running_router,
     running_scheduler,
@@ -25,6 +24,7 @@ from tests.integration.stack import (
     simulated,
 )
 from tests.integration.test_stack import Stack, ask, make_request, make_stack
+from tests.waiting import eventually
 
 ROUTER_SPAN = "text_completion simulated"
 PHASES = ("queue", "prefill", "preempted", "decode", "failover")
@@ -55,10 +55,10 @@ class Spans(SpanProcessor):
         return [span for span in self.named(*names) if parent_id(span) == parent.context.span_id]
 
     async def until(self, name: str, count: int = 1) -> None:
-        await eventually(lambda: len(self.named(name)) >= count, within_s=60)
+        await eventually(lambda: len(self.named(name)) >= count)
 
     async def until_none_is_open(self) -> None:
-        await eventually(lambda: self.num_started == len(self.ended), within_s=60)
+        await eventually(lambda: self.num_started == len(self.ended))
 
 
 @pytest.fixture

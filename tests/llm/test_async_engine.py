@@ -12,6 +12,7 @@ from gpu_worker.simulated import expected_tokens
 from signalbox import AsyncLLMEngine, EngineDeadError, RequestOutput, SamplingParams
 from tests.llm.make import GREEDY, assert_at_rest, make_async_engine
 from tests.llm.test_llm import Flaky, make_runner
+from tests.waiting import EVENT_S
 
 ENDLESS = SamplingParams(temperature=0, max_tokens=3000, ignore_eos=True)
 
@@ -27,7 +28,7 @@ async def engine() -> AsyncIterator[AsyncLLMEngine]:
 async def at_rest(engine: AsyncLLMEngine) -> None:
     """Waits for the steps in flight, and asserts that nothing is left."""
     if engine._driver is not None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(EVENT_S):
             await engine._driver
     assert not engine._streams
     assert_at_rest(engine)

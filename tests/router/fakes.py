@@ -17,6 +17,7 @@ from protos.worker.v1 import worker_pb2
 from router.model import ServedModel
 from router.tokenizer import Tokenizer
 from rpc.columns import pack_int32, pack_int64
+from tests.waiting import EVENT_S
 
 BOS, EOS, IM_START, IM_END = "<s>", "</s>", "<|im_start|>", "<|im_end|>"
 CHATML = (
@@ -27,7 +28,6 @@ CHATML = (
 )
 MODEL_NAME = "tiny"
 MAX_MODEL_LEN = 128
-WAIT_S = 60
 """For what takes milliseconds on an idle machine."""
 POOL = ThreadPoolExecutor(1)
 
@@ -174,7 +174,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self._outgoing.put_nowait(None)
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(WAIT_S), self._changed:
+        async with asyncio.timeout(EVENT_S), self._changed:
             await self._changed.wait_for(condition)
 
     async def Connect(

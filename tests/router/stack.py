@@ -18,12 +18,12 @@ from router.main import Router
 from router.servicer import SERVICE_NAME
 from tests.router.fakes import (
     MAX_MODEL_LEN,
-    WAIT_S,
     FakeScheduler,
     finished,
     ids_of,
     step,
 )
+from tests.waiting import EVENT_S, eventually
 
 StatusCode = grpc.StatusCode
 
@@ -44,7 +44,7 @@ class Stack:
 
     async def wait_serving(self, serving: bool = True) -> None:
         wanted = health_pb2.HealthCheckResponse.SERVING
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(EVENT_S):
             async for answer in self.health.Watch(
                 health_pb2.HealthCheckRequest(service=SERVICE_NAME)
             ):
@@ -58,12 +58,6 @@ class Stack:
         await eventually(
             lambda: not self.router.admission.num_live and not self.router.schedulers.num_live
         )
-
-
-async def eventually(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not condition():  # noqa: ASYNC110 - what is watched sets no event
-            await asyncio.sleep(0.005)
 
 
 def make_generate(**fields: Any) -> pb.GenerateRequest:

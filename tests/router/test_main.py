@@ -15,6 +15,7 @@ from router.config import RouterConfig
 from router.main import Router, run
 from rpc.listening import PortInUse
 from tests.router.fakes import FakeScheduler, finished, ids_of, step
+from tests.waiting import EVENT_S
 
 RUN = """
 import asyncio, logging, sys
@@ -33,7 +34,7 @@ async def start_router(scheduler_address: str) -> asyncio.subprocess.Process:
 
 async def read_until(process: asyncio.subprocess.Process, text: str) -> str:
     assert process.stdout is not None
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(EVENT_S):
         while text not in (line := (await process.stdout.readline()).decode()):
             assert line, "the router has ended"
     return line

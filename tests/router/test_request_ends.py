@@ -16,6 +16,7 @@ from tests.router.fakes import (
     step,
 )
 from tests.router.stack import Stack, code_of, make_generate, make_stack
+from tests.waiting import EVENT_S
 
 StatusCode = grpc.StatusCode
 
@@ -73,7 +74,7 @@ async def test_a_client_that_does_not_read_is_aborted_and_one_that_reads_is_not(
         handles = {add.request_id: add.handle for add in stack.scheduler.added}
         run = ids_of(" Paris") * 1_000
         num_steps = 0
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(EVENT_S):
             while not stack.scheduler.aborted:
                 stack.scheduler.send(step(*((handle, 0, run) for handle in handles.values())))
                 num_steps += 1

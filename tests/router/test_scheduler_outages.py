@@ -21,11 +21,11 @@ from tests.router.stack import (
     Stack,
     code_of,
     details_of,
-    eventually,
     make_config,
     make_stack,
     saying,
 )
+from tests.waiting import eventually
 
 StatusCode = grpc.StatusCode
 

@@ -10,6 +10,7 @@ import pytest
 from tests.router.fakes import finished, ids_of, step
 from tests.router.openai.clients import MODEL, make_http
 from tests.router.stack import Stack, make_generate, make_stack
+from tests.waiting import EVENT_S
 
 STALL_S = 0.5
 RUN = ids_of(" Paris") * 3000
@@ -18,7 +19,7 @@ RUN = ids_of(" Paris") * 3000
 async def send_until_aborted(stack: Stack, *handles: int) -> int:
     """Generates much for some requests; returns in how many steps, once one was aborted."""
     num_steps = 0
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(EVENT_S):
         while not stack.scheduler.aborted:
             stack.scheduler.send(step(*((handle, 0, RUN) for handle in handles)))
             num_steps += 1

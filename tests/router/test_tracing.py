@@ -15,7 +15,8 @@ from opentelemetry.trace import SpanKind
 from protos.inference.v1 import inference_pb2 as pb
 from rpc import telemetry
 from tests.router.openai.clients import make_http
-from tests.router.stack import code_of, eventually, make_generate, make_stack, saying
+from tests.router.stack import code_of, make_generate, make_stack, saying
+from tests.waiting import eventually
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 TRACEPARENT = f"00-{TRACE_ID}-b7ad6b7169203331-01"

@@ -8,6 +8,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from rpc import errors
 from tests.rpc.echo import KINDS, Echo, call, serving, text
+from tests.waiting import EVENT_S
 
 
 def raising(error: Exception) -> Echo:
@@ -114,7 +115,7 @@ async def test_a_cancelled_call_runs_the_handlers_finally(kind: str) -> None:
         task = asyncio.ensure_future(call(channel, kind, text("a")))
         await asyncio.sleep(0.1)
         task.cancel()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(EVENT_S):
             await echo.an_end.wait()
     assert echo.ended == [kind]
 

@@ -18,6 +18,7 @@ from rpc.listening import BindError, PortInUse
 from rpc.server import Server
 from rpc.tls import TlsConfig
 from tests.rpc.echo import NAME, Echo, call, serving, text
+from tests.waiting import EVENT_S
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -182,7 +183,7 @@ async def test_a_drain_waits_for_running_calls_but_not_for_watches() -> None:
         assert not drain.done()
         released.set()
         assert await answer == ["a"]
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(EVENT_S):
             await drain
 
 
@@ -241,7 +242,7 @@ async def test_collections_do_not_walk_what_was_there_when_serving_began() -> No
 async def test_sigterm_without_calls_exits_with_0() -> None:
     process, _ = await start_sleeper()
     process.send_signal(signal.SIGTERM)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(EVENT_S):
         assert await process.wait() == 0
 
 
@@ -254,7 +255,7 @@ async def test_a_second_signal_exits_at_once_with_1() -> None:
         await asyncio.sleep(0.3)
         assert process.returncode is None
         process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(EVENT_S):
             assert await process.wait() == 1
         with pytest.raises(grpc.aio.AioRpcError):
             await answer
@@ -267,7 +268,7 @@ async def test_a_stopped_server_is_noticed_within_4_seconds() -> None:
             answer = asyncio.ensure_future(call(channel, "unary", text("a")))
             await asyncio.sleep(0.3)
             os.kill(process.pid, signal.SIGSTOP)
-            async with asyncio.timeout(4):
+            async with asyncio.timeout(EVENT_S):
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
                     await answer
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE

@@ -17,6 +17,7 @@ from rpc.server import Server
 from rpc.tls import TlsConfig, TlsError
 from tests.rpc.certificates import Authority
 from tests.rpc.echo import NAME, Echo, add_echo, call, text
+from tests.waiting import EVENT_S
 
 CALLERS = {f"/{NAME}/": ("router",), f"/{NAME}/both_stream": ("worker",)}
 
@@ -32,7 +33,7 @@ async def serving(tls: TlsConfig, **options: Any) -> AsyncIterator[Server]:
 
 async def ask(server: Server, tls: TlsConfig, *, server_name: str | None = None) -> list[str]:
     channel = open_channel(server.address, tls=tls, server_name=server_name)
-    async with channel, asyncio.timeout(30):
+    async with channel, asyncio.timeout(EVENT_S):
         return await call(channel, "unary", text("hello"))
 
 

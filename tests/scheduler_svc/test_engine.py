@@ -10,6 +10,7 @@ from scheduler_svc.plan import StepAnswer, StepOutcome, StepPlan
 from scheduler_svc.worker_client import WorkerLostError
 from tests.scheduler_svc.fake_worker import EncodedPlan, FakeWorker, expected
 from tests.scheduler_svc.make import make_request, make_scheduler, outputs
+from tests.waiting import EVENT_S
 
 PROMPT = [7]
 
@@ -93,7 +94,7 @@ async def test_a_worker_that_sleeps_is_woken_for_a_request_that_another_has_set_
     for group in groups:
         admission.add(group)
     engines[0].wake()  # the other has looked, and sleeps
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(EVENT_S):
         for _ in groups:
             await ended.get()
     assert groups[1].num_preemptions == 1
@@ -114,7 +115,7 @@ async def test_two_steps_are_in_flight_and_a_request_that_comes_later_wakes_the_
     group = make_request(PROMPT, max_tokens=12)
     engine.scheduler.admission.add(group)
     engine.wake()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(EVENT_S):
         await ended.get()
     assert outputs(group) == [expected(PROMPT, num_tokens=12)]
     running.cancel()
@@ -136,7 +137,7 @@ async def test_a_request_that_comes_while_a_step_is_being_sent_goes_with_the_nex
     await asyncio.sleep(0.01)
     assert channel.num_sent == 1
     channel.takes.set()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(EVENT_S):
         for _ in groups:
             await ended.get()
     assert [outputs(group) for group in groups] == [
@@ -150,7 +151,7 @@ async def test_a_step_that_is_overdue_loses_the_worker() -> None:
     channel = Channel()
     engine = make_engine(channel, asyncio.Queue())
     engine.scheduler.admission.add(make_request(PROMPT))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(EVENT_S):
         with pytest.raises(WorkerLostError, match=r"step 1 was not answered within 0\.5 s"):
             await engine.run()
     assert channel.num_sent == 2
@@ -161,7 +162,7 @@ async def test_a_step_that_the_worker_does_not_even_take_loses_it_too() -> None:
     channel.takes.clear()
     engine = make_engine(channel, asyncio.Queue())
     engine.scheduler.admission.add(make_request(PROMPT))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(EVENT_S):
         with pytest.raises(WorkerLostError, match=r"step 1 was not answered within 0\.5 s"):
             await engine.run()
     assert channel.num_sent == 1
@@ -175,7 +176,7 @@ async def test_steps_that_are_answered_keep_the_worker_for_longer_than_any_may_t
     group = make_request(PROMPT, max_tokens=25)  # 1.5 s
     engine.scheduler.admission.add(group)
     running = asyncio.create_task(engine.run())
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(EVENT_S):
         await ended.get()
     assert outputs(group) == [expected(PROMPT, num_tokens=25)]
     running.cancel()
@@ -187,7 +188,7 @@ async def test_a_worker_that_is_lost_while_nothing_runs_is_noticed() -> None:
     engine = make_engine(channel, asyncio.Queue())
     channel.error = WorkerLostError("its step stream ended")
     channel.answers.set()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(EVENT_S):
         with pytest.raises(WorkerLostError, match="step stream"):
             await engine.run()
 
@@ -203,7 +204,7 @@ async def test_a_worker_is_drained_when_what_it_had_has_ended() -> None:
     assert engine.is_draining
     assert not engine.is_drained
     channel.answers.set()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(EVENT_S):
         await ended.get()
         while not engine.is_drained:  # noqa: ASYNC110 (a step that was sent ahead is answered yet)
             await asyncio.sleep(0.001)

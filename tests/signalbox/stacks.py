@@ -15,9 +15,9 @@ from pathlib import Path
 import psutil
 
 from signalbox_kernels.native import ISA_VARIABLE
+from tests.waiting import EVENT_S
 
 COMMAND = [sys.executable, "-m", "signalbox"]
-START_S = 120
 
 
 def signalbox(*arguments: str, timeout_s: float = 180) -> subprocess.CompletedProcess[str]:
@@ -69,7 +69,7 @@ class Stack:
 
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(timeout=START_S)
+        return self.process.wait(timeout=EVENT_S)
 
 
 @contextmanager
@@ -92,14 +92,14 @@ def serve(log: Path, *arguments: str) -> Iterator[Stack]:
     finally:
         if process.poll() is None:
             stack.stop()
-        _, alive = psutil.wait_procs(list(children.values()), timeout=5)
+        _, alive = psutil.wait_procs(list(children.values()), timeout=EVENT_S)
         for child in alive:
             child.kill()
     assert not alive, f"left behind: {alive}"
 
 
 def _wait_for(stack: Stack) -> None:
-    ends = time.monotonic() + START_S
+    ends = time.monotonic() + EVENT_S
     while "Ctrl-C stops" not in stack.log.read_text():
         assert stack.process.poll() is None, stack.log.read_text()
         assert time.monotonic() < ends, stack.log.read_text()

@@ -19,7 +19,8 @@ from signalbox import chat, generate, models, tokenize
 from signalbox.bench import flags as bench
 from signalbox.chat import Conversation, obey
 from signalbox.cli import _parser
-from tests.signalbox.stacks import COMMAND, START_S, Stack, environment, serve, signalbox
+from tests.signalbox.stacks import COMMAND, Stack, environment, serve, signalbox
+from tests.waiting import EVENT_S
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +109,7 @@ class Terminal:
 
     def wait_for(self, text: str) -> str:
         """Returns all that is shown up to the text."""
-        ends = time.monotonic() + START_S
+        ends = time.monotonic() + EVENT_S
         while text not in self.shown:
             assert time.monotonic() < ends, self.shown
             self.shown += os.read(self._end, 4096).decode(errors="replace")
@@ -137,7 +138,7 @@ def test_a_conversation_goes_on_after_an_answer_is_interrupted(stack: Stack) -> 
         shown = terminal.wait_for("system: Be brief.")
         assert "Hello" not in shown
         terminal.type("/exit")
-        assert terminal.process.wait(timeout=START_S) == 0
+        assert terminal.process.wait(timeout=EVENT_S) == 0
     finally:
         terminal.close()
     done = signalbox("models", "--json", "--router", stack.address)
@@ -230,7 +231,7 @@ def test_bench_fails_if_any_request_does(stack: Stack, tmp_path: Path) -> None:
 
 def num_succeeded(stack: Stack) -> float:
     """Returns how many requests have ended well, as the router's metrics say."""
-    text = httpx2.get(stack.http_url().replace("/v1", "/metrics"), timeout=START_S).text
+    text = httpx2.get(stack.http_url().replace("/v1", "/metrics"), timeout=EVENT_S).text
     counts = re.findall(r"^signalbox_request_success_total\{.*\} (\S+)$", text, re.MULTILINE)
     return sum(map(float, counts))
 
@@ -238,13 +239,13 @@ def num_succeeded(stack: Stack) -> float:
 def test_ctrl_c_prints_what_bench_has_so_far(stack: Stack) -> None:
     arguments = ("--requests", "500", "--concurrency", "4", "--max-tokens", "20", "--json")
     command = [*COMMAND, "bench", *arguments, "--router", stack.address]
-    before, give_up_at = num_succeeded(stack), time.monotonic() + START_S
+    before, give_up_at = num_succeeded(stack), time.monotonic() + EVENT_S
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         while num_succeeded(stack) < before + 5:
             assert time.monotonic() < give_up_at
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=START_S)
+        output, _ = process.communicate(timeout=EVENT_S)
     figures = json.loads(output)
     assert process.returncode == 130
     assert figures["completed"] >= 1

@@ -8,6 +8,7 @@ import openai
 import pytest
 
 from tests.signalbox.stacks import serve, signalbox
+from tests.waiting import EVENT_S
 
 MODEL = "models/SmolLM2-135M-Instruct.Q4_1.gguf"
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 12}
@@ -19,7 +20,7 @@ def log(tmp_path: Path) -> Path:
 
 
 def make_client(url: str) -> openai.OpenAI:
-    return openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60)
+    return openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=EVENT_S)
 
 
 def test_http_and_grpc_give_the_same_text(log: Path) -> None:

@@ -11,6 +11,7 @@ from signalbox import dump, explain, replay
 from signalbox.cli import _parser, main
 from signalbox.scheduler_client import NoAnswer
 from tests.signalbox.stacks import Stack, serve, signalbox
+from tests.waiting import EVENT_S
 
 WHOLE = {"until": None, "dump": None, "token_ids": False, "check": False}
 
@@ -67,7 +68,9 @@ def test_a_running_stack_is_looked_into_and_its_recording_replayed(
 
 def check_the_prompts_of_one_answer(stack: Stack, at: tuple[str, str]) -> None:
     body = {"prompt": ["a", "b b"], "max_tokens": 3, "ignore_eos": True}
-    answer_id = httpx2.post(f"{stack.http_url()}/completions", json=body, timeout=60).json()["id"]
+    answer_id = httpx2.post(f"{stack.http_url()}/completions", json=body, timeout=EVENT_S).json()[
+        "id"
+    ]
     shown = signalbox("explain", answer_id, *at)
     assert shown.returncode == 0, shown.stderr
     assert [line.split()[0] for line in shown.stdout.splitlines()[1:3]] == ["-0", "-1"]

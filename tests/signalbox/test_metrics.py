@@ -12,11 +12,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from signalbox.settings import ServeSettings
 from signalbox.stack import LocalStack
 from tests.rpc.collector import Collector, grpc_collector
-from tests.signalbox.stacks import START_S, free_port, serve, signalbox
+from tests.signalbox.stacks import free_port, serve, signalbox
+from tests.waiting import EVENT_S
 
 
 def read(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=30) as answer:
+    with urllib.request.urlopen(url, timeout=EVENT_S) as answer:
         text: str = answer.read().decode()
         return text
 
@@ -63,7 +64,7 @@ def names_in(text: str) -> set[str]:
 
 
 def until_sent(collector: Collector, service: str, names: set[str]) -> None:
-    ends = time.monotonic() + START_S
+    ends = time.monotonic() + EVENT_S
     while missing := names - collector.metrics.get(service, {}).keys():
         assert time.monotonic() < ends, (service, missing)
         time.sleep(0.05)

@@ -15,6 +15,7 @@ import pytest
 from signalbox_kernels.native import ISA_VARIABLE
 from tests.rpc.collector import grpc_collector
 from tests.signalbox.stacks import COMMAND, Stack, environment, serve, signalbox
+from tests.waiting import EVENT_S
 
 MODEL = "models/SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -78,12 +79,12 @@ def test_a_killed_parent_takes_its_children_along(log: Path) -> None:
         children = list(stack.children().values())
         stack.process.kill()
         stack.process.wait()
-        _, alive = psutil.wait_procs(children, timeout=5)
+        _, alive = psutil.wait_procs(children, timeout=EVENT_S)
         assert not alive
 
 
 def eventually_in(log: Path, text: str) -> None:
-    until = time.monotonic() + 30
+    until = time.monotonic() + EVENT_S
     while text not in log.read_text():
         assert time.monotonic() < until, log.read_text()
         time.sleep(0.05)
@@ -93,7 +94,7 @@ def eventually_in(log: Path, text: str) -> None:
 def test_a_service_that_dies_ends_the_stack_in_one_line(log: Path, service: str) -> None:
     with serve(log, "--simulate") as stack:
         stack.children()[service].kill()
-        assert stack.process.wait(timeout=30) == 1
+        assert stack.process.wait(timeout=EVENT_S) == 1
     (line,) = [line for line in log.read_text().splitlines() if line.startswith("signalbox serve")]
     assert f"{service}" in line
     assert "killed by SIGKILL" in line
@@ -112,7 +113,7 @@ def test_a_worker_that_dies_leaves_the_others_serving(log: Path) -> None:
 def test_ctrl_c_ends_the_stack_with_status_0(log: Path) -> None:
     with serve(log, "--simulate") as stack:
         stack.process.send_signal(signal.SIGINT)
-        assert stack.process.wait(timeout=30) == 0
+        assert stack.process.wait(timeout=EVENT_S) == 0
 
 
 INTERRUPTED = """
@@ -146,7 +147,7 @@ def test_ctrl_c_during_an_import_is_status_130_and_not_a_word(
         [sys.executable, "-c", INTERRUPTED, imported, *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=EVENT_S,
         env=environment(),
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
@@ -166,7 +167,7 @@ def test_workers_inherit_the_forced_instruction_set(
 
 
 def test_a_second_signal_ends_the_stack_at_once_with_status_1(log: Path) -> None:
-    with serve(log, "--simulate", "--simulated-step-ms", "200") as stack:
+    with serve(log, "--simulate", "--simulated-step-ms=200", "--drain-timeout=600") as stack:
         asked = [*COMMAND, "generate", "hello", "--max-tokens", "900", "--router", stack.address]
         with subprocess.Popen(asked, stdout=subprocess.PIPE, env=environment()) as asking:
             assert asking.stdout is not None
@@ -174,8 +175,10 @@ def test_a_second_signal_ends_the_stack_at_once_with_status_1(log: Path) -> None
             stack.process.send_signal(signal.SIGTERM)
             eventually_in(log, "draining")
             stack.process.send_signal(signal.SIGTERM)
-            assert stack.process.wait(timeout=25) == 1  # the request takes minutes
-            assert asking.wait(timeout=30) != 0
+            assert (
+                stack.process.wait(timeout=EVENT_S) == 1
+            )  # before the request ends, and the drain
+            assert asking.wait(timeout=EVENT_S) != 0
     assert "second signal" in log.read_text().splitlines()[-1]
 
 
@@ -275,7 +278,7 @@ def test_a_service_before_its_scheduler_waits_visibly(service: str) -> None:
     try:
         assert any("waiting for the scheduler at 127.0.0.1:9" in line for line in process.stderr)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=10) == 0
+        assert process.wait(timeout=EVENT_S) == 0
     finally:
         process.kill()
         process.wait()
@@ -314,7 +317,7 @@ def test_a_reader_that_leaves_is_no_error(shared: Stack) -> None:
     assert process.stdout and process.stderr
     process.stdout.read(1)
     process.stdout.close()
-    assert process.wait(timeout=30) != 0
+    assert process.wait(timeout=EVENT_S) != 0
     assert process.stderr.read() == b""
 
 

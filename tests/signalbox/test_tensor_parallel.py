@@ -15,6 +15,7 @@ from tests.gpu_worker.generation import Driver
 from tests.gpu_worker.tiny_models import make_model
 from tests.signalbox.stacks import Stack, serve, signalbox
 from tests.signalbox.test_serve import eventually_in
+from tests.waiting import EVENT_S
 
 PROMPT = [5, 9, 33, 4]
 NUM_TOKENS = 200
@@ -52,7 +53,7 @@ def busiest(ranks: list[psutil.Process]) -> psutil.Process:
     """Of the worker that has the request; those of others only wait."""
     before = [rank.cpu_times().user for rank in ranks]
     spent = [0.0] * len(ranks)
-    ends = time.monotonic() + 60
+    ends = time.monotonic() + EVENT_S
     while max(spent) < 0.05:
         assert time.monotonic() < ends
         time.sleep(0.02)

@@ -13,7 +13,8 @@ from gpu_worker.worker import Worker
 from rpc.errors import FailedPrecondition, Internal
 from scheduler_svc.config import SchedulerConfig
 from tests.gpu_worker.builders import make_config, make_new, make_step
-from tests.integration.stack import eventually, router, running_scheduler, running_worker, simulated
+from tests.integration.stack import router, running_scheduler, running_worker, simulated
+from tests.waiting import eventually
 
 STICKY = "CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be ..."
 EPOCH = 7

@@ -21,6 +21,7 @@ from gpu_worker.models import ServedConfig, SoftCapped, model_spec
 from gpu_worker.models.config import llama_config
 from gpu_worker.runner import ModelRunner
 from rpc.sampling_params import SamplingParams
+from tests.waiting import EVENT_S
 from tests.gpu_worker.generation import Driver, make_batch, make_sequence
 from tests.gpu_worker.tiny_models import FAMILIES, VOCAB, make_model, reference_tokens
 
@@ -140,9 +141,9 @@ class ThreadGroup(ParallelGroup):
     def _all(self, tensor: Tensor) -> list[Tensor]:
         board, barrier = self.exchange  # type: ignore[attr-defined]
         board[self.rank] = tensor
-        barrier.wait(timeout=30)
+        barrier.wait(timeout=EVENT_S)
         parts = [part.clone() for part in board]
-        barrier.wait(timeout=30)
+        barrier.wait(timeout=EVENT_S)
         return parts
 
     def all_reduce(self, tensor: Tensor) -> Tensor:

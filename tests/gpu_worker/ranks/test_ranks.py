@@ -38,8 +38,8 @@ from tests.gpu_worker.generation import Driver, make_batch, make_sequence
 from tests.gpu_worker.models.test_models import make_prompts
 from tests.gpu_worker.tiny_models import make_model
 from tests.llm.make import assert_at_rest
+from tests.waiting import EVENT_S
 
-WAIT_S = 60.0
 MAX_TOKENS = 26
 SAMPLING: list[dict[str, Any]] = [
     {"temperature": 0, "logprobs": 3, "prompt_logprobs": 2},
@@ -233,7 +233,7 @@ def test_a_rank_that_fails_alone_ends_all(tiny: Path, monkeypatch: pytest.Monkey
     bad = make_some()
     bad.token_ids = bad.token_ids[:3]
     runner._others.tell(bad)  # and not to rank 0
-    assert told.wait(WAIT_S)
+    assert told.wait(EVENT_S)
     assert reasons[0].startswith("rank 1 failed alone: ")
     with pytest.raises(DeviceLost, match="rank 1 failed alone"):
         runner.execute(make_some())
@@ -270,13 +270,13 @@ def test_a_follower_ends_with_rank_0_and_not_before() -> None:
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.3)
         ours.close()
-        assert process.wait(WAIT_S) == 0
+        assert process.wait(EVENT_S) == 0
     finally:
         process.kill()
 
 
 def until_it_ignores(pid: int, number: signal.Signals) -> None:
-    ends = time.monotonic() + WAIT_S
+    ends = time.monotonic() + EVENT_S
     while True:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
         (ignored,) = (int(line.split()[1], 16) for line in lines if line.startswith("SigIgn"))

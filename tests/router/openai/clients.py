@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from tests.router.fakes import make_files
 from tests.router.stack import Stack, make_stack
 from tests.router.test_chat import TEMPLATE, writing
+from tests.waiting import EVENT_S
 
 HI = [{"role": "user", "content": "Hi"}]
 MODEL = "tiny"
@@ -104,6 +105,8 @@ async def make_http(
         )
         assert stack.router.http is not None
         root = f"http://{stack.router.http.address}"
-        sdk = openai.AsyncOpenAI(base_url=f"{root}/v1", api_key="none", max_retries=0, timeout=30)
-        async with sdk, httpx2.AsyncClient(base_url=root, timeout=30) as raw:
+        sdk = openai.AsyncOpenAI(
+            base_url=f"{root}/v1", api_key="none", max_retries=0, timeout=EVENT_S
+        )
+        async with sdk, httpx2.AsyncClient(base_url=root, timeout=EVENT_S) as raw:
             yield Http(stack, sdk, raw)

@@ -20,9 +20,10 @@ from router.openai import slow_heads
 from rpc.listening import PortInUse
 from tests.router.fakes import finished, ids_of, make_files, step
 from tests.router.openai.clients import HI, make_http
-from tests.router.stack import Outputs, eventually
+from tests.router.stack import Outputs
 from tests.router.test_chat import TEMPLATE
 from tests.router.test_tracing import TRACE_ID, TRACEPARENT, attributes_of, exporter
+from tests.waiting import EVENT_S, eventually
 
 __all__ = ["exporter"]  # a fixture
 
@@ -261,7 +262,7 @@ async def test_a_client_that_never_ends_its_head_is_cut_off(
         assert http.stack.router.http is not None
         reader, writer = await asyncio.open_connection("127.0.0.1", http.stack.router.http.port)
         writer.write(beginning)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(EVENT_S):
             assert await reader.read() == b""
         writer.close()
         assert (await http.raw.get("/health")).status_code == 200
@@ -276,7 +277,7 @@ async def test_an_idle_client_between_two_requests_is_not_cut_off(
         reader, writer = await asyncio.open_connection("127.0.0.1", http.stack.router.http.port)
         for _ in range(3):
             writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(EVENT_S):
                 assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
             await asyncio.sleep(0.4)
         writer.close()
@@ -294,6 +295,6 @@ async def test_a_request_whose_head_has_come_is_not_cut_off(
         writer.write(f"{head}Content-Type: application/json\r\n\r\n".encode())
         await asyncio.sleep(0.6)
         writer.write(body)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(EVENT_S):
             assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
         writer.close()

@@ -32,7 +32,8 @@ from tests.router.fakes import (
     step,
     token,
 )
-from tests.router.stack import Stack, code_of, eventually, make_stack, saying
+from tests.router.stack import Stack, code_of, make_stack, saying
+from tests.waiting import eventually
 
 PROMPT = [token(BOS), *ids_of("Paris")]
 Responses = list[pb.GenerateResponse]
