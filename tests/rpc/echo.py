@@ -20,10 +20,12 @@ class Echo:
 
     def __init__(self, action: Action = lambda text: text) -> None:
         self.action = action
+        self.a_start = asyncio.Event()
         self.ended: list[str] = []
         self.an_end = asyncio.Event()
 
     async def _answer(self, text: str) -> StringValue:
+        self.a_start.set()
         result = self.action(text)
         if hasattr(result, "__await__"):
             result = await result

@@ -110,10 +110,10 @@ def test_a_long_value_is_cut_in_the_message() -> None:
 
 @pytest.mark.parametrize("kind", ["unary", "server_stream"])
 async def test_a_cancelled_call_runs_the_handlers_finally(kind: str) -> None:
-    echo = Echo(lambda _text: asyncio.sleep(60))
+    echo = Echo(lambda _text: asyncio.Event().wait())
     async with serving(echo) as (_, channel):
         task = asyncio.ensure_future(call(channel, kind, text("a")))
-        await asyncio.sleep(0.1)
+        await echo.a_start.wait()
         task.cancel()
         async with asyncio.timeout(EVENT_S):
             await echo.an_end.wait()
