@@ -5,10 +5,27 @@ share takes minutes for what an idle machine does in a second.
 """
 
 import asyncio
-from collections.abc import Callable
+import time
+from collections.abc import Awaitable, Callable
 
 EVENT_S = 120.0
 """Seconds after which an event that a test waits for will not come."""
+
+
+async def settle() -> None:
+    """Returns when the tasks of this loop have come to where they wait: for no time, and no I/O."""
+    for _ in range(100):
+        await asyncio.sleep(0)
+
+
+async def deadline_after(call: Awaitable[object]) -> float:
+    """Returns seconds after which a call that never ends has surely arrived where `call` did.
+
+    Twenty times what `call` took, which goes the same way and back on the machine as it is now.
+    """
+    started = time.monotonic()
+    await call
+    return max(0.2, 20 * (time.monotonic() - started))
 
 
 async def eventually(condition: Callable[[], object]) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -19,7 +19,7 @@ from rpc.errors import FailedPrecondition
 from rpc.listening import PortInUse
 from rpc.server import Server
 from tests.gpu_worker.builders import make_config
-from tests.waiting import EVENT_S
+from tests.waiting import EVENT_S, eventually
 
 INTERVAL_S = 0.05
 
@@ -80,21 +80,13 @@ async def make_registration(port: int) -> tuple[Worker, Registration]:
     return worker, registration
 
 
-async def until(condition: Callable[[], object]) -> None:
-    for _ in range(500):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it has not happened within 5 s")
-
-
 async def test_a_worker_joins_with_a_nonce_and_keeps_beating() -> None:
     registry = FakeRegistry()
     server, port = await start_registry(registry)
     worker, registration = await make_registration(port)
     running = asyncio.create_task(registration.run())
     await registration.wait_accepted()
-    await until(lambda: len(registry.states) > 4)
+    await eventually(lambda: len(registry.states) > 4)
     (join,) = registry.joins
     assert join.epoch == worker.epoch != NO_EPOCH
     assert join.address == ":50061"
@@ -114,7 +106,7 @@ async def test_the_epoch_is_known_before_the_scheduler_accepts() -> None:
     server, port = await start_registry(registry)
     worker, registration = await make_registration(port)
     running = asyncio.create_task(registration.run())
-    await until(lambda: registry.joins)
+    await eventually(lambda: registry.joins)
     assert worker.epoch == registry.joins[0].epoch
     await worker.init_cache_engine(epoch=worker.epoch, num_gpu_blocks=16, num_cpu_blocks=0)
     assert not registration.is_accepted
@@ -128,7 +120,7 @@ async def test_a_worker_waits_visibly_for_the_scheduler(caplog: pytest.LogCaptur
     port = find_port()
     _, registration = await make_registration(port)
     running = asyncio.create_task(registration.run())
-    await until(lambda: "waiting for the scheduler" in caplog.text)
+    await eventually(lambda: "waiting for the scheduler" in caplog.text)
     server, _ = await start_registry(FakeRegistry(), port)
     async with asyncio.timeout(EVENT_S):
         await registration.wait_accepted()
@@ -144,7 +136,7 @@ async def test_a_scheduler_that_comes_back_gets_a_new_nonce() -> None:
     running = asyncio.create_task(registration.run())
     await registration.wait_accepted()
     await server.drain(grace_s=0)
-    await until(lambda: not registration.is_accepted)
+    await eventually(lambda: not registration.is_accepted)
     server, _ = await start_registry(registry, port)
     async with asyncio.timeout(EVENT_S):
         await registration.wait_accepted()
@@ -163,7 +155,7 @@ async def test_a_silent_scheduler_is_lost() -> None:
     await registration.wait_accepted()
     first = worker.epoch
     registry.answers = False
-    await until(lambda: len(registry.joins) > 1)
+    await eventually(lambda: len(registry.joins) > 1)
     assert worker.epoch != first
     running.cancel()
     await server.drain(grace_s=0)
@@ -188,7 +180,7 @@ async def test_draining_waits_for_the_scheduler() -> None:
     running = asyncio.create_task(registration.run())
     await registration.wait_accepted()
     draining = asyncio.create_task(registration.drain(timeout_s=60))
-    await until(lambda: pb.WORKER_STATE_DRAINING in registry.states)
+    await eventually(lambda: pb.WORKER_STATE_DRAINING in registry.states)
     await asyncio.sleep(3 * INTERVAL_S)
     assert not draining.done()
     registry.drains = True
@@ -206,7 +198,7 @@ async def test_draining_ends_when_the_scheduler_is_gone() -> None:
     running = asyncio.create_task(registration.run())
     await registration.wait_accepted()
     draining = asyncio.create_task(registration.drain(timeout_s=60))
-    await until(lambda: pb.WORKER_STATE_DRAINING in registry.states)
+    await eventually(lambda: pb.WORKER_STATE_DRAINING in registry.states)
     await server.drain(grace_s=0)
     async with asyncio.timeout(EVENT_S):
         await draining
@@ -237,7 +229,7 @@ async def test_a_signalled_worker_leaves(accepted: bool) -> None:
         await server.drain(grace_s=0)
     running = asyncio.create_task(run_worker(scheduler_port=port))
     if accepted:
-        await until(lambda: len(registry.states) > 1)
+        await eventually(lambda: len(registry.states) > 1)
     else:
         await asyncio.sleep(0.3)
     os.kill(os.getpid(), signal.SIGTERM)

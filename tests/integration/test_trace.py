@@ -24,7 +24,7 @@ from tests.integration.stack import (
     simulated,
 )
 from tests.integration.test_stack import Stack, ask, make_request, make_stack
-from tests.waiting import eventually
+from tests.waiting import deadline_after, eventually
 
 ROUTER_SPAN = "text_completion simulated"
 PHASES = ("queue", "prefill", "preempted", "decode", "failover")
@@ -53,6 +53,11 @@ class Spans(SpanProcessor):
 
     def below(self, parent: ReadableSpan, *names: str) -> list[ReadableSpan]:
         return [span for span in self.named(*names) if parent_id(span) == parent.context.span_id]
+
+    def clear(self) -> None:
+        """Forgets the spans so far, of which none is open."""
+        self.ended.clear()
+        self.num_started = 0
 
     async def until(self, name: str, count: int = 1) -> None:
         await eventually(lambda: len(self.named(name)) >= count)
@@ -254,7 +259,10 @@ async def test_requests_that_are_aborted_while_a_worker_is_lost_leave_no_span_op
     ):
         await eventually(lambda: len(scheduler.cluster.engines) == 2)
         stack = Stack(scheduler, pb_grpc.InferenceServiceStub(channel))
-        calls = [stack.stub.Generate(make_request([i] * 20, max_tokens=300)) for i in range(24)]
+        calls = [  # those that are cancelled would last longest
+            stack.stub.Generate(make_request([i] * 20, max_tokens=300 if i % 2 else 600))
+            for i in range(24)
+        ]
         await calls[0].read()
         killing = asyncio.create_task(lost.kill())
         for call in calls[::2]:
@@ -274,8 +282,13 @@ async def test_requests_that_are_aborted_while_a_worker_is_lost_leave_no_span_op
 
 async def test_a_request_out_of_time_ends_its_spans_with_that_code(spans: Spans) -> None:
     async with make_stack(step_ns=20_000_000) as stack:
+        deadline_s = await deadline_after(ask(stack.stub, make_request([1], max_tokens=1)))
+        await stack.until_free()
+        await spans.until_none_is_open()
+        spans.clear()
+        late = stack.stub.Generate(make_request([1], max_tokens=2000), timeout=deadline_s)
         with contextlib.suppress(grpc.aio.AioRpcError):
-            async for _ in stack.stub.Generate(make_request([1], max_tokens=2000), timeout=0.3):
+            async for _ in late:
                 pass
         await stack.until_free()
         await spans.until_none_is_open()

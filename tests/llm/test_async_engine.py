@@ -12,7 +12,7 @@ from gpu_worker.simulated import expected_tokens
 from signalbox import AsyncLLMEngine, EngineDeadError, RequestOutput, SamplingParams
 from tests.llm.make import GREEDY, assert_at_rest, make_async_engine
 from tests.llm.test_llm import Flaky, make_runner
-from tests.waiting import EVENT_S
+from tests.waiting import EVENT_S, eventually
 
 ENDLESS = SamplingParams(temperature=0, max_tokens=3000, ignore_eos=True)
 
@@ -76,7 +76,7 @@ async def test_closing_a_stream_aborts_its_request(engine: AsyncLLMEngine) -> No
 async def test_cancelling_a_reader_aborts_its_request(engine: AsyncLLMEngine) -> None:
     other = asyncio.create_task(last(engine, "other", GREEDY))
     reading = asyncio.create_task(last(engine, "hello", ENDLESS))
-    await asyncio.sleep(0.02)
+    await eventually(lambda: engine._core.num_unfinished == 2)
     reading.cancel()
     with pytest.raises(asyncio.CancelledError):
         await reading
@@ -101,7 +101,7 @@ async def test_a_stop_string_ends_a_stream_that_is_read_slowly(engine: AsyncLLME
     async with aclosing(outputs):
         await anext(outputs)
         assert engine._driver is not None
-        await asyncio.wait_for(engine._driver, 5)  # nobody has to read for it to stop
+        await asyncio.wait_for(engine._driver, EVENT_S)  # nobody has to read for it to stop
         rest = [output async for output in outputs]
     assert len(rest) == 1 and rest[0].outputs[0].stop_reason == stop
     assert rest[0].outputs[0].text == plain.outputs[0].text.partition(stop)[0]
@@ -119,7 +119,7 @@ async def test_a_request_that_cannot_be_served_raises(engine: AsyncLLMEngine) ->
 async def test_a_device_that_fails_ends_every_stream() -> None:
     engine = AsyncLLMEngine._from_runner(lambda: Flaky(make_runner().config))
     other = asyncio.create_task(last(engine, "hello", ENDLESS))
-    await asyncio.sleep(0.02)
+    await eventually(lambda: engine._core.num_unfinished == 1)
     with pytest.raises(EngineDeadError, match="the cache is lost"):
         await anext(engine.generate(None, GREEDY, prompt_token_ids=[Flaky.lose]))
     with pytest.raises(EngineDeadError, match="the cache is lost"):
@@ -133,7 +133,7 @@ async def test_shutting_down_ends_streams_tasks_and_threads() -> None:
     threads, tasks = set(threading.enumerate()), asyncio.all_tasks()
     engine = make_async_engine(step_ns=1_000_000)
     reading = asyncio.create_task(last(engine, "hello", ENDLESS))
-    await asyncio.sleep(0.02)
+    await eventually(lambda: engine._core.num_unfinished == 1)
     engine.shutdown()
     with pytest.raises(EngineDeadError, match="shut down"):
         await reading
@@ -147,7 +147,7 @@ def test_one_loop_may_follow_another() -> None:
 
     async def break_off() -> None:
         reading = asyncio.create_task(last(engine, "hello", ENDLESS))
-        await asyncio.sleep(0.02)
+        await eventually(lambda: engine._core.num_unfinished == 1)
         assert not reading.done()  # the loop ends with a request that runs
 
     async def finish() -> RequestOutput:

@@ -16,7 +16,7 @@ from protos.inference.v1 import inference_pb2 as pb
 from rpc import telemetry
 from tests.router.openai.clients import make_http
 from tests.router.stack import code_of, make_generate, make_stack, saying
-from tests.waiting import eventually
+from tests.waiting import deadline_after, eventually
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 TRACEPARENT = f"00-{TRACE_ID}-b7ad6b7169203331-01"
@@ -82,7 +82,8 @@ async def test_requests_that_do_not_end_well_end_their_spans_with_a_code(
         refused = stack.generate(sampling_params=pb.SamplingParams(top_p=2))
         assert await code_of(refused) is grpc.StatusCode.INVALID_ARGUMENT
 
-        late = aiter(stack.client.Generate(make_generate(), timeout=0.2))
+        deadline_s = await deadline_after(stack.client.GetModel(pb.GetModelRequest()))
+        late = aiter(stack.client.Generate(make_generate(), timeout=deadline_s))
         assert await code_of(anext(late)) is grpc.StatusCode.DEADLINE_EXCEEDED
 
         cancelled = asyncio.create_task(stack.generate(request_id="c"))

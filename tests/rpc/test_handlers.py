@@ -14,6 +14,7 @@ from google.protobuf.wrappers_pb2 import StringValue
 from rpc import error_interceptor, logs
 from rpc.handlers import Context, wrap
 from tests.rpc.echo import KINDS, Echo, call, serving, text
+from tests.waiting import settle
 
 
 async def test_a_cancelled_stream_has_ended_before_what_is_around_it() -> None:
@@ -24,7 +25,7 @@ async def test_a_cancelled_stream_has_ended_before_what_is_around_it() -> None:
             while True:
                 yield StringValue()
         finally:
-            await asyncio.sleep(0.01)
+            await settle()
             ended.append("stream")
 
     async def around(call: Awaitable[Any], _context: Context) -> Any:
@@ -38,7 +39,7 @@ async def test_a_cancelled_stream_has_ended_before_what_is_around_it() -> None:
 
     handler = wrap(grpc.unary_stream_rpc_method_handler(stream), around)
     running = asyncio.create_task(handler.unary_stream(None, SimpleNamespace(write=write)))
-    await asyncio.sleep(0.01)
+    await settle()
     running.cancel()
     await asyncio.wait({running})
     assert running.cancelled()

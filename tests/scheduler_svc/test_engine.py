@@ -10,7 +10,7 @@ from scheduler_svc.plan import StepAnswer, StepOutcome, StepPlan
 from scheduler_svc.worker_client import WorkerLostError
 from tests.scheduler_svc.fake_worker import EncodedPlan, FakeWorker, expected
 from tests.scheduler_svc.make import make_request, make_scheduler, outputs
-from tests.waiting import EVENT_S
+from tests.waiting import EVENT_S, settle
 
 PROMPT = [7]
 
@@ -51,7 +51,7 @@ class Channel:
 
 
 def make_engine(
-    channel: Channel, ended: "asyncio.Queue[StepOutcome]", *, step_timeout_s: float = 0.05
+    channel: Channel, ended: "asyncio.Queue[StepOutcome]", *, step_timeout_s: float = 600.0
 ) -> Engine:
     def publish(outcome: StepOutcome) -> None:
         if outcome.ended:
@@ -89,7 +89,7 @@ async def test_a_worker_that_sleeps_is_woken_for_a_request_that_another_has_set_
         )
         engines.append(engine)
     running = [asyncio.create_task(engine.run()) for engine in engines]
-    await asyncio.sleep(0.01)
+    await settle()
     groups = [make_request([i + 1] * 8, max_tokens=12, arrival=float(i)) for i in range(2)]
     for group in groups:
         admission.add(group)
@@ -111,7 +111,7 @@ async def test_two_steps_are_in_flight_and_a_request_that_comes_later_wakes_the_
     channel.answers.set()
     engine = make_engine(channel, ended)
     running = asyncio.create_task(engine.run())
-    await asyncio.sleep(0.01)
+    await settle()
     group = make_request(PROMPT, max_tokens=12)
     engine.scheduler.admission.add(group)
     engine.wake()
@@ -125,16 +125,16 @@ async def test_two_steps_are_in_flight_and_a_request_that_comes_later_wakes_the_
 async def test_a_request_that_comes_while_a_step_is_being_sent_goes_with_the_next() -> None:
     channel, ended = Channel(), asyncio.Queue[StepOutcome]()
     channel.takes.clear()
-    engine = make_engine(channel, ended, step_timeout_s=10.0)
+    engine = make_engine(channel, ended)
     groups = [make_request([7 + i], max_tokens=12, arrival=float(i)) for i in range(2)]
     engine.scheduler.admission.add(groups[0])
     running = asyncio.create_task(engine.run())
-    await asyncio.sleep(0.01)
+    await settle()
     assert channel.is_sending
     engine.scheduler.admission.add(groups[1])
     engine.wake()
     channel.answers.set()  # the answer comes before its step is known to have been sent
-    await asyncio.sleep(0.01)
+    await settle()
     assert channel.num_sent == 1
     channel.takes.set()
     async with asyncio.timeout(EVENT_S):
@@ -149,7 +149,7 @@ async def test_a_request_that_comes_while_a_step_is_being_sent_goes_with_the_nex
 
 async def test_a_step_that_is_overdue_loses_the_worker() -> None:
     channel = Channel()
-    engine = make_engine(channel, asyncio.Queue())
+    engine = make_engine(channel, asyncio.Queue(), step_timeout_s=0.05)
     engine.scheduler.admission.add(make_request(PROMPT))
     async with asyncio.timeout(EVENT_S):
         with pytest.raises(WorkerLostError, match=r"step 1 was not answered within 0\.5 s"):
@@ -160,7 +160,7 @@ async def test_a_step_that_is_overdue_loses_the_worker() -> None:
 async def test_a_step_that_the_worker_does_not_even_take_loses_it_too() -> None:
     channel = Channel()
     channel.takes.clear()
-    engine = make_engine(channel, asyncio.Queue())
+    engine = make_engine(channel, asyncio.Queue(), step_timeout_s=0.05)
     engine.scheduler.admission.add(make_request(PROMPT))
     async with asyncio.timeout(EVENT_S):
         with pytest.raises(WorkerLostError, match=r"step 1 was not answered within 0\.5 s"):
@@ -198,7 +198,7 @@ async def test_a_worker_is_drained_when_what_it_had_has_ended() -> None:
     engine = make_engine(channel, ended)
     engine.scheduler.admission.add(make_request(PROMPT))
     running = asyncio.create_task(engine.run())
-    await asyncio.sleep(0.01)
+    await settle()
     engine.scheduler.drain()
     engine.scheduler.admission.add(make_request(PROMPT, arrival=1.0))
     assert engine.is_draining

@@ -11,6 +11,7 @@ from scheduler_svc.engine import Engine
 from scheduler_svc.plan import StepAnswer, StepPlan
 from scheduler_svc.registry_servicer import WorkerRegistryServicer
 from tests.scheduler_svc.make import make_scheduler
+from tests.waiting import eventually, settle
 
 
 class SilentWorker:
@@ -39,12 +40,11 @@ async def test_a_worker_leaves_even_if_its_handler_is_cancelled_while_it_ends() 
     scheduler = make_scheduler(admission=cluster.admission)
     engine = Engine(worker=SilentWorker(), scheduler=scheduler, publish=cluster.publish)
     lease = asyncio.ensure_future(anext(servicer._lease(engine, no_heartbeats())))
-    await asyncio.sleep(0.01)
+    await settle()
     assert cluster.engines == [engine]
     for _ in range(2):  # its heartbeats stop, then its connection closes
         lease.cancel()
-        await asyncio.sleep(0.01)
+        await settle()
     with contextlib.suppress(asyncio.CancelledError):
         await lease
-    await asyncio.sleep(0.2)
-    assert cluster.engines == []
+    await eventually(lambda: not cluster.engines)

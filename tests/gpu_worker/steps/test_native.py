@@ -201,7 +201,7 @@ def test_without_a_library_torch_serves_and_one_line_warns(
     def unavailable() -> None:
         raise NativeUnavailable("there is no C++ compiler (g++ or clang++)")
 
-    monkeypatch.setattr(native_step, "library", unavailable)
+    monkeypatch.setattr(native_step, "best_isa", unavailable)
     (prompt,) = make_prompts(20)
     Driver(runner=make_runner(tiny, backend="auto")).generate([prompt], num_tokens=2)
     warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
