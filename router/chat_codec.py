@@ -21,7 +21,7 @@ _MODES = {
     pb.TOOL_CHOICE_MODE_NONE: ToolMode.NONE,
     pb.TOOL_CHOICE_MODE_REQUIRED: ToolMode.REQUIRED,
 }
-_NO_PARAMETERS = '{"type": "object", "properties": {}, "additionalProperties": false}'
+_MAX_EXACT_INTEGER = 1 << 53
 
 
 def conversation(request: pb.ChatRequest) -> Conversation:
@@ -68,7 +68,7 @@ def _message(position: int, message: pb.ChatMessage) -> Message:
             raise InvalidArgument(f"{field}.content[{i}]", None, "a text part")
     return Message(
         role,
-        "".join([part.text for part in message.content]),
+        tuple(part.text for part in message.content),
         tool_calls=_tool_calls(message.tool_calls, field=f"{field}.tool_calls"),
         tool_call_id=message.tool_call_id,
         name=message.name,
@@ -84,7 +84,8 @@ def _tool_calls(calls: Iterable[pb.ToolCall], *, field: str) -> list[ToolCall]:
 
 def _tool(position: int, tool: pb.Tool) -> Tool:
     field = f"tools[{position}].parameters"
-    return Tool(tool.name, tool.description, _object(tool.parameters or _NO_PARAMETERS, field))
+    parameters = _object(tool.parameters, field) if tool.parameters else None
+    return Tool(tool.name, tool.description, parameters)
 
 
 def _tool_choice(request: pb.ChatRequest) -> ToolChoice:
@@ -112,6 +113,18 @@ def _object(text: str, field: str) -> dict[str, Any]:
 
 def _template_kwargs(kwargs: Mapping[str, struct_pb2.Value]) -> dict[str, Any]:
     try:
-        return {name: json_format.MessageToDict(value) for name, value in kwargs.items()}
+        return {name: _plain(json_format.MessageToDict(value)) for name, value in kwargs.items()}
     except ValueError as error:  # NaN and infinity
         raise InvalidArgument("chat_template_kwargs", str(error), "JSON values") from None
+
+
+def _plain(value: Any) -> Any:
+    """Makes integers of whole numbers, all of which the wire holds as floats."""
+    match value:
+        case dict():
+            return {name: _plain(child) for name, child in value.items()}
+        case list():
+            return [_plain(child) for child in value]
+        case float() if value.is_integer() and abs(value) <= _MAX_EXACT_INTEGER:
+            return int(value)
+    return value

@@ -7,12 +7,14 @@ a process that lives for one conversation, see `template_sandbox`.
 import asyncio
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 
 import jinja2
 
-from router import template_sandbox
+from router import template_sandbox, tool_prompt
 from router.conversation import Conversation
 from router.limited_process import run_limited
+from router.template_facts import TemplateFacts, facts_of
 from rpc.errors import InvalidArgument, TextTooLong
 
 MAX_PROCESSES = 2
@@ -25,13 +27,24 @@ class ChatTemplate:
         """Raises jinja2.TemplateSyntaxError."""
         self.source = source
         self.special_tokens = dict(special_tokens)
-        self.takes_tools = template_sandbox.reads_variable(source, "tools")
+        self.facts = facts_of(source)
         self._template = template_sandbox.ENVIRONMENT.from_string(source)
 
     def render(self, conversation: Conversation, *, max_bytes: int) -> str:
         """Returns the prompt. Raises InvalidArgument if the template refuses the conversation."""
+        first, *others = tool_prompt.forms_of(conversation, self.facts)
+        try:
+            return self._render(first, max_bytes=max_bytes)
+        except InvalidArgument:
+            for form in others:
+                with suppress(InvalidArgument):
+                    return self._render(form, max_bytes=max_bytes)
+            raise
+
+    def _render(self, conversation: Conversation, *, max_bytes: int) -> str:
         mark = _mark_of(conversation)
-        variables = {**self.special_tokens, **conversation.variables(suffix=mark)}
+        form = self.facts.content_form
+        variables = {**self.special_tokens, **conversation.variables(form, suffix=mark)}
         try:
             text = template_sandbox.render(
                 self._template, variables, max_bytes=max_bytes + len(mark)
@@ -63,10 +76,24 @@ class ClientTemplates:
 
     async def render(self, conversation: Conversation, *, max_bytes: int) -> str:
         """Returns the prompt. Raises InvalidArgument for a template that fails, or takes long."""
+        facts = await asyncio.to_thread(facts_of, conversation.chat_template or "")
+        first, *others = tool_prompt.forms_of(conversation, facts)
+        try:
+            return await self._render(first, facts, max_bytes=max_bytes)
+        except InvalidArgument:
+            for form in others:
+                with suppress(InvalidArgument):
+                    return await self._render(form, facts, max_bytes=max_bytes)
+            raise
+
+    async def _render(
+        self, conversation: Conversation, facts: TemplateFacts, *, max_bytes: int
+    ) -> str:
         mark = _mark_of(conversation)
+        variables = conversation.variables(facts.content_form, suffix=mark)
         job = {
             "source": conversation.chat_template,
-            "variables": {**self._special_tokens, **conversation.variables(suffix=mark)},
+            "variables": {**self._special_tokens, **variables},
             "max_bytes": max_bytes + len(mark),
         }
         async with self._processes:
@@ -84,19 +111,22 @@ def _refused(conversation: Conversation, reason: str) -> InvalidArgument:
 
 
 def _mark_of(conversation: Conversation) -> str:
-    """Returns what marks the end of a last message that is left open; nobody can guess it."""
-    return f"<end {uuid.uuid4().hex}>" if conversation.continue_final_message else ""
+    """Returns what marks the end of a last message that is left open; no client can guess it.
+
+    Its last character is a space: a template that trims the message drops it.
+    """
+    return f"<end {uuid.uuid4().hex}> " if conversation.continue_final_message else ""
 
 
 def _cut(text: str, mark: str) -> str:
-    """Drops what the template writes after the last message."""
+    """Drops what the template writes after the last message, and spaces that it would trim."""
     if not mark:
         return text
-    before, found, _ = text.rpartition(mark)
+    before, found, after = text.rpartition(mark.rstrip())
     if not found:
         allowed = "false: the chat template does not render the last message as it is"
         raise InvalidArgument("continue_final_message", True, allowed)
-    return before
+    return before if after.startswith(" ") else before.rstrip()
 
 
 def _count(conversation: Conversation) -> str:

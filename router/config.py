@@ -63,6 +63,8 @@ class RouterConfig:
     """Whether metadata `x-signalbox-tenant` says whose a request is; see tenants.py."""
     tool_call_parser: str = tool_formats.AUTO
     """How tool calls are found in a model's text: one of tool_formats.CHOICES."""
+    chat_template: str | None = None
+    """Source of the chat template that serves instead of the model's."""
     disable_additional_properties: bool = True
     """Whether objects of JSON schemas take only the keys that they declare: closed_schema.py."""
     model_poll_s: float = 1.0

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from router.template_facts import ContentForm
 from rpc.errors import InvalidArgument
 
 MAX_TOOLS = 128
@@ -33,14 +34,32 @@ class Message(NamedTuple):
     """One turn of a conversation."""
 
     role: str
-    content: str
+    content: str | tuple[str, ...]
+    """A text, or those of several parts."""
     tool_calls: Sequence[ToolCall] = ()
     tool_call_id: str = ""
     name: str = ""
 
-    def variables(self) -> dict[str, Any]:
-        """Leaves out what is empty: templates ask whether it is defined."""
-        variables: dict[str, Any] = {"role": self.role, "content": self.content}
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return (self.content,) if isinstance(self.content, str) else self.content
+
+    @property
+    def text(self) -> str:
+        """The parts, joined as vLLM and llama.cpp join them."""
+        return "\n".join(self.parts)
+
+    def variables(self, form: ContentForm, *, suffix: str = "") -> dict[str, Any]:
+        """Leaves out what is empty: templates ask whether it is defined.
+
+        Args:
+            suffix: is appended to the text.
+        """
+        *others, last = self.parts or ("",)
+        content: str | list[dict[str, str]] = "\n".join([*others, last + suffix])
+        if form is ContentForm.LIST or (form is ContentForm.PARTS and others):
+            content = [{"type": "text", "text": text} for text in (*others, last + suffix)]
+        variables: dict[str, Any] = {"role": self.role, "content": content}
         if self.tool_calls:
             variables["tool_calls"] = [call.variables() for call in self.tool_calls]
         if self.tool_call_id:
@@ -54,12 +73,18 @@ class Tool(NamedTuple):
     """A function that the model may call."""
 
     name: str
-    description: str
-    parameters: Mapping[str, Any]
-    """JSON Schema."""
+    description: str = ""
+    parameters: Mapping[str, Any] | None = None
+    """JSON Schema; None takes no arguments."""
 
     def variables(self) -> dict[str, Any]:
-        return {"type": "function", "function": self._asdict()}
+        """Leaves out what the client has not given, as transformers does."""
+        function: dict[str, Any] = {"name": self.name}
+        if self.description:
+            function["description"] = self.description
+        if self.parameters is not None:
+            function["parameters"] = self.parameters
+        return {"type": "function", "function": function}
 
 
 class ToolMode(enum.Enum):
@@ -101,11 +126,11 @@ class Conversation:
         """What the model sees."""
         return () if self.tool_choice.mode is ToolMode.NONE else self.tools
 
-    def variables(self, *, suffix: str = "") -> dict[str, Any]:
+    def variables(self, form: ContentForm, *, suffix: str = "") -> dict[str, Any]:
         """`suffix` is appended to the last message, so that its end can be found."""
-        messages = [message.variables() for message in self.messages]
-        if suffix:
-            messages[-1]["content"] += suffix
+        *others, last = self.messages
+        messages = [message.variables(form) for message in others]
+        messages.append(last.variables(form, suffix=suffix))
         return {
             "documents": None,
             **self.template_kwargs,

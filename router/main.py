@@ -65,6 +65,7 @@ class Router:
         self.schedulers = Schedulers(
             config.scheduler_addresses,
             tokenizer_threads=config.tokenizer_threads,
+            chat_template=config.chat_template,
             model_poll_s=config.model_poll_s,
             resume_wait_s=config.resume_wait_s,
             on_serving=self._set_serving,

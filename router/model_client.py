@@ -17,7 +17,8 @@ MAX_TOKENIZER_BYTES = 256 << 20
 class ModelClient:
     """Keeps the last tokenizer, so that asking again costs one small call."""
 
-    def __init__(self, *, tokenizer_threads: int) -> None:
+    def __init__(self, *, tokenizer_threads: int, chat_template: str | None = None) -> None:
+        self._chat_template = chat_template
         self._pool = ThreadPoolExecutor(tokenizer_threads, thread_name_prefix="tokenizer")
         self._key: tuple[str, int] | None = None
         self._tokenizer: Tokenizer | None = None
@@ -43,7 +44,12 @@ class ModelClient:
         files = await _fetch_files(stub)
 
         def load() -> Tokenizer:
-            return Tokenizer.from_files(files, vocab_size=vocab_size, pool=self._pool)
+            return Tokenizer.from_files(
+                files,
+                vocab_size=vocab_size,
+                pool=self._pool,
+                chat_template=self._chat_template,
+            )
 
         return await asyncio.get_running_loop().run_in_executor(self._pool, load)
 

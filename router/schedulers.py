@@ -55,6 +55,7 @@ class Schedulers:
         addresses: Iterable[str],
         *,
         tokenizer_threads: int,
+        chat_template: str | None = None,
         model_poll_s: float,
         resume_wait_s: float,
         on_serving: Callable[[bool], None],
@@ -65,7 +66,7 @@ class Schedulers:
         Args:
             resume_wait_s: how long a request that has lost its scheduler waits for one.
         """
-        self._models = ModelClient(tokenizer_threads=tokenizer_threads)
+        self._models = ModelClient(tokenizer_threads=tokenizer_threads, chat_template=chat_template)
         self._connections = [
             SchedulerConnection(
                 address, models=self._models, model_poll_s=model_poll_s, owner=self, tls=tls

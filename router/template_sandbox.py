@@ -49,12 +49,6 @@ def render(template: jinja2.Template, variables: Mapping[str, Any], *, max_bytes
     return "".join(pieces)
 
 
-def reads_variable(source: str, name: str) -> bool:
-    """Returns whether a template mentions a variable."""
-    names = ENVIRONMENT.parse(source).find_all(nodes.Name)
-    return any(node.name == name and node.ctx == "load" for node in names)
-
-
 def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
 

@@ -61,14 +61,25 @@ class Tokenizer:
 
     @classmethod
     def from_files(
-        cls, files: Mapping[str, bytes], *, vocab_size: int, pool: ThreadPoolExecutor
+        cls,
+        files: Mapping[str, bytes],
+        *,
+        vocab_size: int,
+        pool: ThreadPoolExecutor,
+        chat_template: str | None = None,
     ) -> "Tokenizer":
-        """Raises ValueError if a file is missing or cannot be read."""
+        """Raises ValueError if a file is missing or cannot be read.
+
+        Args:
+            chat_template: instead of the one in the files.
+        """
         if "tokenizer.json" not in files:
             raise ValueError("the worker has sent no tokenizer.json")
         try:
             backend = tokenizers.Tokenizer.from_buffer(files["tokenizer.json"])
             settings = json.loads(files.get("tokenizer_config.json") or b"{}")
+            if chat_template is not None:
+                settings["chat_template"] = chat_template
             template = _load_chat_template(settings)
         except Exception as error:  # the package raises plain Exception
             raise ValueError(f"the model's tokenizer files cannot be read: {error}") from error
@@ -181,17 +192,15 @@ class Tokenizer:
         """Returns the prompt, on the calling thread.
 
         A template of the conversation's own is rendered in this process, which is for callers who
-        trust it: `encode_chat` does not. Raises FailedPrecondition if there is no template or it
-        shows the model no tools, and InvalidArgument if it refuses the conversation.
+        trust it: `encode_chat` does not. Raises FailedPrecondition if there is no template, and
+        InvalidArgument if it refuses the conversation.
         """
         if conversation.chat_template is not None:
             own = make_chat_template(conversation.chat_template, self._special_tokens)
             return own.render(conversation, max_bytes=max_bytes)
         if self._chat_template is None:
-            raise FailedPrecondition("the model has no chat template; use Generate")
-        if conversation.offered_tools and not self._chat_template.takes_tools:
             raise FailedPrecondition(
-                "the model's chat template shows it no tools; send a chat_template that does"
+                "the model has no chat template; use Generate, or give the router a --chat-template"
             )
         return self._chat_template.render(conversation, max_bytes=max_bytes)
 

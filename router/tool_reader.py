@@ -8,8 +8,9 @@ from router.conversation import Conversation, ToolMode
 from router.forced_call import ForcedCallParser
 from router.model import ServedModel
 from router.outputs import FinishReason, Update
+from router.template_facts import facts_of
 from router.tool_calls import ToolCallParser
-from router.tool_formats import FORMATS, JSON, ToolCallFormat
+from router.tool_formats import FORMATS, HERMES, JSON, ToolCallFormat
 from router.tool_output import Parser
 
 _ENDS_WITH_CALLS = (FinishReason.STOP, FinishReason.STOP_TOKEN)
@@ -56,7 +57,9 @@ def reader_of(
         return None
     template = model.tokenizer.chat_template
     source = conversation.chat_template or (template.source if template else "")
-    format_ = tool_formats.choose(setting, source)
+    is_told_in_words = not facts_of(source).takes_tools  # by tool_prompt, in the way of Hermes
+    name = HERMES if is_told_in_words and setting != tool_formats.NONE else setting
+    format_ = tool_formats.choose(name, source)
     choice = conversation.tool_choice
     if choice.tool:
         make_id = (format_ or FORMATS[JSON]).make_id

@@ -6,6 +6,8 @@ from typing import Any
 from router.conversation import Conversation, Tool, ToolMode
 from rpc.errors import InvalidArgument
 
+_NO_PARAMETERS: Mapping[str, Any] = {"properties": {}, "additionalProperties": False}
+
 
 def forced_schema(conversation: Conversation) -> dict[str, Any] | None:
     """Returns what the whole answer must conform to, if the tool choice says so.
@@ -17,7 +19,7 @@ def forced_schema(conversation: Conversation) -> dict[str, Any] | None:
         return None
     if choice.tool:
         tool = next(tool for tool in conversation.tools if tool.name == choice.tool)
-        return _arguments_schema(tool.parameters)
+        return _arguments_schema(_parameters_of(tool))
     schema: dict[str, Any] = {
         "type": "array",
         "minItems": 1,
@@ -33,7 +35,9 @@ def forced_schema(conversation: Conversation) -> dict[str, Any] | None:
 
 def _call_schema(tool: Tool) -> dict[str, Any]:
     parameters = {
-        key: value for key, value in tool.parameters.items() if key not in ("$defs", "definitions")
+        key: value
+        for key, value in _parameters_of(tool).items()
+        if key not in ("$defs", "definitions")
     }
     return {
         "type": "object",
@@ -46,6 +50,10 @@ def _call_schema(tool: Tool) -> dict[str, Any]:
     }
 
 
+def _parameters_of(tool: Tool) -> Mapping[str, Any]:
+    return _NO_PARAMETERS if tool.parameters is None else tool.parameters
+
+
 def _arguments_schema(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments are an object, whether the schema says so or not."""
     return {"type": "object", **parameters}
@@ -54,7 +62,7 @@ def _arguments_schema(parameters: Mapping[str, Any]) -> dict[str, Any]:
 def _merged(conversation: Conversation, keyword: str) -> Mapping[str, Any]:
     merged: dict[str, Any] = {}
     for i, tool in enumerate(conversation.tools):
-        for name, schema in tool.parameters.get(keyword, {}).items():
+        for name, schema in _parameters_of(tool).get(keyword, {}).items():
             if merged.setdefault(name, schema) != schema:
                 allowed = "definitions that all tools agree on, with tool_choice required"
                 raise InvalidArgument(f"tools[{i}].parameters.{keyword}", name, allowed)

@@ -5,6 +5,7 @@ import re
 import signalbox
 from gpu_worker.config import AUTO_BLOCK_SIZE, GIB, CacheConfig, DeviceConfig, ModelConfig
 from router.config import LoggedRequests, RouterConfig
+from router.known_templates import load_chat_template
 from rpc.metrics import MetricsConfig
 from rpc.peers import PeerNames
 from rpc.tls import TlsConfig, is_loopback
@@ -80,6 +81,9 @@ def router_config(settings: RouterSettings) -> RouterConfig:
         grace_s=settings.drain_timeout,
         max_live_requests=settings.max_live_requests,
         tool_call_parser=settings.tool_call_parser,
+        chat_template=(
+            None if settings.chat_template is None else load_chat_template(settings.chat_template)
+        ),
         disable_additional_properties=settings.disable_additional_properties,
         trust_tenant_header=settings.trust_tenant_header,
         api_keys=settings.api_keys,

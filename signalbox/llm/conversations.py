@@ -61,7 +61,7 @@ def _message(turn: object, *, field: str) -> Message:
     )
 
 
-def _content(content: object, *, field: str) -> str:
+def _content(content: object, *, field: str) -> str | tuple[str, ...]:
     """A text, or a list of {"type": "text", "text": ...}."""
     if isinstance(content, str):
         return content
@@ -72,7 +72,7 @@ def _content(content: object, *, field: str) -> str:
         if given != {"type": "text"} or not isinstance(text, str):
             raise ValueError(f"{field}: content must be a text or a list of text parts")
         texts.append(text)
-    return "".join(texts)
+    return tuple(texts)
 
 
 def _tool_call(call: object, *, field: str) -> ToolCall:
@@ -91,8 +91,8 @@ def _tool_call(call: object, *, field: str) -> ToolCall:
 
 def _tool(tool: object, *, field: str) -> Tool:
     function = _function(tool, field=field)
-    parameters = function.get("parameters") or {"type": "object", "properties": {}}
-    if not isinstance(parameters, Mapping):
+    parameters = function.get("parameters")
+    if parameters is not None and not isinstance(parameters, Mapping):
         raise ValueError(f"{field}: parameters must be a JSON schema")
     description = _text(function, "description", field=field)
     return Tool(str(function["name"]), description, parameters)

@@ -5,6 +5,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from router.known_templates import known_templates
 from signalbox.settings.addresses import Addresses, Host
 from signalbox.settings.base import TelemetrySettings
 
@@ -70,6 +71,11 @@ class DoorSettings(TelemetrySettings):
         " none leaves them there",
     )
 
+    chat_template: str | None = Field(
+        None,
+        description="chat template instead of the model's: a file with a Jinja template, or one of "
+        + ", ".join(known_templates()),
+    )
     disable_additional_properties: bool = Field(
         True,
         description="whether objects of a JSON schema take only the keys that it declares, unless"

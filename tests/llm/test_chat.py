@@ -57,6 +57,12 @@ def test_tools_calls_and_results_are_rendered(llm: LLM, arguments: Any) -> None:
     assert text == "[weather: Tells it]user=Rain?;assistant=<weather Rome>;tool=noc1;calm"
 
 
+def test_a_template_without_tools_is_told_of_them_in_words(llm: LLM) -> None:
+    text = prompt_of(llm, tools=[TOOL])
+    assert text.startswith("<|im_start|>system\nYou may call functions.")
+    assert '"name": "weather", "description": "Tells it"}' in text
+
+
 def test_a_last_message_that_is_continued_is_left_open(llm: LLM) -> None:
     messages = [*HI, {"role": "assistant", "content": "Well, I"}]
     text = prompt_of(llm, messages, add_generation_prompt=False, continue_final_message=True)
@@ -82,7 +88,6 @@ def test_a_last_message_that_is_continued_is_left_open(llm: LLM) -> None:
             "arguments must be an object",
         ),
         (HI, {"tools": [{"name": "weather"}]}, r"tools\[0\]"),
-        (HI, {"tools": [TOOL]}, "shows it no tools"),
         (HI, {"tools": [TOOL, TOOL], "chat_template": SHOUT}, r"tools\[1\]\.name"),
         (HI, {"continue_final_message": True}, "add_generation_prompt"),
         (HI, {"chat_template": "{% if %}"}, "chat_template"),

@@ -26,7 +26,7 @@ PACKAGES = {
     "signalbox_client": "clients/python/signalbox_client",
     "signalbox_kernels": "kernels/signalbox_kernels",
 }
-SUFFIXES = {".py", ".pyi", ".proto", ".typed", ".cpp", ".h"}
+SUFFIXES = {".py", ".pyi", ".proto", ".typed", ".cpp", ".jinja", ".h"}
 UNTRACKED = {"__pycache__", "_build"}
 
 

@@ -1,0 +1,41 @@
+"""Chat templates of well-known formats, for models that come without one or with a wrong one.
+
+Each is a file in `chat_templates`, written for this repository after the format that the model's
+makers describe. They know a model's special tokens by the names in its tokenizer (bos_token).
+"""
+
+from functools import cache
+from pathlib import Path
+
+import jinja2
+
+from router import template_sandbox
+
+_FOLDER = Path(__file__).parent / "chat_templates"
+
+
+@cache
+def known_templates() -> tuple[str, ...]:
+    """Returns the names."""
+    return tuple(sorted(path.stem for path in _FOLDER.glob("*.jinja")))
+
+
+def load_chat_template(name: str) -> str:
+    """Returns the source of a known template, or of a file.
+
+    Raises ValueError for what is neither, and for a file that holds no template.
+    """
+    is_known = name in known_templates()
+    path = _FOLDER / f"{name}.jinja" if is_known else Path(name).expanduser()
+    try:
+        source = path.read_text(encoding="utf-8")
+        template_sandbox.ENVIRONMENT.parse(source)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8"
+        raise ValueError(
+            f"chat_template is {name!r}: no file that can be read ({reason}), and none of"
+            f" {', '.join(known_templates())}"
+        ) from None
+    except jinja2.TemplateSyntaxError as error:
+        raise ValueError(f"chat_template {name} is no valid template: {error}") from None
+    return source

@@ -1,0 +1,62 @@
+"""What a chat template does with tools and with text parts, as its source says."""
+
+import enum
+from functools import lru_cache
+from typing import NamedTuple
+
+import jinja2
+from jinja2 import nodes
+
+from router import template_sandbox
+
+
+class ContentForm(enum.Enum):
+    """How a message's content is handed to a template."""
+
+    JOINED = enum.auto()
+    """As one text; several parts are joined by newlines."""
+    PARTS = enum.auto()
+    """Several parts as a list of {"type": "text", "text": ...}, one as a text."""
+    LIST = enum.auto()
+    """Always as a list: the template knows nothing else."""
+
+
+class TemplateFacts(NamedTuple):
+    """Of one template."""
+
+    takes_tools: bool = False
+    """Whether it reads `tools`."""
+    takes_tool_calls: bool = False
+    """Whether it reads the `tool_calls` of a message."""
+    content_form: ContentForm = ContentForm.JOINED
+
+
+@lru_cache(maxsize=64)
+def facts_of(source: str) -> TemplateFacts:
+    """Returns those of nothing for what cannot be parsed: rendering says what is wrong."""
+    try:
+        tree = template_sandbox.ENVIRONMENT.parse(source)
+    except (jinja2.TemplateSyntaxError, RecursionError):
+        return TemplateFacts()
+    names = {node.name for node in tree.find_all(nodes.Name) if node.ctx == "load"}
+    return TemplateFacts("tools" in names, "tool_calls" in source, _content_form(tree))
+
+
+def _content_form(tree: nodes.Template) -> ContentForm:
+    aliases = {"content"}
+    for assignment in tree.find_all(nodes.Assign):
+        if isinstance(assignment.target, nodes.Name) and _is_content(assignment.node, aliases):
+            aliases.add(assignment.target.name)
+    if not any(_is_content(loop.iter, aliases) for loop in tree.find_all(nodes.For)):
+        return ContentForm.JOINED
+    knows_texts = any(test.name == "string" for test in tree.find_all(nodes.Test))
+    return ContentForm.PARTS if knows_texts else ContentForm.LIST
+
+
+def _is_content(node: nodes.Node, aliases: set[str]) -> bool:
+    match node:
+        case nodes.Getattr(attr="content") | nodes.Getitem(arg=nodes.Const(value="content")):
+            return True
+        case nodes.Name(name=name):
+            return name in aliases
+    return False
