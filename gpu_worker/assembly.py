@@ -27,6 +27,7 @@ from gpu_worker.loading import (
     dummy_placement,
     load_weights,
     open_model,
+    read_generation_config,
 )
 from gpu_worker.models import Model, ServedConfig, SoftCapped, find_model
 from gpu_worker.models.plugins import import_plugins
@@ -205,13 +206,15 @@ def _model_info(
         raise ModelError(
             f"max_model_len is {length}; {source.name} allows at most {config.max_position}"
         )
+    generation = read_generation_config(model_config, source)
     return ModelInfo(
         name=model_config.served_name or source.name,
         architecture=config.architecture,
         dtype=str(dtype).removeprefix("torch."),
         vocab_size=config.vocab_size,
         max_model_len=length,
-        eos_token_ids=source.eos_token_ids(),
+        eos_token_ids=generation.eos_token_ids,
+        sampling_defaults=generation.defaults,
     )
 
 

@@ -159,6 +159,7 @@ def encode_model(model: ModelInfo, *, tokenizer_sha256: str) -> pb.ModelInfo:
         max_model_len=model.max_model_len,
         eos_token_ids=model.eos_token_ids,
         tokenizer_sha256=tokenizer_sha256,
+        sampling_defaults=sampling_codec.encode_defaults(model.sampling_defaults),
     )
 
 

@@ -1,6 +1,10 @@
 """What a worker is told at start: model, cache, parallelism, device. Refuses bad values by name."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rpc.sampling_defaults import check_override
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 LOAD_FORMATS = ("auto", "dummy")
@@ -48,6 +52,11 @@ class ModelConfig:
     """"auto", or "dummy": random weights of the model's config.json."""
     model_plugins: tuple[str, ...] = ()
     """Modules that are imported before the model is looked up, to register theirs."""
+    generation_config: str = "auto"
+    """Where default sampling parameters come from: "auto" (the model), "none", or a directory that
+    has a generation_config.json."""
+    override_generation_config: Mapping[str, Any] = field(default_factory=dict)
+    """Fields that go before those of generation_config.json."""
 
     def __post_init__(self) -> None:
         _require(bool(self.model), "model is empty; give a directory, a .gguf file or a hub id")
@@ -64,6 +73,10 @@ class ModelConfig:
             self.load_format in LOAD_FORMATS,
             f"load_format is {self.load_format!r}; use one of {', '.join(LOAD_FORMATS)}",
         )
+        try:
+            check_override(self.override_generation_config)
+        except ValueError as error:
+            raise ValueError(f"override_generation_config: {error}") from None
         _require(
             self.model_impl in MODEL_IMPLS,
             f"model_impl is {self.model_impl!r}; use one of {', '.join(MODEL_IMPLS)}",

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from gpu_worker.step import Batch, BlockMapping, Samples
+from rpc.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +23,7 @@ class ModelInfo:
     vocab_size: int
     max_model_len: int
     eos_token_ids: tuple[int, ...]
+    sampling_defaults: SamplingDefaults = NO_DEFAULTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,7 @@ from gpu_worker.runner_protocols import CacheCapacity, ModelInfo
 from gpu_worker.sampling.sample_rows import PromptRows, SampleRows
 from gpu_worker.simulated_tokenizer import END_OF_SEQUENCE_ID, MIN_VOCAB_SIZE, tokenizer_files
 from gpu_worker.step import NONE_LEFT, Batch, BlockMapping, Int64Array, Logprobs, Samples
+from rpc.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 
 UInt64Array = NDArray[np.uint64]
 
@@ -48,6 +49,7 @@ class SimulatedConfig:
     """Least time of a forward pass."""
     token_ns: int = 0
     """Time of each token of a forward pass, on top of step_ns."""
+    sampling_defaults: SamplingDefaults = NO_DEFAULTS
 
     def __post_init__(self) -> None:
         if self.vocab_size < MIN_VOCAB_SIZE:
@@ -80,6 +82,7 @@ class SimulatedRunner:
             vocab_size=self.config.vocab_size,
             max_model_len=self.config.max_model_len,
             eos_token_ids=(END_OF_SEQUENCE_ID,),
+            sampling_defaults=self.config.sampling_defaults,
         )
 
     def tokenizer_files(self) -> dict[str, bytes]:

@@ -62,6 +62,8 @@ class Asked:
     cache_salt: str = ""
     sampling: Mapping[str, Any] = field(default_factory=dict)
     """The fields that are set, under their proto names."""
+    max_default_tokens: int | None = None
+    """Bounds max_tokens where `sampling` does not have it: an API's own default."""
     truncate_prompt_tokens: int | None = None
     delivery: Delivery = field(default_factory=Delivery)
 
@@ -179,6 +181,8 @@ class Admission:
             {**asked.sampling, "structured_output": prompt.structured_output},
             num_prompt_tokens=len(prompt.token_ids),
             model=model,
+            defaults=model.sampling_defaults,
+            max_default_tokens=asked.max_default_tokens,
             bad_words=prompt.bad_words,
         )
         request = GenerationRequest(

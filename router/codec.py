@@ -16,10 +16,12 @@ from router.generation import Served
 from router.load_client import ClusterLoad
 from router.model import ServedModel
 from router.outputs import Delta, End, Finish, FinishReason, TokenLogprobs
+from router.sampling_defaults import BUILT_IN
 from router.tokenizer import Tokenizer
 from router.tool_schema import forced_schema
 from rpc import structured_output
 from rpc.errors import InvalidArgument
+from rpc.sampling_defaults import SamplingDefaults
 
 Response = TypeVar("Response", pb.GenerateResponse, pb.ChatResponse)
 
@@ -243,4 +245,14 @@ def model(served: ServedModel) -> pb.GetModelResponse:
         vocab_size=served.vocab_size,
         max_model_len=served.max_model_len,
         has_chat_template=served.tokenizer.has_chat_template,
+        default_sampling_params=_defaults(served.sampling_defaults),
+    )
+
+
+def _defaults(defaults: SamplingDefaults) -> pb.DefaultSamplingParams:
+    of_model, override = defaults.model.fields(), defaults.override.fields()
+    return pb.DefaultSamplingParams(
+        **{**BUILT_IN, **of_model, **override},
+        from_model=sorted(of_model.keys() - override.keys()),
+        from_override=sorted(override),
     )

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from router.tokenizer import Tokenizer
+from rpc.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,3 +17,4 @@ class ServedModel:
     max_model_len: int
     eos_token_ids: tuple[int, ...]
     tokenizer: Tokenizer
+    sampling_defaults: SamplingDefaults = NO_DEFAULTS

@@ -8,6 +8,7 @@ from protos.scheduler.v1 import scheduler_pb2_grpc
 from protos.worker.v1 import worker_pb2
 from router.model import ServedModel
 from router.tokenizer import Tokenizer
+from rpc import sampling_codec
 
 UNARY_TIMEOUT_S = 5.0
 TOKENIZER_TIMEOUT_S = 60.0
@@ -78,4 +79,5 @@ def _served_model(info: worker_pb2.ModelInfo, tokenizer: Tokenizer) -> ServedMod
         max_model_len=info.max_model_len,
         eos_token_ids=tuple(info.eos_token_ids),
         tokenizer=tokenizer,
+        sampling_defaults=sampling_codec.decode_defaults(info.sampling_defaults),
     )

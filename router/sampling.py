@@ -4,6 +4,9 @@ from dataclasses import dataclass
 
 from rpc.sampling_params import SamplingParams
 
+GREEDY_BELOW = 1e-5
+"""A lower temperature is greedy: dividing by it would overflow."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeamSearch:

@@ -5,21 +5,21 @@ set, under their proto names; whatever is wrong is an InvalidArgument that names
 """
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from router.model import ServedModel
-from router.sampling import GenerationParams
+from router.sampling import GREEDY_BELOW, GenerationParams
+from router.sampling_defaults import with_defaults
 from router.sequence_checks import beam_search, check_sequences
 from router.structured_output import check_structured_output
 from router.token_checks import check_lists, check_tokens_exist
 from rpc.errors import ContextOverflow, InvalidArgument, NotFound, TextTooLong
+from rpc.sampling_defaults import SamplingDefaults
 from rpc.sampling_params import SamplingParams
 
 MAX_REQUEST_ID_CHARS = 128
 MAX_CACHE_SALT_BYTES = 128
-GREEDY_BELOW = 1e-5
-"""A lower temperature is greedy: dividing by it would overflow."""
 
 
 class Range(NamedTuple):
@@ -129,13 +129,20 @@ def resolve_params(
     *,
     num_prompt_tokens: int,
     model: ServedModel,
+    defaults: SamplingDefaults,
+    max_default_tokens: int | None = None,
     bad_words: tuple[tuple[int, ...], ...] = (),
 ) -> GenerationParams:
     """Applies the defaults to checked fields, and checks what depends on the prompt's length.
 
-    `bad_words` are those of the fields in tokens.
+    Args:
+        defaults: before those of inference.proto.
+        max_default_tokens: bounds max_tokens if the fields do not have it, as `defaults` may.
+        bad_words: those of the fields in tokens.
     """
-    max_tokens = _resolve_max_tokens(fields, num_prompt_tokens, model)
+    caps = (max_default_tokens, defaults.fields().get("max_tokens"))
+    max_tokens = _resolve_max_tokens(fields, num_prompt_tokens, model, caps)
+    fields = with_defaults(fields, defaults)
     n, best_of, num_logprobs = fields.get("n", 1), fields.get("best_of"), fields.get("logprobs")
     hides_logprobs = num_logprobs is None and (best_of or n) > n
     return GenerationParams(
@@ -170,20 +177,19 @@ def _resolve_sampling(
     if min_tokens > max_tokens:
         allowed = f"at most max_tokens, here {max_tokens}"
         raise InvalidArgument("sampling_params.min_tokens", min_tokens, allowed)
-    temperature = fields.get("temperature", 1.0)
-    top_k = fields.get("top_k", 0)
+    temperature, top_k = fields["temperature"], fields["top_k"]
     eos_token_ids = () if fields.get("ignore_eos", False) else model.eos_token_ids
     return SamplingParams(
         temperature=0.0 if temperature < GREEDY_BELOW else temperature,
-        top_p=fields.get("top_p", 1.0),
+        top_p=fields["top_p"],
         top_k=top_k if top_k < model.vocab_size else 0,
-        min_p=fields.get("min_p", 0.0),
+        min_p=fields["min_p"],
         seed=fields["seed"] if "seed" in fields else random.getrandbits(64),
         min_tokens=min_tokens,
         stop_token_ids=tuple(dict.fromkeys((*fields.get("stop_token_ids", ()), *eos_token_ids))),
         presence_penalty=fields.get("presence_penalty", 0.0),
         frequency_penalty=fields.get("frequency_penalty", 0.0),
-        repetition_penalty=fields.get("repetition_penalty", 1.0),
+        repetition_penalty=fields["repetition_penalty"],
         typical_p=fields.get("typical_p", 1.0),
         logit_bias=tuple(fields.get("logit_bias", ())),
         allowed_token_ids=tuple(fields.get("allowed_token_ids", ())),
@@ -195,10 +201,15 @@ def _resolve_sampling(
 
 
 def _resolve_max_tokens(
-    fields: Mapping[str, Any], num_prompt_tokens: int, model: ServedModel
+    fields: Mapping[str, Any],
+    num_prompt_tokens: int,
+    model: ServedModel,
+    caps: Iterable[int | None],
 ) -> int:
     room = model.max_model_len - num_prompt_tokens
-    max_tokens: int = fields.get("max_tokens", room)
+    if "max_tokens" not in fields:
+        return min((room, *(cap for cap in caps if cap is not None)))
+    max_tokens: int = fields["max_tokens"]
     if max_tokens > room:
         raise ContextOverflow(
             "sampling_params.max_tokens",

@@ -1,9 +1,10 @@
-"""Reads and writes the message of worker.v1 that carries SamplingParams on both inner hops."""
+"""Reads and writes the messages of worker.v1 that carry sampling parameters between services."""
 
 from protos.worker.v1 import worker_pb2 as pb
 from rpc import structured_output
 from rpc.columns import int32_list, pack_float32, pack_int32, unpack_float32, unpack_int32
 from rpc.errors import InvalidArgument
+from rpc.sampling_defaults import DefaultParams, SamplingDefaults
 from rpc.sampling_params import SamplingParams
 
 
@@ -67,3 +68,20 @@ def encode(params: SamplingParams) -> pb.SamplingParams:
     )
     structured_output.write(message, params.structured_output)
     return message
+
+
+def decode_defaults(message: pb.SamplingDefaults) -> SamplingDefaults:
+    return SamplingDefaults(
+        model=_default_params(message.model), override=_default_params(message.override)
+    )
+
+
+def _default_params(message: pb.DefaultParams) -> DefaultParams:
+    return DefaultParams(**{field.name: value for field, value in message.ListFields()})
+
+
+def encode_defaults(defaults: SamplingDefaults) -> pb.SamplingDefaults:
+    return pb.SamplingDefaults(
+        model=pb.DefaultParams(**defaults.model.fields()),
+        override=pb.DefaultParams(**defaults.override.fields()),
+    )

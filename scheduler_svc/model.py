@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, fields
 
+from rpc.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from scheduler_svc.config import StepLimits
 
 
@@ -16,6 +17,7 @@ class ModelInfo:
     max_model_len: int
     eos_token_ids: tuple[int, ...]
     tokenizer_sha256: str
+    sampling_defaults: SamplingDefaults = NO_DEFAULTS
 
     def difference(self, other: "ModelInfo") -> str | None:
         """Names the first field in which another model differs, with both values."""

@@ -156,6 +156,7 @@ def model_info(message: pb.ModelInfo) -> ModelInfo:
         max_model_len=message.max_model_len,
         eos_token_ids=tuple(message.eos_token_ids),
         tokenizer_sha256=message.tokenizer_sha256,
+        sampling_defaults=sampling_codec.decode_defaults(message.sampling_defaults),
     )
 
 
@@ -168,6 +169,7 @@ def model_message(model: ModelInfo) -> pb.ModelInfo:
         max_model_len=model.max_model_len,
         eos_token_ids=model.eos_token_ids,
         tokenizer_sha256=model.tokenizer_sha256,
+        sampling_defaults=sampling_codec.encode_defaults(model.sampling_defaults),
     )
 
 

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rich.console import Console
+from rich.text import Text
 
-from signalbox.answer import TimedAnswer, show
+from signalbox.answer import TimedAnswer, explained, show
+from signalbox.chat_defaults import chat_defaults
 from signalbox.connection import connection, router_client
 from signalbox.router_flags import add_router_flags, add_sampling_flags, request_options
 
@@ -72,12 +74,27 @@ class Conversation:
 
 async def _chat(options: dict[str, Any]) -> None:
     conversation = Conversation(options["system"])
-    asked, as_json = request_options(options), options["json"]
+    given, as_json = request_options(options), options["json"]
     async with router_client(options["router"], connection(options)) as client:
+        with explained(client.address):
+            served = await client.model()
+        defaults = chat_defaults(given, served.default_sampling_params)
+        _say(defaults.told)
 
-        async def answer() -> TimedAnswer:
+        async def show_answer(asked: dict[str, Any]) -> TimedAnswer:
             stream = client.stream_chat(conversation.messages, **asked)
             return await show(stream, address=client.address, as_json=as_json)
+
+        async def answer() -> TimedAnswer:
+            try:
+                came = await show_answer({**defaults.options, **given})
+            except RuntimeError as error:
+                if not defaults.may_be_uncapped(error.__cause__):
+                    raise
+                came = await show_answer({**defaults.drawing, **given})
+            if defaults.has_ended(came.answer):
+                _say(f"ended at {defaults.max_tokens:,} tokens; --max-tokens allows more")
+            return came
 
         message = options["message"]
         if message is None and sys.stdin.isatty():
@@ -85,6 +102,12 @@ async def _chat(options: dict[str, Any]) -> None:
             return
         conversation.ask(sys.stdin.read() if message is None else message)
         await answer()
+
+
+def _say(text: str) -> None:
+    """Says what is no answer: on standard error, so that a pipe gets answers alone."""
+    if text:
+        Console(stderr=True, highlight=False, soft_wrap=True).print(Text(text, "dim"))
 
 
 async def _converse(conversation: Conversation, answer: Any) -> None:

@@ -1,6 +1,8 @@
 """Makes the services' frozen configuration objects of settings. Imports no service's code."""
 
+import json
 import re
+from typing import Any
 
 import signalbox
 from gpu_worker.config import AUTO_BLOCK_SIZE, GIB, CacheConfig, DeviceConfig, ModelConfig
@@ -143,7 +145,14 @@ def model_config(settings: WorkerSettings) -> ModelConfig:
         model_plugins=_names(settings.model_plugin),
         model_impl=settings.model_impl,
         trust_remote_code=settings.trust_remote_code,
+        generation_config=settings.generation_config,
+        override_generation_config=override_generation_config(settings),
     )
+
+
+def override_generation_config(settings: WorkerSettings) -> dict[str, Any]:
+    text = settings.override_generation_config
+    return {} if text is None else dict(json.loads(text))
 
 
 def _names(names: str | None) -> tuple[str, ...]:

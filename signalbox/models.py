@@ -48,6 +48,7 @@ def _table(model: Model, load: Load) -> Table:
     table.add_row("window", f"{model.max_model_len:,} tokens")
     table.add_row("vocabulary", f"{model.vocab_size:,} tokens")
     table.add_row("chat template", "yes" if model.has_chat_template else "no")
+    table.add_row("defaults", _defaults(model))
     table.add_row("workers", str(load.num_workers))
     live, most = load.num_live_requests, load.max_live_requests
     table.add_row("live requests", f"{live:,} of {most:,} here")
@@ -57,3 +58,22 @@ def _table(model: Model, load: Load) -> Table:
     used, total = load.num_used_kv_blocks, load.num_kv_blocks
     table.add_row("KV cache", f"{used:,} of {total:,} blocks")
     return table
+
+
+def _defaults(model: Model) -> str:
+    """Says what a request draws with that sets nothing, and where that comes from."""
+    defaults = model.default_sampling_params
+    if defaults is None:
+        return "not told by this server"
+    values = [
+        f"temperature {defaults.temperature:g}",
+        f"top_p {defaults.top_p:g}",
+        f"top_k {defaults.top_k}",
+        f"min_p {defaults.min_p:g}",
+        f"repetition_penalty {defaults.repetition_penalty:g}",
+    ]
+    if defaults.max_tokens is not None:
+        values.append(f"max_tokens {defaults.max_tokens:,}")
+    sources = [("the model", defaults.from_model), ("the server's start", defaults.from_override)]
+    told = [f"{', '.join(names)} by {source}" for source, names in sources if names]
+    return ", ".join(values) + (f" ({'; '.join(told)})" if told else "")

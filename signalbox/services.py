@@ -8,6 +8,7 @@ from typing import Any
 
 from gpu_worker.runner_protocols import Runner
 from rpc import otel_metrics, telemetry
+from rpc.sampling_defaults import SamplingDefaults, default_params
 from rpc.startup import ReportProgress, StartupPhase, StartupProgress
 from signalbox import configs
 from signalbox.processes import SERVING, STARTING, announce, has_listener
@@ -100,6 +101,9 @@ def _simulated_runner(settings: WorkerSettings) -> Callable[[], Runner]:
             max_num_batched_tokens=settings.max_num_batched_tokens or SIMULATED_STEP_TOKENS,
             step_ns=int(settings.simulated_step_ms * 1e6),
             token_ns=int(settings.simulated_token_us * 1e3),
+            sampling_defaults=SamplingDefaults(
+                override=default_params(configs.override_generation_config(settings))
+            ),
         ),
     )
 

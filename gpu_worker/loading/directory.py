@@ -12,6 +12,8 @@ from gpu_worker.loading.safetensors_file import read_safetensors
 from gpu_worker.loading.tokenizer import directory_tokenizer_files, special_token, token_id
 from gpu_worker.loading.torch_file import read_torch_file
 
+GENERATION_CONFIG = "generation_config.json"
+
 
 class DirectorySource:
     """Satisfies `ModelSource`."""
@@ -53,10 +55,12 @@ class DirectorySource:
 
     def eos_token_ids(self) -> tuple[int, ...]:
         ids = set(_ids(self.config.get("eos_token_id")))
-        generation = self._path / "generation_config.json"
-        if generation.is_file():
-            ids = set(_ids(read_json(generation).get("eos_token_id"))) or ids
+        ids = set(_ids(self.generation_config().get("eos_token_id"))) or ids
         return tuple(sorted(ids | self._tokenizer_eos()))
+
+    def generation_config(self) -> Mapping[str, Any]:
+        path = self._path / GENERATION_CONFIG
+        return read_json(path) if path.is_file() else {}
 
     def _tokenizer_eos(self) -> set[int]:
         """The end of a chat turn is often known to the tokenizer alone."""

@@ -29,6 +29,14 @@ logger = logging.getLogger(__name__)
 _PART = re.compile(r"-\d{5}-of-\d{5}$")
 _QUANTISATION = re.compile(r"[.-](I?Q\d\w*|F16|F32|BF16)$", re.IGNORECASE)
 _PHI3 = re.compile(r"phi-?3", re.IGNORECASE)
+_SAMPLING = {
+    "temp": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+}
+"""Names in general.sampling, and in a generation_config.json, which converters make them of."""
 _END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>")
 
 
@@ -119,6 +127,12 @@ class GGUFSource:
             if kind == TokenType.CONTROL and token in _END_OF_TURN
         }
         return tuple(sorted(int(token_id) for token_id in ids))
+
+    def generation_config(self) -> Mapping[str, Any]:
+        return {
+            name: self._config.fields.get(f"general.sampling.{key}", None)
+            for key, name in _SAMPLING.items()
+        }
 
     @cached_property
     def _vocab(self) -> GGUFVocab:

@@ -49,6 +49,10 @@ class ModelSource(Protocol):
         """Returns the ids that end a sequence, ascending."""
         ...
 
+    def generation_config(self) -> Mapping[str, Any]:
+        """Returns default sampling parameters as in generation_config.json; empty without any."""
+        ...
+
 
 def open_model(config: ModelConfig, progress: ReportProgress) -> ModelSource:
     """Opens a directory, a .gguf file, or a model on the hub (downloading it)."""

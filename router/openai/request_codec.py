@@ -5,6 +5,7 @@ or refused here by the same code.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from google.protobuf import struct_pb2
@@ -56,12 +57,15 @@ def asked_to_complete(
     set_field(request, "add_special_tokens", body.add_special_tokens)
     _set_common(request, body, request_id)
     params = request.sampling_params
-    set_field(params, "max_tokens", 1 if only_echoes(body) else body.max_tokens)
+    if only_echoes(body):
+        set_field(params, "max_tokens", 1)
+    elif "max_tokens" in body.model_fields_set:
+        set_field(params, "max_tokens", body.max_tokens)
     set_field(params, "logprobs", body.logprobs)
     if body.echo and body.logprobs is not None and body.prompt_logprobs is None:
         set_field(params, "prompt_logprobs", body.logprobs)
     _set_truncation(request, body, max_model_len)
-    return codec.asked_to_generate(request)
+    return replace(codec.asked_to_generate(request), max_default_tokens=body.max_tokens)
 
 
 def only_echoes(body: CompletionBody) -> bool:
@@ -109,8 +113,7 @@ def _set_common(
     for name in _LISTS:
         extend_field(params, name, getattr(body, name) or ())
     extend_field(params, "stop", [body.stop] if isinstance(body.stop, str) else body.stop or ())
-    if body.top_k is not None and body.top_k != -1:  # vLLM's way to say all
-        set_field(params, "top_k", body.top_k)
+    set_field(params, "top_k", 0 if body.top_k == -1 else body.top_k)  # -1 is all, to vLLM
     if body.seed is not None:
         is_signed = -(1 << 63) <= body.seed < 0
         set_field(params, "seed", body.seed + (1 << 64) if is_signed else body.seed)
@@ -126,7 +129,8 @@ def _set_truncation(
     """-1 is vLLM's way to keep what leaves room for max_tokens."""
     length = body.truncate_prompt_tokens
     if length == -1:
-        length = max(1, max_model_len - (request.sampling_params.max_tokens or 1))
+        asked = request.sampling_params.max_tokens or getattr(body, "max_tokens", None)
+        length = max(1, max_model_len - (asked or 1))
     set_field(request, "truncate_prompt_tokens", length)
 
 

@@ -6,6 +6,7 @@ Numbers that a router does not know stay 0, which the protocol reads as unknown.
 import datetime
 import hashlib
 import io
+import json
 import zipfile
 from collections.abc import Iterator, Mapping
 
@@ -36,7 +37,14 @@ def model_info(model: ServedModel) -> pb.GetModelInfoResponse:
         eos_token_ids=model.eos_token_ids,
         bos_token_id=tokenizer.special_token_id("bos_token") or 0,
         pad_token_id=tokenizer.special_token_id("pad_token") or 0,
+        default_sampling_params_json=_defaults_json(model),
     )
+
+
+def _defaults_json(model: ServedModel) -> str:
+    """As vLLM says them: those that differ from its own, under its names, empty if none does."""
+    defaults = model.sampling_defaults.fields()
+    return json.dumps(defaults, separators=(",", ":"), sort_keys=True) if defaults else ""
 
 
 def server_info(

@@ -1,6 +1,7 @@
 """vllm.grpc.engine's requests to plain data.
 
-Proto3 scalars without presence stand for vLLM's defaults where 0 would make no sense. What is not
+Proto3 scalars without presence are unset where they are 0, which is no value for top_p and
+repetition_penalty; to a model with a default top_k or min_p, a gateway cannot say 0. What is not
 served is refused by name. Where a field has another name there than here, refusals use theirs.
 """
 
@@ -17,8 +18,6 @@ _PREFIX = "sampling_params"
 _UINT64 = (1 << 64) - 1
 
 _AS_THEY_ARE = (
-    "top_k",
-    "min_p",
     "frequency_penalty",
     "presence_penalty",
     "min_tokens",
@@ -26,7 +25,7 @@ _AS_THEY_ARE = (
     "ignore_eos",
     "include_stop_str_in_output",
 )
-_UNLESS_ZERO = ("top_p", "repetition_penalty", "n")
+_UNLESS_ZERO = ("top_p", "top_k", "min_p", "repetition_penalty", "n")
 _IF_SET = ("temperature", "max_tokens", "logprobs", "prompt_logprobs")
 _NOT_SERVED = (
     "mm_inputs",

@@ -79,6 +79,10 @@ class EngineArgs(VllmOptions):
         profiler_config: {"torch_profiler_dir": folder} says where `start_profile` leaves traces.
         disable_log_stats: False has an engine log what it does, at most every 10 s of work; `LLM`
             does not unless asked to.
+        generation_config: where the parameters of a request without any come from: "auto" (the
+            model's generation_config.json, a GGUF file's metadata), "none", or a directory that has
+            a generation_config.json.
+        override_generation_config: fields that go before those of generation_config.json.
     """
 
     model: str = field(kw_only=False)
@@ -125,6 +129,9 @@ class EngineArgs(VllmOptions):
         """Returns the options among what was parsed; others of the program are passed over."""
         return cls(**cli_args.options_of(cls, args))
 
+    generation_config: str = "auto"
+    override_generation_config: Mapping[str, Any] | None = None
+
     def __post_init__(self) -> None:
         if not self.model or not isinstance(self.model, str | Path):
             raise ValueError(f"model is {self.model!r}; give a directory, a .gguf file or a hub id")
@@ -170,6 +177,8 @@ class EngineArgs(VllmOptions):
             load_format=self._load_format(),
             model_impl=self.model_impl,
             trust_remote_code=self.trust_remote_code,
+            generation_config=self.generation_config,
+            override_generation_config=self.override_generation_config or {},
         )
         cache_config = CacheConfig(
             block_size=self.block_size or AUTO_BLOCK_SIZE,

@@ -204,7 +204,7 @@ class AsyncLLMEngine:
             None if prompt is None else [prompt],
             None if prompt_token_ids is None else [prompt_token_ids],
         )
-        params = checked(sampling_params)
+        params = checked(sampling_params, self._core.default_params)
         encoded = await self._core.encoder.encode_async(
             given[0], truncate=params.truncate_prompt_tokens
         )

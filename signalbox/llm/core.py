@@ -21,6 +21,7 @@ from gpu_worker.step import StepResult
 from router import validation
 from router.sampling import GenerationParams
 from rpc.errors import from_code
+from rpc.sampling_defaults import NO_DEFAULTS
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.config import AdmissionBounds
 from scheduler_svc.plan import StepOutcome
@@ -33,7 +34,7 @@ from signalbox.llm.local_worker import EPOCH, LocalWorker
 from signalbox.llm.profiler import LocalProfiler
 from signalbox.llm.prompts import Encoder, Prompt
 from signalbox.llm.request import LocalRequest
-from signalbox.llm.sampling_params import SamplingParams, checked
+from signalbox.llm.sampling_params import SamplingParams, default_sampling_params
 from signalbox.llm.structured_outputs import prepare
 from signalbox.llm.wiring import CoreConfig
 
@@ -61,6 +62,8 @@ class EngineCore:
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="tokenizer")
         self.model = wiring.served_model(worker, files, self._pool)
         self.encoder = Encoder(self.model)
+        self.default_params = default_sampling_params(worker.model.sampling_defaults)
+        """Of requests that bring none."""
         self.cluster = Cluster(
             bounds=AdmissionBounds(max_queued_requests=UNBOUNDED),
             policy=config.policy,
@@ -101,8 +104,8 @@ class EngineCore:
     # Requests
 
     def check(self, params: SamplingParams, *, num_prompt_tokens: int) -> GenerationParams:
-        """Applies the defaults. Raises ValueError for what the model or the prompt rules out."""
-        fields = checked(params).fields()
+        """Resolves what is None. Raises ValueError for what the model or the prompt rules out."""
+        fields = params.fields()
         room = self.model.max_model_len - num_prompt_tokens
         if "max_tokens" in fields:  # a sequence ends where the window does
             fields["max_tokens"] = min(fields["max_tokens"], room)
@@ -120,6 +123,7 @@ class EngineCore:
                 fields,
                 num_prompt_tokens=num_prompt_tokens,
                 model=self.model,
+                defaults=NO_DEFAULTS,  # parameters that are given are whole
                 bad_words=self.model.tokenizer.encode_words_blocking(fields["bad_words"]),
             )
 

@@ -63,7 +63,7 @@ class LLMEngine(Controls):
         )
         if isinstance(params, BeamSearchParams):
             params = params.sampling_params()
-        params = checked(params)
+        params = checked(params, self._core.default_params)
         encoded = self.encoder.encode(given[0], truncate=params.truncate_prompt_tokens)
         self.add_prompt(request_id, encoded, params, priority=priority)
 
@@ -137,6 +137,11 @@ class LLMEngine(Controls):
     @property
     def encoder(self) -> Encoder:
         return self._core.encoder
+
+    @property
+    def default_params(self) -> SamplingParams:
+        """Parameters of a request that brings none: the model's defaults."""
+        return self._core.default_params
 
     @property
     def num_generated_tokens(self) -> int:

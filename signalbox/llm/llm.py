@@ -137,7 +137,8 @@ class LLM(Controls):
             prompts: a text or a list of texts; also {"prompt": text} and
                 {"prompt_token_ids": ids}, with a "cache_salt" or, beside a text,
                 "add_special_tokens" if wanted.
-            sampling_params: for all prompts, or a list of one for each.
+            sampling_params: for all prompts, or a list of one for each. None is the model's
+                default parameters; parameters that are given are left as they are.
             prompt_token_ids: the prompts as tokens, instead of their texts.
             use_tqdm: whether to show progress, with tokens per second.
             priority: for all prompts, or a list of one for each; less comes first, where
@@ -149,7 +150,7 @@ class LLM(Controls):
         """
         check_arguments("generate", unserved)
         given = asked(prompts, prompt_token_ids)
-        params = _for_each(sampling_params, len(given))
+        params = _for_each(sampling_params, self.llm_engine.default_params, len(given))
         encode = self.llm_engine.encoder.encode
         encoded = [
             encode(prompt, field=f"prompts[{i}]", truncate=one.truncate_prompt_tokens)
@@ -186,7 +187,7 @@ class LLM(Controls):
         check_arguments("chat", unserved)
         is_one = bool(messages) and isinstance(messages[0], Mapping)
         conversations: Sequence[Any] = [messages] if is_one else messages
-        params = _for_each(sampling_params, len(conversations))
+        params = _for_each(sampling_params, self.llm_engine.default_params, len(conversations))
         encoded = []
         for i, (turns, one) in enumerate(zip(conversations, params, strict=True)):
             field = "messages" if is_one else f"messages[{i}]"
@@ -304,12 +305,12 @@ class LLM(Controls):
         return finished
 
 
-def _for_each(given: ParamsInput, count: int) -> Sequence[SamplingParams]:
+def _for_each(given: ParamsInput, default: SamplingParams, count: int) -> Sequence[SamplingParams]:
     if given is None or not isinstance(given, Sequence):
-        return [checked(given)] * count
+        return [checked(given, default)] * count
     if len(given) != count:
         raise ValueError(f"{len(given)} sampling_params for {count} prompts; give one, or as many")
-    return [checked(one) for one in given]
+    return [checked(one, default) for one in given]
 
 
 def _priorities(given: int | Sequence[int] | None, count: int) -> Sequence[int]:

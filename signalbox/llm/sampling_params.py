@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from router import token_checks, validation
+from rpc.sampling_defaults import SamplingDefaults
 from signalbox.llm.errors import refusing
 from signalbox.llm.structured_outputs import StructuredOutputsParams
 
@@ -228,10 +229,15 @@ class SamplingParams:
             )
 
 
-def checked(params: SamplingParams | None) -> SamplingParams:
-    """Returns the parameters, or the defaults for None. Raises TypeError for what is neither."""
+def default_sampling_params(defaults: SamplingDefaults) -> SamplingParams:
+    """Returns what stands for no parameters at all: a model's defaults, then the class's own."""
+    return SamplingParams(**defaults.fields())
+
+
+def checked(params: SamplingParams | None, default: SamplingParams) -> SamplingParams:
+    """Returns the parameters, or `default` for None. Raises TypeError for what is neither."""
     if params is None:
-        return SamplingParams()
+        return default
     if not isinstance(params, SamplingParams):
         raise TypeError(f"sampling_params is a {type(params).__name__}; give SamplingParams")
     return params

@@ -6,6 +6,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from signalbox.settings.addresses import Address, Host, HostOrAddress
 from signalbox.settings.base import TelemetrySettings, flag_name
+from signalbox.settings.generation_config import GenerationConfig
 from signalbox.settings.limits import LimitSettings
 from signalbox.settings.quantities import renamed, window
 
@@ -86,6 +87,12 @@ class ModelSettings(TelemetrySettings):
     trust_remote_code: bool = Field(
         False, description="whether code in the model's repository may run on this machine"
     )
+    generation_config: str = Field(
+        "auto",
+        description="where default sampling parameters come from: auto is the model's"
+        " generation_config.json or GGUF metadata; none; or a directory with a"
+        " generation_config.json",
+    )
 
 
 class SimulationSettings(TelemetrySettings):
@@ -111,6 +118,11 @@ class EngineSettings(ModelSettings, SimulationSettings):
 
     served_model_name: str | None = Field(
         None, description="the name that requests use (default: made from MODEL)"
+    )
+    override_generation_config: GenerationConfig | None = Field(
+        None,
+        description="JSON object whose temperature, top_p, top_k, min_p, repetition_penalty and"
+        " max_new_tokens are defaults before the model's, as --generation-config would read them",
     )
     max_model_len: Annotated[int | None, BeforeValidator(window)] = Field(
         None,

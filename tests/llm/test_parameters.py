@@ -7,6 +7,7 @@ import pytest
 
 from gpu_worker.simulated import SimulatedConfig, SimulatedRunner, expected_tokens
 from gpu_worker.step import Batch, Samples
+from rpc.sampling_defaults import DefaultParams, SamplingDefaults
 from signalbox import LLM, EngineArgs, LLMEngine, RequestOutput, RequestOutputKind, SamplingParams
 from signalbox.llm.wiring import CoreConfig
 from tests.llm.make import GREEDY, assert_at_rest, make_async_engine, make_engine, make_llm
@@ -186,3 +187,22 @@ def test_an_interval_makes_fewer_outputs_that_end_in_the_same(interval: int, mos
 def test_an_interval_of_none_is_refused() -> None:
     with pytest.raises(ValueError, match="stream_interval is 0"):
         EngineArgs(model="m", stream_interval=0)
+
+
+def test_a_request_without_parameters_takes_the_models_and_given_ones_stay() -> None:
+    defaults = SamplingDefaults(
+        model=DefaultParams(temperature=0.5, repetition_penalty=1.5),
+        override=DefaultParams(temperature=0.25, max_tokens=3),
+    )
+    with make_llm(sampling_defaults=defaults) as llm:
+        engine = llm.llm_engine
+        expected = SamplingParams(temperature=0.25, repetition_penalty=1.5, max_tokens=3)
+        assert engine.default_params == expected
+        (short,) = llm.generate("Hello")
+        assert len(short.outputs[0].token_ids) <= 3
+        given = engine._core.check(SamplingParams(max_tokens=None), num_prompt_tokens=10)
+        assert (given.sampling.temperature, given.sampling.repetition_penalty) == (1.0, 1.0)
+        assert given.max_tokens == engine._core.model.max_model_len - 10
+        assert_at_rest(engine)
+    with make_llm() as llm:
+        assert llm.llm_engine.default_params == SamplingParams()

@@ -141,6 +141,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.has_worker = True
         self.model_name = MODEL_NAME
         self.max_model_len = MAX_MODEL_LEN
+        self.sampling_defaults = worker_pb2.SamplingDefaults()
         self.files = make_files()
         self.added: list[pb.AddRequest] = []
         self.aborted: list[int] = []
@@ -220,6 +221,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
             max_model_len=self.max_model_len,
             eos_token_ids=[token(EOS)],
             tokenizer_sha256="0" * 64,
+            sampling_defaults=self.sampling_defaults,
         )
         return pb.GetModelResponse(model=info)
 

@@ -13,6 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc
 from protos.scheduler.v1 import scheduler_pb2
+from protos.worker.v1 import worker_pb2
 from router.config import RouterConfig
 from router.main import Router
 from router.servicer import SERVICE_NAME
@@ -81,11 +82,13 @@ async def make_stack(
     *,
     files: dict[str, bytes] | None = None,
     max_model_len: int = MAX_MODEL_LEN,
+    sampling_defaults: worker_pb2.SamplingDefaults | None = None,
     **config: Any,
 ) -> AsyncIterator[Stack]:
     scheduler = FakeScheduler(script)
     scheduler.files = files or scheduler.files
     scheduler.max_model_len = max_model_len
+    scheduler.sampling_defaults = sampling_defaults or scheduler.sampling_defaults
     address = await scheduler.start()
     router = Router(make_config(address, **config))
     port = await router.start()

@@ -10,6 +10,7 @@ from protos.inference.v1 import inference_pb2 as pb
 from router import validation
 from router.validation import check_sampling, resolve_params
 from rpc.errors import InvalidArgument, NotFound
+from rpc.sampling_defaults import NO_DEFAULTS
 from tests.router.fakes import EOS, MAX_MODEL_LEN, make_model, token
 
 MODEL = make_model()
@@ -28,7 +29,9 @@ def is_accepted(**fields: Any) -> bool:
 
 def resolve(num_prompt_tokens: int = 10, **fields: Any) -> Any:
     check_sampling(fields, MODEL)
-    return resolve_params(fields, num_prompt_tokens=num_prompt_tokens, model=MODEL)
+    return resolve_params(
+        fields, num_prompt_tokens=num_prompt_tokens, model=MODEL, defaults=NO_DEFAULTS
+    )
 
 
 def refused_field(**fields: Any) -> str:

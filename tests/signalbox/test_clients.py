@@ -26,7 +26,9 @@ from tests.waiting import EVENT_S
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     slow = ("--simulated-step-ms", "20")
-    with serve(tmp_path_factory.mktemp("stack") / "log", "--simulate", *slow) as stack:
+    defaults = ("--override-generation-config", '{"temperature": 0.5, "max_new_tokens": 6}')
+    log = tmp_path_factory.mktemp("stack") / "log"
+    with serve(log, "--simulate", *slow, *defaults) as stack:
         yield stack
 
 
@@ -79,6 +81,24 @@ def test_models_say_what_is_served_and_how_busy_it_is(stack: Stack) -> None:
     assert 0 == answer["load"]["num_live_requests"] < answer["load"]["max_live_requests"]
     table = signalbox("models", "--router", stack.address).stdout
     assert "0 waiting, 0 running, 0 swapped" in table
+
+
+def test_the_servers_defaults_bound_what_asks_for_nothing_and_are_told(stack: Stack) -> None:
+    at = ("--ignore-eos", "--json", "--router", stack.address)
+    model = json.loads(signalbox("models", "--json", "--router", stack.address).stdout)["model"]
+    told = model["default_sampling_params"]
+    assert (told["temperature"], told["max_tokens"], told["top_p"]) == (0.5, 6, 1.0)
+    assert told["from_override"] == ["max_tokens", "temperature"]
+    table = signalbox("models", "--router", stack.address).stdout
+    assert "max_tokens 6" in " ".join(table.replace("│", " ").split())
+    generated, chatted = signalbox("generate", "a", *at), signalbox("chat", "a", *at)
+    for done in (generated, chatted):
+        assert json.loads(done.stdout)["usage"]["completion_tokens"] == 6
+    assert "temperature 0.5 (the server's defaults), at most 6 tokens" in chatted.stderr
+    assert "ended at 6 tokens; --max-tokens allows more" in chatted.stderr
+    longer = signalbox("chat", "a", "--max-tokens", "9", *at)
+    assert json.loads(longer.stdout)["usage"]["completion_tokens"] == 9
+    assert "at most" not in longer.stderr and "ended" not in longer.stderr
 
 
 def test_a_schema_that_cannot_be_read_is_refused_by_its_flag(tmp_path: Path) -> None:

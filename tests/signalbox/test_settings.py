@@ -240,3 +240,33 @@ def test_reflection_is_for_this_machine_unless_asked_for(
     flags: dict[str, object], served: bool
 ) -> None:
     assert router_config(load(RouterSettings, flags)).reflection is served
+
+
+def test_an_overriding_generation_config_is_json_or_a_mapping_of_the_file(tmp_path: Path) -> None:
+    text = '{"temperature": 0.5, "max_new_tokens": 9}'
+    flags = {"model": "m", "override_generation_config": text}
+    content = "model: m\noverride-generation-config: {temperature: 0.5, max_new_tokens: 9}\n"
+    config = {"config": write_config(tmp_path, content)}
+    for settings in (load(WorkerSettings, flags), load(WorkerSettings, config)):
+        made = model_config(settings).override_generation_config
+        assert made == {"temperature": 0.5, "max_new_tokens": 9}
+        assert model_config(settings).generation_config == "auto"
+    assert f"--override-generation-config={text}" in to_flags(
+        load(ServeSettings, flags), WorkerSettings
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("{", "it is no JSON"),
+        ("[1]", "it must be a JSON object"),
+        ('{"top_q": 1}', "it has 'top_q'; it takes temperature"),
+        ('{"temperature": 3}', r"temperature is 3; it must be in \[0, 2\]"),
+    ],
+)
+def test_an_overriding_generation_config_is_refused_before_a_model_is_loaded(
+    text: str, expected: str
+) -> None:
+    with pytest.raises(SettingsError, match=rf"--override-generation-config is .*{expected}"):
+        load(ServeSettings, {"model": "m", "override_generation_config": text})

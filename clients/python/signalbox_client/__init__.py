@@ -16,7 +16,7 @@ from signalbox_client.answers import Answer, Chunk, Delta, Output, Usage
 from signalbox_client.channels import Connection
 from signalbox_client.client import Client, Stream
 from signalbox_client.errors import FieldViolation, RequestError
-from signalbox_client.served import Load, Model, Token
+from signalbox_client.served import DefaultSamplingParams, Load, Model, Token
 
 __all__ = [
     "Answer",
@@ -25,6 +25,7 @@ __all__ = [
     "Chunk",
     "Client",
     "Connection",
+    "DefaultSamplingParams",
     "Delta",
     "FieldViolation",
     "Load",

@@ -1,9 +1,24 @@
 """What a router serves, how busy it is, and the tokens of its model, as plain values."""
 
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from protos.inference.v1 import inference_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DefaultSamplingParams:
+    """What a request draws with if it sets nothing; see inference.proto."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+    max_tokens: int | None
+    """None if only the window bounds a request."""
+    from_model: tuple[str, ...]
+    from_override: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +31,8 @@ class Model:
     vocab_size: int
     max_model_len: int
     has_chat_template: bool
+    default_sampling_params: DefaultSamplingParams | None
+    """None of a server that does not tell them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,20 +56,42 @@ class Token(NamedTuple):
     text: str
 
 
-_Plain = TypeVar("_Plain", Model, Load)
-
-
 def read_model(message: pb.GetModelResponse) -> Model:
-    return _same_fields(Model, message)
+    return Model(
+        name=message.name,
+        architecture=message.architecture,
+        dtype=message.dtype,
+        vocab_size=message.vocab_size,
+        max_model_len=message.max_model_len,
+        has_chat_template=message.has_chat_template,
+        default_sampling_params=_read_defaults(message),
+    )
+
+
+def _read_defaults(message: pb.GetModelResponse) -> DefaultSamplingParams | None:
+    if not message.HasField("default_sampling_params"):
+        return None
+    defaults = message.default_sampling_params
+    return DefaultSamplingParams(
+        temperature=_shortest(defaults.temperature),
+        top_p=_shortest(defaults.top_p),
+        top_k=defaults.top_k,
+        min_p=_shortest(defaults.min_p),
+        repetition_penalty=_shortest(defaults.repetition_penalty),
+        max_tokens=defaults.max_tokens if defaults.HasField("max_tokens") else None,
+        from_model=tuple(defaults.from_model),
+        from_override=tuple(defaults.from_override),
+    )
+
+
+def _shortest(number: float) -> float:
+    """Returns the decimal number that a float32 was made of: 0.6, not 0.6000000238418579."""
+    return float(f"{number:.7g}")
 
 
 def read_load(message: pb.GetLoadResponse) -> Load:
-    return _same_fields(Load, message)
+    return Load(**{field.name: getattr(message, field.name) for field in fields(Load)})
 
 
 def read_tokens(message: pb.TokenizeResponse) -> list[Token]:
     return [Token(*pair) for pair in zip(message.token_ids, message.texts, strict=True)]
-
-
-def _same_fields(kind: type[_Plain], message: Any) -> _Plain:
-    return kind(**{field.name: getattr(message, field.name) for field in fields(kind)})

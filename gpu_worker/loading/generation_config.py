@@ -1,0 +1,55 @@
+"""Which generation_config.json speaks for a model: its own, another directory's, or none.
+
+The default sampling parameters follow vLLM: `--generation-config` chooses the file,
+`--override-generation-config` goes before it. End tokens are taken from all of them, whatever is
+chosen, because a model that is not ended where it has learnt to end goes on with nonsense.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gpu_worker.config import ModelConfig, ModelError
+from gpu_worker.loading.directory import GENERATION_CONFIG, read_json
+from gpu_worker.loading.source import ModelSource
+from rpc.sampling_defaults import SamplingDefaults, default_params, end_token_ids
+
+AUTO = "auto"
+NONE = ("none", "vllm")
+"""The second is vLLM's name of it."""
+
+
+class GenerationConfig(NamedTuple):
+    """What a worker says of a model's generation."""
+
+    defaults: SamplingDefaults
+    eos_token_ids: tuple[int, ...]
+    """Ascending."""
+
+
+def read_generation_config(model_config: ModelConfig, source: ModelSource) -> GenerationConfig:
+    """Raises ModelError that names the file and what is wrong in it."""
+    chosen, where = _chosen(model_config, source)
+    override = model_config.override_generation_config
+    try:
+        defaults = SamplingDefaults(model=default_params(chosen), override=default_params(override))
+        ids = {*source.eos_token_ids(), *end_token_ids(chosen), *end_token_ids(override)}
+    except ValueError as error:
+        raise ModelError(f"{where}: {error}; or serve with --generation-config none") from None
+    return GenerationConfig(defaults, tuple(sorted(ids)))
+
+
+def _chosen(model_config: ModelConfig, source: ModelSource) -> tuple[Mapping[str, Any], str]:
+    """Returns the file's fields, and how messages call it."""
+    setting = model_config.generation_config
+    if setting == AUTO:
+        return source.generation_config(), f"the generation config of {source.name}"
+    if setting in NONE:
+        return {}, ""
+    path = Path(setting).expanduser() / GENERATION_CONFIG
+    if not path.is_file():
+        raise ModelError(
+            f"--generation-config is {setting!r}, and there is no {path}; give a directory that"
+            " has one, auto or none"
+        )
+    return read_json(path), str(path)

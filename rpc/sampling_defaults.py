@@ -1,0 +1,109 @@
+"""A model's default sampling parameters, on their way from a worker to a router.
+
+They are those of Hugging Face's generation_config.json that vLLM reads too. `sampling_codec` puts
+them on the wire; a router applies them to what a request leaves unset.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+_UINT32_MAX = (1 << 32) - 1
+
+_NUMBERS: Mapping[str, tuple[float, float, bool]] = {
+    "temperature": (0.0, 2.0, True),
+    "top_p": (0.0, 1.0, False),
+    "min_p": (0.0, 1.0, True),
+    "repetition_penalty": (0.0, 10.0, False),
+}
+"""Least and greatest value, and whether the least is allowed; as in inference.proto."""
+_INTEGERS: Mapping[str, tuple[str, int]] = {
+    "top_k": ("top_k", 0),
+    "max_new_tokens": ("max_tokens", 1),
+}
+"""Ours for generation_config.json's name, and the least value."""
+_ALL_TOKENS = -1
+"""A top_k that keeps all, to vLLM and transformers."""
+
+NAMES = (*_NUMBERS, *_INTEGERS, "eos_token_id")
+"""What is read of a generation_config.json."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DefaultParams:
+    """Of one source; see worker.proto. None where it has no default."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    max_tokens: int | None = None
+
+    def fields(self) -> dict[str, Any]:
+        """Returns those that there are, under the names of inference.proto."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingDefaults:
+    """Of a served model, by source; the override comes before the model's."""
+
+    model: DefaultParams = field(default_factory=DefaultParams)
+    override: DefaultParams = field(default_factory=DefaultParams)
+
+    def fields(self) -> dict[str, Any]:
+        """Returns those in force, under the names of inference.proto."""
+        return self.model.fields() | self.override.fields()
+
+
+NO_DEFAULTS = SamplingDefaults()
+
+
+def default_params(config: Mapping[str, Any]) -> DefaultParams:
+    """Reads the fields of a generation_config.json; those that it does not name are no defaults.
+
+    Raises ValueError that names the field, its value and the range.
+    """
+    values: dict[str, Any] = {}
+    for name, (low, high, is_low_allowed) in _NUMBERS.items():
+        if (value := config.get(name)) is not None:
+            is_in_range = _is_number(value) and low <= value <= high
+            if not is_in_range or (value == low and not is_low_allowed):
+                bounds = f"{'[' if is_low_allowed else '('}{low:g}, {high:g}]"
+                raise ValueError(f"{name} is {value!r}; it must be in {bounds}")
+            values[name] = float(value)
+    for name, (own_name, least) in _INTEGERS.items():
+        if (value := config.get(name)) is not None:
+            if name == "top_k" and value == _ALL_TOKENS:
+                value = 0
+            is_whole = _is_number(value) and value == int(value)
+            if not is_whole or not least <= value <= _UINT32_MAX:
+                raise ValueError(f"{name} is {value!r}; it must be an integer of at least {least}")
+            values[own_name] = int(value)
+    return DefaultParams(**values)
+
+
+def end_token_ids(config: Mapping[str, Any]) -> set[int]:
+    """Returns those of a generation_config.json. Raises ValueError for what are no token ids."""
+    value = config.get("eos_token_id")
+    token_ids = value if isinstance(value, list) else [] if value is None else [value]
+    for token_id in token_ids:
+        if not isinstance(token_id, int) or isinstance(token_id, bool) or token_id < 0:
+            raise ValueError(f"eos_token_id is {value!r}; it must be a token id or a list of them")
+    return set(token_ids)
+
+
+def check_override(config: object) -> None:
+    """Checks what takes the place of a generation_config.json's fields. Raises ValueError."""
+    if not isinstance(config, Mapping):
+        raise ValueError('it must be a JSON object, such as {"temperature": 0.6, "top_p": 0.9}')
+    if unknown := config.keys() - set(NAMES):
+        raise ValueError(f"it has {min(unknown)!r}; it takes {', '.join(NAMES)}")
+    default_params(config)
+    end_token_ids(config)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
