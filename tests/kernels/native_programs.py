@@ -16,6 +16,12 @@ except NativeUnavailable:
     pytest.skip("no C++ compiler, and no library that was built before", allow_module_level=True)
 
 DTYPE_IDS = {"argvalues": list(DTYPES), "ids": ["float32", "bfloat16"]}
+# Of a function of sums: normed or gated rows, attention. The terms of 128 products of random
+# numbers of magnitude 1 add up to 128 * 0.64, times 0.2 where a softmax reads them: the sum's
+# error is below gamma(128) * 16 = 1.2e-4 were all roundings in one direction, and some
+# sqrt(128) u * 16 = 1e-5 as they are in both (see tests.rounding). An exponential makes that a
+# relative error of its result. In bfloat16 a value that the two sides round apart differs by a
+# unit in the last place, 2^-7, and what is rounded once more (queries and keys) by two: 1.6e-2.
 TOLERANCE = {
     torch.float32: {"rtol": 1e-4, "atol": 1e-4},
     torch.bfloat16: {"rtol": 2e-2, "atol": 2e-2},

@@ -21,6 +21,7 @@ from gpu_worker.models import ServedConfig, SoftCapped, model_spec
 from gpu_worker.models.config import llama_config
 from gpu_worker.runner import ModelRunner
 from rpc.sampling_params import SamplingParams
+from tests.rounding import LOGITS
 from tests.waiting import EVENT_S
 from tests.gpu_worker.generation import Driver, make_batch, make_sequence
 from tests.gpu_worker.tiny_models import FAMILIES, VOCAB, make_model, reference_tokens
@@ -86,7 +87,7 @@ def test_logits_are_close_to_transformers(family: str, tmp_path: Path) -> None:
         sequence.num_computed += chunk
     with torch.no_grad():
         expected = reference(torch.tensor([prompt])).logits[0, -1]
-    torch.testing.assert_close(probe.logits[-1][0], expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(probe.logits[-1][0], expected, rtol=0, atol=LOGITS)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -210,7 +211,7 @@ def test_ranks_together_compute_what_one_does(family: str, size: int, tmp_path: 
 
     in_parallel(run, size)
     for result in results:
-        torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(result, expected, rtol=0, atol=LOGITS)
 
 
 def in_parallel(run: Callable[[int], None], size: int) -> None:

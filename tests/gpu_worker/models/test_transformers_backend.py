@@ -13,6 +13,7 @@ from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ModelError
 from gpu_worker.models import find_model
 from gpu_worker.models.transformers_backend import TransformersModel
 from gpu_worker.runner import ModelRunner
+from tests.rounding import LOGITS
 from tests.gpu_worker.generation import Driver, make_batch, make_sequence
 from tests.gpu_worker.loading.test_gguf import make_gguf
 from tests.gpu_worker.tiny_models import (
@@ -134,7 +135,7 @@ def test_model_without_a_file_of_ours_equals_transformers(name: str, tmp_path: P
     with torch.no_grad():
         logits = reference(torch.tensor(prompts[3])[None]).logits[0, -1]
     actual = last_logits(runner, prompts[3], (20, 1, 12))
-    torch.testing.assert_close(actual, logits, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(actual, logits, rtol=0, atol=LOGITS)
 
 
 @pytest.mark.parametrize("impl", ["auto", "signalbox", "transformers"])

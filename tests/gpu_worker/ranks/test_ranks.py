@@ -38,6 +38,7 @@ from tests.gpu_worker.generation import Driver, make_batch, make_sequence
 from tests.gpu_worker.models.test_models import make_prompts
 from tests.gpu_worker.tiny_models import make_model
 from tests.llm.make import assert_at_rest
+from tests.rounding import LOGITS
 from tests.waiting import EVENT_S
 
 MAX_TOKENS = 26
@@ -131,7 +132,7 @@ def test_two_ranks_give_the_tokens_of_one(
     one, two = outputs
     assert tokens_of(two) == tokens_of(one)
     assert len(logprobs_of(one)) > 2 * 2 * MAX_TOKENS
-    np.testing.assert_allclose(logprobs_of(two), logprobs_of(one), rtol=0, atol=1e-4)
+    np.testing.assert_allclose(logprobs_of(two), logprobs_of(one), rtol=0, atol=LOGITS)
 
 
 @pytest.fixture(scope="module")

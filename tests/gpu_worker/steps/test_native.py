@@ -16,6 +16,7 @@ from signalbox_kernels import native
 from signalbox_kernels.native import NativeUnavailable
 from tests.gpu_worker.generation import Driver, Generated, make_batch, make_runs, make_sequence
 from tests.gpu_worker.tiny_models import VOCAB, make_model, reference_tokens
+from tests.rounding import LOGITS
 
 try:
     native.library()
@@ -103,7 +104,7 @@ def test_rows_that_sample_draw_what_torch_draws(tiny: Path) -> None:
     assert actual.token_ids[4] != plain.token_ids[4]
     assert [entry.row for entry in actual.logprobs] == [2, 3]
     for ours, theirs in zip(actual.logprobs, expected.logprobs, strict=True):
-        assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4)
+        assert ours.logprob == pytest.approx(theirs.logprob, abs=LOGITS)
         assert (ours.rank, ours.top_token_ids) == (theirs.rank, theirs.top_token_ids)
 
 

@@ -14,6 +14,7 @@ from gpu_worker.step import PromptLogprobs
 from rpc.sampling_params import SamplingParams
 from tests.gpu_worker.builders import make_new, make_step
 from tests.gpu_worker.tiny_models import VOCAB, make_model
+from tests.rounding import LOGITS
 
 PROMPT = np.random.default_rng(5).integers(3, VOCAB, 150).tolist()
 ASKS = SamplingParams(num_prompt_logprobs=3)
@@ -69,9 +70,9 @@ def test_prompt_logprobs_are_those_of_transformers(backend: str, tmp_path: Path)
         assert len(entries) == len(PROMPT) - 1
         for position, entry in enumerate(entries, start=1):
             row, token = table[position - 1], PROMPT[position]
-            assert entry.logprob == pytest.approx(float(row[token]), abs=1e-3)
+            assert entry.logprob == pytest.approx(float(row[token]), abs=LOGITS)
             assert abs(entry.rank - int((row >= row[token]).sum())) <= 1
-            assert entry.top_logprobs == pytest.approx(row.topk(3).values.tolist(), abs=1e-3)
+            assert entry.top_logprobs == pytest.approx(row.topk(3).values.tolist(), abs=LOGITS)
 
 
 def test_logits_that_are_not_finite_fail_the_sequence_alone(tmp_path: Path) -> None:
