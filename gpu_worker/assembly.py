@@ -29,7 +29,7 @@ from gpu_worker.loading import (
     open_model,
     read_generation_config,
 )
-from gpu_worker.models import Model, ServedConfig, SoftCapped, find_model
+from gpu_worker.models import Model, ServedConfig, SoftCapped, Stretched, find_model
 from gpu_worker.models.plugins import import_plugins
 from gpu_worker.models.registry import ModelSpec
 from gpu_worker.ranks.collectives import join
@@ -201,7 +201,7 @@ def _dtype(name: str, source: ModelSource, device: torch.device) -> torch.dtype:
 def _model_info(
     model_config: ModelConfig, config: ServedConfig, source: ModelSource, dtype: torch.dtype
 ) -> ModelInfo:
-    length = model_config.max_model_len or config.max_position
+    length = model_config.max_model_len or _usual_length(config)
     if length > config.max_position:
         raise ModelError(
             f"max_model_len is {length}; {source.name} allows at most {config.max_position}"
@@ -216,6 +216,18 @@ def _model_info(
         eos_token_ids=generation.eos_token_ids,
         sampling_defaults=generation.defaults,
     )
+
+
+def _usual_length(config: ServedConfig) -> int:
+    if not isinstance(config, Stretched) or config.usual_length == config.max_position:
+        return config.max_position
+    logger.info(
+        "max_model_len is %d, the original window; --max-model-len takes up to %d, with the long "
+        "factors of the rotation for all prompts",
+        config.usual_length,
+        config.max_position,
+    )
+    return config.usual_length
 
 
 def _attention_shape(

@@ -114,14 +114,25 @@ class GGUFConfig:
                 return self._gemma2()
             case "gemma3":
                 return self._gemma3()
-            case "llama" | "phi3":
+            case "llama":
                 return {"sliding_window": self._window()}
+            case "phi3":
+                return self._phi3()
         if self._window() is not None:
             raise ModelError(
                 f"{self._path} does not say which layers its sliding window is for; "
                 "use the model's safetensors"
             )
         return {"hidden_act": "gelu_pytorch_tanh"} if self.fields.kind == "gemma" else {}
+
+    def _phi3(self) -> dict[str, Any]:
+        """The original length stands beside the rotation's parameters too, and counts there."""
+        name = "original_max_position_embeddings"
+        original = self._shapes()["rope_parameters"].get(name)
+        return {
+            "sliding_window": self._window(),
+            **({} if original is None else {name: original}),
+        }
 
     def _gemma2(self) -> dict[str, Any]:
         """Queries of the largest model are scaled by width over heads, others by head size."""

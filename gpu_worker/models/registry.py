@@ -68,6 +68,16 @@ class SoftCapped(Protocol):
         ...
 
 
+@runtime_checkable
+class Stretched(Protocol):
+    """What a configuration may have besides, if a longer window computes something else."""
+
+    @property
+    def usual_length(self) -> int:
+        """The window that is served unless a longer one is asked for."""
+        ...
+
+
 class Model(Protocol):
     """A decoder-only language model over a paged cache."""
 

@@ -28,6 +28,7 @@ from gpu_worker.models.transformers_attention import (
     register,
 )
 from gpu_worker.models.transformers_config import TransformersConfig, make_model, prepared
+from gpu_worker.models.transformers_longrope import pin_longrope
 from rpc.startup import ReportProgress
 from signalbox_kernels.linear import PackedWeight, pack_weight
 
@@ -50,6 +51,7 @@ class TransformersModel:
                 "ranks; use tensor_parallel_size 1"
             )
         self._config = config
+        self._max_model_len = max_model_len
         self._placement = placement
         self._model: Any = None
         self._body: Any = None
@@ -75,6 +77,7 @@ class TransformersModel:
             raise ModelError(f"{directory} cannot be loaded ({line}); fetch it again") from None
         _refuse_incomplete(info)
         prepared(self._model.to(self._placement.device))
+        pin_longrope(self._model, self._max_model_len)
 
     def weight_targets(self) -> dict[str, WeightTarget]:
         """For sources that are no directory: a weight goes where it has transformers' name."""
@@ -82,6 +85,8 @@ class TransformersModel:
             self._model = make_model(
                 self._config.model_class, self._config.hf_config, self._placement.dtype
             )
+        self._model.tie_weights()  # made without initialisation, a tied head is still its own
+        pin_longrope(self._model, self._max_model_len)
         return {
             name: partial(_copy, parameter.data)
             for name, parameter in self._model.named_parameters()

@@ -21,6 +21,7 @@ from gpu_worker.models.transformers_attention import (
     answering,
     register,
 )
+from gpu_worker.models.transformers_longrope import original_length
 
 _LAYER_TYPES = {"full_attention", "sliding_attention", "attention"}
 _PROBE_TOKENS = 3
@@ -28,13 +29,18 @@ _PROBE_TOKENS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransformersConfig:
-    """A model of transformers with what a worker must know of it; satisfies `ServedConfig`."""
+    """A model of transformers with what a worker must know of it.
+
+    Satisfies `ServedConfig` and `Stretched`.
+    """
 
     architecture: str
     model_class: Any
     hf_config: Any
     vocab_size: int
     max_position: int
+    usual_length: int
+    """Where rotation changes with the window, the longest window before it does."""
     layers: PagedLayers
     """One for each call of attention in a forward pass."""
 
@@ -125,12 +131,14 @@ def _inspect(architecture: str, model_class: Any, hf_config: Any) -> Transformer
     text_config = hf_config.get_text_config(decoder=True)
     _refuse_configuration(text_config)
     layers = PagedLayers.of(_recorded_calls(model_class, hf_config).calls)
+    max_position = _max_position(text_config)
     return TransformersConfig(
         architecture=architecture,
         model_class=model_class,
         hf_config=hf_config,
         vocab_size=int(text_config.vocab_size),
-        max_position=_max_position(text_config),
+        max_position=max_position,
+        usual_length=min(max_position, original_length(text_config) or max_position),
         layers=layers,
     )
 
@@ -145,15 +153,9 @@ def _refuse_configuration(text_config: Any) -> None:
 
 
 def _max_position(text_config: Any) -> int:
-    """Where rotation changes with the length of the batch, the length before it does."""
     length = getattr(text_config, "max_position_embeddings", None)
     if length is None:
         raise ModelError("its configuration has no max_position_embeddings")
-    rope = getattr(text_config, "rope_parameters", None) or {}
-    nested = [value for value in rope.values() if isinstance(value, dict)]
-    for parameters in nested or [rope]:
-        if parameters.get("rope_type") == "longrope":
-            length = min(length, parameters.get("original_max_position_embeddings", length))
     return int(length)
 
 

@@ -29,7 +29,7 @@ from gpu_worker.models.config import qwen3_config
 from gpu_worker.models.gemma import gemma3_config
 from gpu_worker.runner import ModelRunner
 from tests.gpu_worker.generation import Driver
-from tests.gpu_worker.tiny_models import YARN_ROPE, make_model, reference_tokens
+from tests.gpu_worker.tiny_models import YARN_ROPE, make_model, make_tokenizer, reference_tokens
 from tests.transformers_demo import DEMO, demo, greedy_tokens
 
 PROMPTS = [
@@ -50,9 +50,9 @@ def open_path(path: Path | str, **fields: Any) -> ModelSource:
     return open_model(ModelConfig(model=str(path), **fields), lambda _: None)
 
 
-def make_runner(path: Path) -> ModelRunner:
+def make_runner(path: Path, *, max_model_len: int | None = 256, **fields: Any) -> ModelRunner:
     runner = ModelRunner(
-        ModelConfig(model=str(path), dtype="float32", max_model_len=256),
+        ModelConfig(model=str(path), dtype="float32", max_model_len=max_model_len, **fields),
         CacheConfig(max_num_seqs=8),
         device_config=DeviceConfig(device="cpu"),
     )
@@ -430,20 +430,78 @@ def test_every_token_that_a_file_says_ends_a_sequence_does(tmp_path: Path) -> No
 # ---- through transformers ----
 
 
-def test_gguf_of_a_family_without_a_file_of_ours_runs_through_transformers(tmp_path: Path) -> None:
+def make_phi3(**fields: Any) -> Any:
     import transformers
 
     shape = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "pad_token_id": 0}
-    heads = {"num_attention_heads": 6, "num_key_value_heads": 2, "sliding_window": 19}
+    heads = {"num_attention_heads": 6, "num_key_value_heads": 2}
     config = transformers.Phi3Config(
-        **shape, **heads, vocab_size=97, max_position_embeddings=256, initializer_range=0.2
+        **(shape | heads | {"vocab_size": 97, "max_position_embeddings": 256} | fields),
+        initializer_range=0.2,
     )
     torch.manual_seed(0)
-    reference = transformers.Phi3ForCausalLM(config).eval()
+    return transformers.Phi3ForCausalLM(config).eval()
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_gguf_of_a_family_without_a_file_of_ours_runs_through_transformers(
+    is_tied: bool, tmp_path: Path
+) -> None:
+    reference = make_phi3(sliding_window=19, tie_word_embeddings=is_tied)
     runner = make_runner(make_gguf(tmp_path / "x.gguf", reference, "phi3"))
     prompt = [5, 9, 60, 3] * 8
     expected = reference_tokens(reference, prompt, 8)
     assert Driver(runner=runner).generate([prompt], num_tokens=8) == [expected]
+
+
+def test_tied_gguf_runs_through_transformers_where_ours_would_do(tmp_path: Path) -> None:
+    reference = make_model(
+        tmp_path / "hf", "qwen3", head_dim=8, tie_word_embeddings=True, rope_parameters=YARN_ROPE
+    )
+    path = make_gguf(tmp_path / "x.gguf", reference, "qwen3")
+    prompt = [5, 9, 60, 3] * 20
+    expected = reference_tokens(reference, prompt, 12)
+    for impl in ("signalbox", "transformers"):
+        runner = make_runner(path, model_impl=impl)
+        assert Driver(runner=runner).generate([prompt], num_tokens=12) == [expected]
+
+
+LONG_ROPE: dict[str, Any] = {
+    "rope_type": "longrope",
+    "rope_theta": 500.0,
+    "original_max_position_embeddings": 64,
+    "partial_rotary_factor": 0.75,
+    "short_factor": [1.0, 1.1, 1.2],
+    "long_factor": [1.5, 4.0, 9.0],
+}
+
+
+@pytest.mark.parametrize("form", ["gguf", "safetensors"])
+@pytest.mark.parametrize(
+    ("window", "length", "is_long"), [(None, 40, False), (64, 40, False), (200, 90, True)]
+)
+def test_longrope_has_the_factors_of_its_window(
+    window: int | None, length: int, is_long: bool, form: str, tmp_path: Path
+) -> None:
+    reference = make_phi3(
+        sliding_window=None, rope_parameters=LONG_ROPE, original_max_position_embeddings=64
+    )
+    path = tmp_path / "x.gguf"
+    if form == "gguf":
+        extra = {"rope.dimension_count": 6, "rope.scaling.attn_factor": 1.2}
+        reference.model.rotary_emb.attention_scaling = extra["rope.scaling.attn_factor"]
+        make_gguf(path, reference, "phi3", extra=extra)
+    else:
+        path = tmp_path / "hf"
+        reference.save_pretrained(path)
+        make_tokenizer(path)
+    runner = make_runner(path, max_model_len=window)
+    assert runner.model.max_model_len == (window or 64)
+    prompts = [np.random.default_rng(3).integers(3, 97, length).tolist(), [5, 9, 60]]
+    outputs = Driver(runner=runner).generate(prompts, num_tokens=8)
+    assert outputs[0] == reference_tokens(reference, prompts[0], 8)
+    assert (outputs[1] == reference_tokens(reference, prompts[1], 8)) is not is_long
+    assert Driver(runner=runner).generate(prompts[1:], num_tokens=8) == outputs[1:]
 
 
 # ---- types of weights ----
