@@ -42,10 +42,14 @@ class RouterConfig:
     """Each "host:port"; all of them get requests."""
     resume_wait_s: float = 30.0
     """How long a request that has lost its scheduler waits for one to go on at; 0 ends it."""
+    model_names: tuple[str, ...] = ()
+    """Names that requests may use for the model, beside its own."""
     tls: TlsConfig = CLEAR
     """Of the public ports, and of the channel to the scheduler."""
     api_keys: str | None = None
-    """File of the keys that clients must show; None asks for none."""
+    """File of the keys that clients must show; None, without digests, asks for none."""
+    api_key_digests: tuple[bytes, ...] = ()
+    """SHA-256 of keys without limits, beside those of the file."""
     reflection: bool = True
     grace_s: float = 30.0
     """How long requests that run may go on after SIGTERM."""

@@ -146,7 +146,7 @@ class Generator:
                 arrived_ns=arrived_ns,
                 time_remaining=origin.time_remaining,
             ) as observed,
-            self._key_limits.request(origin.key, model.name) as account,
+            self._key_limits.request(origin.key, *model.names) as account,
             self.admission.reserve(asked.request_id, tenant=origin.tenant) as request_id,
             self._living(request_id, tenant=origin.tenant) as live,
         ):

@@ -43,15 +43,18 @@ class KeyLimits:
         self._accounts: dict[str, Account] = {}
 
     @contextmanager
-    def request(self, key: ApiKey | None, model: str) -> Iterator[Account | None]:
+    def request(self, key: ApiKey | None, *names: str) -> Iterator[Account | None]:
         """Holds a place of the key's; yields the account that pays, if tokens are limited.
+
+        Args:
+            names: those of the model.
 
         Raises PermissionDenied or ResourceExhausted.
         """
         if key is None:
             yield None
             return
-        key.check_model(model)
+        key.check_model(*names)
         account = self._account(key)
         _check(key, account)
         account.num_running += 1

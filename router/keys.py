@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 
 HEADER = "authorization"
 MAX_HEADER_CHARS = 1024
+_SUFFIXES = (".yaml", ".yml")
 _FIELDS = {"name", "sha256", "tenant", "models", "max_concurrent_requests", "tokens_per_minute"}
 
 Metadata = Iterable[tuple[str, str | bytes]] | None
@@ -41,21 +42,36 @@ class ApiKey:
     max_concurrent_requests: int | None = None
     tokens_per_minute: int | None = None
 
-    def check_model(self, model: str) -> None:
-        """Raises PermissionDenied."""
-        if self.models is not None and model not in self.models:
-            raise PermissionDenied(f"the API key {self.name} may not use {model}")
+    def check_model(self, *names: str) -> None:
+        """Raises PermissionDenied unless the key may use the model, under one of its names."""
+        if self.models is not None and not self.models.intersection(names):
+            raise PermissionDenied(f"the API key {self.name} may not use {names[0]}")
 
 
 class KeyRing:
-    """The keys of a file, as it is now."""
+    """The keys of a file, as it is now, and those that the router was started with."""
 
-    def __init__(self, path: str, *, on_refused: Callable[[], None] = lambda: None) -> None:
-        """`on_refused` is told of each call without a known key. Raises KeyFileError."""
+    def __init__(
+        self,
+        path: str | None,
+        *,
+        digests: Iterable[bytes] = (),
+        on_refused: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Reads the file, if there is one. Raises KeyFileError.
+
+        Args:
+            digests: the SHA-256 of keys without limits, beside those of the file.
+            on_refused: told of each call without a known key.
+        """
         self._on_refused = on_refused
-        self._path = Path(path)
+        self._path = None if path is None else Path(path)
+        self._unlimited = tuple(
+            ApiKey(name=f"api-key-{number}", sha256=digest, tenant=f"api-key-{number}")
+            for number, digest in enumerate(digests, start=1)
+        )
         self._seen = self._state()
-        self._keys = read_keys(self._path)
+        self._keys = self._read()
 
     def authenticate(self, metadata: Metadata) -> ApiKey:
         """Returns the key of `authorization: Bearer KEY`. Raises Unauthenticated."""
@@ -82,17 +98,20 @@ class KeyRing:
             return
         self._seen = state
         try:
-            self._keys = read_keys(self._path)
+            self._keys = self._read()
             logger.info("%d API keys read again from %s", len(self._keys), self._path)
         except KeyFileError as error:
             logger.error("%s; the keys from before stay in use", error)
 
+    def _read(self) -> tuple[ApiKey, ...]:
+        return (*self._unlimited, *(read_keys(self._path) if self._path else ()))
+
     def _state(self) -> tuple[int, int, int] | None:
         try:
-            found = self._path.stat()
+            found = self._path.stat() if self._path else None
         except OSError:
             return None
-        return found.st_mtime_ns, found.st_ino, found.st_size
+        return found and (found.st_mtime_ns, found.st_ino, found.st_size)
 
 
 def _bearer(metadata: Metadata) -> bytes:
@@ -111,6 +130,12 @@ def read_keys(path: Path) -> tuple[ApiKey, ...]:
     """Reads a YAML list of keys. Raises KeyFileError."""
     try:
         entries = yaml.safe_load(path.read_text(encoding="utf-8")) or []
+    except FileNotFoundError:
+        # What is no file's name may be a key, which no message repeats.
+        name = f" {path}" if path.suffix in _SUFFIXES else ""
+        raise KeyFileError(
+            f"cannot read api_keys{name}: there is no such file; api_key takes a key itself"
+        ) from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = " ".join(str(getattr(error, "strerror", None) or error).split())
         raise KeyFileError(f"cannot read api_keys {path}: {reason}") from None

@@ -70,6 +70,7 @@ class Router:
             resume_wait_s=config.resume_wait_s,
             on_serving=self._set_serving,
             tls=config.tls,
+            model_names=config.model_names,
         )
         self.admission = Admission(config, self.schedulers)
         self.registry = make_registry(metrics.read, prefix=config.metrics.prefix)
@@ -172,9 +173,13 @@ async def run(
 
 
 def _key_ring(config: RouterConfig, metrics: RouterMetrics) -> KeyRing | None:
-    if config.api_keys is None:
+    if config.api_keys is None and not config.api_key_digests:
         return None
-    return KeyRing(config.api_keys, on_refused=lambda: metrics.rejected("UNAUTHENTICATED"))
+    return KeyRing(
+        config.api_keys,
+        digests=config.api_key_digests,
+        on_refused=lambda: metrics.rejected("UNAUTHENTICATED"),
+    )
 
 
 def _http_server(

@@ -18,3 +18,10 @@ class ServedModel:
     eos_token_ids: tuple[int, ...]
     tokenizer: Tokenizer
     sampling_defaults: SamplingDefaults = NO_DEFAULTS
+    aliases: tuple[str, ...] = ()
+    """Other names that requests may use."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names that requests may use, the model's own first."""
+        return (self.name, *self.aliases)

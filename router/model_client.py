@@ -18,8 +18,16 @@ MAX_TOKENIZER_BYTES = 256 << 20
 class ModelClient:
     """Keeps the last tokenizer, so that asking again costs one small call."""
 
-    def __init__(self, *, tokenizer_threads: int, chat_template: str | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        tokenizer_threads: int,
+        chat_template: str | None = None,
+        names: tuple[str, ...] = (),
+    ) -> None:
+        """`names` are those that requests may use beside the model's own."""
         self._chat_template = chat_template
+        self._names = names
         self._pool = ThreadPoolExecutor(tokenizer_threads, thread_name_prefix="tokenizer")
         self._key: tuple[str, int] | None = None
         self._tokenizer: Tokenizer | None = None
@@ -34,7 +42,7 @@ class ModelClient:
             if self._tokenizer is None or key != self._key:
                 self._tokenizer = await self._fetch_tokenizer(stub, info.vocab_size)
                 self._key = key
-            return _served_model(info, self._tokenizer)
+            return _served_model(info, self._tokenizer, self._names)
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -70,7 +78,9 @@ async def _fetch_files(stub: scheduler_pb2_grpc.SchedulerServiceStub) -> dict[st
     return {name: bytes(content) for name, content in files.items()}
 
 
-def _served_model(info: worker_pb2.ModelInfo, tokenizer: Tokenizer) -> ServedModel:
+def _served_model(
+    info: worker_pb2.ModelInfo, tokenizer: Tokenizer, names: tuple[str, ...]
+) -> ServedModel:
     return ServedModel(
         name=info.name,
         architecture=info.architecture,
@@ -80,4 +90,5 @@ def _served_model(info: worker_pb2.ModelInfo, tokenizer: Tokenizer) -> ServedMod
         eos_token_ids=tuple(info.eos_token_ids),
         tokenizer=tokenizer,
         sampling_defaults=sampling_codec.decode_defaults(info.sampling_defaults),
+        aliases=tuple(name for name in dict.fromkeys(names) if name != info.name),
     )

@@ -60,13 +60,17 @@ class Schedulers:
         resume_wait_s: float,
         on_serving: Callable[[bool], None],
         tls: TlsConfig = CLEAR,
+        model_names: tuple[str, ...] = (),
     ) -> None:
         """`on_serving` is told whenever requests begin or cease to be taken.
 
         Args:
+            model_names: those that requests may use beside the model's own.
             resume_wait_s: how long a request that has lost its scheduler waits for one.
         """
-        self._models = ModelClient(tokenizer_threads=tokenizer_threads, chat_template=chat_template)
+        self._models = ModelClient(
+            tokenizer_threads=tokenizer_threads, chat_template=chat_template, names=model_names
+        )
         self._connections = [
             SchedulerConnection(
                 address, models=self._models, model_poll_s=model_poll_s, owner=self, tls=tls

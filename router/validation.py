@@ -60,7 +60,7 @@ REQUEST_RANGES: Mapping[str, Range] = {
 
 def check_model(name: str, model: ServedModel) -> None:
     """The empty name stands for whatever is served."""
-    if name and name != model.name:
+    if name and name not in model.names:
         raise NotFound(f"model {name[:100]!r} is not served here; {model.name!r} is")
 
 

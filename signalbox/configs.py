@@ -1,5 +1,6 @@
 """Makes the services' frozen configuration objects of settings. Imports no service's code."""
 
+import hashlib
 import json
 import re
 from typing import Any
@@ -89,8 +90,12 @@ def router_config(settings: RouterSettings) -> RouterConfig:
         disable_additional_properties=settings.disable_additional_properties,
         trust_tenant_header=settings.trust_tenant_header,
         api_keys=settings.api_keys,
+        api_key_digests=tuple(
+            hashlib.sha256(key.get_secret_value().encode()).digest() for key in settings.api_key
+        ),
         metrics=metrics_config(settings),
         logged_requests=LoggedRequests(settings.log_requests),
+        model_names=settings.served_model_name,
         tls=tls_config(settings),
     )
 
@@ -136,7 +141,7 @@ def scheduler_config(settings: SchedulerSettings) -> SchedulerConfig:
 def model_config(settings: WorkerSettings) -> ModelConfig:
     return ModelConfig(
         model=settings.model or "",
-        served_name=settings.served_model_name,
+        served_name=next(iter(settings.served_model_name), None),
         dtype=settings.dtype,
         quantization=settings.quantization,
         max_model_len=settings.max_model_len,

@@ -3,7 +3,7 @@
 import sys
 
 from signalbox.answer import show
-from signalbox.connection import router_client
+from signalbox.connection import Connection, router_client
 from signalbox.settings import ServeSettings
 from signalbox.stack import running
 
@@ -18,7 +18,9 @@ async def run(settings: ServeSettings) -> None:
         processes = ", ".join(f"{name} {pid}" for name, pid in stack.pids.items())
         _say(f"Serving at {stack.address} (processes: {processes})")
         _say(f"Asking: {QUESTION}\n")
-        async with router_client(stack.address) as client:
+        keys = [key.get_secret_value() for key in settings.api_key]
+        how = Connection(api_key=keys[0] if keys else None)
+        async with router_client(stack.address, how) as client:
             stream = client.stream_chat(QUESTION, temperature=0.0, max_tokens=MAX_TOKENS)
             await show(stream, address=client.address, as_json=False)
         _say("\nShutting down")

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable
 
 ENV_PREFIX = "SIGNALBOX_"
+VLLM_PREFIX = "VLLM_"
 
 _TLS = ("TLS_CA", "TLS_CERT", "TLS_KEY", "TLS_SERVER_NAME")
 CLIENT_VARIABLES = frozenset(("ADDRESS", "API_KEY", "DEBUG", "ROUTER", "SCHEDULER", *_TLS))

@@ -11,6 +11,7 @@ from signalbox.environment import ENV_PREFIX
 from signalbox.parser import Parser
 from signalbox.settings import CONFIG_FILE, ServeSettings, Settings, flag_name
 from signalbox.settings.names import effect
+from signalbox.settings.secrets import in_plain_text, is_secret
 from signalbox.settings.vllm_flags import (
     SEVERAL,
     SHORT_FLAGS,
@@ -101,7 +102,7 @@ def to_flags(settings: Settings, settings_class: type[Settings], **replaced: Any
     """Returns the arguments that make another command's settings equal to these.
 
     Args:
-        settings_class: of the other command; fields that it lacks are left out.
+        settings_class: of the other command; fields that it lacks are left out, and so are secrets.
         replaced: fields whose values differ from `settings`.
     """
     flags, model = [], None
@@ -109,9 +110,18 @@ def to_flags(settings: Settings, settings_class: type[Settings], **replaced: Any
         value = replaced.get(name, getattr(settings, name, field.default))
         if name == POSITIONAL:
             model = value
-        elif value != field.default:
+        elif value != field.default and not is_secret(field):
             flags.extend(_flags(name, value))
     return [*flags, *(["--", model] if model is not None else [])]
+
+
+def to_environment(settings: Settings, settings_class: type[Settings]) -> dict[str, str]:
+    """Returns the variables for what `to_flags` leaves out, because a command line is seen."""
+    return {
+        ENV_PREFIX + name.upper(): in_plain_text(value)
+        for name, field in settings_class.model_fields.items()
+        if is_secret(field) and (value := getattr(settings, name, ()))
+    }
 
 
 def _flags(name: str, value: Any) -> list[str]:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 
-from signalbox.environment import CHILD_VARIABLES, ENV_PREFIX
+from signalbox.environment import CHILD_VARIABLES, ENV_PREFIX, VLLM_PREFIX
 from signalbox_kernels.native import ISA_VARIABLE
 
 PARENT_PID, PROCESS_NAME, NEWS_FD = (ENV_PREFIX + name for name in CHILD_VARIABLES)
@@ -64,7 +64,7 @@ async def spawn(
     inherited = {
         key: value
         for key, value in os.environ.items()
-        if key == ISA_VARIABLE or not key.startswith(ENV_PREFIX)
+        if key == ISA_VARIABLE or not key.startswith((ENV_PREFIX, VLLM_PREFIX))
     }
     readable, writable = os.pipe()
     process = await asyncio.create_subprocess_exec(

@@ -92,7 +92,7 @@ def _simulated_runner(settings: WorkerSettings) -> Callable[[], Runner]:
     return partial(
         SimulatedRunner,
         SimulatedConfig(
-            name=settings.served_model_name or "simulated",
+            name=next(iter(settings.served_model_name), "simulated"),
             max_model_len=settings.max_model_len or SIMULATED_MODEL_LEN,
             block_size=settings.block_size or SIMULATED_BLOCK_SIZE,
             num_gpu_blocks=settings.simulated_gpu_blocks,

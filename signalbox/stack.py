@@ -21,7 +21,7 @@ from rpc.listening import (
 )
 from rpc.startup import StartupPhase, StartupProgress
 from signalbox import configs
-from signalbox.flags import to_flags
+from signalbox.flags import to_environment, to_flags
 from signalbox.gpus import gpu_shares, visible_gpus
 from signalbox.processes import SERVING, STARTING, Child, spawn
 from signalbox.settings import (
@@ -205,7 +205,8 @@ class LocalStack:
         if settings_class is not RouterSettings:
             replaced |= dict.fromkeys(_TLS)
         arguments = [command, *to_flags(self._settings, settings_class, **replaced)]
-        child = await spawn(name, arguments, environment)
+        secrets = to_environment(self._settings, settings_class)
+        child = await spawn(name, arguments, {**(environment or {}), **secrets})
         self._listening.append(asyncio.create_task(self._listen(child)))
         return child
 

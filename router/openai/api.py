@@ -78,13 +78,15 @@ class Api:
         return json_response({"version": self._version})
 
     async def models(self, request: Request) -> Response:
-        """Lists the served model."""
-        return json_response({"object": "list", "data": [self._model_card()]})
+        """Lists the served model under each of its names."""
+        cards = [self._model_card(name) for name in self._generator.model.names]
+        return json_response({"object": "list", "data": cards})
 
     async def model(self, request: Request) -> Response:
-        """Returns the served model by its name."""
-        validation.check_model(request.path_params["name"], self._generator.model)
-        return json_response(self._model_card())
+        """Returns the served model by one of its names."""
+        name = request.path_params["name"]
+        validation.check_model(name, self._generator.model)
+        return json_response(self._model_card(name))
 
     async def completions(self, request: Request) -> Response:
         """Continues prompts."""
@@ -177,10 +179,10 @@ class Api:
             key=key,
         )
 
-    def _model_card(self) -> dict[str, object]:
+    def _model_card(self, name: str) -> dict[str, object]:
         model = self._generator.model
         return {
-            "id": model.name,
+            "id": name,
             "object": "model",
             "created": self._started,
             "owned_by": OWNER,

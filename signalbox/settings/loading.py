@@ -1,6 +1,7 @@
 """Reads the settings of a command from where they are given; see the package for who beats whom."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -11,6 +12,7 @@ from signalbox.settings.names import check_known, translate
 from signalbox.settings.ports import is_off, split_port
 from signalbox.settings.router import RouterSettings
 from signalbox.settings.scheduler import SchedulerSettings
+from signalbox.settings.secrets import is_secret
 from signalbox.settings.serve import ServeSettings
 from signalbox.settings.sources import (
     SettingsError,
@@ -52,13 +54,20 @@ def load(
     check_environment()
     given = Source(values={name: flags[name] for name in flags if name != CONFIG_FILE})
     notices: list[str] = []
+    fields = settings_class.model_fields
+    if shown := [name for name in given.values if name in fields and is_secret(fields[name])]:
+        variable = ENV_PREFIX + shown[0].upper()
+        notices.append(
+            f"other users of this machine see {flag_name(shown[0])} in its list of processes;"
+            f" {variable} in the environment is not shown"
+        )
     sources = (file, vllm_environment(notices.append), environment(), given)
     values = _merge(settings_class, sources, notices.append)
     try:
         settings = settings_class(**values)
     except ValidationError as error:
         about_port = [notice for notice in notices if notice.startswith("--port ")]
-        raise SettingsError("; ".join((_in_one_line(error), *about_port))) from None
+        raise SettingsError("; ".join((_in_one_line(error, settings_class), *about_port))) from None
     for notice in notices:
         tell(notice)
     return settings
@@ -89,13 +98,30 @@ def _merge(
             values = split_port(values, http_is_off=http_is_off, tell=tell)
         others = () if source.place else values.keys()  # a flag of no field is a mistake of ours
         merged |= {name: values[name] for name in values if name in fields or name in others}
-    return merged
+    return _with_model(merged) if "model" in fields else merged
 
 
-def _in_one_line(error: ValidationError) -> str:
+def _with_model(values: dict[str, Any]) -> dict[str, Any]:
+    """Returns them with MODEL, where it stands behind a flag that takes several values."""
+    if "model" in values or "simulate" in values:
+        return values
+    for name in ("served_model_name", "api_key"):
+        given = values.get(name)
+        if isinstance(given, list) and len(given) > 1:
+            *rest, last = given
+            if name == "api_key" and not Path(last).exists():  # then it may be a key
+                raise SettingsError("give MODEL before --api-key, which takes several keys")
+            return {**values, name: rest, "model": last}
+    return values
+
+
+def _in_one_line(error: ValidationError, settings_class: type[Settings]) -> str:
     first = error.errors(include_url=False)[0]
     reason = first["msg"].removeprefix("Value error, ")
     if not first["loc"]:  # several settings do not fit together
         return reason
-    name = flag_name(str(first["loc"][0]))
+    field = str(first["loc"][0])
+    name = flag_name(field)
+    if field in settings_class.model_fields and is_secret(settings_class.model_fields[field]):
+        return f"{name}: {reason[0].lower()}{reason[1:]}"
     return f"{name} is {first['input']!r}: {reason[0].lower()}{reason[1:]}"

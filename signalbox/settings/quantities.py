@@ -1,5 +1,6 @@
 """Settings that vLLM writes in more than one way: 8k tokens, half precision."""
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
@@ -52,15 +53,35 @@ def in_lower_case(value: Any) -> Any:
     return value.lower() if isinstance(value, str) else value
 
 
+def joined(value: Any) -> Any:
+    """Returns "a,b" for a list, also one in JSON, as vLLM's --allowed-origins takes it.
+
+    Raises ValueError for a list with anything but texts in it.
+    """
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            raise ValueError("it is no list in JSON") from None
+    if not isinstance(value, list):
+        return value
+    if not all(isinstance(one, str) for one in value):
+        raise ValueError("a list has texts alone")
+    return ",".join(value)
+
+
 Count = Annotated[int, BeforeValidator(count)]
 """A number of tokens or sequences."""
 
 
-def _texts(value: Any) -> Any:
+def texts(value: Any) -> Any:
+    """Returns the parts of a text, or of several, by their commas; anything else as it is."""
     if isinstance(value, str):
         return tuple(part.strip() for part in value.split(",") if part.strip())
+    if isinstance(value, list) and all(isinstance(one, str) for one in value):
+        return texts(",".join(value))
     return value
 
 
-Texts = Annotated[tuple[str, ...], BeforeValidator(_texts)]
-"""Several texts; in the environment and in a file also as one text, with commas between them."""
+Texts = Annotated[tuple[str, ...], BeforeValidator(texts)]
+"""Several texts, also as one, with commas between them."""

@@ -1,16 +1,18 @@
 """Settings of the router."""
 
 from collections.abc import Iterator
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from router.known_templates import known_templates
 from signalbox.settings.addresses import Addresses, Host
-from signalbox.settings.base import TelemetrySettings
+from signalbox.settings.model_names import NameSettings
+from signalbox.settings.quantities import joined
+from signalbox.settings.secrets import Secrets
 
 
-class DoorSettings(TelemetrySettings):
+class DoorSettings(NameSettings):
     """Of the router."""
 
     GROUP: ClassVar[str] = "API"
@@ -29,6 +31,11 @@ class DoorSettings(TelemetrySettings):
     )
     max_live_requests: int = Field(
         4096, gt=0, description="requests that may run or wait; more are refused"
+    )
+    api_key: Secrets = Field(
+        (),
+        description="keys of which clients must show one; better set in the environment, since"
+        " other users of the machine see a command line",
     )
     api_keys: str | None = Field(
         None,
@@ -55,7 +62,7 @@ class DoorSettings(TelemetrySettings):
         le=65535,
         description="port of the HTTP API, on --host, as is vLLM's --port; 0 picks one",
     )
-    allowed_origins: str | None = Field(
+    allowed_origins: Annotated[str | None, BeforeValidator(joined)] = Field(
         None,
         description="origins of web pages that may call the HTTP API from a browser, with commas"
         " between them, or * for any (CORS; default: none)",

@@ -8,10 +8,8 @@ from typing import Any
 
 import yaml
 
-from signalbox.environment import ENV_PREFIX, own_variables
+from signalbox.environment import ENV_PREFIX, VLLM_PREFIX, own_variables
 from signalbox.settings.vllm_flags import VLLM_VARIABLES
-
-_VLLM = "VLLM_"
 
 
 class SettingsError(ValueError):
@@ -45,8 +43,8 @@ def environment() -> Source:
 
 def vllm_environment(tell: Callable[[str], None]) -> Source:
     """Returns the variables of vLLM's that stand for settings; tells of the others in one line."""
-    names = [name for name in os.environ if name.startswith(_VLLM)]
-    known = {_VLLM + name.upper(): setting for name, setting in VLLM_VARIABLES.items()}
+    names = [name for name in os.environ if name.startswith(VLLM_PREFIX)]
+    known = {VLLM_PREFIX + name.upper(): setting for name, setting in VLLM_VARIABLES.items()}
     if others := sorted(set(names) - known.keys()):
         have = "has" if len(others) == 1 else "have"
         tell(f"{', '.join(others)} {have} no effect here")

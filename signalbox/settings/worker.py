@@ -8,6 +8,7 @@ from signalbox.settings.addresses import Address, Host, HostOrAddress
 from signalbox.settings.base import TelemetrySettings, flag_name
 from signalbox.settings.generation_config import GenerationConfig
 from signalbox.settings.limits import LimitSettings
+from signalbox.settings.model_names import NameSettings
 from signalbox.settings.quantities import renamed, window
 
 _VLLM_ATTENTION = {"FLASH_ATTN": "flash_attn", "TRITON_ATTN": "triton", "TORCH_SDPA": "torch"}
@@ -111,14 +112,11 @@ class SimulationSettings(TelemetrySettings):
     )
 
 
-class EngineSettings(ModelSettings, SimulationSettings):
+class EngineSettings(ModelSettings, SimulationSettings, NameSettings):
     """Of a worker of either kind."""
 
     GROUP: ClassVar[str] = "model and device"
 
-    served_model_name: str | None = Field(
-        None, description="the name that requests use (default: made from MODEL)"
-    )
     override_generation_config: GenerationConfig | None = Field(
         None,
         description="JSON object whose temperature, top_p, top_k, min_p, repetition_penalty and"

@@ -72,6 +72,33 @@ async def test_a_key_for_other_models_is_denied(tmp_path: Path) -> None:
         assert not stack.scheduler.added
 
 
+async def test_a_key_for_an_alias_is_one_for_the_model(tmp_path: Path) -> None:
+    keys = write_keys(tmp_path / "keys", entry(models=["another"]))
+    async with make_stack(saying("!"), api_keys=keys, model_names=("another",)) as stack:
+        await generate(stack, BEARER)
+        assert len(stack.scheduler.added) == 1
+
+
+async def test_keys_that_the_router_is_started_with_are_asked_for(tmp_path: Path) -> None:
+    digests = tuple(hashlib.sha256(key.encode()).digest() for key in ("one", "two"))
+    async with make_stack(saying("!"), api_key_digests=digests) as stack:
+        assert await code_of(generate(stack)) is grpc.StatusCode.UNAUTHENTICATED
+        await generate(stack, ("authorization", "Bearer one"))
+        await generate(stack, ("authorization", "Bearer two"))
+        assert [added.tenant for added in stack.scheduler.added] == ["api-key-1", "api-key-2"]
+    both = KeyRing(write_keys(tmp_path / "keys", entry()), digests=digests)
+    assert both.authenticate([BEARER]).name == "blue"
+    assert both.authenticate([("authorization", "Bearer two")]).name == "api-key-2"
+
+
+def test_a_key_in_place_of_its_file_is_not_repeated(tmp_path: Path) -> None:
+    with pytest.raises(KeyFileError, match="api_key takes a key itself") as caught:
+        KeyRing("sk-do-not-show")
+    assert "sk-do-not-show" not in str(caught.value)
+    with pytest.raises(KeyFileError, match=r"keys\.yaml"):
+        KeyRing(str(tmp_path / "keys.yaml"))
+
+
 async def test_tokens_of_prompt_and_answer_count(tmp_path: Path) -> None:
     keys = write_keys(tmp_path / "keys", entry(tokens_per_minute=1))
     async with make_stack(saying("!"), api_keys=keys) as stack:

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,7 +73,9 @@ class Stack:
 
 
 @contextmanager
-def serve(log: Path, *arguments: str) -> Iterator[Stack]:
+def serve(
+    log: Path, *arguments: str, variables: Mapping[str, str] | None = None
+) -> Iterator[Stack]:
     """Yields a stack that serves. Whatever is left of it afterwards fails the test."""
     address = f"127.0.0.1:{free_port()}"
     port = address.rpartition(":")[2]
@@ -81,7 +83,7 @@ def serve(log: Path, *arguments: str) -> Iterator[Stack]:
         process = subprocess.Popen(
             [*COMMAND, "serve", "--grpc-port", port, "--http-port", "0", *arguments],
             stderr=sink,
-            env=environment(),
+            env=environment() | dict(variables or {}),
         )
     stack = Stack(process, address, log)
     children: dict[str, psutil.Process] = {}

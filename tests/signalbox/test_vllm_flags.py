@@ -1,5 +1,6 @@
 """Each flag of `vllm serve` does what its row says: an alias, without effect, or refused."""
 
+import hashlib
 import re
 from pathlib import Path
 
@@ -7,9 +8,12 @@ import pytest
 
 from scripts.write_vllm_flags import PAGE, table, with_table
 from signalbox import cli
-from signalbox.flags import to_flags
+from signalbox.configs import router_config
+from signalbox.flags import to_environment, to_flags
 from signalbox.settings import (
     SERVICES,
+    RouterSettings,
+    SchedulerSettings,
     ServeSettings,
     SettingsError,
     WorkerSettings,
@@ -25,6 +29,7 @@ from signalbox.settings.vllm_flags import (
     Refused,
 )
 
+SECRET = "sk-do-not-show"
 FIELDS = {field for service in SERVICES for field in service.model_fields}
 ALIASES = [name for name, flag in VLLM_FLAGS.items() if isinstance(flag, Alias)]
 WITHOUT_EFFECT = [name for name, flag in VLLM_FLAGS.items() if isinstance(flag, NoEffect)]
@@ -129,6 +134,11 @@ def test_a_refused_flag_is_named_with_its_remedy_and_without_its_value(
         (["--max-num-seqs", "1k"], {"max_num_seqs": 1000}),
         (["--max_num_seqs", "1K"], {"max_num_seqs": 1024}),
         (["--max-model-len=25.6k"], {"max_model_len": 25_600}),
+        (
+            ["--allowed-origins", '["http://a", "http://b"]'],
+            {"allowed_origins": "http://a,http://b"},
+        ),
+        (["--allowed-origins", "*"], {"allowed_origins": "*"}),
         (["--max-model-len=auto"], {"max_model_len": None}),
         (["--port", "8001", "--grpc-port", "1"], {"http_port": 8001, "grpc_port": 1}),
     ],
@@ -178,6 +188,74 @@ def test_what_cannot_be_is_refused_by_name(arguments: list[str], expected: str) 
     with pytest.raises(SettingsError, match=re.escape(expected).replace("\\ ", " ")) as caught:
         parse(*arguments)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names", "model"),
+    [
+        (["m", "--served-model-name", "a", "b"], ("a", "b"), "m"),
+        (["--served-model-name", "a", "m"], ("a",), "m"),
+        (["--served-model-name", "a", "--served-model-name", "b", "--model", "m"], ("a", "b"), "m"),
+        (["--served-model-name=a,b", "--", "m"], ("a", "b"), "m"),
+        (["--simulate", "--served-model-name", "a", "b"], ("a", "b"), None),
+    ],
+)
+def test_several_names_are_those_of_one_model(
+    arguments: list[str], names: tuple[str, ...], model: str | None
+) -> None:
+    settings, _ = parse(*arguments)
+    assert (settings.served_model_name, settings.model) == (names, model)
+    router = cli.parse(["router", *to_flags(settings, RouterSettings)])
+    assert tuple(router["served_model_name"]) == names
+
+
+def test_keys_go_to_the_router_in_its_environment_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, told = parse("--simulate", "--api-key", SECRET, "two")
+    assert "list of processes" in told[0]
+    assert not any(SECRET in text for text in (repr(settings), *told))
+    for service in (RouterSettings, WorkerSettings, SchedulerSettings):
+        assert not any(SECRET in flag for flag in to_flags(settings, service))
+    assert to_environment(settings, WorkerSettings) == {}
+    variables = to_environment(settings, RouterSettings)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    config = router_config(load(RouterSettings, {}))
+    digests = tuple(hashlib.sha256(key.encode()).digest() for key in (SECRET, "two"))
+    assert config.api_key_digests == digests
+    assert SECRET not in repr(config)
+
+
+@pytest.mark.parametrize("variable", ["VLLM_API_KEY", "SIGNALBOX_API_KEY"])
+def test_a_key_in_the_environment_is_asked_for(
+    variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, SECRET)
+    settings, told = parse("--simulate")
+    assert [key.get_secret_value() for key in settings.api_key] == [SECRET]
+    assert told == []
+
+
+def test_a_file_without_a_key_asks_for_none(tmp_path: Path) -> None:
+    path = tmp_path / "serve.yaml"
+    path.write_text("api-key:\nsimulate: true\n")
+    assert parse("--config", str(path))[0].api_key == ()
+    path.write_text("api-key: [123, a]\nsimulate: true\n")
+    keys = [key.get_secret_value() for key in parse("--config", str(path))[0].api_key]
+    assert keys == ["123", "a"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--simulate", "--api-key", f"{SECRET} b"],
+        ["--simulate", f"--api-key={SECRET}\u00e9"],
+        ["--api-key", "k", SECRET],
+    ],
+)
+def test_no_message_has_a_key(arguments: list[str]) -> None:
+    with pytest.raises(SettingsError, match="--api-key") as caught:
+        parse(*arguments)
+    assert SECRET not in str(caught.value)
 
 
 def test_a_file_in_vllms_style_is_taken(tmp_path: Path) -> None:

@@ -32,6 +32,18 @@ def beginning(add: scheduler_pb2.AddRequest) -> Outputs:
     yield step((add.handle, 0, ids_of("one")))
 
 
+async def test_each_name_of_the_model_is_listed_and_taken() -> None:
+    async with make_http(model_names=("gpt-4o", "org/other", "tiny")) as http:
+        cards = [model async for model in http.sdk.models.list()]
+        assert [card.id for card in cards] == ["tiny", "gpt-4o", "org/other"]
+        assert (await http.sdk.models.retrieve("org/other")).id == "org/other"
+        for card in cards:
+            answer = await http.sdk.completions.create(model=card.id, prompt="hi")
+            assert answer.model == "tiny"
+        with pytest.raises(openai.NotFoundError):
+            await http.sdk.completions.create(model="another", prompt="hi")
+
+
 async def test_models_health_and_version() -> None:
     async with make_http(version="1.2.3") as http:
         (card,) = [model async for model in http.sdk.models.list()]

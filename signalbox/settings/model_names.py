@@ -1,0 +1,20 @@
+"""The names of the model, which a worker gives and a router takes."""
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from signalbox.settings.base import TelemetrySettings
+from signalbox.settings.quantities import Texts
+
+
+class NameSettings(TelemetrySettings):
+    """Of a worker, which has the first name, and of a router, which takes all of them."""
+
+    GROUP: ClassVar[str] = "model and device"
+
+    served_model_name: Texts = Field(
+        (),
+        description="names that requests may use for the model; the first is in answers and metrics"
+        " (default: one made from MODEL)",
+    )
