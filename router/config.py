@@ -2,7 +2,8 @@
 
 import enum
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from router import tool_formats
 from rpc.metrics import NO_METRICS, MetricsConfig
@@ -34,6 +35,8 @@ class RouterConfig:
     """The HTTP API has /metrics as well, unless API keys are asked for."""
     logged_requests: LoggedRequests = LoggedRequests.NONE
     max_http_body_bytes: int = 8 << 20
+    metrics_sources: Mapping[str, str] = field(default_factory=dict)
+    """Services whose metrics the HTTP API's /metrics shows too, by name, and their sockets."""
     allowed_origins: tuple[str, ...] = ()
     """Web pages that may call the HTTP API, as "https://host"; "*" is any. Empty: no page may."""
     refuses_unknown_fields: bool = False

@@ -2,11 +2,12 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 import grpc
 from prometheus_client import CollectorRegistry
+from prometheus_client.registry import Collector
 from smg_grpc_proto import vllm_engine_pb2_grpc
 
 from protos.inference.v1 import inference_pb2_grpc
@@ -27,7 +28,8 @@ from router.vllm.servicer import SERVICE_NAME as VLLM_SERVICE
 from router.vllm.servicer import VllmEngineServicer
 from rpc.lifetime import run_until_signalled
 from rpc.listening import GRPC_REMEDY
-from rpc.metrics import make_registry
+from rpc.merged_metrics import merged
+from rpc.metrics import PREFIXES, make_registry
 from rpc.metrics_server import metrics_server
 from rpc.otel_metrics import exported
 from rpc.server import Server
@@ -182,6 +184,20 @@ def _key_ring(config: RouterConfig, metrics: RouterMetrics) -> KeyRing | None:
     )
 
 
+def _metrics_page(
+    config: RouterConfig, registry: CollectorRegistry
+) -> Callable[[], Awaitable[Collector]]:
+    """Returns what collects the metrics that the HTTP API shows."""
+
+    async def collect() -> Collector:
+        if not config.metrics_sources:
+            return registry
+        prefix = PREFIXES[config.metrics.prefix]
+        return await merged(registry, name="router", sources=config.metrics_sources, prefix=prefix)
+
+    return collect
+
+
 def _http_server(
     config: RouterConfig,
     generator: Generator,
@@ -209,8 +225,8 @@ def _http_server(
         ),
     )
     # With keys there are several clients, none of whom is to see what the others do.
-    shown = registry if keys is None else None
-    app = make_app(api, version=config.version, registry=shown)
+    shown = _metrics_page(config, registry) if keys is None else None
+    app = make_app(api, version=config.version, metrics=shown)
     guarded = app if keys is None else KeyGate(app, keys)
     shared = shared_with(guarded, config.allowed_origins)
     bounded = StallGate(shared, timeout_s=config.client_stall_timeout_s)

@@ -38,6 +38,8 @@ class MetricsConfig:
     port: int | None = None
     """On the service's host; 0 picks a free one, None shows none there."""
     prefix: str = OURS
+    socket: str | None = None
+    """Unix socket where a router of the same machine reads them too; see `metrics_socket`."""
 
     def __post_init__(self) -> None:
         if self.port is not None and not 0 <= self.port <= 65_535:

@@ -6,12 +6,16 @@ Of the service's own loop, so that a scrape sees numbers of one moment and needs
 import contextlib
 import logging
 from collections.abc import AsyncIterator
-from typing import Any
 
-from prometheus_client import CollectorRegistry, make_asgi_app
+from prometheus_client import CollectorRegistry
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from rpc.exposition import encoder_for
 from rpc.http_port import HttpPort
 from rpc.metrics import MetricsConfig, Read, make_registry
+from rpc.metrics_socket import serving_socket
 from rpc.otel_metrics import exported
 from rpc.tls import CLEAR, TlsConfig
 
@@ -38,7 +42,7 @@ class MetricsServer:
         """`names_callers` is that of the service's gRPC port: whether it is for certain roles."""
         self._scheme = "https" if tls.serves else "http"
         self._listener = HttpPort(
-            _only_metrics(make_asgi_app(registry)),
+            _only_metrics(_shown(registry)),
             host=host,
             port=port,
             tls=tls,
@@ -92,15 +96,25 @@ async def serving_metrics(
     if server is not None:
         await server.start()
     try:
-        with exported(registry):
-            yield server
+        async with serving_socket(registry, config.socket):
+            with exported(registry):
+                yield server
     finally:
         if server is not None:
             await server.stop()
 
 
-def _only_metrics(app: Any) -> Any:
-    async def guarded(scope: Any, receive: Any, send: Any) -> None:
+def _shown(registry: CollectorRegistry) -> ASGIApp:
+    async def show(scope: Scope, receive: Receive, send: Send) -> None:
+        encode, content_type = encoder_for(Request(scope).headers.get("accept", ""))
+        response = Response(encode(registry), headers={"content-type": content_type})
+        await response(scope, receive, send)
+
+    return show
+
+
+def _only_metrics(app: ASGIApp) -> ASGIApp:
+    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] == PATH and scope["method"] in ("GET", "HEAD"):
             await app(scope, receive, send)
             return

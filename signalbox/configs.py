@@ -20,6 +20,7 @@ from scheduler_svc.config import (
     StepLimits,
 )
 from signalbox.settings import (
+    InnerSettings,
     RouterSettings,
     SchedulerSettings,
     ServeSettings,
@@ -64,7 +65,8 @@ def tls_config(settings: TlsSettings) -> TlsConfig:
 
 
 def metrics_config(settings: TelemetrySettings) -> MetricsConfig:
-    return MetricsConfig(port=settings.metrics_port, prefix=settings.metrics_prefix)
+    socket = settings.metrics_socket if isinstance(settings, InnerSettings) else None
+    return MetricsConfig(port=settings.metrics_port, prefix=settings.metrics_prefix, socket=socket)
 
 
 def router_config(settings: RouterSettings) -> RouterConfig:
@@ -72,6 +74,7 @@ def router_config(settings: RouterSettings) -> RouterConfig:
         host=settings.host,
         port=settings.grpc_port,
         http_port=settings.http_port if settings.http else None,
+        metrics_sources=_sources(settings.metrics_sources),
         allowed_origins=_names(settings.allowed_origins),
         refuses_unknown_fields=settings.unknown_fields == "refuse",
         version=signalbox.__version__,
@@ -158,6 +161,12 @@ def model_config(settings: WorkerSettings) -> ModelConfig:
 def override_generation_config(settings: WorkerSettings) -> dict[str, Any]:
     text = settings.override_generation_config
     return {} if text is None else dict(json.loads(text))
+
+
+def _sources(text: str | None) -> dict[str, str]:
+    """Reads NAME=SOCKET,..."""
+    pairs = [one.partition("=") for one in _names(text)]
+    return {name: socket for name, _, socket in pairs}
 
 
 def _names(names: str | None) -> tuple[str, ...]:

@@ -9,7 +9,9 @@ import logging
 import os
 import signal
 import socket
+import tempfile
 from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
 
 from rpc.listening import (
     GRPC_REMEDY,
@@ -63,6 +65,8 @@ class LocalStack:
         self._scheduler: Child | None = None
         self._workers: list[Child] = []
         self.model_name = ""
+        self._sockets = tempfile.TemporaryDirectory(prefix="signalbox-")
+        self._metrics_sockets: dict[str, str] = {}
         self._serving = asyncio.Event()
         self._display = make_display(log_format=settings.log_format)
         self._listening: list[asyncio.Task[None]] = []
@@ -109,6 +113,7 @@ class LocalStack:
             host=LOOPBACK,
             port=self._scheduler_port,
             metrics_port=self._metrics_port(1),
+            metrics_socket=self._metrics_socket("scheduler"),
         )
         for index, gpus in enumerate(await self._gpu_shares()):
             worker = await self._spawn(
@@ -120,6 +125,7 @@ class LocalStack:
                 port=0,
                 scheduler=scheduler,
                 metrics_port=self._metrics_port(2 + index),
+                metrics_socket=self._metrics_socket(f"worker {index}"),
                 num_threads=_threads_per_worker(settings),
             )
             self._workers.append(worker)
@@ -129,6 +135,9 @@ class LocalStack:
             grpc_port=self._port,
             http_port=self._http_port,
             scheduler=scheduler,
+            metrics_sources=",".join(
+                f"{name}={path}" for name, path in self._metrics_sockets.items()
+            ),
         )
         async with self._display.refreshed():
             await self._until_serving()
@@ -151,6 +160,7 @@ class LocalStack:
         await asyncio.gather(*(worker.end(within_s=END_S) for worker in self._workers))
         if self._scheduler:
             await self._scheduler.end(within_s=END_S)
+        self._sockets.cleanup()
 
     def kill(self) -> None:
         """Ends the processes at once."""
@@ -190,6 +200,13 @@ class LocalStack:
         """Of a process behind the router; those that follow its own, unless each picks one."""
         first = self._settings.metrics_port
         return first + place if first else first
+
+    def _metrics_socket(self, name: str) -> str | None:
+        """Where a process behind the router tells its metrics, if they are shown over HTTP."""
+        if not self._settings.http:
+            return None
+        path = Path(self._sockets.name) / name.replace(" ", "-")
+        return self._metrics_sockets.setdefault(name, str(path))
 
     async def _spawn(
         self,

@@ -4,8 +4,7 @@ from collections.abc import Awaitable, Callable
 
 from fastapi import FastAPI
 from fastapi.telemetry import TelemetryConfig
-from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -16,6 +15,7 @@ from router.openai.docs_page import add_docs
 from router.openai.errors import CLIENT_CLOSED_REQUEST
 from router.openai.responses import error_response, json_response
 from rpc.errors import Internal, RpcError
+from rpc.exposition import encoder_for
 
 _NO_TELEMETRY: TelemetryConfig = {
     "tracing": False,
@@ -27,8 +27,11 @@ _NO_TELEMETRY: TelemetryConfig = {
 """FastAPI's own would double our spans, and make a trace of each probe and scrape."""
 
 
-def make_app(api: Api, *, version: str, registry: CollectorRegistry | None = None) -> FastAPI:
-    """Returns the application, with /metrics if there is a registry."""
+Collect = Callable[[], Awaitable[Collector]]
+
+
+def make_app(api: Api, *, version: str, metrics: Collect | None = None) -> FastAPI:
+    """Returns the application, with /metrics if there is something to collect them."""
     app = DescribedApp(
         title="Signalbox",
         description=ABOUT,
@@ -58,8 +61,8 @@ def make_app(api: Api, *, version: str, registry: CollectorRegistry | None = Non
             openapi_extra=description_of(path),
         )
     add_docs(app)
-    if registry is not None:
-        app.add_route("/metrics", _metrics(registry), include_in_schema=False)
+    if metrics is not None:
+        app.add_route("/metrics", _metrics(metrics), include_in_schema=False)
     app.add_exception_handler(RpcError, _on_rpc_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(ClientDisconnect, _on_disconnect)
@@ -67,10 +70,10 @@ def make_app(api: Api, *, version: str, registry: CollectorRegistry | None = Non
     return app
 
 
-def _metrics(registry: CollectorRegistry) -> Callable[[Request], Awaitable[Response]]:
+def _metrics(collect: Collect) -> Callable[[Request], Awaitable[Response]]:
     async def show(request: Request) -> Response:
-        encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        return Response(encode(registry), headers={"content-type": content_type})
+        encode, content_type = encoder_for(request.headers.get("accept", ""))
+        return Response(encode(await collect()), headers={"content-type": content_type})
 
     return show
 

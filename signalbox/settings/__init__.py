@@ -5,7 +5,14 @@ A flag beats the environment (SIGNALBOX_HTTP_PORT for --http-port), which beats 
 service that it is for; `signalbox.configs` makes the services' frozen configuration objects of it.
 """
 
-from signalbox.settings.base import CONFIG_FILE, Settings, TelemetrySettings, TlsSettings, flag_name
+from signalbox.settings.base import (
+    CONFIG_FILE,
+    InnerSettings,
+    Settings,
+    TelemetrySettings,
+    TlsSettings,
+    flag_name,
+)
 from signalbox.settings.loading import SERVICES, load
 from signalbox.settings.router import RouterSettings
 from signalbox.settings.scheduler import SchedulerSettings
@@ -17,6 +24,7 @@ __all__ = [
     "CONFIG_FILE",
     "SERVICES",
     "DemoSettings",
+    "InnerSettings",
     "RouterSettings",
     "SchedulerSettings",
     "ServeSettings",

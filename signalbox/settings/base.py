@@ -117,3 +117,15 @@ class TelemetrySettings(TlsSettings):
                 yield flag_name(field), getattr(self, field)
         if self.metrics_port is not None:
             yield "--metrics-port", self.metrics_port
+
+
+class InnerSettings(TelemetrySettings):
+    """Of the services behind a router."""
+
+    GROUP: ClassVar[str] = "metrics, traces and shutdown"
+
+    metrics_socket: str | None = Field(
+        None,
+        description="Unix socket where a router of this machine reads the metrics, which shows them"
+        " with its own; serve makes one for each service (default: none)",
+    )

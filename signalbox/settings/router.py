@@ -108,3 +108,8 @@ class RouterSettings(DoorSettings):
         "127.0.0.1:50052",
         description="HOST:PORT of the scheduler, or of several with commas between them",
     )
+    metrics_sources: str | None = Field(
+        None,
+        description="NAME=SOCKET,... of services of this machine, each with its --metrics-socket;"
+        " /metrics of the HTTP port shows theirs too, with the label service (default: none)",
+    )

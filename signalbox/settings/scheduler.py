@@ -5,6 +5,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from signalbox.settings.addresses import Host
+from signalbox.settings.base import InnerSettings
 from signalbox.settings.limits import LimitSettings
 
 
@@ -99,7 +100,7 @@ class PolicySettings(LimitSettings):
     )
 
 
-class SchedulerSettings(PolicySettings):
+class SchedulerSettings(PolicySettings, InnerSettings):
     """`signalbox scheduler`."""
 
     GROUP: ClassVar[str] = "addresses"

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from signalbox.settings.addresses import Address, Host, HostOrAddress
-from signalbox.settings.base import TelemetrySettings, flag_name
+from signalbox.settings.base import InnerSettings, TelemetrySettings, flag_name
 from signalbox.settings.generation_config import GenerationConfig
 from signalbox.settings.limits import LimitSettings
 from signalbox.settings.model_names import NameSettings
@@ -152,7 +152,7 @@ class EngineSettings(ModelSettings, SimulationSettings, NameSettings):
         return self
 
 
-class WorkerSettings(EngineSettings, LimitSettings):
+class WorkerSettings(EngineSettings, LimitSettings, InnerSettings):
     """`signalbox worker`."""
 
     GROUP: ClassVar[str] = "addresses"

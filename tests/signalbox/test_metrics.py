@@ -42,6 +42,12 @@ def test_each_process_of_serve_shows_and_sends_its_metrics_and_logs_json(
         }
         assert urls.keys() == {"router", "scheduler", "worker 0"}
         shown = {service: read(url) for service, url in urls.items()}
+        merged = samples_of(read(f"{stack.http_url().removesuffix('/v1')}/metrics"))
+        for service, text in shown.items():
+            for name, labels in samples_of(text):
+                assert (name, labels | {("service", service)}) in merged
+        for service in shown:
+            assert ("signalbox_service_up", frozenset({("service", service)})) in merged
         assert 'signalbox_requests_total{code="OK"' in shown["router"]
         assert "signalbox_generation_tokens_total" in shown["scheduler"]
         assert "signalbox_worker_sampled_tokens_total" in shown["worker 0"]
@@ -57,6 +63,14 @@ def test_each_process_of_serve_shows_and_sends_its_metrics_and_logs_json(
     (duration,) = sent["gen_ai.server.request.duration"].histogram.data_points
     assert requests.as_double == latency.count == duration.count == 1
     assert latency.sum == pytest.approx(duration.sum)
+
+
+def samples_of(text: str) -> set[tuple[str, frozenset[tuple[str, str]]]]:
+    return {
+        (sample.name, frozenset(sample.labels.items()))
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
 
 
 def names_in(text: str) -> set[str]:
