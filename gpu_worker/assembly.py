@@ -21,14 +21,11 @@ from gpu_worker.device.devices import choose_device, dtype_for_half
 from gpu_worker.device.memory import bytes_in_use, tensor_bytes
 from gpu_worker.layers import ParallelGroup, Placement
 from gpu_worker.layers.linear import kv_heads_per_rank
-from gpu_worker.loading import (
-    ModelSource,
-    choose_quantization,
-    dummy_placement,
-    load_weights,
-    open_model,
-    read_generation_config,
-)
+from gpu_worker.loading.dummy import dummy_placement
+from gpu_worker.loading.generation_config import read_generation_config
+from gpu_worker.loading.quantization import choose_quantization
+from gpu_worker.loading.source import ModelSource, open_model
+from gpu_worker.loading.weights import load_weights
 from gpu_worker.models import Model, ServedConfig, SoftCapped, Stretched, find_model
 from gpu_worker.models.plugins import import_plugins
 from gpu_worker.models.registry import ModelSpec

@@ -12,7 +12,8 @@ import torch
 
 from gpu_worker.cache.rates import copy_bytes_per_s, seconds
 from gpu_worker.config import GIB, CacheConfig
-from gpu_worker.device.memory import available_ram, peak_growth
+from gpu_worker.device.memory import peak_growth
+from gpu_worker.device.ram import available_ram
 from gpu_worker.runner_protocols import CacheCapacity
 from gpu_worker.sampling.sample_rows import NO_LOGPROBS, SampleRows
 from gpu_worker.step import Batch, Int64Array

@@ -9,7 +9,7 @@ import time
 
 from torch import Tensor
 
-from gpu_worker.device.memory import available_ram
+from gpu_worker.device.ram import available_ram
 from signalbox_kernels.pages import populate
 
 CHUNK_BYTES = 2 << 20  # a huge page, where there are some

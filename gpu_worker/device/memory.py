@@ -1,6 +1,5 @@
 """How much memory there is, as the process may use it, and how much a piece of work took."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -8,61 +7,20 @@ from typing import NamedTuple
 
 import torch
 
+from gpu_worker.device.ram import available_ram, procfs_bytes
+
 _NO_MEMORY = (
     "can't allocate memory",
     "CUDA error: out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
     "Triton Error [CUDA]: out of memory",  # where it loads a kernel
 )
-_CGROUP = Path("/sys/fs/cgroup")
-_CGROUP_FILES = (
-    ("memory.max", "memory.current", "memory.stat", "inactive_file"),
-    (
-        "memory/memory.limit_in_bytes",
-        "memory/memory.usage_in_bytes",
-        "memory/memory.stat",
-        "total_inactive_file",
-    ),
-)
-_MEMORY = Path("/proc/meminfo")
 _STATUS = Path("/proc/self/status")
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
     """Says whether PyTorch found no memory; not everybody below it has an error of its own."""
     return isinstance(error, torch.OutOfMemoryError) or any(one in str(error) for one in _NO_MEMORY)
-
-
-def available_ram() -> int:
-    """Returns free RAM in bytes: the machine's, or what the container has left if that is less."""
-    return min(_machine_available(), _container_available())
-
-
-def _machine_available() -> int:
-    free = _kib_of("MemAvailable", _MEMORY)
-    # Without procfs nothing says what is free: count on half of what there is.
-    return free or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-
-
-def _container_available() -> int:
-    """By cgroups of version 2 or 1; without a limit, more than any machine has."""
-    for limit_file, used_file, stat_file, cached_name in _CGROUP_FILES:
-        try:
-            limit = (_CGROUP / limit_file).read_text().strip()
-            used = int((_CGROUP / used_file).read_text())
-            cached = _cgroup_stat(_CGROUP / stat_file, cached_name)
-        except (OSError, ValueError):
-            continue
-        return 1 << 62 if limit == "max" else max(0, int(limit) - used + cached)
-    return 1 << 62
-
-
-def _cgroup_stat(file: Path, name: str) -> int:
-    for line in file.read_text().splitlines():
-        key, value = line.split()
-        if key == name:
-            return int(value)
-    return 0
 
 
 class DeviceUse(NamedTuple):
@@ -78,7 +36,7 @@ def device_use(device: torch.device) -> DeviceUse:
         reserved = torch.cuda.memory_reserved(device)
         unused = reserved - torch.cuda.memory_allocated(device)
         return DeviceUse(reserved, unused, torch.cuda.mem_get_info(device)[1])
-    used = _kib_of("VmRSS", _STATUS)
+    used = procfs_bytes("VmRSS", _STATUS)
     return DeviceUse(used, 0, used + available_ram())
 
 
@@ -133,10 +91,10 @@ def _cuda_growth(device: torch.device, work: Callable[[], object]) -> int:
 
 
 def _process_growth(work: Callable[[], object]) -> int:
-    before = _kib_of("VmRSS", _STATUS)
+    before = procfs_bytes("VmRSS", _STATUS)
     _forget_peak()
     work()
-    return max(0, _kib_of("VmHWM", _STATUS) - before)
+    return max(0, procfs_bytes("VmHWM", _STATUS) - before)
 
 
 def _forget_peak() -> None:
@@ -144,12 +102,3 @@ def _forget_peak() -> None:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
         return  # the peak may then be an older one: an estimate on the safe side
-
-
-def _kib_of(name: str, file: Path) -> int:
-    """Reads a procfs line such as "VmRSS:  1234 kB", in bytes; 0 where there is none."""
-    lines = file.read_text().splitlines() if file.exists() else []
-    for line in lines:
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) * 1024
-    return 0

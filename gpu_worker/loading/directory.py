@@ -3,14 +3,13 @@
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from gpu_worker.config import ModelError
-from gpu_worker.loading.safetensors_file import read_safetensors
 from gpu_worker.loading.tokenizer import directory_tokenizer_files, special_token, token_id
-from gpu_worker.loading.torch_file import read_torch_file
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 GENERATION_CONFIG = "generation_config.json"
 
@@ -29,12 +28,17 @@ class DirectorySource:
     def is_half(self) -> bool:
         return self.config.get("dtype", self.config.get("torch_dtype")) in ("bfloat16", "float16")
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        for shard in self._shards():
+    def weights(self) -> Iterator[tuple[str, "Tensor"]]:
+        # These import torch, which the rest of this module does without.
+        from gpu_worker.loading.safetensors_file import read_safetensors
+        from gpu_worker.loading.torch_file import read_torch_file
+
+        for shard in self.shards():
             is_safe = shard.suffix == ".safetensors"
             yield from read_safetensors(shard) if is_safe else read_torch_file(shard)
 
-    def _shards(self) -> list[Path]:
+    def shards(self) -> list[Path]:
+        """Returns the files of weights. Raises ModelError if one is missing."""
         shards = self._shards_of("model.safetensors.index.json", "*.safetensors")
         shards = shards or self._shards_of("pytorch_model.bin.index.json", "pytorch_model*.bin")
         missing = [shard.name for shard in shards if not shard.is_file()]

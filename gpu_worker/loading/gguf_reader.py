@@ -9,14 +9,15 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-from torch import Tensor
 
 from gpu_worker.config import ModelError
-from gpu_worker.loading.pages import read_pages
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _VERSIONS = (2, 3)
 _NUMBERS = ("<B", "<b", "<H", "<h", "<I", "<i", "<f", "<?", None, None, "<Q", "<q", "<d")
@@ -40,8 +41,10 @@ class GGUFTensor:
     num_bytes: int
 
     @property
-    def data(self) -> Tensor:
+    def data(self) -> "Tensor":
         """[num_bytes] uint8, read anew each time: a mapped file would stay resident."""
+        from gpu_worker.loading.pages import read_pages  # imports torch: heads are read without
+
         with self.path.open("rb", buffering=0) as file:
             data = read_pages(file, self.offset, self.num_bytes)
         if data is None:

@@ -3,13 +3,14 @@
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gpu_worker.config import ModelConfig, ModelError
 from gpu_worker.loading.hub import download
 from rpc.startup import ReportProgress
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
@@ -37,7 +38,7 @@ class ModelSource(Protocol):
         """Whether the weights have 16 bits or fewer, so that 16 are enough to hold them."""
         ...
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
+    def weights(self) -> Iterator[tuple[str, "Tensor"]]:
         """Yields every tensor under its Hugging Face name."""
         ...
 

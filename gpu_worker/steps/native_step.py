@@ -14,7 +14,7 @@ from torch import Tensor
 from gpu_worker.config import DeviceConfig
 from gpu_worker.device.torch_profiler import span
 from gpu_worker.layers import ParallelGroup, Placement
-from gpu_worker.loading import Quantization
+from gpu_worker.loading.quantization import Quantization
 from gpu_worker.models.native_program import compile_decoder, why_not_native
 from gpu_worker.models.registry import Model
 from gpu_worker.sampling.sample_rows import SampleRows, TokenRuns

@@ -12,7 +12,8 @@ from gpu_worker.cache import capacity
 from gpu_worker.cache.cache_engine import CacheEngine
 from gpu_worker.cache.capacity import largest_batch
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ModelError, ParallelConfig
-from gpu_worker.device.memory import available_ram, peak_growth
+from gpu_worker.device.memory import peak_growth
+from gpu_worker.device.ram import available_ram
 from gpu_worker.runner import ModelRunner
 from gpu_worker.runner_protocols import Runner
 from gpu_worker.step import BlockMapping

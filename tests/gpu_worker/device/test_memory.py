@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpu_worker.device import memory
+from gpu_worker.device import memory, ram
 
 V2 = {"max": "memory.max", "used": "memory.current", "stat": "memory.stat"}
 V1 = {
@@ -29,16 +29,16 @@ def test_a_limit_counts_with_what_is_used_and_what_can_be_dropped(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, names: dict[str, str], stat: str
 ) -> None:
     make_cgroup(tmp_path, names, max="1000\n", used="300\n", stat=f"anon 1\n{stat}")
-    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
-    assert memory.available_ram() == 750
+    monkeypatch.setattr(ram, "_CGROUP", tmp_path)
+    assert ram.available_ram() == 750
 
 
 def test_without_a_limit_the_machine_counts(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     make_cgroup(tmp_path, V2, max="max\n", used="300\n", stat="inactive_file 0\n")
-    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
-    assert memory.available_ram() > 1 << 20
+    monkeypatch.setattr(ram, "_CGROUP", tmp_path)
+    assert ram.available_ram() > 1 << 20
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,8 @@ LOAD = """
 import sys, torch
 from gpu_worker.config import ModelConfig
 from gpu_worker.layers import ParallelGroup, Placement
-from gpu_worker.loading import load_weights, open_model
+from gpu_worker.loading.source import open_model
+from gpu_worker.loading.weights import load_weights
 from gpu_worker.device.memory import peak_growth
 from gpu_worker.models import model_spec
 

@@ -8,7 +8,7 @@ import gguf
 import pytest
 
 from gpu_worker.config import CacheConfig, ModelConfig, ModelError
-from gpu_worker.loading import read_generation_config
+from gpu_worker.loading.generation_config import read_generation_config
 from gpu_worker.runner import ModelRunner
 from tests.gpu_worker.loading.test_loading import open_path
 from tests.gpu_worker.tiny_models import make_model

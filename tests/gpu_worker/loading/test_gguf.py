@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, pre_tokenizers
 
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ModelError
-from gpu_worker.loading import ModelSource, open_model
 from gpu_worker.loading.gguf_config import GGUFConfig
 from gpu_worker.loading.gguf_reader import GGUFContent, read_gguf
 from gpu_worker.loading.gguf_tokenizer import GGUFVocab, adds_bos, build
 from gpu_worker.loading.gguf_weights import make_pool, to_tensor
+from gpu_worker.loading.source import ModelSource, open_model
 from gpu_worker.models import model_spec
 from gpu_worker.models.config import qwen3_config
 from gpu_worker.models.gemma import gemma3_config

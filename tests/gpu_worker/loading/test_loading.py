@@ -12,7 +12,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ModelError
-from gpu_worker.loading import ModelSource, open_model
+from gpu_worker.loading.source import ModelSource, open_model
 from gpu_worker.runner import ModelRunner
 from rpc.startup import StartupPhase, StartupProgress
 from tests.gpu_worker.tiny_models import make_model, make_tokenizer

@@ -16,7 +16,8 @@ from gpu_worker.cache.cache_engine import CacheEngine
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ModelError
 from gpu_worker.layers import ParallelGroup, Placement
 from gpu_worker.layers.linear import kv_heads_per_rank
-from gpu_worker.loading import load_weights, open_model
+from gpu_worker.loading.source import open_model
+from gpu_worker.loading.weights import load_weights
 from gpu_worker.models import ServedConfig, SoftCapped, model_spec
 from gpu_worker.models.config import llama_config
 from gpu_worker.runner import ModelRunner
