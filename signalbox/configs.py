@@ -29,6 +29,7 @@ from signalbox.settings import (
     WorkerSettings,
     flag_name,
 )
+from signalbox.settings.worker import EngineSettings
 
 MAX_BATCHED_TOKENS = 1 << 20
 """The scheduler's own bound of a step, unless one is set: each worker announces a tighter one."""
@@ -141,7 +142,7 @@ def scheduler_config(settings: SchedulerSettings) -> SchedulerConfig:
     )
 
 
-def model_config(settings: WorkerSettings) -> ModelConfig:
+def model_config(settings: EngineSettings) -> ModelConfig:
     return ModelConfig(
         model=settings.model or "",
         served_name=next(iter(settings.served_model_name), None),
@@ -158,7 +159,7 @@ def model_config(settings: WorkerSettings) -> ModelConfig:
     )
 
 
-def override_generation_config(settings: WorkerSettings) -> dict[str, Any]:
+def override_generation_config(settings: EngineSettings) -> dict[str, Any]:
     text = settings.override_generation_config
     return {} if text is None else dict(json.loads(text))
 

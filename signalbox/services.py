@@ -61,6 +61,10 @@ def run_scheduler(settings: SchedulerSettings) -> None:
 def run_worker(settings: WorkerSettings) -> None:
     from gpu_worker.main import run
     from gpu_worker.startup_client import Startup
+    from signalbox.model_check import check_model
+
+    if not has_listener():  # else the parent has done so
+        check_model(settings)
 
     startup = Startup(_announce_progress if has_listener() else log_progress())
     if settings.simulate:

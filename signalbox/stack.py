@@ -21,10 +21,12 @@ from rpc.listening import (
     check_free,
     join_address,
 )
+from rpc.metrics_server import REMEDY as METRICS_REMEDY
 from rpc.startup import StartupPhase, StartupProgress
 from signalbox import configs
 from signalbox.flags import to_environment, to_flags
 from signalbox.gpus import gpu_shares, visible_gpus
+from signalbox.model_check import check_model
 from signalbox.processes import SERVING, STARTING, Child, spawn
 from signalbox.settings import (
     RouterSettings,
@@ -98,15 +100,21 @@ class LocalStack:
     async def start(self) -> None:
         """Starts the processes and returns when the router serves.
 
-        Raises ServiceDied, BindError, and ValueError if SIGNALBOX_ISA names no instruction set.
+        Raises ServiceDied, BindError, ValueError if SIGNALBOX_ISA names no instruction set, and
+        what `check_model` raises.
         """
         settings, scheduler = self._settings, self.scheduler_address
         isa_limit()  # which workers read
+        check_model(settings, num_workers=settings.workers)
         address = join_address(settings.host, settings.grpc_port)
         check_exposure(address, configs.tls_config(settings))
         check_free(settings.host, settings.grpc_port, remedy=GRPC_REMEDY)
         if settings.http:
             check_free(settings.host, settings.http_port, remedy=HTTP_REMEDY)
+        if settings.metrics_port:
+            for place in range(2 + settings.workers):
+                host = LOOPBACK if place else settings.host
+                check_free(host, settings.metrics_port + place, remedy=METRICS_REMEDY)
         self._scheduler = await self._spawn(
             "scheduler",
             SchedulerSettings,

@@ -22,12 +22,11 @@ from gpu_worker.loading.gguf_tokenizer import (
     build,
 )
 from gpu_worker.loading.gguf_weights import is_runnable, make_pool, to_tensor
+from gpu_worker.loading.source import gguf_name
 from signalbox_kernels.quantised import BlockType, Matrix, Quantised
 
 logger = logging.getLogger(__name__)
 
-_PART = re.compile(r"-\d{5}-of-\d{5}$")
-_QUANTISATION = re.compile(r"[.-](I?Q\d\w*|F16|F32|BF16)$", re.IGNORECASE)
 _PHI3 = re.compile(r"phi-?3", re.IGNORECASE)
 _SAMPLING = {
     "temp": "temperature",
@@ -53,7 +52,7 @@ class GGUFSource:
 
     @property
     def name(self) -> str:
-        return _QUANTISATION.sub("", _PART.sub("", self._path.stem))
+        return gguf_name(self._path)
 
     @cached_property
     def config(self) -> Mapping[str, Any]:

@@ -12,6 +12,8 @@ from rpc.startup import ReportProgress
 if TYPE_CHECKING:
     from torch import Tensor
 
+_PART = re.compile(r"-\d{5}-of-\d{5}$")
+_QUANTISATION = re.compile(r"[.-](I?Q\d\w*|F16|F32|BF16)$", re.IGNORECASE)
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
@@ -57,16 +59,32 @@ class ModelSource(Protocol):
 
 def open_model(config: ModelConfig, progress: ReportProgress) -> ModelSource:
     """Opens a directory, a .gguf file, or a model on the hub (downloading it)."""
-    path = Path(config.model).expanduser()
-    is_dummy = config.load_format == "dummy"
-    if path.is_dir():
-        return _open_directory(path, name=path.resolve().name, is_dummy=is_dummy)
-    if path.is_file():
-        return _open_file(path, is_dummy=is_dummy)
-    if _looks_like_hub_id(config.model):
+    path, is_dummy = find_model(config), config.load_format == "dummy"
+    if path is None:
         name = config.model.rpartition("/")[2]
         path = download(config.model, config.revision, progress, with_weights=not is_dummy)
         return _open_directory(path, name=name, is_dummy=is_dummy)
+    if path.is_dir():
+        return _open_directory(path, name=path.resolve().name, is_dummy=is_dummy)
+    return _open_file(path)
+
+
+def find_model(config: ModelConfig) -> Path | None:
+    """Returns a model's directory or .gguf file; None stands for a model on the hub.
+
+    Raises FileNotFoundError for what is neither, ModelError for a file without what is asked for.
+    """
+    path = Path(config.model).expanduser()
+    if path.is_dir():
+        return path
+    if path.is_file():
+        if config.load_format == "dummy":
+            raise ModelError(
+                f"load_format 'dummy' takes a directory with config.json or a hub id, not {path}"
+            )
+        return path
+    if _looks_like_hub_id(config.model):
+        return None
     raise FileNotFoundError(
         f"model not found: {config.model}; give a directory, a .gguf file or a hub id (org/name)"
     )
@@ -86,11 +104,20 @@ def _open_directory(path: Path, *, name: str, is_dummy: bool) -> ModelSource:
     return DummySource(path, name=name) if is_dummy else DirectorySource(path, name=name)
 
 
-def _open_file(path: Path, *, is_dummy: bool) -> ModelSource:
+def model_name(config: ModelConfig) -> str:
+    """Returns the name that clients use for a model, unless `served_name` gives another."""
+    path = Path(config.model).expanduser()
+    if path.is_dir():
+        return path.resolve().name
+    return gguf_name(path) if path.is_file() else config.model.rpartition("/")[2]
+
+
+def gguf_name(path: Path) -> str:
+    """Returns a file's name without its part, its quantisation and its suffix."""
+    return _QUANTISATION.sub("", _PART.sub("", path.stem))
+
+
+def _open_file(path: Path) -> ModelSource:
     from gpu_worker.loading.gguf_file import GGUFSource
 
-    if is_dummy:
-        raise ModelError(
-            f"load_format 'dummy' takes a directory with config.json or a hub id, not {path}"
-        )
     return GGUFSource(path)

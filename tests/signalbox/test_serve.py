@@ -234,10 +234,41 @@ def test_a_start_that_fails_when_grpc_listens_leaves_one_line() -> None:
             assert len(done.stderr.splitlines()) == 1, done.stderr
 
 
-def test_a_wrong_model_is_one_line_and_ends_the_stack() -> None:
-    done = signalbox("serve", "./nowhere", "--grpc-port", "0", "--no-http", "--device", "cpu")
-    assert_one_line_error(done, "signalbox worker", "./nowhere")
+def test_a_model_that_a_worker_cannot_load_ends_the_stack(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["OursForCausalLM"]}')
+    (tmp_path / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    done = signalbox("serve", str(tmp_path), "--grpc-port", "0", "--no-http", "--device", "cpu")
+    assert_one_line_error(done, "signalbox worker", "OursForCausalLM", "not supported")
     assert_one_line_error(done, "signalbox serve", "worker 0 exited with status 1")
+
+
+@pytest.mark.parametrize("command", ["serve", "demo", "worker"])
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        ("./nowhere", "model not found: ./nowhere"),
+        ("pyproject.toml", "pyproject.toml is no readable GGUF file"),
+        (".", "has no config.json"),
+    ],
+)
+def test_a_model_that_is_none_is_refused_before_anything_starts(
+    command: str, model: str, expected: str
+) -> None:
+    done = signalbox(command, model)
+    assert_one_line_error(done, f"signalbox {command}: ", expected)
+    assert len(done.stderr.splitlines()) == 1 + (command == "demo"), done.stderr
+
+
+def test_a_metrics_port_that_is_taken_is_one_line_before_anything_starts() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = signalbox(
+            "serve", "--simulate", "--grpc-port=0", "--no-http", f"--metrics-port={port - 1}"
+        )
+    assert_one_line_error(done, "signalbox serve", f"127.0.0.1:{port}", "in use")
+    assert len(done.stderr.splitlines()) == 1, done.stderr
 
 
 @pytest.mark.parametrize("model", ["no/such/model.gguf", "pyproject.toml"])
@@ -247,6 +278,7 @@ def test_a_model_that_is_none_is_one_line(model: str) -> None:
 
 def test_an_unsupported_architecture_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["OursForCausalLM"]}')
+    (tmp_path / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     done = signalbox("worker", str(tmp_path), "--device", "cpu")
     assert_one_line_error(done, "OursForCausalLM", "not supported")
 

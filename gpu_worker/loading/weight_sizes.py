@@ -1,0 +1,111 @@
+"""What a model's weights take in memory, from the heads of its files.
+
+Broken files are found on the way. Works without PyTorch, so that a model that cannot be served is
+refused before anything is started.
+"""
+
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+from gpu_worker.config import ModelConfig
+from gpu_worker.loading.directory import DirectorySource
+from gpu_worker.loading.safetensors_header import read_header, unreadable
+from gpu_worker.loading.source import find_model
+
+FLOAT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+RUNNABLE_TYPES = (2, 3, 6, 7, 8, 12, 13, 14)
+"""ggml's numbers of the block types that native programs run."""
+
+_INT8_BYTES, _INT4_BYTES = 34 / 32, 20 / 32
+"""Of a value in Q8_0 and in Q4_1."""
+_TABLES = ("token_embd", "output", "embed_tokens", "lm_head")
+"""The table of embeddings and the head, which keep 8 bits under "int4"."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightSizes:
+    """Counts over all tensors of a model."""
+
+    num_values: int
+    num_table_values: int
+    """Of the values, those in the table of embeddings and in the head."""
+    stored_bytes: int
+    is_half: bool
+    """Whether 16 bits are enough to hold the weights."""
+    has_blocks: bool
+    """Whether any matrix is stored in blocks that native programs run."""
+
+    def bytes_in(self, form: str) -> int:
+        """Returns what the weights take at least: as a dtype, "gguf", "int8" or "int4"."""
+        match form:
+            case "gguf":
+                return self.stored_bytes
+            case "int8":
+                return int(self.num_values * _INT8_BYTES)
+            case "int4":
+                num_others = self.num_values - self.num_table_values
+                return int(self.num_table_values * _INT8_BYTES + num_others * _INT4_BYTES)
+        return self.num_values * FLOAT_BYTES[form]
+
+
+def weight_sizes(config: ModelConfig) -> WeightSizes | None:
+    """Returns None for what cannot be known yet: a model on the hub, or one without weights.
+
+    Raises ModelError or FileNotFoundError for a model that is not there, or is broken.
+    """
+    path = find_model(config)
+    if path is None:
+        return None
+    if path.is_file():
+        return _gguf_sizes(path)
+    source = DirectorySource(path, name=path.name)
+    return None if config.load_format == "dummy" else _directory_sizes(source)
+
+
+def _gguf_sizes(path: Path) -> WeightSizes:
+    from gpu_worker.loading.gguf_reader import read_gguf  # needs a package that services lack
+
+    tensors = read_gguf(path).tensors.values()
+    values = {stored.name: prod(stored.shape) for stored in tensors}
+    return WeightSizes(
+        num_values=sum(values.values()),
+        num_table_values=_num_table_values(values),
+        stored_bytes=sum(stored.num_bytes for stored in tensors),
+        is_half=True,
+        has_blocks=any(
+            len(stored.shape) == 2 and int(stored.type) in RUNNABLE_TYPES for stored in tensors
+        ),
+    )
+
+
+def _directory_sizes(source: DirectorySource) -> WeightSizes:
+    values: dict[str, int] = {}
+    stored_bytes = 0
+    for shard in source.shards():
+        size = shard.stat().st_size
+        stored_bytes += size
+        if shard.suffix == ".safetensors":
+            with shard.open("rb", buffering=0) as file:
+                tensors, _ = read_header(shard, file)
+            values |= {name: prod(entry["shape"]) for name, entry in tensors.items()}
+        elif size:
+            values[shard.name] = size // (2 if source.is_half else 4)
+        else:
+            raise unreadable(shard, "it is empty")
+    return WeightSizes(
+        num_values=sum(values.values()),
+        num_table_values=_num_table_values(values),
+        stored_bytes=stored_bytes,
+        is_half=source.is_half,
+        has_blocks=False,
+    )
+
+
+def _num_table_values(values: dict[str, int]) -> int:
+    return sum(count for name, count in values.items() if _is_table(name))
+
+
+def _is_table(name: str) -> bool:
+    *_, layer, _ = ("", *name.split("."))
+    return layer in _TABLES
