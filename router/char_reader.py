@@ -85,3 +85,20 @@ class CharReader:
                 is_quoted = True
             else:
                 depth += (char in "{[") - (char in "}]")
+
+
+def json_object(text: str) -> str:
+    """Returns an object as JSON. Raises Mismatch for what is none."""
+    for is_strict in (True, False):  # models write line breaks into strings
+        try:
+            value = json.loads(text, parse_constant=_refuse, strict=is_strict)
+        except (ValueError, RecursionError):
+            continue
+        if not isinstance(value, dict):
+            raise Mismatch
+        return text if is_strict else json.dumps(value, ensure_ascii=False)
+    raise Mismatch
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")

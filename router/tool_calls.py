@@ -2,20 +2,24 @@
 
 The parser reads character by character and decides on what it has read alone, so that a text gives
 the same calls however it is split. `CharReader` has the characters, a `ToolCallFormat` says what is
-around the calls of a family of models. A call begins as soon as its name and the first character of
-its arguments are known; from then on its arguments stream. Until then it may turn out to be no
-call, and comes out as the text that it is.
+around the calls of a family of models. A call comes out whole, once its arguments have turned out
+to be a JSON object: until then it may be no call, and come out as the text that it is. Where a
+grammar has made sure of the calls, their arguments stream.
 """
 
+import re
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from router.char_reader import SPACE, CharReader, Mismatch, Reader
+from router.char_reader import SPACE, CharReader, Mismatch, Reader, TextReader, json_object
 from router.tool_formats import ARGUMENTS_MARKER, ToolCallFormat
 from router.tool_output import Output, Parsed
 
 MAX_NAME_CHARS = 64
+_FENCE = "```"
+_BARE_OPENINGS = "{[`"
+_MAX_LANGUAGE_CHARS = 20
 
 
 class _Ended(Exception):
@@ -36,27 +40,41 @@ class ToolCallParser:
     """Reads the calls of a format."""
 
     def __init__(
-        self, format_: ToolCallFormat, *, tool_names: Iterable[str], max_calls: int | None = None
+        self,
+        format_: ToolCallFormat,
+        *,
+        tool_names: Iterable[str],
+        max_calls: int | None = None,
+        is_certain: bool = False,
     ) -> None:
-        """Calls beyond `max_calls` are left out."""
+        """Calls beyond `max_calls` are left out.
+
+        Args:
+            is_certain: whether a grammar holds the text to well-formed calls, which stream then.
+        """
         self.num_calls = 0
+        self._is_certain = is_certain
+        openings = format_.start[:1] + _BARE_OPENINGS * format_.is_bare
+        self._opening = re.compile(f"[{re.escape(openings)}]")
         self._format = format_
         self._tool_names = frozenset(tool_names)
         self._max_calls = max_calls
         self._out = Output()
         self._chars = CharReader()
         self._is_plain = False
-        """Only the first character of `start` matters."""
+        """Only a character that may open a call matters."""
         self._is_sure = False
         """Whether a call has begun since the marker."""
+        self._is_in_object = False
+        """Whether what is held belongs to an object that has not become a call."""
         self._wants_known_name = False
         self._reader = self._read()
         next(self._reader)
 
     def push(self, text: str) -> Parsed:
         if self._is_plain:
-            start = text.find(self._format.start[0]) if self._format.start else -1
-            plain = text if start < 0 else text[:start]
+            opening = self._opening.search(text)
+            plain = text if opening is None else text[: opening.start()]
             self._out.say(plain)
             text = text[len(plain) :]
         for char in text:
@@ -66,20 +84,17 @@ class ToolCallParser:
     def flush(self) -> Parsed:
         with suppress(_Ended):
             self._reader.throw(_Ended())
-        if not self._is_sure:
+        if self._is_in_object or not self._is_sure:
             self._out.say("".join(self._chars.held))
         if not self.num_calls:
             self._out.say_space()
         return self._out.take()
 
     def _read(self) -> Reader:
-        if self._format.is_bare:
-            self._wants_known_name = True
-            yield from self._attempt(self._bare_calls())
-            self._wants_known_name = False
         while True:
-            yield from self._plain_text()
-            yield from self._attempt(self._marked_calls())
+            opening = yield from self._plain_text()
+            self._wants_known_name = bool(opening)
+            yield from self._attempt(self._bare_calls(opening) if opening else self._marked_calls())
 
     def _attempt(self, calls: Reader) -> Reader:
         """Reads calls, or text up to the first character that cannot be part of one."""
@@ -89,10 +104,13 @@ class ToolCallParser:
             self._chars.push_back()
         self._out.say("".join(self._chars.held))
         self._chars.held.clear()
-        self._is_sure = False
+        self._is_sure = self._is_in_object = False
 
-    def _plain_text(self) -> Reader:
-        """Reads until the start marker is complete, and holds that."""
+    def _plain_text(self) -> TextReader:
+        """Reads until the start marker is complete, and holds that.
+
+        Returns the character that opens a call without a marker, where there may be such, or "".
+        """
         marker, num_matched = self._format.start, 0
         while not marker or num_matched < len(marker):
             self._is_plain = not num_matched and self._chars.is_fresh
@@ -102,13 +120,38 @@ class ToolCallParser:
                 num_matched += 1
                 continue
             num_matched = int(char == marker[:1])  # which is nowhere else in the marker
-            num_said = len(self._chars.held) - num_matched
+            is_opening = self._format.is_bare and char in _BARE_OPENINGS and not num_matched
+            num_said = len(self._chars.held) - num_matched - is_opening
             self._out.say("".join(self._chars.held[:num_said]))
             del self._chars.held[:num_said]
+            if is_opening:
+                return char
+        return ""
 
-    def _bare_calls(self) -> Reader:
-        char = yield from self._chars.next_but(SPACE)
+    def _bare_calls(self, char: str) -> Reader:
+        """Reads JSON that calls known tools, in a code fence or not."""
+        is_fenced = char == _FENCE[0]
+        if is_fenced:
+            yield from self._fence(char)
+            language = ""
+            while (char := (yield from self._chars.next())) not in SPACE + "{[":
+                language += char
+                if len(language) > _MAX_LANGUAGE_CHARS:
+                    raise Mismatch
+            if char in SPACE:
+                char = yield from self._chars.next_but(SPACE)
         yield from self._json_calls(char)
+        if is_fenced:
+            yield from self._fence((yield from self._chars.next_but(SPACE)))
+            self._chars.held.clear()
+
+    def _fence(self, char: str) -> Reader:
+        for expected in _FENCE[:-1]:
+            if char != expected:
+                raise Mismatch
+            char = yield from self._chars.next()
+        if char != _FENCE[-1]:
+            raise Mismatch
 
     def _marked_calls(self) -> Reader:
         char = yield from self._chars.next_but(SPACE)
@@ -145,7 +188,12 @@ class ToolCallParser:
         name = name.rstrip().removesuffix(ARGUMENTS_MARKER).rstrip()
         if name not in self._tool_names:
             raise Mismatch
-        yield from self._arguments(_Call(name), char)
+        call = _Call(name)
+        self._is_in_object = True
+        yield from self._arguments(call, char)
+        if not call.has_begun:
+            self._begin(call, json_object(call.arguments or ""))
+        self._is_in_object = False
 
     def _end_marker(self) -> Reader:
         char = yield from self._chars.next_but(SPACE)
@@ -159,6 +207,7 @@ class ToolCallParser:
 
     def _object(self) -> Reader:
         """Reads one call, after its opening brace."""
+        self._is_in_object = True
         call = _Call()
         while (char := (yield from self._chars.next_but(SPACE + ","))) == '"':
             key = yield from self._chars.string()
@@ -169,16 +218,15 @@ class ToolCallParser:
         if char != "}" or call.name is None:
             raise Mismatch
         if not call.has_begun:
-            self._begin(call, "{}")
+            self._begin(call, json_object("{}" if call.arguments is None else call.arguments))
         self._chars.held.clear()
+        self._is_in_object = False
 
     def _value(self, call: _Call, key: str, char: str) -> Reader:
         if key == "name" and call.name is None:
             if char != '"':
                 raise Mismatch
             call.name = self._checked_name((yield from self._chars.string()))
-            if call.arguments is not None:
-                self._begin(call, call.arguments)
         elif key in ("arguments", "parameters") and call.arguments is None and not call.has_begun:
             yield from self._arguments(call, char)
         elif char == '"':
@@ -189,8 +237,8 @@ class ToolCallParser:
             yield from self._chars.word(char)
 
     def _arguments(self, call: _Call, char: str) -> Reader:
-        """Reads an object, which streams if the name is known; or a string that holds one."""
-        if char == "{" and call.name is not None:
+        """Reads an object, or a string that holds one."""
+        if char == "{" and call.name is not None and self._is_certain:
             self._begin(call)
             yield from self._chars.container(char, self._out.add_arguments)
             self._chars.held.clear()
@@ -205,8 +253,6 @@ class ToolCallParser:
             call.arguments = "{}"
         else:
             raise Mismatch
-        if call.name is not None:
-            self._begin(call, call.arguments)
 
     def _checked_name(self, name: str) -> str:
         is_known = name in self._tool_names or not self._wants_known_name

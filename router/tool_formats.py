@@ -26,7 +26,7 @@ class ToolCallFormat:
     end: str = ""
     """Closes them."""
     is_bare: bool = False
-    """Whether JSON that the text begins with is a call, if it names a tool."""
+    """Whether JSON anywhere in the text is a call, if it names a tool; in a code fence, too."""
     is_named: bool = False
     """Whether a call may also be a name that is followed by arguments."""
     separators: str = ""

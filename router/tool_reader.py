@@ -65,12 +65,16 @@ def reader_of(
         make_id = (format_ or FORMATS[JSON]).make_id
         return ToolCallReader(partial(ForcedCallParser, choice.tool, make_id=make_id))
     if choice.mode is ToolMode.REQUIRED:
-        return _reader(FORMATS[JSON], conversation, model)
+        return _reader(FORMATS[JSON], conversation, model, is_certain=True)
     return None if format_ is None else _reader(format_, conversation, model)
 
 
 def _reader(
-    format_: ToolCallFormat, conversation: Conversation, model: ServedModel
+    format_: ToolCallFormat,
+    conversation: Conversation,
+    model: ServedModel,
+    *,
+    is_certain: bool = False,
 ) -> ToolCallReader:
     ids = [model.tokenizer.token_id(marker) for marker in format_.markers]
     return ToolCallReader(
@@ -78,6 +82,7 @@ def _reader(
             ToolCallParser,
             format_,
             tool_names=[tool.name for tool in conversation.tools],
+            is_certain=is_certain,
             max_calls=None if conversation.parallel_tool_calls else 1,
         ),
         kept_token_ids=frozenset(token_id for token_id in ids if token_id is not None),

@@ -98,7 +98,56 @@ CASES: list[tuple[str, str, str, Calls]] = [
     ),
     # Cut off.
     (HERMES, '<tool_call>{"name": "add", "argu', '<tool_call>{"name": "add", "argu', []),
-    (HERMES, '<tool_call>{"name": "add", "arguments": {"a": 1', "", [("add", '{"a": 1')]),
+    (
+        HERMES,
+        '<tool_call>{"name": "add", "arguments": {"a": 1',
+        '<tool_call>{"name": "add", "arguments": {"a": 1',
+        [],
+    ),
+    (
+        HERMES,
+        '<tool_call>{"name": "add"}{"name": "add", "argu',
+        '{"name": "add", "argu',
+        [("add", "{}")],
+    ),
+    # JSON that is broken, and arguments that are no object.
+    *(
+        (name, text, text, list[tuple[str, str]]())
+        for name, opening, key in (
+            (HERMES, "<tool_call>", "arguments"),
+            (LLAMA3_JSON, "", "parameters"),
+            (LLAMA3_JSON, "I will: ", "parameters"),
+            (JSON, "", "arguments"),
+            (MISTRAL, "[TOOL_CALLS]", "arguments"),
+        )
+        for arguments in (
+            '{"a": }',
+            '{"a": 1]',
+            "{'a': 1}",
+            '{"a": NaN}',
+            '{"a": 01}',
+            "[1]",
+            '"x"',
+            '"[1]"',
+            '{"a": 1,}',
+        )
+        for text in [f'{opening}{{"name": "add", "{key}": {arguments}}}']
+    ),
+    (MISTRAL, "[TOOL_CALLS]add[ARGS]{1}", "[TOOL_CALLS]add[ARGS]{1}", []),
+    (
+        HERMES,
+        '<tool_call>{"name": "add", "arguments": {"a": 1}',
+        '<tool_call>{"name": "add", "arguments": {"a": 1}',
+        [],
+    ),
+    # Line breaks in strings, which JSON has not, and between tokens, which it has.
+    (
+        HERMES,
+        '<tool_call>{"name": "add", "arguments": {"a": "é\n2"}}',
+        "",
+        [("add", '{"a": "é\\n2"}')],
+    ),
+    (HERMES, '<tool_call>{"name": "add", "arguments": {\n "a": 2}}', "", [("add", '{\n "a": 2}')]),
     (
         HERMES,
         '<tool_call>{"name": "get_weather", "arguments": %s}\n</tool_',
@@ -122,6 +171,34 @@ CASES: list[tuple[str, str, str, Calls]] = [
     (LLAMA3_JSON, '{"name": "Paris", "parameters": {}}', '{"name": "Paris", "parameters": {}}', []),
     (LLAMA3_JSON, '{"city": "Paris"}', '{"city": "Paris"}', []),
     (LLAMA3_JSON, "Paris {}", "Paris {}", []),
+    # After text, in a code fence, before text.
+    (
+        LLAMA3_JSON,
+        'I will look.\n{"name": "get_weather", "parameters": %s} Wait.',
+        "I will look.\n Wait.",
+        [WEATHER],
+    ),
+    (LLAMA3_JSON, '```json\n{"name": "get_weather", "parameters": %s}\n```', "", [WEATHER]),
+    (
+        LLAMA3_JSON,
+        'Here:\n```\n[{"name": "get_weather", "parameters": %s}, {"name": "add"}]\n```\nOk',
+        "Here:\n\nOk",
+        [WEATHER, ("add", "{}")],
+    ),
+    (JSON, 'So: ```{"name": "get_weather", "arguments": %s}```', "So: ", [WEATHER]),
+    (
+        LLAMA3_JSON,
+        '```python\nadd({"a": [1]})\n``` and `x`',
+        '```python\nadd({"a": [1]})\n``` and `x`',
+        [],
+    ),
+    (LLAMA3_JSON, '```json\n{"name": "Paris"}\n```', '```json\n{"name": "Paris"}\n```', []),
+    (
+        LLAMA3_JSON,
+        '{"x": 1} [2] ``` {"name": "get_weather", "parameters": %s}',
+        '{"x": 1} [2] ',
+        [WEATHER],
+    ),
     (LLAMA3_JSON, '<|python_tag|>print("hi")', '<|python_tag|>print("hi")', []),
     # Mistral.
     (
@@ -183,6 +260,8 @@ def test_any_text_gives_the_same_however_it_is_split(
     assert read(make_parser(name), text) == expected
     if not expected[1]:
         assert expected[0] == text  # what is no call is text, all of it
+    for _, arguments in expected[1]:
+        assert isinstance(json.loads(arguments), dict)
 
 
 ARGUMENTS = st.dictionaries(
@@ -202,9 +281,9 @@ def test_calls_with_any_arguments_are_read_back(name: str, calls: list[dict[str,
     assert [json.loads(arguments) for _, arguments in found] == calls
 
 
-def test_arguments_stream_as_they_come() -> None:
-    parser = make_parser(HERMES)
-    (call,) = parser.push('<tool_call>{"name": "add", "arguments": {"a"').calls
+def test_arguments_that_a_grammar_makes_sure_of_stream_as_they_come() -> None:
+    parser = make_parser(JSON, is_certain=True)
+    (call,) = parser.push('[{"name": "add", "parameters": {"a"').calls
     assert (call.name, call.arguments) == ("add", '{"a"')
     (more,) = parser.push(": 1").calls
     assert (more.index, more.id, more.name, more.arguments) == (0, "", "", ": 1")
