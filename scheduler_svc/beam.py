@@ -68,7 +68,12 @@ class BeamSearch:
     """
 
     def __init__(
-        self, params: BeamSearchParams, *, stop_token_ids: Sequence[int] = (), min_tokens: int = 0
+        self,
+        params: BeamSearchParams,
+        *,
+        stop_token_ids: Sequence[int] = (),
+        min_tokens: int = 0,
+        eos_token_ids: Sequence[int] = (),
     ) -> None:
         self.params = params
         self.live = [Hypothesis()]
@@ -76,11 +81,12 @@ class BeamSearch:
         self.is_done = False
         self._stop_token_ids = frozenset(stop_token_ids)
         self._min_tokens = min_tokens
+        self._end_token_ids = self._stop_token_ids.union(eos_token_ids if min_tokens else ())
 
     @property
     def num_candidates(self) -> int:
         """Next tokens that each beam must report: `width` that go on, whatever may end it."""
-        return self.params.width + len(self._stop_token_ids)
+        return self.params.width + len(self._end_token_ids)
 
     @property
     def num_tokens(self) -> int:
@@ -127,7 +133,7 @@ class BeamSearch:
         is_starved = self.num_tokens < self._min_tokens
         for row in np.lexsort((token_ids, beams, -totals)).tolist():
             beam, token_id = int(beams[row]), int(token_ids[row])
-            if is_starved and token_id in self._stop_token_ids:
+            if is_starved and token_id in self._end_token_ids:
                 continue
             parent = self.live[beam]
             rank = row - beam * len(candidates[0].token_ids) + 1

@@ -96,7 +96,7 @@ class Cluster:
             self.num_refused[failure.code.name] += 1
             session.send(RouterMessage(ended=[ended_request(request, now=self._clock())]))
             return None
-        make_group(group)
+        make_group(group, eos_token_ids=self.model.eos_token_ids if self.model else ())
         tracing.begin(group, now=self._clock())
         self._live.add(request)
         self.admission.add(group)

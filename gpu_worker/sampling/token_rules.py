@@ -42,7 +42,8 @@ class BadWords(NamedTuple):
 class TokenRules:
     """Those of one sequence."""
 
-    stop_token_ids: Int32Array
+    end_token_ids: Int32Array
+    """Stop tokens and, though it may be ignored as a stop, the model's end of a sequence."""
     bias_token_ids: Int32Array
     biases: FloatArray
     allowed: Mask | None
@@ -50,16 +51,20 @@ class TokenRules:
 
     @property
     def always_apply(self) -> bool:
-        """Whether there is more than stop tokens, which only min_tokens suppresses."""
+        """Whether there is more than the ends of a sequence, which only min_tokens suppresses."""
         has_words = self.bad_words is not None
         return has_words or self.allowed is not None or len(self.bias_token_ids) > 0
 
 
-def make_rules(params: SamplingParams, *, vocab_size: int) -> TokenRules:
+def make_rules(
+    params: SamplingParams, *, vocab_size: int, eos_token_ids: Sequence[int] = ()
+) -> TokenRules:
     """Prepares what the parameters of a sequence ask for."""
     bias = params.logit_bias
     return TokenRules(
-        stop_token_ids=np.array(params.stop_token_ids, dtype=np.int32),
+        end_token_ids=np.array(
+            list(dict.fromkeys((*params.stop_token_ids, *eos_token_ids))), dtype=np.int32
+        ),
         bias_token_ids=np.array([token_id for token_id, _ in bias], dtype=np.int32),
         biases=np.array([value for _, value in bias], dtype=np.float32),
         allowed=make_mask(params.allowed_token_ids, vocab_size=vocab_size)
@@ -106,12 +111,12 @@ def suppressed(ruled: RuledRows, *, tokens: Int32Array, num_rows: int) -> TokenR
         num_rows: draws of the batch.
     """
     early = [
-        (row, rules.stop_token_ids)
+        (row, rules.end_token_ids)
         for row, rules, starved in zip(ruled.rows, ruled.rules, ruled.is_starved, strict=True)
         if starved
     ]
     rows = [np.full(len(token_ids), row, dtype=np.int64) for row, token_ids in early]
-    token_ids = [stop_token_ids for _, stop_token_ids in early]
+    token_ids = [end_token_ids for _, end_token_ids in early]
     has_words = np.array([rules.bad_words is not None for rules in ruled.rules], dtype=np.bool_)
     if has_words.any():
         index, words = _completed(ruled, np.flatnonzero(has_words), tokens)

@@ -53,6 +53,7 @@ class SequenceRows:
         max_tokens: int,
         max_blocks: int,
         vocab_size: int,
+        eos_token_ids: tuple[int, ...] = (),
         grammars: Grammars | None = None,
     ) -> None:
         """Without `grammars` no structured output is taken."""
@@ -64,6 +65,7 @@ class SequenceRows:
         """None for what has none, not even stop tokens that come too early."""
         self.grammars: list[Grammar | None] = [None] * num_rows
         self.vocab_size = vocab_size
+        self._eos_token_ids = eos_token_ids
         self._compiler = grammars
 
     def __len__(self) -> int:
@@ -84,7 +86,7 @@ class SequenceRows:
     def write(self, row: int, new: NewSequence) -> None:
         """Puts a new sequence into a row."""
         params, num_tokens, num_blocks = new.params, len(new.token_ids), len(new.block_table)
-        self.rules[row] = rules = _rules(new, vocab_size=self.vocab_size)
+        self.rules[row] = rules = self._rules(new)
         self.grammars[row] = grammar = self._grammar(params.structured_output)
         penalties = (params.presence_penalty, params.frequency_penalty, params.repetition_penalty)
         self.state[row] = (
@@ -132,6 +134,14 @@ class SequenceRows:
         drawn: Int32Array = self.tokens[row, state["num_prompt"] : state["num_tokens"]]
         return drawn
 
+    def _rules(self, new: NewSequence) -> TokenRules | None:
+        params = new.params
+        lists = (params.logit_bias, params.allowed_token_ids, params.bad_words)
+        is_ruled = params.structured_output is not None or any(map(len, lists))
+        if not is_ruled and not params.min_tokens:
+            return None
+        return make_rules(params, vocab_size=self.vocab_size, eos_token_ids=self._eos_token_ids)
+
     def _grammar(self, constraint: tuple[str, ...] | None) -> Grammar | None:
         if constraint is None:
             return None
@@ -139,15 +149,6 @@ class SequenceRows:
             field = "new_groups.sampling_params.structured_output"
             raise InvalidArgument(field, constraint[0], "unset: this worker has no tokenizer")
         return self._compiler.grammar(constraint)
-
-
-def _rules(new: NewSequence, *, vocab_size: int) -> TokenRules | None:
-    params = new.params
-    lists = (params.logit_bias, params.allowed_token_ids, params.bad_words)
-    is_ruled = params.structured_output is not None or any(map(len, lists))
-    if not is_ruled and not (params.min_tokens and params.stop_token_ids):
-        return None
-    return make_rules(params, vocab_size=vocab_size)
 
 
 def _taller(array: Int32Array, num_rows: int, *, used: int) -> Int32Array:

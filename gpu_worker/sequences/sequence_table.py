@@ -79,6 +79,7 @@ class SequenceTable:
             max_tokens=model.max_model_len + 1,  # the very last token is drawn, never computed
             max_blocks=self._limits.max_blocks,
             vocab_size=model.vocab_size,
+            eos_token_ids=model.eos_token_ids,
             grammars=grammars,
         )
         self._row_of: dict[int, int] = {}

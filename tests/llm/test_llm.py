@@ -4,10 +4,12 @@ import gc
 import threading
 import weakref
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from gpu_worker.simulated import SimulatedRunner, expected_tokens
+from gpu_worker.simulated_tokenizer import END_OF_SEQUENCE_ID
 from gpu_worker.step import Batch, Samples
 from scheduler_svc.config import PreemptionMode
 from signalbox import LLM, EngineDeadError, SamplingParams
@@ -169,6 +171,28 @@ def test_chat_is_rendered_by_the_models_template(llm: LLM) -> None:
     assert output.prompt_token_ids[0] == 257  # a special token is parsed as one
     two = llm.chat([conversation, conversation], GREEDY, use_tqdm=False)
     assert [one.prompt for one in two] == [output.prompt] * 2
+
+
+@pytest.mark.parametrize("width", [None, 3])
+def test_no_end_is_drawn_before_min_tokens_though_it_is_ignored(
+    llm: LLM, width: int | None
+) -> None:
+    asks: dict[str, Any] = {"temperature": 0, "max_tokens": 24, "ignore_eos": True}
+    if width is not None:
+        asks |= {"n": width, "use_beam_search": True}
+    prompts = [f"{i}" for i in range(200 if width is None else 60)]
+    free = llm.generate(prompts, SamplingParams(**asks), use_tqdm=False)
+    starved = llm.generate(prompts, SamplingParams(**asks, min_tokens=20), use_tqdm=False)
+    with_end = [
+        END_OF_SEQUENCE_ID in completion.token_ids[:20]
+        for output in free
+        for completion in output.outputs
+    ]
+    assert any(with_end), "no sequence has an end: the test shows nothing"
+    for output in starved:
+        for completion in output.outputs:
+            assert len(completion.token_ids) == 24
+            assert END_OF_SEQUENCE_ID not in completion.token_ids[:20]
 
 
 def test_a_sequence_ends_with_the_window() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from gpu_worker.sequences.sequence_table import Outcome, SequenceTable
 from gpu_worker.simulated import SimulatedRunner, expected_tokens
+from gpu_worker.simulated_tokenizer import END_OF_SEQUENCE_ID
 from gpu_worker.step import (
     Batch,
     BlockMapping,
@@ -174,11 +175,25 @@ def test_stop_tokens_are_suppressed_until_min_tokens() -> None:
         seen.append(batch.rows.suppressed)
         table.take(draw(batch, token))
         batch = table.apply(make_step(2, running={1: 1}))
+    ends = [3, 4, END_OF_SEQUENCE_ID]
     assert [None if runs is None else runs.token_ids.tolist() for runs in seen] == [
-        [3, 4],
-        [3, 4],
+        ends,
+        ends,
         None,
     ]
+
+
+@pytest.mark.parametrize("stops", [(), (3, END_OF_SEQUENCE_ID)])
+def test_the_models_end_is_suppressed_until_min_tokens_though_it_is_ignored(
+    stops: tuple[int, ...],
+) -> None:
+    table = make_table(make_runner())
+    params = SamplingParams(min_tokens=1, stop_token_ids=stops)
+    batch = table.apply(make_step(new=[make_new(1, PROMPT, [0, 1, 2], params=params)]))
+    assert batch.rows.suppressed is not None
+    assert set(batch.rows.suppressed.token_ids.tolist()) == {*stops, END_OF_SEQUENCE_ID}
+    table.take(draw(batch, 20))
+    assert table.apply(make_step(2, running={1: 1})).rows.suppressed is None
 
 
 def test_logprobs_are_asked_for_by_row() -> None:
