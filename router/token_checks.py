@@ -10,9 +10,9 @@ from typing import Any
 from router.model import ServedModel
 from rpc.errors import InvalidArgument
 
-MAX_STOPS = 16
+MAX_STOPS = 64
 MAX_STOP_BYTES = 1024
-MAX_STOP_TOKEN_IDS = 64
+MAX_STOP_TOKEN_IDS = 256
 MAX_BIASES = 1024
 MAX_BIAS = 100
 MAX_BAD_WORDS = 64

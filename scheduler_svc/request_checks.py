@@ -13,7 +13,8 @@ from scheduler_svc.sequence import SequenceGroup
 
 MAX_PRIORITY = 1000
 """And as far below 0; how long a request may be kept waiting follows from it."""
-MAX_LOGPROBS = 128
+MAX_CANDIDATES = 128
+"""Tokens that a beam reports."""
 MAX_PENALTY = 2
 MAX_REPETITION_PENALTY = 10
 MAX_BIAS = 100
@@ -33,7 +34,7 @@ def find_fault(group: SequenceGroup, model: ModelInfo) -> str | None:
         return f"token ids must be below the vocabulary's size, {model.vocab_size}"
     if abs(group.priority) > MAX_PRIORITY:
         return f"priority is {group.priority}, must be in [-{MAX_PRIORITY}, {MAX_PRIORITY}]"
-    most_logprobs = min(MAX_LOGPROBS, model.vocab_size)
+    most_logprobs = min(MAX_CANDIDATES, model.vocab_size)
     return (
         _find_fault_in_params(group.params, model)
         or find_fault_in_search(group, most_logprobs=most_logprobs)
@@ -67,7 +68,6 @@ def _find_fault_in_delivered(group: SequenceGroup, model: ModelInfo) -> str | No
 
 
 def _find_fault_in_params(params: SamplingParams, model: ModelInfo) -> str | None:
-    most_logprobs = min(MAX_LOGPROBS, model.vocab_size)
     for name, value, is_allowed, allowed in (
         ("temperature", params.temperature, 0 <= params.temperature < math.inf, "finite, >= 0"),
         ("top_p", params.top_p, 0 < params.top_p <= 1, "in (0, 1]"),
@@ -86,9 +86,9 @@ def _find_fault_in_params(params: SamplingParams, model: ModelInfo) -> str | Non
         if not abs(value := getattr(params, name)) <= MAX_PENALTY:
             return f"sampling_params.{name} is {value}, must be in [-{MAX_PENALTY}, {MAX_PENALTY}]"
     for name in ("num_logprobs", "num_prompt_logprobs"):
-        if (getattr(params, name) or 0) > most_logprobs:
+        if (getattr(params, name) or 0) > model.vocab_size:
             value = getattr(params, name)
-            return f"sampling_params.{name} is {value}, must be at most {most_logprobs}"
+            return f"sampling_params.{name} is {value}, must be at most {model.vocab_size}"
     return _find_fault_in_tokens(params, model)
 
 

@@ -11,7 +11,7 @@ from gpu_worker.sampling.sampler import failures
 from gpu_worker.step import Logprobs, Samples
 from signalbox_kernels.program import Program
 from signalbox_kernels.random import race_keys
-from signalbox_kernels.sampling import Drawn, Draws, NativeSampler
+from signalbox_kernels.sampling import MAX_LOGPROBS, Drawn, Draws, NativeSampler
 
 
 class CpuSampler:
@@ -24,11 +24,13 @@ class CpuSampler:
     def __call__(
         self, logits: Tensor, rows: SampleRows, logits_row: Int64Array | None = None
     ) -> Samples:
+        floats = _floats(logits)
+        logits_row = np.arange(len(rows)) if logits_row is None else logits_row
         drawn = self._native.run(
             Draws(
-                logits=_floats(logits),
-                logits_row=np.arange(len(rows)) if logits_row is None else logits_row,
-                num_logprobs=rows.num_logprobs,
+                logits=floats,
+                logits_row=logits_row,
+                num_logprobs=np.minimum(rows.num_logprobs, MAX_LOGPROBS),
                 keys=race_keys(rows.seed, rows.branch, rows.position),
                 temperature=rows.temperature,
                 top_p=rows.top_p,
@@ -41,23 +43,23 @@ class CpuSampler:
         reported = np.flatnonzero((rows.num_logprobs >= 0) & (drawn.status == 0))
         return Samples(
             token_ids=drawn.drawn,
-            logprobs=_logprobs(drawn, reported, rows.num_logprobs),
+            logprobs=_logprobs(drawn, reported, rows.num_logprobs, floats, logits_row),
             failed=failures(drawn.status),
         )
 
     def logprobs(
         self, logits: Tensor, targets: Int32Array, num_logprobs: Int64Array
     ) -> list[Logprobs]:
-        index = np.arange(len(targets))
+        index, floats = np.arange(len(targets)), _floats(logits)
         drawn = self._native.run(
             Draws(
-                logits=_floats(logits),
+                logits=floats,
                 logits_row=index,
-                num_logprobs=num_logprobs,
+                num_logprobs=np.minimum(num_logprobs, MAX_LOGPROBS),
                 targets=np.ascontiguousarray(targets),
             )
         )
-        return _logprobs(drawn, index, num_logprobs)
+        return _logprobs(drawn, index, num_logprobs, floats, index)
 
 
 def _floats(logits: Tensor) -> NDArray[np.float32]:
@@ -80,7 +82,13 @@ def _edits(rows: SampleRows) -> dict[str, Any]:
     return arrays
 
 
-def _logprobs(drawn: Drawn, rows: Int64Array, num_logprobs: Int64Array) -> list[Logprobs]:
+def _logprobs(
+    drawn: Drawn,
+    rows: Int64Array,
+    num_logprobs: Int64Array,
+    logits: NDArray[np.float32],
+    logits_row: Int64Array,
+) -> list[Logprobs]:
     if not len(rows):
         return []
     columns = (
@@ -91,7 +99,19 @@ def _logprobs(drawn: Drawn, rows: Int64Array, num_logprobs: Int64Array) -> list[
         drawn.top_tokens[rows].tolist(),
         drawn.top_logprobs[rows].tolist(),
     )
-    return [
+    reported = [
         Logprobs(row, logprob, rank, ids[:count], values[:count])
         for row, count, logprob, rank, ids, values in zip(*columns, strict=True)
     ]
+    for one, count in zip(reported, num_logprobs[rows].tolist(), strict=True):
+        if count > MAX_LOGPROBS:
+            _report_more(one, logits[logits_row[one.row]], count)
+    return reported
+
+
+def _report_more(found: Logprobs, logits: NDArray[np.float32], count: int) -> None:
+    """Appends the tokens beyond those that the native code keeps in order as it goes."""
+    order = np.argsort(-logits, kind="stable")[:count]  # of equals the lowest id is first
+    log_sum = logits[order[0]] - np.float32(found.top_logprobs[0])
+    found.top_token_ids.extend(order[MAX_LOGPROBS:].tolist())
+    found.top_logprobs.extend((logits[order[MAX_LOGPROBS:]] - log_sum).tolist())

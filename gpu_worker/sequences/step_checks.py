@@ -15,7 +15,6 @@ from gpu_worker.step import BlockMapping, NewSequence, Step
 from rpc.errors import FailedPrecondition, InvalidArgument
 from rpc.sampling_params import SamplingParams
 
-MAX_LOGPROBS = 128
 """Most alternatives that a row may report."""
 MAX_PENALTY = 2
 MAX_REPETITION = 10
@@ -112,7 +111,7 @@ def _check_params(params: SamplingParams, *, vocab_size: int) -> None:
     _check_between(f"{where}.top_k", params.top_k, 0, None)
     for name in ("num_logprobs", "num_prompt_logprobs"):
         if (count := getattr(params, name)) is not None:
-            _check_between(f"{where}.{name}", count, 0, min(MAX_LOGPROBS, vocab_size))
+            _check_between(f"{where}.{name}", count, 0, vocab_size)
     _check_tokens(params, where=where, vocab_size=vocab_size)
 
 

@@ -108,7 +108,7 @@ class GenerationBody(Labels):
     n: int | None = None
     """Choices for each prompt, in [1, 64]. Default 1."""
     stop: str | list[str] | None = None
-    """Up to 16 strings of 1 to 1,024 bytes that end a choice."""
+    """Up to 64 strings of 1 to 1,024 bytes that end a choice."""
     seed: int | None = None
     """The same seed and request give the same tokens; 64 bits. Default: random."""
     presence_penalty: float | None = None
@@ -131,7 +131,7 @@ class GenerationBody(Labels):
     min_tokens: int | None = None
     """Before this many tokens nothing ends a choice; at most max_tokens. Default 0."""
     stop_token_ids: list[int] | None = None
-    """Up to 64 tokens that end a choice."""
+    """Up to 256 tokens that end a choice."""
     include_stop_str_in_output: bool | None = None
     """Whether the text includes the stop that ended it. Default false."""
     ignore_eos: bool | None = None

@@ -13,6 +13,7 @@ from gpu_worker.runner_protocols import Runner
 from scheduler_svc.config import PolicyConfig, PreemptionMode
 from scheduler_svc.policy import make_policy
 from signalbox.llm import cli_args
+from signalbox.llm.sampling_params import ALL_TOKENS
 from signalbox.llm.vllm_options import VllmOptions
 from signalbox.llm.wiring import CoreConfig
 from signalbox.startup_display import log_progress
@@ -20,7 +21,6 @@ from signalbox.startup_display import log_progress
 logger = logging.getLogger(__name__)
 P = TypeVar("P", bound=cli_args.Flags)
 
-ALL_LOGPROBS = -1
 _PROFILER_OPTIONS = {"profiler", "torch_profiler_dir"}
 
 _DTYPES = {"half": "float16", "float": "float32"}
@@ -159,7 +159,7 @@ class EngineArgs(VllmOptions):
             raise ValueError(f"kv_cache_memory is {memory} GiB; it must be positive")
         if memory is not None and self.kv_cache_memory_bytes is not None:
             raise ValueError("give kv_cache_memory or kv_cache_memory_bytes, not both")
-        if self.max_logprobs < ALL_LOGPROBS:
+        if self.max_logprobs < ALL_TOKENS:
             raise ValueError(f"max_logprobs is {self.max_logprobs}; it must be at least -1")
         if unknown := sorted(set(self.profiler_config or {}) - _PROFILER_OPTIONS):
             raise ValueError(f"profiler_config: {unknown[0]!r} is not served")
@@ -235,7 +235,7 @@ class EngineArgs(VllmOptions):
             stream_interval=self.stream_interval,
             disable_additional_properties=self.disable_additional_properties,
             tokenizer_files=None if own else _tokenizer_files(str(self.tokenizer)),
-            max_logprobs=None if self.max_logprobs == ALL_LOGPROBS else self.max_logprobs,
+            max_logprobs=None if self.max_logprobs == ALL_TOKENS else self.max_logprobs,
             profile_folder=(self.profiler_config or {}).get("torch_profiler_dir"),
             log_stats=not self.disable_log_stats,
         )

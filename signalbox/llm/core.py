@@ -34,7 +34,13 @@ from signalbox.llm.local_worker import EPOCH, LocalWorker
 from signalbox.llm.profiler import LocalProfiler
 from signalbox.llm.prompts import Encoder, Prompt
 from signalbox.llm.request import LocalRequest
-from signalbox.llm.sampling_params import SamplingParams, default_sampling_params
+from signalbox.llm.sampling_params import (
+    ALL_TOKENS,
+    LOGPROBS,
+    SamplingParams,
+    bounded_by_engines,
+    default_sampling_params,
+)
 from signalbox.llm.structured_outputs import prepare
 from signalbox.llm.wiring import CoreConfig
 
@@ -112,8 +118,9 @@ class EngineCore:
             fields["min_tokens"] = min(fields["min_tokens"], room)
         if "seed" not in fields:
             fields["seed"] = self._seeds.getrandbits(64)
+        self._resolve_logprobs(fields)
         with refusing():
-            validation.check_sampling(fields, self.model)
+            validation.check_sampling(bounded_by_engines(fields), self.model)
             if "structured_output" in fields:
                 fields["structured_output"] = prepare(
                     fields["structured_output"],
@@ -126,6 +133,19 @@ class EngineCore:
                 defaults=NO_DEFAULTS,  # parameters that are given are whole
                 bad_words=self.model.tokenizer.encode_words_blocking(fields["bad_words"]),
             )
+
+    def _resolve_logprobs(self, fields: dict[str, Any]) -> None:
+        """Puts the vocabulary's size in place of -1. Raises ValueError beyond the bound."""
+        most = self._config.max_logprobs
+        for name in LOGPROBS:
+            if (count := fields.get(name)) is None:
+                continue
+            if most is not None and not 0 <= count <= most:
+                raise ValueError(
+                    f"sampling_params.{name} is {count}; it must be at most max_logprobs, {most},"
+                    " an option of the engine that is -1 for no bound"
+                )
+            fields[name] = self.model.vocab_size if count == ALL_TOKENS else count
 
     def add(
         self, request_id: str, prompt: Prompt, params: GenerationParams, *, priority: int = 0

@@ -19,6 +19,7 @@ from signalbox.llm.structured_outputs import StructuredOutputsParams
 
 RANDOM_SEED = -1
 ALL_TOKENS = -1
+LOGPROBS = ("logprobs", "prompt_logprobs")
 _MAX_SEED = (1 << 64) - 1
 
 _INTEGERS = ("n", "top_k", "min_tokens")
@@ -78,7 +79,8 @@ class SamplingParams:
         stop: strings that end a sequence; they are not part of its text unless
             include_stop_str_in_output.
         stop_token_ids: tokens that end a sequence, beside the model's own unless ignore_eos.
-        logprobs: report the log probability of each token, and of so many likeliest ones.
+        logprobs: report the log probability of each token, and of so many likeliest ones; -1 of
+            all, where `EngineArgs.max_logprobs` lets that.
         prompt_logprobs: the same for the tokens of the prompt.
         structured_outputs: what the text must conform to.
         truncate_prompt_tokens: keep so many of the prompt's last tokens; -1 as many as fit.
@@ -174,7 +176,7 @@ class SamplingParams:
         self._check_bounds(values)
         _move_beam_search(values)
         with refusing():
-            validation.check_sampling_values(values)
+            validation.check_sampling_values(bounded_by_engines(values))
         return values
 
     def _refuse_unserved(self) -> None:
@@ -211,15 +213,15 @@ class SamplingParams:
     @staticmethod
     def _check_bounds(values: Mapping[str, Any]) -> None:
         """What cannot be wrong in the router, whose numbers are unsigned."""
-        for name, most in (
-            ("top_k", None),
-            ("min_tokens", None),
-            ("prompt_logprobs", None),
-            ("logprobs", None),
-            ("seed", _MAX_SEED),
+        for name, least, most in (
+            ("top_k", 0, None),
+            ("min_tokens", 0, None),
+            ("prompt_logprobs", ALL_TOKENS, None),
+            ("logprobs", ALL_TOKENS, None),
+            ("seed", 0, _MAX_SEED),
         ):
             value = values.get(name, 0)
-            if value < 0 or (most is not None and value > most):
+            if value < least or (most is not None and value > most):
                 raise ValueError(f"sampling_params.{name} is {value}; it is out of range")
         max_tokens = values.get("max_tokens")
         if max_tokens is not None and 1 <= max_tokens < values["min_tokens"]:
@@ -227,6 +229,14 @@ class SamplingParams:
                 f"sampling_params.min_tokens is {values['min_tokens']}; "
                 f"it must be at most max_tokens, {max_tokens}"
             )
+
+
+def bounded_by_engines(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields with no more log probabilities than the router would take.
+
+    How many there may be is an engine's to say: `EngineArgs.max_logprobs`.
+    """
+    return dict(fields) | {name: 0 for name in LOGPROBS if name in fields}
 
 
 def default_sampling_params(defaults: SamplingDefaults) -> SamplingParams:

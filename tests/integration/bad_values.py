@@ -85,8 +85,8 @@ BAD: dict[str, Bad] = {
     _S + "prompt_logprobs": Bad(above(20)),
     _S + "n": Bad(st.just(0) | above(64)),
     _S + "best_of": Bad(st.just(0) | above(64)),
-    _S + "stop": Bad(lists(st.just("") | too_long(1024), "x") | st.just(["x"] * 17)),
-    _S + "stop_token_ids": Bad(lists(above(VOCAB_SIZE - 1), 5) | st.just([5] * 65)),
+    _S + "stop": Bad(lists(st.just("") | too_long(1024), "x") | st.just(["x"] * 65)),
+    _S + "stop_token_ids": Bad(lists(above(VOCAB_SIZE - 1), 5) | st.just([5] * 257)),
     _S + "allowed_token_ids": Bad(lists(above(VOCAB_SIZE - 1), 5) | st.just([7, 5, 7])),
     _S + "bad_words": Bad(
         lists(st.sampled_from(["", " ", "\n\t"]) | too_long(128), "x") | st.just(["x"] * 65)

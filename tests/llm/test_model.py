@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from gpu_worker.runner_protocols import Inspectable
@@ -27,7 +28,7 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def llm(traces: Path) -> Iterator[LLM]:
-    options = OPTIONS | {"profiler_config": {"torch_profiler_dir": str(traces)}}
+    options = OPTIONS | {"max_logprobs": -1, "profiler_config": {"torch_profiler_dir": str(traces)}}
     with LLM(str(MODEL), max_num_seqs=32, device="cpu", **options) as llm:  # type: ignore[arg-type]
         yield llm
         assert_at_rest(llm.llm_engine)
@@ -68,6 +69,28 @@ def test_a_sleeping_model_has_no_kv_cache_and_the_same_answers(llm: LLM) -> None
     llm.wake_up()
     assert (runner.memory().kv, runner.memory().swap) == (awake.kv, awake.swap)
     assert tokens_of(llm.generate(PROMPTS[0], params, use_tqdm=False)) == expected
+
+
+def test_the_log_probabilities_of_the_whole_vocabulary_are_a_distribution(llm: LLM) -> None:
+    few = SamplingParams(temperature=0, max_tokens=3, logprobs=20, prompt_logprobs=2)
+    every = SamplingParams(temperature=0, max_tokens=3, logprobs=-1, prompt_logprobs=-1)
+    (expected,), (found,) = (
+        llm.generate("The capital of", one, use_tqdm=False) for one in (few, every)
+    )
+    of_prompt, of_prompt_few = found.prompt_logprobs, expected.prompt_logprobs
+    positions, positions_few = found.outputs[0].logprobs, expected.outputs[0].logprobs
+    assert of_prompt and of_prompt_few and positions and positions_few
+    every_position = [*filter(None, of_prompt), *positions]
+    few_positions = [*filter(None, of_prompt_few), *positions_few]
+    assert len(every_position) == 2 + 3
+    for position, position_few in zip(every_position, few_positions, strict=True):
+        assert len(position) == 49152
+        assert position_few.items() <= position.items()
+        by_rank = sorted(position.values(), key=lambda one: one.rank)
+        values = np.array([one.logprob for one in by_rank], dtype=np.float64)
+        assert (np.diff(values) <= 0).all()
+        # Each logarithm is off by at most some units in the last place of 32, in float32.
+        assert np.exp(values).sum() == pytest.approx(1, abs=64 * np.finfo(np.float32).eps)
 
 
 def test_a_profile_is_a_trace_of_what_was_generated(llm: LLM, traces: Path) -> None:

@@ -206,3 +206,29 @@ def test_a_request_without_parameters_takes_the_models_and_given_ones_stay() -> 
         assert_at_rest(engine)
     with make_llm() as llm:
         assert llm.llm_engine.default_params == SamplingParams()
+
+
+@pytest.mark.parametrize("name", ["logprobs", "prompt_logprobs"])
+def test_how_many_log_probabilities_there_may_be_is_the_engines_to_say(name: str) -> None:
+    every, many = (SamplingParams(**{name: count}) for count in (-1, 21))  # type: ignore[arg-type]
+    with make_llm() as llm:
+        for one in (every, many):
+            with pytest.raises(ValueError, match=f"{name} is .*at most max_logprobs, 20"):
+                llm.generate("hello", one, use_tqdm=False)
+    with make_llm(CoreConfig(max_logprobs=None)) as llm:
+        outputs = llm.generate(["hello"] * 2, [every, many], use_tqdm=False)
+        found = [
+            output.outputs[0].logprobs if name == "logprobs" else output.prompt_logprobs
+            for output in outputs
+        ]
+        lengths = [len(positions[-1] or ()) for positions in found if positions]
+        assert lengths[0] == 512 and lengths[1] in (21, 22)
+        assert_at_rest(llm.llm_engine)
+
+
+def test_as_many_sequences_and_stops_as_vllms_users_ask_for() -> None:
+    params = SamplingParams(n=64, stop=[f"#{i}#" for i in range(64)], max_tokens=4, ignore_eos=True)
+    with make_llm() as llm:
+        (output,) = llm.generate("hello", params, use_tqdm=False)
+        assert [len(one.token_ids) for one in output.outputs] == [4] * 64
+        assert_at_rest(llm.llm_engine)

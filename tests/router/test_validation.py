@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from protos.inference.v1 import inference_pb2 as pb
 from router import validation
+from router.token_checks import MAX_STOPS
 from router.validation import check_sampling, resolve_params
 from rpc.errors import InvalidArgument, NotFound
 from rpc.sampling_defaults import NO_DEFAULTS
@@ -195,7 +196,7 @@ def test_integers_have_bounds(name: str, low: int, high: int, data: st.DataObjec
 
 @given(st.lists(st.text(max_size=3), max_size=20) | st.just(["é" * 512]) | st.just(["é" * 513]))
 def test_stop_strings_are_few_and_neither_empty_nor_long(stop: list[str]) -> None:
-    allowed = len(stop) <= 16 and all(1 <= len(text.encode()) <= 1024 for text in stop)
+    allowed = len(stop) <= MAX_STOPS and all(1 <= len(text.encode()) <= 1024 for text in stop)
     assert is_accepted(stop=stop) == allowed
 
 

@@ -63,7 +63,7 @@ BAD_COMPLETIONS: list[tuple[Any, str | None]] = [
     ({"prompt": "a", "seed": 2**64}, "seed"),
     ({"prompt": "a", "seed": -(2**64)}, "seed"),
     ({"prompt": "a", "stop": [""]}, "stop"),
-    ({"prompt": "a", "stop": ["x"] * 17}, "stop"),
+    ({"prompt": "a", "stop": ["x"] * 65}, "stop"),
     ({"prompt": "a", "logprobs": 21}, "logprobs"),
     ({"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias"),
     ({"prompt": "a", "logit_bias": {"-1": 1}}, "logit_bias"),
