@@ -9,6 +9,7 @@ from typing import NamedTuple
 from scheduler_svc.sequence import SequenceGroup
 from signalbox.llm.core import EngineCore
 from signalbox.llm.metrics import Metric, snapshot
+from signalbox.llm.sampling_params import SamplingParams
 
 KV_CACHE, WEIGHTS = "kv_cache", "weights"
 
@@ -82,6 +83,13 @@ class Controls:
         The file is a gzipped Chrome trace. Raises RuntimeError if nothing is recorded.
         """
         self._controlled.profiler.stop()
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Returns a copy of what stands for no parameters: the model's defaults, then the class's.
+
+        See `generation_config` in `EngineArgs`.
+        """
+        return self._controlled.default_params.clone()
 
     def get_metrics(self) -> list[Metric]:
         """Returns gauges, counters and histograms of the scheduler, under vLLM's names."""

@@ -197,7 +197,9 @@ def test_a_request_without_parameters_takes_the_models_and_given_ones_stay() -> 
     with make_llm(sampling_defaults=defaults) as llm:
         engine = llm.llm_engine
         expected = SamplingParams(temperature=0.25, repetition_penalty=1.5, max_tokens=3)
-        assert engine.default_params == expected
+        assert engine.default_params == llm.get_default_sampling_params() == expected
+        llm.get_default_sampling_params().temperature = 1.5  # a copy
+        assert llm.get_default_sampling_params() == engine.get_default_sampling_params() == expected
         (short,) = llm.generate("Hello")
         assert len(short.outputs[0].token_ids) <= 3
         given = engine._core.check(SamplingParams(max_tokens=None), num_prompt_tokens=10)
