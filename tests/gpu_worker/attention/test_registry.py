@@ -35,7 +35,7 @@ def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The document's code as a module; returns the backend's import path."""
-    code = DOCUMENT.read_text().split("```python\n")[1].split("```")[0]
+    code = DOCUMENT.read_text().split("```python part\n")[1].split("```")[0]
     (tmp_path / "documented_backend.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "documented_backend", raising=False)

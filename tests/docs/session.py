@@ -1,0 +1,114 @@
+"""Runs the blocks of one page as a reader does: in one folder, one after the other."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tests.docs.blocks import ROOT, Block
+from tests.signalbox.stacks import START_S, environment, free_port
+
+LINKED = ("models", "clients", "deploy", "protos", "benchmarks")
+"""Folders of a clone that commands name."""
+BLOCK_TIMEOUT_S = 280
+
+
+class Session:
+    """A folder, ports of its own, and the services that blocks have started.
+
+    Ports that a page names are replaced with free ones, because others may use them here.
+    """
+
+    def __init__(self, folder: Path, ports: Mapping[int, int] | None = None) -> None:
+        """`ports` are those of a session whose services this one uses."""
+        self.folder = folder
+        self._services: list[subprocess.Popen[bytes]] = []
+        self.ports = dict(ports or {name: free_port() for name in (50051, 8000, 9464)})
+        """The port that stands for each default one."""
+        self.ports[50052] = self.ports[50051] + 1
+        for name in LINKED:
+            (folder / name).symlink_to(ROOT / name)
+        self._bin = folder / ".bin"
+        self._bin.mkdir()
+        for name, module in (("signalbox", "-m signalbox"), ("python", "")):
+            shim = self._bin / name
+            shim.write_text(f'#!/bin/sh\nexec {sys.executable} {module} "$@"\n')
+            shim.chmod(0o755)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for service in self._services:
+            os.killpg(service.pid, signal.SIGTERM)
+        for service in self._services:
+            service.wait(timeout=60)
+
+    def run(self, block: Block) -> None:
+        """Runs a block; raises AssertionError with its output if it fails."""
+        if block.mark == "service":
+            self._serve(block)
+            return
+        text = self._in_these_ports(block.text)
+        if block.language == "python":
+            command = [sys.executable, "-c", text]
+        else:
+            command = ["bash", "-e", "-u", "-o", "pipefail", "-c", text]
+        done = subprocess.run(
+            command,
+            cwd=self.folder,
+            env=self._environment(),
+            input="Hello\n",
+            capture_output=True,
+            text=True,
+            timeout=BLOCK_TIMEOUT_S,
+        )
+        assert done.returncode == 0, f"{block} ended with {done.returncode}\n{done.stderr}"
+
+    def _serve(self, block: Block) -> None:
+        log = self.folder / f"service-{block.line}.log"
+        text = self._in_these_ports(block.text)
+        with log.open("wb") as output:
+            service = subprocess.Popen(
+                ["bash", "-e", "-c", text],
+                cwd=self.folder,
+                env=self._environment(),
+                stdout=output,
+                stderr=output,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        self._services.append(service)
+        ends = time.monotonic() + START_S
+        while b"Ctrl-C stops" not in log.read_bytes():
+            assert service.poll() is None, f"{block} has ended\n{log.read_text()}"
+            assert time.monotonic() < ends, f"{block} does not serve\n{log.read_text()}"
+            time.sleep(0.05)
+
+    def _in_these_ports(self, text: str) -> str:
+        return re.sub(r"\b(50051|50052|8000|9464)\b", lambda it: str(self.ports[int(it[0])]), text)
+
+    def _environment(self) -> dict[str, str]:
+        ours = {
+            "PATH": f"{self._bin}:{os.environ['PATH']}",
+            "PYTHONPATH": os.pathsep.join(
+                str(ROOT / part) for part in ("", "kernels", "clients/python")
+            ),
+            "SIGNALBOX_GRPC_PORT": str(self.ports[50051]),
+            "SIGNALBOX_HTTP_PORT": str(self.ports[8000]),
+            "SIGNALBOX_ROUTER": f"127.0.0.1:{self.ports[50051]}",
+            "SIGNALBOX_SCHEDULER": f"127.0.0.1:{self.ports[50052]}",
+            "SIGNALBOX_KV_CACHE_MEMORY": "0.25",
+        }
+        return {**environment(), **ours}

@@ -1,0 +1,69 @@
+"""Every block of the README and of docs/ runs here, parses, or is marked as output."""
+
+import contextlib
+import io
+import json
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from signalbox import cli
+from tests.docs.blocks import LANGUAGES, NEEDS, ROOT, Block, blocks, pages
+from tests.docs.session import Session
+
+ALL = [block for page in pages() for block in blocks(page)]
+MARKS = {
+    "sh": ("", "service", *(f"needs={what}" for what in NEEDS)),
+    "python": ("", "part"),
+}
+RUN = sorted({block.page for block in ALL if block.is_run})
+SERVING = "signalbox serve models/SmolLM2-135M-Instruct.Q4_1.gguf --metrics-port 9464\n"
+
+
+@pytest.mark.parametrize("block", ALL, ids=str)
+def test_a_block_says_what_it_is(block: Block) -> None:
+    assert block.language in LANGUAGES
+    assert block.mark in MARKS.get(block.language, ("",))
+    if block.language == "json":
+        json.loads(block.text)
+    elif block.language == "yaml":
+        yaml.safe_load(block.text)
+    elif block.language == "python":
+        compile(block.text, str(block), "exec")
+
+
+@pytest.mark.parametrize("block", [one for one in ALL if one.mark.startswith("needs=")], ids=str)
+def test_commands_that_need_more_than_this_machine_have_known_flags(block: Block) -> None:
+    for line in block.text.replace("\\\n", " ").splitlines():
+        words = shlex.split(line, comments=True)
+        if words[:1] != ["signalbox"]:
+            continue
+        with contextlib.redirect_stderr(io.StringIO()) as told:
+            try:
+                cli.parse(words[1:])
+            except SystemExit:
+                pytest.fail(f"{block}: {line}\n{told.getvalue()}")
+
+
+@pytest.fixture(scope="module")
+def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
+    """A stack with the demo model, for pages that say that one runs."""
+    with Session(tmp_path_factory.mktemp("serving")) as session:
+        session.run(Block(ROOT / "README.md", 0, "sh", "service", SERVING))
+        yield session
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("page", RUN, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_blocks_of_a_page_run_in_order(
+    page: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    todo = [block for block in blocks(page) if block.is_run]
+    starts_its_own = any(block.mark == "service" for block in todo)
+    ports = None if starts_its_own else request.getfixturevalue("serving").ports
+    with Session(tmp_path, ports) as session:
+        for block in todo:
+            session.run(block)
