@@ -11,7 +11,7 @@ RELEASED = $(shell ls tests/protos/released/*.binpb | sort -V | tail -n 1)
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install kernels model demo test test-gpu test-chaos check lint types protos protos-fresh wheel clients clean
+.PHONY: help install kernels model demo test test-gpu test-chaos check lint types protos protos-fresh docs wheel clients clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -55,6 +55,9 @@ types: $(INSTALLED) ## mypy --strict
 
 protos: $(INSTALLED) ## generates the code beside the .proto files
 	@$(PROTOC) --python_out=. --pyi_out=. --grpc_python_out=. $(PROTOS)
+
+docs: $(INSTALLED) ## writes the tables of docs/configuration.md from the settings
+	@$(BIN)/python -m signalbox.settings.reference
 
 protos-fresh: $(INSTALLED) ## fails if the committed generated code is not what protoc makes
 	@rm -rf $(GENERATED) && mkdir -p $(GENERATED)

@@ -35,7 +35,7 @@ def add_flags(parser: argparse.ArgumentParser, settings_class: type[Settings]) -
     fields = settings_class.model_fields
     parser.usage = "%(prog)s [MODEL] [FLAG ...]" if POSITIONAL in fields else "%(prog)s [FLAG ...]"
     parser.epilog = "--help=WORD shows the flags that are about a word."
-    titles = {name: _group_of(name, settings_class) for name in fields}
+    titles = {name: group_of(name, settings_class) for name in fields}
     # The fields of base classes, which are the most general, come first.
     ordered = dict.fromkeys(reversed(titles.values()))
     groups = {title: parser.add_argument_group(title) for title in ordered}
@@ -92,7 +92,7 @@ def _short(name: str) -> Iterable[str]:
     return (short for short, long in SHORT_FLAGS.items() if long == name)
 
 
-def _group_of(name: str, settings_class: type[Settings]) -> str:
+def group_of(name: str, settings_class: type[Settings]) -> str:
     """Returns the group of the class that defines a field, and not of one that changes it."""
     owners = [one for one in settings_class.__mro__ if name in inspect.get_annotations(one)]
     return str(vars(owners[-1])["GROUP"])

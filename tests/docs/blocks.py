@@ -9,7 +9,7 @@ The info string of a block is its language and, behind that, at most one mark:
 | `sh needs=WHAT` | commands that no CI machine can run; their flags are checked |
 | `python` | a program that must succeed |
 | `python part` | part of a program; it must compile, and a test beside the code runs its like |
-| `json`, `yaml` | data, which must parse |
+| `json`, `yaml`, `toml` | data, which must parse |
 | `text` | output, or a drawing |
 """
 
@@ -19,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
-LANGUAGES = ("sh", "python", "json", "yaml", "text")
+LANGUAGES = ("sh", "python", "json", "yaml", "toml", "text")
 NEEDS = ("clone", "docker", "kubernetes", "hosts", "toolchains", "gateway", "gpu", "internet")
 """What a CI machine lacks, or does elsewhere: `make demo` and `make test` are its own commands."""
 

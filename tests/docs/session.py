@@ -1,8 +1,10 @@
 """Runs the blocks of one page as a reader does: in one folder, one after the other."""
 
+import contextlib
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,7 +16,7 @@ from typing import Self
 from tests.docs.blocks import ROOT, Block
 from tests.signalbox.stacks import START_S, environment, free_port
 
-LINKED = ("models", "clients", "deploy", "protos", "benchmarks")
+LINKED = ("models", "clients", "deploy")
 """Folders of a clone that commands name."""
 BLOCK_TIMEOUT_S = 280
 
@@ -29,7 +31,7 @@ class Session:
         """`ports` are those of a session whose services this one uses."""
         self.folder = folder
         self._services: list[subprocess.Popen[bytes]] = []
-        self.ports = dict(ports or {name: free_port() for name in (50051, 8000, 9464)})
+        self.ports = dict(ports or {50051: _two_free_ports(), 8000: free_port(), 9464: free_port()})
         """The port that stands for each default one."""
         self.ports[50052] = self.ports[50051] + 1
         for name in LINKED:
@@ -51,9 +53,9 @@ class Session:
         trace: TracebackType | None,
     ) -> None:
         for service in self._services:
-            os.killpg(service.pid, signal.SIGTERM)
-        for service in self._services:
-            service.wait(timeout=60)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(service.pid, signal.SIGTERM)
+            service.wait(timeout=BLOCK_TIMEOUT_S)
 
     def run(self, block: Block) -> None:
         """Runs a block; raises AssertionError with its output if it fails."""
@@ -109,6 +111,16 @@ class Session:
             "SIGNALBOX_HTTP_PORT": str(self.ports[8000]),
             "SIGNALBOX_ROUTER": f"127.0.0.1:{self.ports[50051]}",
             "SIGNALBOX_SCHEDULER": f"127.0.0.1:{self.ports[50052]}",
-            "SIGNALBOX_KV_CACHE_MEMORY": "0.25",
         }
         return {**environment(), **ours}
+
+
+def _two_free_ports() -> int:
+    """Returns a free port that has a free one behind it, where `serve` puts the scheduler."""
+    while True:
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            port = int(first.getsockname()[1])
+            with contextlib.suppress(OSError, OverflowError):
+                second.bind(("127.0.0.1", port + 1))
+                return port

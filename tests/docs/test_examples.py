@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import shlex
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,6 +32,8 @@ def test_a_block_says_what_it_is(block: Block) -> None:
         json.loads(block.text)
     elif block.language == "yaml":
         yaml.safe_load(block.text)
+    elif block.language == "toml":
+        tomllib.loads(block.text)
     elif block.language == "python":
         compile(block.text, str(block), "exec")
 
