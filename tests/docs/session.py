@@ -14,7 +14,8 @@ from types import TracebackType
 from typing import Self
 
 from tests.docs.blocks import ROOT, Block
-from tests.signalbox.stacks import START_S, environment, free_port
+from tests.signalbox.stacks import environment, free_port
+from tests.waiting import EVENT_S
 
 LINKED = ("models", "clients", "deploy")
 """Folders of a clone that commands name."""
@@ -92,7 +93,7 @@ class Session:
                 start_new_session=True,
             )
         self._services.append(service)
-        ends = time.monotonic() + START_S
+        ends = time.monotonic() + EVENT_S
         while b"Ctrl-C stops" not in log.read_bytes():
             assert service.poll() is None, f"{block} has ended\n{log.read_text()}"
             assert time.monotonic() < ends, f"{block} does not serve\n{log.read_text()}"
