@@ -10,10 +10,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from router.outputs import FinishReason, Usage
+from router.outputs import Usage
 from router.request import GenerationRequest
 from rpc.histogram import Histogram, times, token_counts
 from rpc.metrics import PER_NS, Families
+
+N_BOUNDS = (1, 2, 5, 10, 20, 64)
 
 
 class Ended(NamedTuple):
@@ -55,21 +57,26 @@ class ModelStats:
     generation_tokens: Histogram = field(default_factory=token_counts)
     longest_generation: Histogram = field(default_factory=token_counts)
     """Tokens of each request's longest sequence."""
+    asked_n: Histogram = field(default_factory=lambda: Histogram(N_BOUNDS))
+    asked_max_tokens: Histogram = field(default_factory=token_counts)
+    """In force, so the default where a request has none."""
 
     def observe_end(
         self,
-        reason: FinishReason | None,
+        request: GenerationRequest,
         usage: Usage,
         *,
-        longest: int,
         duration_ns: int,
         trace_id: str,
     ) -> None:
         """Takes a request that has ended well; the trace's id is "" unless it is sampled."""
+        reason = request.finish_reason
         self.num_finished[reason.name.lower() if reason else "unknown"] += 1
+        self.asked_n.observe(request.params.n)
+        self.asked_max_tokens.observe(request.params.max_tokens)
         self.prompt_tokens.observe(usage.prompt_tokens)
         self.generation_tokens.observe(usage.completion_tokens)
-        self.longest_generation.observe(longest)
+        self.longest_generation.observe(request.longest)
         self.duration_ns.observe(duration_ns, trace_id=trace_id)
 
     def observe_tokens(self, latency: Latency, *, trace_id: str) -> None:
@@ -151,6 +158,12 @@ def _add_model(stats: ModelStats, families: Families, model: str) -> None:
             "request_max_num_generation_tokens",
             "Tokens of an answer's longest sequence.",
             stats.longest_generation,
+        ),
+        ("request_params_n", "Sequences that a request asked for.", stats.asked_n),
+        (
+            "request_params_max_tokens",
+            "Most tokens of a sequence that a request asked for, or its default.",
+            stats.asked_max_tokens,
         ),
     ):
         families.histogram(name, meaning, values, model_name=model)

@@ -63,9 +63,8 @@ class Observed:
         """The request has ended well."""
         duration_ns = self.age_ns
         self._metrics.of_model(self._model).observe_end(
-            request.finish_reason,
+            request,
             end.usage,
-            longest=request.longest,
             duration_ns=duration_ns,
             trace_id=self._span.trace_id,
         )

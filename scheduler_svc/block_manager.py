@@ -50,6 +50,7 @@ class BlockSpaceManager:
         costs: CopyCosts,
     ) -> None:
         self.block_size = block_size
+        self.prefix_caching = prefix_caching
         self._swap_space = SwapSpace(
             num_blocks=num_cpu_blocks,
             block_size=block_size,

@@ -84,6 +84,11 @@ class Cluster:
         """Whether `expire` may have something to do."""
         return self._live.has_deadlines or bool(self._stranded)
 
+    @property
+    def num_stranded(self) -> int:
+        """Requests of the admission queue that no worker takes at the moment."""
+        return len(self._stranded)
+
     # Requests
 
     def add(self, group: SequenceGroup, *, session: RouterSession, handle: int) -> Request | None:

@@ -29,6 +29,17 @@ def _add_queue(cluster: Cluster, families: Families, model: str) -> None:
         len(cluster.admission),
         model_name=model,
     )
+    for reason, number in (
+        ("capacity", len(cluster.admission) - cluster.num_stranded),
+        ("deferred", cluster.num_stranded),
+    ):
+        families.gauge(
+            "num_requests_waiting_by_reason",
+            "Requests in the admission queue: for room, or for a worker that takes them.",
+            number,
+            model_name=model,
+            reason=reason,
+        )
     num_draining = sum(not engine.scheduler.is_accepting for engine in cluster.engines)
     for state, number in (
         ("serving", len(cluster.engines) - num_draining),
@@ -55,6 +66,16 @@ def _add_requests(requests: RequestStats, families: Families, model: str) -> Non
         requests.prefill_ns,
     )  # fmt: skip
     times("request_decode_time_seconds", "From the first token to the last.", requests.decode_ns)
+    times(
+        "request_inference_time_seconds", "From the first step to the last token.",
+        requests.inference_ns,
+    )  # fmt: skip
+    families.histogram(
+        "request_num_preemptions",
+        "Times that a request had to yield.",
+        requests.preemptions,
+        model_name=model,
+    )
     families.counter(
         "corrupted_requests",
         "Requests of which a worker failed to compute a sequence.",
@@ -66,6 +87,16 @@ def _add_requests(requests: RequestStats, families: Families, model: str) -> Non
 def _add_gauges(engine: WorkerEngine, families: Families, of_worker: dict[str, str]) -> None:
     scheduler = engine.scheduler
     gpu, cpu = scheduler.blocks.gpu, scheduler.blocks.cpu
+    families.gauge(
+        "cache_config_info",
+        "How a worker's KV cache is set up; always 1.",
+        1,
+        **of_worker,
+        block_size=str(scheduler.blocks.block_size),
+        num_gpu_blocks=str(gpu.num_blocks),
+        num_cpu_blocks=str(cpu.num_blocks),
+        enable_prefix_caching=str(scheduler.blocks.prefix_caching),
+    )
     for name, meaning, value in (
         ("num_requests_running", "Requests in a worker's batch.", len(scheduler.running)),
         ("num_requests_swapped", "Requests in CPU swap.", len(scheduler.swapped)),

@@ -9,6 +9,8 @@ from scheduler_svc.errors import FailureCode
 from scheduler_svc.plan import StepPlan, StepTimings
 from scheduler_svc.sequence import Sequence, SequenceGroup
 
+PREEMPTION_BOUNDS = (0, 1, 2, 3, 5, 10, 20)
+
 
 @dataclass(slots=True)
 class StepStats:
@@ -69,6 +71,10 @@ class RequestStats:
     """From the first step to the first token."""
     decode_ns: Histogram = field(default_factory=times)
     """From the first token to the last, preemptions included."""
+    inference_ns: Histogram = field(default_factory=times)
+    """From the first step to the last token, preemptions included."""
+    preemptions: Histogram = field(default_factory=lambda: Histogram(PREEMPTION_BOUNDS))
+    """Of each request that was scheduled."""
     time_to_first_token_ns: Histogram = field(default_factory=times)
     time_per_output_token_ns: Histogram = field(default_factory=times)
     duration_ns: Histogram = field(default_factory=times)
@@ -80,6 +86,7 @@ class RequestStats:
         self.num_corrupted += any(_is_corrupted(seq) for seq in group.sequences)
         if at.first_scheduled is not None:
             self.queue_ns.observe(_ns(at.first_scheduled - at.arrival), trace_id=trace_id)
+            self.preemptions.observe(group.num_preemptions, trace_id=trace_id)
         if at.first_token is not None:
             self._observe_tokens(group, at.first_token, trace_id)
         if group.failure is None:
@@ -90,6 +97,8 @@ class RequestStats:
         self.time_to_first_token_ns.observe(_ns(first_token - at.arrival), trace_id=trace_id)
         if at.first_scheduled is not None:
             self.prefill_ns.observe(_ns(first_token - at.first_scheduled), trace_id=trace_id)
+            last_token = first_token if at.last_token is None else at.last_token
+            self.inference_ns.observe(_ns(last_token - at.first_scheduled), trace_id=trace_id)
         num_steps = max(len(seq.output_token_ids) for seq in group.sequences) - 1
         if at.last_token is not None and num_steps > 0:
             decode_ns = _ns(at.last_token - first_token)

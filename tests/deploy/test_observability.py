@@ -129,6 +129,13 @@ def test_nothing_is_shown_that_no_panel_and_no_rule_looks_at(known: Labels) -> N
     used = {family_of(name) for text in texts for name in asked(text)}
     shown = {family_of(name) for name in known if name.startswith("signalbox_")}
     assert shown - used == {
+        # What vLLM shows too, and clients of its page look for.
+        "signalbox_cache_config_info",
+        "signalbox_num_requests_waiting_by_reason",
+        "signalbox_request_inference_time_seconds",
+        "signalbox_request_num_preemptions",
+        "signalbox_request_params_max_tokens",
+        "signalbox_request_params_n",
         "signalbox_num_gpu_blocks",
         "signalbox_request_max_num_generation_tokens",  # vLLM's dashboard does
         "signalbox_num_cpu_blocks",

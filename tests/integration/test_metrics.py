@@ -47,6 +47,19 @@ async def test_the_scheduler_counts_what_clients_got(spans: Spans) -> None:
         assert value(registry, "signalbox_num_preemptions_total") > 0
         for name in ("queue", "prefill", "decode"):
             assert value(registry, f"signalbox_request_{name}_time_seconds_count") == 4
+        for name in ("inference_time_seconds", "num_preemptions"):
+            assert value(registry, f"signalbox_request_{name}_count") == 4
+        total, parts = (
+            value(registry, f"signalbox_request_{name}_time_seconds_sum")
+            for name in ("inference", "prefill")
+        )
+        parts += value(registry, "signalbox_request_decode_time_seconds_sum")
+        assert total == pytest.approx(parts, abs=4e-9 * 2)  # each is cut to nanoseconds
+        assert value(registry, "signalbox_request_num_preemptions_sum") == value(
+            registry, "signalbox_num_preemptions_total"
+        )
+        cache = {"block_size": "16", "num_gpu_blocks": "9", "enable_prefix_caching": "True"}
+        assert value(registry, "signalbox_cache_config_info", **cache) == 1
         # Between 40 tokens there are 39 gaps: steps, and preemptions that took the place of one.
         gaps = value(registry, "signalbox_inter_token_latency_seconds_count")
         # A resume by swap is a step as well, and an overlapped step may hold one who has ended.
@@ -69,6 +82,9 @@ async def test_gauges_are_those_of_the_moment() -> None:
         await eventually(lambda: len(cluster) == 3 and len(cluster.admission) == 2)
         assert value(registry, "signalbox_num_requests_running") == 1
         assert value(registry, "signalbox_num_requests_waiting") == 2
+        by_reason = "signalbox_num_requests_waiting_by_reason"
+        assert value(registry, by_reason, reason="capacity") == 2
+        assert value(registry, by_reason, reason="deferred") == 0
         assert 0 < value(registry, "signalbox_kv_cache_usage_perc") < 1
         for call in calls:
             call.cancel()

@@ -53,10 +53,16 @@ async def test_a_request_that_ends_well_is_counted_once() -> None:
         "request_prompt_tokens",
         "request_generation_tokens",
         "request_max_num_generation_tokens",
+        "request_params_n",
+        "request_params_max_tokens",
     ):
         assert value(text, f'signalbox_{name}_count{{model_name="tiny"}}') == 2, name
     num_tokens = value(text, 'signalbox_request_generation_tokens_sum{model_name="tiny"}')
     assert num_tokens == 2 * answer.usage.completion_tokens
+    assert value(text, 'signalbox_request_params_n_sum{model_name="tiny"}') == 2
+    chat = http.stack.scheduler.added[1]
+    asked = value(text, 'signalbox_request_params_max_tokens_sum{model_name="tiny"}')
+    assert asked == 9 + chat.max_tokens
     assert "signalbox_router_requests 0.0" in text
 
 
@@ -118,7 +124,8 @@ async def test_the_tokens_of_a_request_that_does_not_end_well_are_timed_all_the_
 
 @pytest.mark.parametrize("path", ["completions", "chat/completions"])
 @pytest.mark.parametrize(
-    "body", [b"{", b'{"prompt": "a", "colour": 1}', b"[1]", b'{"prompt": "a", "prompt": "b"}', b""]
+    "body",
+    [b"{", b'{"prompt": "a", "max_token": 1}', b"[1]", b'{"prompt": "a", "prompt": "b"}', b""],
 )
 async def test_a_body_that_is_no_request_is_counted_once(path: str, body: bytes) -> None:
     async with make_http() as http:
