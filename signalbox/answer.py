@@ -132,6 +132,8 @@ def explained(address: str) -> Iterator[None]:
         yield
     except RequestError as error:
         if error.code is grpc.StatusCode.UNAVAILABLE and "connect" in error.message:
-            reason = f"nothing answers at {address}; is `signalbox serve` running?"
-            raise RuntimeError(reason) from error
+            raise RuntimeError(
+                f"nothing answers at {address}; start a server with `signalbox serve MODEL`, or"
+                " serve and chat in one command with `signalbox run MODEL`"
+            ) from error
         raise RuntimeError(str(error)) from error

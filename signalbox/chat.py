@@ -44,7 +44,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(options: dict[str, Any]) -> None:
     """Prints the answer to a message, or to each that is typed."""
-    asyncio.run(_chat(options))
+    asyncio.run(talk(options))
 
 
 @dataclass(slots=True)
@@ -72,7 +72,8 @@ class Conversation:
         self.turns.append({"role": "assistant", "content": text})
 
 
-async def _chat(options: dict[str, Any]) -> None:
+async def talk(options: dict[str, Any]) -> None:
+    """Answers options["message"], standard input, or what is typed, by the router that is named."""
     conversation = Conversation(options["system"])
     given, as_json = request_options(options), options["json"]
     async with router_client(options["router"], connection(options)) as client:

@@ -33,6 +33,8 @@ scheduler (tokens and KV-cache blocks) and workers (tensors), each a process of 
   on one machine
     signalbox serve models/SmolLM2-135M-Instruct.Q4_1.gguf
     signalbox chat "What is the capital of France?"
+  or both in one
+    signalbox run models/SmolLM2-135M-Instruct.Q4_1.gguf "What is the capital of France?"
 
   on several
     signalbox scheduler --host 0.0.0.0                           on host a, port 50052
@@ -57,6 +59,7 @@ _SERVICES = {
     "worker": "one worker alone",
 }
 _CLIENTS = {
+    "run": "serve a model, chat with it, and end the server",
     "generate": "continue a prompt, streamed from a running router",
     "chat": "answer a message, or hold a conversation",
     "tokenize": "turn text into tokens, or token ids into text",

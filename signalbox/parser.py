@@ -24,6 +24,8 @@ class Parser(argparse.ArgumentParser):
         """Adds the flags."""
         self.unlisted: set[str] = set()
         """Titles of groups that only --help=WORD shows."""
+        self.words = ""
+        """The last positional argument, if it takes words wherever they stand among flags."""
         self.add_argument(
             "-h",
             "--help",
@@ -41,6 +43,9 @@ class Parser(argparse.ArgumentParser):
             fill(self)
         given = sys.argv[1:] if args is None else args
         found, rest = super().parse_known_args(self._with_dashes(given), namespace)
+        if self.words and not any(one.startswith("-") for one in rest):
+            setattr(found, self.words, [*getattr(found, self.words), *rest])
+            rest = []
         if rest:
             self.error(self._unknown(rest))
         return found, rest

@@ -16,7 +16,7 @@ from signalbox.settings.base import (
 from signalbox.settings.loading import SERVICES, load
 from signalbox.settings.router import RouterSettings
 from signalbox.settings.scheduler import SchedulerSettings
-from signalbox.settings.serve import DemoSettings, ServeSettings
+from signalbox.settings.serve import DemoSettings, RunSettings, ServeSettings
 from signalbox.settings.sources import SettingsError
 from signalbox.settings.worker import WorkerSettings
 
@@ -26,6 +26,7 @@ __all__ = [
     "DemoSettings",
     "InnerSettings",
     "RouterSettings",
+    "RunSettings",
     "SchedulerSettings",
     "ServeSettings",
     "Settings",

@@ -1,7 +1,7 @@
 """Settings of the commands that start all three services on this machine."""
 
 from collections.abc import Iterator
-from typing import ClassVar, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -43,6 +43,8 @@ class ServeSettings(EngineSettings, PolicySettings, DoorSettings):
 class DemoSettings(ServeSettings):
     """`signalbox demo`: as serve, where nothing else listens."""
 
+    COMMAND: ClassVar[str] = "demo"
+
     grpc_port: int = Field(
         0, ge=0, le=65535, description="port of the gRPC API, on --host; 0 picks one"
     )
@@ -52,5 +54,15 @@ class DemoSettings(ServeSettings):
     def _is_in_the_clear(self) -> Self:
         for name in ("tls_cert", "tls_key", "tls_client_ca", "api_keys"):
             if getattr(self, name):
-                raise ValueError(f"demo takes no {flag_name(name)}; use serve")
+                raise ValueError(f"{self.COMMAND} takes no {flag_name(name)}; use serve")
         return self
+
+
+class RunSettings(DemoSettings):
+    """`signalbox run`: as demo, and quiet."""
+
+    COMMAND: ClassVar[str] = "run"
+
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "warning", description="least severe log lines on standard error"
+    )

@@ -324,6 +324,8 @@ def test_a_service_before_its_scheduler_waits_visibly(service: str) -> None:
         (["serve", "--simulate", "--no-such-flag"], "--no-such-flag"),
         (["router", "--trace-exporter", "jaeger"], "unknown trace exporter"),
         (["generate", "hello", "--router", "127.0.0.1:9"], "nothing answers at 127.0.0.1:9"),
+        (["chat", "hello", "--router", "127.0.0.1:9"], "`signalbox serve MODEL`, or serve and"),
+        (["chat", "hello", "--router", "127.0.0.1:9"], "`signalbox run MODEL`"),
         (["frobnicate"], "frobnicate"),
     ],
 )

@@ -1,0 +1,82 @@
+"""`signalbox run` as a user runs it: one command, answers alone on standard output."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.signalbox.stacks import COMMAND, environment, serve
+
+MODEL = "models/SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+def run(
+    *arguments: str, piped: str | None = None, router: str = "127.0.0.1:9"
+) -> subprocess.CompletedProcess[str]:
+    """Runs the command; a router is looked for where none is, unless one is given."""
+    source = {"stdin": subprocess.DEVNULL} if piped is None else {"input": piped}
+    return subprocess.run(
+        [*COMMAND, "run", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        env={**environment(), "SIGNALBOX_ROUTER": router},
+        **source,
+    )
+
+
+def prompt_tokens(done: subprocess.CompletedProcess[str]) -> int:
+    assert done.returncode == 0, done.stderr
+    return int(json.loads(done.stdout)["usage"]["prompt_tokens"])
+
+
+def test_the_answer_alone_is_on_standard_output_and_the_stack_ends() -> None:
+    done = run("--simulate", "Hi", "--max-tokens=4", "--ignore-eos", "there")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+    assert "4 tokens" in done.stderr
+    assert "4 tokens" not in done.stdout
+
+
+def test_a_server_that_serves_the_model_is_used_unless_flags_ask_for_another(
+    tmp_path: Path,
+) -> None:
+    flags = ("--simulate", "--json", "--max-tokens=2", "--ignore-eos")
+    with serve(tmp_path / "log", "--simulate") as stack:
+        shared = run(*flags, "Hi there", router=stack.address)
+        assert f"using the server at {stack.address}" in shared.stderr
+        piped = run(*flags, "Hi", "there", piped="A text.\n", router=stack.address)
+        whole = run(*flags, "A text.\n\nHi there", router=stack.address)
+        assert prompt_tokens(shared) < prompt_tokens(piped) == prompt_tokens(whole)
+        own = run(*flags, "Hi there", "--block-size=8", router=stack.address)
+        other = run(*flags, "Hi there", "--served-model-name=other", router=stack.address)
+        for done in (own, other):
+            assert prompt_tokens(done) == prompt_tokens(shared)
+            assert "using the server" not in done.stderr
+        assert stack.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["./nowhere", "Hi"], "model not found: ./nowhere"),
+        ([], "give a MODEL"),
+        ([MODEL, "--api-keys=keys.yaml", "Hi"], "run takes no --api-keys"),
+        ([MODEL, "Hi", "--no-such-flag"], "there is no flag --no-such-flag"),
+    ],
+)
+def test_a_mistake_is_one_line(arguments: list[str], expected: str) -> None:
+    done = run(*arguments)
+    assert done.returncode in (1, 2)
+    assert expected in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stdout == ""
+
+
+@pytest.mark.model
+def test_a_model_answers_a_piped_question() -> None:
+    flags = ("--device=cpu", "--kv-cache-memory=0.1", "--swap-space=0", "--temperature=0")
+    done = run(MODEL, *flags, "--max-tokens=24", piped="What is the capital of France?\n")
+    assert done.returncode == 0, done.stderr
+    assert "Paris" in done.stdout
