@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -15,6 +16,7 @@ import torch
 
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
 from gpu_worker.device.memory import tensor_bytes
+from gpu_worker.profiling import Profile, Profiler
 from gpu_worker.runner import ModelRunner
 from gpu_worker.runner_protocols import Runner
 from gpu_worker.servicer import SERVICE_NAME, WorkerServicer
@@ -126,10 +128,19 @@ async def test_a_profile_shows_the_steps_that_ran_meanwhile(tiny: Path) -> None:
     assert json.loads(gzip.decompress(trace))["traceEvents"]
 
 
-async def test_profiles_are_taken_one_at_a_time_and_end_with_their_call(tiny: Path) -> None:
+async def test_profiles_are_taken_one_at_a_time_and_end_with_their_call(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, record = asyncio.Event(), Profiler._record
+
+    async def observed(self: Profiler, *arguments: Any) -> Profile:
+        begun.set()
+        return await record(self, *arguments)
+
+    monkeypatch.setattr(Profiler, "_record", observed)
     async with serving(make_runner(tiny)) as stub:
         first = stub.Profile(pb.ProfileRequest(duration_ns=60 * 10**9))
-        await asyncio.sleep(0.1)
+        await begun.wait()
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await profile(stub)
         assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION

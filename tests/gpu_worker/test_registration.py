@@ -222,7 +222,7 @@ async def test_a_worker_that_has_no_time_to_drain_ends_its_registration_in_order
 
 
 @pytest.mark.parametrize("accepted", [True, False])
-async def test_a_signalled_worker_leaves(accepted: bool) -> None:
+async def test_a_signalled_worker_leaves(accepted: bool, caplog: pytest.LogCaptureFixture) -> None:
     registry = FakeRegistry()
     server, port = await start_registry(registry)
     if not accepted:
@@ -231,7 +231,7 @@ async def test_a_signalled_worker_leaves(accepted: bool) -> None:
     if accepted:
         await eventually(lambda: len(registry.states) > 1)
     else:
-        await asyncio.sleep(0.3)
+        await eventually(lambda: "waiting for the scheduler" in caplog.text)
     os.kill(os.getpid(), signal.SIGTERM)
     async with asyncio.timeout(EVENT_S):
         await running

@@ -18,6 +18,7 @@ from rpc.client import open_channel
 from rpc.columns import pack_int32, pack_int64, unpack_int32
 from rpc.server import Server
 from tests.gpu_worker.builders import make_config
+from tests.waiting import EVENT_S
 
 PROMPT = [5, 6, 7, 8, 9, 10]
 EPOCH = 7
@@ -33,7 +34,7 @@ class GatedRunner(SimulatedRunner):
         self.num_executed = 0
 
     def execute(self, batch: Batch) -> Samples:
-        assert self.gate.wait(10)
+        assert self.gate.wait(EVENT_S)
         self.num_executed += 1
         return super().execute(batch)
 

@@ -21,6 +21,7 @@ from rpc.errors import (
     RpcError,
 )
 from tests.gpu_worker.builders import make_config, make_mapping, make_new, make_step
+from tests.waiting import EVENT_S, eventually
 
 PROMPT = [5, 6, 7, 8, 9, 10]
 EPOCH = 7
@@ -34,11 +35,12 @@ class GatedRunner(SimulatedRunner):
         super().__init__(make_config())
         self.gate = threading.Event()
         self.gate.set()
-        self.num_executed = 0
+        self.num_begun = self.num_executed = 0
         self.raises: list[Exception] = []
 
     def execute(self, batch: Batch) -> Samples:
-        assert self.gate.wait(10)
+        self.num_begun += 1
+        assert self.gate.wait(EVENT_S)
         self.num_executed += 1
         if self.raises:
             raise self.raises.pop()
@@ -205,7 +207,7 @@ async def test_a_lost_scheduler_loses_the_lease() -> None:
     runner.gate.clear()
     worker = await make_worker(runner)
     running, queued = worker.submit(FIRST), worker.submit(make_step(2, running={1: 1}))
-    await asyncio.sleep(0.05)
+    await eventually(lambda: runner.num_begun == 1)
     worker.begin_epoch(NO_EPOCH)
     runner.gate.set()
     assert (await running).step_id == 1  # native code cannot be called back
