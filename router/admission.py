@@ -17,6 +17,7 @@ from router.conversation import Conversation
 from router.delivery import Delivery, Echo
 from router.model import ServedModel
 from router.request import GenerationRequest
+from router.request_seeds import RequestSeeds
 from router.schedulers import Schedulers
 from router.structured_output import Constraint, GrammarChecker
 from router.token_checks import check_token_ids
@@ -88,6 +89,7 @@ class Admission:
             disable_additional_properties=config.disable_additional_properties
         )
         self._live_ids: set[tuple[str, str]] = set()  # (tenant, request id)
+        self._seeds = None if config.seed is None else RequestSeeds(config.seed)
 
     @property
     def num_live(self) -> int:
@@ -177,8 +179,11 @@ class Admission:
         """
         if model != self._schedulers.model:
             raise Unavailable("the served model has just changed", RETRY_AFTER_S)
+        sampling = {**asked.sampling, "structured_output": prompt.structured_output}
+        if self._seeds is not None and "seed" not in sampling:
+            sampling["seed"] = self._seeds.next(prompt.token_ids)
         params = validation.resolve_params(
-            {**asked.sampling, "structured_output": prompt.structured_output},
+            sampling,
             num_prompt_tokens=len(prompt.token_ids),
             model=model,
             defaults=model.sampling_defaults,

@@ -65,6 +65,8 @@ class RouterConfig:
     token's logprobs counts as a token."""
     client_stall_timeout_s: float = 60.0
     """A stream ends whose client takes nothing for so long while something is written for it."""
+    seed: int | None = None
+    """Of the seeds of requests that bring none, in [0, 2**64); None draws these at random."""
     tokenizer_threads: int = 2
     trust_tenant_header: bool = False
     """Whether metadata `x-signalbox-tenant` says whose a request is; see tenants.py."""
@@ -98,6 +100,8 @@ class RouterConfig:
             tokenizer_threads=self.tokenizer_threads,
             model_poll_s=self.model_poll_s,
         )
+        if self.seed is not None and not 0 <= self.seed < 1 << 64:
+            raise ValueError(f"seed is {self.seed}; it must be in [0, 2**64)")
         if not self.grace_s >= 0:
             raise ValueError(f"grace_s is {self.grace_s}; it cannot be negative")
 

@@ -87,6 +87,7 @@ def router_config(settings: RouterSettings) -> RouterConfig:
         ),
         grace_s=settings.drain_timeout,
         max_live_requests=settings.max_live_requests,
+        seed=settings.seed,
         tool_call_parser=settings.tool_call_parser,
         chat_template=(
             None if settings.chat_template is None else load_chat_template(settings.chat_template)

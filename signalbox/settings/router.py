@@ -29,6 +29,13 @@ class DoorSettings(NameSettings):
         allow_inf_nan=False,
         description="seconds after which a stream ends whose client reads nothing of it",
     )
+    seed: int | None = Field(
+        None,
+        ge=0,
+        lt=1 << 64,
+        description="makes requests without a seed repeatable: theirs follow from this one, from"
+        " the prompt, and from how often the prompt has come (default: drawn at random)",
+    )
     max_live_requests: int = Field(
         4096, gt=0, description="requests that may run or wait; more are refused"
     )
