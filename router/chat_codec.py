@@ -71,6 +71,7 @@ def _message(position: int, message: pb.ChatMessage) -> Message:
         tuple(part.text for part in message.content),
         tool_calls=_tool_calls(message.tool_calls, field=f"{field}.tool_calls"),
         tool_call_id=message.tool_call_id,
+        reasoning=message.reasoning,
         name=message.name,
     )
 

@@ -156,6 +156,8 @@ def _write_delta(output: pb.SequenceDelta, delta: Delta, tokenizer: Tokenizer) -
         output.index = delta.index
     if delta.text:
         output.text = delta.text
+    if delta.reasoning:
+        output.reasoning = delta.reasoning
     output.token_ids.extend(delta.token_ids)
     if delta.logprobs:
         generated = delta.token_ids[-len(delta.logprobs) :]  # the prompt may be echoed before

@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from router import tool_formats
+from router import reasoning, tool_formats
 from rpc.metrics import NO_METRICS, MetricsConfig
 from rpc.tls import CLEAR, TlsConfig
 
@@ -72,6 +72,8 @@ class RouterConfig:
     """Whether metadata `x-signalbox-tenant` says whose a request is; see tenants.py."""
     tool_call_parser: str = tool_formats.AUTO
     """How tool calls are found in a model's text: one of tool_formats.CHOICES."""
+    reasoning_parser: str = reasoning.AUTO
+    """How reasoning is found in a model's text: one of reasoning.CHOICES."""
     chat_template: str | None = None
     """Source of the chat template that serves instead of the model's."""
     disable_additional_properties: bool = True
@@ -88,6 +90,9 @@ class RouterConfig:
         if self.tool_call_parser not in tool_formats.CHOICES:
             known = ", ".join(tool_formats.CHOICES)
             raise ValueError(f"tool_call_parser is {self.tool_call_parser!r}; use one of {known}")
+        if self.reasoning_parser not in reasoning.CHOICES:
+            known = ", ".join(reasoning.CHOICES)
+            raise ValueError(f"reasoning_parser is {self.reasoning_parser!r}; use one of {known}")
         for name, port in (("port", self.port), ("http_port", self.http_port or 0)):
             if not 0 <= port <= 65_535:
                 raise ValueError(f"{name} {port} is not in [0, 65535]")

@@ -39,6 +39,8 @@ class Message(NamedTuple):
     tool_calls: Sequence[ToolCall] = ()
     tool_call_id: str = ""
     name: str = ""
+    reasoning: str = ""
+    """Of an assistant: what it has thought before its text."""
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -64,6 +66,8 @@ class Message(NamedTuple):
             variables["tool_calls"] = [call.variables() for call in self.tool_calls]
         if self.tool_call_id:
             variables["tool_call_id"] = self.tool_call_id
+        if self.reasoning:  # under both names that templates know, as in transformers
+            variables["reasoning_content"] = variables["thinking"] = self.reasoning
         if self.name:
             variables["name"] = self.name
         return variables

@@ -56,6 +56,7 @@ class _Held:
     def add(self, delta: Delta) -> None:
         held = self.delta
         held.text += delta.text
+        held.reasoning += delta.reasoning
         held.token_ids += delta.token_ids
         held.logprobs += delta.logprobs
         held.finish = delta.finish

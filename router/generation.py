@@ -20,6 +20,7 @@ from router.keys import ApiKey
 from router.model import ServedModel
 from router.observer import Observer
 from router.outputs import Update
+from router.reasoning import ReasoningReader, reasoning_reader
 from router.request import GenerationRequest
 from router.schedulers import Schedulers
 from router.tool_reader import ToolCallReader, reader_of
@@ -85,12 +86,14 @@ class Generator:
         schedulers: Schedulers,
         *,
         tool_call_parser: str,
+        reasoning_parser: str,
         observer: Observer | None = None,
     ) -> None:
-        """`tool_call_parser` is one of `tool_formats.CHOICES`."""
+        """The parsers are one of `tool_formats.CHOICES` and one of `reasoning.CHOICES`."""
         self.admission = admission
         self._schedulers = schedulers
         self._tool_call_parser = tool_call_parser
+        self._reasoning_parser = reasoning_parser
         self._key_limits = KeyLimits()
         self._live: dict[tuple[str, str], _Live] = {}  # by tenant and request id
         self._observer = observer or Observer()
@@ -153,6 +156,8 @@ class Generator:
             observed.begun(request_id, asked)
             prompt = await self._tokenize(asked, model, origin, span)
             tool_calls = self._tool_call_reader(asked, model)
+            reasoning = await self._reasoning_reader(asked, model, prompt)
+            readers = [one for one in (reasoning, tool_calls) if one is not None]
             outbox = Outbox(asked.delivery, prompt.echo)
             request = self.admission.submit(
                 asked,
@@ -163,7 +168,7 @@ class Generator:
                 arrived_ns=arrived_ns,
                 time_remaining=origin.time_remaining,
                 trace_context=telemetry.inject(span.context),
-                kept_token_ids=tool_calls.kept_token_ids if tool_calls else frozenset(),
+                kept_token_ids=frozenset().union(*(one.kept_token_ids for one in readers)),
             )
             live.begin(request)
             span.set_request(request)
@@ -175,8 +180,8 @@ class Generator:
                 while not is_last:
                     update = await request.next_update()
                     is_last = update.end is not None
-                    if tool_calls is not None:
-                        tool_calls.read(update)
+                    for reader in readers:
+                        reader.read(update)
                     span.add_update(update)
                     if update.end is not None:
                         observed.ended(request, update.end)
@@ -209,6 +214,16 @@ class Generator:
             prompt = await self.admission.tokenize(asked, model)
             tokenized += prompt.token_ids
         return prompt
+
+    async def _reasoning_reader(
+        self, asked: Asked, model: ServedModel, prompt: EncodedPrompt
+    ) -> ReasoningReader | None:
+        """A text that must conform to a structure has no room for reasoning before it."""
+        if not isinstance(asked.prompt, Conversation) or "structured_output" in asked.sampling:
+            return None
+        return await reasoning_reader(
+            asked.prompt, model, prompt.token_ids, setting=self._reasoning_parser
+        )
 
     def _tool_call_reader(self, asked: Asked, model: ServedModel) -> ToolCallReader | None:
         if not isinstance(asked.prompt, Conversation):

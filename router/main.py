@@ -80,6 +80,7 @@ class Router:
             self.admission,
             self.schedulers,
             tool_call_parser=config.tool_call_parser,
+            reasoning_parser=config.reasoning_parser,
             observer=Observer(metrics, RequestLog(config.logged_requests)),
         )
         self._load = LoadClient(config.scheduler_addresses, tls=config.tls)

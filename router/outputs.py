@@ -57,6 +57,8 @@ class Delta:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish: Finish | None = None
     tool_calls: list[ToolCallDelta] = field(default_factory=list)
+    reasoning: str = ""
+    """What the model has thought before its text."""
 
 
 class Usage(NamedTuple):

@@ -50,7 +50,12 @@ class TimedAnswer:
         return {
             "request_id": self.answer.request_id,
             "outputs": [
-                {"index": index, "text": output.text, "finish_reason": output.finish_reason}
+                {
+                    "index": index,
+                    "text": output.text,
+                    **({"reasoning": output.reasoning} if output.reasoning else {}),
+                    "finish_reason": output.finish_reason,
+                }
                 for index, output in enumerate(self.answer.outputs)
             ],
             "usage": asdict(self.answer.usage) if self.answer.usage else None,
@@ -82,6 +87,7 @@ async def show(stream: AsyncStream, *, address: str, as_json: bool) -> TimedAnsw
             async for chunk in _with_patience(stream.chunks()):
                 timed.note(chunk)
                 if not as_json:
+                    _print_reasoning(timed.answer, chunk)
                     print(chunk.text, end="", flush=True)
     if as_json:
         print(json.dumps(timed.as_dict(), ensure_ascii=False))
@@ -89,6 +95,16 @@ async def show(stream: AsyncStream, *, address: str, as_json: bool) -> TimedAnsw
     _print_others(timed.answer)
     Console(stderr=True, highlight=False, soft_wrap=True).print(Text(timed.summary(), "dim"))
     return timed
+
+
+def _print_reasoning(answer: Answer, chunk: Chunk) -> None:
+    """Prints it on standard error: a pipe gets answers alone."""
+    if not answer.reasoning:
+        return
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console.print(Text(chunk.reasoning, "dim italic"), end="")
+    if chunk.text and chunk.text == answer.text:  # the answer begins
+        console.print("\n")
 
 
 async def _with_patience(chunks: AsyncIterator[Chunk]) -> AsyncIterator[Chunk]:

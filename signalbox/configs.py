@@ -89,6 +89,7 @@ def router_config(settings: RouterSettings) -> RouterConfig:
         max_live_requests=settings.max_live_requests,
         seed=settings.seed,
         tool_call_parser=settings.tool_call_parser,
+        reasoning_parser=settings.reasoning_parser,
         chat_template=(
             None if settings.chat_template is None else load_chat_template(settings.chat_template)
         ),

@@ -20,6 +20,7 @@ class _Choice:
     """A message as far as it has come."""
 
     text: list[str] = field(default_factory=list)
+    reasoning: str = ""
     calls: list[dict[str, Any]] = field(default_factory=list)
     logprobs: list[Any] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
@@ -27,6 +28,7 @@ class _Choice:
 
     def add(self, delta: Delta) -> None:
         self.text.append(delta.text)
+        self.reasoning += delta.reasoning
         self.token_ids += delta.token_ids
         self.finish = delta.finish
         for call in delta.tool_calls:
@@ -42,6 +44,7 @@ class _Choice:
             "content": text if text or not self.calls else None,
             "refusal": None,
         }
+        message |= _reasoning(self.reasoning)
         if self.calls:
             message["tool_calls"] = self.calls
         return message
@@ -115,6 +118,7 @@ class ChatAnswer:
 
     def _chunk(self, delta: Delta) -> dict[str, Any]:
         content: dict[str, Any] = {"content": delta.text} if delta.text else {}
+        content |= _reasoning(delta.reasoning)
         if delta.tool_calls:
             content["tool_calls"] = [_call_delta(call) for call in delta.tool_calls]
         logprobs = chat_logprobs(self._tokens, delta) if self._body.logprobs else None
@@ -134,3 +138,8 @@ def _call_delta(call: ToolCallDelta) -> dict[str, Any]:
     if call.id:
         return {"index": call.index, **_call(call)}
     return {"index": call.index, "function": {"arguments": call.arguments}}
+
+
+def _reasoning(text: str) -> dict[str, str]:
+    """Under both names that clients of vLLM and of DeepSeek look for."""
+    return {"reasoning": text, "reasoning_content": text} if text else {}

@@ -60,7 +60,9 @@ class ChatMessage(Body):
     """Of an answer that is sent back."""
     function_call: None = None
     """Of an answer that is sent back; see tool_calls."""
-    reasoning_content: None = None
+    reasoning_content: str | None = None
+    """As reasoning, under DeepSeek's name."""
+    reasoning: str | None = None
     """Of an answer that is sent back."""
 
 

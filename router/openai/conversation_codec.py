@@ -74,6 +74,7 @@ def _message(position: int, message: ChatMessage) -> pb.ChatMessage:
             for call in message.tool_calls or ()
         ],
         tool_call_id=message.tool_call_id or "",
+        reasoning=message.reasoning or message.reasoning_content or "",
         name=message.name or "",
     )
 

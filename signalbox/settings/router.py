@@ -85,6 +85,13 @@ class DoorSettings(NameSettings):
         " none leaves them there",
     )
 
+    reasoning_parser: Literal[
+        "auto", "deepseek_r1", "qwen3", "granite", "mistral", "seed_oss", "none"
+    ] = Field(
+        "auto",
+        description="how reasoning (<think> and its kin) is found in the model's text; auto goes by"
+        " its chat template and tokens, none leaves it there",
+    )
     chat_template: str | None = Field(
         None,
         description="chat template instead of the model's: a file with a Jinja template, or one of "

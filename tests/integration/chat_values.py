@@ -122,7 +122,13 @@ BAD["chat_template"].append(
     Bad(too_long(64 << 10).map(lambda text: pb.ChatRequest(chat_template=text)))
 )
 
-ANY = {"continue_final_message", "parallel_tool_calls", "messages.name", "messages.tool_call_id"}
+ANY = {
+    "continue_final_message",
+    "parallel_tool_calls",
+    "messages.name",
+    "messages.tool_call_id",
+    "messages.reasoning",
+}
 """Every value is legal, beside what else `chats` draws."""
 
 
@@ -131,6 +137,7 @@ def messages(draw: st.DrawFn) -> pb.ChatMessage:
     role = draw(ROLES)
     message = pb.ChatMessage(role=role, content=map(text_part, draw(st.lists(TEXTS, min_size=1))))
     message.name, message.tool_call_id = draw(TEXTS), draw(TEXTS)
+    message.reasoning = draw(TEXTS)
     if role == pb.CHAT_ROLE_ASSISTANT:
         for arguments in draw(st.lists(st.just("") | OBJECTS, max_size=2)):
             message.tool_calls.add(id=draw(TEXTS), name=draw(TEXTS), arguments=arguments)

@@ -16,6 +16,8 @@ class Delta:
     token_ids: tuple[int, ...]
     finish_reason: str | None
     """Such as "stop" or "length", in the sequence's last delta."""
+    reasoning: str = ""
+    """Of a chat with a model that reasons: what is added to that, before its text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +43,11 @@ class Chunk:
         """What is added to the first sequence."""
         return "".join(delta.text for delta in self.deltas if delta.index == 0)
 
+    @property
+    def reasoning(self) -> str:
+        """What is added to the reasoning of the first sequence."""
+        return "".join(delta.reasoning for delta in self.deltas if delta.index == 0)
+
 
 @dataclass(slots=True)
 class Output:
@@ -50,6 +57,7 @@ class Output:
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
     """None while it goes on."""
+    reasoning: str = ""
 
 
 @dataclass(slots=True)
@@ -66,6 +74,11 @@ class Answer:
         return self.outputs[0].text if self.outputs else ""
 
     @property
+    def reasoning(self) -> str:
+        """What the model has thought before the first sequence's text."""
+        return self.outputs[0].reasoning if self.outputs else ""
+
+    @property
     def finish_reason(self) -> str | None:
         return self.outputs[0].finish_reason if self.outputs else None
 
@@ -76,6 +89,7 @@ class Answer:
         for delta in chunk.deltas:
             output = self._output(delta.index)
             output.text += delta.text
+            output.reasoning += delta.reasoning
             output.token_ids += delta.token_ids
             output.finish_reason = delta.finish_reason or output.finish_reason
 
@@ -100,6 +114,7 @@ def _delta(output: pb.SequenceDelta) -> Delta:
         index=output.index,
         text=output.text,
         token_ids=tuple(output.token_ids),
+        reasoning=output.reasoning,
         finish_reason=reason and reason.removeprefix("FINISH_REASON_").lower(),
     )
 

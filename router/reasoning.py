@@ -1,0 +1,167 @@
+"""Takes a model's reasoning out of text that arrives in pieces, whatever the pieces.
+
+Reasoning is what stands between two markers at the beginning of an answer; where the prompt ends
+with the first marker, the answer begins within. Space around reasoning and answer is left out.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from router.conversation import Conversation
+from router.model import ServedModel
+from router.outputs import Update
+
+AUTO, NONE = "auto", "none"
+_NUM_TAIL_TOKENS = 16
+"""Of the prompt: hold the marker that a template may end with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReasoningFormat:
+    """How a family of models marks its reasoning."""
+
+    start: str
+    end: str
+    begins_within: bool = False
+    """Whether answers begin with reasoning though no marker says so."""
+
+
+_THINK = ReasoningFormat(start="<think>", end="</think>")
+FORMATS = {
+    "deepseek_r1": ReasoningFormat(start="<think>", end="</think>", begins_within=True),
+    "qwen3": _THINK,
+    "granite": ReasoningFormat(start="Here is my thought process:", end="Here is my response:"),
+    "mistral": ReasoningFormat(start="[THINK]", end="[/THINK]"),
+    "seed_oss": ReasoningFormat(start="<seed:think>", end="</seed:think>"),
+}
+"""By the names that vLLM gives them."""
+CHOICES = (AUTO, *FORMATS, NONE)
+
+
+class Split(NamedTuple):
+    """What a piece of text led to."""
+
+    reasoning: str
+    text: str
+
+
+class ReasoningParser:
+    """Reads the answer of one sequence."""
+
+    def __init__(self, format_: ReasoningFormat, *, begins_within: bool) -> None:
+        self._format = format_
+        self._held = ""
+        self._is_at_start = True
+        self._has_marker = False
+        self._is_within = begins_within
+        self._wants_text = False
+        """Whether the space before the answer is being left out."""
+
+    def push(self, text: str) -> Split:
+        if not (self._is_at_start or self._is_within or self._wants_text):
+            return Split("", text)
+        self._held += text
+        if self._is_at_start and not self._read_start():
+            return Split("", "")
+        reasoning = self._read_reasoning() if self._is_within else ""
+        return Split(reasoning, "" if self._is_within else self._read_text())
+
+    def flush(self) -> Split:
+        """Returns what was held back, at the end of the text."""
+        held, self._held = self._held, ""
+        if self._is_at_start and not self._is_within:
+            return Split("", held)
+        return Split(held.rstrip() if self._is_within else "", "")
+
+    def _read_start(self) -> bool:
+        """Returns whether it is known if there is a start marker; drops it."""
+        text, start = self._held.lstrip(), self._format.start
+        if not self._has_marker:
+            if text.startswith(start):
+                self._has_marker = self._is_within = True
+                text = text[len(start) :].lstrip()
+            elif start.startswith(text):
+                return False
+        if self._is_within:
+            self._held = text
+        self._is_at_start = self._is_within and not text  # the space before it is not over
+        return not self._is_at_start
+
+    def _read_reasoning(self) -> str:
+        text, end = self._held, self._format.end
+        position = text.find(end)
+        if position >= 0:
+            self._is_within, self._wants_text = False, True
+            self._held = text[position + len(end) :]
+            return text[:position].rstrip()
+        longest = min(len(end) - 1, len(text))
+        num_matched = next((n for n in range(longest, 0, -1) if text.endswith(end[:n])), 0)
+        reasoning = text[: len(text) - num_matched].rstrip()
+        self._held = text[len(reasoning) :]
+        return reasoning
+
+    def _read_text(self) -> str:
+        text, self._held = self._held, ""
+        if self._wants_text:
+            text = text.lstrip()
+            self._wants_text = not text
+        return text
+
+
+class ReasoningReader:
+    """Changes each update of a request in place: reasoning leaves the text."""
+
+    def __init__(
+        self, format_: ReasoningFormat, *, begins_within: bool, kept_token_ids: frozenset[int]
+    ) -> None:
+        self.kept_token_ids = kept_token_ids
+        """Special tokens that must be in the text for the markers to be found."""
+        self._format = format_
+        self._begins_within = begins_within
+        self._parsers: dict[int, ReasoningParser] = {}
+
+    def read(self, update: Update) -> None:
+        for delta in update.deltas:
+            parser = self._parsers.get(delta.index)
+            if parser is None:
+                parser = ReasoningParser(self._format, begins_within=self._begins_within)
+                self._parsers[delta.index] = parser
+            delta.reasoning, delta.text = parser.push(delta.text)
+            if delta.finish is not None:
+                reasoning, text = parser.flush()
+                delta.reasoning += reasoning
+                delta.text += text
+
+
+async def reasoning_reader(
+    conversation: Conversation, model: ServedModel, prompt_token_ids: list[int], *, setting: str
+) -> ReasoningReader | None:
+    """Returns what reads the answer's reasoning; None leaves the text as it is.
+
+    Args:
+        setting: one of CHOICES; AUTO goes by the chat template, then by the model's tokens.
+    """
+    tokenizer = model.tokenizer
+    template = tokenizer.chat_template
+    source = conversation.chat_template or (template.source if template else "")
+    if setting == NONE:
+        return None
+    format_ = FORMATS[setting] if setting != AUTO else _detect(source, model)
+    if format_ is None:
+        return None
+    tail = await tokenizer.decode(prompt_token_ids[-_NUM_TAIL_TOKENS:], skip_special_tokens=False)
+    tail = tail.rstrip()
+    is_closed = tail.endswith(format_.end) or not conversation.add_generation_prompt
+    ids = [tokenizer.token_id(marker) for marker in (format_.start, format_.end)]
+    return ReasoningReader(
+        format_,
+        begins_within=tail.endswith(format_.start) or (format_.begins_within and not is_closed),
+        kept_token_ids=frozenset(token_id for token_id in ids if token_id is not None),
+    )
+
+
+def _detect(template: str, model: ServedModel) -> ReasoningFormat | None:
+    for format_ in (_THINK, FORMATS["mistral"], FORMATS["seed_oss"]):
+        if format_.end in template or model.tokenizer.token_id(format_.end) is not None:
+            return format_
+    return None
