@@ -19,7 +19,7 @@ from signalbox.router_flags import add_router_flags, add_sampling_flags, request
 
 EXAMPLES = """\
 examples
-  signalbox chat "What is the capital of France?"
+  signalbox chat "What is the capital of Japan?"
   signalbox chat                                       # a conversation; /help says what it knows
   signalbox chat --system "Answer in French." --temperature 0 "Good morning"
   echo "Summarise: ..." | signalbox chat --json --router gpu1:50051

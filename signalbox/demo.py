@@ -7,7 +7,7 @@ from signalbox.connection import Connection, router_client
 from signalbox.settings import ServeSettings
 from signalbox.stack import running
 
-QUESTION = "What is the capital of France?"
+QUESTION = "What is the capital of Japan?"
 MAX_TOKENS = 64
 
 

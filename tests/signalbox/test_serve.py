@@ -190,10 +190,10 @@ def test_the_demo_asks_answers_and_ends() -> None:
 
 
 @pytest.mark.model
-def test_the_demo_answers_with_paris() -> None:
+def test_the_demo_answers_with_tokyo() -> None:
     done = signalbox("demo", MODEL, "--device", "cpu")
     assert done.returncode == 0, done.stderr
-    assert "Paris" in done.stdout
+    assert "Tokyo" in done.stdout
     assert "loading" in done.stderr
     assert "tokens/s" in done.stderr
 
