@@ -15,7 +15,13 @@ from rich.text import Text
 from signalbox.answer import TimedAnswer, explained, show
 from signalbox.chat_defaults import chat_defaults
 from signalbox.connection import connection, router_client
-from signalbox.router_flags import add_router_flags, add_sampling_flags, request_options
+from signalbox.router_flags import (
+    add_router_flags,
+    add_sampling_flags,
+    request_options,
+    set_option,
+)
+from signalbox_client import Answer
 
 EXAMPLES = """\
 examples
@@ -29,7 +35,9 @@ COMMANDS = """\
 /system TEXT    other instructions, and forget the conversation
 /undo           forget the last question and its answer
 /history        show the conversation
-/exit           end, as Ctrl-D does; Ctrl-C ends an answer"""
+/set            show what the flags say of sampling
+/set NAME X     say it for the answers to come, as in /set temperature 0; no X takes it back
+/exit           end, as Ctrl-D does; Ctrl-C ends an answer, and what came of it stays"""
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -54,6 +62,10 @@ class Conversation:
     system: str | None = None
     turns: list[dict[str, str]] = field(default_factory=list)
     """As a request has them: role and content."""
+    asked: dict[str, Any] = field(default_factory=dict)
+    """What flags and /set say, under the names of the client's calls."""
+    coming: Answer | None = None
+    """The answer that streams, or streamed last."""
 
     @property
     def messages(self) -> list[dict[str, str]]:
@@ -74,19 +86,21 @@ class Conversation:
 
 async def talk(options: dict[str, Any]) -> None:
     """Answers options["message"], standard input, or what is typed, by the router that is named."""
-    conversation = Conversation(options["system"])
-    given, as_json = request_options(options), options["json"]
+    conversation = Conversation(options["system"], asked=request_options(options))
+    as_json = options["json"]
     async with router_client(options["router"], connection(options)) as client:
         with explained(client.address):
             served = await client.model()
-        defaults = chat_defaults(given, served.default_sampling_params)
-        _say(defaults.told)
+        _say(chat_defaults(conversation.asked, served.default_sampling_params).told)
 
         async def show_answer(asked: dict[str, Any]) -> TimedAnswer:
             stream = client.stream_chat(conversation.messages, **asked)
+            conversation.coming = stream.answer
             return await show(stream, address=client.address, as_json=as_json)
 
         async def answer() -> TimedAnswer:
+            given = conversation.asked
+            defaults = chat_defaults(given, served.default_sampling_params)
             try:
                 came = await show_answer({**defaults.options, **given})
             except RuntimeError as error:
@@ -127,13 +141,18 @@ async def _converse(conversation: Conversation, answer: Any) -> None:
 
 
 async def _answer_or_forget(conversation: Conversation, answer: Any, console: Console) -> None:
-    """A question whose answer fails, or is ended by Ctrl-C, has not been asked."""
+    """Asks; Ctrl-C keeps the part of the answer that came. A question that fails is forgotten."""
+    conversation.coming = None
     try:
         came = await _until_interrupted(answer())
         conversation.answered(came.answer.text)
     except asyncio.CancelledError:
-        conversation.turns.pop()
-        console.print("\n[dim]ended; the question is forgotten[/dim]")
+        if conversation.coming is not None and conversation.coming.text:
+            conversation.answered(conversation.coming.text)
+            console.print("\n[dim]ended; the conversation has what came of the answer[/dim]")
+        else:
+            conversation.turns.pop()
+            console.print("\n[dim]ended; the question is forgotten[/dim]")
     except RuntimeError as error:
         conversation.turns.pop()
         console.print(str(error), style="red", markup=False)
@@ -151,11 +170,32 @@ async def _until_interrupted(answer: Coroutine[Any, Any, TimedAnswer]) -> TimedA
 
 
 def _typed() -> str | None:
+    """Returns the next line, "" for one that Ctrl-C has cleared, None at the end of input."""
+    # asyncio's own handler would cancel the task, which `input` does not notice.
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return input("> ").strip()
     except EOFError:
         print(file=sys.stderr)
         return None
+    except KeyboardInterrupt:
+        print("\nCtrl-D or /exit ends the conversation", file=sys.stderr)
+        return ""
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
+def _set(text: str, conversation: Conversation, console: Console) -> None:
+    """Changes or shows the sampling parameters of the answers to come."""
+    name, _, value = text.strip().partition(" ")
+    try:
+        if name:
+            set_option(conversation.asked, name, value.strip())
+    except ValueError as error:
+        console.print(str(error), style="red", markup=False)
+        return
+    said = {name: value for name, value in conversation.asked.items() if value is not None}
+    console.print(", ".join(f"{name} {value}" for name, value in said.items()) or "nothing is set")
 
 
 def obey(command: str, conversation: Conversation, console: Console) -> bool:
@@ -172,6 +212,8 @@ def obey(command: str, conversation: Conversation, console: Console) -> bool:
         case "/history":
             for turn in conversation.messages:
                 console.print(f"{turn['role']}: {turn['content']}", markup=False)
+        case "/set":
+            _set(rest, conversation, console)
         case "/exit":
             return False
         case _:

@@ -75,6 +75,25 @@ def request_options(options: dict[str, Any]) -> dict[str, Any]:
     return {**asked, "timeout_s": timeout_s}
 
 
+def set_option(asked: dict[str, Any], name: str, value: str) -> None:
+    """Sets a sampling parameter as its flag does; without a value, takes it back.
+
+    Raises ValueError if there is none of that name, or the value is not of its type.
+    """
+    name = name.lstrip("-").replace("-", "_")
+    if name not in _SAMPLING:
+        raise ValueError(f"nothing is called {name!r}; there are {', '.join(_SAMPLING)}")
+    kind, _ = _SAMPLING[name]
+    if not value:
+        asked.pop(name, None)
+        return
+    try:
+        asked[name] = kind(value)
+    except ValueError:
+        expected = "a whole number" if kind is int else "a number"
+        raise ValueError(f"{name} takes {expected}, not {value!r}") from None
+
+
 def _read(path: Path, name: str) -> str:
     try:
         return path.read_text(encoding="utf-8")

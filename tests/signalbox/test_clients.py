@@ -150,7 +150,14 @@ def test_a_conversation_goes_on_after_an_answer_is_interrupted(stack: Stack) -> 
         terminal.wait_for("Hello\r\n")  # what the terminal echoes
         terminal.wait_for(" ")  # the first words of an answer of 400 tokens
         terminal.process.send_signal(signal.SIGINT)
-        terminal.wait_for("the question is forgotten")
+        terminal.wait_for("the conversation has what came of the answer")
+        terminal.wait_for("> ")
+        terminal.process.send_signal(signal.SIGINT)  # at the prompt it ends nothing
+        terminal.wait_for("/exit ends the conversation")
+        terminal.wait_for("> ")
+        terminal.type("/history")
+        terminal.wait_for("user: Hello")
+        terminal.wait_for("assistant: ")
         terminal.wait_for("> ")
         terminal.type("/system Be brief.")
         terminal.wait_for("> ")
@@ -163,6 +170,19 @@ def test_a_conversation_goes_on_after_an_answer_is_interrupted(stack: Stack) -> 
         terminal.close()
     done = signalbox("models", "--json", "--router", stack.address)
     assert json.loads(done.stdout)["load"]["num_running_requests"] == 0
+
+
+def test_sampling_parameters_are_set_and_taken_back_within_a_conversation() -> None:
+    conversation, console = Conversation(asked={"timeout_s": None}), Console(file=io.StringIO())
+    for command in ("/set temperature 0", "/set max-tokens 7", "/set top_k 3", "/set top_k"):
+        assert obey(command, conversation, console)
+    assert conversation.asked == {"timeout_s": None, "temperature": 0.0, "max_tokens": 7}
+    for wrong in ("/set temperature warm", "/set nonsense 1"):
+        assert obey(wrong, conversation, console)
+    assert conversation.asked == {"timeout_s": None, "temperature": 0.0, "max_tokens": 7}
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "temperature takes a number, not 'warm'" in shown
+    assert "nothing is called 'nonsense'" in shown
 
 
 def make_conversation() -> Conversation:
