@@ -12,8 +12,8 @@ from protos.inference.v1 import inference_pb2 as pb
 from router import chat_codec
 from router.chat_template import ChatTemplate
 from router.known_templates import known_templates, load_chat_template
+from router.openai.chat_types import ConversationBody
 from router.openai.conversation_codec import conversation_of
-from router.openai.types import ConversationBody
 from router.template_facts import ContentForm, facts_of
 from rpc.errors import InvalidArgument
 from signalbox.llm.conversations import conversation
