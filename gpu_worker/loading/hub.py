@@ -1,14 +1,16 @@
 """Fetches a model from the Hugging Face hub into its local cache, by branch, tag or commit."""
 
+import errno
 import io
 import logging
+import shutil
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
 from gpu_worker.config import ModelError
-from rpc.startup import ReportProgress, StartupPhase, StartupProgress
+from rpc.startup import ReportProgress, StartupPhase, StartupProgress, ignore_progress
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +47,7 @@ def _snapshot(
         RevisionNotFoundError,
     )
 
+    _check_disk(model, revision, patterns)
     try:
         return Path(
             hub.snapshot_download(
@@ -64,9 +67,53 @@ def _snapshot(
     except LocalEntryNotFoundError:
         reason = "the hub cannot be reached and no copy is cached; give a local directory"
     except (HfHubHTTPError, OSError) as error:
+        if getattr(error, "errno", None) == errno.ENOSPC:
+            raise _disk_full(model) from None
         lines = str(error).splitlines() or [type(error).__name__]
         reason = f"{lines[0]}; check the network, or give a local directory"
     raise ModelError(f"cannot fetch {model} from the hub: {reason}")
+
+
+def _check_disk(model: str, revision: str | None, patterns: list[str]) -> None:
+    """Raises ModelError unless the files that are not cached fit on the disk."""
+    import huggingface_hub as hub
+    from huggingface_hub.errors import DryRunError, HfHubHTTPError
+
+    try:
+        files = hub.snapshot_download(
+            model,
+            revision=revision,
+            allow_patterns=patterns,
+            ignore_patterns=_DUPLICATES,
+            dry_run=True,
+            tqdm_class=_bar_class(ignore_progress),
+        )
+    except (DryRunError, HfHubHTTPError, OSError, ValueError):
+        return  # fetching says what is wrong, unless all is cached
+    needed = sum(file.file_size or 0 for file in files if file.will_download)
+    if needed > shutil.disk_usage(_cache()).free:
+        raise _disk_full(model, needed)
+
+
+def _cache() -> Path:
+    """The hub's cache, or the folder that it will be made in."""
+    from huggingface_hub import constants
+
+    cache = Path(constants.HF_HUB_CACHE)
+    return next(folder for folder in (cache, *cache.parents) if folder.is_dir())
+
+
+def _disk_full(model: str, needed: int | None = None) -> ModelError:
+    cache = _cache()
+    takes = "" if needed is None else f"it takes {_mib(needed)} MiB, and "
+    return ModelError(
+        f"cannot fetch {model} from the hub: {takes}{_mib(shutil.disk_usage(cache).free)} MiB are"
+        f" free in {cache}; free some, or set HF_HOME to a folder on another disk"
+    )
+
+
+def _mib(num_bytes: int) -> int:
+    return num_bytes >> 20
 
 
 def _bar_class(progress: ReportProgress) -> type[Any]:

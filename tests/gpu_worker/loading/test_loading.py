@@ -2,6 +2,7 @@
 
 import http.server
 import json
+import shutil
 import threading
 import urllib.parse
 from collections.abc import Iterator
@@ -259,6 +260,17 @@ def test_weights_of_older_models_are_fetched_where_there_are_no_others(hub: Path
     source = open_path("some-org/Some-Model")
     assert source.directory is not None
     assert (source.directory / "pytorch_model.bin").is_file()
+
+
+def test_model_that_the_disk_cannot_hold_is_refused_before_it_is_fetched(
+    hub: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_model(hub)
+    usage = shutil.disk_usage(hub)._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(ModelError, match=r"takes 0 MiB, and 0 MiB are free in .*; free some, or"):
+        open_path("some-org/Some-Model")
+    assert not [*(hub.parent / "cache").rglob("*.safetensors")]
 
 
 def test_cached_model_needs_no_hub(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
