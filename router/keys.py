@@ -129,25 +129,34 @@ def _bearer(metadata: Metadata) -> bytes:
 def read_keys(path: Path) -> tuple[ApiKey, ...]:
     """Reads a YAML list of keys. Raises KeyFileError."""
     try:
-        entries = yaml.safe_load(path.read_text(encoding="utf-8")) or []
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         # What is no file's name may be a key, which no message repeats.
         name = f" {path}" if path.suffix in _SUFFIXES else ""
         raise KeyFileError(
             f"cannot read api_keys{name}: there is no such file; api_key takes a key itself"
         ) from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError) as error:
         reason = " ".join(str(getattr(error, "strerror", None) or error).split())
         raise KeyFileError(f"cannot read api_keys {path}: {reason}") from None
+    return parse_keys(text, f"api_keys {path}")
+
+
+def parse_keys(text: str, place: str) -> tuple[ApiKey, ...]:
+    """Returns the keys of a YAML list. Raises KeyFileError, which names the place."""
+    try:
+        entries = yaml.safe_load(text) or []
+    except yaml.YAMLError as error:
+        raise KeyFileError(f"cannot read {place}: {' '.join(str(error).split())}") from None
     if not isinstance(entries, list):
-        raise KeyFileError(f"api_keys {path}: expected a list of keys; see `signalbox keys create`")
+        raise KeyFileError(f"{place}: expected a list of keys; see `signalbox keys create`")
     try:
         keys = tuple(_key(entry) for entry in entries)
     except ValueError as error:
-        raise KeyFileError(f"api_keys {path}: {error}") from None
+        raise KeyFileError(f"{place}: {error}") from None
     for field in ("name", "sha256"):
         if len({getattr(key, field) for key in keys}) < len(keys):
-            raise KeyFileError(f"api_keys {path}: two keys have the same {field}")
+            raise KeyFileError(f"{place}: two keys have the same {field}")
     return keys
 
 

@@ -65,7 +65,7 @@ _CLIENTS = {
     "tokenize": "turn text into tokens, or token ids into text",
     "bench": "load a router or an OpenAI endpoint, and measure",
     "models": "say what a router serves, and how busy it is",
-    "keys": "make an API key for clients of the router",
+    "keys": "make, list and revoke API keys for clients of the router",
 }
 """What call a running router, or are for who does."""
 _QUESTIONS = {
