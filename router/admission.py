@@ -73,6 +73,8 @@ class EncodedPrompt(NamedTuple):
     """What a request holds in text, as tokens."""
 
     token_ids: list[int]
+    field: str
+    """What the client's API calls them."""
     echo: Echo | None = None
     bad_words: tuple[tuple[int, ...], ...] = ()
     structured_output: Constraint | None = None
@@ -141,6 +143,7 @@ class Admission:
         validation.check_prompt_length(len(token_ids), field=prompt_field, model=model)
         return EncodedPrompt(
             token_ids,
+            prompt_field,
             echo=await self._echo(asked, model, token_ids) if asked.delivery.echo else None,
             bad_words=await model.tokenizer.encode_words(asked.sampling.get("bad_words", ())),
             structured_output=constraint,
@@ -194,6 +197,7 @@ class Admission:
             handle=self._schedulers.new_handle(),
             request_id=request_id,
             prompt_token_ids=prompt.token_ids,
+            prompt_field=prompt.field,
             params=params,
             tokenizer=model.tokenizer,
             link=self._schedulers,

@@ -248,6 +248,7 @@ def model(served: ServedModel) -> pb.GetModelResponse:
         max_model_len=served.max_model_len,
         has_chat_template=served.tokenizer.has_chat_template,
         default_sampling_params=_defaults(served.sampling_defaults),
+        effective_max_model_len=served.window,
     )
 
 

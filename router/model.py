@@ -1,6 +1,6 @@
 """The model that the scheduler's workers serve, as the router knows it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from router.tokenizer import Tokenizer
 from rpc.sampling_defaults import NO_DEFAULTS, SamplingDefaults
@@ -20,8 +20,16 @@ class ServedModel:
     sampling_defaults: SamplingDefaults = NO_DEFAULTS
     aliases: tuple[str, ...] = ()
     """Other names that requests may use."""
+    effective_max_model_len: int = field(default=0, compare=False)
+    """Longest sequence that some worker's KV cache holds, at last sight; 0 is unknown. No part of
+    which model this is."""
 
     @property
     def names(self) -> tuple[str, ...]:
         """All names that requests may use, the model's own first."""
         return (self.name, *self.aliases)
+
+    @property
+    def window(self) -> int:
+        """Tokens of the longest sequence, as far as it is known."""
+        return self.effective_max_model_len or self.max_model_len

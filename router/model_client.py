@@ -5,7 +5,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 from protos.scheduler.v1 import scheduler_pb2 as pb
 from protos.scheduler.v1 import scheduler_pb2_grpc
-from protos.worker.v1 import worker_pb2
 from router.model import ServedModel
 from router.tokenizer import Tokenizer
 from rpc import sampling_codec
@@ -42,7 +41,7 @@ class ModelClient:
             if self._tokenizer is None or key != self._key:
                 self._tokenizer = await self._fetch_tokenizer(stub, info.vocab_size)
                 self._key = key
-            return _served_model(info, self._tokenizer, self._names)
+            return _served_model(answer, self._tokenizer, self._names)
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -79,8 +78,9 @@ async def _fetch_files(stub: scheduler_pb2_grpc.SchedulerServiceStub) -> dict[st
 
 
 def _served_model(
-    info: worker_pb2.ModelInfo, tokenizer: Tokenizer, names: tuple[str, ...]
+    answer: pb.GetModelResponse, tokenizer: Tokenizer, names: tuple[str, ...]
 ) -> ServedModel:
+    info = answer.model
     return ServedModel(
         name=info.name,
         architecture=info.architecture,
@@ -91,4 +91,5 @@ def _served_model(
         tokenizer=tokenizer,
         sampling_defaults=sampling_codec.decode_defaults(info.sampling_defaults),
         aliases=tuple(name for name in dict.fromkeys(names) if name != info.name),
+        effective_max_model_len=min(answer.effective_max_model_len, info.max_model_len),
     )

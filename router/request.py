@@ -9,6 +9,7 @@ another scheduler when this one is lost.
 import asyncio
 import secrets
 import time
+from dataclasses import replace
 from typing import Protocol
 
 from router.best_of import BestOf
@@ -46,6 +47,7 @@ class GenerationRequest:
         handle: int,
         request_id: str,
         prompt_token_ids: list[int],
+        prompt_field: str = "prompt",
         params: GenerationParams,
         tokenizer: Tokenizer,
         link: Link,
@@ -66,6 +68,8 @@ class GenerationRequest:
         self.tenant = tenant
         self.priority = priority
         self.cache_salt = cache_salt
+        self.prompt_field = prompt_field
+        """What the client's API calls the prompt."""
         self.trace_context = trace_context
         """W3C traceparent and tracestate."""
         self.attempt = 0
@@ -99,6 +103,17 @@ class GenerationRequest:
         self._waiter: asyncio.Future[None] | None = None
         self._end: End | None = None
         self._error: RpcError | None = None
+
+    @property
+    def num_needed_tokens(self) -> int:
+        """Tokens of the shortest window that holds a sequence of the request."""
+        params = self.params
+        most = 1 if params.max_tokens_is_default else params.max_tokens
+        return len(self.prompt_token_ids) + most
+
+    def admit(self, *, max_tokens: int) -> None:
+        """The scheduler has cut max_tokens, for good."""
+        self.params = replace(self.params, max_tokens=max_tokens, max_tokens_is_default=False)
 
     def add_tokens(self, index: int, token_ids: list[int], logprobs: list[TokenLogprobs]) -> None:
         """Puts one sequence's new tokens in; aborts the request if too much is unread."""

@@ -25,6 +25,8 @@ class GenerationParams:
     """What the scheduler and the worker get of it. `stop_token_ids` are the client's and, unless
     ignore_eos, the model's end-of-sequence ids."""
     max_tokens: int
+    max_tokens_is_default: bool = False
+    """Whether the scheduler may cut it to what fits; the client has set none."""
     stop: tuple[str, ...] = ()
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False

@@ -36,6 +36,9 @@ class Owner(Protocol):
     def model_changed(self) -> None:
         """`served` has changed."""
 
+    def window_changed(self) -> None:
+        """`served` is the same model, perhaps with another effective window."""
+
     def lost(self, requests: list[GenerationRequest], *, is_faulty: bool) -> None:
         """The stream has broken, with these on it; faulty if what came on it made no sense."""
 
@@ -188,6 +191,8 @@ class SchedulerConnection:
 
     def _serve(self, served: ServedModel | None) -> None:
         if served == self.served:
+            self.served = served  # its window may have changed
+            self._owner.window_changed()
             return
         self.served = served
         if served is not None:
@@ -197,6 +202,10 @@ class SchedulerConnection:
 
     def _dispatch(self, outputs: pb.StepOutputs) -> None:
         """Puts one step's news into its requests; each request's task wakes once."""
+        for admitted in outputs.admitted:
+            request = self._live.get(admitted.handle)
+            if request is not None:
+                request.admit(max_tokens=admitted.max_tokens)
         for prompt_run in outputs.prompt_logprobs:
             request = self._live.get(prompt_run.handle)
             if request is not None:
@@ -218,7 +227,7 @@ class SchedulerConnection:
         if request is None:
             return
         if finished.code:
-            self._owner.failed(request, scheduler_codec.error(finished), self)
+            self._owner.failed(request, scheduler_codec.error(finished, request), self)
         else:
             request.end(scheduler_codec.ended(finished))
 

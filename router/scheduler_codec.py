@@ -10,7 +10,7 @@ from router.request import GenerationRequest
 from router.sampling import BeamSearch
 from rpc import sampling_codec
 from rpc.columns import int32_list, int64_list, pack_int32
-from rpc.errors import RpcError, from_code
+from rpc.errors import ContextOverflow, RpcError, from_code
 
 _REASONS = {
     pb.FINISH_REASON_STOP: FinishReason.STOP,
@@ -39,6 +39,8 @@ def add_request(request: GenerationRequest) -> pb.AddRequest:
         cache_salt=request.cache_salt,
         trace_context=worker_pb2.TraceContext(traceparent=traceparent, tracestate=tracestate),
         nonce=request.nonce,
+        # Once tokens have come it was admitted as it is.
+        max_tokens_is_default=params.max_tokens_is_default and not request.num_generated_tokens,
     )
     if request.attempt:
         _write_resumed(message, request)
@@ -125,7 +127,12 @@ def ended(finished: pb.RequestFinished) -> End:
     )
 
 
-def error(finished: pb.RequestFinished) -> RpcError:
+def error(finished: pb.RequestFinished, request: GenerationRequest) -> RpcError:
+    """Returns why a request has failed, as its client is told."""
+    if finished.HasField("exceeded_window"):
+        window = finished.exceeded_window
+        what = f"a prompt of {len(request.prompt_token_ids)} tokens"
+        return ContextOverflow(request.prompt_field, what, f"at most {window - 1}", window=window)
     has_retry = finished.HasField("retry_after_ns")
     return from_code(
         finished.code, finished.message, finished.retry_after_ns / 1e9 if has_retry else None

@@ -149,7 +149,15 @@ class Schedulers:
             self._served = served[0] if served else None
             if self._served is not None or before is not None:
                 self._on_serving(self._served is not None)
+        self.window_changed()
         self._resume()
+
+    def window_changed(self) -> None:
+        """Takes the longest window of the schedulers that serve the model."""
+        equal = [one.served for one in self._connections if one.served == self._served]
+        windows = [served for served in equal if served is not None]
+        if windows:
+            self._served = max(windows, key=lambda served: served.window)
 
     def lost(self, requests: list[GenerationRequest], *, is_faulty: bool) -> None:
         """Lets requests whose scheduler is lost go on, or end them if their tokens are in doubt."""
@@ -203,6 +211,9 @@ class Schedulers:
     def _place(self, placed: _Placed) -> bool:
         """Sends a request where the fewest of ours are, if anywhere."""
         serving = self._serving(placed.model)
+        num_needed = placed.request.num_needed_tokens
+        roomy = [one for one in serving if one.served and one.served.window >= num_needed]
+        serving = roomy or serving  # a scheduler may have grown since it was asked
         if serving:
             self._send(placed, _least_loaded(serving))
         return bool(serving)

@@ -154,6 +154,7 @@ def resolve_params(
             bad_words=bad_words,
         ),
         max_tokens=max_tokens,
+        max_tokens_is_default="max_tokens" not in fields,
         stop=tuple(fields.get("stop", ())),
         include_stop_str_in_output=fields.get("include_stop_str_in_output", False),
         ignore_eos=fields.get("ignore_eos", False),

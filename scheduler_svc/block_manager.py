@@ -83,6 +83,18 @@ class BlockSpaceManager:
         shared = self.num_prefix_tokens(group) // self.block_size
         return shared + group.num_branches * (num_blocks - shared)
 
+    @property
+    def longest_alone(self) -> int:
+        """Tokens of the longest sequence that the GPU pool holds; the last is never computed."""
+        return min(self.gpu.num_blocks * self.block_size + 1, self._max_model_len)
+
+    def most_new_tokens(self, group: SequenceGroup) -> int:
+        """Returns the greatest max_tokens with which the group fits the GPU pool; else below 1."""
+        shared = self.num_prefix_tokens(group) // self.block_size
+        num_blocks = shared + (self.gpu.num_blocks - shared) // group.num_branches
+        longest = min(num_blocks * self.block_size + 1, self._max_model_len)
+        return longest - group.num_prompt_tokens
+
     def can_ever_hold(self, group: SequenceGroup) -> bool:
         return self.most_blocks(group) <= self.gpu.num_blocks
 

@@ -26,7 +26,7 @@ from scheduler_svc.publishing import Request, RouterSession, ended_request, rout
 from scheduler_svc.refusals import (
     breaks_workers,
     model_changed,
-    never_fits,
+    no_room_left,
     no_worker_came,
     policy_fails,
 )
@@ -34,6 +34,7 @@ from scheduler_svc.router_messages import RouterMessage
 from scheduler_svc.sequence import FinishReason, SequenceGroup
 from scheduler_svc.stats import RequestStats
 from scheduler_svc.stranded import Stranded
+from scheduler_svc.window import WindowLog
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +64,7 @@ class Cluster:
         self._started_at = clock()
         self._clock = clock
         self._live = LiveRequests()
+        self._window_log = WindowLog()
         self._stranded = Stranded(worker_wait_s)
         self._entry = Entry(
             admission=self.admission,
@@ -95,12 +97,15 @@ class Cluster:
         """Queues a request; one that is refused ends at once, and None is returned."""
         request = Request(group, session, handle)
         self._end_earlier_attempt(group)
+        most_tokens = group.max_tokens
         failure = self._entry.refusal(group, self.model, self._clock())
         if failure is not None:
             group.failure = failure
             self.num_refused[failure.code.name] += 1
             session.send(RouterMessage(ended=[ended_request(request, now=self._clock())]))
             return None
+        if group.max_tokens < most_tokens:
+            session.send(RouterMessage(admitted=[(handle, group.max_tokens)]))
         make_group(group, eos_token_ids=self.model.eos_token_ids if self.model else ())
         tracing.begin(group, now=self._clock())
         self._live.add(request)
@@ -227,12 +232,14 @@ class Cluster:
 
     def join(self, engine: WorkerEngine) -> None:
         self.engines.append(engine)
+        self._window_log.note(self.model, self.engines)
         self._sort_out_waiting()
         engine.wake()
 
     def drain(self, engine: WorkerEngine) -> None:
         """Lets a worker finish what it has; requests that only it would have taken wait."""
         engine.scheduler.drain()
+        self._window_log.note(self.model, self.engines)
         self._sort_out_waiting()
         self.wake()
 
@@ -241,6 +248,7 @@ class Cluster:
         if engine not in self.engines:
             return
         self.engines.remove(engine)
+        self._window_log.note(self.model, self.engines)
         is_lost = engine.scheduler.is_accepting  # else it has announced that it goes
         groups, now = engine.scheduler.evacuate(), self._clock()
         if groups:
@@ -270,7 +278,7 @@ class Cluster:
     def _no_place(self, group: SequenceGroup) -> RequestFailure:
         if not self.is_serving:
             return no_worker_came(self._stranded.wait_s)
-        return never_fits(group)
+        return no_room_left(group)
 
     def wake(self) -> None:
         """Lets every engine look for work."""

@@ -44,6 +44,7 @@ def group(message: pb.AddRequest, *, now: float) -> SequenceGroup:
         prompt_token_ids=list(message.prompt_token_ids),
         params=sampling_codec.decode(message.sampling_params),
         max_tokens=message.max_tokens,
+        max_tokens_is_default=message.max_tokens_is_default,
         num_sequences=message.num_sequences,
         beam_search=_beam_search(message.beam_search) if message.HasField("beam_search") else None,
         deadline=None if timeout_ns is None else now + timeout_ns / 1e9,
@@ -94,6 +95,10 @@ def connect_response(message: RouterMessage) -> pb.ConnectResponse:
         outputs.finished_sequences.extend([_sequence_finished(one) for one in message.finished])
     if message.ended:
         outputs.finished_requests.extend([_request_finished(one) for one in message.ended])
+    if message.admitted:
+        outputs.admitted.extend(
+            [pb.RequestAdmitted(handle=one, max_tokens=most) for one, most in message.admitted]
+        )
     return pb.ConnectResponse(step_outputs=outputs)
 
 
@@ -146,6 +151,8 @@ def _request_finished(ended: EndedRequest) -> pb.RequestFinished:
 def _fill_failure(message: pb.RequestFinished, failure: RequestFailure) -> None:
     message.code = failure.code.value
     message.message = failure.message
+    if failure.exceeded_window is not None:
+        message.exceeded_window = failure.exceeded_window
     if failure.retry_after_s is not None:
         message.retry_after_ns = int(failure.retry_after_s * 1e9)
 

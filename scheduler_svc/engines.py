@@ -48,6 +48,15 @@ class Engines(list[WorkerEngine]):
         """Returns whether some worker could take a request, were it alone there."""
         return any(engine.scheduler.can_ever_take(group) for engine in self)
 
+    @property
+    def effective_window(self) -> int:
+        """Tokens of the longest sequence that the largest worker takes; 0 if none takes any."""
+        return max((engine.scheduler.effective_window for engine in self), default=0)
+
+    def most_new_tokens(self, group: SequenceGroup) -> int:
+        """Returns the greatest max_tokens with which a worker takes a new group; else below 1."""
+        return max((engine.scheduler.most_new_tokens(group) for engine in self), default=0)
+
     def holder(self, group: SequenceGroup) -> WorkerEngine | None:
         """Returns where a request runs or is swapped out; None while it waits."""
         if any(seq.status is SequenceStatus.WAITING for seq in group.unfinished):

@@ -13,6 +13,7 @@ from scheduler_svc.model import ModelInfo
 from scheduler_svc.refusals import beyond_bounds, never_fits, no_worker_serves, policy_fails
 from scheduler_svc.request_checks import find_fault
 from scheduler_svc.sequence import SequenceGroup
+from scheduler_svc.window import cut_to_fit, find_overflow
 
 logger = logging.getLogger(__name__)
 
@@ -41,11 +42,12 @@ class Entry:
             return no_worker_serves()
         if fault := find_fault(group, model):
             return RequestFailure(FailureCode.INVALID_ARGUMENT, fault)
+        cut_to_fit(group, self.engines)
         return (None if is_resumed else self._excess(group)) or self._rank(group)
 
     def _excess(self, group: SequenceGroup) -> RequestFailure | None:
         if not self.engines.have_taker(group):
-            return never_fits(group)
+            return find_overflow(group, self.engines) or never_fits(group)
         num_live = self.live.num_of(group.tenant)
         return beyond_bounds(group, self.bounds, self.admission, num_live=num_live)
 

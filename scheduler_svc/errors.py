@@ -24,6 +24,8 @@ class RequestFailure:
     code: FailureCode
     message: str
     retry_after_s: float | None = None
+    exceeded_window: int | None = None
+    """The effective window, if the prompt is too long for it."""
 
 
 def worker_failure(message: str, *, is_refusal: bool) -> RequestFailure:

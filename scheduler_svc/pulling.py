@@ -100,6 +100,11 @@ class Pulling:
         fits_step = group.num_branches <= self._limits.max_num_seqs
         return fits_step and self._blocks.can_ever_hold(group)
 
+    def most_new_tokens(self, group: SequenceGroup) -> int:
+        """Returns the greatest max_tokens with which the group could run here; else below 1."""
+        fits_step = group.num_branches <= self._limits.max_num_seqs
+        return self._blocks.most_new_tokens(group) if fits_step else 0
+
     @property
     def _num_free_places(self) -> int:
         """Sequences that a step has room for; those that end are known to the worker till then."""

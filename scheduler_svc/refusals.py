@@ -61,6 +61,25 @@ def _for_now(message: str) -> RequestFailure:
     return RequestFailure(FailureCode.RESOURCE_EXHAUSTED, message, RETRY_AFTER_S)
 
 
+def exceeds_window(group: SequenceGroup, window: int) -> RequestFailure:
+    return RequestFailure(
+        FailureCode.INVALID_ARGUMENT,
+        f"the prompt has {group.num_prompt_tokens} tokens; the maximum context length is {window}"
+        " tokens, as much as the largest worker's KV cache holds",
+        exceeded_window=window,
+    )
+
+
+def no_room_left(group: SequenceGroup) -> RequestFailure:
+    """Of a request that a worker had room for which is gone."""
+    return RequestFailure(
+        FailureCode.UNAVAILABLE,
+        f"no worker that is left has room for {group.num_prompt_tokens} prompt tokens and"
+        f" {group.max_tokens} more",
+        RETRY_AFTER_S,
+    )
+
+
 def never_fits(group: SequenceGroup) -> RequestFailure:
     if group.num_branches == 1:
         sequences, fit = "1 sequence", "fits"

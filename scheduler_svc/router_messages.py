@@ -46,6 +46,8 @@ class RouterMessage:
     """(handle, position of the first, one for each position from there on)."""
     finished: list[FinishedSequence] = field(default_factory=list)
     ended: list[EndedRequest] = field(default_factory=list)
+    admitted: list[tuple[int, int]] = field(default_factory=list)
+    """(handle, max_tokens) of requests that came in with fewer than they had."""
 
     def add_token(
         self, *, handle: int, index: int, token_id: int, logprobs: TokenLogprobs | None

@@ -265,6 +265,15 @@ class Scheduler:
         """Says whether a waiting group could come in here, if not now then when others are gone."""
         return (self.is_accepting or group.has_started) and self._pulling.can_ever_run(group)
 
+    def most_new_tokens(self, group: SequenceGroup) -> int:
+        """Returns the greatest max_tokens of a new group that is taken here; else below 1."""
+        return self._pulling.most_new_tokens(group) if self.is_accepting else 0
+
+    @property
+    def effective_window(self) -> int:
+        """Tokens of the longest sequence of a new group that is taken here; 0 if none is."""
+        return self.blocks.longest_alone if self.is_accepting else 0
+
     def check(self) -> None:
         """Asserts that blocks are conserved and each group is in one queue, in its status."""
         self._queues.check()

@@ -149,6 +149,8 @@ class SequenceGroup:
     prompt_token_ids: list[int]
     params: SamplingParams
     max_tokens: int
+    max_tokens_is_default: bool = False
+    """Whether the client has set none, so that it may be cut as the group comes in."""
     num_sequences: int = 1
     """Sequences that the client gets."""
     beam_search: BeamSearchParams | None = None

@@ -87,7 +87,10 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
         model = self._cluster.model
         if model is None or not self._cluster.is_serving:
             raise self._no_worker()
-        return pb.GetModelResponse(model=worker_codec.model_message(model))
+        return pb.GetModelResponse(
+            model=worker_codec.model_message(model),
+            effective_max_model_len=self._cluster.engines.effective_window,
+        )
 
     async def GetTokenizer(
         self, request: pb.GetTokenizerRequest, context: Context

@@ -45,7 +45,7 @@ async def _ask(options: dict[str, Any]) -> tuple[Model, Load]:
 def _table(model: Model, load: Load) -> Table:
     table = Table(show_header=False, title=model.name, title_justify="left")
     table.add_row("architecture", f"{model.architecture}, {model.dtype}")
-    table.add_row("window", f"{model.max_model_len:,} tokens")
+    table.add_row("window", _window(model))
     table.add_row("vocabulary", f"{model.vocab_size:,} tokens")
     table.add_row("chat template", "yes" if model.has_chat_template else "no")
     table.add_row("defaults", _defaults(model))
@@ -77,3 +77,10 @@ def _defaults(model: Model) -> str:
     sources = [("the model", defaults.from_model), ("the server's start", defaults.from_override)]
     told = [f"{', '.join(names)} by {source}" for source, names in sources if names]
     return ", ".join(values) + (f" ({'; '.join(told)})" if told else "")
+
+
+def _window(model: Model) -> str:
+    if model.effective_max_model_len < model.max_model_len:
+        fits, whole = model.effective_max_model_len, model.max_model_len
+        return f"{fits:,} tokens in the KV cache, of {whole:,}"
+    return f"{model.max_model_len:,} tokens"

@@ -95,7 +95,7 @@ class Api:
             body = await self._bodies.read(request, CompletionBody)
             ids = Ids("cmpl", request, body.request_id)
             prompts = request_codec.prompts_of(body)
-            max_model_len = self._generator.model.max_model_len
+            max_model_len = self._generator.model.window
             many = [
                 request_codec.asked_to_complete(
                     body, prompt, request_id=ids.of(i, len(prompts)), max_model_len=max_model_len
@@ -113,7 +113,7 @@ class Api:
             body = await self._bodies.read(request, ChatBody)
             ids = Ids("chatcmpl", request, body.request_id)
             asked = request_codec.asked_to_chat(
-                body, request_id=ids.of(0, 1), max_model_len=self._generator.model.max_model_len
+                body, request_id=ids.of(0, 1), max_model_len=self._generator.model.window
             )
         answer = ChatAnswer(body, self._head(ids))
         parts = self._generate([asked], _streamed(origin, request, body))
@@ -126,7 +126,7 @@ class Api:
         validation.check_model(body.model or "", model)
         token_ids = await self._token_ids(body)
         count = len(token_ids)
-        answer = {"count": count, "max_model_len": model.max_model_len, "tokens": token_ids}
+        answer = {"count": count, "max_model_len": model.window, "tokens": token_ids}
         if body.return_token_strs:
             answer["token_strs"] = [model.tokenizer.vocabulary_entry(one) for one in token_ids]
         return json_response(answer, headers=ignored_header(request))
@@ -188,7 +188,7 @@ class Api:
             "owned_by": OWNER,
             "root": model.name,
             "parent": None,
-            "max_model_len": model.max_model_len,
+            "max_model_len": model.window,
         }
 
 

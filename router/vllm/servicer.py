@@ -54,7 +54,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         self._last_received_at = time.time()
         origin = self._origin(context)
         with self._generator.reading(origin):
-            max_model_len = self._generator.model.max_model_len
+            max_model_len = self._generator.model.window
             asked = request_codec.asked_to_generate(request, max_model_len=max_model_len)
         answer = Answer(is_streamed=request.stream, num_sequences=asked.sampling.get("n", 1))
         try:

@@ -122,6 +122,7 @@ def group(
         cache_salt=prompt.cache_salt,
         params=params.sampling,
         max_tokens=params.max_tokens,
+        max_tokens_is_default=params.max_tokens_is_default,
         num_sequences=params.num_sequences,
         beam_search=_beam_search(params),
         priority=priority,

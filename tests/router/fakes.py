@@ -141,6 +141,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.has_worker = True
         self.model_name = MODEL_NAME
         self.max_model_len = MAX_MODEL_LEN
+        self.effective_max_model_len = 0
         self.sampling_defaults = worker_pb2.SamplingDefaults()
         self.files = make_files()
         self.added: list[pb.AddRequest] = []
@@ -223,7 +224,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
             tokenizer_sha256="0" * 64,
             sampling_defaults=self.sampling_defaults,
         )
-        return pb.GetModelResponse(model=info)
+        return pb.GetModelResponse(model=info, effective_max_model_len=self.effective_max_model_len)
 
     async def GetStats(
         self, request: stats_pb2.GetStatsRequest, context: Any

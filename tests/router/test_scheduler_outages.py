@@ -117,7 +117,7 @@ async def test_a_model_that_changes_while_a_prompt_is_tokenised_gets_no_request(
         async def tokenize(asked: object, model: object) -> EncodedPrompt:
             tokenizing.set()
             await go_on.wait()
-            return EncodedPrompt([5])
+            return EncodedPrompt([5], "text")
 
         monkeypatch.setattr(stack.router.admission, "tokenize", tokenize)
         call = asyncio.create_task(stack.generate())

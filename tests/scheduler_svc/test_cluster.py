@@ -198,10 +198,9 @@ def test_a_request_that_only_a_draining_worker_could_hold_is_refused() -> None:
     add_request(cluster, router, 1, max_tokens=50)
     cluster.drain(large)
     assert failure_of(router, 1) == (
-        FailureCode.RESOURCE_EXHAUSTED,
-        "1 sequence of 5 prompt tokens and up to 50 more fits no worker's KV cache;"
-        " lower max_tokens or n",
-        None,
+        FailureCode.UNAVAILABLE,
+        "no worker that is left has room for 5 prompt tokens and 50 more",
+        1.0,
     )
     assert not len(cluster)
 

@@ -33,6 +33,8 @@ class Model:
     has_chat_template: bool
     default_sampling_params: DefaultSamplingParams | None
     """None of a server that does not tell them."""
+    effective_max_model_len: int
+    """Longest sequence that the KV cache holds, in tokens; at most max_model_len."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +67,7 @@ def read_model(message: pb.GetModelResponse) -> Model:
         max_model_len=message.max_model_len,
         has_chat_template=message.has_chat_template,
         default_sampling_params=_read_defaults(message),
+        effective_max_model_len=message.effective_max_model_len or message.max_model_len,
     )
 
 

@@ -67,7 +67,7 @@ class ConnectResponse(_message.Message):
     def __init__(self, step_outputs: _Optional[_Union[StepOutputs, _Mapping]] = ...) -> None: ...
 
 class AddRequest(_message.Message):
-    __slots__ = ("handle", "request_id", "prompt_token_ids", "sampling_params", "max_tokens", "num_sequences", "timeout_ns", "trace_context", "cache_salt", "tenant", "priority", "beam_search", "attempt", "nonce", "delivered", "num_delivered_prompt_logprobs", "age_ns")
+    __slots__ = ("handle", "request_id", "prompt_token_ids", "sampling_params", "max_tokens", "num_sequences", "timeout_ns", "trace_context", "cache_salt", "tenant", "priority", "beam_search", "attempt", "nonce", "delivered", "num_delivered_prompt_logprobs", "age_ns", "max_tokens_is_default")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -85,6 +85,7 @@ class AddRequest(_message.Message):
     DELIVERED_FIELD_NUMBER: _ClassVar[int]
     NUM_DELIVERED_PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     AGE_NS_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_IS_DEFAULT_FIELD_NUMBER: _ClassVar[int]
     handle: int
     request_id: str
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -102,7 +103,8 @@ class AddRequest(_message.Message):
     delivered: _containers.RepeatedCompositeFieldContainer[DeliveredSequence]
     num_delivered_prompt_logprobs: int
     age_ns: int
-    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling_params: _Optional[_Union[_worker_pb2.SamplingParams, _Mapping]] = ..., max_tokens: _Optional[int] = ..., num_sequences: _Optional[int] = ..., timeout_ns: _Optional[int] = ..., trace_context: _Optional[_Union[_worker_pb2.TraceContext, _Mapping]] = ..., cache_salt: _Optional[str] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., beam_search: _Optional[_Union[BeamSearch, _Mapping]] = ..., attempt: _Optional[int] = ..., nonce: _Optional[int] = ..., delivered: _Optional[_Iterable[_Union[DeliveredSequence, _Mapping]]] = ..., num_delivered_prompt_logprobs: _Optional[int] = ..., age_ns: _Optional[int] = ...) -> None: ...
+    max_tokens_is_default: bool
+    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling_params: _Optional[_Union[_worker_pb2.SamplingParams, _Mapping]] = ..., max_tokens: _Optional[int] = ..., num_sequences: _Optional[int] = ..., timeout_ns: _Optional[int] = ..., trace_context: _Optional[_Union[_worker_pb2.TraceContext, _Mapping]] = ..., cache_salt: _Optional[str] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., beam_search: _Optional[_Union[BeamSearch, _Mapping]] = ..., attempt: _Optional[int] = ..., nonce: _Optional[int] = ..., delivered: _Optional[_Iterable[_Union[DeliveredSequence, _Mapping]]] = ..., num_delivered_prompt_logprobs: _Optional[int] = ..., age_ns: _Optional[int] = ..., max_tokens_is_default: _Optional[bool] = ...) -> None: ...
 
 class DeliveredSequence(_message.Message):
     __slots__ = ("token_ids", "finish_reason")
@@ -139,7 +141,7 @@ class StopSequence(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., index: _Optional[int] = ..., keep_tokens: _Optional[int] = ...) -> None: ...
 
 class StepOutputs(_message.Message):
-    __slots__ = ("handles", "indices", "num_tokens", "token_ids", "logprobs", "finished_sequences", "finished_requests", "prompt_logprobs")
+    __slots__ = ("handles", "indices", "num_tokens", "token_ids", "logprobs", "finished_sequences", "finished_requests", "prompt_logprobs", "admitted")
     HANDLES_FIELD_NUMBER: _ClassVar[int]
     INDICES_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -148,6 +150,7 @@ class StepOutputs(_message.Message):
     FINISHED_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     FINISHED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    ADMITTED_FIELD_NUMBER: _ClassVar[int]
     handles: bytes
     indices: bytes
     num_tokens: bytes
@@ -156,7 +159,16 @@ class StepOutputs(_message.Message):
     finished_sequences: _containers.RepeatedCompositeFieldContainer[SequenceFinished]
     finished_requests: _containers.RepeatedCompositeFieldContainer[RequestFinished]
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[PromptLogprobs]
-    def __init__(self, handles: _Optional[bytes] = ..., indices: _Optional[bytes] = ..., num_tokens: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[_Iterable[_Union[_worker_pb2.TokenLogprobs, _Mapping]]] = ..., finished_sequences: _Optional[_Iterable[_Union[SequenceFinished, _Mapping]]] = ..., finished_requests: _Optional[_Iterable[_Union[RequestFinished, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ...) -> None: ...
+    admitted: _containers.RepeatedCompositeFieldContainer[RequestAdmitted]
+    def __init__(self, handles: _Optional[bytes] = ..., indices: _Optional[bytes] = ..., num_tokens: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[_Iterable[_Union[_worker_pb2.TokenLogprobs, _Mapping]]] = ..., finished_sequences: _Optional[_Iterable[_Union[SequenceFinished, _Mapping]]] = ..., finished_requests: _Optional[_Iterable[_Union[RequestFinished, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ..., admitted: _Optional[_Iterable[_Union[RequestAdmitted, _Mapping]]] = ...) -> None: ...
+
+class RequestAdmitted(_message.Message):
+    __slots__ = ("handle", "max_tokens")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    max_tokens: int
+    def __init__(self, handle: _Optional[int] = ..., max_tokens: _Optional[int] = ...) -> None: ...
 
 class PromptLogprobs(_message.Message):
     __slots__ = ("handle", "first_position", "logprobs")
@@ -185,20 +197,22 @@ class SequenceFinished(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., index: _Optional[int] = ..., reason: _Optional[_Union[FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., error_message: _Optional[str] = ..., score: _Optional[float] = ...) -> None: ...
 
 class RequestFinished(_message.Message):
-    __slots__ = ("handle", "code", "message", "retry_after_ns", "usage", "timings")
+    __slots__ = ("handle", "code", "message", "retry_after_ns", "usage", "timings", "exceeded_window")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     RETRY_AFTER_NS_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    EXCEEDED_WINDOW_FIELD_NUMBER: _ClassVar[int]
     handle: int
     code: int
     message: str
     retry_after_ns: int
     usage: Usage
     timings: Timings
-    def __init__(self, handle: _Optional[int] = ..., code: _Optional[int] = ..., message: _Optional[str] = ..., retry_after_ns: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ...) -> None: ...
+    exceeded_window: int
+    def __init__(self, handle: _Optional[int] = ..., code: _Optional[int] = ..., message: _Optional[str] = ..., retry_after_ns: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., exceeded_window: _Optional[int] = ...) -> None: ...
 
 class Usage(_message.Message):
     __slots__ = ("prompt_tokens", "completion_tokens", "cached_tokens")
@@ -227,10 +241,12 @@ class GetModelRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelResponse(_message.Message):
-    __slots__ = ("model",)
+    __slots__ = ("model", "effective_max_model_len")
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    EFFECTIVE_MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
     model: _worker_pb2.ModelInfo
-    def __init__(self, model: _Optional[_Union[_worker_pb2.ModelInfo, _Mapping]] = ...) -> None: ...
+    effective_max_model_len: int
+    def __init__(self, model: _Optional[_Union[_worker_pb2.ModelInfo, _Mapping]] = ..., effective_max_model_len: _Optional[int] = ...) -> None: ...
 
 class GetTokenizerRequest(_message.Message):
     __slots__ = ()

@@ -1,0 +1,56 @@
+"""How long a request may be: what the KV cache of the largest live worker holds.
+
+The model's window may be longer. A request that sets no max_tokens is cut to what fits when it
+comes in, and keeps that for life, whatever workers join or leave.
+"""
+
+import logging
+
+from scheduler_svc.engines import Engines
+from scheduler_svc.errors import RequestFailure
+from scheduler_svc.model import ModelInfo
+from scheduler_svc.refusals import exceeds_window
+from scheduler_svc.sequence import SequenceGroup
+
+logger = logging.getLogger(__name__)
+
+_SHORT = (
+    "effective window: %(tokens)d of %(max_model_len)d tokens, as much as the largest worker's KV"
+    " cache holds; raise --kv-cache-memory (on CUDA --gpu-memory-utilization) for more"
+)
+_WHOLE = "effective window: %(tokens)d tokens, all of the model's; --max-model-len lowers it"
+
+
+def find_overflow(group: SequenceGroup, engines: Engines) -> RequestFailure | None:
+    """Says if a new request's prompt is too long for every worker that takes requests."""
+    window = engines.effective_window
+    return exceeds_window(group, window) if group.num_prompt_tokens >= window else None
+
+
+def cut_to_fit(group: SequenceGroup, engines: Engines) -> None:
+    """Cuts max_tokens, where it is a default, to what the worker that holds the most has room for.
+
+    A group that no cut makes fit, such as many branches of a long prompt, is left as it is.
+    """
+    if group.max_tokens_is_default:
+        fitting = engines.most_new_tokens(group)
+        if fitting >= max(1, group.params.min_tokens):
+            group.max_tokens = min(group.max_tokens, fitting)
+
+
+class WindowLog:
+    """Says the effective window in one line whenever it changes."""
+
+    def __init__(self) -> None:
+        self._told = 0
+
+    def note(self, model: ModelInfo | None, engines: Engines) -> None:
+        """Looks at the workers that there are now."""
+        window = engines.effective_window
+        if model is None or window in (0, self._told):
+            return
+        self._told = window
+        if window < model.max_model_len:
+            logger.warning(_SHORT, {"tokens": window, "max_model_len": model.max_model_len})
+        else:
+            logger.info(_WHOLE, {"tokens": window})
