@@ -68,14 +68,14 @@ async def test_token_ids_are_passed_on_as_they_are() -> None:
 
 async def test_chat_uses_the_models_template() -> None:
     async with make_stack(saying("Paris")) as stack:
-        parts = [pb.ContentPart(text="Capital "), pb.ContentPart(text="of France?")]
+        parts = [pb.ContentPart(text="Capital"), pb.ContentPart(text="of France?")]
         turn = pb.ChatMessage(role=pb.CHAT_ROLE_USER, content=parts)
         request = pb.ChatRequest(messages=[turn])
         answers = [answer async for answer in stack.client.Chat(request)]
         assert answers[-1].outputs[0].text == "Paris"
         assert list(stack.scheduler.added[0].prompt_token_ids) == [
             token(IM_START),
-            *ids_of("user\nCapital of France?<|im_end|>\n<|im_start|>assistant\n"),
+            *ids_of("user\nCapital\nof France?<|im_end|>\n<|im_start|>assistant\n"),
         ]
 
 
