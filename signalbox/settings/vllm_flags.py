@@ -288,6 +288,12 @@ VLLM_FLAGS: Mapping[str, VllmFlag] = {
     "enable_force_include_usage": Refused(
         remedy="send stream_options.include_usage with each request", takes=SWITCH
     ),
+    "enable_tokenizer_info_endpoint": NoEffect(
+        why="/tokenizer_info is always served",
+        takes=SWITCH,
+        values=("true",),
+        otherwise="/tokenizer_info is always served",
+    ),
     "enable_server_load_tracking": NoEffect(why="the load is always counted", takes=SWITCH),
     "lora_modules": Refused(remedy=_NO_LORA, takes=SEVERAL),
     "enable_lora": NoEffect(why=_NO_LORA, takes=SWITCH, values=("false",), otherwise=_NO_LORA),
