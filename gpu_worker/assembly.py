@@ -23,7 +23,7 @@ from gpu_worker.layers import ParallelGroup, Placement
 from gpu_worker.layers.linear import kv_heads_per_rank
 from gpu_worker.loading.dummy import dummy_placement
 from gpu_worker.loading.generation_config import read_generation_config
-from gpu_worker.loading.quantization import choose_quantization
+from gpu_worker.loading.quantization import choose_quantization, told_form
 from gpu_worker.loading.source import ModelSource, open_model
 from gpu_worker.loading.weights import load_weights
 from gpu_worker.models import Model, ServedConfig, SoftCapped, Stretched, find_model
@@ -165,6 +165,8 @@ def _load(
         model, device_config, placement=placement, group=group, block_size=block_size
     )
     quantization = choose_quantization(model_config, source, why_not)
+    if told := told_form(source, placement.dtype, quantization):
+        logger.info("%s", told)
     load_weights(model, source, progress, quantization=quantization, pack=why_not is not None)
     if why_not is not None:
         return None

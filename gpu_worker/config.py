@@ -90,11 +90,11 @@ class CacheConfig:
     block_size: int = AUTO_BLOCK_SIZE
     """Tokens in a block; AUTO_BLOCK_SIZE lets the attention backend choose."""
     swap_space_bytes: int | None = None
-    """RAM for swapped-out blocks; 0 turns swapping off, None takes up to 4 GiB."""
+    """RAM for swapped-out blocks; 0 turns swapping off, None takes up to 4 GiB (on a CPU 1)."""
     gpu_memory_utilization: float = 0.9
     """Share of a CUDA device's memory for weights, activations and KV cache together."""
     kv_cache_bytes: int | None = None
-    """Size of the KV cache; None measures what fits (on a CPU at most 4 GiB)."""
+    """Size of the KV cache; None measures what fits (on a CPU at most 2 GiB)."""
     max_num_seqs: int = 256
     """Most sequences in one step."""
     max_num_batched_tokens: int | None = None

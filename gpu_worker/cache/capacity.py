@@ -1,8 +1,9 @@
 """Finds how many KV blocks fit beside weights and activations, by running the largest step.
 
 On a CUDA device the budget is a share of its memory, less what this worker uses and what the step
-took. On a CPU the cache shares RAM with everything else, so the default takes a quarter of what is
-free, at most 4 GiB. Neither pool is larger than all sequences together can use.
+took. On a CPU the cache shares RAM with everything else, so the default takes an eighth of what is
+free, at most 2 GiB, and half of that again for swapped blocks. Neither pool is larger than all
+sequences together can use.
 """
 
 from collections.abc import Callable
@@ -18,9 +19,10 @@ from gpu_worker.runner_protocols import CacheCapacity
 from gpu_worker.sampling.sample_rows import NO_LOGPROBS, SampleRows
 from gpu_worker.step import Batch, Int64Array
 
-_CPU_SHARE = 4
-_CPU_LIMIT = 4 * GIB
-_SWAP_LIMIT = 4 * GIB
+_CPU_SHARE, _CPU_LIMIT = 8, 2 * GIB
+_CPU_SWAP_SHARE, _CPU_SWAP_LIMIT = 16, 1 * GIB
+_SWAP_SHARE, _SWAP_LIMIT = 4, 4 * GIB
+"""Of free RAM: the KV cache on a CPU, and swapped blocks there and beside a CUDA device."""
 
 
 def measure_capacity(
@@ -73,7 +75,7 @@ def measure_capacity(
     capacity = CacheCapacity(
         block_size=cache_config.block_size,
         num_gpu_blocks=min(budget // block_bytes, useful),
-        num_cpu_blocks=min(_swap_space(cache_config) // num_ranks // block_bytes, useful),
+        num_cpu_blocks=min(_swap_space(cache_config, device) // num_ranks // block_bytes, useful),
         block_bytes=block_bytes,
         max_num_seqs=cache_config.max_num_seqs,
         max_num_batched_tokens=num_tokens,
@@ -86,10 +88,12 @@ def measure_capacity(
     return capacity
 
 
-def _swap_space(cache_config: CacheConfig) -> int:
+def _swap_space(cache_config: CacheConfig, device: torch.device) -> int:
     """Bytes for swapped-out blocks."""
     if cache_config.swap_space_bytes is None:
-        return min(_SWAP_LIMIT, available_ram() // _CPU_SHARE)
+        if device.type == "cpu":
+            return min(_CPU_SWAP_LIMIT, available_ram() // _CPU_SWAP_SHARE)
+        return min(_SWAP_LIMIT, available_ram() // _SWAP_SHARE)
     return cache_config.swap_space_bytes
 
 

@@ -2,13 +2,16 @@
 
 import json
 import logging
+import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from gguf.constants import GGMLQuantizationType
 from torch import Tensor
 
 from gpu_worker.config import ModelError
@@ -62,6 +65,20 @@ class GGUFSource:
         with make_pool() as pool:
             for stored in self._stored():
                 yield from self._renamed(stored.name, to_tensor(stored, pool))
+
+    def sizes(self, itemsize: int) -> tuple[str, int, int]:
+        """Returns the commonest type of quantised matrices, bytes of all tensors, and as floats.
+
+        Args:
+            itemsize: bytes of a float.
+        """
+        stored = list(self._stored())
+        kinds = Counter(
+            GGMLQuantizationType(int(one.type)).name for one in stored if is_runnable(one)
+        )
+        num_floats = sum(math.prod(one.shape) for one in stored)
+        num_bytes = sum(one.data.nbytes for one in stored)
+        return kinds.most_common(1)[0][0], num_bytes, num_floats * itemsize
 
     @property
     def has_blocks(self) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from gpu_worker.config import ModelConfig, ModelError
@@ -28,6 +29,10 @@ class StoresBlocks(Protocol):
     @property
     def has_blocks(self) -> bool:
         """Whether any matrix has a type that native programs run."""
+        ...
+
+    def sizes(self, itemsize: int) -> tuple[str, int, int]:
+        """Returns the commonest type, bytes of all tensors, and as floats of `itemsize` bytes."""
         ...
 
     def matrices(self) -> Iterator[tuple[str, Matrix]]:
@@ -61,6 +66,25 @@ class Quantization:
         """Returns what a matrix is held in; blocks stay."""
         kind = self.tables if is_table else self.layers
         return matrix if kind is None or not isinstance(matrix, Tensor) else quantise(matrix, kind)
+
+
+def told_form(source: ModelSource, dtype: torch.dtype, chosen: Quantization | None) -> str:
+    """Says what a file's quantised weights are held in, and what the other form takes; else ""."""
+    if not isinstance(source, StoresBlocks) or not source.has_blocks:
+        return ""
+    kind, num_bytes, as_floats = source.sizes(dtype.itemsize)
+    floats = str(dtype).removeprefix("torch.")
+    if chosen is None:
+        return (
+            f"weights: {kind} of the file expanded to {floats}, {as_floats >> 20} MiB;"
+            f" --quantization gguf, where it runs natively, takes {num_bytes >> 20} MiB"
+        )
+    if chosen.name != "gguf":
+        return f"weights: {kind} of the file made {chosen.name} at load"
+    return (
+        f"weights: {kind} of the file as it is, {num_bytes >> 20} MiB;"
+        f" --quantization none takes {as_floats >> 20} MiB in {floats}"
+    )
 
 
 _OF_NAME = {

@@ -46,8 +46,8 @@ class EngineArgs(VllmOptions):
         seed: of the seeds that requests without one get, so that a script draws the same each
             time; None differs from run to run.
         gpu_memory_utilization: share of a CUDA device's memory that may be used.
-        swap_space: GiB of CPU memory for swapped blocks; None is 4, or a quarter of free memory
-            where that is less.
+        swap_space: GiB of CPU memory for swapped blocks; None is 4, at most a quarter of free
+            memory; on a CPU 1, at most a sixteenth.
         max_model_len: longest sequence in tokens; None is the model's window.
         max_num_seqs: most sequences in a step.
         max_num_batched_tokens: most tokens in a step; None suits the device.

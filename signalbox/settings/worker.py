@@ -66,13 +66,18 @@ class ModelSettings(TelemetrySettings):
         None,
         ge=0,
         allow_inf_nan=False,
-        description="GiB of CPU memory for swapped blocks (default: 4, less where RAM is short)",
+        description="GiB of CPU memory for swapped blocks (default: 4, at most a quarter of free"
+        " RAM; on a CPU 1, at most a sixteenth)",
     )
     gpu_memory_utilization: float = Field(
         0.9, gt=0, le=1, description="share of a CUDA device's memory that this worker may use"
     )
     kv_cache_memory: float | None = Field(
-        None, gt=0, allow_inf_nan=False, description="GiB of KV cache (default: measured)"
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        description="GiB of KV cache (default: on CUDA what --gpu-memory-utilization leaves; on a"
+        " CPU 2, at most an eighth of free RAM)",
     )
     load_format: Annotated[
         Literal["auto", "dummy"],

@@ -9,6 +9,9 @@ import pytest
 import torch
 
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ModelError
+from gpu_worker.loading.gguf_file import GGUFSource
+from gpu_worker.loading.quantization import Quantization, told_form
+from gpu_worker.loading.source import open_model
 from gpu_worker.runner import ModelRunner
 from gpu_worker.sampling.sample_rows import PromptRows
 from signalbox_kernels import native
@@ -158,3 +161,19 @@ def test_models_of_another_program_are_refused(tmp_path: Path) -> None:
     make_model(tmp_path, "gpt2")
     with pytest.raises(ModelError, match="quantization is 'int8', which takes a native program"):
         make_runner(tmp_path, quantization="int8")
+
+
+def test_the_form_of_a_files_weights_is_told_with_the_size_of_the_other(
+    llama: tuple[Path, Any], tmp_path: Path
+) -> None:
+    path = make_gguf(tmp_path / "m.gguf", llama[1], "llama", kind_of=lambda _: "Q8_0")
+    source = open_model(ModelConfig(model=str(path)), lambda _: None)
+    assert isinstance(source, GGUFSource)
+    kind, num_bytes, as_floats = source.sizes(2)
+    num_floats = sum(values.numel() for _, values in source.weights())
+    assert (kind, as_floats) == ("Q8_0", 2 * num_floats)
+    assert num_floats < num_bytes < as_floats  # 8.5 bits of a matrix's value, 32 of a norm's
+    expanded = told_form(source, torch.bfloat16, None)
+    assert "Q8_0 of the file expanded to bfloat16" in expanded
+    assert "--quantization gguf" in expanded
+    assert "--quantization none" in told_form(source, torch.float32, Quantization("gguf"))

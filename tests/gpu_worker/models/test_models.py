@@ -22,10 +22,10 @@ from gpu_worker.models import ServedConfig, SoftCapped, model_spec
 from gpu_worker.models.config import llama_config
 from gpu_worker.runner import ModelRunner
 from rpc.sampling_params import SamplingParams
-from tests.rounding import LOGITS
-from tests.waiting import EVENT_S
 from tests.gpu_worker.generation import Driver, make_batch, make_sequence
 from tests.gpu_worker.tiny_models import FAMILIES, VOCAB, make_model, reference_tokens
+from tests.rounding import LOGITS
+from tests.waiting import EVENT_S
 
 CPU = torch.device("cpu")
 

@@ -13,7 +13,6 @@ from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ModelError
 from gpu_worker.models import find_model
 from gpu_worker.models.transformers_backend import TransformersModel
 from gpu_worker.runner import ModelRunner
-from tests.rounding import LOGITS
 from tests.gpu_worker.generation import Driver, make_batch, make_sequence
 from tests.gpu_worker.loading.test_gguf import make_gguf
 from tests.gpu_worker.tiny_models import (
@@ -23,6 +22,7 @@ from tests.gpu_worker.tiny_models import (
     make_tokenizer,
     reference_tokens,
 )
+from tests.rounding import LOGITS
 
 _SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB,
