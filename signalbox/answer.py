@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
+from signalbox.tls_probe import tls_hint
 from signalbox_client import Answer, AsyncStream, Chunk, RequestError
 
 PATIENCE_S = 2.0
@@ -148,6 +149,8 @@ def explained(address: str) -> Iterator[None]:
         yield
     except RequestError as error:
         if error.code is grpc.StatusCode.UNAVAILABLE and "connect" in error.message:
+            if hint := tls_hint(address):
+                raise RuntimeError(f"no router answers at {address}{hint}") from error
             raise RuntimeError(
                 f"nothing answers at {address}; start a server with `signalbox serve MODEL`, or"
                 " serve and chat in one command with `signalbox run MODEL`"

@@ -13,6 +13,7 @@ from google.protobuf.message import Message
 from protos.scheduler.v1 import explain_pb2, scheduler_pb2_grpc, state_pb2, stats_pb2
 from signalbox.connection import PLAIN, Connection, add_connection_flags, dial
 from signalbox.environment import ENV_PREFIX
+from signalbox.tls_probe import tls_hint
 
 DEFAULT_ADDRESS = "127.0.0.1:50052"
 TIMEOUT_S = 10.0
@@ -51,6 +52,7 @@ class SchedulerClient:
     def __init__(self, address: str, connection: Connection = PLAIN) -> None:
         self.address = address
         self._channel = dial(address, connection)
+        self._uses_tls = connection.tls.ca is not None
         make_stub: Any = scheduler_pb2_grpc.SchedulerServiceStub  # generated without types
         self._stub = make_stub(self._channel)
 
@@ -108,7 +110,8 @@ class SchedulerClient:
 
     def _failure(self, error: grpc.aio.AioRpcError) -> RuntimeError:
         if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-            return SchedulerUnreachable(f"no scheduler answers at {self.address}")
+            hint = tls_hint(self.address, uses_tls=self._uses_tls)
+            return SchedulerUnreachable(f"no scheduler answers at {self.address}{hint}")
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:
             return NoAnswer(f"{self.address} is no scheduler of this version")
         if error.code() is grpc.StatusCode.NOT_FOUND:

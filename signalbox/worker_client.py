@@ -8,6 +8,7 @@ import grpc
 from protos.worker.v1 import worker_pb2 as pb
 from protos.worker.v1 import worker_pb2_grpc
 from signalbox.connection import PLAIN, Connection, dial
+from signalbox.tls_probe import tls_hint
 
 TIMEOUT_S = 10.0
 EXPORT_TIMEOUT_S = 120.0
@@ -28,6 +29,7 @@ class WorkerClient:
     def __init__(self, address: str, connection: Connection = PLAIN) -> None:
         self.address = address
         self._channel = dial(address, connection)
+        self._uses_tls = connection.tls.ca is not None
         make_stub: Any = worker_pb2_grpc.WorkerServiceStub  # generated without types
         self._stub = make_stub(self._channel)
 
@@ -54,5 +56,6 @@ class WorkerClient:
 
     def _failure(self, error: grpc.aio.AioRpcError) -> RuntimeError:
         if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-            return WorkerUnreachable(f"no worker answers at {self.address}")
+            hint = tls_hint(self.address, uses_tls=self._uses_tls)
+            return WorkerUnreachable(f"no worker answers at {self.address}{hint}")
         return WorkerRefuses(error.details() or error.code().name)
