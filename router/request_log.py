@@ -1,4 +1,7 @@
-"""A line of the log for each request that ends, and its prompt for those who ask for that."""
+"""Logs a line for each request that ends, and its prompt if the operator asks for prompts.
+
+In JSON the lines of prompts are what `signalbox bench --replay` reads.
+"""
 
 import logging
 
@@ -26,7 +29,11 @@ class RequestLog:
     def begun(self, asked: Asked) -> None:
         """Says what was asked, if prompts are to be logged."""
         if self._logged is LoggedRequests.PROMPTS:
-            logger.info("request began: %(prompt)s", {"prompt": _prompt(asked)})
+            prompt = _prompt(asked)
+            shown = ", ".join(f"{name} {value!r}" for name, value in prompt.items())
+            logger.info(
+                "request began: %(shown)s", {"shown": shown, **prompt, "sampling": _sampling(asked)}
+            )
 
     def ended(self, request: GenerationRequest, end: End, *, duration_ns: int) -> None:
         """Says how a request ended well."""
@@ -59,11 +66,23 @@ class RequestLog:
         logger.info("request failed: %(code)s, %(reason)s", {"code": code, "reason": reason})
 
 
-def _prompt(asked: Asked) -> str:
+def _prompt(asked: Asked) -> dict[str, object]:
+    """Returns the prompt under the name that OpenAI's API has for it."""
     match asked.prompt:
         case TextPrompt(text=text):
-            return repr(text)
+            return {"prompt": text}
         case TokensPrompt(token_ids=token_ids):
-            return f"token ids {token_ids}"
+            return {"prompt": token_ids}
         case conversation:
-            return repr([(message.role, message.content) for message in conversation.messages])
+            messages = conversation.messages
+            return {"messages": [{"role": one.role, "content": one.text} for one in messages]}
+
+
+def _sampling(asked: Asked) -> dict[str, object]:
+    """Returns the sampling parameters that are numbers, flags or texts, as the client set them."""
+    return {
+        name: value
+        for name, value in asked.sampling.items()
+        if isinstance(value, int | float | str)
+        or (isinstance(value, list | tuple) and all(isinstance(one, str) for one in value))
+    }

@@ -3,11 +3,16 @@
 {"timestamp": 0.25, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 64}
 {"prompt": "Once upon a time", "max_tokens": 16, "temperature": 0}
 {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": [5, 9]}}
+
+Our own log is such a file, if it was written with `--log-format json --log-requests prompts`: each
+line "request began" is a request at its time, and the other lines are passed over.
 """
 
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +27,9 @@ SAMPLING = frozenset(
 """What every endpoint that we know calls the same."""
 _LABELS = frozenset({"model", "stream", "stream_options"})
 """Decided by the load."""
+_BEGAN = "request began"
+_CALENDAR_S = 1e9
+"""Seconds since 1970 are above this, and no run lasts so long."""
 _BATCH = frozenset({"custom_id", "method", "url", "body"})
 
 
@@ -40,12 +48,38 @@ def read(path: str) -> list[Ask]:
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             try:
-                asks.append(_ask(json.loads(line)))
+                content = json.loads(line)
+                if not _is_log_line(content):
+                    asks.append(_ask(content))
+                elif content["message"] == _BEGAN:
+                    asks.append(_logged(content))
             except (ValueError, RecursionError) as error:
                 raise BadLine(f"--replay {path}, line {number}: {error}") from None
     if not asks:
         raise ValueError(f"--replay {path} has no requests")
-    return sorted(asks, key=lambda ask: ask.at_s or 0.0)
+    return _from_zero(sorted(asks, key=lambda ask: ask.at_s or 0.0))
+
+
+def _is_log_line(content: Any) -> bool:
+    return isinstance(content, dict) and content.keys() >= {"time", "level", "service", "message"}
+
+
+def _logged(line: dict[str, Any]) -> Ask:
+    """Returns the request of a line of our log, at the seconds of its clock."""
+    at = datetime.fromisoformat(str(line["time"])).timestamp()
+    shown = {name: line[name] for name in ("prompt", "messages") if name in line}
+    given = line.get("sampling")
+    given = given if isinstance(given, dict) else {}
+    sampling = {name: given[name] for name in SAMPLING & given.keys()}
+    return _ask({**shown, **sampling, "timestamp": at})
+
+
+def _from_zero(asks: list[Ask]) -> list[Ask]:
+    """Returns requests whose times are those of a calendar with times from the first."""
+    first = asks[0].at_s or 0.0
+    if first < _CALENDAR_S:
+        return asks
+    return [replace(ask, at_s=(ask.at_s or 0.0) - first) for ask in asks]
 
 
 def _ask(content: Any) -> Ask:

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import logging
 import math
 import ssl
 import statistics
@@ -17,6 +18,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from router.admission import Asked, TextPrompt, TokensPrompt
+from router.config import LoggedRequests
+from router.conversation import Conversation, Message
+from router.request_log import RequestLog
+from rpc import logs
 from rpc.tls import TlsConfig
 from signalbox.bench import flags, plot, replay_file, report
 from signalbox.bench.http_stream import Endpoint, HttpError, post_for_events
@@ -154,6 +160,33 @@ def test_a_file_is_replayed_by_its_times(tmp_path: Path) -> None:
         Ask(prompt=[1, 2], sampling={"max_tokens": 3}, at_s=2.5),
         Ask(prompt="a", sampling={"temperature": 0}, at_s=3.0),
     ]
+
+
+def test_our_own_log_is_replayed_at_its_times(tmp_path: Path) -> None:
+    text = Asked(prompt=TextPrompt("Once", True), sampling={"max_tokens": 3, "top_p": 0.5})
+    tokens = Asked(prompt=TokensPrompt([5, 9]), sampling={"stop": ("a",), "logprobs": 2})
+    chat = Asked(prompt=Conversation(messages=(Message("user", ("Hi", "there")),)))
+    path = tmp_path / "log"
+    with path.open("w") as sink:
+        handler = logging.StreamHandler(sink)
+        handler.setFormatter(logs.formatter("router", "json"))
+        logger = logging.getLogger("router.request_log")
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+        try:
+            log = RequestLog(LoggedRequests.PROMPTS)
+            for asked in (text, tokens, chat):
+                log.begun(asked)
+                log.failed("CANCELLED", "why")
+        finally:
+            logger.removeHandler(handler)
+            logger.setLevel(logging.NOTSET)
+    first, second, third = replay_file.read(str(path))
+    assert (first.prompt, first.at_s) == ("Once", 0)
+    assert first.sampling == {"max_tokens": 3, "top_p": 0.5}
+    assert (second.prompt, second.sampling) == ([5, 9], {"stop": ["a"]})
+    assert third.messages == (("user", "Hi\nthere"),)
+    assert 0 <= (second.at_s or 0) <= (third.at_s or 0) < 1000
 
 
 @pytest.mark.parametrize(
