@@ -56,7 +56,7 @@ types: $(INSTALLED) ## mypy --strict
 protos: $(INSTALLED) ## generates the code beside the .proto files
 	@$(PROTOC) --python_out=. --pyi_out=. --grpc_python_out=. $(PROTOS)
 
-docs: $(INSTALLED) ## writes the tables of docs/configuration.md from the settings
+docs: $(INSTALLED) ## writes the tables of docs/ from the settings and the flags of vLLM
 	@$(BIN)/python -m signalbox.settings.reference
 
 protos-fresh: $(INSTALLED) ## fails if the committed generated code is not what protoc makes

@@ -1,8 +1,9 @@
-"""Writes the tables of docs/configuration.md from the declarations of the settings.
+"""Writes the tables of docs/configuration.md and docs/vllm_flags.md from their declarations.
 
-`python -m signalbox.settings.reference` rewrites the page below its marker; a test compares them.
+`python -m signalbox.settings.reference` rewrites each page below its marker; a test compares them.
 """
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import get_args
 
@@ -17,9 +18,10 @@ from signalbox.settings import (
     WorkerSettings,
     flag_name,
 )
+from signalbox.settings.names import effect
+from signalbox.settings.vllm_flags import SHORT_FLAGS, SWITCH, VLLM_FLAGS
 
 MARKER = "<!-- The tables below are generated: make docs -->\n"
-PAGE = Path("docs", "configuration.md")
 SERVICES: dict[str, type[Settings]] = {
     "router": RouterSettings,
     "scheduler": SchedulerSettings,
@@ -66,13 +68,35 @@ def _choices(field: FieldInfo) -> str:
     return f"{', '.join(names)}: " if names else ""
 
 
-def page(text: str) -> str:
-    """Returns the page with new tables. Raises ValueError if it has no marker."""
+def vllm_table() -> str:
+    """Returns a Markdown table with a row for each flag of vLLM that is not simply ours too."""
+    rows = (f"| {_vllm_flags(name)} | {effect(name)} |\n" for name in VLLM_FLAGS)
+    return "| flag of `vllm serve` | here |\n|---|---|\n" + "".join(rows)
+
+
+def _vllm_flags(name: str) -> str:
+    long = flag_name("model" if name == "model_tag" else name)
+    if VLLM_FLAGS[name].takes == SWITCH:
+        long = f"--[no-]{long.removeprefix('--')}"
+    short = [short for short, of in SHORT_FLAGS.items() if of == name]
+    return ", ".join(f"`{flag}`" for flag in (long, *short))
+
+
+PAGES: Mapping[Path, Callable[[], str]] = {
+    Path("docs", "configuration.md"): tables,
+    Path("docs", "vllm_flags.md"): vllm_table,
+}
+"""Each generated page, from the root of the repository, and what stands below its marker."""
+
+
+def page(path: Path, text: str) -> str:
+    """Returns the text of a page with new tables. Raises ValueError if it has no marker."""
     before, marker, _ = text.partition(MARKER)
     if not marker:
-        raise ValueError(f"{PAGE} has no line {MARKER.strip()!r}")
-    return f"{before}{MARKER}\n{tables()}"
+        raise ValueError(f"{path} has no line {MARKER.strip()!r}")
+    return f"{before}{MARKER}\n{PAGES[path]()}"
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for path in PAGES:
+        path.write_text(page(path, path.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,9 +1,14 @@
-"""docs/configuration.md lists each setting as it is declared."""
+"""The tables of the docs list each setting and each flag of vLLM as it is declared."""
 
-from signalbox.settings.reference import PAGE, page
+from pathlib import Path
+
+import pytest
+
+from signalbox.settings.reference import PAGES, page
 from tests.docs.blocks import ROOT
 
 
-def test_the_page_has_the_settings_as_they_are() -> None:
-    text = (ROOT / PAGE).read_text(encoding="utf-8")
-    assert text == page(text), "make docs writes the tables again"
+@pytest.mark.parametrize("path", PAGES, ids=str)
+def test_a_page_has_the_tables_as_they_are_declared(path: Path) -> None:
+    text = (ROOT / path).read_text(encoding="utf-8")
+    assert text == page(path, text), "make docs writes the tables again"

@@ -1,12 +1,12 @@
 """Each flag of `vllm serve` does what its row says: an alias, without effect, or refused."""
 
 import hashlib
+import os
 import re
 from pathlib import Path
 
 import pytest
 
-from scripts.write_vllm_flags import PAGE, table, with_table
 from signalbox import cli
 from signalbox.configs import router_config
 from signalbox.flags import to_environment, to_flags
@@ -29,9 +29,9 @@ from signalbox.settings.vllm_flags import (
     Refused,
 )
 
+PAGE = Path("docs", "vllm_flags.md")
 SECRET = "sk-do-not-show"
 FIELDS = {field for service in SERVICES for field in service.model_fields}
-ALIASES = [name for name, flag in VLLM_FLAGS.items() if isinstance(flag, Alias)]
 WITHOUT_EFFECT = [name for name, flag in VLLM_FLAGS.items() if isinstance(flag, NoEffect)]
 REFUSED = [name for name, flag in VLLM_FLAGS.items() if isinstance(flag, Refused)]
 
@@ -54,8 +54,6 @@ def arguments_of(name: str) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def _without_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
-
     for name in [name for name in os.environ if name.startswith(("SIGNALBOX_", "VLLM_"))]:
         monkeypatch.delenv(name)
 
@@ -68,12 +66,6 @@ def test_every_alias_is_of_a_setting_of_serve() -> None:
     settings = {flag.setting for flag in VLLM_FLAGS.values() if isinstance(flag, Alias)}
     assert settings <= ServeSettings.model_fields.keys()
     assert set(SHORT_FLAGS.values()) <= FIELDS | VLLM_FLAGS.keys()
-
-
-def test_the_page_has_the_table_as_it_is() -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    assert page == with_table(page), "run scripts/write_vllm_flags.py"
-    assert len(table().splitlines()) == len(VLLM_FLAGS) + 2
 
 
 def test_the_page_names_the_flags_that_are_the_same() -> None:
