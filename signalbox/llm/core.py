@@ -135,17 +135,20 @@ class EngineCore:
             )
 
     def _resolve_logprobs(self, fields: dict[str, Any]) -> None:
-        """Puts the vocabulary's size in place of -1. Raises ValueError beyond the bound."""
-        most = self._config.max_logprobs
+        """Puts the vocabulary's size in place of -1. Raises ValueError beyond the bounds."""
+        most, size = self._config.max_logprobs, self.model.vocab_size
         for name in LOGPROBS:
             if (count := fields.get(name)) is None:
                 continue
+            where = f"sampling_params.{name} is {count}; it must be"
             if most is not None and not 0 <= count <= most:
                 raise ValueError(
-                    f"sampling_params.{name} is {count}; it must be at most max_logprobs, {most},"
-                    " an option of the engine that is -1 for no bound"
+                    f"{where} at most max_logprobs, {most}, an option of the engine that is -1 for"
+                    " no bound"
                 )
-            fields[name] = self.model.vocab_size if count == ALL_TOKENS else count
+            if count > size:
+                raise ValueError(f"{where} at most {size}, the vocabulary")
+            fields[name] = size if count == ALL_TOKENS else count
 
     def add(
         self, request_id: str, prompt: Prompt, params: GenerationParams, *, priority: int = 0

@@ -225,6 +225,9 @@ def test_how_many_log_probabilities_there_may_be_is_the_engines_to_say(name: str
         ]
         lengths = [len(positions[-1] or ()) for positions in found if positions]
         assert lengths[0] == 512 and lengths[1] in (21, 22)
+        beyond = SamplingParams(**{name: 513})  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match=f"{name} is 513; .* at most 512, the vocabulary"):
+            llm.generate("hello", beyond, use_tqdm=False)
         assert_at_rest(llm.llm_engine)
 
 
