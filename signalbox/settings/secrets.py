@@ -9,10 +9,16 @@ from signalbox.settings.quantities import texts
 
 
 def _texts(value: Any) -> Any:
-    """Returns the secrets of a text as texts: also a number, such as YAML makes of 123."""
+    """Returns the secrets of a text as texts: also a number, such as YAML makes of 123.
+
+    Raises ValueError for an empty one: `--api-key "$KEY"` would leave the port open without KEY.
+    """
     if value is None or isinstance(value, tuple):
         return value or ()
-    return texts([str(one) for one in value] if isinstance(value, list) else str(value))
+    several = [str(one) for one in value] if isinstance(value, list) else [str(value)]
+    if not all(one.strip() for one in several):
+        raise ValueError("it is empty; leave it out to ask for none")
+    return texts(several)
 
 
 def _checked(secrets: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:

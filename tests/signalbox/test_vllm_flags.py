@@ -227,6 +227,16 @@ def test_a_key_in_the_environment_is_asked_for(
     assert told == []
 
 
+def test_an_empty_key_is_refused_and_leaves_no_port_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    for arguments in (["--api-key", ""], ["--api-key", SECRET, " "]):
+        with pytest.raises(SettingsError, match="--api-key: it is empty") as refused:
+            parse("--simulate", *arguments)
+        assert SECRET not in str(refused.value)
+    monkeypatch.setenv("SIGNALBOX_API_KEY", "")
+    with pytest.raises(SettingsError, match="--api-key: it is empty"):
+        parse("--simulate")
+
+
 def test_a_file_without_a_key_asks_for_none(tmp_path: Path) -> None:
     path = tmp_path / "serve.yaml"
     path.write_text("api-key:\nsimulate: true\n")
