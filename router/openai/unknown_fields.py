@@ -15,6 +15,8 @@ from router.openai.types import Body
 IGNORED_HEADER = "x-signalbox-ignored-fields"
 MAX_NAMED = 16
 MAX_NAME_CHARS = 64
+MAX_UNKNOWN = 256
+"""Different unknown names in a body; each costs a comparison with every known one."""
 LEAST_SIMILARITY = 0.88
 """By difflib's ratio: `max_token` has 0.95 of `max_tokens`, `top_a` 0.75 of `top_p`."""
 MAX_LOGGED_SETS = 256
@@ -36,22 +38,26 @@ class Unknown(NamedTuple):
 def check_unknown(body: Body, *, refuses: bool) -> list[str]:
     """Returns the names of unknown fields, those of a list's items once, escaped and cut.
 
-    Raises BadRequest for one that is nearly a known one, NotServed for one that is not served, and
-    with `refuses` BadRequest for any.
+    Raises BadRequest for one that is nearly a known one and for more than `MAX_UNKNOWN` of them,
+    NotServed for one that is not served, and with `refuses` BadRequest for any.
     """
     ignored: dict[str, None] = {}
     for one in _walk(body, ""):
-        param = one.place + one.name
+        param = one.place + _cut(one.name)
         if one.name in one.owner.NOT_SERVED:
             if one.value is None or one.value is False:
                 continue
             raise NotServed(f"{param}: this field is not served", param)
+        if (general := _general(one.place) + one.name) in ignored:
+            continue
         message = f"Unrecognized request argument supplied: {param}"
         if meant := _meant(one.name, _names(one.owner)):
             raise BadRequest(f"{message}; did you mean {one.place}{meant}?", param)
         if refuses:
             raise BadRequest(message, param)
-        ignored[_general(one.place) + one.name] = None
+        if len(ignored) == MAX_UNKNOWN:
+            raise BadRequest(f"the body has more than {MAX_UNKNOWN} unknown fields", param)
+        ignored[general] = None
     return [_escaped(name) for name in ignored]
 
 
@@ -119,5 +125,9 @@ def _named(names: Sequence[str]) -> str:
 
 def _escaped(name: str) -> str:
     """Returns a name that neither ends a header nor a line of a log, cut."""
-    cut = name if len(name) <= MAX_NAME_CHARS else name[:MAX_NAME_CHARS] + "..."
-    return cut.encode("unicode_escape").decode("ascii").replace(",", "\\x2c")
+    head = name[: MAX_NAME_CHARS + 1].encode("unicode_escape").decode("ascii")
+    return _cut(head.replace(",", "\\x2c"))
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= MAX_NAME_CHARS else name[:MAX_NAME_CHARS] + "..."

@@ -1,6 +1,7 @@
 """Fields that the HTTP API does not have: ignored and named, or refused."""
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -44,7 +45,8 @@ async def test_unknown_fields_are_ignored_and_named_in_header_and_log(
 
 
 async def test_what_is_named_neither_grows_nor_breaks_a_header() -> None:
-    names = ["a\r\nset-cookie: x", "東", "b,c", "long" * 100, *(f"x{i}zz" for i in range(100))]
+    names = ["a\r\nset-cookie: x", "東", "b,c", "long" * 100, "🚂" * 64]
+    names += [f"x{i}zz" for i in range(100)]
     async with make_http() as http:
         answer = await http.raw.post(COMPLETIONS, json={"prompt": "a", **dict.fromkeys(names, 1)})
         assert answer.status_code == 200
@@ -53,6 +55,35 @@ async def test_what_is_named_neither_grows_nor_breaks_a_header() -> None:
         assert named[:3] == ["a\\r\\nset-cookie: x", "\\u6771", "b\\x2cc"]
         assert len(named) == 17 and named[-1] == f"and {len(names) - 16} more"
         assert max(map(len, named)) <= 70
+
+
+async def test_many_unknown_names_are_refused_after_few_were_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compared: list[str] = []
+
+    def compare(name: str, known: Sequence[str]) -> None:
+        compared.append(name)
+
+    monkeypatch.setattr(unknown_fields, "_meant", compare)
+    most = unknown_fields.MAX_UNKNOWN
+    async with make_http() as http:
+        message = HI[0] | {f"x{i}": 1 for i in range(most)}
+        answer = await http.raw.post(CHAT, json={"messages": [message] * 3})
+        assert answer.status_code == 200 and len(compared) == most  # those of a list's items once
+        answer = await http.raw.post(CHAT, json={"messages": [message | {f"x{most}": 1}]})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == f"messages[0].x{most}"
+        assert len(compared) == 2 * most + 1
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+async def test_an_error_holds_the_beginning_of_a_long_name(refuses: bool) -> None:
+    async with make_http(refuses_unknown_fields=refuses) as http:
+        long = "max_tokens" + "s" * (1 << 20) if refuses else "presence_penalt" + "_" * (1 << 20)
+        answer = await http.raw.post(COMPLETIONS, json={"prompt": "a", long: 1})
+        assert answer.status_code == 400 and len(answer.content) < 1000
+        assert http.stack.scheduler.added == []
 
 
 @pytest.mark.parametrize(
