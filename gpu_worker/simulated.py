@@ -186,6 +186,7 @@ class SimulatedRunner:
             for row, num in enumerate(rows.num_logprobs.tolist())
             if num >= 0 and row not in failed
         ]
+        logprobs = _with_tokens(logprobs, rows, best, size=vocab_size)
         return Samples(token_ids=drawn, logprobs=logprobs, failed=failed)
 
     def _prompt_logprobs(self, batch: Batch, rows: PromptRows) -> list[Logprobs]:
@@ -269,6 +270,26 @@ def _logprobs(row: int, *, best: int, token: int, num: int, size: int) -> Logpro
         top_token_ids=[(best + i) % size for i in range(num)],
         top_logprobs=[likely - i for i in range(num)],
     )
+
+
+def _with_tokens(
+    found: list[Logprobs], rows: SampleRows, best: NDArray[np.int32], *, size: int
+) -> list[Logprobs]:
+    """Puts the tokens that a row names in the place of the likeliest."""
+    if rows.logprob_tokens is None:
+        return found
+    runs = np.split(rows.logprob_tokens.token_ids, rows.logprob_tokens.ends[:-1])
+    named = [
+        [
+            _logprobs(one.row, best=int(best[one.row]), token=token, num=0, size=size).logprob
+            for token in runs[one.row].tolist()
+        ]
+        for one in found
+    ]
+    return [
+        one._replace(top_token_ids=runs[one.row].tolist(), top_logprobs=values) if values else one
+        for one, values in zip(found, named, strict=True)
+    ]
 
 
 def _weights(positions: UInt64Array) -> UInt64Array:

@@ -14,6 +14,7 @@ _NOT_WITH_BEAMS: Mapping[str, object] = {
     "best_of": None,
     "stop": (),
     "logprobs": None,
+    "logprob_token_ids": (),
     "structured_output": None,
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,

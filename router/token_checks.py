@@ -9,6 +9,7 @@ from typing import Any
 
 from router.model import ServedModel
 from rpc.errors import InvalidArgument
+from rpc.sampling_params import MAX_LOGPROB_TOKEN_IDS
 
 MAX_STOPS = 64
 MAX_STOP_BYTES = 1024
@@ -28,7 +29,7 @@ def check_token_ids(token_ids: Sequence[int], *, field: str, model: ServedModel)
 
 def check_tokens_exist(fields: Mapping[str, Any], model: ServedModel) -> None:
     """Checks that the vocabulary has the tokens that a request names."""
-    for name in ("stop_token_ids", "allowed_token_ids"):
+    for name in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids"):
         check_token_ids(fields.get(name, ()), field=f"{_PREFIX}.{name}", model=model)
     biased = [token_id for token_id, _ in fields.get("logit_bias", ())]
     check_token_ids(biased, field=f"{_PREFIX}.logit_bias.token_id", model=model)
@@ -47,6 +48,7 @@ def check_lists(fields: Mapping[str, Any]) -> None:
         if not word.strip():
             raise InvalidArgument(f"{_PREFIX}.bad_words", word, "words of more than spaces")
     _check_length(fields.get("stop_token_ids", ()), "stop_token_ids", MAX_STOP_TOKEN_IDS)
+    _check_length(fields.get("logprob_token_ids", ()), "logprob_token_ids", MAX_LOGPROB_TOKEN_IDS)
     _check_distinct(fields.get("allowed_token_ids", ()), f"{_PREFIX}.allowed_token_ids")
     _check_biases(fields.get("logit_bias", ()))
 

@@ -144,6 +144,8 @@ def resolve_params(
     max_tokens = _resolve_max_tokens(fields, num_prompt_tokens, model, caps)
     fields = with_defaults(fields, defaults)
     n, best_of, num_logprobs = fields.get("n", 1), fields.get("best_of"), fields.get("logprobs")
+    if fields.get("logprob_token_ids"):
+        num_logprobs = 0  # the tokens take the place of the likeliest ones
     hides_logprobs = num_logprobs is None and (best_of or n) > n
     return GenerationParams(
         sampling=_resolve_sampling(
@@ -198,6 +200,7 @@ def _resolve_sampling(
         structured_output=fields.get("structured_output"),
         num_prompt_logprobs=_at_most(fields.get("prompt_logprobs"), model.vocab_size),
         num_logprobs=_at_most(num_logprobs, model.vocab_size),
+        logprob_token_ids=tuple(fields.get("logprob_token_ids", ())),
     )
 
 

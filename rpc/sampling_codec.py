@@ -30,6 +30,7 @@ def decode(message: pb.SamplingParams) -> SamplingParams:
             message.num_prompt_logprobs if message.HasField("num_prompt_logprobs") else None
         ),
         structured_output=structured_output.read(message),
+        logprob_token_ids=tuple(int32_list(message.logprob_token_ids)),
     )
 
 
@@ -65,6 +66,7 @@ def encode(params: SamplingParams) -> pb.SamplingParams:
         allowed_token_ids=pack_int32(params.allowed_token_ids),
         bad_words=[pb.TokenRun(token_ids=pack_int32(run)) for run in params.bad_words],
         num_prompt_logprobs=params.num_prompt_logprobs,
+        logprob_token_ids=pack_int32(params.logprob_token_ids),
     )
     structured_output.write(message, params.structured_output)
     return message

@@ -5,6 +5,8 @@ Every default is applied and every value checked at the door; `sampling_codec` p
 
 from dataclasses import dataclass
 
+MAX_LOGPROB_TOKEN_IDS = 128
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
@@ -34,3 +36,5 @@ class SamplingParams:
     num_prompt_logprobs: int | None = None
     structured_output: tuple[str, ...] | None = None
     """The kind, as the proto names it, and its texts."""
+    logprob_token_ids: tuple[int, ...] = ()
+    """Tokens reported beside each sampled one instead of the likeliest; num_logprobs is 0 then."""

@@ -12,6 +12,7 @@ MAX_LENGTH_PENALTY = 5.0
 _NEUTRAL = SamplingParams()
 _NOT_WITH_BEAMS = (
     "num_logprobs",
+    "logprob_token_ids",
     "presence_penalty",
     "frequency_penalty",
     "repetition_penalty",

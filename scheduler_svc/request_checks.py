@@ -6,7 +6,7 @@ request on that worker again; so what no worker could serve is refused here, alo
 
 import math
 
-from rpc.sampling_params import SamplingParams
+from rpc.sampling_params import MAX_LOGPROB_TOKEN_IDS, SamplingParams
 from scheduler_svc.beam_checks import find_fault_in_search
 from scheduler_svc.model import ModelInfo
 from scheduler_svc.sequence import SequenceGroup
@@ -89,6 +89,8 @@ def _find_fault_in_params(params: SamplingParams, model: ModelInfo) -> str | Non
         if (getattr(params, name) or 0) > model.vocab_size:
             value = getattr(params, name)
             return f"sampling_params.{name} is {value}, must be at most {model.vocab_size}"
+    if params.logprob_token_ids and params.num_logprobs != 0:
+        return f"sampling_params.num_logprobs is {params.num_logprobs}, must be 0 with token ids"
     return _find_fault_in_tokens(params, model)
 
 
@@ -104,10 +106,14 @@ def _find_fault_in_tokens(params: SamplingParams, model: ModelInfo) -> str | Non
             f"sampling_params has {num_bad_tokens} tokens of bad_words and {len(biases)}"
             f" logit_biases, must be at most {MAX_BAD_TOKENS} and {MAX_BIASES}"
         )
+    if (count := len(params.logprob_token_ids)) > MAX_LOGPROB_TOKEN_IDS:
+        most = MAX_LOGPROB_TOKEN_IDS
+        return f"sampling_params.logprob_token_ids has {count} tokens, must be at most {most}"
     for name, token_ids in (
         ("stop_token_ids", params.stop_token_ids),
         ("logit_bias_token_ids", [token_id for token_id, _ in params.logit_bias]),
         ("allowed_token_ids", params.allowed_token_ids),
+        ("logprob_token_ids", params.logprob_token_ids),
         ("bad_words", [token_id for run in params.bad_words for token_id in run]),
     ):
         low, high = min(token_ids, default=0), max(token_ids, default=0)

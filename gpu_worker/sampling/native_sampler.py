@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gpu_worker.sampling import logprobs
 from gpu_worker.sampling.sample_rows import Int32Array, Int64Array, SampleRows
 from gpu_worker.sampling.sampler import failures
 from gpu_worker.step import Logprobs, Samples
@@ -41,9 +42,10 @@ class CpuSampler:
             )
         )
         reported = np.flatnonzero((rows.num_logprobs >= 0) & (drawn.status == 0))
+        found = _logprobs(drawn, reported, rows.num_logprobs, floats, logits_row)
         return Samples(
             token_ids=drawn.drawn,
-            logprobs=_logprobs(drawn, reported, rows.num_logprobs, floats, logits_row),
+            logprobs=logprobs.with_tokens(found, logits, rows.logprob_tokens, logits_row),
             failed=failures(drawn.status),
         )
 

@@ -140,6 +140,8 @@ class SampleRows:
     biases: Biases | None = None
     allowed: AllowedTokens | None = None
     penalties: Penalties | None = None
+    logprob_tokens: TokenRuns | None = None
+    """Reported instead of the likeliest tokens, of rows whose run is not empty."""
 
     def __len__(self) -> int:
         return len(self.token_index)

@@ -117,11 +117,12 @@ class TorchSampler:
         reported = np.flatnonzero(rows.num_logprobs >= 0)
         reported = reported[~np.isin(reported, list(failed))]
         index = self._tensor(reported)
+        found = logprobs.report(
+            raw[index], tokens[index], rows=reported, num_logprobs=rows.num_logprobs[reported]
+        )
         return Samples(
             token_ids=tokens.to(torch.int32).cpu().numpy(),
-            logprobs=logprobs.report(
-                raw[index], tokens[index], rows=reported, num_logprobs=rows.num_logprobs[reported]
-            ),
+            logprobs=logprobs.with_tokens(found, raw, rows.logprob_tokens),
             failed=failed,
         )
 

@@ -161,12 +161,13 @@ class TritonSampler:
     ) -> list[Logprobs]:
         if not len(reported):
             return []
-        return logprobs.report(
+        found = logprobs.report(
             logits[self._tensor(logits_row[reported])].float(),
             tokens[self._tensor(reported)].long(),
             rows=reported,
             num_logprobs=rows.num_logprobs[reported],
         )
+        return logprobs.with_tokens(found, logits, rows.logprob_tokens, logits_row)
 
     def _tensor(self, array: NDArray[np.generic]) -> Tensor:
         return self._send(array)[0]

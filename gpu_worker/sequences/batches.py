@@ -7,7 +7,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpu_worker.sampling import token_rules
-from gpu_worker.sampling.sample_rows import Int64Array, Penalties, PromptRows, SampleRows
+from gpu_worker.sampling.sample_rows import (
+    Int64Array,
+    Penalties,
+    PromptRows,
+    SampleRows,
+    TokenRuns,
+)
 from gpu_worker.sampling.token_rules import Mask, RuledRows
 from gpu_worker.sequences.sequence_rows import SequenceRows
 from gpu_worker.step import Batch, SequenceFailure
@@ -101,10 +107,18 @@ def _sample_rows(planned: PlannedBatch, rows: SequenceRows, query_start: Int64Ar
     )
     if state["has_penalties"].any():
         draws.penalties = _penalties(state, owners, rows)
+    if state["has_logprob_tokens"].any():
+        draws.logprob_tokens = _logprob_tokens(owners, rows)
     is_starved = state["min_tokens"] > state["num_tokens"] - state["num_prompt"]
     if is_starved.any() or state["has_rules"].any():
         _add_rules(draws, is_starved, owners, rows, planned.refused)
     return draws
+
+
+def _logprob_tokens(owners: Int64Array, rows: SequenceRows) -> TokenRuns:
+    runs = [rows.logprob_tokens[owner] for owner in owners.tolist()]
+    ends = np.cumsum([len(run) for run in runs], dtype=np.int32)
+    return TokenRuns(ends, np.array([token for run in runs for token in run], dtype=np.int32))
 
 
 def _penalties(state: NDArray[Any], owners: Int64Array, rows: SequenceRows) -> Penalties:

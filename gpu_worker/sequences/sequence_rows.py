@@ -38,6 +38,7 @@ _STATE = np.dtype(
         ("repetition_penalty", np.float32),
         ("has_penalties", np.bool_),
         ("has_rules", np.bool_),
+        ("has_logprob_tokens", np.bool_),
     ],
     align=True,
 )
@@ -64,6 +65,8 @@ class SequenceRows:
         self.rules: list[TokenRules | None] = [None] * num_rows
         """None for what has none, not even stop tokens that come too early."""
         self.grammars: list[Grammar | None] = [None] * num_rows
+        self.logprob_tokens: list[tuple[int, ...]] = [()] * num_rows
+        """Tokens reported beside those that are drawn; empty for the likeliest ones."""
         self.vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self._compiler = grammars
@@ -81,6 +84,7 @@ class SequenceRows:
         state[: len(self)] = self.state
         self.rules += [None] * (num_rows - len(self))
         self.grammars += [None] * (num_rows - len(self))
+        self.logprob_tokens += [()] * (num_rows - len(self))
         self.state = state
 
     def write(self, row: int, new: NewSequence) -> None:
@@ -108,7 +112,9 @@ class SequenceRows:
             *penalties,
             penalties != (0.0, 0.0, 1.0),
             grammar is not None or (rules is not None and rules.always_apply),
+            bool(params.logprob_token_ids),
         )
+        self.logprob_tokens[row] = params.logprob_token_ids
         self.tokens[row, :num_tokens] = new.token_ids
         self.block_tables[row] = 0
         self.block_tables[row, :num_blocks] = new.block_table
@@ -122,6 +128,7 @@ class SequenceRows:
         child["num_samples"] = 1
         child["branch"] = fork.branch
         self.rules[target] = self.rules[source]
+        self.logprob_tokens[target] = self.logprob_tokens[source]
         grammar = self.grammars[source]
         self.grammars[target] = None if grammar is None else grammar.fork()
         self.tokens[target, :num_computed] = self.tokens[source, :num_computed]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from gpu_worker.runner_protocols import CacheCapacity, ModelInfo
 from gpu_worker.step import BlockMapping, NewSequence, Step
 from rpc.errors import FailedPrecondition, InvalidArgument
-from rpc.sampling_params import SamplingParams
+from rpc.sampling_params import MAX_LOGPROB_TOKEN_IDS, SamplingParams
 
 """Most alternatives that a row may report."""
 MAX_PENALTY = 2
@@ -112,6 +112,9 @@ def _check_params(params: SamplingParams, *, vocab_size: int) -> None:
     for name in ("num_logprobs", "num_prompt_logprobs"):
         if (count := getattr(params, name)) is not None:
             _check_between(f"{where}.{name}", count, 0, vocab_size)
+    if params.logprob_token_ids and params.num_logprobs != 0:
+        allowed = "0 with logprob_token_ids"
+        raise InvalidArgument(f"{where}.num_logprobs", params.num_logprobs, allowed)
     _check_tokens(params, where=where, vocab_size=vocab_size)
 
 
@@ -120,6 +123,8 @@ def _check_tokens(params: SamplingParams, *, where: str, vocab_size: int) -> Non
     bad_tokens = [token_id for run in params.bad_words for token_id in run]
     _check_between(f"{where}.logit_biases", len(biased), 0, MAX_BIASES)
     _check_between(f"{where}.bad_words", len(bad_tokens), 0, MAX_BAD_TOKENS)
+    num_reported = len(params.logprob_token_ids)
+    _check_between(f"{where}.logprob_token_ids", num_reported, 0, MAX_LOGPROB_TOKEN_IDS)
     for _, bias in params.logit_bias:
         _check_between(f"{where}.logit_biases", bias, -MAX_BIAS, MAX_BIAS)
     if not all(params.bad_words):
@@ -130,6 +135,7 @@ def _check_tokens(params: SamplingParams, *, where: str, vocab_size: int) -> Non
         ("stop_token_ids", params.stop_token_ids),
         ("logit_bias_token_ids", biased),
         ("allowed_token_ids", params.allowed_token_ids),
+        ("logprob_token_ids", params.logprob_token_ids),
         ("bad_words", bad_tokens),
     ):
         check_range(f"{where}.{name}", token_ids, vocab_size)

@@ -29,7 +29,7 @@ _SAME_NAME = (
     "repetition_penalty", "min_tokens", "ignore_eos", "include_stop_str_in_output",
     "skip_special_tokens", "best_of", "n", "prompt_logprobs",
 )  # fmt: skip
-_LISTS = ("stop_token_ids", "allowed_token_ids", "bad_words")
+_LISTS = ("stop_token_ids", "allowed_token_ids", "bad_words", "logprob_token_ids")
 
 
 def prompts_of(body: CompletionBody) -> list[Prompt]:
@@ -95,7 +95,7 @@ def asked_to_chat(body: ChatBody, *, request_id: str, max_model_len: int) -> Ask
 
 
 def _set_common(
-    request: pb.GenerateRequest | pb.ChatRequest, body: GenerationBody, request_id: str
+    request: pb.GenerateRequest | pb.ChatRequest, body: CompletionBody | ChatBody, request_id: str
 ) -> None:
     request.request_id = request_id
     request.model = body.model or ""
@@ -107,6 +107,7 @@ def _set_common(
         request.output_kind = pb.OUTPUT_KIND_FINAL_ONLY
     if body.stream and body.prompt_logprobs is not None:
         raise BadRequest("prompt_logprobs: they are not streamed", "prompt_logprobs")
+    _check_logprob_token_ids(body)
     params = request.sampling_params
     for name in _SAME_NAME:
         set_field(params, name, getattr(body, name))
@@ -121,6 +122,17 @@ def _set_common(
         params.logit_bias.append(_logit_bias(token, bias))
     _set_beam_search(params, body)
     set_structured_output(params, body)
+
+
+def _check_logprob_token_ids(body: CompletionBody | ChatBody) -> None:
+    """Refuses them in a request whose answer would not show them."""
+    name = "logprob_token_ids"
+    if not body.logprob_token_ids:
+        return
+    if body.logprobs is None or body.logprobs is False:
+        raise BadRequest(f"{name}: it needs logprobs to be set", name)
+    if isinstance(body, CompletionBody) and only_echoes(body):
+        raise BadRequest(f"{name}: no tokens are generated", name)
 
 
 def _set_truncation(

@@ -91,7 +91,7 @@ class GenerationBody(Labels):
 
     NOT_SERVED = frozenset({
         "guided_decoding_backend", "guided_whitespace_pattern", "kv_transfer_params",
-        "logits_processors", "mm_processor_kwargs", "logprob_token_ids", "repetition_detection",
+        "logits_processors", "mm_processor_kwargs", "repetition_detection",
         "thinking_token_budget", "vllm_xargs",
     })  # fmt: skip
 
@@ -156,6 +156,9 @@ class GenerationBody(Labels):
     """Keep only this many tokens of the prompt, the last; -1 leaves room for max_tokens."""
     prompt_logprobs: int | None = None
     """Alternatives reported for each token of the prompt, in [0, 20]; not streamed."""
+    logprob_token_ids: list[int] | None = None
+    """Up to 128 tokens whose log probability is reported beside each generated token, instead of
+    the most likely ones; needs logprobs."""
     priority: int | None = None
     """Less comes first under the scheduling policy `priority`; in [-1000, 1000]. Default 0."""
     cache_salt: str | None = None

@@ -14,8 +14,8 @@ class Logprob(NamedTuple):
     """Log probability of one token at one position, before temperature and filters."""
 
     logprob: float
-    rank: int
-    """1 is the likeliest token."""
+    rank: int | None
+    """1 is the likeliest token; None for those of logprob_token_ids, whose rank is not sought."""
     decoded_token: str
 
 

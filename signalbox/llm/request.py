@@ -233,14 +233,18 @@ class LocalRequest:
 
     def _logprobs(self, completion: _Completion, first: int) -> list[dict[int, Logprob]]:
         pairs = zip(completion.token_ids[first:], completion.logprobs[first:], strict=True)
-        return [self._position(token_id, values) for token_id, values in pairs]
+        are_likeliest = not self._params.sampling.logprob_token_ids
+        return [self._position(*pair, are_likeliest=are_likeliest) for pair in pairs]
 
-    def _position(self, token_id: int, values: TokenLogprobs) -> dict[int, Logprob]:
+    def _position(
+        self, token_id: int, values: TokenLogprobs, *, are_likeliest: bool = True
+    ) -> dict[int, Logprob]:
         text = self._tokenizer.token_text
         position = {token_id: Logprob(values.logprob, values.rank, text(token_id))}
         top = zip(values.top_token_ids, values.top_logprobs, strict=True)
         for rank, (top_id, logprob) in enumerate(top, start=1):
-            position.setdefault(top_id, Logprob(logprob, rank, text(top_id)))
+            known_rank = rank if are_likeliest else None
+            position.setdefault(top_id, Logprob(logprob, known_rank, text(top_id)))
         return position
 
     def _error(self) -> str | None:

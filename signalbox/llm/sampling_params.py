@@ -42,7 +42,14 @@ _FLAGS = (
     "early_stopping",
 )
 _OF_BEAMS = ("length_penalty", "early_stopping")
-_LISTS = ("stop", "stop_token_ids", "logit_bias", "allowed_token_ids", "bad_words")
+_LISTS = (
+    "stop",
+    "stop_token_ids",
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
+    "logprob_token_ids",
+)
 _OF_THE_CALLER = ("truncate_prompt_tokens", "output_kind", "structured_outputs")
 _SERVED = {*_INTEGERS, *_OPTIONAL_INTEGERS, *_NUMBERS, *_FLAGS, *_LISTS, *_OF_THE_CALLER}
 
@@ -82,6 +89,8 @@ class SamplingParams:
         logprobs: report the log probability of each token, and of so many likeliest ones; -1 of
             all, where `EngineArgs.max_logprobs` lets that.
         prompt_logprobs: the same for the tokens of the prompt.
+        logprob_token_ids: up to 128 tokens reported beside each token instead of the likeliest
+            ones; `logprobs` is their number then, or None.
         structured_outputs: what the text must conform to.
         truncate_prompt_tokens: keep so many of the prompt's last tokens; -1 as many as fit.
         output_kind: what the outputs of an engine hold; `LLM` returns everything at the end.
@@ -114,6 +123,7 @@ class SamplingParams:
     allowed_token_ids: Sequence[int] | None = None
     bad_words: Sequence[str] | None = None
     prompt_logprobs: int | None = None
+    logprob_token_ids: Sequence[int] | None = None
     truncate_prompt_tokens: int | None = None
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     best_of: int | None = None
@@ -127,7 +137,6 @@ class SamplingParams:
     spaces_between_special_tokens: bool = field(default=True, repr=False)
     stream_interval: int | None = field(default=None, repr=False)
     flat_logprobs: bool = field(default=False, repr=False)
-    logprob_token_ids: Any = field(default=None, repr=False)
     prompt_logprob_token_ids: Any = field(default=None, repr=False)
     thinking_token_budget: int | None = field(default=None, repr=False)
     repetition_detection: Any = field(default=None, repr=False)
@@ -166,6 +175,7 @@ class SamplingParams:
         values |= {"bad_words": _strings("bad_words", self.bad_words)}
         values |= {"stop_token_ids": _token_ids("stop_token_ids", self.stop_token_ids)}
         values |= {"allowed_token_ids": _token_ids("allowed_token_ids", self.allowed_token_ids)}
+        values |= {"logprob_token_ids": _token_ids("logprob_token_ids", self.logprob_token_ids)}
         values |= {"logit_bias": _biases(self.logit_bias)}
         if self.top_k == ALL_TOKENS:
             values["top_k"] = 0
@@ -174,6 +184,9 @@ class SamplingParams:
         if self.structured_outputs is not None:
             values["structured_output"] = _constraint(self.structured_outputs)
         self._check_bounds(values)
+        self._check_logprob_token_ids()
+        if self.logprob_token_ids:
+            values.pop("logprobs", None)
         _move_beam_search(values)
         with refusing():
             validation.check_sampling_values(bounded_by_engines(values))
@@ -209,6 +222,14 @@ class SamplingParams:
             )
         if self.allowed_token_ids is not None and not len(self.allowed_token_ids):
             raise ValueError("sampling_params.allowed_token_ids is empty; None allows every token")
+
+    def _check_logprob_token_ids(self) -> None:
+        count = len(self.logprob_token_ids or ())
+        if count and self.logprobs not in (None, count):
+            raise ValueError(
+                f"sampling_params.logprobs is {self.logprobs}; with logprob_token_ids it must be"
+                f" None or as many as they are, {count}"
+            )
 
     @staticmethod
     def _check_bounds(values: Mapping[str, Any]) -> None:

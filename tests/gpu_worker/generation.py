@@ -66,6 +66,10 @@ def make_rows(
         seed=np.array([p.seed for p in params], dtype=np.uint64),
         num_logprobs=np.array([-1 if p.num_logprobs is None else p.num_logprobs for p in params]),
     )
+    if any(p.logprob_token_ids for p in params):
+        rows.logprob_tokens = make_runs(
+            {i: p.logprob_token_ids for i, p in enumerate(params)}, count
+        )
     if suppressed:
         rows.suppressed = make_runs(suppressed, count)
     if tokens is not None:

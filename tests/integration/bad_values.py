@@ -88,6 +88,7 @@ BAD: dict[str, Bad] = {
     _S + "stop": Bad(lists(st.just("") | too_long(1024), "x") | st.just(["x"] * 65)),
     _S + "stop_token_ids": Bad(lists(above(VOCAB_SIZE - 1), 5) | st.just([5] * 257)),
     _S + "allowed_token_ids": Bad(lists(above(VOCAB_SIZE - 1), 5) | st.just([7, 5, 7])),
+    _S + "logprob_token_ids": Bad(lists(above(VOCAB_SIZE - 1), 5) | st.just([5] * 129)),
     _S + "bad_words": Bad(
         lists(st.sampled_from(["", " ", "\n\t"]) | too_long(128), "x") | st.just(["x"] * 65)
     ),
@@ -167,7 +168,7 @@ def make_rich() -> pb.GenerateRequest:
             temperature=0.7, top_p=0.9, top_k=20, min_p=0.1, seed=3, max_tokens=5, min_tokens=2,
             stop=["zz"], stop_token_ids=[7], logprobs=2, prompt_logprobs=1, n=2, best_of=3,
             presence_penalty=1, frequency_penalty=-1, repetition_penalty=1.5, typical_p=0.9,
-            bad_words=["q"],
+            bad_words=["q"], logprob_token_ids=[3, 500],
         )
     )  # fmt: skip
     params.logit_bias.add(token_id=9, bias=-3)

@@ -37,6 +37,7 @@ PARAMS = [
     pb.SamplingParams(typical_p=0.5, min_p=0.01, top_k=40),
     pb.SamplingParams(logit_bias=[pb.LogitBias(token_id=i, bias=2) for i in (5, 6)], n=2),
     pb.SamplingParams(allowed_token_ids=range(10, 30), temperature=2, prompt_logprobs=2),
+    pb.SamplingParams(logprob_token_ids=[9, 0, 5], n=2, best_of=2, prompt_logprobs=1),
 ]
 
 
@@ -91,7 +92,11 @@ class Stack:
             for delta in response.outputs:
                 tokens[delta.index] += delta.token_ids
                 self.num_tokens += len(delta.token_ids)
-                assert params.HasField("logprobs") == bool(delta.logprobs)
+                named = list(params.logprob_token_ids)
+                assert (params.HasField("logprobs") or bool(named)) == bool(delta.logprobs)
+                if named:
+                    found = [[top.token_id for top in one.top] for one in delta.logprobs]
+                    assert found == [named] * len(delta.token_ids)
         wants = params.HasField("prompt_logprobs")
         assert len(ranks) == (len(prompt) - 1 if wants else 0)
         assert all(len(one) == NUM_TOKENS for one in tokens.values())

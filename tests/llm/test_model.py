@@ -86,11 +86,29 @@ def test_the_log_probabilities_of_the_whole_vocabulary_are_a_distribution(llm: L
     for position, position_few in zip(every_position, few_positions, strict=True):
         assert len(position) == 49152
         assert position_few.items() <= position.items()
-        by_rank = sorted(position.values(), key=lambda one: one.rank)
+        by_rank = sorted(position.values(), key=lambda one: one.rank or 0)
         values = np.array([one.logprob for one in by_rank], dtype=np.float64)
         assert (np.diff(values) <= 0).all()
         # Each logarithm is off by at most some units in the last place of 32, in float32.
         assert np.exp(values).sum() == pytest.approx(1, abs=64 * np.finfo(np.float32).eps)
+
+
+def test_named_tokens_have_the_log_probabilities_that_the_whole_vocabulary_has(llm: LLM) -> None:
+    named = [49151, 0, 260, 260]
+    asks = SamplingParams(temperature=0, max_tokens=3, logprob_token_ids=named, prompt_logprobs=1)
+    every = SamplingParams(temperature=0, max_tokens=3, logprobs=-1, prompt_logprobs=1)
+    (found,), (whole,) = (llm.generate("The capital of", p, use_tqdm=False) for p in (asks, every))
+    positions, expected = found.outputs[0].logprobs, whole.outputs[0].logprobs
+    assert positions and expected and found.prompt_logprobs == whole.prompt_logprobs
+    pairs = zip(found.outputs[0].token_ids, positions, expected, strict=True)
+    for token_id, position, distribution in pairs:
+        assert set(position) == {token_id, *named}
+        assert position[token_id].rank == distribution[token_id].rank == 1
+        for one, entry in position.items():
+            assert entry.rank is None or one == token_id
+            assert entry.decoded_token == distribution[one].decoded_token
+            # Two ways to sum 49,152 float32; see tests.rounding.
+            assert entry.logprob == pytest.approx(distribution[one].logprob, abs=1e-4)
 
 
 def test_a_profile_is_a_trace_of_what_was_generated(llm: LLM, traces: Path) -> None:

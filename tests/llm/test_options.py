@@ -66,6 +66,9 @@ def test_neutral_values_are_accepted() -> None:
         ({"logit_bias": {-5: 1}}, "logit_bias has -5"),
         ({"allowed_token_ids": []}, "allowed_token_ids is empty"),
         ({"bad_words": ["ok", " "]}, "bad_words: ' '"),
+        ({"logprob_token_ids": [5] * 129}, "logprob_token_ids: 'a list of 129' .* at most 128"),
+        ({"logprob_token_ids": [5], "logprobs": 2}, "logprobs is 2; with logprob_token_ids"),
+        ({"logprob_token_ids": [5], "use_beam_search": True}, "logprob_token_ids: .*beam_search"),
         ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens is 0"),
     ],
 )

@@ -28,6 +28,7 @@ EVERYTHING = SamplingParams(
     bad_words=((3,), (5, 6)),
     num_prompt_logprobs=2,
     structured_output=("choice", "yes", "no"),
+    logprob_token_ids=(8, 0, 8),
 )
 
 

@@ -55,3 +55,11 @@ def test_a_model_answers_over_http(log: Path) -> None:
         assert "Paris" in (choice.message.content or "")
         assert choice.logprobs is not None
         assert len(choice.logprobs.content or ()) == answer.usage.completion_tokens  # type: ignore[union-attr]
+        named: Any = {"return_tokens_as_token_ids": True, "logprob_token_ids": [17, 5]}
+        answer = client.chat.completions.create(
+            model=model.id, messages=question, logprobs=True, extra_body=named, **GREEDY
+        )
+        assert answer.choices[0].message.content == choice.message.content
+        for one in answer.choices[0].logprobs.content or ():  # type: ignore[union-attr]
+            assert [top.token for top in one.top_logprobs] == ["token_id:17", "token_id:5"]
+            assert all(top.logprob < one.logprob <= 0 for top in one.top_logprobs)

@@ -40,6 +40,7 @@ def random_params(rng: random.Random, vocab_size: int) -> SamplingParams:
         bad_words=perhaps((), ((tokens[0],), (tokens[-1], tokens[0]))),  # type: ignore[arg-type]
         seed=rng.getrandbits(64),
         num_logprobs=perhaps(None, 0, min(5, vocab_size)),  # type: ignore[arg-type]
+        logprob_token_ids=perhaps((), tuple(tokens), (tokens[-1],) * 2),  # type: ignore[arg-type]
     )
 
 

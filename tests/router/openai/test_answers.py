@@ -283,6 +283,31 @@ async def test_a_streamed_chat_opens_with_the_role() -> None:
         assert [choice.message.content for choice in answer.choices] == ["one", "two"]
 
 
+async def test_named_tokens_reach_the_scheduler_and_need_logprobs() -> None:
+    async with make_http(scored("é")) as http:
+        named: dict[str, Any] = {"logprob_token_ids": [token("a"), 3]}
+        await http.chat(logprobs=True, top_logprobs=5, extra_body=named)
+        await http.complete(logprobs=2, extra_body=named)
+        await http.complete(logprobs=2, extra_body={"logprob_token_ids": []})
+        sent = [one.sampling_params for one in http.stack.scheduler.added]
+        columns = [unpack_int32(one.logprob_token_ids).tolist() for one in sent]
+        assert columns == [[token("a"), 3]] * 2 + [[]]
+        assert [one.num_logprobs for one in sent] == [0, 0, 2]
+        echo = {"prompt": "a", "logprobs": 1, "echo": True, "max_tokens": 0}
+        for path, body in (
+            ("/v1/chat/completions", {"messages": HI, "logprobs": False, **named}),
+            ("/v1/completions", {"prompt": "a", **named}),
+            ("/v1/completions", echo | named),
+            ("/v1/completions", {"prompt": "a", "logprobs": 1, "logprob_token_ids": [1 << 20]}),
+            ("/v1/completions", {"prompt": "a", "logprobs": 1, "logprob_token_ids": [3] * 129}),
+            ("/v1/completions", {"prompt": "a", "logprobs": 1, "logprob_token_ids": [-1]}),
+        ):  # fmt: skip
+            answer = await http.raw.post(path, json=body)
+            assert answer.status_code == 400, body
+            assert answer.json()["error"]["param"] == "logprob_token_ids"
+        assert len(http.stack.scheduler.added) == 3
+
+
 async def test_a_chats_logprobs_have_bytes() -> None:
     async with make_http(scored("é")) as http:
         answer = await http.chat(logprobs=True, top_logprobs=1)

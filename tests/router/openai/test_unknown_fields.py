@@ -123,7 +123,7 @@ async def test_a_field_that_is_known_and_not_served_is_refused_by_name(refuses: 
             (CHAT, "echo", True),
             (COMPLETIONS, "prompt_embeds", "x"),
             (COMPLETIONS, "logits_processors", ["x"]),
-            (CHAT, "logprob_token_ids", [5]),
+            (CHAT, "repetition_detection", {"max_pattern_size": 5}),
         ):
             body = {"messages": HI} if path == CHAT else {"prompt": "a"}
             error = (await http.raw.post(path, json=body | {name: value})).json()["error"]
