@@ -315,7 +315,7 @@ def test_every_field_of_the_contract_is_served() -> None:
             "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "logprobs", "n",
             "skip_special_tokens", "presence_penalty", "frequency_penalty", "repetition_penalty",
             "typical_p", "logit_bias", "allowed_token_ids", "bad_words", "prompt_logprobs",
-            "best_of", "beam_search", "structured_output",
+            "best_of", "beam_search", "structured_output", "logprob_token_ids",
         )
     }  # fmt: skip
     requests = [pb.GenerateRequest.DESCRIPTOR, pb.ChatRequest.DESCRIPTOR]
