@@ -9,9 +9,10 @@ PROTOC := $(BIN)/python -m grpc_tools.protoc -I.
 GENERATED := build/generated
 RELEASED = $(shell ls tests/protos/released/*.binpb | sort -V | tail -n 1)
 INSTALLED := $(VENV)/.installed
+OTHERS := .venv-clients
 
 .DEFAULT_GOAL := help
-.PHONY: help install kernels model demo test test-gpu test-chaos check lint types protos protos-fresh docs wheel clients clean
+.PHONY: help install kernels model demo test test-gpu test-chaos test-clients check lint types protos protos-fresh docs wheel clients clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -41,6 +42,9 @@ test-gpu: $(INSTALLED) ## on a machine with a CUDA device: its own tests, and th
 test-chaos: $(INSTALLED) ## kills, stops and cuts off real processes under load; CHAOS="--soak 30" seeks leaks
 	@CHAOS_ABORTS=10000 $(BIN)/python -m pytest tests/chaos
 	@$(BIN)/python -m tests.chaos $(CHAOS)
+
+test-clients: $(INSTALLED) $(MODEL) $(OTHERS)/.installed ## clients of other projects against a live stack; CLIENTS=--write-docs
+	@$(BIN)/python -m tests.third_party.run $(CLIENTS)
 
 check: lint types protos-fresh test ## test, and ruff, mypy --strict, buf, fresh generated code
 
@@ -77,7 +81,7 @@ clients: ## the examples in Node, Go and C++, whose toolchains clients/README.md
 	$(MAKE) -C clients/cpp
 
 clean: ## removes everything that make made, but the model
-	rm -rf $(VENV) build dist *.egg-info kernels/signalbox_kernels/_build
+	rm -rf $(VENV) $(OTHERS) build dist *.egg-info kernels/signalbox_kernels/_build
 	rm -rf clients/node/node_modules clients/go/build clients/cpp/build
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -91,6 +95,14 @@ $(BIN)/python:
 $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing into $(VENV) (the first time takes minutes)"
 	@$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+# --no-deps: the file pins what each package pulls in, too.
+$(OTHERS)/.installed: tests/third_party/requirements.txt
+	@echo "Installing the clients into $(OTHERS)"
+	@$(PYTHON) -m venv $(OTHERS)
+	@$(OTHERS)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps \
+		--only-binary :all: -r tests/third_party/requirements.txt
 	@touch $@
 
 $(MODEL): | $(BIN)/python

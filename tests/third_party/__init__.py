@@ -1,0 +1,1 @@
+"""Runs clients of other projects against a live stack: `make test-clients`."""

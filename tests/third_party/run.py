@@ -1,0 +1,139 @@
+"""Runs each client of another project against one live stack of the demo model.
+
+A client is a script of `clients/` that asserts the contents of what it gets. It runs in an
+environment of its own (`.venv-clients`, or Node's modules), so that its dependencies never meet
+ours. `--write-docs` writes the table of docs/clients.md; without it the table must be the one that
+is there, so that a client which stops working fails the run.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.signalbox.stacks import environment, serve
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+PAGE = ROOT / "docs" / "clients.md"
+MARKER = "<!-- The table below is generated: make test-clients CLIENTS=--write-docs -->\n"
+MODEL = "models/SmolLM2-135M-Instruct.Q4_1.gguf"
+PYTHON = ROOT / ".venv-clients" / "bin" / "python"
+LIMIT_S = 120
+"""Seconds that a script may take; a client that waits for ever fails."""
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """One client and the script that uses it."""
+
+    package: str
+    script: str
+
+    @property
+    def path(self) -> Path:
+        return HERE / "clients" / self.script
+
+    def version(self) -> str:
+        """Returns the version that requirements.txt pins."""
+        pins = (HERE / "requirements.txt").read_text(encoding="utf-8")
+        found = re.search(rf"^{re.escape(self.package)}==(\S+)$", pins, re.MULTILINE)
+        assert found, f"{self.package} is not pinned"
+        return found[1]
+
+    def asserts(self) -> str:
+        """Returns what the script's first line says it asserts."""
+        first = self.path.read_text(encoding="utf-8").partition("\n")[0]
+        return first.strip('"/# ').rstrip(".")
+
+    def command(self) -> list[str | Path]:
+        return [PYTHON, self.path]
+
+
+CLIENTS = (
+    Client("openai", "openai_sdk.py"),
+    Client("litellm", "litellm_sdk.py"),
+    Client("langchain-openai", "langchain_openai_chat.py"),
+    Client("llama-index-llms-openai-like", "llama_index_openai_like.py"),
+    Client("instructor", "instructor_models.py"),
+    Client("pydantic-ai-slim", "pydantic_ai_agent.py"),
+    Client("grpc-requests", "grpc_requests_reflection.py"),
+)
+
+
+def run(client: Client, variables: dict[str, str]) -> str:
+    """Runs a client's script; returns why it failed, or nothing."""
+    try:
+        done = subprocess.run(
+            client.command(),
+            env={**_environment(), **variables},
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            stdin=subprocess.DEVNULL,
+        )
+    except subprocess.TimeoutExpired:
+        return f"no end within {LIMIT_S} s"
+    except OSError as error:
+        return str(error)
+    return "" if done.returncode == 0 else f"{done.stdout}{done.stderr}".strip() or "failed"
+
+
+def _environment() -> dict[str, str]:
+    """Ours without our own packages and without a proxy, which cannot reach the stack."""
+    kept = environment()
+    return {
+        name: value
+        for name, value in kept.items()
+        if name != "PYTHONPATH" and "proxy" not in name.lower()
+    }
+
+
+def run_all() -> dict[Client, str]:
+    """Returns why each client failed; an empty text for one that passed."""
+    reasons: dict[Client, str] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = [MODEL, "--device=cpu", "--kv-cache-memory", "0.25"]
+        with serve(Path(folder, "log"), *arguments) as stack:
+            variables = {"SIGNALBOX_ROUTER": stack.address, "SIGNALBOX_HTTP": stack.http_url()}
+            for client in CLIENTS:
+                reasons[client] = run(client, variables)
+                outcome = "failed" if reasons[client] else "passed"
+                print(f"{client.package} {client.version()}: {outcome}", flush=True)
+                if reasons[client]:
+                    print(reasons[client], flush=True)
+    return reasons
+
+
+def table(reasons: dict[Client, str]) -> str:
+    """Returns the table of docs/clients.md."""
+    rows = [
+        f"| {client.package} | {client.version()} | {client.asserts()} |"
+        f" {'failed' if reason else 'passed'} |\n"
+        for client, reason in reasons.items()
+    ]
+    return "| client | version | asserted | result |\n|---|---|---|---|\n" + "".join(rows)
+
+
+def main() -> int:
+    """Returns the exit status: 1 if a client failed or the page shows another table."""
+    os.chdir(ROOT)
+    reasons = run_all()
+    head, _, written = PAGE.read_text(encoding="utf-8").partition(MARKER)
+    found = "\n" + table(reasons)
+    num_failed = sum(bool(reason) for reason in reasons.values())
+    is_stale = written != found
+    if "--write-docs" in sys.argv[1:]:
+        PAGE.write_text(f"{head}{MARKER}{found}", encoding="utf-8")
+    elif is_stale:
+        print(f"{PAGE.relative_to(ROOT)} differs: make test-clients CLIENTS=--write-docs")
+    print(table(reasons))
+    print(f"{len(reasons) - num_failed} passed, {num_failed} failed")
+    return int(num_failed > 0 or (is_stale and "--write-docs" not in sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,16 @@
+"""docs/clients.md lists the clients that `make test-clients` runs, at the versions it installs."""
+
+from tests.third_party.run import CLIENTS, HERE, MARKER, PAGE, table
+
+
+def test_the_page_has_each_client_at_its_pinned_version() -> None:
+    _, marker, written = PAGE.read_text(encoding="utf-8").partition(MARKER)
+    assert marker
+    assert written.strip() == table(dict.fromkeys(CLIENTS, "")).strip(), (
+        "make test-clients CLIENTS=--write-docs writes the table again"
+    )
+
+
+def test_each_script_is_run() -> None:
+    scripts = {path.name for path in (HERE / "clients").iterdir() if path.suffix in {".py", ".mjs"}}
+    assert scripts == {client.script for client in CLIENTS} | {"demo.py"}
