@@ -10,9 +10,10 @@ from signalbox import machine
 from signalbox.configs import model_config
 from signalbox.gpus import visible_gpus
 from signalbox.settings.worker import EngineSettings
+from signalbox_kernels.native import Isa, isa_limit
 
 WORKER_BYTES = GIB // 2
-"""What a worker takes beside weights and KV cache: PyTorch, and the largest step."""
+"""Memory of a worker beside weights and KV cache: PyTorch, and the largest step."""
 
 _SMALLER_FORMS = {
     "bfloat16": "--dtype bfloat16",
@@ -49,13 +50,13 @@ def _check_memory(settings: EngineSettings, sizes: WeightSizes, *, num_workers: 
 
 
 def _fitting_bytes(settings: EngineSettings, *, num_workers: int) -> int:
-    """Of the weights of one worker, beside what it is told to take for its KV cache."""
+    """Returns the most that weights of one worker may take, beside its KV cache as it is set."""
     told = (settings.kv_cache_memory or 0.0) + (settings.swap_space or 0.0)
     return max(0, available_ram() // num_workers - WORKER_BYTES - int(told * GIB))
 
 
 def _chosen_form(settings: EngineSettings, sizes: WeightSizes) -> str:
-    """As `choose_quantization` and `dtype_for_half` choose on a CPU."""
+    """Returns the form that `choose_quantization` and `dtype_for_half` choose on a CPU."""
     if settings.quantization in ("gguf", "int8", "int4"):
         return settings.quantization
     if settings.quantization == "auto" and sizes.has_blocks and settings.dtype == "auto":
@@ -63,7 +64,8 @@ def _chosen_form(settings: EngineSettings, sizes: WeightSizes) -> str:
     if settings.dtype != "auto":
         return settings.dtype
     has_bf16 = {"avx512_bf16", "bf16"} & {*machine.cpu_features()}
-    return "bfloat16" if sizes.is_half and has_bf16 else "float32"
+    may_use_it = isa_limit() >= Isa.AVX512_BF16
+    return "bfloat16" if sizes.is_half and has_bf16 and may_use_it else "float32"
 
 
 def _remedy(sizes: WeightSizes, *, fitting: int, num_workers: int) -> str:

@@ -13,6 +13,7 @@ from gpu_worker.config import GIB, ModelError
 from signalbox import machine, model_check
 from signalbox.model_check import WORKER_BYTES, check_model
 from signalbox.settings import WorkerSettings
+from signalbox_kernels.native import ISA_VARIABLE
 
 MODEL = "models/SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -34,6 +35,7 @@ def make_directory(path: Path, *, num_values: int, is_cut_off: bool = False) -> 
 @pytest.fixture
 def machine_with_bf16(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     monkeypatch.setattr(machine, "cpu_features", lambda: ["avx512_bf16"])
+    monkeypatch.delenv(ISA_VARIABLE, raising=False)
     monkeypatch.setattr(model_check, "visible_gpus", list)
     return monkeypatch
 
@@ -64,6 +66,17 @@ def test_weights_must_fit_in_the_form_that_is_chosen(
     check_model(settings)
     have_free(machine_with_bf16, takes * GIB - 1)
     with pytest.raises(MemoryError, match=f"takes {takes:.1f} GiB in {form}, and weights of at"):
+        check_model(settings)
+
+
+def test_a_forced_instruction_set_without_bf16_makes_floats_of_32_bits(
+    tmp_path: Path, machine_with_bf16: pytest.MonkeyPatch
+) -> None:
+    settings = WorkerSettings(model=make_directory(tmp_path, num_values=GIB))
+    have_free(machine_with_bf16, 2 * GIB)
+    check_model(settings)
+    machine_with_bf16.setenv(ISA_VARIABLE, "avx512_vnni")
+    with pytest.raises(MemoryError, match=r"takes 4\.0 GiB in float32"):
         check_model(settings)
 
 
