@@ -28,6 +28,14 @@ async def deadline_after(call: Awaitable[object]) -> float:
     return max(0.2, 20 * (time.monotonic() - started))
 
 
+def wait_until(condition: Callable[[], object], *, told: Callable[[], object] = str) -> None:
+    """Returns once the condition holds, of other processes. Blocks; fails with what `told` says."""
+    ends = time.monotonic() + EVENT_S
+    while not condition():
+        assert time.monotonic() < ends, told()
+        time.sleep(0.02)
+
+
 async def eventually(condition: Callable[[], object]) -> None:
     """Returns once the condition holds, of something that sets no event. Raises TimeoutError."""
     async with asyncio.timeout(EVENT_S):

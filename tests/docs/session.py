@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -15,7 +14,7 @@ from typing import Self
 
 from tests.docs.blocks import ROOT, Block
 from tests.signalbox.stacks import environment, free_port
-from tests.waiting import EVENT_S
+from tests.waiting import wait_until
 
 LINKED = ("models", "clients", "deploy")
 """Folders of a clone that commands name."""
@@ -93,11 +92,12 @@ class Session:
                 start_new_session=True,
             )
         self._services.append(service)
-        ends = time.monotonic() + EVENT_S
-        while b"Ctrl-C stops" not in log.read_bytes():
+
+        def serves() -> bool:
             assert service.poll() is None, f"{block} has ended\n{log.read_text()}"
-            assert time.monotonic() < ends, f"{block} does not serve\n{log.read_text()}"
-            time.sleep(0.05)
+            return b"Ctrl-C stops" in log.read_bytes()
+
+        wait_until(serves, told=lambda: f"{block} does not serve\n{log.read_text()}")
 
     def _in_these_ports(self, text: str) -> str:
         return re.sub(r"\b(50051|50052|8000|9464)\b", lambda it: str(self.ports[int(it[0])]), text)

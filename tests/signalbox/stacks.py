@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from pathlib import Path
 import psutil
 
 from signalbox_kernels.native import ISA_VARIABLE
-from tests.waiting import EVENT_S
+from tests.waiting import EVENT_S, wait_until
 
 COMMAND = [sys.executable, "-m", "signalbox"]
 
@@ -101,8 +100,8 @@ def serve(
 
 
 def _wait_for(stack: Stack) -> None:
-    ends = time.monotonic() + EVENT_S
-    while "Ctrl-C stops" not in stack.log.read_text():
+    def serves() -> bool:
         assert stack.process.poll() is None, stack.log.read_text()
-        assert time.monotonic() < ends, stack.log.read_text()
-        time.sleep(0.05)
+        return "Ctrl-C stops" in stack.log.read_text()
+
+    wait_until(serves, told=stack.log.read_text)

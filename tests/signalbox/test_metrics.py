@@ -2,7 +2,6 @@
 
 import json
 import re
-import time
 import urllib.request
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from signalbox.settings import ServeSettings
 from signalbox.stack import LocalStack
 from tests.rpc.collector import Collector, grpc_collector
 from tests.signalbox.stacks import free_port, serve, signalbox
-from tests.waiting import EVENT_S
+from tests.waiting import EVENT_S, wait_until
 
 
 def read(url: str) -> str:
@@ -78,10 +77,10 @@ def names_in(text: str) -> set[str]:
 
 
 def until_sent(collector: Collector, service: str, names: set[str]) -> None:
-    ends = time.monotonic() + EVENT_S
-    while missing := names - collector.metrics.get(service, {}).keys():
-        assert time.monotonic() < ends, (service, missing)
-        time.sleep(0.05)
+    def missing() -> set[str]:
+        return names - collector.metrics.get(service, {}).keys()
+
+    wait_until(lambda: not missing(), told=lambda: (service, missing()))
 
 
 def test_the_processes_of_serve_take_ports_one_after_the_other() -> None:

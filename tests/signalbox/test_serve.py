@@ -5,7 +5,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import pytest
 from signalbox_kernels.native import ISA_VARIABLE
 from tests.rpc.collector import grpc_collector
 from tests.signalbox.stacks import COMMAND, Stack, environment, serve, signalbox
-from tests.waiting import EVENT_S
+from tests.waiting import EVENT_S, wait_until
 
 MODEL = "models/SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -84,10 +83,7 @@ def test_a_killed_parent_takes_its_children_along(log: Path) -> None:
 
 
 def eventually_in(log: Path, text: str) -> None:
-    until = time.monotonic() + EVENT_S
-    while text not in log.read_text():
-        assert time.monotonic() < until, log.read_text()
-        time.sleep(0.05)
+    wait_until(lambda: text in log.read_text(), told=log.read_text)
 
 
 @pytest.mark.parametrize("service", ["router", "scheduler", "worker"])

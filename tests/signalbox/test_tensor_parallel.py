@@ -1,7 +1,6 @@
 """`signalbox serve --tensor-parallel-size 2`, as processes: one worker to everybody else."""
 
 import re
-import time
 from pathlib import Path
 
 import grpc
@@ -15,7 +14,7 @@ from tests.gpu_worker.generation import Driver
 from tests.gpu_worker.tiny_models import make_model
 from tests.signalbox.stacks import Stack, serve, signalbox
 from tests.signalbox.test_serve import eventually_in
-from tests.waiting import EVENT_S
+from tests.waiting import wait_until
 
 PROMPT = [5, 9, 33, 4]
 NUM_TOKENS = 200
@@ -52,13 +51,12 @@ def workers_of(stack: Stack) -> list[psutil.Process]:
 def busiest(ranks: list[psutil.Process]) -> psutil.Process:
     """Of the worker that has the request; those of others only wait."""
     before = [rank.cpu_times().user for rank in ranks]
-    spent = [0.0] * len(ranks)
-    ends = time.monotonic() + EVENT_S
-    while max(spent) < 0.05:
-        assert time.monotonic() < ends
-        time.sleep(0.02)
-        spent = [rank.cpu_times().user - was for rank, was in zip(ranks, before, strict=True)]
-    return ranks[spent.index(max(spent))]
+
+    def spent() -> list[float]:
+        return [rank.cpu_times().user - was for rank, was in zip(ranks, before, strict=True)]
+
+    wait_until(lambda: max(spent()) >= 0.05)
+    return ranks[(found := spent()).index(max(found))]
 
 
 def test_requests_go_on_elsewhere_when_a_rank_dies_and_none_is_left_at_the_end(

@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -39,7 +38,7 @@ from tests.gpu_worker.models.test_models import make_prompts
 from tests.gpu_worker.tiny_models import make_model
 from tests.llm.make import assert_at_rest
 from tests.rounding import LOGITS
-from tests.waiting import EVENT_S
+from tests.waiting import EVENT_S, wait_until
 
 MAX_TOKENS = 26
 SAMPLING: list[dict[str, Any]] = [
@@ -277,14 +276,12 @@ def test_a_follower_ends_with_rank_0_and_not_before() -> None:
 
 
 def until_it_ignores(pid: int, number: signal.Signals) -> None:
-    ends = time.monotonic() + EVENT_S
-    while True:
+    def ignores() -> bool:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
         (ignored,) = (int(line.split()[1], 16) for line in lines if line.startswith("SigIgn"))
-        if ignored >> (number - 1) & 1:
-            return
-        assert time.monotonic() < ends
-        time.sleep(0.02)
+        return bool(ignored >> (number - 1) & 1)
+
+    wait_until(ignores)
 
 
 def test_heads_that_do_not_divide_are_named_and_leave_no_process(tmp_path: Path) -> None:
