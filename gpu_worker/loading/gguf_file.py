@@ -2,16 +2,13 @@
 
 import json
 import logging
-import math
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from gguf.constants import GGMLQuantizationType
 from torch import Tensor
 
 from gpu_worker.config import ModelError
@@ -24,8 +21,9 @@ from gpu_worker.loading.gguf_tokenizer import (
     adds_bos,
     build,
 )
-from gpu_worker.loading.gguf_weights import is_runnable, make_pool, to_tensor
+from gpu_worker.loading.gguf_weights import make_pool, to_tensor
 from gpu_worker.loading.source import gguf_name
+from gpu_worker.loading.weight_sizes import WeightSizes, gguf_sizes, is_runnable
 from signalbox_kernels.quantised import BlockType, Matrix, Quantised
 
 logger = logging.getLogger(__name__)
@@ -66,23 +64,9 @@ class GGUFSource:
             for stored in self._stored():
                 yield from self._renamed(stored.name, to_tensor(stored, pool))
 
-    def sizes(self, itemsize: int) -> tuple[str, int, int]:
-        """Returns the commonest type of quantised matrices, bytes of all tensors, and as floats.
-
-        Args:
-            itemsize: bytes of a float.
-        """
-        stored = list(self._stored())
-        kinds = Counter(
-            GGMLQuantizationType(int(one.type)).name for one in stored if is_runnable(one)
-        )
-        num_floats = sum(math.prod(one.shape) for one in stored)
-        num_bytes = sum(one.data.nbytes for one in stored)
-        return kinds.most_common(1)[0][0], num_bytes, num_floats * itemsize
-
-    @property
-    def has_blocks(self) -> bool:
-        return any(is_runnable(stored) for stored in self._stored())
+    @cached_property
+    def sizes(self) -> WeightSizes:
+        return gguf_sizes(self._stored())
 
     def matrices(self) -> Iterator[tuple[str, Matrix]]:
         """As `weights`, with quantised blocks as they are, where native programs run them.

@@ -15,14 +15,13 @@ from torch import Tensor
 
 from gpu_worker.config import ModelError
 from gpu_worker.loading.gguf_reader import GGUFTensor
-from signalbox_kernels.quantised import BlockType, Quantised
+from signalbox_kernels.quantised import Quantised
 
 _PLAIN = {
     GGMLQuantizationType.F32: torch.float32,
     GGMLQuantizationType.F16: torch.float16,
     GGMLQuantizationType.BF16: torch.bfloat16,
 }
-_RUNNABLE = frozenset(int(kind) for kind in BlockType)
 _SLICE_VALUES = 1 << 18
 _MAX_THREADS = 8
 
@@ -38,11 +37,6 @@ def to_tensor(stored: GGUFTensor, pool: ThreadPoolExecutor) -> Tensor:
     if plain is not None:
         return stored.data.view(plain).view(stored.shape)
     return _values(stored.data, stored.type, pool).view(stored.shape)
-
-
-def is_runnable(stored: GGUFTensor) -> bool:
-    """Says whether native programs can run a tensor's blocks."""
-    return len(stored.shape) == 2 and int(stored.type) in _RUNNABLE
 
 
 def dequantised(matrix: Quantised) -> Tensor:

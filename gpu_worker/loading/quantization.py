@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gpu_worker.config import ModelConfig, ModelError
 from gpu_worker.loading.source import ModelSource
+from gpu_worker.loading.weight_sizes import WeightSizes
 from signalbox_kernels.quantised import BlockType, Matrix, quantise
 
 logger = logging.getLogger(__name__)
@@ -27,12 +28,8 @@ class StoresBlocks(Protocol):
     """A source whose file may hold quantised blocks."""
 
     @property
-    def has_blocks(self) -> bool:
-        """Whether any matrix has a type that native programs run."""
-        ...
-
-    def sizes(self, itemsize: int) -> tuple[str, int, int]:
-        """Returns the commonest type, bytes of all tensors, and as floats of `itemsize` bytes."""
+    def sizes(self) -> WeightSizes:
+        """Counts over all tensors of the file."""
         ...
 
     def matrices(self) -> Iterator[tuple[str, Matrix]]:
@@ -70,10 +67,11 @@ class Quantization:
 
 def told_form(source: ModelSource, dtype: torch.dtype, chosen: Quantization | None) -> str:
     """Says what a file's quantised weights are held in, and what the other form takes; else ""."""
-    if not isinstance(source, StoresBlocks) or not source.has_blocks:
+    if not isinstance(source, StoresBlocks) or not source.sizes.has_blocks:
         return ""
-    kind, num_bytes, as_floats = source.sizes(dtype.itemsize)
+    kind, num_bytes = source.sizes.block_type, source.sizes.stored_bytes
     floats = str(dtype).removeprefix("torch.")
+    as_floats = source.sizes.bytes_in(floats)
     if chosen is None:
         return (
             f"weights: {kind} of the file expanded to {floats}, {as_floats >> 20} MiB;"
@@ -105,7 +103,7 @@ def choose_quantization(
     Raises ModelError for what was asked for and cannot be.
     """
     name = config.quantization
-    has_blocks = isinstance(source, StoresBlocks) and source.has_blocks
+    has_blocks = isinstance(source, StoresBlocks) and source.sizes.has_blocks
     if name == "gguf" and not has_blocks:
         raise ModelError(
             "quantization is 'gguf', but the model has no quantised blocks that can be run as they "

@@ -1,24 +1,29 @@
-"""What a model's weights take in memory, from the heads of its files.
+"""Finds what a model's weights take in memory, from the heads of its files.
 
 Broken files are found on the way. Works without PyTorch, so that a model that cannot be served is
 refused before anything is started.
 """
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpu_worker.config import ModelConfig
 from gpu_worker.loading.directory import DirectorySource
 from gpu_worker.loading.safetensors_header import read_header, unreadable
 from gpu_worker.loading.source import find_model
 
-FLOAT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+if TYPE_CHECKING:
+    from gpu_worker.loading.gguf_reader import GGUFTensor
+
+_FLOAT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 RUNNABLE_TYPES = (2, 3, 6, 7, 8, 12, 13, 14)
 """ggml's numbers of the block types that native programs run."""
 
 _INT8_BYTES, _INT4_BYTES = 34 / 32, 20 / 32
-"""Of a value in Q8_0 and in Q4_1."""
+"""Bytes of a value in Q8_0 and in Q4_1."""
 _TABLES = ("token_embd", "output", "embed_tokens", "lm_head")
 """The table of embeddings and the head, which keep 8 bits under "int4"."""
 
@@ -29,12 +34,17 @@ class WeightSizes:
 
     num_values: int
     num_table_values: int
-    """Of the values, those in the table of embeddings and in the head."""
+    """Values in the table of embeddings and in the head."""
     stored_bytes: int
     is_half: bool
     """Whether 16 bits are enough to hold the weights."""
-    has_blocks: bool
-    """Whether any matrix is stored in blocks that native programs run."""
+    block_type: str = ""
+    """Commonest type of the matrices in blocks that native programs run, such as "Q4_1"."""
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether any matrix is stored in blocks that native programs run."""
+        return bool(self.block_type)
 
     def bytes_in(self, form: str) -> int:
         """Returns what the weights take at least: as a dtype, "gguf", "int8" or "int4"."""
@@ -46,7 +56,7 @@ class WeightSizes:
             case "int4":
                 num_others = self.num_values - self.num_table_values
                 return int(self.num_table_values * _INT8_BYTES + num_others * _INT4_BYTES)
-        return self.num_values * FLOAT_BYTES[form]
+        return self.num_values * _FLOAT_BYTES[form]
 
 
 def weight_sizes(config: ModelConfig) -> WeightSizes | None:
@@ -58,24 +68,29 @@ def weight_sizes(config: ModelConfig) -> WeightSizes | None:
     if path is None:
         return None
     if path.is_file():
-        return _gguf_sizes(path)
+        from gpu_worker.loading.gguf_reader import read_gguf  # needs a package that services lack
+
+        return gguf_sizes(read_gguf(path).tensors.values())
     source = DirectorySource(path, name=path.name)
     return None if config.load_format == "dummy" else _directory_sizes(source)
 
 
-def _gguf_sizes(path: Path) -> WeightSizes:
-    from gpu_worker.loading.gguf_reader import read_gguf  # needs a package that services lack
+def is_runnable(stored: "GGUFTensor") -> bool:
+    """Says whether native programs can run a tensor's blocks."""
+    return len(stored.shape) == 2 and int(stored.type) in RUNNABLE_TYPES
 
-    tensors = read_gguf(path).tensors.values()
+
+def gguf_sizes(stored_tensors: Iterable["GGUFTensor"]) -> WeightSizes:
+    """Counts tensors of a GGUF file and its parts."""
+    tensors = list(stored_tensors)
+    types = Counter(stored.type.name for stored in tensors if is_runnable(stored))
     values = {stored.name: prod(stored.shape) for stored in tensors}
     return WeightSizes(
         num_values=sum(values.values()),
         num_table_values=_num_table_values(values),
         stored_bytes=sum(stored.num_bytes for stored in tensors),
         is_half=True,
-        has_blocks=any(
-            len(stored.shape) == 2 and int(stored.type) in RUNNABLE_TYPES for stored in tensors
-        ),
+        block_type=next((name for name, _ in types.most_common(1)), ""),
     )
 
 
@@ -98,7 +113,6 @@ def _directory_sizes(source: DirectorySource) -> WeightSizes:
         num_table_values=_num_table_values(values),
         stored_bytes=stored_bytes,
         is_half=source.is_half,
-        has_blocks=False,
     )
 
 

@@ -126,7 +126,7 @@ def test_a_dtype_asks_for_weights_of_it(
         caplog.clear()
         with caplog.at_level(logging.INFO):
             make_runner(path, **options)
-        assert "matrices: 13 of " in caplog.text and "Q8_0" not in caplog.text
+        assert "matrices: 13 of " in caplog.text and " of Q8_0" not in caplog.text
 
 
 def test_made_up_weights_are_quantised_too(
@@ -169,10 +169,13 @@ def test_the_form_of_a_files_weights_is_told_with_the_size_of_the_other(
     path = make_gguf(tmp_path / "m.gguf", llama[1], "llama", kind_of=lambda _: "Q8_0")
     source = open_model(ModelConfig(model=str(path)), lambda _: None)
     assert isinstance(source, GGUFSource)
-    kind, num_bytes, as_floats = source.sizes(2)
+    sizes = source.sizes
+    as_floats = sizes.bytes_in("bfloat16")
     num_floats = sum(values.numel() for _, values in source.weights())
-    assert (kind, as_floats) == ("Q8_0", 2 * num_floats)
-    assert num_floats < num_bytes < as_floats  # 8.5 bits of a matrix's value, 32 of a norm's
+    assert (sizes.block_type, as_floats) == ("Q8_0", 2 * num_floats)
+    assert (
+        num_floats < sizes.stored_bytes < as_floats
+    )  # 8.5 bits of a matrix's value, 32 of a norm's
     expanded = told_form(source, torch.bfloat16, None)
     assert "Q8_0 of the file expanded to bfloat16" in expanded
     assert "--quantization gguf" in expanded
