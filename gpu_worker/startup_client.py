@@ -1,4 +1,4 @@
-"""Tells the scheduler what a worker does before it can register; see ReportStartup."""
+"""Reports the phases of a start to the scheduler, until the worker registers; see ReportStartup."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ RETRY_S = 1.0
 
 
 class Startup:
-    """How far this worker's start has come: set by the thread that loads, read by the reports."""
+    """Progress of this worker's start: the loading thread sets it, the reports read it."""
 
     def __init__(self, on_progress: ReportProgress = ignore_progress) -> None:
         """`on_progress` is called with each report, on the thread that makes it."""

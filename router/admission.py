@@ -74,11 +74,11 @@ class EncodedPrompt(NamedTuple):
 
     token_ids: list[int]
     field: str
-    """What the client's API calls them."""
+    """Name of the prompt's field in the client's API."""
     echo: Echo | None = None
     bad_words: tuple[tuple[int, ...], ...] = ()
     structured_output: Constraint | None = None
-    """As the worker compiles it."""
+    """The form that the worker compiles."""
 
 
 class Admission:

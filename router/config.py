@@ -66,7 +66,7 @@ class RouterConfig:
     client_stall_timeout_s: float = 60.0
     """A stream ends whose client takes nothing for so long while something is written for it."""
     seed: int | None = None
-    """Of the seeds of requests that bring none, in [0, 2**64); None draws these at random."""
+    """Seed in [0, 2**64) of the seeds of requests without one; None draws those at random."""
     tokenizer_threads: int = 2
     trust_tenant_header: bool = False
     """Whether metadata `x-signalbox-tenant` says whose a request is; see tenants.py."""

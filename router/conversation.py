@@ -40,7 +40,7 @@ class Message(NamedTuple):
     tool_call_id: str = ""
     name: str = ""
     reasoning: str = ""
-    """Of an assistant: what it has thought before its text."""
+    """Reasoning of an assistant's message."""
 
     @property
     def parts(self) -> tuple[str, ...]:

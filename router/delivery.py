@@ -42,7 +42,7 @@ class Echo:
     text: str
     token_ids: list[int]
     text_offsets: list[int] = field(default_factory=list)
-    """Where in the text, in characters, each token begins."""
+    """Character of the text at which each token begins."""
 
 
 @dataclass(slots=True)

@@ -59,7 +59,7 @@ class ModelStats:
     """Tokens of each request's longest sequence."""
     asked_n: Histogram = field(default_factory=lambda: Histogram(N_BOUNDS))
     asked_max_tokens: Histogram = field(default_factory=token_counts)
-    """In force, so the default where a request has none."""
+    """Includes defaults of requests that set none."""
 
     def observe_end(
         self,

@@ -58,7 +58,7 @@ class Delta:
     finish: Finish | None = None
     tool_calls: list[ToolCallDelta] = field(default_factory=list)
     reasoning: str = ""
-    """What the model has thought before its text."""
+    """Reasoning of the model, which is left out of the text."""
 
 
 class Usage(NamedTuple):

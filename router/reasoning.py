@@ -13,12 +13,12 @@ from router.outputs import Update
 
 AUTO, NONE = "auto", "none"
 _NUM_TAIL_TOKENS = 16
-"""Of the prompt: hold the marker that a template may end with."""
+"""Tokens at the prompt's end that are searched for a marker of the template."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningFormat:
-    """How a family of models marks its reasoning."""
+    """Marks of a family of models around reasoning."""
 
     start: str
     end: str
@@ -34,12 +34,12 @@ FORMATS = {
     "mistral": ReasoningFormat(start="[THINK]", end="[/THINK]"),
     "seed_oss": ReasoningFormat(start="<seed:think>", end="</seed:think>"),
 }
-"""By the names that vLLM gives them."""
+"""Formats by vLLM's names."""
 CHOICES = (AUTO, *FORMATS, NONE)
 
 
 class Split(NamedTuple):
-    """What a piece of text led to."""
+    """Reasoning and text that a piece of an answer completed."""
 
     reasoning: str
     text: str

@@ -69,7 +69,7 @@ class GenerationRequest:
         self.priority = priority
         self.cache_salt = cache_salt
         self.prompt_field = prompt_field
-        """What the client's API calls the prompt."""
+        """Name of the prompt's field in the client's API."""
         self.trace_context = trace_context
         """W3C traceparent and tracestate."""
         self.attempt = 0

@@ -13,7 +13,7 @@ BUILT_IN: Mapping[str, Any] = {
     "min_p": 0.0,
     "repetition_penalty": 1.0,
 }
-"""Those of inference.proto, for models that bring none."""
+"""Defaults that inference.proto states, for models without their own."""
 
 
 def with_defaults(fields: Mapping[str, Any], defaults: SamplingDefaults) -> dict[str, Any]:

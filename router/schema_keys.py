@@ -1,4 +1,4 @@
-"""What a JSON schema declares of the keys of its objects: looked up, joined over its parts.
+"""Reads which keys a JSON schema declares for its objects, joined over its parts.
 
 An object's parts are the schemas that apply to the same value: `allOf` and `$ref` always, `anyOf`,
 `oneOf`, `if` and `dependentSchemas` as the case may be.
@@ -21,7 +21,7 @@ class UnreadableSchema(Exception):
 
 
 class Keys(NamedTuple):
-    """What an object may hold."""
+    """Keys that an object may have."""
 
     names: tuple[str, ...] = ()
     patterns: tuple[str, ...] = ()

@@ -57,7 +57,7 @@ def forms_of(constraint: Constraint, *, disable_additional_properties: bool) -> 
 
 
 class _Outcome(NamedTuple):
-    """What came of a constraint: the form that compiles, or why none does."""
+    """Result of compiling a constraint: the form that compiles, or why none does."""
 
     prepared: Constraint
     fault: str | None

@@ -1,4 +1,4 @@
-"""What a chat template does with tools and with text parts, as its source says."""
+"""Finds in the source of a chat template how it treats tools and text parts."""
 
 import enum
 from functools import lru_cache
@@ -11,10 +11,10 @@ from router import template_sandbox
 
 
 class ContentForm(enum.Enum):
-    """How a message's content is handed to a template."""
+    """Forms in which a template is given a message's content."""
 
     JOINED = enum.auto()
-    """As one text; several parts are joined by newlines."""
+    """One text; several parts are joined by newlines."""
     PARTS = enum.auto()
     """Several parts as a list of {"type": "text", "text": ...}, one as a text."""
     LIST = enum.auto()
@@ -22,7 +22,7 @@ class ContentForm(enum.Enum):
 
 
 class TemplateFacts(NamedTuple):
-    """Of one template."""
+    """Properties of one template."""
 
     takes_tools: bool = False
     """Whether it reads `tools`."""

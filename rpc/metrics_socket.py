@@ -1,7 +1,7 @@
 """A Unix socket where a service writes its metrics, for a router of the same machine to show.
 
-Whoever connects gets the OpenMetrics text and the end of the stream. The file's folder decides who
-may connect. A service whose socket cannot be made serves all the same.
+A connection is sent the OpenMetrics text, and closed. The permissions of the file's folder decide
+which processes may connect. A service whose socket cannot be made serves all the same.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from rpc.exposition import encode_openmetrics
 logger = logging.getLogger(__name__)
 
 READ_TIMEOUT_S = 2.0
-"""For a service to answer; it may be loading a model on the thread that would."""
+"""Seconds for a service to answer; the thread that does may be loading a model."""
 
 
 @contextlib.asynccontextmanager

@@ -27,12 +27,12 @@ _ALL_TOKENS = -1
 """A top_k that keeps all, to vLLM and transformers."""
 
 NAMES = (*_NUMBERS, *_INTEGERS, "eos_token_id")
-"""What is read of a generation_config.json."""
+"""Fields of a generation_config.json that are read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DefaultParams:
-    """Of one source; see worker.proto. None where it has no default."""
+    """Defaults of one source; see worker.proto. None where it has no default."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -48,7 +48,7 @@ class DefaultParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingDefaults:
-    """Of a served model, by source; the override comes before the model's."""
+    """Defaults of a served model, by source; the override comes before the model's."""
 
     model: DefaultParams = field(default_factory=DefaultParams)
     override: DefaultParams = field(default_factory=DefaultParams)

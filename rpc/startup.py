@@ -1,4 +1,4 @@
-"""What a worker does before it can serve: the phases, how far one has come, and the words for it.
+"""Phases of a worker before it can serve, how far one has come, and the words for it.
 
 The worker that starts tells its parent process and the scheduler; both describe it in these words.
 """
@@ -31,7 +31,7 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class StartupProgress:
-    """How far a phase has come.
+    """Progress of a phase.
 
     Args:
         num_done, num_total: bytes (FETCH), source files (COMPILE) or tensors (LOAD); a total of 0
@@ -65,4 +65,4 @@ ReportProgress = Callable[[StartupProgress], None]
 
 
 def ignore_progress(_: StartupProgress) -> None:
-    """For a start that nothing shows."""
+    """Satisfies `ReportProgress` where nothing shows the start."""

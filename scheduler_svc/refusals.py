@@ -71,7 +71,7 @@ def exceeds_window(group: SequenceGroup, window: int) -> RequestFailure:
 
 
 def no_room_left(group: SequenceGroup) -> RequestFailure:
-    """Of a request that a worker had room for which is gone."""
+    """Returns the failure of a request for which only a worker that has left had room."""
     return RequestFailure(
         FailureCode.UNAVAILABLE,
         f"no worker that is left has room for {group.num_prompt_tokens} prompt tokens and"

@@ -63,7 +63,7 @@ class Conversation:
     turns: list[dict[str, str]] = field(default_factory=list)
     """As a request has them: role and content."""
     asked: dict[str, Any] = field(default_factory=dict)
-    """What flags and /set say, under the names of the client's calls."""
+    """Options given by flags and /set, under the names of the client's calls."""
     coming: Answer | None = None
     """The answer that streams, or streamed last."""
 

@@ -1,4 +1,4 @@
-"""How `signalbox chat` draws where its flags say nothing, and what it says of that.
+"""Chooses how `signalbox chat` draws where no flag says so, and tells it in one line.
 
 The served model's defaults come first, as `GetModel` tells them. A model that brings none would be
 drawn from as it is, at temperature 1, which small models do not survive, and on to the end of its
@@ -18,7 +18,7 @@ OWN_DEFAULTS = {"temperature": 0.2, "top_p": 0.9, "frequency_penalty": 0.2}
 small models: of 16 answers of SmolLM2-135M to 4 questions, 7 were still going on after 512 tokens
 without it, and none with it."""
 MAX_TOKENS = 1024
-"""Of an answer, for models that bring no max_tokens."""
+"""Cap of an answer, for models without a default max_tokens."""
 
 _DRAWING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _GREEDY_BELOW = 1e-5
@@ -26,7 +26,7 @@ _GREEDY_BELOW = 1e-5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatDefaults:
-    """What a request's flags leave open, under the names of the client's calls."""
+    """Options that a request's flags leave open, under the names of the client's calls."""
 
     drawing: Mapping[str, float]
     """None of which a flag says."""

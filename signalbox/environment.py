@@ -8,11 +8,11 @@ VLLM_PREFIX = "VLLM_"
 
 _TLS = ("TLS_CA", "TLS_CERT", "TLS_KEY", "TLS_SERVER_NAME")
 CLIENT_VARIABLES = frozenset(("ADDRESS", "API_KEY", "DEBUG", "ROUTER", "SCHEDULER", *_TLS))
-"""What commands that ask a service read, without the prefix."""
+"""Variables of commands that ask a service, without the prefix."""
 CHILD_VARIABLES = ("PARENT_PID", "PROCESS_NAME", "NEWS_FD")
-"""What a process of `serve` is told by its parent."""
+"""Variables that `serve` sets for its processes."""
 OTHER_VARIABLES = frozenset(("CONFIG", "ISA", *CHILD_VARIABLES))
-"""What stands for no setting of a service."""
+"""Variables that are no setting of a service."""
 
 _SERVICE_LINK = re.compile(r"_SERVICE_HOST$|_SERVICE_PORT(_\w+)?$|_PORT_\d+_(TCP|UDP|SCTP)(_\w+)?$")
 

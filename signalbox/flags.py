@@ -24,9 +24,9 @@ from signalbox.settings.vllm_flags import (
 
 POSITIONAL = "model"
 MODEL_FLAG = "model_tag"
-"""What --model sets, so that a MODEL beside it is noticed."""
+"""Field that --model sets, so that a MODEL beside it is noticed."""
 PORT = "port"
-"""Of a command with two APIs; see `signalbox.settings.ports`."""
+"""Flag of commands with two APIs; see `signalbox.settings.ports`."""
 VLLM_GROUP = "flags of vllm serve"
 
 

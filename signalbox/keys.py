@@ -38,7 +38,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds what `signalbox keys` takes."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     create = actions.add_parser("create", help="make a key", description="Makes a key.")
-    create.add_argument("name", metavar="NAME", help="who the key is for")
+    create.add_argument("name", metavar="NAME", help="client that the key is for")
     create.add_argument("--tenant", help="whose requests these are (default: NAME)")
     create.add_argument(
         "--models", metavar="NAME,...", help="models that the key may use (default: all)"
@@ -49,7 +49,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     listing = actions.add_parser("list", help="show the keys", description="Shows the keys.")
     listing.add_argument("--json", action="store_true", help="print one JSON array instead")
     revoke = actions.add_parser("revoke", help="take a key back", description="Takes a key back.")
-    revoke.add_argument("name", metavar="NAME", help="who the key is for")
+    revoke.add_argument("name", metavar="NAME", help="name of the key")
     for action in (create, listing, revoke):
         without = " (default: standard output)" if action is create else ""
         action.add_argument(

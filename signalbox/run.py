@@ -34,7 +34,7 @@ examples
 Flags of serve and of chat both work; --help=WORD shows those that are about a word.
 """
 PROBE_S = 2.0
-"""For a server that runs already to say what it serves."""
+"""Seconds for a server that runs already to say what it serves."""
 _CHAT = "conversation"
 _SHAREABLE = {"model", "model_tag", "simulate", "served_model_name", "debug", "log_level"}
 """Settings with which a server that runs already may do."""

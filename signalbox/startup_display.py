@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 REFRESH_S = 0.25
 REMIND_S = 10.0
-"""Between two log lines of one phase, where there is no terminal."""
+"""Seconds between two log lines of one phase, where there is no terminal."""
 _ERASE = "\r\x1b[K"
 
 
@@ -37,7 +37,7 @@ class _Shown:
 
 
 class StartupDisplay:
-    """What the processes that start have reported."""
+    """Phases that processes which start have reported."""
 
     def __init__(
         self,

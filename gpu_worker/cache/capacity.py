@@ -22,7 +22,7 @@ from gpu_worker.step import Batch, Int64Array
 _CPU_SHARE, _CPU_LIMIT = 8, 2 * GIB
 _CPU_SWAP_SHARE, _CPU_SWAP_LIMIT = 16, 1 * GIB
 _SWAP_SHARE, _SWAP_LIMIT = 4, 4 * GIB
-"""Of free RAM: the KV cache on a CPU, and swapped blocks there and beside a CUDA device."""
+"""Shares of free RAM and limits in bytes: KV cache on a CPU, swap space there and beside CUDA."""
 
 
 def measure_capacity(

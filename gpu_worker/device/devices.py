@@ -33,7 +33,7 @@ def choose_device(config: DeviceConfig, parallel: ParallelConfig | None = None) 
 
 
 def dtype_for_half(device: torch.device) -> torch.dtype:
-    """What 16-bit weights are held in; on a CPU bfloat16, if it has the instructions.
+    """Returns the dtype that holds 16-bit weights; on a CPU bfloat16, if it has the instructions.
 
     SIGNALBOX_ISA may take these away. Raises ValueError if it names no instruction set.
     """

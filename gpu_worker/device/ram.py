@@ -1,4 +1,4 @@
-"""How much RAM is free, for the machine or for the container; without PyTorch."""
+"""Finds how much RAM is free, of the machine or of the container, without PyTorch."""
 
 import os
 from pathlib import Path
@@ -28,7 +28,7 @@ def _machine_available() -> int:
 
 
 def _container_available() -> int:
-    """By cgroups of version 2 or 1; without a limit, more than any machine has."""
+    """Reads cgroups of version 2 or 1; without a limit, returns more than any machine has."""
     for limit_file, used_file, stat_file, cached_name in _CGROUP_FILES:
         try:
             limit = (_CGROUP / limit_file).read_text().strip()

@@ -70,7 +70,7 @@ class YarnScaling:
         return inv_freq / self.factor * divided + inv_freq * (1 - divided)
 
     def _index(self, turns: float, size: int, theta: float) -> float:
-        """Where among the frequencies one turns so often in the original context."""
+        """Returns the index of the frequency that turns so often in the original context."""
         wavelength = self.original_max_position / turns
         return size * math.log(wavelength / (2 * math.pi)) / (2 * math.log(theta))
 

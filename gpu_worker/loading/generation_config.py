@@ -1,4 +1,4 @@
-"""Which generation_config.json speaks for a model: its own, another directory's, or none.
+"""Chooses the generation_config.json of a model: its own, another directory's, or none.
 
 The default sampling parameters follow vLLM: `--generation-config` chooses the file,
 `--override-generation-config` goes before it. End tokens are taken from all of them, whatever is
@@ -20,7 +20,7 @@ NONE = ("none", "vllm")
 
 
 class GenerationConfig(NamedTuple):
-    """What a worker says of a model's generation."""
+    """Defaults and end tokens that a worker announces."""
 
     defaults: SamplingDefaults
     eos_token_ids: tuple[int, ...]

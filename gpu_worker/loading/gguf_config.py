@@ -163,7 +163,7 @@ class GGUFConfig:
         }
 
     def _layer_types(self) -> list[str]:
-        """Of a number the last of so many layers sees all; a list says of each if it slides."""
+        """A number n: each n-th layer has full attention. A list: whether each layer slides."""
         num_layers = int(self._of_model("block_count"))
         pattern = self.fields.each_of_model("attention.sliding_window_pattern", _GEMMA3_PERIOD)
         if isinstance(pattern, list):

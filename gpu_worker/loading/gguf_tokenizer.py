@@ -91,7 +91,7 @@ _WHOLE_WORDS = (
 )
 """Words that are tokens stay whole, whatever the merges say."""
 DEFAULT_SPLIT = "default"
-"""What llama.cpp takes where a file names no way to cut words: one split after another."""
+"""Way that llama.cpp cuts words where a file names none: one split after another."""
 _SPLITS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys((*_WHOLE_WORDS, "dbrx", "smaug-bpe", "chatglm-bpe", "glm4"), _LLAMA3),
     **dict.fromkeys(

@@ -16,7 +16,7 @@ from gpu_worker.layers.rotary import (
 
 HfConfig = Mapping[str, Any]
 _YARN_VARIANTS = {"mscale", "mscale_all_dim", "truncate"}
-"""What a model that runs through transformers may say of its YaRN."""
+"""Fields of YaRN that a model running through transformers may have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

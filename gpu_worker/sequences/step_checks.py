@@ -15,7 +15,6 @@ from gpu_worker.step import BlockMapping, NewSequence, Step
 from rpc.errors import FailedPrecondition, InvalidArgument
 from rpc.sampling_params import MAX_LOGPROB_TOKEN_IDS, SamplingParams
 
-"""Most alternatives that a row may report."""
 MAX_PENALTY = 2
 MAX_REPETITION = 10
 MAX_BIAS = 100

@@ -1,4 +1,4 @@
-"""What clients send of conversations: OpenAI's messages and tools, and the bodies made of them."""
+"""Bodies of chats: OpenAI's messages and tools, and the requests made of them."""
 
 from typing import Any, Literal
 

@@ -1,4 +1,4 @@
-"""What /openapi.json says of each endpoint beside its fields: parameters, answers, errors."""
+"""Describes each endpoint for /openapi.json: parameters, answers, errors."""
 
 from collections.abc import Iterable
 from typing import Any

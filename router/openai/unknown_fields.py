@@ -18,7 +18,7 @@ MAX_NAME_CHARS = 64
 MAX_UNKNOWN = 256
 """Different unknown names in a body; each costs a comparison with every known one."""
 LEAST_SIMILARITY = 0.88
-"""By difflib's ratio: `max_token` has 0.95 of `max_tokens`, `top_a` 0.75 of `top_p`."""
+"""Least difflib ratio of a slip: `max_token` has 0.95 of `max_tokens`, `top_a` 0.75 of `top_p`."""
 MAX_LOGGED_SETS = 256
 """Sets of names that are logged as a warning; a client that makes up more of them is not."""
 

@@ -1,1 +1,1 @@
-"""What programs start with, at vLLM's module paths."""
+"""Entry points of programs, at vLLM's module paths."""

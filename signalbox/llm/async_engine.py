@@ -81,10 +81,9 @@ class AsyncLLMEngine:
     ) -> AsyncGenerator[RequestOutput]:
         """Yields all that was generated so far, whenever there is more; the last is finished.
 
-        Or what `output_kind` asks for.
-
-        Closing the generator, or cancelling its task, aborts the request. Raises ValueError or
-        TypeError if the request cannot be served, EngineDeadError if the device has failed.
+        With another `output_kind` it yields what that asks for. Closing the generator, or
+        cancelling its task, aborts the request. Raises ValueError or TypeError if the request
+        cannot be served, EngineDeadError if the device has failed.
         """
         check_arguments("generate", unserved)
         stream = await self._add(prompt, sampling_params, request_id, prompt_token_ids, priority)
@@ -113,7 +112,7 @@ class AsyncLLMEngine:
         return self.generate(prompt, params.sampling_params(), request_id)
 
     def encode(self, *_: object, **__: object) -> NoReturn:
-        """Of models that pool."""
+        """Raises NotImplementedError: no model is pooled."""
         refuse_pooling("AsyncLLMEngine.encode")
 
     async def abort(self, request_id: str | Iterable[str]) -> None:

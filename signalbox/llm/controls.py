@@ -1,4 +1,4 @@
-"""What is asked of an engine beside generating: caches, sleep, profiles, metrics.
+"""Calls on an engine beside generating: caches, sleep, profiles, metrics.
 
 The same calls for `LLM` and `LLMEngine`; `AsyncLLMEngine` awaits them.
 """

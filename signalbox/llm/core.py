@@ -69,7 +69,7 @@ class EngineCore:
         self.model = wiring.served_model(worker, files, self._pool)
         self.encoder = Encoder(self.model)
         self.default_params = default_sampling_params(worker.model.sampling_defaults)
-        """Of requests that bring none."""
+        """Parameters of requests that bring none."""
         self.cluster = Cluster(
             bounds=AdmissionBounds(max_queued_requests=UNBOUNDED),
             policy=config.policy,
@@ -178,7 +178,7 @@ class EngineCore:
     @staticmethod
     def _refuse(request: LocalRequest) -> None:
         failure = request.group.failure
-        assert failure is not None, "who is not let in is told why"
+        assert failure is not None, "a refused request has a failure"
         with refusing():
             raise from_code(failure.code.value, f"{request.request_id}: {failure.message}")
 

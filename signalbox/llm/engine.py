@@ -127,7 +127,7 @@ class LLMEngine(Controls):
 
     @property
     def tokenizer(self) -> Any:
-        """As `get_tokenizer`."""
+        """The same as `get_tokenizer()`."""
         return self.get_tokenizer()
 
     def do_log_stats(self) -> None:
@@ -163,7 +163,7 @@ class LLMEngine(Controls):
         self._core.close()
 
     def shutdown(self) -> None:
-        """As `close`."""
+        """Does what `close` does."""
         self.close()
 
     def __enter__(self) -> Self:

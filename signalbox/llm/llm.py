@@ -241,7 +241,7 @@ class LLM(Controls):
         return self.llm_engine.get_tokenizer()
 
     def encode(self, *_: object, **__: object) -> NoReturn:
-        """Of models that pool, as are `embed`, `classify`, `score` and `reward`."""
+        """Raises NotImplementedError: no model is pooled."""
         refuse_pooling("LLM.encode")
 
     embed = classify = score = reward = encode
@@ -255,7 +255,7 @@ class LLM(Controls):
         self.llm_engine.close()
 
     def shutdown(self) -> None:
-        """As `close`."""
+        """Does what `close` does."""
         self.close()
 
     def __enter__(self) -> Self:

@@ -9,7 +9,7 @@ from typing import NoReturn, Self
 
 @dataclass(slots=True, kw_only=True)
 class PoolingParams:
-    """What an embedding or classifying model is asked for, as in vLLM; nothing takes it."""
+    """vLLM's options of embedding and classifying models; nothing takes them."""
 
     truncate_prompt_tokens: int | None = None
     dimensions: int | None = None

@@ -28,7 +28,7 @@ def _taken(*values: object) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmOptions:
-    """What an `EngineArgs` takes at a neutral value. Raises ValueError for any other."""
+    """Options that an `EngineArgs` takes at a neutral value alone."""
 
     # What the model is asked for.
     task: object = _taken("auto", "generate", None)

@@ -120,7 +120,7 @@ class TelemetrySettings(TlsSettings):
 
 
 class InnerSettings(TelemetrySettings):
-    """Of the services behind a router."""
+    """Settings of the services behind a router."""
 
     GROUP: ClassVar[str] = "metrics, traces and shutdown"
 

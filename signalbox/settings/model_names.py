@@ -9,7 +9,7 @@ from signalbox.settings.quantities import Texts
 
 
 class NameSettings(TelemetrySettings):
-    """Of a worker, which has the first name, and of a router, which takes all of them."""
+    """Names that a router takes; a worker has the first of them."""
 
     GROUP: ClassVar[str] = "model and device"
 

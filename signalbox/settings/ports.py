@@ -1,4 +1,4 @@
-"""What `--port` is to a command with two APIs: the HTTP API's port, as in vLLM.
+"""Reads `--port` of a command with two APIs as the HTTP API's port, as in vLLM.
 
 Until version 0.1 it was gRPC's. Where it can still mean nothing else it is read so, and each use is
 told of; the next release drops that.

@@ -1,4 +1,4 @@
-"""Where settings are given: YAML file, environment and flags, each as names and raw values."""
+"""Sources of settings: YAML file, environment and flags, each as names and raw values."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -21,9 +21,9 @@ class Source:
     """Settings from one place."""
 
     values: Mapping[str, Any]
-    """By name, in lower case with underscores; texts, and what YAML makes of them."""
+    """Values by name, in lower case with underscores; texts, and what YAML makes of them."""
     place: str = ""
-    """What messages call it; empty for the command line."""
+    """Name of the source in messages; empty for the command line."""
 
 
 def config_file(flags: Mapping[str, Any], flag: str) -> Source:

@@ -1,4 +1,4 @@
-"""What each flag of `vllm serve` is here: another name of a setting, without effect, or refused.
+"""Flags of `vllm serve` as they are here: another name of a setting, without effect, or refused.
 
 A flag is in the table unless a setting has its very name. The table is the one source of the
 command line, of the keys of a YAML file, and of docs/vllm_flags.md. A flag is without effect only
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 SWITCH, ONE, SEVERAL = "switch", "one", "several"
-"""How many values a flag takes; a switch has a --no- form."""
+"""Numbers of values that a flag takes; a switch has a --no- form."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,7 @@ class Alias:
     convert: Callable[[str], Any] | None = None
     """Raises ValueError."""
     meaning: str = ""
-    """For the documentation, where the setting's value is not that of the flag."""
+    """Value of the setting for the documentation, where it is not that of the flag."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class NoEffect:
     values: tuple[str, ...] = ()
     """The values that are taken, in lower case; empty is all of them."""
     otherwise: str = ""
-    """What to do instead of giving another value."""
+    """Advice to users of another value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

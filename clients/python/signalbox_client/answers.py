@@ -17,7 +17,7 @@ class Delta:
     finish_reason: str | None
     """Such as "stop" or "length", in the sequence's last delta."""
     reasoning: str = ""
-    """Of a chat with a model that reasons: what is added to that, before its text."""
+    """Reasoning that is added, before the text, in a chat with a model that reasons."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class Chunk:
 
     @property
     def reasoning(self) -> str:
-        """What is added to the reasoning of the first sequence."""
+        """Reasoning that is added to the first sequence."""
         return "".join(delta.reasoning for delta in self.deltas if delta.index == 0)
 
 
@@ -75,7 +75,7 @@ class Answer:
 
     @property
     def reasoning(self) -> str:
-        """What the model has thought before the first sequence's text."""
+        """Reasoning before the first sequence's text."""
         return self.outputs[0].reasoning if self.outputs else ""
 
     @property

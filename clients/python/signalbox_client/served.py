@@ -8,7 +8,7 @@ from protos.inference.v1 import inference_pb2 as pb
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DefaultSamplingParams:
-    """What a request draws with if it sets nothing; see inference.proto."""
+    """Defaults of a request that sets nothing; see inference.proto."""
 
     temperature: float
     top_p: float
