@@ -71,8 +71,8 @@ def test_requests_go_on_elsewhere_when_a_rank_dies_and_none_is_left_at_the_end(
     with serve(log, str(tmp_path), "--workers=2", *FLAGS) as stack:
         workers = workers_of(stack)
         assert [len(ranks_of(worker)) for worker in workers] == [1, 1]
-        eventually_in(log, "float32, 2 ranks)")
-        (address,) = re.findall(r"2 ranks\) on (\S+): ", log.read_text())[:1]
+        eventually_in(log, "float32, ranks: 2)")
+        (address,) = re.findall(r"ranks: 2\) on (\S+), ", log.read_text())[:1]
         done = signalbox("health", "--address", address)
         assert f"{address} is serving {tmp_path.name} on 2 tensor-parallel ranks" in done.stdout
         tokens: list[int] = []
