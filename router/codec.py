@@ -249,6 +249,7 @@ def model(served: ServedModel) -> pb.GetModelResponse:
         has_chat_template=served.tokenizer.has_chat_template,
         default_sampling_params=_defaults(served.sampling_defaults),
         effective_max_model_len=served.window,
+        aliases=served.aliases,
     )
 
 

@@ -44,6 +44,8 @@ async def _ask(options: dict[str, Any]) -> tuple[Model, Load]:
 
 def _table(model: Model, load: Load) -> Table:
     table = Table(show_header=False, title=model.name, title_justify="left")
+    if model.aliases:
+        table.add_row("also called", ", ".join(model.aliases))
     table.add_row("architecture", f"{model.architecture}, {model.dtype}")
     table.add_row("window", _window(model))
     table.add_row("vocabulary", f"{model.vocab_size:,} tokens")

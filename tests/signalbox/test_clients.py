@@ -28,7 +28,8 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     slow = ("--simulated-step-ms", "20")
     defaults = ("--override-generation-config", '{"temperature": 0.5, "max_new_tokens": 6}')
     log = tmp_path_factory.mktemp("stack") / "log"
-    with serve(log, "--simulate", *slow, *defaults) as stack:
+    names = ("--served-model-name", "simulated", "spare")
+    with serve(log, "--simulate", *slow, *defaults, *names) as stack:
         yield stack
 
 
@@ -76,11 +77,12 @@ def test_what_cannot_be_asked_is_refused_by_name(flags: tuple[str, str], expecte
 def test_models_say_what_is_served_and_how_busy_it_is(stack: Stack) -> None:
     done = signalbox("models", "--json", "--router", stack.address)
     answer = json.loads(done.stdout)
-    assert answer["model"]["name"] == "simulated"
+    assert (answer["model"]["name"], answer["model"]["aliases"]) == ("simulated", ["spare"])
     assert answer["load"]["num_workers"] == 1
     assert 0 == answer["load"]["num_live_requests"] < answer["load"]["max_live_requests"]
     table = signalbox("models", "--router", stack.address).stdout
     assert "0 waiting, 0 running, 0 swapped" in table
+    assert re.search(r"also called\W+spare", table)
 
 
 def test_the_servers_defaults_bound_what_asks_for_nothing_and_are_told(stack: Stack) -> None:

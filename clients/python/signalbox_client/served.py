@@ -35,6 +35,8 @@ class Model:
     """None of a server that does not tell them."""
     effective_max_model_len: int
     """Longest sequence that the KV cache holds, in tokens; at most max_model_len."""
+    aliases: tuple[str, ...] = ()
+    """Other names that requests may use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +70,7 @@ def read_model(message: pb.GetModelResponse) -> Model:
         has_chat_template=message.has_chat_template,
         default_sampling_params=_read_defaults(message),
         effective_max_model_len=message.effective_max_model_len or message.max_model_len,
+        aliases=tuple(message.aliases),
     )
 
 

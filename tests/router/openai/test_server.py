@@ -13,6 +13,7 @@ import pytest
 from fastapi.openapi.models import OpenAPI
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from protos.inference.v1 import inference_pb2 as pb
 from protos.scheduler.v1 import scheduler_pb2
 from router.config import RouterConfig
 from router.main import Router
@@ -40,6 +41,8 @@ async def test_each_name_of_the_model_is_listed_and_taken() -> None:
         for card in cards:
             answer = await http.sdk.completions.create(model=card.id, prompt="hi")
             assert answer.model == "tiny"
+        over_grpc = await http.stack.client.GetModel(pb.GetModelRequest())
+        assert [over_grpc.name, *over_grpc.aliases] == [card.id for card in cards]
         with pytest.raises(openai.NotFoundError):
             await http.sdk.completions.create(model="another", prompt="hi")
 
