@@ -6,7 +6,7 @@ A value that is not understood may be a secret in the wrong place, so only names
 import argparse
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from signalbox.spelling import did_you_mean
@@ -38,9 +38,7 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Reads underscores in names as dashes, and refuses names that it does not know."""
-        if self.fill is not None:
-            fill, self.fill = self.fill, None
-            fill(self)
+        self._fill_once()
         given = sys.argv[1:] if args is None else args
         found, rest = super().parse_known_args(self._with_dashes(given), namespace)
         if self.words and not any(one.startswith("-") for one in rest):
@@ -82,6 +80,24 @@ class Parser(argparse.ArgumentParser):
             for action in group._group_actions
         )
 
+    def flags_about(self, word: str) -> Iterator[str]:
+        """Returns the flags of all commands that are about a word, as "serve: --port"."""
+        for action in self._actions:
+            for name, command in _commands(action).items():
+                command._fill_once()
+                for group in command._action_groups:
+                    for one in group._group_actions:
+                        is_flag = one.option_strings and not isinstance(one, _Help)
+                        if is_flag and _is_about(one, group.title or "", word):
+                            flag = next(s for s in one.option_strings if s.startswith("--"))
+                            yield f"{name}: {flag}"
+                yield from (f"{name} {line}" for line in command.flags_about(word))
+
+    def _fill_once(self) -> None:
+        if self.fill is not None:
+            fill, self.fill = self.fill, None
+            fill(self)
+
     def _with_dashes(self, args: Sequence[str]) -> list[str]:
         ends = args.index("--") if "--" in args else len(args)
         return [*map(self._with_dash, args[:ends]), *args[ends:]]
@@ -115,11 +131,19 @@ class _Help(argparse.Action):
     ) -> None:
         assert isinstance(parser, Parser)
         word = values.lower().replace("_", "-") if isinstance(values, str) else ""
-        if word and not parser.has_help_on(word):
-            others = "" if " " in parser.prog else "; flags are those of commands, such as serve"
-            parser.exit(2, f"{parser.prog}: nothing is about {word!r}{others}\n")
+        flags = list(parser.flags_about(word)) if word else []
+        if word and not flags and not parser.has_help_on(word):
+            parser.exit(2, f"{parser.prog}: nothing is about {word!r}\n")
         print(parser.format_help(word), end="")
+        if flags:
+            print("\nflags of commands:", *flags, sep="\n  ")
         parser.exit()
+
+
+def _commands(action: argparse.Action) -> dict[str, Parser]:
+    """Returns the parsers that an action chooses among, by name."""
+    is_choice = isinstance(action, argparse._SubParsersAction)
+    return dict(action.choices) if is_choice else {}  # type: ignore[arg-type]
 
 
 def _is_about(action: argparse.Action, group: str, word: str) -> bool:

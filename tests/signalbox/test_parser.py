@@ -68,6 +68,17 @@ def test_help_on_a_word_has_the_flags_that_are_about_it(
     assert not_there not in text
 
 
+def test_help_on_a_word_without_a_command_names_the_flags_of_all(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text, _ = said(["--help=chat_template"], capsys)
+    lines = {line.strip() for line in text.splitlines()}
+    assert {"serve: --chat-template", "router: --chat-template"} <= lines
+    assert not any(line.startswith(("worker:", "scheduler:")) for line in lines)
+    _, errors = said(["--help=zork"], capsys)
+    assert "nothing is about 'zork'" in errors
+
+
 def test_help_on_a_word_that_is_nowhere_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     _, errors = said(["serve", "--help=zork"], capsys)
     assert "nothing is about 'zork'" in errors
