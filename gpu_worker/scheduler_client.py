@@ -33,7 +33,6 @@ HAND_OVER_S = 2.0
 """For the scheduler to take note that a worker goes with work unfinished."""
 
 MIN_BACKOFF_S, MAX_BACKOFF_S = 0.1, 1.0
-REMINDER_INTERVAL_S = 10.0
 
 _FATAL = {
     grpc.StatusCode.FAILED_PRECONDITION,
@@ -77,7 +76,8 @@ class Registration:
         self._draining = asyncio.Event()
         self._drained = asyncio.Event()
         self._backoff_s = MIN_BACKOFF_S
-        self._reminded_at = float("-inf")
+        self._told_reasons: set[str] = set()
+        """Why no registration has come about, as far as it was logged; empty once one has."""
 
     @property
     def is_accepted(self) -> bool:
@@ -126,9 +126,9 @@ class Registration:
                 await self._drained.wait()
 
     def _remind(self, reason: str) -> None:
-        now = asyncio.get_running_loop().time()
-        if now - self._reminded_at >= REMINDER_INTERVAL_S:
-            self._reminded_at = now
+        """Says why this worker is not registered: each reason once, as they may alternate."""
+        if reason not in self._told_reasons:
+            self._told_reasons.add(reason)
             logger.warning("waiting for the scheduler at %s: %s", self._scheduler_address, reason)
 
     async def _register(self) -> None:
@@ -164,7 +164,8 @@ class Registration:
         logger.debug("registered with the scheduler at %s", self._scheduler_address)
         self._accepted.set()
         self._on_accepted()
-        self._backoff_s, self._reminded_at = MIN_BACKOFF_S, float("-inf")
+        self._backoff_s = MIN_BACKOFF_S
+        self._told_reasons.clear()
         beating = asyncio.create_task(self._beat(call, interval_s))
         try:
             await self._listen(call, interval_s)

@@ -99,6 +99,36 @@ async def test_a_worker_joins_with_a_nonce_and_keeps_beating() -> None:
     await server.drain(grace_s=0)
 
 
+async def test_what_a_worker_waits_for_is_logged_once_and_again_when_it_changes(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpu_worker.scheduler_client.MAX_BACKOFF_S", 0.01)
+    port, epochs = find_port(), list[int]()
+    worker, registration = await make_registration(port)
+    begin_epoch = worker.begin_epoch
+    monkeypatch.setattr(worker, "begin_epoch", lambda one: (epochs.append(one), begin_epoch(one)))
+
+    def num_told() -> int:
+        return caplog.text.count("waiting for the scheduler")
+
+    running = asyncio.create_task(registration.run())
+    await eventually(lambda: len(epochs) > 20)
+    assert num_told() == 1
+    server, _ = await start_registry(FakeRegistry(), port)
+    async with asyncio.timeout(EVENT_S):
+        await registration.wait_accepted()
+    assert num_told() == 1
+    await server.drain(grace_s=0)
+    await eventually(lambda: num_told() > 1)
+    registration._remind("a")
+    count = num_told()
+    for reason in "aba":
+        registration._remind(reason)
+    assert num_told() == count + 1
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
 async def test_the_epoch_is_known_before_the_scheduler_accepts() -> None:
     """The scheduler dials back and initialises the cache in between."""
     registry = FakeRegistry()
