@@ -170,6 +170,10 @@ class AsyncLLMEngine:
         """See `Controls.stop_profile`."""
         self._controls.stop_profile()
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """See `Controls.get_default_sampling_params`."""
+        return self._controls.get_default_sampling_params()
+
     def get_metrics(self) -> list[Metric]:
         """See `Controls.get_metrics`."""
         return self._controls.get_metrics()

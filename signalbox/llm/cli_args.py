@@ -1,7 +1,9 @@
 """Flags of an options class, made from its fields: `--max-model-len N`, `--[no-]enforce-eager`."""
 
 import argparse
+import inspect
 import json
+import re
 from collections.abc import Callable
 from dataclasses import MISSING, Field, fields
 from typing import Any, Protocol, TypeVar, get_args, get_type_hints
@@ -16,6 +18,10 @@ _SHORT = {
 }
 
 
+_ARGUMENT = re.compile(r"^ {4}([a-z][\w, ]*): (.*(?:\n {8}.*)*)", re.MULTILINE)
+"""Names of arguments in a docstring, and what is said of them."""
+
+
 class Flags(Protocol):
     """An `argparse.ArgumentParser`, or a group of one."""
 
@@ -27,7 +33,7 @@ F = TypeVar("F", bound=Flags)
 
 def add_flags(options: type[VllmOptions], parser: F) -> F:
     """Adds a flag for each field of a dataclass, with its default; returns the parser."""
-    hints = get_type_hints(options)
+    hints, helps = get_type_hints(options), _helps(options)
     for one in fields(options):
         default = None if one.default is MISSING else one.default
         names = [_SHORT[one.name]] if one.name in _SHORT else []
@@ -39,6 +45,8 @@ def add_flags(options: type[VllmOptions], parser: F) -> F:
             given = {"type": kind, "metavar": one.name.rpartition("_")[2].upper()}
         if "taken" in one.metadata:
             given["help"] = argparse.SUPPRESS
+        else:
+            given["help"] = helps[one.name].replace("%", "%%")
         parser.add_argument(*names, dest=one.name, default=default, **given)
     return parser
 
@@ -47,6 +55,16 @@ def options_of(options: type[VllmOptions], args: argparse.Namespace) -> dict[str
     """Returns what a namespace has of the fields of a dataclass."""
     names = [one.name for one in fields(options)]
     return {name: getattr(args, name) for name in names if hasattr(args, name)}
+
+
+def _helps(options: type[VllmOptions]) -> dict[str, str]:
+    """Returns what the "Args:" of a class and its bases say of each field, in one line."""
+    helps: dict[str, str] = {}
+    for base in reversed(options.__mro__):
+        _, _, args = inspect.cleandoc(base.__doc__ or "").partition("Args:\n")
+        for names, text in _ARGUMENT.findall(args):
+            helps |= dict.fromkeys(names.split(", "), " ".join(text.split()))
+    return helps
 
 
 def _kind(one: Field[Any], hint: Any) -> Callable[[str], Any]:

@@ -8,7 +8,15 @@ import pytest
 from gpu_worker.simulated import SimulatedConfig, SimulatedRunner, expected_tokens
 from gpu_worker.step import Batch, Samples
 from rpc.sampling_defaults import DefaultParams, SamplingDefaults
-from signalbox import LLM, EngineArgs, LLMEngine, RequestOutput, RequestOutputKind, SamplingParams
+from signalbox import (
+    LLM,
+    AsyncLLMEngine,
+    EngineArgs,
+    LLMEngine,
+    RequestOutput,
+    RequestOutputKind,
+    SamplingParams,
+)
 from signalbox.llm.wiring import CoreConfig
 from tests.llm.make import GREEDY, assert_at_rest, make_async_engine, make_engine, make_llm
 
@@ -206,6 +214,8 @@ def test_a_request_without_parameters_takes_the_models_and_given_ones_stay() -> 
         assert (given.sampling.temperature, given.sampling.repetition_penalty) == (1.0, 1.0)
         assert given.max_tokens == engine._core.model.max_model_len - 10
         assert_at_rest(engine)
+        async_engine = AsyncLLMEngine(engine._core)
+        assert async_engine.get_default_sampling_params() == expected
     with make_llm() as llm:
         assert llm.llm_engine.default_params == SamplingParams()
 

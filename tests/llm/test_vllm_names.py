@@ -72,6 +72,15 @@ def parse(*flags: str) -> argparse.Namespace:
     return parser.parse_args(flags)
 
 
+def test_the_help_of_each_flag_is_what_the_class_says_of_it() -> None:
+    parser = AsyncEngineArgs.add_cli_args(argparse.ArgumentParser())
+    shown = {one.dest: one.help for one in parser._actions if one.help is not argparse.SUPPRESS}
+    assert shown["max_num_seqs"] == "most sequences in a step."
+    assert (shown["enable_log_requests"] or "").startswith("whether each request is logged")
+    assert all(shown.values()) and "gpu_memory_utilization" in shown
+    assert " ".join((shown["swap_space"] or "").split()) in " ".join(parser.format_help().split())
+
+
 def test_engine_args_come_from_a_command_line() -> None:
     args = parse("--model", "m.gguf", "--max_model_len=77", "-tp", "2", "--num-prompts", "3",
                  "--no-enable-prefix-caching", "--enforce-eager", "--enable-chunked-prefill",
@@ -137,7 +146,6 @@ def test_options_at_a_neutral_value_are_taken() -> None:
         {"enable_chunked_prefill": False},
         {"logprobs_mode": "processed_logits"},
         {"speculative_config": {"method": "ngram"}},
-        {"chat_template": "{{ messages }}"},
         {"task": "embed"},
         {"hf_overrides": {"rope_theta": 1}},
         {"load_format": "safetensors"},
