@@ -10,6 +10,7 @@ from typing import Any, Self, TypeVar
 
 from gpu_worker.config import AUTO_BLOCK_SIZE, GIB, CacheConfig, DeviceConfig, ModelConfig
 from gpu_worker.runner_protocols import Runner
+from router.known_templates import load_chat_template
 from scheduler_svc.config import PolicyConfig, PreemptionMode
 from scheduler_svc.policy import make_policy
 from signalbox.llm import cli_args
@@ -36,6 +37,7 @@ class EngineArgs(VllmOptions):
     Args:
         model: a directory in Hugging Face's layout, a .gguf file, or a hub id (org/name).
         tokenizer: a directory or .gguf file to take the tokenizer from; None is the model's own.
+        tokenizer_mode: "auto"; there is one kind of tokenizer.
         dtype: of weights and computation: "auto", "float32", "bfloat16", "float16".
         quantization: of weights, on a CPU: "gguf" (the file's own types, run as they are), "int8",
             "int4" (made at load), "none", also None (computes with dtype), or "auto": "gguf" where
@@ -76,6 +78,8 @@ class EngineArgs(VllmOptions):
             declares, unless it sets additionalProperties.
         max_logprobs: most log probabilities that a request may ask for at a position; -1 is no
             bound.
+        chat_template: a file, or the name of a well-known format, such as "chatml", instead of the
+            template that comes with the tokenizer.
         profiler_config: {"torch_profiler_dir": folder} says where `start_profile` leaves traces.
         disable_log_stats: False has an engine log what it does, at most every 10 s of work; `LLM`
             does not unless asked to.
@@ -116,6 +120,7 @@ class EngineArgs(VllmOptions):
     disable_additional_properties: bool = True
     kv_cache_memory_bytes: int | None = None
     max_logprobs: int = 20
+    chat_template: str | None = None
     profiler_config: Mapping[str, Any] | None = None
     disable_log_stats: bool = False
 
@@ -234,6 +239,9 @@ class EngineArgs(VllmOptions):
             seed=self.seed,
             stream_interval=self.stream_interval,
             disable_additional_properties=self.disable_additional_properties,
+            chat_template=(
+                None if self.chat_template is None else load_chat_template(self.chat_template)
+            ),
             tokenizer_files=None if own else _tokenizer_files(str(self.tokenizer)),
             max_logprobs=None if self.max_logprobs == ALL_TOKENS else self.max_logprobs,
             profile_folder=(self.profiler_config or {}).get("torch_profiler_dir"),

@@ -66,7 +66,9 @@ class EngineCore:
     def __init__(self, worker: LocalWorker, config: CoreConfig) -> None:
         files = config.tokenizer_files or worker.tokenizer_files
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="tokenizer")
-        self.model = wiring.served_model(worker, files, self._pool)
+        self.model = wiring.served_model(
+            worker, files, self._pool, chat_template=config.chat_template
+        )
         self.encoder = Encoder(self.model)
         self.default_params = default_sampling_params(worker.model.sampling_defaults)
         """Parameters of requests that bring none."""
@@ -105,7 +107,10 @@ class EngineCore:
         """The tokenizer as a `PreTrainedTokenizerFast`, for callers; requests do without it."""
         from gpu_worker.loading.transformers_tokenizer import load
 
-        return load(self.model.tokenizer.files)
+        tokenizer = load(self.model.tokenizer.files)
+        if self._config.chat_template is not None:
+            tokenizer.chat_template = self._config.chat_template
+        return tokenizer
 
     # Requests
 

@@ -38,7 +38,6 @@ class VllmOptions:
     served_model_name: object = _taken(None, ANY)
     pooler_config: object = _taken(None)
     override_pooler_config: object = _taken(None)
-    chat_template: object = _taken(None)
     reasoning_parser: object = _taken("", None)
     logits_processors: object = _taken(None, [])
     logprobs_mode: object = _taken("raw_logprobs", None)

@@ -42,6 +42,8 @@ class CoreConfig:
     """Whether objects of JSON schemas take only the keys that they declare."""
     tokenizer_files: Mapping[str, bytes] | None = None
     """Instead of the model's own."""
+    chat_template: str | None = None
+    """Source of a template instead of the tokenizer's."""
     max_logprobs: int | None = 20
     """Most that a request may ask for at a position; None is no bound."""
     profile_folder: str | None = None
@@ -50,11 +52,17 @@ class CoreConfig:
 
 
 def served_model(
-    worker: LocalWorker, files: Mapping[str, bytes], pool: ThreadPoolExecutor
+    worker: LocalWorker,
+    files: Mapping[str, bytes],
+    pool: ThreadPoolExecutor,
+    *,
+    chat_template: str | None = None,
 ) -> ServedModel:
     """What the router checks requests against. Raises ValueError for tokenizer files not usable."""
     model = worker.model
-    tokenizer = Tokenizer.from_files(files, vocab_size=model.vocab_size, pool=pool)
+    tokenizer = Tokenizer.from_files(
+        files, vocab_size=model.vocab_size, pool=pool, chat_template=chat_template
+    )
     if files is not worker.tokenizer_files and tokenizer.max_token_id >= model.vocab_size:
         raise ValueError(
             f"tokenizer has token ids up to {tokenizer.max_token_id}; "

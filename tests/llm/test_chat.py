@@ -1,12 +1,13 @@
 """Conversations in this process: OpenAI's dictionaries, rendered as a router renders them."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from signalbox import LLM, SamplingParams
-from tests.llm.make import GREEDY, make_llm
+from signalbox import LLM, EngineArgs, SamplingParams
+from tests.llm.make import GREEDY, assert_at_rest, make_llm
 
 HI = [{"role": "user", "content": "Hi"}]
 SHOUT = "{% for m in messages %}{{ m.content | upper }}!{% endfor %}"
@@ -37,6 +38,23 @@ def prompt_of(llm: LLM, messages: Any = HI, **options: Any) -> str:
 def test_a_template_of_the_callers_is_used_instead(llm: LLM) -> None:
     assert prompt_of(llm, chat_template=SHOUT) == "HI!"
     assert prompt_of(llm) == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_an_engine_may_have_a_template_instead_of_the_models(tmp_path: Path) -> None:
+    (tmp_path / "shout.jinja").write_text(SHOUT)
+    for name, expected in ((tmp_path / "shout.jinja", "HI!"), ("zephyr", "<|user|>\nHi")):
+        config = EngineArgs("m.gguf", chat_template=str(name)).core_config()
+        assert config.chat_template is not None
+        with make_llm(config) as llm:
+            prompt = prompt_of(llm)
+            assert prompt.startswith(expected)
+            rendered = llm.get_tokenizer().apply_chat_template(
+                HI, tokenize=False, add_generation_prompt=True
+            )
+            assert rendered == prompt
+            assert_at_rest(llm.llm_engine)
+    with pytest.raises(ValueError, match=r"chat_template is 'absent': no file .* chatml"):
+        EngineArgs("m.gguf", chat_template="absent").core_config()
 
 
 @pytest.mark.parametrize("arguments", ['{"city": "Rome"}', {"city": "Rome"}])
