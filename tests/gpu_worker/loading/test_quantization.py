@@ -126,7 +126,8 @@ def test_a_dtype_asks_for_weights_of_it(
         caplog.clear()
         with caplog.at_level(logging.INFO):
             make_runner(path, **options)
-        assert "matrices: 13 of " in caplog.text and " of Q8_0" not in caplog.text
+        assert "matrices: 13 of " in caplog.text
+        assert " of Q8_0" not in caplog.text
 
 
 def test_made_up_weights_are_quantised_too(
