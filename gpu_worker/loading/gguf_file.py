@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gpu_worker.config import ModelError
 from gpu_worker.loading.gguf_config import GGUFConfig
+from gpu_worker.loading.gguf_files import gguf_name
 from gpu_worker.loading.gguf_reader import GGUFTensor, read_gguf
 from gpu_worker.loading.gguf_tokenizer import (
     DEFAULT_SPLIT,
@@ -22,7 +23,6 @@ from gpu_worker.loading.gguf_tokenizer import (
     build,
 )
 from gpu_worker.loading.gguf_weights import make_pool, to_tensor
-from gpu_worker.loading.source import gguf_name
 from gpu_worker.loading.weight_sizes import WeightSizes, gguf_sizes, is_runnable
 from signalbox_kernels.quantised import BlockType, Matrix, Quantised
 
@@ -46,14 +46,11 @@ class GGUFSource:
     directory: Path | None = None
     is_half = True  # quantised, or 16 bits; 32 are rare, and lose nothing that matters
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, name: str | None = None) -> None:
         self._path = path
+        self.name = name or gguf_name(path.stem)
         self._content = read_gguf(path)
         self._config = GGUFConfig(self._content, path)
-
-    @property
-    def name(self) -> str:
-        return gguf_name(self._path)
 
     @cached_property
     def config(self) -> Mapping[str, Any]:

@@ -4,7 +4,6 @@ Strings are decoded in one pass over the mapped bytes; a vocabulary takes a tent
 """
 
 import mmap
-import re
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from gpu_worker.config import ModelError
+from gpu_worker.loading.gguf_files import SPLIT_NAME
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,7 +23,6 @@ _VERSIONS = (2, 3)
 _NUMBERS = ("<B", "<b", "<H", "<h", "<I", "<i", "<f", "<?", None, None, "<Q", "<q", "<d")
 _STRING, _ARRAY = 8, 9
 _MAX_DIMS = 8
-_SPLIT_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 
 T = TypeVar("T")
 
@@ -79,7 +78,7 @@ def read_gguf(path: Path) -> GGUFContent:
 
 
 def _other_splits(path: Path, fields: dict[str, Any], count: int) -> list[Path]:
-    match = _SPLIT_NAME.fullmatch(path.name)
+    match = SPLIT_NAME.fullmatch(path.name)
     if match is None or int(match[3]) != count:
         raise ModelError(
             f"{path} is one of {count} parts; give them their names -00001-of-{count:05}.gguf"

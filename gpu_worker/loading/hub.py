@@ -1,43 +1,101 @@
-"""Fetches a model from the Hugging Face hub into its local cache, by branch, tag or commit."""
+"""Fetches a model from the Hugging Face hub into its local cache, by branch, tag or commit.
+
+huggingface_hub reads HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE, HF_HOME and the rest of its variables.
+Of a repository of GGUF files only the model that is meant is fetched.
+"""
 
 import errno
-import io
+import glob
 import logging
-import shutil
-import threading
-import time
+from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
 
 from gpu_worker.config import ModelError
-from rpc.startup import ReportProgress, StartupPhase, StartupProgress, ignore_progress
+from gpu_worker.loading.gguf_files import (
+    PREFERRED,
+    GGUFVariant,
+    check_parts,
+    choose_variant,
+    describe,
+    find_variants,
+    format_bytes,
+)
+from gpu_worker.loading.hub_name import HubName, parse_hub_name
+from gpu_worker.loading.hub_transfer import DUPLICATES, disk_full, fetch
+from rpc.startup import ReportProgress, StartupPhase, StartupProgress
 
 logger = logging.getLogger(__name__)
 
-_FILES = ["*.json", "*.jinja", "*.py", "tokenizer.model", "merges.txt", "vocab.txt"]
+_FILES = ("*.json", "*.jinja", "*.py", "tokenizer.model", "merges.txt", "vocab.txt")
 _SAFETENSORS, _TORCH_FILES = "*.safetensors", "pytorch_model*.bin"
-_DUPLICATES = ["consolidated*", "original/*", "onnx/*"]
-"""The same weights again, in other layouts."""
-_INTERVAL_S = 0.25
 
 
 def download(
     model: str, revision: str | None, progress: ReportProgress, *, with_weights: bool = True
 ) -> Path:
-    """Returns the local directory of a hub model."""
-    logger.info("fetching %s from the hub%s", model, f", revision {revision}" if revision else "")
+    """Returns the local directory of a hub model, or the first file of one in GGUF.
+
+    Raises ModelError, in one line, for what cannot be had.
+    """
+    name = parse_hub_name(model)
+    if name is None:
+        raise ModelError(f"{model} is no hub id; give org/name or org/name:Q4_K_M")
+    logger.info("fetching %s from the hub%s", name, f", revision {revision}" if revision else "")
     progress(StartupProgress(StartupPhase.FETCH))
-    patterns = [*_FILES, _SAFETENSORS] if with_weights else _FILES
-    path = _snapshot(model, revision, patterns, progress)
-    if with_weights and not any(path.glob(_SAFETENSORS)):  # as older models are kept
-        path = _snapshot(model, revision, [*_FILES, _TORCH_FILES], progress)
-    return path
+    try:
+        return _download(name, revision, progress, with_weights=with_weights)
+    except ModelError:
+        raise
+    except Exception as error:  # also those of the HTTP library, which differ between versions
+        raise _in_one_line(name, revision, error) from error
 
 
-def _snapshot(
-    model: str, revision: str | None, patterns: list[str], progress: ReportProgress
+def _download(
+    name: HubName, revision: str | None, progress: ReportProgress, *, with_weights: bool
 ) -> Path:
-    """Fetches the files that match and are not cached."""
+    files = _list_files(name.repository, revision)
+    variant = _choose_gguf(name, files) if with_weights else None
+    if variant is not None:
+        patterns = [glob.escape(file) for file in variant.files]
+        return fetch(name.repository, revision, patterns, progress) / variant.files[0]
+    if name.tag is not None:
+        raise ModelError(f"{name.repository} has no GGUF files; leave out :{name.tag}")
+    weights = [_SAFETENSORS] if _has(files, _SAFETENSORS) else [_TORCH_FILES]
+    patterns = [*_FILES, *(weights if with_weights else ())]
+    return fetch(name.repository, revision, patterns, progress)
+
+
+def _choose_gguf(name: HubName, files: dict[str, int]) -> GGUFVariant | None:
+    """Returns None for a repository in Hugging Face's layout, unless a tag asks for a GGUF."""
+    if name.tag is None and (_has(files, _SAFETENSORS) or _has(files, _TORCH_FILES)):
+        return None
+    variants = find_variants(files)
+    if not variants:
+        return None
+    chosen = choose_variant(name.repository, variants, name.tag)
+    check_parts(name.repository, chosen)
+    if name.tag is None and len(variants) > 1:
+        why = "" if chosen.label == PREFERRED else f", the nearest in size to {PREFERRED}"
+        logger.warning(
+            "%s: taking %s%s; name another as %s:TAG: %s",
+            name.repository,
+            f"{chosen.files[0]} ({format_bytes(chosen.num_bytes)})",
+            why,
+            name.repository,
+            describe([one for one in variants if one is not chosen]),
+        )
+    return chosen
+
+
+def _has(files: dict[str, int], pattern: str) -> bool:
+    return any(
+        fnmatch(file, pattern) and not any(fnmatch(file, other) for other in DUPLICATES)
+        for file in files
+    )
+
+
+def _list_files(repository: str, revision: str | None) -> dict[str, int]:
+    """Returns path and size of each file; of those in the cache, if the hub does not answer."""
     import huggingface_hub as hub
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -47,103 +105,60 @@ def _snapshot(
         RevisionNotFoundError,
     )
 
-    _check_disk(model, revision, patterns)
     try:
-        return Path(
-            hub.snapshot_download(
-                model,
-                revision=revision,
-                allow_patterns=patterns,
-                ignore_patterns=_DUPLICATES,
-                tqdm_class=_bar_class(progress),
-            )
-        )
-    except GatedRepoError:
-        reason = "access is gated; accept its terms and set HF_TOKEN"
-    except RepositoryNotFoundError:
-        reason = "there is no such model, or it is private; check the name or set HF_TOKEN"
-    except RevisionNotFoundError:
-        reason = f"it has no revision {revision!r}"
-    except LocalEntryNotFoundError:
-        reason = "the hub cannot be reached and no copy is cached; give a local directory"
-    except (HfHubHTTPError, OSError) as error:
-        if getattr(error, "errno", None) == errno.ENOSPC:
-            raise _disk_full(model) from None
-        lines = str(error).splitlines() or [type(error).__name__]
-        reason = f"{lines[0]}; check the network, or give a local directory"
-    raise ModelError(f"cannot fetch {model} from the hub: {reason}")
+        entries = list(hub.HfApi().list_repo_tree(repository, recursive=True, revision=revision))
+    except (GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError):
+        raise
+    except Exception as error:
+        logger.info("the hub does not answer (%s); looking into the cache", type(error).__name__)
+        try:
+            return _list_cached(repository, revision)
+        except LocalEntryNotFoundError:
+            if isinstance(error, HfHubHTTPError):
+                raise error from None
+            raise
+    return {entry.path: entry.size for entry in entries if isinstance(entry, hub.RepoFile)}
 
 
-def _check_disk(model: str, revision: str | None, patterns: list[str]) -> None:
-    """Raises ModelError unless the files that are not cached fit on the disk."""
+def _list_cached(repository: str, revision: str | None) -> dict[str, int]:
+    """Raises LocalEntryNotFoundError for a revision of which nothing is cached."""
     import huggingface_hub as hub
-    from huggingface_hub.errors import DryRunError, HfHubHTTPError
 
-    try:
-        files = hub.snapshot_download(
-            model,
-            revision=revision,
-            allow_patterns=patterns,
-            ignore_patterns=_DUPLICATES,
-            dry_run=True,
-            tqdm_class=_bar_class(ignore_progress),
+    folder = Path(
+        hub.snapshot_download(
+            repository, revision=revision, local_files_only=True, allow_patterns=[]
         )
-    except (DryRunError, HfHubHTTPError, OSError, ValueError):
-        return  # fetching says what is wrong, unless all is cached
-    needed = sum(file.file_size or 0 for file in files if file.will_download)
-    if needed > shutil.disk_usage(_cache()).free:
-        raise _disk_full(model, needed)
+    )
+    found = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.stat().st_size for path in found}
 
 
-def _cache() -> Path:
-    """The hub's cache, or the folder that it will be made in."""
+def _in_one_line(name: HubName, revision: str | None, error: Exception) -> ModelError:
     from huggingface_hub import constants
-
-    cache = Path(constants.HF_HUB_CACHE)
-    return next(folder for folder in (cache, *cache.parents) if folder.is_dir())
-
-
-def _disk_full(model: str, needed: int | None = None) -> ModelError:
-    cache = _cache()
-    takes = "" if needed is None else f"it takes {_mib(needed)} MiB, and "
-    return ModelError(
-        f"cannot fetch {model} from the hub: {takes}{_mib(shutil.disk_usage(cache).free)} MiB are"
-        f" free in {cache}; free some, or set HF_HOME to a folder on another disk"
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
     )
 
-
-def _mib(num_bytes: int) -> int:
-    return num_bytes >> 20
-
-
-def _bar_class(progress: ReportProgress) -> type[Any]:
-    """Returns a class of progress bars that reports the bytes fetched instead of drawing them."""
-    from tqdm import tqdm  # type: ignore[import-untyped]
-
-    lock = threading.Lock()
-    next_report = 0.0
-
-    def report(done: float, total: float | None) -> None:
-        nonlocal next_report
-        with lock:  # files are fetched by several threads
-            if (now := time.monotonic()) < next_report:
-                return
-            next_report = now + _INTERVAL_S
-        num_total = int(total or 0)
-        progress(StartupProgress(StartupPhase.FETCH, min(int(done), num_total), num_total))
-
-    class Bar(tqdm):  # type: ignore[misc]
-        """Draws nothing; counts bytes."""
-
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            self._is_bytes = kwargs.get("unit") == "B"
-            known = {k: v for k, v in kwargs.items() if k != "name"}
-            super().__init__(*args, **(known | {"file": io.StringIO(), "disable": False}))
-
-        def update(self, n: float | None = 1) -> Any:
-            shown = super().update(n)
-            if self._is_bytes:
-                report(self.n, self.total)
-            return shown
-
-    return Bar
+    match error:
+        case GatedRepoError():
+            reason = "access is gated; accept its terms on the hub and set HF_TOKEN"
+        case RepositoryNotFoundError():
+            reason = "there is no such model, or it is private; check the name or set HF_TOKEN"
+        case RevisionNotFoundError():
+            reason = f"it has no revision {revision!r}"
+        case LocalEntryNotFoundError() if constants.HF_HUB_OFFLINE:
+            reason = "it is not in the cache, and HF_HUB_OFFLINE is set; unset it to fetch"
+        case LocalEntryNotFoundError():
+            reason = "the hub cannot be reached and no copy is cached; give a local directory"
+        case OSError(errno=errno.ENOSPC):
+            return disk_full(name.repository)
+        case HfHubHTTPError() if error.response.status_code == 401:
+            reason = "the hub refuses the token; check HF_TOKEN"
+        case _:
+            lines = str(error).splitlines() or [type(error).__name__]
+            reason = f"{lines[0]}; check the network and try again, which resumes"
+    return ModelError(f"cannot fetch {name} from the hub: {reason}")

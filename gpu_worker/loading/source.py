@@ -1,20 +1,20 @@
 """Tells what kind of model a name means, and opens it."""
 
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gpu_worker.config import ModelConfig, ModelError
+from gpu_worker.loading.gguf_files import find_variants, format_bytes, gguf_name
 from gpu_worker.loading.hub import download
+from gpu_worker.loading.hub_name import parse_hub_name
 from rpc.startup import ReportProgress
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-_PART = re.compile(r"-\d{5}-of-\d{5}$")
-_QUANTISATION = re.compile(r"[.-](I?Q\d\w*|F16|F32|BF16)$", re.IGNORECASE)
-_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+"""Of a directory in Hugging Face's layout."""
 
 
 class ModelSource(Protocol):
@@ -60,41 +60,56 @@ class ModelSource(Protocol):
 def open_model(config: ModelConfig, progress: ReportProgress) -> ModelSource:
     """Opens a directory, a .gguf file, or a model on the hub (downloading it)."""
     path, is_dummy = find_model(config), config.load_format == "dummy"
+    name = model_name(config)
     if path is None:
-        name = config.model.rpartition("/")[2]
         path = download(config.model, config.revision, progress, with_weights=not is_dummy)
-        return _open_directory(path, name=name, is_dummy=is_dummy)
     if path.is_dir():
-        return _open_directory(path, name=path.resolve().name, is_dummy=is_dummy)
-    return _open_file(path)
+        return _open_directory(path, name=name, is_dummy=is_dummy)
+    return _open_file(path, name=name)
 
 
 def find_model(config: ModelConfig) -> Path | None:
     """Returns a model's directory or .gguf file; None stands for a model on the hub.
 
-    Raises FileNotFoundError for what is neither, ModelError for a file without what is asked for.
+    Raises FileNotFoundError for what is neither, ModelError for a file without what is asked for
+    and for a directory with several GGUF models.
     """
     path = Path(config.model).expanduser()
+    is_dummy = config.load_format == "dummy"
     if path.is_dir():
-        return path
+        return path if is_dummy else _gguf_file_in(path) or path
     if path.is_file():
-        if config.load_format == "dummy":
+        if is_dummy:
             raise ModelError(
                 f"load_format 'dummy' takes a directory with config.json or a hub id, not {path}"
             )
         return path
-    if _looks_like_hub_id(config.model):
+    if _is_hub_name(config.model):
         return None
     raise FileNotFoundError(
-        f"model not found: {config.model}; give a directory, a .gguf file or a hub id (org/name)"
+        f"model not found: {config.model}; give a directory, a .gguf file or a hub id"
+        " (org/name, org/name:Q4_K_M)"
     )
 
 
-def _looks_like_hub_id(model: str) -> bool:
-    """org/name, unless it is a path: a .gguf file, or something in a directory that exists."""
-    if model.endswith(".gguf") or not _HUB_ID.fullmatch(model):
-        return False
-    return not Path(model).parent.is_dir()
+def _is_hub_name(model: str) -> bool:
+    """org/name, unless it is a path: something in a directory that exists."""
+    name = parse_hub_name(model)
+    return name is not None and (name.has_prefix or not Path(model).parent.is_dir())
+
+
+def _gguf_file_in(path: Path) -> Path | None:
+    """Returns the one GGUF model of a directory, or its first part; None if it has other weights.
+
+    Raises ModelError if there are several.
+    """
+    if any(file for pattern in _WEIGHTS for file in path.glob(pattern)):
+        return None
+    variants = find_variants({file.name: file.stat().st_size for file in path.glob("*.gguf")})
+    if len(variants) > 1:
+        files = (f"{one.files[0]} ({format_bytes(one.num_bytes)})" for one in variants)
+        raise ModelError(f"{path} has several GGUF models; give one of them: {', '.join(files)}")
+    return path / variants[0].files[0] if variants else None
 
 
 def _open_directory(path: Path, *, name: str, is_dummy: bool) -> ModelSource:
@@ -106,18 +121,18 @@ def _open_directory(path: Path, *, name: str, is_dummy: bool) -> ModelSource:
 
 def model_name(config: ModelConfig) -> str:
     """Returns the name that clients use for a model, unless `served_name` gives another."""
-    path = Path(config.model).expanduser()
-    if path.is_dir():
-        return path.resolve().name
-    return gguf_name(path) if path.is_file() else config.model.rpartition("/")[2]
+    try:
+        path = find_model(config)
+    except FileNotFoundError:
+        return config.model.rpartition("/")[2]
+    if path is None:
+        name = parse_hub_name(config.model)
+        assert name is not None
+        return name.name
+    return path.resolve().name if path.is_dir() else gguf_name(path.stem)
 
 
-def gguf_name(path: Path) -> str:
-    """Returns a file's name without its part, its quantisation and its suffix."""
-    return _QUANTISATION.sub("", _PART.sub("", path.stem))
-
-
-def _open_file(path: Path) -> ModelSource:
+def _open_file(path: Path, *, name: str) -> ModelSource:
     from gpu_worker.loading.gguf_file import GGUFSource
 
-    return GGUFSource(path)
+    return GGUFSource(path, name=name)
