@@ -66,6 +66,9 @@ _CLIENTS = {
     "bench": "load a router or an OpenAI endpoint, and measure",
     "models": "say what a router serves, and how busy it is",
     "keys": "make, list and revoke API keys for clients of the router",
+    "pull": "fetch a model from the hub into the cache",
+    "list": "list the models in the hub's cache, with their sizes",
+    "rm": "remove models from the hub's cache",
 }
 """What call a running router, or are for who does."""
 _QUESTIONS = {

@@ -1,0 +1,71 @@
+"""`signalbox pull`: fetches a model from the hub into its cache, with a bar."""
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from gpu_worker.loading.gguf_files import format_bytes
+from gpu_worker.loading.hub import download
+from rpc import logs
+from rpc.startup import ReportProgress, StartupProgress
+from signalbox.model_cache import require_hub
+from signalbox.startup_display import log_progress
+
+EXAMPLES = """\
+  signalbox pull org/name                  weights, configuration and tokenizer
+  signalbox pull org/name-GGUF:Q4_K_M      one file of several
+A pull that was interrupted goes on where it ended. The path is printed.
+"""
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds what `signalbox pull` takes."""
+    parser.add_argument("model", metavar="MODEL", help="hub id: org/name, org/name:Q4_K_M")
+    parser.add_argument("--revision", metavar="NAME", help="branch, tag or commit")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+
+
+def run(options: dict[str, Any]) -> None:
+    """Fetches what is missing and prints where the model is. Raises ModelError, RuntimeError."""
+    require_hub()
+    logs.configure(service="pull", level="info", log_format="text")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # which tells of each request
+    logging.getLogger("httpx2").setLevel(logging.WARNING)
+    with _progress() as progress:
+        path = download(options["model"], options["revision"], progress)
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    size = format_bytes(sum(file.stat().st_size for file in files))
+    print(f"{options['model']} is in the cache, {size}", file=sys.stderr)
+    print(path)
+
+
+@contextmanager
+def _progress() -> Iterator[ReportProgress]:
+    """A bar on a terminal, log lines elsewhere."""
+    if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+        yield log_progress()
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    columns = (BarColumn(), DownloadColumn(True), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("", total=None, visible=False)
+
+        def report(progress: StartupProgress) -> None:
+            if progress.num_total:
+                bar.update(
+                    task, completed=progress.num_done, total=progress.num_total, visible=True
+                )
+
+        yield report
