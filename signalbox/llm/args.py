@@ -123,6 +123,8 @@ class EngineArgs(VllmOptions):
     chat_template: str | None = None
     profiler_config: Mapping[str, Any] | None = None
     disable_log_stats: bool = False
+    generation_config: str = "auto"
+    override_generation_config: Mapping[str, Any] | None = None
 
     @classmethod
     def add_cli_args(cls, parser: P) -> P:
@@ -133,9 +135,6 @@ class EngineArgs(VllmOptions):
     def from_cli_args(cls, args: argparse.Namespace) -> Self:
         """Returns the options among what was parsed; others of the program are passed over."""
         return cls(**cli_args.options_of(cls, args))
-
-    generation_config: str = "auto"
-    override_generation_config: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if not self.model or not isinstance(self.model, str | Path):

@@ -10,13 +10,6 @@ from typing import Any, Protocol, TypeVar, get_args, get_type_hints
 
 from signalbox.llm.vllm_options import ANY, VllmOptions
 
-_SHORT = {
-    "tensor_parallel_size": "-tp",
-    "pipeline_parallel_size": "-pp",
-    "data_parallel_size": "-dp",
-    "quantization": "-q",
-}
-
 
 _ARGUMENT = re.compile(r"^ {4}([a-z][\w, ]*): (.*(?:\n {8}.*)*)", re.MULTILINE)
 """Names of arguments in a docstring, and what is said of them."""
@@ -33,10 +26,12 @@ F = TypeVar("F", bound=Flags)
 
 def add_flags(options: type[VllmOptions], parser: F) -> F:
     """Adds a flag for each field of a dataclass, with its default; returns the parser."""
+    from signalbox.settings.vllm_flags import SHORT_FLAGS  # loads pydantic, for programs that parse
+
     hints, helps = get_type_hints(options), _helps(options)
     for one in fields(options):
         default = None if one.default is MISSING else one.default
-        names = [_SHORT[one.name]] if one.name in _SHORT else []
+        names = [short for short, name in SHORT_FLAGS.items() if name == one.name]
         names.append("--" + one.name.replace("_", "-"))
         kind = _kind(one, hints[one.name])
         if kind is bool:
