@@ -9,8 +9,6 @@ knows no processor: not the width of its vectors, nor whether it fuses.
 
 UNIT_ROUNDOFF = 2.0**-24
 """Of float32, rounding to nearest."""
-BFLOAT16_ROUNDOFF = 2.0**-8
-"""Of bfloat16, rounding to nearest."""
 
 
 def relative_error(num_roundings: int, *, u: float = UNIT_ROUNDOFF) -> float:

@@ -1,11 +1,18 @@
 """The tables of the docs list each setting and each flag of vLLM as it is declared."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from signalbox.settings.reference import PAGES, page
 from tests.docs.blocks import ROOT
+
+
+def test_the_table_of_the_readme_has_each_page_once() -> None:
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    linked = re.findall(r"\((docs/\w+\.md)\)", "\n".join(one for one in lines if one[:1] == "|"))
+    assert sorted(linked) == sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))
 
 
 @pytest.mark.parametrize("path", PAGES, ids=str)
