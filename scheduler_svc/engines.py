@@ -49,9 +49,9 @@ class Engines(list[WorkerEngine]):
         return any(engine.scheduler.can_ever_take(group) for engine in self)
 
     @property
-    def effective_window(self) -> int:
+    def effective_max_model_len(self) -> int:
         """Tokens of the longest sequence that the largest worker takes; 0 if none takes any."""
-        return max((engine.scheduler.effective_window for engine in self), default=0)
+        return max((engine.scheduler.effective_max_model_len for engine in self), default=0)
 
     def most_new_tokens(self, group: SequenceGroup) -> int:
         """Returns the greatest max_tokens with which a worker takes a new group; else below 1."""

@@ -270,7 +270,7 @@ class Scheduler:
         return self._pulling.most_new_tokens(group) if self.is_accepting else 0
 
     @property
-    def effective_window(self) -> int:
+    def effective_max_model_len(self) -> int:
         """Tokens of the longest sequence of a new group that is taken here; 0 if none is."""
         return self.blocks.longest_alone if self.is_accepting else 0
 

@@ -89,7 +89,7 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
             raise self._no_worker()
         return pb.GetModelResponse(
             model=worker_codec.model_message(model),
-            effective_max_model_len=self._cluster.engines.effective_window,
+            effective_max_model_len=self._cluster.engines.effective_max_model_len,
         )
 
     async def GetTokenizer(

@@ -23,7 +23,7 @@ _WHOLE = "effective window: %(tokens)d tokens, all of the model's; --max-model-l
 
 def find_overflow(group: SequenceGroup, engines: Engines) -> RequestFailure | None:
     """Says if a new request's prompt is too long for every worker that takes requests."""
-    window = engines.effective_window
+    window = engines.effective_max_model_len
     return exceeds_window(group, window) if group.num_prompt_tokens >= window else None
 
 
@@ -46,7 +46,7 @@ class WindowLog:
 
     def note(self, model: ModelInfo | None, engines: Engines) -> None:
         """Looks at the workers that there are now."""
-        window = engines.effective_window
+        window = engines.effective_max_model_len
         if model is None or window in (0, self._told):
             return
         self._told = window
