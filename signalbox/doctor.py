@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import signalbox
+from gpu_worker.device.ram import available_ram
 from rpc.listening import BindError, check_free
 from signalbox import machine
 
@@ -87,7 +88,6 @@ def examine() -> Report:
 
 def _machine() -> dict[str, str | None]:
     quota, limit = machine.cpu_quota(), machine.memory_limit()
-    available = machine.available_memory()
     gpus = machine.nvidia_gpus()
     return {
         "system": f"{platform.system()} {platform.release()}, {platform.machine()}",
@@ -95,7 +95,7 @@ def _machine() -> dict[str, str | None]:
         "instructions": " ".join(machine.cpu_features()) or None,
         "cores": str(machine.usable_cores()) + (f", {quota:g} by cgroup" if quota else ""),
         "memory": _gib(machine.total_memory()),
-        "memory available": _gib(available),
+        "memory available": _gib(available_ram()),
         "memory limit (cgroup)": _gib(limit),
         **({f"GPU {i}": gpu for i, gpu in enumerate(gpus)} or {"GPU": None}),
     }

@@ -10,7 +10,6 @@ import subprocess
 from pathlib import Path
 
 _CPUINFO = Path("/proc/cpuinfo")
-_MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
 _TOOL_TIMEOUT_S = 10.0
 
@@ -60,14 +59,6 @@ def cpu_quota() -> float | None:
 def total_memory() -> int:
     """Returns the machine's memory in bytes."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def available_memory() -> int | None:
-    """Returns the bytes that the machine could give to new processes."""
-    for line in _read(_MEMINFO).splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return None
 
 
 def memory_limit() -> int | None:
