@@ -10,7 +10,6 @@ from typing import Any, Protocol, TypeVar, get_args, get_type_hints
 
 from signalbox.llm.vllm_options import ANY, VllmOptions
 
-
 _ARGUMENT = re.compile(r"^ {4}([a-z][\w, ]*): (.*(?:\n {8}.*)*)", re.MULTILINE)
 """Names of arguments in a docstring, and what is said of them."""
 
