@@ -61,6 +61,9 @@ CLIENTS = (
     Client("instructor", "instructor_models.py"),
     Client("pydantic-ai-slim", "pydantic_ai_agent.py"),
     Client("grpc-requests", "grpc_requests_reflection.py"),
+    Client("buf-bin", "buf_curl.py"),
+    Client("smg", "smg_gateway.py"),
+    Client("schemathesis", "schemathesis_openapi.py"),
 )
 
 
