@@ -31,6 +31,8 @@ from router.schema_keys import (
 
 MAX_STEPS = 50_000
 """Schemas visited and keys listed."""
+_CHARS_OF_STEP = 16
+"""Of a listed key; a longer one counts as several."""
 
 _DEFINITIONS = ("$defs", "definitions")
 _CHILD_MAPS = ("properties", "patternProperties")
@@ -84,7 +86,10 @@ class _Closing:
             keys = self._reader.keys_of(part)
             if keys is None:
                 return self._open(schema)
-            certain = certain.plus(keys)
+            joined = certain.plus(keys)
+            if joined is not keys:
+                self._reader.step(len(keys.names))
+            certain = joined
         groups = [self._reader.group_keys(group) for group in groups_of(schema)]
         if all(keys is not None and certain.covers(keys) for keys in groups):
             return self._closed_to(certain, schema)
@@ -189,7 +194,8 @@ class _Closing:
         return f"#/$defs/{self._names_of_copies[key]}"
 
     def _seal(self, keys: Keys) -> dict[str, Any]:
-        self._reader.step(len(keys.names) + len(keys.patterns))
+        listed = (*keys.names, *keys.patterns)
+        self._reader.step(len(listed) + sum(map(len, listed)) // _CHARS_OF_STEP)
         seal: dict[str, Any] = {"properties": dict.fromkeys(keys.names, True)}
         if keys.patterns:
             seal["patternProperties"] = dict.fromkeys(keys.patterns, True)

@@ -35,7 +35,9 @@ class Keys(NamedTuple):
         return self.fewest <= len(self.names) or bool(self.patterns)
 
     def plus(self, *others: "Keys") -> "Keys":
-        all_ = (self, *others)
+        all_ = [one for one in (self, *others) if one != Keys()]
+        if len(all_) < 2:
+            return all_[0] if all_ else self
         return Keys(
             tuple(dict.fromkeys(name for one in all_ for name in one.names)),
             tuple(dict.fromkeys(pattern for one in all_ for pattern in one.patterns)),
@@ -44,6 +46,8 @@ class Keys(NamedTuple):
         )
 
     def covers(self, other: "Keys") -> bool:
+        if self is other:
+            return True
         return set(self.names) >= set(other.names) and set(self.patterns) >= set(other.patterns)
 
 

@@ -17,6 +17,8 @@ MAX_BYTES = 64 << 10
 MAX_CHOICES = 1024
 MAX_PROCESSES = 2
 _MAX_REMEMBERED = 1024
+MAX_REMEMBERED_CHARS = 64 << 20
+"""Of constraints, before and after they are closed."""
 _FIELD = "sampling_params.structured_output"
 
 Constraint = tuple[str, ...]
@@ -63,6 +65,10 @@ class _Outcome(NamedTuple):
     fault: str | None
 
 
+def _num_chars(constraint: Constraint, outcome: _Outcome) -> int:
+    return sum(map(len, (*constraint, *outcome.prepared)))
+
+
 class GrammarChecker:
     """Prepares constraints, tries to compile them, and remembers what came of it."""
 
@@ -70,6 +76,7 @@ class GrammarChecker:
         self._disable_additional_properties = disable_additional_properties
         self._processes = asyncio.Semaphore(MAX_PROCESSES)
         self._outcomes: OrderedDict[Constraint, _Outcome] = OrderedDict()
+        self._num_chars = 0
 
     async def prepare(self, constraint: Constraint) -> Constraint:
         """Returns what the worker compiles.
@@ -79,13 +86,20 @@ class GrammarChecker:
         if constraint in self._outcomes:
             self._outcomes.move_to_end(constraint)
         else:
-            self._outcomes[constraint] = await self._find_outcome(constraint)
-            while len(self._outcomes) > _MAX_REMEMBERED:
-                self._outcomes.popitem(last=False)
+            self._remember(constraint, await self._find_outcome(constraint))
         prepared, fault = self._outcomes[constraint]
         if fault is not None:
             raise cannot_compile(constraint, fault)
         return prepared
+
+    def _remember(self, constraint: Constraint, outcome: _Outcome) -> None:
+        """Keeps an outcome, and forgets the oldest beyond the bounds."""
+        if constraint in self._outcomes:  # two requests have found it out
+            return
+        self._outcomes[constraint] = outcome
+        self._num_chars += _num_chars(constraint, outcome)
+        while len(self._outcomes) > _MAX_REMEMBERED or self._num_chars > MAX_REMEMBERED_CHARS:
+            self._num_chars -= _num_chars(*self._outcomes.popitem(last=False))
 
     async def _find_outcome(self, constraint: Constraint) -> _Outcome:
         forms = await asyncio.to_thread(

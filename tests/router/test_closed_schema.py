@@ -12,7 +12,7 @@ from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
 from protos.inference.v1 import inference_pb2 as pb
 from router.closed_schema import MAX_STEPS, close_schema
-from router.structured_output import GrammarChecker, forms_of
+from router.structured_output import MAX_BYTES, GrammarChecker, forms_of
 from rpc.grammar import _Bytes, compile_grammar, find_fault
 from tests.router.test_chat import ask, chat_stack, make_chat
 
@@ -129,6 +129,23 @@ def test_a_schema_that_would_grow_beyond_its_bound_is_left_open() -> None:
     for _ in range(200):
         deep = {"allOf": [deep, obj(b=INT)]}
     assert closed(deep) != deep
+
+
+@pytest.mark.parametrize("num_names", [1, 40])
+def test_no_schema_grows_to_megabytes(num_names: int) -> None:
+    """Each of the branches would list the long names around it."""
+    around = obj(**{f"{i}".rjust(30_000 // num_names, "x"): {} for i in range(num_names)})
+    schema = {**around, "anyOf": [{"properties": {f"b{i}": {}}} for i in range(900)]}
+    assert len(json.dumps(schema)) <= MAX_BYTES
+    assert len(close_schema(json.dumps(schema))) < 16 * MAX_BYTES
+
+
+def test_what_refers_to_a_wide_object_closes_if_that_takes_few_steps() -> None:
+    bare = obj(**{f"k{i}": {"$ref": "#"} for i in range(1500)})
+    assert closed(bare) == {**bare, "additionalProperties": False}
+    child = {"$ref": "#", "properties": {}}  # the keys of both are joined for each child
+    joined = obj(**{f"k{i}": child for i in range(1500)})
+    assert closed(joined) == joined
 
 
 # Random schemas: `unevaluatedProperties` says what closing means.

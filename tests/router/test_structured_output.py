@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from router import structured_output
 from router.structured_output import MAX_BYTES, GrammarChecker, check_structured_output
 from router.validation import check_sampling_values
 from rpc import grammar
@@ -110,3 +111,21 @@ async def test_an_answer_is_remembered() -> None:
     await checker.prepare(good)
     with pytest.raises(InvalidArgument, match="unclosed group"):
         await checker.prepare(bad)
+
+
+async def test_what_is_remembered_has_a_bound_in_characters(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def no_fault(constraint: tuple[str, ...]) -> None:
+        asked.append(constraint)
+
+    asked: list[tuple[str, ...]] = []
+    monkeypatch.setattr(structured_output, "MAX_REMEMBERED_CHARS", 3000)
+    checker = GrammarChecker()
+    monkeypatch.setattr(checker, "_find_fault", no_fault)
+    constraints = [("regex", char * 500) for char in "abc"]  # kept as asked, and as compiled
+    for constraint in (*constraints, constraints[1], constraints[2]):
+        await checker.prepare(constraint)
+    assert asked == constraints
+    await checker.prepare(constraints[0])  # was forgotten for the third
+    assert asked == [*constraints, constraints[0]]
