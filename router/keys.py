@@ -146,7 +146,7 @@ def parse_keys(text: str, place: str) -> tuple[ApiKey, ...]:
     """Returns the keys of a YAML list. Raises KeyFileError, which names the place."""
     try:
         entries = yaml.safe_load(text) or []
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # such as of the date 2026-13-45
         raise KeyFileError(f"cannot read {place}: {' '.join(str(error).split())}") from None
     if not isinstance(entries, list):
         raise KeyFileError(f"{place}: expected a list of keys; see `signalbox keys create`")

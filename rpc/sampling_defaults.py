@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 _UINT32_MAX = (1 << 32) - 1
+_MAX_SHOWN_CHARS = 80
+"""Of a value in an error."""
 
 _NUMBERS: Mapping[str, tuple[float, float, bool]] = {
     "temperature": (0.0, 2.0, True),
@@ -72,7 +74,7 @@ def default_params(config: Mapping[str, Any]) -> DefaultParams:
             is_in_range = _is_number(value) and low <= value <= high
             if not is_in_range or (value == low and not is_low_allowed):
                 bounds = f"{'[' if is_low_allowed else '('}{low:g}, {high:g}]"
-                raise ValueError(f"{name} is {value!r}; it must be in {bounds}")
+                raise ValueError(f"{name} is {_shown(value)}; it must be in {bounds}")
             values[name] = float(value)
     for name, (own_name, least) in _INTEGERS.items():
         if (value := config.get(name)) is not None:
@@ -80,7 +82,9 @@ def default_params(config: Mapping[str, Any]) -> DefaultParams:
                 value = 0
             is_whole = _is_number(value) and value == int(value)
             if not is_whole or not least <= value <= _UINT32_MAX:
-                raise ValueError(f"{name} is {value!r}; it must be an integer of at least {least}")
+                raise ValueError(
+                    f"{name} is {_shown(value)}; it must be an integer of at least {least}"
+                )
             values[own_name] = int(value)
     return DefaultParams(**values)
 
@@ -90,8 +94,11 @@ def end_token_ids(config: Mapping[str, Any]) -> set[int]:
     value = config.get("eos_token_id")
     token_ids = value if isinstance(value, list) else [] if value is None else [value]
     for token_id in token_ids:
-        if not isinstance(token_id, int) or isinstance(token_id, bool) or token_id < 0:
-            raise ValueError(f"eos_token_id is {value!r}; it must be a token id or a list of them")
+        is_whole = isinstance(token_id, int) and not isinstance(token_id, bool)
+        if not is_whole or not 0 <= token_id <= _UINT32_MAX:
+            raise ValueError(
+                f"eos_token_id is {_shown(value)}; it must be a token id or a list of them"
+            )
     return set(token_ids)
 
 
@@ -105,5 +112,12 @@ def check_override(config: object) -> None:
     end_token_ids(config)
 
 
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _MAX_SHOWN_CHARS else text[:_MAX_SHOWN_CHARS] + "..."
+
+
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, int):  # of any length
+        return not isinstance(value, bool)
+    return isinstance(value, float) and math.isfinite(value)

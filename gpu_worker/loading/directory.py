@@ -52,7 +52,10 @@ class DirectorySource:
         index = self._path / index_name
         if not index.is_file():
             return sorted(self._path.glob(pattern))
-        return [self._path / name for name in sorted(set(read_json(index)["weight_map"].values()))]
+        places = read_json(index).get("weight_map")
+        if not isinstance(places, dict) or not all(isinstance(one, str) for one in places.values()):
+            raise ModelError(f"{index} does not say where the tensors are; fetch it again")
+        return [self._path / name for name in sorted({*places.values()})]
 
     def tokenizer_files(self) -> dict[str, bytes]:
         return directory_tokenizer_files(self._path)
@@ -78,7 +81,7 @@ def read_json(path: Path) -> Mapping[str, Any]:
     """Reads a JSON object; names the file if that fails."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path} cannot be read ({error}); fetch it again") from None
     if not isinstance(value, dict):
         raise ModelError(f"{path} is not a JSON object; fetch it again")

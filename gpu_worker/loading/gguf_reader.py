@@ -23,6 +23,8 @@ _VERSIONS = (2, 3)
 _NUMBERS = ("<B", "<b", "<H", "<h", "<I", "<i", "<f", "<?", None, None, "<Q", "<q", "<d")
 _STRING, _ARRAY = 8, 9
 _MAX_DIMS = 8
+_MAX_DEPTH = 8
+"""Of lists in lists; models have one."""
 
 T = TypeVar("T")
 
@@ -62,13 +64,13 @@ class GGUFContent:
 def read_gguf(path: Path) -> GGUFContent:
     """Reads a file and, if it is the first of several, the others too."""
     content = _read_file(path)
-    count = int(content.fields.get("split.count", 1))
+    count = _whole(content.fields, "split.count", path, default=1)
     if count < 2:
         return content
     tensors = dict(content.tensors)
     for other in _other_splits(path, content.fields, count):
         tensors |= _read_file(other).tensors
-    expected = int(content.fields.get("split.tensors.count", len(tensors)))
+    expected = _whole(content.fields, "split.tensors.count", path, default=len(tensors))
     if len(tensors) != expected:
         raise ModelError(
             f"{path} and its other parts hold {len(tensors)} tensors of {expected}; "
@@ -84,12 +86,19 @@ def _other_splits(path: Path, fields: dict[str, Any], count: int) -> list[Path]:
             f"{path} is one of {count} parts; give them their names -00001-of-{count:05}.gguf"
         )
     parts = [path.with_name(f"{match[1]}-{i:05}-of-{count:05}.gguf") for i in range(1, count + 1)]
-    if int(fields.get("split.no", 0)) != 0 or path.name != parts[0].name:
+    if _whole(fields, "split.no", path, default=0) != 0 or path.name != parts[0].name:
         raise ModelError(f"{path} is not the first of its parts; give {parts[0].name}")
     missing = [part.name for part in parts if not part.is_file()]
     if missing:
         raise ModelError(f"{path} lacks its part {missing[0]}; fetch it again")
     return parts[1:]
+
+
+def _whole(fields: dict[str, Any], key: str, path: Path, *, default: int) -> int:
+    value = fields.get(key, default)
+    if not isinstance(value, int):
+        raise ModelError(f"{path} says {key} = {str(value)[:40]}, which is no whole number")
+    return value
 
 
 def _read_file(path: Path) -> GGUFContent:
@@ -98,7 +107,7 @@ def _read_file(path: Path) -> GGUFContent:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         with mapped:
             return _Cursor(mapped, path).content()
-    except (ValueError, IndexError, KeyError, struct.error, OverflowError, OSError) as error:
+    except (ValueError, LookupError, struct.error, ArithmeticError, OSError) as error:
         raise ModelError(f"{path} is no readable GGUF file ({error}); fetch it again") from None
 
 
@@ -109,6 +118,7 @@ class _Cursor:
         self._bytes = mapped
         self._path = path
         self._at = 0
+        self._depth = 0
 
     def content(self) -> GGUFContent:
         if self._take(4) != b"GGUF":
@@ -119,7 +129,9 @@ class _Cursor:
         num_tensors, num_fields = self._number("<Q"), self._number("<Q")
         fields = dict(self._times(num_fields, self._field))
         infos = self._times(num_tensors, self._tensor_info)
-        alignment = int(fields.get("general.alignment", 32))
+        alignment = _whole(fields, "general.alignment", self._path, default=32)
+        if alignment < 1:
+            raise ValueError(f"general.alignment is {alignment}")
         start = -(-self._at // alignment) * alignment
         return GGUFContent(
             fields=fields, tensors={info[0]: self._tensor(start, *info) for info in infos}
@@ -167,7 +179,12 @@ class _Cursor:
         return values
 
     def _nested(self) -> list[Any]:
-        return self._array(self._number("<I"), self._number("<Q"))
+        self._depth += 1
+        if self._depth > _MAX_DEPTH:
+            raise ValueError("its lists are nested too deep")
+        values = self._array(self._number("<I"), self._number("<Q"))
+        self._depth -= 1
+        return values
 
     def _tensor_info(self) -> tuple[str, tuple[int, ...], int, int]:
         name, num_dims = self._string(), self._number("<I")

@@ -24,11 +24,13 @@ def read_header(path: Path, file: FileIO) -> tuple[dict[str, Any], int]:
         tensors = {k: v for k, v in header.items() if k != "__metadata__"}
         for entry in tensors.values():
             begin, end = entry["data_offsets"]
+            if not all(isinstance(length, int) and length >= 0 for length in entry["shape"]):
+                raise TypeError
             if not 0 <= begin <= end <= path.stat().st_size - 8 - length:
                 raise unreadable(path, "it ends early")
     except ModelError:
         raise
-    except (ValueError, AttributeError, TypeError, KeyError):
+    except (ValueError, AttributeError, TypeError, KeyError, RecursionError):
         raise unreadable(path, "its header is no description of tensors") from None
     return tensors, 8 + length
 

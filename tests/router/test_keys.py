@@ -140,6 +140,16 @@ def test_a_wrong_file_is_refused_in_one_line(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("text", ["- name: 2026-13-45", "[" * 5000])
+def test_a_file_that_yaml_cannot_make_values_of_changes_nothing(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    ring = KeyRing(write_keys(path, entry()))
+    path.write_text(text)
+    with pytest.raises(KeyFileError, match="cannot read api_keys"):
+        read_keys(path)
+    assert ring.authenticate([BEARER]).name == "blue"
+
+
 def make_key(**fields: Any) -> ApiKey:
     return ApiKey(name="blue", sha256=b"", tenant="blue", **fields)
 

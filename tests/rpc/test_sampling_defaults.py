@@ -61,6 +61,10 @@ def test_the_fields_of_a_generation_config_are_read_and_others_left() -> None:
         ({"top_k": float("inf")}, "top_k is inf"),
         ({"max_new_tokens": 0}, "max_new_tokens is 0; it must be an integer of at least 1"),
         ({"eos_token_id": [1, "2"]}, "eos_token_id is"),
+        ({"eos_token_id": 1 << 32}, "eos_token_id is 4294967296; it must be a token id"),
+        ({"eos_token_id": ["2"] * 9999}, r"eos_token_id is \['2', .*\.\.\.; it must be"),
+        ({"temperature": 10**400}, r"temperature is 10*\.\.\.; it must be in \[0, 2\]"),
+        ({"top_k": -(10**400)}, r"top_k is -10*\.\.\.; it must be an integer"),
     ],
 )
 def test_values_out_of_range_are_refused_by_name(config: dict[str, Any], expected: str) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -131,6 +132,71 @@ def test_a_gguf_file_that_is_cut_off_is_refused(tmp_path: Path) -> None:
         file.write_bytes(whole.read(4 << 20))
     with pytest.raises(ModelError, match="it is cut off in tensor"):
         check_model(WorkerSettings(model=str(file)))
+
+
+def gguf_field(name: str, kind: int, value: bytes) -> bytes:
+    """A GGUF file with this field alone; `kind` is GGUF's number of the value's type."""
+    head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1)
+    return head + struct.pack("<Q", len(name)) + name.encode() + struct.pack("<I", kind) + value
+
+
+U32, FLOAT, TEXT, LIST = 4, 6, 8, 9
+EMPTY_LIST = struct.pack("<IQ", U32, 0)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (gguf_field("a", LIST, struct.pack("<IQ", LIST, 1) * 5000 + EMPTY_LIST), "too deep"),
+        (gguf_field("general.alignment", U32, bytes(4)), "alignment is 0"),
+        (gguf_field("general.alignment", LIST, EMPTY_LIST), "no whole number"),
+        (gguf_field("split.count", LIST, EMPTY_LIST), "no whole number"),
+        (gguf_field("split.count", TEXT, struct.pack("<Q3s", 3, b"two")), "no whole number"),
+        (gguf_field("split.count", FLOAT, struct.pack("<f", float("inf"))), "no whole number"),
+    ],
+)
+def test_a_gguf_file_with_senseless_fields_is_named(
+    content: bytes, reason: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "odd.gguf"
+    file.write_bytes(content)
+    with pytest.raises(ModelError, match=reason) as raised:
+        check_model(WorkerSettings(model=str(file)))
+    assert str(file) in str(raised.value) and "\n" not in str(raised.value)
+
+
+SHARD, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+def header(**fields: object) -> bytes:
+    entry = {"dtype": "F32", "shape": [1], "data_offsets": [0, 0], **fields}
+    return json.dumps({"weight": entry}).encode()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        (SHARD, header(shape="ab")),
+        (SHARD, header(shape=None)),
+        (SHARD, header(shape=[[1]])),
+        (SHARD, header(shape=[-1])),
+        (SHARD, b"[" * 100_000),
+        (INDEX, b'{"weight_map": ["a"]}'),
+        (INDEX, b'{"weight_map": {"a": 5}}'),
+        (INDEX, b"{}"),
+        (INDEX, b"[" * 100_000),
+        ("config.json", b"[" * 100_000),
+    ],
+)
+def test_a_directory_with_a_senseless_file_is_refused_by_the_files_name(
+    name: str, content: bytes, tmp_path: Path
+) -> None:
+    model = make_directory(tmp_path, num_values=1)
+    is_shard = name == SHARD
+    (tmp_path / name).write_bytes(len(content).to_bytes(8, "little") * is_shard + content)
+    with pytest.raises(ModelError, match=f"{name} ") as raised:
+        check_model(WorkerSettings(model=model))
+    assert "\n" not in str(raised.value)
 
 
 def test_a_model_on_the_hub_is_for_the_worker_to_judge() -> None:
