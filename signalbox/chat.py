@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import contextlib
+import re
 import signal
 import sys
 from collections.abc import Coroutine
@@ -21,23 +22,29 @@ from signalbox.router_flags import (
     request_options,
     set_option,
 )
+from signalbox.spelling import did_you_mean
 from signalbox_client import Answer
 
 EXAMPLES = """\
 examples
   signalbox chat "What is the capital of Japan?"
-  signalbox chat                                       # a conversation; /help says what it knows
+  signalbox chat                                       # a conversation; /help lists its commands
   signalbox chat --system "Answer in French." --temperature 0 "Good morning"
   echo "Summarise: ..." | signalbox chat --json --router gpu1:50051
 """
 COMMANDS = """\
 /clear          forget the conversation
-/system TEXT    other instructions, and forget the conversation
+/system TEXT    set the system prompt, and forget the conversation
 /undo           forget the last question and its answer
 /history        show the conversation
-/set            show what the flags say of sampling
-/set NAME X     say it for the answers to come, as in /set temperature 0; no X takes it back
-/exit           end, as Ctrl-D does; Ctrl-C ends an answer, and what came of it stays"""
+/set            show the sampling parameters that are set
+/set NAME X     set one for the next answers, as in /set temperature 0; without X, unset it
+/help, /?       show this list
+/exit, /bye     end the conversation, as Ctrl-D does
+\"""             begins a message of several lines, and ends it
+Ctrl-C          stop an answer; the part that was generated stays in the conversation"""
+_NAMES = re.findall(r"/\w+", COMMANDS)
+_QUOTES = '"""'
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -130,7 +137,7 @@ async def _converse(conversation: Conversation, answer: Any) -> None:
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 (gives `input` line editing and earlier lines)
     console = Console(stderr=True, highlight=False)
-    console.print("[dim]/help says what can be typed beside messages[/dim]")
+    console.print('[dim]/help lists the commands; """ begins a message of several lines[/dim]')
     while (text := _typed()) is not None:
         if text.startswith("/"):
             if not obey(text, conversation, console):
@@ -149,10 +156,10 @@ async def _answer_or_forget(conversation: Conversation, answer: Any, console: Co
     except asyncio.CancelledError:
         if conversation.coming is not None and conversation.coming.text:
             conversation.answered(conversation.coming.text)
-            console.print("\n[dim]ended; the conversation has what came of the answer[/dim]")
+            console.print("\n[dim]stopped; the conversation keeps this part of the answer[/dim]")
         else:
             conversation.turns.pop()
-            console.print("\n[dim]ended; the question is forgotten[/dim]")
+            console.print("\n[dim]stopped; the question is forgotten[/dim]")
     except RuntimeError as error:
         conversation.turns.pop()
         console.print(str(error), style="red", markup=False)
@@ -170,11 +177,12 @@ async def _until_interrupted(answer: Coroutine[Any, Any, TimedAnswer]) -> TimedA
 
 
 def _typed() -> str | None:
-    """Returns the next line, "" for one that Ctrl-C has cleared, None at the end of input."""
+    """Returns the next message, "" for one that Ctrl-C has cleared, None at the end of input."""
     # asyncio's own handler would cancel the task, which `input` does not notice.
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        return input("> ").strip()
+        text = input("> ").strip()
+        return _lines(text) if text.startswith(_QUOTES) else text
     except EOFError:
         print(file=sys.stderr)
         return None
@@ -183,6 +191,13 @@ def _typed() -> str | None:
         return ""
     finally:
         signal.signal(signal.SIGINT, handler)
+
+
+def _lines(text: str) -> str:
+    """Returns a message of several lines, whose first one is `text`, without the quotes."""
+    while len(text) < 2 * len(_QUOTES) or not text.endswith(_QUOTES):
+        text += "\n" + input("... ").rstrip()
+    return text[len(_QUOTES) : -len(_QUOTES)].strip()
 
 
 def _set(text: str, conversation: Conversation, console: Console) -> None:
@@ -195,7 +210,8 @@ def _set(text: str, conversation: Conversation, console: Console) -> None:
         console.print(str(error), style="red", markup=False)
         return
     said = {name: value for name, value in conversation.asked.items() if value is not None}
-    console.print(", ".join(f"{name} {value}" for name, value in said.items()) or "nothing is set")
+    set_here = ", ".join(f"{name} {value}" for name, value in said.items())
+    console.print(set_here or "none is set: the defaults apply")
 
 
 def obey(command: str, conversation: Conversation, console: Console) -> bool:
@@ -214,8 +230,12 @@ def obey(command: str, conversation: Conversation, console: Console) -> bool:
                 console.print(f"{turn['role']}: {turn['content']}", markup=False)
         case "/set":
             _set(rest, conversation, console)
-        case "/exit":
+        case "/exit" | "/bye":
             return False
-        case _:
+        case "/help" | "/?":
             console.print(COMMANDS, markup=False)
+        case _:
+            hint = did_you_mean(name, _NAMES) or ";"
+            text = f"there is no command {name}{hint} /help lists them"
+            console.print(text, style="red", markup=False)
     return True

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from signalbox import chat, generate, models, tokenize
 from signalbox.bench import flags as bench
-from signalbox.chat import Conversation, obey
+from signalbox.chat import COMMANDS, Conversation, obey
 from signalbox.cli import _parser
 from tests.signalbox.stacks import COMMAND, Stack, environment, serve, signalbox
 from tests.waiting import EVENT_S, wait_until
@@ -152,7 +152,7 @@ def test_a_conversation_goes_on_after_an_answer_is_interrupted(stack: Stack) -> 
         terminal.wait_for("Hello\r\n")  # what the terminal echoes
         terminal.wait_for(" ")  # the first words of an answer of 400 tokens
         terminal.process.send_signal(signal.SIGINT)
-        terminal.wait_for("the conversation has what came of the answer")
+        terminal.wait_for("the conversation keeps this part of the answer")
         terminal.wait_for("> ")
         terminal.process.send_signal(signal.SIGINT)  # at the prompt it ends nothing
         terminal.wait_for("/exit ends the conversation")
@@ -166,7 +166,14 @@ def test_a_conversation_goes_on_after_an_answer_is_interrupted(stack: Stack) -> 
         terminal.type("/history")
         shown = terminal.wait_for("system: Be brief.")
         assert "Hello" not in shown
-        terminal.type("/exit")
+        terminal.type('"""first line')
+        terminal.wait_for("... ")
+        terminal.type('second line"""')
+        terminal.wait_for("tokens/s")
+        terminal.wait_for("> ")
+        terminal.type("/history")
+        terminal.wait_for("user: first line\r\nsecond line\r\nassistant: ")  # one message
+        terminal.type("/bye")
         assert terminal.process.wait(timeout=EVENT_S) == 0
     finally:
         terminal.close()
@@ -210,6 +217,17 @@ def test_commands_of_a_conversation_forget_what_they_say(command: str, left: lis
     assert obey(command, conversation, Console(file=io.StringIO()))
     assert [message["content"] for message in conversation.messages] == left
     assert not obey("/exit", conversation, Console(file=io.StringIO()))
+
+
+def test_an_unknown_command_is_named_and_help_lists_every_command() -> None:
+    conversation, console = make_conversation(), Console(file=io.StringIO(), width=200)
+    for command in ("/histroy", "/help"):
+        assert obey(command, conversation, console)
+    wrong, *listed = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert wrong == "there is no command /histroy; did you mean /history? /help lists them"
+    assert listed == COMMANDS.splitlines()
+    assert not obey("/bye", conversation, console)
+    assert len(conversation.turns) == 4
 
 
 def test_a_conversation_is_sent_whole_with_its_instructions_first() -> None:
