@@ -12,7 +12,21 @@ from typing import Any, NoReturn
 from signalbox.spelling import did_you_mean
 
 _NAME = re.compile(r"--[\w-]+")
+_SHORT_NAME = re.compile(r"-[A-Za-z]{1,3}")
 _OPTIONS = "options"
+_NAMES_ELSEWHERE = {
+    "-c": "--max-model-len",
+    "-m": "--model",
+    "-np": "--max-num-seqs",
+    "-t": "--num-threads",
+    "--ctx-size": "--max-model-len",
+    "--n-predict": "--max-tokens",
+    "--num-prompts": "--requests",
+    "--parallel": "--max-num-seqs",
+    "--temp": "--temperature",
+    "--threads": "--num-threads",
+}
+"""Of llama.cpp and `vllm bench`, to ours; they are suggested, not taken."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -33,7 +47,7 @@ class Parser(argparse.ArgumentParser):
             nargs="?",
             metavar="WORD",
             default=argparse.SUPPRESS,
-            help="show this, or with =WORD what is about a word",
+            help="show this, or with =WORD the flags about a word",
         )
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -98,6 +112,17 @@ class Parser(argparse.ArgumentParser):
             fill, self.fill = self.fill, None
             fill(self)
 
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        """Returns the flags that an argument begins with: -n for -n2, but no -tp for -t.
+
+        argparse completes a name after one dash even where `allow_abbrev` is false.
+        """
+        return [
+            one
+            for one in super()._get_option_tuples(option_string)
+            if option_string.startswith(one[1])
+        ]
+
     def _with_dashes(self, args: Sequence[str]) -> list[str]:
         ends = args.index("--") if "--" in args else len(args)
         return [*map(self._with_dash, args[:ends]), *args[ends:]]
@@ -116,9 +141,13 @@ class Parser(argparse.ArgumentParser):
 
     def _unknown(self, rest: Sequence[str]) -> str:
         names = [one.partition("=")[0] for one in rest if one.startswith("--")]
+        names += [one for one in rest if _SHORT_NAME.fullmatch(one)]
         if not names:
-            return "there are more arguments than it takes; quote what has spaces"
-        return f"there is no flag {names[0]}{did_you_mean(names[0], self._option_string_actions)}"
+            return "more arguments than the command takes; quote an argument with spaces"
+        name, known = names[0], self._option_string_actions
+        ours = _NAMES_ELSEWHERE.get(name)
+        hint = f"; did you mean {ours}?" if ours in known else did_you_mean(name, known)
+        return f"there is no flag {name}{hint}"
 
 
 class _Help(argparse.Action):
@@ -133,7 +162,7 @@ class _Help(argparse.Action):
         word = values.lower().replace("_", "-") if isinstance(values, str) else ""
         flags = list(parser.flags_about(word)) if word else []
         if word and not flags and not parser.has_help_on(word):
-            parser.exit(2, f"{parser.prog}: nothing is about {word!r}\n")
+            parser.exit(2, f"{parser.prog}: no flag is about {word!r}\n")
         print(parser.format_help(word), end="")
         if flags:
             print("\nflags of commands:", *flags, sep="\n  ")

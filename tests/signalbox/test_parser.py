@@ -25,9 +25,14 @@ def said(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[str,
         (["serve", "--api-ky", SECRET], "no flag --api-ky; did you mean --api-key"),
         (["serve", f"--api-ky={SECRET}"], "no flag --api-ky; did you mean --api-key"),
         (["serve", "--simulate", "--max-num-seq", SECRET], "did you mean --max-num-seqs?"),
-        (["serve", "m", SECRET], "more arguments than it takes"),
+        (["serve", "m", SECRET], "more arguments than the command takes"),
+        (["serve", "m", "-c", SECRET], "no flag -c; did you mean --max-model-len?"),
+        (["serve", "m", "-t", SECRET], "no flag -t; did you mean --num-threads?"),
+        (["serve", "-ngl", SECRET], "no flag -ngl (see"),
+        (["chat", "-c", SECRET], "no flag -c (see"),
+        (["bench", "--num-prompts", SECRET], "did you mean --requests?"),
         (["serve", "--tensor-parallel", "2"], "did you mean --tensor-parallel-size?"),
-        (["chat", "--temp", SECRET], "no flag --temp"),
+        (["chat", "--temp", SECRET], "no flag --temp; did you mean --temperature?"),
         (["router", "--drain", "1"], "no flag --drain"),
         (["keys", "create", "a", "--token", SECRET], "no flag --token"),
     ],
@@ -81,7 +86,7 @@ def test_help_on_a_word_without_a_command_names_the_flags_of_all(
 
 def test_help_on_a_word_that_is_nowhere_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     _, errors = said(["serve", "--help=zork"], capsys)
-    assert "nothing is about 'zork'" in errors
+    assert "no flag is about 'zork'" in errors
 
 
 def test_a_variable_that_nothing_reads_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
