@@ -117,8 +117,8 @@ class KeyRing:
 def _bearer(metadata: Metadata) -> bytes:
     shown = [value for name, value in metadata or () if name.lower() == HEADER]
     if len(shown) != 1:
-        what = "no API key" if not shown else f"{len(shown)} values of {HEADER}"
-        raise Unauthenticated(f"{what}; send `{HEADER}: Bearer KEY` once")
+        what = "no API key; send" if not shown else f"{len(shown)} values of {HEADER}; send one"
+        raise Unauthenticated(f"{what} `{HEADER}: Bearer KEY`")
     value = shown[0].decode("latin-1") if isinstance(shown[0], bytes) else shown[0]
     scheme, _, key = value.partition(" ")
     if scheme.lower() != "bearer" or not key or len(value) > MAX_HEADER_CHARS:

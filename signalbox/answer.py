@@ -14,11 +14,12 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
-from signalbox.tls_probe import tls_hint
+from signalbox.environment import ENV_PREFIX
+from signalbox.tls_probe import listens, tls_hint
 from signalbox_client import Answer, AsyncStream, Chunk, RequestError
 
 PATIENCE_S = 2.0
-"""Whoever waits longer is told what for."""
+"""Seconds without a token after which a terminal shows what the command waits for."""
 
 
 @dataclass(slots=True)
@@ -151,8 +152,15 @@ def explained(address: str) -> Iterator[None]:
         if error.code is grpc.StatusCode.UNAVAILABLE and "connect" in error.message:
             if hint := tls_hint(address):
                 raise RuntimeError(f"no router answers at {address}{hint}") from error
+            if listens(address):
+                raise RuntimeError(
+                    f"what listens at {address} does not answer gRPC calls; --router takes the"
+                    " router's gRPC port, not its HTTP port"
+                ) from error
             raise RuntimeError(
                 f"nothing answers at {address}; start a server with `signalbox serve MODEL`, or"
                 " serve and chat in one command with `signalbox run MODEL`"
             ) from error
+        if error.code is grpc.StatusCode.UNAUTHENTICATED:
+            raise RuntimeError(f"{error}; set --api-key or {ENV_PREFIX}API_KEY") from error
         raise RuntimeError(str(error)) from error

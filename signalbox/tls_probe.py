@@ -6,6 +6,16 @@ import ssl
 PROBE_TIMEOUT_S = 2.0
 
 
+def listens(address: str) -> bool:
+    """Returns whether "HOST:PORT" accepts a connection; blocks for at most `PROBE_TIMEOUT_S`."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), PROBE_TIMEOUT_S):
+            return True
+    except (OSError, ValueError):
+        return False
+
+
 def tls_hint(address: str, *, uses_tls: bool = False) -> str:
     """Returns the end of an error's sentence; "" if TLS does not explain the failure.
 

@@ -86,7 +86,7 @@ async def _on_rpc_error(request: Request, error: Exception) -> Response:
 async def _on_http_error(request: Request, error: Exception) -> Response:
     """No such path, no such method."""
     assert isinstance(error, HTTPException)
-    message = f"{request.method} {request.url.path}: {error.detail}"
+    message = f"{request.method} {request.url.path}: {error.detail}; /docs lists what is served"
     body = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
     return json_response({"error": body}, status=error.status_code, headers=error.headers)
 

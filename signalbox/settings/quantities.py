@@ -17,6 +17,8 @@ _SCALES = {
     "G": 2**30,
     "T": 2**40,
 }
+_WHOLE = "give a whole number, or one such as 8k (8,000), 25.6k or 8K (8,192)"
+_NUMBER = re.compile(r"[+-]?\d+(?:\.0*)?")
 _SCALED = re.compile(r"(\d+(?:\.\d+)?)([kmgtKMGT])")
 
 
@@ -27,6 +29,8 @@ def count(value: Any) -> Any:
     """
     found = _SCALED.fullmatch(value.strip()) if isinstance(value, str) else None
     if found is None:
+        if isinstance(value, str) and not _NUMBER.fullmatch(value.strip()):
+            raise ValueError(_WHOLE)
         return value
     number, scale = found.groups()
     if "." not in number:
@@ -34,7 +38,7 @@ def count(value: Any) -> Any:
     whole, _, fraction = number.partition(".")
     scaled = int(whole + fraction) * _SCALES[scale]
     if scale.isupper() or scaled % 10 ** len(fraction):
-        raise ValueError("give a whole number, or one such as 8k (8,000), 25.6k or 8K (8,192)")
+        raise ValueError(_WHOLE)
     return scaled // 10 ** len(fraction)
 
 

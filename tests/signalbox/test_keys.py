@@ -139,7 +139,7 @@ def test_serve_asks_for_a_key_that_no_list_of_processes_shows(tmp_path: Path) ->
         assert len(commands) == 3
         assert not any(key in word for words in commands for word in words)
         asked = ("generate", "hello", "--max-tokens=3", "--router", stack.address)
-        assert "UNAUTHENTICATED" in signalbox(*asked).stderr
+        assert "set --api-key or SIGNALBOX_API_KEY" in signalbox(*asked).stderr
         done = signalbox(*asked, "--api-key", key)
         assert done.returncode == 0, done.stderr
         assert stack.stop() == 0

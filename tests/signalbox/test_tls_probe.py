@@ -10,7 +10,7 @@ from rpc.tls import CLEAR
 from signalbox.answer import explained
 from signalbox.connection import router_client
 from signalbox.scheduler_client import SchedulerClient, SchedulerUnreachable
-from signalbox.tls_probe import tls_hint
+from signalbox.tls_probe import listens, tls_hint
 from tests.rpc.certificates import Authority
 from tests.signalbox.stacks import free_port
 
@@ -53,3 +53,16 @@ async def test_commands_without_tls_are_told_of_it(tmp_path: Path) -> None:
                 await client.model()
     finally:
         await server.drain(grace_s=0.0)
+
+
+async def test_a_port_that_does_not_speak_grpc_is_not_called_silent() -> None:
+    async def answer_in_http(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(answer_in_http, "127.0.0.1", 0)
+    address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with server, router_client(address) as client:
+        with pytest.raises(RuntimeError, match="not its HTTP port"), explained(address):
+            await client.model()
+    assert not listens(address)

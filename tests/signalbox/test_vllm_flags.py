@@ -168,6 +168,7 @@ def test_vllms_names_of_a_models_settings_set_ours(
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
+        (["m", "--max-model-len", "2x"], "--max-model-len is '2x': give a whole number"),
         (["--simulate", "--max-num-seqs", "1.5K"], "--max-num-seqs is '1.5K': give a whole number"),
         (["--simulate", "--enable-log-requests", "--log-requests=none"], "are the same setting"),
         (["m", "--model", "n"], "are the same setting"),
