@@ -53,35 +53,35 @@ Each flag of serve, router, scheduler and worker can also be set in the environm
 
 _SERVICES = {
     "serve": "router, scheduler and workers on this machine",
-    "demo": "a stack, asks it one question and ends it",
+    "demo": "a whole stack, asks it one question, and stops it",
     "router": "the router alone",
     "scheduler": "the scheduler alone",
     "worker": "one worker alone",
 }
 _CLIENTS = {
-    "run": "serve a model, chat with it, and end the server",
+    "run": "serve a model, chat with it, and stop the server",
     "generate": "continue a prompt, streamed from a running router",
     "chat": "answer a message, or hold a conversation",
     "tokenize": "turn text into tokens, or token ids into text",
-    "bench": "load a router or an OpenAI endpoint, and measure",
+    "bench": "put a load on a router or an OpenAI endpoint, and measure",
     "models": "say what a router serves, and how busy it is",
     "keys": "make, list and revoke API keys for clients of the router",
     "pull": "fetch a model from the hub into the cache",
     "list": "list the models in the hub's cache, with their sizes",
     "rm": "remove models from the hub's cache",
 }
-"""What call a running router, or are for who does."""
+"""Commands that call a running router, or prepare calls."""
 _QUESTIONS = {
     "health": "whether a router, scheduler or worker is serving, as exit status",
-    "doctor": "what this machine offers, what will be used, what is amiss",
-    "top": "what a scheduler and its workers are doing, live",
+    "doctor": "what this machine offers, what will be used, and what is wrong",
+    "top": "what a scheduler and its workers do, live",
     "explain": "what happened to one request, and why it took so long",
     "trace": "where one request's time went, as a drawing of its spans",
     "profile": "what a worker's steps and memory are spent on",
     "dump": "what a scheduler holds: queues, sequences, blocks, steps in flight",
     "replay": "whether a recorded scheduler's decisions come out the same again",
 }
-"""What only look."""
+"""Commands that change nothing."""
 _MODULES = {"bench": "bench.command", "trace": "trace.command"}
 """Of commands whose module is not named after them."""
 _OUR_PACKAGES = ("rpc", "router", "scheduler_svc", "gpu_worker", "signalbox_kernels", "signalbox")
@@ -136,11 +136,12 @@ def _parser() -> Parser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for verb, summaries, fill in (
         ("Runs", _SERVICES, _fill_service),
-        ("To", _CLIENTS, _fill_client),
+        ("", _CLIENTS, _fill_client),
         ("Says", _QUESTIONS, _fill_client),
     ):
         for name, summary in summaries.items():
-            command = commands.add_parser(name, help=summary, description=f"{verb} {summary}.")
+            text = f"{verb} {summary}." if verb else f"{summary[0].upper()}{summary[1:]}."
+            command = commands.add_parser(name, help=summary, description=text)
             command.fill = partial(fill, name)
     return parser
 

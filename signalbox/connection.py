@@ -14,7 +14,7 @@ from signalbox.environment import ENV_PREFIX
 from signalbox_client import AsyncClient
 
 _FLAGS = {
-    "tls_ca": ("FILE", "PEM file: who vouches for the service; the connection uses TLS"),
+    "tls_ca": ("FILE", "PEM file: certificate authority of the service; the connection uses TLS"),
     "tls_cert": ("FILE", "PEM file: certificate to show, where the service asks for one"),
     "tls_key": ("FILE", "PEM file: its private key"),
     "tls_server_name": ("NAME", "what the service's certificate is for, if not its host"),
@@ -52,7 +52,7 @@ def dial(address: str, how: Connection = PLAIN) -> grpc.aio.Channel:
 
 
 def add_connection_flags(parser: argparse.ArgumentParser, *, api_key: bool = False) -> None:
-    """Adds --tls-ca and its like, and --api-key for those who call a router."""
+    """Adds --tls-ca and its like, and --api-key for a command that calls a router."""
     for name, (metavar, text) in {**_FLAGS, **(_API_KEY if api_key else {})}.items():
         variable = ENV_PREFIX + name.upper()
         parser.add_argument(

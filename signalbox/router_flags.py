@@ -34,7 +34,7 @@ def add_router_flags(parser: argparse.ArgumentParser) -> None:
         "--router",
         metavar="HOST:PORT",
         default=os.environ.get(ENV_PREFIX + "ROUTER", DEFAULT_ROUTER),
-        help=f"whom to ask (default {DEFAULT_ROUTER}; env {ENV_PREFIX}ROUTER)",
+        help=f"the router's address (default {DEFAULT_ROUTER}; env {ENV_PREFIX}ROUTER)",
     )
     add_connection_flags(parser, api_key=True)
     parser.add_argument("--debug", action="store_true", help="show tracebacks")

@@ -45,7 +45,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     _add_content_flags(parser.add_argument_group("what is asked"))
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
     parser.add_argument("--plot", metavar="FILE", help="draw the run, such as run.png")
-    where = parser.add_argument_group("whom to load")
+    where = parser.add_argument_group("target")
     where.add_argument("--url", metavar="URL", help="an OpenAI endpoint instead of a router")
     where.add_argument("--model", metavar="NAME", help="with --url (default: the first listed)")
     where.add_argument(

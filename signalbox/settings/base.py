@@ -44,17 +44,18 @@ class TlsSettings(Settings):
     tls_key: str | None = Field(None, description="PEM file: the certificate's private key")
     tls_ca: str | None = Field(
         None,
-        description="PEM file: who vouches for the services that this one calls; its channels"
-        " speak TLS",
+        description="PEM file: certificate authority of the services that this one calls; its"
+        " channels speak TLS",
     )
     tls_client_ca: str | None = Field(
         None,
-        description="PEM file: who vouches for clients; each must then show a certificate (mTLS)",
+        description="PEM file: certificate authority of clients; each must show a certificate"
+        " (mTLS)",
     )
     insecure: bool = Field(
         False,
-        description="whether ports that others reach may be in the clear, or open to anybody; only"
-        " in a network that you trust",
+        description="whether ports that other hosts reach may do without TLS and client checks;"
+        " only in a network that you trust",
     )
     allow_peer_names: str = Field(
         "",

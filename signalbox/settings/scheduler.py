@@ -17,8 +17,8 @@ class PolicySettings(LimitSettings):
     scheduling_policy: str = Field(
         "fcfs",
         pattern=r"^(fcfs|priority|shortest-prompt|fair|[\w.]+:\w+)$",
-        description="who comes first: fcfs, priority, shortest-prompt, fair (equal service to"
-        " tenants), or your own class as package.module:Class",
+        description="which request comes first: fcfs, priority, shortest-prompt, fair (equal"
+        " service to tenants), or your own class as package.module:Class",
     )
     ageing: float = Field(
         60.0,
@@ -37,7 +37,7 @@ class PolicySettings(LimitSettings):
         16,
         ge=1,
         description="steps that prompts are spread over while others decode, so that a burst of"
-        " them holds nobody up for long; a chunk is at least an eighth of max-num-batched-tokens,"
+        " them delays no request for long; a chunk is at least an eighth of max-num-batched-tokens,"
         " a quarter where 16 or more decode, and 1 computes prompts as fast as steps may",
     )
     preemption_mode: Literal["auto", "swap", "recompute"] = Field(

@@ -46,16 +46,18 @@ class ModelSettings(TelemetrySettings):
         None, gt=0, description="CPU threads of a worker (default: its share of the cores)"
     )
     cpu_backend: Literal["auto", "native", "torch"] = Field(
-        "auto", description="who computes on a CPU; auto is our C++ where it can run the model"
+        "auto",
+        description="what computes on a CPU; auto is native (C++) where it can run the model",
     )
     attention_backend: Annotated[str, BeforeValidator(renamed(_VLLM_ATTENTION))] = Field(
         "auto",
         description="flash_attn, triton, torch, an installed package's or module:factory; auto is"
-        " the fastest that works here, and a name but auto keeps a CPU's steps from our C++",
+        " the fastest that works here; on a CPU any other name turns --cpu-backend native off",
     )
     sampling_backend: Literal["auto", "native", "triton", "torch"] = Field(
         "auto",
-        description="who draws tokens; auto is our C++ on a CPU and triton on CUDA where it works",
+        description="what samples tokens; auto is native (C++) on a CPU, and triton on CUDA where"
+        " it works",
     )
     enforce_eager: bool = Field(
         False,

@@ -81,7 +81,7 @@ def test_help_on_a_word_without_a_command_names_the_flags_of_all(
     assert {"serve: --chat-template", "router: --chat-template"} <= lines
     assert not any(line.startswith(("worker:", "scheduler:")) for line in lines)
     _, errors = said(["--help=zork"], capsys)
-    assert "nothing is about 'zork'" in errors
+    assert "no flag is about 'zork'" in errors
 
 
 def test_help_on_a_word_that_is_nowhere_says_so(capsys: pytest.CaptureFixture[str]) -> None:
