@@ -1,4 +1,4 @@
-"""Bodies of chats: OpenAI's messages and tools, and the requests made of them."""
+"""Request bodies of the chat endpoints: OpenAI's messages and tools, and vLLM's extra fields."""
 
 from typing import Any, Literal
 
@@ -8,117 +8,118 @@ from router.openai.types import Body, GenerationBody, Json
 
 
 class TextPart(Body):
-    """A part of a message's content."""
+    """A text part of a message's content."""
 
     type: Literal["text"]
-    """Images, audio and files are not served."""
+    """Only text is supported: no images, audio or files."""
     text: str
     """The part's text."""
 
 
 class CalledFunction(Body):
-    """What was called."""
+    """Name and arguments of a tool call."""
 
     name: str
-    """The function's name."""
+    """Name of the function."""
     arguments: str
-    """A JSON object, as text."""
+    """Arguments, a JSON object as a string."""
 
 
 class ToolCall(Body):
-    """A call that the model has made."""
+    """A tool call of the model."""
 
     id: str
-    """What the tool's answer names in tool_call_id."""
+    """Id of the call; the tool's message repeats it in tool_call_id."""
     type: Literal["function"] = "function"
-    """Custom tools are not served."""
+    """Only functions are supported: no custom tools."""
     function: CalledFunction
-    """What was called."""
+    """The function that was called."""
     index: int | None = None
-    """Of a streamed delta; clients send back what they got."""
+    """No effect: accepted because streamed deltas have it and clients send them back."""
 
 
 class ChatMessage(Body):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    """The author; developer is system."""
+    """Author of the message; developer is treated as system."""
     content: str | list[TextPart] | None = None
-    """The text; required unless there are tool_calls."""
+    """Text of the message; required unless tool_calls is set."""
     name: str | None = None
-    """The author's name, for templates that show it."""
+    """Name of the author, for chat templates that show it."""
     tool_calls: list[ToolCall] | None = None
-    """What the assistant has called."""
+    """Tool calls of an assistant message."""
     tool_call_id: str | None = None
-    """Of a tool's answer: the call that it answers."""
-    # Of OpenAI's answers, which clients send back.
+    """Id of the call that a tool message answers."""
+    # Fields of an answer, which clients send back as the assistant's message.
     refusal: None = None
-    """Of an answer that is sent back."""
+    """Accepted, null, in an answer that is sent back."""
     annotations: list[Any] | None = Field(None, max_length=0)
-    """Of an answer that is sent back; empty."""
+    """Accepted, empty, in an answer that is sent back."""
     audio: None = None
-    """Of an answer that is sent back."""
+    """Accepted, null, in an answer that is sent back."""
     function_call: None = None
-    """Of an answer that is sent back; see tool_calls."""
+    """Accepted, null, in an answer that is sent back; see tool_calls."""
     reasoning_content: str | None = None
-    """As reasoning, under DeepSeek's name."""
+    """DeepSeek's name of reasoning."""
     reasoning: str | None = None
-    """Of an answer that is sent back."""
+    """Reasoning of an assistant message, for chat templates that show it."""
 
 
 class FunctionDefinition(Body):
     """A function that the model may call."""
 
     name: str
-    """Letters, digits, underscores and hyphens."""
+    """Name of the function: letters, digits, underscores and hyphens."""
     description: str | None = None
-    """What the model is told of it."""
+    """Description of the function, which the model sees."""
     parameters: Json | None = None
-    """A JSON schema of the arguments."""
+    """JSON schema of the arguments."""
     strict: bool | None = None
-    """Calls conform to the schema if the tool choice forces them, either way."""
+    """No effect: calls conform to the schema whenever tool_choice forces them."""
 
 
 class Tool(Body):
     """A tool that the model may call."""
 
     type: Literal["function"]
-    """Custom tools are not served."""
+    """Only functions are supported: no custom tools."""
     function: FunctionDefinition
     """The function."""
 
 
 class FunctionName(Body):
-    """A function by name."""
+    """Name of a function."""
 
     name: str
-    """One of the tools'."""
+    """Name of a function in tools."""
 
 
 class NamedToolChoice(Body):
-    """Forces a call of one function."""
+    """Value of tool_choice that forces a call of one function."""
 
     type: Literal["function"]
-    """Custom tools are not served."""
+    """Only functions are supported: no custom tools."""
     function: FunctionName
-    """What is called."""
+    """The function to call."""
 
 
 class ConversationBody(Body):
-    """What a prompt is rendered from."""
+    """Fields that a chat template renders into a prompt."""
 
     messages: list[ChatMessage] | None = None
     """The conversation, oldest message first."""
     tools: list[Tool] | None = None
-    """What the model may call; needs a chat template that shows tools."""
+    """Tools that the model may call."""
     chat_template: str | None = None
-    """vLLM's: a Jinja template in place of the model's."""
+    """vLLM: Jinja chat template that replaces the model's."""
     chat_template_kwargs: Json | None = None
-    """vLLM's: further variables of the template."""
+    """vLLM: further variables of the chat template."""
     add_generation_prompt: bool | None = None
-    """vLLM's: whether the prompt ends where an answer begins. Default true."""
+    """vLLM: true if the prompt ends with the start of the assistant's turn. Default: true unless
+    continue_final_message is set."""
     continue_final_message: bool | None = None
-    """vLLM's: whether the last message is left open, to be continued. Default false."""
+    """vLLM: true if the answer continues the last message. Default false."""
 
 
 class ChatBody(ConversationBody, GenerationBody):
@@ -132,22 +133,22 @@ class ChatBody(ConversationBody, GenerationBody):
     messages: list[ChatMessage]
     """The conversation, oldest message first."""
     max_tokens: int | None = None
-    """Most tokens of a choice, at least 1. Default: what the model's window leaves."""
+    """Maximum tokens of a choice, at least 1. Default: what the prompt leaves of the window."""
     max_completion_tokens: int | None = None
-    """As max_tokens, which it goes before."""
+    """OpenAI's newer name of max_tokens; takes precedence over it."""
     logprobs: bool | None = None
-    """Whether choices have log probabilities. Default false."""
+    """True if choices have log probabilities. Default false."""
     top_logprobs: int | None = None
-    """Alternatives reported for each token, in [0, 20]; needs logprobs. Default 0."""
+    """Most likely tokens to report at each position, in [0, 20]; needs logprobs. Default 0."""
     tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
-    """Whether tools are called; required and a named tool force a call, and win over
-    response_format. Default: auto if there are tools."""
+    """`none`: no calls; `auto`: the model decides; `required` or a function: forces a call, and
+    replaces response_format. Default: auto if there are tools."""
     parallel_tool_calls: bool | None = None
-    """Whether one answer may hold several calls. Default true."""
+    """True if one answer may have several calls. Default true."""
     reasoning_effort: str | None = None
-    """A variable of the template."""
+    """Variable of the chat template, if the template reads it."""
     modalities: list[Literal["text"]] | None = None
-    """Answers are text."""
+    """Only text is supported."""
 
     @property
     def forces_call(self) -> bool:
@@ -155,23 +156,23 @@ class ChatBody(ConversationBody, GenerationBody):
 
 
 class TokenizeBody(ConversationBody):
-    """Body of POST /tokenize, vLLM's: a prompt or messages."""
+    """Body of POST /tokenize, as in vLLM: a prompt or messages."""
 
     model: str | None = None
-    """Name of the served model. Default: whatever is served."""
+    """Name of the served model. Default: the served model."""
     prompt: str | None = None
-    """A text; exactly one of prompt and messages."""
+    """Text to tokenize; exactly one of prompt and messages is set."""
     add_special_tokens: bool | None = None
-    """Whether a prompt gets the tokenizer's special tokens; a template writes its own. Default
-    true."""
+    """True if the tokenizer adds its special tokens, such as BOS, to the prompt. Default: true for
+    prompt, false for messages."""
     return_token_strs: bool | None = None
-    """Whether the answer has each token as the vocabulary spells it. Default false."""
+    """True if the answer has each token as the vocabulary spells it. Default false."""
 
 
 class DetokenizeBody(Body):
-    """Body of POST /detokenize, vLLM's."""
+    """Body of POST /detokenize, as in vLLM."""
 
     model: str | None = None
-    """Name of the served model. Default: whatever is served."""
+    """Name of the served model. Default: the served model."""
     tokens: list[int]
-    """Token ids."""
+    """Token ids to convert to text."""

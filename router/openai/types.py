@@ -1,8 +1,8 @@
-"""What clients send: OpenAI's fields, and the extra ones that vLLM's clients know.
+"""Request bodies of the HTTP API: OpenAI's fields, and the extra ones of vLLM.
 
-Types are checked here, values where every API's are, in `validation`. Some fields are accepted
-because they ask for nothing: those that only label a request, and those that are None or the
-default. The docstrings are what /docs and /openapi.json say of the fields.
+Types are checked here; values are checked in `validation`, for all APIs. A field that is not
+supported is still accepted if it only labels a request, or if its value is None or the default.
+/docs and /openapi.json show the docstrings as the descriptions of the fields.
 """
 
 from typing import Any, ClassVar, Literal
@@ -18,76 +18,76 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True, use_attribute_docstrings=True)
 
     NOT_SERVED: ClassVar[frozenset[str]] = frozenset()
-    """Fields of OpenAI's or vLLM's that change answers there; None and False ask for nothing."""
+    """Fields of OpenAI or vLLM that are refused unless None or False; they would change answers."""
 
 
 class StreamOptions(Body):
-    """What a stream holds besides deltas."""
+    """Options of a streamed response."""
 
     include_usage: bool | None = None
-    """Whether a last event, without choices, has the usage of the request. Default false."""
+    """True if a last event, without choices, has the request's token usage. Default false."""
     continuous_usage_stats: bool | None = None
-    """vLLM's: whether each event has the usage so far; needs include_usage. Default false."""
+    """vLLM: true if each event has the usage so far; needs include_usage. Default false."""
     include_obfuscation: Literal[False] | None = None
-    """Padding of events is not served."""
+    """Not supported: events are not padded."""
 
 
 class JsonSchema(Body):
-    """A schema that the answer conforms to."""
+    """JSON schema that the answer conforms to, as in OpenAI's response_format."""
 
     name: str | None = None
-    """A label without effect."""
+    """A label; no effect."""
     description: str | None = None
-    """A label without effect; the model does not see it."""
+    """A label; no effect. The model does not see it."""
     schema_: Json | bool | None = Field(None, alias="schema")
-    """The JSON schema; required here."""
+    """The JSON schema. Required."""
     strict: bool | None = None
-    """Answers conform to the schema either way."""
+    """No effect: answers always conform to the schema."""
 
 
 class ResponseFormat(Body):
-    """OpenAI's way to ask for structured output; a forced tool call replaces it."""
+    """OpenAI's structured output. Has no effect if tool_choice forces a call."""
 
     type: Literal["text", "json_object", "json_schema"]
-    """`text` asks for nothing, `json_object` for any JSON object, `json_schema` for a schema's."""
+    """`text`: no structure; `json_object`: any JSON object; `json_schema`: as the schema says."""
     json_schema: JsonSchema | None = None
-    """The schema, with type json_schema."""
+    """The schema; required if type is json_schema."""
 
 
 class StructuredOutputs(Body):
-    """vLLM's way to ask for structured output; exactly one field."""
+    """vLLM's structured output; exactly one field is set."""
 
     json_: Json | str | None = Field(None, alias="json")
-    """A JSON schema, as an object or as text."""
+    """JSON schema of the text, as an object or as a string."""
     json_object: Literal[True] | None = None
-    """Any JSON object."""
+    """True if the text is any JSON object."""
     regex: str | None = None
-    """A regular expression that the whole text matches; no look-around, no back-references."""
+    """Regular expression that the whole text matches, without look-around or back-references."""
     grammar: str | None = None
-    """A context-free grammar: GBNF, whose start is `root`, or Lark."""
+    """Context-free grammar of the text: GBNF, which starts at `root`, or Lark."""
     choice: list[str] | None = None
-    """Up to 1,024 strings, of which the text is one."""
+    """Strings of which the text is exactly one; at most 1,024."""
 
 
 class Labels(Body):
-    """Fields without effect."""
+    """OpenAI's fields that label a request and change no answer."""
 
     user: str | None = None
-    """A label without effect."""
+    """A label; no effect."""
     metadata: dict[str, str] | None = None
-    """Labels without effect."""
+    """Labels; no effect."""
     store: Literal[False] | None = None
-    """No answers are stored."""
+    """Not supported: answers are not stored."""
     service_tier: Literal["auto", "default"] | None = None
-    """There is one tier; see priority."""
+    """No effect: there is one tier. See priority."""
     safety_identifier: str | None = None
-    """A label without effect."""
+    """A label; no effect."""
     prompt_cache_key: str | None = None
-    """A label without effect; see cache_salt."""
+    """A label; no effect. See cache_salt."""
 
 
 class GenerationBody(Labels):
-    """What completions and chats have in common."""
+    """Fields that completions and chat completions share."""
 
     NOT_SERVED = frozenset({
         "guided_decoding_backend", "guided_whitespace_pattern", "kv_transfer_params",
@@ -96,93 +96,97 @@ class GenerationBody(Labels):
     })  # fmt: skip
 
     model: str | None = None
-    """Name of the served model, see /v1/models. Default: whatever is served."""
+    """Name of the served model, as in /v1/models. Default: the served model."""
     stream: bool | None = None
-    """Whether the answer comes as server-sent events. Default false."""
+    """True if the answer comes as server-sent events. Default false."""
     stream_options: StreamOptions | None = None
-    """Of a streamed answer."""
+    """Options of a streamed answer; needs stream."""
     temperature: float | None = None
-    """Softmax temperature in [0, 2]; 0 is greedy. Default 1."""
+    """Softmax temperature in [0, 2]; 0 is greedy. Default: the model's, else 1."""
     top_p: float | None = None
-    """Nucleus mass in (0, 1]. Default 1."""
+    """Probability mass of nucleus sampling, in (0, 1]. Default: the model's, else 1."""
     n: int | None = None
-    """Choices for each prompt, in [1, 64]. Default 1."""
+    """Number of choices for each prompt, in [1, 64]. Default 1."""
     stop: str | list[str] | None = None
-    """Up to 64 strings of 1 to 1,024 bytes that end a choice."""
+    """Strings that end a choice: at most 64, of 1 to 1,024 bytes each."""
     seed: int | None = None
-    """The same seed and request give the same tokens; 64 bits. Default: random."""
+    """64-bit seed: the same seed and request give the same tokens. Default: random."""
     presence_penalty: float | None = None
-    """Taken off the logit of every token that was generated, in [-2, 2]. Default 0."""
+    """Subtracted from the logit of each generated token once, in [-2, 2]. Default 0."""
     frequency_penalty: float | None = None
-    """Taken off a token's logit for each time that it was generated, in [-2, 2]. Default 0."""
+    """Subtracted from a token's logit for each time it was generated, in [-2, 2]. Default 0."""
     logit_bias: dict[str, float] | None = None
-    """Token ids, as strings, and what is added to their logits, in [-100, 100]; up to 1,024."""
+    """Bias in [-100, 100] added to a token's logit, by token id as a string; at most 1,024."""
     response_format: ResponseFormat | None = None
-    """Structure of the text."""
+    """Structure of the text: JSON of a schema, any JSON object, or none. Default: none."""
     # vLLM's.
     top_k: int | None = None
-    """Most likely tokens that are kept; 0 and -1 keep all. Default 0."""
+    """Number of most likely tokens to keep; 0 or -1 keeps all. Default: the model's, else 0."""
     min_p: float | None = None
-    """Least probability kept, as a fraction of the most likely token's, in [0, 1]. Default 0."""
+    """Minimum probability relative to the most likely token's, in [0, 1]. Default: the model's,
+    else 0."""
     typical_p: float | None = None
-    """Mass of the most typical tokens that are kept, in (0, 1]. Default 1."""
+    """Probability mass of locally typical sampling, in (0, 1]. Default 1."""
     repetition_penalty: float | None = None
-    """Weakens tokens of prompt and output; their logits are divided by it. (0, 10], default 1."""
+    """Divides the positive and multiplies the negative logits of tokens in prompt and output, in
+    (0, 10]. Default: the model's, else 1."""
     min_tokens: int | None = None
-    """Before this many tokens nothing ends a choice; at most max_tokens. Default 0."""
+    """Tokens that are generated before a stop can end a choice; at most max_tokens. Default 0."""
     stop_token_ids: list[int] | None = None
-    """Up to 256 tokens that end a choice."""
+    """Token ids that end a choice; at most 256."""
     include_stop_str_in_output: bool | None = None
-    """Whether the text includes the stop that ended it. Default false."""
+    """True if the text includes the stop string that ended it. Default false."""
     ignore_eos: bool | None = None
-    """Whether the model's end-of-sequence tokens do not end a choice. Default false."""
+    """True if generation goes on past the model's end-of-sequence tokens. Default false."""
     allowed_token_ids: list[int] | None = None
-    """Nothing but these tokens is generated."""
+    """Token ids that may be generated; all others are excluded. Default: all tokens."""
     bad_words: list[str] | None = None
-    """Up to 64 strings that are never completed."""
+    """Strings that are never generated: at most 64, of 1 to 128 bytes each."""
     best_of: int | None = None
-    """Sequences to generate, of which the n best are returned; in [n, 64]. Default n."""
+    """Sequences to generate, of which the n best are returned, in [n, 64]. Default n."""
     use_beam_search: bool | None = None
-    """Whether to search with best_of (or n) beams instead of sampling. Default false."""
+    """True for beam search with best_of (or n) beams instead of sampling. Default false."""
     length_penalty: float | None = None
-    """A beam scores its log probability over its length to this power, in [-5, 5]. Default 1."""
+    """Beam search: score = log probability / length ** length_penalty; [-5, 5]. Default 1."""
     early_stopping: bool | None = None
-    """Whether a search ends as soon as as many beams have ended as it has. Default false."""
+    """Beam search: true if it ends once as many hypotheses have ended as there are beams; else it
+    ends when none can score better. Default false."""
     skip_special_tokens: bool | None = None
-    """Whether special tokens are left out of the text. Default true."""
+    """True if special tokens are left out of the text. Default true."""
     spaces_between_special_tokens: Literal[True] | None = None
-    """Only the default is served."""
+    """Only true, the default, is supported."""
     truncate_prompt_tokens: int | None = None
-    """Keep only this many tokens of the prompt, the last; -1 leaves room for max_tokens."""
+    """Number of tokens to keep of the prompt, from its end; -1 keeps what leaves room for
+    max_tokens. Default: all."""
     prompt_logprobs: int | None = None
-    """Alternatives reported for each token of the prompt, in [0, 20]; not streamed."""
+    """Most likely tokens to report at each position of the prompt, in [0, 20]; not with stream."""
     logprob_token_ids: list[int] | None = None
-    """Up to 128 tokens whose log probability is reported beside each generated token, instead of
-    the most likely ones; needs logprobs."""
+    """Token ids whose log probabilities are reported at each generated token, instead of the most
+    likely ones; at most 128, needs logprobs."""
     priority: int | None = None
-    """Less comes first under the scheduling policy `priority`; in [-1000, 1000]. Default 0."""
+    """Order under the scheduling policy `priority`, lowest first; in [-1000, 1000]. Default 0."""
     cache_salt: str | None = None
-    """Requests share cached prefixes only with requests of the same salt; up to 128 bytes."""
+    """Requests share cached prefixes only if their salts are equal; at most 128 bytes."""
     request_id: str | None = None
-    """Becomes part of the answer's id; unique among running requests, printable ASCII."""
+    """Part of the answer's id: printable ASCII, unique among running requests."""
     structured_outputs: StructuredOutputs | None = None
-    """Structure of the text, in vLLM's words."""
+    """vLLM's form of response_format, with more kinds of structure."""
     guided_json: Json | str | None = None
-    """As structured_outputs.json."""
+    """Older name of structured_outputs.json."""
     guided_regex: str | None = None
-    """As structured_outputs.regex."""
+    """Older name of structured_outputs.regex."""
     guided_grammar: str | None = None
-    """As structured_outputs.grammar."""
+    """Older name of structured_outputs.grammar."""
     guided_choice: list[str] | None = None
-    """As structured_outputs.choice."""
+    """Older name of structured_outputs.choice."""
     return_token_ids: bool | None = None
-    """Whether the answer has the token ids of prompt and choices. Default false."""
+    """True if the answer has the token ids of the prompt and of each choice. Default false."""
     return_tokens_as_token_ids: bool | None = None
-    """Whether tokens in logprobs are written as "token_id:7". Default false."""
+    """True if logprobs name a token by its id, as "token_id:7". Default false."""
 
     @property
     def forces_call(self) -> bool:
-        """Whether the answer is to be a tool call."""
+        """True if the answer must be a tool call."""
         return False
 
 
@@ -192,14 +196,14 @@ class CompletionBody(GenerationBody):
     NOT_SERVED = GenerationBody.NOT_SERVED | {"prompt_embeds"}
 
     prompt: str | list[str] | list[int] | list[list[int]]
-    """Text or token ids, or a list of up to 1,024 of either."""
+    """A text, token ids, or a list of at most 1,024 texts or of token id lists."""
     max_tokens: int | None = 16
-    """Most tokens of a choice, at least 1; 0 with echo returns the prompt alone. Default 16."""
+    """Maximum tokens of a choice, at least 1; 0 with echo returns only the prompt. Default 16."""
     logprobs: int | None = None
-    """Alternatives reported for each token, in [0, 20]. Default: no log probabilities."""
+    """Most likely tokens to report at each position, in [0, 20]. Default: no logprobs."""
     echo: bool | None = None
-    """Whether the text begins with the prompt as it was sent. Default false."""
+    """True if the text begins with the prompt as it was sent. Default false."""
     suffix: Literal[""] | None = None
-    """Text after the completion is not served."""
+    """Not supported, unless empty."""
     add_special_tokens: bool | None = None
-    """Whether a text gets the tokenizer's special tokens, such as the first one. Default true."""
+    """True if the tokenizer adds its special tokens, such as BOS, to a text. Default true."""
