@@ -53,8 +53,8 @@ class ModelConfig:
     model_plugins: tuple[str, ...] = ()
     """Modules that are imported before the model is looked up, to register theirs."""
     generation_config: str = "auto"
-    """Where default sampling parameters come from: "auto" (the model), "none", or a directory that
-    has a generation_config.json."""
+    """Source of the default sampling parameters: "auto" (the model), "none", or a directory with a
+    generation_config.json."""
     override_generation_config: Mapping[str, Any] = field(default_factory=dict)
     """Fields that go before those of generation_config.json."""
 

@@ -74,11 +74,11 @@ class EncodedPrompt(NamedTuple):
 
     token_ids: list[int]
     field: str
-    """Name of the prompt's field in the client's API."""
+    """Name of the field in the client's API, for error messages."""
     echo: Echo | None = None
     bad_words: tuple[tuple[int, ...], ...] = ()
     structured_output: Constraint | None = None
-    """The form that the worker compiles."""
+    """Constraint in the form that the worker compiles."""
 
 
 class Admission:

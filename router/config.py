@@ -40,11 +40,11 @@ class RouterConfig:
     allowed_origins: tuple[str, ...] = ()
     """Web pages that may call the HTTP API, as "https://host"; "*" is any. Empty: no page may."""
     refuses_unknown_fields: bool = False
-    """Whether the HTTP API refuses fields that it does not have; else it ignores and names them."""
+    """True if the HTTP API refuses unknown fields; else a header names them, without effect."""
     scheduler_addresses: tuple[str, ...] = ("127.0.0.1:50052",)
     """Each "host:port"; all of them get requests."""
     resume_wait_s: float = 30.0
-    """How long a request that has lost its scheduler waits for one to go on at; 0 ends it."""
+    """Seconds that a request waits for a scheduler after it has lost its own; 0 ends it at once."""
     model_names: tuple[str, ...] = ()
     """Names that requests may use for the model, beside its own."""
     tls: TlsConfig = CLEAR
@@ -66,20 +66,20 @@ class RouterConfig:
     client_stall_timeout_s: float = 60.0
     """A stream ends whose client takes nothing for so long while something is written for it."""
     seed: int | None = None
-    """Seed in [0, 2**64) of the seeds of requests without one; None draws those at random."""
+    """Seed in [0, 2**64) of the sequence of seeds for requests without one; None is random."""
     tokenizer_threads: int = 2
     trust_tenant_header: bool = False
-    """Whether metadata `x-signalbox-tenant` says whose a request is; see tenants.py."""
+    """True if metadata `x-signalbox-tenant` names a request's tenant; see tenants.py."""
     tool_call_parser: str = tool_formats.AUTO
-    """How tool calls are found in a model's text: one of tool_formats.CHOICES."""
+    """Format of tool calls in a model's text: one of tool_formats.CHOICES."""
     reasoning_parser: str = reasoning.AUTO
-    """How reasoning is found in a model's text: one of reasoning.CHOICES."""
+    """Format of reasoning in a model's text: one of reasoning.CHOICES."""
     chat_template: str | None = None
-    """Source of the chat template that serves instead of the model's."""
+    """Source text of a chat template that replaces the model's."""
     disable_additional_properties: bool = True
-    """Whether objects of JSON schemas take only the keys that they declare: closed_schema.py."""
+    """True if JSON schemas' objects have only the keys that they declare; see closed_schema.py."""
     model_poll_s: float = 1.0
-    """How often the scheduler is asked which model is served."""
+    """Seconds between two queries of the scheduler for the served model."""
 
     def __post_init__(self) -> None:
         addresses = self.scheduler_addresses

@@ -40,7 +40,7 @@ class Message(NamedTuple):
     tool_call_id: str = ""
     name: str = ""
     reasoning: str = ""
-    """Reasoning of an assistant's message."""
+    """Reasoning of an assistant message, which precedes its text."""
 
     @property
     def parts(self) -> tuple[str, ...]:

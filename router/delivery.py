@@ -42,7 +42,7 @@ class Echo:
     text: str
     token_ids: list[int]
     text_offsets: list[int] = field(default_factory=list)
-    """Character of the text at which each token begins."""
+    """Offset of each token in the text, in characters."""
 
 
 @dataclass(slots=True)

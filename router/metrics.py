@@ -59,7 +59,7 @@ class ModelStats:
     """Tokens of each request's longest sequence."""
     asked_n: Histogram = field(default_factory=lambda: Histogram(N_BOUNDS))
     asked_max_tokens: Histogram = field(default_factory=token_counts)
-    """Includes defaults of requests that set none."""
+    """max_tokens of each request, the default for requests that set none."""
 
     def observe_end(
         self,

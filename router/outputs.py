@@ -58,7 +58,7 @@ class Delta:
     finish: Finish | None = None
     tool_calls: list[ToolCallDelta] = field(default_factory=list)
     reasoning: str = ""
-    """Reasoning of the model, which is left out of the text."""
+    """Reasoning that this output adds, which precedes the text."""
 
 
 class Usage(NamedTuple):

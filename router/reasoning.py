@@ -13,17 +13,17 @@ from router.outputs import Update
 
 AUTO, NONE = "auto", "none"
 _NUM_TAIL_TOKENS = 16
-"""Tokens at the prompt's end that are searched for a marker of the template."""
+"""Tokens at the prompt's end that are searched for the marker a template may end with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningFormat:
-    """Marks of a family of models around reasoning."""
+    """Markers that a family of models puts around its reasoning."""
 
     start: str
     end: str
     begins_within: bool = False
-    """Whether answers begin with reasoning though no marker says so."""
+    """True if answers begin with reasoning even without a start marker."""
 
 
 _THINK = ReasoningFormat(start="<think>", end="</think>")
@@ -34,12 +34,12 @@ FORMATS = {
     "mistral": ReasoningFormat(start="[THINK]", end="[/THINK]"),
     "seed_oss": ReasoningFormat(start="<seed:think>", end="</seed:think>"),
 }
-"""Formats by vLLM's names."""
+"""Formats by vLLM's names of them."""
 CHOICES = (AUTO, *FORMATS, NONE)
 
 
 class Split(NamedTuple):
-    """Reasoning and text that a piece of an answer completed."""
+    """A piece of output, split into reasoning and text."""
 
     reasoning: str
     text: str
@@ -55,7 +55,7 @@ class ReasoningParser:
         self._has_marker = False
         self._is_within = begins_within
         self._wants_text = False
-        """Whether the space before the answer is being left out."""
+        """True while white space before the answer is dropped."""
 
     def push(self, text: str) -> Split:
         if not (self._is_at_start or self._is_within or self._wants_text):

@@ -69,7 +69,7 @@ class GenerationRequest:
         self.priority = priority
         self.cache_salt = cache_salt
         self.prompt_field = prompt_field
-        """Name of the prompt's field in the client's API."""
+        """Name of the prompt's field in the client's API, for error messages."""
         self.trace_context = trace_context
         """W3C traceparent and tracestate."""
         self.attempt = 0

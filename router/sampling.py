@@ -26,7 +26,7 @@ class GenerationParams:
     ignore_eos, the model's end-of-sequence ids."""
     max_tokens: int
     max_tokens_is_default: bool = False
-    """Whether the scheduler may cut it to what fits; the client has set none."""
+    """True if the client set no max_tokens, so that the scheduler may lower it to what fits."""
     stop: tuple[str, ...] = ()
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False

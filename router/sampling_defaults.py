@@ -13,7 +13,7 @@ BUILT_IN: Mapping[str, Any] = {
     "min_p": 0.0,
     "repetition_penalty": 1.0,
 }
-"""Defaults that inference.proto states, for models without their own."""
+"""Defaults of inference.proto, for models without their own."""
 
 
 def with_defaults(fields: Mapping[str, Any], defaults: SamplingDefaults) -> dict[str, Any]:

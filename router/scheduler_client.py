@@ -71,7 +71,7 @@ class SchedulerConnection:
         self._outgoing: asyncio.Queue[pb.ConnectRequest | None] | None = None
         self._waiting_for = ""
         self.absence = ""
-        """The scheduler's error while it serves nothing; "" if it serves, or does not answer."""
+        """The scheduler's reason why it serves no model; "" if it serves one or does not answer."""
 
     @property
     def is_open(self) -> bool:

@@ -1,4 +1,4 @@
-"""Reads which keys a JSON schema declares for its objects, joined over its parts.
+"""Collects the keys that a JSON schema declares for its objects, over all parts of the schema.
 
 An object's parts are the schemas that apply to the same value: `allOf` and `$ref` always, `anyOf`,
 `oneOf`, `if` and `dependentSchemas` as the case may be.
@@ -26,9 +26,9 @@ class Keys(NamedTuple):
     names: tuple[str, ...] = ()
     patterns: tuple[str, ...] = ()
     is_declared: bool = False
-    """Whether there are `properties` at all, even empty ones."""
+    """True if the schema has `properties`, even if empty."""
     fewest: int = 0
-    """Keys that it must have."""
+    """Minimum number of keys."""
 
     @property
     def suffice(self) -> bool:

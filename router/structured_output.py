@@ -59,7 +59,7 @@ def forms_of(constraint: Constraint, *, disable_additional_properties: bool) -> 
 
 
 class _Outcome(NamedTuple):
-    """Result of compiling a constraint: the form that compiles, or why none does."""
+    """Result of preparing a constraint: the form that compiles, or the fault of all forms."""
 
     prepared: Constraint
     fault: str | None

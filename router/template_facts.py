@@ -1,4 +1,4 @@
-"""Finds in the source of a chat template how it treats tools and text parts."""
+"""Finds out from a chat template's source how it uses tools and text parts."""
 
 import enum
 from functools import lru_cache
@@ -11,23 +11,23 @@ from router import template_sandbox
 
 
 class ContentForm(enum.Enum):
-    """Forms in which a template is given a message's content."""
+    """Form in which a template gets a message's content."""
 
     JOINED = enum.auto()
     """One text; several parts are joined by newlines."""
     PARTS = enum.auto()
-    """Several parts as a list of {"type": "text", "text": ...}, one as a text."""
+    """A list of {"type": "text", "text": ...} for several parts, a text for one part."""
     LIST = enum.auto()
-    """Always as a list: the template knows nothing else."""
+    """Always a list, for templates that accept no text."""
 
 
 class TemplateFacts(NamedTuple):
-    """Properties of one template."""
+    """Properties of one chat template."""
 
     takes_tools: bool = False
-    """Whether it reads `tools`."""
+    """True if the template reads `tools`."""
     takes_tool_calls: bool = False
-    """Whether it reads the `tool_calls` of a message."""
+    """True if the template reads the `tool_calls` of a message."""
     content_form: ContentForm = ContentForm.JOINED
 
 

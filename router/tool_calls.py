@@ -64,9 +64,9 @@ class ToolCallParser:
         self._is_plain = False
         """Only a character that may open a call matters."""
         self._is_sure = False
-        """Whether a call has begun since the marker."""
+        """True if a call has begun since the marker."""
         self._is_in_object = False
-        """Whether what is held belongs to an object that has not become a call."""
+        """True if the held text belongs to a JSON object that is not yet a call."""
         self._wants_known_name = False
         self._reader = self._read()
         next(self._reader)

@@ -22,13 +22,13 @@ class ToolCallFormat:
     """A convention. Each call is a JSON object with a name and its arguments, or a list of them."""
 
     start: str = ""
-    """Opens calls, wherever in the text; its first character is nowhere else in it."""
+    """Marker that opens calls, anywhere in the text; its first character occurs in it only once."""
     end: str = ""
-    """Closes them."""
+    """Marker that closes calls."""
     is_bare: bool = False
-    """Whether JSON anywhere in the text is a call, if it names a tool; in a code fence, too."""
+    """True if any JSON object in the text that names a tool is a call, also in a code fence."""
     is_named: bool = False
-    """Whether a call may also be a name that is followed by arguments."""
+    """True if a call may also be a name that is followed by arguments."""
     separators: str = ""
     """Characters between calls, beside spaces."""
     make_id: Callable[[], str] = _make_id

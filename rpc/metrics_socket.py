@@ -1,7 +1,7 @@
 """A Unix socket where a service writes its metrics, for a router of the same machine to show.
 
-A connection is sent the OpenMetrics text, and closed. The permissions of the file's folder decide
-which processes may connect. A service whose socket cannot be made serves all the same.
+Each connection gets the OpenMetrics text and is closed. The permissions of the socket's folder
+decide which users may connect. A service that cannot create its socket runs without it.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from rpc.exposition import encode_openmetrics
 logger = logging.getLogger(__name__)
 
 READ_TIMEOUT_S = 2.0
-"""Seconds for a service to answer; the thread that does may be loading a model."""
+"""Seconds for a service to answer; it may be busy loading a model on the answering thread."""
 
 
 @contextlib.asynccontextmanager

@@ -29,12 +29,12 @@ _ALL_TOKENS = -1
 """A top_k that keeps all, to vLLM and transformers."""
 
 NAMES = (*_NUMBERS, *_INTEGERS, "eos_token_id")
-"""Fields of a generation_config.json that are read."""
+"""Fields that are read from a generation_config.json."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DefaultParams:
-    """Defaults of one source; see worker.proto. None where it has no default."""
+    """Default sampling parameters of one source; None if it has no default. See worker.proto."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -50,7 +50,7 @@ class DefaultParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingDefaults:
-    """Defaults of a served model, by source; the override comes before the model's."""
+    """Default sampling parameters of a served model; `override` takes precedence over `model`."""
 
     model: DefaultParams = field(default_factory=DefaultParams)
     override: DefaultParams = field(default_factory=DefaultParams)

@@ -1,4 +1,4 @@
-"""Phases of a worker before it can serve, how far one has come, and the words for it.
+"""Phases of a worker's start, progress within a phase, and their descriptions.
 
 The worker that starts tells its parent process and the scheduler; both describe it in these words.
 """
@@ -65,4 +65,4 @@ ReportProgress = Callable[[StartupProgress], None]
 
 
 def ignore_progress(_: StartupProgress) -> None:
-    """Satisfies `ReportProgress` where nothing shows the start."""
+    """Does nothing: the callback of a start whose progress is not shown."""

@@ -71,7 +71,7 @@ def exceeds_window(group: SequenceGroup, window: int) -> RequestFailure:
 
 
 def no_room_left(group: SequenceGroup) -> RequestFailure:
-    """Returns the failure of a request for which only a worker that has left had room."""
+    """Returns the failure of a request that only a lost worker had room for."""
     return RequestFailure(
         FailureCode.UNAVAILABLE,
         f"no worker that is left has room for {group.num_prompt_tokens} prompt tokens and"

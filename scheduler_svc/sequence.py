@@ -150,7 +150,7 @@ class SequenceGroup:
     params: SamplingParams
     max_tokens: int
     max_tokens_is_default: bool = False
-    """Whether the client has set none, so that it may be cut as the group comes in."""
+    """True if the client set no max_tokens, so that it may be lowered when the group arrives."""
     num_sequences: int = 1
     """Sequences that the client gets."""
     beam_search: BeamSearchParams | None = None

@@ -68,13 +68,13 @@ class RequestStats:
     """Those of which a worker failed to compute a sequence."""
     queue_ns: Histogram = field(default_factory=times)
     prefill_ns: Histogram = field(default_factory=times)
-    """From the first step to the first token."""
+    """Nanoseconds from the first step to the first token."""
     decode_ns: Histogram = field(default_factory=times)
-    """From the first token to the last, preemptions included."""
+    """Nanoseconds from the first token to the last, preemptions included."""
     inference_ns: Histogram = field(default_factory=times)
-    """From the first step to the last token, preemptions included."""
+    """Nanoseconds from the first step to the last token, preemptions included."""
     preemptions: Histogram = field(default_factory=lambda: Histogram(PREEMPTION_BOUNDS))
-    """Of each request that was scheduled."""
+    """Number of preemptions of each request that was scheduled."""
     time_to_first_token_ns: Histogram = field(default_factory=times)
     time_per_output_token_ns: Histogram = field(default_factory=times)
     duration_ns: Histogram = field(default_factory=times)

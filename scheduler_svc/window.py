@@ -1,4 +1,4 @@
-"""Bounds requests by the KV cache of the largest live worker.
+"""Limits the length of a request to what the KV cache of the largest live worker holds.
 
 The model's window may be longer. A request that sets no max_tokens is cut to what fits when it
 comes in, and keeps that for life, whatever workers join or leave.

@@ -70,7 +70,7 @@ class Conversation:
     turns: list[dict[str, str]] = field(default_factory=list)
     """As a request has them: role and content."""
     asked: dict[str, Any] = field(default_factory=dict)
-    """Options given by flags and /set, under the names of the client's calls."""
+    """Sampling parameters from flags and /set, under the names of the client's calls."""
     coming: Answer | None = None
     """The answer that streams, or streamed last."""
 

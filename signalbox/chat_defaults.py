@@ -1,4 +1,4 @@
-"""Chooses how `signalbox chat` draws where no flag says so, and tells it in one line.
+"""Chooses the sampling parameters of `signalbox chat` that no flag sets, and describes them.
 
 The served model's defaults come first, as `GetModel` tells them. A model that brings none would be
 drawn from as it is, at temperature 1, which small models do not survive, and on to the end of its
@@ -14,11 +14,11 @@ import grpc
 from signalbox_client import Answer, DefaultSamplingParams, RequestError
 
 OWN_DEFAULTS = {"temperature": 0.2, "top_p": 0.9, "frequency_penalty": 0.2}
-"""For models that bring none: near to what a model thinks likeliest. The penalty ends the loops of
+"""For models without their own: near to the most likely text. The penalty ends the loops of
 small models: of 16 answers of SmolLM2-135M to 4 questions, 7 were still going on after 512 tokens
 without it, and none with it."""
 MAX_TOKENS = 1024
-"""Cap of an answer, for models without a default max_tokens."""
+"""Maximum tokens of an answer, for models without a default max_tokens."""
 
 _DRAWING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _GREEDY_BELOW = 1e-5
@@ -26,14 +26,14 @@ _GREEDY_BELOW = 1e-5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatDefaults:
-    """Options that a request's flags leave open, under the names of the client's calls."""
+    """Parameters that no flag sets, under the names of the client's calls."""
 
     drawing: Mapping[str, float]
-    """None of which a flag says."""
+    """Sampling parameters, without those that a flag sets."""
     is_servers: bool
-    """Whether `drawing` is what the server would take, too."""
+    """True if `drawing` equals the server's defaults."""
     max_tokens: int | None
-    """The cap; None if a flag says one."""
+    """Maximum tokens of an answer; None if a flag sets it."""
 
     @property
     def options(self) -> dict[str, Any]:

@@ -8,11 +8,11 @@ VLLM_PREFIX = "VLLM_"
 
 _TLS = ("TLS_CA", "TLS_CERT", "TLS_KEY", "TLS_SERVER_NAME")
 CLIENT_VARIABLES = frozenset(("ADDRESS", "API_KEY", "DEBUG", "ROUTER", "SCHEDULER", *_TLS))
-"""Variables of commands that ask a service, without the prefix."""
+"""Variables, without the prefix, that commands read which call a service."""
 CHILD_VARIABLES = ("PARENT_PID", "PROCESS_NAME", "NEWS_FD")
-"""Variables that `serve` sets for its processes."""
+"""Variables, without the prefix, that `serve` sets for its child processes."""
 OTHER_VARIABLES = frozenset(("CONFIG", "ISA", *CHILD_VARIABLES))
-"""Variables that are no setting of a service."""
+"""Variables, without the prefix, that are no setting of a service."""
 
 _SERVICE_LINK = re.compile(r"_SERVICE_HOST$|_SERVICE_PORT(_\w+)?$|_PORT_\d+_(TCP|UDP|SCTP)(_\w+)?$")
 

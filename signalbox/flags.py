@@ -24,9 +24,9 @@ from signalbox.settings.vllm_flags import (
 
 POSITIONAL = "model"
 MODEL_FLAG = "model_tag"
-"""Field that --model sets, so that a MODEL beside it is noticed."""
+"""Destination of --model; separate, so that --model together with MODEL is detected."""
 PORT = "port"
-"""Flag of commands with two APIs; see `signalbox.settings.ports`."""
+"""Destination of --port in a command with two APIs; see `signalbox.settings.ports`."""
 VLLM_GROUP = "flags of vllm serve"
 
 

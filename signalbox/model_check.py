@@ -13,7 +13,7 @@ from signalbox.settings.worker import EngineSettings
 from signalbox_kernels.native import Isa, isa_limit
 
 WORKER_BYTES = GIB // 2
-"""Memory of a worker beside weights and KV cache: PyTorch, and the largest step."""
+"""Estimated bytes of a worker beside weights and KV cache: PyTorch, and the largest step."""
 
 _SMALLER_FORMS = {
     "bfloat16": "--dtype bfloat16",
@@ -50,7 +50,7 @@ def _check_memory(settings: EngineSettings, sizes: WeightSizes, *, num_workers: 
 
 
 def _fitting_bytes(settings: EngineSettings, *, num_workers: int) -> int:
-    """Returns the most that weights of one worker may take, beside its KV cache as it is set."""
+    """Returns the bytes of RAM for one worker's weights, beside its KV cache and swap space."""
     told = (settings.kv_cache_memory or 0.0) + (settings.swap_space or 0.0)
     return max(0, available_ram() // num_workers - WORKER_BYTES - int(told * GIB))
 

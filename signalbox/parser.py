@@ -1,4 +1,4 @@
-"""Reads command lines: whole names of flags, help in groups, and no value in a message.
+"""Parses command lines: whole names of flags, help in groups, and no value in a message.
 
 A value that is not understood may be a secret in the wrong place, so only names are repeated.
 """

@@ -18,7 +18,7 @@ from signalbox_kernels.native import ISA_VARIABLE
 PARENT_PID, PROCESS_NAME, NEWS_FD = (ENV_PREFIX + name for name in CHILD_VARIABLES)
 
 SERVING, STARTING = "serving", "starting"
-"""Kinds of news: followed by the model's name, and by a phase and how much of it is done."""
+"""Kinds of announcement of a child: with the model's name, and with a phase and its progress."""
 
 _PR_SET_PDEATHSIG = 1
 _PARENT_POLL_S = 0.5
@@ -31,7 +31,8 @@ class Child:
     name: str
     process: asyncio.subprocess.Process
     news: asyncio.StreamReader
-    """Its news, a kind and a text a line; see `announce`. To be read until its end."""
+    """Announcements of the child, one line each with kind and text; see `announce`. Must be read
+    until its end."""
 
     @property
     def is_alive(self) -> bool:

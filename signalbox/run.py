@@ -34,10 +34,10 @@ examples
 Flags of serve and of chat both work; --help=WORD shows those that are about a word.
 """
 PROBE_S = 2.0
-"""Seconds for a server that runs already to say what it serves."""
+"""Seconds for a running server to name the model that it serves."""
 _CHAT = "conversation"
 _SHAREABLE = {"model", "model_tag", "simulate", "served_model_name", "debug", "log_level"}
-"""Settings with which a server that runs already may do."""
+"""Settings that a running server can satisfy."""
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

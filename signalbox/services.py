@@ -129,7 +129,7 @@ def _model_runner(settings: WorkerSettings, progress: ReportProgress) -> Callabl
 
 
 def _load_model(*args: Any, progress: ReportProgress, **options: Any) -> Runner:
-    """Calls `make_runner` of the ranks, which it imports on the thread that loads."""
+    """Calls `make_runner` of the ranks, and imports it on the thread that loads the model."""
     progress(StartupProgress(StartupPhase.IMPORT))
     try:
         from gpu_worker.ranks.runner import make_runner  # imports torch: seconds

@@ -210,7 +210,7 @@ class LocalStack:
         return first + place if first else first
 
     def _metrics_socket(self, name: str) -> str | None:
-        """Returns the socket of a process behind the router, if metrics are shown over HTTP."""
+        """Returns the path of a process's metrics socket; None if the HTTP API is off."""
         if not self._settings.http:
             return None
         path = Path(self._sockets.name) / name.replace(" ", "-")

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 REFRESH_S = 0.25
 REMIND_S = 10.0
-"""Seconds between two log lines of one phase, where there is no terminal."""
+"""Seconds between two log lines of one phase, if standard error is no terminal."""
 _ERASE = "\r\x1b[K"
 
 
@@ -37,7 +37,7 @@ class _Shown:
 
 
 class StartupDisplay:
-    """Phases that processes which start have reported."""
+    """Shows the progress that the starting processes report."""
 
     def __init__(
         self,

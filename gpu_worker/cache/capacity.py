@@ -22,7 +22,8 @@ from gpu_worker.step import Batch, Int64Array
 _CPU_SHARE, _CPU_LIMIT = 8, 2 * GIB
 _CPU_SWAP_SHARE, _CPU_SWAP_LIMIT = 16, 1 * GIB
 _SWAP_SHARE, _SWAP_LIMIT = 4, 4 * GIB
-"""Shares of free RAM and limits in bytes: KV cache on a CPU, swap space there and beside CUDA."""
+"""Divisors of free RAM and upper bounds in bytes: for the KV cache on a CPU, for swapped blocks on
+a CPU, and for swapped blocks beside a CUDA device."""
 
 
 def measure_capacity(

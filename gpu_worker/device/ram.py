@@ -1,4 +1,4 @@
-"""Finds how much RAM is free, of the machine or of the container, without PyTorch."""
+"""Measures the free RAM of the machine or container, in bytes. Does not import PyTorch."""
 
 import os
 from pathlib import Path
@@ -28,7 +28,7 @@ def _machine_available() -> int:
 
 
 def _container_available() -> int:
-    """Reads cgroups of version 2 or 1; without a limit, returns more than any machine has."""
+    """Returns the bytes that the cgroup (version 2 or 1) leaves; 2**62 without a limit."""
     for limit_file, used_file, stat_file, cached_name in _CGROUP_FILES:
         try:
             limit = (_CGROUP / limit_file).read_text().strip()

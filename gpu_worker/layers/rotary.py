@@ -70,7 +70,8 @@ class YarnScaling:
         return inv_freq / self.factor * divided + inv_freq * (1 - divided)
 
     def _index(self, turns: float, size: int, theta: float) -> float:
-        """Returns the index of the frequency that turns so often in the original context."""
+        """Returns the (fractional) index of the frequency with `turns` rotations in the original
+        context."""
         wavelength = self.original_max_position / turns
         return size * math.log(wavelength / (2 * math.pi)) / (2 * math.log(theta))
 

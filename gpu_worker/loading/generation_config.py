@@ -20,7 +20,7 @@ NONE = ("none", "vllm")
 
 
 class GenerationConfig(NamedTuple):
-    """Defaults and end tokens that a worker announces."""
+    """Default sampling parameters and end-of-sequence tokens of a model."""
 
     defaults: SamplingDefaults
     eos_token_ids: tuple[int, ...]

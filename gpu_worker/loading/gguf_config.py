@@ -163,7 +163,11 @@ class GGUFConfig:
         }
 
     def _layer_types(self) -> list[str]:
-        """A number n: each n-th layer has full attention. A list: whether each layer slides."""
+        """Returns each layer's attention type.
+
+        A sliding_window_pattern that is a number N makes every N-th layer attend to all positions;
+        a list has one flag for each layer, true if its window slides.
+        """
         num_layers = int(self._of_model("block_count"))
         pattern = self.fields.each_of_model("attention.sliding_window_pattern", _GEMMA3_PERIOD)
         if isinstance(pattern, list):

@@ -48,7 +48,7 @@ class GGUFVocab:
     scores: list[float] = field(default_factory=list)
     add_space_prefix: bool = True
     strips_after_special: bool = False
-    """Whether added tokens take the white space behind them, as those of Phi-3."""
+    """True if added tokens absorb the white space that follows them, as in Phi-3."""
 
 
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -91,7 +91,7 @@ _WHOLE_WORDS = (
 )
 """Words that are tokens stay whole, whatever the merges say."""
 DEFAULT_SPLIT = "default"
-"""Way that llama.cpp cuts words where a file names none: one split after another."""
+"""llama.cpp's pre-tokenizer for files without `tokenizer.ggml.pre`: several splits in sequence."""
 _SPLITS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys((*_WHOLE_WORDS, "dbrx", "smaug-bpe", "chatglm-bpe", "glm4"), _LLAMA3),
     **dict.fromkeys(

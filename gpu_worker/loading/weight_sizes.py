@@ -1,7 +1,7 @@
 """Finds what a model's weights take in memory, from the heads of its files.
 
-Broken files are found on the way. Works without PyTorch, so that a model that cannot be served is
-refused before anything is started.
+Also detects broken files. Does not import PyTorch, so that a model that cannot be served is refused
+before any process is started.
 """
 
 from collections import Counter

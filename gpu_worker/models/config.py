@@ -16,7 +16,7 @@ from gpu_worker.layers.rotary import (
 
 HfConfig = Mapping[str, Any]
 _YARN_VARIANTS = {"mscale", "mscale_all_dim", "truncate"}
-"""Fields of YaRN that a model running through transformers may have."""
+"""YaRN options that are supported only for models that run through transformers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

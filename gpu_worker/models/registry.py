@@ -70,7 +70,7 @@ class SoftCapped(Protocol):
 
 @runtime_checkable
 class Stretched(Protocol):
-    """What a configuration may have besides, if a longer window computes something else."""
+    """Optional part of a configuration whose rotary embedding depends on the window's length."""
 
     @property
     def usual_length(self) -> int:

@@ -40,7 +40,7 @@ class TransformersConfig:
     vocab_size: int
     max_position: int
     usual_length: int
-    """Where rotation changes with the window, the longest window before it does."""
+    """Longest window, in tokens, that keeps the original rotary embedding."""
     layers: PagedLayers
     """One for each call of attention in a forward pass."""
 

@@ -51,7 +51,7 @@ class TokenRules:
 
     @property
     def always_apply(self) -> bool:
-        """Whether there is more than the ends of a sequence, which only min_tokens suppresses."""
+        """True if a rule applies to every token, beside min_tokens, which only delays the end."""
         has_words = self.bad_words is not None
         return has_words or self.allowed is not None or len(self.bias_token_ids) > 0
 
@@ -97,7 +97,7 @@ class RuledRows(NamedTuple):
     rows: Int64Array
     """Index of each among the draws of the batch."""
     is_starved: NDArray[np.bool_]
-    """Whether min_tokens keeps a draw from ending its sequence."""
+    """True if min_tokens keeps a draw from ending its sequence."""
     owners: Int64Array
     """Row of each draw's sequence in `tokens`."""
     position: Int64Array

@@ -141,5 +141,5 @@ def _call_delta(call: ToolCallDelta) -> dict[str, Any]:
 
 
 def _reasoning(text: str) -> dict[str, str]:
-    """Returns both names that clients of vLLM and of DeepSeek look for."""
+    """Returns the reasoning under vLLM's name and DeepSeek's; empty if there is none."""
     return {"reasoning": text, "reasoning_content": text} if text else {}

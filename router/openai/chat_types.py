@@ -163,8 +163,8 @@ class TokenizeBody(ConversationBody):
     prompt: str | None = None
     """Text to tokenize; exactly one of prompt and messages is set."""
     add_special_tokens: bool | None = None
-    """True if the tokenizer adds its special tokens, such as BOS, to the prompt. Default: true for
-    prompt, false for messages."""
+    """True if the tokenizer adds its special tokens, such as BOS, to the prompt. No effect on
+    messages, whose template writes its own. Default true."""
     return_token_strs: bool | None = None
     """True if the answer has each token as the vocabulary spells it. Default false."""
 

@@ -1,4 +1,4 @@
-"""Describes each endpoint for /openapi.json: parameters, answers, errors."""
+"""Describes each endpoint in /openapi.json, beside its fields: parameters, answers, errors."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -41,18 +41,18 @@ _OF_GENERATION = (403, 409, 429, 504, *_OF_BODIES)
 
 
 class ErrorDetail(BaseModel):
-    """What is wrong, in OpenAI's shape."""
+    """An error, in OpenAI's format."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     message: str
-    """For people."""
+    """Description of the error for people."""
     type: str
-    """The kind of error, such as invalid_request_error."""
+    """Kind of error, such as invalid_request_error."""
     param: str | None
-    """The field that is wrong, as the client wrote it."""
+    """Name of the invalid field, as the client wrote it."""
     code: str | None
-    """For programs, such as context_length_exceeded or model_not_found."""
+    """Code for programs, such as context_length_exceeded or model_not_found."""
 
 
 class ErrorAnswer(BaseModel):

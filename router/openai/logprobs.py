@@ -64,7 +64,7 @@ class CompletionLogprobs:
         self._tokens = tokens
         self._detokenizer = detokenizer
         self._num_chars = 0
-        """Of the text that the client has."""
+        """Length of the text that the client has got, in characters."""
         self._offset = 0
 
     def body(

@@ -18,7 +18,8 @@ MAX_NAME_CHARS = 64
 MAX_UNKNOWN = 256
 """Different unknown names in a body; each costs a comparison with every known one."""
 LEAST_SIMILARITY = 0.88
-"""Least difflib ratio of a slip: `max_token` has 0.95 of `max_tokens`, `top_a` 0.75 of `top_p`."""
+"""Minimum difflib ratio of a suggested name: `max_token` and `max_tokens` have 0.95, `top_a` and
+`top_p` 0.75."""
 MAX_LOGGED_SETS = 256
 """Sets of names that are logged as a warning; a client that makes up more of them is not."""
 
@@ -30,7 +31,7 @@ class Unknown(NamedTuple):
 
     owner: Body
     place: str
-    """Of the owner in the body, such as "messages[0]."; "" is the body itself."""
+    """Path of the owner in the body, such as "messages[0]."; "" is the body itself."""
     name: str
     value: Any
 

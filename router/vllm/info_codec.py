@@ -42,7 +42,7 @@ def model_info(model: ServedModel) -> pb.GetModelInfoResponse:
 
 
 def _defaults_json(model: ServedModel) -> str:
-    """Returns the defaults that differ from vLLM's, under its names; empty if none does."""
+    """Returns the defaults that differ from vLLM's own, as JSON under vLLM's names; "" if none."""
     defaults = model.sampling_defaults.fields()
     return json.dumps(defaults, separators=(",", ":"), sort_keys=True) if defaults else ""
 

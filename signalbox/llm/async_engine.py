@@ -112,7 +112,7 @@ class AsyncLLMEngine:
         return self.generate(prompt, params.sampling_params(), request_id)
 
     def encode(self, *_: object, **__: object) -> NoReturn:
-        """Raises NotImplementedError: no model is pooled."""
+        """Not supported: raises NotImplementedError, because no model is pooled."""
         refuse_pooling("AsyncLLMEngine.encode")
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
@@ -132,7 +132,7 @@ class AsyncLLMEngine:
 
     @property
     def errored(self) -> bool:
-        """Whether the engine can generate no more."""
+        """True if the engine has failed and cannot generate any more."""
         return self._core.is_dead
 
     @property

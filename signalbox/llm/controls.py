@@ -1,4 +1,4 @@
-"""Calls on an engine beside generating: caches, sleep, profiles, metrics.
+"""Calls of an engine beside generation: caches, sleep, profiles, metrics.
 
 The same calls for `LLM` and `LLMEngine`; `AsyncLLMEngine` awaits them.
 """

@@ -71,7 +71,7 @@ class EngineCore:
         )
         self.encoder = Encoder(self.model)
         self.default_params = default_sampling_params(worker.model.sampling_defaults)
-        """Parameters of requests that bring none."""
+        """Sampling parameters of requests without their own."""
         self.cluster = Cluster(
             bounds=AdmissionBounds(max_queued_requests=UNBOUNDED),
             policy=config.policy,

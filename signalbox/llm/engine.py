@@ -127,7 +127,7 @@ class LLMEngine(Controls):
 
     @property
     def tokenizer(self) -> Any:
-        """The same as `get_tokenizer()`."""
+        """The tokenizer that `get_tokenizer` returns."""
         return self.get_tokenizer()
 
     def do_log_stats(self) -> None:
@@ -163,7 +163,7 @@ class LLMEngine(Controls):
         self._core.close()
 
     def shutdown(self) -> None:
-        """Does what `close` does."""
+        """Does the same as `close`."""
         self.close()
 
     def __enter__(self) -> Self:

@@ -241,7 +241,10 @@ class LLM(Controls):
         return self.llm_engine.get_tokenizer()
 
     def encode(self, *_: object, **__: object) -> NoReturn:
-        """Raises NotImplementedError: no model is pooled."""
+        """Not supported: raises NotImplementedError, because no model is pooled.
+
+        `embed`, `classify`, `score` and `reward` do the same.
+        """
         refuse_pooling("LLM.encode")
 
     embed = classify = score = reward = encode
@@ -255,7 +258,7 @@ class LLM(Controls):
         self.llm_engine.close()
 
     def shutdown(self) -> None:
-        """Does what `close` does."""
+        """Does the same as `close`."""
         self.close()
 
     def __enter__(self) -> Self:

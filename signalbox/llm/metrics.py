@@ -45,7 +45,7 @@ class Vector(Metric):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Histogram(Metric):
-    """How many observations were at most each bound; the last bound is "+Inf"."""
+    """Cumulative counts of observations up to each bound; the last bound is "+Inf"."""
 
     count: int
     sum: float

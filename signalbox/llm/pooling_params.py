@@ -9,7 +9,7 @@ from typing import NoReturn, Self
 
 @dataclass(slots=True, kw_only=True)
 class PoolingParams:
-    """vLLM's options of embedding and classifying models; nothing takes them."""
+    """vLLM's parameters of embedding and classifying models; for imports only, no call takes it."""
 
     truncate_prompt_tokens: int | None = None
     dimensions: int | None = None

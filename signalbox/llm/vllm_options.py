@@ -28,7 +28,10 @@ def _taken(*values: object) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmOptions:
-    """Options that an `EngineArgs` takes at a neutral value alone."""
+    """vLLM's options that `EngineArgs` accepts only at a neutral value.
+
+    Raises ValueError for any other value.
+    """
 
     # What the model is asked for.
     task: object = _taken("auto", "generate", None)

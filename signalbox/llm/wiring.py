@@ -35,19 +35,19 @@ class CoreConfig:
     policy: SchedulingPolicy | None = None
     """None is first come, first served."""
     seed: int | None = 0
-    """Of the sequence of seeds for requests that bring none; None differs from run to run."""
+    """Seed of the sequence of seeds for requests without one; None differs from run to run."""
     stream_interval: int = 1
     """Least tokens of a sequence between two outputs, the first and the last aside."""
     disable_additional_properties: bool = True
-    """Whether objects of JSON schemas take only the keys that they declare."""
+    """True if objects of JSON schemas have only the keys that they declare."""
     tokenizer_files: Mapping[str, bytes] | None = None
     """Instead of the model's own."""
     chat_template: str | None = None
     """Source of a template instead of the tokenizer's."""
     max_logprobs: int | None = 20
-    """Most that a request may ask for at a position; None is no bound."""
+    """Maximum logprobs at a position that a request may ask for; None is no limit."""
     profile_folder: str | None = None
-    """Where profiles are written; None takes none."""
+    """Folder for profiles; None disables profiling."""
     log_stats: bool = False
 
 

@@ -9,7 +9,7 @@ from signalbox.settings.quantities import Texts
 
 
 class NameSettings(TelemetrySettings):
-    """Names that a router takes; a worker has the first of them."""
+    """Names of the served model: a worker uses the first one, a router accepts all of them."""
 
     GROUP: ClassVar[str] = "model and device"
 

@@ -1,7 +1,7 @@
-"""Reads `--port` of a command with two APIs as the HTTP API's port, as in vLLM.
+"""Meaning of `--port` in a command with two APIs: the HTTP API's port, as in vLLM.
 
-Until version 0.1 it was gRPC's. Where it can still mean nothing else it is read so, and each use is
-told of; the next release drops that.
+Until version 0.1 it was gRPC's port. Where no other reading is possible it still is, with a
+warning; the next release drops that.
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -21,7 +21,7 @@ class Source:
     """Settings from one place."""
 
     values: Mapping[str, Any]
-    """Values by name, in lower case with underscores; texts, and what YAML makes of them."""
+    """Raw values by name, in lower case with underscores: texts, or the types that YAML has."""
     place: str = ""
     """Name of the source in messages; empty for the command line."""
 

@@ -1,4 +1,4 @@
-"""Flags of `vllm serve` as they are here: another name of a setting, without effect, or refused.
+"""Maps each flag of `vllm serve`: to a setting of another name, to no effect, or to an error.
 
 A flag is in the table unless a setting has its very name. The table is the one source of the
 command line, of the keys of a YAML file, and of docs/vllm_flags.md. A flag is without effect only
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 SWITCH, ONE, SEVERAL = "switch", "one", "several"
-"""Numbers of values that a flag takes; a switch has a --no- form."""
+"""Number of values that a flag takes; a switch has a --no- form."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,24 +24,24 @@ class Alias:
     convert: Callable[[str], Any] | None = None
     """Raises ValueError."""
     meaning: str = ""
-    """Value of the setting for the documentation, where it is not that of the flag."""
+    """Text for the documentation, if the setting's value differs from the flag's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoEffect:
-    """Taken, and told of in one line."""
+    """A flag that is accepted without effect; one line of the log names it."""
 
     why: str
     takes: str = ONE
     values: tuple[str, ...] = ()
     """The values that are taken, in lower case; empty is all of them."""
     otherwise: str = ""
-    """Advice to users of another value."""
+    """Remedy that the error names if another value is given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """Named in an error, with what to do instead."""
+    """A flag that ends the command with an error, which names the remedy."""
 
     remedy: str
     takes: str = ONE

@@ -17,7 +17,7 @@ class Delta:
     finish_reason: str | None
     """Such as "stop" or "length", in the sequence's last delta."""
     reasoning: str = ""
-    """Reasoning that is added, before the text, in a chat with a model that reasons."""
+    """Reasoning text that this delta adds; empty once the sequence's text begins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class Chunk:
 
     @property
     def reasoning(self) -> str:
-        """Reasoning that is added to the first sequence."""
+        """Reasoning text that this part adds to the first sequence."""
         return "".join(delta.reasoning for delta in self.deltas if delta.index == 0)
 
 
@@ -75,7 +75,7 @@ class Answer:
 
     @property
     def reasoning(self) -> str:
-        """Reasoning before the first sequence's text."""
+        """Reasoning text of the first sequence; empty if the model does not reason."""
         return self.outputs[0].reasoning if self.outputs else ""
 
     @property

@@ -8,7 +8,7 @@ from protos.inference.v1 import inference_pb2 as pb
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DefaultSamplingParams:
-    """Defaults of a request that sets nothing; see inference.proto."""
+    """Sampling parameters of a request that sets none; see inference.proto."""
 
     temperature: float
     top_p: float
