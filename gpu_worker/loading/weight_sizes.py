@@ -37,13 +37,13 @@ class WeightSizes:
     """Values in the table of embeddings and in the head."""
     stored_bytes: int
     is_half: bool
-    """Whether 16 bits are enough to hold the weights."""
+    """True if 16 bits are enough to hold each weight."""
     block_type: str = ""
     """Commonest type of the matrices in blocks that native programs run, such as "Q4_1"."""
 
     @property
     def has_blocks(self) -> bool:
-        """Whether any matrix is stored in blocks that native programs run."""
+        """True if at least one matrix is stored in blocks that native programs run."""
         return bool(self.block_type)
 
     def bytes_in(self, form: str) -> int:
