@@ -56,13 +56,13 @@ class DoorSettings(NameSettings):
     )
     trust_tenant_header: bool = Field(
         False,
-        description="whether metadata x-signalbox-tenant says whose a request is; only behind a"
+        description="take a request's tenant from metadata x-signalbox-tenant; only behind a"
         " gateway that sets it",
     )
     reflection: bool | None = Field(
-        None, description="whether gRPC reflection is served (default: on a loopback --host)"
+        None, description="serve gRPC reflection (default: on a loopback --host)"
     )
-    http: bool = Field(True, description="whether OpenAI's HTTP API is served")
+    http: bool = Field(True, description="serve OpenAI's HTTP API")
     http_port: int = Field(
         8000,
         ge=0,

@@ -49,10 +49,10 @@ class PolicySettings(LimitSettings):
         0.01, ge=0, lt=1, description="share of the blocks that admission leaves free"
     )
     prefix_caching: bool = Field(
-        True, description="whether requests share the KV cache of prefixes they have in common"
+        True, description="share the KV cache of common prefixes between requests"
     )
     cpu_prefix_cache: bool = Field(
-        True, description="whether prefixes that no longer fit are kept in swap space, if that pays"
+        True, description="keep prefixes that no longer fit in swap space, if that pays"
     )
     num_gpu_blocks_override: int | None = Field(
         None, gt=0, description="use so many of each worker's KV-cache blocks"

@@ -48,7 +48,7 @@ class DemoSettings(ServeSettings):
     grpc_port: int = Field(
         0, ge=0, le=65535, description="port of the gRPC API, on --host; 0 picks one"
     )
-    http: bool = Field(False, description="whether OpenAI's HTTP API is served")
+    http: bool = Field(False, description="serve OpenAI's HTTP API")
 
     @model_validator(mode="after")
     def _is_in_the_clear(self) -> Self:

@@ -93,7 +93,7 @@ class ModelSettings(TelemetrySettings):
         BeforeValidator(renamed({"vllm": "signalbox"})),
     ] = Field("auto", description="whose code runs the model; auto is ours where there is one")
     trust_remote_code: bool = Field(
-        False, description="whether code in the model's repository may run on this machine"
+        False, description="allow code in the model's repository to run on this machine"
     )
     generation_config: str = Field(
         "auto",
