@@ -67,11 +67,12 @@ CLIENTS = (
 )
 
 
-def run(client: Client, variables: dict[str, str]) -> str:
-    """Runs a client's script; returns why it failed, or nothing."""
+def run(client: Client, variables: dict[str, str], folder: str) -> str:
+    """Runs a client's script in a folder of its own files; returns why it failed, or nothing."""
     try:
         done = subprocess.run(
             client.command(),
+            cwd=folder,
             env={**_environment(), **variables},
             capture_output=True,
             text=True,
@@ -103,7 +104,7 @@ def run_all() -> dict[Client, str]:
         with serve(Path(folder, "log"), *arguments) as stack:
             variables = {"SIGNALBOX_ROUTER": stack.address, "SIGNALBOX_HTTP": stack.http_url()}
             for client in CLIENTS:
-                reasons[client] = run(client, variables)
+                reasons[client] = run(client, variables, folder)
                 outcome = "failed" if reasons[client] else "passed"
                 print(f"{client.package} {client.version()}: {outcome}", flush=True)
                 if reasons[client]:
