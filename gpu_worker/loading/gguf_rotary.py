@@ -23,7 +23,21 @@ _BETA_FAST, _BETA_SLOW = 32.0, 1.0
 def rope_parameters(
     fields: GGUFFields, content: GGUFContent, *, head_size: int, path: Path
 ) -> dict[str, Any]:
-    """Returns rope_parameters; raises ModelError for a rotation that is not served."""
+    """Returns rope_parameters; raises ModelError for a rotation that is not served, or is none."""
+    parameters = _parameters(fields, content, head_size=head_size, path=path)
+    for name, value in parameters.items():
+        if not all(
+            isinstance(one, str) or (math.isfinite(one) and one > 0)
+            for one in (value if isinstance(value, list) else [value])
+        ):
+            shown = str(value)[:40]
+            raise ModelError(f"{path} rotates by a {name} of {shown}; fetch a sound file")
+    return parameters
+
+
+def _parameters(
+    fields: GGUFFields, content: GGUFContent, *, head_size: int, path: Path
+) -> dict[str, Any]:
     parameters: dict[str, Any] = {"rope_theta": float(fields.of_model("rope.freq_base", 10000.0))}
     rotated = int(fields.of_model("rope.dimension_count", head_size))
     if rotated != head_size:

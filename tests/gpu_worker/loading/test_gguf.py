@@ -301,6 +301,26 @@ def test_yarn_of_a_gguf_is_that_of_transformers(variant: dict[str, Any], tmp_pat
     torch.testing.assert_close(sin, theirs[1][0, :, :8], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("rope.freq_base", math.nan),
+        ("rope.scaling.factor", -4.0),
+        ("rope.scaling.yarn_beta_fast", math.inf),
+        ("rope.scaling.attn_factor", 0.0),
+        ("rope.scaling.original_context_length", 0),
+    ],
+)
+def test_rotation_by_what_is_no_positive_number_is_refused(
+    key: str, value: float, tmp_path: Path
+) -> None:
+    reference = make_model(tmp_path / "hf", "qwen3", head_dim=8)
+    extra = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, key: value}
+    path = make_gguf(tmp_path / "x.gguf", reference, "qwen3", extra=extra)
+    with pytest.raises(ModelError, match=r"rotates by a \w+ of .*; fetch a sound file"):
+        assert open_path(path).config
+
+
 def test_attention_factor_of_llama_cpp_multiplies_that_of_yarn(tmp_path: Path) -> None:
     reference = make_model(tmp_path / "hf", "llama-yarn")
     extra = {"rope.scaling.attn_factor": 0.5}
