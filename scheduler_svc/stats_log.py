@@ -16,7 +16,7 @@ from scheduler_svc.scheduler import Scheduler
 logger = logging.getLogger(__name__)
 
 _LINE = (
-    "worker busy: %(worker)s, %(prompt_tokens_per_s).1f prompt tokens/s,"
+    "worker load: %(worker)s, %(prompt_tokens_per_s).1f prompt tokens/s,"
     " %(generated_tokens_per_s).1f generated tokens/s, %(steps_per_s).1f steps/s,"
     " running %(running)d, swapped %(swapped)d, waiting %(waiting)d,"
     " KV cache %(kv_cache_percent)d%% used, prefix hits %(prefix_hit_percent)d%%,"
