@@ -61,7 +61,7 @@ def _worker(worker: WorkerLoad, *, style: str) -> Panel:
     state = "  draining" if worker.is_draining else ""
     title = f"{worker.address}  running {worker.num_running}  swapped {worker.num_swapped}{state}"
     body = Group(rows, *(Text(line) for line in lines))
-    return Panel(body, title=title, title_align="left", style=style)
+    return Panel(body, title=Text(title), title_align="left", style=style)
 
 
 def _kv(worker: WorkerLoad) -> str:

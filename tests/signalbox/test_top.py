@@ -147,3 +147,9 @@ def test_a_scheduler_that_goes_away_is_reported_until_it_is_back() -> None:
 def test_options_that_do_not_fit_are_refused_by_name() -> None:
     with pytest.raises(ValueError, match="--interval is 0"):
         run({"address": "", "interval": 0, "once": True, "json": False})
+
+
+def test_the_address_of_a_worker_is_no_markup() -> None:
+    stats = make_stats(1)
+    stats.workers[0].address = "[fe80::1]:50061"
+    assert "[fe80::1]:50061  running 7" in text_of(render(measure(stats, stats), "host:50052"))
