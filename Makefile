@@ -82,7 +82,7 @@ clients: ## the examples in Node, Go and C++, whose toolchains clients/README.md
 
 clean: ## removes everything that make made, but the model
 	rm -rf $(VENV) $(OTHERS) build dist *.egg-info kernels/signalbox_kernels/_build
-	rm -rf clients/node/node_modules clients/go/build clients/cpp/build
+	rm -rf $(OTHERS) tests/third_party/node_modules clients/node/node_modules clients/go/build clients/cpp/build
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -98,11 +98,12 @@ $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@
 
 # --no-deps: the file pins what each package pulls in, too.
-$(OTHERS)/.installed: tests/third_party/requirements.txt
+$(OTHERS)/.installed: tests/third_party/requirements.txt tests/third_party/package-lock.json
 	@echo "Installing the clients into $(OTHERS)"
 	@$(PYTHON) -m venv $(OTHERS)
 	@$(OTHERS)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps \
 		--only-binary :all: -r tests/third_party/requirements.txt
+	@cd tests/third_party && npm ci --ignore-scripts --no-audit --no-fund --silent
 	@touch $@
 
 $(MODEL): | $(BIN)/python

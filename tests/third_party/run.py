@@ -6,6 +6,7 @@ ours. `--write-docs` writes the table of docs/clients.md; without it the table m
 is there, so that a client which stops working fails the run.
 """
 
+import json
 import os
 import re
 import subprocess
@@ -37,8 +38,15 @@ class Client:
     def path(self) -> Path:
         return HERE / "clients" / self.script
 
+    @property
+    def is_node(self) -> bool:
+        return self.path.suffix == ".mjs"
+
     def version(self) -> str:
-        """Returns the version that requirements.txt pins."""
+        """Returns the version that requirements.txt or package.json pins."""
+        if self.is_node:
+            package = json.loads((HERE / "package.json").read_text(encoding="utf-8"))
+            return str(package["dependencies"][self.package])
         pins = (HERE / "requirements.txt").read_text(encoding="utf-8")
         found = re.search(rf"^{re.escape(self.package)}==(\S+)$", pins, re.MULTILINE)
         assert found, f"{self.package} is not pinned"
@@ -50,7 +58,7 @@ class Client:
         return first.strip('"/# ').rstrip(".")
 
     def command(self) -> list[str | Path]:
-        return [PYTHON, self.path]
+        return ["node" if self.is_node else PYTHON, self.path]
 
 
 CLIENTS = (
@@ -64,6 +72,8 @@ CLIENTS = (
     Client("buf-bin", "buf_curl.py"),
     Client("smg", "smg_gateway.py"),
     Client("schemathesis", "schemathesis_openapi.py"),
+    Client("@grpc/grpc-js", "grpc_js.mjs"),
+    Client("@connectrpc/connect-node", "connect_node.mjs"),
 )
 
 

@@ -13,4 +13,4 @@ def test_the_page_has_each_client_at_its_pinned_version() -> None:
 
 def test_each_script_is_run() -> None:
     scripts = {path.name for path in (HERE / "clients").iterdir() if path.suffix in {".py", ".mjs"}}
-    assert scripts == {client.script for client in CLIENTS} | {"demo.py"}
+    assert scripts == {client.script for client in CLIENTS} | {"demo.py", "demo.mjs"}
