@@ -104,7 +104,7 @@ class Session:
 
     def _environment(self) -> dict[str, str]:
         ours = {
-            "PATH": f"{self._bin}:{os.environ['PATH']}",
+            "PATH": f"{self._bin}:{Path(sys.executable).parent}:{os.environ['PATH']}",
             "PYTHONPATH": os.pathsep.join(
                 str(ROOT / part) for part in ("", "kernels", "clients/python")
             ),
