@@ -8,9 +8,8 @@ PROBE_TIMEOUT_S = 2.0
 
 def listens(address: str) -> bool:
     """Returns whether "HOST:PORT" accepts a connection; blocks for at most `PROBE_TIMEOUT_S`."""
-    host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), PROBE_TIMEOUT_S):
+        with _connect(address):
             return True
     except (OSError, ValueError):
         return False
@@ -26,16 +25,14 @@ def tls_hint(address: str, *, uses_tls: bool = False) -> str:
         address: "HOST:PORT", which a call did not reach.
         uses_tls: whether the call used TLS.
     """
-    host, _, port = address.rpartition(":")
-    host = host.strip("[]")
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
     try:
-        with socket.create_connection((host, int(port)), PROBE_TIMEOUT_S) as connection:
+        with _connect(address) as connection:
             try:
-                context.wrap_socket(connection, server_hostname=host).close()
-            except (ssl.SSLError, OSError):
+                context.wrap_socket(connection, server_hostname=_host(address)).close()
+            except OSError:  # what a failed handshake raises, too
                 return "; the service there has no TLS: leave --tls-ca out" if uses_tls else ""
     except (OSError, ValueError):
         return ""
@@ -43,3 +40,14 @@ def tls_hint(address: str, *, uses_tls: bool = False) -> str:
         "; the service there speaks TLS: --tls-ca names the authority of its certificate, and"
         " --tls-cert and --tls-key the caller's certificate, if it asks for one"
     )
+
+
+def _connect(address: str) -> socket.socket:
+    """Raises OSError, or ValueError for a port that is no number."""
+    return socket.create_connection(
+        (_host(address), int(address.rpartition(":")[2])), PROBE_TIMEOUT_S
+    )
+
+
+def _host(address: str) -> str:
+    return address.rpartition(":")[0].strip("[]")
