@@ -10,9 +10,11 @@ GENERATED := build/generated
 RELEASED = $(shell ls tests/protos/released/*.binpb | sort -V | tail -n 1)
 INSTALLED := $(VENV)/.installed
 OTHERS := .venv-clients
+DOCS_VENV := .venv-docs
+CLIENT_ENVIRONMENTS := $(patsubst tests/third_party/environments/%.txt,$(OTHERS)/%/.installed,$(wildcard tests/third_party/environments/*.txt))
 
 .DEFAULT_GOAL := help
-.PHONY: help install kernels model demo test test-gpu test-chaos test-clients check lint types protos protos-fresh docs wheel clients clean
+.PHONY: help install kernels model demo test test-alone test-gpu test-chaos test-clients check lint types protos protos-fresh docs wheel clients clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -30,6 +32,9 @@ demo: $(INSTALLED) $(MODEL) ## starts router, scheduler and worker, and asks the
 test: $(INSTALLED) $(MODEL) ## the whole suite, on the CPU
 	@echo "Running the tests"
 	@OMP_WAIT_POLICY=passive $(BIN)/python -m pytest # spinning threads would starve the services
+
+test-alone: $(INSTALLED) ## attacks with a clock, repeated, and without their bounds; on an idle machine
+	@$(BIN)/python -m pytest -m alone tests/hostile
 
 test-gpu: $(INSTALLED) ## on a machine with a CUDA device: its own tests, and the kernels' as compiled
 	@$(BIN)/python -c 'import sys, torch; torch.cuda.is_available() or sys.exit( \
@@ -60,8 +65,10 @@ types: $(INSTALLED) ## mypy --strict
 protos: $(INSTALLED) ## generates the code beside the .proto files
 	@$(PROTOC) --python_out=. --pyi_out=. --grpc_python_out=. $(PROTOS)
 
-docs: $(INSTALLED) ## writes the tables of docs/ from the settings and the flags of vLLM
-	@$(BIN)/python -m signalbox.settings.reference
+docs: $(INSTALLED) $(DOCS_VENV)/.installed ## writes the generated pages of docs/, and builds the site in build/site
+	@$(BIN)/python -m signalbox.flags.reference
+	@$(BIN)/python -m scripts.cli_reference
+	@NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict
 
 protos-fresh: $(INSTALLED) ## fails if the committed generated code is not what protoc makes
 	@rm -rf $(GENERATED) && mkdir -p $(GENERATED)
@@ -81,7 +88,7 @@ clients: ## the examples in Node, Go and C++, whose toolchains clients/README.md
 	$(MAKE) -C clients/cpp
 
 clean: ## removes everything that make made, but the model
-	rm -rf $(VENV) $(OTHERS) build dist *.egg-info kernels/signalbox_kernels/_build
+	rm -rf $(VENV) $(OTHERS) $(DOCS_VENV) build dist *.egg-info kernels/signalbox_kernels/_build
 	rm -rf $(OTHERS) tests/third_party/node_modules clients/node/node_modules clients/go/build clients/cpp/build
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -97,13 +104,30 @@ $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
 	@$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-# --no-deps: the file pins what each package pulls in, too.
-$(OTHERS)/.installed: tests/third_party/requirements.txt tests/third_party/package-lock.json
-	@echo "Installing the clients into $(OTHERS)"
-	@$(PYTHON) -m venv $(OTHERS)
-	@$(OTHERS)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps \
-		--only-binary :all: -r tests/third_party/requirements.txt
+# Only what the extra `docs` names: the site needs none of what serving needs.
+$(DOCS_VENV)/.installed: pyproject.toml constraints.txt
+	@echo "Installing into $(DOCS_VENV)"
+	@$(PYTHON) -m venv $(DOCS_VENV)
+	@$(DOCS_VENV)/bin/python -c 'import tomllib; \
+		print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")' \
+		> $(DOCS_VENV)/requirements.txt
+	@$(DOCS_VENV)/bin/python -m pip install --disable-pip-version-check --quiet -c constraints.txt \
+		-r $(DOCS_VENV)/requirements.txt
+	@touch $@
+
+$(OTHERS)/.installed: $(CLIENT_ENVIRONMENTS) tests/third_party/package-lock.json
 	@cd tests/third_party && npm ci --ignore-scripts --no-audit --no-fund --silent
+	@touch $@
+
+# --no-deps: the file pins what each package pulls in, too. PyTorch, which GuideLLM loads its data
+# with, is the one of $(VENV). Three packages of lm-eval have no wheel.
+$(OTHERS)/%/.installed: tests/third_party/environments/%.txt $(INSTALLED)
+	@echo "Installing $* into $(OTHERS)"
+	@$(PYTHON) -m venv $(OTHERS)/$*
+	@$(OTHERS)/$*/bin/python -m pip install --disable-pip-version-check --quiet --no-deps \
+		--only-binary :all: --no-binary rouge-score,sqlitedict,word2number -r $<
+	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+		> $$($(OTHERS)/$*/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/zz_pytorch.pth
 	@touch $@
 
 $(MODEL): | $(BIN)/python

@@ -12,14 +12,15 @@ from collections.abc import AsyncIterator, Iterable
 from functools import partial
 from itertools import islice
 
-from benchmarks.load import Stream, Workload, drive, generate
+from benchmarks.harness.closed_loop import Stream, Workload, drive, generate
 from benchmarks.serving import vocab_size
 from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc as pb_grpc
-from rpc.client import open_channel
-from signalbox.bench.measured import Measured
-from signalbox.settings import ServeSettings, load
-from signalbox.stack import running
+from rpc.transport.channel import open_channel
+from signalbox.bench.measurements import Measured
+from signalbox.settings.loading import load
+from signalbox.settings.serve_settings import ServeSettings
+from signalbox.stack.local_stack import running
 
 HEADER = "| width | searched tokens/s | drawn tokens/s | ratio |\n|---|---|---|---|"
 

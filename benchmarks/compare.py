@@ -20,15 +20,15 @@ from pathlib import Path
 
 import grpc
 
-from benchmarks.load import WrongTokenCount, drive
-from benchmarks.loads import BY_NAME, LOADS, Kind, Load
-from benchmarks.participants import Participant, Setting, participants
+from benchmarks.comparison.loads import BY_NAME, LOADS, Kind, Load
+from benchmarks.comparison.participants import Participant, Setting, participants
+from benchmarks.comparison.report import write
+from benchmarks.comparison.results import Result, Results
+from benchmarks.harness.closed_loop import WrongTokenCount, drive
 from benchmarks.peers.offline import OfflineProcess
 from benchmarks.peers.process import PeerUnavailable, ServerProcess
-from benchmarks.report import write
-from benchmarks.results import Result, Results
 from signalbox.bench.http_stream import HttpError
-from signalbox.bench.measured import Measured, percentile_ms
+from signalbox.bench.measurements import Measured, percentile_ms
 
 FOLDER = Path(__file__).parent / "results"
 FLAGS = "--dtype bfloat16 --quantization none"

@@ -11,17 +11,17 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from contract.columns import pack_int32, pack_int64
+from contract.sampling_params import SamplingParams
+from contract.step import encode_step
 from protos.worker.v1 import worker_pb2 as pb
-from rpc.columns import pack_int32, pack_int64
-from rpc.sampling_params import SamplingParams
-from scheduler_svc import worker_codec
-from scheduler_svc.admission import AdmissionQueue
 from scheduler_svc.config import CacheShape, StepLimits
-from scheduler_svc.group_start import make_group
-from scheduler_svc.plan import StepPlan
+from scheduler_svc.planning.plan import StepPlan
+from scheduler_svc.queue.admission_queue import AdmissionQueue
+from scheduler_svc.requests.sequence_group import SequenceGroup, make_group
+from scheduler_svc.requests.timeline import GroupTimes
 from scheduler_svc.scheduler import Scheduler
-from scheduler_svc.sequence import SequenceGroup
-from scheduler_svc.timeline import GroupTimes
+from scheduler_svc.workers import worker_codec
 
 PROMPT_TOKENS = 512
 T = TypeVar("T")
@@ -74,7 +74,7 @@ def measure(num_sequences: int, *, num_steps: int) -> str:
         assert plan is not None
         timed(
             times["encode"],
-            lambda: worker_codec.execute_model_request(plan, epoch=1).SerializeToString(),  # noqa: B023
+            lambda: encode_step(plan.to_step(epoch=1)).SerializeToString(),  # noqa: B023
         )
         data = answer_to(plan)
         answer = timed(

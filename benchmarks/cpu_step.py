@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpu_worker.cache.capacity import largest_batch
+from gpu_worker.batch.batch import Batch
+from gpu_worker.batch.largest_batch import largest_batch
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
-from gpu_worker.runner import ModelRunner
-from gpu_worker.step import Batch
+from gpu_worker.runner.model_runner import ModelRunner
 
 BLOCK_SIZE = 16
 NUM_BLOCKS = 600
@@ -55,7 +55,9 @@ def make_runner(args: argparse.Namespace, form: str) -> ModelRunner:
         device_config=DeviceConfig(device="cpu", num_threads=args.threads, cpu_backend=backend),
     )
     runner.init_cache_engine(num_gpu_blocks=NUM_BLOCKS, num_cpu_blocks=0)
-    while runner.settle():  # what was never written would be read from one page of zeros, in cache
+    while (
+        runner.prefault()
+    ):  # what was never written would be read from one page of zeros, in cache
         pass
     return runner
 

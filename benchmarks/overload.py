@@ -21,13 +21,13 @@ from pathlib import Path
 
 import grpc
 
-from benchmarks.memory_pressure import SIMULATED_VOCAB_SIZE
+from benchmarks.memory.memory_pressure import SIMULATED_VOCAB_SIZE
 from benchmarks.peers.signalbox_server import SignalboxServer
 from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc as pb_grpc
-from rpc.client import open_channel
-from rpc.errors import retry_after_s
-from signalbox.bench.measured import percentile_ms
+from rpc.interceptors.status import retry_after_s
+from rpc.transport.channel import open_channel
+from signalbox.bench.measurements import percentile_ms
 from signalbox.bench.workload import random_prompts
 
 PROMPT_TOKENS = 64
@@ -40,12 +40,12 @@ STEP_MS = 20
 
 @dataclass(slots=True)
 class Offered:
-    """What became of the requests of one run."""
+    """Outcomes of the requests of one run."""
 
     ended_at: list[float] = field(default_factory=list)
-    """When each whole answer ended, by time.perf_counter."""
+    """End of each complete answer, by time.perf_counter."""
     refused_s: list[float] = field(default_factory=list)
-    """How long each refusal with RetryInfo took."""
+    """Seconds that each refusal with RetryInfo took."""
     other: Counter[str] = field(default_factory=Counter)
     """Every other ending; there should be none."""
 

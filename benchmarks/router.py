@@ -1,4 +1,4 @@
-"""What one router process costs: its CPU for each token message, and the latency that it adds.
+"""Measures the cost of one router process: CPU for each token message, and added latency.
 
     python -m benchmarks.router [--rates 1000 4000 12000] [--clients 256] [--workers 8] [--pin]
 
@@ -28,10 +28,16 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from benchmarks import bare_stream
-from benchmarks.paced_scheduler import MIN_VOCAB_SIZE, NUM_STEP_IDS, Pace, PacedScheduler, serve
-from benchmarks.stream_readers import Readers, Seen
-from signalbox.processes import spawn
+from benchmarks.harness import bare_stream
+from benchmarks.harness.paced_scheduler import (
+    MIN_VOCAB_SIZE,
+    NUM_STEP_IDS,
+    Pace,
+    PacedScheduler,
+    serve,
+)
+from benchmarks.harness.stream_readers import Readers, Seen
+from signalbox.stack.child_processes import spawn
 
 UNENDING = 1 << 19
 """Tokens of a request that lasts as long as the run."""
@@ -51,10 +57,10 @@ class Run:
     offered: float
     duration_s: float
     cpu_s: float
-    """Of the server."""
+    """CPU seconds of the server."""
     num_tokens: int
     latency_ms: NDArray[np.float64]
-    """Of the oldest token of each message."""
+    """Latency of the oldest token of each message, in milliseconds."""
 
     def row(self) -> str:
         num_messages = len(self.latency_ms)
@@ -171,7 +177,7 @@ def cpu_s(pid: int) -> float:
 
 
 class Serving(NamedTuple):
-    """What the clients ask, and who knows when each step was sent."""
+    """Requests of the clients, and the clock of the sent steps."""
 
     address: str
     pid: int

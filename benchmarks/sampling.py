@@ -17,13 +17,15 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from contract.columns import int32s, int64s
+from contract.model import WorkerCapacity
+from contract.sampling_params import SamplingParams
+from contract.step import NewSequence, Step
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
-from gpu_worker.runner import ModelRunner
-from gpu_worker.runner_protocols import CacheCapacity
-from gpu_worker.sampling.sampler import Sampler, TorchSampler
+from gpu_worker.runner.model_runner import ModelRunner
+from gpu_worker.sampling.sampler import Sampler
+from gpu_worker.sampling.torch_sampler import TorchSampler
 from gpu_worker.sequences.sequence_table import SequenceTable
-from gpu_worker.step import NewSequence, Step
-from rpc.sampling_params import SamplingParams
 
 BLOCK_SIZE = 16
 CONTEXT = 192
@@ -68,12 +70,12 @@ def make_runner(args: argparse.Namespace) -> ModelRunner:
 
 
 def make_table(runner: ModelRunner, params: Sequence[SamplingParams], rounds: int) -> SequenceTable:
-    """Sequences that have computed all but their last token, as far as anybody can tell."""
+    """Returns sequences that look as if all but their last token were computed."""
     rng = np.random.default_rng(0)
     each = -(-(CONTEXT + rounds + 1) // BLOCK_SIZE)
     table = SequenceTable(
         model=runner.model,
-        capacity=CacheCapacity(
+        capacity=WorkerCapacity(
             block_size=BLOCK_SIZE,
             num_gpu_blocks=each * len(params),
             num_cpu_blocks=0,
@@ -98,7 +100,7 @@ def make_table(runner: ModelRunner, params: Sequence[SamplingParams], rounds: in
         )
         for i, one in enumerate(params)
     ]
-    table.take(runner.execute(table.apply(Step(epoch=1, step_id=1, new=new))))
+    table.append_tokens(runner.execute(table.apply(Step(epoch=1, step_id=1, new=new))))
     return table
 
 
@@ -112,11 +114,16 @@ def measure(
     for step_id in range(rounds):
         start = time.perf_counter_ns()
         batch = table.apply(
-            Step(epoch=1, step_id=step_id, running_seq_ids=ids, running_num_new_tokens=ones)
+            Step(
+                epoch=1,
+                step_id=step_id,
+                running_seq_ids=int64s(ids.tolist()),
+                running_num_new_tokens=int32s(ones.tolist()),
+            )
         )
         packed = time.perf_counter_ns() - start
         samples = runner.execute(batch)
-        table.take(samples)
+        table.append_tokens(samples)
         times.append((packed, samples.forward_ns, samples.sample_ns))
     packed, forward, sample = (
         statistics.median(column) / 1e6 for column in zip(*times, strict=True)

@@ -1,4 +1,4 @@
-"""What one core of scheduler carries: simulated workers, load driven straight into `Connect`.
+"""Measures the load that one core of scheduler carries, with simulated workers and `Connect`.
 
     python -m benchmarks.scheduler_core [--workers 1 2 4 8]
 
@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 
 import psutil
 
+from contract.columns import unpack_int32
 from protos.scheduler.v1 import scheduler_pb2 as pb
 from protos.scheduler.v1 import scheduler_pb2_grpc as pb_grpc
 from protos.scheduler.v1 import stats_pb2
-from rpc.client import open_channel
-from rpc.columns import unpack_int32
-from signalbox.processes import Child, spawn
+from rpc.transport.channel import open_channel
+from signalbox.stack.child_processes import Child, spawn
 
 PORT = 50152
 STEP_MS = 20.0
@@ -41,7 +41,7 @@ class Driver:
             for _ in range(self.num_running):
                 await call.write(self._request())
             async for message in call:
-                outputs = message.step_outputs
+                outputs = message.updates
                 self.num_tokens += len(unpack_int32(outputs.token_ids))
                 for ended in outputs.finished_requests:
                     assert not ended.code, ended.message

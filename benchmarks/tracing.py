@@ -1,4 +1,4 @@
-"""What tracing costs, with every request sampled: CPU of router and scheduler, and throughput.
+"""Measures the cost of tracing every request: CPU of router and scheduler, and throughput.
 
     python -m benchmarks.tracing [MODEL] [--rounds 30] [--concurrency 32] ...
 
@@ -21,9 +21,9 @@ from statistics import median, quantiles
 
 import grpc
 
-from benchmarks.memory_pressure import SIMULATED_VOCAB_SIZE, VOCAB_SIZE, measure
+from benchmarks.comparison.turns import Servers, parser
+from benchmarks.memory.memory_pressure import SIMULATED_VOCAB_SIZE, VOCAB_SIZE, measure
 from benchmarks.peers.signalbox_server import SignalboxServer
-from benchmarks.turns import Servers, parser
 
 EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 COUNTED = ("router", "scheduler")

@@ -1,10 +1,11 @@
-"""What a worker is told at start: model, cache, parallelism, device. Refuses bad values by name."""
+"""Configuration of a worker: model, cache, parallelism, device. An invalid value raises an error
+that names it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rpc.sampling_defaults import check_override
+from contract.sampling_defaults import check_override
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 LOAD_FORMATS = ("auto", "dummy")
@@ -43,7 +44,7 @@ class ModelConfig:
     model_impl: str = "auto"
     """"signalbox", "transformers", or "auto": ours where there is one, else transformers'."""
     trust_remote_code: bool = False
-    """Whether Python code in the model's directory may run, for models transformers lacks."""
+    """True allows Python code in the model's directory, for models that transformers lacks."""
 
     quantization: str = "none"
     """"none", "gguf" (the file's own types, run as they are), "int8", "int4" (made at load), or
@@ -85,7 +86,7 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheConfig:
-    """How much KV cache there may be, and the largest step that it serves."""
+    """Size of the KV cache, and of the largest step."""
 
     block_size: int = AUTO_BLOCK_SIZE
     """Tokens in a block; AUTO_BLOCK_SIZE lets the attention backend choose."""
@@ -129,14 +130,15 @@ class CacheConfig:
         )
 
     def num_batched_tokens(self, device_type: str) -> int:
-        """Resolves max_num_batched_tokens: a longer step on a CPU would stall who decodes."""
+        """Returns max_num_batched_tokens or its default: on a CPU a longer step would delay
+        decodes."""
         default = 8192 if device_type == "cuda" else 512
         return self.max_num_batched_tokens or max(default, self.max_num_seqs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelConfig:
-    """This process's place in its tensor-parallel group."""
+    """Place of this process in its tensor-parallel group."""
 
     rank: int = 0
     tensor_parallel_size: int = 1
@@ -154,7 +156,7 @@ class ParallelConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceConfig:
-    """Where the model runs."""
+    """Device and implementations that run the model."""
 
     device: str = "auto"
     """"cpu", "cuda", or "auto": CUDA where there is a device."""
@@ -167,7 +169,7 @@ class DeviceConfig:
     sampling_backend: str = "auto"
     """"native" (C++, on a CPU), "triton", "torch", or "auto": the fastest that works here."""
     enforce_eager: bool = False
-    """On CUDA: no graphs; every kernel is launched by itself."""
+    """True launches every kernel by itself on CUDA, without graphs."""
 
     def __post_init__(self) -> None:
         _require(

@@ -7,20 +7,21 @@ import os
 from collections.abc import Callable
 from functools import partial
 
-from gpu_worker.runner_protocols import Runner
-from gpu_worker.scheduler_client import HAND_OVER_S, Registration
+from gpu_worker.batch.runner_protocol import Runner
+from gpu_worker.registration_client import HAND_OVER_S, Registration
+from gpu_worker.sampling.grammars import MEMORY_BYTES as GRAMMAR_BYTES
 from gpu_worker.servicer import SERVICE_NAME, WorkerServicer
 from gpu_worker.startup_client import Startup, reporting
 from gpu_worker.worker import Worker
 from protos.worker.v1 import worker_pb2_grpc
-from rpc.lifetime import run_until_signalled
-from rpc.listening import check_free, join_address
-from rpc.metrics import NO_METRICS, MetricsConfig
-from rpc.metrics_server import REMEDY as METRICS_REMEDY
-from rpc.metrics_server import serving_metrics
-from rpc.peers import OPERATOR, SCHEDULER
-from rpc.server import INTERNAL_MAX_RECEIVE_BYTES, Server
-from rpc.tls import CLEAR, TlsConfig
+from rpc.interceptors.peer_roles import OPERATOR, SCHEDULER
+from rpc.metrics.metrics_server import REMEDY as METRICS_REMEDY
+from rpc.metrics.metrics_server import serving_metrics
+from rpc.metrics.registry import NO_METRICS, MetricsConfig
+from rpc.transport.listening_ports import check_free, join_address
+from rpc.transport.server import INTERNAL_MAX_RECEIVE_BYTES, Server
+from rpc.transport.shutdown import run_until_signalled
+from rpc.transport.tls import CLEAR, TlsConfig
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +42,7 @@ async def run(
     scheduler_address: str,
     advertise_address: str | None = None,
     grace_s: float = 30.0,
+    grammar_bytes: int = GRAMMAR_BYTES,
     tls: TlsConfig = CLEAR,
     metrics: MetricsConfig = NO_METRICS,
     startup: Startup | None = None,
@@ -52,6 +54,7 @@ async def run(
         advertise_address: where the scheduler reaches this worker, "host" or "host:port"; by
             default where it listens.
         grace_s: longest time to finish what is running, before it is handed over.
+        grammar_bytes: what compiled structured outputs may count for together.
         startup: what loading reports to; the scheduler is told until it has accepted the worker.
 
     Raises RegistrationRefused, BindError, TlsError, DeviceLost, or whatever loading the model
@@ -61,7 +64,7 @@ async def run(
     if metrics.port:
         check_free(host, metrics.port, remedy=METRICS_REMEDY)
     async with reporting(startup or Startup(), scheduler_address, tls=tls) as end_reports:
-        worker = await Worker.load(make_runner)
+        worker = await Worker.load(make_runner, grammar_bytes=grammar_bytes)
         server = Server(
             host=host,
             port=port,

@@ -1,7 +1,7 @@
 """WorkerService: decodes, calls the worker, encodes.
 
-ExecuteModel reads and answers at the same time, so that the next step is on its way while one
-runs. A stream that breaks stops neither: the worker goes on, and its step log has the answers.
+ExecuteModel reads and answers at the same time, so that the next step is on its way while one runs.
+A stream that breaks stops neither: the worker goes on, and its step log has the answers.
 """
 
 import asyncio
@@ -9,7 +9,11 @@ from collections.abc import AsyncIterator
 
 import grpc
 
-from gpu_worker import codec
+from contract import grammar_cost, structured_output
+from contract.model import encode_capacity, encode_model
+from contract.step import decode_step
+from contract.tokenizer_files import split_files
+from gpu_worker import worker_codec
 from gpu_worker.lease.step_log import Answer
 from gpu_worker.worker import Worker
 from protos.worker.v1 import worker_pb2 as pb
@@ -18,7 +22,7 @@ from protos.worker.v1 import worker_pb2_grpc
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["WorkerService"].full_name
 
 NUM_QUEUED_ANSWERS = 1
-"""Beside the answer that is awaited; a sender that goes further ahead is not read."""
+"""Answers beside the one that is awaited; a sender that is further ahead is not read."""
 
 Context = grpc.aio.ServicerContext[object, object]
 
@@ -35,9 +39,9 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         worker = self._worker
         return pb.GetWorkerInfoResponse(
             epoch=worker.epoch,
-            model=codec.encode_model(worker.model, tokenizer_sha256=worker.tokenizer_sha256),
-            capacity=codec.encode_capacity(worker.capacity),
-            memory=codec.encode_memory(worker.memory(), worker.capacity),
+            model=encode_model(worker.model),
+            capacity=encode_capacity(worker.capacity),
+            memory=worker_codec.encode_memory(worker.memory(), worker.capacity),
         )
 
     async def InitCacheEngine(
@@ -53,8 +57,8 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
     async def GetTokenizer(
         self, request: pb.GetTokenizerRequest, context: Context
     ) -> AsyncIterator[pb.GetTokenizerResponse]:
-        for response in codec.encode_files(self._worker.tokenizer_files):
-            yield response
+        for name, chunk in split_files(self._worker.tokenizer_files):
+            yield pb.GetTokenizerResponse(file_name=name, chunk=chunk)
 
     async def ExecuteModel(
         self, requests: AsyncIterator[pb.ExecuteModelRequest], context: Context
@@ -66,15 +70,25 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
                 if isinstance(answer, Exception):
                     raise answer
                 # The answer belongs to the log as well: this stream's end must not cancel it.
-                yield codec.encode_result(await asyncio.shield(answer))
+                yield worker_codec.encode_result(await asyncio.shield(answer))
         finally:
             reader.cancel()
+
+    async def PrepareGrammar(
+        self, request: pb.PrepareGrammarRequest, context: Context
+    ) -> pb.PrepareGrammarResponse:
+        fault = await self._worker.grammars(epoch=request.epoch).prepared(
+            structured_output.decode(request.structured_output),
+            grammar_cost.decode(request.cost),
+            forgotten=[structured_output.decode(one) for one in request.forgotten],
+        )
+        return pb.PrepareGrammarResponse(fault=fault or "")
 
     async def Profile(
         self, request: pb.ProfileRequest, context: Context
     ) -> AsyncIterator[pb.ProfileResponse]:
-        profile = await self._worker.profile(codec.decode_profile_options(request))
-        for response in codec.encode_profile(profile):
+        profile = await self._worker.profile(worker_codec.decode_profile_options(request))
+        for response in worker_codec.encode_profile(profile):
             yield response
 
     async def _read(
@@ -85,7 +99,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         """Submits each step; passes an error on, to be raised after the answers before it."""
         try:
             async for request in requests:
-                await answers.put(self._worker.submit(codec.decode_step(request)))
+                await answers.put(self._worker.submit(decode_step(request)))
         except Exception as error:
             await answers.put(error)
         else:

@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator, Callable
 
 import grpc
 
+from contract.startup import ReportProgress, StartupProgress, ignore_progress
 from protos.scheduler.v1 import scheduler_pb2 as pb
 from protos.scheduler.v1 import scheduler_pb2_grpc
-from rpc.client import open_channel
-from rpc.startup import ReportProgress, StartupProgress, ignore_progress
-from rpc.tls import CLEAR, TlsConfig
+from rpc.transport.channel import open_channel
+from rpc.transport.tls import CLEAR, TlsConfig
 
 LOOK_S = 0.25
 REPORT_S = 1.0

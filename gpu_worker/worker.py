@@ -5,33 +5,34 @@ the execution thread, in the order in which it was asked for; a broken stream do
 """
 
 import asyncio
-import hashlib
 import logging
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
-from gpu_worker.device.device_loss import DeviceLost, is_device_lost
-from gpu_worker.execution import ExecutionThread
-from gpu_worker.lease.lease import Lease
-from gpu_worker.lease.step_log import Answer
-from gpu_worker.metrics import StepCounts
-from gpu_worker.metrics import read as read_metrics
-from gpu_worker.profiling import Profile, Profiler
-from gpu_worker.runner_protocols import (
-    CacheCapacity,
+from contract.errors import Aborted, FailedPrecondition, InvalidArgument, ResourceExhausted
+from contract.model import WorkerCapacity
+from contract.step import Step
+from contract.tokenizer_files import hash_files
+from gpu_worker.batch.runner_protocol import (
     Inspectable,
     MemoryReport,
-    ModelInfo,
+    Prefaulting,
     ProfileOptions,
     Runner,
-    Settling,
     close,
 )
+from gpu_worker.device.device_errors import DeviceLost, is_device_lost
+from gpu_worker.execution_thread import ExecutionThread
+from gpu_worker.insight.metrics import StepCounts
+from gpu_worker.insight.metrics import read as read_metrics
+from gpu_worker.insight.profiler import Profile, Profiler
+from gpu_worker.lease.lease import Lease
+from gpu_worker.lease.step_log import Answer
+from gpu_worker.sampling.grammars import MEMORY_BYTES as GRAMMAR_BYTES
 from gpu_worker.sampling.grammars import Grammars
-from gpu_worker.step import Step
-from rpc.errors import Aborted, FailedPrecondition, InvalidArgument, ResourceExhausted
-from rpc.metrics import Families
+from rpc.metrics.registry import Families
 
 logger = logging.getLogger(__name__)
 
@@ -46,15 +47,17 @@ class Worker:
         *,
         runner: Runner,
         thread: ExecutionThread,
-        capacity: CacheCapacity,
+        capacity: WorkerCapacity,
         tokenizer_files: Mapping[str, bytes],
+        grammar_bytes: int = GRAMMAR_BYTES,
     ) -> None:
-        self.model: ModelInfo = runner.model
-        self.capacity = capacity
+        self.capacity = replace(capacity, grammar_bytes=grammar_bytes)
         self.tokenizer_files = {name: tokenizer_files[name] for name in sorted(tokenizer_files)}
-        self.tokenizer_sha256 = hash_files(self.tokenizer_files)
+        self.model = replace(runner.model, tokenizer_sha256=hash_files(self.tokenizer_files))
         self._grammars = Grammars(
-            runner.model, tokenizer_json=self.tokenizer_files.get("tokenizer.json", b"")
+            runner.model,
+            tokenizer_json=self.tokenizer_files.get("tokenizer.json", b""),
+            memory_bytes=grammar_bytes,
         )
         self._runner = runner
         self._thread = thread
@@ -66,7 +69,9 @@ class Worker:
         self._profiler = Profiler(runner, thread, self.steps)
 
     @classmethod
-    async def load(cls, make_runner: Callable[[], Runner]) -> "Worker":
+    async def load(
+        cls, make_runner: Callable[[], Runner], *, grammar_bytes: int = GRAMMAR_BYTES
+    ) -> "Worker":
         """Makes and profiles a runner on the execution thread. Raises what they raise."""
         thread = ExecutionThread()
         runner: Runner | None = None
@@ -79,7 +84,15 @@ class Worker:
                 close(runner)
             thread.close()
             raise
-        return cls(runner=runner, thread=thread, capacity=capacity, tokenizer_files=files)
+        worker = cls(
+            runner=runner,
+            thread=thread,
+            capacity=capacity,
+            tokenizer_files=files,
+            grammar_bytes=grammar_bytes,
+        )
+        await worker._grammars.load()
+        return worker
 
     @property
     def epoch(self) -> int:
@@ -100,6 +113,7 @@ class Worker:
             raise FailedPrecondition("the device has failed; this worker is ending")
         self._check_pools(num_gpu_blocks=num_gpu_blocks, num_cpu_blocks=num_cpu_blocks)
         self._end_lease()
+        self._grammars.forget()  # the scheduler that opens a lease knows of none
         self._num_inits = this_init = self._num_inits + 1
         opening = self._thread.submit(
             lambda: self._open_lease(epoch, num_gpu_blocks, num_cpu_blocks)
@@ -122,10 +136,15 @@ class Worker:
         if lease is None:
             raise FailedPrecondition("no cache: call InitCacheEngine first")
         arrived_ns = time.monotonic_ns()
-        self._grammars.prepare(step.new)
+        self._grammars.prepare_new(step.new)
         return lease.log.get_or_start(
             step.step_id, lambda: self._start(lease, step, arrived_ns=arrived_ns)
         )
+
+    def grammars(self, *, epoch: int) -> Grammars:
+        """Returns the compiled structured outputs of a lease. Raises Aborted if it is another."""
+        self._check_epoch(epoch)
+        return self._grammars
 
     async def until_lost(self) -> None:
         """Waits until the device computes nothing more; raises DeviceLost then."""
@@ -182,8 +201,8 @@ class Worker:
         except MemoryError as error:
             counts = f"{num_gpu_blocks} GPU and {num_cpu_blocks} CPU blocks"
             raise ResourceExhausted(str(error) or f"no memory for {counts}") from None
-        if isinstance(self._runner, Settling):
-            self._thread.when_idle(self._runner.settle)
+        if isinstance(self._runner, Prefaulting):
+            self._thread.when_idle(self._runner.prefault)
         return Lease(
             epoch=epoch,
             runner=self._runner,
@@ -195,7 +214,7 @@ class Worker:
 
     def _end_lease(self) -> None:
         if self._lease is not None:
-            self._lease.close()
+            self._lease.revoke()
             self._lease = None
 
     def _check_epoch(self, epoch: int) -> None:
@@ -213,14 +232,3 @@ class Worker:
         ):
             if asked > announced:
                 raise ResourceExhausted(f"{name}: {asked} asked for, {announced} announced")
-
-
-def hash_files(files: Mapping[str, bytes]) -> str:
-    """Returns the SHA-256 over name, NUL, length and content of each file, in order of the names.
-
-    The length is 8 bytes, little-endian. The scheduler checks what it fetches against it.
-    """
-    digest = hashlib.sha256()
-    for name, content in sorted(files.items()):
-        digest.update(name.encode() + b"\0" + len(content).to_bytes(8, "little") + content)
-    return digest.hexdigest()

@@ -1,1 +1,0 @@
-"""The router: text in, text out. Owns tokenisation, detokenisation and stop strings."""

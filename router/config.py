@@ -1,83 +1,97 @@
-"""How a router is set up: where it listens, whom it asks, and what it lets in."""
+"""Settings of a router: where it listens, which schedulers it calls, and what it accepts."""
 
 import enum
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from router import reasoning, tool_formats
-from rpc.metrics import NO_METRICS, MetricsConfig
-from rpc.tls import CLEAR, TlsConfig
+from router.output_parsers import reasoning_reader, tool_call_formats
+from rpc.http.port_limits import NORMAL, HttpLimits
+from rpc.limits.call_bounds import NORMAL_BOUNDS, CallBounds
+from rpc.metrics.registry import NO_METRICS, MetricsConfig
+from rpc.transport.tls import CLEAR, TlsConfig
 
 
 class LoggedRequests(enum.Enum):
-    """What the log says of each request."""
+    """Part of each request that the log contains."""
 
     NONE = "none"
     ENDS = "ends"
-    """How it ended, in numbers."""
+    """A line when a request ends, with its numbers."""
     PROMPTS = "prompts"
-    """The prompt's text too."""
+    """The text of each prompt as well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterConfig:
-    """Settings of one router process; refuses values that could not work."""
+    """Settings of one router process; impossible values raise ValueError."""
 
     host: str = "127.0.0.1"
     port: int = 50051
-    """0 picks a free port."""
+    """Port of the gRPC API; 0 picks a free port."""
     http_port: int | None = None
-    """Of OpenAI's HTTP API, on the same host; 0 picks a free port, None serves none."""
+    """Port of OpenAI's HTTP API, on the same host; 0 picks a free port, None serves no HTTP."""
     version: str = "unknown"
-    """What the HTTP API says."""
+    """Version that the HTTP API reports."""
     metrics: MetricsConfig = NO_METRICS
-    """The HTTP API has /metrics as well, unless API keys are asked for."""
+    """Metrics port. The HTTP API serves /metrics as well, unless API keys are required."""
     logged_requests: LoggedRequests = LoggedRequests.NONE
     max_http_body_bytes: int = 8 << 20
     metrics_sources: Mapping[str, str] = field(default_factory=dict)
-    """Services whose metrics the HTTP API's /metrics shows too, by name, and their sockets."""
+    """Sockets of other services whose metrics the HTTP API's /metrics includes, by service name."""
     allowed_origins: tuple[str, ...] = ()
-    """Web pages that may call the HTTP API, as "https://host"; "*" is any. Empty: no page may."""
+    """Origins of web pages that may call the HTTP API, such as "https://host"; "*" is any. Empty
+    allows none."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Host names that the HTTP API answers in a request's `Host`; see rpc/http/host_check.py."""
+    http_limits: HttpLimits = NORMAL
+    grpc_bounds: CallBounds = NORMAL_BOUNDS
+    """Limits of the gRPC port's connections and calls."""
     refuses_unknown_fields: bool = False
-    """True if the HTTP API refuses unknown fields; else a header names them, without effect."""
+    """True if the HTTP API refuses unknown fields; otherwise a response header lists them, and
+    they have no effect."""
     scheduler_addresses: tuple[str, ...] = ("127.0.0.1:50052",)
-    """Each "host:port"; all of them get requests."""
+    """Addresses as "host:port"; requests are spread over all of them."""
     resume_wait_s: float = 30.0
     """Seconds that a request waits for a scheduler after it has lost its own; 0 ends it at once."""
     model_names: tuple[str, ...] = ()
-    """Names that requests may use for the model, beside its own."""
+    """Names that requests may use for the model, beside the model's own."""
     tls: TlsConfig = CLEAR
-    """Of the public ports, and of the channel to the scheduler."""
+    """Certificates of the public ports and of the channels to the schedulers."""
     api_keys: str | None = None
-    """File of the keys that clients must show; None, without digests, asks for none."""
+    """File of the keys that clients must show; with None and no digests, no key is required."""
     api_key_digests: tuple[bytes, ...] = ()
-    """SHA-256 of keys without limits, beside those of the file."""
+    """SHA-256 of keys without limits, in addition to those in the file."""
     reflection: bool = True
     grace_s: float = 30.0
-    """How long requests that run may go on after SIGTERM."""
+    """Seconds that running requests may continue after SIGTERM."""
     max_live_requests: int = 4096
-    """Requests beyond it are refused with RESOURCE_EXHAUSTED."""
+    """Most requests that run at a time; further ones get RESOURCE_EXHAUSTED."""
     max_prompt_bytes: int = 4 << 20
-    """Longest text that is tokenised, UTF-8."""
+    """UTF-8 bytes of the longest text that is tokenised."""
+    max_grammar_cpu_s: float = 3.0
+    """CPU seconds for compiling a structured output; one that takes more is refused."""
+    max_grammar_bytes: int = 192 << 20
+    """Bytes of memory for compiling a structured output; one that takes more is refused."""
     max_unread_tokens: int = 16_384
-    """A request whose client leaves more tokens than this unread is aborted. Each alternative of a
+    """Tokens that a client may leave unread before its request is aborted. Each alternative of a
     token's logprobs counts as a token."""
     client_stall_timeout_s: float = 60.0
-    """A stream ends whose client takes nothing for so long while something is written for it."""
+    """Seconds after which a stream ends whose client reads nothing while output waits for it."""
     seed: int | None = None
     """Seed in [0, 2**64) of the sequence of seeds for requests without one; None is random."""
     tokenizer_threads: int = 2
     trust_tenant_header: bool = False
     """True if metadata `x-signalbox-tenant` names a request's tenant; see tenants.py."""
-    tool_call_parser: str = tool_formats.AUTO
-    """Format of tool calls in a model's text: one of tool_formats.CHOICES."""
-    reasoning_parser: str = reasoning.AUTO
-    """Format of reasoning in a model's text: one of reasoning.CHOICES."""
+    tool_call_parser: str = tool_call_formats.AUTO
+    """Format of tool calls in a model's text: one of tool_call_formats.CHOICES."""
+    reasoning_parser: str = reasoning_reader.AUTO
+    """Format of reasoning in a model's text: one of reasoning_reader.CHOICES."""
     chat_template: str | None = None
     """Source text of a chat template that replaces the model's."""
     disable_additional_properties: bool = True
-    """True if JSON schemas' objects have only the keys that they declare; see closed_schema.py."""
+    """True if objects of a JSON schema may have only the keys that it declares; see
+    closed_schema.py."""
     model_poll_s: float = 1.0
     """Seconds between two queries of the scheduler for the served model."""
 
@@ -87,11 +101,11 @@ class RouterConfig:
             raise ValueError(f"scheduler addresses are {addresses}; give at least one, each once")
         if not 0 <= self.resume_wait_s < math.inf:
             raise ValueError(f"resume_wait is {self.resume_wait_s}; it must be at least 0")
-        if self.tool_call_parser not in tool_formats.CHOICES:
-            known = ", ".join(tool_formats.CHOICES)
+        if self.tool_call_parser not in tool_call_formats.CHOICES:
+            known = ", ".join(tool_call_formats.CHOICES)
             raise ValueError(f"tool_call_parser is {self.tool_call_parser!r}; use one of {known}")
-        if self.reasoning_parser not in reasoning.CHOICES:
-            known = ", ".join(reasoning.CHOICES)
+        if self.reasoning_parser not in reasoning_reader.CHOICES:
+            known = ", ".join(reasoning_reader.CHOICES)
             raise ValueError(f"reasoning_parser is {self.reasoning_parser!r}; use one of {known}")
         for name, port in (("port", self.port), ("http_port", self.http_port or 0)):
             if not 0 <= port <= 65_535:
@@ -100,6 +114,8 @@ class RouterConfig:
             max_live_requests=self.max_live_requests,
             max_prompt_bytes=self.max_prompt_bytes,
             max_http_body_bytes=self.max_http_body_bytes,
+            max_grammar_cpu_s=self.max_grammar_cpu_s,
+            max_grammar_bytes=self.max_grammar_bytes,
             max_unread_tokens=self.max_unread_tokens,
             client_stall_timeout_s=self.client_stall_timeout_s,
             tokenizer_threads=self.tokenizer_threads,

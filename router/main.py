@@ -2,64 +2,65 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import grpc
-from prometheus_client import CollectorRegistry
-from prometheus_client.registry import Collector
 from smg_grpc_proto import vllm_engine_pb2_grpc
 
+from contract.errors import Code
 from protos.inference.v1 import inference_pb2_grpc
-from router.admission import Admission
 from router.config import RouterConfig
-from router.generation import Generator
-from router.key_gate import KeyInterceptor
-from router.keys import KeyRing
-from router.load_client import LoadClient
-from router.metrics import RouterMetrics
-from router.observer import Observer
-from router.request_log import RequestLog
-from router.schedulers import Schedulers
-from router.servicer import OPERATIONS, SERVICE_NAME, InferenceServicer
-from router.tenants import Tenants
+from router.generator import Generator
+from router.inference.servicer import OPERATIONS, SERVICE_NAME, InferenceServicer
+from router.insight.metrics import RouterMetrics
+from router.insight.request_log import RequestLog
+from router.insight.request_observer import Observer
+from router.keys.api_keys import KeyRing
+from router.keys.key_interceptor import KeyInterceptor
+from router.keys.tenants import Tenants
+from router.request_admission import Admission
+from router.requests.live_requests import LiveRequests
+from router.schedulers.load_client import LoadClient
+from router.schedulers.scheduler_pool import Schedulers
 from router.vllm.servicer import OPERATIONS as VLLM_OPERATIONS
 from router.vllm.servicer import SERVICE_NAME as VLLM_SERVICE
 from router.vllm.servicer import VllmEngineServicer
-from rpc.lifetime import run_until_signalled
-from rpc.listening import GRPC_REMEDY
-from rpc.merged_metrics import merged
-from rpc.metrics import PREFIXES, make_registry
-from rpc.metrics_server import metrics_server
-from rpc.otel_metrics import exported
-from rpc.server import Server
-from rpc.slow_clients import SlowClientInterceptor
+from rpc.interceptors.write_timeout import SlowClientInterceptor
+from rpc.limits.large_messages import LargeMessages
+from rpc.metrics.metrics_server import metrics_server
+from rpc.metrics.registry import make_registry
+from rpc.transport.listening_ports import GRPC_REMEDY
+from rpc.transport.server import Server
+from rpc.transport.shutdown import run_until_signalled
 
 if TYPE_CHECKING:
-    from router.openai.server import HttpServer
+    from router.http.server import HttpServer
 
 logger = logging.getLogger(__name__)
 
 
 class Router:
-    """The parts of a router, wired; also what tests start."""
+    """Creates and connects the parts of a router; tests start it too."""
 
     def __init__(
         self, config: RouterConfig, *, on_serving: Callable[[str], None] = lambda _name: None
     ) -> None:
-        """`on_serving` is told the model's name whenever requests begin to be taken."""
+        """Makes a router; `on_serving` is called with the model's name whenever serving begins."""
         self._on_serving = on_serving
         self._tls = config.tls
         metrics = RouterMetrics()
         keys = _key_ring(config, metrics)
+        self._messages = LargeMessages(self._count_malformed)
         self.server = Server(
             host=config.host,
             port=config.port,
             reflection=config.reflection,
             interceptors=[
                 *([KeyInterceptor(keys)] if keys else []),
+                self._messages,
                 SlowClientInterceptor(config.client_stall_timeout_s),
             ],
+            bounds=config.grpc_bounds,
             tls=config.tls,
             on_malformed=self._count_malformed,
             remedy=GRPC_REMEDY,
@@ -75,22 +76,31 @@ class Router:
             model_names=config.model_names,
         )
         self.admission = Admission(config, self.schedulers)
+        self.live = LiveRequests(config.max_live_requests)
         self.registry = make_registry(metrics.read, prefix=config.metrics.prefix)
         self.generator = Generator(
             self.admission,
             self.schedulers,
+            self.live,
             tool_call_parser=config.tool_call_parser,
             reasoning_parser=config.reasoning_parser,
             observer=Observer(metrics, RequestLog(config.logged_requests)),
         )
         self._load = LoadClient(config.scheduler_addresses, tls=config.tls)
         tenants = Tenants(trust_header=config.trust_tenant_header, keys=keys)
-        self.http = _http_server(config, self.generator, tenants, keys, self.registry)
+        self.http: HttpServer | None = None
+        if config.http_port is not None:
+            # This imports fastapi, which takes as long as all other imports of a router.
+            from router.http.server_factory import make_http_server
+
+            self.http = make_http_server(config, self.generator, tenants, keys, self.registry)
         self.metrics_server = metrics_server(
             config.metrics, self.registry, host=config.host, tls=config.tls, names_callers=False
         )
         self.server.add(
-            InferenceServicer(self.generator, tenants=tenants, load=self._load),
+            InferenceServicer(
+                self.generator, tenants=tenants, load=self._load, messages=self._messages
+            ),
             inference_pb2_grpc.add_InferenceServiceServicer_to_server,
             name=SERVICE_NAME,
         )
@@ -99,6 +109,7 @@ class Router:
                 self.generator,
                 tenants=tenants,
                 load=self._load,
+                messages=self._messages,
                 version=config.version,
                 is_serving=lambda: self.server.is_serving(VLLM_SERVICE),
             ),
@@ -117,11 +128,11 @@ class Router:
         if self.metrics_server is not None:
             await self.metrics_server.start()
         self._connecting = asyncio.create_task(self.schedulers.run(), name="schedulers")
-        logger.info("router listens on %s", self.server.address)
+        logger.info("gRPC at %s", self.server.address)
         return port
 
     async def drain(self, *, grace_s: float) -> None:
-        """Takes no new requests and returns when those that run have ended, within grace_s."""
+        """Accepts no new requests; returns when the running ones have ended, within grace_s."""
         self.stop_serving()
         drains = [self.server.drain(grace_s=grace_s)]
         if self.http is not None:
@@ -129,16 +140,17 @@ class Router:
         await asyncio.gather(*drains)
 
     def stop_serving(self) -> None:
-        """Turns NOT_SERVING over gRPC and 503 over HTTP."""
+        """Reports NOT_SERVING over gRPC and answers 503 over HTTP."""
         self.server.stop_serving()
         if self.http is not None:
             self.http.stop_serving()
 
     async def stop(self) -> None:
-        """Lets go of ports and schedulers, whether it has started, drained or neither.
+        """Closes ports and connections to schedulers, also if the router never started or
+        drained.
 
-        Of gRPC nothing may be left when the event loop closes: what is has no loop to end on, and
-        says so on standard error while the interpreter goes.
+        gRPC must have no tasks left when the event loop closes: they could not end, and would print
+        errors to standard error when the interpreter exits.
         """
         if self._connecting is not None:
             self._connecting.cancel()
@@ -152,7 +164,7 @@ class Router:
         if operation := (OPERATIONS | VLLM_OPERATIONS).get(method):
             self.generator.unread(
                 operation,
-                grpc.StatusCode.INVALID_ARGUMENT,
+                Code.INVALID_ARGUMENT,
                 "the bytes are no message of this method's type",
             )
 
@@ -169,8 +181,7 @@ async def run(
     router = Router(config, on_serving=on_serving)
     try:
         await router.start()
-        with exported(router.registry):
-            await run_until_signalled(router, grace_s=config.grace_s)
+        await run_until_signalled(router, grace_s=config.grace_s)
     finally:
         await router.stop()
 
@@ -183,52 +194,3 @@ def _key_ring(config: RouterConfig, metrics: RouterMetrics) -> KeyRing | None:
         digests=config.api_key_digests,
         on_refused=lambda: metrics.rejected("UNAUTHENTICATED"),
     )
-
-
-def _metrics_page(
-    config: RouterConfig, registry: CollectorRegistry
-) -> Callable[[], Awaitable[Collector]]:
-    """Returns what collects the metrics that the HTTP API shows."""
-
-    async def collect() -> Collector:
-        if not config.metrics_sources:
-            return registry
-        prefix = PREFIXES[config.metrics.prefix]
-        return await merged(registry, name="router", sources=config.metrics_sources, prefix=prefix)
-
-    return collect
-
-
-def _http_server(
-    config: RouterConfig,
-    generator: Generator,
-    tenants: Tenants,
-    keys: KeyRing | None,
-    registry: CollectorRegistry,
-) -> "HttpServer | None":
-    if config.http_port is None:
-        return None
-    # These import fastapi, which takes as long as all else that a router imports.
-    from router.openai.api import Api
-    from router.openai.app import make_app
-    from router.openai.bodies import BodyReader
-    from router.openai.cors import shared_with
-    from router.openai.key_gate import KeyGate
-    from router.openai.server import HttpServer
-    from router.openai.slow_clients import StallGate
-
-    api = Api(
-        generator,
-        tenants=tenants,
-        version=config.version,
-        bodies=BodyReader(
-            max_bytes=config.max_http_body_bytes, refuses_unknown=config.refuses_unknown_fields
-        ),
-    )
-    # With keys there are several clients, none of whom is to see what the others do.
-    shown = _metrics_page(config, registry) if keys is None else None
-    app = make_app(api, version=config.version, metrics=shown)
-    guarded = app if keys is None else KeyGate(app, keys)
-    shared = shared_with(guarded, config.allowed_origins)
-    bounded = StallGate(shared, timeout_s=config.client_stall_timeout_s)
-    return HttpServer(bounded, host=config.host, port=config.http_port, tls=config.tls)

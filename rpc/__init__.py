@@ -1,1 +1,0 @@
-"""How Signalbox runs gRPC: server, client, errors, packed columns, telemetry. No domain types."""

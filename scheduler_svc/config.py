@@ -4,8 +4,8 @@ import math
 from dataclasses import dataclass, field
 from enum import Enum
 
-from rpc.metrics import NO_METRICS, MetricsConfig
-from rpc.tls import CLEAR, TlsConfig
+from rpc.metrics.registry import NO_METRICS, MetricsConfig
+from rpc.transport.tls import CLEAR, TlsConfig
 
 POLICIES = ("fcfs", "priority", "shortest-prompt", "fair")
 
@@ -17,11 +17,6 @@ class PreemptionMode(Enum):
     """Whichever costs less by the worker's measured rates."""
     SWAP = "swap"
     RECOMPUTE = "recompute"
-
-
-FEW_DECODES, MANY_DECODES = 8, 16
-"""Beside so many a chunk of a spread prompt is at least an eighth, or a quarter, of a step's
-tokens; beside a number between them a share between these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,32 +38,13 @@ class StepLimits:
         if self.prefill_spread < 1:
             raise ValueError(f"prefill_spread is {self.prefill_spread}; it must be at least 1")
 
-    def token_budget(self, most: int | None) -> int:
-        """Returns the tokens of a step where memory suffices for `most`, if it says so.
-
-        Never fewer than sequences: all that decode come along, and the worker cuts what it must.
-        """
-        if most is None:
-            return self.max_num_batched_tokens
-        return min(self.max_num_batched_tokens, max(most, self.max_num_seqs))
-
-    def within(self, other: "StepLimits") -> "StepLimits":
-        """Returns the tighter of two limits, each."""
+    def within(self, *, max_num_seqs: int, max_num_batched_tokens: int) -> "StepLimits":
+        """Returns these limits, tightened to what a worker announces."""
         return StepLimits(
-            max_num_seqs=min(self.max_num_seqs, other.max_num_seqs),
-            max_num_batched_tokens=min(self.max_num_batched_tokens, other.max_num_batched_tokens),
-            prefill_spread=max(self.prefill_spread, other.prefill_spread),
+            max_num_seqs=min(self.max_num_seqs, max_num_seqs),
+            max_num_batched_tokens=min(self.max_num_batched_tokens, max_num_batched_tokens),
+            prefill_spread=self.prefill_spread,
         )
-
-    def prompt_budget(self, num_prompt_tokens: int, *, num_decodes: int) -> int:
-        """Returns how many tokens of the prompts that are left a step of decodes takes along.
-
-        Its share of a burst, so that those who decode notice little of it, but enough to be worth
-        a pass over the weights: the more decode, the longer others wait for a prompt of few chunks.
-        """
-        share = -(-num_prompt_tokens // self.prefill_spread)
-        part = min(max(num_decodes, FEW_DECODES), MANY_DECODES)
-        return max(share, self.max_num_batched_tokens * part // (4 * MANY_DECODES), 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +67,7 @@ class CacheShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyConfig:
-    """Which scheduling policy, and the numbers of those that come with us; see policy.py."""
+    """Which scheduling policy, and the numbers of those that come with us; see policies.py."""
 
     name: str = "fcfs"
     """fcfs, priority, shortest-prompt, fair, or package.module:Class."""
@@ -160,6 +136,8 @@ class SchedulerConfig:
     """A worker that is silent for so long is lost."""
     worker_wait_s: float = 30.0
     """How long accepted requests wait when no worker takes them."""
+    worker_quarantine_s: float = 60.0
+    """Longest pause of a worker that is lost again and again; 0 lets it join at once."""
     step_timeout_s: float = 10.0
     """Least time that a step is given; longer if its size predicts more."""
     router_buffer_messages: int = 1024
@@ -183,5 +161,9 @@ class SchedulerConfig:
             raise ValueError("num_gpu_blocks_override must be at least 1")
         if not 0 <= self.worker_wait_s < math.inf:
             raise ValueError(f"worker_wait is {self.worker_wait_s}; it must be at least 0")
+        if not 0 <= self.worker_quarantine_s < math.inf:
+            raise ValueError(
+                f"worker_quarantine is {self.worker_quarantine_s}; it must be at least 0"
+            )
         if self.lease_s < 2 * self.heartbeat_interval_s:
             raise ValueError("lease_s must be at least twice heartbeat_interval_s")

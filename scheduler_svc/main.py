@@ -8,20 +8,20 @@ from collections.abc import AsyncIterator
 from functools import partial
 
 from protos.scheduler.v1 import scheduler_pb2_grpc as pb_grpc
-from rpc.lifetime import run_until_signalled
-from rpc.metrics_server import serving_metrics
-from rpc.peers import OPERATOR, ROUTER, WORKER
-from rpc.server import INTERNAL_MAX_RECEIVE_BYTES, Server
-from scheduler_svc import metrics
-from scheduler_svc.assembly import make_cluster
+from rpc.interceptors.peer_roles import OPERATOR, ROUTER, WORKER
+from rpc.metrics.metrics_server import serving_metrics
+from rpc.transport.server import INTERNAL_MAX_RECEIVE_BYTES, Server
+from rpc.transport.shutdown import run_until_signalled
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.config import SchedulerConfig
-from scheduler_svc.record_codec import FileRecorder
-from scheduler_svc.recording import UNRECORDED, Recorder
-from scheduler_svc.registry_servicer import WorkerRegistryServicer
-from scheduler_svc.servicer import SchedulerServicer
-from scheduler_svc.starting_workers import StartingWorkers
-from scheduler_svc.stats_log import StatsLog
+from scheduler_svc.factory import make_cluster
+from scheduler_svc.recorder import UNRECORDED, Recorder
+from scheduler_svc.replay.recording_codec import FileRecorder
+from scheduler_svc.reports import metrics
+from scheduler_svc.reports.stats_log import StatsLog
+from scheduler_svc.service.registry_servicer import WorkerRegistryServicer
+from scheduler_svc.service.scheduler_servicer import SchedulerServicer
+from scheduler_svc.workers.starting_workers import StartingWorkers
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ IDLE_TICK_S = 0.25
 async def run(config: SchedulerConfig) -> None:
     """Serves until a signal. SchedulerService is healthy while there is a worker."""
     async with serving(config) as (server, cluster):
-        logger.info("scheduler listens on %s; waiting for a worker", server.address)
+        logger.info("listening on %s; waiting for a worker", server.address)
         await run_until_signalled(
             server, grace_s=config.drain_timeout_s, on_drain=lambda: _drain(server, cluster)
         )
@@ -106,15 +106,15 @@ async def _log_stats(cluster: Cluster, interval_s: float) -> None:
 async def _tick(server: Server, cluster: Cluster, recorder: Recorder) -> None:
     """Ends requests that are out of time; keeps health up to date."""
     while True:
-        if len(cluster):
+        if len(cluster.requests):
             recorder.tick(time.monotonic())
-            cluster.expire()
+            cluster.requests.expire()
         server.set_serving(SCHEDULER_SERVICE, serving=cluster.is_serving)
-        await asyncio.sleep(TICK_S if cluster.has_deadlines else IDLE_TICK_S)
+        await asyncio.sleep(TICK_S if cluster.requests.has_deadlines else IDLE_TICK_S)
 
 
 async def _drain(server: Server, cluster: Cluster) -> None:
     """Lets the requests end; then cuts the streams, which do not end by themselves."""
-    while len(cluster):  # noqa: ASYNC110 (an event for this alone is not worth it)
+    while len(cluster.requests):  # noqa: ASYNC110 (an event for this alone is not worth it)
         await asyncio.sleep(TICK_S)
     await server.drain(grace_s=0)

@@ -4,36 +4,37 @@ Pure planning: no clock, no I/O. `schedule` books what it plans; `update` takes 
 steps may be planned before the first is answered, so a sequence counts its tokens in flight, and
 while there are any it is not preempted, forked or freed.
 
-The parts, each of which owns what the others ask it for: `GroupQueues` (which group is where),
-`BlockSpaceManager` (who holds which blocks), `WorkerView` (what the worker knows), `Planner`,
-`Pulling` and `Preemption` (who computes, who comes in, who yields), `Acceptance` and `Endings`
-(what answers mean, what ends), `SteadyLane` (the counters of those who only decode).
+Its parts own the state: `GroupQueues` the queue of each group, `BlockSpaceManager` the blocks,
+`WorkerState` what the worker knows, `DecodeColumns` the counters of sequences that only decode.
+`Planner`, `GroupSelection` and `Preemption` decide one step; `OutputProcessor` says what its answer
+means, and `SequenceRelease` ends sequences.
 """
 
 from collections import deque
 from collections.abc import Set
 
-from scheduler_svc.acceptance import Acceptance
-from scheduler_svc.admission import AdmissionQueue
-from scheduler_svc.block_manager import BlockSpaceManager
+from contract.updates import FinishReason
 from scheduler_svc.config import CacheShape, PreemptionMode, StepLimits
-from scheduler_svc.cost import CostModel
-from scheduler_svc.endings import Endings
-from scheduler_svc.plan import StepAnswer, StepOutcome, StepPlan
-from scheduler_svc.planner import Planner
-from scheduler_svc.preemption import Preemption
-from scheduler_svc.pulling import Pulling
-from scheduler_svc.queues import GroupQueues
-from scheduler_svc.sequence import (
-    Counters,
-    FinishReason,
-    Sequence,
-    SequenceGroup,
-    SequenceStatus,
-)
-from scheduler_svc.stats import RequestStats, StepStats
-from scheduler_svc.steady import SteadyLane
-from scheduler_svc.worker_view import WorkerView
+from scheduler_svc.insight.stats import RequestStats, StepStats
+from scheduler_svc.kv.block_manager import BlockSpaceManager
+from scheduler_svc.kv.cost_model import CostModel
+from scheduler_svc.planning.decode_columns import DecodeColumns
+from scheduler_svc.planning.group_selection import GroupSelection
+from scheduler_svc.planning.plan import StepAnswer, StepPlan, StepTimings
+from scheduler_svc.planning.planner import Planner
+from scheduler_svc.planning.preemption import Preemption
+from scheduler_svc.planning.sequence_release import SequenceRelease
+from scheduler_svc.planning.suspect_turns import Trials, pop_cleared
+from scheduler_svc.planning.token_budget import token_budget
+from scheduler_svc.planning.worker_grammars import WorkerGrammars
+from scheduler_svc.planning.worker_state import WorkerState
+from scheduler_svc.queue.admission_queue import AdmissionQueue
+from scheduler_svc.queue.worker_queues import GroupQueues
+from scheduler_svc.requests.sequence import Counters, Sequence, SequenceStatus
+from scheduler_svc.requests.sequence_group import SequenceGroup
+from scheduler_svc.requests.timeline import EventKind
+from scheduler_svc.results.output_processor import OutputProcessor
+from scheduler_svc.results.step_outcome import StepOutcome
 
 
 class Scheduler:
@@ -49,6 +50,7 @@ class Scheduler:
         cost: CostModel | None = None,
         eos_token_ids: frozenset[int] = frozenset(),
         worker_name: str = "",
+        grammar_bytes: int = 0,
     ) -> None:
         self.worker_name = worker_name
         self.limits = limits
@@ -69,35 +71,49 @@ class Scheduler:
             costs=self.cost,
         )
         self._queues = queues = GroupQueues(admission)
-        self._lane = lane = SteadyLane(blocks, admission)
-        self._view = view = WorkerView(blocks)
-        self._endings = Endings(queues=queues, blocks=blocks, view=view)
+        self._decode_columns = decode_columns = DecodeColumns(blocks, admission)
+        self._worker_state = worker_state = WorkerState(blocks)
+        self._sequence_release = SequenceRelease(
+            queues=queues, blocks=blocks, worker_state=worker_state
+        )
         self._preemption = Preemption(
             queues=queues,
             blocks=blocks,
-            lane=lane,
-            view=view,
-            endings=self._endings,
+            decode_columns=decode_columns,
+            worker_state=worker_state,
+            sequence_release=self._sequence_release,
             cost=self.cost,
             mode=preemption_mode,
         )
-        self._pulling = Pulling(limits=limits, queues=queues, blocks=blocks, endings=self._endings)
+        self.grammars = WorkerGrammars(
+            queues=queues, sequence_release=self._sequence_release, memory_bytes=grammar_bytes
+        )
+        self._trials = Trials(queues, worker_name=worker_name)
+        self._group_selection = GroupSelection(
+            limits=limits,
+            queues=queues,
+            blocks=blocks,
+            sequence_release=self._sequence_release,
+            grammars=self.grammars,
+            trials=self._trials,
+        )
         self._planner = Planner(
             limits=limits,
             queues=queues,
-            pulling=self._pulling,
+            group_selection=self._group_selection,
             blocks=blocks,
-            lane=lane,
-            view=view,
+            decode_columns=decode_columns,
+            worker_state=worker_state,
             preemption=self._preemption,
-            endings=self._endings,
+            sequence_release=self._sequence_release,
+            trials=self._trials,
             worker_name=worker_name,
         )
-        self._acceptance = Acceptance(
+        self._output_processor = OutputProcessor(
             blocks=blocks,
-            lane=lane,
-            view=view,
-            endings=self._endings,
+            decode_columns=decode_columns,
+            worker_state=worker_state,
+            sequence_release=self._sequence_release,
             admission=admission,
             eos_token_ids=eos_token_ids,
         )
@@ -107,37 +123,67 @@ class Scheduler:
     @property
     def token_budget(self) -> int:
         """Tokens of the next step."""
-        return self.limits.token_budget(self._memory_tokens)
+        return token_budget(self.limits, memory_tokens=self._memory_tokens)
 
     def schedule(self, now: float) -> StepPlan | None:
-        """Plans one step and books its blocks; None if there is nothing to do."""
+        """Plans one step and books its blocks; None if there is nothing to do now."""
+        if self._trials.must_wait(self.inflight):
+            return None
         plan = StepPlan(
             step_id=self.num_steps + 1,
             token_budget=self.token_budget,
             planned_at=now,
         )
-        self._planner.fill(plan, now)
+        self._fill(plan, now)
+        self.grammars.plan()
         plan.swap_out += self.blocks.complete()
         if plan.is_empty:
             return None
-        self._view.close(plan)
-        self._planner.settle(plan)
+        self._worker_state.finish_plan(plan)
+        self._planner.update_decode_columns(plan)
         self.num_steps = plan.step_id
         self.inflight.append(plan)
+        self._trials.is_turn = not plan.is_alone
         return plan
 
-    def take_failed(self) -> list[SequenceGroup]:
+    def _fill(self, plan: StepPlan, now: float) -> None:
+        """Plans for a suspect or for all others, whose turn it is; else for those with work."""
+        tries = not self.inflight and self._trials.has_work
+        if tries and self._trials.is_turn:
+            self._planner.fill_alone(plan, now)
+        if not plan.is_alone:
+            self._planner.fill(plan, now)
+        if tries and plan.is_empty and not self._trials.is_turn:
+            self._planner.fill_alone(plan, now)
+
+    def pop_failed(self) -> list[SequenceGroup]:
         """Returns the groups that planning had to end, each once."""
-        return self._endings.take_failed()
+        return self._sequence_release.pop_failed()
 
     def update(self, answer: StepAnswer, now: float) -> StepOutcome:
         """Takes the answer to the oldest planned step."""
         plan = self.inflight.popleft()
         assert plan.step_id == answer.step_id, "steps are answered in order"
         self._memory_tokens = answer.max_num_batched_tokens
-        self.cost.observe(plan, answer.timings)
+        self._observe_costs(plan, answer.timings)
         self.steps.observe(plan, answer.timings, now)
-        return self._acceptance.accept(plan, answer, now)
+        outcome = self._output_processor.process(plan, answer, now)
+        if plan.is_alone and (cleared := pop_cleared(plan.seqs[0].group)):
+            outcome.cleared.append(cleared)
+            plan.seqs[0].group.timeline.add(EventKind.CLEARED, now, step_id=plan.step_id)
+        return outcome
+
+    def _observe_costs(self, plan: StepPlan, timings: StepTimings) -> None:
+        self.cost.observe_swaps(
+            num_blocks=len(plan.swap_out) + len(plan.swap_in),
+            num_copies=len(plan.copy),
+            swap_ns=timings.swap_ns,
+        )
+        self.cost.observe_prefill(
+            num_seqs=len(plan.seqs),
+            num_tokens=plan.total_tokens,
+            forward_ns=timings.forward_ns,
+        )
 
     # Ending
 
@@ -146,17 +192,17 @@ class Scheduler:
 
         A branch that is unknown or has ended already is left as it is, as is a beam search.
         """
-        self._lane.release(group)
+        self._decode_columns.release(group)
         for seq in () if group.awaits_answers else group.unfinished:
             if seq.branch == index:
                 del seq.output_token_ids[keep_tokens:]
-                self._endings.end(seq, FinishReason.STOP_STRING)
+                self._sequence_release.end(seq, FinishReason.STOP_STRING)
         return group.is_finished
 
     def abort(self, group: SequenceGroup) -> None:
         """Ends a group that runs or is swapped. Blocks come back once no step holds them."""
-        self._lane.release(group)
-        self._endings.end_all(group)
+        self._decode_columns.release(group)
+        self._sequence_release.end_all(group)
 
     def reset_prefix_cache(self) -> bool:
         """Forgets all cached prefixes; False, changing nothing, unless all work has ended."""
@@ -171,8 +217,9 @@ class Scheduler:
 
         The scheduler is not used afterwards; the groups can be recomputed elsewhere.
         """
-        self._lane.release_all()
-        groups = self._queues.take_all()
+        self._decode_columns.release_all()
+        self.grammars.leave()
+        groups = self._queues.remove_all()
         for group in groups:
             for seq in group.sequences:
                 self.blocks.free(seq)
@@ -218,11 +265,11 @@ class Scheduler:
     @property
     def num_prompt_tokens(self) -> int:
         """Tokens of the prompts that have had their first token."""
-        return self._acceptance.num_prompt_tokens
+        return self._output_processor.num_prompt_tokens
 
     @property
     def num_generated_tokens(self) -> int:
-        return self._acceptance.num_generated_tokens
+        return self._output_processor.num_generated_tokens
 
     @property
     def num_prefix_queries(self) -> int:
@@ -241,21 +288,21 @@ class Scheduler:
     @property
     def draining(self) -> Set[Sequence]:
         """Sequences that have ended and still hold blocks, for a step in flight holds them."""
-        return self._endings.draining
+        return self._sequence_release.draining
 
     @property
     def steady(self) -> list[Sequence]:
-        """The sequences of the steady lane, in order of its rows."""
-        return self._lane.seqs
+        """The sequences of the decode columns, in order of its rows."""
+        return self._decode_columns.seqs
 
     @property
     def forget_seq_ids(self) -> list[int]:
         """What the worker is told to forget with the next step."""
-        return self._view.forget_seq_ids
+        return self._worker_state.forget_seq_ids
 
     def counters(self, seq: Sequence) -> Counters:
         """Returns how far a sequence is, wherever its counters are kept."""
-        return self._lane.counters(seq)
+        return self._decode_columns.counters(seq)
 
     def holds(self, group: SequenceGroup) -> bool:
         """Says whether the group runs or is swapped here."""
@@ -263,11 +310,13 @@ class Scheduler:
 
     def can_ever_take(self, group: SequenceGroup) -> bool:
         """Says whether a waiting group could come in here, if not now then when others are gone."""
-        return (self.is_accepting or group.has_started) and self._pulling.can_ever_run(group)
+        return (self.is_accepting or group.has_started) and self._group_selection.can_ever_run(
+            group
+        )
 
     def most_new_tokens(self, group: SequenceGroup) -> int:
         """Returns the greatest max_tokens of a new group that is taken here; else below 1."""
-        return self._pulling.most_new_tokens(group) if self.is_accepting else 0
+        return self._group_selection.most_new_tokens(group) if self.is_accepting else 0
 
     @property
     def effective_max_model_len(self) -> int:
@@ -277,7 +326,8 @@ class Scheduler:
     def check(self) -> None:
         """Asserts that blocks are conserved and each group is in one queue, in its status."""
         self._queues.check()
-        self._lane.check()
+        self._decode_columns.check()
         queued = {seq for group in self.running + self.swapped for seq in group.sequences}
-        self.blocks.check(queued | self._endings.draining)
-        self._view.check(queued)
+        self.blocks.check(queued | self._sequence_release.draining)
+        self._worker_state.check(queued)
+        self.grammars.check()

@@ -1,12 +1,14 @@
-"""The front door: the model in this process (LLM), command line, settings, a local stack, a client.
+"""The public package: Python API (LLM), command line, settings, a local stack, a client.
 
-What is imported from here comes from `signalbox.llm`, at first use: the command line needs none of
-it, and no model is loaded before somebody asks for one.
+Names are imported from `signalbox.llm` at first use: the command line needs none of them, and a
+program that does not generate loads no model code.
 """
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from signalbox.version import VERSION
+
+__version__ = VERSION
 
 if TYPE_CHECKING:
     from signalbox.llm import (

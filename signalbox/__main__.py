@@ -1,7 +1,7 @@
-"""Where the command begins: from here on Ctrl-C ends it with status 130 and not a word.
+"""Entry point of the command; from its first line Ctrl-C ends it silently with status 130.
 
-Apart from `cli.py`, because importing that, and what a command's flags need, takes long enough to
-be interrupted; and by a handler, because code that is being imported may swallow KeyboardInterrupt.
+It is apart from `cli.py`, because importing that and the flags of a command takes long enough to be
+interrupted. It sets a handler, because code that is being imported may swallow KeyboardInterrupt.
 """
 
 import os
@@ -13,7 +13,7 @@ from types import FrameType
 def main() -> int:
     """Runs one command and returns its exit status."""
     handler = signal.getsignal(signal.SIGINT)
-    if handler is signal.default_int_handler:  # else whoever started us wants it ignored
+    if handler is signal.default_int_handler:  # otherwise the parent process wants it ignored
         signal.signal(signal.SIGINT, _leave)
     from signalbox import cli
 

@@ -1,7 +1,7 @@
-"""The command line. Errors are one line on standard error and a status that is not 0.
+"""The command line. An error is one line on standard error and a non-zero exit status.
 
-A command's code loads when that command is parsed: a container's health probe starts every few
-seconds, and needs little of it.
+A command's code is imported when that command is parsed, because a container's health probe starts
+every few seconds and needs little of it.
 """
 
 import argparse
@@ -14,17 +14,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import signalbox
-from signalbox.environment import (
+from signalbox.flags.parser import Parser
+from signalbox.settings.environment import (
     CLIENT_VARIABLES,
     ENV_PREFIX,
     OTHER_VARIABLES,
     own_variables,
 )
-from signalbox.parser import Parser
-from signalbox.processes import end_with_parent, process_name
+from signalbox.stack.child_processes import end_with_parent, process_name
 
 if TYPE_CHECKING:
-    from signalbox.settings import Settings
+    from signalbox.settings.base_settings import Settings
 
 DESCRIPTION = """\
 Serves a large language model over gRPC and OpenAI's HTTP API: a router (text), a
@@ -74,6 +74,7 @@ _CLIENTS = {
 _QUESTIONS = {
     "health": "whether a router, scheduler or worker is serving, as exit status",
     "doctor": "what this machine offers, what will be used, and what is wrong",
+    "config": "which settings a command has, from where, and whether a file of them is right",
     "top": "what a scheduler and its workers do, live",
     "explain": "what happened to one request, and why it took so long",
     "trace": "where one request's time went, as a drawing of its spans",
@@ -82,9 +83,37 @@ _QUESTIONS = {
     "replay": "whether a recorded scheduler's decisions come out the same again",
 }
 """Commands that change nothing."""
-_MODULES = {"bench": "bench.command", "trace": "trace.command"}
-"""Of commands whose module is not named after them."""
-_OUR_PACKAGES = ("rpc", "router", "scheduler_svc", "gpu_worker", "signalbox_kernels", "signalbox")
+_MODULES = {
+    "run": "signalbox.commands.run",
+    "generate": "signalbox.commands.generate",
+    "chat": "signalbox.commands.chat",
+    "tokenize": "signalbox.commands.tokenize",
+    "bench": "signalbox.bench.command",
+    "models": "signalbox.commands.models",
+    "keys": "signalbox.commands.keys",
+    "pull": "signalbox.cached_models.pull",
+    "list": "signalbox.cached_models.list",
+    "rm": "signalbox.cached_models.rm",
+    "health": "signalbox.commands.health",
+    "doctor": "signalbox.commands.doctor",
+    "config": "signalbox.config_command",
+    "top": "signalbox.inspect.top",
+    "explain": "signalbox.inspect.explain",
+    "trace": "signalbox.trace.command",
+    "profile": "signalbox.inspect.profile",
+    "dump": "signalbox.inspect.dump",
+    "replay": "signalbox.inspect.replay",
+}
+"""Module of each of these commands, with `add_flags` and `run`."""
+_OUR_PACKAGES = (
+    "contract",
+    "rpc",
+    "router",
+    "scheduler_svc",
+    "gpu_worker",
+    "signalbox_kernels",
+    "signalbox",
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -93,13 +122,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parse(arguments: Sequence[str] | None = None) -> dict[str, Any]:
-    """Returns what the command line says. Ends the process if that is nothing sensible."""
+    """Returns the parsed command line. Ends the process if it is invalid."""
     end_with_parent()
-    return vars(_parser().parse_args(arguments))
+    given = sys.argv[1:] if arguments is None else arguments
+    parser = make_parser()
+    if not given:
+        print(parser.format_help(), end="", file=sys.stderr)
+        raise SystemExit(2)
+    return vars(parser.parse_args(given))
 
 
 def run(options: dict[str, Any]) -> int:
-    """Runs what `parse` has returned; returns the exit status."""
+    """Runs the result of `parse`; returns the exit status."""
     command, run_command = options.pop("command"), options.pop("run")
     debug = bool(options.get("debug")) or _debug_in_environment()
     try:
@@ -117,7 +151,7 @@ def run(options: dict[str, Any]) -> int:
             raise
         text = _in_one_line(error)
         if command in _SERVICES:
-            from signalbox.configs import in_words_of_flags
+            from signalbox.stack.service_configs import in_words_of_flags
 
             text = in_words_of_flags(text)
         print(f"signalbox {process_name(command)}: {text}", file=sys.stderr)
@@ -125,7 +159,8 @@ def run(options: dict[str, Any]) -> int:
     return 0
 
 
-def _parser() -> Parser:
+def make_parser() -> Parser:
+    """Returns the parser of all commands; each adds its flags when it is asked for."""
     parser = Parser(
         prog="signalbox",
         description=DESCRIPTION,
@@ -147,9 +182,10 @@ def _parser() -> Parser:
 
 
 def _fill_service(name: str, parser: argparse.ArgumentParser) -> None:
-    from signalbox.flags import add_flags
-    from signalbox.services import SERVICES
-    from signalbox.settings import load
+    from rpc.limits.open_files import raise_open_files_limit
+    from signalbox.flags.service_flags import add_flags
+    from signalbox.service_runner import SERVICES
+    from signalbox.settings.loading import load
 
     settings_class, run = SERVICES[name]
 
@@ -157,6 +193,7 @@ def _fill_service(name: str, parser: argparse.ArgumentParser) -> None:
         notices: list[str] = []
         settings = load(settings_class, flags, tell=notices.append)
         _configure_logging(name, settings)
+        raise_open_files_limit()
         for notice in notices:
             logging.getLogger(__name__).warning("%s", notice)
         run(settings)
@@ -166,7 +203,7 @@ def _fill_service(name: str, parser: argparse.ArgumentParser) -> None:
 
 
 def _fill_client(name: str, parser: argparse.ArgumentParser) -> None:
-    module = import_module(f"signalbox.{_MODULES.get(name, name)}")
+    module = import_module(_MODULES[name])
     if hasattr(module, "EXAMPLES"):
         parser.epilog = module.EXAMPLES
         parser.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -176,14 +213,14 @@ def _fill_client(name: str, parser: argparse.ArgumentParser) -> None:
 
 def _configure_logging(command: str, settings: "Settings") -> None:
     """Sends log lines to standard error, each with the process's name."""
-    from rpc import logs
+    from rpc.telemetry import logs
 
     name = process_name("signalbox" if command == "serve" else command)
     logs.configure(service=name, level=settings.log_level, log_format=settings.log_format)
 
 
 def _check_environment() -> None:
-    """Refuses variables that nothing reads. Settings load only if there are some to look up."""
+    """Refuses variables that nothing reads. Settings are imported only if there are candidates."""
     if own_variables(os.environ.items()).keys() - CLIENT_VARIABLES - OTHER_VARIABLES:
         from signalbox.settings.loading import check_environment
 

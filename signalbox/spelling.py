@@ -1,4 +1,4 @@
-"""Names that are close to one that is unknown: "did you mean"."""
+"""Suggests names close to an unknown one: "did you mean"."""
 
 import difflib
 from collections.abc import Iterable

@@ -1,8 +1,8 @@
-"""Shows what processes that start are doing: one live line on a terminal, log lines elsewhere.
+"""Shows the progress of starting processes: a live line on a terminal, log lines elsewhere.
 
 Each phase that ends leaves its line, with the seconds that it took. The live line is drawn below
 the last log line and leaves the cursor at its beginning, so that a log line of any process
-overwrites it (`rpc/logs.py` erases the rest of it).
+overwrites it (`rpc/telemetry/logs.py` erases the rest of it).
 """
 
 import asyncio
@@ -11,13 +11,13 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TextIO
 
-from rpc.startup import ReportProgress, StartupProgress
+from contract.startup import ReportProgress, StartupProgress
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ _ERASE = "\r\x1b[K"
 
 @dataclass(slots=True)
 class _Shown:
-    """The phase that a process is in."""
+    """The present phase of a process."""
 
     progress: StartupProgress
     since: float
@@ -54,7 +54,7 @@ class StartupDisplay:
         self._shown: dict[str, _Shown] = {}
 
     def report(self, name: str, progress: StartupProgress) -> None:
-        """Takes what the process `name` reports; an empty name is not shown."""
+        """Records the progress of the process `name`; an empty name is not shown."""
         now = self._clock()
         shown = self._shown.get(name)
         if shown is not None and shown.progress.phase is progress.phase:
@@ -69,7 +69,7 @@ class StartupDisplay:
         self.refresh()
 
     def refresh(self) -> None:
-        """Draws the live line, or logs what has taken long since the last log line."""
+        """Draws the live line, or logs phases that take long."""
         now = self._clock()
         if self._is_live:
             columns = shutil.get_terminal_size().columns
@@ -81,7 +81,7 @@ class StartupDisplay:
 
     @asynccontextmanager
     async def refreshed(self) -> AsyncIterator[None]:
-        """Keeps the times right while the context lasts; nothing is live after it."""
+        """Updates the times while the context lasts; removes the live line after it."""
         task = asyncio.create_task(self._refresh_for_ever())
         try:
             yield
@@ -91,7 +91,7 @@ class StartupDisplay:
             self.close()
 
     def close(self) -> None:
-        """Leaves the line of each phase that was under way."""
+        """Leaves the line of each unfinished phase."""
         for name in list(self._shown):
             self._leave_line(name)
         if self._is_live:
@@ -122,13 +122,23 @@ class StartupDisplay:
 
 
 def make_display(*, log_format: str) -> StartupDisplay:
-    """Returns what suits standard error: a terminal, or a file of log lines."""
+    """Returns the display for standard error: a terminal, or a file of log lines."""
     is_terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
     return StartupDisplay(sys.stderr, is_live=is_terminal and log_format == "text")
 
 
+@contextmanager
+def own_progress() -> Iterator[ReportProgress]:
+    """Yields the callback that shows or logs the phases of this process's own start."""
+    display = make_display(log_format="text")
+    try:
+        yield partial(display.report, "")
+    finally:
+        display.close()
+
+
 def log_progress() -> ReportProgress:
-    """Returns what logs the phases of this process's own start."""
+    """Returns the callback that logs the phases of this process's own start."""
     return partial(StartupDisplay(sys.stderr, is_live=False).report, "")
 
 

@@ -1,9 +1,15 @@
-"""What all tests share: where Triton's kernels run."""
+"""What all tests share: where Triton's kernels run, and the examples of property tests."""
 
 import os
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
+
+# Property tests draw the same examples in each run, so that a change breaks them and chance does
+# not. HYPOTHESIS_PROFILE=default draws new ones.
+hypothesis.settings.register_profile("repeatable", derandomize=True)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 # Triton decides when it is first imported. TRITON_INTERPRET=0 runs the same tests on a GPU.
 os.environ.setdefault("TRITON_INTERPRET", "1")

@@ -12,14 +12,16 @@ ROOT = Path(__file__).parent.parent
 
 ALLOWED: dict[str, set[str]] = {
     "protos": set(),
-    "rpc": {"protos"},
+    "contract": {"protos"},
+    "rpc": {"protos", "contract"},
     "signalbox_kernels": set(),
     "signalbox_client": {"protos"},
-    "router": {"protos", "rpc"},
-    "scheduler_svc": {"protos", "rpc"},
-    "gpu_worker": {"protos", "rpc", "signalbox_kernels"},
+    "router": {"protos", "contract", "rpc"},
+    "scheduler_svc": {"protos", "contract", "rpc"},
+    "gpu_worker": {"protos", "contract", "rpc", "signalbox_kernels"},
     "signalbox": {
         "protos",
+        "contract",
         "rpc",
         "router",
         "scheduler_svc",
@@ -34,6 +36,9 @@ FOLDERS = {name: ROOT / name for name in ALLOWED} | {
 }
 HEAVY = {"torch", "transformers"}
 MAY_IMPORT_HEAVY = {"gpu_worker", "signalbox_kernels"}
+ONLY_FROM_CONTRACT = {"rpc": "contract.errors"}
+"""The one module of contract/ that a package may import."""
+GRPC = {"grpc", "grpc_health", "grpc_reflection", "grpc_status"}
 PROTOBUF_SERVICES = ("router", "scheduler_svc", "gpu_worker")
 
 
@@ -50,11 +55,15 @@ def imported_modules(source: str) -> Iterator[str]:
 def forbidden_imports(package: str, source: str) -> list[str]:
     """Returns the imports in `source` that a module of `package` may not have."""
     allowed = ALLOWED[package] | {package}
-    heavy = set() if package in MAY_IMPORT_HEAVY else HEAVY
+    forbidden = (set() if package in MAY_IMPORT_HEAVY else HEAVY) | (ALLOWED.keys() - allowed)
+    if package == "contract":
+        forbidden |= GRPC
+    only = ONLY_FROM_CONTRACT.get(package)
     return [
         name
         for name in imported_modules(source)
-        if (top := name.split(".")[0]) in heavy or (top in ALLOWED and top not in allowed)
+        if (top := name.split(".")[0]) in forbidden
+        or (top == "contract" and only is not None and name != only)
     ]
 
 
@@ -80,6 +89,10 @@ def test_a_package_imports_only_what_is_below_it(package: str) -> None:
         ("router", "def f():\n    from scheduler_svc import plan"),
         ("scheduler_svc", "import gpu_worker.step"),
         ("rpc", "from router.config import RouterConfig"),
+        ("rpc", "from contract.columns import pack_int32"),
+        ("rpc", "from contract import columns"),
+        ("contract", "from rpc.transport import server"),
+        ("contract", "import grpc"),
         ("gpu_worker", "import scheduler_svc"),
         ("signalbox_kernels", "from rpc import errors"),
     ],
@@ -106,11 +119,20 @@ def modules_of(package: str) -> list[str]:
     return sorted(".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths)
 
 
-@pytest.mark.parametrize("package", ["rpc", "router", "scheduler_svc", "signalbox"])
-def test_importing_all_of_a_package_loads_no_torch(package: str) -> None:
+@pytest.mark.parametrize(
+    ("package", "absent"),
+    [
+        ("contract", HEAVY | GRPC),
+        ("rpc", HEAVY),
+        ("router", HEAVY),
+        ("scheduler_svc", HEAVY),
+        ("signalbox", HEAVY),
+    ],
+)
+def test_importing_all_of_a_package_does_not_load(package: str, absent: set[str]) -> None:
     """Also what it imports through others; in a process of its own."""
     lines = [f"import {module.removesuffix('.__init__')}" for module in modules_of(package)]
-    script = "\n".join([*lines, "import sys", f"print({HEAVY!r} & sys.modules.keys() or '')"])
+    script = "\n".join([*lines, "import sys", f"print({absent!r} & sys.modules.keys() or '')"])
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -125,6 +147,6 @@ def test_only_the_reader_of_old_checkpoints_knows_pickle() -> None:
         for path in FOLDERS[package].rglob("*.py")
         if unsafe & set(imported_modules(path.read_text(encoding="utf-8")))
     }
-    assert found == {"gpu_worker/loading/torch_file.py"}
-    reader = (ROOT / "gpu_worker/loading/torch_file.py").read_text(encoding="utf-8")
+    assert found == {"gpu_worker/checkpoints/torch_file.py"}
+    reader = (ROOT / "gpu_worker/checkpoints/torch_file.py").read_text(encoding="utf-8")
     assert reader.count("torch.load(") == reader.count("weights_only=True") == 1

@@ -1,6 +1,6 @@
 """Checks and measures everything that only a GPU can show, and writes one table.
 
-    python -m benchmarks.gpu [--parts probes roofline ...] [--out benchmarks/results]
+    python -m benchmarks.gpu [--parts probes roofline ...] [--out benchmarks/comparison/results]
 
 Each part is a process of its own, with a time limit: one that fails, hangs or breaks the device is
 in the table with the reason, and the next one runs. All of it takes at most nine minutes.

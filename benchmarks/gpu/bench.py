@@ -1,4 +1,4 @@
-"""Where the GPU benchmark runs, with which models, and how it takes times.
+"""Device, models and timers of the GPU benchmark.
 
 The models are real ones' shapes with made-up weights, so that nothing is downloaded; `tiny` keeps
 their structure and shrinks every size, so that all of it runs on a CPU in seconds.
@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
-from gpu_worker.runner import ModelRunner
+from gpu_worker.runner.model_runner import ModelRunner
 
 BLOCK_SIZE = 16
 
@@ -73,12 +73,12 @@ _TINY: dict[str, object] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """What every part is given."""
+    """Context of every part of the benchmark."""
 
     device: torch.device
     tiny: bool
     folder: Path
-    """For files that a part needs while it runs."""
+    """Folder for files that a part needs while it runs."""
 
     def pick(self, full: int, tiny: int) -> int:
         """Returns a size that suits."""

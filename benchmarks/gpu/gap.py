@@ -8,11 +8,12 @@ import asyncio
 
 from benchmarks.gpu.bench import LLAMA_3_8B, Bench
 from benchmarks.gpu.measures import Measure
-from benchmarks.load import Workload, closed_loop
+from benchmarks.harness.closed_loop import Workload, closed_loop
 from benchmarks.serving import measure as measure_run
 from benchmarks.serving import vocab_size
-from signalbox.settings import ServeSettings, load
-from signalbox.stack import running
+from signalbox.settings.loading import load
+from signalbox.settings.serve_settings import ServeSettings
+from signalbox.stack.local_stack import running
 
 
 def measure(bench: Bench) -> list[Measure]:

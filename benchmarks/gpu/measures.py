@@ -1,4 +1,4 @@
-"""What a part of the GPU benchmark finds, and the table that all parts make."""
+"""Measurements of a part of the GPU benchmark, and the table of all parts."""
 
 import json
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ class Measure:
     """Name of the measure that it is compared to, such as a roofline."""
     aim: float | None = None
     is_least: bool = True
-    """Whether the aim is the least that is good enough, or the most."""
+    """True if the aim is a minimum, False if a maximum."""
     note: str = ""
 
 

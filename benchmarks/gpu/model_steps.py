@@ -8,7 +8,7 @@ from benchmarks.gpu.bench import LLAMA_3_8B, Bench
 from benchmarks.gpu.measures import Measure
 from benchmarks.gpu.roofline import COPY, MATRICES
 from benchmarks.gpu.steps import blocks_for, kv_bytes, make_batch, prefill_flops, read_weights_bytes
-from gpu_worker.runner import ModelRunner
+from gpu_worker.runner.model_runner import ModelRunner
 
 
 def measure(bench: Bench) -> list[Measure]:

@@ -11,7 +11,7 @@ from benchmarks.gpu.measures import Measure
 class Part(NamedTuple):
     measure: Callable[[Bench], list[Measure]]
     limit_s: float
-    """On a card, the start of its process included."""
+    """Seconds on a card, including the start of the process."""
 
 
 PARTS = {

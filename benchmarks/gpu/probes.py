@@ -13,10 +13,10 @@ from torch import Tensor
 
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.measures import Measure, check
-from gpu_worker.cache.block_order import BlockUse
-from gpu_worker.cache.cache_engine import CacheEngine
-from gpu_worker.device.devices import streams_of
-from gpu_worker.step import BlockMapping
+from contract.sections.block_moves import BlockMapping
+from gpu_worker.device.device_choice import streams_of
+from gpu_worker.kv_cache.block_dependencies import BlockUse
+from gpu_worker.kv_cache.cache_engine import CacheEngine
 from signalbox_kernels import ops, reference, triton
 
 _PAGE_SIZES = (16, 32, 64, 128, 256)

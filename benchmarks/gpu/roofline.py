@@ -1,11 +1,11 @@
-"""What the card itself shows: copy bandwidth, pinned transfers, matrix rate."""
+"""Measures the card itself: copy bandwidth, pinned transfers, matrix rate."""
 
 import torch
 
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.measures import Measure
-from gpu_worker.cache.swap_memory import SwapMemory
-from gpu_worker.device.devices import streams_of
+from gpu_worker.device.device_choice import streams_of
+from gpu_worker.kv_cache.host_pool import SwapMemory
 
 COPY = "copy bandwidth"
 MATRICES = "matrix rate"

@@ -3,8 +3,8 @@
 import numpy as np
 
 from benchmarks.gpu.bench import BLOCK_SIZE
-from gpu_worker.cache.capacity import largest_batch
-from gpu_worker.step import Batch
+from gpu_worker.batch.batch import Batch
+from gpu_worker.batch.largest_batch import largest_batch
 
 
 def make_batch(

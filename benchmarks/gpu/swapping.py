@@ -9,10 +9,10 @@ from benchmarks.gpu.bench import BLOCK_SIZE, LLAMA_3_8B, Bench
 from benchmarks.gpu.measures import Measure
 from benchmarks.gpu.roofline import TO_DEVICE, TO_HOST
 from benchmarks.gpu.steps import make_batch
-from gpu_worker.cache.cache_engine import CacheEngine
-from gpu_worker.runner import ModelRunner
-from gpu_worker.step import BlockMapping
-from scheduler_svc.cost import CostModel
+from contract.sections.block_moves import BlockMapping
+from gpu_worker.kv_cache.cache_engine import CacheEngine
+from gpu_worker.runner.model_runner import ModelRunner
+from scheduler_svc.kv.cost_model import CostModel
 
 
 def measure(bench: Bench) -> list[Measure]:

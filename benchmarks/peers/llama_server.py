@@ -9,7 +9,7 @@ from signalbox.bench.http_stream import Endpoint, is_healthy, post_for_events
 
 SLOTS = 32
 TOKENS_PER_SLOT = 2304
-"""Of context; the longest request has 2,048 + 64."""
+"""Tokens of context; the longest request has 2,048 + 64."""
 NO_REPACK = "--no-repack"
 
 

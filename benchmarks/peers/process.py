@@ -1,4 +1,4 @@
-"""What is under test: a process tree that is started, asked, frozen between turns and ended.
+"""A system under test: a process tree that is started, asked, frozen between turns and ended.
 
 The cores are shared, so only one tree may run at a time. One that starts in seconds is ended after
 its turn; one that takes a minute is stopped by SIGSTOP instead, and goes on later.
@@ -19,7 +19,7 @@ from typing import ClassVar
 
 import psutil
 
-from benchmarks.process_usage import Usage, tree, usage_of
+from benchmarks.harness.process_usage import Usage, tree, usage_of
 
 HOST = "127.0.0.1"
 READY_TIMEOUT_S = 600.0
@@ -37,7 +37,7 @@ class PeerProcess(ABC):
 
     name: str
     freezes: ClassVar[bool] = False
-    """Whether it starts so slowly that it is frozen between turns."""
+    """True if it starts so slowly that it is frozen between turns instead of ended."""
 
     def __init__(
         self, *, log_folder: Path, extra_arguments: Sequence[str] = (), label: str = ""
@@ -48,13 +48,13 @@ class PeerProcess(ABC):
         self.port = 0
         self.start_to_ready_s = float("nan")
         self.note = ""
-        """What a reader of its figures should know."""
+        """Note for readers of its figures."""
         self._log_path = log_folder / f"{re.sub('[^a-zA-Z0-9]+', '-', self.name)}.log"
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def pid(self) -> int:
-        """Of the process at the top, which must have been started."""
+        """Process id of the root of the tree, which must have been started."""
         assert self._process is not None, "it must have been started"
         return self._process.pid
 
@@ -64,14 +64,14 @@ class PeerProcess(ABC):
 
     @abstractmethod
     async def is_ready(self) -> bool:
-        """Whether it would serve now."""
+        """Returns whether it would serve now."""
 
     def environment(self) -> dict[str, str]:
-        """What the process gets beside our own environment."""
+        """Returns the environment variables of the process, beside our own."""
         return {}
 
     def process_name(self, process: psutil.Process) -> str:
-        """What the CPU time of a process of its tree is listed under."""
+        """Returns the name under which the CPU time of a process of its tree is listed."""
         return process.name()
 
     async def start(self) -> None:

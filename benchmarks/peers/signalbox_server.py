@@ -8,11 +8,11 @@ from pathlib import Path
 import grpc
 import psutil
 
-from benchmarks.load import generate
+from benchmarks.harness.closed_loop import generate
 from benchmarks.peers.process import HOST, ServerProcess
 from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc as pb_grpc
-from rpc.client import open_channel
+from rpc.transport.channel import open_channel
 
 _SERVICES = ("router", "scheduler", "worker")
 
@@ -30,7 +30,7 @@ class SignalboxServer(ServerProcess):
         extra_arguments: Sequence[str] = (),
         label: str = "",
     ) -> None:
-        """Without a model its worker is simulated."""
+        """Starts a stack; without a model its worker is simulated."""
         super().__init__(log_folder=log_folder, extra_arguments=extra_arguments, label=label)
         self._model = model
         self._channel: grpc.aio.Channel | None = None

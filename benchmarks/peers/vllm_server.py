@@ -15,14 +15,14 @@ from smg_grpc_proto import vllm_engine_pb2 as pb
 from smg_grpc_proto import vllm_engine_pb2_grpc as pb_grpc
 
 from benchmarks.peers.process import HOST, ServerProcess, existing
-from rpc.client import open_channel
+from rpc.transport.channel import open_channel
 from signalbox.bench.http_stream import Endpoint, is_healthy, post, post_for_events
 
 _COMPLETIONS = "/v1/completions"
 
 
 def vllm_environment(folder: Path, *, num_threads: int) -> dict[str, str]:
-    """What vLLM's process needs to be at its best."""
+    """Returns the variables for vLLM's best performance."""
     return {
         "LD_PRELOAD": str(existing(folder / "vllm/lib/libiomp5.so")),
         "VLLM_CPU_OMP_THREADS_BIND": f"0-{num_threads - 1}",

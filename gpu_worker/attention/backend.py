@@ -1,7 +1,7 @@
-"""What an attention backend is.
+"""The interface of attention backends.
 
 A backend is made once, bound to a pool of blocks, and makes a plan of each step's batch. A plan
-holds what all layers share (indexes, masks), so that a layer does nothing but its own math.
+holds what all layers share (indexes, masks), so that a layer only computes its own math.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from gpu_worker.step import Batch
+from gpu_worker.batch.batch import Batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

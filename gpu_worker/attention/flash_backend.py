@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gpu_worker.attention.backend import AttentionShape
-from gpu_worker.device.step_inputs import StepInputs
+from gpu_worker.batch.batch import Batch
+from gpu_worker.device.input_transfer import StepInputs
 from gpu_worker.layers.rotary import Angles
-from gpu_worker.step import Batch
 from signalbox_kernels import ops
 
 _MAX_HEAD_SIZE = 256
@@ -43,13 +43,13 @@ class FlashIndexes(NamedTuple):
     """[num_seqs + 1], sums of context_lens."""
     block_tables: Tensor
     most_queries: int
-    """Of a sequence; may be more than there are, as may most_keys."""
+    """Upper bound on the queries of a sequence; most_keys is one too."""
     most_keys: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlashRules:
-    """What a layer adds to plain causal attention."""
+    """Options of a layer beyond plain causal attention."""
 
     scale: float
     window: int | None
@@ -123,14 +123,14 @@ class FlashKernel:
     name: str
     module: str
     package: str
-    """What installs it."""
+    """Package that installs the module."""
     generations: tuple[int, ...]
     """Major compute capabilities that it pages on."""
     block_sizes: tuple[int, ...]
     attend: Attend
 
     def is_installed(self) -> bool:
-        """Whether its module can be found; its parent may be missing altogether."""
+        """Returns whether the module can be found; its parent may be missing too."""
         try:
             return find_spec(self.module) is not None
         except ModuleNotFoundError:

@@ -2,7 +2,7 @@
 
 A backend outside is named by an import path ("package.module:Factory"), or by an entry point of the
 group "signalbox.attention_backends" in an installed distribution, as
-docs/adding_an_attention_backend.md shows.
+docs/how_to/add_an_attention_backend.md shows.
 """
 
 import importlib
@@ -14,9 +14,9 @@ from importlib.metadata import entry_points
 import torch
 
 from gpu_worker.attention.backend import AttentionBackend, AttentionShape
+from gpu_worker.attention.backend_check import fault_of
 from gpu_worker.attention.flash_backend import FLASH_KERNELS, FlashAttention, FlashKernel
 from gpu_worker.attention.torch_backend import TorchAttention
-from gpu_worker.attention.trial import fault_of
 from gpu_worker.config import AUTO_BLOCK_SIZE, USUAL_BLOCK_SIZE
 from signalbox_kernels import triton
 
@@ -35,7 +35,7 @@ class Registered:
 
     factory: BackendFactory
     caps_scores: bool = False
-    """Whether it heeds AttentionShape.soft_cap; it gets no such shape otherwise."""
+    """True if it applies AttentionShape.soft_cap; otherwise it gets no shape with one."""
     block_sizes: tuple[int, ...] = ()
     """Tokens in a block, the preferred number first; empty takes any."""
 

@@ -5,7 +5,7 @@ is one run of bytes, so that a gather of rows by (block, K or V, head) gives eac
 one piece, ready for a batched product.
 
 Decodes are batched: their contexts are gathered, padded to the longest of a group. Prefill chunks
-attend one by one, through SDPA. `planning.py` decides who goes with whom.
+attend one by one, through SDPA. `decode_grouping.py` decides the groups.
 """
 
 from collections.abc import Sequence
@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gpu_worker.attention.backend import AttentionShape
-from gpu_worker.attention.planning import Chunk, DecodeGroup, plan_work
-from gpu_worker.step import Batch
+from gpu_worker.attention.decode_grouping import Chunk, DecodeGroup, plan_work
+from gpu_worker.batch.batch import Batch
 from signalbox_kernels.reference import causal_mask
 
 
@@ -75,7 +75,8 @@ class _ChunkWork:
         return out.permute(2, 0, 1, 3).reshape(num_queries, -1)
 
     def _attend_capped(self, query: Tensor, keys: Tensor, values: Tensor, cap: float) -> Tensor:
-        """As SDPA, which caps no scores; one K and V head at a time, to bound memory."""
+        """Attends with capped scores, which SDPA lacks; one K and V head at a time, to bound
+        memory."""
         out = torch.empty_like(query)
         for head in range(self.shape.num_kv_heads):
             scores = query[head] @ keys[head].transpose(-1, -2)

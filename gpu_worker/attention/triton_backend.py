@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gpu_worker.attention.backend import AttentionShape
-from gpu_worker.device.step_inputs import StepInputs
+from gpu_worker.batch.batch import Batch
+from gpu_worker.device.input_transfer import StepInputs
 from gpu_worker.layers.rotary import Angles
-from gpu_worker.step import Batch
 from signalbox_kernels.triton import MAX_HEAD_SIZE
 from signalbox_kernels.triton.launch import is_interpreted
 from signalbox_kernels.triton.paged_attention import paged_attention

@@ -1,1 +1,1 @@
-"""What the worker asks of a device: streams, graphs, memory; on CUDA, and on a CPU where it can."""
+"""Interfaces to a device: streams, graphs, memory; for CUDA, and for a CPU as far as possible."""

@@ -1,4 +1,4 @@
-"""What the worker asks of a device's graphs: record work once, run it again with one launch.
+"""The interface of graphs: record work once, and run it again with one launch.
 
 A graph reads and writes the memory that its work did when it was recorded, whatever lies there by
 then, and nothing of it depends on what the host does. So its inputs stay in one place, and no
@@ -22,9 +22,10 @@ class Graph(Protocol):
 
 
 class GraphRecorder(Protocol):
-    """Records graphs of one device, which share one pool of memory for what they leave behind.
+    """Records graphs of one device, which share one pool of memory for their results.
 
-    They may, because no two run at a time, and nobody reads a graph's temporary results.
+    They may share it, because no two run at a time, and temporary results are read only within a
+    graph.
     """
 
     def capture(self, work: Callable[[], None]) -> Graph:

@@ -1,4 +1,4 @@
-"""How much memory there is, as the process may use it, and how much a piece of work took."""
+"""Measures memory: how much the process may use, and how much a piece of work took."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -19,12 +19,13 @@ _STATUS = Path("/proc/self/status")
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Says whether PyTorch found no memory; not everybody below it has an error of its own."""
+    """Returns whether PyTorch found no memory; some libraries below it have no error type for
+    that."""
     return isinstance(error, torch.OutOfMemoryError) or any(one in str(error) for one in _NO_MEMORY)
 
 
 class DeviceUse(NamedTuple):
-    """What this process holds of a device's memory, in bytes; see MemoryReport in worker.proto."""
+    """Memory of a device that this process holds, in bytes; see MemoryReport in worker.proto."""
 
     used: int
     unused: int
@@ -80,7 +81,7 @@ def peak_growth(device: torch.device, work: Callable[[], object]) -> int:
 
 
 def _cuda_growth(device: torch.device, work: Callable[[], object]) -> int:
-    """Of what PyTorch reserves: between the pieces that it hands out there are gaps."""
+    """Returns the growth of PyTorch's reserved memory, including gaps between its pieces."""
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)

@@ -1,4 +1,4 @@
-"""What the worker asks of a device's queues: streams of work, events between them, pinned memory.
+"""The interface of a device's queues: streams of work, events between them, pinned memory.
 
 A stream does what was enqueued in order, and not before the events that it was told to wait for;
 nothing else orders two streams. This is CUDA's model, behind one seam: a CPU does everything at
@@ -46,7 +46,7 @@ class Streams(Protocol):
 
     @property
     def compute(self) -> Stream:
-        """Where models compute."""
+        """The stream on which models compute."""
         ...
 
     def new(self) -> Stream:
@@ -70,7 +70,7 @@ class Streams(Protocol):
 
 
 class HostEvent:
-    """On a CPU: done as soon as it is recorded."""
+    """An event of a CPU, which is done as soon as it is recorded."""
 
     is_done = True
 
@@ -86,7 +86,7 @@ class HostEvent:
 
 
 class HostStream:
-    """On a CPU: work is done when it is enqueued."""
+    """A stream of a CPU, whose work is done when it is enqueued."""
 
     def run(self, work: Callable[[], None]) -> None:
         work()
@@ -95,7 +95,7 @@ class HostStream:
         return HostEvent()
 
     def wait(self, event: Event) -> None:
-        """What it would wait for is done."""
+        """Does nothing: the event's work is done."""
 
 
 class HostStreams:

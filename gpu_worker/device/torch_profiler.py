@@ -12,14 +12,15 @@ from typing import ClassVar
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from gpu_worker.runner_protocols import ProfileOptions
+from gpu_worker.batch.runner_protocol import ProfileOptions
 from signalbox_kernels.program import Program
 
 _NOTHING = nullcontext()
 
 
 def span(name: str) -> AbstractContextManager[object]:
-    """A context in which whatever happens is shown below a name; free while nobody records."""
+    """Returns a context whose work appears under a name in profiles; it costs nothing without
+    one."""
     return record_function(name) if TorchRecording.num_running else _NOTHING
 
 

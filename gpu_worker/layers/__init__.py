@@ -1,5 +1,6 @@
 """The layers that decoders are built of, divided over a tensor-parallel group from the start."""
 
+from gpu_worker.device.parallel_group import ParallelGroup
 from gpu_worker.layers.activation import Activation, activation, gelu_tanh_and_mul
 from gpu_worker.layers.embedding import LearnedPositions, ParallelLMHead, VocabParallelEmbedding
 from gpu_worker.layers.feed_forward import PlainFeedForward
@@ -10,9 +11,8 @@ from gpu_worker.layers.linear import (
 )
 from gpu_worker.layers.moe import Expert, MixtureOfExperts, TopKRouter
 from gpu_worker.layers.norm import LayerNorm, OffsetRMSNorm, RMSNorm
-from gpu_worker.layers.parallel import ParallelGroup
 from gpu_worker.layers.rotary import RotaryEmbedding
-from gpu_worker.layers.weights import Placement, WeightTarget
+from gpu_worker.layers.weight_placement import Placement, WeightTarget
 
 __all__ = [
     "Activation",

@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gpu_worker.layers.parallel import ParallelGroup
-from gpu_worker.layers.weights import Placement, check_shape, copy_checked
+from gpu_worker.device.parallel_group import ParallelGroup
+from gpu_worker.layers.weight_placement import Placement, check_shape, copy_checked
 from signalbox_kernels.linear import PackedWeight, pack_weight
 from signalbox_kernels.quantised import Matrix, Quantised
 
@@ -23,7 +23,7 @@ class _VocabShard:
         self._weight = placement.empty(rows, hidden_size)
         self._blocks: Quantised | None = None
 
-    def take(self) -> Matrix:
+    def pop_matrix(self) -> Matrix:
         """Gives the matrix away, after it is loaded, instead of packing it."""
         weight = self._weight if self._blocks is None else self._blocks
         self._weight, self._blocks = torch.empty(0), None

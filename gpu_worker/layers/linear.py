@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gpu_worker.layers.parallel import ParallelGroup
-from gpu_worker.layers.weights import Placement, check_shape, copy_checked
+from gpu_worker.device.parallel_group import ParallelGroup
+from gpu_worker.layers.weight_placement import Placement, check_shape, copy_checked
 from signalbox_kernels.linear import PackedWeight, pack_weight
 from signalbox_kernels.quantised import Matrix, Quantised
 
@@ -52,7 +52,7 @@ class _Linear:
         self._packed = pack_weight(self._raw)
         self._raw = None
 
-    def take(self) -> tuple[list[Matrix], Tensor | None]:
+    def pop_parts(self) -> tuple[list[Matrix], Tensor | None]:
         """Gives the parts of the weight, and the bias, away instead of packing them.
 
         One tensor if all are floats; otherwise each part by itself, in order.
@@ -204,7 +204,7 @@ class RowParallelLinear(_Linear):
             rows.zero_()
 
     def __call__(self, x: Tensor) -> Tensor:
-        """This rank's [num_tokens, in_features] to the whole [num_tokens, out_features]."""
+        """Returns [num_tokens, out_features] of this rank's [num_tokens, in_features]."""
         return self._group.all_reduce(self._apply(x))
 
     def partial(self, x: Tensor) -> Tensor:

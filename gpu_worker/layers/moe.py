@@ -9,9 +9,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from gpu_worker.device.parallel_group import ParallelGroup
 from gpu_worker.layers.linear import MergedColumnParallelLinear, RowParallelLinear
-from gpu_worker.layers.parallel import ParallelGroup
-from gpu_worker.layers.weights import Placement, WeightTarget
+from gpu_worker.layers.weight_placement import Placement, WeightTarget
 from signalbox_kernels import ops
 
 

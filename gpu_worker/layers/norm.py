@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gpu_worker.layers.weights import Placement, WeightTarget, copy_checked
+from gpu_worker.layers.weight_placement import Placement, WeightTarget, copy_checked
 from signalbox_kernels import ops
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gpu_worker.layers.weights import Placement
+from gpu_worker.layers.weight_placement import Placement
 from signalbox_kernels import ops
 
 

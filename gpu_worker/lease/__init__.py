@@ -1,1 +1,1 @@
-"""What a lease does with each step: knows it again, begins it, bears that it fails in part."""
+"""Steps of a lease: repeated ids, launching, and partial failures."""

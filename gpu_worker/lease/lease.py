@@ -1,7 +1,7 @@
 """One lease of the worker: the sequences, and the runner's cache, of one scheduler's epoch.
 
-Steps are executed here, on the execution thread. A lease that was closed, because the scheduler
-was lost or initialised the cache anew, executes nothing more.
+Steps are executed here, on the execution thread. A lease that was closed, because the scheduler was
+lost or initialised the cache anew, executes nothing more.
 """
 
 import logging
@@ -10,18 +10,21 @@ from functools import partial
 
 import numpy as np
 
-from gpu_worker.device.device_loss import is_device_lost
-from gpu_worker.execution import Unfinished
-from gpu_worker.lease import isolation
+from contract.errors import Aborted, FailedPrecondition, Internal
+from contract.model import WorkerCapacity
+from contract.step import Step
+from gpu_worker.batch.batch import Batch, BatchOutput
+from gpu_worker.batch.runner_protocol import Launching, Overlapping, Runner
+from gpu_worker.device.device_errors import is_device_lost
+from gpu_worker.execution_thread import Unfinished
+from gpu_worker.insight.step_spans import StepSpan
+from gpu_worker.lease import failure_isolation
 from gpu_worker.lease.step_log import StepLog
-from gpu_worker.lease.steps_in_flight import MakeResult, OnError, StepInFlight, StepsInFlight
+from gpu_worker.lease.step_pipeline import MakeResult, OnError, StepInFlight, StepPipeline
 from gpu_worker.lease.token_limit import TokenLimit
-from gpu_worker.runner_protocols import CacheCapacity, Launching, Overlapping, Runner
 from gpu_worker.sampling.grammars import Grammars
-from gpu_worker.sequences.sequence_table import Outcome, SequenceTable
-from gpu_worker.step import Batch, Samples, Step, StepResult
-from gpu_worker.tracing import StepSpan
-from rpc.errors import Aborted, FailedPrecondition, Internal
+from gpu_worker.sequences.sequence_table import SampledTokens, SequenceTable
+from gpu_worker.step import StepResult
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +37,7 @@ class Lease:
         *,
         epoch: int,
         runner: Runner,
-        capacity: CacheCapacity,
+        capacity: WorkerCapacity,
         num_gpu_blocks: int,
         num_cpu_blocks: int,
         grammars: Grammars,
@@ -50,13 +53,13 @@ class Lease:
         )
         self._runner = runner
         self._limit = TokenLimit(capacity.max_num_batched_tokens)
-        self._in_flight: StepsInFlight | None = None
+        self._pipeline: StepPipeline | None = None
         if isinstance(runner, Launching) and runner.launches:
-            self._in_flight = StepsInFlight(runner, self.table)
+            self._pipeline = StepPipeline(runner, self.table)
         self._num_executed = 0
         self._is_open = True
 
-    def close(self) -> None:
+    def revoke(self) -> None:
         """Refuses the steps that are not running yet. Safe from any thread."""
         self._is_open = False
 
@@ -65,8 +68,8 @@ class Lease:
 
         Raises RpcError, having changed nothing, if the step is not allowed.
         """
-        if self._in_flight is not None:
-            self._in_flight.make_way(step)  # a failure there closes the lease
+        if self._pipeline is not None:
+            self._pipeline.make_way(step)  # a failure there revokes the lease
         if not self._is_open:
             raise Aborted(f"the lease of epoch {self.epoch:#x} has ended")
         if step.step_id != self._num_executed + 1:  # the step before it was refused
@@ -102,36 +105,36 @@ class Lease:
             launched = self._launch(batch, make_result, on_error)
             if launched is not None:
                 return launched
-            samples = isolation.execute(self._runner, batch, self._limit)
-        return make_result(self.table.take(samples), samples)
+            samples = failure_isolation.execute(self._runner, batch, self._limit)
+        return make_result(self.table.append_tokens(samples), samples)
 
     def _launch(
         self, batch: Batch, make_result: MakeResult, on_error: OnError
     ) -> StepInFlight | None:
         """Returns None where the batch must be computed at once; its tokens are known then."""
-        if self._in_flight is None:
+        if self._pipeline is None:
             return None
         try:
             if len(batch.token_ids) <= self._limit.tokens:
-                launched = self._in_flight.launch(batch, make_result, on_error)
+                launched = self._pipeline.launch(batch, make_result, on_error)
                 self._limit.count_step()
                 return launched
         except Exception as error:  # isolation will say what it is
             if is_device_lost(error):
                 raise
             logger.warning("a step cannot be launched: %s", str(error).partition("\n")[0])
-        self._in_flight.know(batch)
+        self._pipeline.know(batch)
         return None
 
     def _fail_later(self, span: StepSpan, error: Exception) -> Exception:
-        """Of a step that was launched."""
+        """Ends the span of a launched step by an error, and returns the error of the lease."""
         span.fail(error)
         return self._fail(error)
 
     def _fail(self, error: Exception) -> Exception:
         """Ends the lease over what harms more than some sequences."""
         logger.error("step %d failed; its lease ends", self._num_executed, exc_info=error)
-        self.close()
+        self.revoke()
         failure = Internal("a step failed half-way; the cache is lost")
         failure.__cause__ = error
         return failure
@@ -151,19 +154,19 @@ class Lease:
         called_ns = time.monotonic_ns() - start
         has_swaps = len(step.swap_out.src) or len(step.swap_in.src)
         if has_swaps and isinstance(self._runner, Overlapping):
-            return called_ns + self._runner.take_copy_ns()
+            return called_ns + self._runner.pop_copy_ns()
         return called_ns
 
 
-def _no_samples() -> Samples:
-    return Samples(token_ids=np.empty(0, dtype=np.int32))
+def _no_samples() -> BatchOutput:
+    return BatchOutput(token_ids=np.empty(0, dtype=np.int32))
 
 
 def _result(
     step: Step,
     span: StepSpan,
-    outcome: Outcome,
-    samples: Samples,
+    outcome: SampledTokens,
+    samples: BatchOutput,
     *,
     start_ns: int,
     wait_ns: int,

@@ -9,8 +9,8 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
+from contract.errors import FailedPrecondition
 from gpu_worker.step import StepResult
-from rpc.errors import FailedPrecondition
 
 NUM_KEPT_ANSWERS = 2
 
@@ -40,10 +40,10 @@ class StepLog:
             raise FailedPrecondition(f"step {step_id} sent, step {self._last_step_id + 1} expected")
         answer = self._answers[step_id] = start()
         self._last_step_id = step_id
-        answer.add_done_callback(partial(self._settle, step_id))
+        answer.add_done_callback(partial(self._on_answered, step_id))
         return answer
 
-    def _settle(self, step_id: int, answer: Answer) -> None:
+    def _on_answered(self, step_id: int, answer: Answer) -> None:
         # Asking for the exception also marks it as seen: the stream that sent it may be gone.
         if answer.cancelled() or answer.exception() is not None:
             self._forget_from(step_id, answer)

@@ -1,4 +1,4 @@
-"""How many tokens of a step memory suffices for, as learnt from steps that it did not suffice for.
+"""Limit of a step's tokens that fit in memory, learnt from steps that did not fit.
 
 The profiling run measures the largest step, but others share a card, and fragments of memory add
 up. A step that failed is run in parts; the largest part that could be is the limit from then on, of
@@ -29,7 +29,7 @@ class TokenLimit:
 
     @property
     def lowered(self) -> int | None:
-        """What the scheduler has to know; None while memory suffices for what was announced."""
+        """Limit to report to the scheduler; None while the announced one holds."""
         return self._lowered
 
     def lower(self, tokens: int) -> None:

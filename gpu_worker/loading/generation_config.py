@@ -5,14 +5,17 @@ The default sampling parameters follow vLLM: `--generation-config` chooses the f
 chosen, because a model that is not ended where it has learnt to end goes on with nonsense.
 """
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from contract.sampling_defaults import SamplingDefaults, default_params, end_token_ids
 from gpu_worker.config import ModelConfig, ModelError
-from gpu_worker.loading.directory import GENERATION_CONFIG, read_json
-from gpu_worker.loading.source import ModelSource
-from rpc.sampling_defaults import SamplingDefaults, default_params, end_token_ids
+from gpu_worker.loading.hf_directory import GENERATION_CONFIG, read_json
+from gpu_worker.loading.model_source import ModelSource
+
+logger = logging.getLogger(__name__)
 
 AUTO = "auto"
 NONE = ("none", "vllm")
@@ -37,6 +40,21 @@ def read_generation_config(model_config: ModelConfig, source: ModelSource) -> Ge
     except ValueError as error:
         raise ModelError(f"{where}: {error}; or serve with --generation-config none") from None
     return GenerationConfig(defaults, tuple(sorted(ids)))
+
+
+def within_vocabulary(eos_token_ids: tuple[int, ...], vocab_size: int) -> tuple[int, ...]:
+    """Returns the end tokens that the model can draw; a warning names the others.
+
+    With one that it cannot, every request would be refused for a stop token beyond the vocabulary.
+    """
+    beyond = [token_id for token_id in eos_token_ids if token_id >= vocab_size]
+    if beyond:
+        logger.warning(
+            "end tokens beyond the vocabulary of %d are dropped: %s",
+            vocab_size,
+            ", ".join(map(str, beyond)),
+        )
+    return tuple(token_id for token_id in eos_token_ids if token_id < vocab_size)
 
 
 def _chosen(model_config: ModelConfig, source: ModelSource) -> tuple[Mapping[str, Any], str]:

@@ -1,6 +1,6 @@
 """Models that a worker can serve, and the registry that finds them."""
 
-from gpu_worker.models.config import DecoderConfig
+from gpu_worker.models.decoder_config import DecoderConfig
 from gpu_worker.models.registry import (
     Model,
     ModelSpec,

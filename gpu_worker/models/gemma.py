@@ -23,8 +23,13 @@ from gpu_worker.layers import (
     gelu_tanh_and_mul,
 )
 from gpu_worker.layers.rotary import Angles, RopeConfig
-from gpu_worker.models.config import DecoderConfig, decoder_shapes, rope_config, sliding_windows
-from gpu_worker.models.decoder import Attend, Attention, FeedForward
+from gpu_worker.models.decoder_config import (
+    DecoderConfig,
+    decoder_shapes,
+    rope_config,
+    sliding_windows,
+)
+from gpu_worker.models.llama import Attend, Attention, FeedForward
 
 _HEAD_SIZE = 256  # of every Gemma, where config.json leaves it out
 _WINDOW = 4096
@@ -33,13 +38,13 @@ _SLIDING, _FULL = "sliding_attention", "full_attention"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GemmaConfig(DecoderConfig):
-    """What Gemma has beyond the Llama family; satisfies `SoftCapped`."""
+    """Configuration of Gemma, which extends the Llama family's; satisfies `SoftCapped`."""
 
     sliding_rope: RopeConfig
     """Rotation of the layers with a window; the others use `rope`."""
     query_scalar: float
     has_inner_norms: bool = True
-    """Whether the results of attention and feed-forward are normed too, from Gemma 2 on."""
+    """True if the results of attention and feed-forward are normed too, as from Gemma 2 on."""
     attention_soft_cap: float | None = None
     logit_soft_cap: float | None = None
 
@@ -109,7 +114,7 @@ def _gemma_config(config: Mapping[str, Any], **fields: Any) -> GemmaConfig:
 
 
 def _gemma3_ropes(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """By kind of layer; in old configurations only the layers that see all are scaled."""
+    """Returns the rotations by kind of layer; old configurations scale only layers that see all."""
     nested = config.get("rope_parameters") or {}
     if _FULL in nested:
         return {kind: {"rope_parameters": nested[kind]} for kind in (_FULL, _SLIDING)}
@@ -121,7 +126,8 @@ def _gemma3_ropes(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 
 def _windows(config: Mapping[str, Any], *, every: int) -> tuple[int | None, ...]:
-    """By default the last of `every` layers sees all, the others slide."""
+    """Returns the layers' windows; by default the last of `every` layers sees all, the others
+    slide."""
     num_layers = int(config.get("num_hidden_layers", 0))
     kinds = [_SLIDING if (i + 1) % every else _FULL for i in range(num_layers)]
     explicit = {**config, "layer_types": config.get("layer_types") or kinds}

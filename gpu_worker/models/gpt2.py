@@ -7,8 +7,8 @@ from torch import Tensor
 
 from gpu_worker.config import ModelError
 from gpu_worker.layers import WeightTarget, activation
-from gpu_worker.models.absolute import AbsoluteConfig, AbsoluteDecoder, AbsoluteLayer
-from gpu_worker.models.config import required
+from gpu_worker.models.absolute_positions import AbsoluteConfig, AbsoluteDecoder, AbsoluteLayer
+from gpu_worker.models.decoder_config import required
 
 
 def gpt2_config(config: Mapping[str, Any]) -> AbsoluteConfig:

@@ -5,8 +5,8 @@ from functools import partial
 from typing import Any
 
 from gpu_worker.layers import WeightTarget, activation
-from gpu_worker.models.absolute import AbsoluteConfig, AbsoluteDecoder, AbsoluteLayer
-from gpu_worker.models.config import required
+from gpu_worker.models.absolute_positions import AbsoluteConfig, AbsoluteDecoder, AbsoluteLayer
+from gpu_worker.models.decoder_config import required
 
 _POSITION_OFFSET = 2
 

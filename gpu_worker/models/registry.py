@@ -17,21 +17,21 @@ from torch import Tensor
 
 from gpu_worker.config import ModelError
 from gpu_worker.layers import ParallelGroup, Placement, WeightTarget
-from gpu_worker.models.config import (
+from gpu_worker.models.decoder_config import (
     llama_config,
     mistral_config,
     qwen2_config,
     qwen3_config,
 )
-from gpu_worker.models.decoder import Attend, Decoder
 from gpu_worker.models.gemma import GemmaDecoder, gemma2_config, gemma3_config, gemma_config
 from gpu_worker.models.gpt2 import Gpt2Decoder, gpt2_config
-from gpu_worker.models.moe import MoeDecoder, mixtral_config, qwen3_moe_config
+from gpu_worker.models.llama import Attend, Decoder
+from gpu_worker.models.mixture import MoeDecoder, mixtral_config, qwen3_moe_config
 from gpu_worker.models.opt import OptDecoder, opt_config
 
 
 class ServedConfig(Protocol):
-    """What the worker must know of a model; satisfied by `DecoderConfig`."""
+    """Properties of a model that the worker needs; satisfied by `DecoderConfig`."""
 
     @property
     def architecture(self) -> str: ...
@@ -54,13 +54,13 @@ class ServedConfig(Protocol):
     def scale(self) -> float: ...
     @property
     def sliding_windows(self) -> tuple[int | None, ...]:
-        """For each layer how many positions a token sees; empty if all see all."""
+        """Number of positions that a token sees in each layer; empty if all see all."""
         ...
 
 
 @runtime_checkable
 class SoftCapped(Protocol):
-    """What a configuration may have besides."""
+    """Optional properties of a configuration."""
 
     @property
     def attention_soft_cap(self) -> float | None:
@@ -104,7 +104,7 @@ class Model(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """How to make a model of an architecture."""
+    """Functions that make a model of an architecture."""
 
     architecture: str
     read_config: Callable[[Mapping[str, Any]], ServedConfig]
@@ -187,7 +187,7 @@ def _read_transformers_config(
 def _build_transformers_model(
     config: Any, max_model_len: int, placement: Placement, group: ParallelGroup
 ) -> Model:
-    from gpu_worker.models.transformers_backend import TransformersModel
+    from gpu_worker.models.transformers_model import TransformersModel
 
     return TransformersModel(config, max_model_len, placement, group)
 

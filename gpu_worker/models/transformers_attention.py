@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpu_worker.config import ModelError
-from gpu_worker.models.decoder import Attend
+from gpu_worker.models.llama import Attend
 
 IMPLEMENTATION = "signalbox"
 """Name of our function among transformers' attention implementations. It is given no masks."""
@@ -41,7 +41,7 @@ _HARMLESS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionCall:
-    """What one layer asks for."""
+    """Arguments of one layer's call."""
 
     num_heads: int
     num_kv_heads: int
@@ -125,7 +125,7 @@ class Recorder:
     inputs: list[Tensor] = field(default_factory=list)
     """Queries, keys and values in the order of the calls."""
     masks: list[tuple[Tensor, int | None]] = field(default_factory=list)
-    """What transformers made, and how many positions it lets a token see."""
+    """Masks that transformers made, and the number of positions that each lets a token see."""
 
     def window(self, mask: Tensor | None, sliding_window: int | None) -> int | None:
         if mask is None:
@@ -164,7 +164,7 @@ def _record_mask(
 
 
 def _window_at(mask_function: Callable[..., Tensor], position: int, keys: Tensor) -> int | None:
-    """How many keys, up to its own, the query at a position sees; None for all."""
+    """Returns how many keys, up to its own, the query at a position sees; None for all."""
     zero = torch.zeros((), dtype=torch.long, device="cpu")
     seen = mask_function(zero, zero, zero + position, keys).expand_as(keys)
     if bool(seen[position + 1 :].any()):

@@ -6,9 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from gpu_worker import codec
+from contract.columns import pack_int32, pack_int64, unpack_int32, unpack_int64
+from contract.model import WorkerCapacity, decode_capacity, encode_capacity
+from contract.sections.block_moves import BlockMapping
+from gpu_worker.batch.batch import Batch
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig
-from gpu_worker.ranks.messages import (
+from gpu_worker.ranks.rank_messages import (
     Ask,
     CacheReady,
     Command,
@@ -24,11 +27,8 @@ from gpu_worker.ranks.messages import (
     prompt_rows_of,
     rows_of,
 )
-from gpu_worker.runner_protocols import CacheCapacity
-from gpu_worker.step import Batch, BlockMapping
 from protos.worker.v1 import rank_pb2 as pb
 from protos.worker.v1 import worker_pb2
-from rpc.columns import pack_int32, pack_int64, unpack_int32, unpack_int64
 
 _NO_TOKENS = np.empty(0, dtype=np.int64)
 
@@ -89,8 +89,8 @@ def _report_message(report: Report) -> pb.RankReport:
             return pb.RankReport(loaded=pb.RankLoaded())
         case CacheReady():
             return pb.RankReport(cache_ready=pb.RankCacheReady(**report._asdict()))
-        case CacheCapacity():
-            return pb.RankReport(capacity=codec.encode_capacity(report))
+        case WorkerCapacity():
+            return pb.RankReport(capacity=encode_capacity(report))
         case InStep():
             return pb.RankReport(in_step=pb.RankInStep(**report._asdict()))
         case Failure():
@@ -113,7 +113,7 @@ def _report(message: pb.RankReport) -> Report:
         case "cache_ready":
             return CacheReady(message.cache_ready.num_graphs)
         case "capacity":
-            return codec.decode_capacity(message.capacity)
+            return decode_capacity(message.capacity)
         case "in_step":
             return InStep(message.in_step.num_collectives)
         case "failed":

@@ -1,1 +1,1 @@
-"""Which token a sequence draws: packed draws, rules and grammars, and those who draw."""
+"""Sampling of tokens: packed parameters, rules, grammars, and samplers."""

@@ -1,57 +1,122 @@
-"""Which tokens a structured output lets a sequence draw next, by llguidance.
+"""The compiled structured outputs that a worker keeps, within a bound in bytes.
 
-A constraint is compiled once, on a thread of its own that starts as soon as its step arrives; each
-sequence has a copy of what comes out. Where a sequence stands follows from its known tokens alone,
-and is caught up with when a mask is asked for. So a sequence that resumes, forks or moves needs
-nothing more than its tokens, and the next step waits for no scheduler.
+The scheduler has a constraint compiled before a sequence of it is in a step (`prepare`), on a
+thread of its own, and says what is to be forgotten. What a step brings that was not prepared is
+compiled for it, and the step waits.
 """
 
-import logging
+import asyncio
+import contextlib
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import NamedTuple
 
-import numpy as np
 from llguidance import LLMatcher, LLTokenizer
-from llguidance.numpy import fill_next_token_bitmask
 
-from gpu_worker.runner_protocols import ModelInfo
-from gpu_worker.sampling.sample_rows import Int32Array
-from gpu_worker.sampling.token_rules import Mask
-from gpu_worker.step import NewSequence
-from rpc.grammar import GrammarError, compile_grammar
+from contract.grammar import GrammarError, compile_grammar
+from contract.grammar_cost import MAX_LEXER_STATES, UNMEASURED, GrammarCost
+from contract.model import ModelInfo
+from contract.step import NewSequence
+from gpu_worker.sampling.compiled_grammar import CompiledGrammar, Grammar, fault_of
 
-logger = logging.getLogger(__name__)
-
-COMPILE_LIMIT_S = 30.0
-"""On a machine that is busy; the router has let in only what takes a few seconds of CPU time."""
-_MAX_COMPILED = 64
+MEMORY_BYTES = 1 << 30
+"""Bytes of compiled grammars by the router's measurements; enough for a hundred usual ones."""
+_NICENESS = 5
+"""Niceness of the compiling thread, so that steps go first if cores are short."""
 
 Constraint = tuple[str, ...]
 
 
-class Grammars:
-    """Compiles constraints for one model's tokenizer, and keeps the last of them."""
+class _Kept(NamedTuple):
+    """A constraint that is compiled or will be, and what it counts for."""
 
-    def __init__(self, model: ModelInfo, *, tokenizer_json: bytes) -> None:
+    compiled: "Future[CompiledGrammar]"
+    num_bytes: int
+
+
+class Grammars:
+    """Compiles constraints for one model's tokenizer, and keeps the last of them.
+
+    Args:
+        memory_bytes: what those that are kept may count for together.
+    """
+
+    def __init__(
+        self, model: ModelInfo, *, tokenizer_json: bytes, memory_bytes: int = MEMORY_BYTES
+    ) -> None:
         self._model = model
         self._tokenizer_json = tokenizer_json
         self._tokenizer: LLTokenizer | None = None
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="grammar")
-        self._compiled: OrderedDict[Constraint, Future[LLMatcher]] = OrderedDict()
+        self._pool = ThreadPoolExecutor(
+            1, thread_name_prefix="grammar", initializer=_lower_priority
+        )
+        self._memory_bytes = memory_bytes
+        self._kept: OrderedDict[Constraint, _Kept] = OrderedDict()
+        self._num_bytes = 0
         self._lock = threading.Lock()
 
-    def prepare(self, sequences: Iterable[NewSequence]) -> None:
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that the kept grammars are counted with."""
+        return self._num_bytes
+
+    async def load(self) -> None:
+        """Reads the tokenizer, which holds the interpreter's lock for seconds where it is large."""
+        loading = asyncio.get_running_loop().run_in_executor(self._pool, self._make_tokenizer)
+        with contextlib.suppress(GrammarError):  # said of each structured output
+            self._tokenizer = await loading
+
+    def prepare(
+        self, constraint: Constraint, cost: GrammarCost = UNMEASURED
+    ) -> "Future[CompiledGrammar]":
+        """Starts to compile a constraint, or finds it; beyond the bound the oldest are forgotten.
+
+        Safe from any thread.
+        """
+        with self._lock:
+            kept = self._kept.get(constraint)
+            if kept is None:
+                compiled = self._pool.submit(CompiledGrammar, partial(self._compile, constraint))
+                kept = self._kept[constraint] = _Kept(compiled, cost.held_bytes)
+                self._num_bytes += kept.num_bytes
+                while self._num_bytes > self._memory_bytes and len(self._kept) > 1:
+                    self._forget(next(iter(self._kept)))
+            self._kept.move_to_end(constraint)
+        return kept.compiled
+
+    async def prepared(
+        self, constraint: Constraint, cost: GrammarCost, *, forgotten: Iterable[Constraint] = ()
+    ) -> str | None:
+        """Forgets some constraints, waits until one is compiled; returns its fault, if any."""
+        self.forget(forgotten)
+        compiled = self.prepare(constraint, cost)
+        waiting = asyncio.wrap_future(compiled)
+        await asyncio.wait([waiting])  # to cancel this does not cancel what others wait for
+        waiting.exception()
+        if (fault := fault_of(compiled)) is not None:
+            self.forget([constraint])
+        return fault
+
+    def prepare_new(self, sequences: Iterable[NewSequence]) -> None:
         """Starts to compile what new sequences ask for. Safe from any thread."""
         for new in sequences:
             if new.params.structured_output is not None:
-                self._start(new.params.structured_output)
+                self.prepare(new.params.structured_output, new.params.grammar_cost)
 
-    def grammar(self, constraint: Constraint) -> "Grammar":
+    def forget(self, constraints: Iterable[Constraint] | None = None) -> None:
+        """Lets constraints go, by default all; sequences keep theirs until they end."""
+        with self._lock:
+            for constraint in list(self._kept) if constraints is None else constraints:
+                self._forget(constraint)
+
+    def grammar(self, constraint: Constraint, cost: GrammarCost = UNMEASURED) -> Grammar:
         """Returns the state of a sequence that has no output yet."""
         return Grammar(
-            self._start(constraint),
+            self.prepare(constraint, cost),
             vocab_size=self._model.vocab_size,
             eos_token_ids=self._model.eos_token_ids,
         )
@@ -60,21 +125,15 @@ class Grammars:
         """Lets the thread end after what it compiles."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _start(self, constraint: Constraint) -> "Future[LLMatcher]":
-        with self._lock:
-            future = self._compiled.get(constraint)
-            if future is None:
-                future = self._pool.submit(self._compile, constraint)
-                self._compiled[constraint] = future
-                while len(self._compiled) > _MAX_COMPILED:
-                    self._compiled.popitem(last=False)
-            self._compiled.move_to_end(constraint)
-        return future
+    def _forget(self, constraint: Constraint) -> None:
+        kept = self._kept.pop(constraint, None)
+        if kept is not None:
+            self._num_bytes -= kept.num_bytes
 
     def _compile(self, constraint: Constraint) -> LLMatcher:
         if self._tokenizer is None:
             self._tokenizer = self._make_tokenizer()
-        return compile_grammar(constraint, self._tokenizer)
+        return compile_grammar(constraint, self._tokenizer, max_lexer_states=MAX_LEXER_STATES)
 
     def _make_tokenizer(self) -> LLTokenizer:
         try:
@@ -87,59 +146,6 @@ class Grammars:
             raise GrammarError(f"the model's tokenizer cannot be read: {error}") from None
 
 
-class Grammar:
-    """Where one sequence stands in its constraint. Used on the execution thread alone."""
-
-    def __init__(
-        self, compiled: "Future[LLMatcher]", *, vocab_size: int, eos_token_ids: tuple[int, ...]
-    ) -> None:
-        self._compiled = compiled
-        self._vocab_size = vocab_size
-        self._eos_token_ids = eos_token_ids
-        self._matcher: LLMatcher | None = None
-        self._num_consumed = 0
-
-    def fork(self) -> "Grammar":
-        """Returns the state of a branch, which reads its own tokens from the first on."""
-        return Grammar(
-            self._compiled, vocab_size=self._vocab_size, eos_token_ids=self._eos_token_ids
-        )
-
-    def mask(self, output: Int32Array) -> Mask:
-        """Returns what may follow the output, as AllowedTokens holds it.
-
-        Raises GrammarError if the output does not conform, or the constraint does not compile.
-        """
-        matcher = self._caught_up(output)
-        words = np.zeros((1, -(-self._vocab_size // 32)), dtype=np.int32)
-        if not matcher.is_stopped():
-            fill_next_token_bitmask(matcher, words)
-        if matcher.is_error():
-            raise GrammarError("its structured output is too complex for the next token")
-        mask: Mask = words[0].view(np.uint32)
-        if matcher.is_accepting() or matcher.is_stopped():
-            for token_id in self._eos_token_ids:
-                mask[token_id // 32] |= np.uint32(1 << token_id % 32)
-        return mask
-
-    def _caught_up(self, output: Int32Array) -> LLMatcher:
-        """Lets the matcher read what it has not; past the end of a sequence it reads nothing."""
-        if self._matcher is None:
-            self._matcher = self._wait().deep_copy()
-        matcher = self._matcher
-        for token_id in output[self._num_consumed :].tolist():
-            if not matcher.is_stopped() and not matcher.consume_token(token_id):
-                raise GrammarError(f"token {token_id} does not conform to its structured output")
-        self._num_consumed = len(output)
-        return matcher
-
-    def _wait(self) -> LLMatcher:
-        try:
-            return self._compiled.result(timeout=COMPILE_LIMIT_S)
-        except TimeoutError:
-            raise GrammarError("its structured output takes too long to compile") from None
-        except GrammarError as error:
-            raise GrammarError(f"its structured output cannot be compiled: {error}") from None
-        except BaseException:  # a panic of Rust's is no Exception; the other sequences go on
-            logger.exception("a structured output cannot be compiled")
-            raise GrammarError("its structured output cannot be compiled") from None
+def _lower_priority() -> None:
+    with contextlib.suppress(OSError):  # not everywhere may a thread have a priority of its own
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)

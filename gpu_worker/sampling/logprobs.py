@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpu_worker.sampling.sample_rows import Int64Array, TokenRuns
+from gpu_worker.batch.sampling_rows import Int64Array, TokenRuns
 from gpu_worker.step import Logprobs
 from signalbox_kernels import ops
 

@@ -6,10 +6,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gpu_worker.batch.batch import BatchOutput
+from gpu_worker.batch.sampling_rows import Int32Array, Int64Array, SampleRows
 from gpu_worker.sampling import logprobs
-from gpu_worker.sampling.sample_rows import Int32Array, Int64Array, SampleRows
 from gpu_worker.sampling.sampler import failures
-from gpu_worker.step import Logprobs, Samples
+from gpu_worker.step import Logprobs
 from signalbox_kernels.program import Program
 from signalbox_kernels.random import race_keys
 from signalbox_kernels.sampling import MAX_LOGPROBS, Drawn, Draws, NativeSampler
@@ -24,7 +25,7 @@ class CpuSampler:
 
     def __call__(
         self, logits: Tensor, rows: SampleRows, logits_row: Int64Array | None = None
-    ) -> Samples:
+    ) -> BatchOutput:
         floats = _floats(logits)
         logits_row = np.arange(len(rows)) if logits_row is None else logits_row
         drawn = self._native.run(
@@ -43,7 +44,7 @@ class CpuSampler:
         )
         reported = np.flatnonzero((rows.num_logprobs >= 0) & (drawn.status == 0))
         found = _logprobs(drawn, reported, rows.num_logprobs, floats, logits_row)
-        return Samples(
+        return BatchOutput(
             token_ids=drawn.drawn,
             logprobs=logprobs.with_tokens(found, logits, rows.logprob_tokens, logits_row),
             failed=failures(drawn.status),

@@ -10,12 +10,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gpu_worker.device.step_inputs import InputPacker
+from gpu_worker.batch.batch import BatchOutput
+from gpu_worker.batch.sampling_rows import Int32Array, Int64Array, SampleRows
+from gpu_worker.device.input_transfer import InputPacker
 from gpu_worker.sampling import logprobs
-from gpu_worker.sampling.device_draws import DeviceDraws
-from gpu_worker.sampling.sample_rows import Int32Array, Int64Array, SampleRows
+from gpu_worker.sampling.async_sampling import DeviceDraws
 from gpu_worker.sampling.sampler import failures
-from gpu_worker.step import Logprobs, Samples
+from gpu_worker.step import Logprobs
 from signalbox_kernels.random import race_keys
 from signalbox_kernels.triton.logit_edits import (
     PenaltyColumns,
@@ -36,13 +37,13 @@ class TritonSampler:
 
     def __call__(
         self, logits: Tensor, rows: SampleRows, logits_row: Int64Array | None = None
-    ) -> Samples:
+    ) -> BatchOutput:
         if logits_row is None:
             logits_row = np.arange(len(rows))
         tokens, status = self._draw(logits, rows, logits_row)
         found = torch.stack((tokens, status.to(torch.int32))).cpu().numpy()  # the one wait
         reported = np.flatnonzero((rows.num_logprobs >= 0) & (found[1] == 0))
-        return Samples(
+        return BatchOutput(
             token_ids=found[0],
             logprobs=self._report(logits, rows, logits_row, tokens, reported),
             failed=failures(found[1]),
@@ -173,7 +174,8 @@ class TritonSampler:
         return self._send(array)[0]
 
     def _send(self, *arrays: NDArray[Any]) -> list[Tensor]:
-        """In one copy, if there is a packer; it has buffers for a few copies a step."""
+        """Sends arrays in one copy if there is a packer, which has buffers for a few copies a
+        step."""
         if self.packer is not None:
             return self.packer.send(arrays)
         contiguous = (torch.from_numpy(np.ascontiguousarray(array)) for array in arrays)

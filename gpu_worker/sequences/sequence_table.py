@@ -14,32 +14,26 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gpu_worker.runner_protocols import CacheCapacity, ModelInfo
+from contract.logprobs import PromptLogprobs, TokenLogprobs
+from contract.model import ModelInfo, WorkerCapacity
+from contract.step import Step
+from gpu_worker.batch.batch import Batch, BatchOutput
+from gpu_worker.batch.sampling_rows import PromptRows
 from gpu_worker.sampling.grammars import Grammars
-from gpu_worker.sampling.sample_rows import PromptRows
-from gpu_worker.sequences import batches
-from gpu_worker.sequences.batches import PlannedBatch
-from gpu_worker.sequences.sequence_rows import SequenceRows
-from gpu_worker.sequences.staging import Limits, StagedStep
-from gpu_worker.sequences.step_checks import check_mappings
-from gpu_worker.step import (
-    Batch,
-    Int32Array,
-    Int64Array,
-    Logprobs,
-    PromptLogprobs,
-    Samples,
-    SequenceFailure,
-    Step,
-)
+from gpu_worker.sequences import batch_builder
+from gpu_worker.sequences.batch_builder import PlannedBatch
+from gpu_worker.sequences.sequence_columns import SequenceRows
+from gpu_worker.sequences.step_staging import Limits, StagedStep
+from gpu_worker.sequences.step_validation import check_mappings
+from gpu_worker.step import Int32Array, Int64Array, Logprobs, SequenceFailure
 
 
-class Outcome(NamedTuple):
-    """What became of a batch: a row for each token drawn, and the sequences that failed."""
+class SampledTokens(NamedTuple):
+    """Result of a batch: a row for each sampled token, and the sequences that failed."""
 
     seq_ids: Int64Array
     token_ids: Int32Array
-    logprobs: list[Logprobs]
+    logprobs: dict[int, TokenLogprobs]
     prompt_logprobs: list[PromptLogprobs]
     failures: list[SequenceFailure]
 
@@ -61,7 +55,7 @@ class SequenceTable:
         self,
         *,
         model: ModelInfo,
-        capacity: CacheCapacity,
+        capacity: WorkerCapacity,
         num_gpu_blocks: int,
         num_cpu_blocks: int,
         grammars: Grammars | None = None,
@@ -124,13 +118,13 @@ class SequenceTable:
         )
         planned = staged.stage(step)
         self._commit(staged)
-        batch = batches.build(planned, self._rows, block_size=limits.capacity.block_size)
+        batch = batch_builder.build(planned, self._rows, block_size=limits.capacity.block_size)
         planned.prompt_rows = batch.prompt_rows
         self._planned = planned
         return batch
 
     def must_know(self, step: Step) -> bool:
-        """Whether `apply` needs tokens that are under way: histories, or sequences that go."""
+        """Returns whether `apply` needs unfinished tokens: for histories, or sequences that end."""
         if step.forks:
             return True
         seq_ids = [*step.finished.tolist(), *step.running_seq_ids.tolist()]
@@ -147,11 +141,13 @@ class SequenceTable:
         planned = self._end_batch()
         first, own = self._first_draws(planned.rows, planned.drawers)
         positions = self._rows.state["num_tokens"][own]
-        self._rows.tokens[own, positions] = batches.unknown_tokens(first)
+        self._rows.tokens[own, positions] = batch_builder.unknown_tokens(first)
         self._rows.state["num_tokens"][own] += 1
         return BookedBatch(planned, first, own, positions)
 
-    def take(self, samples: Samples, booked: BookedBatch | None = None) -> Outcome:
+    def append_tokens(
+        self, samples: BatchOutput, booked: BookedBatch | None = None
+    ) -> SampledTokens:
         """Appends the drawn tokens to their sequences and ends the batch, by default the applied.
 
         Booked batches are taken in order.
@@ -177,10 +173,10 @@ class SequenceTable:
         else:  # no token is left unknown, not even one of a sequence that has failed
             known_ids = np.maximum(samples.token_ids[booked.first], 0)
             self._rows.tokens[booked.rows, booked.positions] = known_ids
-        return Outcome(
+        return SampledTokens(
             seq_ids=planned.seq_ids[drawers],
             token_ids=token_ids,
-            logprobs=_renumber(samples.logprobs, keep),
+            logprobs=_by_row(samples.logprobs, keep),
             prompt_logprobs=[]
             if prompt_rows is None
             else _prompt_runs(planned, prompt_rows, samples.prompt_logprobs, failed=reasons),
@@ -196,6 +192,7 @@ class SequenceTable:
     def _commit(self, staged: StagedStep) -> None:
         self._row_of, self._failed = staged.row_of, staged.failed
         self._free = staged.free + staged.released
+        self._rows.release(staged.released)
         if staged.patches is not None:
             rows, columns, blocks = staged.patches
             self._rows.state["num_blocks"] = staged.num_blocks
@@ -226,11 +223,12 @@ class SequenceTable:
         return first, rows[drawers[first]]
 
 
-def _renumber(logprobs: list[Logprobs], keep: NDArray[np.bool_]) -> list[Logprobs]:
-    if not logprobs or keep.all():
-        return logprobs
-    new_row = np.cumsum(keep) - 1
-    return [found._replace(row=int(new_row[found.row])) for found in logprobs if keep[found.row]]
+def _by_row(logprobs: list[Logprobs], keep: NDArray[np.bool_]) -> dict[int, TokenLogprobs]:
+    """Returns the log probabilities of the rows to keep, by their row among these."""
+    if not logprobs:
+        return {}
+    new_row = (np.cumsum(keep) - 1).tolist()
+    return {new_row[found.row]: found.values for found in logprobs if keep[found.row]}
 
 
 def _prompt_failures(rows: PromptRows, logprobs: list[Logprobs]) -> dict[int, str]:
@@ -249,7 +247,7 @@ def _prompt_runs(
     columns = (rows.seq_index.tolist(), rows.first_position.tolist(), rows.lengths.tolist())
     for index, first_position, length in zip(*columns, strict=True):
         if index not in failed:
-            found = [one._replace(row=i) for i, one in enumerate(logprobs[start : start + length])]
+            found = [one.values for one in logprobs[start : start + length]]
             runs.append(PromptLogprobs(int(planned.seq_ids[index]), first_position, found))
         start += length
     return runs

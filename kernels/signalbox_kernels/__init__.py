@@ -1,4 +1,4 @@
 """The ops of a model step: contracts, plain Torch reference, dispatch by device.
 
-Ours alone: imports nothing of the other packages.
+It imports nothing of the other packages.
 """

@@ -21,7 +21,7 @@ DTYPES = {torch.float32: Element.FLOAT32, torch.bfloat16: Element.BFLOAT16}
 
 
 class Packed(NamedTuple):
-    """A packed matrix: where it is and what it is made of."""
+    """A packed matrix: its address and its format."""
 
     address: int
     num_rows: int
@@ -29,7 +29,7 @@ class Packed(NamedTuple):
 
 
 class Arena:
-    """Hands out zeroed memory that lives as long as the arena."""
+    """Allocates zeroed memory that lives as long as the arena."""
 
     def __init__(self, element: Element) -> None:
         self._element = element
@@ -41,12 +41,12 @@ class Arena:
 
     @property
     def num_bytes(self) -> int:
-        """Of the packed matrices, and of what is kept beside them."""
+        """Bytes of the packed matrices and of the tensors kept beside them."""
         return self._num_bytes + sum(tensor.nbytes for tensor in self._tensors)
 
     @property
     def description(self) -> str:
-        """What was packed, such as "matrices: 120 of Q4_1, 1 of Q8_0; 92 MiB"."""
+        """Types of the packed matrices, such as "matrices: 120 of Q4_1, 1 of Q8_0; 92 MiB"."""
         kinds = [f"{count} of {name}" for name, count in self._types.most_common()]
         return f"matrices: {', '.join(kinds)}; {self._num_bytes >> 20} MiB"
 
@@ -96,7 +96,7 @@ class Arena:
         return self.allocate(size)
 
     def keep(self, tensor: Tensor) -> int:
-        """Holds on to a tensor as it is; returns its address."""
+        """Keeps a tensor alive; returns its address."""
         tensor = tensor.contiguous()
         self._tensors.append(tensor)
         return tensor.data_ptr()

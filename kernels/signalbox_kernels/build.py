@@ -47,7 +47,7 @@ _SETS = {
     "amx": (*_BF16, "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
 }
 on_compiled: Callable[[int, int], None] | None = None
-"""Told how many of the units are compiled, on any thread; to be set by a process that shows it."""
+"""Called with the number of compiled units and of all, on any thread; None by default."""
 
 _TIMEOUT_S = 1800  # seconds on an idle machine
 _X86 = ("x86_64", "AMD64")
@@ -58,7 +58,7 @@ class BuildError(Exception):
 
 
 class BuildTimeout(BuildError):
-    """The compiler did not end."""
+    """The compiler did not end in time."""
 
 
 def find_or_build() -> Path:
@@ -84,7 +84,7 @@ def build(folder: Path) -> Path:
 
 
 def _folders() -> list[Path]:
-    """Where a library may be: built with the package, in the user's cache, in the environment."""
+    """Returns the folders for a library: in the package, the user's cache, the environment."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return [_PACKAGE / "_build", cache / "signalbox", Path(sys.prefix) / "var" / "signalbox"]
 
@@ -101,11 +101,12 @@ def _first_writable(folders: Sequence[Path]) -> Path:
 
 
 def _library_name() -> str:
-    """Names the state of sources and flags, so that a stale library is never loaded."""
+    """Returns a name with a hash of sources and flags, so that a stale library is never loaded."""
     digest = hashlib.sha256(repr((_FLAGS, _SETS, platform.machine(), sys.platform)).encode())
-    for source in sorted(_SOURCES.iterdir()):
+    for source in sorted(_SOURCES.rglob("*")):
         if source.suffix in (".cpp", ".h"):
-            digest.update(source.name.encode() + source.read_bytes())
+            name = source.relative_to(_SOURCES).as_posix()
+            digest.update(name.encode() + source.read_bytes())
     return f"signalbox_kernels-{digest.hexdigest()[:16]}.so"
 
 
@@ -117,8 +118,8 @@ def _compiler() -> str:
 
 
 def _compile(compiler: str, scratch: Path) -> Path:
-    """Compiles every unit, two at a time, and links what came of it."""
-
+    """Compiles every unit, two at a time, and links those that could be built."""
+    sources = {source.stem: source for source in _SOURCES.rglob("*.cpp")}
     sets = list(_SETS) if platform.machine() in _X86 else []
     others = (*_COMMON, "kernels_portable")
     num_units = len(sets) + len(others)
@@ -127,9 +128,9 @@ def _compile(compiler: str, scratch: Path) -> Path:
 
     def unit(name: str, flags: Sequence[str] = ()) -> Path:
         target = scratch / f"{name}.o"
-        source = _SOURCES / f"{name}.cpp"
+        options = (*_FLAGS, f"-I{_SOURCES}", *flags)
         try:
-            _run([compiler, *_FLAGS, *flags, "-c", str(source), "-o", str(target)])
+            _run([compiler, *options, "-c", str(sources[name]), "-o", str(target)])
         finally:
             _tell(next(num_done), num_units)
         return target
@@ -138,7 +139,7 @@ def _compile(compiler: str, scratch: Path) -> Path:
         try:
             return unit(f"kernels_{name}", (*_SETS[name], _have(name)))
         except BuildTimeout:
-            raise  # a busy machine is no reason to do without the set for good
+            raise  # a timeout may pass, so it must not exclude the set
         except BuildError as error:  # an old compiler: the next best set serves
             print(f"the native CPU kernels do without {name}: {error}", file=sys.stderr)
             return None

@@ -22,7 +22,7 @@ class PackedWeight:
     is_packed: bool
 
     def apply(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """x @ weight.T + bias; x is [num_tokens, in_features]."""
+        """Returns x @ weight.T + bias; x is [num_tokens, in_features]."""
         if self.is_packed:
             linear = torch.ops.mkldnn._linear_pointwise
             out: Tensor = linear(x, self.weight, bias, "none", [], "")
@@ -31,7 +31,7 @@ class PackedWeight:
 
 
 def pack_weight(weight: Tensor) -> PackedWeight:
-    """Packs a weight for its device; drop the plain one afterwards."""
+    """Packs a weight for its device; the caller may drop the plain one."""
     if not _can_pack(weight):
         return PackedWeight(weight, is_packed=False)
     packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _BATCH_HINT)
@@ -39,7 +39,7 @@ def pack_weight(weight: Tensor) -> PackedWeight:
 
 
 def _can_pack(weight: Tensor) -> bool:
-    """Packed kernels want the CPU to have the dtype's instructions."""
+    """Returns whether the CPU and this PyTorch support packed weights of this dtype."""
     if weight.device.type != "cpu" or not torch._C._has_mkldnn:
         return False
     if not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):

@@ -1,6 +1,6 @@
-"""The native CPU library through ctypes: its structs, its functions, and whether there is one.
+"""The native CPU library through ctypes: its structs and functions.
 
-Mirrors csrc/api.h, which says what the fields mean.
+It mirrors csrc/program/api.h, which describes the fields.
 """
 
 import ctypes
@@ -13,14 +13,14 @@ from signalbox_kernels import build
 
 
 class Element(IntEnum):
-    """What weights, activations between products, K and V are made of."""
+    """Element type of weights, activations between products, K and V."""
 
     FLOAT32 = 0
     BFLOAT16 = 1
 
 
 class Isa(IntEnum):
-    """Instruction sets, from what runs anywhere to the fastest."""
+    """Instruction sets, from the one that runs anywhere to the fastest."""
 
     PORTABLE = 0
     AVX2 = 1
@@ -35,7 +35,7 @@ ISA_VARIABLE = "SIGNALBOX_ISA"
 
 
 class Format(IntEnum):
-    """What a packed weight is made of: elements, or codes with scales."""
+    """Format of a packed weight: elements, or codes with scales."""
 
     PLAIN = 0
     BITS4 = 1
@@ -46,7 +46,7 @@ class Format(IntEnum):
 
 
 class Row(IntEnum):
-    """What a row of a buffer is made of."""
+    """Format of a buffer's rows."""
 
     ELEMENTS = 0
     FLOATS = 1
@@ -64,7 +64,7 @@ class OpKind(IntEnum):
 
 
 class Epilogue(IntEnum):
-    """What becomes of a product."""
+    """Operation on the result of a product."""
 
     STORE = 0
     ADD = 1
@@ -174,7 +174,7 @@ class SbBatch(ctypes.Structure):
 
 
 class SbDraws(ctypes.Structure):
-    """Mirrors csrc/sampling_api.h."""
+    """Mirrors csrc/sampling/sampling_api.h."""
 
     _fields_ = (
         *((name, c_int32) for name in DRAW_SIZES),
@@ -209,7 +209,7 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
 
 
 class NativeUnavailable(Exception):
-    """There is no native library here; the message says why in one line."""
+    """There is no native library here; the message gives the reason in one line."""
 
 
 @cache
@@ -226,7 +226,7 @@ def library() -> ctypes.CDLL:
 
 
 def isa_limit() -> Isa:
-    """Returns the highest instruction set that SIGNALBOX_ISA permits: the last if it is unset.
+    """Returns the highest instruction set that SIGNALBOX_ISA permits; the last if it is unset.
 
     Raises ValueError if it names none.
     """
@@ -241,7 +241,7 @@ def isa_limit() -> Isa:
 
 
 def available_isas() -> list[Isa]:
-    """Returns what library and machine have, up to `isa_limit`, the lowest first.
+    """Returns the sets that library and machine support, up to `isa_limit`, the lowest first.
 
     Raises NativeUnavailable, and ValueError as `isa_limit` does.
     """

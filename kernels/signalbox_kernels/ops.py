@@ -112,7 +112,8 @@ def swap_blocks(src_pool: Tensor, dst_pool: Tensor, src: Tensor, dst: Tensor) ->
 
 
 def rms_norm(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
-    """Divides by the root mean square over the last dimension, in float32, then weighs.
+    """Returns x divided by its root mean square over the last dimension, in float32, times
+    weight.
 
     Args:
         x: [..., size].
@@ -182,7 +183,7 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
 
 
 class GatheredLogprobs(NamedTuple):
-    """What `gather_logprobs` finds."""
+    """Result of `gather_logprobs`."""
 
     logprobs: Tensor
     """[num_rows] float32, of each row's token."""
@@ -195,19 +196,20 @@ class GatheredLogprobs(NamedTuple):
 
 
 def gather_logprobs(logits: Tensor, tokens: Tensor, *, num_top: int) -> GatheredLogprobs:
-    """Log probabilities of one token a row and of the likeliest. A row with a NaN gives NaN.
+    """Returns log probabilities of one token a row and of the likeliest. A row with a NaN gives
+    NaN.
 
     Args:
         logits: [num_rows, vocab_size] float32.
         tokens: [num_rows] int64, in [0, vocab_size).
-        num_top: how many of the likeliest, at most vocab_size.
+        num_top: number of likeliest tokens, at most vocab_size.
     """
     gather = implementation_of("gather_logprobs", logits.device)
     return GatheredLogprobs(*gather(logits, tokens, num_top=num_top))
 
 
 def is_finite(rows: Tensor) -> Tensor:
-    """Says which rows hold neither NaN nor infinity.
+    """Returns which rows contain neither NaN nor infinity.
 
     Args:
         rows: [num_rows, size] float32.

@@ -1,6 +1,6 @@
-"""Memory in pages of its own: it goes back to the system the moment that its last user does.
+"""Memory in pages of its own, which returns to the system as soon as it is freed.
 
-malloc keeps what was freed for later, or between other things, so that a model whose tensors are
+malloc keeps freed memory for later, or between other allocations, so that a model whose tensors are
 replaced one by one would take twice its size.
 """
 
@@ -29,10 +29,10 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 def populate(memory: Tensor, *, start: int, end: int) -> bool:
-    """Has the system provide the whole pages in bytes [start, end) of a tensor on the CPU.
+    """Makes the system provide the whole pages in bytes [start, end) of a tensor on the CPU.
 
-    What is in them stays, and others may write to it meanwhile. Returns False where the system
-    cannot do that ahead of the first write, or has no page left.
+    Their contents stay, and other threads may write to them meanwhile. Returns False if the system
+    cannot do that before the first write, or has no page left.
     """
     if not sys.platform.startswith("linux"):
         return False

@@ -1,7 +1,7 @@
-"""A model's step as a list of native ops: built once from Python, then run in one call a step.
+"""A model's step as a list of native ops: built once from Python, then run in one call per step.
 
-Buffers are named by index; rows of a buffer are tokens (or logit rows). What the ops do is said in
-csrc/api.h; the plain meaning of each is that of `reference.py`, with sums in float32 throughout.
+Buffers are named by index; rows of a buffer are tokens (or logit rows). csrc/program/api.h
+describes the ops; each must equal its op in `reference.py`, with sums in float32.
 """
 
 import ctypes
@@ -31,13 +31,13 @@ from signalbox_kernels.native import (
 from signalbox_kernels.quantised import Matrix
 
 PANEL = 32
-"""Columns of a packed matrix that lie together; a product's first column is a multiple."""
+"""Columns of a packed matrix that are stored together; a product's first column is a multiple."""
 _HALF = PANEL // 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramShape:
-    """What all ops of a program share."""
+    """Sizes and types that all ops of a program share."""
 
     element: Element
     num_layers: int
@@ -59,7 +59,8 @@ class ProgramShape:
 
 @dataclass(slots=True, kw_only=True)
 class StepArrays:
-    """One step, as csrc/api.h's SbBatch; all arrays C-contiguous and alive during the run."""
+    """Arrays of one step, as SbBatch of csrc/program/api.h; C-contiguous and alive during the
+    run."""
 
     token_ids: NDArray[np.int64]
     positions: NDArray[np.int64]
@@ -101,22 +102,23 @@ class ProgramBuilder:
         return len(self.buffers) - 1
 
     def embed(self, dst: int, table: Packed) -> None:
-        """Token ids to rows of a packed matrix, which may be the head, too."""
+        """Adds an op that turns token ids to rows of a packed matrix, which may also be the
+        head."""
         self._add(OpKind.EMBED, mode=1, dst=dst, weight=table.address, format=table.format)
 
     def embed_plain(self, dst: int, table: Tensor) -> None:
-        """Token ids to rows of a table of the program's element."""
+        """Adds an op that turns token ids to rows of a table of the program's element type."""
         self._add(OpKind.EMBED, dst=dst, weight=self.arena.keep(table))
 
     def norm(
         self, src: int, dst: int, weight: Tensor, *, eps: float, of_rows: bool = False
     ) -> None:
-        """RMSNorm of every token, or of the tokens that have logits only."""
+        """Adds RMSNorm of every token, or only of the tokens with logits."""
         address = self._floats(weight)
         self._add(OpKind.NORM, mode=int(of_rows), src=src, dst=dst, weight=address, eps=eps)
 
     def code(self, src: int, dst: int) -> None:
-        """Elements to the codes that products with quantised weights read."""
+        """Adds an op that turns elements to the codes that products with quantised weights read."""
         self._add(OpKind.CODE, src=src, dst=dst)
 
     def linear(
@@ -129,11 +131,11 @@ class ProgramBuilder:
         *,
         column: int = 0,
     ) -> None:
-        """A product; for SWIGLU the weight is [gate; up].
+        """Adds a product; for SWIGLU the weight is [gate; up].
 
         Args:
             src: a buffer of elements, or of codes for a quantised weight.
-            column: of dst where STORE begins, a multiple of 32.
+            column: first column of dst for STORE, a multiple of 32.
         """
         interleaved = epilogue is Epilogue.SWIGLU
         packed = self.arena.pack(weight, interleaved=interleaved)
@@ -158,7 +160,8 @@ class ProgramBuilder:
         norms: tuple[Tensor, Tensor] | None = None,
         eps: float = 0.0,
     ) -> None:
-        """Norms perhaps, rotates, and writes K and V to the cache."""
+        """Adds an op that normalises if `norms` are given, rotates, and writes K and V to the
+        cache."""
         query, key = (None, None) if norms is None else map(self._floats, norms)
         self._add(OpKind.ROTATE, src=src, dst=dst, layer=layer, norm_q=query, norm_k=key, eps=eps)
 
@@ -178,7 +181,7 @@ class ProgramBuilder:
         self.ops.append(SbOp(kind=kind, **fields))
 
     def _floats(self, vector: Tensor) -> int:
-        """A vector as float32, padded as rows are."""
+        """Keeps a vector as float32, padded as rows are; returns its address."""
         return self.arena.keep(F.pad(vector.float(), (0, -len(vector) % PANEL)))
 
     def _bias(self, bias: Tensor, *, interleaved: bool) -> int:
@@ -211,7 +214,7 @@ class Program:
         self.weights = builder.arena.description
         self.weights_bytes = builder.arena.num_bytes
         self._num_threads = num_threads
-        self._op_ns: NDArray[np.int64] | None = None  # as long as it is profiled
+        self._op_ns: NDArray[np.int64] | None = None  # set while the program is profiled
         self.isa = best_isa() if isa is None else isa
         shape = SbShape(
             **{name: getattr(self.shape, name) for name in ProgramShape.__slots__},
@@ -230,7 +233,7 @@ class Program:
             raise NativeUnavailable(f"no native program of {self.shape} on {self.isa.name}")
 
     def bind(self, pool: Tensor) -> None:
-        """Takes the pool of KV blocks, [num_blocks, block_bytes] uint8."""
+        """Sets the pool of KV blocks, [num_blocks, block_bytes] uint8."""
         self._pool = pool
         self._library.sb_program_bind(self._handle, pool.data_ptr(), pool.stride(0))
 
@@ -240,7 +243,7 @@ class Program:
             raise MemoryError("no memory for a step's activations; lower max_num_batched_tokens")
 
     def begin_profile(self) -> None:
-        """From now on keeps account of the time of each kind of op; between steps only."""
+        """Measures the time of each kind of op from now on; call it between steps only."""
         self._op_ns = np.zeros((self._num_threads, len(OpKind)), dtype=np.int64)
         self._library.sb_program_profile(self._handle, self._op_ns.ctypes.data)
 
@@ -253,11 +256,12 @@ class Program:
 
     @property
     def handle(self) -> int | None:
-        """For other native objects that work on this program's threads."""
+        """Handle for other native objects that use this program's threads."""
         return self._handle
 
     def view(self, index: int, *, width: int, num_tokens: int, dtype: torch.dtype) -> Tensor:
-        """A buffer as a tensor [num_tokens, padded width], for tests; valid until it grows."""
+        """Returns a buffer as a tensor [num_tokens, padded width], for tests; valid until it
+        grows."""
         padded = -(-width // PANEL) * PANEL
         address = self._library.sb_program_buffer(self._handle, index, num_tokens)
         count = num_tokens * padded * dtype.itemsize

@@ -1,7 +1,7 @@
-"""Matrices in quantised blocks, as GGUF files hold them, and how floats become such blocks.
+"""Matrices in quantised blocks, as in GGUF files, and the conversion of floats to such blocks.
 
-A block is a run of values along a row: 32 of them, or 256 for the K types. Native programs run the
-types that `is_native` names without ever making floats of a matrix.
+A block is a run of values along a row: 32 of them, or 256 for the K types. Native programs compute
+with the types of `is_native` without converting a matrix to floats.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ GROUP = 32
 
 
 class BlockType(IntEnum):
-    """ggml's numbers."""
+    """Types of blocks, with ggml's numbers."""
 
     Q4_0 = 2
     Q4_1 = 3
@@ -42,7 +42,7 @@ class BlockType(IntEnum):
 
     @property
     def format(self) -> Format:
-        """What a packed matrix of this type is made of."""
+        """Format of a packed matrix of this type."""
         return Format(library().sb_format_of(self))
 
 

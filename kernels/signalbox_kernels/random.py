@@ -65,7 +65,7 @@ def token_hashes(keys: NDArray[np.uint64], token_ids: Tensor) -> Tensor:
 
 
 def _halves(keys: NDArray[np.uint64]) -> Tensor:
-    """[num_rows, 2] int32, low and high; little-endian."""
+    """Returns [num_rows, 2] int32, low and high half; little-endian."""
     return torch.from_numpy(keys.view(np.int32).reshape(-1, 2).copy())
 
 
@@ -92,10 +92,10 @@ def race_of(halves: Tensor, token_ids: Tensor) -> Tensor:
 
 
 def _fold(x: Tensor, shift: int) -> Tensor:
-    """x ^ (x >> shift), the shift logical, in place."""
+    """Returns x ^ (x >> shift), the shift logical, in place."""
     return x.bitwise_xor_((x >> shift).bitwise_and_((1 << (32 - shift)) - 1))
 
 
 def _signed(factor: int) -> int:
-    """The int32 with the same bits."""
+    """Returns the int32 with the same bits."""
     return factor - (1 << 32) if factor >= 1 << 31 else factor

@@ -1,7 +1,7 @@
-"""The plain Torch meaning of each op; `ops.py` states the contracts.
+"""The reference of each op in plain Torch; `ops.py` states the contracts.
 
-Written for clarity first, but what serves as the implementation on a CPU (everything except
-`paged_attention`) also avoids needless passes over its data.
+It is written for clarity, but the ops that are also the implementation on a CPU (all except
+`paged_attention`) avoid needless passes over their data.
 """
 
 from itertools import pairwise
@@ -50,7 +50,7 @@ def paged_attention(
 def causal_mask(
     *, num_queries: int, num_keys: int, sliding_window: int | None, device: torch.device
 ) -> Tensor:
-    """[num_queries, num_keys] bool: the keys that each of the last `num_queries` positions sees."""
+    """Returns [num_queries, num_keys] bool: the keys that each of the last `num_queries` sees."""
     keys = torch.arange(num_keys, device=device)
     queries = torch.arange(num_keys - num_queries, num_keys, device=device)[:, None]
     visible = keys <= queries
@@ -60,7 +60,7 @@ def causal_mask(
 
 
 def _context(kv_cache: Tensor, block_table: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """K and V of a sequence, each [length, num_kv_heads, head_size]."""
+    """Returns K and V of a sequence, each [length, num_kv_heads, head_size]."""
     num_blocks = -(-length // kv_cache.shape[2])
     blocks = kv_cache[block_table[:num_blocks].long()]
     keys, values = blocks.transpose(0, 1).flatten(1, 2)[:, :length]
@@ -155,7 +155,8 @@ def gather_logprobs(
 
 
 def code_rows(x: Tensor) -> Tensor:
-    """What products with quantised weights see of [rows, k]: 8 bits and a scale for each 32."""
+    """Returns [rows, k] as products with quantised weights read them: 8 bits and a scale for
+    each 32."""
     groups = F.pad(x.float(), (0, -x.shape[-1] % 32)).view(len(x), -1, 32)
     top = groups.abs().amax(dim=-1, keepdim=True)
     codes = (groups * (127 / top.where(top > 0, 1))).round()
@@ -163,5 +164,5 @@ def code_rows(x: Tensor) -> Tensor:
 
 
 def quantised_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """x @ weight.T in float32; `weight` is [n, k], the values that quantised blocks stand for."""
+    """Returns x @ weight.T in float32; `weight` is [n, k], the values of quantised blocks."""
     return F.linear(code_rows(x), weight.float())

@@ -1,4 +1,4 @@
-"""Which implementation of an op runs on which kind of device.
+"""Registry of the implementations of ops by device type.
 
 An op is known by name. `register` adds an implementation for a device type; a device type without
 one gets the plain Torch reference, which runs anywhere.
@@ -23,7 +23,7 @@ def register(op: str, device_type: str, implementation: Implementation) -> None:
 
 
 def unregister(op: str, device_type: str) -> None:
-    """Goes back to the reference."""
+    """Removes an implementation, so that the reference runs."""
     _implementations.pop((op, device_type), None)
 
 
@@ -33,5 +33,5 @@ def register_reference(op: str, implementation: Implementation) -> None:
 
 
 def implementation_of(op: str, device: torch.device) -> Implementation:
-    """Returns what runs `op` on `device`."""
+    """Returns the implementation of `op` for `device`."""
     return _implementations.get((op, device.type), _references[op])

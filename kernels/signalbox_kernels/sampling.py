@@ -1,8 +1,8 @@
-"""Draws from logits on the CPU, natively: csrc/sampling.h behind arrays.
+"""Draws from logits on the CPU, natively: csrc/sampling/sampling.h behind arrays.
 
-Temperature, filters, penalties and rules mean what gpu_worker/sampling/sampler.py says. Weights and
-masses differ from PyTorch's by the rounding of exp and of sums (some 1e-6 of a mass), so that a
-draw is the same unless the race, or the edge of a nucleus, is as near as that.
+Temperature, filters, penalties and rules mean what gpu_worker/sampling/torch_sampler.py says.
+Weights and masses differ from PyTorch's by the rounding of exp and of sums (some 1e-6 of a mass),
+so that a draw is the same unless the race, or the edge of a nucleus, is as near as that.
 """
 
 import ctypes
@@ -27,7 +27,7 @@ MAX_LOGPROBS = 128
 
 
 class DrawStatus(IntEnum):
-    """What became of a row."""
+    """Result of sampling a row."""
 
     DRAWN = 0
     NOT_FINITE = 1
@@ -36,7 +36,7 @@ class DrawStatus(IntEnum):
 
 @dataclass(slots=True, kw_only=True)
 class Draws:
-    """Rows to draw, or with `targets` to report; see csrc/sampling_api.h. All C-contiguous."""
+    """Rows to draw, or to report with `targets`; C-contiguous. See csrc/sampling/sampling_api.h."""
 
     logits: NDArray[np.float32]
     """[*, vocab_size]."""
@@ -66,7 +66,7 @@ class Draws:
 
 
 class Drawn:
-    """What came of the rows; what is not reported of a row is undefined."""
+    """Results of the rows; fields that a row does not report are undefined."""
 
     __slots__ = ("drawn", "logprob", "rank", "status", "top_logprobs", "top_tokens")
 
@@ -80,7 +80,7 @@ class Drawn:
 
 
 class NativeSampler:
-    """Draws on the threads of a program, or on its own. Use from one thread at a time."""
+    """Samples on the threads of a program, or on its own. Use from one thread at a time."""
 
     def __init__(
         self, *, program: Program | None = None, num_threads: int = 1, isa: Isa | None = None
@@ -95,7 +95,7 @@ class NativeSampler:
             raise NativeUnavailable(f"no native sampler on {isa.name}")
 
     def run(self, draws: Draws) -> Drawn:
-        """Draws every row; other Python threads run meanwhile."""
+        """Samples every row; other Python threads run meanwhile."""
         num_rows = len(draws.logits_row)
         most = max(0, int(draws.num_logprobs.max(initial=0)))
         assert most <= min(MAX_LOGPROBS, draws.logits.shape[1])

@@ -1,1 +1,0 @@
-"""OpenAI's HTTP API in the router process, with vLLM's extra fields."""

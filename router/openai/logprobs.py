@@ -1,18 +1,19 @@
-"""Log probabilities in the two shapes of OpenAI's API: of completions and of chats."""
+"""Log probabilities in the two shapes of OpenAI's API: for completions and for chats."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from router.delivery import Echo
-from router.detokenizer import Detokenizer
-from router.outputs import Delta, TokenLogprobs
-from router.tokenizer import Tokenizer
-from rpc.errors import InvalidArgument
+from contract.errors import InvalidArgument
+from contract.logprobs import TokenLogprobs
+from router.requests.output_buffer import Echo
+from router.requests.request_output import Delta
+from router.tokenization.detokenizer import Detokenizer
+from router.tokenization.tokenizer import Tokenizer
 
 LEAST_LOGPROB = -9999.0
-"""JSON has no infinity."""
+"""Replaces minus infinity, which JSON does not have."""
 MAX_PROMPT_LOGPROBS = 1 << 18
-"""Entries of prompts in one answer; 20 alternatives for each of 12,000 tokens."""
+"""Entries of prompts in one answer: 20 alternatives for each of 12,000 tokens."""
 
 
 class Scored(NamedTuple):
@@ -23,10 +24,10 @@ class Scored(NamedTuple):
 
 
 class Tokens:
-    """Writes tokens as OpenAI does: a token that is no whole characters as "bytes:\\xe2\\x82"."""
+    """Writes tokens as OpenAI does: one that is not whole characters as "bytes:\\xe2\\x82"."""
 
     def __init__(self, tokenizer: Tokenizer, *, as_ids: bool = False) -> None:
-        """`as_ids` writes "token_id:7" instead, which vLLM's clients may ask for."""
+        """`as_ids` writes "token_id:7" instead, which vLLM's clients may request."""
         self._tokenizer = tokenizer
         self._as_ids = as_ids
 
@@ -44,7 +45,7 @@ class Tokens:
 
 
 def scored(delta: Delta) -> Iterator[tuple[Scored, TokenLogprobs]]:
-    """Yields the generated tokens of a delta; those of an echoed prompt come before them."""
+    """Yields the generated tokens of a delta, without those of an echoed prompt."""
     num_generated = len(delta.logprobs)
     generated = delta.token_ids[len(delta.token_ids) - num_generated :]
     for token_id, logprobs in zip(generated, delta.logprobs, strict=True):
@@ -57,14 +58,14 @@ def top_of(logprobs: TokenLogprobs) -> list[Scored]:
 
 
 class CompletionLogprobs:
-    """Of one choice of a completion; knows where in the text each token begins."""
+    """Log probabilities of one choice of a completion, with each token's offset in the text."""
 
     def __init__(self, tokens: Tokens, detokenizer: Detokenizer) -> None:
-        """`detokenizer` is in the state of the sequence, which has no tokens yet."""
+        """`detokenizer` must be in the state of the sequence before its first token."""
         self._tokens = tokens
         self._detokenizer = detokenizer
         self._num_chars = 0
-        """Length of the text that the client has got, in characters."""
+        """Characters of the text that the client has received."""
         self._offset = 0
 
     def body(
@@ -74,7 +75,7 @@ class CompletionLogprobs:
         *,
         echo: Echo | None = None,
     ) -> dict[str, list[Any]]:
-        """Returns the logprobs of a choice, or what an event adds to them.
+        """Returns the logprobs of a choice, or the part that an event adds to them.
 
         Args:
             prompt: the tokens of an echoed prompt; the first has no log probability.
@@ -88,7 +89,7 @@ class CompletionLogprobs:
         entries += [(one.token_id, logprobs) for one, logprobs in scored(delta)]
         offsets += [self._advance(token_id) for token_id, _ in entries[len(offsets) :]]
         self._num_chars += len(delta.text)
-        if delta.finish is not None:  # a stop string may have taken text away
+        if delta.finish is not None:  # a stop string may have removed text
             offsets = [min(offset, self._num_chars) for offset in offsets]
         return {
             "text_offset": offsets,
@@ -103,7 +104,8 @@ class CompletionLogprobs:
         return offset
 
     def _top(self, token_id: int, logprobs: TokenLogprobs | None) -> dict[str, float] | None:
-        """The token itself is among them, even if it is none of the most likely."""
+        """Returns the alternatives and the token itself, even if it is not one of the most
+        likely."""
         if logprobs is None:
             return None
         entries = [*top_of(logprobs), Scored(token_id, logprobs.logprob)]
@@ -125,14 +127,14 @@ def chat_logprobs(tokens: Tokens, delta: Delta) -> dict[str, Any]:
 
 
 class PromptBudget:
-    """Bounds the prompts' log probabilities in one answer: JSON is encoded at once, and all other
-    streams wait for that."""
+    """Bounds the prompts' log probabilities in one answer: its JSON is encoded in one call, and
+    all other streams wait meanwhile."""
 
     def __init__(self) -> None:
         self._left = MAX_PROMPT_LOGPROBS
 
     def spend(self, logprobs: Sequence[TokenLogprobs], *, num_choices: int = 1) -> None:
-        """Raises InvalidArgument if an answer would have too many."""
+        """Raises InvalidArgument if the answer would have too many entries."""
         self._left -= num_choices * sum(1 + len(one.top_token_ids) for one in logprobs)
         if self._left < 0:
             raise InvalidArgument(
@@ -146,7 +148,8 @@ class PromptBudget:
 def prompt_logprobs(
     tokens: Tokens, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]
 ) -> list[dict[str, Any] | None]:
-    """Returns vLLM's: for each token but the first, the candidates by id."""
+    """Returns the prompt's logprobs in vLLM's form: for each token but the first, candidates by
+    id."""
     bodies: list[dict[str, Any] | None] = [None]
     for token_id, entry in zip(token_ids[1:], logprobs, strict=True):
         ranked = {

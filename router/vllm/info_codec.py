@@ -1,26 +1,20 @@
-"""What vllm.grpc.engine's gateways ask about a model, a server and its load, as messages.
+"""Converts the model, the server's state and its load to messages of vllm.grpc.engine.
 
 Numbers that a router does not know stay 0, which the protocol reads as unknown.
 """
 
 import datetime
-import hashlib
-import io
 import json
-import zipfile
-from collections.abc import Iterator, Mapping
 
 from smg_grpc_proto import vllm_engine_pb2 as pb
-from smg_grpc_proto.generated import common_pb2
 
-from router.load_client import ClusterLoad
-from router.model import ServedModel
+from router.schedulers.load_client import ClusterLoad
+from router.served_model import ServedModel
 
 SERVER_TYPE = "vllm-grpc"
-CHUNK_BYTES = 64 << 10
 TOKENIZER_PATH = "grpc:///vllm.grpc.engine.VllmEngine/GetTokenizer"
-"""Gateways try `tokenizer_path`, and without one `model_path`, as a local path and as a hub id,
-before they call GetTokenizer. This is neither."""
+"""Value of `tokenizer_path`. Gateways try it, and without one `model_path`, as a local path and
+as a hub id, before they call GetTokenizer. This is neither."""
 
 
 def model_info(model: ServedModel) -> pb.GetModelInfoResponse:
@@ -62,7 +56,7 @@ def server_info(
 
 
 def loads(load: ClusterLoad, *, version: str, now: datetime.datetime) -> pb.GetLoadsResponse:
-    """All workers are one rank to a gateway; a request that was swapped out waits."""
+    """Returns the load; all workers are one rank to a gateway, and a swapped-out request waits."""
     num_waiting = load.num_waiting + load.num_swapped
     one = pb.SchedulerLoad(
         num_running_reqs=load.num_running,
@@ -73,20 +67,3 @@ def loads(load: ClusterLoad, *, version: str, now: datetime.datetime) -> pb.GetL
     return pb.GetLoadsResponse(
         timestamp=now.isoformat(), version=version, dp_rank_count=1, loads=[one]
     )
-
-
-def tokenizer_archive(files: Mapping[str, bytes]) -> bytes:
-    """Returns a zip file, the same for the same files; takes as long as compressing takes."""
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in sorted(files.items()):
-            archive.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
-    return buffer.getvalue()
-
-
-def tokenizer_chunks(archive: bytes) -> Iterator[common_pb2.GetTokenizerChunk]:
-    """The last one tells the digest."""
-    for start in range(0, len(archive), CHUNK_BYTES):
-        end = start + CHUNK_BYTES
-        digest = hashlib.sha256(archive).hexdigest() if end >= len(archive) else ""
-        yield common_pb2.GetTokenizerChunk(data=archive[start:end], sha256=digest)

@@ -1,17 +1,18 @@
-"""vllm.grpc.engine's requests to plain data.
+"""Converts requests of vllm.grpc.engine to plain data.
 
-Proto3 scalars without presence are unset where they are 0, which is no value for top_p and
-repetition_penalty; to a model with a default top_k or min_p, a gateway cannot say 0. What is not
-served is refused by name. Where a field has another name there than here, refusals use theirs.
+Proto3 scalars without presence are unset if they are 0, which is an invalid top_p and
+repetition_penalty; if a model has a default top_k or min_p, a gateway cannot set 0. Fields that are
+not served are refused by name. Error messages use the protocol's names of fields, not ours.
 """
 
 from typing import Any
 
 from smg_grpc_proto import vllm_engine_pb2 as pb
 
-from router.admission import Asked, TextPrompt, TokensPrompt
-from router.delivery import Delivery, OutputKind
-from rpc.errors import InvalidArgument, Unimplemented
+from contract.errors import InvalidArgument, Unimplemented
+from router.params.token_validation import MAX_ITEMS, as_list, check_counts
+from router.requests.api_request import ApiRequest, TextPrompt, TokensPrompt
+from router.requests.output_buffer import Delivery, OutputKind
 
 TOKENS_FIELD = "tokenized.input_ids"
 _PREFIX = "sampling_params"
@@ -36,12 +37,12 @@ _NOT_SERVED = (
 )
 
 
-def asked_to_generate(request: pb.GenerateRequest, *, max_model_len: int) -> Asked:
-    """Raises InvalidArgument or Unimplemented."""
+def generate_api_request(request: pb.GenerateRequest, *, max_model_len: int) -> ApiRequest:
+    """Returns the request. Raises InvalidArgument or Unimplemented."""
     _check_served(request)
     params = request.sampling_params
     kind = OutputKind.DELTA if request.stream else OutputKind.FINAL_ONLY
-    return Asked(
+    return ApiRequest(
         request_id=request.request_id,
         prompt=_prompt(request),
         sampling=_sampling(params),
@@ -65,7 +66,7 @@ def _prompt(request: pb.GenerateRequest) -> TextPrompt | TokensPrompt:
         case "text":
             return TextPrompt(request.text, add_special_tokens=True)
         case "tokenized":
-            return TokensPrompt(list(request.tokenized.input_ids), TOKENS_FIELD)
+            return TokensPrompt(as_list(request.tokenized.input_ids), TOKENS_FIELD)
     raise InvalidArgument("input", None, "exactly one of tokenized and text")
 
 
@@ -73,14 +74,15 @@ def _sampling(params: pb.SamplingParams) -> dict[str, Any]:
     """Returns fields under the names of inference.proto.
 
     `spaces_between_special_tokens` concerns text, which the gateway makes of the tokens.
-    `grammar_from_first_token` asks for what happens in any case.
+    `grammar_from_first_token` asks for the only behaviour that there is.
     """
+    check_counts({name: len(getattr(params, name, ())) for name in MAX_ITEMS})
     fields: dict[str, Any] = {name: getattr(params, name) for name in _AS_THEY_ARE}
     fields |= {name: value for name in _UNLESS_ZERO if (value := getattr(params, name))}
     fields |= {name: getattr(params, name) for name in _IF_SET if params.HasField(name)}
     fields |= {"stop": list(params.stop), "stop_token_ids": list(params.stop_token_ids)}
     if params.HasField("seed"):
-        fields["seed"] = params.seed & _UINT64  # a seed below 0 is as good as any
+        fields["seed"] = params.seed & _UINT64  # negative seeds are valid too
     if params.logit_bias:
         fields["logit_bias"] = _biases(params)
     if (constraint := _constraint(params)) is not None:
@@ -96,7 +98,7 @@ def _biases(params: pb.SamplingParams) -> list[tuple[int, float]]:
 
 
 def _constraint(params: pb.SamplingParams) -> tuple[str, ...] | None:
-    """Returns what `rpc.structured_output` calls a structured output."""
+    """Returns the request's structured output in the form of `contract.structured_output`."""
     match params.WhichOneof("constraint"):
         case None:
             return None
@@ -113,7 +115,7 @@ def _constraint(params: pb.SamplingParams) -> tuple[str, ...] | None:
 
 
 def _truncation(params: pb.SamplingParams, max_model_len: int) -> int | None:
-    """-1 keeps what leaves room for max_tokens in the model's window."""
+    """Returns the truncation; -1 keeps the tokens that leave room for max_tokens in the window."""
     if not params.HasField("truncate_prompt_tokens"):
         return None
     if params.truncate_prompt_tokens == -1:

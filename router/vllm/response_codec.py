@@ -1,8 +1,8 @@
-"""Updates to vllm.grpc.engine's responses: chunks of tokens, then for each sequence how it ended.
+"""Converts updates to vllm.grpc.engine's responses: chunks of tokens, then each sequence's end.
 
-A gateway makes text of the tokens by itself. Chunks count what they add, the last message of a
-sequence all of it, but log probabilities that chunks have told. That message waits for the end of
-the request, which tells what was cached.
+A gateway makes text of the tokens itself. Chunks count the tokens that they add; the last message
+of a sequence repeats all of it, except log probabilities that chunks have sent. It is sent at the
+end of the request, when the number of cached tokens is known.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 
 from smg_grpc_proto import vllm_engine_pb2 as pb
 
-from router.generation import Served
-from router.outputs import Delta, Finish, FinishReason, TokenLogprobs
+from contract.logprobs import TokenLogprobs
+from router.generator import Served
+from router.requests.request_output import Delta, Finish, FinishReason
 
 ABORTED = "abort"
 _REASONS = {
@@ -25,13 +26,13 @@ _REASONS = {
 
 @dataclass(slots=True)
 class _Sequence:
-    """All of one sequence, as its last message tells it."""
+    """All output of one sequence, for its last message."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish: Finish | None = None
     has_begun: bool = False
-    """Whether a chunk of it was sent."""
+    """True if a chunk of it was sent."""
 
 
 class Answer:
@@ -45,7 +46,7 @@ class Answer:
         self._prompt_logprobs: pb.InputLogProbs | None = None
 
     def responses(self, served: Served) -> Iterator[pb.GenerateResponse]:
-        """Yields what an update comes to."""
+        """Yields the responses for an update."""
         update = served.update
         self._num_prompt_tokens = len(served.request.prompt_token_ids)
         if update.prompt_logprobs:
@@ -64,7 +65,7 @@ class Answer:
                 yield self._complete(index, sequence, update.end.usage.cached_tokens)
 
     def aborted(self) -> Iterator[pb.GenerateResponse]:
-        """Yields the ends of a request that was aborted."""
+        """Yields the last messages of an aborted request."""
         for index in range(self._num_sequences):
             yield self._complete(index, self._sequences.get(index, _Sequence()), 0)
 
@@ -116,7 +117,7 @@ def _output_logprobs(
 def _input_logprobs(
     token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]
 ) -> pb.InputLogProbs:
-    """The first token of a prompt has none."""
+    """Returns the prompt's log probabilities; its first token has none."""
     message = pb.InputLogProbs(token_ids=token_ids, token_logprobs=[pb.InputTokenLogProb()])
     message.token_logprobs.extend(pb.InputTokenLogProb(value=one.logprob) for one in logprobs)
     if any(one.top_token_ids for one in logprobs):

@@ -1,35 +1,38 @@
-"""vllm.grpc.engine's service, as smg-grpc-proto ships it: decode, call, encode.
+"""The service of vllm.grpc.engine, as smg-grpc-proto ships it: decode, call, encode.
 
-A third door to the generations that inference.v1 and the HTTP API serve. Embeddings, profiling and
-events of the cache are not served here; gateways do without them.
+It serves the same generations as inference.v1 and the HTTP API. Embeddings, profiling and events of
+the cache are not served; gateways work without them.
 """
 
-import asyncio
 import datetime
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
+from functools import partial
 
 from smg_grpc_proto import vllm_engine_pb2 as pb
 from smg_grpc_proto import vllm_engine_pb2_grpc
 from smg_grpc_proto.generated import common_pb2
 
-from router.generation import COMPLETION, Generator, Origin
-from router.load_client import LoadClient
-from router.tenants import Tenants
-from router.tracing import grpc_transport
+from contract.errors import Cancelled, Unimplemented
+from router.generator import COMPLETION, CallContext, Generator
+from router.insight.request_span import grpc_transport
+from router.keys.tenants import Caller, Tenants
+from router.schedulers.load_client import LoadClient
 from router.vllm import info_codec, request_codec
 from router.vllm.response_codec import Answer
-from rpc import telemetry
-from rpc.errors import Cancelled, Unimplemented
-from rpc.handlers import Context
+from router.vllm.tokenizer_archive import TokenizerArchives
+from router.work_limits.payers import grpc_address
+from rpc.interceptors.call_handlers import Context
+from rpc.limits.large_messages import LargeMessages
+from rpc.telemetry import tracing
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["VllmEngine"].full_name
 OPERATIONS = {f"/{SERVICE_NAME}/Generate": COMPLETION}
 
 
 class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[misc]
-    """Token ids in, a stream of token ids out."""
+    """Serves vllm.grpc.engine by a `Generator`: token ids in, a stream of token ids out."""
 
     def __init__(
         self,
@@ -37,14 +40,17 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         *,
         tenants: Tenants,
         load: LoadClient,
+        messages: LargeMessages,
         version: str,
         is_serving: Callable[[], bool],
     ) -> None:
         self._generator = generator
         self._tenants = tenants
         self._load = load
+        self._messages = messages
         self._version = version
         self._is_serving = is_serving
+        self._archives = TokenizerArchives()
         self._started = time.monotonic()
         self._last_received_at = 0.0
 
@@ -55,22 +61,24 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         origin = self._origin(context)
         with self._generator.reading(origin):
             max_model_len = self._generator.model.window
-            asked = request_codec.asked_to_generate(request, max_model_len=max_model_len)
-        answer = Answer(is_streamed=request.stream, num_sequences=asked.sampling.get("n", 1))
+            api_request = await self._messages.convert(
+                request, partial(request_codec.generate_api_request, max_model_len=max_model_len)
+            )
+        answer = Answer(is_streamed=request.stream, num_sequences=api_request.sampling.get("n", 1))
         try:
-            async with aclosing(self._generator.generate(asked, origin)) as updates:
+            async with aclosing(self._generator.generate(api_request, origin)) as updates:
                 async for served in updates:
                     for response in answer.responses(served):
                         yield response
-        except Cancelled:  # by Abort; a client that leaves cancels this task instead
+        except Cancelled:  # by Abort; a client that disconnects cancels this task instead
             for response in answer.aborted():
                 yield response
 
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
-        """Ends requests of the caller's tenant; ids that are not live count for nothing."""
-        tenant, _ = self._tenants.identify(context.invocation_metadata())
+        """Ends requests of the caller's tenant; ids that are not live are ignored."""
+        caller = self._caller(context)
         for request_id in request.request_ids:
-            self._generator.abort(request_id, tenant=tenant)
+            self._generator.abort(request_id, tenant=caller.tenant)
         return pb.AbortResponse()
 
     async def HealthCheck(
@@ -90,7 +98,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
     ) -> pb.GetServerInfoResponse:
         return info_codec.server_info(
             self._generator.model,
-            num_live=self._generator.admission.num_live,
+            num_live=self._generator.live.num_live,
             uptime_s=time.monotonic() - self._started,
             last_received_at=self._last_received_at,
         )
@@ -103,10 +111,10 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
     async def GetTokenizer(
         self, request: common_pb2.GetTokenizerRequest, context: Context
     ) -> AsyncIterator[common_pb2.GetTokenizerChunk]:
-        files = self._generator.model.tokenizer.files
-        archive = await asyncio.to_thread(info_codec.tokenizer_archive, files)
-        for chunk in info_codec.tokenizer_chunks(archive):
-            yield chunk
+        with self._generator.place(self._caller(context)) as place:
+            archive = await self._archives.of(place.model.tokenizer.files)
+            for data, sha256 in archive.chunks():
+                yield common_pb2.GetTokenizerChunk(data=data, sha256=sha256)
 
     async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
         raise Unimplemented("embeddings are not served; the models here generate")
@@ -132,14 +140,18 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         raise Unimplemented("events of the KV cache are not published")
         yield
 
-    def _origin(self, context: Context) -> Origin:
-        metadata = context.invocation_metadata()
-        tenant, key = self._tenants.identify(metadata)
-        return Origin(
+    def _caller(self, context: Context) -> Caller:
+        address = grpc_address(context.peer())
+        return self._tenants.identify(context.invocation_metadata(), address=address)
+
+    def _origin(self, context: Context) -> CallContext:
+        caller = self._caller(context)
+        return CallContext(
             operation=COMPLETION,
             transport=grpc_transport(f"{SERVICE_NAME}/Generate"),
-            parent=telemetry.extract_metadata(metadata),
+            parent=tracing.extract_metadata(context.invocation_metadata()),
             time_remaining=context.time_remaining,
-            tenant=tenant,
-            key=key,
+            tenant=caller.tenant,
+            key=caller.key,
+            payer=caller.payer,
         )

@@ -1,4 +1,4 @@
-"""`signalbox bench`: loads a router, or any OpenAI endpoint, and says how it bore it.
+"""`signalbox bench`: puts load on a router, or any OpenAI endpoint, and measures its answers.
 
-What is measured follows vLLM's `vllm bench serve`; benchmarks/ measures with the same parts.
+The measurements follow vLLM's `vllm bench serve`; benchmarks/ uses the same parts.
 """

@@ -1,4 +1,4 @@
-"""`signalbox bench`: puts a load to a router or an endpoint, and shows how it was borne."""
+"""`signalbox bench`: puts load on a router or an endpoint, and prints the measurements."""
 
 import asyncio
 import json
@@ -13,13 +13,13 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from signalbox.bench import flags, plot, replay_file, report
+from signalbox.bench import flags, plot, report, trace_file
 from signalbox.bench.grpc_target import GrpcTarget
 from signalbox.bench.http_target import HttpTarget
-from signalbox.bench.loops import OnEnd, Send, closed_loop, open_loop
-from signalbox.bench.measured import Measured
+from signalbox.bench.load_loops import OnEnd, Send, closed_loop, open_loop
+from signalbox.bench.measurements import Measured
 from signalbox.bench.workload import Ask, Synthetic, poisson
-from signalbox.connection import connection
+from signalbox.client.connection import connection
 
 EXAMPLES = flags.EXAMPLES
 add_flags = flags.add_flags
@@ -29,7 +29,7 @@ _REASONS_SHOWN = 3
 
 
 def run(options: dict[str, Any]) -> None:
-    """Runs the load and prints its figures, of what was done if Ctrl-C ends it.
+    """Runs the load and prints its figures; after Ctrl-C those of the requests so far.
 
     Raises RuntimeError if requests failed, KeyboardInterrupt after Ctrl-C.
     """
@@ -71,7 +71,7 @@ async def _run(options: dict[str, Any]) -> tuple[str, Measured]:
 
 def _asks(options: dict[str, Any], *, vocab_size: int) -> list[Ask]:
     if options["replay"]:
-        return replay_file.read(options["replay"])[: options["requests"]]
+        return trace_file.read(options["replay"])[: options["requests"]]
     given = {name: options[name] for name in flags.DEFAULTS if options[name] is not None}
     asked = {**flags.DEFAULTS, "vocab_size": vocab_size, **given}
     return Synthetic(
@@ -89,7 +89,7 @@ def _asks(options: dict[str, Any], *, vocab_size: int) -> list[Ask]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Pace:
-    """When requests are sent: each at its time, or so many at a time."""
+    """The times at which requests are sent, or the number that run at a time."""
 
     title: str
     at_s: Sequence[float] = ()
@@ -130,7 +130,7 @@ async def _load(
 
 
 async def _is_interrupted(work: Coroutine[Any, Any, Any]) -> bool:
-    """Runs to the end, or until Ctrl-C; returns which."""
+    """Runs to the end, or until Ctrl-C; returns True if it was interrupted."""
     loop, running = asyncio.get_running_loop(), asyncio.ensure_future(work)
     loop.add_signal_handler(signal.SIGINT, running.cancel)
     try:

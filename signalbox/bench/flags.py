@@ -1,10 +1,10 @@
-"""The flags of `signalbox bench`, and which of them go together."""
+"""The flags of `signalbox bench`, and the checks of their combinations."""
 
 import argparse
 from typing import Any
 
 from signalbox.bench import plot
-from signalbox.router_flags import add_router_flags
+from signalbox.client.router_flags import add_router_flags
 
 EXAMPLES = """\
 examples
@@ -29,13 +29,13 @@ DEFAULTS = {
     "chat": False,
     "no_ignore_eos": False,
 }
-"""Of what is asked, unless it is replayed."""
+"""Defaults for the content of requests, unless they are replayed."""
 _NUMBERS = {
-    "prompt_tokens": "of each prompt (default 128)",
-    "max_tokens": "of each answer (default 128)",
-    "shared_tokens": "before each prompt, in common (default 0)",
-    "num_prefixes": "different ones of these, in turn (default 1)",
-    "vocab_size": "ask with random ids below it, 0 in words (default: the model's, with --url 0)",
+    "prompt_tokens": "tokens of each prompt (default 128)",
+    "max_tokens": "tokens of each answer (default 128)",
+    "shared_tokens": "shared tokens before each prompt (default 0)",
+    "num_prefixes": "different shared prefixes, used in turn (default 1)",
+    "vocab_size": "send random token ids below N; 0: words (default: the model's, with --url 0)",
 }
 
 
@@ -49,7 +49,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--url", metavar="URL", help="an OpenAI endpoint instead of a router")
     where.add_argument("--model", metavar="NAME", help="with --url (default: the first listed)")
     where.add_argument(
-        "--timeout", type=float, metavar="SECONDS", help="for each request (default: none)"
+        "--timeout", type=float, metavar="SECONDS", help="limit for each request (default: none)"
     )
     add_router_flags(parser)
 
@@ -62,16 +62,23 @@ def _add_pace_flags(parser: argparse.ArgumentParser) -> None:
     pace.add_argument(
         "--rate", type=float, metavar="X", help="requests a second at random times, open loop"
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of prompts and times")
     parser.add_argument(
-        "--requests", type=int, metavar="N", help="how many (default 64, or all of --replay)"
+        "--seed", type=int, default=0, metavar="N", help="seed of prompts and times"
+    )
+    parser.add_argument(
+        "--requests",
+        type=int,
+        metavar="N",
+        help="number of requests (default 64, or all of --replay)",
     )
 
 
 def _add_content_flags(group: Any) -> None:
     for name, text in _NUMBERS.items():
         group.add_argument("--" + name.replace("_", "-"), type=int, metavar="N", help=text)
-    group.add_argument("--chat", action="store_true", default=None, help="ask by chat, in words")
+    group.add_argument(
+        "--chat", action="store_true", default=None, help="send chat requests, in words"
+    )
     group.add_argument(
         "--no-ignore-eos",
         action="store_true",
@@ -80,12 +87,13 @@ def _add_content_flags(group: Any) -> None:
     )
     group.add_argument("--replay", metavar="FILE", help="the requests of a JSONL file instead")
     group.add_argument(
-        "--speed", type=float, metavar="X", help="of the timestamps in --replay (default 1)"
+        "--speed", type=float, metavar="X", help="factor of the timestamps in --replay (default 1)"
     )
 
 
 def check(options: dict[str, Any]) -> None:
-    """Refuses what is out of range or would have no effect, before anything is sent."""
+    """Raises ValueError for a value out of range or a flag without effect, before anything is
+    sent."""
     given = {name for name in DEFAULTS if options[name] is not None}
     if options["replay"] and given:
         raise ValueError(f"{_flag(min(given))} has no effect with --replay")

@@ -1,13 +1,13 @@
-"""A router as the target of a load, over our public gRPC API."""
+"""A router as the target of a load, over its public gRPC API."""
 
 from collections.abc import AsyncIterator
 from typing import Any, Self
 
-from signalbox.answer import explained
-from signalbox.bench.loops import RequestFailed
-from signalbox.bench.measured import Measured
+from signalbox.bench.load_loops import RequestFailed
+from signalbox.bench.measurements import Measured
 from signalbox.bench.workload import Ask
-from signalbox.connection import Connection, router_client
+from signalbox.client.connection import Connection, router_client
+from signalbox.client.terminal_answer import explained
 from signalbox_client import AsyncStream, Model, RequestError
 
 
@@ -27,12 +27,12 @@ class GrpcTarget:
         await self._client.close()
 
     async def model(self) -> Model:
-        """Raises RuntimeError in one line."""
+        """Returns the served model. Raises RuntimeError with a message of one line."""
         with explained(self._client.address):
             return await self._client.model()
 
     async def send(self, ask: Ask, measured: Measured) -> AsyncIterator[int]:
-        """Yields how many tokens each message brings. Raises RequestFailed."""
+        """Yields the number of tokens in each message. Raises RequestFailed."""
         try:
             async with self._call(ask) as stream:
                 async for chunk in stream.chunks():

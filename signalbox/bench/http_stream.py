@@ -1,6 +1,6 @@
-"""Server-sent events over HTTP/1.1, by hand: the client shares two cores with the server it loads,
-and a full HTTP library costs more of them for each token than some of the servers do.
-"""
+"""Reads server-sent events over HTTP/1.1 without a library: the client shares two cores with the
+server that it measures, and a full HTTP library takes more of them for each token than some
+servers do."""
 
 import asyncio
 import json
@@ -8,6 +8,8 @@ import ssl
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from rpc.transport.listening_ports import join_address
 
 _MAX_LINE_BYTES = 16 << 20
 _MAX_ERROR_BYTES = 2000
@@ -23,7 +25,7 @@ class HttpError(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """Whom to ask, and what goes with each request."""
+    """Address, headers and TLS of an HTTP server."""
 
     host: str
     port: int
@@ -39,12 +41,12 @@ class Endpoint:
 
     def head(self, line: str, extra: str = "") -> bytes:
         headers = "".join(f"{name}: {value}\r\n" for name, value in self.headers.items())
-        host = f"Host: {self.host}:{self.port}\r\nConnection: close\r\n"
+        host = f"Host: {join_address(self.host, self.port)}\r\nConnection: close\r\n"
         return f"{line} HTTP/1.1\r\n{host}{headers}{extra}\r\n".encode()
 
 
 async def is_healthy(host: str, port: int, *, path: str = "/health") -> bool:
-    """Whether a GET of `path` is answered with 200."""
+    """Returns whether a GET of `path` is answered with 200."""
     try:
         await get(Endpoint(host=host, port=port), path, as_json=False)
     except (OSError, HttpError, asyncio.IncompleteReadError, ValueError):
@@ -53,12 +55,12 @@ async def is_healthy(host: str, port: int, *, path: str = "/health") -> bool:
 
 
 async def get(endpoint: Endpoint, path: str, *, as_json: bool = True) -> Any:
-    """Returns the JSON that a GET is answered with. Raises HttpError, OSError or ValueError."""
+    """Returns the JSON answer of a GET. Raises HttpError, OSError or ValueError."""
     return await _whole(endpoint, endpoint.head(f"GET {path}"), as_json=as_json)
 
 
 async def post(endpoint: Endpoint, path: str, body: dict[str, Any]) -> Any:
-    """Returns the JSON that a request is answered with. Raises HttpError."""
+    """Returns the JSON answer of a POST. Raises HttpError."""
     return await _whole(endpoint, _request(endpoint, path, body), as_json=True)
 
 
@@ -94,7 +96,7 @@ async def _whole(endpoint: Endpoint, request: bytes, *, as_json: bool) -> Any:
 
 
 async def _lines(reader: asyncio.StreamReader, *, is_chunked: bool) -> AsyncIterator[bytes]:
-    """Yields the lines of a body, wherever its chunks begin."""
+    """Yields the lines of a body, across its chunks."""
     rest = b""
     async for piece in _pieces(reader, is_chunked=is_chunked):
         *lines, rest = (rest + piece).split(b"\n")
@@ -118,7 +120,7 @@ def _request(endpoint: Endpoint, path: str, body: dict[str, Any]) -> bytes:
 
 
 async def _read_head(reader: asyncio.StreamReader) -> bool:
-    """Returns whether the body comes in chunks."""
+    """Reads the head; returns whether the body comes in chunks."""
     status = await reader.readline()
     is_chunked = False
     while header := (await reader.readline()).strip().lower():

@@ -7,10 +7,10 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 from signalbox.bench.http_stream import Endpoint, HttpError, get, post_for_events
-from signalbox.bench.loops import RequestFailed
-from signalbox.bench.measured import Measured
+from signalbox.bench.load_loops import RequestFailed
+from signalbox.bench.measurements import Measured
 from signalbox.bench.workload import Ask
-from signalbox.connection import Connection
+from signalbox.client.connection import Connection
 
 
 class HttpTarget:
@@ -24,7 +24,7 @@ class HttpTarget:
         model: str | None = None,
         timeout_s: float | None = None,
     ) -> None:
-        """Without a `model` it is the first that is served. Raises ValueError."""
+        """Sends requests to `model`, or to the first model served. Raises ValueError."""
         self.url = url
         self._endpoint, self._path = _endpoint(url, connection)
         self._model = model
@@ -34,10 +34,10 @@ class HttpTarget:
         return self
 
     async def __aexit__(self, *_exc: object) -> None:
-        """Connections end with their requests."""
+        """Does nothing: connections end with their requests."""
 
     async def model(self) -> str:
-        """Returns the name that requests use. Raises RuntimeError in one line."""
+        """Returns the model name for requests. Raises RuntimeError with a message of one line."""
         if self._model is None:
             try:
                 answer = await get(self._endpoint, f"{self._path}/models")
@@ -53,7 +53,7 @@ class HttpTarget:
         return self._model
 
     async def send(self, ask: Ask, measured: Measured) -> AsyncIterator[int]:
-        """Yields how many tokens each event brings. Raises RequestFailed."""
+        """Yields the number of tokens in each event. Raises RequestFailed."""
         path = "completions" if ask.prompt is not None else "chat/completions"
         events = post_for_events(self._endpoint, f"{self._path}/{path}", await self._body(ask))
         counter = TokenCounter()
@@ -83,8 +83,8 @@ class HttpTarget:
 
 
 class TokenCounter:
-    """Counts an answer's tokens. An event says how many there are so far, or else is one if it has
-    text; the usage at the end is right in any case."""
+    """Counts an answer's tokens. An event either has the count so far, or counts as one token if
+    it has text; the usage at the end corrects the total."""
 
     def __init__(self) -> None:
         self.num_prompt_tokens = 0
@@ -93,11 +93,11 @@ class TokenCounter:
 
     @property
     def num_uncounted(self) -> int:
-        """Tokens that came together with others."""
+        """Tokens that were not counted one by one, because they came together with others."""
         return 0 if self._num_in_all is None else self._num_in_all - self._num_tokens
 
     def new_tokens(self, event: dict[str, Any]) -> int:
-        """Raises RequestFailed if the event is an error."""
+        """Returns the tokens that the event adds. Raises RequestFailed if it is an error."""
         if "error" in event:
             error = event["error"]
             kind = error.get("type") if isinstance(error, dict) else None

@@ -1,20 +1,20 @@
-"""A run as a picture: throughput over time, and how many waited how long."""
+"""Draws a run: throughput over time, and the distributions of latencies."""
 
 from pathlib import Path
 from typing import Any
 
-from signalbox.bench.measured import Measured, tokens_by_time
+from signalbox.bench.measurements import Measured, tokens_by_time
 from signalbox.bench.report import LATENCIES
 
 NUM_BINS = 60
 
 
 class NoMatplotlib(RuntimeError):
-    """A picture was asked for that cannot be drawn; says what to install."""
+    """The picture cannot be drawn; the message says what to install."""
 
 
 def check(path: str) -> None:
-    """Raises NoMatplotlib or ValueError, before a run that would end without its picture."""
+    """Raises NoMatplotlib or ValueError before a run whose picture could not be drawn."""
     formats = _pyplot().gcf().canvas.get_supported_filetypes()
     if Path(path).suffix[1:] not in formats:
         raise ValueError(f"--plot is {path!r}; name a file that ends in .png, .svg or .pdf")
@@ -23,7 +23,7 @@ def check(path: str) -> None:
 
 
 def draw(measured: Measured, title: str, path: Path) -> None:
-    """Writes a PNG, or whatever the name's ending says. Raises OSError or ValueError."""
+    """Writes the picture in the format of the name's suffix. Raises OSError or ValueError."""
     pyplot = _pyplot()
     figure, axes = pyplot.subplots(2, 2, figsize=(10, 7), layout="constrained")
     figure.suptitle(title)
@@ -45,7 +45,7 @@ def _throughput(axis: Any, measured: Measured) -> None:
 
 
 def _shares(axis: Any, name: str, values_ms: list[float]) -> None:
-    """Draws the cumulative distribution: the share of values that are at most so long."""
+    """Draws the cumulative distribution: the share of values up to each duration."""
     axis.set(title=name, xlabel="milliseconds", ylabel="share", ylim=(0, 1))
     if values_ms:
         axis.ecdf(values_ms)

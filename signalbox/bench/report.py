@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from signalbox.bench.measured import Measured, percentile_ms, tokens_by_time
+from signalbox.bench.measurements import Measured, percentile_ms, tokens_by_time
 
 PERCENTILES = (50, 90, 99)
 NUM_BARS = 48
@@ -21,7 +21,7 @@ LATENCIES = {
 
 
 def summary(measured: Measured) -> dict[str, Any]:
-    """Returns everything but the samples. What was not seen is None."""
+    """Returns all figures except the samples; None for those that were not measured."""
     seconds = measured.duration_s
     return {
         "duration_s": seconds,
@@ -91,7 +91,7 @@ def _over_time(measured: Measured) -> Text:
 
 
 def _histogram(title: str, values_s: list[float]) -> Text:
-    """Returns a bar for each of ten ranges of equal ratio, so that long tails are seen."""
+    """Returns a bar for each of ten ranges of equal ratio, so that long tails are visible."""
     low, high = max(min(values_s), 1e-6), max(*values_s, 1e-6)
     num_ranges = 1 if high / low < 1.001 else 10
     edges = [low * (high / low) ** (i / num_ranges) for i in range(num_ranges + 1)]

@@ -1,4 +1,4 @@
-"""What is asked: random prompts, with or without prefixes in common, and when."""
+"""Content and times of requests: random prompts, with or without shared prefixes."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -14,35 +14,35 @@ WORDS = (
     "study", "book", "eye", "job", "word", "business", "issue", "side", "kind", "head", "house",
     "service", "friend", "father", "power", "hour", "game", "line", "end", "member",
 )  # fmt: skip
-"""Of about a token each, for endpoints that take no token ids."""
+"""Words of about one token each, for endpoints that take no token ids."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """One request; exactly one of prompt and messages."""
+    """One request; exactly one of prompt and messages is set."""
 
     prompt: str | list[int] | None = None
     messages: tuple[tuple[str, str], ...] = ()
-    """Role and text of each."""
+    """Role and text of each message."""
     sampling: dict[str, Any] = field(default_factory=dict)
-    """Under the names that OpenAI and we share, such as max_tokens."""
+    """Sampling parameters under the names that OpenAI and this server share, such as max_tokens."""
     at_s: float | None = None
-    """When it is to be sent, from the beginning; None if the load decides."""
+    """Seconds from the start when the request is sent; None if the load decides."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Synthetic:
-    """Requests of one size whose content nobody has seen before."""
+    """Requests of one size whose random content is in no cache."""
 
     num_requests: int
     prompt_tokens: int
     max_tokens: int
     shared_tokens: int = 0
-    """At the beginning of each prompt, on top of its own."""
+    """Shared tokens at the beginning of each prompt, in addition to its own."""
     num_prefixes: int = 1
-    """Different ones, in turn."""
+    """Number of different shared prefixes, used in turn."""
     vocab_size: int = 0
-    """0 asks in words, for those who take no token ids."""
+    """Size of the vocabulary; 0 sends words, for endpoints that take no token ids."""
     is_chat: bool = False
     ignore_eos: bool = True
     seed: int = 0
@@ -78,14 +78,14 @@ class Synthetic:
 
 
 def random_prompts(*, vocab_size: int, num_tokens: int, seed: int = 0) -> Iterator[list[int]]:
-    """Yields prompts of one length for ever, the same ones for a seed."""
+    """Yields prompts of one length for ever; equal seeds give equal prompts."""
     rng = np.random.default_rng(seed)
     while True:
         yield rng.integers(0, vocab_size, num_tokens).tolist()
 
 
 def poisson(rate: float, count: int, *, seed: int = 0) -> list[float]:
-    """Returns when `count` requests arrive that come independently, `rate` a second on average."""
+    """Returns the arrival times of `count` independent requests, `rate` a second on average."""
     if not 0 < rate < float("inf"):
         raise ValueError(f"--rate is {rate:g}; it must be a number of requests a second above 0")
     gaps = np.random.default_rng(seed).exponential(1 / rate, count)

@@ -1,27 +1,31 @@
-"""The model in this process, as vLLM's users know it: LLM, LLMEngine, AsyncLLMEngine.
+"""The model in this process, with vLLM's classes: LLM, LLMEngine, AsyncLLMEngine.
 
-The scheduler's and the worker's own classes, with no gRPC and no message between them; the text
-side is the router's.
+It uses the classes of the scheduler and the worker without gRPC and messages between them, and the
+router's text handling.
 """
 
-from signalbox.llm.args import AsyncEngineArgs, EngineArgs
-from signalbox.llm.async_engine import AsyncLLM, AsyncLLMEngine
-from signalbox.llm.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
-from signalbox.llm.engine import LLMEngine
-from signalbox.llm.errors import EngineDeadError
+from signalbox.llm.async_llm_engine import AsyncLLM, AsyncLLMEngine
+from signalbox.llm.engine_args import AsyncEngineArgs, EngineArgs
 from signalbox.llm.llm import LLM
+from signalbox.llm.llm_engine import LLMEngine
 from signalbox.llm.model_registry import ModelRegistry
-from signalbox.llm.outputs import (
+from signalbox.llm.requests.beam_search import (
+    BeamSearchOutput,
+    BeamSearchParams,
+    BeamSearchSequence,
+)
+from signalbox.llm.requests.errors import EngineDeadError
+from signalbox.llm.requests.outputs import (
     CompletionOutput,
     Logprob,
     RequestMetrics,
     RequestOutput,
     Usage,
 )
-from signalbox.llm.pooling_params import PoolingParams
-from signalbox.llm.prompts import PromptType, TextPrompt, TokensPrompt
-from signalbox.llm.sampling_params import RequestOutputKind, SamplingParams
-from signalbox.llm.structured_outputs import StructuredOutputsParams
+from signalbox.llm.requests.pooling_params import PoolingParams
+from signalbox.llm.requests.prompts import PromptType, TextPrompt, TokensPrompt
+from signalbox.llm.requests.sampling_params import RequestOutputKind, SamplingParams
+from signalbox.llm.requests.structured_outputs import StructuredOutputsParams
 
 __all__ = [
     "LLM",

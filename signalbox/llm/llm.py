@@ -3,23 +3,27 @@
 import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
 from typing import Any, NoReturn, Self
 
-from gpu_worker.runner_protocols import Runner
-from signalbox.llm import progress
-from signalbox.llm.args import EngineArgs
-from signalbox.llm.beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output
+from gpu_worker.batch.runner_protocol import Runner
+from signalbox.llm import progress_bar
 from signalbox.llm.controls import Controls
-from signalbox.llm.conversations import Turns, conversation
-from signalbox.llm.core import EngineCore
-from signalbox.llm.engine import LLMEngine
-from signalbox.llm.outputs import RequestOutput
-from signalbox.llm.pooling_params import refuse_pooling
-from signalbox.llm.prompts import Prompt, PromptInput, asked
-from signalbox.llm.sampling_params import SamplingParams, checked
+from signalbox.llm.engine_args import EngineArgs
+from signalbox.llm.engine_options import check_known, takes_options_of
+from signalbox.llm.in_process.engine_core import EngineCore
+from signalbox.llm.in_process.wiring import CoreConfig
+from signalbox.llm.llm_engine import LLMEngine
+from signalbox.llm.requests.beam_search import (
+    BeamSearchOutput,
+    BeamSearchParams,
+    beam_search_output,
+)
+from signalbox.llm.requests.conversations import Turns, conversation
+from signalbox.llm.requests.outputs import RequestOutput
+from signalbox.llm.requests.pooling_params import refuse_pooling
+from signalbox.llm.requests.prompts import Prompt, PromptInput, asked
+from signalbox.llm.requests.sampling_params import SamplingParams, checked
 from signalbox.llm.vllm_options import check_arguments
-from signalbox.llm.wiring import CoreConfig
 
 logger = logging.getLogger(__name__)
 
@@ -30,89 +34,21 @@ class LLM(Controls):
     """Loads a model, and generates for lists of prompts; see `EngineArgs` for the options.
 
     The scheduler and the worker are those of the services, without gRPC between them. An option
-    that is not served is refused. `close`, or leaving a `with` block, gives the memory back.
+    that is not served is refused. `close`, or leaving a `with` block, frees the memory.
     """
 
-    def __init__(
-        self,
-        model: str,
-        *,
-        tokenizer: str | None = None,
-        tokenizer_mode: str = "auto",
-        trust_remote_code: bool = False,
-        tensor_parallel_size: int = 1,
-        dtype: object = "auto",
-        quantization: str | None = None,
-        revision: str | None = None,
-        seed: int | None = 0,
-        gpu_memory_utilization: float = 0.9,
-        swap_space: float | None = None,
-        max_model_len: int | None = None,
-        max_num_seqs: int = 256,
-        max_num_batched_tokens: int | None = None,
-        block_size: int | None = None,
-        device: str = "auto",
-        kv_cache_memory: float | None = None,
-        num_threads: int | None = None,
-        preemption_mode: str = "auto",
-        enable_prefix_caching: bool = True,
-        scheduling_policy: str = "fcfs",
-        cpu_prefix_cache: bool = True,
-        load_format: str = "auto",
-        model_impl: str = "auto",
-        cpu_backend: str = "auto",
-        attention_backend: str = "auto",
-        enforce_eager: bool = False,
-        disable_additional_properties: bool = True,
-        disable_log_stats: bool = True,
-        **options: Any,
-    ) -> None:
-        """Raises TypeError or ValueError for an option; what loading the model raises, too.
-
-        `options` are the others of `EngineArgs`.
-        """
-        known = {one.name for one in fields(EngineArgs)}
-        if unknown := sorted(options.keys() - known):
-            raise TypeError(f"LLM has no option {unknown[0]!r}")
-        engine_args = EngineArgs(
-            model=model,
-            tokenizer=tokenizer,
-            tokenizer_mode=tokenizer_mode,
-            trust_remote_code=trust_remote_code,
-            tensor_parallel_size=tensor_parallel_size,
-            dtype=dtype,
-            quantization=quantization,
-            revision=revision,
-            seed=seed,
-            gpu_memory_utilization=gpu_memory_utilization,
-            swap_space=swap_space,
-            max_model_len=max_model_len,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            block_size=block_size,
-            device=device,
-            kv_cache_memory=kv_cache_memory,
-            num_threads=num_threads,
-            preemption_mode=preemption_mode,
-            enable_prefix_caching=enable_prefix_caching,
-            scheduling_policy=scheduling_policy,
-            cpu_prefix_cache=cpu_prefix_cache,
-            load_format=load_format,
-            model_impl=model_impl,
-            cpu_backend=cpu_backend,
-            attention_backend=attention_backend,
-            enforce_eager=enforce_eager,
-            disable_additional_properties=disable_additional_properties,
-            disable_log_stats=disable_log_stats,
-            **options,
-        )
+    @takes_options_of(EngineArgs, disable_log_stats=True)
+    def __init__(self, model: str, **options: Any) -> None:
+        """Raises TypeError or ValueError for an option; what loading the model raises, too."""
+        check_known(options, EngineArgs)
+        engine_args = EngineArgs(model, **{"disable_log_stats": True, **options})
         self._set_engine(LLMEngine.from_engine_args(engine_args))
 
     @classmethod
     def _from_runner(
         cls, make_runner: Callable[[], Runner], config: CoreConfig | None = None
     ) -> Self:
-        """For tests, and for runners that are no model."""
+        """Makes an LLM of a runner, for tests and for runners without a model."""
         self = cls.__new__(cls)
         self._set_engine(LLMEngine._from_runner(make_runner, config))
         return self
@@ -145,8 +81,8 @@ class LLM(Controls):
                 `scheduling_policy` goes by it.
             unserved: arguments of vLLM's, such as `lora_request`, at their neutral value.
 
-        Raises ValueError or TypeError, before anything is computed, if a prompt cannot be served.
-        A request that fails later has `finish_reason` "error" and says why in `error`.
+        Raises ValueError or TypeError, before anything is computed, if a prompt cannot be served. A
+        request that fails later has `finish_reason` "error" and says why in `error`.
         """
         check_arguments("generate", unserved)
         given = asked(prompts, prompt_token_ids)
@@ -169,6 +105,7 @@ class LLM(Controls):
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        parse_special_tokens: bool = False,
         priority: int | Sequence[int] | None = 0,
         **unserved: object,
     ) -> list[RequestOutput]:
@@ -182,6 +119,8 @@ class LLM(Controls):
                 with it; needs add_generation_prompt=False.
             tools: what the template shows to the model, in OpenAI's form.
             chat_template_kwargs: variables of the template beside its usual ones.
+            parse_special_tokens: True if control tokens are also recognised in the text of messages
+                and tools, and not in the template's own alone.
             sampling_params, use_tqdm, priority: as those of `generate`.
         """
         check_arguments("chat", unserved)
@@ -199,6 +138,7 @@ class LLM(Controls):
                 continue_final_message=continue_final_message,
                 tools=tools,
                 chat_template_kwargs=chat_template_kwargs,
+                parse_special_tokens=parse_special_tokens,
             )
             encode = self.llm_engine.encoder.encode_chat
             encoded.append(encode(rendered, field=field, truncate=one.truncate_prompt_tokens))
@@ -241,7 +181,7 @@ class LLM(Controls):
         return self.llm_engine.get_tokenizer()
 
     def encode(self, *_: object, **__: object) -> NoReturn:
-        """Not supported: raises NotImplementedError, because no model is pooled.
+        """Not supported: raises NotImplementedError, because no pooling model is served.
 
         `embed`, `classify`, `score` and `reward` do the same.
         """
@@ -254,7 +194,7 @@ class LLM(Controls):
         return self.llm_engine._core
 
     def close(self) -> None:
-        """Ends the execution thread and lets the model go."""
+        """Ends the execution thread and frees the model."""
         self.llm_engine.close()
 
     def shutdown(self) -> None:
@@ -290,11 +230,11 @@ class LLM(Controls):
         return [finished[request_id] for request_id in request_ids]
 
     def _finish(self, num_requests: int, *, is_visible: bool) -> dict[str, RequestOutput]:
-        """Steps until nothing is left; returns the outputs by request id."""
+        """Runs steps until all requests have ended; returns the outputs by request id."""
         engine = self.llm_engine
         num_prompt_tokens, num_generated = engine.num_prompt_tokens, engine.num_generated_tokens
         finished: dict[str, RequestOutput] = {}
-        with progress.showing(num_requests=num_requests, is_visible=is_visible) as report:
+        with progress_bar.showing(num_requests=num_requests, is_visible=is_visible) as report:
             while engine.has_unfinished_requests():
                 for output in engine.step_finished():
                     finished[output.request_id] = output

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from prometheus_client.core import Metric as Family
 from prometheus_client.samples import Sample
 
-from rpc.metrics import PREFIXES, VLLM, Families
-from scheduler_svc import metrics
+from rpc.metrics.registry import PREFIXES, VLLM, Families
 from scheduler_svc.cluster import Cluster
+from scheduler_svc.reports import metrics
 
 Labels = frozenset[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """A value of a name, of which there may be others with other labels."""
+    """One value of a metric; others of the same name have other labels."""
 
     name: str
     labels: dict[str, str]
@@ -38,7 +38,7 @@ class Counter(Metric):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vector(Metric):
-    """Counts in order. vLLM has one, of speculative decoding; nothing here is of this type."""
+    """Counts in order, as vLLM's metric of speculative decoding; nothing here has this type."""
 
     values: list[int]
 
@@ -53,7 +53,7 @@ class Histogram(Metric):
 
 
 def snapshot(cluster: Cluster) -> list[Metric]:
-    """Returns what Prometheus would be shown of the scheduler now, behind the prefix "vllm:"."""
+    """Returns the scheduler's Prometheus metrics, with the prefix "vllm:"."""
     families = Families(PREFIXES[VLLM])
     metrics.read(cluster, families)
     return [metric for family in families for metric in _read(family)]

@@ -1,4 +1,4 @@
-"""`ModelRegistry`: vLLM's name for our registry of models outside the tree."""
+"""`ModelRegistry`: vLLM's name of the registry of models outside the tree."""
 
 from collections.abc import Set
 from importlib import import_module
@@ -16,11 +16,11 @@ class ModelRegistry:
         """Adds a model for this process, or replaces the one of the same architecture.
 
         Args:
-            model: a `gpu_worker.models.ModelSpec`, or where one is: "module:name". The module may
-                register it itself when it is imported, and is then "module".
+            model: a `gpu_worker.models.ModelSpec`, or its location "module:name". A module that
+                registers the model itself when it is imported is given as "module".
 
-        Raises TypeError for anything else, vLLM's model classes included: the forward pass that is
-        served is another, see docs/adding_a_model.md. ValueError if the architectures differ.
+        Raises TypeError for anything else, including vLLM's model classes, whose forward pass
+        differs: see docs/how_to/add_a_model.md. Raises ValueError if the architectures differ.
         """
         from gpu_worker.models import ModelSpec, register_model
 
@@ -32,7 +32,7 @@ class ModelRegistry:
             model = getattr(found, name)
         if not isinstance(model, ModelSpec):
             raise TypeError(
-                f"{model!r} is no gpu_worker.models.ModelSpec; see docs/adding_a_model.md"
+                f"{model!r} is no gpu_worker.models.ModelSpec; see docs/how_to/add_a_model.md"
             )
         if model.architecture != model_arch:
             raise ValueError(f"{model_arch!r} is registered with a spec of {model.architecture!r}")
@@ -40,7 +40,7 @@ class ModelRegistry:
 
     @staticmethod
     def get_supported_archs() -> Set[str]:
-        """Returns the architectures that have a model of their own here; see `model_impl`."""
+        """Returns the architectures with a model of their own here; see `model_impl`."""
         from gpu_worker.models import architectures
 
         return architectures()

@@ -1,7 +1,7 @@
-"""Options of vLLM's engine that have no counterpart here, and the values of them that are taken.
+"""Options of vLLM's engine that have no counterpart here, and their accepted values.
 
-A value is taken if it asks for what happens anyway, or if it changes how fast vLLM is and nothing
-else. Any other is refused by name, so that no script believes that it has what it asked for.
+A value is accepted if it asks for what happens anyway, or if it only changes vLLM's speed. Any
+other value is refused by name, so that no script relies on an option without effect.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ ANY = _Any()
 
 
 def _taken(*values: object) -> Any:
-    """An option that is left at its first value, or given one of the others."""
+    """Returns a field with a default, that accepts only these values."""
     return field(default=values[0], repr=False, metadata={"taken": values})
 
 
@@ -33,7 +33,7 @@ class VllmOptions:
     Raises ValueError for any other value.
     """
 
-    # What the model is asked for.
+    # Tasks of the model.
     task: object = _taken("auto", "generate", None)
     runner: object = _taken("auto", "generate", None)
     convert: object = _taken("auto", "none", None)
@@ -50,7 +50,7 @@ class VllmOptions:
     allowed_media_domains: object = _taken(None)
     enable_prompt_embeds: object = _taken(False)
     enable_return_routed_experts: object = _taken(False)
-    # How it is loaded.
+    # Loading the model.
     tokenizer_revision: object = _taken(None)
     code_revision: object = _taken(None)
     config_format: object = _taken("auto", "hf")
@@ -66,7 +66,7 @@ class VllmOptions:
     enable_lora: object = _taken(False, None)
     kv_cache_dtype: object = _taken("auto")
     calculate_kv_scales: object = _taken(False)
-    # How it is divided.
+    # Parallelism.
     pipeline_parallel_size: object = _taken(1)
     data_parallel_size: object = _taken(1)
     decode_context_parallel_size: object = _taken(1)
@@ -75,13 +75,12 @@ class VllmOptions:
     worker_use_ray: object = _taken(False)
     disable_custom_all_reduce: object = _taken(False, ANY)
     max_parallel_loading_workers: object = _taken(None)
-    # How steps are planned; prompts are always computed in chunks.
+    # Planning of steps; prompts are always computed in chunks.
     enable_chunked_prefill: object = _taken(None, True)
     max_num_partial_prefills: object = _taken(1)
     long_prefill_token_threshold: object = _taken(0)
     num_scheduler_steps: object = _taken(1)
     scheduler_delay_factor: object = _taken(0)
-    num_gpu_blocks_override: object = _taken(None)
     use_v2_block_manager: object = _taken(None, ANY)
     async_scheduling: object = _taken(None, ANY)
     disable_async_output_proc: object = _taken(False, ANY)
@@ -91,7 +90,7 @@ class VllmOptions:
     speculative_config: object = _taken(None)
     speculative_model: object = _taken(None)
     num_speculative_tokens: object = _taken(None)
-    # How it is computed, and watched.
+    # Computation and metrics.
     max_seq_len_to_capture: object = _taken(None, ANY)
     compilation_config: object = _taken(None, ANY)
     attention_config: object = _taken(None, {})
@@ -105,7 +104,7 @@ class VllmOptions:
     enable_sleep_mode: object = _taken(False, True)
 
     def check_neutral(self) -> None:
-        """Refuses the options that ask for something."""
+        """Raises ValueError for an option with another value."""
         for one in fields(VllmOptions):
             value = getattr(self, one.name)
             if value not in one.metadata["taken"]:
@@ -121,11 +120,11 @@ _ARGUMENTS = {
     "mm_processor_kwargs": None,
     "chat_template_content_format": "auto",
 }
-"""Arguments of vLLM's calls that are not served, and the value that asks for nothing."""
+"""Arguments of vLLM's calls that are not served, and their neutral values."""
 
 
 def check_arguments(call: str, given: Mapping[str, object]) -> None:
-    """Raises TypeError for an argument that no such call has, ValueError for one not served."""
+    """Raises TypeError for an unknown argument, ValueError for one that is not served."""
     for name, value in given.items():
         if name not in _ARGUMENTS:
             raise TypeError(f"{call}() has no argument {name!r}")

@@ -1,19 +1,19 @@
-"""Reads the settings of a command from where they are given; see the package for who beats whom."""
+"""Reads the settings of a command from flags, environment and file, in that order of precedence."""
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
-from signalbox.environment import CLIENT_VARIABLES, ENV_PREFIX, OTHER_VARIABLES
-from signalbox.settings.base import CONFIG_FILE, Settings, flag_name
-from signalbox.settings.names import check_known, translate
-from signalbox.settings.ports import is_off, split_port
-from signalbox.settings.router import RouterSettings
-from signalbox.settings.scheduler import SchedulerSettings
-from signalbox.settings.secrets import is_secret
-from signalbox.settings.serve import ServeSettings
+from signalbox.settings.base_settings import CONFIG_FILE, Settings, flag_name
+from signalbox.settings.environment import CLIENT_VARIABLES, ENV_PREFIX, OTHER_VARIABLES
+from signalbox.settings.port_flag import is_off, split_port
+from signalbox.settings.router_settings import RouterSettings
+from signalbox.settings.scheduler_settings import SchedulerSettings
+from signalbox.settings.serve_settings import ServeSettings
+from signalbox.settings.setting_names import REMOVED, check_known, translate
 from signalbox.settings.sources import (
     SettingsError,
     Source,
@@ -21,8 +21,9 @@ from signalbox.settings.sources import (
     environment,
     vllm_environment,
 )
+from signalbox.settings.values.secrets import is_secret
 from signalbox.settings.vllm_flags import VLLM_FLAGS
-from signalbox.settings.worker import WorkerSettings
+from signalbox.settings.worker_settings import WorkerSettings
 from signalbox.spelling import did_you_mean
 
 S = TypeVar("S", bound=Settings)
@@ -33,8 +34,8 @@ SERVICES: tuple[type[Settings], ...] = (
     SchedulerSettings,
     WorkerSettings,
 )
-_KNOWN = {field for service in SERVICES for field in service.model_fields}
-"""One file may serve several commands, so it may have any service's settings."""
+KNOWN = {field for service in SERVICES for field in service.model_fields}
+"""Names of all settings: one file may serve several commands, so it may have any service's."""
 
 
 def load(
@@ -46,37 +47,43 @@ def load(
     """Returns the settings of a command. Raises SettingsError.
 
     Args:
-        flags: those that were given on the command line; "config" is the YAML file.
-        tell: told in one line of each setting that is not read as it may have been meant.
+        flags: flags of the command line; "config" is the YAML file.
+        tell: called with one line for each setting that may be read in an unexpected way.
     """
-    file = config_file(flags, CONFIG_FILE)
-    check_known(file, _KNOWN)
-    check_environment()
-    given = Source(values={name: flags[name] for name in flags if name != CONFIG_FILE})
     notices: list[str] = []
-    fields = settings_class.model_fields
-    if shown := [name for name in given.values if name in fields and is_secret(fields[name])]:
-        variable = ENV_PREFIX + shown[0].upper()
-        notices.append(
-            f"other users of this machine see {flag_name(shown[0])} in its list of processes;"
-            f" {variable} in the environment is not shown"
-        )
-    sources = (file, vllm_environment(notices.append), environment(), given)
-    values = _merge(settings_class, sources, notices.append)
+    values, _ = merge(settings_class, flags, notices.append)
     try:
         settings = settings_class(**values)
     except ValidationError as error:
         about_port = [notice for notice in notices if notice.startswith("--port ")]
-        raise SettingsError("; ".join((_in_one_line(error, settings_class), *about_port))) from None
+        raise SettingsError("; ".join((in_one_line(error, settings_class), *about_port))) from None
     for notice in notices:
         tell(notice)
     return settings
 
 
+def merge(
+    settings_class: type[Settings], flags: dict[str, Any], tell: Callable[[str], None]
+) -> tuple[dict[str, Any], dict[str, Source]]:
+    """Returns the raw value of each setting that is given, and its source. Raises SettingsError."""
+    file = config_file(flags, CONFIG_FILE)
+    check_known(file, KNOWN)
+    check_environment()
+    given = Source(values={name: flags[name] for name in flags if name != CONFIG_FILE})
+    fields = settings_class.model_fields
+    if shown := [name for name in given.values if name in fields and is_secret(fields[name])]:
+        variable = ENV_PREFIX + shown[0].upper()
+        tell(
+            f"other users of this machine see {flag_name(shown[0])} in its list of processes;"
+            f" {variable} in the environment is not shown"
+        )
+    return merge_sources(settings_class, (file, vllm_environment(tell), environment(), given), tell)
+
+
 def check_environment() -> None:
     """Raises SettingsError for a variable with our prefix that nothing reads."""
     others = {name.lower() for name in CLIENT_VARIABLES | OTHER_VARIABLES}
-    known = {*_KNOWN, *others, *VLLM_FLAGS}
+    known = {*KNOWN, *others, *VLLM_FLAGS, *REMOVED}
     for name in sorted(environment().values):
         if name not in known:
             variables = (ENV_PREFIX + one.upper() for one in known)
@@ -85,24 +92,29 @@ def check_environment() -> None:
             raise SettingsError(f"the environment: nothing reads {variable}{hint}")
 
 
-def _merge(
+def merge_sources(
     settings_class: type[Settings], sources: tuple[Source, ...], tell: Callable[[str], None]
-) -> dict[str, Any]:
-    """Returns the raw value of each field that is given; later sources beat earlier ones."""
+) -> tuple[dict[str, Any], dict[str, Source]]:
+    """Returns the raw value of each given field, and its source; later sources take precedence."""
     fields = settings_class.model_fields
     merged: dict[str, Any] = {}
+    origins: dict[str, Source] = {}
     for source in sources:
         values = translate(source, fields, tell)
         if "grpc_port" in fields:
             http_is_off = is_off(sources, default=fields["http"].default)
             values = split_port(values, http_is_off=http_is_off, tell=tell)
-        others = () if source.place else values.keys()  # a flag of no field is a mistake of ours
-        merged |= {name: values[name] for name in values if name in fields or name in others}
-    return _with_model(merged) if "model" in fields else merged
+        others = () if source.place else values.keys()  # a flag without a field is a bug
+        found = {name: values[name] for name in values if name in fields or name in others}
+        merged |= found
+        origins |= dict.fromkeys(found, source)
+    if "model" in fields and (whole := _with_model(merged)) is not merged:
+        return whole, {**origins, "model": sources[-1]}
+    return merged, origins
 
 
 def _with_model(values: dict[str, Any]) -> dict[str, Any]:
-    """Returns them with MODEL, where it stands behind a flag that takes several values."""
+    """Returns the values with MODEL, even if it follows a flag that takes several values."""
     if "model" in values or "simulate" in values:
         return values
     for name in ("served_model_name", "api_key"):
@@ -115,13 +127,28 @@ def _with_model(values: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _in_one_line(error: ValidationError, settings_class: type[Settings]) -> str:
-    first = error.errors(include_url=False)[0]
+def in_one_line(
+    error: ValidationError,
+    settings_class: type[Settings],
+    shown: Callable[[str], str] = flag_name,
+) -> str:
+    """Returns what is wrong first, without the value of a secret.
+
+    Args:
+        shown: returns what the message calls a field.
+    """
+    return describe(error.errors(include_url=False)[0], settings_class, shown)
+
+
+def describe(
+    first: ErrorDetails, settings_class: type[Settings], shown: Callable[[str], str] = flag_name
+) -> str:
+    """Returns one of the faults that pydantic has found, as `in_one_line` does."""
     reason = first["msg"].removeprefix("Value error, ")
-    if not first["loc"]:  # several settings do not fit together
+    if not first["loc"]:  # several settings contradict each other
         return reason
     field = str(first["loc"][0])
-    name = flag_name(field)
+    name = shown(field)
     if field in settings_class.model_fields and is_secret(settings_class.model_fields[field]):
         return f"{name}: {reason[0].lower()}{reason[1:]}"
     return f"{name} is {first['input']!r}: {reason[0].lower()}{reason[1:]}"

@@ -1,6 +1,7 @@
 """Sources of settings: YAML file, environment and flags, each as names and raw values."""
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,12 +9,15 @@ from typing import Any
 
 import yaml
 
-from signalbox.environment import ENV_PREFIX, VLLM_PREFIX, own_variables
+from signalbox.settings.environment import ENV_PREFIX, VLLM_PREFIX, own_variables
 from signalbox.settings.vllm_flags import VLLM_VARIABLES
+
+ENVIRONMENT = "the environment"
+_QUOTED = re.compile(r"""(["']).*\1""")
 
 
 class SettingsError(ValueError):
-    """A setting is wrong; says which and why in one line."""
+    """A setting is invalid; the message gives its name and the reason in one line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +29,13 @@ class Source:
     place: str = ""
     """Name of the source in messages; empty for the command line."""
 
+    @property
+    def kind(self) -> str:
+        """Returns "flag", "environment" or "file"."""
+        if not self.place:
+            return "flag"
+        return "environment" if self.place == ENVIRONMENT else "file"
+
 
 def config_file(flags: Mapping[str, Any], flag: str) -> Source:
     """Returns the YAML file that a flag or the environment names. Raises SettingsError."""
@@ -34,32 +45,40 @@ def config_file(flags: Mapping[str, Any], flag: str) -> Source:
 
 
 def environment() -> Source:
-    """Returns our variables. Those that are no settings are among them."""
+    """Returns our environment variables, including those that are not settings."""
     found = own_variables(os.environ.items())
-    return Source(
-        values={name.lower(): value for name, value in found.items()}, place="the environment"
-    )
+    return Source(values={name.lower(): value for name, value in found.items()}, place=ENVIRONMENT)
 
 
 def vllm_environment(tell: Callable[[str], None]) -> Source:
-    """Returns the variables of vLLM's that stand for settings; tells of the others in one line."""
+    """Returns vLLM's variables that stand for settings; reports the others in one line."""
     names = [name for name in os.environ if name.startswith(VLLM_PREFIX)]
     known = {VLLM_PREFIX + name.upper(): setting for name, setting in VLLM_VARIABLES.items()}
     if others := sorted(set(names) - known.keys()):
         have = "has" if len(others) == 1 else "have"
         tell(f"{', '.join(others)} {have} no effect here")
     values = {known[name]: os.environ[name] for name in names if name in known}
-    return Source(values=values, place="the environment")
+    return Source(values=values, place=ENVIRONMENT)
 
 
 def _read(path: Path, place: str) -> dict[str, Any]:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        reason = " ".join(str(getattr(error, "strerror", None) or error).split())
-        raise SettingsError(f"cannot read {place}: {reason}") from None
+    except yaml.YAMLError as error:
+        raise SettingsError(f"cannot read {place}: {_fault(error)}") from None
+    except UnicodeDecodeError:
+        raise SettingsError(f"cannot read {place}: it is not UTF-8") from None
+    except OSError as error:
+        raise SettingsError(f"cannot read {place}: {error.strerror}") from None
     if content is None:
         return {}
     if not isinstance(content, dict):
         raise SettingsError(f"{place}: expected `setting: value` lines")
     return {str(name).replace("-", "_"): value for name, value in content.items()}
+
+
+def _fault(error: yaml.YAMLError) -> str:
+    """Returns what is wrong and where, without text of the file, which may be a secret."""
+    mark = getattr(error, "problem_mark", None)
+    problem = _QUOTED.sub("a text", getattr(error, "problem", None) or "it is no YAML")
+    return problem if mark is None else f"line {mark.line + 1}: {problem}"

@@ -1,8 +1,8 @@
 """Maps each flag of `vllm serve`: to a setting of another name, to no effect, or to an error.
 
 A flag is in the table unless a setting has its very name. The table is the one source of the
-command line, of the keys of a YAML file, and of docs/vllm_flags.md. A flag is without effect only
-if it changes no result.
+command line, of the keys of a YAML file, and of docs/reference/vllm_flags.md. A flag is without
+effect only if it changes no result.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,26 +22,26 @@ class Alias:
     values: Mapping[str, Any] = field(default_factory=dict)
     """The setting's value for each of the flag's; any other is taken as it is."""
     convert: Callable[[str], Any] | None = None
-    """Raises ValueError."""
+    """Converts the flag's text. Raises ValueError."""
     meaning: str = ""
     """Text for the documentation, if the setting's value differs from the flag's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoEffect:
-    """A flag that is accepted without effect; one line of the log names it."""
+    """A flag that is accepted without effect; one log line names it."""
 
     why: str
     takes: str = ONE
     values: tuple[str, ...] = ()
-    """The values that are taken, in lower case; empty is all of them."""
+    """Accepted values, in lower case; empty accepts all."""
     otherwise: str = ""
-    """Remedy that the error names if another value is given."""
+    """Remedy in the error for any other value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """A flag that ends the command with an error, which names the remedy."""
+    """A flag that ends the command with an error that names the remedy."""
 
     remedy: str
     takes: str = ONE
@@ -62,13 +62,13 @@ _CORS = "answer browsers of other origins through a proxy"
 
 
 def _gib(text: str) -> float:
-    from signalbox.settings.quantities import count
+    from signalbox.settings.values.quantities import count
 
     return int(count(text)) / _BYTES_PER_GIB
 
 
 VLLM_FLAGS: Mapping[str, VllmFlag] = {
-    # What is served, and under which name.
+    # The model and its name.
     "model_tag": Alias(setting="model"),
     "task": NoEffect(why=_NO_POOLING, values=("auto", "generate"), otherwise=_NO_POOLING),
     "runner": NoEffect(why=_NO_POOLING, values=("auto", "generate"), otherwise=_NO_POOLING),
@@ -374,4 +374,4 @@ SHORT_FLAGS: Mapping[str, str] = {
 """vLLM's short forms, of its flags and of ours."""
 
 VLLM_VARIABLES: Mapping[str, str] = {"api_key": "api_key", "logging_level": "log_level"}
-"""Settings of VLLM_... variables that are read; any other has no effect, which is told."""
+"""Settings of VLLM_... variables that are read; others have no effect, which is logged."""

@@ -1,4 +1,4 @@
 """`signalbox trace`: one request's timeline without a tracing backend.
 
-`span_file` and `explained` each make a `Drawing` of what they read; `terminal` and `svg` draw it.
+`from_spans` and `from_explanation` make a `Drawing`; `terminal` and `svg` draw it.
 """

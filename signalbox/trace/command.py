@@ -1,4 +1,4 @@
-"""The flags of `signalbox trace`, and what it writes where."""
+"""Flags and outputs of `signalbox trace`."""
 
 import argparse
 import asyncio
@@ -7,14 +7,14 @@ from typing import Any
 
 from rich.console import Console
 
-from signalbox.connection import connection
-from signalbox.scheduler_client import SchedulerClient, add_address_flag
-from signalbox.trace.drawing import Drawing
-from signalbox.trace.explained import draw_explained
+from signalbox.client.connection import connection
+from signalbox.client.scheduler_client import SchedulerClient, add_address_flag
+from signalbox.trace.from_explanation import draw_explained
+from signalbox.trace.from_spans import draw_traced
 from signalbox.trace.span_file import read_spans
 from signalbox.trace.svg import to_html, to_svg
 from signalbox.trace.terminal import render
-from signalbox.trace.traced import draw_traced
+from signalbox.trace.timeline_drawing import Drawing
 
 EXAMPLES = """\
   signalbox serve MODEL --trace-exporter file=spans.jsonl
@@ -29,12 +29,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "target",
         metavar="FILE_OR_REQUEST_ID",
-        help="spans as --trace-exporter file=PATH writes them, or a request for the scheduler",
+        help="file of --trace-exporter file=PATH, or a request id known to the scheduler",
     )
     parser.add_argument(
         "--request",
         metavar="ID",
-        help="which request of the file: its id, part of it, or its trace's (default: the slowest)",
+        help="request of the file: its id, part of it, or its trace id (default: the slowest)",
     )
     parser.add_argument("--html", metavar="FILE", type=Path, help="write a page instead")
     parser.add_argument("--svg", metavar="FILE", type=Path, help="write a picture instead")

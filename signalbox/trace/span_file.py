@@ -1,4 +1,4 @@
-"""Reads spans of OTLP's JSON encoding: what `--trace-exporter file=PATH` and collectors write."""
+"""Reads spans in OTLP's JSON encoding, from `--trace-exporter file=PATH` and collectors."""
 
 import json
 import logging
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from signalbox.trace.drawing import Value
+from signalbox.trace.timeline_drawing import Value
 
 logger = logging.getLogger(__name__)
 
@@ -16,7 +16,7 @@ STATUS_ERROR = 2
 
 
 class NotATrace(ValueError):
-    """A file has no spans that can be drawn; says why in one line."""
+    """A file has no spans that can be drawn; the message gives the reason in one line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class SpanLink:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SpanRecord:
-    """One span, as far as it is drawn."""
+    """One span, with the fields that are drawn."""
 
     service: str
     name: str
@@ -55,7 +55,7 @@ class SpanRecord:
 
 
 def read_spans(path: Path) -> list[SpanRecord]:
-    """Reads a file of one JSON object a line, or of one in all. Raises NotATrace or OSError.
+    """Reads a file with one JSON object per line, or a single one. Raises NotATrace or OSError.
 
     A line that was torn, by a full disk or a killed writer, is left out with a warning.
     """
@@ -95,7 +95,7 @@ def _objects(path: Path, torn: list[str]) -> Iterator[tuple[int, Any]]:
                 yield number, json.loads(line)
             except ValueError as error:
                 if number == len(lines) > 1 and not line.endswith("\n"):
-                    return  # it is being written, or its writer was killed
+                    return  # the line is being written, or its writer was killed
                 torn.append(f"line {number} is no JSON ({error})")
 
 
@@ -145,7 +145,7 @@ def _attributes(holder: dict[str, Any]) -> dict[str, Value]:
 
 
 def _value(value: dict[str, Any]) -> Value | None:
-    """Of the kinds that we write; arrays are not drawn."""
+    """Returns a scalar value; None for an array, which is not drawn."""
     for kind, read in (("stringValue", str), ("boolValue", bool), ("doubleValue", float)):
         if kind in value:
             found: Value = read(value[kind])

@@ -1,23 +1,23 @@
-"""Draws a timeline as SVG, or as an HTML page around it; both need nothing from elsewhere."""
+"""Draws a timeline as SVG, or as an HTML page around it, without external resources."""
 
 from collections.abc import Iterable
 from html import escape
 from textwrap import shorten, wrap
 
-from signalbox.trace.drawing import COLOURS, Drawing, Row, seconds
+from signalbox.trace.timeline_drawing import COLOURS, Drawing, Row, seconds
 
 WIDTH = 960
 LABELS = 190
 TOTALS = 90
 MAX_LABEL = 24
 MAX_CHARS = 130
-"""In a line of text."""
+"""Characters of a line of text."""
 ROW = 24
 BAR = 14
 MARGIN = 16
 MAX_TICKS = 8
 MIN_SEGMENT = 1.5
-"""Pixels that even the shortest segment is wide."""
+"""Width in pixels of the shortest segments."""
 _FONT = "font-family='system-ui, sans-serif' font-size='13'"
 
 _PAGE = """<!doctype html>
@@ -35,7 +35,7 @@ td:nth-child(2) {{ white-space: nowrap }}
 
 
 def to_svg(drawing: Drawing) -> str:
-    """Returns an SVG document; each segment has its details as tooltip."""
+    """Returns an SVG document; each segment has its details as a tooltip."""
     top = MARGIN + ROW * (1 + len(_lines(drawing)))
     height = top + ROW * (len(drawing.rows) + 1) + MARGIN
     parts = [
@@ -51,7 +51,7 @@ def to_svg(drawing: Drawing) -> str:
 
 
 def to_html(drawing: Drawing) -> str:
-    """Returns a page with the drawing and all that happened."""
+    """Returns a page with the drawing and all events."""
     notes = "\n".join(
         f"<tr><td>{seconds(at_ns)}</td><td>{escape(what)}</td><td>{escape(text)}</td></tr>"
         for at_ns, what, text in drawing.notes

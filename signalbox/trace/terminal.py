@@ -1,10 +1,10 @@
-"""Draws a timeline with rich: a bar for each row, then what happened, in order."""
+"""Draws a timeline with rich: a bar for each row, then the events in order."""
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from signalbox.trace.drawing import COLOURS, Drawing, Row, Segment, seconds
+from signalbox.trace.timeline_drawing import COLOURS, Drawing, Row, Segment, seconds
 
 BAR_WIDTH = 36
 MAX_LABEL = 28
@@ -32,7 +32,7 @@ def _bars(drawing: Drawing) -> Table:
 
 
 def _bar(row: Row, whole_ns: int) -> Text:
-    """A line on which the segments lie as their part of the whole, each at least one cell."""
+    """Returns a bar on which each segment is drawn in proportion, at least one cell wide."""
     cells = Text(" " * BAR_WIDTH)
     for segment in row.segments:
         first, last = _cells(segment, whole_ns)

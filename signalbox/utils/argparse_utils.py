@@ -1,4 +1,4 @@
-"""The parser that vLLM's examples make: underscores in a flag's name are dashes."""
+"""The parser of vLLM's examples, in which underscores in a flag's name are dashes."""
 
 import argparse
 import sys
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class FlexibleArgumentParser(argparse.ArgumentParser):
-    """Reads --max_model_len as --max-model-len, and takes no abbreviation."""
+    """Reads --max_model_len as --max-model-len, and accepts no abbreviation."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **({"allow_abbrev": False} | options))

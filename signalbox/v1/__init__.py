@@ -1,1 +1,1 @@
-"""vLLM's second engine is the only one here; its paths lead to the same classes."""
+"""vLLM's second engine is the only one here; its paths contain the same classes."""

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from benchmarks.compare import chosen, chosen_loads, compare
-from benchmarks.loads import BY_NAME, Kind, Load
-from benchmarks.participants import OURS, Participant, Setting, participants
+from benchmarks.comparison.loads import BY_NAME, Kind, Load
+from benchmarks.comparison.participants import OURS, Participant, Setting, participants
+from benchmarks.comparison.report import markdown, write
+from benchmarks.comparison.results import Result, Results
 from benchmarks.peers.process import PeerUnavailable
 from benchmarks.peers.signalbox_server import SignalboxServer
-from benchmarks.report import markdown, write
-from benchmarks.results import Result, Results
-from signalbox.bench.measured import Measured
+from signalbox.bench.measurements import Measured
 
 TINY = Load(name="tiny", title="tiny", concurrency=2, num_requests=4, max_tokens=8, vocab_size=512)
 

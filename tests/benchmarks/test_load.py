@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from benchmarks.load import WrongTokenCount, drive
+from benchmarks.harness.closed_loop import WrongTokenCount, drive
 from signalbox.bench.workload import random_prompts
 
 

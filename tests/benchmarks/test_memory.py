@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from benchmarks import long_prompts, memory_pressure, shared_prefix
+from benchmarks.comparison.turns import in_turns, table
+from benchmarks.memory import long_prompts, memory_pressure, shared_prefix
 from benchmarks.peers.process import PeerUnavailable
-from benchmarks.turns import in_turns, table
-from signalbox.bench.measured import Measured
+from signalbox.bench.measurements import Measured
 
 
 class Echo:

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks.load import drive
+from benchmarks.harness.closed_loop import drive
 from benchmarks.peers.llama_server import LlamaServer
 from benchmarks.peers.process import HOST, PeerUnavailable
 from benchmarks.peers.signalbox_server import SignalboxServer

@@ -7,9 +7,9 @@ from benchmarks.tracing import Series, collector, table
 
 EXPORT = """
 import sys
-from rpc import telemetry
-telemetry.configure(service_name="test", exporter=sys.argv[1])
-telemetry.get_tracer().start_span("a").end()
+from rpc.telemetry.tracing import configure, get_tracer
+configure(service_name="test", exporter=sys.argv[1])
+get_tracer().start_span("a").end()
 """
 
 

@@ -19,8 +19,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from tests.chaos.history import Fault, FaultKind, check
-from tests.chaos.leaks import MIN_SAMPLES, Sample, find_leaks
+from tests.chaos.checks.history import Fault, FaultKind, check
+from tests.chaos.checks.leaks import MIN_SAMPLES, Sample, find_leaks
 from tests.chaos.load import Load
 from tests.chaos.nemesis import Nemesis
 from tests.chaos.services import ChaosStack, chaos_stack

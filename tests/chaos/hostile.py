@@ -26,7 +26,7 @@ READ_S = 0.2
 
 
 async def http1(port: int, _: random.Random) -> None:
-    await _say(port, b"GET /v1/nothing HTTP/1.1\r\nHost: x\r\n\r\n")
+    await _say(port, b"GET /v1/nothing HTTP/1.1\r\nHost: localhost\r\n\r\n")
     await _say(port, b"POST /signalbox HTTP/1.1\r\nContent-Length: 999999\r\n\r\n{")
 
 
@@ -61,7 +61,7 @@ async def rapid_connections(port: int, _: random.Random) -> None:
 async def rapid_resets(port: int, _: random.Random) -> None:
     """Calls that are reset as soon as they are made (CVE-2023-44487)."""
     calls = b"".join(
-        frame(HEADERS, _headers(PATHS[number % len(PATHS)]), flags=END_HEADERS, stream=number)
+        frame(HEADERS, headers(PATHS[number % len(PATHS)]), flags=END_HEADERS, stream=number)
         + frame(DATA, EMPTY_MESSAGE, flags=END_STREAM, stream=number)
         + frame(RST_STREAM, struct.pack(">I", CANCEL), stream=number)
         for number in range(1, 2 * NUM_RESETS, 2)
@@ -100,9 +100,11 @@ def frame(kind: int, payload: bytes = b"", *, flags: int = 0, stream: int = 0) -
     return length + bytes([kind, flags]) + struct.pack(">I", stream) + payload
 
 
-def _headers(path: bytes) -> bytes:
-    headers = b"\x83\x86" + _literal(4, path) + _literal(1, b"x")  # POST, http
-    return headers + _new(b"te", b"trailers") + _new(b"content-type", b"application/grpc")
+def headers(path: bytes) -> bytes:
+    """Returns the headers of a call, for a frame of HEADERS."""
+    """Returns the HPACK block of a gRPC call."""
+    block = b"\x83\x86" + _literal(4, path) + _literal(1, b"x")  # POST, http
+    return block + _new(b"te", b"trailers") + _new(b"content-type", b"application/grpc")
 
 
 def _literal(name_index: int, value: bytes) -> bytes:

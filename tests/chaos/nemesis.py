@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import Awaitable, Callable
 
-from tests.chaos.history import Fault, FaultKind
+from tests.chaos.checks.history import Fault, FaultKind
 from tests.chaos.load import Load
 from tests.chaos.services import ChaosStack, ChaosWorker
 

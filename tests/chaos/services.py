@@ -2,17 +2,18 @@
 
 import asyncio
 import contextlib
+import resource
 import signal
 import subprocess
 import urllib.request
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from protos.scheduler.v1 import scheduler_pb2_grpc, stats_pb2
-from rpc.client import open_channel
+from rpc.transport.channel import open_channel
+from tests.chaos.checks.leaks import Sample, take_sample
 from tests.chaos.fault_proxy import FaultProxy, fault_proxy
-from tests.chaos.leaks import Sample, take_sample
 from tests.integration.stack import until_serving
 from tests.signalbox.stacks import COMMAND, environment, free_port
 
@@ -35,6 +36,10 @@ class Service:
     port: int
     log: Path
     metrics_port: int = field(default_factory=free_port)
+    command: tuple[str, ...] = tuple(COMMAND)
+    """What the arguments are given to."""
+    limits: Mapping[int, int] = field(default_factory=dict)
+    """Of the process, soft and hard, by `resource.RLIMIT_*`."""
     process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -42,8 +47,10 @@ class Service:
         ports = (f"{flag}={self.port}", f"--metrics-port={self.metrics_port}")
         with self.log.open("ab") as sink:
             self.process = subprocess.Popen(
-                [*COMMAND, *self.arguments, *ports], stderr=sink, env=environment()
+                [*self.command, *self.arguments, *ports], stderr=sink, env=environment()
             )
+        for kind, limit in self.limits.items():
+            resource.prlimit(self.process.pid, kind, (limit, limit))
 
     @property
     def pid(self) -> int:
@@ -110,9 +117,11 @@ class ChaosStack:
         return {"router": self.router, "scheduler": self.scheduler, **workers}
 
     async def stats(self) -> stats_pb2.GetStatsResponse:
-        async with open_channel(f"127.0.0.1:{self.scheduler.port}") as channel:
-            stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
-            return await stub.GetStats(stats_pb2.GetStatsRequest(), timeout=START_S)
+        return await _stats(self._scheduler_address)
+
+    @property
+    def _scheduler_address(self) -> str:
+        return f"127.0.0.1:{self.scheduler.port}"
 
     async def until_whole(self) -> None:
         """Waits until every process serves, and the scheduler has all workers."""
@@ -132,9 +141,7 @@ class ChaosStack:
 
     async def until_free(self) -> None:
         """Waits until no request is left, and every block of both pools can be had."""
-        async with asyncio.timeout(START_S):
-            while not _is_free(await self.stats()):  # noqa: ASYNC110 (no event)
-                await asyncio.sleep(0.1)
+        await until_free(self._scheduler_address)
 
     async def stop(self) -> dict[str, int]:
         """Ends all by SIGTERM, the router first; returns the exit statuses."""
@@ -155,6 +162,22 @@ async def until_up(address: str) -> None:
             await asyncio.sleep(0.1)
 
 
+async def until_free(scheduler_address: str) -> None:
+    """Waits until no request is left, and every block of both pools can be had."""
+    async with asyncio.timeout(START_S):
+        while not _is_free(await _stats(scheduler_address)):  # noqa: ASYNC110 (no event)
+            await asyncio.sleep(0.1)
+
+
+async def _stats(scheduler_address: str) -> stats_pb2.GetStatsResponse:
+    async with open_channel(scheduler_address) as channel:
+        stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
+        answer: stats_pb2.GetStatsResponse = await stub.GetStats(
+            stats_pb2.GetStatsRequest(), timeout=START_S
+        )
+        return answer
+
+
 def _is_free(stats: stats_pb2.GetStatsResponse) -> bool:
     return not stats.num_requests_waiting and all(
         worker.num_free_gpu_blocks == worker.num_gpu_blocks
@@ -165,7 +188,9 @@ def _is_free(stats: stats_pb2.GetStatsResponse) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def chaos_stack(folder: Path, *, num_workers: int) -> AsyncIterator[ChaosStack]:
+async def chaos_stack(
+    folder: Path, *, num_workers: int, worker_command: tuple[str, ...] = tuple(COMMAND)
+) -> AsyncIterator[ChaosStack]:
     """Starts everything; whatever is left of it afterwards is killed."""
     async with contextlib.AsyncExitStack() as stack:
         ports = [free_port() for _ in range(2 + num_workers)]
@@ -190,6 +215,7 @@ async def chaos_stack(folder: Path, *, num_workers: int) -> AsyncIterator[ChaosS
                         ),
                         proxy.target,
                         folder / f"worker{i}.log",
+                        command=worker_command,
                     ),
                     proxy,
                 )

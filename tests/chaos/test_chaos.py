@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.history import check
+from tests.chaos.checks.history import check
 from tests.chaos.load import Load
 from tests.chaos.nemesis import Nemesis
 from tests.chaos.services import chaos_stack

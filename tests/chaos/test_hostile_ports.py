@@ -13,8 +13,8 @@ import pytest
 from protos.inference.v1 import inference_pb2_grpc as pb_grpc
 from router.config import RouterConfig
 from router.main import Router
-from rpc.client import open_channel
-from rpc.tls import CLEAR, TlsConfig
+from rpc.transport.channel import open_channel
+from rpc.transport.tls import CLEAR, TlsConfig
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.main import serving
 from tests.chaos.hostile import ATTACKS, half_open

@@ -11,9 +11,9 @@ import pytest
 from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc
 from protos.scheduler.v1 import scheduler_pb2
-from router.servicer import SERVICE_NAME
-from rpc.server import Server
-from rpc.tls import TlsConfig
+from router.inference.servicer import SERVICE_NAME
+from rpc.transport.server import Server
+from rpc.transport.tls import TlsConfig
 from signalbox_client import Answer, AsyncClient, Chunk, Client, FieldViolation, RequestError
 from tests.clients.routers import ANSWER, MAX_TOKENS, QUESTION, running_router
 from tests.router.fakes import MAX_MODEL_LEN, MODEL_NAME, ids_of, request_finished, step
@@ -62,10 +62,10 @@ async def test_a_stream_yields_pieces_of_text() -> None:
 
 
 async def test_chunks_are_what_comes_of_every_sequence() -> None:
-    def script(add: scheduler_pb2.AddRequest) -> list[scheduler_pb2.StepOutputs]:
+    def script(add: scheduler_pb2.AddRequest) -> list[scheduler_pb2.RequestUpdates]:
         pieces = [(add.handle, index, ids_of(text)) for index, text in ((0, "The"), (1, "Paris"))]
         ends = [
-            scheduler_pb2.SequenceFinished(handle=add.handle, index=index, reason=STOP)
+            scheduler_pb2.FinishedSequence(handle=add.handle, index=index, reason=STOP)
             for index in (0, 1)
         ]
         return [step(*pieces), step(sequences=ends, requests=[request_finished(add.handle)])]

@@ -6,6 +6,9 @@ from typing import Any
 import pytest
 import yaml
 
+from rpc.http.host_check import HostCheck
+from rpc.metrics.registry import MetricsConfig
+
 DEPLOY = Path(__file__).parents[2] / "deploy"
 OURS = {"router", "scheduler", "gpu-worker"}
 FILES = sorted(DEPLOY.glob("compose*.yaml"))
@@ -61,6 +64,18 @@ def test_prometheus_scrapes_each_of_our_services_where_it_answers() -> None:
     }
     assert scraped == ports
     assert ports.keys() == OURS
+
+
+def test_each_of_our_services_answers_for_its_own_name_and_not_for_any() -> None:
+    for name, service in services("compose.yaml").items():
+        allowed = service["environment"]["SIGNALBOX_ALLOWED_HOSTS"].replace(
+            "${ALLOWED_HOSTS:-}", ""
+        )
+        config = MetricsConfig(allowed_hosts=tuple(filter(None, allowed.split(","))))
+        check = HostCheck(config.allowed_hosts, is_loopback=False)
+        for host in (f"{name}:9464", "localhost:8000", "172.18.0.4:9464"):
+            assert check.answers(host, "172.18.0.4")
+        assert not check.answers("evil.example", "172.18.0.4")
 
 
 def test_ours_send_their_spans_to_the_collector_that_there_is() -> None:

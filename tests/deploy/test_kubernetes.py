@@ -10,17 +10,16 @@ import pytest
 import yaml
 
 from gpu_worker.servicer import SERVICE_NAME as WORKER_SERVICE
-from router.servicer import SERVICE_NAME as ROUTER_SERVICE
-from rpc.listening import check_exposure
-from rpc.peers import ROLES, PeerNames
+from router.inference.servicer import SERVICE_NAME as ROUTER_SERVICE
+from rpc.interceptors.peer_roles import ROLES, PeerNames
+from rpc.transport.listening_ports import check_exposure
 from scheduler_svc.main import REGISTRY_SERVICE, SCHEDULER_SERVICE
-from signalbox import cli, configs
-from signalbox.settings import (
-    RouterSettings,
-    SchedulerSettings,
-    WorkerSettings,
-    load,
-)
+from signalbox import cli
+from signalbox.settings.loading import load
+from signalbox.settings.router_settings import RouterSettings
+from signalbox.settings.scheduler_settings import SchedulerSettings
+from signalbox.settings.worker_settings import WorkerSettings
+from signalbox.stack import service_configs
 from tests.deploy.kustomize import Resource, render
 from tests.deploy.test_observability import DASHBOARD
 
@@ -81,14 +80,14 @@ def test_a_service_takes_its_flags_and_environment_and_may_listen(
         monkeypatch.setenv(name, value)
         field = name.removeprefix("SIGNALBOX_").lower()
         assert field in FIELDS, name
-    flags = vars(cli._parser().parse_args([role, *container(role).get("args", ())]))
+    flags = vars(cli.make_parser().parse_args([role, *container(role).get("args", ())]))
     settings = load(SETTINGS[role], {name: flags[name] for name in flags.keys() & FIELDS})
     ports = {port["containerPort"] for port in container(role)["ports"]}
     assert isinstance(settings, RouterSettings | SchedulerSettings | WorkerSettings)
     port = settings.grpc_port if isinstance(settings, RouterSettings) else settings.port
     assert {port, settings.metrics_port} <= ports
     assert ports == PORTS[role] | {METRICS_PORT}
-    tls = configs.tls_config(settings)
+    tls = service_configs.tls_config(settings)
     assert not tls.insecure
     check_exposure(f"0.0.0.0:{port}", tls, names_callers=role != "router")
     if not isinstance(settings, SchedulerSettings):

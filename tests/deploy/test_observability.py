@@ -15,8 +15,8 @@ import pytest
 import yaml
 from prometheus_client.registry import Collector
 
-from rpc.metrics import make_registry
-from scheduler_svc import metrics
+from rpc.metrics.registry import make_registry
+from scheduler_svc.reports import metrics
 from tests.deploy.promql import asked
 from tests.integration.stack import running_router, running_scheduler, running_worker, simulated
 from tests.integration.test_stack import SchedulerConfig, ask, make_request, open_channel, pb_grpc
@@ -24,7 +24,9 @@ from tests.integration.test_stack import SchedulerConfig, ask, make_request, ope
 DEPLOY = Path(__file__).parents[2] / "deploy"
 RULE_FILES = [DEPLOY / "prometheus" / name for name in ("rules.yaml", "alerts.yaml")]
 DASHBOARD = DEPLOY / "grafana" / "dashboards" / "signalbox.json"
-OPERATIONS = DEPLOY.parent / "docs" / "operations.md"
+REFERENCE = DEPLOY.parent / "docs" / "reference" / "metrics.md"
+OURS = re.compile("signalbox_|gen_ai_")
+OPERATIONS = DEPLOY.parent / "docs" / "how_to" / "operate.md"
 OF_PROMETHEUS = {"job", "instance", "le"}
 
 Labels = dict[str, set[str]]
@@ -141,6 +143,7 @@ def test_nothing_is_shown_that_no_panel_and_no_rule_looks_at(known: Labels) -> N
         "signalbox_num_cpu_blocks",
         "signalbox_worker_gpu_blocks",
         "signalbox_worker_cpu_blocks",
+        "signalbox_worker_failures_total",
         "signalbox_worker_lease",
         "signalbox_worker_sampled_tokens_total",
         "signalbox_worker_step_duration_seconds",
@@ -201,3 +204,11 @@ def test_each_alert_is_raised_when_it_should_be_and_not_otherwise() -> None:
     cases = Path(__file__).with_name("alerts_test.yaml")
     assert alerts == set(re.findall(r'alertname="(\w+)"', cases.read_text()))
     promtool("test", "rules", str(cases))
+
+
+def test_the_reference_lists_each_metric() -> None:
+    listed = set(re.findall(r"^\| `(\w+)` \|", REFERENCE.read_text(), re.MULTILINE))
+    suffix = re.compile(r"_(bucket|sum|count|created)$")
+    served = {suffix.sub("", name) for name in asyncio.run(shown())}
+    ours = {name.removeprefix("signalbox_") for name in served if OURS.match(name)}
+    assert listed == ours

@@ -1,21 +1,29 @@
 """The tables of the docs list each setting and each flag of vLLM as it is declared."""
 
-import re
 from pathlib import Path
 
 import pytest
+import yaml
 
-from signalbox.settings.reference import PAGES, page
+from scripts import cli_reference
+from signalbox.flags.reference import PAGES, page
 from tests.docs.blocks import ROOT
-
-
-def test_the_table_of_the_readme_has_each_page_once() -> None:
-    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
-    linked = re.findall(r"\((docs/\w+\.md)\)", "\n".join(one for one in lines if one[:1] == "|"))
-    assert sorted(linked) == sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))
 
 
 @pytest.mark.parametrize("path", PAGES, ids=str)
 def test_a_page_has_the_tables_as_they_are_declared(path: Path) -> None:
     text = (ROOT / path).read_text(encoding="utf-8")
     assert text == page(path, text), "make docs writes the tables again"
+
+
+def test_the_page_of_the_commands_is_what_their_parsers_say() -> None:
+    text = cli_reference.PAGE.read_text(encoding="utf-8")
+    assert text == cli_reference.text(), "make docs writes the page again"
+
+
+def test_the_site_lists_each_page_once() -> None:
+    config = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    sections = [one.values() if isinstance(one, dict) else [[one]] for one in config["nav"]]
+    listed = [page for section in sections for pages in section for page in pages]
+    there = [str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")]
+    assert sorted(listed) == sorted(there)

@@ -6,11 +6,11 @@ import torch
 
 from benchmarks.gpu import probes
 from benchmarks.gpu.bench import Bench
-from gpu_worker.cache.block_order import BlockUse
-from gpu_worker.cache.cache_engine import CacheEngine
-from gpu_worker.device.devices import streams_of
+from contract.sections.block_moves import BlockMapping
+from gpu_worker.device.device_choice import streams_of
 from gpu_worker.device.streams import Streams
-from gpu_worker.step import BlockMapping
+from gpu_worker.kv_cache.block_dependencies import BlockUse
+from gpu_worker.kv_cache.cache_engine import CacheEngine
 
 CUDA = torch.device("cuda")
 CYCLES = 2_000_000_000
@@ -61,7 +61,7 @@ def test_a_swap_of_other_blocks_ends_while_a_pass_goes_on() -> None:
         streams.compute.run(lambda: torch.cuda._sleep(CYCLES))
     computed = streams.compute.record()
     engine.swap_out(make_mapping([2, 3, 40], [0, 1, 2]))
-    assert engine.take_copy_ns() > 0  # which waits for the first copy
+    assert engine.pop_copy_ns() > 0  # which waits for the first copy
     assert not computed.is_done
     engine.close()
 

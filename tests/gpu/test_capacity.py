@@ -8,7 +8,7 @@ import torch
 from benchmarks.gpu.bench import QWEN3_0_6B, Bench
 from benchmarks.gpu.steps import make_batch
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
-from gpu_worker.runner import ModelRunner
+from gpu_worker.runner.model_runner import ModelRunner
 
 CUDA = torch.device("cuda")
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from contract.sampling_params import SamplingParams
+from gpu_worker.batch.batch import Batch
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
-from gpu_worker.runner import ModelRunner
-from gpu_worker.step import Batch
-from rpc.sampling_params import SamplingParams
+from gpu_worker.runner.model_runner import ModelRunner
 from tests.gpu_worker.generation import Driver, Generated, make_batch, make_sequence
 from tests.gpu_worker.tiny_models import VOCAB, make_model
 

@@ -10,7 +10,7 @@ from gpu_worker.device.memory import is_out_of_memory
 
 BREAK = """
 import torch
-from gpu_worker.device.device_loss import is_device_lost
+from gpu_worker.device.device_errors import is_device_lost
 table = torch.zeros(4, device="cuda")
 for _ in range(2):  # a sticky error comes again
     try:

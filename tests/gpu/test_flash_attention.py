@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from gpu_worker.attention import AttentionShape
+from gpu_worker.attention.backend_check import fault_of
 from gpu_worker.attention.flash_backend import FLASH_KERNELS, FlashAttention, FlashKernel
-from gpu_worker.attention.trial import fault_of
 
 
 @pytest.mark.parametrize("kernel", FLASH_KERNELS, ids=lambda kernel: kernel.name)

@@ -4,10 +4,13 @@ from typing import Any
 
 import numpy as np
 
+from contract import columns
+from contract.sampling_params import SamplingParams
+from contract.sections.block_moves import BlockMapping
+from contract.step import NewSequence, Step
 from gpu_worker.sequences.sequence_table import SequenceTable
-from gpu_worker.simulated import SimulatedConfig, SimulatedRunner
-from gpu_worker.step import BlockMapping, Int64Array, NewSequence, Step
-from rpc.sampling_params import SamplingParams
+from gpu_worker.simulated.simulated_runner import SimulatedConfig, SimulatedRunner
+from gpu_worker.step import Int64Array
 
 
 def make_config(**overrides: Any) -> SimulatedConfig:
@@ -58,12 +61,12 @@ def make_step(
     """Builds a step; `running` maps sequences to numbers of new tokens."""
     running = running or {}
     if "finished" in fields:
-        fields["finished"] = int64s(*fields["finished"])
+        fields["finished"] = columns.int64s(list(fields["finished"]))
     return Step(
         epoch=epoch,
         step_id=step_id,
-        running_seq_ids=int64s(*running),
-        running_num_new_tokens=np.array(list(running.values()), dtype=np.int32),
+        running_seq_ids=columns.int64s(list(running)),
+        running_num_new_tokens=columns.int32s(list(running.values())),
         **fields,
     )
 

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gpu_worker.runner import ModelRunner
-from gpu_worker.sampling import token_rules
-from gpu_worker.sampling.sample_rows import Penalties, SampleRows, TokenRuns, token_runs
-from gpu_worker.sampling.token_rules import RuledRows, make_rules
-from gpu_worker.step import Batch, Samples
-from rpc.sampling_params import SamplingParams
+from contract.sampling_params import SamplingParams
+from gpu_worker.batch.batch import Batch, BatchOutput
+from gpu_worker.batch.sampling_rows import Penalties, SampleRows, TokenRuns, token_runs
+from gpu_worker.runner.model_runner import ModelRunner
+from gpu_worker.sampling import token_constraints
+from gpu_worker.sampling.token_constraints import RuledRows, make_rules
 
 GREEDY = SamplingParams()
 
@@ -113,10 +113,10 @@ def add_history(
         owners=owners,
         position=rows.position,
     )
-    rows.suppressed = token_rules.suppressed(ruled, tokens=table, num_rows=len(rows))
-    rows.biases = token_rules.biases(ruled, num_rows=len(rows))
+    rows.suppressed = token_constraints.suppressed(ruled, tokens=table, num_rows=len(rows))
+    rows.biases = token_constraints.biases(ruled, num_rows=len(rows))
     masks = [None] * len(ruled.rules)  # no grammars
-    rows.allowed = token_rules.allowed(ruled, grammar_masks=masks, num_rows=len(rows))
+    rows.allowed = token_constraints.allowed(ruled, grammar_masks=masks, num_rows=len(rows))
 
 
 def make_batch(work: Sequence[tuple[Generated, int]], *, block_size: int) -> Batch:
@@ -163,9 +163,9 @@ class Driver:
     runner: ModelRunner
     block_size: int = 16
     chunk: int = 1 << 30
-    samples: list[Samples] = field(default_factory=list)
+    samples: list[BatchOutput] = field(default_factory=list)
 
-    def step(self, sequences: Sequence[Generated]) -> Samples:
+    def step(self, sequences: Sequence[Generated]) -> BatchOutput:
         work = [(s, min(s.num_left, self.chunk)) for s in sequences]
         samples = self.runner.execute(make_batch(work, block_size=self.block_size))
         tokens = iter(samples.token_ids.tolist())

@@ -8,15 +8,16 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 
+from contract.columns import pack_int32, pack_int64, unpack_int32
+from contract.tokenizer_files import hash_files
+from gpu_worker.batch.batch import Batch, BatchOutput
 from gpu_worker.servicer import SERVICE_NAME, WorkerServicer
-from gpu_worker.simulated import SimulatedRunner, expected_tokens
-from gpu_worker.step import Batch, Samples
-from gpu_worker.worker import Worker, hash_files
+from gpu_worker.simulated.simulated_runner import SimulatedRunner, expected_tokens
+from gpu_worker.worker import Worker
 from protos.worker.v1 import worker_pb2 as pb
 from protos.worker.v1 import worker_pb2_grpc
-from rpc.client import open_channel
-from rpc.columns import pack_int32, pack_int64, unpack_int32
-from rpc.server import Server
+from rpc.transport.channel import open_channel
+from rpc.transport.server import Server
 from tests.gpu_worker.builders import make_config
 from tests.waiting import EVENT_S
 
@@ -33,7 +34,7 @@ class GatedRunner(SimulatedRunner):
         self.gate.set()
         self.num_executed = 0
 
-    def execute(self, batch: Batch) -> Samples:
+    def execute(self, batch: Batch) -> BatchOutput:
         assert self.gate.wait(EVENT_S)
         self.num_executed += 1
         return super().execute(batch)

@@ -1,18 +1,12 @@
 """Leases, the step log, and what the worker survives."""
 
 import asyncio
-import hashlib
 import threading
 from collections.abc import Callable
 
 import pytest
 
-from gpu_worker.lease.step_log import StepLog
-from gpu_worker.runner_protocols import CacheCapacity
-from gpu_worker.simulated import SimulatedRunner, expected_tokens
-from gpu_worker.step import Batch, BlockMapping, Samples
-from gpu_worker.worker import NO_EPOCH, Worker, hash_files
-from rpc.errors import (
+from contract.errors import (
     Aborted,
     FailedPrecondition,
     Internal,
@@ -20,6 +14,12 @@ from rpc.errors import (
     ResourceExhausted,
     RpcError,
 )
+from contract.model import WorkerCapacity
+from contract.sections.block_moves import BlockMapping
+from gpu_worker.batch.batch import Batch, BatchOutput
+from gpu_worker.lease.step_log import StepLog
+from gpu_worker.simulated.simulated_runner import SimulatedRunner, expected_tokens
+from gpu_worker.worker import NO_EPOCH, Worker
 from tests.gpu_worker.builders import make_config, make_mapping, make_new, make_step
 from tests.waiting import EVENT_S, eventually
 
@@ -38,7 +38,7 @@ class GatedRunner(SimulatedRunner):
         self.num_begun = self.num_executed = 0
         self.raises: list[Exception] = []
 
-    def execute(self, batch: Batch) -> Samples:
+    def execute(self, batch: Batch) -> BatchOutput:
         self.num_begun += 1
         assert self.gate.wait(EVENT_S)
         self.num_executed += 1
@@ -79,11 +79,11 @@ async def test_the_runner_is_made_and_called_on_one_other_thread() -> None:
             threads.add(threading.current_thread())
             super().__init__(make_config())
 
-        def profile(self) -> CacheCapacity:
+        def profile(self) -> WorkerCapacity:
             threads.add(threading.current_thread())
             return super().profile()
 
-        def execute(self, batch: Batch) -> Samples:
+        def execute(self, batch: Batch) -> BatchOutput:
             threads.add(threading.current_thread())
             return super().execute(batch)
 
@@ -280,7 +280,7 @@ async def test_a_runner_that_cannot_be_profiled_is_closed() -> None:
     class TooLarge(SimulatedRunner):
         num_closed = 0
 
-        def profile(self) -> CacheCapacity:
+        def profile(self) -> WorkerCapacity:
             raise MemoryError("a step does not fit")
 
         def close(self) -> None:
@@ -290,11 +290,6 @@ async def test_a_runner_that_cannot_be_profiled_is_closed() -> None:
     with pytest.raises(MemoryError, match="does not fit"):
         await Worker.load(lambda: runner)
     assert runner.num_closed == 1  # or its ranks would live on
-
-
-def test_files_are_hashed_with_names_and_lengths() -> None:
-    by_hand = b"a\0" + (2).to_bytes(8, "little") + b"xy" + b"b\0" + (0).to_bytes(8, "little")
-    assert hash_files({"b": b"", "a": b"xy"}) == hashlib.sha256(by_hand).hexdigest()
 
 
 async def test_the_log_forgets_a_refused_step_and_those_behind_it() -> None:

@@ -7,19 +7,19 @@ from dataclasses import dataclass, field, replace
 
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from gpu_worker.runner_protocols import Runner
-from gpu_worker.scheduler_client import Registration
+from contract import updates
+from gpu_worker.batch.runner_protocol import Runner
+from gpu_worker.registration_client import Registration
 from gpu_worker.servicer import SERVICE_NAME, WorkerServicer
-from gpu_worker.simulated import SimulatedConfig, SimulatedRunner
+from gpu_worker.simulated.simulated_runner import SimulatedConfig, SimulatedRunner
 from gpu_worker.worker import Worker
 from protos.scheduler.v1 import scheduler_pb2 as pb
 from protos.scheduler.v1 import scheduler_pb2_grpc as pb_grpc
 from protos.worker.v1 import worker_pb2_grpc
 from router.config import RouterConfig
 from router.main import Router as RouterService
-from rpc.client import open_channel
-from rpc.columns import unpack_int32, unpack_int64
-from rpc.server import Server
+from rpc.transport.channel import open_channel
+from rpc.transport.server import Server
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.main import serving
@@ -99,11 +99,14 @@ async def running_worker(
 
 
 @contextlib.asynccontextmanager
-async def running_router(*scheduler_addresses: str) -> AsyncIterator[RouterService]:
+async def running_router(
+    *scheduler_addresses: str, http_port: int | None = None
+) -> AsyncIterator[RouterService]:
     """A router that knows the model."""
-    service = RouterService(
-        RouterConfig(port=0, scheduler_addresses=scheduler_addresses, model_poll_s=0.05)
+    config = RouterConfig(
+        port=0, http_port=http_port, scheduler_addresses=scheduler_addresses, model_poll_s=0.05
     )
+    service = RouterService(config)
     await service.start()
     try:
         await until_serving(service.server.address)
@@ -133,7 +136,7 @@ class Got:
 
     tokens: dict[int, list[int]] = field(default_factory=dict)
     reasons: dict[int, int] = field(default_factory=dict)
-    end: pb.RequestFinished | None = None
+    end: pb.FinishedRequest | None = None
 
 
 class Router:
@@ -148,7 +151,7 @@ class Router:
 
     async def _read(self) -> None:
         async for message in self.call:
-            outputs = message.step_outputs
+            outputs = message.updates
             self._take_tokens(outputs)
             for finished in outputs.finished_sequences:
                 self.got[finished.handle].reasons[finished.index] = finished.reason
@@ -156,14 +159,10 @@ class Router:
                 assert self.got[ended.handle].end is None, "a request ended twice"
                 self.got[ended.handle].end = ended
 
-    def _take_tokens(self, outputs: pb.StepOutputs) -> None:
-        token_ids = iter(unpack_int32(outputs.token_ids).tolist())
-        columns = (unpack_int64(outputs.handles), unpack_int32(outputs.indices))
-        runs = zip(*(c.tolist() for c in (*columns, unpack_int32(outputs.num_tokens))), strict=True)
-        for handle, index, num_tokens in runs:
-            tokens = self.got[handle].tokens.setdefault(index, [])
+    def _take_tokens(self, outputs: pb.RequestUpdates) -> None:
+        for handle, index, token_ids, _ in updates.decode(outputs).runs():
             assert self.got[handle].end is None, "a token came after the end"
-            tokens += [next(token_ids) for _ in range(num_tokens)]
+            self.got[handle].tokens.setdefault(index, []).extend(token_ids)
 
     async def add(self, handle: int, prompt: Iterable[int], **fields: object) -> None:
         self.got[handle] = Got()

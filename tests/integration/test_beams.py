@@ -10,14 +10,15 @@ from collections.abc import Callable
 import grpc
 import pytest
 
-from gpu_worker.runner_protocols import Runner
-from gpu_worker.simulated import expected_logprobs, expected_tokens
-from gpu_worker.simulated_tokenizer import END_OF_SEQUENCE_ID
+from contract.request import BeamSearchParams
+from gpu_worker.batch.runner_protocol import Runner
+from gpu_worker.simulated.byte_tokenizer import END_OF_SEQUENCE_ID
+from gpu_worker.simulated.simulated_runner import expected_logprobs, expected_tokens
 from protos.inference.v1 import inference_pb2 as pb
 from protos.scheduler.v1 import scheduler_pb2
 from protos.worker.v1 import worker_pb2
-from scheduler_svc.beam import BeamSearch, BeamSearchParams, Candidates, Hypothesis
 from scheduler_svc.config import PreemptionMode, SchedulerConfig
+from scheduler_svc.requests.beam_search import BeamSearch, Candidates, Hypothesis
 from tests.integration.stack import (
     router,
     running_scheduler,
@@ -138,7 +139,7 @@ async def test_a_search_whose_worker_dies_is_found_on_another() -> None:
                 prompt,
                 max_tokens=30,
                 num_sequences=2,
-                beam_search=scheduler_pb2.BeamSearch(width=3, length_penalty=1.0),
+                beam_search=scheduler_pb2.BeamSearchParams(width=3, length_penalty=1.0),
             )
             await eventually(lambda: scheduler.cluster.engines[0].scheduler.num_steps > 8)
             await first.kill()
@@ -170,7 +171,7 @@ async def test_the_best_hypothesis_streams_as_it_is_settled() -> None:
 async def test_a_search_that_is_cancelled_or_late_leaves_nothing() -> None:
     async with make_stack(step_ns=5_000_000) as stack:
         call = stack.stub.Generate(make_beams([1, 2], max_tokens=2000))
-        await eventually(lambda: len(stack.scheduler.cluster) == 1)
+        await eventually(lambda: len(stack.scheduler.cluster.requests) == 1)
         call.cancel()
         late = stack.stub.Generate(make_beams([3], max_tokens=2000), timeout=0.2)
         with pytest.raises(grpc.aio.AioRpcError) as error:
@@ -179,7 +180,7 @@ async def test_a_search_that_is_cancelled_or_late_leaves_nothing() -> None:
         assert error.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
-BEAMS = scheduler_pb2.BeamSearch(width=2)
+BEAMS = scheduler_pb2.BeamSearchParams(width=2)
 ANY = worker_pb2.StructuredOutput(json_object=worker_pb2.JsonObject())
 
 
@@ -190,10 +191,10 @@ def params(**fields: object) -> worker_pb2.SamplingParams:
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"beam_search": scheduler_pb2.BeamSearch(width=0)}, "beam_search.width"),
-        ({"beam_search": scheduler_pb2.BeamSearch(width=33)}, "beam_search.width"),
+        ({"beam_search": scheduler_pb2.BeamSearchParams(width=0)}, "beam_search.width"),
+        ({"beam_search": scheduler_pb2.BeamSearchParams(width=33)}, "beam_search.width"),
         (
-            {"beam_search": scheduler_pb2.BeamSearch(width=2, length_penalty=float("nan"))},
+            {"beam_search": scheduler_pb2.BeamSearchParams(width=2, length_penalty=float("nan"))},
             "beam_search.length_penalty",
         ),
         ({"beam_search": BEAMS, "num_sequences": 3}, "num_sequences"),

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu_worker.runner import ModelRunner
-from gpu_worker.runner_protocols import Launched
-from gpu_worker.step import Batch
+from gpu_worker.batch.batch import Batch
+from gpu_worker.batch.runner_protocol import Launched
+from gpu_worker.runner.model_runner import ModelRunner
 from signalbox import LLM, SamplingParams
 from tests.gpu_worker.attention.device_attention import make_device_runner
 from tests.gpu_worker.device.recorded_graphs import GraphsOnCpu

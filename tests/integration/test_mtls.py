@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from gpu_worker.main import CALLERS
-from gpu_worker.scheduler_client import Registration, RegistrationRefused
+from gpu_worker.registration_client import Registration, RegistrationRefused
 from gpu_worker.servicer import SERVICE_NAME, WorkerServicer
 from gpu_worker.worker import Worker
 from protos.inference.v1 import inference_pb2, inference_pb2_grpc
@@ -17,9 +17,9 @@ from protos.scheduler.v1 import scheduler_pb2_grpc, stats_pb2
 from protos.worker.v1 import worker_pb2, worker_pb2_grpc
 from router.config import RouterConfig
 from router.main import Router
-from rpc.client import open_channel
-from rpc.server import Server
-from rpc.tls import TlsConfig
+from rpc.transport.channel import open_channel
+from rpc.transport.server import Server
+from rpc.transport.tls import TlsConfig
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.main import serving
 from tests.integration.stack import simulated

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
-from gpu_worker.runner import ModelRunner
+from gpu_worker.runner.model_runner import ModelRunner
 from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc as pb_grpc
-from rpc.client import open_channel
+from rpc.transport.channel import open_channel
 from scheduler_svc.config import SchedulerConfig
 from tests.gpu_worker.tiny_models import VOCAB, make_model
 from tests.integration.stack import (
@@ -142,7 +142,7 @@ async def test_tokens_do_not_depend_on_schedulers_that_are_lost(tiny: Path) -> N
         await eventually(lambda: stack.num_tokens > 150)
         async with restarted(stack.scheduler) as restart:
             assert await asyncio.gather(*asked) == alone
-            assert len(restart.cluster.history) > 0
+            assert len(restart.cluster.requests.history) > 0
 
 
 async def test_what_is_ruled_out_does_not_come(tiny: Path) -> None:

@@ -10,10 +10,10 @@ import random
 
 import pytest
 
-from gpu_worker.runner_protocols import CacheCapacity
-from gpu_worker.scheduler_client import RegistrationRefused
-from gpu_worker.simulated import SimulatedConfig, SimulatedRunner, expected_tokens
-from gpu_worker.step import BlockMapping
+from contract.model import WorkerCapacity
+from contract.sections.block_moves import BlockMapping
+from gpu_worker.registration_client import RegistrationRefused
+from gpu_worker.simulated.simulated_runner import SimulatedConfig, SimulatedRunner, expected_tokens
 from protos.scheduler.v1 import scheduler_pb2 as pb
 from protos.scheduler.v1 import stats_pb2
 from protos.worker.v1 import worker_pb2 as worker_pb
@@ -39,7 +39,7 @@ async def assert_idle(scheduler: RunningScheduler) -> None:
     cluster = scheduler.cluster
     await eventually(lambda: not any(e.scheduler.has_unfinished for e in cluster.engines))
     cluster.check()
-    assert len(cluster) == 0
+    assert len(cluster.requests) == 0
     for engine in cluster.engines:
         for pool in (engine.scheduler.blocks.gpu, engine.scheduler.blocks.cpu):
             assert pool.num_free == pool.num_blocks
@@ -154,7 +154,7 @@ LONG_PROMPTS = [[i] * 50 for i in range(5)]
 class RatedRunner(SimulatedRunner):
     """Knows that copies pay, however busy the machine is."""
 
-    def profile(self) -> CacheCapacity:
+    def profile(self) -> WorkerCapacity:
         return dataclasses.replace(super().profile(), **RATES)
 
 
@@ -336,7 +336,7 @@ async def test_abort_and_a_broken_stream_give_blocks_back() -> None:
             await eventually(lambda: len(scheduler.cluster.engines[0].scheduler.running) == 8)
             for i in range(4):
                 await client.abort(i)
-            await eventually(lambda: len(scheduler.cluster) == 4)
+            await eventually(lambda: len(scheduler.cluster.requests) == 4)
         await assert_idle(scheduler)
 
 
@@ -355,7 +355,7 @@ async def test_a_worker_of_another_model_is_refused() -> None:
 class EmptyRunner(SimulatedRunner):
     """Has no room for anything."""
 
-    def profile(self) -> CacheCapacity:
+    def profile(self) -> WorkerCapacity:
         return dataclasses.replace(super().profile(), num_gpu_blocks=0)
 
 

@@ -10,11 +10,11 @@ import grpc
 import pytest
 from tokenizers import Tokenizer
 
-from gpu_worker.simulated import expected_tokens
-from gpu_worker.simulated_tokenizer import tokenizer_files
+from gpu_worker.simulated.byte_tokenizer import tokenizer_files
+from gpu_worker.simulated.simulated_runner import expected_tokens
 from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc as pb_grpc
-from rpc.client import open_channel
+from rpc.transport.channel import open_channel
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.scheduler import Scheduler
 from tests.integration.stack import (
@@ -39,7 +39,7 @@ class Stack:
     async def until_free(self) -> None:
         """Waits until nothing is left of any request; checks the books."""
         cluster = self.scheduler.cluster
-        await eventually(lambda: not len(cluster))
+        await eventually(lambda: not len(cluster.requests))
         await eventually(lambda: not any(e.scheduler.has_unfinished for e in cluster.engines))
         cluster.check()
         for engine in cluster.engines:
@@ -141,11 +141,11 @@ async def test_a_client_that_leaves_frees_its_blocks_within_two_steps(state: str
         await eventually(lambda: bool(scheduler.running))
         prompt = [1] * (3000 if state == "prefill" else 5)
         call = stack.stub.Generate(make_request(prompt, max_tokens=500))
-        await eventually(lambda: len(cluster) == 2)
+        await eventually(lambda: len(cluster.requests) == 2)
         if state == "decode":
             await call.read()
         call.cancel()
-        await eventually(lambda: len(cluster) == 1)
+        await eventually(lambda: len(cluster.requests) == 1)
         step_of_abort = scheduler.num_steps
         await eventually(lambda: num_used_blocks(scheduler) == num_held_blocks(scheduler))
         assert scheduler.num_steps - step_of_abort <= 2

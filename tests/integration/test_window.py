@@ -3,10 +3,10 @@
 import grpc
 import pytest
 
-from gpu_worker.simulated import SimulatedConfig, SimulatedRunner
+from gpu_worker.simulated.simulated_runner import SimulatedConfig, SimulatedRunner
 from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc
-from rpc.client import open_channel
+from rpc.transport.channel import open_channel
 from scheduler_svc.config import SchedulerConfig
 from tests.integration.stack import running_router, running_scheduler, running_worker
 from tests.waiting import eventually
@@ -74,5 +74,5 @@ async def test_defaults_are_cut_and_the_window_follows_the_largest_worker() -> N
         with pytest.raises(grpc.aio.AioRpcError) as too_many:
             await num_tokens(make_request(max_tokens=100))
         assert too_many.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert not len(scheduler.cluster)
+        assert not len(scheduler.cluster.requests)
         scheduler.cluster.check()

@@ -18,6 +18,7 @@ ROOT = Path(__file__).parent.parent.parent
 SOURCES = ("pyproject.toml", "README.md", "LICENSE")
 PACKAGES = {
     "protos": "protos",
+    "contract": "contract",
     "rpc": "rpc",
     "router": "router",
     "scheduler_svc": "scheduler_svc",
@@ -83,6 +84,15 @@ def test_services_need_no_torch_and_workers_do(wheel: zipfile.ZipFile) -> None:
     needs = [line.removeprefix("Requires-Dist: ") for line in lines if line.startswith("Requires-")]
     assert not [need for need in needs if re.match("torch|transformers", need) and ";" not in need]
     assert {f"Provides-Extra: {extra}" for extra in ("worker", "gpu", "bench", "dev")} < set(lines)
+
+
+def test_links_of_the_description_lead_to_what_is_here(wheel: zipfile.ZipFile) -> None:
+    (name,) = [name for name in wheel.namelist() if name.endswith("/METADATA")]
+    description = wheel.read(name).decode().partition("\n\n")[2]
+    links = re.findall(r"\]\(([^)\s]+)\)", description)
+    assert links
+    for link in links:
+        assert (ROOT / link.partition("#")[0]).exists(), link
 
 
 def test_every_dependency_has_a_lower_bound() -> None:

@@ -2,6 +2,9 @@
 
 A file for each release, a line for each message; a message with a oneof has one for each of its
 members. Written when a release is made, by scripts/release_contract.py, and never again.
+
+Of 0.1.0 the public package is kept alone: the internal ones changed in ways that break them once
+after it, and are compared from the next release on.
 """
 
 import base64

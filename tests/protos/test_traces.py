@@ -9,13 +9,14 @@ import pytest
 import yaml
 from google.protobuf.message import Message
 
-from gpu_worker import codec
+from contract.errors import RpcError
+from contract.sections.block_moves import BlockMapping
+from contract.step import decode_step
+from gpu_worker import worker_codec
 from gpu_worker.lease.step_log import Answer
-from gpu_worker.simulated import SimulatedConfig, SimulatedRunner
-from gpu_worker.step import BlockMapping
+from gpu_worker.simulated.simulated_runner import SimulatedConfig, SimulatedRunner
 from gpu_worker.worker import Worker
 from protos.worker.v1 import worker_pb2 as pb
-from rpc.errors import RpcError
 
 TRACES = sorted((Path(__file__).parent / "traces").glob("*.yaml"))
 CONFIG = SimulatedConfig(
@@ -51,7 +52,7 @@ class Client:
         wire = request.SerializeToString()
         assert pb.ExecuteModelRequest.FromString(wire) == request
         try:
-            answer = self._worker.submit(codec.decode_step(request))
+            answer = self._worker.submit(decode_step(request))
         except RpcError as error:
             assert error.code.name == exchange.get("status"), error
             return
@@ -66,7 +67,7 @@ class Client:
         return pb.InitCacheEngineResponse()
 
     async def _answer(self, answer: Answer) -> Message:
-        response = codec.encode_result(await asyncio.shield(answer))
+        response = worker_codec.encode_result(await asyncio.shield(answer))
         response.ClearField("timings")
         return response
 

@@ -11,12 +11,12 @@ import grpc
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
+from contract.columns import pack_int32, pack_int64
 from protos.scheduler.v1 import scheduler_pb2 as pb
 from protos.scheduler.v1 import scheduler_pb2_grpc, stats_pb2
 from protos.worker.v1 import worker_pb2
-from router.model import ServedModel
-from router.tokenizer import Tokenizer
-from rpc.columns import pack_int32, pack_int64
+from router.served_model import ServedModel
+from router.tokenization.tokenizer import Tokenizer
 from tests.waiting import EVENT_S
 
 BOS, EOS, IM_START, IM_END = "<s>", "</s>", "<|im_start|>", "<|im_end|>"
@@ -103,11 +103,11 @@ Run = tuple[int, int, Sequence[int]]
 
 def step(
     *runs: Run,
-    sequences: Iterable[pb.SequenceFinished] = (),
-    requests: Iterable[pb.RequestFinished] = (),
+    sequences: Iterable[pb.FinishedSequence] = (),
+    requests: Iterable[pb.FinishedRequest] = (),
     logprobs: Iterable[worker_pb2.TokenLogprobs] = (),
-) -> pb.StepOutputs:
-    return pb.StepOutputs(
+) -> pb.RequestUpdates:
+    return pb.RequestUpdates(
         handles=pack_int64([handle for handle, _, _ in runs]),
         indices=pack_int32([index for _, index, _ in runs]),
         num_tokens=pack_int32([len(ids) for _, _, ids in runs]),
@@ -120,17 +120,17 @@ def step(
 
 def finished(handle: int, reason: int = pb.FINISH_REASON_LENGTH, **fields: Any) -> dict[str, Any]:
     """Returns the two ends of a request of one sequence, as `step` takes them."""
-    end = pb.SequenceFinished(handle=handle, reason=reason, **fields)  # type: ignore[arg-type]
+    end = pb.FinishedSequence(handle=handle, reason=reason, **fields)  # type: ignore[arg-type]
     return {"sequences": [end], "requests": [request_finished(handle)]}
 
 
-def request_finished(handle: int, **fields: Any) -> pb.RequestFinished:
+def request_finished(handle: int, **fields: Any) -> pb.FinishedRequest:
     usage = pb.Usage(prompt_tokens=7, completion_tokens=1000, cached_tokens=3)
     timings = pb.Timings(queued_ns=1, prefill_ns=2, decode_ns=3_000_000_004, preempted_ns=5)
-    return pb.RequestFinished(handle=handle, usage=usage, timings=timings, **fields)
+    return pb.FinishedRequest(handle=handle, usage=usage, timings=timings, **fields)
 
 
-Script = Callable[[pb.AddRequest], Iterable[pb.StepOutputs]]
+Script = Callable[[pb.AddRequest], Iterable[pb.RequestUpdates]]
 
 
 class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
@@ -154,7 +154,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.stats = stats_pb2.GetStatsResponse()
         self.port = 0
         self._changed = asyncio.Condition()
-        self._outgoing: asyncio.Queue[pb.StepOutputs | None] = asyncio.Queue()
+        self._outgoing: asyncio.Queue[pb.RequestUpdates | None] = asyncio.Queue()
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> str:
@@ -169,7 +169,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
             await self._server.stop(None)
             self._server = None
 
-    def send(self, outputs: pb.StepOutputs) -> None:
+    def send(self, outputs: pb.RequestUpdates) -> None:
         self._outgoing.put_nowait(outputs)
 
     def end_stream(self) -> None:
@@ -186,7 +186,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self._outgoing = asyncio.Queue()
         try:
             while (outputs := await self._outgoing.get()) is not None:
-                yield pb.ConnectResponse(step_outputs=outputs)
+                yield pb.ConnectResponse(updates=outputs)
         finally:
             reading.cancel()
 

@@ -15,8 +15,8 @@ from protos.inference.v1 import inference_pb2_grpc
 from protos.scheduler.v1 import scheduler_pb2
 from protos.worker.v1 import worker_pb2
 from router.config import RouterConfig
+from router.inference.servicer import SERVICE_NAME
 from router.main import Router
-from router.servicer import SERVICE_NAME
 from tests.router.fakes import (
     MAX_MODEL_LEN,
     FakeScheduler,
@@ -29,7 +29,7 @@ from tests.waiting import EVENT_S, eventually
 StatusCode = grpc.StatusCode
 
 
-Outputs = Iterable[scheduler_pb2.StepOutputs]
+Outputs = Iterable[scheduler_pb2.RequestUpdates]
 
 
 class Stack:
@@ -57,7 +57,7 @@ class Stack:
 
     async def check_nothing_is_left(self) -> None:
         await eventually(
-            lambda: not self.router.admission.num_live and not self.router.schedulers.num_live
+            lambda: not self.router.live.num_live and not self.router.schedulers.num_live
         )
 
 

@@ -13,7 +13,7 @@ from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc
 from router.config import RouterConfig
 from router.main import Router, run
-from rpc.listening import PortInUse
+from rpc.transport.listening_ports import PortInUse
 from tests.router.fakes import FakeScheduler, finished, ids_of, step
 from tests.waiting import EVENT_S
 
@@ -50,7 +50,7 @@ async def test_a_router_that_waits_stops_when_told_to() -> None:
 async def test_a_drain_lets_requests_finish() -> None:
     scheduler = FakeScheduler()
     process = await start_router(await scheduler.start())
-    listens = await read_until(process, "router listens on")
+    listens = await read_until(process, "gRPC at")
     await read_until(process, "serving tiny")
     async with grpc.aio.insecure_channel(listens.split()[-1]) as channel:
         client = inference_pb2_grpc.InferenceServiceStub(channel)

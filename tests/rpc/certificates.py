@@ -4,8 +4,8 @@ from pathlib import Path
 
 import trustme
 
-from rpc.peers import PeerNames
-from rpc.tls import TlsConfig
+from rpc.interceptors.peer_roles import PeerNames
+from rpc.transport.tls import TlsConfig
 
 
 class Authority:
@@ -16,6 +16,11 @@ class Authority:
         self._ca = trustme.CA()
         self.file = str(folder / "ca.pem")
         self._ca.cert_pem.write_to_path(self.file)
+
+    @property
+    def key_pem(self) -> bytes:
+        """Its private key, for certificates that `issue` does not make."""
+        return self._ca.private_key_pem.bytes()
 
     def issue(self, *names: str, file_name: str = "") -> tuple[str, str]:
         """Writes, or replaces, a certificate and its key; returns their paths."""

@@ -8,8 +8,8 @@ from typing import Any
 import grpc
 from google.protobuf.wrappers_pb2 import StringValue
 
-from rpc.client import open_channel
-from rpc.server import Server
+from rpc.transport.channel import open_channel
+from rpc.transport.server import Server
 
 NAME = "test.Echo"
 Action = Callable[[str], Any]
@@ -92,9 +92,11 @@ async def serving(echo: Echo, **options: Any) -> AsyncIterator[tuple[Server, grp
     server.add(echo, add_echo, name=NAME)
     await server.start()
     server.set_serving(NAME, serving=True)
-    async with open_channel(server.address) as channel:
-        yield server, channel
-    await server.drain(grace_s=0)
+    try:
+        async with open_channel(server.address) as channel:
+            yield server, channel
+    finally:
+        await server.drain(grace_s=0)
 
 
 async def call(channel: grpc.aio.Channel, kind: str, *requests: bytes) -> list[str]:

@@ -8,8 +8,10 @@ slot depends on all tokens up to its own, so another prefix's block is a wrong o
 import itertools
 from dataclasses import dataclass, field
 
-from scheduler_svc.beam import BeamSearch, BeamSearchParams, Candidates, Hypothesis
-from scheduler_svc.plan import StepAnswer, StepPlan, TokenLogprobs
+from contract.logprobs import TokenLogprobs
+from contract.request import BeamSearchParams
+from scheduler_svc.planning.plan import StepAnswer, StepPlan
+from scheduler_svc.requests.beam_search import BeamSearch, Candidates, Hypothesis
 
 VOCAB_SIZE = 97
 
@@ -121,11 +123,11 @@ class FakeWorker:
         return answer
 
     def _fork(self, plan: "EncodedPlan") -> None:
-        parents = {fork.parent_id: self.sequences[fork.parent_id] for fork in plan.forks}
+        parents = {fork.parent: self.sequences[fork.parent] for fork in plan.forks}
         children = {}
         for fork in plan.forks:
-            parent = parents[fork.parent_id]
-            children[fork.child_id] = Known(
+            parent = parents[fork.parent]
+            children[fork.child] = Known(
                 branch=fork.branch,
                 token_ids=[*parent.token_ids[: parent.num_computed_tokens], fork.token_id],
                 num_computed_tokens=parent.num_computed_tokens,
@@ -133,8 +135,8 @@ class FakeWorker:
                 num_samples=1,
                 num_logprobs=parent.num_logprobs,
             )
-            known = fork.child_id in self.sequences
-            assert not known or fork.child_id == fork.parent_id, "a known sequence is split off"
+            known = fork.child in self.sequences
+            assert not known or fork.child == fork.parent, "a known sequence is split off"
         self.sequences.update(children)
 
     def _move(self, plan: "EncodedPlan") -> None:

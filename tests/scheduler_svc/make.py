@@ -4,21 +4,24 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from rpc.sampling_params import SamplingParams
-from scheduler_svc.admission import AdmissionQueue
-from scheduler_svc.beam import BeamSearchParams
+from contract.errors import Code
+from contract.grammar_cost import UNMEASURED, GrammarCost
+from contract.model import ModelInfo
+from contract.request import BeamSearchParams
+from contract.sampling_params import SamplingParams
+from contract.updates import RequestFailure
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.config import AdmissionBounds, CacheShape, PreemptionMode, StepLimits
-from scheduler_svc.cost import CostModel
-from scheduler_svc.errors import FailureCode, RequestFailure
-from scheduler_svc.group_start import make_group
-from scheduler_svc.model import ModelInfo
-from scheduler_svc.plan import StepOutcome
-from scheduler_svc.policy import SchedulingPolicy
-from scheduler_svc.prefix import next_hash, root_hash
+from scheduler_svc.kv.cost_model import CostModel
+from scheduler_svc.kv.prefix_cache import next_hash, root_hash
+from scheduler_svc.planning.plan import StepPlan
+from scheduler_svc.planning.worker_grammars import Preparation
+from scheduler_svc.queue.admission_queue import AdmissionQueue
+from scheduler_svc.queue.policies import SchedulingPolicy
+from scheduler_svc.requests.sequence_group import SequenceGroup, make_group
+from scheduler_svc.requests.timeline import GroupTimes
+from scheduler_svc.results.step_outcome import StepOutcome
 from scheduler_svc.scheduler import Scheduler
-from scheduler_svc.sequence import SequenceGroup
-from scheduler_svc.timeline import GroupTimes
 from tests.scheduler_svc.fake_worker import (
     VOCAB_SIZE,
     Block,
@@ -29,7 +32,7 @@ from tests.scheduler_svc.fake_worker import (
 )
 
 EOS = 0
-NOT_FINITE = RequestFailure(FailureCode.INTERNAL, "logits are not finite")
+NOT_FINITE = RequestFailure(Code.INTERNAL, "logits are not finite")
 
 MODEL = ModelInfo(
     name="model",
@@ -57,6 +60,8 @@ def make_scheduler(
     prefix_caching: bool = True,
     cpu_prefix_cache: bool = True,
     cost: CostModel | None = None,
+    grammar_bytes: int = 0,
+    worker_name: str = "",
 ) -> Scheduler:
     return Scheduler(
         limits=StepLimits(
@@ -77,6 +82,8 @@ def make_scheduler(
         preemption_mode=mode,
         cost=cost,
         eos_token_ids=frozenset({EOS}),
+        grammar_bytes=grammar_bytes,
+        worker_name=worker_name,
     )
 
 
@@ -90,10 +97,13 @@ def make_request(
     min_tokens: int = 0,
     request_id: str = "",
     tenant: str = "",
+    payer: str = "",
     priority: int = 0,
     cache_salt: str = "",
     beam_search: BeamSearchParams | None = None,
     num_prompt_logprobs: int | None = None,
+    structured_output: tuple[str, ...] | None = None,
+    grammar_cost: GrammarCost = UNMEASURED,
 ) -> SequenceGroup:
     return make_group(
         SequenceGroup(
@@ -103,10 +113,13 @@ def make_request(
                 stop_token_ids=stop_token_ids,
                 min_tokens=min_tokens,
                 num_prompt_logprobs=num_prompt_logprobs,
+                structured_output=structured_output,
+                grammar_cost=grammar_cost,
             ),
             max_tokens=max_tokens,
             num_sequences=n,
             tenant=tenant,
+            payer=payer,
             priority=priority,
             beam_search=beam_search,
             cache_salt=cache_salt,
@@ -125,6 +138,7 @@ class Loop:
     now: float = 0.0
     sent: deque[EncodedPlan] = field(default_factory=deque)
     ended: list[SequenceGroup] = field(default_factory=list)
+    preparing: Preparation | None = None
 
     def send(self) -> bool:
         """Plans and sends one step, if there is room for it and something to do."""
@@ -132,7 +146,10 @@ class Loop:
         if len(self.sent) >= self.depth:
             return False
         plan = self.scheduler.schedule(self.now)
-        self.ended += self.scheduler.take_failed()
+        self.ended += self.scheduler.pop_failed()
+        if (preparation := self.scheduler.grammars.pop_preparation()) is not None:
+            assert self.preparing is None, "a worker compiles one at a time"
+            self.preparing = preparation
         if plan is None:
             # The engine sleeps then, and nobody wakes it if no answer comes.
             assert self.sent or self.scheduler.schedule(self.now) is None, "work was overlooked"
@@ -140,8 +157,17 @@ class Loop:
         limits = self.scheduler.limits
         assert len(plan.seqs) <= limits.max_num_seqs
         assert plan.total_tokens <= limits.max_num_batched_tokens
+        self._check_suspects(plan)
         self.sent.append(EncodedPlan(plan))
         return True
+
+    def _check_suspects(self, plan: StepPlan) -> None:
+        """Asserts that a suspect computes alone, and that nothing else is in flight meanwhile."""
+        groups = {seq.group for seq in plan.seqs}
+        has_suspect = any(group.suspicion is not None for group in groups)
+        assert plan.is_alone == has_suspect
+        if any(one.is_alone for one in self.scheduler.inflight):
+            assert len(groups) == len(self.scheduler.inflight) == 1
 
     def answer(self) -> StepOutcome | None:
         """Lets the worker execute and answer the oldest step."""
@@ -151,12 +177,20 @@ class Loop:
         self.ended += outcome.ended
         return outcome
 
+    def compile(self, *, fault: str = "") -> bool:
+        """Ends what is being compiled, if anything is."""
+        prepared, self.preparing = self.preparing, None
+        if prepared is not None:
+            self.scheduler.grammars.prepared(prepared.constraint, fault=fault)
+            self.ended += self.scheduler.pop_failed()
+        return prepared is not None
+
     def run(self, *, max_steps: int = 5000) -> None:
         """Runs until nothing is left to do."""
         for _ in range(max_steps):
             while self.send():
                 self.scheduler.check()
-            if self.answer() is None:
+            if self.answer() is None and not self.compile():
                 return
             self.scheduler.check()
         raise AssertionError(f"still busy after {max_steps} steps")
@@ -224,16 +258,28 @@ def make_cluster(
     clock: Callable[[], float] = lambda: 0.0,
 ) -> Cluster:
     cluster = Cluster(policy=policy, bounds=bounds, worker_wait_s=worker_wait_s, clock=clock)
-    cluster.model = MODEL
+    cluster.serve(MODEL)
     return cluster
 
 
 def join_worker(
-    cluster: Cluster, *, num_gpu_blocks: int = 64, num_cpu_blocks: int = 0
+    cluster: Cluster, *, num_gpu_blocks: int = 64, num_cpu_blocks: int = 0, name: str = ""
 ) -> tuple[FakeEngine, Loop]:
     scheduler = make_scheduler(
-        admission=cluster.admission, num_gpu_blocks=num_gpu_blocks, num_cpu_blocks=num_cpu_blocks
+        admission=cluster.admission,
+        num_gpu_blocks=num_gpu_blocks,
+        num_cpu_blocks=num_cpu_blocks,
+        worker_name=name,
     )
-    engine = FakeEngine(scheduler)
+    engine = FakeEngine(scheduler, name or "worker")
     cluster.join(engine)
     return engine, make_loop(scheduler)
+
+
+def assert_all_free(loop: Loop) -> None:
+    scheduler = loop.scheduler
+    scheduler.check()
+    assert scheduler.blocks.gpu.num_free == scheduler.blocks.gpu.num_blocks
+    assert scheduler.blocks.cpu.num_free == scheduler.blocks.cpu.num_blocks
+    assert not scheduler.has_unfinished
+    assert not scheduler.admission

@@ -1,69 +1,20 @@
 """Which requests live on when workers go, and how the others end."""
 
-from dataclasses import dataclass, field
-
 import pytest
 
-from rpc.sampling_params import SamplingParams
-from scheduler_svc.beam import BeamSearchParams
-from scheduler_svc.cluster import MAX_LOST_WORKERS, Cluster
-from scheduler_svc.errors import FailureCode
-from scheduler_svc.policy import FirstComeFirstServed
-from scheduler_svc.publishing import Request
-from scheduler_svc.router_messages import EndedRequest, RouterMessage
-from scheduler_svc.sequence import SequenceGroup
-from scheduler_svc.timeline import GroupTimes
+from contract.errors import Code
+from contract.request import BeamSearchParams
+from scheduler_svc.queue.policies import FirstComeFirstServed
+from scheduler_svc.requests.sequence_group import SequenceGroup
+from scheduler_svc.requests.suspicion import MAX_LOSSES
 from tests.scheduler_svc.make import (
     FakeEngine,
-    Loop,
     join_worker,
     make_cluster,
     make_loop,
     make_scheduler,
 )
-
-
-@dataclass(slots=True, eq=False)
-class Router:
-    """Keeps what it is told."""
-
-    ended: dict[int, EndedRequest] = field(default_factory=dict)
-
-    def send(self, message: RouterMessage) -> None:
-        for end in message.ended:
-            assert end.handle not in self.ended, "a request ended twice"
-            self.ended[end.handle] = end
-
-
-def add_request(
-    cluster: Cluster,
-    router: Router,
-    handle: int,
-    *,
-    max_tokens: int = 8,
-    n: int = 1,
-    deadline: float | None = None,
-    tenant: str = "",
-    beam_search: BeamSearchParams | None = None,
-) -> Request | None:
-    group = SequenceGroup(
-        request_id=f"r{handle}",
-        prompt_token_ids=[handle] * 5,
-        params=SamplingParams(),
-        max_tokens=max_tokens,
-        num_sequences=n,
-        deadline=deadline,
-        tenant=tenant,
-        beam_search=beam_search,
-        times=GroupTimes(arrival=float(handle)),
-    )
-    return cluster.add(group, session=router, handle=handle)
-
-
-def failure_of(router: Router, handle: int) -> tuple[FailureCode, str, float | None]:
-    failure = router.ended[handle].failure
-    assert failure is not None
-    return failure.code, failure.message, failure.retry_after_s
+from tests.scheduler_svc.routers import Router, add_request, failure_of, finish
 
 
 class Faulty(FirstComeFirstServed):
@@ -98,10 +49,10 @@ def test_a_request_whose_cost_the_policy_cannot_say_fails_alone(
         add_request(cluster, router, handle, n=n, tenant=tenant, beam_search=search)
     finish(cluster, loop)
     code, message, _ = failure_of(router, 1)
-    assert code is FailureCode.INTERNAL
+    assert code is Code.INTERNAL
     assert message == "the scheduling policy fails on this request"
     assert router.ended[0].failure is router.ended[2].failure is None
-    assert not len(cluster)
+    assert not len(cluster.requests)
     cluster.check()
     assert loop.scheduler.blocks.gpu.num_free == 64
 
@@ -115,46 +66,39 @@ def test_a_flow_that_is_no_name_fails_its_request_alone() -> None:
     _, loop = join_worker(cluster)
     add_request(cluster, router, 0)
     assert add_request(cluster, router, 1, tenant="bad") is None
-    assert failure_of(router, 1)[0] is FailureCode.INTERNAL
+    assert failure_of(router, 1)[0] is Code.INTERNAL
     finish(cluster, loop)
     assert router.ended[0].failure is None
     cluster.check()
-
-
-def finish(cluster: Cluster, loop: Loop) -> None:
-    while loop.send() or loop.sent:
-        if (outcome := loop.answer()) is not None:
-            cluster.publish(outcome)
-        cluster.check()
 
 
 def test_a_request_that_was_on_three_lost_workers_ends() -> None:
     cluster, router = make_cluster(), Router()
     engine, loop = join_worker(cluster)
     add_request(cluster, router, 1)
-    for lost in range(1, MAX_LOST_WORKERS + 1):
+    for lost in range(1, MAX_LOSSES + 1):
         assert not router.ended
         loop.send()
         spare, spare_loop = join_worker(cluster)
-        if lost == MAX_LOST_WORKERS:
+        if lost == MAX_LOSSES:
             add_request(cluster, router, 2)  # waits; only who was on the workers is suspected
         cluster.leave(engine)
         cluster.check()
         engine, loop = spare, spare_loop
     assert failure_of(router, 1)[:2] == (
-        FailureCode.INTERNAL,
+        Code.INTERNAL,
         "3 workers were lost while they worked on the request",
     )
     finish(cluster, loop)
     assert router.ended[2].failure is None
-    assert not len(cluster)
+    assert not len(cluster.requests)
 
 
 def test_workers_that_announce_their_leave_are_not_held_against_a_request() -> None:
     cluster, router = make_cluster(), Router()
     engine, loop = join_worker(cluster)
     add_request(cluster, router, 1)
-    for _ in range(MAX_LOST_WORKERS):
+    for _ in range(MAX_LOSSES):
         loop.send()
         spare, spare_loop = join_worker(cluster)
         cluster.drain(engine)
@@ -172,9 +116,9 @@ def test_requests_that_wait_end_when_the_only_worker_drains_and_others_finish() 
     add_request(cluster, router, 2)
     cluster.drain(engine)
     cluster.check()
-    assert failure_of(router, 2) == (FailureCode.UNAVAILABLE, "no worker serves", 1.0)
+    assert failure_of(router, 2) == (Code.UNAVAILABLE, "no worker serves", 1.0)
     assert add_request(cluster, router, 3) is None
-    assert failure_of(router, 3)[0] is FailureCode.UNAVAILABLE
+    assert failure_of(router, 3)[0] is Code.UNAVAILABLE
     finish(cluster, loop)
     assert router.ended[1].failure is None
     assert not engine.scheduler.has_unfinished
@@ -198,11 +142,11 @@ def test_a_request_that_only_a_draining_worker_could_hold_is_refused() -> None:
     add_request(cluster, router, 1, max_tokens=50)
     cluster.drain(large)
     assert failure_of(router, 1) == (
-        FailureCode.UNAVAILABLE,
+        Code.UNAVAILABLE,
         "no worker that is left has room for 5 prompt tokens and 50 more",
         1.0,
     )
-    assert not len(cluster)
+    assert not len(cluster.requests)
 
 
 def test_a_preempted_request_waits_for_the_draining_worker_that_had_it() -> None:
@@ -213,7 +157,7 @@ def test_a_preempted_request_waits_for_the_draining_worker_that_had_it() -> None
     while not engine.scheduler.num_preemptions:
         loop.send()
         if (outcome := loop.answer()) is not None:
-            cluster.publish(outcome)
+            cluster.requests.send_updates(outcome)
     assert len(cluster.admission) == 1
     cluster.drain(engine)
     finish(cluster, loop)
@@ -242,11 +186,11 @@ def test_requests_out_of_time_end_wherever_they_are_and_others_go_on() -> None:
     loop.send()  # holds the first when its time is up
     add_request(cluster, router, 3, deadline=5.0)
     now[0] = 5.0
-    cluster.expire()
+    cluster.requests.expire()
     cluster.check()
     assert [failure_of(router, handle)[0] for handle in (1, 3)] == [
-        FailureCode.DEADLINE_EXCEEDED,
-        FailureCode.DEADLINE_EXCEEDED,
+        Code.DEADLINE_EXCEEDED,
+        Code.DEADLINE_EXCEEDED,
     ]
     finish(cluster, loop)
     assert router.ended[2].failure is None
@@ -261,9 +205,9 @@ def test_a_deadline_that_passes_while_a_worker_leaves_ends_a_request_once() -> N
     add_request(cluster, router, 2, deadline=5.0)
     now[0] = 5.0
     cluster.leave(engine)
-    assert failure_of(router, 1)[0] is FailureCode.UNAVAILABLE
-    assert failure_of(router, 2)[0] is FailureCode.DEADLINE_EXCEEDED
-    assert not len(cluster)
+    assert failure_of(router, 1)[0] is Code.UNAVAILABLE
+    assert failure_of(router, 2)[0] is Code.DEADLINE_EXCEEDED
+    assert not len(cluster.requests)
 
 
 def test_a_branch_is_stopped_while_its_request_waits_to_be_recomputed() -> None:
@@ -274,11 +218,11 @@ def test_a_branch_is_stopped_while_its_request_waits_to_be_recomputed() -> None:
     for _ in range(3):
         loop.send()
         if (outcome := loop.answer()) is not None:
-            cluster.publish(outcome)
+            cluster.requests.send_updates(outcome)
     join_worker(cluster)
     cluster.leave(engine)
-    cluster.stop_sequence(request, index=0, keep_tokens=2)
+    cluster.requests.stop_sequence(request, index=0, keep_tokens=2)
     assert router.ended[1].failure is None
-    assert router.ended[1].num_completion_tokens == 2
+    assert router.ended[1].usage.completion_tokens == 2
     cluster.check()
-    assert not len(cluster)
+    assert not len(cluster.requests)

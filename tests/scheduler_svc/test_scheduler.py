@@ -2,13 +2,15 @@
 
 import pytest
 
+from contract.updates import FinishReason
 from scheduler_svc.config import PreemptionMode
-from scheduler_svc.sequence import FinishReason, SequenceGroup, SequenceStatus
+from scheduler_svc.requests.sequence import SequenceStatus
+from scheduler_svc.requests.sequence_group import SequenceGroup
 from tests.scheduler_svc.fake_worker import expected
 from tests.scheduler_svc.make import (
     EOS,
     NOT_FINITE,
-    Loop,
+    assert_all_free,
     make_loop,
     make_request,
     make_scheduler,
@@ -16,15 +18,6 @@ from tests.scheduler_svc.make import (
 )
 
 PROMPT = [5, 6, 7, 8, 9]
-
-
-def assert_all_free(loop: Loop) -> None:
-    scheduler = loop.scheduler
-    scheduler.check()
-    assert scheduler.blocks.gpu.num_free == scheduler.blocks.gpu.num_blocks
-    assert scheduler.blocks.cpu.num_free == scheduler.blocks.cpu.num_blocks
-    assert not scheduler.has_unfinished
-    assert not scheduler.admission
 
 
 def assert_expected(group: SequenceGroup) -> None:

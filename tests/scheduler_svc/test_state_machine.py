@@ -10,15 +10,19 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from scheduler_svc.admission import AdmissionQueue
-from scheduler_svc.beam import BeamSearchParams
+from contract.request import BeamSearchParams
+from contract.updates import FinishReason
 from scheduler_svc.config import POLICIES, PolicyConfig, PreemptionMode
-from scheduler_svc.cost import CostModel
-from scheduler_svc.policy import make_policy
-from scheduler_svc.sequence import FinishReason, SequenceGroup, SequenceStatus
+from scheduler_svc.kv.cost_model import CostModel
+from scheduler_svc.queue.admission_queue import AdmissionQueue
+from scheduler_svc.queue.policies import make_policy
+from scheduler_svc.requests.sequence import SequenceStatus
+from scheduler_svc.requests.sequence_group import SequenceGroup
+from scheduler_svc.workers.loss_attribution import record_loss
+from scheduler_svc.workers.quarantine import WorkerRecords
+from tests.scheduler_svc.beams import assert_found
 from tests.scheduler_svc.fake_worker import Block, expected
 from tests.scheduler_svc.make import Loop, content_of, make_loop, make_request, make_scheduler
-from tests.scheduler_svc.test_beam_groups import assert_found
 
 pytestmark = pytest.mark.timeout(0 if "EXAMPLES" in os.environ else 1200)
 
@@ -50,6 +54,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         cpu_prefix_cache=st.sampled_from([True, True, False]),
         costs=st.sampled_from(sorted(COSTS)),
         policy=st.sampled_from(POLICIES),
+        grammar_bytes=st.sampled_from([0, 25 << 20, 50 << 20]),  # none, or for three or six
     )
     def start(
         self,
@@ -63,6 +68,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         cpu_prefix_cache: bool,
         costs: str,
         policy: str,
+        grammar_bytes: int,
     ) -> None:
         self.admission = AdmissionQueue(make_policy(PolicyConfig(name=policy, ageing_s=3.0)))
         self.options = {
@@ -72,6 +78,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             "watermark": watermark,
             "prefix_caching": prefix_caching,
             "cpu_prefix_cache": cpu_prefix_cache,
+            "grammar_bytes": grammar_bytes,
         }
         self.costs = COSTS[costs]
         self.content: dict[bytes, Block] = {}
@@ -81,6 +88,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.aborted: set[SequenceGroup] = set()
         self.stopped: dict[tuple[SequenceGroup, int], int] = {}
         self.ended: list[SequenceGroup] = []
+        self.records = WorkerRecords()
         self.loops = [self.make_loop() for _ in range(num_workers)]
 
     def make_loop(self) -> Loop:
@@ -91,6 +99,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             **CAPACITY,
             **self.options,
         )
+        scheduler.grammars.join()
         return make_loop(scheduler, depth=self.depth)
 
     @property
@@ -108,6 +117,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         salt=st.sampled_from(["", "", "other"]),
         beam_search=st.sampled_from([None, None, *SEARCHES]),
         priority=st.integers(-2, 2),
+        grammar=st.sampled_from([None, None, *"abcdefgh"]),
     )
     def submit(
         self,
@@ -120,10 +130,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         salt: str,
         beam_search: BeamSearchParams | None,
         priority: int,
+        grammar: str | None,
     ) -> None:
         prompt = [kind] * prompt_len
         owner = {"tenant": tenant, "cache_salt": salt}
-        rest = {"beam_search": beam_search, "priority": priority, **owner}
+        rest = {"beam_search": beam_search, "priority": priority, "grammar": grammar, **owner}
         self.add(prompt, max_tokens=max_tokens, n=n, stops=stops, **rest)
 
     def add(
@@ -137,7 +148,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         cache_salt: str = "",
         beam_search: BeamSearchParams | None = None,
         priority: int = 0,
+        grammar: str | None = None,
     ) -> None:
+        has_grammar = grammar is not None and beam_search is None
         group = make_request(
             prompt,
             tenant=tenant,
@@ -148,6 +161,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             beam_search=beam_search,
             arrival=float(len(self.groups)),
             stop_token_ids=(3, 14, 15, 92, 65) if stops else (),
+            structured_output=("regex", grammar or "") if has_grammar else None,
         )
         if self.loops[0].scheduler.blocks.can_ever_hold(group):
             self.groups.append(group)
@@ -185,6 +199,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def answer(self, data: st.DataObject) -> None:
         data.draw(st.sampled_from(self.loops)).answer()
+
+    @rule(data=st.data())
+    def compile(self, data: st.DataObject) -> None:
+        data.draw(st.sampled_from(self.loops)).compile()
 
     @rule(data=st.data(), times=st.sampled_from([8, 1, 2, 20]))
     def step_often(self, data: st.DataObject, times: int) -> None:
@@ -225,8 +243,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         index = data.draw(st.integers(0, len(self.loops) - 1))
         lost = self.loops[index]
         self.ended += lost.ended
+        record_loss(self.records, lost.scheduler)
         for group in lost.scheduler.evacuate():
-            self.admission.add(group)
+            if group.suspicion is not None and group.suspicion.is_proven:
+                self.aborted.add(group)
+            else:
+                self.admission.add(group)
         self.loops[index] = self.make_loop()
 
     @invariant()

@@ -7,8 +7,9 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 import psutil
@@ -42,9 +43,24 @@ def environment() -> dict[str, str]:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Returns a port that no process listens on, and that the kernel picks for none.
+
+    Tests run in several processes, so each of them takes ports of its own.
+    """
+    while True:
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", next(_PORTS)))
+            return int(probe.getsockname()[1])
+
+
+def _ports() -> Iterator[int]:
+    """Yields every tenth port of this process, for `serve` also takes the ports after one."""
+    process = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    first = 10_000 + process % 16 * 1_300
+    return (first + (os.getpid() + n) % 130 * 10 for n in count())
+
+
+_PORTS = _ports()
 
 
 @dataclass

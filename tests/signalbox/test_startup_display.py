@@ -1,11 +1,12 @@
 """The live line of a start, and the log lines that stand for it where there is no terminal."""
 
 import io
+import sys
 
 import pytest
 
-from rpc.startup import StartupPhase, StartupProgress
-from signalbox.startup_display import REMIND_S, StartupDisplay
+from contract.startup import StartupPhase, StartupProgress
+from signalbox.startup_display import REMIND_S, StartupDisplay, own_progress
 
 ERASE = "\r\x1b[K"
 
@@ -68,3 +69,20 @@ def test_a_phase_is_logged_when_it_begins_and_then_seldom(
         "worker 0: profiling the model",
     ]
     assert stream.getvalue() == ""
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_process_of_the_users_own_shows_its_phases_and_clears_the_live_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    with own_progress() as progress:
+        progress(StartupProgress(StartupPhase.LOAD, 1, 4))
+    assert f"{ERASE}loading the weights, 25 % (0 s)\n{ERASE}" in terminal.getvalue()
+    assert terminal.getvalue().endswith(ERASE)

@@ -1,9 +1,9 @@
 """Runs each client of another project against one live stack of the demo model.
 
-A client is a script of `clients/` that asserts the contents of what it gets. It runs in an
-environment of its own (`.venv-clients`, or Node's modules), so that its dependencies never meet
-ours. `--write-docs` writes the table of docs/clients.md; without it the table must be the one that
-is there, so that a client which stops working fails the run.
+A client is a script of `clients/` that asserts the contents of what it gets. It runs in one of the
+environments of `.venv-clients`, with Node's modules or with Debian's Ruby, so that its dependencies
+never meet ours. `--write-docs` writes the table of docs/reference/clients.md; without it the table
+must be the one that is there, so that a client which stops working fails the run.
 """
 
 import json
@@ -19,10 +19,12 @@ from tests.signalbox.stacks import environment, serve
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-PAGE = ROOT / "docs" / "clients.md"
+ENVIRONMENTS = HERE / "environments"
+PAGE = ROOT / "docs" / "reference" / "clients.md"
 MARKER = "<!-- The table below is generated: make test-clients CLIENTS=--write-docs -->\n"
 MODEL = "models/SmolLM2-135M-Instruct.Q4_1.gguf"
-PYTHON = ROOT / ".venv-clients" / "bin" / "python"
+COMMON = "common"
+RUBY_VERSION = "1.51 (Debian 12)"
 LIMIT_S = 120
 """Seconds that a script may take; a client that waits for ever fails."""
 
@@ -33,21 +35,21 @@ class Client:
 
     package: str
     script: str
+    environment: str = COMMON
+    """Of a Python client: its file in environments/, without the suffix."""
 
     @property
     def path(self) -> Path:
         return HERE / "clients" / self.script
 
-    @property
-    def is_node(self) -> bool:
-        return self.path.suffix == ".mjs"
-
     def version(self) -> str:
-        """Returns the version that requirements.txt or package.json pins."""
-        if self.is_node:
+        """Returns the version that the client's environment pins."""
+        if self.path.suffix == ".rb":
+            return RUBY_VERSION
+        if self.path.suffix == ".mjs":
             package = json.loads((HERE / "package.json").read_text(encoding="utf-8"))
             return str(package["dependencies"][self.package])
-        pins = (HERE / "requirements.txt").read_text(encoding="utf-8")
+        pins = (ENVIRONMENTS / f"{self.environment}.txt").read_text(encoding="utf-8")
         found = re.search(rf"^{re.escape(self.package)}==(\S+)$", pins, re.MULTILINE)
         assert found, f"{self.package} is not pinned"
         return found[1]
@@ -58,7 +60,10 @@ class Client:
         return first.strip('"/# ').rstrip(".")
 
     def command(self) -> list[str | Path]:
-        return ["node" if self.is_node else PYTHON, self.path]
+        """Returns the program that runs the script, and the script."""
+        python = ROOT / ".venv-clients" / self.environment / "bin" / "python"
+        program = {".mjs": "node", ".rb": "ruby"}.get(self.path.suffix, python)
+        return [program, self.path]
 
 
 CLIENTS = (
@@ -72,13 +77,24 @@ CLIENTS = (
     Client("buf-bin", "buf_curl.py"),
     Client("smg", "smg_gateway.py"),
     Client("schemathesis", "schemathesis_openapi.py"),
+    Client("openai", "openai_sdk.py", "inspect-ai"),
+    Client("inspect-ai", "inspect_ai_eval.py", "inspect-ai"),
+    Client("lm-eval", "lm_eval_tasks.py", "lm-eval"),
+    Client("guidellm", "guidellm_run.py", "guidellm"),
+    Client("aiperf", "aiperf_profile.py", "aiperf"),
     Client("@grpc/grpc-js", "grpc_js.mjs"),
     Client("@connectrpc/connect-node", "connect_node.mjs"),
+    Client("ruby-grpc", "ruby_grpc.rb"),
 )
 
 
-def run(client: Client, variables: dict[str, str], folder: str) -> str:
-    """Runs a client's script in a folder of its own files; returns why it failed, or nothing."""
+def run(client: Client, variables: dict[str, str]) -> str:
+    """Runs a client's script in a folder of its own; returns why it failed, or an empty text."""
+    with tempfile.TemporaryDirectory() as folder:
+        return _run_in(folder, client, variables)
+
+
+def _run_in(folder: str, client: Client, variables: dict[str, str]) -> str:
     try:
         done = subprocess.run(
             client.command(),
@@ -114,7 +130,7 @@ def run_all() -> dict[Client, str]:
         with serve(Path(folder, "log"), *arguments) as stack:
             variables = {"SIGNALBOX_ROUTER": stack.address, "SIGNALBOX_HTTP": stack.http_url()}
             for client in CLIENTS:
-                reasons[client] = run(client, variables, folder)
+                reasons[client] = run(client, variables)
                 outcome = "failed" if reasons[client] else "passed"
                 print(f"{client.package} {client.version()}: {outcome}", flush=True)
                 if reasons[client]:
@@ -123,7 +139,7 @@ def run_all() -> dict[Client, str]:
 
 
 def table(reasons: dict[Client, str]) -> str:
-    """Returns the table of docs/clients.md."""
+    """Returns the table of docs/reference/clients.md."""
     rows = [
         f"| {client.package} | {client.version()} | {client.asserts()} |"
         f" {'failed' if reason else 'passed'} |\n"

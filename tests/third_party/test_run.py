@@ -1,6 +1,6 @@
-"""docs/clients.md lists the clients that `make test-clients` runs, at the versions it installs."""
+"""docs/reference/clients.md lists what `make test-clients` runs, at the versions it installs."""
 
-from tests.third_party.run import CLIENTS, HERE, MARKER, PAGE, table
+from tests.third_party.run import CLIENTS, ENVIRONMENTS, HERE, MARKER, PAGE, table
 
 
 def test_the_page_has_each_client_at_its_pinned_version() -> None:
@@ -11,6 +11,14 @@ def test_the_page_has_each_client_at_its_pinned_version() -> None:
     )
 
 
+SUFFIXES = {".py", ".mjs", ".rb"}
+
+
 def test_each_script_is_run() -> None:
-    scripts = {path.name for path in (HERE / "clients").iterdir() if path.suffix in {".py", ".mjs"}}
+    scripts = {path.name for path in (HERE / "clients").iterdir() if path.suffix in SUFFIXES}
     assert scripts == {client.script for client in CLIENTS} | {"demo.py", "demo.mjs"}
+
+
+def test_each_environment_has_a_client() -> None:
+    found = {path.stem for path in ENVIRONMENTS.iterdir()}
+    assert found == {client.environment for client in CLIENTS}

@@ -5,7 +5,7 @@ import json
 from serve_lines import parse_arguments, serve
 
 from signalbox.llm.llm import LLM
-from signalbox.llm.sampling_params import SamplingParams
+from signalbox.llm.requests.sampling_params import SamplingParams
 
 
 def main() -> None:

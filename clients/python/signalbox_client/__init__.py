@@ -7,8 +7,8 @@
         for piece in client.stream_chat("Tell me a story.", max_tokens=100):
             print(piece, end="", flush=True)
 
-`AsyncClient` is the same with `await` and `async for`. A stream's `chunks()` are what comes of all
-`n` sequences. What goes wrong is a `RequestError`.
+`AsyncClient` is the same with `await` and `async for`. A stream's `chunks()` are the output of all
+`n` sequences. A failed call raises `RequestError`.
 """
 
 from signalbox_client.aio import AsyncClient, AsyncStream

@@ -1,4 +1,4 @@
-"""The client for asyncio; see client.py for what its methods take."""
+"""The client for asyncio; client.py describes the arguments of its methods."""
 
 import asyncio
 import contextlib
@@ -24,15 +24,16 @@ from signalbox_client.served import Load, Model, Token, read_load, read_model, r
 
 
 class AsyncStream:
-    """The pieces of an answer's text as they come.
+    """The pieces of an answer's text as they arrive.
 
-    An iteration that is left early goes on until it is closed: use `async with`, or cancel().
+    A request whose iteration is left early runs until the stream is closed: use `async with`, or
+    cancel().
     """
 
     def __init__(self, call: Any) -> None:
         self._call = call
         self.answer = Answer()
-        """What has come so far, of all `n` sequences."""
+        """The output so far, of all `n` sequences."""
         self.is_cancelled = False
 
     async def __aiter__(self) -> AsyncIterator[str]:
@@ -43,7 +44,7 @@ class AsyncStream:
                     yield chunk.text
 
     async def chunks(self) -> AsyncGenerator[Chunk]:
-        """Yields what comes of all sequences, instead of the text of one. Raises RequestError."""
+        """Yields the output of all sequences, instead of the text of one. Raises RequestError."""
         try:
             async for response in self._call:
                 chunk = read_chunk(response)
@@ -58,7 +59,8 @@ class AsyncStream:
             self._call.cancel()  # no-op once it has ended
 
     def _is_ended_by_cancel(self) -> bool:
-        """gRPC raises CancelledError for a call that was cancelled, as asyncio does for a task."""
+        """Returns whether `cancel` ended the call: gRPC raises CancelledError for that, as for a
+        task."""
         task = asyncio.current_task()
         return self.is_cancelled and (task is None or not task.cancelling())
 
@@ -75,7 +77,7 @@ class AsyncStream:
 
 
 class AsyncClient:
-    """Calls a router at "host:port"; belongs to the event loop that it is made in."""
+    """Calls a router at "host:port"; belongs to the event loop in which it is made."""
 
     def __init__(
         self,
@@ -88,8 +90,8 @@ class AsyncClient:
         """Opens a channel.
 
         Args:
-            channel: one of your own instead, such as with interceptors; closed with the client.
-            settings: those of Connection, such as api_key and tls_ca.
+            channel: replaces the client's own, such as one with interceptors; closed with it.
+            settings: fields of Connection, such as api_key and tls_ca.
         """
         connection = connection or Connection(**settings)
         self.address = address
@@ -131,11 +133,11 @@ class AsyncClient:
         return (await self.model(timeout_s=timeout_s)).name
 
     async def model(self, *, timeout_s: float | None = UNARY_TIMEOUT_S) -> Model:
-        """Returns what is served. Raises RequestError."""
+        """Returns the served model. Raises RequestError."""
         return read_model(await self._ask(self._stub.GetModel, pb.GetModelRequest(), timeout_s))
 
     async def load(self, *, timeout_s: float | None = UNARY_TIMEOUT_S) -> Load:
-        """Returns how busy the router is. Raises RequestError."""
+        """Returns the load of the router. Raises RequestError."""
         return read_load(await self._ask(self._stub.GetLoad, pb.GetLoadRequest(), timeout_s))
 
     async def tokenize(

@@ -1,4 +1,4 @@
-"""An answer, and the chunks of a stream that it is put together from."""
+"""An answer, and the chunks of a stream that form it."""
 
 from dataclasses import dataclass, field
 
@@ -9,20 +9,20 @@ _Response = pb.GenerateResponse | pb.ChatResponse
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
-    """What is added to one sequence; a request has `n` of them."""
+    """New output of one sequence; a request has `n` sequences."""
 
     index: int
     text: str
     token_ids: tuple[int, ...]
     finish_reason: str | None
-    """Such as "stop" or "length", in the sequence's last delta."""
+    """Reason of the end, such as "stop" or "length", in the sequence's last delta."""
     reasoning: str = ""
     """Reasoning text that this delta adds; empty once the sequence's text begins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Tokens that a request took."""
+    """Tokens of a request."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -36,33 +36,33 @@ class Chunk:
     request_id: str
     deltas: tuple[Delta, ...]
     usage: Usage | None
-    """In the last one."""
+    """The request's tokens, in its last chunk."""
 
     @property
     def text(self) -> str:
-        """What is added to the first sequence."""
+        """New text of the first sequence."""
         return "".join(delta.text for delta in self.deltas if delta.index == 0)
 
     @property
     def reasoning(self) -> str:
-        """Reasoning text that this part adds to the first sequence."""
+        """New reasoning text of the first sequence."""
         return "".join(delta.reasoning for delta in self.deltas if delta.index == 0)
 
 
 @dataclass(slots=True)
 class Output:
-    """One sequence as far as it has come."""
+    """One sequence's output so far."""
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
-    """None while it goes on."""
+    """Reason of the end; None before it."""
     reasoning: str = ""
 
 
 @dataclass(slots=True)
 class Answer:
-    """What has come of a request so far; all of it once `usage` is there."""
+    """The output of a request so far; complete once `usage` is set."""
 
     request_id: str = ""
     outputs: list[Output] = field(default_factory=list)
@@ -70,7 +70,7 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """The first sequence's, which with `best_of` or a beam search is the best."""
+        """Text of the first sequence, which is the best one with `best_of` or a beam search."""
         return self.outputs[0].text if self.outputs else ""
 
     @property
@@ -83,7 +83,7 @@ class Answer:
         return self.outputs[0].finish_reason if self.outputs else None
 
     def add(self, chunk: Chunk) -> None:
-        """Takes in what comes next."""
+        """Adds the next chunk."""
         self.request_id = chunk.request_id
         self.usage = chunk.usage or self.usage
         for delta in chunk.deltas:
@@ -100,7 +100,7 @@ class Answer:
 
 
 def read_chunk(response: _Response) -> Chunk:
-    """Makes plain values of a message."""
+    """Converts a message to plain values."""
     return Chunk(
         request_id=response.request_id,
         deltas=tuple(_delta(output) for output in response.outputs),

@@ -1,4 +1,4 @@
-"""How a router is reached: certificates, the key, keepalive."""
+"""Opens channels to a router: certificates, API key, keepalive."""
 
 import math
 from dataclasses import dataclass
@@ -7,10 +7,10 @@ from pathlib import Path
 import grpc
 
 UNARY_TIMEOUT_S = 10.0
-"""Of what is no request for text, unless the caller says another."""
+"""Seconds for calls that generate no text, unless the caller gives another timeout."""
 
 _FOREVER_S = 1e9
-"""gRPC takes a deadline that is much further off for one that has passed."""
+"""Seconds from which a timeout is unlimited: gRPC treats a much later deadline as passed."""
 
 _OPTIONS: tuple[tuple[str, int], ...] = (
     # A router that has stopped is noticed within seconds, not minutes.
@@ -23,16 +23,17 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
-    """What a client needs beside the address."""
+    """Options of a connection beside the address."""
 
     api_key: str | None = None
     tls_ca: Path | str | None = None
-    """PEM file of who vouches for the router; without it the connection is in the clear."""
+    """PEM file of the authority of the router's certificate; without it the connection is in the
+    clear."""
     tls_cert: Path | str | None = None
     tls_key: Path | str | None = None
-    """What to show where the router asks for a certificate."""
+    """PEM files of a client certificate, if the router asks for one."""
     tls_server_name: str | None = None
-    """What the router's certificate is for, if not the address's host."""
+    """Host name in the router's certificate, if it differs from the address's host."""
 
     def __post_init__(self) -> None:
         if (self.tls_cert is None) != (self.tls_key is None):
@@ -45,7 +46,7 @@ class Connection:
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What goes with each call."""
+        """Metadata of each call."""
         return (("authorization", f"Bearer {self.api_key}"),) if self.api_key else ()
 
     def open(self, address: str) -> grpc.Channel:
@@ -78,7 +79,7 @@ class Connection:
 
 
 def deadline_s(timeout_s: float | None) -> float | None:
-    """Returns what gRPC is to be told; None is no deadline. Raises ValueError for NaN."""
+    """Returns the timeout for gRPC; None is no deadline. Raises ValueError for NaN."""
     if timeout_s is None or timeout_s > _FOREVER_S:
         return None
     if math.isnan(timeout_s):

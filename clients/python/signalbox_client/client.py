@@ -23,12 +23,12 @@ from signalbox_client.served import Load, Model, Token, read_load, read_model, r
 
 
 class Stream:
-    """The pieces of an answer's text as they come; leaving it early aborts the request."""
+    """The pieces of an answer's text as they arrive; leaving it early aborts the request."""
 
     def __init__(self, call: Any) -> None:
         self._call = call
         self.answer = Answer()
-        """What has come so far, of all `n` sequences."""
+        """The output so far, of all `n` sequences."""
         self.is_cancelled = False
 
     def __iter__(self) -> Iterator[str]:
@@ -39,7 +39,7 @@ class Stream:
                     yield chunk.text
 
     def chunks(self) -> Generator[Chunk]:
-        """Yields what comes of all sequences, instead of the text of one. Raises RequestError."""
+        """Yields the output of all sequences, instead of the text of one. Raises RequestError."""
         try:
             for response in self._call:
                 chunk = read_chunk(response)
@@ -67,7 +67,7 @@ class Client:
     """Calls a router at "host:port".
 
     Options of a request are the fields of GenerateRequest or ChatRequest and of SamplingParams by
-    their names, such as `max_tokens`, and `json_schema`, a schema that the text is to conform to.
+    their names, such as `max_tokens`, and `json_schema`, a schema that the text must conform to.
     """
 
     def __init__(
@@ -81,8 +81,8 @@ class Client:
         """Opens a channel.
 
         Args:
-            channel: one of your own instead, such as with interceptors; closed with the client.
-            settings: those of Connection, such as api_key and tls_ca.
+            channel: replaces the client's own, such as one with interceptors; closed with it.
+            settings: fields of Connection, such as api_key and tls_ca.
         """
         connection = connection or Connection(**settings)
         self.address = address
@@ -120,11 +120,11 @@ class Client:
         return self.model(timeout_s=timeout_s).name
 
     def model(self, *, timeout_s: float | None = UNARY_TIMEOUT_S) -> Model:
-        """Returns what is served. Raises RequestError."""
+        """Returns the served model. Raises RequestError."""
         return read_model(self._ask(self._stub.GetModel, pb.GetModelRequest(), timeout_s))
 
     def load(self, *, timeout_s: float | None = UNARY_TIMEOUT_S) -> Load:
-        """Returns how busy the router is. Raises RequestError."""
+        """Returns the load of the router. Raises RequestError."""
         return read_load(self._ask(self._stub.GetLoad, pb.GetLoadRequest(), timeout_s))
 
     def tokenize(

@@ -1,4 +1,4 @@
-"""A failed call as one exception: its status code, and what google.rpc's details say."""
+"""The exception of a failed call: its status code, and the details of google.rpc."""
 
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ _DETAILS = "grpc-status-details-bin"
 
 
 class FieldViolation(NamedTuple):
-    """What is wrong with one field of the request."""
+    """One invalid field of the request, and its description."""
 
     field: str
     description: str
@@ -31,13 +31,14 @@ class RequestError(Exception):
         self.code = code
         self.message = message
         self.violations = violations
-        """With INVALID_ARGUMENT: which fields, and what is allowed."""
+        """The invalid fields and their allowed values, with INVALID_ARGUMENT."""
         self.retry_after_s = retry_after_s
-        """When another attempt may succeed; None where repeating is of no use, or nobody knows."""
+        """Seconds until a retry may succeed; None if a retry cannot succeed, or if the server
+        does not know."""
 
 
 def request_error(error: Any) -> RequestError:
-    """Makes one of what grpc and grpc.aio raise."""
+    """Returns the exception for an error of grpc or grpc.aio."""
     violations: list[FieldViolation] = []
     retry_after_s = None
     for detail in _details(error.trailing_metadata() or ()):

@@ -1,4 +1,4 @@
-"""Plain values to messages of inference.v1. A field that there is not is a ValueError."""
+"""Converts plain values to messages of inference.v1. An unknown field raises ValueError."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from protos.inference.v1 import inference_pb2 as pb
 Prompt = str | Sequence[int]
 """Text, or token ids."""
 Messages = str | Sequence[Mapping[str, str]]
-"""What the user says, or turns like {"role": "user", "content": "Hello"}."""
+"""The user's message, or messages like {"role": "user", "content": "Hello"}."""
 
 _M = TypeVar("_M", bound=Message)
 _MAX_SHOWN_CHARS = 60
@@ -63,7 +63,7 @@ def _turn(message: Mapping[str, str]) -> pb.ChatMessage:
 def _split(
     kind: type[pb.GenerateRequest] | type[pb.ChatRequest], options: Mapping[str, Any]
 ) -> tuple[dict[str, Any], pb.SamplingParams]:
-    """Tells fields of the request from those of its sampling_params."""
+    """Separates the fields of the request from those of its sampling_params."""
     sampling = dict(options)
     fields = {
         name: sampling.pop(name) for name in options if name in kind.DESCRIPTOR.fields_by_name
@@ -74,9 +74,10 @@ def _split(
 
 
 def _make(kind: type[_M], fields: Mapping[str, Any]) -> _M:
-    """Returns a message. Raises ValueError by a field's name; protobuf often tells the value alone.
+    """Returns a message. Raises ValueError with the field's name; protobuf often names only the
+    value.
 
-    What a field's type can hold, but is not allowed, is for the router to refuse.
+    The router refuses values that the field's type can hold but that are not allowed.
     """
     try:
         return kind(**fields)

@@ -1,4 +1,4 @@
-"""What a router serves, how busy it is, and the tokens of its model, as plain values."""
+"""The served model, the router's load, and the model's tokens, as plain values."""
 
 from dataclasses import dataclass, fields
 from typing import NamedTuple
@@ -23,7 +23,7 @@ class DefaultSamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """What is served."""
+    """The served model."""
 
     name: str
     architecture: str
@@ -32,7 +32,7 @@ class Model:
     max_model_len: int
     has_chat_template: bool
     default_sampling_params: DefaultSamplingParams | None
-    """None of a server that does not tell them."""
+    """Defaults of the server; None if the server does not report them."""
     effective_max_model_len: int
     """Longest sequence that the KV cache holds, in tokens; at most max_model_len."""
     aliases: tuple[str, ...] = ()
@@ -41,7 +41,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """How busy a router and what is behind it are; see inference.proto."""
+    """Load of a router and of the workers behind it; see inference.proto."""
 
     num_live_requests: int
     max_live_requests: int
@@ -91,7 +91,7 @@ def _read_defaults(message: pb.GetModelResponse) -> DefaultSamplingParams | None
 
 
 def _shortest(number: float) -> float:
-    """Returns the decimal number that a float32 was made of: 0.6, not 0.6000000238418579."""
+    """Returns the decimal number of a float32: 0.6, not 0.6000000238418579."""
     return float(f"{number:.7g}")
 
 

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from signalbox_kernels import registry
 
 MAX_HEAD_SIZE = 256
-"""That attention takes."""
+"""Largest head size that attention supports."""
 
 _MODULES = {
     "reshape_and_cache": "reshape_and_cache",
@@ -30,18 +30,18 @@ _MODULES = {
 
 
 def is_installed() -> bool:
-    """Whether Triton can be imported."""
+    """Returns whether Triton can be imported."""
     return find_spec("triton") is not None
 
 
 def register_ops(device_type: str) -> None:
-    """Makes these the implementations of all ops on a type of device."""
+    """Registers these implementations of all ops for a type of device."""
     for op, module in _MODULES.items():
         launcher = getattr(import_module(f"{__name__}.{module}"), op)
         registry.register(op, device_type, launcher)
 
 
 def unregister_ops(device_type: str) -> None:
-    """Goes back to the reference."""
+    """Removes the implementations, so that the reference runs."""
     for op in _MODULES:
         registry.unregister(op, device_type)

@@ -1,4 +1,4 @@
-"""What launchers check of their arguments, and how kernels run here: compiled or interpreted."""
+"""Checks of launchers' arguments, and whether kernels are compiled or interpreted."""
 
 import torch
 import triton
@@ -14,7 +14,7 @@ _TRITON_TYPES = {
 
 
 def is_interpreted() -> bool:
-    """Whether kernels run in Triton's interpreter."""
+    """Returns whether kernels run in Triton's interpreter."""
     return bool(triton.knobs.runtime.interpret)
 
 
@@ -50,7 +50,7 @@ def check_floats(op: str, *tensors: Tensor) -> None:
 
 
 def product_type(dtype: torch.dtype) -> tl.dtype:
-    """What tl.dot multiplies for tensors of a type, with sums in float32.
+    """Returns the type that tl.dot multiplies for tensors of a type, with sums in float32.
 
     The interpreter multiplies the bits of a bfloat16 as if they were an integer.
     """

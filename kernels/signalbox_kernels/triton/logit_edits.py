@@ -1,9 +1,9 @@
-"""Changes logits before a draw: tokens not allowed, biases, and penalties for what was there.
+"""Edits logits before sampling: forbidden tokens, biases, and penalties for earlier tokens.
 
-Rows are copied, because log probabilities are of the model's own logits. Everything after the copy
-touches the tokens that are named and no others. How often a token occurs is counted in a table of
-zeros; whoever takes a count out of it leaves a zero, so each token of a row is penalised once,
-however often it stands there. The penalties are those of gpu_worker/sampling/logit_edits.py.
+Rows are copied, because log probabilities are of the model's own logits. After the copy only the
+named tokens are changed. How often a token occurs is counted in a table of zeros; the program that
+reads a count resets it to zero, so each token of a row is penalised once, however often it occurs.
+The penalties are those of gpu_worker/sampling/logits_processors.py.
 """
 
 from typing import NamedTuple
@@ -25,7 +25,7 @@ _NOT_FINITE = tl.constexpr(DrawStatus.NOT_FINITE.value)
 
 
 class PenaltyColumns(NamedTuple):
-    """The rows that are penalised; all [num_penalised] and on the device of the logits."""
+    """The penalised rows; all [num_penalised] and on the device of the logits."""
 
     row: Tensor
     """int64, which of the edited rows."""
@@ -101,7 +101,7 @@ def _penalise_kernel(
     is_known = index < tl.load(num_tokens + row)
     token = tl.load(tokens + row * token_stride + index, is_known, 0)
     count = tl.atomic_xchg(counts + row * vocab_size + token, 0, is_known)
-    is_first = is_known & (count != 0)  # all others find what the first has left
+    is_first = is_known & (count != 0)  # other programs find the first one's zero
     times = (count & (_IN_PROMPT - 1)).to(tl.float32)
     place = logits + tl.load(rows + row) * row_stride + token
     x = tl.load(place, is_first, 0.0)

@@ -1,7 +1,7 @@
 """Causal attention over paged K and V, prefill chunks and decodes in one launch.
 
-FlashAttention's online softmax (Dao, 2023) over PagedAttention's blocks (Kwon et al., SOSP 2023).
-A program takes one K and V head and a tile of rows: some queries of one sequence, each with all the
+FlashAttention's online softmax (Dao, 2023) over PagedAttention's blocks (Kwon et al., SOSP 2023). A
+program takes one K and V head and a tile of rows: some queries of one sequence, each with all the
 heads of its group, so that K and V are read once a group. Which sequence a tile belongs to is found
 by bisection, so the launch needs nothing from the device. Where there are too few tiles for the
 device, several programs share a tile's keys and a second kernel joins them (Flash-Decoding, Dao et
@@ -34,7 +34,7 @@ _DECODE_ROWS = 16
 
 @triton.jit
 def _sequence_of(query_start, tile, num_seqs, QUERIES: tl.constexpr):
-    """The last sequence whose first tile is not past `tile`."""
+    """Returns the last sequence whose first tile is not past `tile`."""
     low = 0
     high = num_seqs
     while high - low > 1:
@@ -48,7 +48,7 @@ def _sequence_of(query_start, tile, num_seqs, QUERIES: tl.constexpr):
 
 @triton.jit
 def _scores(q, k, scale, soft_cap, HAS_CAP: tl.constexpr):
-    """Scaled, capped, in units of log 2."""
+    """Returns scores, scaled and capped, in units of log 2."""
     scores = tl.dot(q, k, input_precision="ieee") * scale
     if HAS_CAP:  # tanh of the size, whose exponential cannot overflow, with the sign
         falling = tl.exp(tl.abs(scores) * (-2.0 / soft_cap))
@@ -68,7 +68,7 @@ def _keys_of(
     HAS_WINDOW: tl.constexpr,
     SPLITS: tl.constexpr,
 ):
-    """The first key that a tile sees and the end of them, and this program's share as key tiles."""
+    """Returns the first key that a tile sees, the end, and this program's share as key tiles."""
     end_key = tl.minimum(first_position + QUERIES, context_len)
     first_key = first_position * 0
     if HAS_WINDOW:
@@ -86,14 +86,14 @@ def _keys_of(
 def _slots(
     table, key, is_key, kv_head, block_stride, offset_stride, head_stride, BLOCK_SIZE: tl.constexpr
 ):
-    """Where in the cache keys lie; in 64 bits, because offsets in a cache exceed 2^31."""
+    """Returns the offsets of keys in the cache, in 64 bits because they exceed 2^31."""
     block = tl.load(table + key // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
     return block * block_stride + (key % BLOCK_SIZE) * offset_stride + kv_head * head_stride
 
 
 @triton.jit
 def _add_tile(top, total, acc, scores, v, PRODUCT: tl.constexpr):
-    """The online softmax: takes a tile's scores and values in."""
+    """Adds a tile's scores and values to the online softmax."""
     new_top = tl.maximum(top, tl.max(scores, axis=1))
     shift = tl.where(new_top == float("-inf"), 0.0, new_top)  # inf - inf is NaN
     weights = tl.exp2(scores - shift[:, None])
@@ -217,11 +217,11 @@ def paged_attention(
     soft_cap: float | None = None,
     num_splits: int | None = None,
 ) -> Tensor:
-    """Attends; `ops.paged_attention` is the contract.
+    """Computes attention; `ops.paged_attention` is the contract.
 
     Args:
-        num_splits: among how many programs a tile's keys are shared, a power of two; None decides
-            by the shapes alone, so that the host does not wait for the device.
+        num_splits: programs that share a tile's keys, a power of two; None chooses by the shapes
+            alone, so that the host does not wait for the device.
     """
     _check(query, kv_cache, query_start, context_lens, block_tables)
     num_tokens, num_heads, head_size = query.shape
@@ -306,7 +306,7 @@ def _rows(group: int, *, is_prefill: bool) -> int:
 
 
 def _choose_splits(num_programs: int, longest_context: int, device: torch.device) -> int:
-    """Enough to keep the device busy, none where that leaves a program too few keys."""
+    """Returns enough splits to keep the device busy; 1 if a program would get too few keys."""
     if is_interpreted():
         return 1
     num_processors = torch.cuda.get_device_properties(device).multi_processor_count

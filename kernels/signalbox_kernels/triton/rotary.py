@@ -15,7 +15,7 @@ _HEADS_PER_PROGRAM = 16
 
 @triton.jit
 def _turned(heads, offsets, mask, cos, signed_sin, half):
-    """Both halves of the heads at `offsets`, turned."""
+    """Returns both halves of the heads at `offsets`, rotated."""
     first = tl.load(heads + offsets, mask=mask, other=0.0)
     second = tl.load(heads + offsets + half, mask=mask, other=0.0)
     return (
@@ -26,7 +26,7 @@ def _turned(heads, offsets, mask, cos, signed_sin, half):
 
 @triton.jit
 def _sum(straight, cos, crossed, signed_sin, at, mask):
-    """straight * cos + crossed * sin."""
+    """Returns straight * cos + crossed * sin."""
     dtype = straight.dtype
     c = tl.load(cos + at, mask=mask, other=0.0).to(tl.float32)
     s = tl.load(signed_sin + at, mask=mask, other=0.0).to(tl.float32)

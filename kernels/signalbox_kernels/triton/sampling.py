@@ -10,8 +10,8 @@ winner among all is, if it is in the nucleus, the winner of the nucleus, so the 
 that of a sort.
 
 Draws are those of `signalbox_kernels.random`; what filters mean, ties included, is stated by
-gpu_worker/sampling/sampler.py, which this must equal. Masses are summed in float64, as there; where
-the edge of a nucleus is as near as a rounding of exp, it may differ.
+gpu_worker/sampling/torch_sampler.py, which this must equal. Masses are summed in float64, as there;
+where the edge of a nucleus is as near as a rounding of exp, it may differ.
 """
 
 from typing import NamedTuple
@@ -39,7 +39,7 @@ _GREEDY_BELOW = tl.constexpr(1e-5)
 
 
 class DrawColumns(NamedTuple):
-    """What each row is drawn under; all [num_rows] and on the device of the logits."""
+    """Sampling parameters of each row; all [num_rows] and on the device of the logits."""
 
     logits_row: Tensor
     """int64, index of its logits."""

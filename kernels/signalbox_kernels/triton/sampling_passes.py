@@ -17,7 +17,7 @@ _NO_TOKEN = tl.constexpr(0x7FFFFFFF)
 
 @triton.jit
 def best_logit(logits, vocab_size, CHUNK: tl.constexpr):
-    """The largest, the first token that has it, and whether all are finite."""
+    """Returns the largest logit, the first token that has it, and whether all are finite."""
     column = tl.arange(0, CHUNK)
     top = tl.full([], float("-inf"), tl.float32)
     token = tl.zeros([], tl.int32)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class Partials(NamedTuple):
-    """What programs leave; all float32, empty if nothing is shared."""
+    """Partial results of the programs; all float32, empty if no keys are shared."""
 
     out: Tensor
     """[num_tokens, num_heads, num_splits, padded_size]."""

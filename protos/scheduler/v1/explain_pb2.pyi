@@ -28,6 +28,8 @@ class EventKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     EVENT_KIND_MOVED: _ClassVar[EventKind]
     EVENT_KIND_SEQUENCE_FINISHED: _ClassVar[EventKind]
     EVENT_KIND_ENDED: _ClassVar[EventKind]
+    EVENT_KIND_SUSPECTED: _ClassVar[EventKind]
+    EVENT_KIND_CLEARED: _ClassVar[EventKind]
 
 class WaitReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -38,6 +40,8 @@ class WaitReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     WAIT_REASON_SEQUENCES: _ClassVar[WaitReason]
     WAIT_REASON_BLOCKS: _ClassVar[WaitReason]
     WAIT_REASON_SWAPPED_FIRST: _ClassVar[WaitReason]
+    WAIT_REASON_GRAMMAR: _ClassVar[WaitReason]
+    WAIT_REASON_SUSPECT: _ClassVar[WaitReason]
 REQUEST_STATE_UNSPECIFIED: RequestState
 REQUEST_STATE_WAITING: RequestState
 REQUEST_STATE_RUNNING: RequestState
@@ -54,6 +58,8 @@ EVENT_KIND_RESUMED: EventKind
 EVENT_KIND_MOVED: EventKind
 EVENT_KIND_SEQUENCE_FINISHED: EventKind
 EVENT_KIND_ENDED: EventKind
+EVENT_KIND_SUSPECTED: EventKind
+EVENT_KIND_CLEARED: EventKind
 WAIT_REASON_UNSPECIFIED: WaitReason
 WAIT_REASON_NEXT_STEP: WaitReason
 WAIT_REASON_NO_WORKER: WaitReason
@@ -61,6 +67,8 @@ WAIT_REASON_TOKENS: WaitReason
 WAIT_REASON_SEQUENCES: WaitReason
 WAIT_REASON_BLOCKS: WaitReason
 WAIT_REASON_SWAPPED_FIRST: WaitReason
+WAIT_REASON_GRAMMAR: WaitReason
+WAIT_REASON_SUSPECT: WaitReason
 
 class ExplainRequest(_message.Message):
     __slots__ = ("request_id",)

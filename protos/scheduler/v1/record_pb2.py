@@ -26,7 +26,7 @@ from protos.scheduler.v1 import scheduler_pb2 as protos_dot_scheduler_dot_v1_dot
 from protos.worker.v1 import worker_pb2 as protos_dot_worker_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n protos/scheduler/v1/record.proto\x12\x16signalbox.scheduler.v1\x1a#protos/scheduler/v1/scheduler.proto\x1a\x1dprotos/worker/v1/worker.proto\"\xe7\x04\n\x06Record\x12\x0b\n\x03now\x18\x01 \x01(\x01\x12\x36\n\x06header\x18\x02 \x01(\x0b\x32$.signalbox.scheduler.v1.RecordHeaderH\x00\x12\x39\n\x0brouter_said\x18\x03 \x01(\x0b\x32\".signalbox.scheduler.v1.RouterSaidH\x00\x12\x39\n\x0brouter_left\x18\x04 \x01(\x0b\x32\".signalbox.scheduler.v1.RouterLeftH\x00\x12=\n\rworker_joined\x18\x05 \x01(\x0b\x32$.signalbox.scheduler.v1.WorkerJoinedH\x00\x12=\n\rworker_drains\x18\x06 \x01(\x0b\x32$.signalbox.scheduler.v1.WorkerDrainsH\x00\x12\x39\n\x0bworker_left\x18\x07 \x01(\x0b\x32\".signalbox.scheduler.v1.WorkerLeftH\x00\x12;\n\x0cstep_planned\x18\x08 \x01(\x0b\x32#.signalbox.scheduler.v1.StepPlannedH\x00\x12\x35\n\tstep_sent\x18\t \x01(\x0b\x32 .signalbox.scheduler.v1.StepSentH\x00\x12=\n\rstep_answered\x18\n \x01(\x0b\x32$.signalbox.scheduler.v1.StepAnsweredH\x00\x12,\n\x04tick\x18\x0b \x01(\x0b\x32\x1c.signalbox.scheduler.v1.TickH\x00\x42\x08\n\x06record\"d\n\x0cRecordHeader\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x19\n\x11signalbox_version\x18\x02 \x01(\t\x12\x13\n\x0b\x63onfig_json\x18\x03 \x01(\t\x12\x13\n\x0bnext_seq_id\x18\x04 \x01(\x04\"U\n\nRouterSaid\x12\x0e\n\x06router\x18\x01 \x01(\r\x12\x37\n\x07request\x18\x02 \x01(\x0b\x32&.signalbox.scheduler.v1.ConnectRequest\"\x1c\n\nRouterLeft\x12\x0e\n\x06router\x18\x01 \x01(\r\"\xa4\x01\n\x0cWorkerJoined\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x06\x12-\n\x05model\x18\x04 \x01(\x0b\x32\x1e.signalbox.worker.v1.ModelInfo\x12\x35\n\x08\x63\x61pacity\x18\x05 \x01(\x0b\x32#.signalbox.worker.v1.WorkerCapacity\"\x1e\n\x0cWorkerDrains\x12\x0e\n\x06worker\x18\x01 \x01(\r\"\x1c\n\nWorkerLeft\x12\x0e\n\x06worker\x18\x01 \x01(\r\"\x1d\n\x0bStepPlanned\x12\x0e\n\x06worker\x18\x01 \x01(\r\"U\n\x08StepSent\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\x39\n\x07request\x18\x02 \x01(\x0b\x32(.signalbox.worker.v1.ExecuteModelRequest\"[\n\x0cStepAnswered\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12;\n\x08response\x18\x02 \x01(\x0b\x32).signalbox.worker.v1.ExecuteModelResponse\"\x06\n\x04Tickb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n protos/scheduler/v1/record.proto\x12\x16signalbox.scheduler.v1\x1a#protos/scheduler/v1/scheduler.proto\x1a\x1dprotos/worker/v1/worker.proto\"\xac\x05\n\x06Record\x12\x0b\n\x03now\x18\x01 \x01(\x01\x12\x36\n\x06header\x18\x02 \x01(\x0b\x32$.signalbox.scheduler.v1.RecordHeaderH\x00\x12\x39\n\x0brouter_said\x18\x03 \x01(\x0b\x32\".signalbox.scheduler.v1.RouterSaidH\x00\x12\x39\n\x0brouter_left\x18\x04 \x01(\x0b\x32\".signalbox.scheduler.v1.RouterLeftH\x00\x12=\n\rworker_joined\x18\x05 \x01(\x0b\x32$.signalbox.scheduler.v1.WorkerJoinedH\x00\x12=\n\rworker_drains\x18\x06 \x01(\x0b\x32$.signalbox.scheduler.v1.WorkerDrainsH\x00\x12\x39\n\x0bworker_left\x18\x07 \x01(\x0b\x32\".signalbox.scheduler.v1.WorkerLeftH\x00\x12;\n\x0cstep_planned\x18\x08 \x01(\x0b\x32#.signalbox.scheduler.v1.StepPlannedH\x00\x12\x35\n\tstep_sent\x18\t \x01(\x0b\x32 .signalbox.scheduler.v1.StepSentH\x00\x12=\n\rstep_answered\x18\n \x01(\x0b\x32$.signalbox.scheduler.v1.StepAnsweredH\x00\x12,\n\x04tick\x18\x0b \x01(\x0b\x32\x1c.signalbox.scheduler.v1.TickH\x00\x12\x43\n\x10grammar_prepared\x18\x0c \x01(\x0b\x32\'.signalbox.scheduler.v1.GrammarPreparedH\x00\x42\x08\n\x06record\"d\n\x0cRecordHeader\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x19\n\x11signalbox_version\x18\x02 \x01(\t\x12\x13\n\x0b\x63onfig_json\x18\x03 \x01(\t\x12\x13\n\x0bnext_seq_id\x18\x04 \x01(\x04\"U\n\nRouterSaid\x12\x0e\n\x06router\x18\x01 \x01(\r\x12\x37\n\x07request\x18\x02 \x01(\x0b\x32&.signalbox.scheduler.v1.ConnectRequest\"\x1c\n\nRouterLeft\x12\x0e\n\x06router\x18\x01 \x01(\r\"\xa4\x01\n\x0cWorkerJoined\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x06\x12-\n\x05model\x18\x04 \x01(\x0b\x32\x1e.signalbox.worker.v1.ModelInfo\x12\x35\n\x08\x63\x61pacity\x18\x05 \x01(\x0b\x32#.signalbox.worker.v1.WorkerCapacity\"\x1e\n\x0cWorkerDrains\x12\x0e\n\x06worker\x18\x01 \x01(\r\"\x1c\n\nWorkerLeft\x12\x0e\n\x06worker\x18\x01 \x01(\r\"\x1d\n\x0bStepPlanned\x12\x0e\n\x06worker\x18\x01 \x01(\r\"U\n\x08StepSent\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\x39\n\x07request\x18\x02 \x01(\x0b\x32(.signalbox.worker.v1.ExecuteModelRequest\"[\n\x0cStepAnswered\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12;\n\x08response\x18\x02 \x01(\x0b\x32).signalbox.worker.v1.ExecuteModelResponse\"r\n\x0fGrammarPrepared\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12@\n\x11structured_output\x18\x02 \x01(\x0b\x32%.signalbox.worker.v1.StructuredOutput\x12\r\n\x05\x66\x61ult\x18\x03 \x01(\t\"\x06\n\x04Tickb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,25 +34,27 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.scheduler.v1.record_
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_RECORD']._serialized_start=129
-  _globals['_RECORD']._serialized_end=744
-  _globals['_RECORDHEADER']._serialized_start=746
-  _globals['_RECORDHEADER']._serialized_end=846
-  _globals['_ROUTERSAID']._serialized_start=848
-  _globals['_ROUTERSAID']._serialized_end=933
-  _globals['_ROUTERLEFT']._serialized_start=935
-  _globals['_ROUTERLEFT']._serialized_end=963
-  _globals['_WORKERJOINED']._serialized_start=966
-  _globals['_WORKERJOINED']._serialized_end=1130
-  _globals['_WORKERDRAINS']._serialized_start=1132
-  _globals['_WORKERDRAINS']._serialized_end=1162
-  _globals['_WORKERLEFT']._serialized_start=1164
-  _globals['_WORKERLEFT']._serialized_end=1192
-  _globals['_STEPPLANNED']._serialized_start=1194
-  _globals['_STEPPLANNED']._serialized_end=1223
-  _globals['_STEPSENT']._serialized_start=1225
-  _globals['_STEPSENT']._serialized_end=1310
-  _globals['_STEPANSWERED']._serialized_start=1312
-  _globals['_STEPANSWERED']._serialized_end=1403
-  _globals['_TICK']._serialized_start=1405
-  _globals['_TICK']._serialized_end=1411
+  _globals['_RECORD']._serialized_end=813
+  _globals['_RECORDHEADER']._serialized_start=815
+  _globals['_RECORDHEADER']._serialized_end=915
+  _globals['_ROUTERSAID']._serialized_start=917
+  _globals['_ROUTERSAID']._serialized_end=1002
+  _globals['_ROUTERLEFT']._serialized_start=1004
+  _globals['_ROUTERLEFT']._serialized_end=1032
+  _globals['_WORKERJOINED']._serialized_start=1035
+  _globals['_WORKERJOINED']._serialized_end=1199
+  _globals['_WORKERDRAINS']._serialized_start=1201
+  _globals['_WORKERDRAINS']._serialized_end=1231
+  _globals['_WORKERLEFT']._serialized_start=1233
+  _globals['_WORKERLEFT']._serialized_end=1261
+  _globals['_STEPPLANNED']._serialized_start=1263
+  _globals['_STEPPLANNED']._serialized_end=1292
+  _globals['_STEPSENT']._serialized_start=1294
+  _globals['_STEPSENT']._serialized_end=1379
+  _globals['_STEPANSWERED']._serialized_start=1381
+  _globals['_STEPANSWERED']._serialized_end=1472
+  _globals['_GRAMMARPREPARED']._serialized_start=1474
+  _globals['_GRAMMARPREPARED']._serialized_end=1588
+  _globals['_TICK']._serialized_start=1590
+  _globals['_TICK']._serialized_end=1596
 # @@protoc_insertion_point(module_scope)

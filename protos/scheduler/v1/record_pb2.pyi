@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Record(_message.Message):
-    __slots__ = ("now", "header", "router_said", "router_left", "worker_joined", "worker_drains", "worker_left", "step_planned", "step_sent", "step_answered", "tick")
+    __slots__ = ("now", "header", "router_said", "router_left", "worker_joined", "worker_drains", "worker_left", "step_planned", "step_sent", "step_answered", "tick", "grammar_prepared")
     NOW_FIELD_NUMBER: _ClassVar[int]
     HEADER_FIELD_NUMBER: _ClassVar[int]
     ROUTER_SAID_FIELD_NUMBER: _ClassVar[int]
@@ -20,6 +20,7 @@ class Record(_message.Message):
     STEP_SENT_FIELD_NUMBER: _ClassVar[int]
     STEP_ANSWERED_FIELD_NUMBER: _ClassVar[int]
     TICK_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_PREPARED_FIELD_NUMBER: _ClassVar[int]
     now: float
     header: RecordHeader
     router_said: RouterSaid
@@ -31,7 +32,8 @@ class Record(_message.Message):
     step_sent: StepSent
     step_answered: StepAnswered
     tick: Tick
-    def __init__(self, now: _Optional[float] = ..., header: _Optional[_Union[RecordHeader, _Mapping]] = ..., router_said: _Optional[_Union[RouterSaid, _Mapping]] = ..., router_left: _Optional[_Union[RouterLeft, _Mapping]] = ..., worker_joined: _Optional[_Union[WorkerJoined, _Mapping]] = ..., worker_drains: _Optional[_Union[WorkerDrains, _Mapping]] = ..., worker_left: _Optional[_Union[WorkerLeft, _Mapping]] = ..., step_planned: _Optional[_Union[StepPlanned, _Mapping]] = ..., step_sent: _Optional[_Union[StepSent, _Mapping]] = ..., step_answered: _Optional[_Union[StepAnswered, _Mapping]] = ..., tick: _Optional[_Union[Tick, _Mapping]] = ...) -> None: ...
+    grammar_prepared: GrammarPrepared
+    def __init__(self, now: _Optional[float] = ..., header: _Optional[_Union[RecordHeader, _Mapping]] = ..., router_said: _Optional[_Union[RouterSaid, _Mapping]] = ..., router_left: _Optional[_Union[RouterLeft, _Mapping]] = ..., worker_joined: _Optional[_Union[WorkerJoined, _Mapping]] = ..., worker_drains: _Optional[_Union[WorkerDrains, _Mapping]] = ..., worker_left: _Optional[_Union[WorkerLeft, _Mapping]] = ..., step_planned: _Optional[_Union[StepPlanned, _Mapping]] = ..., step_sent: _Optional[_Union[StepSent, _Mapping]] = ..., step_answered: _Optional[_Union[StepAnswered, _Mapping]] = ..., tick: _Optional[_Union[Tick, _Mapping]] = ..., grammar_prepared: _Optional[_Union[GrammarPrepared, _Mapping]] = ...) -> None: ...
 
 class RecordHeader(_message.Message):
     __slots__ = ("version", "signalbox_version", "config_json", "next_seq_id")
@@ -106,6 +108,16 @@ class StepAnswered(_message.Message):
     worker: int
     response: _worker_pb2.ExecuteModelResponse
     def __init__(self, worker: _Optional[int] = ..., response: _Optional[_Union[_worker_pb2.ExecuteModelResponse, _Mapping]] = ...) -> None: ...
+
+class GrammarPrepared(_message.Message):
+    __slots__ = ("worker", "structured_output", "fault")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    STRUCTURED_OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    FAULT_FIELD_NUMBER: _ClassVar[int]
+    worker: int
+    structured_output: _worker_pb2.StructuredOutput
+    fault: str
+    def __init__(self, worker: _Optional[int] = ..., structured_output: _Optional[_Union[_worker_pb2.StructuredOutput, _Mapping]] = ..., fault: _Optional[str] = ...) -> None: ...
 
 class Tick(_message.Message):
     __slots__ = ()

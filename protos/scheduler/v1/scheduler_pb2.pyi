@@ -61,13 +61,13 @@ class ConnectRequest(_message.Message):
     def __init__(self, add_request: _Optional[_Union[AddRequest, _Mapping]] = ..., abort_request: _Optional[_Union[AbortRequest, _Mapping]] = ..., stop_sequence: _Optional[_Union[StopSequence, _Mapping]] = ...) -> None: ...
 
 class ConnectResponse(_message.Message):
-    __slots__ = ("step_outputs",)
-    STEP_OUTPUTS_FIELD_NUMBER: _ClassVar[int]
-    step_outputs: StepOutputs
-    def __init__(self, step_outputs: _Optional[_Union[StepOutputs, _Mapping]] = ...) -> None: ...
+    __slots__ = ("updates",)
+    UPDATES_FIELD_NUMBER: _ClassVar[int]
+    updates: RequestUpdates
+    def __init__(self, updates: _Optional[_Union[RequestUpdates, _Mapping]] = ...) -> None: ...
 
 class AddRequest(_message.Message):
-    __slots__ = ("handle", "request_id", "prompt_token_ids", "sampling_params", "max_tokens", "num_sequences", "timeout_ns", "trace_context", "cache_salt", "tenant", "priority", "beam_search", "attempt", "nonce", "delivered", "num_delivered_prompt_logprobs", "age_ns", "max_tokens_is_default")
+    __slots__ = ("handle", "request_id", "prompt_token_ids", "sampling_params", "max_tokens", "num_sequences", "timeout_ns", "trace_context", "cache_salt", "tenant", "priority", "beam_search", "attempt", "nonce", "delivered", "num_delivered_prompt_logprobs", "age_ns", "max_tokens_is_default", "payer")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -86,6 +86,7 @@ class AddRequest(_message.Message):
     NUM_DELIVERED_PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     AGE_NS_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_IS_DEFAULT_FIELD_NUMBER: _ClassVar[int]
+    PAYER_FIELD_NUMBER: _ClassVar[int]
     handle: int
     request_id: str
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -97,14 +98,15 @@ class AddRequest(_message.Message):
     cache_salt: str
     tenant: str
     priority: int
-    beam_search: BeamSearch
+    beam_search: BeamSearchParams
     attempt: int
     nonce: int
     delivered: _containers.RepeatedCompositeFieldContainer[DeliveredSequence]
     num_delivered_prompt_logprobs: int
     age_ns: int
     max_tokens_is_default: bool
-    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling_params: _Optional[_Union[_worker_pb2.SamplingParams, _Mapping]] = ..., max_tokens: _Optional[int] = ..., num_sequences: _Optional[int] = ..., timeout_ns: _Optional[int] = ..., trace_context: _Optional[_Union[_worker_pb2.TraceContext, _Mapping]] = ..., cache_salt: _Optional[str] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., beam_search: _Optional[_Union[BeamSearch, _Mapping]] = ..., attempt: _Optional[int] = ..., nonce: _Optional[int] = ..., delivered: _Optional[_Iterable[_Union[DeliveredSequence, _Mapping]]] = ..., num_delivered_prompt_logprobs: _Optional[int] = ..., age_ns: _Optional[int] = ..., max_tokens_is_default: _Optional[bool] = ...) -> None: ...
+    payer: str
+    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling_params: _Optional[_Union[_worker_pb2.SamplingParams, _Mapping]] = ..., max_tokens: _Optional[int] = ..., num_sequences: _Optional[int] = ..., timeout_ns: _Optional[int] = ..., trace_context: _Optional[_Union[_worker_pb2.TraceContext, _Mapping]] = ..., cache_salt: _Optional[str] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., beam_search: _Optional[_Union[BeamSearchParams, _Mapping]] = ..., attempt: _Optional[int] = ..., nonce: _Optional[int] = ..., delivered: _Optional[_Iterable[_Union[DeliveredSequence, _Mapping]]] = ..., num_delivered_prompt_logprobs: _Optional[int] = ..., age_ns: _Optional[int] = ..., max_tokens_is_default: _Optional[bool] = ..., payer: _Optional[str] = ...) -> None: ...
 
 class DeliveredSequence(_message.Message):
     __slots__ = ("token_ids", "finish_reason")
@@ -114,7 +116,7 @@ class DeliveredSequence(_message.Message):
     finish_reason: FinishReason
     def __init__(self, token_ids: _Optional[bytes] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ...) -> None: ...
 
-class BeamSearch(_message.Message):
+class BeamSearchParams(_message.Message):
     __slots__ = ("width", "length_penalty", "early_stopping")
     WIDTH_FIELD_NUMBER: _ClassVar[int]
     LENGTH_PENALTY_FIELD_NUMBER: _ClassVar[int]
@@ -140,7 +142,7 @@ class StopSequence(_message.Message):
     keep_tokens: int
     def __init__(self, handle: _Optional[int] = ..., index: _Optional[int] = ..., keep_tokens: _Optional[int] = ...) -> None: ...
 
-class StepOutputs(_message.Message):
+class RequestUpdates(_message.Message):
     __slots__ = ("handles", "indices", "num_tokens", "token_ids", "logprobs", "finished_sequences", "finished_requests", "prompt_logprobs", "admitted")
     HANDLES_FIELD_NUMBER: _ClassVar[int]
     INDICES_FIELD_NUMBER: _ClassVar[int]
@@ -156,13 +158,13 @@ class StepOutputs(_message.Message):
     num_tokens: bytes
     token_ids: bytes
     logprobs: _containers.RepeatedCompositeFieldContainer[_worker_pb2.TokenLogprobs]
-    finished_sequences: _containers.RepeatedCompositeFieldContainer[SequenceFinished]
-    finished_requests: _containers.RepeatedCompositeFieldContainer[RequestFinished]
+    finished_sequences: _containers.RepeatedCompositeFieldContainer[FinishedSequence]
+    finished_requests: _containers.RepeatedCompositeFieldContainer[FinishedRequest]
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[PromptLogprobs]
-    admitted: _containers.RepeatedCompositeFieldContainer[RequestAdmitted]
-    def __init__(self, handles: _Optional[bytes] = ..., indices: _Optional[bytes] = ..., num_tokens: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[_Iterable[_Union[_worker_pb2.TokenLogprobs, _Mapping]]] = ..., finished_sequences: _Optional[_Iterable[_Union[SequenceFinished, _Mapping]]] = ..., finished_requests: _Optional[_Iterable[_Union[RequestFinished, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ..., admitted: _Optional[_Iterable[_Union[RequestAdmitted, _Mapping]]] = ...) -> None: ...
+    admitted: _containers.RepeatedCompositeFieldContainer[AdmittedRequest]
+    def __init__(self, handles: _Optional[bytes] = ..., indices: _Optional[bytes] = ..., num_tokens: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[_Iterable[_Union[_worker_pb2.TokenLogprobs, _Mapping]]] = ..., finished_sequences: _Optional[_Iterable[_Union[FinishedSequence, _Mapping]]] = ..., finished_requests: _Optional[_Iterable[_Union[FinishedRequest, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ..., admitted: _Optional[_Iterable[_Union[AdmittedRequest, _Mapping]]] = ...) -> None: ...
 
-class RequestAdmitted(_message.Message):
+class AdmittedRequest(_message.Message):
     __slots__ = ("handle", "max_tokens")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -180,7 +182,7 @@ class PromptLogprobs(_message.Message):
     logprobs: _containers.RepeatedCompositeFieldContainer[_worker_pb2.TokenLogprobs]
     def __init__(self, handle: _Optional[int] = ..., first_position: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_worker_pb2.TokenLogprobs, _Mapping]]] = ...) -> None: ...
 
-class SequenceFinished(_message.Message):
+class FinishedSequence(_message.Message):
     __slots__ = ("handle", "index", "reason", "stop_token_id", "error_message", "score")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -196,7 +198,7 @@ class SequenceFinished(_message.Message):
     score: float
     def __init__(self, handle: _Optional[int] = ..., index: _Optional[int] = ..., reason: _Optional[_Union[FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., error_message: _Optional[str] = ..., score: _Optional[float] = ...) -> None: ...
 
-class RequestFinished(_message.Message):
+class FinishedRequest(_message.Message):
     __slots__ = ("handle", "code", "message", "retry_after_ns", "usage", "timings", "exceeded_window")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]

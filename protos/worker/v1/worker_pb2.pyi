@@ -51,7 +51,7 @@ class DefaultParams(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., max_tokens: _Optional[int] = ...) -> None: ...
 
 class WorkerCapacity(_message.Message):
-    __slots__ = ("block_size", "num_gpu_blocks", "num_cpu_blocks", "block_bytes", "max_num_seqs", "max_num_batched_tokens", "copy_bytes_per_second", "prefill_tokens_per_second", "tensor_parallel_size")
+    __slots__ = ("block_size", "num_gpu_blocks", "num_cpu_blocks", "block_bytes", "max_num_seqs", "max_num_batched_tokens", "copy_bytes_per_second", "prefill_tokens_per_second", "tensor_parallel_size", "grammar_bytes")
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     NUM_GPU_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NUM_CPU_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -61,6 +61,7 @@ class WorkerCapacity(_message.Message):
     COPY_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     PREFILL_TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     TENSOR_PARALLEL_SIZE_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_BYTES_FIELD_NUMBER: _ClassVar[int]
     block_size: int
     num_gpu_blocks: int
     num_cpu_blocks: int
@@ -70,7 +71,8 @@ class WorkerCapacity(_message.Message):
     copy_bytes_per_second: int
     prefill_tokens_per_second: int
     tensor_parallel_size: int
-    def __init__(self, block_size: _Optional[int] = ..., num_gpu_blocks: _Optional[int] = ..., num_cpu_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., copy_bytes_per_second: _Optional[int] = ..., prefill_tokens_per_second: _Optional[int] = ..., tensor_parallel_size: _Optional[int] = ...) -> None: ...
+    grammar_bytes: int
+    def __init__(self, block_size: _Optional[int] = ..., num_gpu_blocks: _Optional[int] = ..., num_cpu_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., copy_bytes_per_second: _Optional[int] = ..., prefill_tokens_per_second: _Optional[int] = ..., tensor_parallel_size: _Optional[int] = ..., grammar_bytes: _Optional[int] = ...) -> None: ...
 
 class GetWorkerInfoRequest(_message.Message):
     __slots__ = ()
@@ -147,6 +149,24 @@ class InitCacheEngineResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class PrepareGrammarRequest(_message.Message):
+    __slots__ = ("epoch", "structured_output", "cost", "forgotten")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    STRUCTURED_OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    COST_FIELD_NUMBER: _ClassVar[int]
+    FORGOTTEN_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    structured_output: StructuredOutput
+    cost: GrammarCost
+    forgotten: _containers.RepeatedCompositeFieldContainer[StructuredOutput]
+    def __init__(self, epoch: _Optional[int] = ..., structured_output: _Optional[_Union[StructuredOutput, _Mapping]] = ..., cost: _Optional[_Union[GrammarCost, _Mapping]] = ..., forgotten: _Optional[_Iterable[_Union[StructuredOutput, _Mapping]]] = ...) -> None: ...
+
+class PrepareGrammarResponse(_message.Message):
+    __slots__ = ("fault",)
+    FAULT_FIELD_NUMBER: _ClassVar[int]
+    fault: str
+    def __init__(self, fault: _Optional[str] = ...) -> None: ...
+
 class GetTokenizerRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
@@ -168,7 +188,7 @@ class TraceContext(_message.Message):
     def __init__(self, traceparent: _Optional[str] = ..., tracestate: _Optional[str] = ...) -> None: ...
 
 class SamplingParams(_message.Message):
-    __slots__ = ("temperature", "top_p", "top_k", "min_p", "seed", "min_tokens", "stop_token_ids", "num_logprobs", "presence_penalty", "frequency_penalty", "repetition_penalty", "typical_p", "logit_bias_token_ids", "logit_biases", "allowed_token_ids", "bad_words", "num_prompt_logprobs", "structured_output", "logprob_token_ids")
+    __slots__ = ("temperature", "top_p", "top_k", "min_p", "seed", "min_tokens", "stop_token_ids", "num_logprobs", "presence_penalty", "frequency_penalty", "repetition_penalty", "typical_p", "logit_bias_token_ids", "logit_biases", "allowed_token_ids", "bad_words", "num_prompt_logprobs", "structured_output", "logprob_token_ids", "grammar_cost")
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
@@ -188,6 +208,7 @@ class SamplingParams(_message.Message):
     NUM_PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     STRUCTURED_OUTPUT_FIELD_NUMBER: _ClassVar[int]
     LOGPROB_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_COST_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_p: float
     top_k: int
@@ -207,7 +228,16 @@ class SamplingParams(_message.Message):
     num_prompt_logprobs: int
     structured_output: StructuredOutput
     logprob_token_ids: bytes
-    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., num_logprobs: _Optional[int] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., typical_p: _Optional[float] = ..., logit_bias_token_ids: _Optional[bytes] = ..., logit_biases: _Optional[bytes] = ..., allowed_token_ids: _Optional[bytes] = ..., bad_words: _Optional[_Iterable[_Union[TokenRun, _Mapping]]] = ..., num_prompt_logprobs: _Optional[int] = ..., structured_output: _Optional[_Union[StructuredOutput, _Mapping]] = ..., logprob_token_ids: _Optional[bytes] = ...) -> None: ...
+    grammar_cost: GrammarCost
+    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., num_logprobs: _Optional[int] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., typical_p: _Optional[float] = ..., logit_bias_token_ids: _Optional[bytes] = ..., logit_biases: _Optional[bytes] = ..., allowed_token_ids: _Optional[bytes] = ..., bad_words: _Optional[_Iterable[_Union[TokenRun, _Mapping]]] = ..., num_prompt_logprobs: _Optional[int] = ..., structured_output: _Optional[_Union[StructuredOutput, _Mapping]] = ..., logprob_token_ids: _Optional[bytes] = ..., grammar_cost: _Optional[_Union[GrammarCost, _Mapping]] = ...) -> None: ...
+
+class GrammarCost(_message.Message):
+    __slots__ = ("cpu_ns", "peak_bytes")
+    CPU_NS_FIELD_NUMBER: _ClassVar[int]
+    PEAK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    cpu_ns: int
+    peak_bytes: int
+    def __init__(self, cpu_ns: _Optional[int] = ..., peak_bytes: _Optional[int] = ...) -> None: ...
 
 class TokenRun(_message.Message):
     __slots__ = ("token_ids",)

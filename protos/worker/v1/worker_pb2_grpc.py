@@ -55,6 +55,11 @@ class WorkerServiceStub:
                 request_serializer=protos_dot_worker_dot_v1_dot_worker__pb2.ExecuteModelRequest.SerializeToString,
                 response_deserializer=protos_dot_worker_dot_v1_dot_worker__pb2.ExecuteModelResponse.FromString,
                 _registered_method=True)
+        self.PrepareGrammar = channel.unary_unary(
+                '/signalbox.worker.v1.WorkerService/PrepareGrammar',
+                request_serializer=protos_dot_worker_dot_v1_dot_worker__pb2.PrepareGrammarRequest.SerializeToString,
+                response_deserializer=protos_dot_worker_dot_v1_dot_worker__pb2.PrepareGrammarResponse.FromString,
+                _registered_method=True)
         self.Profile = channel.unary_stream(
                 '/signalbox.worker.v1.WorkerService/Profile',
                 request_serializer=protos_dot_worker_dot_v1_dot_worker__pb2.ProfileRequest.SerializeToString,
@@ -108,6 +113,17 @@ class WorkerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PrepareGrammar(self, request, context):
+        """Compiles a structured output, beside the steps, and answers when it is compiled or cannot be. A
+        sequence of it may then be in a step that does not wait. What is compiled is kept until the
+        scheduler has it forgotten, or the lease ends. ABORTED if `epoch` is not the lease's.
+
+        A worker that announces no grammar_bytes is not asked.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Profile(self, request, context):
         """Records what steps compute for a while, then streams the recording back: Chrome's trace event
         format, gzipped. Steps go on meanwhile, more slowly. Cancelling ends it early.
@@ -141,6 +157,11 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.ExecuteModel,
                     request_deserializer=protos_dot_worker_dot_v1_dot_worker__pb2.ExecuteModelRequest.FromString,
                     response_serializer=protos_dot_worker_dot_v1_dot_worker__pb2.ExecuteModelResponse.SerializeToString,
+            ),
+            'PrepareGrammar': grpc.unary_unary_rpc_method_handler(
+                    servicer.PrepareGrammar,
+                    request_deserializer=protos_dot_worker_dot_v1_dot_worker__pb2.PrepareGrammarRequest.FromString,
+                    response_serializer=protos_dot_worker_dot_v1_dot_worker__pb2.PrepareGrammarResponse.SerializeToString,
             ),
             'Profile': grpc.unary_stream_rpc_method_handler(
                     servicer.Profile,
@@ -257,6 +278,33 @@ class WorkerService:
             '/signalbox.worker.v1.WorkerService/ExecuteModel',
             protos_dot_worker_dot_v1_dot_worker__pb2.ExecuteModelRequest.SerializeToString,
             protos_dot_worker_dot_v1_dot_worker__pb2.ExecuteModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PrepareGrammar(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/signalbox.worker.v1.WorkerService/PrepareGrammar',
+            protos_dot_worker_dot_v1_dot_worker__pb2.PrepareGrammarRequest.SerializeToString,
+            protos_dot_worker_dot_v1_dot_worker__pb2.PrepareGrammarResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the stack until it is ended; returns the exit status."""
+    """Runs the stack until it ends; returns the exit status."""
     from signalbox import cli
 
     return cli.main(serve_arguments(sys.argv[1:] if arguments is None else arguments))
 
 
 def serve_arguments(arguments: Sequence[str]) -> list[str]:
-    """Returns the command with the model where `serve` has it, after the flags."""
+    """Returns the arguments of `serve`: MODEL is positional there, after the flags."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--model")
     given, others = parser.parse_known_args(arguments)

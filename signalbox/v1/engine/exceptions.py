@@ -1,4 +1,4 @@
-"""At the path where vLLM has it; see docs/vllm_python.md."""
+"""At the path where vLLM has it; see docs/reference/vllm_python.md."""
 
 from signalbox.llm import EngineDeadError
 

@@ -13,8 +13,8 @@ from gpu_worker.attention import register_attention_backend, registry
 from gpu_worker.attention.backend import AttentionShape
 from gpu_worker.attention.torch_backend import TorchAttention
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
-from gpu_worker.device.step_inputs import StepInputs
-from gpu_worker.runner import ModelRunner
+from gpu_worker.device.input_transfer import StepInputs
+from gpu_worker.runner.model_runner import ModelRunner
 from tests.gpu_worker.device.recorded_graphs import GraphsOnCpu
 
 

@@ -16,12 +16,12 @@ from gpu_worker.attention import (
     registry,
 )
 from gpu_worker.attention import flash_backend as flash
+from gpu_worker.attention.backend_check import _batch, fault_of
 from gpu_worker.attention.flash_backend import FLASH_KERNELS, FlashAttention, FlashKernel
-from gpu_worker.attention.trial import _batch, fault_of
 from gpu_worker.config import AUTO_BLOCK_SIZE, CacheConfig, DeviceConfig, ModelConfig
-from gpu_worker.device.devices import streams_of
-from gpu_worker.device.step_inputs import InputPacker, PinnedBuffers
-from gpu_worker.runner import ModelRunner
+from gpu_worker.device.device_choice import streams_of
+from gpu_worker.device.input_transfer import InputPacker, PinnedBuffers
+from gpu_worker.runner.model_runner import ModelRunner
 from tests.gpu_worker.attention.flash_modules import (
     make_flash_attn_2,
     make_flash_attn_3,

@@ -15,15 +15,15 @@ from gpu_worker.attention import (
     register_attention_backend,
     registry,
 )
+from gpu_worker.attention.backend_check import fault_of
 from gpu_worker.attention.torch_backend import TorchAttention
-from gpu_worker.attention.trial import fault_of
 from gpu_worker.config import AUTO_BLOCK_SIZE, CacheConfig, DeviceConfig, ModelConfig
-from gpu_worker.runner import ModelRunner
+from gpu_worker.runner.model_runner import ModelRunner
 from tests.gpu_worker.attention.test_triton_backend import make_shape
 from tests.gpu_worker.generation import Driver
 from tests.gpu_worker.tiny_models import VOCAB, make_model
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "adding_an_attention_backend.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "how_to" / "add_an_attention_backend.md"
 EXAMPLE = "documented_backend:PlainAttention"
 
 

@@ -13,10 +13,10 @@ from gpu_worker.attention import AttentionShape, attention_backend, automatic_ba
 from gpu_worker.attention.backend import AttentionBackend, AttentionPlan
 from gpu_worker.attention.registry import BackendFactory
 from gpu_worker.attention.torch_backend import TorchAttention
+from gpu_worker.batch.batch import Batch
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
 from gpu_worker.layers.rotary import Angles
-from gpu_worker.runner import ModelRunner
-from gpu_worker.step import Batch
+from gpu_worker.runner.model_runner import ModelRunner
 from signalbox_kernels import triton
 from tests.gpu_worker.generation import Driver
 from tests.gpu_worker.tiny_models import VOCAB, make_model

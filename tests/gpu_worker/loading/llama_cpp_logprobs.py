@@ -3,9 +3,9 @@
     python -m tests.gpu_worker.loading.llama_cpp_logprobs LLAMA_SERVER [TYPE ...]
 
 makes `llama_cpp_logprobs.json` with a llama-server (build 11434 on AVX-512 made the one that is
-here): the demo model's values as F32, its own Q4_1, and Q8_0, which gguf's quantizer makes and the
-test makes again. K-quants are missing: only llama-quantize makes them, and their blocks of 256 do
-not divide the demo model's rows of 576.
+here): the demo model's values as F32, its own Q4_1, and the types that gguf's quantizer makes,
+which the test makes again. K-quants are missing: only llama-quantize makes them, and their blocks
+of 256 do not divide the demo model's rows of 576.
 """
 
 import json
@@ -20,10 +20,10 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from benchmarks.perplexity import TEXT
-from tests.gpu_worker.loading.test_gguf import open_path, rewrite_demo
+from tests.gpu_worker.loading.test_gguf_model import open_path, rewrite_demo
 from tests.transformers_demo import DEMO
 
-KINDS = ("F32", "Q4_1", "Q8_0")
+KINDS = ("F32", "Q4_1", "Q8_0", "Q4_0", "Q5_0", "Q5_1")
 NUM_PROMPTS, NUM_LAYERS, NUM_TOP = 100, 30, 3
 RECORDED = Path(__file__).with_suffix(".json")
 _PORT = 51590

@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from gpu_worker.checkpoints.safetensors_file import read_safetensors
 from gpu_worker.config import ModelError
-from gpu_worker.loading.safetensors_file import read_safetensors
 from tests.gpu_worker.generation import Driver
 from tests.gpu_worker.models.test_models import make_prompts, make_runner
 from tests.gpu_worker.tiny_models import make_model, reference_tokens
@@ -64,8 +64,8 @@ LOAD = """
 import sys, torch
 from gpu_worker.config import ModelConfig
 from gpu_worker.layers import ParallelGroup, Placement
-from gpu_worker.loading.source import open_model
-from gpu_worker.loading.weights import load_weights
+from gpu_worker.loading.model_source import open_model
+from gpu_worker.loading.weight_loader import load_weights
 from gpu_worker.device.memory import peak_growth
 from gpu_worker.models import model_spec
 

@@ -8,9 +8,9 @@ import gguf
 import pytest
 
 from gpu_worker.config import CacheConfig, ModelConfig, ModelError
-from gpu_worker.loading.generation_config import read_generation_config
-from gpu_worker.runner import ModelRunner
-from tests.gpu_worker.loading.test_loading import open_path
+from gpu_worker.loading.generation_config import read_generation_config, within_vocabulary
+from gpu_worker.runner.model_runner import ModelRunner
+from tests.gpu_worker.loading.test_hf_directory import open_path
 from tests.gpu_worker.tiny_models import make_model
 
 CONFIG = {"temperature": 0.6, "top_k": 20, "max_new_tokens": 512, "eos_token_id": [7, 5]}
@@ -98,3 +98,10 @@ def test_a_gguf_files_metadata_gives_them(tmp_path: Path) -> None:
     }
     assert read(path) == (expected, {}, (1,))
     assert read(path, generation_config="none") == ({}, {}, (1,))
+
+
+def test_end_tokens_beyond_the_vocabulary_are_dropped_with_a_warning_that_names_them(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert within_vocabulary((2, 99, 100, 999999), 100) == (2, 99)
+    assert "beyond the vocabulary of 100 are dropped: 100, 999999" in caplog.text

@@ -12,14 +12,11 @@ from typing import Any
 import pytest
 
 from signalbox.llm import LLM, SamplingParams
-from signalbox_kernels import native
 from tests.gpu_worker.loading.llama_cpp_logprobs import KINDS, RECORDED, make_file, make_prompts
+from tests.native_kernels import skip_without_native_kernels
 from tests.transformers_demo import DEMO
 
-try:
-    native.library()
-except native.NativeUnavailable:
-    pytest.skip("no C++ compiler, and no library that was built before", allow_module_level=True)
+skip_without_native_kernels()
 
 pytestmark = [
     pytest.mark.model,

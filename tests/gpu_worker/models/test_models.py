@@ -10,18 +10,18 @@ import pytest
 import torch
 from torch import Tensor
 
+from contract.sampling_params import SamplingParams
 from gpu_worker.attention import AttentionShape
 from gpu_worker.attention.torch_backend import TorchAttention
-from gpu_worker.cache.cache_engine import CacheEngine
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ModelError
+from gpu_worker.kv_cache.cache_engine import CacheEngine
 from gpu_worker.layers import ParallelGroup, Placement
 from gpu_worker.layers.linear import kv_heads_per_rank
-from gpu_worker.loading.source import open_model
-from gpu_worker.loading.weights import load_weights
+from gpu_worker.loading.model_source import open_model
+from gpu_worker.loading.weight_loader import load_weights
 from gpu_worker.models import ServedConfig, SoftCapped, model_spec
-from gpu_worker.models.config import llama_config
-from gpu_worker.runner import ModelRunner
-from rpc.sampling_params import SamplingParams
+from gpu_worker.models.decoder_config import llama_config
+from gpu_worker.runner.model_runner import ModelRunner
 from tests.gpu_worker.generation import Driver, make_batch, make_sequence
 from tests.gpu_worker.tiny_models import FAMILIES, VOCAB, make_model, reference_tokens
 from tests.rounding import LOGITS

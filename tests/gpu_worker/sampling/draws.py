@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpu_worker.sampling.sample_rows import SampleRows
-from gpu_worker.step import Samples
-from rpc.sampling_params import SamplingParams
+from contract.sampling_params import SamplingParams
+from gpu_worker.batch.batch import BatchOutput
+from gpu_worker.batch.sampling_rows import SampleRows
 from tests.gpu_worker.generation import make_rows
 
 
@@ -57,7 +57,7 @@ def make_history(params: Sequence[SamplingParams], vocab_size: int) -> SampleRow
     )
 
 
-def assert_same(ours: Samples, theirs: Samples) -> None:
+def assert_same(ours: BatchOutput, theirs: BatchOutput) -> None:
     assert ours.failed == theirs.failed
     alive = ~np.isin(np.arange(len(ours.token_ids)), list(ours.failed))
     assert ours.token_ids[alive].tolist() == theirs.token_ids[alive].tolist()

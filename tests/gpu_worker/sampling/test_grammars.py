@@ -6,14 +6,14 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from contract.grammar import GrammarError
+from contract.sampling_params import SamplingParams
+from contract.sections.forks import Fork
 from gpu_worker.sampling.grammars import Grammars
-from gpu_worker.sampling.token_rules import Mask
+from gpu_worker.sampling.token_constraints import Mask
 from gpu_worker.sequences.sequence_table import SequenceTable
-from gpu_worker.simulated import SimulatedRunner
-from gpu_worker.simulated_tokenizer import END_OF_SEQUENCE_ID
-from gpu_worker.step import Fork
-from rpc.grammar import GrammarError
-from rpc.sampling_params import SamplingParams
+from gpu_worker.simulated.byte_tokenizer import END_OF_SEQUENCE_ID
+from gpu_worker.simulated.simulated_runner import SimulatedRunner
 from tests.gpu_worker.builders import make_new, make_runner, make_step
 
 Constraint = tuple[str, ...]
@@ -127,7 +127,9 @@ def draw_to_the_end(table: SequenceTable, runner: SimulatedRunner, seq_id: int) 
     """Decodes until the end of the sequence; returns all that was drawn."""
     tokens: list[int] = []
     for step_id in range(2, 40):
-        outcome = table.take(runner.execute(table.apply(make_step(step_id, running={seq_id: 1}))))
+        outcome = table.append_tokens(
+            runner.execute(table.apply(make_step(step_id, running={seq_id: 1})))
+        )
         assert not outcome.failures
         tokens += outcome.token_ids.tolist()
         if END_OF_SEQUENCE_ID in tokens:
@@ -140,7 +142,7 @@ PARAMS = SamplingParams(temperature=1.0, seed=3, structured_output=("regex", "[a
 
 def whole_output(runner: SimulatedRunner, table: SequenceTable) -> list[int]:
     new = make_new(1, PROMPT, [0, 1, 2, 3, 4, 5], params=PARAMS)
-    first = table.take(runner.execute(table.apply(make_step(1, new=[new]))))
+    first = table.append_tokens(runner.execute(table.apply(make_step(1, new=[new]))))
     return [*first.token_ids.tolist(), *draw_to_the_end(table, runner, 1)]
 
 
@@ -154,7 +156,7 @@ def test_a_sequence_that_resumes_goes_on_where_it_was(grammars: Grammars) -> Non
     resumed = make_new(
         9, tokens, [6, 7, 8, 9, 10, 11], params=PARAMS, num_prompt_tokens=len(PROMPT)
     )
-    first = table.take(runner.execute(table.apply(make_step(1, new=[resumed]))))
+    first = table.append_tokens(runner.execute(table.apply(make_step(1, new=[resumed]))))
     assert [*whole[:5], *first.token_ids, *draw_to_the_end(table, runner, 9)] == whole
     table.check()
 
@@ -164,11 +166,16 @@ def test_branches_go_their_own_ways(grammars: Grammars) -> None:
     table = make_table(runner, grammars)
     params = SamplingParams(temperature=1.0, seed=5, structured_output=("choice", "yes", "no"))
     new = make_new(1, PROMPT, [0, 1, 2, 3], params=params, num_samples=2)
-    drawn = table.take(runner.execute(table.apply(make_step(1, new=[new])))).token_ids.tolist()
+    drawn = table.append_tokens(
+        runner.execute(table.apply(make_step(1, new=[new])))
+    ).token_ids.tolist()
     assert set(drawn) <= letters("yn")
     forks = [Fork(1, 1, 0, ord("y")), Fork(1, 2, 1, ord("n"))]
     step = make_step(2, forks=forks, running={1: 1, 2: 1})
-    assert table.take(runner.execute(table.apply(step))).token_ids.tolist() == [ord("e"), ord("o")]
+    assert table.append_tokens(runner.execute(table.apply(step))).token_ids.tolist() == [
+        ord("e"),
+        ord("o"),
+    ]
     table.check()
 
 
@@ -177,7 +184,7 @@ def test_a_sequence_whose_constraint_fails_is_alone(grammars: Grammars) -> None:
     table = make_table(runner, grammars)
     bad = SamplingParams(structured_output=("regex", "(a"))
     new = [make_new(1, PROMPT, [0], params=bad), make_new(2, PROMPT, [1])]
-    outcome = table.take(runner.execute(table.apply(make_step(1, new=new))))
+    outcome = table.append_tokens(runner.execute(table.apply(make_step(1, new=new))))
     assert [failed.seq_id for failed in outcome.failures] == [1]
     assert "unclosed group" in outcome.failures[0].message
     assert outcome.seq_ids.tolist() == [2]
@@ -191,5 +198,5 @@ def test_allowed_tokens_hold_beside_a_grammar(grammars: Grammars) -> None:
         structured_output=("regex", "[a-z]"), allowed_token_ids=(ord("q"), ord("Q"))
     )
     new = make_new(1, PROMPT, [0], params=params)
-    outcome = table.take(runner.execute(table.apply(make_step(1, new=[new]))))
+    outcome = table.append_tokens(runner.execute(table.apply(make_step(1, new=[new]))))
     assert outcome.token_ids.tolist() == [ord("q")]

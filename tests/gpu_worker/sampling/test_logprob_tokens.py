@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from gpu_worker.sampling.sampler import Sampler, TorchSampler
-from rpc.sampling_params import SamplingParams
+from contract.sampling_params import SamplingParams
+from gpu_worker.sampling.sampler import Sampler
+from gpu_worker.sampling.torch_sampler import TorchSampler
 from signalbox_kernels.native import NativeUnavailable
 from tests.gpu_worker.generation import make_rows
 from tests.gpu_worker.sampling.draws import make_logits

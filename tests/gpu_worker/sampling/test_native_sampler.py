@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import torch
 
+from contract.sampling_params import SamplingParams
+from gpu_worker.batch.batch import BatchOutput
 from gpu_worker.sampling.native_sampler import CpuSampler
-from gpu_worker.sampling.sampler import Sampler, TorchSampler
-from gpu_worker.step import Samples
-from rpc.sampling_params import SamplingParams
+from gpu_worker.sampling.sampler import Sampler
+from gpu_worker.sampling.torch_sampler import TorchSampler
 from signalbox_kernels import native
 from signalbox_kernels.native import Isa, NativeUnavailable
 from signalbox_kernels.sampling import NativeSampler
@@ -118,6 +119,6 @@ def test_logprobs_of_given_tokens_are_torchs(isa: Isa) -> None:
     assert math.isnan(mine.pop(4).logprob)
     other.pop(4)
     assert_same(
-        Samples(token_ids=np.empty(0, dtype=np.int32), logprobs=mine),
-        Samples(token_ids=np.empty(0, dtype=np.int32), logprobs=other),
+        BatchOutput(token_ids=np.empty(0, dtype=np.int32), logprobs=mine),
+        BatchOutput(token_ids=np.empty(0, dtype=np.int32), logprobs=other),
     )

@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
-from gpu_worker.sampling.sample_rows import SampleRows
-from gpu_worker.sampling.token_rules import make_mask
+from contract.sampling_params import SamplingParams
+from contract.sections.forks import Fork
+from gpu_worker.batch.batch import Batch, BatchOutput
+from gpu_worker.batch.sampling_rows import SampleRows
+from gpu_worker.sampling.token_constraints import make_mask
 from gpu_worker.sequences.sequence_table import SequenceTable
-from gpu_worker.step import Batch, Fork, Samples
-from rpc.sampling_params import SamplingParams
 from tests.gpu_worker.builders import make_new, make_runner, make_step, make_table
 
 PROMPT = [10, 11, 12, 13, 14]
@@ -23,7 +24,7 @@ RULED = SamplingParams(
 
 
 def take(table: SequenceTable, batch: Batch, *tokens: int) -> None:
-    table.take(Samples(token_ids=np.array(tokens, dtype=np.int32)))
+    table.append_tokens(BatchOutput(token_ids=np.array(tokens, dtype=np.int32)))
 
 
 def seen(rows: SampleRows) -> list[int]:

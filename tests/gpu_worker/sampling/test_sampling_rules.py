@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpu_worker.sampling import logit_edits
-from rpc.sampling_params import SamplingParams
+from contract.sampling_params import SamplingParams
+from gpu_worker.sampling import logits_processors
 from tests.gpu_worker.generation import make_rows
-from tests.gpu_worker.sampling.test_sampler import drawn_set, make_logits, make_sampler
+from tests.gpu_worker.sampling.test_torch_sampler import drawn_set, make_logits, make_sampler
 from tests.rounding import relative_error
 
 VOCAB = 1000
@@ -29,7 +29,7 @@ def edited(
         vocab_size=logits.shape[1],
     )
     result = logits.clone()
-    logit_edits.edit(result, rows)
+    logits_processors.edit(result, rows)
     return result
 
 

@@ -10,15 +10,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from contract.sampling_params import SamplingParams
 from gpu_worker.config import DeviceConfig
-from gpu_worker.device.devices import streams_of
-from gpu_worker.device.step_inputs import NUM_BUFFERS, InputPacker, PinnedBuffers
+from gpu_worker.device.device_choice import streams_of
+from gpu_worker.device.input_transfer import NUM_BUFFERS, InputPacker, PinnedBuffers
 from gpu_worker.layers import ParallelGroup, Placement
-from gpu_worker.sampling import choice
-from gpu_worker.sampling.choice import make_sampler
+from gpu_worker.sampling import sampler_factory
 from gpu_worker.sampling.native_sampler import CpuSampler
-from gpu_worker.sampling.sampler import NoSampler, Sampler, TorchSampler
-from rpc.sampling_params import SamplingParams
+from gpu_worker.sampling.sampler import NoSampler, Sampler
+from gpu_worker.sampling.sampler_factory import make_sampler
+from gpu_worker.sampling.torch_sampler import TorchSampler
 from signalbox_kernels import triton
 from tests.gpu_worker.generation import make_rows
 from tests.gpu_worker.sampling.draws import assert_same, make_history, make_logits, random_params
@@ -222,7 +223,7 @@ def test_auto_keeps_triton_where_it_draws_the_same(
     triton_device: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     triton_sampler, reference = make_samplers(200, triton_device)
-    sampler = choice._tried_triton_sampler(
+    sampler = sampler_factory._tried_triton_sampler(
         reference, vocab_size=200, placement=make_placement(triton_device)
     )
     assert type(sampler) is type(triton_sampler)
@@ -240,7 +241,7 @@ def test_auto_draws_by_torch_where_triton_draws_other_tokens(
 
     monkeypatch.setattr(triton_sampler, "draw_tokens", likeliest)
     _, reference = make_samplers(200, triton_device)
-    sampler = choice._tried_triton_sampler(
+    sampler = sampler_factory._tried_triton_sampler(
         reference, vocab_size=200, placement=make_placement(triton_device)
     )
     assert sampler is reference

@@ -10,12 +10,13 @@ import openai
 from pydantic import BaseModel
 
 from tests.router.fakes import make_files
+from tests.router.inference.test_chat import TEMPLATE, writing
 from tests.router.stack import Stack, make_stack
-from tests.router.test_chat import TEMPLATE, writing
 from tests.waiting import EVENT_S
 
 HI = [{"role": "user", "content": "Hi"}]
 MODEL = "tiny"
+JSON_TYPE = {"content-type": "application/json"}
 
 
 class Http(NamedTuple):
@@ -108,5 +109,6 @@ async def make_http(
         sdk = openai.AsyncOpenAI(
             base_url=f"{root}/v1", api_key="none", max_retries=0, timeout=EVENT_S
         )
-        async with sdk, httpx2.AsyncClient(base_url=root, timeout=EVENT_S) as raw:
+        raw = httpx2.AsyncClient(base_url=root, timeout=EVENT_S, headers=JSON_TYPE)
+        async with sdk, raw:
             yield Http(stack, sdk, raw)

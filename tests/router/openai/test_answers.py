@@ -9,9 +9,9 @@ from typing import Any
 import openai
 import pytest
 
+from contract.columns import unpack_int32
 from protos.scheduler.v1 import scheduler_pb2
 from protos.worker.v1 import worker_pb2
-from rpc.columns import unpack_int32
 from tests.router.fakes import (
     BOS,
     EOS,
@@ -23,10 +23,10 @@ from tests.router.fakes import (
     step,
     token,
 )
+from tests.router.inference.test_chat import CALL, writing
+from tests.router.inference.test_parameters import prompt_run
 from tests.router.openai.clients import HI, Http, make_http
 from tests.router.stack import Outputs, saying
-from tests.router.test_chat import CALL, writing
-from tests.router.test_parameters import prompt_run
 
 TOOL = {
     "type": "function",
@@ -65,7 +65,7 @@ def branches(*texts: str) -> Any:
         for index, text in enumerate(texts):
             yield step((add.handle, index, ids_of(text)))
         ends = [
-            scheduler_pb2.SequenceFinished(
+            scheduler_pb2.FinishedSequence(
                 handle=add.handle, index=index, reason=scheduler_pb2.FINISH_REASON_LENGTH
             )
             for index in range(len(texts))
@@ -129,7 +129,7 @@ async def test_several_prompts_are_choices_in_order(is_streamed: bool) -> None:
     def script(add: scheduler_pb2.AddRequest) -> Outputs:
         ids = list(add.prompt_token_ids)[-1:]  # says the prompt's last token, twice over
         ends = [
-            scheduler_pb2.SequenceFinished(
+            scheduler_pb2.FinishedSequence(
                 handle=add.handle, index=index, reason=scheduler_pb2.FINISH_REASON_LENGTH
             )
             for index in (0, 1)

@@ -73,14 +73,15 @@ async def test_a_stream_is_chunks_of_new_tokens_and_then_all_of_them() -> None:
         assert (complete.prompt_tokens, complete.cached_tokens) == (len(PROMPT), 3)
         (add,) = stack.scheduler.added
         assert (add.request_id, list(add.prompt_token_ids)) == ("mine", PROMPT)
+        assert (add.tenant, add.payer) == ("", "127.0.0.1")
 
 
 async def test_without_streaming_there_is_one_message_for_each_sequence() -> None:
-    def script(add: scheduler_pb2.AddRequest) -> Iterable[scheduler_pb2.StepOutputs]:
+    def script(add: scheduler_pb2.AddRequest) -> Iterable[scheduler_pb2.RequestUpdates]:
         yield step((add.handle, 0, [5]), (add.handle, 1, [6]))
         ends = [
-            scheduler_pb2.SequenceFinished(handle=add.handle, index=0, reason=1),
-            scheduler_pb2.SequenceFinished(
+            scheduler_pb2.FinishedSequence(handle=add.handle, index=0, reason=1),
+            scheduler_pb2.FinishedSequence(
                 handle=add.handle,
                 index=1,
                 reason=scheduler_pb2.FINISH_REASON_STOP_TOKEN,
@@ -143,7 +144,7 @@ async def test_log_probabilities_come_with_tokens_and_prompt() -> None:
             row=row, logprob=value, rank=1, top_token_ids=[5, 6], top_logprobs=[value, -4]
         )
 
-    def script(add: scheduler_pb2.AddRequest) -> Iterable[scheduler_pb2.StepOutputs]:
+    def script(add: scheduler_pb2.AddRequest) -> Iterable[scheduler_pb2.RequestUpdates]:
         outputs = step((add.handle, 0, [5]), logprobs=[entry(0, -0.5)], **finished(add.handle))
         run = outputs.prompt_logprobs.add(handle=add.handle, first_position=1)
         run.logprobs.extend(entry(0, -2) for _ in PROMPT[1:])
@@ -227,7 +228,7 @@ async def test_abort_reaches_only_requests_of_the_callers_tenant() -> None:
         await stub.Abort(
             pb.AbortRequest(request_ids=["mine"]), metadata=(("x-signalbox-tenant", "red"),)
         )
-        assert stack.router.admission.num_live == 1
+        assert stack.router.live.num_live == 1
         call.cancel()
         await stack.check_nothing_is_left()
 

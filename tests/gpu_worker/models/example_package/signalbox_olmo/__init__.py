@@ -17,8 +17,8 @@ from gpu_worker.layers import (
 )
 from gpu_worker.layers.rotary import Angles
 from gpu_worker.models import DecoderConfig, ModelSpec, register_model
-from gpu_worker.models.config import decoder_shapes
-from gpu_worker.models.decoder import Attend, Attention, FeedForward
+from gpu_worker.models.decoder_config import decoder_shapes
+from gpu_worker.models.llama import Attend, Attention, FeedForward
 
 _EPS = 1e-5
 

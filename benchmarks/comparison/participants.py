@@ -1,0 +1,153 @@
+"""Participants of the comparison: Signalbox in each form, and every peer in its best setting."""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.comparison.loads import BY_NAME, Kind
+from benchmarks.peers import offline
+from benchmarks.peers.llama_server import LlamaServer, QuantizedLlamaServer
+from benchmarks.peers.process import PeerProcess
+from benchmarks.peers.signalbox_server import SignalboxServer
+from benchmarks.peers.vllm_server import VllmGrpcServer, VllmHttpServer
+
+OURS, OURS_QUANTIZED, OURS_PRESSED = "signalbox", "signalbox, quantized", "signalbox, half the KV"
+OURS_OFFLINE, OURS_OFFLINE_QUANTIZED = "signalbox LLM", "signalbox LLM, quantized"
+
+OUR_BLOCK_SIZE, VLLM_BLOCK_SIZE = 16, 32
+"""Block sizes for the memory pressure; vLLM's CPU kernels need multiples of 32."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Participant:
+    """A process, the loads that it takes, and the one of ours that it is compared with."""
+
+    process: PeerProcess
+    kinds: frozenset[Kind]
+    beside: str = ""
+    max_rounds: int = sys.maxsize
+    """Most rounds, for a participant that takes many times as long as the others."""
+
+    @property
+    def name(self) -> str:
+        return self.process.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """Settings that all participants share."""
+
+    model: Path
+    peers: Path
+    num_threads: int
+    log_folder: Path
+    our_flags: Sequence[str]
+    quantized_flags: Sequence[str]
+
+
+def participants(setting: Setting) -> list[Participant]:
+    """Returns all participants; one that is not installed fails when it is started."""
+    return [*_servers(setting), *_pressed(setting), *_offline(setting)]
+
+
+def _servers(setting: Setting) -> list[Participant]:
+    logs, model = setting.log_folder, setting.model
+    ours = SignalboxServer(model, log_folder=logs, extra_arguments=setting.our_flags)
+    quantized = SignalboxServer(
+        model, log_folder=logs, extra_arguments=setting.quantized_flags, label="quantized"
+    )
+    peers = {"num_threads": setting.num_threads, "log_folder": logs}
+    stream = frozenset({Kind.STREAM})
+    served = stream | {Kind.PREFILL}
+    return [
+        Participant(process=ours, kinds=served | {Kind.BEAM}),
+        Participant(process=quantized, kinds=stream),
+        Participant(
+            process=VllmHttpServer(setting.peers, **peers),
+            kinds=served | {Kind.BEAM},
+            beside=OURS,
+        ),
+        Participant(process=VllmGrpcServer(setting.peers, **peers), kinds=stream, beside=OURS),
+        Participant(process=LlamaServer(setting.peers, **peers), kinds=served, beside=OURS),
+        Participant(
+            process=QuantizedLlamaServer(setting.peers, **peers),
+            kinds=stream,
+            beside=OURS_QUANTIZED,
+        ),
+    ]
+
+
+def _pressed(setting: Setting) -> list[Participant]:
+    """The same number of KV tokens for each: half of what the load needs."""
+    num_tokens = BY_NAME["pressure"].num_tokens // 2
+    label, kinds = OURS_PRESSED.partition(", ")[2], frozenset({Kind.PRESSURE})
+    ours = SignalboxServer(
+        setting.model,
+        log_folder=setting.log_folder,
+        extra_arguments=[*setting.our_flags, *_blocks(num_tokens, OUR_BLOCK_SIZE)],
+        label=label,
+    )
+    vllm = VllmHttpServer(
+        setting.peers,
+        num_threads=setting.num_threads,
+        log_folder=setting.log_folder,
+        extra_arguments=[  # it refuses a model length that its KV cannot hold
+            *_blocks(num_tokens, VLLM_BLOCK_SIZE),
+            *("--max-model-len", str(num_tokens // 2)),
+        ],
+        label=label,
+    )
+    return [
+        Participant(process=ours, kinds=kinds),
+        Participant(process=vllm, kinds=kinds, beside=OURS_PRESSED),
+    ]
+
+
+def _blocks(num_tokens: int, block_size: int) -> list[str]:
+    """Flags that happen to be the same here and there."""
+    count = str(num_tokens // block_size)
+    return ["--block-size", str(block_size), "--num-gpu-blocks-override", count]
+
+
+def _offline(setting: Setting) -> list[Participant]:
+    common = {"num_threads": setting.num_threads, "log_folder": setting.log_folder}
+    kinds = frozenset({Kind.OFFLINE})
+    ours = [
+        offline.SignalboxOffline(
+            setting.model,
+            extra_arguments=["--options", json.dumps(_as_options(flags))],
+            label=label,
+            **common,
+        )
+        for flags, label in ((setting.our_flags, ""), (setting.quantized_flags, "quantized"))
+    ]
+    peers: list[tuple[type[offline.OfflineProcess], str]] = [
+        (offline.VllmOffline, OURS_OFFLINE),
+        (offline.LlamaBatchedBench, OURS_OFFLINE),
+        (offline.QuantizedLlamaBatchedBench, OURS_OFFLINE_QUANTIZED),
+        (offline.OpenVinoOffline, OURS_OFFLINE),
+    ]
+    return [
+        *(Participant(process=process, kinds=kinds) for process in ours),
+        *(
+            Participant(process=peer(setting.peers, **common), kinds=kinds, beside=beside)
+            for peer, beside in peers
+        ),
+        Participant(
+            process=offline.TransformersOffline(setting.peers, **common),
+            kinds=kinds,
+            beside=OURS_OFFLINE,
+            max_rounds=1,
+        ),
+    ]
+
+
+def _as_options(flags: Sequence[str]) -> dict[str, str]:
+    """Returns `--dtype bfloat16 ...` as the keyword arguments of `LLM`."""
+    names, values = flags[::2], flags[1::2]
+    return {
+        name.removeprefix("--").replace("-", "_"): value
+        for name, value in zip(names, values, strict=True)
+    }

@@ -1,0 +1,168 @@
+"""Compiles structured outputs by llguidance, and measures what compiling one costs.
+
+The router refuses what cannot be compiled and the worker compiles the rest, so both need this. A
+client's schema may cost any time and memory, so the router runs this file as a short-lived process
+with limits that the kernel enforces. It imports nothing of ours, to start fast and isolated.
+"""
+
+import json
+import re
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, grammar_from
+
+_MAX_REASON_CHARS = 300
+_WHITESPACE = r"( |\n {0,16}|\n\t{0,4})"
+"""Text allowed between the tokens of JSON: a space, or a line break with its indentation. Without
+this bound some models would write spaces for ever."""
+_SHORT_ESCAPES = 'nrbtf\\"'
+"""Escapes without \\uXXXX, which llguidance lets a free key spell a declared one with. Strings then
+have no control characters but those with an escape of their own, unless the schema itself has."""
+_NEEDS_LONG_ESCAPE = re.compile("[\x00-\x07\x0b\x0e-\x1f]")
+
+_MAX_ITEMS_IN_ROW = 20_000
+"""Rules that may apply at one place of a text. llguidance's default of 2,000 is too few for an
+object of 450 optional properties, which fails only once its first bracket has been drawn. The CPU
+time of masks is bounded apart from this."""
+
+
+class GrammarError(ValueError):
+    """The constraint cannot be compiled, or nothing conforms to it."""
+
+
+def compile_grammar(
+    constraint: tuple[str, ...], tokenizer: LLTokenizer, *, max_lexer_states: int | None = None
+) -> LLMatcher:
+    """Returns a matcher before its first token. Raises GrammarError.
+
+    Args:
+        max_lexer_states: bounds how far masks let the grammar grow; None is llguidance's default.
+    """
+    try:
+        text = _grammar(constraint)
+    except (ValueError, RecursionError) as error:
+        raise GrammarError(_one_line(str(error))) from None
+    limits = LLParserLimits(
+        verbose_errors=False,
+        max_items_in_row=_MAX_ITEMS_IN_ROW,
+        max_lexer_states=max_lexer_states,
+    )
+    matcher = LLMatcher(tokenizer, text, log_level=0, limits=limits)
+    if matcher.is_error():
+        raise GrammarError(_one_line(matcher.get_error()))
+    probe = matcher.deep_copy()
+    probe.compute_bitmask()
+    if probe.is_error() and not probe.get_error().startswith("NoExtension"):
+        raise GrammarError(_one_line(probe.get_error()))
+    if probe.is_error() or (probe.is_stopped() and not probe.is_accepting()):
+        raise GrammarError("nothing conforms to it")
+    return matcher
+
+
+def _grammar(constraint: tuple[str, ...]) -> str:
+    kind, *texts = constraint
+    match kind:
+        case "json_schema":
+            return _of_schema(texts[0])
+        case "json_object":
+            return _of_schema('{"type": "object"}')
+        case "choice":
+            return grammar_from("choice", json.dumps(texts))
+        case "regex":
+            return grammar_from("regex", texts[0])
+        case "grammar":
+            return grammar_from("grammar", texts[0])
+    raise GrammarError(f"{kind!r} is no kind of structured output")
+
+
+def _of_schema(schema: str) -> str:
+    parsed = json.loads(schema)  # invalid JSON would be pasted into llguidance's own
+    if not isinstance(parsed, dict):  # true or false, which takes no options
+        return LLMatcher.grammar_from_json_schema(schema)
+    options: Any = {"whitespace_pattern": _WHITESPACE}
+    if _has_free_keys(parsed) and not _NEEDS_LONG_ESCAPE.search(_strings_of(parsed)):
+        options["json_allowed_escapes"] = _SHORT_ESCAPES
+    return LLMatcher.grammar_from_json_schema(schema, overrides=options)
+
+
+def _has_free_keys(value: object) -> bool:
+    """Returns whether an object may have keys beside the declared ones."""
+    if isinstance(value, dict):
+        if value.get("properties") and value.get("additionalProperties") is not False:
+            return True
+        value = [*value.values()]
+    return isinstance(value, list) and any(map(_has_free_keys, value))
+
+
+def _strings_of(value: object) -> str:
+    """Returns all strings of a schema but the keys."""
+    if isinstance(value, dict):
+        value = [*value.values()]
+    if isinstance(value, list):
+        return "".join(map(_strings_of, value))
+    return value if isinstance(value, str) else ""
+
+
+def _one_line(reason: str) -> str:
+    return " ".join(reason.split())[:_MAX_REASON_CHARS]
+
+
+class _Bytes:
+    """A vocabulary of the bytes: enough to tell whether something compiles."""
+
+    eos_token_id = 256
+    bos_token_id = None
+    tokens = (*(bytes([byte]) for byte in range(256)), b"<eos>")
+    special_token_ids = (256,)
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        return list(text.encode() if isinstance(text, str) else text)
+
+
+def find_fault(constraint: tuple[str, ...]) -> str | None:
+    """Says in one line why a constraint cannot be compiled; None if it can be."""
+    try:
+        compile_grammar(constraint, LLTokenizer(TokenizerWrapper(_Bytes()), n_vocab=257))
+    except GrammarError as error:
+        return str(error)
+    return None
+
+
+def _try_out(constraint: tuple[str, ...]) -> dict[str, Any]:
+    """Compiles a constraint; returns its fault, and the CPU time and peak memory that it takes."""
+    start_ns, held = time.thread_time_ns(), _status_bytes("VmRSS")
+    fault = find_fault(constraint)
+    return {
+        "fault": fault,
+        "cpu_ns": time.thread_time_ns() - start_ns,
+        "peak_bytes": max(0, _status_bytes("VmHWM") - held),
+    }
+
+
+def _status_bytes(name: str) -> int:
+    """Returns an entry of this process's status, as the kernel counts it since the program began.
+
+    `getrusage` would count what the process was before, a copy of the router.
+    """
+    with Path("/proc/self/status").open() as status:
+        return next(int(line.split()[1]) << 10 for line in status if line.startswith(name))
+
+
+def _limit_this_process(*, cpu_s: int, memory_bytes: int) -> None:
+    for kind, limit in (
+        (resource.RLIMIT_CPU, cpu_s),
+        (resource.RLIMIT_AS, memory_bytes),
+        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        resource.setrlimit(kind, (limit, limit))
+
+
+if __name__ == "__main__":
+    job = json.load(sys.stdin)
+    _limit_this_process(cpu_s=job["cpu_s"], memory_bytes=job["memory_bytes"])
+    sys.stdout.write(json.dumps(_try_out(tuple(job["constraint"]))))

@@ -1,0 +1,124 @@
+"""Model and capacity of a worker, with the fields of worker.v1."""
+
+from dataclasses import dataclass, fields
+
+from contract import sampling_defaults
+from contract.sampling_defaults import NO_DEFAULTS, SamplingDefaults
+from protos.worker.v1 import worker_pb2 as pb
+
+MAX_BLOCKS = 1 << 22
+"""Blocks of a pool that a worker may announce: the scheduler keeps some 50 bytes for each. With the
+smallest blocks of a small model, 0.4 MB, they are 1.6 TB."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInfo:
+    """The served model; see worker.proto."""
+
+    name: str
+    architecture: str
+    dtype: str
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    tokenizer_sha256: str = ""
+    """Hash of the tokenizer's files; a runner, which only has the files, leaves it empty."""
+    sampling_defaults: SamplingDefaults = NO_DEFAULTS
+
+    def difference(self, other: "ModelInfo") -> str | None:
+        """Names the first field in which another model differs, with both values."""
+        for entry in fields(self):
+            mine, theirs = getattr(self, entry.name), getattr(other, entry.name)
+            if mine != theirs:
+                return f"{entry.name} is {theirs!r}, but the scheduler serves {mine!r}"
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerCapacity:
+    """Capacity of a worker, measured by profiling; see worker.proto."""
+
+    block_size: int
+    num_gpu_blocks: int
+    num_cpu_blocks: int
+    block_bytes: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    copy_bytes_per_s: float = 0.0
+    prefill_tokens_per_s: float = 0.0
+    activations_bytes: int = 0
+    """Bytes that the largest step took beside weights and KV. The worker does not announce it."""
+    tensor_parallel_size: int = 1
+    """Ranks, each with these blocks of `block_bytes`."""
+    grammar_bytes: int = 0
+    """Bytes that compiled structured outputs may count for together."""
+
+    def check(self) -> None:
+        """Raises ValueError if a scheduler cannot plan for such a worker."""
+        if self.block_size < 1 or self.num_gpu_blocks < 1:
+            raise ValueError(
+                f"a worker with {self.num_gpu_blocks} blocks of {self.block_size} tokens"
+                " cannot hold a sequence"
+            )
+        most = max(self.num_gpu_blocks, self.num_cpu_blocks)
+        if most > MAX_BLOCKS:
+            raise ValueError(f"a worker with {most} blocks has more than {MAX_BLOCKS}")
+        for name in ("max_num_seqs", "max_num_batched_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+
+
+def encode_model(model: ModelInfo) -> pb.ModelInfo:
+    return pb.ModelInfo(
+        name=model.name,
+        architecture=model.architecture,
+        dtype=model.dtype,
+        vocab_size=model.vocab_size,
+        max_model_len=model.max_model_len,
+        eos_token_ids=model.eos_token_ids,
+        tokenizer_sha256=model.tokenizer_sha256,
+        sampling_defaults=sampling_defaults.encode(model.sampling_defaults),
+    )
+
+
+def decode_model(message: pb.ModelInfo) -> ModelInfo:
+    return ModelInfo(
+        name=message.name,
+        architecture=message.architecture,
+        dtype=message.dtype,
+        vocab_size=message.vocab_size,
+        max_model_len=message.max_model_len,
+        eos_token_ids=tuple(message.eos_token_ids),
+        tokenizer_sha256=message.tokenizer_sha256,
+        sampling_defaults=sampling_defaults.decode(message.sampling_defaults),
+    )
+
+
+def encode_capacity(capacity: WorkerCapacity) -> pb.WorkerCapacity:
+    return pb.WorkerCapacity(
+        block_size=capacity.block_size,
+        num_gpu_blocks=capacity.num_gpu_blocks,
+        num_cpu_blocks=capacity.num_cpu_blocks,
+        block_bytes=capacity.block_bytes,
+        max_num_seqs=capacity.max_num_seqs,
+        max_num_batched_tokens=capacity.max_num_batched_tokens,
+        copy_bytes_per_second=int(capacity.copy_bytes_per_s),
+        prefill_tokens_per_second=int(capacity.prefill_tokens_per_s),
+        tensor_parallel_size=capacity.tensor_parallel_size,
+        grammar_bytes=capacity.grammar_bytes,
+    )
+
+
+def decode_capacity(message: pb.WorkerCapacity) -> WorkerCapacity:
+    return WorkerCapacity(
+        block_size=message.block_size,
+        num_gpu_blocks=message.num_gpu_blocks,
+        num_cpu_blocks=message.num_cpu_blocks,
+        block_bytes=message.block_bytes,
+        max_num_seqs=message.max_num_seqs,
+        max_num_batched_tokens=message.max_num_batched_tokens,
+        copy_bytes_per_s=message.copy_bytes_per_second,
+        prefill_tokens_per_s=message.prefill_tokens_per_second,
+        tensor_parallel_size=message.tensor_parallel_size or 1,
+        grammar_bytes=message.grammar_bytes,
+    )

@@ -1,0 +1,196 @@
+"""One step of a worker: what the planner decided, as the worker executes it.
+
+A step is immutable, and holds no list that the planner changes. The codec checks only what the wire
+can get wrong (columns that do not match, numbers that do not fit); the worker checks what a step
+means when it stages it.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from contract import sampling_params
+from contract.columns import (
+    Column,
+    check_lengths,
+    int32_column,
+    int32_list,
+    int32s,
+    int64_column,
+    int64_list,
+    int64s,
+    pack_int32,
+    pack_int64,
+)
+from contract.errors import InvalidArgument
+from contract.sampling_params import SamplingParams
+from contract.sections.block_moves import NO_COPIES, BlockMapping, decode_mapping, encode_mapping
+from contract.sections.forks import Fork, decode_forks, encode_forks
+from protos.worker.v1 import worker_pb2 as pb
+
+_MAX_SEQ_ID = (1 << 63) - 1
+_NO_IDS = int64s([])
+_NO_COUNTS = int32s([])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewSequence:
+    """A sequence that is new to the worker, or resumes after swap or recompute."""
+
+    seq_id: int
+    branch: int
+    token_ids: Sequence[int]
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    num_new_tokens: int
+    block_table: Sequence[int]
+    num_samples: int
+    params: SamplingParams
+    request_id: str = ""
+
+
+class TablePatch(NamedTuple):
+    """Write `blocks` at `first_index` of a sequence's block table."""
+
+    seq_id: int
+    first_index: int
+    blocks: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One step; see ExecuteModelRequest in worker.proto."""
+
+    epoch: int
+    step_id: int
+    finished: Column = _NO_IDS
+    """Ids of the sequences to forget."""
+    forks: Sequence[Fork] = ()
+    new: Sequence[NewSequence] = ()
+    running_seq_ids: Column = _NO_IDS
+    running_num_new_tokens: Column = _NO_COUNTS
+    """Tokens that each of `running_seq_ids` computes."""
+    patches: Sequence[TablePatch] = ()
+    swap_out: BlockMapping = NO_COPIES
+    swap_in: BlockMapping = NO_COPIES
+    copy: BlockMapping = NO_COPIES
+    traceparent: str = ""
+    tracestate: str = ""
+
+
+def encode_step(step: Step) -> pb.ExecuteModelRequest:
+    message = pb.ExecuteModelRequest(
+        epoch=step.epoch,
+        step_id=step.step_id,
+        finished_seq_ids=step.finished.pack(),
+        running=pb.RunningSequences(
+            seq_ids=step.running_seq_ids.pack(), num_new_tokens=step.running_num_new_tokens.pack()
+        ),
+    )
+    if step.new:
+        message.new_groups.extend(_encode_groups(step.new))
+    if step.forks:
+        message.forks.CopyFrom(encode_forks(step.forks))
+    if step.patches:
+        message.block_table_patches.CopyFrom(_encode_patches(step.patches))
+    for field, mapping in (
+        (message.blocks_to_swap_out, step.swap_out),
+        (message.blocks_to_swap_in, step.swap_in),
+        (message.blocks_to_copy, step.copy),
+    ):
+        if mapping is not NO_COPIES:
+            field.CopyFrom(encode_mapping(mapping))
+    if step.traceparent:
+        message.trace_context.traceparent = step.traceparent
+        message.trace_context.tracestate = step.tracestate
+    return message
+
+
+def decode_step(message: pb.ExecuteModelRequest) -> Step:
+    """Raises InvalidArgument if columns that belong together differ in length."""
+    running = message.running
+    seq_ids, num_new_tokens = int64_column(running.seq_ids), int32_column(running.num_new_tokens)
+    check_lengths("running", len(seq_ids), len(num_new_tokens))
+    return Step(
+        epoch=message.epoch,
+        step_id=message.step_id,
+        finished=int64_column(message.finished_seq_ids),
+        forks=decode_forks(message.forks) if message.HasField("forks") else (),
+        new=tuple(new for group in message.new_groups for new in _decode_group(group)),
+        running_seq_ids=seq_ids,
+        running_num_new_tokens=num_new_tokens,
+        patches=_decode_patches(message.block_table_patches),
+        swap_out=decode_mapping(message.blocks_to_swap_out, field="blocks_to_swap_out"),
+        swap_in=decode_mapping(message.blocks_to_swap_in, field="blocks_to_swap_in"),
+        copy=decode_mapping(message.blocks_to_copy, field="blocks_to_copy"),
+        traceparent=message.trace_context.traceparent,
+        tracestate=message.trace_context.tracestate,
+    )
+
+
+def _encode_groups(sequences: Sequence[NewSequence]) -> Iterator[pb.SequenceGroupMetadata]:
+    """Yields a message for each request: its sequences share one object of parameters."""
+    groups: dict[tuple[str, int, int], list[NewSequence]] = {}
+    for new in sequences:
+        key = (new.request_id, new.num_prompt_tokens, id(new.params))
+        groups.setdefault(key, []).append(new)
+    for members in groups.values():
+        yield pb.SequenceGroupMetadata(
+            request_id=members[0].request_id,
+            sampling_params=sampling_params.encode(members[0].params),
+            num_prompt_tokens=members[0].num_prompt_tokens,
+            sequences=[
+                pb.SequenceMetadata(
+                    seq_id=new.seq_id,
+                    branch=new.branch,
+                    token_ids=new.token_ids,
+                    num_computed_tokens=new.num_computed_tokens,
+                    num_new_tokens=new.num_new_tokens,
+                    block_table=new.block_table,
+                    num_samples=new.num_samples,
+                )
+                for new in members
+            ],
+        )
+
+
+def _decode_group(group: pb.SequenceGroupMetadata) -> Iterator[NewSequence]:
+    params = sampling_params.decode(group.sampling_params)
+    for sequence in group.sequences:
+        if sequence.seq_id > _MAX_SEQ_ID:
+            raise InvalidArgument("seq_id", sequence.seq_id, f"at most {_MAX_SEQ_ID}")
+        yield NewSequence(
+            seq_id=sequence.seq_id,
+            branch=sequence.branch,
+            token_ids=list(sequence.token_ids),
+            num_prompt_tokens=group.num_prompt_tokens,
+            num_computed_tokens=sequence.num_computed_tokens,
+            num_new_tokens=sequence.num_new_tokens,
+            block_table=list(sequence.block_table),
+            num_samples=sequence.num_samples,
+            params=params,
+            request_id=group.request_id,
+        )
+
+
+def _encode_patches(patches: Sequence[TablePatch]) -> pb.BlockTablePatches:
+    return pb.BlockTablePatches(
+        seq_ids=pack_int64([patch.seq_id for patch in patches]),
+        first_index=pack_int32([patch.first_index for patch in patches]),
+        num_blocks=pack_int32([len(patch.blocks) for patch in patches]),
+        blocks=pack_int32([block for patch in patches for block in patch.blocks]),
+    )
+
+
+def _decode_patches(patches: pb.BlockTablePatches) -> tuple[TablePatch, ...]:
+    seq_ids, first_index = int64_list(patches.seq_ids), int32_list(patches.first_index)
+    num_blocks, blocks = int32_list(patches.num_blocks), int32_list(patches.blocks)
+    check_lengths("block_table_patches", len(seq_ids), len(first_index), len(num_blocks))
+    if (lowest := min(num_blocks, default=1)) < 1:
+        raise InvalidArgument("block_table_patches.num_blocks", lowest, "at least 1")
+    check_lengths("block_table_patches.blocks", sum(num_blocks), len(blocks))
+    found, start = [], 0
+    for seq_id, first, count in zip(seq_ids, first_index, num_blocks, strict=True):
+        found.append(TablePatch(seq_id, first, tuple(blocks[start : start + count])))
+        start += count
+    return tuple(found)

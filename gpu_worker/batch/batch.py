@@ -1,0 +1,50 @@
+"""The input of a runner, and the tokens that it samples.
+
+`SequenceTable` makes a `Batch` of a step; a `Runner` makes `BatchOutput` of the batch. Arrays are
+NumPy; a runner moves them to its device.
+"""
+
+from dataclasses import dataclass, field
+
+from gpu_worker.batch.sampling_rows import PromptRows, SampleRows
+from gpu_worker.step import Int32Array, Int64Array, Logprobs
+
+
+@dataclass(slots=True, kw_only=True)
+class Batch:
+    """The forward pass of one step over B sequences and T tokens, packed without padding."""
+
+    token_ids: Int64Array
+    """[T]."""
+    positions: Int64Array
+    """[T], index of each token in its sequence."""
+    slot_mapping: Int64Array
+    """[T], block * block_size + offset: where each token's K and V go."""
+    query_start: Int64Array
+    """[B + 1]: sequence i computes tokens query_start[i]:query_start[i + 1]."""
+    context_lens: Int64Array
+    """[B], tokens of each sequence whose K and V exist after this step."""
+    block_tables: Int32Array
+    """[B, max_blocks], padded with 0 past each sequence's blocks."""
+    rows: SampleRows
+    prompt_rows: PromptRows | None = None
+    """None if no request asks for log probabilities of the prompt tokens computed here."""
+    fed_from: Int64Array | None = None
+    """[T], the draw of the batch before that is the token, or -1 where token_ids knows it."""
+
+
+@dataclass(slots=True, kw_only=True)
+class BatchOutput:
+    """The sampled tokens of a batch."""
+
+    token_ids: Int32Array
+    """[num_rows]; meaningless for rows in `failed`."""
+    logprobs: list[Logprobs] = field(default_factory=list)
+    failed: dict[int, str] = field(default_factory=dict)
+    """Row to the reason for its failure, such as logits that are not finite."""
+    failed_seqs: dict[int, str] = field(default_factory=dict)
+    """The same for sequences, as indices into the batch, that could not be computed at all."""
+    prompt_logprobs: list[Logprobs] = field(default_factory=list)
+    """One for each of the batch's prompt rows."""
+    forward_ns: int = 0
+    sample_ns: int = 0

@@ -1,0 +1,164 @@
+"""The interface of runners, and optional interfaces.
+
+Every class that computes batches is a `Runner`: the model's, the simulated one, a group of ranks.
+What only some can do is a protocol of its own, which the worker looks for with `isinstance`, so
+that a new runner writes `Runner`'s calls and nothing else. `batch.py` has what goes in and out.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from contract.model import ModelInfo, WorkerCapacity
+from contract.sections.block_moves import BlockMapping
+from gpu_worker.batch.batch import Batch, BatchOutput
+
+
+class Runner(Protocol):
+    """Computes batches on one device and owns the KV cache there.
+
+    All calls after construction come from the worker's one execution thread.
+    """
+
+    @property
+    def model(self) -> ModelInfo: ...
+
+    def tokenizer_files(self) -> dict[str, bytes]:
+        """Returns "tokenizer.json" (tokenizers format) and "tokenizer_config.json"."""
+        ...
+
+    def profile(self) -> WorkerCapacity:
+        """Measures what fits beside weights and activations. Raises MemoryError if nothing does."""
+        ...
+
+    def init_cache_engine(self, *, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
+        """Allocates both pools, dropping what was there."""
+        ...
+
+    def swap_out(self, mapping: BlockMapping) -> None:
+        """Copies blocks from the GPU pool to the CPU pool."""
+        ...
+
+    def swap_in(self, mapping: BlockMapping) -> None:
+        """Copies blocks from the CPU pool to the GPU pool."""
+        ...
+
+    def copy(self, mapping: BlockMapping) -> None:
+        """Copies blocks within the GPU pool."""
+        ...
+
+    def execute(self, batch: Batch) -> BatchOutput:
+        """Writes the batch's K and V, attends over the block tables, draws the rows."""
+        ...
+
+
+@runtime_checkable
+class Overlapping(Protocol):
+    """A runner whose swaps may go on after the calls that begin them."""
+
+    def pop_copy_ns(self) -> int:
+        """Returns what the swaps since the last call take beside the time of their calls."""
+        ...
+
+
+class Launched(Protocol):
+    """A batch that a device is computing."""
+
+    @property
+    def can_feed(self) -> bool:
+        """True if the next batch may refer to its samples (`Batch.fed_from`)."""
+        ...
+
+    def wait(self) -> None:
+        """Blocks until the samples can be had; safe from any thread."""
+        ...
+
+    def samples(self) -> BatchOutput:
+        """Returns what was drawn; on the execution thread."""
+        ...
+
+
+@runtime_checkable
+class Launching(Protocol):
+    """A runner that may begin a batch before the one before it has ended."""
+
+    @property
+    def launches(self) -> bool:
+        """True if this runner launches; others only have `execute`."""
+        ...
+
+    def launch(self, batch: Batch) -> Launched:
+        """Does what `execute` does, without waiting; raises what can be said at once."""
+        ...
+
+
+@runtime_checkable
+class Prefaulting(Protocol):
+    """A runner that can prepare for steps to come while none is there."""
+
+    def prefault(self) -> bool:
+        """Does so for some milliseconds; returns whether there is more to do."""
+        ...
+
+
+@runtime_checkable
+class Closeable(Protocol):
+    """A runner with more to end than its memory, such as processes."""
+
+    def close(self) -> None:
+        """After the last call; safe from any thread."""
+        ...
+
+
+def close(runner: Runner) -> None:
+    """Ends what a runner has started."""
+    if isinstance(runner, Closeable):
+        runner.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryReport:
+    """Use of a worker's memory, in bytes; see worker.proto."""
+
+    weights: int
+    kv: int
+    swap: int
+    used: int
+    unused: int
+    total: int
+
+
+class ProfileOptions(NamedTuple):
+    """Options of a profile of the next steps."""
+
+    duration_s: float
+    record_shapes: bool = False
+    with_stack: bool = False
+
+
+class Recording(Protocol):
+    """A profile that is being taken."""
+
+    @property
+    def kernel_ns(self) -> Mapping[str, int]:
+        """After `end`: time of all threads by kind of kernel, if nothing else says that."""
+        ...
+
+    def end(self) -> None:
+        """Stops recording; on the execution thread, as it began."""
+        ...
+
+    def chrome_trace(self) -> bytes:
+        """Returns what was recorded, gzipped; on any thread."""
+        ...
+
+
+@runtime_checkable
+class Inspectable(Protocol):
+    """A runner that says where time and memory go; a simulated one has neither."""
+
+    def memory(self) -> MemoryReport:
+        """Safe from any thread."""
+        ...
+
+    def begin_recording(self, options: ProfileOptions) -> Recording: ...

@@ -1,0 +1,108 @@
+"""Counts what a model's weights take in memory, from the heads of its files.
+
+Also detects broken files. Does not import PyTorch, so that a model that cannot be served is refused
+before any process is started.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpu_worker.checkpoints.safetensors_header import read_header, unreadable
+
+if TYPE_CHECKING:
+    from gpu_worker.checkpoints.gguf_reader import GGUFTensor
+
+_FLOAT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+RUNNABLE_TYPES = (2, 3, 6, 7, 8, 12, 13, 14)
+"""ggml's numbers of the block types that native programs run."""
+
+_INT8_BYTES, _INT4_BYTES = 34 / 32, 20 / 32
+"""Bytes of a value in Q8_0 and in Q4_1."""
+_TABLES = ("token_embd", "output", "embed_tokens", "lm_head")
+"""The table of embeddings and the head, which keep 8 bits under "int4"."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightSizes:
+    """Counts over all tensors of a model."""
+
+    num_values: int
+    num_table_values: int
+    """Values in the table of embeddings and in the head."""
+    stored_bytes: int
+    is_half: bool
+    """True if 16 bits are enough to hold each weight."""
+    block_type: str = ""
+    """Commonest type of the matrices in blocks that native programs run, such as "Q4_1"."""
+
+    @property
+    def has_blocks(self) -> bool:
+        """True if at least one matrix is stored in blocks that native programs run."""
+        return bool(self.block_type)
+
+    def bytes_in(self, form: str) -> int:
+        """Returns what the weights take at least: as a dtype, "gguf", "int8" or "int4"."""
+        match form:
+            case "gguf":
+                return self.stored_bytes
+            case "int8":
+                return int(self.num_values * _INT8_BYTES)
+            case "int4":
+                num_others = self.num_values - self.num_table_values
+                return int(self.num_table_values * _INT8_BYTES + num_others * _INT4_BYTES)
+        return self.num_values * _FLOAT_BYTES[form]
+
+
+def is_runnable(stored: "GGUFTensor") -> bool:
+    """Says whether native programs can run a tensor's blocks."""
+    return len(stored.shape) == 2 and int(stored.type) in RUNNABLE_TYPES
+
+
+def gguf_sizes(stored_tensors: Iterable["GGUFTensor"]) -> WeightSizes:
+    """Counts tensors of a GGUF file and its parts."""
+    tensors = list(stored_tensors)
+    types = Counter(stored.type.name for stored in tensors if is_runnable(stored))
+    values = {stored.name: prod(stored.shape) for stored in tensors}
+    return WeightSizes(
+        num_values=sum(values.values()),
+        num_table_values=_num_table_values(values),
+        stored_bytes=sum(stored.num_bytes for stored in tensors),
+        is_half=True,
+        block_type=next((name for name, _ in types.most_common(1)), ""),
+    )
+
+
+def directory_sizes(shards: Iterable[Path], *, is_half: bool) -> WeightSizes:
+    """Counts tensors of a checkpoint's files. Raises ModelError for a file that is broken."""
+    values: dict[str, int] = {}
+    stored_bytes = 0
+    for shard in shards:
+        size = shard.stat().st_size
+        stored_bytes += size
+        if shard.suffix == ".safetensors":
+            with shard.open("rb", buffering=0) as file:
+                tensors, _ = read_header(shard, file)
+            values |= {name: prod(entry["shape"]) for name, entry in tensors.items()}
+        elif size:
+            values[shard.name] = size // (2 if is_half else 4)
+        else:
+            raise unreadable(shard, "it is empty")
+    return WeightSizes(
+        num_values=sum(values.values()),
+        num_table_values=_num_table_values(values),
+        stored_bytes=stored_bytes,
+        is_half=is_half,
+    )
+
+
+def _num_table_values(values: dict[str, int]) -> int:
+    return sum(count for name, count in values.items() if _is_table(name))
+
+
+def _is_table(name: str) -> bool:
+    *_, layer, _ = ("", *name.split("."))
+    return layer in _TABLES

@@ -1,0 +1,76 @@
+"""A process's place in a tensor-parallel group, and the two collectives that layers need.
+
+The division of a transformer into column- and row-parallel halves follows Megatron-LM (Shoeybi et
+al., 2019).
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from gpu_worker.config import ModelError
+
+
+class Collectives(Protocol):
+    """Collective operations of a group's ranks. All ranks get the same bits."""
+
+    num_joined: int
+    """Collectives so far: ranks of which it is the same are at one place."""
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """Sums over the ranks, in place."""
+        ...
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """Returns every rank's tensor; they have one shape."""
+        ...
+
+    def abort(self) -> None:
+        """Makes ranks that wait in a collective fail; on any thread."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelGroup:
+    """Rank `rank` of `size`; at size 1 every collective is a no-op."""
+
+    rank: int = 0
+    size: int = 1
+    collectives: Collectives | None = None
+    """None at size 1."""
+
+    def divide(self, count: int, what: str) -> int:
+        """Returns this rank's share of `count`."""
+        if count % self.size:
+            sizes = ", ".join(str(size) for size in range(1, 65) if count % size == 0)
+            raise ModelError(
+                f"{what} ({count}) cannot be divided by tensor_parallel_size {self.size}; "
+                f"it can by {sizes}"
+            )
+        return count // self.size
+
+    def shard(self, tensor: Tensor, dim: int) -> Tensor:
+        """Returns this rank's slice of `tensor`."""
+        if self.size == 1:
+            return tensor
+        length = tensor.shape[dim] // self.size
+        return tensor.narrow(dim, self.rank * length, length)
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """Sums over the ranks, in place."""
+        if self.size > 1:
+            self._together.all_reduce(tensor)
+        return tensor
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """Joins the ranks' tensors along the last dimension."""
+        if self.size == 1:
+            return tensor
+        return torch.cat(self._together.all_gather(tensor.contiguous()), dim=-1)
+
+    @property
+    def _together(self) -> Collectives:
+        assert self.collectives is not None, "a group of several ranks has collectives"
+        return self.collectives

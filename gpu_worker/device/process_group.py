@@ -1,0 +1,124 @@
+"""Joins a rank to its group: NCCL between CUDA devices, gloo between processes on a CPU.
+
+The group is an object of ours, not torch.distributed's global one, so that a process may hold
+several models, one after another or at once. Ranks meet through a file in a folder that only this
+user can enter; they connect over the loopback interface.
+"""
+
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from contextlib import suppress
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+from torch.distributed import distributed_c10d as c10d
+
+from gpu_worker.config import ParallelConfig
+from gpu_worker.device.device_errors import DeviceLost
+from gpu_worker.device.parallel_group import ParallelGroup
+
+LOOPBACK = "127.0.0.1"
+TIMEOUT = timedelta(minutes=10)
+"""Limit for a rank that is alive but does not join; the socket of a dead rank is noticed at
+once."""
+_LOOK_S = 0.01
+
+
+class GroupCollectives:
+    """Satisfies `Collectives`, and counts, so that ranks can tell whether they are at one place."""
+
+    def __init__(self, backend: Any, size: int) -> None:
+        self._backend = backend
+        self._size = size
+        self.num_joined = 0
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        self.num_joined += 1
+        self._backend.allreduce([tensor]).wait()
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        self.num_joined += 1
+        parts = [torch.empty_like(tensor) for _ in range(self._size)]
+        self._backend.allgather([parts], [tensor]).wait()
+        return parts
+
+    def abort(self) -> None:
+        """Makes ranks that wait in a collective fail; on any thread."""
+        self._backend.abort()
+
+
+def join(config: ParallelConfig, device: torch.device) -> ParallelGroup:
+    """Returns when all ranks are here; at size 1 at once."""
+    size = config.tensor_parallel_size
+    if size == 1:
+        return ParallelGroup()
+    if config.rendezvous is None:
+        raise ValueError(f"tensor_parallel_size is {size}, but the ranks have nowhere to meet")
+    store = distributed.FileStore(config.rendezvous, size)  # type: ignore[attr-defined]
+    make = partial(_connect, store, config.rank, size, device)
+    together = _unless_lost(make, _lost_file(config.rendezvous))
+    return ParallelGroup(config.rank, size, together)
+
+
+def _connect(store: Any, rank: int, size: int, device: torch.device) -> GroupCollectives:
+    make = _gloo
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # each thread has its own
+        make = _nccl
+    together = GroupCollectives(make(store, rank, size), size)
+    together.all_reduce(torch.zeros(1, device=device))  # NCCL connects when it is first used
+    return together
+
+
+def call_off(rendezvous: str, reason: str) -> None:
+    """Lets a rank go, with DeviceLost, that waits for one which is lost; on any thread."""
+    with suppress(OSError):  # the folder goes when all have met
+        _lost_file(rendezvous).write_text(reason)
+
+
+def _lost_file(rendezvous: str) -> Path:
+    return Path(f"{rendezvous}.lost")
+
+
+def _unless_lost(connect: Callable[[], GroupCollectives], lost: Path) -> GroupCollectives:
+    """Connects on a thread that is left behind if a rank is lost: nothing else calls it off."""
+    done: Future[GroupCollectives] = Future()
+
+    def work() -> None:
+        try:
+            done.set_result(connect())
+        except BaseException as error:  # the waiting thread decides
+            done.set_exception(error)
+
+    threading.Thread(target=work, name="joining", daemon=True).start()
+    while not wait([done], timeout=_LOOK_S).done:
+        if lost.exists():
+            raise DeviceLost(lost.read_text())
+    return done.result()
+
+
+# PyTorch's stubs know neither how these are made nor what they have in common.
+
+
+def _gloo(store: Any, rank: int, size: int) -> Any:
+    gloo: Any = c10d.ProcessGroupGloo
+    options = gloo._Options()
+    options._devices = [gloo.create_device(hostname=LOOPBACK)]
+    options._timeout = TIMEOUT
+    return gloo(store, rank, size, options)
+
+
+def _nccl(store: Any, rank: int, size: int) -> Any:
+    if not c10d.is_nccl_available():
+        raise ValueError("tensor_parallel_size needs NCCL, which this PyTorch is built without")
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")  # no other machine may join
+    nccl: Any = c10d.ProcessGroupNCCL
+    options = nccl.Options()
+    options._timeout = TIMEOUT
+    return nccl(store, rank, size, options)

@@ -1,0 +1,138 @@
+"""Runs a step through a native program: one call computes the batch and draws the greedy rows.
+
+Rows that sample, or that report logprobs, get their logits from the call and go on to the sampler.
+"""
+
+import time
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gpu_worker.batch.batch import Batch, BatchOutput
+from gpu_worker.batch.sampling_rows import SampleRows, TokenRuns
+from gpu_worker.device.torch_profiler import span
+from gpu_worker.executors.prompt_logprobs import prompt_logprobs
+from gpu_worker.sampling.sampler import NOT_FINITE, Sampler
+from gpu_worker.step import NONE_LEFT, Int64Array, Logprobs
+from signalbox_kernels.program import Program, StepArrays
+
+
+class NativeStep:
+    """A program bound to a pool, with the sampler for what it does not draw itself."""
+
+    def __init__(self, program: Program, sampler: Sampler) -> None:
+        self.program = program
+        self.sampler = sampler
+        self._vocab_size = program.shape.vocab_size
+        self._logits = np.empty((0, self._vocab_size), dtype=np.float32)
+
+    @property
+    def block_bytes(self) -> int:
+        return self.program.shape.block_bytes
+
+    def bind(self, pool: Tensor) -> None:
+        self.program.bind(pool)
+
+    def execute(self, batch: Batch) -> BatchOutput:
+        start = time.perf_counter_ns()
+        tokens, row_of = np.unique(batch.rows.token_index, return_inverse=True)
+        drawn = np.flatnonzero(batch.rows.needs_logits)
+        arrays = self._arrays(batch, tokens, row_of, drawn)
+        with span("forward"):
+            self.program.run(arrays)
+        forwarded = time.perf_counter_ns()
+        samples = _greedy(arrays, row_of)
+        with span("sample"):
+            if len(drawn):
+                logits_row = arrays.logits_of_row[row_of[drawn]].astype(np.int64)
+                logits = torch.from_numpy(self._logits)
+                _merge(samples, self.sampler(logits, batch.rows.take(drawn), logits_row), drawn)
+            if batch.prompt_rows is not None:
+                samples.prompt_logprobs = prompt_logprobs(
+                    batch.prompt_rows, self.sampler, self._logits_of
+                )
+        samples.forward_ns = forwarded - start
+        samples.sample_ns = time.perf_counter_ns() - forwarded
+        return samples
+
+    def _logits_of(self, tokens: Int64Array) -> Tensor:
+        """Runs the head again over what the step has left of some tokens."""
+        self._reserve(len(tokens))
+        self.program.run(_head_alone(tokens, self._logits))
+        return torch.from_numpy(self._logits[: len(tokens)])
+
+    def _reserve(self, num_rows: int) -> None:
+        if num_rows > len(self._logits):
+            self._logits = np.empty((num_rows, self._vocab_size), dtype=np.float32)
+
+    def _arrays(
+        self, batch: Batch, tokens: Int64Array, row_of: Int64Array, drawn: Int64Array
+    ) -> StepArrays:
+        """Args: tokens: [num_rows] that need the head; row_of: [draws] row of each draw."""
+        wanted = np.unique(row_of[drawn])
+        self._reserve(len(wanted))
+        logits_of_row = np.full(len(tokens), -1, dtype=np.int32)
+        logits_of_row[wanted] = np.arange(len(wanted))
+        suppressed = _suppressed(batch.rows, row_of, len(tokens))
+        return StepArrays(
+            token_ids=batch.token_ids,
+            positions=batch.positions,
+            slots=batch.slot_mapping,
+            query_start=batch.query_start,
+            context_lens=batch.context_lens,
+            block_tables=np.ascontiguousarray(batch.block_tables),
+            row_tokens=tokens,
+            logits_of_row=logits_of_row,
+            suppressed_end=suppressed.ends,
+            suppressed=suppressed.token_ids,
+            argmax=np.empty(len(tokens), dtype=np.int32),
+            is_finite=np.empty(len(tokens), dtype=np.uint8),
+            logits=self._logits,
+        )
+
+
+def _suppressed(rows: SampleRows, row_of: Int64Array, num_rows: int) -> TokenRuns:
+    """Returns the tokens that the head excludes; all samples of one token exclude the same."""
+    if rows.suppressed is None:
+        return TokenRuns(np.zeros(num_rows, dtype=np.int32), np.empty(0, dtype=np.int32))
+    _, first_draw = np.unique(row_of, return_index=True)
+    return rows.suppressed.take(first_draw)
+
+
+def _head_alone(tokens: Int64Array, logits: NDArray[np.float32]) -> StepArrays:
+    """A step of no tokens, whose rows are tokens of the step before."""
+    num_rows = len(tokens)
+    none = np.empty(0, dtype=np.int64)
+    return StepArrays(
+        token_ids=none,
+        positions=none,
+        slots=none,
+        query_start=np.zeros(1, dtype=np.int64),
+        context_lens=none,
+        block_tables=np.empty((0, 0), dtype=np.int32),
+        row_tokens=tokens,
+        logits_of_row=np.arange(num_rows, dtype=np.int32),
+        suppressed_end=np.zeros(num_rows, dtype=np.int32),
+        suppressed=np.empty(0, dtype=np.int32),
+        argmax=np.empty(num_rows, dtype=np.int32),
+        is_finite=np.empty(num_rows, dtype=np.uint8),
+        logits=logits,
+    )
+
+
+def _greedy(arrays: StepArrays, row_of: Int64Array) -> BatchOutput:
+    tokens = arrays.argmax[row_of]
+    failed = dict.fromkeys(np.flatnonzero(tokens < 0).tolist(), NONE_LEFT)
+    bad = np.flatnonzero(arrays.is_finite[row_of] == 0).tolist()
+    return BatchOutput(token_ids=tokens, failed=failed | dict.fromkeys(bad, NOT_FINITE))
+
+
+def _merge(samples: BatchOutput, drawn: BatchOutput, rows: Int64Array) -> None:
+    """Puts what the sampler drew for `rows` into its places."""
+    samples.token_ids[rows] = drawn.token_ids
+    for row in rows.tolist():
+        samples.failed.pop(row, None)
+    samples.failed |= {int(rows[row]): reason for row, reason in drawn.failed.items()}
+    samples.logprobs = [Logprobs(int(rows[entry.row]), *entry[1:]) for entry in drawn.logprobs]

@@ -1,0 +1,34 @@
+"""Reports log probabilities of prompt tokens, some rows at a time.
+
+Logits are vocabulary-sized, and a prompt has a row for each of its tokens: all at once they would
+take more memory than the step itself. How logits are made of tokens is the step's to say.
+"""
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from gpu_worker.batch.sampling_rows import Int64Array, PromptRows
+from gpu_worker.sampling.sampler import Sampler
+from gpu_worker.step import Logprobs
+
+ROWS_AT_ONCE = 64
+"""No more than a native program always has room for, else it would drop what the step has left."""
+
+
+def prompt_logprobs(
+    rows: PromptRows, sampler: Sampler, logits_of: Callable[[Int64Array], Tensor]
+) -> list[Logprobs]:
+    """Returns one for each row, in their order.
+
+    Args:
+        logits_of: Makes [num_tokens, vocab_size] of tokens of the step, which it may overwrite
+            the next time.
+    """
+    found: list[Logprobs] = []
+    for start in range(0, len(rows.targets), ROWS_AT_ONCE):
+        part = slice(start, start + ROWS_AT_ONCE)
+        logits = logits_of(rows.token_index[part])
+        part_found = sampler.logprobs(logits, rows.targets[part], rows.num_logprobs[part])
+        found += [one._replace(row=start + one.row) for one in part_found]
+    return found

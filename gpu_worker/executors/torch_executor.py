@@ -1,0 +1,88 @@
+"""Runs a step through PyTorch: forward pass, logits of what draws, and the sampler.
+
+Everything device-specific below it is an op, an attention backend or a packed weight; this module
+only moves a batch's arrays to the device and times the parts.
+"""
+
+import time
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gpu_worker.attention import AttentionBackend
+from gpu_worker.batch.batch import Batch, BatchOutput
+from gpu_worker.batch.sampling_rows import PromptRows
+from gpu_worker.device.torch_profiler import span
+from gpu_worker.executors.prompt_logprobs import prompt_logprobs
+from gpu_worker.models import Model
+from gpu_worker.sampling.sampler import Sampler
+from gpu_worker.step import Int64Array, Logprobs
+
+
+class TorchStep:
+    """A model with its attention, bound to a pool; the twin of `NativeStep`."""
+
+    def __init__(
+        self, model: Model, attention: AttentionBackend, sampler: Sampler, device: torch.device
+    ) -> None:
+        self.sampler = sampler
+        self._model = model
+        self._attention = attention
+        self._device = device
+
+    @property
+    def block_bytes(self) -> int:
+        return self._attention.block_bytes
+
+    def bind(self, pool: Tensor) -> None:
+        self._attention.bind(pool)
+
+    def execute(self, batch: Batch) -> BatchOutput:
+        start = time.perf_counter_ns()
+        with span("forward"):
+            hidden = self._forward(batch)
+            logits, row_of = self._row_logits(hidden, batch)
+            self._synchronize()
+        forwarded = time.perf_counter_ns()
+        samples = BatchOutput(token_ids=np.empty(0, dtype=np.int32))
+        with span("sample"):
+            if logits is not None:
+                samples = self.sampler(logits, batch.rows, row_of)
+            if batch.prompt_rows is not None:
+                samples.prompt_logprobs = self._prompt_logprobs(hidden, batch.prompt_rows)
+        samples.forward_ns = forwarded - start
+        samples.sample_ns = time.perf_counter_ns() - forwarded
+        return samples
+
+    def _forward(self, batch: Batch) -> Tensor:
+        return self._model.forward(
+            self._tensor(batch.token_ids),
+            self._tensor(batch.positions),
+            self._attention.plan(batch),
+        )
+
+    def _tensor(self, array: Int64Array) -> Tensor:
+        return torch.from_numpy(array).to(self._device)
+
+    def _row_logits(self, hidden: Tensor, batch: Batch) -> tuple[Tensor | None, Int64Array | None]:
+        """Logits of tokens that draw, each once; and each row's index there, None if its own."""
+        index = batch.rows.token_index
+        if not len(index):
+            return None, None
+        tokens, row_of = np.unique(index, return_inverse=True)
+        if len(tokens) != hidden.shape[0]:
+            hidden = hidden.index_select(0, self._tensor(tokens))
+        is_own = len(tokens) == len(index) and (row_of[1:] > row_of[:-1]).all()
+        return self._model.logits(hidden), None if is_own else row_of
+
+    def _prompt_logprobs(self, hidden: Tensor, rows: PromptRows) -> list[Logprobs]:
+        def logits_of(tokens: Int64Array) -> Tensor:
+            return self._model.logits(hidden.index_select(0, self._tensor(tokens)))
+
+        return prompt_logprobs(rows, self.sampler, logits_of)
+
+    def _synchronize(self) -> None:
+        if self._device.type == "cuda":
+            # Only this stream: blocks that are swapped beside the step need no wait.
+            torch.cuda.current_stream(self._device).synchronize()

@@ -1,0 +1,77 @@
+"""Counts a worker's executed steps, once for each, and exposes them to Prometheus."""
+
+from dataclasses import dataclass, field
+
+from contract.model import ModelInfo, WorkerCapacity
+from gpu_worker.step import StepResult
+from rpc.metrics.histogram import Histogram, times
+from rpc.metrics.registry import PER_NS, Families
+
+
+@dataclass(slots=True)
+class StepCounts:
+    """Counts of the executed steps."""
+
+    duration_ns: Histogram = field(default_factory=times)
+    """Moving blocks, the forward pass and drawing; without the wait for the step before."""
+    wait_ns: int = 0
+    swap_ns: int = 0
+    forward_ns: int = 0
+    sample_ns: int = 0
+    num_sampled_tokens: int = 0
+    num_failures: int = 0
+    """Sequences that could not be computed."""
+
+    @property
+    def num_steps(self) -> int:
+        return sum(self.duration_ns.counts)
+
+    def observe(self, result: StepResult) -> None:
+        """Takes a step's answer."""
+        self.duration_ns.observe(result.swap_ns + result.forward_ns + result.sample_ns)
+        self.wait_ns += result.wait_ns
+        self.swap_ns += result.swap_ns
+        self.forward_ns += result.forward_ns
+        self.sample_ns += result.sample_ns
+        self.num_sampled_tokens += len(result.token_ids)
+        self.num_failures += len(result.failures)
+
+
+def read(
+    steps: StepCounts,
+    model: ModelInfo,
+    capacity: WorkerCapacity,
+    *,
+    has_lease: bool,
+    families: Families,
+) -> None:
+    """Adds a worker as it is now."""
+    name = {"model_name": model.name}
+    families.histogram(
+        "worker_step_duration_seconds",
+        "What a step took, without its wait for the one before.",
+        steps.duration_ns,
+        scale=PER_NS,
+        **name,
+    )
+    for phase, total_ns in (
+        ("wait", steps.wait_ns),
+        ("swap", steps.swap_ns),
+        ("forward", steps.forward_ns),
+        ("sample", steps.sample_ns),
+    ):
+        families.counter(
+            "worker_step_phase_seconds", "Where the time of steps went.", total_ns * PER_NS,
+            **name, phase=phase,
+        )  # fmt: skip
+    for counter, meaning, number in (
+        ("worker_sampled_tokens", "Tokens that were drawn.", steps.num_sampled_tokens),
+        ("worker_failed_sequences", "Sequences that could not be computed.", steps.num_failures),
+    ):
+        families.counter(counter, meaning, number, **name)
+    for gauge, meaning, number in (
+        ("worker_lease", "1 while a scheduler holds this worker's lease.", int(has_lease)),
+        ("worker_gpu_blocks", "KV-cache blocks that fit.", capacity.num_gpu_blocks),
+        ("worker_cpu_blocks", "Swap blocks that fit.", capacity.num_cpu_blocks),
+    ):
+        families.gauge(gauge, meaning, number, **name)

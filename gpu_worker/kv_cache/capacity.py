@@ -1,0 +1,151 @@
+"""Finds how many KV blocks fit beside weights and activations, by running the largest step.
+
+On a CUDA device the budget is a share of its memory, less what this worker uses and what the step
+took. On a CPU the cache shares RAM with everything else, so the default takes an eighth of what is
+free, at most 2 GiB, and half of that again for swapped blocks. Neither pool is larger than all
+sequences together can use.
+"""
+
+from collections.abc import Callable
+
+import torch
+
+from contract.model import WorkerCapacity
+from gpu_worker.batch.batch import Batch
+from gpu_worker.batch.largest_batch import largest_batch
+from gpu_worker.config import GIB, CacheConfig
+from gpu_worker.device.memory import peak_growth
+from gpu_worker.device.ram import available_ram
+from gpu_worker.kv_cache.measured_rates import copy_bytes_per_s, seconds
+
+_CPU_SHARE, _CPU_LIMIT = 8, 2 * GIB
+_CPU_SWAP_SHARE, _CPU_SWAP_LIMIT = 16, 1 * GIB
+_SWAP_SHARE, _SWAP_LIMIT = 4, 4 * GIB
+"""Divisors of free RAM and upper bounds in bytes: for the KV cache on a CPU, for swapped blocks on
+a CPU, and for swapped blocks beside a CUDA device."""
+
+
+def measure_capacity(
+    *,
+    cache_config: CacheConfig,
+    max_model_len: int,
+    block_bytes: int,
+    device: torch.device,
+    execute: Callable[[Batch], None],
+    num_ranks: int = 1,
+    others_bytes: int = 0,
+    graphs_bytes: int = 0,
+) -> WorkerCapacity:
+    """Runs the largest step; returns what fits. Raises MemoryError if not one block does.
+
+    Args:
+        num_ranks: that divide RAM, and what is asked for, evenly.
+        others_bytes: of the device, in use before this worker took any.
+        graphs_bytes: what graphs will take, which are not there yet.
+    """
+    num_tokens = cache_config.num_batched_tokens(device.type)
+    batch = largest_batch(
+        num_tokens=num_tokens,
+        num_seqs=cache_config.max_num_seqs,
+        max_model_len=max_model_len,
+        block_size=cache_config.block_size,
+        # A wide nucleus takes the most memory; on a CPU without native kernels it takes seconds.
+        top_p=1.0 if device.type == "cpu" else 0.9,
+    )
+    times: list[float] = []
+    try:
+        activations = peak_growth(
+            device, lambda: times.append(seconds(device, lambda: execute(batch)))
+        )
+    except MemoryError:
+        raise MemoryError(
+            f"a step of {num_tokens} tokens does not fit on {device}; "
+            "lower max_num_batched_tokens or max_num_seqs"
+        ) from None
+    if device.type == "cuda":  # the first run compiled kernels, too
+        times = [seconds(device, lambda: execute(batch))]
+    budget = _budget(
+        cache_config,
+        device,
+        activations + graphs_bytes,
+        num_ranks=num_ranks,
+        others_bytes=others_bytes,
+    )
+    useful = cache_config.max_num_seqs * -(-max_model_len // cache_config.block_size)
+    capacity = WorkerCapacity(
+        block_size=cache_config.block_size,
+        num_gpu_blocks=min(budget // block_bytes, useful),
+        num_cpu_blocks=min(_swap_space(cache_config, device) // num_ranks // block_bytes, useful),
+        block_bytes=block_bytes,
+        max_num_seqs=cache_config.max_num_seqs,
+        max_num_batched_tokens=num_tokens,
+        copy_bytes_per_s=copy_bytes_per_s(device),
+        prefill_tokens_per_s=num_tokens / times[0],
+        activations_bytes=activations,
+        tensor_parallel_size=num_ranks,
+    )
+    _check(capacity, budget, device)
+    return capacity
+
+
+def _swap_space(cache_config: CacheConfig, device: torch.device) -> int:
+    """Bytes for swapped-out blocks."""
+    if cache_config.swap_space_bytes is None:
+        if device.type == "cpu":
+            return min(_CPU_SWAP_LIMIT, available_ram() // _CPU_SWAP_SHARE)
+        return min(_SWAP_LIMIT, available_ram() // _SWAP_SHARE)
+    return cache_config.swap_space_bytes
+
+
+def _budget(
+    cache_config: CacheConfig,
+    device: torch.device,
+    activations: int,
+    *,
+    num_ranks: int,
+    others_bytes: int,
+) -> int:
+    """Bytes for this rank's KV cache, 0 if weights and activations take it all."""
+    if cache_config.kv_cache_bytes is not None:
+        return cache_config.kv_cache_bytes // num_ranks
+    if device.type == "cpu":
+        free = available_ram() - num_ranks * activations
+        return max(0, min(_CPU_LIMIT, free // _CPU_SHARE) // num_ranks)
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(device)
+    return share_left(
+        free=free,
+        total=total,
+        others=others_bytes,
+        utilization=cache_config.gpu_memory_utilization,
+        activations=activations,
+    )
+
+
+def share_left(*, free: int, total: int, others: int, utilization: float, activations: int) -> int:
+    """Returns what is left of this worker's share of a device, in bytes, as vLLM counts it.
+
+    Whatever came into use since the worker began is its own: weights, graphs, and what libraries
+    and drivers keep. Other users of the card do not reduce the share, but only free memory counts.
+    """
+    own = total - free - others
+    return max(0, min(int(total * utilization) - own, free) - activations)
+
+
+def _check(capacity: WorkerCapacity, budget: int, device: torch.device) -> None:
+    if capacity.num_gpu_blocks < 1:
+        remedy = "kv_cache_bytes" if device.type == "cpu" else "gpu_memory_utilization"
+        raise MemoryError(
+            f"too little memory for one KV block: it takes {capacity.block_bytes} bytes and "
+            f"{budget} are left; raise {remedy} or use a smaller model"
+        )
+    in_ram = capacity.num_cpu_blocks + (capacity.num_gpu_blocks if device.type == "cpu" else 0)
+    needed, free = (
+        capacity.tensor_parallel_size * in_ram * capacity.block_bytes,
+        available_ram(),
+    )
+    if needed > free:
+        raise MemoryError(
+            f"the KV cache in RAM would take {needed >> 20} MiB and {free >> 20} MiB are free; "
+            "lower swap_space_bytes or kv_cache_bytes"
+        )

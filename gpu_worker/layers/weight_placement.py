@@ -1,0 +1,47 @@
+"""Copies a checkpoint's tensors to their places in packed weights."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gpu_worker.config import ModelError
+from signalbox_kernels import pages
+from signalbox_kernels.quantised import Matrix
+
+WeightTarget = Callable[[Tensor], None]
+"""Takes a whole tensor of the checkpoint and keeps this rank's share of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Device and dtype of weights."""
+
+    device: torch.device
+    dtype: torch.dtype
+
+    def empty(self, *shape: int, around: float = 0.0) -> Tensor:
+        """Makes room for a weight, to be loaded.
+
+        Args:
+            around: mean of the values that `loading.dummy` makes up.
+        """
+        if self.device.type == "cpu":
+            return pages.empty(shape, self.dtype)
+        return torch.empty(shape, device=self.device, dtype=self.dtype)
+
+
+def copy_checked(target: Tensor, source: Tensor) -> None:
+    """Copies a shard into its place; shapes must agree."""
+    check_shape(target, source)
+    target.copy_(source)
+
+
+def check_shape(target: Tensor, source: Matrix) -> None:
+    """Raises ModelError if a shard does not fit into its place."""
+    if target.shape != source.shape:
+        raise ModelError(
+            f"a weight has shape {tuple(source.shape)} where {tuple(target.shape)} is expected; "
+            "config.json does not belong to these weights"
+        )

@@ -1,0 +1,186 @@
+"""Finds the sequence that a step fails for, so that it fails alone: the batch is run in halves.
+
+A forward pass writes the K and V of its own tokens alone, draws depend on nothing but the sequence,
+and no sequence of a batch reads what another one computes in it. So any part may be run again, and
+says what it would have said in the whole. A batch that memory does not suffice for is cut between
+tokens instead, within a sequence too: its later tokens read what its earlier ones have written.
+Bisection is group testing (Dorfman, 1943): one culprit of B costs about two more steps' work.
+"""
+
+import logging
+import math
+from enum import Enum
+
+import numpy as np
+
+from gpu_worker.batch.batch import Batch, BatchOutput
+from gpu_worker.batch.runner_protocol import Runner
+from gpu_worker.batch.sampling_rows import PromptRows
+from gpu_worker.device.device_errors import DeviceLost, is_device_lost
+from gpu_worker.lease.token_limit import TokenLimit
+from gpu_worker.step import Int64Array, Logprobs
+
+logger = logging.getLogger(__name__)
+
+KERNEL_RAISED = "the worker failed to compute this sequence; its log says why"
+NO_MEMORY = "the worker has no memory to compute this sequence; lower max_num_batched_tokens"
+_UNKNOWN = Logprobs(row=0, logprob=math.nan, rank=0, top_token_ids=[], top_logprobs=[])
+
+
+class _Fault(Enum):
+    """Reasons why a part could not be run, with the message for its sequences."""
+
+    RAISED = KERNEL_RAISED
+    NO_MEMORY = NO_MEMORY
+
+
+def execute(runner: Runner, batch: Batch, limit: TokenLimit | None = None) -> BatchOutput:
+    """Computes a batch, in parts if it fails; sequences that fail alone are in `failed_seqs`.
+
+    A batch beyond `limit` is not tried as a whole. Where memory suffices for parts alone, the limit
+    becomes the largest of them.
+    """
+    limit = limit or TokenLimit(len(batch.token_ids))
+    is_small = len(batch.token_ids) <= limit.tokens
+    outcome = _try(runner, batch) if is_small else _Fault.NO_MEMORY
+    if isinstance(outcome, BatchOutput):
+        limit.count_step()
+        return outcome
+    parts = _Parts(runner, batch, limit.tokens)
+    parts.is_short_of_memory = is_small and outcome is _Fault.NO_MEMORY
+    parts.split(0, len(batch.token_ids), outcome)
+    if failed := parts.samples.failed_seqs:
+        logger.warning("%d of %d sequences failed", len(failed), _num_seqs(batch))
+    elif parts.is_short_of_memory:  # a sequence that fails alone may be the cause
+        limit.lower(parts.largest)
+    else:
+        limit.count_step()
+    return parts.samples
+
+
+def _try(runner: Runner, batch: Batch) -> BatchOutput | _Fault:
+    """Once it has returned nothing holds on to the error, whose frames may hold much memory."""
+    try:
+        return runner.execute(batch)
+    except MemoryError as error:
+        logger.warning("no memory for %d tokens: %s", len(batch.token_ids), error)
+        return _Fault.NO_MEMORY
+    except Exception as error:  # a kernel may raise anything; the service goes on
+        if is_device_lost(error):
+            raise DeviceLost(str(error).partition("\n")[0]) from None
+        logger.exception("%d sequences failed together", _num_seqs(batch))
+        return _Fault.RAISED
+
+
+class _Parts:
+    """The samples of a batch, put together of those of its parts."""
+
+    def __init__(self, runner: Runner, batch: Batch, max_tokens: int) -> None:
+        self._runner = runner
+        self._batch = batch
+        self._max_tokens = max_tokens
+        self.is_short_of_memory = False
+        self.largest = 0
+        """Tokens of the largest part that was computed."""
+        self.samples = BatchOutput(token_ids=np.zeros(len(batch.rows), dtype=np.int32))
+        if batch.prompt_rows is not None:
+            num_rows = len(batch.prompt_rows.targets)
+            self.samples.prompt_logprobs = [_UNKNOWN._replace(row=i) for i in range(num_rows)]
+
+    def split(self, start: int, stop: int, fault: _Fault) -> None:
+        """Computes tokens [start, stop) in two halves; fails their sequence if there are none."""
+        middle = self._middle(start, stop, fault)
+        if middle is None:
+            self.samples.failed_seqs[self._owner(start)] = fault.value
+            return
+        self._compute(start, middle)
+        self._compute(middle, stop)
+
+    def _compute(self, start: int, stop: int) -> None:
+        if stop - start > self._max_tokens:
+            self.split(start, stop, _Fault.NO_MEMORY)
+            return
+        outcome = _try(self._runner, part(self._batch, start, stop))
+        if isinstance(outcome, BatchOutput):
+            self.largest = max(self.largest, stop - start)
+            self._add(outcome, start)
+            return
+        self.is_short_of_memory |= outcome is _Fault.NO_MEMORY
+        self.split(start, stop, outcome)
+
+    def _middle(self, start: int, stop: int, fault: _Fault) -> int | None:
+        if fault is _Fault.NO_MEMORY:
+            return None if stop - start < 2 else (start + stop) // 2
+        first, last = self._owner(start), self._owner(stop - 1)
+        return None if first == last else int(self._batch.query_start[(first + last + 1) // 2])
+
+    def _owner(self, token: int) -> int:
+        return int(np.searchsorted(self._batch.query_start, token, side="right")) - 1
+
+    def _add(self, found: BatchOutput, start: int) -> None:
+        """Puts the samples of the part that begins at token `start` into their places."""
+        samples = self.samples
+        first = int(np.searchsorted(self._batch.rows.token_index, start))
+        samples.token_ids[first : first + len(found.token_ids)] = found.token_ids
+        samples.logprobs += [one._replace(row=first + one.row) for one in found.logprobs]
+        samples.failed |= {first + row: reason for row, reason in found.failed.items()}
+        if self._batch.prompt_rows is not None:
+            first = int(np.searchsorted(self._batch.prompt_rows.token_index, start))
+            for one in found.prompt_logprobs:
+                samples.prompt_logprobs[first + one.row] = one._replace(row=first + one.row)
+        samples.forward_ns += found.forward_ns
+        samples.sample_ns += found.sample_ns
+
+
+def part(batch: Batch, start: int, stop: int) -> Batch:
+    """Returns the batch of tokens [start, stop) alone, of which there is at least one."""
+    bounds = batch.query_start
+    first = int(np.searchsorted(bounds, start, side="right")) - 1
+    last = int(np.searchsorted(bounds, stop, side="left"))
+    query_start = np.clip(bounds[first : last + 1], start, stop) - start
+    rows = batch.rows.take(_between(batch.rows.token_index, start, stop))
+    rows.token_index = rows.token_index - start
+    positions = batch.positions[start:stop]
+    return Batch(
+        token_ids=batch.token_ids[start:stop],
+        positions=positions,
+        slot_mapping=batch.slot_mapping[start:stop],
+        query_start=query_start,
+        context_lens=positions[query_start[1:] - 1] + 1,
+        block_tables=batch.block_tables[first:last],
+        rows=rows,
+        prompt_rows=_prompt_part(batch, start, stop, first_seq=first),
+    )
+
+
+def _prompt_part(batch: Batch, start: int, stop: int, *, first_seq: int) -> PromptRows | None:
+    """The prompt rows of tokens [start, stop); a run that is cut begins later, or ends earlier."""
+    rows = batch.prompt_rows
+    if rows is None:
+        return None
+    run_ends = np.cumsum(rows.lengths)
+    picked = _between(rows.token_index, start, stop)
+    if not len(picked):
+        return None
+    ends = np.clip(run_ends, picked[0], picked[-1] + 1)
+    lengths = ends - np.append(picked[:1], ends[:-1])
+    runs = np.flatnonzero(lengths)
+    cut = np.maximum(picked[0] - (run_ends - rows.lengths), 0)
+    return PromptRows(
+        seq_index=rows.seq_index[runs] - first_seq,
+        first_position=(rows.first_position + cut)[runs],
+        lengths=lengths[runs],
+        token_index=rows.token_index[picked] - start,
+        targets=rows.targets[picked],
+        num_logprobs=rows.num_logprobs[picked],
+    )
+
+
+def _between(token_index: Int64Array, start: int, stop: int) -> Int64Array:
+    """Returns the rows whose token is one of [start, stop); they ascend."""
+    first, last = np.searchsorted(token_index, [start, stop])
+    return np.arange(first, last)
+
+
+def _num_seqs(batch: Batch) -> int:
+    return len(batch.query_start) - 1

@@ -1,0 +1,120 @@
+"""Steps that a device computes while the host goes on: two at most, the next behind the running.
+
+A step is launched before the draws of the one before it are known, if that keeps them on the
+device: its tokens are then fed forward there. Where the host must look at a token first (penalties,
+rules and grammars read what was drawn; a fork copies it), the step waits. Results are taken in the
+order of the steps, so the table of sequences sees what it would have seen without all this.
+"""
+
+from collections import deque
+from collections.abc import Callable
+
+from contract.step import Step
+from gpu_worker.batch.batch import Batch, BatchOutput
+from gpu_worker.batch.runner_protocol import Launched, Launching
+from gpu_worker.execution_thread import Unfinished
+from gpu_worker.sequences.sequence_table import BookedBatch, SampledTokens, SequenceTable
+from gpu_worker.step import StepResult
+
+MakeResult = Callable[[SampledTokens, BatchOutput], StepResult]
+OnError = Callable[[Exception], Exception]
+"""Told what a device raised; returns what the step's sender hears."""
+
+
+class StepInFlight(Unfinished[StepResult]):
+    """A launched step."""
+
+    __slots__ = (
+        "_pipeline",
+        "booked",
+        "error",
+        "launched",
+        "make_result",
+        "on_error",
+        "result",
+        "samples",
+    )
+
+    def __init__(
+        self,
+        pipeline: "StepPipeline",
+        launched: Launched,
+        booked: BookedBatch,
+        make_result: MakeResult,
+        on_error: OnError,
+    ) -> None:
+        self._pipeline = pipeline
+        self.launched = launched
+        self.booked = booked
+        self.make_result = make_result
+        self.on_error = on_error
+        self.samples: BatchOutput | None = None
+        self.result: StepResult | None = None
+        self.error: Exception | None = None
+
+    def wait(self) -> None:
+        self.launched.wait()
+
+    def finish(self) -> StepResult:
+        self._pipeline.collect_until(self)
+        if self.error is not None:
+            raise self.error
+        assert self.result is not None
+        return self.result
+
+
+class StepPipeline:
+    """Steps in flight of one lease, oldest first; used on the execution thread."""
+
+    def __init__(self, runner: Launching, table: SequenceTable) -> None:
+        self._runner = runner
+        self._table = table
+        self._steps: deque[StepInFlight] = deque()
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def make_way(self, step: Step) -> None:
+        """Collects what must be known before `step` is applied."""
+        if not self._steps:
+            return
+        last = self._steps[-1]
+        if not last.launched.can_feed or self._table.must_know(step):
+            self.collect_until(last)
+        elif len(self._steps) > 1:
+            self.collect_until(self._steps[-2])
+
+    def launch(self, batch: Batch, make_result: MakeResult, on_error: OnError) -> StepInFlight:
+        """Begins the batch that was applied last; raises what the runner raises at once."""
+        launched = self._runner.launch(batch)
+        step = StepInFlight(self, launched, self._table.book(), make_result, on_error)
+        self._steps.append(step)
+        return step
+
+    def know(self, batch: Batch) -> None:
+        """Collects all, and writes the tokens that the batch names as draws into it."""
+        if not self._steps:
+            return
+        last = self._steps[-1]
+        self.collect_until(last)
+        if last.error is not None:
+            raise last.error
+        if batch.fed_from is None or last.samples is None:
+            return
+        drawn = last.samples.token_ids.clip(min=0)
+        is_fed = batch.fed_from >= 0
+        batch.token_ids[is_fed] = drawn[batch.fed_from[is_fed]]
+        batch.fed_from = None
+
+    def collect_until(self, step: StepInFlight) -> None:
+        """Takes the samples of all steps up to this one."""
+        while step in self._steps:
+            self._collect(self._steps.popleft())
+
+    def _collect(self, step: StepInFlight) -> None:
+        try:
+            step.samples = step.launched.samples()
+            outcome = self._table.append_tokens(step.samples, step.booked)
+            step.result = step.make_result(outcome, step.samples)
+        except Exception as error:
+            step.error = step.on_error(error)

@@ -1,0 +1,173 @@
+"""A model in a GGUF file or its parts: its fields as a config.json, its tensors, floats or not."""
+
+import json
+import logging
+import re
+from collections.abc import Iterator, Mapping
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpu_worker.checkpoints.gguf_config import GGUFConfig
+from gpu_worker.checkpoints.gguf_reader import GGUFTensor, read_gguf
+from gpu_worker.checkpoints.gguf_tokenizer import (
+    DEFAULT_SPLIT,
+    GGUFVocab,
+    TokenType,
+    adds_bos,
+    build,
+)
+from gpu_worker.checkpoints.gguf_weights import make_pool, to_tensor
+from gpu_worker.checkpoints.weight_sizes import WeightSizes, gguf_sizes, is_runnable
+from gpu_worker.config import ModelError
+from gpu_worker.hub.gguf_file_names import gguf_name
+from signalbox_kernels.quantised import BlockType, Matrix, Quantised
+
+logger = logging.getLogger(__name__)
+
+_PHI3 = re.compile(r"phi-?3", re.IGNORECASE)
+_SAMPLING = {
+    "temp": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+}
+"""Names in general.sampling, and in a generation_config.json, which converters make them of."""
+_END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>")
+
+
+class GGUFSource:
+    """Satisfies `ModelSource`."""
+
+    directory: Path | None = None
+    is_half = True  # quantised, or 16 bits; 32 are rare, and lose nothing that matters
+
+    def __init__(self, path: Path, *, name: str | None = None) -> None:
+        self._path = path
+        self.name = name or gguf_name(path.stem)
+        self._content = read_gguf(path)
+        self._config = GGUFConfig(self._content, path)
+
+    @cached_property
+    def config(self) -> Mapping[str, Any]:
+        return self._config.config()
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        with make_pool() as pool:
+            for stored in self._stored():
+                yield from self._renamed(stored.name, to_tensor(stored, pool))
+
+    @cached_property
+    def sizes(self) -> WeightSizes:
+        return gguf_sizes(self._stored())
+
+    def matrices(self) -> Iterator[tuple[str, Matrix]]:
+        """Yields the same as `weights`, with quantised blocks unchanged for native programs.
+
+        Blocks are read when they are taken, so that few of them are in memory at a time.
+        """
+        with make_pool() as pool:
+            for stored in self._stored():
+                if not is_runnable(stored):
+                    yield from self._renamed(stored.name, to_tensor(stored, pool))
+                    continue
+                nothing = torch.empty(stored.shape, device="meta")
+                for name, _ in self._renamed(stored.name, nothing):
+                    read = partial(self._blocks, stored, name)
+                    yield name, Quantised(BlockType(int(stored.type)), nothing.shape, read)
+
+    def _blocks(self, stored: GGUFTensor, name: str) -> Tensor:
+        """[rows, bytes of a row]; rows of blocks are put in order as rows of floats are."""
+        blocks = stored.data.view(stored.shape[0], -1)
+        return dict(self._renamed(stored.name, blocks))[name]
+
+    def _stored(self) -> Iterator[GGUFTensor]:
+        tensors = self._content.tensors.values()
+        return (stored for stored in tensors if not self._config.is_part(stored.name))
+
+    def _renamed(self, name: str, values: Tensor) -> Iterator[tuple[str, Tensor]]:
+        return self._config.family.renamed(name, values, self._num_heads)
+
+    def _num_heads(self, part: str) -> int:
+        name = "num_attention_heads" if part == "attn_q" else "num_key_value_heads"
+        return int(self.config[name])
+
+    def tokenizer_files(self) -> dict[str, bytes]:
+        vocab = self._vocab
+        config = {
+            "add_bos_token": vocab.add_bos,
+            "add_eos_token": vocab.add_eos,
+            "bos_token": vocab.bos,
+            "eos_token": vocab.eos,
+            "unk_token": vocab.unk,
+            "pad_token": self._token("padding_token_id", vocab.tokens),
+            "chat_template": self._config.fields.get("tokenizer.chat_template", None),
+        }
+        kept = {key: value for key, value in config.items() if value is not None}
+        return {
+            "tokenizer.json": build(vocab).encode(),
+            "tokenizer_config.json": json.dumps(kept, ensure_ascii=False, indent=1).encode(),
+        }
+
+    def eos_token_ids(self) -> tuple[int, ...]:
+        fields = ("eos_token_id", "eot_token_id", "eom_token_id")
+        ids = {self._of_tokenizer(name, None) for name in fields} - {None}
+        ids |= set(self._of_tokenizer("eos_token_ids", []))
+        typed = zip(self._vocab.tokens, self._vocab.token_types, strict=True)
+        ids |= {
+            index
+            for index, (token, kind) in enumerate(typed)
+            if kind == TokenType.CONTROL and token in _END_OF_TURN
+        }
+        return tuple(sorted(int(token_id) for token_id in ids))
+
+    def generation_config(self) -> Mapping[str, Any]:
+        return {
+            name: self._config.fields.get(f"general.sampling.{key}", None)
+            for key, name in _SAMPLING.items()
+        }
+
+    @cached_property
+    def _vocab(self) -> GGUFVocab:
+        tokens = self._of_tokenizer("tokens", None)
+        if not tokens:
+            raise ModelError(f"{self._path} has no tokenizer; fetch a file that has one")
+        model, pre = str(self._of_tokenizer("model", "")), str(self._of_tokenizer("pre", ""))
+        if model == "gpt2" and not pre:
+            logger.warning(
+                "%s does not say how its tokenizer cuts words (tokenizer.ggml.pre): llama.cpp's "
+                "default is used, and answers may be worse; use a file that says it",
+                self._path,
+            )
+        types = self._of_tokenizer("token_type", [TokenType.NORMAL] * len(tokens))
+        if len(types) != len(tokens):
+            raise ModelError(f"{self._path} has types of {len(types)} of its {len(tokens)} tokens")
+        return GGUFVocab(
+            model=model,
+            pre=pre or DEFAULT_SPLIT,
+            tokens=tokens,
+            token_types=types,
+            merges=self._of_tokenizer("merges", []),
+            scores=self._of_tokenizer("scores", []),
+            bos=self._token("bos_token_id", tokens),
+            eos=self._token("eos_token_id", tokens),
+            unk=self._token("unknown_token_id", tokens),
+            add_bos=bool(self._of_tokenizer("add_bos_token", adds_bos(model=model, pre=pre))),
+            add_eos=bool(self._of_tokenizer("add_eos_token", False)),
+            add_space_prefix=bool(self._of_tokenizer("add_space_prefix", True)),
+            strips_after_special=_PHI3.search(str(self._config.fields.get("general.name", "")))
+            is not None,
+        )
+
+    def _token(self, field: str, tokens: list[str]) -> str | None:
+        token_id = self._of_tokenizer(field, None)
+        if token_id is not None and not 0 <= token_id < len(tokens):
+            raise ModelError(f"{self._path} has no token {token_id}, its {field}")
+        return None if token_id is None else tokens[token_id]
+
+    def _of_tokenizer(self, key: str, *default: Any) -> Any:
+        return self._config.fields.get(f"tokenizer.ggml.{key}", *default)

@@ -1,0 +1,94 @@
+"""A model in Hugging Face's layout: config.json, safetensors shards, tokenizer files."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpu_worker.config import ModelError
+from gpu_worker.loading.tokenizer_files import directory_tokenizer_files, special_token, token_id
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+GENERATION_CONFIG = "generation_config.json"
+
+
+class DirectorySource:
+    """Satisfies `ModelSource`."""
+
+    def __init__(self, path: Path, *, name: str) -> None:
+        self._path = self.directory = path
+        self.name = name
+        if not (path / "config.json").is_file():
+            raise ModelError(f"{path} has no config.json; give a model in Hugging Face's layout")
+        self.config: Mapping[str, Any] = read_json(path / "config.json")
+
+    @property
+    def is_half(self) -> bool:
+        return self.config.get("dtype", self.config.get("torch_dtype")) in ("bfloat16", "float16")
+
+    def weights(self) -> Iterator[tuple[str, "Tensor"]]:
+        # These import torch, which the rest of this module does without.
+        from gpu_worker.checkpoints.safetensors_file import read_safetensors
+        from gpu_worker.checkpoints.torch_file import read_torch_file
+
+        for shard in self.shards():
+            is_safe = shard.suffix == ".safetensors"
+            yield from read_safetensors(shard) if is_safe else read_torch_file(shard)
+
+    def shards(self) -> list[Path]:
+        """Returns the files of weights. Raises ModelError if one is missing."""
+        shards = self._shards_of("model.safetensors.index.json", "*.safetensors")
+        shards = shards or self._shards_of("pytorch_model.bin.index.json", "pytorch_model*.bin")
+        missing = [shard.name for shard in shards if not shard.is_file()]
+        if missing:
+            raise ModelError(f"{self._path} lacks {missing[0]}; fetch it again")
+        if not shards:
+            raise ModelError(f"{self._path} has no .safetensors files; convert its weights")
+        return shards
+
+    def _shards_of(self, index_name: str, pattern: str) -> list[Path]:
+        index = self._path / index_name
+        if not index.is_file():
+            return sorted(self._path.glob(pattern))
+        places = read_json(index).get("weight_map")
+        if not isinstance(places, dict) or not all(isinstance(one, str) for one in places.values()):
+            raise ModelError(f"{index} does not say where the tensors are; fetch it again")
+        return [self._path / name for name in sorted({*places.values()})]
+
+    def tokenizer_files(self) -> dict[str, bytes]:
+        return directory_tokenizer_files(self._path)
+
+    def eos_token_ids(self) -> tuple[int, ...]:
+        ids = set(_ids(self.config.get("eos_token_id")))
+        ids = set(_ids(self.generation_config().get("eos_token_id"))) or ids
+        return tuple(sorted(ids | self._tokenizer_eos()))
+
+    def generation_config(self) -> Mapping[str, Any]:
+        path = self._path / GENERATION_CONFIG
+        return read_json(path) if path.is_file() else {}
+
+    def _tokenizer_eos(self) -> set[int]:
+        """The end of a chat turn is often known to the tokenizer alone."""
+        files = self.tokenizer_files()
+        eos = special_token(json.loads(files["tokenizer_config.json"]).get("eos_token"))
+        known = None if eos is None else token_id(files["tokenizer.json"], eos)
+        return set() if known is None else {known}
+
+
+def read_json(path: Path) -> Mapping[str, Any]:
+    """Reads a JSON object; names the file if that fails."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{path} cannot be read ({error}); fetch it again") from None
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} is not a JSON object; fetch it again")
+    return value
+
+
+def _ids(value: int | list[int] | None) -> list[int]:
+    if value is None:
+        return []
+    return [value] if isinstance(value, int) else list(value)

@@ -1,0 +1,171 @@
+"""Configuration of the decoders of the Llama family, read from a model's config.json."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpu_worker.config import ModelError
+from gpu_worker.layers.rotary import (
+    FrequencyDivisors,
+    Llama3Scaling,
+    RopeConfig,
+    RopeScaling,
+    YarnScaling,
+)
+
+HfConfig = Mapping[str, Any]
+_YARN_VARIANTS = {"mscale", "mscale_all_dim", "truncate"}
+"""YaRN options that are supported only for models that run through transformers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderConfig:
+    """Shapes and flags of a decoder; whole numbers of the model, not of a rank."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    rms_norm_eps: float
+    rope: RopeConfig
+    max_position: int
+    tie_embeddings: bool
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    """Q and K heads pass an RMSNorm before rotation (Qwen3)."""
+    sliding_windows: tuple[int | None, ...] = ()
+    """Number of positions that a token sees in each layer; None sees all."""
+
+    @property
+    def scale(self) -> float:
+        return float(self.head_size**-0.5)
+
+
+def llama_config(config: HfConfig) -> DecoderConfig:
+    bias = bool(config.get("attention_bias", False))
+    return _decoder_config(
+        config, qkv_bias=bias, o_bias=bias, mlp_bias=bool(config.get("mlp_bias", False))
+    )
+
+
+def mistral_config(config: HfConfig) -> DecoderConfig:
+    return _decoder_config(
+        config, sliding_windows=sliding_windows(config, config.get("sliding_window"))
+    )
+
+
+def qwen2_config(config: HfConfig) -> DecoderConfig:
+    return _decoder_config(config, qkv_bias=True, sliding_windows=_qwen_windows(config))
+
+
+def qwen3_config(config: HfConfig) -> DecoderConfig:
+    bias = bool(config.get("attention_bias", False))
+    return _decoder_config(
+        config, qkv_bias=bias, o_bias=bias, qk_norm=True, sliding_windows=_qwen_windows(config)
+    )
+
+
+def _decoder_config(config: HfConfig, **flags: Any) -> DecoderConfig:
+    architecture = config["architectures"][0]
+    activation = config.get("hidden_act", "silu")
+    if activation not in ("silu", "swish"):
+        raise ModelError(
+            f"{architecture} with activation {activation!r} is not supported; use silu"
+        )
+    return DecoderConfig(**decoder_shapes(config), architecture=architecture, **flags)
+
+
+def required(config: HfConfig, key: str) -> Any:
+    """Returns what config.json must have."""
+    if config.get(key) is None:
+        raise ModelError(f"config.json has no {key!r}; it is incomplete")
+    return config[key]
+
+
+def decoder_shapes(config: HfConfig) -> dict[str, Any]:
+    """Returns the fields of a DecoderConfig that are called the same in all families."""
+    num_heads = int(required(config, "num_attention_heads"))
+    hidden_size = int(required(config, "hidden_size"))
+    head_size = config.get("head_dim") or hidden_size // num_heads
+    return {
+        "vocab_size": int(required(config, "vocab_size")),
+        "hidden_size": hidden_size,
+        "intermediate_size": int(required(config, "intermediate_size")),
+        "num_layers": int(required(config, "num_hidden_layers")),
+        "num_heads": num_heads,
+        "num_kv_heads": int(config.get("num_key_value_heads") or num_heads),
+        "head_size": int(head_size),
+        "rms_norm_eps": float(required(config, "rms_norm_eps")),
+        "rope": rope_config(config, int(head_size)),
+        "max_position": int(required(config, "max_position_embeddings")),
+        "tie_embeddings": bool(config.get("tie_word_embeddings", False)),
+    }
+
+
+def rope_config(config: HfConfig, head_size: int) -> RopeConfig:
+    """Reads either spelling: rope_parameters, or rope_theta with rope_scaling."""
+    parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    theta = parameters.get("rope_theta") or config.get("rope_theta") or 10000.0
+    partial = parameters.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
+    if partial != 1.0:
+        raise ModelError(f"partial_rotary_factor {partial} is not supported; use a model with 1.0")
+    return RopeConfig(theta=float(theta), scaling=_rope_scaling(parameters, head_size))
+
+
+def _rope_scaling(parameters: HfConfig, head_size: int) -> RopeScaling | None:
+    kind = parameters.get("rope_type", parameters.get("type", "default"))
+    match kind:
+        case "default":
+            return None
+        case "linear":
+            return FrequencyDivisors((float(required(parameters, "factor")),) * (head_size // 2))
+        case "divisors":  # written by our GGUF loader
+            return FrequencyDivisors(tuple(required(parameters, "divisors")))
+        case "llama3":
+            return Llama3Scaling(
+                factor=float(required(parameters, "factor")),
+                low_freq_factor=float(required(parameters, "low_freq_factor")),
+                high_freq_factor=float(required(parameters, "high_freq_factor")),
+                original_max_position=int(required(parameters, "original_max_position_embeddings")),
+            )
+        case "yarn" if not _YARN_VARIANTS & parameters.keys():
+            return _yarn_scaling(parameters)
+    raise ModelError(
+        f"rope scaling {kind!r} is not supported; use a model with default, linear, llama3 or yarn"
+    )
+
+
+def _yarn_scaling(parameters: HfConfig) -> YarnScaling:
+    factor = float(required(parameters, "factor"))
+    by_factor = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
+    attention_factor = parameters.get("attention_factor")
+    return YarnScaling(
+        factor=factor,
+        original_max_position=int(required(parameters, "original_max_position_embeddings")),
+        beta_fast=float(parameters.get("beta_fast") or 32),
+        beta_slow=float(parameters.get("beta_slow") or 1),
+        attention_factor=float(by_factor if attention_factor is None else attention_factor),
+    )
+
+
+def _qwen_windows(config: HfConfig) -> tuple[int | None, ...]:
+    """Qwen slides only if told to, and only in the layers past max_window_layers."""
+    window = config.get("sliding_window") if config.get("use_sliding_window") else None
+    return sliding_windows(config, window, first_layer=int(config.get("max_window_layers", 0)))
+
+
+def sliding_windows(
+    config: HfConfig, window: int | None, *, first_layer: int = 0
+) -> tuple[int | None, ...]:
+    num_layers = int(required(config, "num_hidden_layers"))
+    kinds = config.get("layer_types") or [
+        "sliding_attention" if i >= first_layer else "full_attention" for i in range(num_layers)
+    ]
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)

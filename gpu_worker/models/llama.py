@@ -1,0 +1,268 @@
+"""The decoder of the Llama family: Llama 2 and 3, SmolLM2, Mistral, Qwen2, Qwen3.
+
+One implementation; `DecoderConfig` holds what differs. Attention itself, and the cache, are the
+caller's: a layer gives its rotated queries and its K and V to `attend`.
+"""
+
+from functools import partial
+from typing import Protocol
+
+from torch import Tensor
+
+from gpu_worker.layers import (
+    MergedColumnParallelLinear,
+    ParallelGroup,
+    ParallelLMHead,
+    Placement,
+    QKVParallelLinear,
+    RMSNorm,
+    RotaryEmbedding,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+    WeightTarget,
+)
+from gpu_worker.layers.rotary import Angles
+from gpu_worker.models.decoder_config import DecoderConfig
+from signalbox_kernels import ops
+
+
+class Attend(Protocol):
+    """Attention of a step, bound to its batch and its cache."""
+
+    def __call__(self, query: Tensor, key_value: Tensor, *, layer: int) -> Tensor:
+        """Stores K and V and attends.
+
+        Args:
+            query: [num_tokens, num_heads, head_size].
+            key_value: [num_tokens, 2, num_kv_heads, head_size].
+            layer: index of the layer.
+
+        Returns:
+            [num_tokens, num_heads * head_size].
+        """
+        ...
+
+
+class RotaryAttend(Attend, Protocol):
+    """Attention that can rotate on the way into the cache, which saves a pass over Q and K."""
+
+    def attend_rotated(
+        self, query: Tensor, key_value: Tensor, angles: Angles, *, layer: int
+    ) -> Tensor:
+        """Does as `__call__` does with queries and keys rotated by `angles`; may overwrite both."""
+        ...
+
+
+class Attention:
+    """Projections around attention, with rotation and perhaps norms of Q and K."""
+
+    def __init__(
+        self, config: DecoderConfig, layer: int, placement: Placement, group: ParallelGroup
+    ) -> None:
+        self._layer = layer
+        self._head_size = config.head_size
+        self.qkv = QKVParallelLinear(
+            hidden_size=config.hidden_size,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_size=config.head_size,
+            bias=config.qkv_bias,
+            placement=placement,
+            group=group,
+        )
+        self.out = RowParallelLinear(
+            in_features=config.num_heads * config.head_size,
+            out_features=config.hidden_size,
+            bias=config.o_bias,
+            placement=placement,
+            group=group,
+        )
+        self.qk_norms: tuple[RMSNorm, RMSNorm] | None = None
+        if config.qk_norm:
+            eps = config.rms_norm_eps
+            self.qk_norms = (
+                RMSNorm(config.head_size, eps=eps, placement=placement),
+                RMSNorm(config.head_size, eps=eps, placement=placement),
+            )
+
+    def __call__(self, x: Tensor, angles: Angles, attend: Attend) -> Tensor:
+        num_heads, num_kv_heads = self.qkv.num_heads, self.qkv.num_kv_heads
+        heads = self.qkv(x).view(-1, num_heads + 2 * num_kv_heads, self._head_size)
+        query, key_value = heads[:, :num_heads], heads[:, num_heads:]
+        if self.qk_norms is not None:
+            self._norm(query, key_value[:, :num_kv_heads])
+        key_value = key_value.view(-1, 2, num_kv_heads, self._head_size)
+        # No isinstance: of a protocol it takes microseconds, in each layer.
+        rotary_attend = getattr(attend, "attend_rotated", None)
+        if rotary_attend is not None:
+            return self.out(rotary_attend(query, key_value, angles, layer=self._layer))
+        angles.rotate(heads[:, : num_heads + num_kv_heads])
+        return self.out(attend(query, key_value, layer=self._layer))
+
+    def _norm(self, query: Tensor, key: Tensor) -> None:
+        assert self.qk_norms is not None
+        query_norm, key_norm = self.qk_norms
+        query.copy_(query_norm(query))
+        key.copy_(key_norm(key))
+
+    def weight_targets(self) -> dict[str, WeightTarget]:
+        targets: dict[str, WeightTarget] = {"o_proj.weight": self.out.load_weight}
+        if self.out.has_bias:
+            targets["o_proj.bias"] = self.out.load_bias
+        for part in ("q", "k", "v"):
+            targets[f"{part}_proj.weight"] = partial(self.qkv.load_weight, part=part)
+            if self.qkv.has_bias:
+                targets[f"{part}_proj.bias"] = partial(self.qkv.load_bias, part=part)
+        if self.qk_norms is not None:
+            targets["q_norm.weight"] = self.qk_norms[0].load_weight
+            targets["k_norm.weight"] = self.qk_norms[1].load_weight
+        return targets
+
+    def finish(self) -> None:
+        self.qkv.finish()
+        self.out.finish()
+
+
+class FeedForward:
+    """SwiGLU (Shazeer, 2020)."""
+
+    def __init__(self, config: DecoderConfig, placement: Placement, group: ParallelGroup) -> None:
+        self.gate_up = MergedColumnParallelLinear(
+            in_features=config.hidden_size,
+            out_features={"gate": config.intermediate_size, "up": config.intermediate_size},
+            bias=config.mlp_bias,
+            placement=placement,
+            group=group,
+        )
+        self.down = RowParallelLinear(
+            in_features=config.intermediate_size,
+            out_features=config.hidden_size,
+            bias=config.mlp_bias,
+            placement=placement,
+            group=group,
+        )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.down(ops.silu_and_mul(self.gate_up(x)))
+
+    def weight_targets(self) -> dict[str, WeightTarget]:
+        targets: dict[str, WeightTarget] = {"down_proj.weight": self.down.load_weight}
+        if self.down.has_bias:
+            targets["down_proj.bias"] = self.down.load_bias
+        for part in ("gate", "up"):
+            targets[f"{part}_proj.weight"] = partial(self.gate_up.load_weight, part=part)
+            if self.gate_up.has_bias:
+                targets[f"{part}_proj.bias"] = partial(self.gate_up.load_bias, part=part)
+        return targets
+
+    def finish(self) -> None:
+        self.gate_up.finish()
+        self.down.finish()
+
+
+class FeedForwardLike(Protocol):
+    """The part of a layer that treats each token by itself."""
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+    def weight_targets(self) -> dict[str, WeightTarget]: ...
+    def finish(self) -> None: ...
+
+
+class DecoderLayer:
+    """Attention and feed-forward, each behind a norm."""
+
+    feed_forward_name = "mlp"
+
+    def __init__(
+        self, config: DecoderConfig, layer: int, placement: Placement, group: ParallelGroup
+    ) -> None:
+        size, eps = config.hidden_size, config.rms_norm_eps
+        self.input_norm = RMSNorm(size, eps=eps, placement=placement)
+        self.attention = Attention(config, layer, placement, group)
+        self.post_norm = RMSNorm(size, eps=eps, placement=placement)
+        self.feed_forward = self.make_feed_forward(config, layer, placement, group)
+
+    def make_feed_forward(
+        self, config: DecoderConfig, layer: int, placement: Placement, group: ParallelGroup
+    ) -> FeedForwardLike:
+        """Makes what comes after attention; other families make it of experts."""
+        return FeedForward(config, placement, group)
+
+    def weight_targets(self) -> dict[str, WeightTarget]:
+        targets: dict[str, WeightTarget] = {
+            "input_layernorm.weight": self.input_norm.load_weight,
+            "post_attention_layernorm.weight": self.post_norm.load_weight,
+        }
+        targets |= {f"self_attn.{k}": v for k, v in self.attention.weight_targets().items()}
+        of_feed_forward = self.feed_forward.weight_targets().items()
+        targets |= {f"{self.feed_forward_name}.{k}": v for k, v in of_feed_forward}
+        return targets
+
+    def finish(self) -> None:
+        self.attention.finish()
+        self.feed_forward.finish()
+
+
+class Decoder:
+    """The whole model; satisfies `Model`."""
+
+    layer_type: type[DecoderLayer] = DecoderLayer
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        max_model_len: int,
+        placement: Placement,
+        group: ParallelGroup,
+    ) -> None:
+        self.config = config
+        self.rotary = RotaryEmbedding(
+            config.rope,
+            head_size=config.head_size,
+            max_position=max_model_len,
+            placement=placement,
+        )
+        vocab = {"vocab_size": config.vocab_size, "hidden_size": config.hidden_size}
+        self.embedding = VocabParallelEmbedding(**vocab, placement=placement, group=group)
+        self.layers = [
+            self.layer_type(config, layer, placement, group) for layer in range(config.num_layers)
+        ]
+        self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps, placement=placement)
+        self.head = ParallelLMHead(**vocab, placement=placement, group=group)
+        if config.tie_embeddings:
+            self.embedding.tie(self.head)
+
+    def weight_targets(self) -> dict[str, WeightTarget]:
+        targets: dict[str, WeightTarget] = {
+            "model.embed_tokens.weight": self.embedding.load_weight,
+            "model.norm.weight": self.norm.load_weight,
+        }
+        if not self.config.tie_embeddings:
+            targets["lm_head.weight"] = self.head.load_weight
+        for index, layer in enumerate(self.layers):
+            targets |= {f"model.layers.{index}.{k}": v for k, v in layer.weight_targets().items()}
+        return targets
+
+    def ignores(self, name: str) -> bool:
+        tied_head = self.config.tie_embeddings and name == "lm_head.weight"
+        return tied_head or name.endswith(".rotary_emb.inv_freq")
+
+    def finish(self) -> None:
+        for layer in self.layers:
+            layer.finish()
+        self.head.finish()
+
+    def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        angles = self.rotary(positions)
+        residual = self.embedding(token_ids)
+        x = self.layers[0].input_norm(residual)
+        for index, layer in enumerate(self.layers):
+            if index:
+                x = layer.input_norm.add(x, residual)
+            x = layer.attention(x, angles, attend)
+            x = layer.post_norm.add(x, residual)
+            x = layer.feed_forward(x)
+        return residual.add_(x)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.head(self.norm(hidden))

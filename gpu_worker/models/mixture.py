@@ -1,0 +1,144 @@
+"""Decoders of the Llama family whose feed-forward is a mixture of experts: Mixtral, Qwen3-MoE."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from gpu_worker.config import ModelError
+from gpu_worker.layers import (
+    Expert,
+    MixtureOfExperts,
+    ParallelGroup,
+    Placement,
+    TopKRouter,
+    WeightTarget,
+)
+from gpu_worker.models.decoder_config import (
+    DecoderConfig,
+    mistral_config,
+    qwen3_config,
+    required,
+)
+from gpu_worker.models.llama import Decoder, DecoderLayer, FeedForward, FeedForwardLike
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertNames:
+    """A family's names of its router and of the matrices of an expert."""
+
+    block: str
+    gate: str
+    up: str
+    down: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoeConfig(DecoderConfig):
+    """A decoder with experts in some or all of its layers."""
+
+    num_experts: int
+    experts_per_token: int
+    expert_size: int
+    renormalise: bool
+    """True if the shares of the chosen experts are normalised to the sum 1."""
+    dense_layers: frozenset[int] = frozenset()
+    """Layers with a plain feed-forward."""
+    names: ExpertNames
+
+
+_MIXTRAL = ExpertNames(block="block_sparse_moe", gate="w1", up="w3", down="w2")
+_QWEN = ExpertNames(block="mlp", gate="gate_proj", up="up_proj", down="down_proj")
+
+
+def mixtral_config(config: Mapping[str, Any]) -> MoeConfig:
+    return _moe_config(
+        mistral_config(config),
+        num_experts=int(required(config, "num_local_experts")),
+        experts_per_token=int(required(config, "num_experts_per_tok")),
+        expert_size=int(required(config, "intermediate_size")),
+        renormalise=True,
+        names=_MIXTRAL,
+    )
+
+
+def qwen3_moe_config(config: Mapping[str, Any]) -> MoeConfig:
+    base = qwen3_config(config)
+    step = int(config.get("decoder_sparse_step", 1))
+    dense = {i for i in range(base.num_layers) if (i + 1) % step}
+    return _moe_config(
+        base,
+        num_experts=int(config.get("num_experts") or required(config, "num_local_experts")),
+        experts_per_token=int(required(config, "num_experts_per_tok")),
+        expert_size=int(required(config, "moe_intermediate_size")),
+        renormalise=bool(config.get("norm_topk_prob", False)),
+        dense_layers=frozenset(dense | set(config.get("mlp_only_layers") or ())),
+        names=_QWEN,
+    )
+
+
+def _moe_config(base: DecoderConfig, **fields: Any) -> MoeConfig:
+    k, num_experts = fields["experts_per_token"], fields["num_experts"]
+    if not 1 <= k <= num_experts:
+        raise ModelError(f"num_experts_per_tok is {k}; it must be in [1, {num_experts}]")
+    shared = {name: getattr(base, name) for name in DecoderConfig.__dataclass_fields__}
+    return MoeConfig(**shared, **fields)
+
+
+class ExpertFeedForward(MixtureOfExperts):
+    """Satisfies `FeedForwardLike`."""
+
+    def __init__(self, config: MoeConfig, placement: Placement, group: ParallelGroup) -> None:
+        self._names = config.names
+        router = TopKRouter(
+            hidden_size=config.hidden_size,
+            num_experts=config.num_experts,
+            experts_per_token=config.experts_per_token,
+            renormalise=config.renormalise,
+            placement=placement,
+        )
+        experts = [
+            Expert(
+                hidden_size=config.hidden_size,
+                intermediate_size=config.expert_size,
+                placement=placement,
+                group=group,
+            )
+            for _ in range(config.num_experts)
+        ]
+        super().__init__(router, experts, group)
+
+    def weight_targets(self) -> dict[str, WeightTarget]:
+        names = self._names
+        targets: dict[str, WeightTarget] = {
+            "gate.weight": partial(self.router.gate.load_weight, part="gate")
+        }
+        for index, expert in enumerate(self.experts):
+            of_expert = expert.weight_targets(gate=names.gate, up=names.up, down=names.down)
+            targets |= {f"experts.{index}.{k}": v for k, v in of_expert.items()}
+        return targets
+
+
+class MoeLayer(DecoderLayer):
+    """Attention and experts, each behind a norm."""
+
+    def __init__(
+        self, config: DecoderConfig, layer: int, placement: Placement, group: ParallelGroup
+    ) -> None:
+        assert isinstance(config, MoeConfig)
+        super().__init__(config, layer, placement, group)
+        self.feed_forward_name = config.names.block
+
+    def make_feed_forward(
+        self, config: DecoderConfig, layer: int, placement: Placement, group: ParallelGroup
+    ) -> FeedForwardLike:
+        assert isinstance(config, MoeConfig)
+        if layer in config.dense_layers:
+            return FeedForward(config, placement, group)
+        return ExpertFeedForward(config, placement, group)
+
+
+class MoeDecoder(Decoder):
+    """Satisfies `Model`."""
+
+    layer_type = MoeLayer

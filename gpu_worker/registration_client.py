@@ -1,0 +1,225 @@
+"""Keeps the worker registered with the scheduler: joins, sends heartbeats, joins again when lost.
+
+The open Register stream is the lease. Every registration has a nonce of its own, the epoch, so a
+scheduler that was lost cannot be mistaken for the one that is there now.
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+import secrets
+from collections.abc import Callable
+
+import grpc
+
+from contract.model import encode_capacity, encode_model
+from gpu_worker.worker import NO_EPOCH, Worker
+from protos.scheduler.v1 import scheduler_pb2 as pb
+from protos.scheduler.v1 import scheduler_pb2_grpc
+from rpc.limits.peer_timeout import wait_for_first
+from rpc.transport.channel import open_channel
+from rpc.transport.tls import CLEAR, TlsConfig
+
+logger = logging.getLogger(__name__)
+
+ACCEPT_TIMEOUT_S = 60.0
+"""The scheduler has the worker allocate its cache before it accepts."""
+
+MISSED_HEARTBEATS = 6
+"""The scheduler is lost when it has been silent for so many intervals."""
+
+HAND_OVER_S = 2.0
+"""Seconds for the scheduler to learn that a worker leaves with work unfinished."""
+
+MIN_BACKOFF_S, MAX_BACKOFF_S = 0.1, 1.0
+
+_FATAL = {
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.UNIMPLEMENTED,
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.PERMISSION_DENIED,
+}
+
+_Call = grpc.aio.StreamStreamCall[pb.RegisterRequest, pb.RegisterResponse]
+
+
+class RegistrationRefused(Exception):
+    """The scheduler does not want this worker; trying again would not help. One line."""
+
+
+class _SchedulerLost(Exception):
+    """The registration has ended; another one may succeed."""
+
+
+class Registration:
+    """Registers one worker, for as long as `run` runs."""
+
+    def __init__(
+        self,
+        *,
+        worker: Worker,
+        scheduler_address: str,
+        advertised_address: str,
+        tls: TlsConfig = CLEAR,
+        on_accepted: Callable[[], object] = lambda: None,
+    ) -> None:
+        """`on_accepted` is called each time that the scheduler takes this worker in."""
+        self._on_accepted = on_accepted
+        self._tls = tls
+        self._worker = worker
+        self._scheduler_address = scheduler_address
+        self._advertised_address = advertised_address
+        self._call: _Call | None = None
+        self._accepted = asyncio.Event()
+        self._draining = asyncio.Event()
+        self._drained = asyncio.Event()
+        self._backoff_s = MIN_BACKOFF_S
+        self._told_reasons: set[str] = set()
+        """Reasons logged for failed registrations; empty once one has succeeded."""
+
+    @property
+    def is_accepted(self) -> bool:
+        """True while the scheduler has accepted this worker and answers."""
+        return self._accepted.is_set()
+
+    async def wait_accepted(self) -> None:
+        """Waits until the scheduler has taken this worker in."""
+        await self._accepted.wait()
+
+    async def run(self) -> None:
+        """Registers, again and again, until drained. Raises RegistrationRefused."""
+        while not self._drained.is_set():
+            try:
+                await self._register()
+            except _SchedulerLost as lost:
+                if self._draining.is_set():
+                    self._drained.set()  # no scheduler has work for this worker
+                    return
+                self._remind(str(lost))
+                await asyncio.sleep(self._backoff_s * random.uniform(0.5, 1.0))
+                self._backoff_s = min(MAX_BACKOFF_S, 2 * self._backoff_s)
+
+    async def drain(self, *, timeout_s: float) -> None:
+        """Asks for no more work and waits until the scheduler says that none is left.
+
+        What is left after `timeout_s` is handed over: it goes on at other workers.
+        """
+        self._draining.set()
+        if not self._accepted.is_set():
+            return
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._drained.wait()
+        except TimeoutError:
+            logger.warning("handing over what still runs after %.1f s", timeout_s)
+            await self._hand_over()
+
+    async def _hand_over(self) -> None:
+        """Ends the registration in order, so that the scheduler need not miss this worker."""
+        if self._call is not None:
+            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                await self._call.done_writing()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(HAND_OVER_S):
+                await self._drained.wait()
+
+    def _remind(self, reason: str) -> None:
+        """Says why this worker is not registered: each reason once, as they may alternate."""
+        if reason not in self._told_reasons:
+            self._told_reasons.add(reason)
+            logger.warning("waiting for the scheduler at %s: %s", self._scheduler_address, reason)
+
+    async def _register(self) -> None:
+        """Holds one registration, until drained. Raises _SchedulerLost or RegistrationRefused."""
+        epoch = secrets.randbits(64) or 1
+        self._worker.begin_epoch(epoch)
+        try:
+            async with open_channel(self._scheduler_address, tls=self._tls) as channel:
+                call = scheduler_pb2_grpc.WorkerRegistryServiceStub(channel).Register()
+                self._call = call
+                try:
+                    await self._hold(call, epoch)
+                finally:
+                    self._call = None
+                    call.cancel()
+        except grpc.aio.AioRpcError as error:
+            reason = f"{error.code().name}: {error.details()}"
+            if error.code() in _FATAL:
+                raise RegistrationRefused(
+                    f"the scheduler at {self._scheduler_address} refuses this worker: {reason}"
+                ) from None
+            raise _SchedulerLost(reason) from None
+        finally:
+            self._accepted.clear()
+            self._worker.begin_epoch(NO_EPOCH)
+
+    async def _hold(self, call: _Call, epoch: int) -> None:
+        await _write(call, pb.RegisterRequest(join=self._join(epoch)))
+        accepted = await _read(call, timeout_s=ACCEPT_TIMEOUT_S)
+        if not accepted.HasField("accepted"):
+            raise _SchedulerLost("it answered `join` with something else than `accepted`")
+        interval_s = max(0.01, accepted.accepted.heartbeat_interval_ns / 1e9)
+        logger.debug("registered with the scheduler at %s", self._scheduler_address)
+        self._accepted.set()
+        self._on_accepted()
+        self._backoff_s = MIN_BACKOFF_S
+        self._told_reasons.clear()
+        beating = asyncio.create_task(self._beat(call, interval_s))
+        try:
+            await self._listen(call, interval_s)
+        finally:
+            beating.cancel()
+
+    def _join(self, epoch: int) -> pb.Join:
+        worker = self._worker
+        return pb.Join(
+            epoch=epoch,
+            address=self._advertised_address,
+            model=encode_model(worker.model),
+            capacity=encode_capacity(worker.capacity),
+        )
+
+    async def _beat(self, call: _Call, interval_s: float) -> None:
+        """Sends a heartbeat each interval, and one at once when draining begins."""
+        announced = False
+        while True:
+            draining = self._draining.is_set()
+            state = pb.WORKER_STATE_DRAINING if draining else pb.WORKER_STATE_READY
+            await _write(call, pb.RegisterRequest(heartbeat=pb.Heartbeat(state=state)))
+            announced = announced or draining
+            try:
+                async with asyncio.timeout(interval_s):
+                    await (asyncio.Event() if announced else self._draining).wait()
+            except TimeoutError:
+                continue
+
+    async def _listen(self, call: _Call, interval_s: float) -> None:
+        """Returns when the scheduler says that nothing of this worker's is left."""
+        while True:
+            response = await _read(call, timeout_s=MISSED_HEARTBEATS * interval_s)
+            if response.HasField("drained"):
+                self._drained.set()
+                await call.done_writing()
+                return
+
+
+async def _write(call: _Call, request: pb.RegisterRequest) -> None:
+    try:
+        await call.write(request)
+    except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        return  # the call has ended; its reader gets the reason
+
+
+async def _read(call: _Call, *, timeout_s: float) -> pb.RegisterResponse:
+    reading = asyncio.ensure_future(call.read())
+    try:
+        if not await wait_for_first(reading, within_s=timeout_s):
+            raise _SchedulerLost(f"it has been silent for {timeout_s:.1f} s")
+        response = reading.result()
+    finally:
+        reading.cancel()
+    if not isinstance(response, pb.RegisterResponse):
+        raise _SchedulerLost("it has closed the registration")
+    return response

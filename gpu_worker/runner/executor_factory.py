@@ -1,0 +1,88 @@
+"""Chooses and makes the executor of a loaded model's steps."""
+
+import torch
+
+from gpu_worker.config import CacheConfig
+from gpu_worker.device.device_choice import streams_of
+from gpu_worker.device.graphs import GraphRecorder
+from gpu_worker.device.input_transfer import InputPacker, PinnedBuffers
+from gpu_worker.executors.async_executor import DeviceStep
+from gpu_worker.executors.decode_graphs import DecodeGraphs, DevicePlanning, ladder
+from gpu_worker.executors.graph_inputs import DecodeBuffers
+from gpu_worker.executors.native_executor import NativeStep
+from gpu_worker.executors.torch_executor import TorchStep
+from gpu_worker.loading.loaded_model import LoadedModel
+from gpu_worker.sampling.async_sampling import DeviceDrawing, PlainDraws
+from gpu_worker.sampling.sampler import Sampler
+from gpu_worker.sampling.torch_sampler import TorchSampler
+from signalbox_kernels import triton
+
+_DRAWS_A_SEQUENCE = 4  # that are kept for the next step, on average; prompts draw for n at once
+
+
+def make_step(
+    loaded: LoadedModel, cache_config: CacheConfig, recorder: GraphRecorder | None
+) -> NativeStep | TorchStep:
+    """A recorder is what makes graphs; without one a device launches kernel by kernel."""
+    if loaded.program is not None:
+        return NativeStep(loaded.program, loaded.sampler)
+    on_device = loaded.device.type == "cuda" or recorder is not None
+    if on_device and isinstance(loaded.attention, DevicePlanning):
+        return _device_step(loaded, loaded.attention, cache_config, recorder)
+    return TorchStep(loaded.model, loaded.attention, loaded.sampler, loaded.device)
+
+
+def _device_step(
+    loaded: LoadedModel,
+    planning: DevicePlanning,
+    cache_config: CacheConfig,
+    recorder: GraphRecorder | None,
+) -> DeviceStep:
+    device, compute = loaded.device, streams_of(loaded.device).compute
+    pinned = PinnedBuffers(device, compute)
+    packer = InputPacker(device, pinned)
+    num_draws = _DRAWS_A_SEQUENCE * cache_config.max_num_seqs
+    drawn = torch.zeros(num_draws, dtype=torch.int64, device=device)
+    graphs = None
+    if recorder is not None:
+        sizes = ladder(cache_config.max_num_seqs)
+        graphs = DecodeGraphs(
+            model=loaded.model,
+            attention=planning,
+            recorder=recorder,
+            buffers=DecodeBuffers(
+                max_rows=sizes[-1],
+                max_blocks=-(-loaded.info.max_model_len // cache_config.block_size),
+                device=device,
+                pinned=pinned,
+            ),
+            drawn=drawn,
+            vocab_size=loaded.info.vocab_size,
+            sizes=sizes,
+            num_ranks=loaded.group.size,
+        )
+    return DeviceStep(
+        loaded.model,
+        loaded.attention,
+        loaded.sampler,
+        device,
+        compute=compute,
+        packer=packer,
+        drawn=drawn,
+        drawing=_drawing(loaded.sampler, packer),
+        graphs=graphs,
+        vocab_size=loaded.info.vocab_size,
+    )
+
+
+def _drawing(sampler: Sampler, packer: InputPacker) -> DeviceDrawing | None:
+    if isinstance(sampler, TorchSampler):
+        return PlainDraws(packer)
+    if not triton.is_installed():
+        return None
+    from gpu_worker.sampling.triton_sampler import TritonSampler
+
+    if not isinstance(sampler, TritonSampler):
+        return None
+    sampler.packer = packer
+    return sampler

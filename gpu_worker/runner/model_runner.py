@@ -1,0 +1,218 @@
+"""Runs one model on one device: loads it, measures what fits, owns its caches, computes batches.
+
+Satisfies `step.Runner`. How a batch is computed is `NativeStep`'s, `TorchStep`'s or `DeviceStep`'s.
+"""
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import torch
+
+from contract.model import ModelInfo, WorkerCapacity
+from contract.sections.block_moves import BlockMapping
+from contract.startup import ReportProgress, StartupPhase, StartupProgress, ignore_progress
+from gpu_worker.batch.batch import Batch, BatchOutput
+from gpu_worker.batch.runner_protocol import MemoryReport, ProfileOptions
+from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig
+from gpu_worker.device.device_choice import recorder_for
+from gpu_worker.device.graphs import GraphRecorder
+from gpu_worker.device.memory import device_use, is_out_of_memory
+from gpu_worker.device.torch_profiler import TorchRecording, span
+from gpu_worker.executors.async_executor import DeviceStep, LaunchedStep
+from gpu_worker.executors.decode_graphs import DecodeGraphs
+from gpu_worker.kv_cache.block_dependencies import blocks_of
+from gpu_worker.kv_cache.cache_engine import CacheEngine
+from gpu_worker.kv_cache.capacity import measure_capacity
+from gpu_worker.loading.loaded_model import load_model
+from gpu_worker.loading.model_source import naming
+from gpu_worker.runner.executor_factory import make_step
+
+
+class ModelRunner:
+    """A loaded model with its caches. Call from one thread."""
+
+    def __init__(
+        self,
+        model_config: ModelConfig,
+        cache_config: CacheConfig,
+        *,
+        parallel_config: ParallelConfig | None = None,
+        device_config: DeviceConfig | None = None,
+        recorder: GraphRecorder | None = None,
+        progress: ReportProgress = ignore_progress,
+    ) -> None:
+        """Decode steps become graphs of `recorder`; by default of what the device has."""
+        self._progress = progress
+        device_config = device_config or DeviceConfig()
+        self._model = model_config.model
+        with naming(self._model):
+            self._loaded = load_model(
+                model_config,
+                cache_config,
+                parallel_config or ParallelConfig(),
+                device_config,
+                progress=progress,
+            )
+        cache_config = replace(cache_config, block_size=self._loaded.block_size)
+        self._cache_config = cache_config
+        if device_config.enforce_eager:
+            recorder = None
+        elif recorder is None:
+            recorder = recorder_for(self._loaded.device)
+        self._step = make_step(self._loaded, cache_config, recorder)
+        self._cache: CacheEngine | None = None
+
+    @property
+    def model(self) -> ModelInfo:
+        return self._loaded.info
+
+    @property
+    def num_graphs(self) -> int:
+        """Decode steps that are recorded."""
+        return len(self._graphs) if self._graphs is not None else 0
+
+    @property
+    def num_collectives(self) -> int:
+        """Collectives that this rank has joined."""
+        collectives = self._loaded.group.collectives
+        return collectives.num_joined if collectives is not None else 0
+
+    def abort_collectives(self) -> None:
+        """Lets the execution thread go that waits for ranks which are lost; on any thread."""
+        collectives = self._loaded.group.collectives
+        if collectives is not None:
+            collectives.abort()
+
+    def tokenizer_files(self) -> dict[str, bytes]:
+        with naming(self._model):
+            return self._loaded.source.tokenizer_files()
+
+    def profile(self) -> WorkerCapacity:
+        self._progress(StartupProgress(StartupPhase.PROFILE))
+        return measure_capacity(
+            cache_config=self._cache_config,
+            max_model_len=self.model.max_model_len,
+            block_bytes=self._step.block_bytes,
+            device=self._loaded.device,
+            execute=self._execute_without_cache,
+            num_ranks=self._loaded.group.size,
+            others_bytes=self._loaded.others_bytes,
+            graphs_bytes=self._measure_graphs(),
+        )
+
+    def _execute_without_cache(self, batch: Batch) -> None:
+        """Runs a batch whose blocks are all block 0 of a pool of one."""
+        self._make_cache(num_gpu_blocks=1, num_cpu_blocks=0)
+        self.execute(batch)
+        self._drop_cache()
+
+    def _measure_graphs(self) -> int:
+        """Returns the bytes that graphs will take beside all else."""
+        if self._graphs is None:
+            return 0
+        self._make_cache(num_gpu_blocks=1, num_cpu_blocks=0)
+        try:
+            with torch.inference_mode():
+                return self._graphs.measure()
+        finally:
+            self._drop_cache()
+
+    @property
+    def _graphs(self) -> DecodeGraphs | None:
+        return self._step.graphs if isinstance(self._step, DeviceStep) else None
+
+    def init_cache_engine(self, *, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
+        self._make_cache(num_gpu_blocks=num_gpu_blocks, num_cpu_blocks=num_cpu_blocks)
+        if self._graphs is not None:
+            with torch.inference_mode():
+                self._graphs.capture()
+
+    def _make_cache(self, *, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
+        self._drop_cache()  # the old pools go before the new ones come
+        try:
+            self._cache = CacheEngine(
+                num_gpu_blocks=num_gpu_blocks,
+                num_cpu_blocks=num_cpu_blocks,
+                block_bytes=self._step.block_bytes,
+                device=self._loaded.device,
+            )
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            reason = str(error).partition("\n")[0]
+            raise MemoryError(
+                f"no memory for {num_gpu_blocks} GPU and {num_cpu_blocks} CPU blocks; lower "
+                f"gpu_memory_utilization, kv_cache_bytes or swap_space_bytes ({reason})"
+            ) from None
+        self._step.bind(self._cache.gpu_pool)
+
+    def _drop_cache(self) -> None:
+        if self._cache is not None:
+            self._cache.close()
+            self._cache = None
+            # Executors hold views of the pool, which would keep it in memory.
+            nothing = torch.zeros(1, self._step.block_bytes, dtype=torch.uint8)
+            self._step.bind(nothing.to(self._loaded.device))
+
+    @property
+    def cache(self) -> CacheEngine:
+        if self._cache is None:
+            raise RuntimeError("init_cache_engine comes first")
+        return self._cache
+
+    def swap_out(self, mapping: BlockMapping) -> None:
+        with span("swap_out"):
+            self.cache.swap_out(mapping)
+
+    def swap_in(self, mapping: BlockMapping) -> None:
+        with span("swap_in"):
+            self.cache.swap_in(mapping)
+
+    def copy(self, mapping: BlockMapping) -> None:
+        with span("copy_blocks"):
+            self.cache.copy(mapping)
+
+    def prefault(self) -> bool:
+        return self.cache.prefault()
+
+    def pop_copy_ns(self) -> int:
+        return self.cache.pop_copy_ns()
+
+    def memory(self) -> MemoryReport:
+        pools = self._cache
+        return MemoryReport(
+            weights=self._loaded.weights_bytes,
+            kv=pools.gpu_pool.nbytes if pools else 0,
+            swap=pools.cpu_pool.nbytes if pools else 0,
+            **device_use(self._loaded.device)._asdict(),
+        )
+
+    def begin_recording(self, options: ProfileOptions) -> TorchRecording:
+        return TorchRecording(options, self._loaded.device, self._loaded.program)
+
+    @property
+    def launches(self) -> bool:
+        return isinstance(self._step, DeviceStep)
+
+    @torch.inference_mode()
+    def launch(self, batch: Batch) -> LaunchedStep:
+        assert isinstance(self._step, DeviceStep), "asked of a runner that launches"
+        use = partial(blocks_of, batch, block_size=self._cache_config.block_size)
+        with self.cache.computing(use):
+            return self._step.launch(batch)
+
+    def execute(self, batch: Batch) -> BatchOutput:
+        """Raises MemoryError where a smaller batch may do."""
+        try:
+            return self._execute(batch)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            raise MemoryError(str(error).partition("\n")[0]) from None
+
+    @torch.inference_mode()
+    def _execute(self, batch: Batch) -> BatchOutput:
+        if not len(batch.token_ids):
+            return BatchOutput(token_ids=np.empty(0, dtype=np.int32))
+        use = partial(blocks_of, batch, block_size=self._cache_config.block_size)
+        with self.cache.computing(use):
+            return self._step.execute(batch)

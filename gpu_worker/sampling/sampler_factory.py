@@ -1,0 +1,153 @@
+"""Which sampler draws: C++ on a CPU, Triton on CUDA, PyTorch anywhere.
+
+All give the same tokens. Before "auto" trusts Triton on the device at hand, both draw the same rows
+there, as attention backends are tried (`attention/backend_check.py`).
+"""
+
+import logging
+
+import numpy as np
+import torch
+
+from gpu_worker.batch.sampling_rows import Biases, Penalties, SampleRows, TokenRuns
+from gpu_worker.config import DeviceConfig
+from gpu_worker.layers import ParallelGroup, Placement
+from gpu_worker.sampling.native_sampler import CpuSampler
+from gpu_worker.sampling.sampler import NoSampler, Sampler
+from gpu_worker.sampling.torch_sampler import TorchSampler
+from signalbox_kernels import triton
+from signalbox_kernels.native import NativeUnavailable
+from signalbox_kernels.program import Program
+
+logger = logging.getLogger(__name__)
+
+
+def make_sampler(
+    config: DeviceConfig,
+    *,
+    vocab_size: int,
+    placement: Placement,
+    program: Program | None,
+    group: ParallelGroup,
+) -> Sampler:
+    """Makes the sampler that `config` asks for. Raises ValueError where it cannot run."""
+    if group.rank:
+        return NoSampler()
+    device, wanted = placement.device, config.sampling_backend
+    if wanted == "auto":
+        return _automatic_sampler(config, vocab_size, placement, program)
+    if wanted == "native":
+        _require(device.type == "cpu", "'native', which draws on a CPU only; use 'auto'")
+        return _native_sampler(config, program)
+    if wanted == "triton":
+        return _triton_sampler(device)
+    return TorchSampler(vocab_size=vocab_size, device=device)
+
+
+def _automatic_sampler(
+    config: DeviceConfig, vocab_size: int, placement: Placement, program: Program | None
+) -> Sampler:
+    device = placement.device
+    reference = TorchSampler(vocab_size=vocab_size, device=device)
+    if device.type == "cpu" and config.cpu_backend != "torch":
+        try:
+            return _native_sampler(config, program)
+        except NativeUnavailable:  # which loading the model has warned of
+            return reference
+    if device.type == "cuda" and triton.is_installed():
+        return _tried_triton_sampler(reference, vocab_size=vocab_size, placement=placement)
+    return reference
+
+
+def _tried_triton_sampler(reference: Sampler, *, vocab_size: int, placement: Placement) -> Sampler:
+    """Returns Triton's, or `reference` if Triton does not draw here what that does."""
+    fault = fault_of_triton(reference, vocab_size=vocab_size, placement=placement)
+    if fault is None:
+        return _triton_sampler(placement.device)
+    logger.warning(
+        "sampling_backend 'triton' does not work on this %s: %s; torch draws instead, slower",
+        placement.device,
+        fault,
+    )
+    return reference
+
+
+def _native_sampler(config: DeviceConfig, program: Program | None) -> Sampler:
+    return CpuSampler(program=program, num_threads=config.num_threads or torch.get_num_threads())
+
+
+def _triton_sampler(device: torch.device) -> Sampler:
+    _require(
+        triton.is_installed(),
+        "'triton', but Triton is not installed; install signalbox-serving[gpu], or use 'auto'",
+    )
+    from gpu_worker.sampling.triton_sampler import TritonSampler
+    from signalbox_kernels.triton.launch import is_interpreted
+
+    _require(
+        device.type == "cuda" or is_interpreted(),
+        f"'triton', which cannot run on {device.type}; use 'auto', or set TRITON_INTERPRET=1 to "
+        "interpret its kernels, slowly",
+    )
+    return TritonSampler(device=device)
+
+
+def _require(condition: bool, problem: str) -> None:
+    if not condition:
+        raise ValueError(f"sampling_backend is {problem}")
+
+
+def fault_of_triton(reference: Sampler, *, vocab_size: int, placement: Placement) -> str | None:
+    """Returns in one line how Triton's draws differ from `reference`'s on a device, or None."""
+    rows = _trial_rows(vocab_size)
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(len(rows), vocab_size, generator=generator).mul_(3.0)
+    logits = logits.to(placement.device, placement.dtype)
+    try:
+        drawn = _triton_sampler(placement.device)(logits, rows)
+    except Exception as error:  # whatever a compiler or a driver raises
+        return f"{type(error).__name__}: {error}".splitlines()[0]
+    expected = reference(logits, rows)
+    differing = np.flatnonzero(drawn.token_ids != expected.token_ids)
+    if drawn.failed != expected.failed or len(differing):
+        return f"{len(differing)} of {len(rows)} trial draws are other tokens"
+    return None
+
+
+def _trial_rows(vocab_size: int) -> SampleRows:
+    """Each filter alone, all together, and a row that is edited in every way but by a mask."""
+    num_rows, index = 8, np.arange(8)
+    first = np.zeros(num_rows, np.int32)
+    first[-1] = 1  # runs of one token, of the last row
+    floats = np.ones((7, num_rows), np.float32)
+    temperature, top_p, typical_p, min_p, presence, frequency, repetition = floats
+    temperature[:2] = (0.0, 0.8)
+    top_p[[3, 6]], min_p[:], min_p[[4, 6]], typical_p[5] = (0.9, 0.95), 0.0, 0.02, 0.8
+    presence[:], frequency[:] = 0.0, 0.0
+    presence[-1], frequency[-1], repetition[-1] = 0.5, 0.25, 1.25
+    top_k = np.zeros(num_rows, np.int64)
+    top_k[[2, 6]] = min(20, vocab_size)
+    tokens = (np.arange(64, dtype=np.int32) % min(vocab_size, 40))[None]
+    return SampleRows(
+        seq_ids=index,
+        token_index=index,
+        branch=np.zeros(num_rows, np.int64),
+        position=np.full(num_rows, tokens.shape[1], np.int64),
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        typical_p=typical_p,
+        seed=np.arange(num_rows, dtype=np.uint64),
+        num_logprobs=np.full(num_rows, -1, np.int64),
+        suppressed=TokenRuns(first, np.array([vocab_size - 1], np.int32)),
+        biases=Biases(TokenRuns(first, np.zeros(1, np.int32)), np.ones(1, np.float32)),
+        penalties=Penalties(
+            presence=presence,
+            frequency=frequency,
+            repetition=repetition,
+            num_prompt=np.full(num_rows, 30, np.int64),
+            owners=np.zeros(num_rows, np.int64),
+            tokens=tokens,
+        ),
+    )

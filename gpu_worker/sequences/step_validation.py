@@ -1,0 +1,141 @@
+"""Checks of the parts of a step that need no sequence known before: maps and new sequences.
+
+Everything is refused at the door, with a status that names the field, its value and what is
+allowed; nothing has been changed by then.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.errors import FailedPrecondition, InvalidArgument
+from contract.model import ModelInfo, WorkerCapacity
+from contract.sampling_params import MAX_LOGPROB_TOKEN_IDS, SamplingParams
+from contract.sections.block_moves import BlockMapping
+from contract.step import NewSequence, Step
+
+MAX_PENALTY = 2
+MAX_REPETITION = 10
+MAX_BIAS = 100
+MAX_BIASES = 1024
+MAX_BAD_TOKENS = 16_384
+"""Most tokens of all bad words of a sequence."""
+
+
+def check_mappings(step: Step, *, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
+    """Checks the three block maps of a step against the pools."""
+    gpu, cpu = num_gpu_blocks, num_cpu_blocks
+    if not cpu and (len(step.swap_out.src) or len(step.swap_in.src)):
+        raise FailedPrecondition("this lease has no swap space, and the step swaps blocks")
+    _check_mapping("blocks_to_swap_out", step.swap_out, num_src=gpu, num_dst=cpu)
+    _check_mapping("blocks_to_swap_in", step.swap_in, num_src=cpu, num_dst=gpu)
+    _check_mapping("blocks_to_copy", step.copy, num_src=gpu, num_dst=gpu)
+    _check_disjoint("blocks_to_copy", step.copy.src, step.copy.dst)
+    # Out runs before in: it would overwrite the block before that is read.
+    _check_disjoint("blocks_to_swap_out", step.swap_in.src, step.swap_out.dst)
+
+
+def _check_mapping(field: str, mapping: BlockMapping, *, num_src: int, num_dst: int) -> None:
+    if not len(mapping.src) and not len(mapping.dst):
+        return
+    if len(mapping.src) != len(mapping.dst):
+        raise InvalidArgument(f"{field}.dst", len(mapping.dst), f"{len(mapping.src)} elements")
+    check_range(f"{field}.src", mapping.src, num_src)
+    check_range(f"{field}.dst", mapping.dst, num_dst)
+    if len(np.unique(mapping.dst)) != len(mapping.dst):
+        raise InvalidArgument(f"{field}.dst", _first_repeated(mapping.dst), "distinct blocks")
+
+
+def _check_disjoint(field: str, src: NDArray[np.int32], dst: NDArray[np.int32]) -> None:
+    if len(src) and len(dst) and len(both := np.intersect1d(src, dst)):
+        raise InvalidArgument(
+            field, int(both[0]), "blocks that are not both source and destination of one step"
+        )
+
+
+def _first_repeated(values: NDArray[np.int32]) -> int:
+    found, counts = np.unique(values, return_counts=True)
+    return int(found[counts > 1][0])
+
+
+def check_range(field: str, values: NDArray[np.integer] | Sequence[int], end: int) -> None:
+    """Checks that all values are in [0, end)."""
+    array = np.asarray(values)
+    if not array.size:
+        return
+    for value in (int(array.min()), int(array.max())):
+        if not 0 <= value < end:
+            raise InvalidArgument(field, value, f"in [0, {end})")
+
+
+def check_new(
+    new: NewSequence, *, model: ModelInfo, capacity: WorkerCapacity, num_gpu_blocks: int
+) -> None:
+    """Checks all of a new sequence that does not depend on the sequences known."""
+    where = "new_groups.sequences"
+    num_tokens, block_size = len(new.token_ids), capacity.block_size
+    end = new.num_computed_tokens + new.num_new_tokens
+    for field, value, low, high in (
+        ("token_ids", num_tokens, 1, model.max_model_len),
+        ("num_computed_tokens", new.num_computed_tokens, 0, num_tokens - 1),
+        ("num_new_tokens", new.num_new_tokens, 1, num_tokens - new.num_computed_tokens),
+        ("num_samples", new.num_samples, 1, capacity.max_num_seqs),
+        ("block_table", len(new.block_table), -(-end // block_size), None),
+        ("block_table", len(new.block_table), 1, -(-model.max_model_len // block_size)),
+    ):
+        _check_between(f"{where}.{field}", value, low, high)
+    _check_between("new_groups.num_prompt_tokens", new.num_prompt_tokens, 1, num_tokens)
+    check_range(f"{where}.token_ids", new.token_ids, model.vocab_size)
+    check_range(f"{where}.block_table", new.block_table, num_gpu_blocks)
+    _check_params(new.params, vocab_size=model.vocab_size)
+
+
+def _check_between(field: str, value: float, low: float, high: float | None) -> None:
+    allowed = f"at least {low}" if high is None else f"in [{low}, {high}]"
+    if not low <= value <= (math.inf if high is None else high):
+        raise InvalidArgument(field, value, allowed)
+
+
+def _check_params(params: SamplingParams, *, vocab_size: int) -> None:
+    where = "new_groups.sampling_params"
+    if not (math.isfinite(params.temperature) and params.temperature >= 0):
+        raise InvalidArgument(f"{where}.temperature", params.temperature, "finite, at least 0")
+    for name, high in (("top_p", 1), ("typical_p", 1), ("repetition_penalty", MAX_REPETITION)):
+        if not 0 < (value := getattr(params, name)) <= high:
+            raise InvalidArgument(f"{where}.{name}", value, f"in (0, {high}]")
+    for name in ("presence_penalty", "frequency_penalty"):
+        _check_between(f"{where}.{name}", getattr(params, name), -MAX_PENALTY, MAX_PENALTY)
+    _check_between(f"{where}.min_p", params.min_p, 0, 1)
+    _check_between(f"{where}.top_k", params.top_k, 0, None)
+    for name in ("num_logprobs", "num_prompt_logprobs"):
+        if (count := getattr(params, name)) is not None:
+            _check_between(f"{where}.{name}", count, 0, vocab_size)
+    if params.logprob_token_ids and params.num_logprobs != 0:
+        allowed = "0 with logprob_token_ids"
+        raise InvalidArgument(f"{where}.num_logprobs", params.num_logprobs, allowed)
+    _check_tokens(params, where=where, vocab_size=vocab_size)
+
+
+def _check_tokens(params: SamplingParams, *, where: str, vocab_size: int) -> None:
+    biased = [token_id for token_id, _ in params.logit_bias]
+    bad_tokens = [token_id for run in params.bad_words for token_id in run]
+    _check_between(f"{where}.logit_biases", len(biased), 0, MAX_BIASES)
+    _check_between(f"{where}.bad_words", len(bad_tokens), 0, MAX_BAD_TOKENS)
+    num_reported = len(params.logprob_token_ids)
+    _check_between(f"{where}.logprob_token_ids", num_reported, 0, MAX_LOGPROB_TOKEN_IDS)
+    for _, bias in params.logit_bias:
+        _check_between(f"{where}.logit_biases", bias, -MAX_BIAS, MAX_BIAS)
+    if not all(params.bad_words):
+        raise InvalidArgument(f"{where}.bad_words", (), "runs of at least one token")
+    if len(set(biased)) < len(biased):
+        raise InvalidArgument(f"{where}.logit_bias_token_ids", "a token twice", "distinct tokens")
+    for name, token_ids in (
+        ("stop_token_ids", params.stop_token_ids),
+        ("logit_bias_token_ids", biased),
+        ("allowed_token_ids", params.allowed_token_ids),
+        ("logprob_token_ids", params.logprob_token_ids),
+        ("bad_words", bad_tokens),
+    ):
+        check_range(f"{where}.{name}", token_ids, vocab_size)

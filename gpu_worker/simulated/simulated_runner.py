@@ -1,0 +1,312 @@
+"""A runner with no model and no device, but with a memory that real mistakes would corrupt.
+
+Its KV is one 64-bit number a slot: a hash of all tokens up to that position, continued from what
+the slot before holds. Its next token is a hash of all that it reads through the block table. So a
+wrong block map, a stale block, a lost copy or another prefix's block changes its output, and
+`expected_tokens` says what the output should have been, with no blocks in between.
+
+There are no logits: penalties, biases and filters change nothing, what may be drawn does.
+
+The hash is the finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
+"""
+
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.model import ModelInfo, WorkerCapacity
+from contract.sampling_defaults import NO_DEFAULTS, SamplingDefaults
+from contract.sections.block_moves import BlockMapping
+from gpu_worker.batch.batch import Batch, BatchOutput
+from gpu_worker.batch.sampling_rows import PromptRows, SampleRows
+from gpu_worker.simulated.byte_tokenizer import END_OF_SEQUENCE_ID, MIN_VOCAB_SIZE, tokenizer_files
+from gpu_worker.step import NONE_LEFT, Int64Array, Logprobs
+
+UInt64Array = NDArray[np.uint64]
+
+POISON = 0xDEAD_BEEF_DEAD_BEEF
+"""Content of a block before its first write."""
+
+_MASK = (1 << 64) - 1
+_TOKEN, _POSITION, _SALT = 0x9E37_79B9_7F4A_7C15, 0xD1B5_4A32_D192_ED03, 0x8CB9_2BA7_2F3D_8DD7
+_MAX_GATHERED = 1 << 21  # slots read at once: 16 MiB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedConfig:
+    """Properties that the simulated worker announces."""
+
+    name: str = "simulated"
+    vocab_size: int = 512
+    max_model_len: int = 4096
+    block_size: int = 16
+    num_gpu_blocks: int = 4096
+    num_cpu_blocks: int = 512
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    step_ns: int = 0
+    """Least time of a forward pass."""
+    token_ns: int = 0
+    """Time of each token of a forward pass, on top of step_ns."""
+    sampling_defaults: SamplingDefaults = NO_DEFAULTS
+
+    def __post_init__(self) -> None:
+        if self.vocab_size < MIN_VOCAB_SIZE:
+            raise ValueError(f"vocab_size must be at least {MIN_VOCAB_SIZE}")
+        sizes = ("max_model_len", "block_size", "max_num_seqs", "max_num_batched_tokens")
+        for name in (*sizes, "num_gpu_blocks"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1")
+        for name in ("num_cpu_blocks", "step_ns", "token_ns"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative")
+
+
+class SimulatedRunner:
+    """Implements `Runner`. Tests plant an error by overriding one method."""
+
+    def __init__(self, config: SimulatedConfig | None = None) -> None:
+        self.config = config or SimulatedConfig()
+        num_slots = self.config.max_model_len + self.config.block_size
+        self._weights = _weights(np.arange(num_slots, dtype=np.uint64))
+        self.gpu_kv: UInt64Array = self._make_pool(0)
+        self.cpu_kv: UInt64Array = self._make_pool(0)
+
+    @property
+    def model(self) -> ModelInfo:
+        return ModelInfo(
+            name=self.config.name,
+            architecture="Simulated",
+            dtype="float32",
+            vocab_size=self.config.vocab_size,
+            max_model_len=self.config.max_model_len,
+            eos_token_ids=(END_OF_SEQUENCE_ID,),
+            sampling_defaults=self.config.sampling_defaults,
+        )
+
+    def tokenizer_files(self) -> dict[str, bytes]:
+        return tokenizer_files(
+            vocab_size=self.config.vocab_size, max_model_len=self.config.max_model_len
+        )
+
+    def profile(self) -> WorkerCapacity:
+        return WorkerCapacity(
+            block_size=self.config.block_size,
+            num_gpu_blocks=self.config.num_gpu_blocks,
+            num_cpu_blocks=self.config.num_cpu_blocks,
+            block_bytes=self.config.block_size * np.dtype(np.uint64).itemsize,
+            max_num_seqs=self.config.max_num_seqs,
+            max_num_batched_tokens=self.config.max_num_batched_tokens,
+        )
+
+    def init_cache_engine(self, *, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
+        self.gpu_kv = self._make_pool(num_gpu_blocks)
+        self.cpu_kv = self._make_pool(num_cpu_blocks)
+
+    def swap_out(self, mapping: BlockMapping) -> None:
+        self.cpu_kv[mapping.dst] = self.gpu_kv[mapping.src]
+
+    def swap_in(self, mapping: BlockMapping) -> None:
+        self.gpu_kv[mapping.dst] = self.cpu_kv[mapping.src]
+
+    def copy(self, mapping: BlockMapping) -> None:
+        self.gpu_kv[mapping.dst] = self.gpu_kv[mapping.src]
+
+    def execute(self, batch: Batch) -> BatchOutput:
+        start = time.perf_counter_ns()
+        self._write(batch)
+        sums = self._attend(batch, batch.rows.token_index)
+        duration = self.config.step_ns + self.config.token_ns * len(batch.token_ids)
+        if duration:
+            time.sleep(max(0, duration - (time.perf_counter_ns() - start)) / 1e9)
+        forwarded = time.perf_counter_ns()
+        samples = self._sample(sums, batch.rows)
+        if batch.prompt_rows is not None:
+            samples.prompt_logprobs = self._prompt_logprobs(batch, batch.prompt_rows)
+        samples.forward_ns = forwarded - start
+        samples.sample_ns = time.perf_counter_ns() - forwarded
+        return samples
+
+    def _make_pool(self, num_blocks: int) -> UInt64Array:
+        return np.full((num_blocks, self.config.block_size), POISON, dtype=np.uint64)
+
+    def _write(self, batch: Batch) -> None:
+        """Writes each new token's slot, continuing from the slot before the first of them."""
+        slots, first = self.gpu_kv.reshape(-1), batch.query_start[:-1]
+        own = _mix(
+            batch.token_ids.astype(np.uint64) * np.uint64(_TOKEN)
+            + batch.positions.astype(np.uint64) * np.uint64(_POSITION)
+        )
+        sums = np.cumsum(own, dtype=np.uint64)
+        offset = self._before(batch, batch.positions[first]) - (sums[first] - own[first])
+        slots[batch.slot_mapping] = sums + np.repeat(offset, np.diff(batch.query_start))
+
+    def _before(self, batch: Batch, starts: Int64Array) -> UInt64Array:
+        """Returns [B], what the slot before each sequence's first new position holds, or 0."""
+        last = np.maximum(starts - 1, 0)
+        size = self.config.block_size
+        blocks = batch.block_tables[np.arange(len(starts)), last // size]
+        return np.where(starts > 0, self.gpu_kv[blocks, last % size], np.uint64(0))
+
+    def _attend(self, batch: Batch, tokens: Int64Array) -> UInt64Array:
+        """Returns [num_rows], a weighted sum over the context of each of some tokens."""
+        owners = np.searchsorted(batch.query_start, tokens, side="right") - 1
+        contexts = batch.positions[tokens] + 1
+        sums = np.empty(len(tokens), dtype=np.uint64)
+        num_blocks = -(-int(contexts.max(initial=0)) // self.config.block_size)
+        num_rows = max(1, _MAX_GATHERED // max(1, num_blocks * self.config.block_size))
+        for start in range(0, len(tokens), num_rows):
+            part = slice(start, start + num_rows)
+            tables = batch.block_tables[owners[part], :num_blocks]
+            sums[part] = self._read(tables, contexts[part])
+        return sums
+
+    def _read(self, tables: NDArray[np.int32], contexts: Int64Array) -> UInt64Array:
+        num_slots = tables.shape[1] * self.config.block_size
+        context = self.gpu_kv[tables].reshape(len(tables), num_slots)
+        context *= self._weights[:num_slots]
+        context *= np.arange(num_slots) < contexts[:, None]
+        total: UInt64Array = context.sum(axis=1, dtype=np.uint64)
+        return total
+
+    def _sample(self, sums: UInt64Array, rows: SampleRows) -> BatchOutput:
+        salt = _mix(rows.seed * np.uint64(_SALT) + rows.branch.astype(np.uint64))
+        key = np.where(rows.temperature > 0, salt, np.uint64(0))
+        vocab_size = self.config.vocab_size
+        best = (_mix(sums ^ key) % np.uint64(vocab_size)).astype(np.int32)
+        drawn, failed = best.copy(), dict[int, str]()
+        if rows.suppressed is not None or rows.allowed is not None:
+            for row, allowed in enumerate(_allowed(rows, vocab_size)):
+                drawn[row] = _next_allowed(int(best[row]), allowed)
+                if not allowed.any():
+                    failed[row] = NONE_LEFT
+        logprobs = [
+            _logprobs(row, best=int(best[row]), token=int(drawn[row]), num=num, size=vocab_size)
+            for row, num in enumerate(rows.num_logprobs.tolist())
+            if num >= 0 and row not in failed
+        ]
+        logprobs = _with_tokens(logprobs, rows, best, size=vocab_size)
+        return BatchOutput(token_ids=drawn, logprobs=logprobs, failed=failed)
+
+    def _prompt_logprobs(self, batch: Batch, rows: PromptRows) -> list[Logprobs]:
+        """Returns simulated log probabilities of each token, from its context's blocks."""
+        best = _mix(self._attend(batch, rows.token_index)) % np.uint64(self.config.vocab_size)
+        return [
+            _logprobs(row, best=likely, token=token, num=num, size=self.config.vocab_size)
+            for row, (likely, token, num) in enumerate(
+                zip(best.tolist(), rows.targets.tolist(), rows.num_logprobs.tolist(), strict=True)
+            )
+        ]
+
+
+def expected_tokens(
+    prompt: Sequence[int],
+    *,
+    num_tokens: int,
+    vocab_size: int = 512,
+    temperature: float = 0.0,
+    seed: int = 0,
+    branch: int = 0,
+    min_tokens: int = 0,
+    stop_token_ids: Collection[int] = (),
+) -> list[int]:
+    """Returns the tokens that the simulated model draws after `prompt`, with no blocks involved.
+
+    It draws past stop tokens; before min_tokens it draws none.
+    """
+    key = _mix_int(seed * _SALT + branch) if temperature > 0 else 0
+    tokens, slot, total = list(prompt), 0, 0
+    for position in range(len(prompt) + num_tokens - 1):
+        slot += _mix_int(tokens[position] * _TOKEN + position * _POSITION)
+        total += slot * (_mix_int(position) | 1)
+        if position + 1 == len(tokens):
+            best = _mix_int((total & _MASK) ^ key) % vocab_size
+            starved = len(tokens) - len(prompt) < min_tokens
+            allowed = np.ones(vocab_size, dtype=np.bool_)
+            allowed[list(stop_token_ids) if starved else []] = False
+            tokens.append(_next_allowed(best, allowed))
+    return tokens[len(prompt) :]
+
+
+def expected_logprobs(
+    token_ids: Sequence[int], *, num: int, vocab_size: int = 512
+) -> tuple[list[int], list[float]]:
+    """Returns the likeliest tokens after `token_ids`, as a greedy row reports them.
+
+    No blocks are involved.
+    """
+    (best,) = expected_tokens(token_ids, num_tokens=1, vocab_size=vocab_size)
+    found = _logprobs(0, best=best, token=best, num=num, size=vocab_size)
+    return found.top_token_ids, found.top_logprobs
+
+
+def _allowed(rows: SampleRows, vocab_size: int) -> NDArray[np.bool_]:
+    """Returns [num_rows, vocab_size], what may be drawn."""
+    allowed = np.ones((len(rows), vocab_size), dtype=np.bool_)
+    if rows.allowed is not None:
+        masked = rows.allowed.mask_of_row >= 0
+        words = rows.allowed.masks[rows.allowed.mask_of_row[masked]].astype("<u4")
+        bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")
+        allowed[masked] = bits[:, :vocab_size]
+    if rows.suppressed is not None:
+        allowed[rows.suppressed.rows, rows.suppressed.token_ids] = False
+    return allowed
+
+
+def _next_allowed(token_id: int, allowed: NDArray[np.bool_]) -> int:
+    """Returns the first allowed token from `token_id` on, or itself if there is none."""
+    return (token_id + int(np.argmax(np.roll(allowed, -token_id)))) % len(allowed)
+
+
+def _logprobs(row: int, *, best: int, token: int, num: int, size: int) -> Logprobs:
+    """Makes up a distribution: the best token, then the ids after it, each e times less likely."""
+    likely = -0.5 - best / size / 2  # e^-0.5 and all that follows it stay under 1 together
+    rank = (token - best) % size
+    return Logprobs(
+        row=row,
+        logprob=likely - rank,
+        rank=rank + 1,
+        top_token_ids=[(best + i) % size for i in range(num)],
+        top_logprobs=[likely - i for i in range(num)],
+    )
+
+
+def _with_tokens(
+    found: list[Logprobs], rows: SampleRows, best: NDArray[np.int32], *, size: int
+) -> list[Logprobs]:
+    """Puts the tokens that a row names in the place of the likeliest."""
+    if rows.logprob_tokens is None:
+        return found
+    runs = np.split(rows.logprob_tokens.token_ids, rows.logprob_tokens.ends[:-1])
+    named = [
+        [
+            _logprobs(one.row, best=int(best[one.row]), token=token, num=0, size=size).logprob
+            for token in runs[one.row].tolist()
+        ]
+        for one in found
+    ]
+    return [
+        one._replace(top_token_ids=runs[one.row].tolist(), top_logprobs=values) if values else one
+        for one, values in zip(found, named, strict=True)
+    ]
+
+
+def _weights(positions: UInt64Array) -> UInt64Array:
+    return _mix(positions) | np.uint64(1)
+
+
+def _mix(x: UInt64Array) -> UInt64Array:
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58_476D_1CE4_E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D0_49BB_1331_11EB)
+    mixed: UInt64Array = x ^ (x >> np.uint64(31))
+    return mixed
+
+
+def _mix_int(x: int) -> int:
+    x &= _MASK
+    x = (x ^ (x >> 30)) * 0xBF58_476D_1CE4_E5B9 & _MASK
+    x = (x ^ (x >> 27)) * 0x94D0_49BB_1331_11EB & _MASK
+    return x ^ (x >> 31)

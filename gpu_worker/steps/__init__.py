@@ -1,1 +1,0 @@
-"""Who computes a batch: a native program, PyTorch, or a device that is not waited for."""

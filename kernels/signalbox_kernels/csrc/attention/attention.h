@@ -1,0 +1,296 @@
+// Attention of a few queries of one sequence, with all heads that share a K and V head, over blocks.
+//
+// K lies as words along the head, V as words along the tokens, so both products run over columns and
+// need no horizontal sums. Keys come in chunks of 256 from position 0; after each chunk the running
+// softmax is corrected (Milakov and Gimelshein, 2018). The order of all sums depends on positions
+// alone, not on how a prompt was cut into steps.
+#pragma once
+
+#include <cmath>
+
+#include "matmul/product.h"
+#include "program/step.h"
+
+namespace SB_NS {
+
+using sb::kKeyChunk;
+
+template <class E>
+struct Attend {
+  typedef typename E::scalar scalar;
+
+  // Where a task's keys lie.
+  struct Keys {
+    const char* heads;  // this layer's and head's K in block 0
+    const int32_t* table;
+    int64_t start, end;  // tokens: the first chunk's, and behind the last
+
+    Keys(const sb::Phase& p, int32_t tile) {
+      const SbShape& shape = *p.shape;
+      const sb::AttendTask& task = p.tasks[tile / shape.num_kv_heads];
+      const int64_t head = static_cast<int64_t>(p.op->layer) * shape.num_kv_heads +
+                           tile % shape.num_kv_heads;
+      const int64_t both = 2 * static_cast<int64_t>(shape.head_size) * shape.block_size;
+      const int64_t first = p.batch->positions[task.first], window = p.op->window;
+      heads = p.pool + head * both * static_cast<int64_t>(sizeof(scalar));
+      table = p.batch->block_tables + static_cast<int64_t>(task.seq) * p.batch->table_stride;
+      start = window && first >= window ? (first - window + 1) / kKeyChunk * kKeyChunk : 0;
+      end = first + task.count;
+    }
+
+    const word* keys(const sb::Phase& p, int64_t token) const {
+      const int64_t size = p.shape->block_size;
+      return reinterpret_cast<const word*>(heads + table[token / size] * p.block_bytes) +
+             token % size;
+    }
+
+    const word* values(const sb::Phase& p, int64_t token) const {
+      const int64_t size = p.shape->head_size, offset = token % p.shape->block_size;
+      return keys(p, token - offset) + size / E::G * p.shape->block_size + offset / E::G * size;
+    }
+  };
+  static constexpr int chunk_words = kKeyChunk / E::G;
+
+  const sb::Phase& phase;
+  const SbShape& shape;
+  const sb::AttendTask& task;
+  int head;   // of K and V
+  int group;  // heads that share K and V
+  int rows;   // task.count * group; row r is query r / group, head r % group
+  int stored;  // rows that there is memory for
+  int size, block_size;
+  int64_t first_position;
+  Keys lie;
+  word* query;        // [rows, size / G]
+  float* scores;      // [rows, kKeyChunk]
+  word* weights;      // [rows, kKeyChunk / G]
+  float* out;         // [rows, size]
+  float *top, *total, *factor;  // [rows]
+
+  Attend(const sb::Phase& p, int32_t tile, char* scratch)
+      : phase(p),
+        shape(*p.shape),
+        task(p.tasks[tile / p.shape->num_kv_heads]),
+        head(tile % shape.num_kv_heads),
+        group(shape.num_heads / shape.num_kv_heads),
+        rows(task.count * group),
+        stored(static_cast<int>(sb::round_up(rows, 16))),
+        size(shape.head_size),
+        block_size(shape.block_size),
+        first_position(p.batch->positions[task.first]),
+        lie(p, tile) {
+    out = reinterpret_cast<float*>(scratch);
+    scores = out + stored * size;
+    top = scores + stored * kKeyChunk;
+    total = top + stored;
+    factor = total + stored;
+    weights = reinterpret_cast<word*>(factor + stored);
+    query = weights + stored * chunk_words;
+    begin();
+  }
+
+  // The first keys come from wherever the block is: all their lines are asked for at once.
+  void fetch_first(int64_t end) const {
+    if (rows > 4) return;
+    const int64_t bytes = static_cast<int64_t>(sizeof(scalar)) * size * W;
+    const int64_t soon = lie.start + 4 * W;
+    for (int64_t token = lie.start; token < soon && token < end; token += W) {
+      const char* block = reinterpret_cast<const char*>(keys(token));
+      for (int64_t i = 0; i < bytes; i += 64) prefetch(block + i);
+    }
+  }
+
+  void begin() {
+    fetch_first(first_position + task.count);
+    for (int r = 0; r < rows; ++r) {
+      const auto* q = static_cast<const scalar*>(phase.src.data) +
+                      (task.first + r / group) * phase.src.stride +
+                      (head * group + r % group) * size;
+      std::memcpy(query + r * (size / E::G), q, sizeof(scalar) * static_cast<size_t>(size));
+      top[r] = -INFINITY;
+      total[r] = 0.0f;
+    }
+    std::memset(out, 0, sizeof(float) * static_cast<size_t>(rows * size));
+  }
+
+  const word* keys(int64_t token) const { return lie.keys(phase, token); }
+  const word* values(int64_t token) const { return lie.values(phase, token); }
+
+  // Scores of NV vectors of keys from `token` for all rows; fetches `columns` of `ahead` meanwhile.
+  template <int R, int NV, class Ahead>
+  void score(int64_t token, float* c, Ahead&& ahead) const {
+    Columns<NV> columns;
+    columns.step = block_size;
+    for (int v = 0; v < NV; ++v) columns.start[v] = keys(token + v * W);
+    const int depth = size / E::G;
+    int r = 0;
+    for (; r + R <= rows; r += R)
+      multiply<E, R, NV>(query + r * depth, depth, columns, depth, c + r * kKeyChunk, kKeyChunk,
+                         ahead);
+    if (r < rows)
+      with_rows<R>(rows - r, [&](auto count) SB_LAMBDA {
+        multiply<E, decltype(count)::value, NV>(query + r * depth, depth, columns, depth,
+                                                c + r * kKeyChunk, kKeyChunk, ahead);
+      });
+  }
+
+#if defined(__AVX512F__)
+  // For few rows memory is the limit: fetches V of these keys, and K of the next ones.
+  void score_few(int64_t token, int64_t end, float* c) const {
+    constexpr int NV = 4;
+    const word* value[NV];
+    const word* next[NV];
+    for (int v = 0; v < NV; ++v) {
+      const int64_t after = token + (NV + v) * W;
+      value[v] = values(token + v * W);
+      next[v] = keys(after < end ? after : token);
+    }
+    score<4, NV>(token, c, [=, this](int64_t k) SB_LAMBDA {
+#pragma GCC unroll 8
+      for (int v = 0; v < NV; ++v) {
+        prefetch(value[v] + k * W);
+        prefetch(next[v] + k * block_size);
+      }
+    });
+  }
+#endif
+
+  void score_chunk(int64_t first, int count, int64_t end) const {
+    int t = 0;
+#if defined(__AVX512F__)
+    if (rows <= 4)
+      for (; t + 4 * W <= count; t += 4 * W) score_few(first + t, end, scores + t);
+    else
+      for (; t + 2 * W <= count; t += 2 * W)
+        score<12, 2>(first + t, scores + t, NothingAhead{});
+    for (; t < count; t += W) score<12, 1>(first + t, scores + t, NothingAhead{});
+#else
+    (void)end;
+    for (; t + 2 * W <= count; t += 2 * W) score<4, 2>(first + t, scores + t, NothingAhead{});
+    for (; t < count; t += W) score<4, 1>(first + t, scores + t, NothingAhead{});
+#endif
+  }
+
+  // Takes the keys outside [low, high) out of a row.
+  void hide(float* s, int low, int high, int count) const {
+    VI lanes;
+    for (int i = 0; i < W; ++i) lanes[i] = i;
+    for (int t = 0; t < count; t += W) {
+      const VI at = lanes + t;
+      store(s + t, select((at >= low) & (at < high), load(s + t), splat(-INFINITY)));
+    }
+  }
+
+  static constexpr bool is_rough = E::G == 2;  // weights become bfloat16
+
+  SB_INLINE V power(V x) {
+    if constexpr (is_rough) return exp2_roughly(x);
+    return exp(x);
+  }
+
+  // Scores to weights of one row; keys [low, high) of the chunk are visible, `count` are written.
+  void soften(int r, int low, int high, int count) {
+    float* s = scores + r * kKeyChunk;
+    auto* p = reinterpret_cast<scalar*>(weights + r * chunk_words);
+    constexpr float log2_e = 1.44269504088896341f;
+    const float factor_of_power = is_rough ? shape.scale * log2_e : shape.scale;
+    const V scale = splat(factor_of_power), none = splat(-INFINITY);
+    V best = none;
+    if (low > 0 || high < count) hide(s, low, high, count);
+    for (int t = 0; t < count; t += W) best = larger(best, load(s + t));
+    const float chunk_top = largest(best) * shape.scale;
+    const float old = top[r];
+    const float now = old > chunk_top ? old : chunk_top;
+    const V shift = splat(now == -INFINITY ? 0.0f : is_rough ? now * log2_e : now);
+    V added{};
+    for (int t = 0; t < count; t += W) {
+      const V weight = power(load(s + t) * scale - shift);
+      added += weight;
+      E::store(p + t, weight);
+    }
+    factor[r] = old == -INFINITY ? 0.0f : std::exp(old - now);
+    total[r] = total[r] * factor[r] + sum(added);
+    top[r] = now;
+  }
+
+  // out[R, NV vectors] = out * factor + weights times V of keys [first, first + count).
+  template <int R, int NV>
+  void gather(int r0, int d, int64_t first, int count) {
+    V acc[R][NV];
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+      for (int v = 0; v < NV; ++v)
+        acc[r][v] = load(out + (r0 + r) * size + d + v * W) * splat(factor[r0 + r]);
+    const word* p = weights + r0 * chunk_words;
+    for (int t = 0; t < count; t += block_size) {
+      const word* block = values(first + t) + d;
+      const int pairs = ((count - t < block_size ? count - t : block_size) + E::G - 1) / E::G;
+      for (int k = 0; k < pairs; ++k, ++p) {
+        typename E::Right right[NV];
+#pragma GCC unroll 8
+        for (int v = 0; v < NV; ++v) right[v] = E::right(block + k * size + v * W);
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) {
+          const typename E::Left left = E::broadcast(p + r * chunk_words);
+#pragma GCC unroll 8
+          for (int v = 0; v < NV; ++v) acc[r][v] = E::mac(acc[r][v], left, right[v]);
+        }
+      }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+      for (int v = 0; v < NV; ++v) store(out + (r0 + r) * size + d + v * W, acc[r][v]);
+  }
+
+  template <int NV>
+  void gather_columns(int d, int64_t first, int count) {
+#if defined(__AVX512F__)
+    constexpr int most = 6;
+#else
+    constexpr int most = 3;
+#endif
+    for (int r = 0; r < rows; r += most)
+      with_rows<most>(rows - r < most ? rows - r : most, [&](auto n) SB_LAMBDA {
+        gather<decltype(n)::value, NV>(r, d, first, count);
+      });
+  }
+
+  void gather_chunk(int64_t first, int count) {
+    constexpr int wide = W == 16 ? 4 : 2;
+    int d = 0;
+    for (; d + wide * W <= size; d += wide * W) gather_columns<wide>(d, first, count);
+    for (; d < size; d += W) gather_columns<1>(d, first, count);
+  }
+
+  // Goes over the keys; `products` scores a chunk of them and gathers their values.
+  template <class Products>
+  void run(Products& products) {
+    const int64_t end = lie.end, window = phase.op->window;
+    for (int64_t chunk = lie.start; chunk < end; chunk += kKeyChunk) {
+      const int count = static_cast<int>(end - chunk < kKeyChunk ? end - chunk : kKeyChunk);
+      const int padded = (count + W - 1) / W * W;
+      products.score_chunk(chunk, count, end);
+      for (int r = 0; r < rows; ++r) {
+        const int64_t position = first_position + r / group - chunk;
+        const int64_t low = window ? position - window + 1 : 0;
+        const int high = static_cast<int>(position + 1 < count ? position + 1 : count);
+        soften(r, static_cast<int>(low > 0 ? low : 0), high, padded);
+      }
+      products.gather_chunk(chunk, count);
+    }
+    finish();
+  }
+
+  void finish() const {
+    for (int r = 0; r < rows; ++r) {
+      auto* to = static_cast<scalar*>(phase.dst.data) +
+                 (task.first + r / group) * phase.dst.stride + (head * group + r % group) * size;
+      const V share = splat(1.0f / total[r]);
+      for (int d = 0; d < size; d += W) E::store(to + d, load(out + r * size + d) * share);
+    }
+  }
+};
+
+}  // namespace SB_NS

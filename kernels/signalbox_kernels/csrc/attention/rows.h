@@ -1,0 +1,245 @@
+// What is done token by token: embedding, RMSNorm, and rotation with the write to the cache.
+#pragma once
+
+#include <cmath>
+
+#include "matmul/coding.h"
+#include "program/step.h"
+
+namespace SB_NS {
+
+struct Range {
+  int64_t first, end;
+};
+
+SB_INLINE Range rows_of_tile(const sb::Phase& phase, int32_t tile) {
+  const int64_t first = static_cast<int64_t>(tile) * phase.rows_per_tile;
+  const int64_t end = first + phase.rows_per_tile;
+  return {first, end < phase.rows ? end : phase.rows};
+}
+
+template <class E>
+static void embed_tile(const sb::Phase& phase, const sb::Claim& claim) {
+  const auto* weight = static_cast<const typename E::scalar*>(phase.op->weight);
+  const int64_t size = phase.shape->hidden_size, depth = phase.depth;
+  const Range range = rows_of_tile(phase, claim.tile);
+  for (int64_t row = range.first; row < range.end; ++row) {
+    float* out = static_cast<float*>(phase.dst.data) + row * phase.dst.stride;
+    const int64_t token = phase.batch->token_ids[row];
+    if (phase.op->format != SB_PLAIN) {  // its padding is zero
+      sb::with_format(phase.op->format, [&](auto format) {
+        const auto* packed = static_cast<const char*>(phase.op->weight);
+        read_row<decltype(format)>(packed, token, depth / kGroup, out);
+      });
+      continue;
+    }
+    for (int64_t i = size; i < phase.dst.stride; ++i) out[i] = 0.0f;  // a failed row left NaN there
+    if (phase.op->mode == 0) {
+      for (int64_t i = 0; i < size; ++i) out[i] = E::widen(weight[token * size + i]);
+      continue;
+    }
+    const auto* column = weight + token / sb::kPanel * depth * sb::kPanel +
+                         token % sb::kPanel * E::G;
+    for (int64_t i = 0; i < size; ++i)
+      out[i] = E::widen(column[i / E::G * sb::kPanel * E::G + i % E::G]);
+  }
+}
+
+// Writes a row's elements, or its codes, of the vectors that x(i) gives.
+template <class E, class F>
+SB_INLINE void put_row(const sb::Phase& phase, int64_t row, int64_t padded, F&& x) {
+  if (!phase.is_coded) {
+    auto* out = static_cast<typename E::scalar*>(phase.dst.data) + row * phase.dst.stride;
+    for (int64_t i = 0; i < padded; i += W) E::store(out + i, x(i));
+    return;
+  }
+  auto* out = reinterpret_cast<CodedGroup*>(static_cast<char*>(phase.dst.data) +
+                                            row * phase.dst.stride);
+  for (int64_t i = 0; i < padded; i += kGroup, ++out) {
+    V group[kGroupVectors];
+#pragma GCC unroll 8
+    for (int v = 0; v < kGroupVectors; ++v) group[v] = x(i + v * W);
+    code_group(group, out);
+  }
+}
+
+template <class E>
+static void code_tile(const sb::Phase& phase, const sb::Claim& claim) {
+  const Range range = rows_of_tile(phase, claim.tile);
+  for (int64_t row = range.first; row < range.end; ++row) {
+    const auto* x = static_cast<const typename E::scalar*>(phase.src.data) + row * phase.src.stride;
+    put_row<E>(phase, row, phase.src.stride, [=](int64_t i) SB_LAMBDA { return E::load(x + i); });
+  }
+}
+
+template <class E>
+static void norm_tile(const sb::Phase& phase, const sb::Claim& claim) {
+  const auto* weight = static_cast<const float*>(phase.op->weight);
+  const int64_t padded = phase.src.stride;
+  const Range range = rows_of_tile(phase, claim.tile);
+  for (int64_t row = range.first; row < range.end; ++row) {
+    const int64_t token = phase.op->mode ? phase.batch->row_tokens[row] : row;
+    const float* x = static_cast<const float*>(phase.src.data) + token * phase.src.stride;
+    V squares{};
+    for (int64_t i = 0; i < padded; i += W) squares += load(x + i) * load(x + i);
+    const float mean = sum(squares) / static_cast<float>(phase.shape->hidden_size);
+    const V factor = splat(1.0f / std::sqrt(mean + phase.op->eps));
+    put_row<E>(phase, row, padded, [=](int64_t i) SB_LAMBDA {
+      return load(x + i) * factor * load(weight + i);
+    });
+  }
+}
+
+SB_INLINE void norm_head(float* head, const float* weight, int size, float eps) {
+  float squares = 0.0f;
+  for (int i = 0; i < size; ++i) squares += head[i] * head[i];
+  const float factor = 1.0f / std::sqrt(squares / static_cast<float>(size) + eps);
+  for (int i = 0; i < size; ++i) head[i] = head[i] * factor * weight[i];
+}
+
+// Rotates the pairs (i, i + size / 2) of a head.
+SB_INLINE void rotate_head(float* head, const float* cosines, int size) {
+  const int half = size / 2;
+  const float* sines = cosines + half;
+  int i = 0;
+  for (; i + W <= half; i += W) {
+    const V x = load(head + i), y = load(head + i + half);
+    store(head + i, x * load(cosines + i) - y * load(sines + i));
+    store(head + i + half, y * load(cosines + i) + x * load(sines + i));
+  }
+  for (; i < half; ++i) {
+    const float x = head[i], y = head[i + half];
+    head[i] = x * cosines[i] - y * sines[i];
+    head[i + half] = y * cosines[i] + x * sines[i];
+  }
+}
+
+// Where a token's K and V go. A layer's K of a block and head is [head_size / G, block_size, G], V
+// [block_size / G, head_size, G].
+template <class E>
+struct CacheSlot {
+  typedef typename E::scalar scalar;
+
+  const sb::Phase& phase;
+  const int64_t slot;
+  const int64_t size, block_size, offset;
+
+  CacheSlot(const sb::Phase& p, int64_t token)
+      : phase(p),
+        slot(p.batch->slots[token]),
+        size(p.shape->head_size),
+        block_size(p.shape->block_size),
+        offset(slot % block_size) {}
+
+  scalar* keys(int head) const {
+    const int64_t at = static_cast<int64_t>(phase.op->layer) * phase.shape->num_kv_heads + head;
+    return reinterpret_cast<scalar*>(phase.pool + slot / block_size * phase.block_bytes) +
+           at * 2 * size * block_size;
+  }
+
+  scalar* values(int head) const {
+    return keys(head) + size * block_size + offset / E::G * size * E::G + offset % E::G;
+  }
+
+  void put_key(int head, const float* key) const {
+    alignas(64) scalar narrow[W];
+    auto* to = reinterpret_cast<word*>(keys(head)) + offset;
+    for (int64_t i = 0; i < size; i += W) {
+      E::store(narrow, load(key + i));
+      for (int j = 0; j < W / E::G; ++j, to += block_size)
+        std::memcpy(to, narrow + j * E::G, sizeof *to);
+    }
+  }
+
+  // What another sequence left beside the last token must not be NaN: 0 times NaN is NaN.
+  void put_value(int head, const float* value, bool is_last) const {
+    alignas(64) scalar narrow[W];
+    scalar* to = values(head);
+    const bool ends_word = E::G == 2 && offset % 2 == 0 && is_last;
+    for (int64_t i = 0; i < size; i += W, to += W * E::G) {
+      E::store(narrow, load(value + i));
+      for (int j = 0; j < W; ++j) to[j * E::G] = narrow[j];
+      if (ends_word)
+        for (int j = 0; j < W; ++j) to[j * E::G + 1] = 0;
+    }
+  }
+
+  // This token's and the next one's, which share their words.
+  void put_values(int head, const float* value, const float* next) const {
+    alignas(64) scalar low[W], high[W];
+    auto* to = reinterpret_cast<word*>(values(head));
+    for (int64_t i = 0; i < size; i += W, to += W) {
+      E::store(low, load(value + i));
+      E::store(high, load(next + i));
+      alignas(64) uint32_t both[W];
+      for (int j = 0; j < W; ++j)
+        both[j] = static_cast<uint32_t>(low[j]) | static_cast<uint32_t>(high[j]) << 16;
+      std::memcpy(to, both, sizeof both);
+    }
+  }
+};
+
+// Rotates a token's K of one head and the queries that attend to it; the K goes to the cache.
+template <class E>
+static void rotate_group(const sb::Phase& phase, int64_t row, int kv_head) {
+  const SbShape& shape = *phase.shape;
+  const int size = shape.head_size, group = shape.num_heads / shape.num_kv_heads;
+  float* heads = static_cast<float*>(phase.src.data) + row * phase.src.stride;
+  const float* angles = shape.rotary + phase.batch->positions[row] * size;
+  const auto turn = [=](float* head, const float* weight) {
+    if (weight) norm_head(head, weight, size, phase.op->eps);
+    rotate_head(head, angles, size);
+  };
+  float* key = heads + (shape.num_heads + kv_head) * size;
+  turn(key, phase.op->norm_k);
+  if (phase.batch->slots[row] >= 0) CacheSlot<E>(phase, row).put_key(kv_head, key);
+  float* query = heads + kv_head * group * size;
+  for (int h = 0; h < group; ++h) turn(query + h * size, phase.op->norm_q);
+  auto* out = static_cast<typename E::scalar*>(phase.dst.data) + row * phase.dst.stride +
+              kv_head * group * size;
+  for (int i = 0; i < group * size; i += W) E::store(out + i, load(query + i));
+}
+
+SB_INLINE const float* value_of(const sb::Phase& phase, int64_t row, int kv_head) {
+  const SbShape& shape = *phase.shape;
+  return static_cast<const float*>(phase.src.data) + row * phase.src.stride +
+         (shape.num_heads + shape.num_kv_heads + kv_head) * shape.head_size;
+}
+
+template <class E>
+static void put_value_of(const sb::Phase& phase, int64_t row, int kv_head) {
+  const int64_t slot = phase.batch->slots[row];
+  if (slot < 0) return;
+  const bool is_last = row + 1 == phase.rows || phase.batch->slots[row + 1] != slot + 1;
+  CacheSlot<E>(phase, row).put_value(kv_head, value_of(phase, row, kv_head), is_last);
+}
+
+// Tokens that share words of V are written together, unless another tile holds one of them.
+template <class E>
+static void put_values_of_tile(const sb::Phase& phase, const Range& range) {
+  const auto* slots = phase.batch->slots;
+  const auto pairs = [=](int64_t row) {  // with the one behind it
+    return E::G == 2 && row >= range.first && row + 1 < range.end && slots[row] >= 0 &&
+           slots[row] % 2 == 0 && slots[row + 1] == slots[row] + 1;
+  };
+  for (int64_t row = range.first; row < range.end; ++row) {
+    if (pairs(row - 1)) continue;
+    for (int head = 0; head < phase.shape->num_kv_heads; ++head)
+      if (pairs(row))
+        CacheSlot<E>(phase, row).put_values(head, value_of(phase, row, head),
+                                            value_of(phase, row + 1, head));
+      else
+        put_value_of<E>(phase, row, head);
+  }
+}
+
+template <class E>
+static void rotate_tile(const sb::Phase& phase, const sb::Claim& claim) {
+  const Range range = rows_of_tile(phase, claim.tile);
+  for (int64_t row = range.first; row < range.end; ++row)
+    for (int head = 0; head < phase.shape->num_kv_heads; ++head)
+      rotate_group<E>(phase, row, head);
+  put_values_of_tile<E>(phase, range);
+}
+
+}  // namespace SB_NS

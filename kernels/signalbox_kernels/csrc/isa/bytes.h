@@ -1,0 +1,99 @@
+// Dot products of bytes in vectors of one instruction set, and half-precision scales.
+#pragma once
+
+#include "isa/simd.h"
+
+namespace SB_NS {
+
+SB_INLINE VU load_words(const word* p) {
+  VU u;
+  std::memcpy(&u, p, sizeof u);
+  return u;
+}
+
+SB_INLINE VI load_ints(const int32_t* p) {
+  VI v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+
+SB_INLINE V to_floats(VI v) { return __builtin_convertvector(v, V); }
+
+// Stores the lanes, each of which fits, as bytes. (GCC 12 converts vectors lane by lane.)
+SB_INLINE void store_bytes(int8_t* p, VI v) {
+#if defined(__AVX512F__)
+  const __m128i bytes = _mm512_maskz_cvtepi32_epi8(0xffff, reinterpret_cast<__m512i>(v));
+  std::memcpy(p, &bytes, sizeof bytes);
+#elif defined(__AVX2__)
+  const __m256i pairs = _mm256_packs_epi32(reinterpret_cast<__m256i>(v), _mm256_setzero_si256());
+  const __m256i fours = _mm256_packs_epi16(pairs, _mm256_setzero_si256());
+  const int32_t halves[2] = {_mm256_extract_epi32(fours, 0), _mm256_extract_epi32(fours, 4)};
+  std::memcpy(p, halves, sizeof halves);
+#else
+  for (int i = 0; i < W; ++i) p[i] = static_cast<int8_t>(v[i]);
+#endif
+}
+
+SB_INLINE V load_halves(const void* p) {
+#if defined(__AVX512F__)
+  __m256i halves;
+  std::memcpy(&halves, p, sizeof halves);
+  return reinterpret_cast<V>(_mm512_maskz_cvtph_ps(0xffff, halves));
+#else
+  VH halves;
+  std::memcpy(&halves, p, sizeof halves);
+  const VU u = __builtin_convertvector(halves, VU);
+  const V magnitude = from_bits((u & 0x7fffu) << 13) * 0x1p112f;  // a subnormal one, too
+  return from_bits(bits(magnitude) | (u & 0x8000u) << 16);
+#endif
+}
+
+SB_INLINE float half_to_float(const void* p) {
+  uint16_t h;
+  std::memcpy(&h, p, sizeof h);
+  const uint32_t u = (h & 0x7fffu) << 13;
+  float magnitude;
+  std::memcpy(&magnitude, &u, sizeof u);
+  magnitude *= 0x1p112f;
+  return h & 0x8000u ? -magnitude : magnitude;
+}
+
+// sum + the products of each word's four unsigned bytes with the four signed ones of `four`, exact.
+// IsWide: the unsigned bytes may exceed 127.
+template <bool IsWide>
+SB_INLINE VI dot_bytes(VI sum, VU codes, word four) {
+#if defined(__AVX512VNNI__)
+  return reinterpret_cast<VI>(_mm512_dpbusd_epi32(reinterpret_cast<__m512i>(sum),
+                                                  reinterpret_cast<__m512i>(codes),
+                                                  _mm512_set1_epi32(static_cast<int>(four))));
+#elif defined(__AVX512BW__) || defined(__AVX2__)
+#if defined(__AVX512BW__)
+  const __m512i right = _mm512_set1_epi32(static_cast<int>(four));
+  const auto pairs = [&](VU u) SB_LAMBDA {
+    return _mm512_maddubs_epi16(reinterpret_cast<__m512i>(u), right);
+  };
+  const auto add = [](__m512i p, short factor) SB_LAMBDA {
+    return reinterpret_cast<VI>(_mm512_madd_epi16(p, _mm512_set1_epi16(factor)));
+  };
+#else
+  const __m256i right = _mm256_set1_epi32(static_cast<int>(four));
+  const auto pairs = [&](VU u) SB_LAMBDA {
+    return _mm256_maddubs_epi16(reinterpret_cast<__m256i>(u), right);
+  };
+  const auto add = [](__m256i p, short factor) SB_LAMBDA {
+    return reinterpret_cast<VI>(_mm256_madd_epi16(p, _mm256_set1_epi16(factor)));
+  };
+#endif
+  if (!IsWide) return sum + add(pairs(codes), 1);
+  // Pairs of wide products would not fit into 16 bits: by halves of the unsigned bytes.
+  return sum + add(pairs(codes & 0x0f0f0f0fu), 1) + add(pairs((codes >> 4) & 0x0f0f0f0fu), 16);
+#else
+  for (int i = 0; i < 4; ++i) {
+    const auto right = static_cast<int8_t>(four >> (8 * i));
+    sum += reinterpret_cast<VI>((codes >> (8 * i)) & 0xffu) * right;
+  }
+  return sum;
+#endif
+}
+
+}  // namespace SB_NS

@@ -1,0 +1,132 @@
+// Products of coded rows with quantised weights.
+//
+// Codes are multiplied as bytes and summed exactly within a group; groups are summed in float32, in
+// the order of the sum.
+#pragma once
+
+#include "matmul/coding.h"
+#include "matmul/linear.h"
+
+namespace SB_NS {
+
+// The codes of W columns, word `i` of a group: four bytes for each column.
+template <class Q>
+SB_INLINE VU coded_word(const word* at, int i) {
+  constexpr int half = kGroupWords / 2;
+  if (Q::Bits == 8) return load_words(at + i * kPanel);
+  const VU low = (load_words(at + i % half * kPanel) >> (i / half * 4)) & 0x0f0f0f0fu;
+  if (Q::Bits == 4) return low;
+  const VU high = load_words(at + (half + i / 4) * kPanel) >> (i % 4 * 2);
+  return low | (high & 0x03030303u) << 4;
+}
+
+// Adds a part of a group, exactly: dot[R, NV * W]. Words that share bytes follow each other.
+template <class Q, int R, int NV>
+SB_INLINE void dot_words(VI (&dot)[R][NV], const char* a, int64_t a_stride, const word* b,
+                         int part) {
+  constexpr int words = kGroupWords / Q::parts;
+#pragma GCC unroll 8
+  for (int step = 0; step < words; ++step) {
+    const int i = Q::parts == 1 ? step / 2 + step % 2 * words / 2 : part * words + step;
+    VU codes[NV];
+#pragma GCC unroll 8
+    for (int v = 0; v < NV; ++v) codes[v] = coded_word<Q>(b + v * W, i);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      word four;
+      std::memcpy(&four, a + r * a_stride + i * 4, sizeof four);
+#pragma GCC unroll 8
+      for (int v = 0; v < NV; ++v) dot[r][v] = dot_bytes<Q::Bits == 8>(dot[r][v], codes[v], four);
+    }
+  }
+}
+
+// What the exact sums of a part of a group, W columns, are multiplied with.
+template <class Q>
+struct Scales {
+  V scale, minimum;
+
+  SB_INLINE Scales of(const char* b, int part, int column) {
+    const int64_t at = 2 * (part * kPanel + column);
+    return {load_halves(b + Q::scales + at),
+            Q::HasMinimum ? load_halves(b + Q::minima + at) : V{}};
+  }
+
+  SB_INLINE int32_t start(const CodedGroup& left, int part) {
+    if (Q::HasMinimum) return 0;
+    return (Q::parts == 1 ? left.minus : left.minus_part[part]) * (1 << Q::offset_shift);
+  }
+
+  __attribute__((always_inline)) void add(VI dot, const CodedGroup& left, float* to) const {
+    V x = to_floats(dot) * scale;
+    if (Q::HasMinimum) x += minimum * splat(left.total);
+    store(to, load(to) + x * splat(left.scale));
+  }
+};
+
+// Adds one part of a group, with its scales, to c[R, NV * W].
+template <class Q, int R, int NV>
+SB_INLINE void add_part(const char* a, int64_t a_stride, const char* b, int column, int part,
+                        float* c) {
+  const auto group = [=](int r) SB_LAMBDA {
+    return reinterpret_cast<const CodedGroup*>(a + r * a_stride);
+  };
+  VI dot[R][NV];
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+    for (int v = 0; v < NV; ++v)
+      dot[r][v] = Scales<Q>::start(*group(r), part) + VI{};
+  dot_words<Q>(dot, a, a_stride, reinterpret_cast<const word*>(b) + column, part);
+  Scales<Q> scales[NV];
+#pragma GCC unroll 8
+  for (int v = 0; v < NV; ++v) scales[v] = Scales<Q>::of(b, part, column + v * W);
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+    for (int v = 0; v < NV; ++v) scales[v].add(dot[r][v], *group(r), c + r * kPanel + v * W);
+}
+
+// c[R, NV * W] of the columns from `column` on; `next` is fetched to L2 meanwhile, if there is one.
+template <class Q, int R, int NV>
+static void coded_product(const char* a, int64_t a_stride, const char* b, int column,
+                          int64_t groups, float* c, const char* next) {
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < NV; ++v) store(c + r * kPanel + v * W, V{});
+  for (int64_t g = 0; g < groups; ++g, a += sizeof(CodedGroup), b += Q::bytes) {
+    if (next)
+#pragma GCC unroll 1
+      for (int64_t line = 0; line < Q::bytes; line += 64) {  // as in tiled_linear
+        prefetch(b + 4 * Q::bytes + line);
+        prefetch_l2(next + g * Q::bytes + line);
+      }
+#pragma GCC unroll 2
+    for (int part = 0; part < Q::parts; ++part)
+      add_part<Q, R, NV>(a, a_stride, b, column, part, c);
+  }
+}
+
+#if defined(__AVX512F__)
+constexpr int kCodedRows = kRowTile;
+#elif defined(__AVX2__)
+constexpr int kCodedRows = 4;
+#else
+constexpr int kCodedRows = 2;  // no registers for more, and less to compile
+#endif
+
+template <class E, class Q>
+static void coded_tile(const sb::Phase& phase, const sb::Claim& claim) {
+  auto* c = reinterpret_cast<float*>(claim.scratch);
+  const auto* a = static_cast<const char*>(phase.src.data);
+  const int64_t a_stride = phase.src.stride, groups = phase.depth;
+  over_parts<kCodedRows>(phase, claim, [&](const Spot& at, const char* b, const char* next) {
+    with_rows<kCodedRows>(at.rows, [&](auto count) SB_LAMBDA {
+      for (int column = 0; column < kPanel; column += 2 * W)
+        coded_product<Q, decltype(count)::value, 2>(a + at.row * a_stride, a_stride, b, column,
+                                                    groups, c + column, column || at.part ? nullptr : next);
+    });
+    finish<E>(phase, at, c);
+  });
+}
+
+}  // namespace SB_NS

@@ -1,0 +1,130 @@
+// Products of coded rows with quantised weights in matrix registers, for many rows.
+//
+// The sums within a group are exact and those over groups in the same order as in vector registers,
+// so a row's result is the same, to the bit, however many rows are beside it.
+#pragma once
+
+#include "matmul/coded.h"
+#include "isa/tiles.h"
+
+namespace SB_NS {
+
+#if defined(__AMX_INT8__)
+constexpr int kFewRows = 8;  // up to here vector registers are faster
+
+// Sums 0 and 1, and 2 and 3, are 16 rows by 32 columns; 4 is rows of the left side, 6 and 7 columns
+// of the right.
+template <class Q>
+SB_INLINE TileConfig coded_config() {
+  constexpr int words = kGroupWords / Q::parts;
+  TileConfig config;
+  for (int sum = 0; sum < 4; ++sum) config.set(sum, kTileRows, kTileWords);
+  config.set(4, kTileRows, words);
+  config.set(6, words, kTileWords);
+  config.set(7, words, kTileWords);
+  return config;
+}
+
+// The codes of a group as bytes, [words, panel]: where they are in the weight, or in `unpacked`.
+template <class Q>
+SB_INLINE const word* codes_of(const char* b, word* unpacked) {
+  const auto* packed = reinterpret_cast<const word*>(b);
+  if (Q::Bits == 8) return packed;
+#pragma GCC unroll 8
+  for (int i = 0; i < kGroupWords; ++i)
+#pragma GCC unroll 4
+    for (int j = 0; j < kPanel; j += W) {
+      const VU codes = coded_word<Q>(packed + j, i);
+      std::memcpy(unpacked + i * kPanel + j, &codes, sizeof codes);
+    }
+  return unpacked;
+}
+
+struct CodedScratch {
+  int32_t dot[kTileRows * kPanel];
+  word unpacked[kGroupWords * kPanel];
+  float sum[sb::kRowsAtOnce * kPanel];
+};
+static_assert(sizeof(CodedScratch) <= sb::kProductScratch);
+
+// One part of one group: what 16 rows at a time are multiplied with.
+template <class Q>
+struct PartOfGroup {
+  static constexpr int half = kPanel / 2;
+  static_assert(half == W);
+
+  const char* a;  // the group in the first row
+  int64_t a_stride;
+  int part;
+  Scales<Q> low, high;
+
+  PartOfGroup(const char* left, int64_t stride, const char* b, int which)
+      : a(left),
+        a_stride(stride),
+        part(which),
+        low(Scales<Q>::of(b, part, 0)),
+        high(Scales<Q>::of(b, part, half)) {}
+
+  void load_right(const word* codes) const {
+    const word* right = codes + part * (kGroupWords / 2) * kPanel;
+    tile_load<6>(right, 4 * kPanel);
+    tile_load<7>(right + half, 4 * kPanel);
+  }
+
+  // Sums First and First + 1 of 16 rows from `first` on, of which only some may be there.
+  template <int First>
+  SB_LAMBDA void multiply_rows(int first) const {
+    tile_zero<First>();
+    tile_zero<First + 1>();
+    tile_load<4>(a + first * a_stride + part * kGroup / 2, a_stride);
+    tile_multiply_bytes<First, 4, 6>();
+    tile_multiply_bytes<First + 1, 4, 7>();
+  }
+
+  template <int First>
+  SB_LAMBDA void add_rows(int first, int rows, int32_t* dot, float* c) const {
+    tile_store<First>(dot, 4 * kPanel);
+    tile_store<First + 1>(dot + half, 4 * kPanel);
+    if (first + kTileRows < rows) multiply_rows<2 - First>(first + kTileRows);
+    for (int r = first; r < rows && r < first + kTileRows; ++r, dot += kPanel) {
+      const auto& left = *reinterpret_cast<const CodedGroup*>(a + r * a_stride);
+      const int32_t start = Scales<Q>::start(left, part);
+      low.add(load_ints(dot) + start, left, c + r * kPanel);
+      high.add(load_ints(dot + half) + start, left, c + r * kPanel + half);
+    }
+  }
+
+  // Adds to c[rows, panel]. The next rows are multiplied while the sums of these are scaled.
+  void add_all(int rows, int32_t* dot, float* c) const {
+    multiply_rows<0>(0);
+    for (int first = 0; first < rows; first += 2 * kTileRows) {
+      add_rows<0>(first, rows, dot, c);
+      if (first + kTileRows < rows) add_rows<2>(first + kTileRows, rows, dot, c);
+    }
+  }
+};
+
+template <class E, class Q>
+static void tiled_coded(const sb::Phase& phase, const sb::Claim& claim) {
+  auto& scratch = *reinterpret_cast<CodedScratch*>(claim.scratch);
+  const int64_t a_stride = phase.src.stride, groups = phase.depth;
+  use_tiles(coded_config<Q>());
+  over_parts<sb::kRowsAtOnce>(phase, claim, [&](const Spot& at, const char* b, const char* next) {
+    const char* a = static_cast<const char*>(phase.src.data) + at.row * a_stride;
+    std::memset(scratch.sum, 0, sizeof(float) * static_cast<size_t>(at.rows) * kPanel);
+    for (int64_t g = 0; g < groups; ++g, a += sizeof(CodedGroup), b += Q::bytes) {
+      if (next && !at.part)
+        for (int64_t line = 0; line < Q::bytes; line += 64) prefetch_l2(next + g * Q::bytes + line);
+      const word* codes = codes_of<Q>(b, scratch.unpacked);
+      for (int part = 0; part < Q::parts; ++part) {
+        const PartOfGroup<Q> group(a, a_stride, b, part);
+        group.load_right(codes);
+        group.add_all(at.rows, scratch.dot, scratch.sum);
+      }
+    }
+    finish<E>(phase, at, scratch.sum);
+  });
+}
+#endif
+
+}  // namespace SB_NS

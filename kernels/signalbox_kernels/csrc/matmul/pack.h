@@ -1,0 +1,24 @@
+// Which row of a matrix is which column of the packed one.
+//
+// A panel holds 32 columns. An interleaved matrix is [gate; up]: a panel holds 16 columns of gate,
+// then the same 16 of up, so that SiLU of one times the other is the panel's own affair.
+#pragma once
+
+#include "program/step.h"
+
+namespace sb {
+
+// -1 for padding.
+inline int64_t row_of(int64_t column, int64_t n, bool interleaved) {
+  if (!interleaved) return column < n ? column : -1;
+  constexpr int64_t half = kPanel / 2;
+  const int64_t within = column % kPanel, index = column / kPanel * half + within % half;
+  if (index >= n / 2) return -1;
+  return within < half ? index : n / 2 + index;
+}
+
+inline int64_t padded_columns(int64_t n, bool interleaved) {
+  return interleaved ? round_up(n / 2, kPanel / 2) * 2 : round_up(n, kPanel);
+}
+
+}  // namespace sb

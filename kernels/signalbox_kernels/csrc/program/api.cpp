@@ -1,0 +1,55 @@
+#include "program/api.h"
+
+#include <exception>
+
+#include "isa/dispatch.h"
+#include "program/program.h"
+
+namespace {
+
+bool is_valid(const SbShape& s) {
+  return (s.element == SB_F32 || s.element == SB_BF16) && s.num_kv_heads > 0 &&
+         s.num_heads % s.num_kv_heads == 0 && s.head_size > 0 && s.head_size % 16 == 0 &&
+         s.block_size > 0 && s.block_size % 16 == 0 &&
+         (sb::kKeyChunk % s.block_size == 0 || s.block_size % sb::kKeyChunk == 0);
+}
+
+sb::Program& program_of(void* program) { return *static_cast<sb::Program*>(program); }
+
+}  // namespace
+
+extern "C" int32_t sb_best_isa(int32_t limit) { return sb::best_isa(limit); }
+
+extern "C" void* sb_program_new(const SbShape* shape, const SbOp* ops, int32_t num_ops,
+                                const SbBuffer* buffers, int32_t num_buffers, int32_t num_threads,
+                                int32_t isa) {
+  const sb::KernelTable* kernels = sb::kernels_for(isa);
+  if (!kernels || !is_valid(*shape) || num_threads < 1) return nullptr;
+  try {
+    return new sb::Program(*shape, {ops, ops + num_ops}, {buffers, buffers + num_buffers},
+                           num_threads, *kernels);
+  } catch (const std::exception&) {
+    return nullptr;
+  }
+}
+
+extern "C" void sb_program_free(void* program) { delete &program_of(program); }
+
+extern "C" void sb_program_bind(void* program, void* pool, int64_t block_bytes) {
+  program_of(program).bind(static_cast<char*>(pool), block_bytes);
+}
+
+extern "C" int32_t sb_program_run(void* program, const SbBatch* batch) {
+  try {
+    return program_of(program).run(*batch) ? 0 : 1;
+  } catch (const std::exception&) {
+    return 1;
+  }
+}
+
+extern "C" void sb_program_profile(void* program, int64_t* ns) { program_of(program).profile(ns); }
+
+extern "C" void* sb_program_buffer(void* program, int32_t buffer, int32_t num_tokens) {
+  if (!program_of(program).reserve(num_tokens)) return nullptr;
+  return program_of(program).buffer(buffer);
+}

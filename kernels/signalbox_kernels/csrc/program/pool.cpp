@@ -1,0 +1,180 @@
+#include "program/pool.h"
+
+#include <chrono>
+#include <stdexcept>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace sb {
+
+namespace {
+
+// Longer than most waits within a step. A longer wait is for a thread that lost its core, which may
+// then use this one.
+constexpr std::chrono::microseconds kSpinning{25};
+constexpr int kSpinsAtOnce = 8;  // between two looks at the clock
+
+void relax() {
+#if defined(__x86_64__)
+  _mm_pause();
+#else
+  std::this_thread::yield();
+#endif
+}
+
+// Fetches a little of what lies ahead; returns false if there is nothing left.
+bool fetch(Stretch& ahead) {
+  constexpr int line = 64, lines = 8;
+  if (ahead.first >= ahead.end) return false;
+  for (int i = 0; i < lines; ++i) __builtin_prefetch(ahead.first + i * line, 0, 2);
+  ahead.first += lines * line;
+  return true;
+}
+
+uint64_t tagged(uint32_t step, int32_t count) {
+  return static_cast<uint64_t>(step) << 32 | static_cast<uint32_t>(count);
+}
+
+// A share in one word: the low bits of its step, its first tile and its end.
+constexpr int kTileBits = 22;
+constexpr uint64_t kTileMask = (uint64_t{1} << kTileBits) - 1;
+constexpr uint32_t kStepMask = (1u << (64 - 2 * kTileBits)) - 1;
+
+struct Share {
+  uint32_t step;
+  int32_t first, end;
+
+  explicit Share(uint64_t word)
+      : step(static_cast<uint32_t>(word >> 2 * kTileBits)),
+        first(static_cast<int32_t>(word >> kTileBits & kTileMask)),
+        end(static_cast<int32_t>(word & kTileMask)) {}
+  Share(uint32_t of_step, int32_t from, int32_t to)
+      : step(of_step & kStepMask), first(from), end(to) {}
+
+  uint64_t word() const {
+    return static_cast<uint64_t>(step) << 2 * kTileBits |
+           static_cast<uint64_t>(first) << kTileBits | static_cast<uint64_t>(end);
+  }
+};
+
+}  // namespace
+
+Pool::Pool(int32_t num_threads, int32_t max_phases, void (*rest)())
+    : num_threads_(num_threads),
+      max_phases_(max_phases),
+      rest_(rest),
+      undone_(new Word[static_cast<size_t>(max_phases)]),
+      shares_(new Word[static_cast<size_t>(max_phases) * static_cast<size_t>(num_threads)]) {
+  for (int32_t i = 1; i < num_threads; ++i) threads_.emplace_back([this, i] { serve(i); });
+}
+
+Pool::~Pool() {
+  stopping_ = true;
+  wake();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+void Pool::run(Work& work, const std::vector<int32_t>& tiles) {
+  work_ = &work;  // only threads that hold a tile of the running step read it
+  const uint32_t step = step_.load() + 1;
+  Word* share = shares_.get();
+  for (size_t i = 0; i < tiles.size(); ++i) {  // the other words stay at an older step
+    if (tiles[i] > static_cast<int32_t>(kTileMask)) throw std::length_error("too many tiles");
+    undone_[i].value.store(tagged(step, tiles[i]), std::memory_order_relaxed);
+    for (int32_t t = 0; t < num_threads_; ++t, ++share) {
+      const Share of_thread(step, share_start(tiles[i], t, num_threads_),
+                            share_start(tiles[i], t + 1, num_threads_));
+      share->value.store(of_thread.word(), std::memory_order_relaxed);
+    }
+  }
+  step_.store(step);  // publishes all of them
+  if (sleepers_.load()) wake();
+  compute(step, 0);
+}
+
+void Pool::serve(int32_t thread) {
+  uint32_t done = 0;
+  while (true) {
+    Stretch nothing;
+    wait_while(nothing, [&] { return step_.load() == done && !stopping_.load(); });
+    if (stopping_.load()) return;
+    done = step_.load();
+    compute(done, thread);
+  }
+}
+
+void Pool::compute(uint32_t step, int32_t thread) {
+  Stretch ahead;
+  for (int32_t phase = 0; phase < max_phases_; ++phase) {
+    Word& undone = undone_[phase];
+    int32_t tile;
+    while (claim(phase, step, thread, tile)) {
+      const Stretch next = work_->tile(phase, tile, thread);
+      if (next.first) ahead = next;
+      complete(undone);
+    }
+    if (is_pending(undone, step)) wait_while(ahead, [&] { return is_pending(undone, step); });
+  }
+  rest_();
+}
+
+bool Pool::claim(int32_t phase, uint32_t step, int32_t thread, int32_t& tile) {
+  Word* shares = shares_.get() + static_cast<int64_t>(phase) * num_threads_;
+  if (claim_of(shares[thread], step, true, tile)) return true;
+  for (int32_t i = 1; i < num_threads_; ++i)
+    if (claim_of(shares[(thread + i) % num_threads_], step, false, tile)) return true;
+  return false;
+}
+
+bool Pool::claim_of(Word& word, uint32_t step, bool from_front, int32_t& tile) {
+  uint64_t seen = word.value.load();
+  while (true) {
+    const Share share(seen);
+    if (share.step != (step & kStepMask) || share.first >= share.end) return false;
+    const Share rest(step, share.first + from_front, share.end - !from_front);
+    if (word.value.compare_exchange_weak(seen, rest.word())) {
+      tile = from_front ? share.first : rest.end;
+      return true;
+    }
+  }
+}
+
+void Pool::complete(Word& undone) {
+  const bool is_last = static_cast<uint32_t>(undone.value.fetch_sub(1)) == 1;
+  if (is_last && sleepers_.load()) wake();
+}
+
+bool Pool::is_pending(const Word& undone, uint32_t step) const {
+  const uint64_t seen = undone.value.load();
+  return static_cast<uint32_t>(seen >> 32) == step && static_cast<uint32_t>(seen) > 0;
+}
+
+void Pool::wake() {
+  event_.fetch_add(1);
+  event_.notify_all();
+}
+
+template <class Condition>
+void Pool::wait_while(Stretch& ahead, Condition&& condition) {
+  using Clock = std::chrono::steady_clock;
+  const auto end = Clock::now() + kSpinning;
+  do {
+    for (int i = 0; i < kSpinsAtOnce; ++i) {
+      if (!condition()) return;
+      if (!fetch(ahead)) relax();
+    }
+  } while (Clock::now() < end);
+  // A thread that changes the condition reads sleepers_ afterwards, and this thread checks the
+  // condition again after it has incremented sleepers_: one of the two sees the other's change.
+  sleepers_.fetch_add(1);
+  while (true) {
+    const uint32_t event = event_.load();
+    if (!condition()) break;
+    event_.wait(event);
+  }
+  sleepers_.fetch_sub(1);
+}
+
+}  // namespace sb

@@ -1,0 +1,79 @@
+// A pool of threads that compute the phases of a step together.
+//
+// Each thread has a share of a phase's tiles, a run of them, so that it reads consecutive memory and
+// knows what it reads next. Tiles are claimed one by one: from the front of the thread's own share, and
+// then from the back of the others'. So a thread that lost its core to another process claims less, and
+// no thread waits for one that holds no tile. A phase begins when all tiles of the one before are done.
+// A waiting thread prefetches what it reads next, spins for some microseconds, and then sleeps.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <thread>
+#include <vector>
+
+namespace sb {
+
+// Where the share of a thread of `count` tiles begins; that of thread + 1 is its end.
+constexpr int32_t share_start(int32_t count, int32_t thread, int32_t num_threads) {
+  return static_cast<int32_t>(static_cast<int64_t>(count) * thread / num_threads);
+}
+
+// Memory that a thread will most likely read.
+struct Stretch {
+  const char* first = nullptr;
+  const char* end = nullptr;
+};
+
+class Pool {
+ public:
+  // What is computed tile by tile.
+  class Work {
+   public:
+    virtual ~Work() = default;
+    // Returns what is worth fetching while the thread waits; nothing if that has not changed.
+    virtual Stretch tile(int32_t phase, int32_t tile, int32_t thread) = 0;
+  };
+
+  // The caller is one of the threads. Each calls `rest` at the end of its part of a step.
+  Pool(int32_t num_threads, int32_t max_phases, void (*rest)());
+  ~Pool();
+  Pool(const Pool&) = delete;
+  Pool& operator=(const Pool&) = delete;
+
+  // Computes tiles[phase] tiles of each phase, max_phases at most; returns when all are done. Throws
+  // std::length_error for a phase of 2^22 tiles or more.
+  void run(Work& work, const std::vector<int32_t>& tiles);
+
+ private:
+  // The words hold their step beside the counts, so that a thread that comes late neither claims nor
+  // waits for what is of another step.
+  struct alignas(64) Word {
+    std::atomic<uint64_t> value{0};
+  };
+
+  void serve(int32_t thread);
+  void compute(uint32_t step, int32_t thread);
+  bool claim(int32_t phase, uint32_t step, int32_t thread, int32_t& tile);
+  bool claim_of(Word& share, uint32_t step, bool from_front, int32_t& tile);
+  void complete(Word& undone);
+  bool is_pending(const Word& undone, uint32_t step) const;
+  void wake();
+  template <class Condition>
+  void wait_while(Stretch& ahead, Condition&& condition);
+
+  Work* work_ = nullptr;
+  const int32_t num_threads_;
+  const int32_t max_phases_;
+  void (*const rest_)();
+  std::unique_ptr<Word[]> undone_;  // [max_phases]
+  std::unique_ptr<Word[]> shares_;  // [max_phases, num_threads]
+  alignas(64) std::atomic<uint32_t> step_{0};
+  alignas(64) std::atomic<uint32_t> event_{0};
+  std::atomic<int32_t> sleepers_{0};
+  std::atomic<bool> stopping_{false};
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace sb

@@ -1,0 +1,266 @@
+#include "program/program.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+#include "matmul/formats.h"
+
+namespace sb {
+
+namespace {
+
+constexpr int32_t kTilesAThread = 24;       // of a product: enough to balance
+constexpr int64_t kFetchedAhead = 1 << 18;  // bytes while a thread waits: they stay in L2
+constexpr int64_t kRowsBytes = 1 << 20;     // of a product's left side: they stay in L2
+constexpr int64_t kFewestRows = 96, kMostRows = 512;  // of a product's tile
+constexpr int64_t kRowUnit = 32;            // what matrix registers compute at once
+constexpr int32_t kTaskRows = 48;           // of attention: as many as share keys from L1
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+int64_t bytes_of_panel(const Phase& phase, int32_t element) {
+  if (phase.op->format == SB_PLAIN) return phase.depth * kPanel * (element == SB_F32 ? 4 : 2);
+  return phase.depth * with_format(phase.op->format, [](auto format) { return format.bytes; });
+}
+
+int64_t bytes_of_row(const Phase& phase, int32_t element) {
+  if (phase.op->format != SB_PLAIN) return phase.src.stride;
+  return phase.src.stride * (element == SB_F32 ? 4 : 2);
+}
+
+// Balanced, in whole steps of the matrix registers.
+int32_t rows_of_tile(const Phase& phase, int32_t element) {
+  const int64_t most =
+      std::clamp(kRowsBytes / bytes_of_row(phase, element), kFewestRows, kMostRows);
+  const int64_t tiles = ceil_div(phase.rows, most / kRowUnit * kRowUnit);
+  return static_cast<int32_t>(round_up(ceil_div(phase.rows, tiles), kRowUnit));
+}
+
+bool is_product(const SbOp& op) { return op.kind == SB_LINEAR || op.kind == SB_HEAD; }
+
+const char* weight_of(const Phase& phase, int32_t tile) {
+  const int64_t panel = tile % phase.panel_tiles * static_cast<int64_t>(phase.panels_per_tile);
+  return static_cast<const char*>(phase.op->weight) + panel * phase.panel_bytes;
+}
+
+// What tiles [first, end) read first; the next rows' tiles begin at the first panel again.
+Stretch weight_of_share(const Phase& phase, int32_t first, int32_t end) {
+  const int64_t panel = first % phase.panel_tiles * static_cast<int64_t>(phase.panels_per_tile);
+  const int64_t wanted = (end - first) * static_cast<int64_t>(phase.panels_per_tile);
+  const int64_t bytes = std::min(wanted, phase.panels - panel) * phase.panel_bytes;
+  const char* weight = weight_of(phase, first);
+  return {weight, weight + std::min(bytes, kFetchedAhead)};
+}
+
+int64_t stride(const SbBuffer& buffer) {
+  return buffer.row == SB_CODES ? coded_row_bytes(buffer.width) : round_up(buffer.width, kPanel);
+}
+
+}  // namespace
+
+Memory::~Memory() { std::free(data_); }
+
+bool Memory::reserve(int64_t bytes) {
+  if (bytes <= bytes_) return true;
+  const auto size = static_cast<size_t>(round_up(bytes, 4096));
+  void* data = std::aligned_alloc(4096, size);
+  if (!data) return false;
+  std::memset(data, 0, size);
+  std::free(data_);
+  data_ = static_cast<char*>(data);
+  bytes_ = static_cast<int64_t>(size);
+  return true;
+}
+
+Program::Program(const SbShape& shape, std::vector<SbOp> ops, std::vector<SbBuffer> buffers,
+                 int32_t num_threads, const KernelTable& kernels)
+    : shape_(shape),
+      ops_(std::move(ops)),
+      buffers_(std::move(buffers)),
+      num_threads_(num_threads),
+      kernels_(kernels),
+      memory_(buffers_.size()),
+      scratch_(static_cast<size_t>(num_threads)),
+      phases_(ops_.size()),
+      tiles_(ops_.size()),
+      after_(ops_.size() * static_cast<size_t>(num_threads)),
+      task_rows_(std::max(kTaskRows, shape.num_heads / shape.num_kv_heads)),
+      pool_(num_threads, std::max<int32_t>(1, static_cast<int32_t>(ops_.size())), kernels.rest) {}
+
+void Program::bind(char* pool, int64_t block_bytes) {
+  pool_memory_ = pool;
+  block_bytes_ = block_bytes;
+}
+
+bool Program::reserve(int64_t num_rows) {
+  const int64_t rows = round_up(num_rows, 64) + 16;  // a product may read, and drop, some more
+  for (size_t i = 0; i < buffers_.size(); ++i) {
+    const int64_t size =
+        buffers_[i].row == SB_CODES                                 ? 1
+        : buffers_[i].row == SB_FLOATS || shape_.element == SB_F32 ? 4
+                                                                    : 2;
+    if (!memory_[i].reserve(rows * stride(buffers_[i]) * size)) return false;
+  }
+  for (Memory& scratch : scratch_)
+    if (!scratch.reserve(scratch_bytes(task_rows_, shape_.head_size))) return false;
+  return true;
+}
+
+bool Program::run(const SbBatch& batch) {
+  if (!reserve(std::max(batch.num_tokens, batch.num_rows))) return false;
+  plan_attention(batch);
+  for (size_t i = 0; i < ops_.size(); ++i) {
+    phases_[i] = plan(ops_[i], batch);
+    tiles_[i] = phases_[i].tiles;
+  }
+  if (batch.num_tokens == batch.num_seqs) join_rotations();
+  plan_ahead();
+  pool_.run(*this, tiles_);
+  reduce(batch);
+  return true;
+}
+
+Stretch Program::tile(int32_t phase, int32_t tile, int32_t thread) {
+  using Clock = std::chrono::steady_clock;
+  const Phase& p = phases_[static_cast<size_t>(phase)];
+  const auto start = profile_ns_ ? Clock::now() : Clock::time_point();
+  const Stretch next = ahead(phase, tile, thread);
+  const Claim claim{tile, next.first, scratch_[static_cast<size_t>(thread)].data()};
+  kernels_.tile[shape_.element][p.op->kind](p, claim);
+  if (profile_ns_) {
+    const auto spent = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start);
+    profile_ns_[thread * SB_NUM_KINDS + p.op->kind] += spent.count();
+  }
+  return next.first ? Stretch{next.first + p.panel_bytes, next.end} : Stretch{};
+}
+
+// With one token each, no sequence reads what another one's rotation writes, nor one head another's.
+void Program::join_rotations() {
+  for (size_t i = 0; i + 1 < ops_.size(); ++i) {
+    if (ops_[i].kind != SB_ROTATE || ops_[i + 1].kind != SB_ATTEND) continue;
+    phases_[i + 1].rotation = &phases_[i];
+    tiles_[i] = 0;
+  }
+}
+
+// Fills after_, from the last phase to the first.
+void Program::plan_ahead() {
+  const auto threads = static_cast<size_t>(num_threads_);
+  std::vector<Stretch> next(threads);
+  for (size_t i = phases_.size(); i-- > 0;) {
+    std::copy(next.begin(), next.end(), after_.begin() + static_cast<int64_t>(i * threads));
+    const Phase& phase = phases_[i];
+    if (!is_product(*phase.op) || !phase.tiles) continue;
+    for (int32_t t = 0; t < num_threads_; ++t) {
+      const int32_t first = share_start(phase.tiles, t, num_threads_);
+      const int32_t end = share_start(phase.tiles, t + 1, num_threads_);
+      next[static_cast<size_t>(t)] = weight_of_share(phase, first, end);
+    }
+  }
+}
+
+// What a thread reads after a tile, if that is a product's.
+Stretch Program::ahead(int32_t phase, int32_t tile, int32_t thread) const {
+  const auto i = static_cast<size_t>(phase);
+  const Phase& p = phases_[i];
+  if (!is_product(*p.op)) return {};
+  const bool has_more = tile >= share_start(p.tiles, thread, num_threads_) &&
+                        tile + 1 < share_start(p.tiles, thread + 1, num_threads_);
+  if (has_more) return {weight_of(p, tile + 1), nullptr};
+  return after_[i * static_cast<size_t>(num_threads_) + static_cast<size_t>(thread)];
+}
+
+View Program::view(int32_t buffer) const {
+  const auto i = static_cast<size_t>(buffer);
+  return {memory_[i].data(), stride(buffers_[i])};
+}
+
+Phase Program::plan(const SbOp& op, const SbBatch& batch) {
+  Phase phase{};
+  phase.op = &op;
+  phase.shape = &shape_;
+  phase.batch = &batch;
+  phase.src = view(op.src);
+  phase.dst = view(op.dst);
+  const bool is_of_rows = op.kind == SB_HEAD || (op.kind == SB_NORM && op.mode);
+  phase.rows = is_of_rows ? batch.num_rows : batch.num_tokens;
+  phase.depth = op.format == SB_PLAIN
+                    ? phase.src.stride
+                    : phase.src.stride / static_cast<int64_t>(sizeof(CodedGroup));
+  phase.is_coded = buffers_[static_cast<size_t>(op.dst)].row == SB_CODES;
+  phase.pool = pool_memory_;
+  phase.block_bytes = block_bytes_;
+  phase.tasks = tasks_.data();
+  if (op.kind == SB_EMBED) phase.depth = round_up(shape_.hidden_size, kPanel);
+  if (is_product(op)) {
+    plan_product(phase);
+  } else if (op.kind == SB_ATTEND) {
+    phase.tiles = static_cast<int32_t>(tasks_.size()) * shape_.num_kv_heads;
+  } else {
+    phase.rows_per_tile = static_cast<int32_t>(
+        std::clamp<int64_t>(ceil_div(phase.rows, 4 * num_threads_), 1, 16));
+    phase.tiles = static_cast<int32_t>(ceil_div(phase.rows, phase.rows_per_tile));
+  }
+  if (op.kind == SB_HEAD) {
+    const auto size = static_cast<size_t>(phase.tiles * phase.rows);
+    best_.assign(size, Best{-INFINITY, 0, true});
+    phase.best = best_.data();
+  }
+  return phase;
+}
+
+void Program::plan_product(Phase& phase) const {
+  const SbOp& op = *phase.op;
+  const bool interleaved = op.kind == SB_LINEAR && op.mode == SB_SWIGLU;
+  phase.panels = interleaved ? ceil_div(op.n / 2, kPanel / 2) : ceil_div(op.n, kPanel);
+  phase.panel_bytes = bytes_of_panel(phase, shape_.element);
+  if (!phase.rows) return;
+  phase.rows_per_tile = rows_of_tile(phase, shape_.element);
+  const int64_t row_tiles = ceil_div(phase.rows, phase.rows_per_tile);
+  const int64_t wanted = ceil_div(num_threads_ * kTilesAThread, row_tiles);
+  phase.panels_per_tile = static_cast<int32_t>(std::max<int64_t>(1, phase.panels / wanted));
+  phase.panel_tiles = static_cast<int32_t>(ceil_div(phase.panels, phase.panels_per_tile));
+  phase.tiles = static_cast<int32_t>(row_tiles) * phase.panel_tiles;
+}
+
+void Program::plan_attention(const SbBatch& batch) {
+  tasks_.clear();
+  const int32_t at_once = std::max(1, task_rows_ / (shape_.num_heads / shape_.num_kv_heads));
+  for (int32_t seq = 0; seq < batch.num_seqs; ++seq) {
+    const auto end = static_cast<int32_t>(batch.query_start[seq + 1]);
+    for (auto first = static_cast<int32_t>(batch.query_start[seq]); first < end; first += at_once)
+      tasks_.push_back({seq, first, std::min(at_once, end - first)});
+  }
+  const auto cost = [&](const AttendTask& task) {  // the longest first, so that all end together
+    return batch.positions[task.first] * (task.count + 4);
+  };
+  std::stable_sort(tasks_.begin(), tasks_.end(),
+                   [&](const AttendTask& a, const AttendTask& b) { return cost(a) > cost(b); });
+}
+
+void Program::reduce(const SbBatch& batch) const {
+  for (const Phase& phase : phases_) {
+    if (phase.op->kind != SB_HEAD) continue;
+    for (int64_t row = 0; row < phase.rows; ++row) {
+      Best best = phase.best[row];
+      for (int32_t tile = 1; tile < phase.tiles; ++tile) {
+        const Best& other = phase.best[tile * phase.rows + row];
+        best.is_finite = best.is_finite && other.is_finite;
+        const bool is_better = other.value > best.value ||
+                               (other.value == best.value && other.token < best.token);
+        if (is_better && other.value > -INFINITY) {
+          best.value = other.value;
+          best.token = other.token;
+        }
+      }
+      batch.argmax[row] = best.value > -INFINITY ? best.token : -1;
+      batch.is_finite[row] = best.is_finite;
+    }
+  }
+}
+
+}  // namespace sb

@@ -1,0 +1,69 @@
+// A model's step as a list of ops over buffers, cut into phases and tiles for a pool of threads.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "program/pool.h"
+#include "program/step.h"
+
+namespace sb {
+
+// Memory on a cache line's boundary, zeroed; grows and never shrinks.
+class Memory {
+ public:
+  ~Memory();
+  Memory() = default;
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+  bool reserve(int64_t bytes);
+  char* data() const { return data_; }
+
+ private:
+  char* data_ = nullptr;
+  int64_t bytes_ = 0;
+};
+
+class Program final : public Pool::Work {
+ public:
+  Program(const SbShape& shape, std::vector<SbOp> ops, std::vector<SbBuffer> buffers,
+          int32_t num_threads, const KernelTable& kernels);
+
+  void bind(char* pool, int64_t block_bytes);
+  bool run(const SbBatch& batch);
+  bool reserve(int64_t num_rows);
+  char* buffer(int32_t index) const { return memory_[static_cast<size_t>(index)].data(); }
+  Stretch tile(int32_t phase, int32_t tile, int32_t thread) override;
+  void profile(int64_t* ns) { profile_ns_ = ns; }
+  Pool& pool() { return pool_; }
+  int32_t num_threads() const { return num_threads_; }
+
+ private:
+  Phase plan(const SbOp& op, const SbBatch& batch);
+  void plan_ahead();
+  void join_rotations();
+  Stretch ahead(int32_t phase, int32_t tile, int32_t thread) const;
+  void plan_product(Phase& phase) const;
+  void plan_attention(const SbBatch& batch);
+  View view(int32_t buffer) const;
+  void reduce(const SbBatch& batch) const;
+
+  const SbShape shape_;
+  const std::vector<SbOp> ops_;
+  const std::vector<SbBuffer> buffers_;
+  const int32_t num_threads_;
+  const KernelTable& kernels_;
+  std::vector<Memory> memory_, scratch_;
+  std::vector<Phase> phases_;
+  std::vector<int32_t> tiles_;
+  std::vector<Stretch> after_;  // [phases, num_threads]: the weight read after a phase
+  std::vector<AttendTask> tasks_;
+  std::vector<Best> best_;
+  int32_t task_rows_;
+  char* pool_memory_ = nullptr;
+  int64_t block_bytes_ = 0;
+  int64_t* profile_ns_ = nullptr;  // [num_threads, SB_NUM_KINDS], or null
+  Pool pool_;  // last: its threads stop before what they use goes
+};
+
+}  // namespace sb

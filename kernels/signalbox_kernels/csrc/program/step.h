@@ -1,0 +1,100 @@
+// What the kernels of every instruction set share: a step's state, and the table of their functions.
+#pragma once
+
+#include "program/api.h"
+#include "sampling/sampling_api.h"
+
+namespace sb {
+
+constexpr int kPanel = 32;      // columns of a packed weight's panel
+constexpr int kRowTile = 12;    // rows of a product at once in vector registers, at most
+constexpr int kRowsAtOnce = 192;  // of a coded product, at most: their sums are held in scratch
+constexpr int64_t kProductScratch = 4 * kRowsAtOnce * kPanel + 4096;  // bytes
+constexpr int kKeyChunk = 256;  // keys between two corrections of a running softmax
+
+constexpr int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
+
+// Queries of one sequence that attend together.
+struct AttendTask {
+  int32_t seq;
+  int32_t first;  // token of the batch
+  int32_t count;
+};
+
+// A row's best logit in one tile of the head.
+struct Best {
+  float value;
+  int32_t token;
+  bool is_finite;
+};
+
+struct View {
+  void* data;
+  int64_t stride;  // elements; bytes of a row of codes
+};
+
+// One op of one step, ready to be computed tile by tile.
+struct Phase {
+  const SbOp* op;
+  const SbShape* shape;
+  const SbBatch* batch;
+  View src, dst;
+  bool is_coded;    // whether dst is codes
+  int64_t rows;
+  int64_t depth;    // of a product's sum: padded elements, or groups of codes
+  int64_t panels;   // of a product
+  int64_t panel_bytes;  // of a product's weight
+  int32_t tiles;
+  int32_t panel_tiles;      // of a product: as many tiles in a row are of the same rows
+  int32_t panels_per_tile;  // of a product
+  int32_t rows_per_tile;
+  int32_t task_rows;        // most rows (queries times heads of a group) of an attention task
+  char* pool;
+  int64_t block_bytes;
+  const AttendTask* tasks;
+  Best* best;  // [tiles, rows]
+  const Phase* rotation;  // of attention that rotates what it reads first; or null
+};
+
+// A tile that a thread has claimed.
+struct Claim {
+  int32_t tile;
+  const char* ahead;  // the weight that the thread will most likely read after this tile, or null
+  char* scratch;      // the thread's own
+};
+
+using TileFunction = void (*)(const Phase& phase, const Claim& claim);
+
+// Draws one row; `scratch` is the thread's own, three times the padded vocabulary, and zero at first.
+using DrawFunction = void (*)(const SbDraws& draws, int64_t row, char* scratch);
+
+struct KernelTable {
+  TileFunction tile[2][7];  // [element][op kind]
+  DrawFunction draw;
+  void (*rest)();  // called on each thread when it has done its part of a step
+};
+
+// Bytes of scratch that a thread needs, for attention or for a product.
+constexpr int64_t scratch_bytes(int64_t task_rows, int64_t head_size) {
+  const int64_t rows = round_up(task_rows, 16);
+  return 4 * rows * (2 * (kKeyChunk + head_size) + 32) + 32 * head_size + kProductScratch;
+}
+
+#if defined(SB_HAVE_AMX)
+const KernelTable* amx_kernels();
+#endif
+#if defined(SB_HAVE_AVX512_BF16)
+const KernelTable* avx512_bf16_kernels();
+#endif
+#if defined(SB_HAVE_AVX512_VNNI)
+const KernelTable* avx512_vnni_kernels();
+#endif
+#if defined(SB_HAVE_AVX512)
+const KernelTable* avx512_kernels();
+#endif
+#if defined(SB_HAVE_AVX2)
+const KernelTable* avx2_kernels();
+#endif
+const KernelTable* portable_kernels();
+
+}  // namespace sb

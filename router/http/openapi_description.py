@@ -1,0 +1,134 @@
+"""Describes each endpoint in /openapi.json, beside its fields: parameters, answers, errors."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from fastapi import FastAPI
+from pydantic import BaseModel, ConfigDict
+from pydantic.json_schema import models_json_schema
+from starlette.types import Receive, Scope, Send
+
+from router.openai.requests.chat_types import ChatBody, DetokenizeBody, TokenizeBody
+from router.openai.requests.types import Body, CompletionBody
+
+ABOUT = (
+    "A language model over HTTP: OpenAI's API, with the extra fields of vLLM's server. Requests"
+    " mean what they mean over gRPC. Closing the connection ends a request."
+)
+BODIES: dict[str, type[Body]] = {
+    "/v1/completions": CompletionBody,
+    "/v1/chat/completions": ChatBody,
+    "/tokenize": TokenizeBody,
+    "/detokenize": DetokenizeBody,
+}
+STREAMED = {"/v1/completions", "/v1/chat/completions"}
+NAMED = "/v1/models/{name:path}"
+
+_REASONS = {
+    400: "A field is not valid, not served, or not known; `param` names it.",
+    401: "No API key, or an unknown one.",
+    403: "The API key, the request's `Host` or the web page that sends it is not allowed.",
+    404: "The model is not served here.",
+    409: "A request with this request_id is running.",
+    413: "The body is too large.",
+    415: "The body's `Content-Type` is not application/json.",
+    429: "No room: `retry-after` says when to try again; `x-should-retry: false`: do not.",
+    500: "A bug; the server's log says more.",
+    503: "No worker serves the model, or the server is shutting down; see `retry-after`.",
+    504: "The request took longer than its deadline.",
+}
+_EVERY = (401, 403, 500, 503)
+_OF_BODIES = (400, 404, 413, 415, *_EVERY)
+_OF_TOKENS = (429, *_OF_BODIES)
+_OF_GENERATION = (409, 504, *_OF_TOKENS)
+
+
+class ErrorDetail(BaseModel):
+    """An error, in OpenAI's format."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    message: str
+    """Description of the error for people."""
+    type: str
+    """Kind of error, such as invalid_request_error."""
+    param: str | None
+    """Name of the invalid field, as the client wrote it."""
+    code: str | None
+    """Code for programs, such as context_length_exceeded or model_not_found."""
+
+
+class ErrorAnswer(BaseModel):
+    """Body of every answer that is not a success."""
+
+    error: ErrorDetail
+
+
+_DESCRIBED: tuple[type[BaseModel], ...] = (*BODIES.values(), ErrorAnswer)
+
+
+class DescribedApp(FastAPI):
+    """Describes bodies that handlers read themselves, so that they are read only once.
+
+    No request is kept: a connection and its last request refer to each other until the garbage
+    collector runs, which many connections with a body of two million tokens each need not trigger.
+    """
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            scope.get("state", {}).pop("body", None)
+
+    def openapi(self) -> dict[str, Any]:
+        if not self.openapi_schema:
+            schema = super().openapi()
+            _, definitions = models_json_schema(
+                [(model, "validation") for model in _DESCRIBED],
+                ref_template="#/components/schemas/{model}",
+            )
+            schema.setdefault("components", {})["schemas"] = definitions["$defs"]
+        return self.openapi_schema or schema
+
+
+def description_of(path: str) -> dict[str, Any]:
+    """Returns the description of an endpoint, beside its handler's own."""
+    success: dict[str, Any] = {"description": "Success."}
+    if path != "/health":
+        success["content"] = _json({"type": "object"})
+    if path in STREAMED:
+        success["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+        return _with_body(path, success, _OF_GENERATION)
+    if path in BODIES:
+        return _with_body(path, success, _OF_TOKENS)
+    if path == NAMED:
+        name = {
+            "name": "name",
+            "in": "path",
+            "required": True,
+            "description": "The model's name, which may hold slashes.",
+            "schema": {"type": "string"},
+        }
+        return {"parameters": [name], "responses": _responses(success, (404, *_EVERY))}
+    return {"responses": _responses(success, _EVERY)}
+
+
+def _with_body(path: str, success: dict[str, Any], errors: Iterable[int]) -> dict[str, Any]:
+    content = _json({"$ref": f"#/components/schemas/{BODIES[path].__name__}"})
+    return {
+        "requestBody": {"required": True, "content": content},
+        "responses": _responses(success, errors),
+    }
+
+
+def _responses(success: dict[str, Any], errors: Iterable[int]) -> dict[str, Any]:
+    content = _json({"$ref": f"#/components/schemas/{ErrorAnswer.__name__}"})
+    failures = {
+        str(status): {"description": _REASONS[status], "content": content}
+        for status in sorted(errors)
+    }
+    return {"200": success, **failures}
+
+
+def _json(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"application/json": {"schema": schema}}

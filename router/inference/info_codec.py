@@ -1,0 +1,45 @@
+"""Converts the served model and the load to messages of inference.v1."""
+
+from contract.sampling_defaults import SamplingDefaults
+from protos.inference.v1 import inference_pb2 as pb
+from router.params.sampling_defaults import BUILT_IN
+from router.requests.live_requests import LiveRequests
+from router.schedulers.load_client import ClusterLoad
+from router.served_model import ServedModel
+
+
+def load(cluster: ClusterLoad, live: LiveRequests) -> pb.GetLoadResponse:
+    """Returns the load of the workers and of this router."""
+    return pb.GetLoadResponse(
+        num_live_requests=live.num_live,
+        max_live_requests=live.max_live,
+        num_waiting_requests=cluster.num_waiting,
+        num_running_requests=cluster.num_running,
+        num_swapped_requests=cluster.num_swapped,
+        num_workers=cluster.num_workers,
+        num_kv_blocks=cluster.num_kv_blocks,
+        num_used_kv_blocks=cluster.num_used_kv_blocks,
+    )
+
+
+def model(served: ServedModel) -> pb.GetModelResponse:
+    return pb.GetModelResponse(
+        name=served.name,
+        architecture=served.architecture,
+        dtype=served.dtype,
+        vocab_size=served.vocab_size,
+        max_model_len=served.max_model_len,
+        has_chat_template=served.tokenizer.has_chat_template,
+        default_sampling_params=_defaults(served.sampling_defaults),
+        effective_max_model_len=served.window,
+        aliases=served.aliases,
+    )
+
+
+def _defaults(defaults: SamplingDefaults) -> pb.DefaultSamplingParams:
+    of_model, override = defaults.model.fields(), defaults.override.fields()
+    return pb.DefaultSamplingParams(
+        **{**BUILT_IN, **of_model, **override},
+        from_model=sorted(of_model.keys() - override.keys()),
+        from_override=sorted(override),
+    )

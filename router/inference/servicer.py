@@ -1,0 +1,121 @@
+"""The service of inference.v1: decode, call, encode."""
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+from contract.errors import InvalidArgument
+from protos.inference.v1 import inference_pb2 as pb
+from protos.inference.v1 import inference_pb2_grpc
+from router.generator import CHAT, COMPLETION, CallContext, Generator
+from router.inference import generate_codec, info_codec, tokenize_codec
+from router.insight.request_span import grpc_transport
+from router.keys.tenants import Caller, Tenants
+from router.params import params_validation
+from router.schedulers.load_client import LoadClient
+from router.served_model import ServedModel
+from router.work_limits.payers import Payer, grpc_address
+from rpc.interceptors.call_handlers import Context
+from rpc.limits.large_messages import LargeMessages
+from rpc.telemetry import tracing
+
+SERVICE_NAME = pb.DESCRIPTOR.services_by_name["InferenceService"].full_name
+OPERATIONS = {f"/{SERVICE_NAME}/Generate": COMPLETION, f"/{SERVICE_NAME}/Chat": CHAT}
+"""GenAI operation of each method that generates."""
+
+
+class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
+    """Serves inference.v1 by a `Generator`."""
+
+    def __init__(
+        self, generator: Generator, *, tenants: Tenants, load: LoadClient, messages: LargeMessages
+    ) -> None:
+        self._generator = generator
+        self._tenants = tenants
+        self._load = load
+        self._messages = messages
+
+    async def Generate(
+        self, request: pb.GenerateRequest, context: Context
+    ) -> AsyncIterator[pb.GenerateResponse]:
+        origin = self._origin(context, operation=COMPLETION, method="Generate")
+        with self._generator.reading(origin):
+            api_request = await self._messages.convert(request, generate_codec.generate_api_request)
+        async with aclosing(self._generator.generate(api_request, origin)) as updates:
+            async for served in updates:
+                for response in generate_codec.responses(pb.GenerateResponse, served):
+                    yield response
+
+    async def Chat(
+        self, request: pb.ChatRequest, context: Context
+    ) -> AsyncIterator[pb.ChatResponse]:
+        origin = self._origin(context, operation=CHAT, method="Chat")
+        with self._generator.reading(origin):
+            api_request = await self._messages.convert(request, generate_codec.chat_api_request)
+        async with aclosing(self._generator.generate(api_request, origin)) as updates:
+            async for served in updates:
+                for response in generate_codec.responses(pb.ChatResponse, served):
+                    yield response
+
+    async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
+        caller = self._caller(context)
+        with self._generator.place(caller) as place:
+            model = place.model
+            params_validation.check_model(request.model, model)
+            token_ids = await self._token_ids(request, model, caller.payer)
+            place.spend(len(token_ids))
+            if request.return_texts and len(token_ids) > model.max_model_len:
+                allowed = f"unset for more than the model's window of {model.max_model_len} tokens"
+                raise InvalidArgument("return_texts", True, allowed)
+            return await tokenize_codec.tokens(request, token_ids, model.tokenizer)
+
+    async def _token_ids(
+        self, request: pb.TokenizeRequest, model: ServedModel, payer: Payer
+    ) -> list[int]:
+        max_bytes = self._generator.admission.max_text_bytes(model)
+        if request.HasField("chat"):
+            conversation = tokenize_codec.conversation(request)
+            return await model.tokenizer.encode_chat(conversation, max_bytes=max_bytes, payer=payer)
+        params_validation.check_text(request.text, field="text", max_bytes=max_bytes)
+        add_special_tokens = tokenize_codec.add_special_tokens(request)
+        return await model.tokenizer.encode(
+            request.text, add_special_tokens=add_special_tokens, payer=payer
+        )
+
+    async def Detokenize(
+        self, request: pb.DetokenizeRequest, context: Context
+    ) -> pb.DetokenizeResponse:
+        caller = self._caller(context)
+        with self._generator.place(caller) as place:
+            model = place.model
+            params_validation.check_model(request.model, model)
+            token_ids = await tokenize_codec.token_ids(request, model)
+            place.spend(len(token_ids))
+            text = await model.tokenizer.decode(
+                token_ids,
+                skip_special_tokens=tokenize_codec.skip_special_tokens(request),
+                payer=caller.payer,
+            )
+            return pb.DetokenizeResponse(text=text)
+
+    async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:
+        return info_codec.model(self._generator.model)
+
+    async def GetLoad(self, request: pb.GetLoadRequest, context: Context) -> pb.GetLoadResponse:
+        _ = self._generator.model  # raises Unavailable while no model is served
+        return info_codec.load(await self._load.fetch(), self._generator.live)
+
+    def _caller(self, context: Context) -> Caller:
+        address = grpc_address(context.peer())
+        return self._tenants.identify(context.invocation_metadata(), address=address)
+
+    def _origin(self, context: Context, *, operation: str, method: str) -> CallContext:
+        caller = self._caller(context)
+        return CallContext(
+            operation=operation,
+            transport=grpc_transport(f"{SERVICE_NAME}/{method}"),
+            parent=tracing.extract_metadata(context.invocation_metadata()),
+            time_remaining=context.time_remaining,
+            tenant=caller.tenant,
+            key=caller.key,
+            payer=caller.payer,
+        )

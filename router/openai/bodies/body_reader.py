@@ -1,0 +1,109 @@
+"""Reads requests: their bodies, with limits and checks, and their ids."""
+
+import asyncio
+import uuid
+from collections.abc import Callable
+from typing import TypeVar
+
+from starlette.requests import Request
+
+from contract.errors import InvalidArgument
+from router.openai.bodies.body_parser import SMALL_BODY_BYTES, parse
+from router.openai.bodies.media_type import require_json
+from router.openai.bodies.unknown_fields import IgnoredLog, check_unknown, header_of
+from router.openai.requests.errors import BodyTooLarge
+from router.openai.requests.types import Body
+from router.params import params_validation
+from rpc.limits.garbage_collection import without_full_collections
+from rpc.limits.held_bytes import HeldBytes
+
+REQUEST_ID_HEADER = "x-request-id"
+MAX_LABEL_CHARS = 96
+"""Characters of a header that become part of an id, which has other parts and its own limit."""
+MAX_PARSED_AT_ONCE = 2
+"""Large bodies that are parsed at the same time; others wait."""
+MAX_HELD_BYTES = 256 << 20
+"""Bytes of large bodies that are held at the same time, until they are parsed."""
+B = TypeVar("B", bound=Body)
+T = TypeVar("T")
+
+
+class BodyReader:
+    """Reads bodies of at most `max_bytes`; `refuses_unknown` decides on unknown fields."""
+
+    def __init__(self, *, max_bytes: int, refuses_unknown: bool) -> None:
+        self._max_bytes = max_bytes
+        self._refuses_unknown = refuses_unknown
+        self._ignored = IgnoredLog()
+        self._parsing = asyncio.Semaphore(MAX_PARSED_AT_ONCE)
+        self._held = HeldBytes(max(MAX_HELD_BYTES, max_bytes), free=SMALL_BODY_BYTES)
+
+    async def read(self, request: Request, kind: type[B], into: Callable[[B], T]) -> tuple[B, T]:
+        """Returns the body and `into(body)`; for a large body both are computed in a thread.
+
+        The body and the names of its ignored fields are stored in the request's state, for error
+        messages and the response header.
+
+        Raises UnsupportedMediaType, BodyTooLarge, BadRequest, ResourceExhausted, or the exceptions
+        of `into`.
+        """
+        require_json(request)
+        with self._held.account() as hold:
+            content = bytearray()
+            async for chunk in request.stream():
+                content += chunk
+                if len(content) > self._max_bytes:
+                    raise BodyTooLarge(f"the body has more than {self._max_bytes} bytes")
+                hold(len(content))
+            if len(content) <= SMALL_BODY_BYTES:
+                return self._read(request, bytes(content), kind, into)
+            read = without_full_collections()(self._read)
+            async with self._parsing:
+                return await asyncio.to_thread(read, request, bytes(content), kind, into)
+
+    def _read(
+        self, request: Request, content: bytes, kind: type[B], into: Callable[[B], T]
+    ) -> tuple[B, T]:
+        body = parse(content, kind)
+        if ignored := check_unknown(body, refuses=self._refuses_unknown):
+            self._ignored.note(ignored)
+            request.state.ignored_fields = ignored
+        request.state.body = body
+        return body, into(body)
+
+
+def ignored_header(request: Request) -> dict[str, str]:
+    """Returns the header that lists the body's ignored fields."""
+    return header_of(getattr(request.state, "ignored_fields", ()))
+
+
+class Ids:
+    """The id that the client sees, and the ids of the generations behind it.
+
+    A `request_id` in the body must be unique, as over gRPC. One in the header labels several
+    requests, as gateways use it; each gets an id that begins with it.
+
+    Raises InvalidArgument if `request_id` is not printable ASCII, because a header repeats it.
+    """
+
+    def __init__(self, prefix: str, request: Request, asked_for: str | None) -> None:
+        if asked_for:
+            params_validation.check_request_id(asked_for)
+        header = _label(request)
+        unique = uuid.uuid4().hex
+        name = asked_for or (f"{header[:MAX_LABEL_CHARS]}-{unique[:8]}" if header else unique)
+        self.response_id = f"{prefix}-{name}"
+        self.headers = {REQUEST_ID_HEADER: header or self.response_id, **ignored_header(request)}
+
+    def of(self, position: int, num_prompts: int) -> str:
+        return self.response_id if num_prompts == 1 else f"{self.response_id}-{position}"
+
+
+def _label(request: Request) -> str | None:
+    header = request.headers.get(REQUEST_ID_HEADER)
+    try:
+        if header is not None:
+            params_validation.check_request_id(header)
+    except InvalidArgument:  # an invalid label is ignored
+        return None
+    return header

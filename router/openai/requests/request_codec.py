@@ -1,0 +1,187 @@
+"""Converts OpenAI's requests to those of inference.v1, and so to `ApiRequest`.
+
+The HTTP API has no semantics of its own: the same code as for gRPC decides what is served or
+refused.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from google.protobuf import struct_pb2
+
+from contract.errors import InvalidArgument
+from protos.inference.v1 import inference_pb2 as pb
+from router.inference import generate_codec
+from router.openai.requests.chat_types import ChatBody
+from router.openai.requests.conversation_codec import chat_request, set_tool_choice
+from router.openai.requests.errors import BadRequest
+from router.openai.requests.field_setters import check_token_ids, extend_field, set_field
+from router.openai.requests.request_totals import check_lengths, check_products
+from router.openai.requests.structured_output_codec import set_structured_output
+from router.openai.requests.types import CompletionBody, GenerationBody
+from router.params.token_validation import check_num_allowed
+from router.requests.api_request import ApiRequest, TextPrompt, TokensPrompt
+from router.served_model import ServedModel
+
+MAX_PROMPTS = 1024
+Prompt = str | list[int]
+
+_SAME_NAME = (
+    "temperature", "top_p", "min_p", "typical_p", "presence_penalty", "frequency_penalty",
+    "repetition_penalty", "min_tokens", "ignore_eos", "include_stop_str_in_output",
+    "skip_special_tokens", "best_of", "n", "prompt_logprobs",
+)  # fmt: skip
+_LISTS = ("stop_token_ids", "allowed_token_ids", "bad_words", "logprob_token_ids")
+
+
+def prompts_of(body: CompletionBody) -> list[Prompt]:
+    """Returns the list of prompts, for each form that the field may have."""
+    prompt = body.prompt
+    if isinstance(prompt, str):
+        return [prompt]
+    if not prompt:
+        raise BadRequest("prompt: it is empty", "prompt")
+    prompts: Sequence[Any] = [prompt] if isinstance(prompt[0], int) else prompt
+    if len(prompts) > MAX_PROMPTS:
+        raise BadRequest(f"prompt: {len(prompts)} prompts; at most {MAX_PROMPTS}", "prompt")
+    return list(prompts)
+
+
+def completion_api_request(
+    body: CompletionBody,
+    prompts: Sequence[Prompt],
+    request_ids: Iterable[str],
+    *,
+    model: ServedModel,
+) -> list[ApiRequest]:
+    """Returns a request for each prompt; their common fields are converted once."""
+    check_products(body, len(prompts))
+    request = pb.GenerateRequest(text="")
+    set_field(request, "echo", body.echo or None)
+    _set_common(request, body, model)
+    params = request.sampling_params
+    if only_echoes(body):
+        set_field(params, "max_tokens", 1)
+    elif "max_tokens" in body.model_fields_set:
+        set_field(params, "max_tokens", body.max_tokens)
+    set_field(params, "logprobs", body.logprobs)
+    if body.echo and body.logprobs is not None and body.prompt_logprobs is None:
+        set_field(params, "prompt_logprobs", body.logprobs)
+    _set_truncation(request, body, model.window)
+    common = replace(
+        generate_codec.generate_api_request(request), max_default_tokens=body.max_tokens
+    )
+    return [
+        replace(common, prompt=_prompt(prompt, body), request_id=request_id)
+        for prompt, request_id in zip(prompts, request_ids, strict=True)
+    ]
+
+
+def _prompt(prompt: Prompt, body: CompletionBody) -> TextPrompt | TokensPrompt:
+    if isinstance(prompt, str):
+        return TextPrompt(prompt, add_special_tokens=body.add_special_tokens is not False)
+    check_token_ids(prompt, param="prompt")
+    return TokensPrompt(prompt)
+
+
+def only_echoes(body: CompletionBody) -> bool:
+    """Returns whether only the prompt's log probabilities are requested.
+
+    Evaluation harnesses send such requests. One token is generated and dropped.
+    """
+    return bool(body.echo) and body.max_tokens == 0 and not body.stream
+
+
+def chat_api_request(body: ChatBody, *, request_id: str, model: ServedModel) -> ApiRequest:
+    request = chat_request(body)
+    set_tool_choice(request, body)
+    if body.reasoning_effort is not None:
+        effort = struct_pb2.Value(string_value=body.reasoning_effort)
+        request.chat_template_kwargs["reasoning_effort"].CopyFrom(effort)
+    request.request_id = request_id
+    _set_common(request, body, model)
+    params = request.sampling_params
+    limit = body.max_completion_tokens
+    set_field(params, "max_tokens", body.max_tokens if limit is None else limit)
+    if body.logprobs:
+        set_field(params, "logprobs", body.top_logprobs or 0, param="top_logprobs")
+    elif body.top_logprobs is not None:
+        raise BadRequest("top_logprobs: it needs logprobs to be true", "top_logprobs")
+    _set_truncation(request, body, model.window)
+    return generate_codec.chat_api_request(request)
+
+
+def _set_common(
+    request: pb.GenerateRequest | pb.ChatRequest,
+    body: CompletionBody | ChatBody,
+    model: ServedModel,
+) -> None:
+    check_lengths(body)
+    check_num_allowed(body.allowed_token_ids or (), model)
+    request.model = body.model or ""
+    set_field(request, "cache_salt", body.cache_salt)
+    set_field(request, "priority", body.priority or None)
+    if body.stream_options is not None and not body.stream:
+        raise BadRequest("stream_options: it needs stream to be true", "stream_options")
+    if not body.stream:
+        request.output_kind = pb.OUTPUT_KIND_FINAL_ONLY
+    if body.stream and body.prompt_logprobs is not None:
+        raise BadRequest("prompt_logprobs: they are not streamed", "prompt_logprobs")
+    _check_logprob_token_ids(body)
+    params = request.sampling_params
+    for name in _SAME_NAME:
+        set_field(params, name, getattr(body, name))
+    for name in _LISTS:
+        extend_field(params, name, getattr(body, name) or ())
+    extend_field(params, "stop", [body.stop] if isinstance(body.stop, str) else body.stop or ())
+    set_field(params, "top_k", 0 if body.top_k == -1 else body.top_k)  # -1 is all, to vLLM
+    if body.seed is not None:
+        is_signed = -(1 << 63) <= body.seed < 0
+        set_field(params, "seed", body.seed + (1 << 64) if is_signed else body.seed)
+    for token, bias in (body.logit_bias or {}).items():
+        params.logit_bias.append(_logit_bias(token, bias))
+    _set_beam_search(params, body)
+    set_structured_output(params, body)
+
+
+def _check_logprob_token_ids(body: CompletionBody | ChatBody) -> None:
+    """Refuses `logprob_token_ids` in a request whose answer would not show them."""
+    name = "logprob_token_ids"
+    if not body.logprob_token_ids:
+        return
+    if body.logprobs is None or body.logprobs is False:
+        raise BadRequest(f"{name}: it needs logprobs to be set", name)
+    if isinstance(body, CompletionBody) and only_echoes(body):
+        raise BadRequest(f"{name}: no tokens are generated", name)
+
+
+def _set_truncation(
+    request: pb.GenerateRequest | pb.ChatRequest, body: GenerationBody, max_model_len: int
+) -> None:
+    """Sets the truncation; -1, as in vLLM, keeps the tokens that leave room for max_tokens."""
+    length = body.truncate_prompt_tokens
+    if length == -1:
+        asked = request.sampling_params.max_tokens or getattr(body, "max_tokens", None)
+        length = max(1, max_model_len - (asked or 1))
+    set_field(request, "truncate_prompt_tokens", length)
+
+
+def _set_beam_search(params: pb.SamplingParams, body: GenerationBody) -> None:
+    """Sets beam search in vLLM's form: its width is best_of or n."""
+    if not body.use_beam_search:
+        for name in ("length_penalty", "early_stopping"):
+            if getattr(body, name) is not None:
+                raise BadRequest(f"{name}: it needs use_beam_search", name)
+        return
+    set_field(params.beam_search, "width", body.best_of or body.n or 1, param="n")
+    params.ClearField("best_of")
+    set_field(params.beam_search, "length_penalty", body.length_penalty)
+    set_field(params.beam_search, "early_stopping", body.early_stopping)
+
+
+def _logit_bias(token: str, bias: float) -> pb.LogitBias:
+    try:
+        return pb.LogitBias(token_id=int(token), bias=bias)
+    except ValueError:
+        raise InvalidArgument("logit_bias", token, "token ids as keys") from None

@@ -1,0 +1,133 @@
+"""Fields that the answers of completions and of chats share."""
+
+import json
+import time
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from contract.updates import Usage
+from router.openai.multi_prompt import Part
+from router.openai.requests.types import GenerationBody
+from router.requests.request_output import Finish, FinishReason
+from router.tokenization.tokenizer import Tokenizer
+
+DONE = b"data: [DONE]\n\n"
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
+_REASONS = {
+    FinishReason.STOP: "stop",
+    FinishReason.STOP_TOKEN: "stop",
+    FinishReason.STOP_STRING: "stop",
+    FinishReason.LENGTH: "length",
+    FinishReason.TOOL_CALLS: "tool_calls",
+    FinishReason.ERROR: "error",
+}
+
+
+def to_json(body: object) -> bytes:
+    return _encode(body).encode()
+
+
+def to_event(body: object) -> bytes:
+    """Returns a server-sent event."""
+    return b"data: " + to_json(body) + b"\n\n"
+
+
+def finish_fields(finish: Finish | None) -> dict[str, Any]:
+    """Returns OpenAI's finish reason and vLLM's stop reason, the request's own stop that
+    matched.
+
+    A model's end-of-sequence token is an ordinary end without a stop reason.
+    """
+    if finish is None:
+        return {"finish_reason": None, "stop_reason": None}
+    stop = finish.stop_token_id if finish.reason is FinishReason.STOP_TOKEN else finish.stop
+    fields: dict[str, Any] = {"finish_reason": _REASONS[finish.reason], "stop_reason": stop}
+    if finish.reason is FinishReason.ERROR:
+        fields["error_message"] = finish.error_message
+    return fields
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """Fields at the top of every answer to one HTTP request."""
+
+    id: str
+    model: str
+    tokenizer: Tokenizer
+    system_fingerprint: str
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def fields(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.system_fingerprint,
+        }
+
+
+class UsagePlan(NamedTuple):
+    """Which events of a stream contain the usage."""
+
+    at_the_end: bool
+    in_every_event: bool
+
+
+def usage_plan(body: GenerationBody) -> UsagePlan:
+    options = body.stream_options
+    at_the_end = bool(options and options.include_usage)
+    return UsagePlan(at_the_end, at_the_end and bool(options and options.continuous_usage_stats))
+
+
+class UsageCounter:
+    """Sums the tokens of all prompts of an HTTP request."""
+
+    def __init__(self, *, echoes: bool = False) -> None:
+        """`echoes` is True if each sequence begins with its prompt, which is not counted as
+        generated."""
+        self._of_prompts: dict[int, Usage] = {}
+        self._echoes = echoes
+        self._begun: set[tuple[int, int]] = set()
+
+    def open(self, part: Part) -> None:
+        """Counts the part's prompt once."""
+        num_prompt_tokens = len(part.served.request.prompt_token_ids)
+        self._of_prompts.setdefault(part.position, Usage(num_prompt_tokens, 0, 0))
+
+    def add(self, part: Part) -> None:
+        self.open(part)
+        request, update, _ = part.served
+        if update.end is not None:
+            self._of_prompts[part.position] = update.end.usage
+            return
+        usage = self._of_prompts[part.position]
+        num_new = sum(len(delta.token_ids) for delta in update.deltas)
+        if self._echoes:
+            begun = {(part.position, delta.index) for delta in update.deltas} - self._begun
+            num_new -= len(begun) * len(request.prompt_token_ids)
+            self._begun |= begun
+        self._of_prompts[part.position] = usage._replace(
+            completion_tokens=usage.completion_tokens + num_new
+        )
+
+    def forget_completions(self) -> None:
+        """Sets the completion tokens to 0, for text that the client does not get."""
+        for position, usage in self._of_prompts.items():
+            self._of_prompts[position] = usage._replace(completion_tokens=0)
+
+    def so_far(self) -> dict[str, Any]:
+        """Returns the usage without the details that are known only at the end."""
+        usages = self._of_prompts.values()
+        num_prompt = sum(usage.prompt_tokens for usage in usages)
+        num_completion = sum(usage.completion_tokens for usage in usages)
+        return {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num_completion,
+            "total_tokens": num_prompt + num_completion,
+        }
+
+    def body(self) -> dict[str, Any]:
+        """Returns the usage of requests that have ended."""
+        cached = sum(usage.cached_tokens for usage in self._of_prompts.values())
+        return {**self.so_far(), "prompt_tokens_details": {"cached_tokens": cached}}

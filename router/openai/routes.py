@@ -1,0 +1,224 @@
+"""Handlers of the endpoints. See OpenAI's API reference, and vLLM's for /tokenize and others."""
+
+import hashlib
+import time
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from contract.errors import Unavailable
+from router.generator import CHAT, COMPLETION, CallContext, Generator
+from router.insight.request_span import Transport, http_transport
+from router.keys.tenants import Caller, Tenants
+from router.openai.bodies.body_reader import BodyReader, Ids, ignored_header
+from router.openai.chat_response import ChatAnswer
+from router.openai.completion_response import CompletionAnswer
+from router.openai.multi_prompt import Part, merged
+from router.openai.requests import request_codec
+from router.openai.requests.chat_types import ChatBody, DetokenizeBody, TokenizeBody
+from router.openai.requests.errors import http_status
+from router.openai.requests.types import CompletionBody, GenerationBody
+from router.openai.response_fields import Head
+from router.openai.streaming import (
+    GeneratedResponse,
+    json_content,
+    json_response,
+    until_disconnected,
+)
+from router.openai.tokenize_response import conversation_of, detokenized, tokenized
+from router.params import params_validation
+from router.requests.api_request import ApiRequest
+from router.served_model import ServedModel
+from rpc.telemetry import tracing
+
+OWNER = "signalbox"
+
+
+class Api:
+    """The endpoints' handlers. Their exceptions become errors in OpenAI's shape."""
+
+    def __init__(
+        self, generator: Generator, *, tenants: Tenants, version: str, bodies: BodyReader
+    ) -> None:
+        self._generator = generator
+        self._tenants = tenants
+        self._version = version
+        self._bodies = bodies
+        self._started = int(time.time())
+
+    async def health(self, request: Request) -> Response:
+        """Says whether requests are taken."""
+        self._generator.model  # noqa: B018 - raises Unavailable
+        return Response()
+
+    async def about(self, request: Request) -> Response:
+        """Says what this server is, and where the rest is."""
+        try:
+            model = self._generator.model.name
+        except Unavailable:
+            model = None
+        return json_response(
+            {
+                "name": "Signalbox",
+                "version": self._version,
+                "model": model,
+                "api": "/v1",
+                "docs": "/docs",
+                "health": "/health",
+            }
+        )
+
+    async def load(self, request: Request) -> Response:
+        """Says how many requests run or wait, in vLLM's shape."""
+        return json_response({"server_load": self._generator.live.num_live})
+
+    async def tokenizer_info(self, request: Request) -> Response:
+        """Returns the tokenizer's configuration and chat template, as vLLM does."""
+        return json_response(self._generator.model.tokenizer.info())
+
+    async def version(self, request: Request) -> Response:
+        """Returns the server's version."""
+        return json_response({"version": self._version})
+
+    async def models(self, request: Request) -> Response:
+        """Lists the served model under each of its names."""
+        cards = [self._model_card(name) for name in self._generator.model.names]
+        return json_response({"object": "list", "data": cards})
+
+    async def model(self, request: Request) -> Response:
+        """Returns the served model by one of its names."""
+        name = request.path_params["name"]
+        params_validation.check_model(name, self._generator.model)
+        return json_response(self._model_card(name))
+
+    async def completions(self, request: Request) -> Response:
+        """Continues prompts."""
+        origin = self._origin(request, operation=COMPLETION)
+        with self._generator.reading(origin):
+            body, (ids, many) = await self._bodies.read(
+                request, CompletionBody, into=lambda body: self._completions(request, body)
+            )
+        answer = CompletionAnswer(body, self._head(ids))
+        parts = self._generate(many, _streamed(origin, request, body))
+        return _response(body, parts, answer, ids)
+
+    async def chat_completions(self, request: Request) -> Response:
+        """Answers a conversation."""
+        origin = self._origin(request, operation=CHAT)
+        with self._generator.reading(origin):
+            body, (ids, asked) = await self._bodies.read(
+                request, ChatBody, into=lambda body: self._chat(request, body)
+            )
+        answer = ChatAnswer(body, self._head(ids))
+        parts = self._generate([asked], _streamed(origin, request, body))
+        return _response(body, parts, answer, ids)
+
+    async def tokenize(self, request: Request) -> Response:
+        """Turns a prompt or a conversation into token ids."""
+        caller = self._caller(request)
+        model = self._generator.model
+        body, conversation = await self._bodies.read(request, TokenizeBody, into=conversation_of)
+        max_bytes = self._generator.admission.max_text_bytes(model)
+        with self._generator.place(caller) as place:
+            answer = tokenized(body, conversation, place, payer=caller.payer, max_bytes=max_bytes)
+            content = await until_disconnected(request.receive, answer)
+        return json_content(content, headers=ignored_header(request))
+
+    async def detokenize(self, request: Request) -> Response:
+        """Turns token ids into text."""
+        caller = self._caller(request)
+        self._generator.model  # noqa: B018 - raises Unavailable
+        body, _ = await self._bodies.read(request, DetokenizeBody, into=lambda _: None)
+        with self._generator.place(caller) as place:
+            answer = detokenized(body, place, payer=caller.payer)
+            content = await until_disconnected(request.receive, answer)
+        return json_content(content, headers=ignored_header(request))
+
+    def _completions(self, request: Request, body: CompletionBody) -> tuple[Ids, list[ApiRequest]]:
+        ids = Ids("cmpl", request, body.request_id)
+        prompts = request_codec.prompts_of(body)
+        names = [ids.of(i, len(prompts)) for i in range(len(prompts))]
+        model = self._generator.model
+        return ids, request_codec.completion_api_request(body, prompts, names, model=model)
+
+    def _chat(self, request: Request, body: ChatBody) -> tuple[Ids, ApiRequest]:
+        ids = Ids("chatcmpl", request, body.request_id)
+        model = self._generator.model
+        return ids, request_codec.chat_api_request(body, request_id=ids.of(0, 1), model=model)
+
+    def _generate(self, many: Sequence[ApiRequest], origin: CallContext) -> AsyncGenerator[Part]:
+        return merged([self._generator.generate(asked, origin) for asked in many])
+
+    def _head(self, ids: Ids) -> Head:
+        model = self._generator.model
+        return Head(
+            id=ids.response_id,
+            model=model.name,
+            tokenizer=model.tokenizer,
+            system_fingerprint=fingerprint(self._version, model),
+        )
+
+    def _caller(self, request: Request) -> Caller:
+        address = request.client.host if request.client else ""
+        return self._tenants.identify(request.headers.items(), address=address)
+
+    def _origin(self, request: Request, *, operation: str) -> CallContext:
+        """Returns the context that the headers give."""
+        headers = request.headers
+        caller = self._caller(request)
+        return CallContext(
+            operation=operation,
+            transport=_transport(request, is_streamed=False),
+            parent=tracing.extract(headers.get("traceparent", ""), headers.get("tracestate", "")),
+            time_remaining=lambda: None,
+            tenant=caller.tenant,
+            key=caller.key,
+            payer=caller.payer,
+        )
+
+    def _model_card(self, name: str) -> dict[str, object]:
+        model = self._generator.model
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._started,
+            "owned_by": OWNER,
+            "root": model.name,
+            "parent": None,
+            "max_model_len": model.window,
+        }
+
+
+def fingerprint(version: str, model: ServedModel) -> str:
+    """Returns OpenAI's system_fingerprint: it changes with the server's version and the model."""
+    made_of = f"{version} {model.name} {model.architecture} {model.dtype} {model.vocab_size}"
+    return f"signalbox-{version}-{hashlib.sha256(made_of.encode()).hexdigest()[:8]}"
+
+
+def _streamed(origin: CallContext, request: Request, body: GenerationBody) -> CallContext:
+    """Returns the context completed by the body's `stream`."""
+    return (
+        replace(origin, transport=_transport(request, is_streamed=True)) if body.stream else origin
+    )
+
+
+def _transport(request: Request, *, is_streamed: bool) -> Transport:
+    return http_transport(
+        method=request.method,
+        route=request.url.path,
+        is_streamed=is_streamed,
+        status_of=http_status,
+    )
+
+
+def _response(
+    body: GenerationBody,
+    parts: AsyncGenerator[Part],
+    answer: CompletionAnswer | ChatAnswer,
+    ids: Ids,
+) -> Response:
+    if body.stream:
+        return GeneratedResponse(parts, body=body, events=answer.events, headers=ids.headers)
+    return GeneratedResponse(parts, body=body, whole=answer.whole, headers=ids.headers)

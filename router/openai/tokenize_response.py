@@ -1,0 +1,80 @@
+"""Answers of /tokenize and /detokenize, written in pieces because lists and texts may be long."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from router.generator import Place
+from router.openai.requests import conversation_codec
+from router.openai.requests.chat_types import DetokenizeBody, TokenizeBody
+from router.openai.requests.errors import BadRequest
+from router.openai.response_fields import to_json
+from router.params import params_validation
+from router.params.token_validation import check_token_ids
+from router.prompt.conversation import Conversation
+from router.work_limits.list_pieces import in_pieces
+from router.work_limits.payers import Payer
+
+_TEXT_PIECE = 1 << 18
+"""Characters that are written in one turn of the event loop."""
+
+
+def conversation_of(body: TokenizeBody) -> Conversation | None:
+    """Returns the conversation that a /tokenize body asks to render; None for a plain prompt."""
+    if (body.prompt is None) is (body.messages is None):
+        raise BadRequest("prompt: exactly one of prompt and messages", "prompt")
+    return conversation_codec.conversation_of(body) if body.prompt is None else None
+
+
+async def tokenized(
+    body: TokenizeBody,
+    conversation: Conversation | None,
+    place: Place,
+    *,
+    payer: Payer,
+    max_bytes: int,
+) -> bytes:
+    """Returns the JSON answer to a body of /tokenize and its rendered conversation."""
+    model = place.model
+    params_validation.check_model(body.model or "", model)
+    if conversation is None:
+        token_ids = await _encoded(body, place, payer=payer, max_bytes=max_bytes)
+    else:
+        encode = model.tokenizer.encode_chat(conversation, max_bytes=max_bytes, payer=payer)
+        token_ids = await encode
+    place.spend(len(token_ids))
+    head = to_json({"count": len(token_ids), "max_model_len": model.window})
+    parts = [head[:-1], b',"tokens":[', await _items(token_ids, lambda token_id: token_id)]
+    if body.return_token_strs:
+        entries = await _items(token_ids, model.tokenizer.vocabulary_entry)
+        parts += [b'],"token_strs":[', entries]
+    return b"".join([*parts, b"]}"])
+
+
+async def _encoded(
+    body: TokenizeBody, place: Place, *, payer: Payer, max_bytes: int
+) -> Sequence[int]:
+    tokenizer = place.model.tokenizer
+    assert body.prompt is not None
+    params_validation.check_text(body.prompt, field="prompt", max_bytes=max_bytes)
+    adds = body.add_special_tokens is not False
+    return await tokenizer.encode(body.prompt, add_special_tokens=adds, payer=payer)
+
+
+async def _items(token_ids: Sequence[int], item_of: Callable[[int], Any]) -> bytes:
+    """Returns the items of a JSON list without its brackets."""
+    pieces = [to_json(list(map(item_of, piece)))[1:-1] async for piece in in_pieces(token_ids)]
+    return b",".join(pieces)
+
+
+async def detokenized(body: DetokenizeBody, place: Place, *, payer: Payer) -> bytes:
+    """Returns the JSON answer to a body of /detokenize."""
+    model = place.model
+    params_validation.check_model(body.model or "", model)
+    async for piece in in_pieces(body.tokens):
+        if min(piece) < 0:
+            raise BadRequest("tokens: token ids are at least 0", "tokens")
+        check_token_ids(piece, field="tokens", model=model)
+    place.spend(len(body.tokens))
+    text = await model.tokenizer.decode(body.tokens, skip_special_tokens=False, payer=payer)
+    pieces = [to_json(piece)[1:-1] async for piece in in_pieces(text, length=_TEXT_PIECE)]
+    return b"".join([b'{"prompt":"', *pieces, b'"}'])

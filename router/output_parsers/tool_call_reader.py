@@ -1,0 +1,90 @@
+"""Parses the tool calls in the updates of a request's sequences."""
+
+from collections.abc import Callable
+from functools import partial
+
+from router.output_parsers import tool_call_formats
+from router.output_parsers.forced_call_parser import ForcedCallParser
+from router.output_parsers.parser_output import Parser
+from router.output_parsers.tool_call_formats import FORMATS, HERMES, JSON, ToolCallFormat
+from router.output_parsers.tool_call_parser import ToolCallParser
+from router.prompt.conversation import Conversation, ToolMode
+from router.prompt.template_facts import facts_of
+from router.requests.request_output import FinishReason, Update
+from router.served_model import ServedModel
+
+_ENDS_WITH_CALLS = (FinishReason.STOP, FinishReason.STOP_TOKEN)
+
+
+class ToolCallReader:
+    """Rewrites each update in place: moves calls out of the text."""
+
+    def __init__(
+        self,
+        make_parser: Callable[[], Parser],
+        *,
+        kept_token_ids: frozenset[int] = frozenset(),
+    ) -> None:
+        self.kept_token_ids = kept_token_ids
+        """Special tokens that the text must show for calls to be found."""
+        self._make_parser = make_parser
+        self._parsers: dict[int, Parser] = {}
+
+    def read(self, update: Update) -> None:
+        for delta in update.deltas:
+            parser = self._parsers.get(delta.index)
+            if parser is None:
+                parser = self._parsers[delta.index] = self._make_parser()
+            delta.text, delta.tool_calls = parser.push(delta.text)
+            if delta.finish is None:
+                continue
+            text, calls = parser.flush()
+            delta.text += text
+            delta.tool_calls += calls
+            if parser.num_calls and delta.finish.reason in _ENDS_WITH_CALLS:
+                delta.finish = delta.finish._replace(reason=FinishReason.TOOL_CALLS)
+
+
+def reader_of(
+    conversation: Conversation, model: ServedModel, *, setting: str
+) -> ToolCallReader | None:
+    """Returns the reader of the answer's calls; None if no tools are offered or parsing is off.
+
+    Args:
+        setting: one of `tool_call_formats.CHOICES`.
+    """
+    if not conversation.offered_tools:
+        return None
+    template = model.tokenizer.chat_template
+    source = conversation.chat_template or (template.source if template else "")
+    # If so, tool_prompt has described the tools in Hermes' format.
+    is_told_in_words = not facts_of(source).takes_tools
+    name = HERMES if is_told_in_words and setting != tool_call_formats.NONE else setting
+    format_ = tool_call_formats.choose(name, source)
+    choice = conversation.tool_choice
+    if choice.tool:
+        make_id = (format_ or FORMATS[JSON]).make_id
+        return ToolCallReader(partial(ForcedCallParser, choice.tool, make_id=make_id))
+    if choice.mode is ToolMode.REQUIRED:
+        return _reader(FORMATS[JSON], conversation, model, is_certain=True)
+    return None if format_ is None else _reader(format_, conversation, model)
+
+
+def _reader(
+    format_: ToolCallFormat,
+    conversation: Conversation,
+    model: ServedModel,
+    *,
+    is_certain: bool = False,
+) -> ToolCallReader:
+    ids = [model.tokenizer.token_id(marker) for marker in format_.markers]
+    return ToolCallReader(
+        partial(
+            ToolCallParser,
+            format_,
+            tool_names=[tool.name for tool in conversation.tools],
+            is_certain=is_certain,
+            max_calls=None if conversation.parallel_tool_calls else 1,
+        ),
+        kept_token_ids=frozenset(token_id for token_id in ids if token_id is not None),
+    )

@@ -1,0 +1,233 @@
+"""Checks clients' parameters before any memory is allocated for them.
+
+The tables restate the ranges of inference.proto. Values come as a mapping of the fields that are
+set, by proto name; an invalid value raises InvalidArgument that names the field.
+"""
+
+import random
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from contract.errors import InvalidArgument, NotFound
+from contract.grammar_cost import UNMEASURED
+from contract.sampling_defaults import SamplingDefaults
+from contract.sampling_params import SamplingParams
+from router.params.branch_validation import beam_search, check_sequences
+from router.params.generation_params import GREEDY_BELOW, GenerationParams
+from router.params.sampling_defaults import with_defaults
+from router.params.structured_output_check import check_structured_output
+from router.params.token_validation import check_lists, check_num_allowed, check_tokens_exist
+from router.prompt.length_errors import ContextOverflow, TextTooLong
+from router.served_model import ServedModel
+
+MAX_REQUEST_ID_CHARS = 128
+MAX_CACHE_SALT_BYTES = 128
+
+
+class Range(NamedTuple):
+    """Allowed values of a number; NaN is outside every range."""
+
+    low: float
+    high: float
+    text: str
+    low_is_allowed: bool = True
+
+    def holds(self, value: float) -> bool:
+        return self.low <= value <= self.high and (self.low_is_allowed or value != self.low)
+
+
+_UINT32_MAX = (1 << 32) - 1
+
+RANGES: Mapping[str, Range] = {
+    "temperature": Range(0, 2, "[0, 2]"),
+    "top_p": Range(0, 1, "(0, 1]", low_is_allowed=False),
+    "min_p": Range(0, 1, "[0, 1]"),
+    "max_tokens": Range(1, _UINT32_MAX, "at least 1"),
+    "logprobs": Range(0, 20, "[0, 20]"),
+    "prompt_logprobs": Range(0, 20, "[0, 20]"),
+    "presence_penalty": Range(-2, 2, "[-2, 2]"),
+    "frequency_penalty": Range(-2, 2, "[-2, 2]"),
+    "repetition_penalty": Range(0, 10, "(0, 10]", low_is_allowed=False),
+    "typical_p": Range(0, 1, "(0, 1]", low_is_allowed=False),
+    "n": Range(1, 64, "[1, 64]"),
+}
+PRIORITIES = Range(-1000, 1000, "[-1000, 1000]")
+
+REQUEST_RANGES: Mapping[str, Range] = {
+    "truncate_prompt_tokens": Range(1, _UINT32_MAX, "at least 1"),
+    "stream_interval": Range(1, _UINT32_MAX, "at least 1"),
+}
+"""Ranges of fields outside sampling_params."""
+
+
+def check_model(name: str, model: ServedModel) -> None:
+    """Raises NotFound for an unknown model; the empty name is the served model."""
+    if name and name not in model.names:
+        raise NotFound(f"model {name[:100]!r} is not served here; {model.name!r} is")
+
+
+def check_request_id(request_id: str) -> None:
+    allowed = f"1 to {MAX_REQUEST_ID_CHARS} printable ASCII characters"
+    is_printable = request_id.isascii() and request_id.isprintable()
+    if not is_printable or not 1 <= len(request_id) <= MAX_REQUEST_ID_CHARS:
+        raise InvalidArgument("request_id", request_id, allowed)
+
+
+def check_priority(priority: int) -> None:
+    if not PRIORITIES.holds(priority):
+        raise InvalidArgument("priority", priority, PRIORITIES.text)
+
+
+def check_cache_salt(cache_salt: str) -> None:
+    if len(cache_salt.encode()) > MAX_CACHE_SALT_BYTES:
+        raise InvalidArgument("cache_salt", cache_salt, f"at most {MAX_CACHE_SALT_BYTES} bytes")
+
+
+def check_text(text: str, *, field: str, max_bytes: int) -> None:
+    """Checks the length of a text, which bounds the work of tokenising it."""
+    num_bytes = len(text) if text.isascii() else len(text.encode())
+    if num_bytes > max_bytes:
+        raise TextTooLong(field, f"a text of {num_bytes} bytes", f"at most {max_bytes} bytes")
+
+
+def check_sampling(fields: Mapping[str, Any], model: ServedModel) -> None:
+    """Checks sampling fields that do not depend on the prompt."""
+    check_num_allowed(fields.get("allowed_token_ids", ()), model)
+    check_sampling_values(fields)
+    check_tokens_exist(fields, model)
+
+
+def check_sampling_values(fields: Mapping[str, Any]) -> None:
+    """Checks sampling fields that depend neither on the prompt nor on the model."""
+    for name, allowed in RANGES.items():
+        if name in fields and not allowed.holds(fields[name]):
+            raise InvalidArgument(f"sampling_params.{name}", fields[name], allowed.text)
+    check_sequences(fields)
+    check_lists(fields)
+    if (constraint := fields.get("structured_output")) is not None:
+        check_structured_output(constraint)
+
+
+def check_request_values(fields: Mapping[str, float]) -> None:
+    """Checks numbers outside sampling_params."""
+    for name, allowed in REQUEST_RANGES.items():
+        if name in fields and not allowed.holds(fields[name]):
+            raise InvalidArgument(name, fields[name], allowed.text)
+
+
+def check_prompt_length(num_tokens: int, *, field: str, model: ServedModel) -> None:
+    if num_tokens < 1:
+        raise InvalidArgument(field, "a prompt of 0 tokens", "at least 1 token")
+    if num_tokens >= model.max_model_len:
+        raise ContextOverflow(
+            field,
+            f"a prompt of {num_tokens} tokens",
+            f"at most {model.max_model_len - 1}",
+            window=model.max_model_len,
+        )
+
+
+def resolve_params(
+    fields: Mapping[str, Any],
+    *,
+    num_prompt_tokens: int,
+    model: ServedModel,
+    defaults: SamplingDefaults,
+    max_default_tokens: int | None = None,
+    bad_words: tuple[tuple[int, ...], ...] = (),
+) -> GenerationParams:
+    """Applies the defaults to checked fields, and checks limits that depend on the prompt's
+    length.
+
+    Args:
+        defaults: the model's, which take precedence over those of inference.proto.
+        max_default_tokens: bounds a max_tokens that comes from defaults.
+        bad_words: the tokens of the fields' bad words.
+    """
+    caps = (max_default_tokens, defaults.fields().get("max_tokens"))
+    max_tokens = _resolve_max_tokens(fields, num_prompt_tokens, model, caps)
+    fields = with_defaults(fields, defaults)
+    n, best_of, num_logprobs = fields.get("n", 1), fields.get("best_of"), fields.get("logprobs")
+    if fields.get("logprob_token_ids"):
+        num_logprobs = 0  # the listed tokens replace the likeliest ones
+    hides_logprobs = num_logprobs is None and (best_of or n) > n
+    return GenerationParams(
+        sampling=_resolve_sampling(
+            fields,
+            model,
+            max_tokens=max_tokens,
+            num_logprobs=0 if hides_logprobs else num_logprobs,
+            bad_words=bad_words,
+        ),
+        max_tokens=max_tokens,
+        max_tokens_is_default="max_tokens" not in fields,
+        stop=tuple(fields.get("stop", ())),
+        include_stop_str_in_output=fields.get("include_stop_str_in_output", False),
+        ignore_eos=fields.get("ignore_eos", False),
+        n=n,
+        best_of=best_of,
+        hides_logprobs=hides_logprobs,
+        beam_search=beam_search(fields),
+        skip_special_tokens=fields.get("skip_special_tokens", True),
+    )
+
+
+def _resolve_sampling(
+    fields: Mapping[str, Any],
+    model: ServedModel,
+    *,
+    max_tokens: int,
+    num_logprobs: int | None,
+    bad_words: tuple[tuple[int, ...], ...],
+) -> SamplingParams:
+    min_tokens = fields.get("min_tokens", 0)
+    if min_tokens > max_tokens:
+        allowed = f"at most max_tokens, here {max_tokens}"
+        raise InvalidArgument("sampling_params.min_tokens", min_tokens, allowed)
+    temperature, top_k = fields["temperature"], fields["top_k"]
+    eos_token_ids = () if fields.get("ignore_eos", False) else model.eos_token_ids
+    return SamplingParams(
+        temperature=0.0 if temperature < GREEDY_BELOW else temperature,
+        top_p=fields["top_p"],
+        top_k=top_k if top_k < model.vocab_size else 0,
+        min_p=fields["min_p"],
+        seed=fields["seed"] if "seed" in fields else random.getrandbits(64),
+        min_tokens=min_tokens,
+        stop_token_ids=tuple(dict.fromkeys((*fields.get("stop_token_ids", ()), *eos_token_ids))),
+        presence_penalty=fields.get("presence_penalty", 0.0),
+        frequency_penalty=fields.get("frequency_penalty", 0.0),
+        repetition_penalty=fields["repetition_penalty"],
+        typical_p=fields.get("typical_p", 1.0),
+        logit_bias=tuple(fields.get("logit_bias", ())),
+        allowed_token_ids=tuple(fields.get("allowed_token_ids", ())),
+        bad_words=bad_words,
+        structured_output=fields.get("structured_output"),
+        grammar_cost=fields.get("grammar_cost", UNMEASURED),
+        num_prompt_logprobs=_at_most(fields.get("prompt_logprobs"), model.vocab_size),
+        num_logprobs=_at_most(num_logprobs, model.vocab_size),
+        logprob_token_ids=tuple(fields.get("logprob_token_ids", ())),
+    )
+
+
+def _resolve_max_tokens(
+    fields: Mapping[str, Any],
+    num_prompt_tokens: int,
+    model: ServedModel,
+    caps: Iterable[int | None],
+) -> int:
+    room = model.max_model_len - num_prompt_tokens
+    if "max_tokens" not in fields:
+        return min((room, *(cap for cap in caps if cap is not None)))
+    max_tokens: int = fields["max_tokens"]
+    if max_tokens > room:
+        raise ContextOverflow(
+            "sampling_params.max_tokens",
+            max_tokens,
+            f"at most {room}, as the prompt has {num_prompt_tokens} tokens",
+            window=model.max_model_len,
+        )
+    return max_tokens
+
+
+def _at_most(value: int | None, limit: int) -> int | None:
+    return None if value is None else min(value, limit)

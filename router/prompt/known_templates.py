@@ -1,0 +1,42 @@
+"""Chat templates of well-known formats, for models that have none or a wrong one.
+
+Each is a file in `router/chat_templates`, written for this repository after the format that the
+model's makers describe. They refer to special tokens by their names in the tokenizer (bos_token).
+"""
+
+from functools import cache
+from pathlib import Path
+
+import jinja2
+
+import router
+from router.prompt import template_sandbox
+
+_FOLDER = Path(router.__file__).parent / "chat_templates"
+
+
+@cache
+def known_templates() -> tuple[str, ...]:
+    """Returns the names of the templates."""
+    return tuple(sorted(path.stem for path in _FOLDER.glob("*.jinja")))
+
+
+def load_chat_template(name: str) -> str:
+    """Returns the source of a known template, or of a file.
+
+    Raises ValueError if `name` is neither, or if the file holds no valid template.
+    """
+    is_known = name in known_templates()
+    path = _FOLDER / f"{name}.jinja" if is_known else Path(name).expanduser()
+    try:
+        source = path.read_text(encoding="utf-8")
+        template_sandbox.ENVIRONMENT.parse(source)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8"
+        raise ValueError(
+            f"chat_template is {name!r}: no file that can be read ({reason}), and none of"
+            f" {', '.join(known_templates())}"
+        ) from None
+    except jinja2.TemplateSyntaxError as error:
+        raise ValueError(f"chat_template {name} is no valid template: {error}") from None
+    return source

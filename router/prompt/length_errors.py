@@ -1,0 +1,16 @@
+"""Errors of prompts that are too long for the model, or for the tokenizer."""
+
+from contract.errors import InvalidArgument
+
+
+class ContextOverflow(InvalidArgument):
+    """The prompt has more tokens than the model's window. Clients look for this text to shorten
+    it."""
+
+    def __init__(self, field: str, value: object, allowed: str, *, window: int) -> None:
+        maximum = f"This model's maximum context length is {window} tokens"
+        super().__init__(field, value, f"{allowed}. {maximum}")
+
+
+class TextTooLong(InvalidArgument):
+    """The text has more bytes than are tokenised."""

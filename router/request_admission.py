@@ -1,0 +1,231 @@
+"""Admits requests: checks, renders and tokenises them, and sends them to the scheduler.
+
+Invalid requests are refused as cheaply as possible: first by the message alone, then by the length
+of the prompt.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from contract.errors import InvalidArgument, Unavailable
+from router.config import RouterConfig
+from router.params import params_validation
+from router.params.generation_params import SharedFields
+from router.params.request_seeds import RequestSeeds
+from router.params.structured_output_check import GrammarChecker, Prepared
+from router.params.token_validation import check_token_ids
+from router.prompt.conversation import Conversation
+from router.prompt.length_errors import ContextOverflow, TextTooLong
+from router.requests.active_request import ActiveRequest
+from router.requests.api_request import (
+    ApiRequest,
+    TextPrompt,
+    TimeRemaining,
+    TokensPrompt,
+    timeout_ns,
+)
+from router.requests.output_buffer import Echo
+from router.schedulers.scheduler_pool import Schedulers
+from router.served_model import ServedModel
+from router.work_limits.payers import ANYONE, Payer
+
+RETRY_AFTER_S = 1.0
+
+
+class EncodedPrompt(NamedTuple):
+    """Tokens of a request's texts."""
+
+    token_ids: list[int]
+    field: str
+    """Name of the prompt's field in the client's API, for error messages."""
+    echo: Echo | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    structured_output: Prepared | None = None
+    """Constraint in the form that the worker compiles."""
+
+
+class Admission:
+    """Checks requests, tokenises them and submits them to a scheduler."""
+
+    def __init__(self, config: RouterConfig, schedulers: Schedulers) -> None:
+        self._config = config
+        self._schedulers = schedulers
+        self._grammars = GrammarChecker(
+            disable_additional_properties=config.disable_additional_properties,
+            max_cpu_s=config.max_grammar_cpu_s,
+            max_memory_bytes=config.max_grammar_bytes,
+        )
+        self._seeds = None if config.seed is None else RequestSeeds(config.seed)
+
+    def check(self, api_request: ApiRequest, model: ServedModel) -> None:
+        """Checks the fields that need no tokens."""
+        params_validation.check_model(api_request.model, model)
+        params_validation.check_priority(api_request.priority)
+        params_validation.check_cache_salt(api_request.cache_salt)
+        _check_sampling(api_request.sampling, model)
+        values = {"stream_interval": api_request.delivery.stream_interval}
+        if api_request.truncate_prompt_tokens is not None:
+            values["truncate_prompt_tokens"] = api_request.truncate_prompt_tokens
+        params_validation.check_request_values(values)
+        self._check_prompt(api_request, model)
+
+    async def tokenize(
+        self, api_request: ApiRequest, model: ServedModel, *, payer: Payer
+    ) -> EncodedPrompt:
+        """Returns the prompt's tokens, which fit the model's window, and the tokens of other
+        texts."""
+        constraint, prepared = api_request.sampling.get("structured_output"), None
+        if constraint is not None:
+            prepared = await self._grammars.prepare(constraint, payer=payer)
+        token_ids, prompt_field = await self._tokenize(api_request, model, payer)
+        params_validation.check_prompt_length(len(token_ids), field=prompt_field, model=model)
+        return EncodedPrompt(
+            token_ids,
+            prompt_field,
+            echo=await self._echo(api_request, model, token_ids, payer)
+            if api_request.delivery.echo
+            else None,
+            bad_words=await model.tokenizer.encode_words(api_request.sampling.get("bad_words", ())),
+            structured_output=prepared,
+        )
+
+    async def _echo(
+        self, api_request: ApiRequest, model: ServedModel, token_ids: list[int], payer: Payer
+    ) -> Echo:
+        """Returns the prompt as sent; for a truncated one, the text of the tokens kept."""
+        if not isinstance(api_request.prompt, TextPrompt):
+            text, offsets = await model.tokenizer.decode_with_offsets(token_ids)
+            return Echo(text, token_ids, offsets)
+        text = api_request.prompt.text
+        offsets = await model.tokenizer.offsets(
+            text,
+            add_special_tokens=api_request.prompt.add_special_tokens,
+            last=len(token_ids),
+            payer=payer,
+        )
+        start = 0 if api_request.truncate_prompt_tokens is None else offsets[0]
+        return Echo(text[start:], token_ids, [offset - start for offset in offsets])
+
+    def submit(
+        self,
+        api_request: ApiRequest,
+        model: ServedModel,
+        prompt: EncodedPrompt,
+        *,
+        request_id: str,
+        tenant: str = "",
+        payer: Payer = ANYONE,
+        arrived_ns: int,
+        time_remaining: TimeRemaining,
+        trace_context: tuple[str, str],
+        kept_token_ids: frozenset[int],
+    ) -> ActiveRequest:
+        """Sends the request to the scheduler. The caller must close the returned request.
+
+        Args:
+            kept_token_ids: special tokens that the text always shows.
+        """
+        if model != self._schedulers.model:
+            raise Unavailable("the served model has just changed", RETRY_AFTER_S)
+        sampling = dict(api_request.sampling)
+        if prompt.structured_output is not None:
+            sampling["structured_output"], sampling["grammar_cost"] = prompt.structured_output
+        if self._seeds is not None and "seed" not in sampling:
+            sampling["seed"] = self._seeds.next(prompt.token_ids)
+        params = params_validation.resolve_params(
+            sampling,
+            num_prompt_tokens=len(prompt.token_ids),
+            model=model,
+            defaults=model.sampling_defaults,
+            max_default_tokens=api_request.max_default_tokens,
+            bad_words=prompt.bad_words,
+        )
+        request = ActiveRequest(
+            handle=self._schedulers.new_handle(),
+            request_id=request_id,
+            prompt_token_ids=prompt.token_ids,
+            prompt_field=prompt.field,
+            params=params,
+            tokenizer=model.tokenizer,
+            scheduler=self._schedulers,
+            arrived_ns=arrived_ns,
+            max_unread_tokens=self._config.max_unread_tokens,
+            timeout_ns=timeout_ns(time_remaining),
+            tenant=tenant,
+            payer=payer,
+            priority=api_request.priority,
+            cache_salt=api_request.cache_salt,
+            trace_context=trace_context,
+            kept_token_ids=kept_token_ids,
+        )
+        self._schedulers.submit(request)
+        return request
+
+    def max_text_bytes(self, model: ServedModel, *, is_truncated: bool = False) -> int:
+        """Returns the length of the longest text that can fit the window; truncated ones may be
+        longer."""
+        if is_truncated:
+            return self._config.max_prompt_bytes
+        longest = model.max_model_len * model.tokenizer.max_token_bytes
+        return min(self._config.max_prompt_bytes, longest)
+
+    def _max_text_bytes_of(self, api_request: ApiRequest, model: ServedModel) -> int:
+        return self.max_text_bytes(
+            model, is_truncated=api_request.truncate_prompt_tokens is not None
+        )
+
+    def _check_prompt(self, api_request: ApiRequest, model: ServedModel) -> None:
+        match api_request.prompt:
+            case TextPrompt(text=text):
+                if not text:
+                    raise InvalidArgument("text", text, "a text that is not empty")
+                max_bytes = self._max_text_bytes_of(api_request, model)
+                with self._naming_window(max_bytes, model):
+                    params_validation.check_text(text, field="text", max_bytes=max_bytes)
+            case TokensPrompt(token_ids=token_ids, field=field):
+                length = min(len(token_ids), api_request.truncate_prompt_tokens or len(token_ids))
+                params_validation.check_prompt_length(length, field=field, model=model)
+                check_token_ids(token_ids, field=field, model=model)
+            case Conversation() as conversation:
+                conversation.check()
+
+    async def _tokenize(
+        self, api_request: ApiRequest, model: ServedModel, payer: Payer
+    ) -> tuple[list[int], str]:
+        """Returns the tokens, and the field that they came from."""
+        last = api_request.truncate_prompt_tokens
+        match api_request.prompt:
+            case TextPrompt(text=text, add_special_tokens=add_special_tokens):
+                encode = model.tokenizer.encode(
+                    text, add_special_tokens=add_special_tokens, last=last, payer=payer
+                )
+                return await encode, "text"
+            case TokensPrompt(token_ids=token_ids, field=field):
+                return token_ids[-last:] if last else token_ids, field
+            case Conversation() as conversation:
+                max_bytes = self._max_text_bytes_of(api_request, model)
+                with self._naming_window(max_bytes, model):
+                    encode = model.tokenizer.encode_chat(
+                        conversation, max_bytes=max_bytes, last=last, payer=payer
+                    )
+                    return await encode, "messages"
+
+    @contextmanager
+    def _naming_window(self, max_bytes: int, model: ServedModel) -> Iterator[None]:
+        """Raises ContextOverflow for a text that is too long, if the window is the limit."""
+        try:
+            yield
+        except TextTooLong as error:
+            if max_bytes == self._config.max_prompt_bytes:
+                raise
+            window, allowed = model.max_model_len, f"at most {max_bytes} bytes"
+            raise ContextOverflow(error.field, error.value, allowed, window=window) from None
+
+
+def _check_sampling(fields: Mapping[str, Any], model: ServedModel) -> None:
+    if not isinstance(fields, SharedFields):
+        params_validation.check_sampling(fields, model)
+    elif fields.checked_for is not model:
+        params_validation.check_sampling(fields, model)
+        fields.checked_for = model

@@ -1,0 +1,253 @@
+"""The client of one scheduler: one stream that carries all requests.
+
+It reconnects to the scheduler as often as needed, asks for the served model, and passes the tokens
+of each step to their requests. `scheduler_pool.py` decides what happens to requests when the stream
+breaks.
+"""
+
+import asyncio
+import itertools
+import logging
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+import grpc
+
+from contract import updates
+from contract.errors import RpcError
+from contract.request import encode as encode_request
+from contract.updates import FinishedRequest, RequestUpdates
+from protos.scheduler.v1 import scheduler_pb2 as pb
+from protos.scheduler.v1 import scheduler_pb2_grpc
+from router.requests.active_request import ActiveRequest
+from router.requests.request_output import End, finish_of
+from router.schedulers.model_client import ModelClient
+from router.schedulers.scheduler_request import error_of, request_of
+from router.served_model import ServedModel
+from rpc.interceptors.status import retry_after_s
+from rpc.transport.channel import open_channel
+from rpc.transport.tls import CLEAR, TlsConfig
+
+logger = logging.getLogger(__name__)
+
+UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
+RECONNECT_AFTER_S = 0.5
+_BACKOFF_S = (0.1, 0.2, 0.5, 1.0)
+
+
+class ConnectionListener(Protocol):
+    """Receives the events of a connection; its methods must not block."""
+
+    def model_changed(self) -> None:
+        """Called when `served` has changed."""
+
+    def window_changed(self) -> None:
+        """Called when `served` may have another effective window, of the same model."""
+
+    def lost(self, requests: list[ActiveRequest], *, is_faulty: bool) -> None:
+        """Called when the stream broke; `is_faulty` if its messages were invalid."""
+
+    def failed(self, request: ActiveRequest, error: RpcError, by: "SchedulerConnection") -> None:
+        """Called when the scheduler has ended a request by an error."""
+
+
+class SchedulerConnection:
+    """One scheduler: the model that it serves, and the live requests on its stream."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        models: ModelClient,
+        model_poll_s: float,
+        listener: ConnectionListener,
+        tls: TlsConfig = CLEAR,
+    ) -> None:
+        self.address = address
+        self.served: ServedModel | None = None
+        """Model served on the stream; None while there is none."""
+        self._model_poll_s = model_poll_s
+        self._listener = listener
+        self._tls = tls
+        self._models = models
+        self._live: dict[int, ActiveRequest] = {}
+        self._outgoing: asyncio.Queue[pb.ConnectRequest | None] | None = None
+        self._waiting_for = ""
+        self.absence = ""
+        """The scheduler's reason for serving no model; "" if it serves one or does not answer."""
+
+    @property
+    def is_open(self) -> bool:
+        """True if there is a stream."""
+        return self._outgoing is not None
+
+    @property
+    def num_live(self) -> int:
+        return len(self._live)
+
+    def submit(self, request: ActiveRequest) -> None:
+        """Sends a request on the stream, which must be open; from now on its tokens arrive."""
+        assert self._outgoing is not None, "no stream"
+        self._live[request.handle] = request
+        message = pb.ConnectRequest(add_request=encode_request(request_of(request)))
+        self._outgoing.put_nowait(message)
+
+    def abort(self, handle: int) -> None:
+        """Ends a request; does nothing if it has ended."""
+        if self._live.pop(handle, None) is not None and self._outgoing is not None:
+            abort = pb.AbortRequest(handle=handle)
+            self._outgoing.put_nowait(pb.ConnectRequest(abort_request=abort))
+
+    def stop_sequence(self, handle: int, *, index: int, keep_tokens: int) -> None:
+        """Ends one sequence; does nothing if the request has ended."""
+        if handle in self._live and self._outgoing is not None:
+            stop = pb.StopSequence(handle=handle, index=index, keep_tokens=keep_tokens)
+            self._outgoing.put_nowait(pb.ConnectRequest(stop_sequence=stop))
+
+    async def run(self) -> None:
+        """Connects, and reconnects, until it is cancelled."""
+        async with open_channel(self.address, tls=self._tls) as channel:
+            stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
+            while True:
+                try:
+                    served = await self._wait_for_model(channel, stub)
+                    await self._run_stream(stub, served)
+                except Exception:  # a bug must not stop the router's reading
+                    logger.exception("the connection to %s failed", self.address)
+                await asyncio.sleep(RECONNECT_AFTER_S)
+
+    async def _wait_for_model(
+        self, channel: grpc.aio.Channel, stub: scheduler_pb2_grpc.SchedulerServiceStub
+    ) -> ServedModel:
+        for attempt in itertools.count():
+            try:
+                return await self._models.fetch(stub)
+            except (grpc.aio.AioRpcError, ValueError) as error:
+                self.absence = _said_by_scheduler(error)
+                self._log_waiting(channel, error)
+            await asyncio.sleep(_BACKOFF_S[min(attempt, len(_BACKOFF_S) - 1)])
+        raise AssertionError("unreachable")
+
+    def _log_waiting(self, channel: grpc.aio.Channel, error: Exception) -> None:
+        """Logs what is missing, when that changes."""
+        if isinstance(error, ValueError):
+            what = f"a usable model ({error})"
+        elif channel.get_state() is grpc.ChannelConnectivity.READY:
+            what = f"a worker to register with the scheduler at {self.address}"
+        else:
+            what = f"the scheduler at {self.address}"
+        if what != self._waiting_for:
+            logger.info("waiting for %s", what)
+            self._waiting_for = what
+
+    async def _run_stream(
+        self, stub: scheduler_pb2_grpc.SchedulerServiceStub, served: ServedModel
+    ) -> None:
+        """Serves until the stream breaks."""
+        outgoing: asyncio.Queue[pb.ConnectRequest | None] = asyncio.Queue()
+        self._outgoing = outgoing
+        call = stub.Connect(_drain(outgoing))
+        watch = asyncio.create_task(self._watch_model(stub))
+        is_faulty = False
+        try:
+            self._serve(served)
+            async for answer in call:
+                self._dispatch(updates.decode(answer.updates))
+            logger.warning("the scheduler at %s has ended the stream", self.address)
+        except grpc.aio.AioRpcError as error:
+            logger.warning("lost the scheduler at %s: %s", self.address, _reason(error))
+        except (RpcError, ValueError, LookupError) as error:
+            is_faulty = True
+            logger.warning("the scheduler at %s makes no sense: %s", self.address, error)
+        finally:
+            call.cancel()
+            outgoing.put_nowait(None)  # gRPC's task that reads the queue does not end by itself
+            watch.cancel()
+            await asyncio.gather(watch, return_exceptions=True)
+            self._lose(is_faulty=is_faulty)
+
+    def _lose(self, *, is_faulty: bool) -> None:
+        self._outgoing = None
+        self._waiting_for = self.absence = ""
+        lost, self._live = self._live, {}
+        self._serve(None)
+        self._listener.lost(list(lost.values()), is_faulty=is_faulty)
+
+    async def _watch_model(self, stub: scheduler_pb2_grpc.SchedulerServiceStub) -> None:
+        """Polls for the last worker's end, and for the next worker's model."""
+        while True:
+            await asyncio.sleep(self._model_poll_s)
+            try:
+                served = await self._models.fetch(stub)
+            except (grpc.aio.AioRpcError, ValueError) as error:
+                self._doubt_model(error)
+                continue
+            self._serve(served)
+
+    def _doubt_model(self, error: Exception) -> None:
+        self.absence = _said_by_scheduler(error)
+        # A slow answer does not mean that the scheduler has lost its workers.
+        is_slow = isinstance(error, grpc.aio.AioRpcError) and error.code() is not UNAVAILABLE
+        if self.served is not None and not is_slow:
+            logger.warning("%s serves no model any more: %s", self.address, _reason(error))
+            self._serve(None)
+
+    def _serve(self, served: ServedModel | None) -> None:
+        if served == self.served:
+            self.served = served  # its window may have changed
+            self._listener.window_changed()
+            return
+        self.served = served
+        if served is not None:
+            logger.info("serving %s through the scheduler at %s", served.name, self.address)
+            self._waiting_for = ""
+        self._listener.model_changed()
+
+    def _dispatch(self, news: RequestUpdates) -> None:
+        """Adds one step's updates to their requests; each request's task wakes once."""
+        live = self._live
+        for handle, max_tokens in news.admitted:
+            if (request := live.get(handle)) is not None:
+                request.admit(max_tokens=max_tokens)
+        for handle, first_position, logprobs in news.prompt_logprobs:
+            if (request := live.get(handle)) is not None:
+                request.add_prompt_logprobs(first_position, logprobs)
+        for handle, index, token_ids, logprobs in news.runs():
+            if (request := live.get(handle)) is not None:
+                request.add_tokens(index, token_ids, logprobs)
+        for sequence in news.finished_sequences:
+            if (request := live.get(sequence.handle)) is not None:
+                request.end_sequence(sequence.index, finish_of(sequence))
+        for finished in news.finished_requests:
+            self._end(finished)
+
+    def _end(self, finished: FinishedRequest) -> None:
+        request = self._live.pop(finished.handle, None)
+        if request is None:
+            return
+        if finished.failure is not None:
+            error = error_of(finished.failure, request)
+            self._listener.failed(request, error, self)
+        else:
+            request.end(End(finished.usage, finished.timings))
+
+
+async def _drain(
+    queue: asyncio.Queue[pb.ConnectRequest | None],
+) -> AsyncIterator[pb.ConnectRequest]:
+    while (message := await queue.get()) is not None:
+        yield message
+
+
+def _said_by_scheduler(error: Exception) -> str:
+    """Returns the scheduler's reason for serving no model; "" for an error of gRPC or of this
+    process."""
+    if isinstance(error, grpc.aio.AioRpcError) and retry_after_s(error) is not None:
+        return error.details() or ""
+    return ""
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"{error.code().name}: {error.details()}"
+    return str(error)

@@ -1,0 +1,251 @@
+"""All schedulers of a router as one: chooses the scheduler of a request, and its next one.
+
+A request that loses its scheduler is sent again, with all its tokens so far, to the same scheduler
+once it is back or to another: the scheduler recomputes them as it does when a worker is lost. The
+tokens of a sequence depend on its seed and position alone, so the stream continues unchanged.
+"""
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from contract.errors import RpcError, Unavailable
+from router.insight.request_span import route_span
+from router.requests.active_request import ActiveRequest
+from router.requests.request_output import end_unmeasured
+from router.schedulers.model_client import ModelClient
+from router.schedulers.scheduler_client import SchedulerConnection
+from router.served_model import ServedModel
+from rpc.transport.tls import CLEAR, TlsConfig
+
+logger = logging.getLogger(__name__)
+
+RETRY_AFTER_S = 1.0
+"""Seconds after which clients are told to retry while no scheduler serves."""
+MAX_FRUITLESS_ATTEMPTS = 5
+"""Losses in a row without a new token after which a request is not sent again: it may be the
+cause."""
+
+
+@dataclass(slots=True, eq=False)
+class _Placement:
+    """A live request, the model that it was admitted for, and its connection."""
+
+    request: ActiveRequest
+    model: ServedModel
+    connection: SchedulerConnection | None = None
+    """None while it waits for a scheduler."""
+    gives_up_at: float = 0.0
+    """Time on the loop's clock when it ends if it still waits."""
+    num_tokens: int = 0
+    """Tokens that it had when it was sent."""
+    num_fruitless: int = 0
+    lost_at_ns: int | None = None
+    """Wall-clock time when it lost its last scheduler, in nanoseconds."""
+
+
+class Schedulers:
+    """Connections to the schedulers: each request's `SchedulerHandle`, and the
+    `ConnectionListener` of each connection."""
+
+    def __init__(
+        self,
+        addresses: Iterable[str],
+        *,
+        tokenizer_threads: int,
+        chat_template: str | None = None,
+        model_poll_s: float,
+        resume_wait_s: float,
+        on_serving: Callable[[bool], None],
+        tls: TlsConfig = CLEAR,
+        model_names: tuple[str, ...] = (),
+    ) -> None:
+        """`on_serving` is called whenever serving begins or ends.
+
+        Args:
+            model_names: names that requests may use beside the model's own.
+            resume_wait_s: seconds that a request that has lost its scheduler waits for one.
+        """
+        self._models = ModelClient(
+            tokenizer_threads=tokenizer_threads, chat_template=chat_template, names=model_names
+        )
+        self._connections = [
+            SchedulerConnection(
+                address, models=self._models, model_poll_s=model_poll_s, listener=self, tls=tls
+            )
+            for address in addresses
+        ]
+        self._resume_wait_s = resume_wait_s
+        self._on_serving = on_serving
+        self._handles = itertools.count(1)
+        self._placed: dict[int, _Placement] = {}
+        self._served: ServedModel | None = None
+
+    @property
+    def model(self) -> ServedModel:
+        """The served model. Raises Unavailable while no scheduler serves one."""
+        if self._served is None:
+            said = next((one.absence for one in self._connections if one.absence), "")
+            raise Unavailable(said or "no scheduler answers", RETRY_AFTER_S)
+        return self._served
+
+    @property
+    def num_live(self) -> int:
+        return len(self._placed)
+
+    @property
+    def num_serving(self) -> int:
+        """Schedulers that may get new requests."""
+        return 0 if self._served is None else len(self._serving(self._served))
+
+    def new_handle(self) -> int:
+        return next(self._handles)
+
+    async def run(self) -> None:
+        """Keeps all connections until it is cancelled, which ends the live requests."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for connection in self._connections:
+                    tasks.create_task(connection.run(), name=f"scheduler {connection.address}")
+        finally:
+            self._models.close()
+            for placed in list(self._placed.values()):
+                self._fail(placed, Unavailable("the router stops", RETRY_AFTER_S))
+
+    # Called by requests
+
+    def submit(self, request: ActiveRequest) -> None:
+        """Sends a request to the scheduler with the fewest of ours. Raises Unavailable."""
+        placed = _Placement(request, self.model)
+        if not self._place(placed):
+            raise Unavailable("the scheduler is lost", RETRY_AFTER_S)
+        self._placed[request.handle] = placed
+
+    def abort(self, handle: int) -> None:
+        """Ends a request; does nothing if it has ended."""
+        placed = self._placed.pop(handle, None)
+        if placed is not None and placed.connection is not None:
+            placed.connection.abort(handle)
+
+    def stop_sequence(self, handle: int, *, index: int, keep_tokens: int) -> None:
+        """Ends one sequence; does nothing if the request has ended."""
+        placed = self._placed.get(handle)
+        if placed is None:
+            return
+        if placed.connection is not None:
+            placed.connection.stop_sequence(handle, index=index, keep_tokens=keep_tokens)
+        elif placed.request.is_complete:
+            self._end_complete(placed)
+
+    # Called by connections
+
+    def model_changed(self) -> None:
+        """Keeps the served model as long as a scheduler serves it; resumes the requests that
+        wait."""
+        served = [one.served for one in self._connections if one.served is not None]
+        before = self._served
+        if before not in served:
+            self._served = served[0] if served else None
+            if self._served is not None or before is not None:
+                self._on_serving(self._served is not None)
+        self.window_changed()
+        self._resume()
+
+    def window_changed(self) -> None:
+        """Uses the longest window of the schedulers that serve the model."""
+        equal = [one.served for one in self._connections if one.served == self._served]
+        windows = [served for served in equal if served is not None]
+        if windows:
+            self._served = max(windows, key=lambda served: served.window)
+
+    def lost(self, requests: list[ActiveRequest], *, is_faulty: bool) -> None:
+        """Resumes requests whose scheduler is lost, or ends them if their tokens may be wrong."""
+        for request in requests:
+            placed = self._placed[request.handle]
+            if is_faulty:
+                self._fail(placed, Unavailable("the scheduler makes no sense", RETRY_AFTER_S))
+            elif request.is_complete:
+                self._end_complete(placed)
+            else:
+                self._begin_again(placed)
+        self._resume()
+
+    def failed(self, request: ActiveRequest, error: RpcError, by: SchedulerConnection) -> None:
+        """Ends a request, unless another scheduler may accept it or it was accepted before."""
+        placed = self._placed[request.handle]
+        others = [one for one in self._serving(placed.model) if one is not by]
+        if isinstance(error, Unavailable) and (others or request.attempt):
+            if self._begin_again(placed) and others:
+                self._send(placed, _least_loaded(others))
+        else:
+            self._fail(placed, error)
+
+    # Continuing on another scheduler
+
+    def _begin_again(self, placed: _Placement) -> bool:
+        """Makes a request wait for a scheduler; returns False if it ends instead."""
+        placed.lost_at_ns = time.time_ns()
+        is_fruitless = placed.request.num_generated_tokens == placed.num_tokens
+        placed.num_fruitless = placed.num_fruitless + 1 if is_fruitless else 0
+        if placed.num_fruitless >= MAX_FRUITLESS_ATTEMPTS:
+            reason = f"lost its scheduler {MAX_FRUITLESS_ATTEMPTS} times without a token between"
+            self._fail(placed, Unavailable(f"the request has {reason}", RETRY_AFTER_S))
+            return False
+        loop = asyncio.get_running_loop()
+        placed.request.begin_again()
+        placed.connection, placed.gives_up_at = None, loop.time() + self._resume_wait_s
+        loop.call_at(placed.gives_up_at, self._give_up)
+        return True
+
+    def _resume(self) -> None:
+        waiting = [placed for placed in self._placed.values() if placed.connection is None]
+        resumed = [placed for placed in waiting if self._place(placed)]
+        if resumed:
+            logger.warning("%d requests go on where they were, or elsewhere", len(resumed))
+        if len(resumed) < len(waiting) and all(one.served for one in self._connections):
+            for placed in waiting:
+                if placed.connection is None:
+                    self._fail(placed, Unavailable("the model is no longer served", RETRY_AFTER_S))
+
+    def _place(self, placed: _Placement) -> bool:
+        """Sends a request to the scheduler with the fewest of ours; returns False if there is
+        none."""
+        serving = self._serving(placed.model)
+        num_needed = placed.request.num_needed_tokens
+        roomy = [one for one in serving if one.served and one.served.window >= num_needed]
+        serving = roomy or serving  # a window may have grown since the last query
+        if serving:
+            self._send(placed, _least_loaded(serving))
+        return bool(serving)
+
+    def _send(self, placed: _Placement, connection: SchedulerConnection) -> None:
+        placed.connection = connection
+        placed.num_tokens = placed.request.num_generated_tokens
+        with route_span(placed.request, scheduler=connection.address, since_ns=placed.lost_at_ns):
+            connection.submit(placed.request)
+
+    def _serving(self, model: ServedModel) -> list[SchedulerConnection]:
+        return [one for one in self._connections if one.is_open and one.served == model]
+
+    def _give_up(self) -> None:
+        """Ends requests that have waited too long."""
+        now = asyncio.get_running_loop().time()
+        for placed in list(self._placed.values()):
+            if placed.connection is None and placed.gives_up_at <= now:
+                waited = f"and none took the request over within {self._resume_wait_s:g} s"
+                self._fail(placed, Unavailable(f"the scheduler is lost, {waited}", RETRY_AFTER_S))
+
+    def _end_complete(self, placed: _Placement) -> None:
+        del self._placed[placed.request.handle]
+        placed.request.end(end_unmeasured(len(placed.request.prompt_token_ids)))
+
+    def _fail(self, placed: _Placement, error: RpcError) -> None:
+        del self._placed[placed.request.handle]
+        placed.request.fail(error)
+
+
+def _least_loaded(connections: list[SchedulerConnection]) -> SchedulerConnection:
+    return min(connections, key=lambda connection: connection.num_live)

@@ -1,0 +1,36 @@
+"""The model that the scheduler's workers serve, as the router knows it."""
+
+from dataclasses import dataclass, field
+
+from contract.sampling_defaults import NO_DEFAULTS, SamplingDefaults
+from router.tokenization.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """Properties of the model that requests are checked against; see worker.proto for the
+    fields."""
+
+    name: str
+    architecture: str
+    dtype: str
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    tokenizer: Tokenizer
+    sampling_defaults: SamplingDefaults = NO_DEFAULTS
+    aliases: tuple[str, ...] = ()
+    """Other names that requests may use."""
+    effective_max_model_len: int = field(default=0, compare=False)
+    """Tokens of the longest sequence that some worker's KV cache holds, when last queried; 0 is
+    unknown. Not compared, because it is not part of the model's identity."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names that requests may use, the model's own first."""
+        return (self.name, *self.aliases)
+
+    @property
+    def window(self) -> int:
+        """Tokens of the longest sequence, as far as known."""
+        return self.effective_max_model_len or self.max_model_len

@@ -1,0 +1,90 @@
+"""Refuses HTTP requests by their heads, before an application sees them, on every HTTP port."""
+
+import logging
+from collections.abc import Iterator
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from rpc.http.errors import HttpError
+from rpc.http.host_check import ANY, HostCheck, HttpAccess, is_same_origin
+
+logger = logging.getLogger(__name__)
+
+MAX_HEADERS = 256
+"""Most headers of a request. Browsers, proxies and SDKs send fewer than 50; a parser and an
+application spend time on each header, even a short one."""
+MAX_SHOWN_CHARS = 200
+"""Characters of a header's value that an error and a log line show."""
+VERSIONS = ("1.0", "1.1")
+
+
+class HeadGate:
+    """Passes on requests whose framing is unambiguous, and whose host and origin are allowed.
+
+    Args:
+        is_loopback: True if only this machine reaches the port.
+    """
+
+    def __init__(self, app: ASGIApp, *, access: HttpAccess, is_loopback: bool) -> None:
+        self._app = app
+        self._hosts = HostCheck(access.hosts, is_loopback=is_loopback)
+        self._origins = frozenset(access.origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        error = next(self._errors(scope), None)
+        if error is None:
+            await self._app(scope, receive, send)
+            return
+        logger.warning("request refused: %(reason)s", {"reason": error.message})
+        await error.send(send)
+
+    def _errors(self, scope: Scope) -> Iterator[HttpError]:
+        version, headers = scope["http_version"], scope["headers"]
+        if version not in VERSIONS:
+            yield HttpError(505, f"HTTP/{version} is not served; use HTTP/1.1", closes=True)
+        if len(headers) > MAX_HEADERS:
+            message = f"the request has {len(headers)} headers; at most {MAX_HEADERS} are read"
+            yield HttpError(431, message, closes=True)
+        read: dict[bytes, list[str]] = {name: [] for name in _READ}
+        for name, value in headers:
+            if name in read:
+                read[name].append(value.decode("latin-1"))
+        if read[_ENCODING] and (read[_LENGTH] or version == "1.0"):
+            message = "Transfer-Encoding together with Content-Length, or in HTTP/1.0, is ambiguous"
+            yield HttpError(400, message, closes=True)
+        hosts = read[_HOST]
+        if len(hosts) > 1 or (not hosts and version == "1.1"):
+            message = f"a request has one Host header, and this one has {len(hosts)}"
+            yield HttpError(400, message, closes=True)
+        host = "".join(hosts)
+        yield from self._foreign_hosts(scope, host)
+        yield from self._foreign_pages(scope, host, read[_ORIGIN], read[_SITE])
+
+    def _foreign_hosts(self, scope: Scope, host: str) -> Iterator[HttpError]:
+        local_address = str((scope.get("server") or ("",))[0])
+        if host and not self._hosts.answers(host, local_address):
+            message = f"Host: requests for {_shown(host)!r} are not answered here;"
+            yield HttpError(403, f"{message} --allowed-hosts names the hosts that are")
+
+    def _foreign_pages(
+        self, scope: Scope, host: str, origins: list[str], sites: list[str]
+    ) -> Iterator[HttpError]:
+        if ANY in self._origins:
+            return
+        is_named = bool(origins) and self._origins.issuperset(origins)
+        for origin in origins:
+            if not is_named and not is_same_origin(origin, host, scheme=scope["scheme"]):
+                message = f"Origin: pages of {_shown(origin)!r} may not call this server;"
+                yield HttpError(403, f"{message} --allowed-origins names those that may")
+        if not is_named and "cross-site" in sites:
+            message = "Sec-Fetch-Site: pages of other sites may not call this server;"
+            yield HttpError(403, f"{message} --allowed-origins names those that may")
+
+
+_ENCODING, _LENGTH = b"transfer-encoding", b"content-length"
+_HOST, _ORIGIN, _SITE = b"host", b"origin", b"sec-fetch-site"
+_READ = (_ENCODING, _LENGTH, _HOST, _ORIGIN, _SITE)
+
+
+def _shown(value: str) -> str:
+    return value[:MAX_SHOWN_CHARS]

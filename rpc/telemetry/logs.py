@@ -1,0 +1,141 @@
+"""Log lines for people and for collectors, each with the ids of its request and of its trace.
+
+A task that serves a request stores the ids in context variables, which the tasks and threads that
+it starts inherit; the formatters read them there. No prompt and no output of a model is logged.
+
+An event with numbers is logged with named fields: `logger.info("worker joined: %(num_blocks)d
+blocks", {"num_blocks": 728})`. The text formatter writes the sentence. The JSON formatter writes
+the words before the first colon as the message, and the fields as members of the object.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from typing import Any, ClassVar
+
+from rpc.telemetry import trace_ids
+from rpc.telemetry.log_limits import LimitedHandler
+
+FORMATS = ("text", "json")
+CHATTY = ("httpx", "httpx2", "httpcore", "httpcore2", "huggingface_hub", "asyncio", "grpc")
+"""Loggers of libraries whose INFO lines do not help an operator."""
+ABORTS = "grpc._cython.cygrpc"
+"""Logger with which gRPC warns of each call that a stopping server cuts off, as expected."""
+
+_request_id: ContextVar[str] = ContextVar("request_id", default="")
+_trace_id: ContextVar[str] = ContextVar("trace_id", default="")
+
+
+def configure(*, service: str, level: str, log_format: str) -> None:
+    """Sends log lines to standard error; to be called once in a process.
+
+    Args:
+        service: what the lines are named with.
+        log_format: "text" or "json".
+    """
+    handler = LimitedHandler()
+    in_colour = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
+    handler.setFormatter(formatter(service, log_format, in_colour=in_colour))
+    if log_format == "text" and sys.stderr.isatty():
+        handler.terminator = "\x1b[K\n"  # erases the rest of a live line that it overwrites
+    logging.basicConfig(level=level.upper(), handlers=[handler])
+    for chatty in CHATTY:
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+    logging.getLogger(ABORTS).setLevel(logging.ERROR)
+
+
+def formatter(service: str, log_format: str, *, in_colour: bool = False) -> logging.Formatter:
+    """Returns the formatter of the service's log lines; `in_colour` is for text on a terminal."""
+    return _Json(service) if log_format == "json" else _Text(service, in_colour=in_colour)
+
+
+def begin_request(request_id: str, trace_id: str) -> None:
+    """Sets the ids of this task's log lines from now on."""
+    _request_id.set(request_id)
+    _trace_id.set(trace_id)
+
+
+@contextlib.contextmanager
+def of_request(request_id: str, traceparent: str) -> Iterator[None]:
+    """Sets the ids of the block's log lines; the block must not await."""
+    tokens = _request_id.set(request_id), _trace_id.set(trace_ids.of_traceparent(traceparent))
+    try:
+        yield
+    finally:
+        _request_id.reset(tokens[0])
+        _trace_id.reset(tokens[1])
+
+
+def _ids() -> dict[str, str]:
+    ids = {
+        "request_id": _request_id.get(),
+        "trace_id": _trace_id.get() or trace_ids.of_context(),
+    }
+    return {name: value for name, value in ids.items() if value}
+
+
+class _Text(logging.Formatter):
+    """Writes time, service, level unless it is INFO, and message; then the ids, if there are
+    any."""
+
+    _COLOURS: ClassVar = {"WARNING": "33", "ERROR": "31", "CRITICAL": "1;31", "DEBUG": "2"}
+    """SGR parameters of ANSI X3.64 for each level that is written."""
+
+    def __init__(self, service: str, *, in_colour: bool) -> None:
+        super().__init__(f"%(asctime)s {service:<9} %(message)s", datefmt="%H:%M:%S")
+        self._in_colour = in_colour
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = self._level(record.levelname) + _printable(record.message)
+        ids = "".join(f" {name}={value}" for name, value in _ids().items())
+        return super().formatMessage(record) + ids
+
+    def _level(self, name: str) -> str:
+        if name == "INFO":
+            return ""
+        if self._in_colour and (colour := self._COLOURS.get(name)):
+            return f"\x1b[{colour}m{name}\x1b[0m "
+        return f"{name} "
+
+
+def _printable(message: str) -> str:
+    """Escapes control characters that a client may have sent: they could move a terminal's
+    cursor."""
+    if message.isprintable():
+        return message
+    return "".join(
+        one if one.isprintable() else one.encode("unicode_escape").decode() for one in message
+    )
+
+
+class _Json(logging.Formatter):
+    """Writes one JSON object per line."""
+
+    def __init__(self, service: str) -> None:
+        super().__init__()
+        self._service = service
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "service": self._service,
+            "logger": record.name,
+            **_message(record),
+            **_ids(),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
+
+
+def _message(record: logging.LogRecord) -> dict[str, Any]:
+    """Returns an event's name and its fields, or the message of a line without named fields."""
+    if isinstance(record.args, Mapping):
+        return {"message": record.msg.partition(":")[0], **record.args}
+    return {"message": record.getMessage()}

@@ -1,0 +1,68 @@
+"""From the configuration to the objects that it describes; the service and a replay both use it."""
+
+import time
+from collections.abc import Callable
+
+from contract.model import ModelInfo, WorkerCapacity
+from scheduler_svc.cluster import Cluster
+from scheduler_svc.config import CacheShape, SchedulerConfig
+from scheduler_svc.kv.cost_model import CostModel
+from scheduler_svc.queue.admission_queue import AdmissionQueue
+from scheduler_svc.queue.policies import make_policy
+from scheduler_svc.scheduler import Scheduler
+from scheduler_svc.workers.quarantine import WorkerRecords
+
+
+def make_cluster(
+    config: SchedulerConfig, *, clock: Callable[[], float] = time.monotonic
+) -> Cluster:
+    """Raises ValueError for a scheduling policy that cannot be used."""
+    return Cluster(
+        bounds=config.bounds,
+        policy=make_policy(config.policy),
+        worker_wait_s=config.worker_wait_s,
+        worker_records=WorkerRecords(max_pause_s=config.worker_quarantine_s),
+        explain_history=config.explain_history,
+        clock=clock,
+    )
+
+
+def make_scheduler(
+    config: SchedulerConfig,
+    *,
+    model: ModelInfo,
+    capacity: WorkerCapacity,
+    admission: AdmissionQueue,
+    worker_name: str,
+) -> Scheduler:
+    """Returns the scheduler of a worker that joins, within what it can hold."""
+    return Scheduler(
+        limits=config.limits.within(
+            max_num_seqs=capacity.max_num_seqs,
+            max_num_batched_tokens=capacity.max_num_batched_tokens,
+        ),
+        cache=CacheShape(
+            block_size=capacity.block_size,
+            num_gpu_blocks=at_most(config.num_gpu_blocks_override, capacity.num_gpu_blocks),
+            num_cpu_blocks=at_most(config.num_cpu_blocks_override, capacity.num_cpu_blocks),
+            watermark=config.watermark,
+            max_model_len=model.max_model_len,
+            prefix_caching=config.prefix_caching,
+            cpu_prefix_cache=config.cpu_prefix_cache,
+        ),
+        admission=admission,
+        preemption_mode=config.preemption_mode,
+        cost=CostModel(
+            block_bytes=capacity.block_bytes,
+            copy_bytes_per_s=capacity.copy_bytes_per_s,
+            prefill_tokens_per_s=capacity.prefill_tokens_per_s,
+        ),
+        eos_token_ids=frozenset(model.eos_token_ids),
+        worker_name=worker_name,
+        grammar_bytes=capacity.grammar_bytes,
+    )
+
+
+def at_most(wanted: int | None, available: int) -> int:
+    """Returns a number of blocks that is set, if that many are there, else all."""
+    return available if wanted is None else min(wanted, available)

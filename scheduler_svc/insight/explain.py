@@ -1,0 +1,135 @@
+"""Why a request took as long as it did: its timeline and sums, also for a while after it.
+
+A request that has ended is kept as its timeline and a few numbers, without its tokens.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from contract.updates import RequestFailure
+from scheduler_svc.queue.admission_queue import AdmissionQueue
+from scheduler_svc.requests.sequence import SequenceStatus
+from scheduler_svc.requests.sequence_group import SequenceGroup
+from scheduler_svc.requests.timeline import Event, EventKind
+from scheduler_svc.requests.wait_accounting import Wait
+
+
+class RequestState(Enum):
+    """Where a request is; names as in explain.proto."""
+
+    WAITING = auto()
+    RUNNING = auto()
+    SWAPPED = auto()
+    ENDED = auto()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """What is known of one request. Times are seconds of the scheduler's clock."""
+
+    request_id: str
+    state: RequestState
+    worker: str
+    arrival: float
+    as_of: float
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_output_tokens: int
+    max_tokens: int
+    num_sequences: int
+    num_preemptions: int
+    queued_s: float
+    prefill_s: float
+    decode_s: float
+    preempted_s: float
+    """Part of the three above."""
+    events: tuple[Event, ...]
+    num_dropped_events: int
+    waits: tuple[Wait, ...] = ()
+    """Of a request that waits: for what, since it was queued."""
+    num_ahead: int = 0
+    failure: RequestFailure | None = None
+
+
+class History:
+    """The explanations of the last requests that ended.
+
+    Args:
+        size: how many are kept.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._ended: OrderedDict[str, Explanation] = OrderedDict()
+
+    def keep(self, group: SequenceGroup, now: float) -> None:
+        """Takes in a request that has just ended."""
+        if not self._size:
+            return
+        group.timeline.add(EventKind.ENDED, now, detail=_how_it_ended(group))
+        self._ended[group.request_id] = _explanation(group, RequestState.ENDED, now)
+        self._ended.move_to_end(group.request_id)
+        if len(self._ended) > self._size:
+            self._ended.popitem(last=False)
+
+    def find(self, request_id: str) -> Explanation | None:
+        return self._ended.get(request_id)
+
+    def __len__(self) -> int:
+        return len(self._ended)
+
+
+def explain(group: SequenceGroup, admission: AdmissionQueue, *, now: float) -> Explanation:
+    """Explains a request that lives."""
+    statuses = {seq.status for seq in group.unfinished}
+    if SequenceStatus.WAITING in statuses:
+        return _explanation(
+            group,
+            RequestState.WAITING,
+            now,
+            waits=group.timeline.waits(admission.waits, now),
+            num_ahead=admission.num_ahead(group),
+        )
+    is_swapped = SequenceStatus.SWAPPED in statuses
+    return _explanation(group, RequestState.SWAPPED if is_swapped else RequestState.RUNNING, now)
+
+
+def _explanation(
+    group: SequenceGroup,
+    state: RequestState,
+    now: float,
+    *,
+    waits: tuple[Wait, ...] = (),
+    num_ahead: int = 0,
+) -> Explanation:
+    queued_s, prefill_s, decode_s = group.times.phases(now)
+    return Explanation(
+        request_id=group.request_id,
+        state=state,
+        worker=group.timeline.worker,
+        arrival=group.times.arrival,
+        as_of=now,
+        num_prompt_tokens=group.num_prompt_tokens,
+        num_cached_tokens=group.num_cached_tokens,
+        num_output_tokens=group.num_completion_tokens,
+        max_tokens=group.max_tokens,
+        num_sequences=group.num_sequences,
+        num_preemptions=group.num_preemptions,
+        queued_s=queued_s,
+        prefill_s=prefill_s,
+        decode_s=decode_s,
+        preempted_s=group.times.total_preempted(now),
+        events=tuple(group.timeline.events),
+        num_dropped_events=group.timeline.num_dropped,
+        waits=waits,
+        num_ahead=num_ahead,
+        failure=group.failure,
+    )
+
+
+def _how_it_ended(group: SequenceGroup) -> str:
+    if group.failure is not None:
+        return f"{group.failure.code.name}: {group.failure.message}"
+    reasons = dict.fromkeys(seq.finish_reason for seq in group.sequences)
+    return ", ".join(reason.name for reason in reasons if reason is not None)

@@ -1,0 +1,169 @@
+"""Hands out the blocks of one pool, counts who shares them, and keeps what may be used again.
+
+A block is used (it has owners), cached (it has none, but what it holds is known by a hash and may
+be wanted again) or free. `check` states the conservation law.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+BlockHash = bytes
+
+
+class BlockCopy(NamedTuple):
+    """Copy physical block `src` to physical block `dst`."""
+
+    src: int
+    dst: int
+
+
+class Obtained(NamedTuple):
+    """A block that has got an owner, and whether it held what was asked for before."""
+
+    block: int
+    is_found: bool
+
+
+def _drop(_block: int, _block_hash: BlockHash) -> None:
+    """Lets what an evicted block holds go."""
+
+
+class BlockAllocator:
+    """Block numbers [0, num_blocks) of one device.
+
+    Free blocks are handed out before cached ones; of those the least recently used goes first.
+
+    Args:
+        on_evict: told of a cached block, and its hash, before it is handed out for something else.
+    """
+
+    def __init__(
+        self, num_blocks: int, *, on_evict: Callable[[int, BlockHash], None] = _drop
+    ) -> None:
+        self.num_blocks = num_blocks
+        self._on_evict = on_evict
+        self._free = list(range(num_blocks - 1, -1, -1))
+        self._num_owners = [0] * num_blocks
+        self._cached: OrderedDict[int, None] = OrderedDict()  # without owners; first goes first
+        self._hash_of: dict[int, BlockHash] = {}  # used and cached blocks that may be found
+        self._block_of: dict[BlockHash, int] = {}
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that can be had: free and cached."""
+        return len(self._free) + len(self._cached)
+
+    @property
+    def num_cached(self) -> int:
+        return len(self._cached)
+
+    @property
+    def cached_blocks(self) -> list[int]:
+        """Blocks without owners that may be found, the first to be evicted first."""
+        return list(self._cached)
+
+    def num_owners(self) -> dict[int, int]:
+        """Returns how many share each block in use."""
+        return {block: count for block, count in enumerate(self._num_owners) if count}
+
+    @property
+    def hashes(self) -> Mapping[int, BlockHash]:
+        """What used and cached blocks that may be found hold."""
+        return self._hash_of
+
+    def allocate(self) -> int:
+        """Takes a block. Raises IndexError if there is none: ask `num_free` first."""
+        if not self._free and self._cached:
+            self._evict(next(iter(self._cached)))
+        block = self._free.pop()
+        self._num_owners[block] = 1
+        return block
+
+    def obtain(self, block_hash: BlockHash | None) -> Obtained:
+        """Shares the block that holds what a hash stands for, or takes one that is to hold it."""
+        if block_hash is None:
+            return Obtained(self.allocate(), is_found=False)
+        found = self.find(block_hash)
+        if found is not None:
+            self.share(found)
+            return Obtained(found, is_found=True)
+        block = self.allocate()
+        self.cache_block(block, block_hash)
+        return Obtained(block, is_found=False)
+
+    def share(self, block: int) -> None:
+        """Adds an owner to a block in use, or takes a cached one into use."""
+        assert self._num_owners[block] or block in self._cached, f"block {block} is free"
+        self._cached.pop(block, None)
+        self._num_owners[block] += 1
+
+    def free(self, block: int, *, evict_first: bool = False) -> None:
+        """Takes an owner away; without any a block that can be found is kept, others are free."""
+        assert self._num_owners[block] > 0, f"block {block} is freed twice"
+        self._num_owners[block] -= 1
+        if not self._num_owners[block]:
+            if block in self._hash_of:
+                self._cached[block] = None
+                self._cached.move_to_end(block, last=not evict_first)
+            else:
+                self._free.append(block)
+
+    def touch(self, block: int) -> None:
+        """Makes a cached block the last to be evicted; a no-op for one in use."""
+        if block in self._cached:
+            self._cached.move_to_end(block)
+
+    def is_shared(self, block: int) -> bool:
+        return self._num_owners[block] > 1
+
+    def num_used(self, hashes: Iterable[BlockHash]) -> int:
+        """Of what these hashes stand for, how much is held by blocks in use."""
+        blocks = map(self.find, hashes)
+        return sum(block is not None and self._num_owners[block] > 0 for block in blocks)
+
+    def is_cached(self, block: int) -> bool:
+        return block in self._cached
+
+    def cache_block(self, block: int, block_hash: BlockHash) -> None:
+        """Lets a used block be found, unless another block holds the same or it has a hash."""
+        assert self._num_owners[block] > 0, f"block {block} has no owner"
+        if block_hash not in self._block_of and block not in self._hash_of:
+            self._block_of[block_hash] = block
+            self._hash_of[block] = block_hash
+
+    def retract(self, block: int) -> BlockHash | None:
+        """Keeps a block from being found; returns the hash by which it could be."""
+        block_hash = self._hash_of.pop(block, None)
+        if block_hash is not None:
+            del self._block_of[block_hash]
+            if block in self._cached:
+                del self._cached[block]
+                self._free.append(block)
+        return block_hash
+
+    def forget_cached(self) -> None:
+        """Makes every cached block free, without telling `on_evict`."""
+        for block in self.cached_blocks:
+            self.retract(block)
+
+    def find(self, block_hash: BlockHash) -> int | None:
+        """Returns the used or cached block that holds what the hash stands for."""
+        return self._block_of.get(block_hash)
+
+    def _evict(self, block: int) -> None:
+        block_hash = self.retract(block)
+        assert block_hash is not None, f"cached block {block} has no hash"
+        self._on_evict(block, block_hash)
+
+    def check(self, owners: dict[int, int]) -> None:
+        """Asserts that `owners` (block to number of tables that hold it) is what was handed out."""
+        used = self.num_owners()
+        free, cached = set(self._free), self._cached.keys()
+        assert used == owners, "reference counts differ from the block tables"
+        assert len(free) == len(self._free), "a block is free twice"
+        assert not (used.keys() & free or used.keys() & cached or cached & free), "in two places"
+        assert len(free) + len(cached) + len(used) == self.num_blocks, "free + cached + used"
+        assert cached <= self._hash_of.keys(), "a cached block cannot be found"
+        assert not free & self._hash_of.keys(), "a free block can be found"
+        assert {h: b for b, h in self._hash_of.items()} == self._block_of

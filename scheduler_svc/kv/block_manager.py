@@ -1,0 +1,306 @@
+"""Maps logical KV blocks of sequences to physical blocks on GPU and in CPU swap.
+
+Pure bookkeeping: no tensors, no I/O. A method that moves data returns the copies to make; the
+worker makes them. Follows PagedAttention (Kwon et al., SOSP 2023, sections 4.3 to 4.5).
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from enum import Enum, auto
+
+from scheduler_svc.kv.block_allocator import BlockAllocator, BlockCopy, BlockHash
+from scheduler_svc.kv.block_moves import distinct_blocks, move
+from scheduler_svc.kv.cpu_tier import CopyCosts, CpuTier
+from scheduler_svc.kv.prefix_cache import FoundBlock, PrefixCache
+from scheduler_svc.requests.sequence import Sequence, SequenceStatus
+from scheduler_svc.requests.sequence_group import SequenceGroup
+
+
+class AllocStatus(Enum):
+    """Whether blocks can be had now, after others have freed some, or not at all."""
+
+    OK = auto()
+    LATER = auto()
+    NEVER = auto()
+
+
+class BlockSpaceManager:
+    """The block tables of one worker's sequences, and the pools that they draw from.
+
+    Args:
+        block_size: tokens in a block.
+        num_gpu_blocks, num_cpu_blocks: sizes of the pools.
+        num_watermark_blocks: GPU blocks that admission leaves free, so that the sequences which
+            run already can grow for a while before anybody is preempted.
+        max_model_len: longest sequence in tokens.
+        prefix_caching: whether whole blocks may be found by what they hold, in use or not.
+        cpu_prefix_cache: whether they may be found in the CPU pool too.
+        costs: says which copies for the sake of the cache are worth it.
+    """
+
+    def __init__(
+        self,
+        *,
+        block_size: int,
+        num_gpu_blocks: int,
+        num_cpu_blocks: int,
+        num_watermark_blocks: int = 0,
+        max_model_len: int,
+        prefix_caching: bool = True,
+        cpu_prefix_cache: bool = True,
+        costs: CopyCosts,
+    ) -> None:
+        self.block_size = block_size
+        self.prefix_caching = prefix_caching
+        self._swap_space = CpuTier(
+            num_blocks=num_cpu_blocks,
+            block_size=block_size,
+            is_cache=prefix_caching and cpu_prefix_cache,
+            costs=costs,
+        )
+        self.gpu = BlockAllocator(num_gpu_blocks, on_evict=self._swap_space.keep)
+        self.cpu = self._swap_space.pool
+        self._num_watermark_blocks = num_watermark_blocks
+        self._max_model_len = max_model_len
+        self._prefix_cache = PrefixCache(
+            block_size=block_size, gpu=self.gpu, swap_space=self._swap_space, is_on=prefix_caching
+        )
+
+    def num_blocks(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def num_prefix_tokens(self, group: SequenceGroup) -> int:
+        """Tokens of the prompt in whole blocks, which branches share for good."""
+        return group.num_prompt_tokens // self.block_size * self.block_size
+
+    def longest(self, group: SequenceGroup) -> int:
+        """Length in tokens at which a sequence of the group has its last."""
+        return min(group.num_prompt_tokens + group.max_tokens, self._max_model_len)
+
+    def most_blocks(self, group: SequenceGroup) -> int:
+        """Blocks that the group takes at its longest, all branches, sharing what they must."""
+        # The last token sampled is never computed.
+        num_blocks = self.num_blocks(self.longest(group) - 1)
+        shared = self.num_prefix_tokens(group) // self.block_size
+        return shared + group.num_branches * (num_blocks - shared)
+
+    @property
+    def longest_alone(self) -> int:
+        """Tokens of the longest sequence that the GPU pool holds; the last is never computed."""
+        return min(self.gpu.num_blocks * self.block_size + 1, self._max_model_len)
+
+    def most_new_tokens(self, group: SequenceGroup) -> int:
+        """Returns the greatest max_tokens with which the group fits the GPU pool; else below 1."""
+        shared = self.num_prefix_tokens(group) // self.block_size
+        num_blocks = shared + (self.gpu.num_blocks - shared) // group.num_branches
+        longest = min(num_blocks * self.block_size + 1, self._max_model_len)
+        return longest - group.num_prompt_tokens
+
+    def can_ever_hold(self, group: SequenceGroup) -> bool:
+        return self.most_blocks(group) <= self.gpu.num_blocks
+
+    def can_allocate(self, group: SequenceGroup, *, num_lookahead_slots: int = 0) -> AllocStatus:
+        """Says whether the group's first sequence fits: all its known tokens, and some slots."""
+        if not self.can_ever_hold(group):
+            return AllocStatus.NEVER
+        seq = group.unfinished[0]
+        prefix = self.find_prefix(seq)
+        return self._has_room(self._num_taken(seq, prefix, num_lookahead_slots))
+
+    def _has_room(self, num_blocks: int) -> AllocStatus:
+        """Says whether somebody who comes in can have so many GPU blocks."""
+        # Alone on the worker a group is past the watermark's protection: nobody else grows.
+        alone = self.gpu.num_free == self.gpu.num_blocks
+        left = self.gpu.num_free - num_blocks
+        enough = left >= (0 if alone else self._num_watermark_blocks)
+        return AllocStatus.OK if enough else AllocStatus.LATER
+
+    def find_prefix(self, seq: Sequence) -> list[FoundBlock]:
+        """Returns the blocks that hold the sequence's first tokens, all but the last at most.
+
+        None for a prompt that has to be computed whatever is known of it.
+        """
+        return self._prefix_cache.find(seq)
+
+    def estimate_prefix(self, seq: Sequence) -> int:
+        """Returns how many of the sequence's leading blocks are here, by looking at a few."""
+        return self._prefix_cache.estimate(seq)
+
+    def can_start(self, seq: Sequence, prefix: list[FoundBlock]) -> bool:
+        """Says whether a sequence without blocks fits, given blocks that it may share."""
+        return self._num_taken(seq, prefix) <= self.gpu.num_free
+
+    def start(self, seq: Sequence, prefix: list[FoundBlock]) -> list[BlockCopy]:
+        """Gives a sequence its first blocks: those of `prefix`, computed already, and new ones.
+
+        Returns the copies from the CPU pool that this calls for.
+        """
+        for found in prefix:  # before a new block is taken, which might be one of these
+            if found.is_on_gpu:
+                self.gpu.share(found.block)
+            else:
+                self._swap_space.hold([found.block], arriving=False)
+        copies = []
+        for index, found in enumerate(prefix):
+            block = found.block
+            if not found.is_on_gpu:
+                block = self.gpu.obtain(self._prefix_cache.hash(seq, index)).block
+                copies.append(BlockCopy(found.block, block))
+            seq.block_table.append(block)
+        seq.num_computed_tokens = len(prefix) * self.block_size
+        self._prefix_cache.record_shared(seq, len(prefix))
+        self.append_slots(seq, seq.num_remaining_tokens)
+        return copies
+
+    def cache_blocks(self, seq: Sequence) -> None:
+        """Lets whole computed blocks be found; to be called when their tokens are accepted."""
+        self._prefix_cache.cache_blocks(seq)
+
+    def retract(self, seq: Sequence) -> None:
+        """Keeps the blocks of a sequence that went wrong from being found."""
+        self._prefix_cache.retract(seq)
+
+    def _num_taken(
+        self, seq: Sequence, prefix: list[FoundBlock], num_lookahead_slots: int = 0
+    ) -> int:
+        """Blocks that can no longer be had by others once the sequence has started."""
+        num_blocks = self._num_blocks_to_append(seq, seq.num_tokens, num_lookahead_slots)
+        in_use = sum(f.is_on_gpu and not self.gpu.is_cached(f.block) for f in prefix)
+        return num_blocks - in_use
+
+    def can_append_slots(
+        self, seq: Sequence, num_new_tokens: int, *, num_lookahead_slots: int = 0
+    ) -> AllocStatus:
+        """Says whether the sequence can have the blocks of its next tokens, and of some more slots.
+
+        Lookahead slots are for tokens that are only guessed; none are past the sequence's end.
+        """
+        wanted = self._num_blocks_to_append(seq, num_new_tokens, num_lookahead_slots)
+        if len(seq.block_table) + wanted > self.gpu.num_blocks:
+            return AllocStatus.NEVER
+        wanted += self.is_write_shared(seq)
+        return AllocStatus.OK if wanted <= self.gpu.num_free else AllocStatus.LATER
+
+    def append_slots(
+        self, seq: Sequence, num_new_tokens: int, *, num_lookahead_slots: int = 0
+    ) -> BlockCopy | None:
+        """Makes room for the next tokens; returns the copy that a shared block calls for."""
+        copy = self._unshare(seq)
+        for _ in range(self._num_blocks_to_append(seq, num_new_tokens, num_lookahead_slots)):
+            self.append_block(seq)
+        return copy
+
+    def _num_blocks_to_append(
+        self, seq: Sequence, num_new_tokens: int, num_lookahead_slots: int
+    ) -> int:
+        num_tokens = seq.num_planned_tokens + num_new_tokens
+        end = max(num_tokens, self.longest(seq.group) - 1)  # the last token is never computed
+        num_slots = min(num_tokens + num_lookahead_slots, end)
+        return max(self.num_blocks(num_slots) - len(seq.block_table), 0)
+
+    def append_block(self, seq: Sequence) -> int:
+        """Adds a GPU block to the sequence's table and returns it; ask `gpu.num_free` first."""
+        block = self.gpu.allocate()
+        seq.block_table.append(block)
+        return block
+
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """Lets a new branch share all blocks of its parent."""
+        child.block_table = list(parent.block_table)
+        child.block_hashes = {size: list(names) for size, names in parent.block_hashes.items()}
+        child.num_published_blocks = parent.num_published_blocks
+        for block in child.block_table:
+            self.gpu.share(block)
+
+    def free(self, seq: Sequence) -> None:
+        """Gives the sequence's blocks back, wherever they are."""
+        pool = self.cpu if seq.status is SequenceStatus.SWAPPED else self.gpu
+        for block in reversed(seq.block_table):  # of a chain the end is forgotten first
+            pool.free(block)
+        seq.block_table = []
+        seq.num_sent_blocks = seq.num_published_blocks = 0
+
+    def num_distinct_blocks(self, group: SequenceGroup) -> int:
+        """Blocks that the group holds, each once however many of its sequences share it."""
+        return len(self._distinct_blocks(group))
+
+    def _distinct_blocks(self, group: SequenceGroup) -> dict[int, BlockHash | None]:
+        return distinct_blocks(group, block_size=self.block_size)
+
+    def can_swap_out(self, group: SequenceGroup) -> bool:
+        hashes = self._distinct_blocks(group).values()
+        return self._swap_space.num_taken(hashes) <= self._swap_space.num_free
+
+    def can_swap_in(self, group: SequenceGroup, *, num_lookahead_slots: int = 0) -> AllocStatus:
+        """Says whether the group's blocks fit on the GPU, with one more for each sequence."""
+        blocks = self._distinct_blocks(group)
+        hashes = {block_hash or block for block, block_hash in blocks.items()}  # equals become one
+        growth = sum(
+            max(1, self._num_blocks_to_append(seq, 1, num_lookahead_slots))
+            for seq in group.unfinished
+        )
+        wanted = min(len(hashes) + growth, max(len(hashes), self.most_blocks(group)))
+        if wanted > self.gpu.num_blocks:
+            return AllocStatus.NEVER
+        if self._swap_space.is_arriving(blocks):
+            return AllocStatus.LATER
+        return self._has_room(wanted - self.gpu.num_used(h for h in hashes if isinstance(h, bytes)))
+
+    def swap_out(self, group: SequenceGroup) -> list[BlockCopy]:
+        """Moves the group's blocks to CPU swap, each once however many sequences share it."""
+        self._swap_space.make_room(self._distinct_blocks(group).values())
+        copies, left = move(
+            group, self.cpu, block_size=self.block_size, finds=self._swap_space.is_cache
+        )
+        self._swap_space.hold((copy.dst for copy in copies), arriving=True)
+        for block in reversed(left):  # of a chain the end is forgotten first
+            self.gpu.free(block)
+        return copies
+
+    def swap_in(self, group: SequenceGroup) -> list[BlockCopy]:
+        """Moves the group's blocks back to the GPU."""
+        copies, left = move(group, self.gpu, block_size=self.block_size, finds=True)
+        self._swap_space.leave(left)
+        return copies
+
+    def complete(self) -> list[BlockCopy]:
+        """Ends the plan in the making; returns the copies to the CPU of what it evicted."""
+        return self._swap_space.complete()
+
+    def reset_prefix_cache(self) -> bool:
+        """Forgets all cached blocks of both pools; False, changing nothing, if any is in use."""
+        pools = (self.gpu, self.cpu)
+        if any(pool.num_free < pool.num_blocks for pool in pools):
+            return False
+        for pool in pools:
+            pool.forget_cached()
+        return True
+
+    def check(self, sequences: Iterable[Sequence]) -> None:
+        """Asserts conservation on both devices, given every sequence that may hold blocks."""
+        on_gpu: Counter[int] = Counter()
+        on_cpu: Counter[int] = Counter()
+        for seq in sequences:
+            (on_cpu if seq.status is SequenceStatus.SWAPPED else on_gpu).update(seq.block_table)
+        self.gpu.check(dict(on_gpu))
+        self.cpu.check(dict(on_cpu))
+
+    def is_write_shared(self, seq: Sequence) -> bool:
+        """Says whether the next token goes to a block that somebody else reads."""
+        return self._shared_write_index(seq) is not None
+
+    def _shared_write_index(self, seq: Sequence) -> int | None:
+        """Index of the block that the next token goes to, if somebody else reads that block."""
+        index = seq.num_planned_tokens // self.block_size
+        if index < len(seq.block_table) and self.gpu.is_shared(seq.block_table[index]):
+            return index
+        return None
+
+    def _unshare(self, seq: Sequence) -> BlockCopy | None:
+        index = self._shared_write_index(seq)
+        if index is None:
+            return None
+        copy = BlockCopy(src=seq.block_table[index], dst=self.gpu.allocate())
+        self.gpu.free(copy.src)
+        seq.block_table[index] = copy.dst
+        return copy

@@ -1,0 +1,49 @@
+"""Moves a group's block tables from one pool to the other, each physical block once.
+
+What the other pool holds already, by its hash, is shared and not copied.
+"""
+
+from typing import NamedTuple
+
+from scheduler_svc.kv.block_allocator import BlockAllocator, BlockCopy, BlockHash
+from scheduler_svc.requests.sequence import Sequence
+from scheduler_svc.requests.sequence_group import SequenceGroup
+
+
+class Move(NamedTuple):
+    """Copies to make, and the blocks that are left behind, once for each table that held one."""
+
+    copies: list[BlockCopy]
+    left: list[int]
+
+
+def distinct_blocks(group: SequenceGroup, *, block_size: int) -> dict[int, BlockHash | None]:
+    """Returns each block of the group once, and the hash of what it holds if that is public."""
+    return {
+        block: _public_hash(seq, index, block_size)
+        for seq in group.unfinished
+        for index, block in enumerate(seq.block_table)
+    }
+
+
+def move(group: SequenceGroup, target: BlockAllocator, *, block_size: int, finds: bool) -> Move:
+    """Gives the group blocks of another pool; `finds` those that hold its tokens already."""
+    moved: dict[int, int] = {}  # physical block on the source: its new place
+    copies: list[BlockCopy] = []
+    left: list[int] = []
+    for seq in group.unfinished:
+        left += seq.block_table
+        for index, block in enumerate(seq.block_table):
+            if block in moved:
+                target.share(moved[block])
+            else:
+                obtained = target.obtain(_public_hash(seq, index, block_size) if finds else None)
+                moved[block] = obtained.block
+                if not obtained.is_found:
+                    copies.append(BlockCopy(block, obtained.block))
+            seq.block_table[index] = moved[block]
+    return Move(copies, left)
+
+
+def _public_hash(seq: Sequence, index: int, block_size: int) -> BlockHash | None:
+    return seq.block_hashes[block_size][index] if index < seq.num_published_blocks else None

@@ -1,0 +1,94 @@
+"""What copies between the pools cost, against computing the same tokens again.
+
+Begins with the rates that a worker announces and follows those that its answers show, each by how
+much it copied or computed: a copy of one block, or a short prompt, says little. Choosing by bytes
+over bandwidth against tokens over prefill rate follows vLLM (SOSP 2023, section 4.5).
+"""
+
+import math
+from dataclasses import dataclass, field
+
+MIN_PREFILL_TOKENS = 32  # smaller steps say nothing of the rate of a prefill
+PREFILL_WINDOW_TOKENS = 1024  # as much as is known before weighs as much as so many tokens
+COPY_WINDOW_BLOCKS = 64
+MOST_AT_ONCE = 4  # a step that takes ten times as long was kept from its core, more likely
+STEPS_TO_RETRY = 1000
+"""Steps without copies after which the announced rate holds again: what seems too dear is not done,
+and so not seen to have become cheaper."""
+HIT_SHARE = 1 / 16
+"""Evicted blocks are kept if one hit in so many pays for them all, so keeping them takes at most
+this share of the time that their tokens took to compute."""
+MAX_KEEP_S = 0.005
+"""Longest that a step may take for the copies of evicted blocks: others wait for their tokens."""
+
+
+@dataclass(slots=True, kw_only=True)
+class CostModel:
+    """One worker's rates; 0 is not known yet, and what is not known costs nothing."""
+
+    block_bytes: int = 0
+    copy_bytes_per_s: float = 0.0
+    prefill_tokens_per_s: float = 0.0
+    _announced_copy_bytes_per_s: float = field(init=False)
+    _num_steps_without_copies: int = 0
+
+    def __post_init__(self) -> None:
+        self._announced_copy_bytes_per_s = self.copy_bytes_per_s
+
+    def prefers_swap(self, *, num_blocks: int, num_tokens: int) -> bool:
+        """Says whether copying blocks out and in takes less than computing their tokens again."""
+        return 2 * self.copy_s(num_blocks) <= self.recompute_s(num_tokens)
+
+    def fetches(self, *, block_size: int) -> bool:
+        """Says whether to copy a block in takes less than to compute its tokens again."""
+        return self.copy_s(1) <= self.recompute_s(block_size)
+
+    def keeps_another(self, *, num_kept: int, block_size: int) -> bool:
+        """Says whether a step that copies `num_kept` evicted blocks out should copy one more."""
+        saved_s = self.recompute_s(block_size) - self.copy_s(1)
+        return self.copy_s(1) <= HIT_SHARE * saved_s and self.copy_s(num_kept + 1) <= MAX_KEEP_S
+
+    def copy_s(self, num_blocks: int) -> float:
+        """Seconds to copy blocks from one pool to the other."""
+        rate = self.copy_bytes_per_s
+        return num_blocks * self.block_bytes / rate if rate else 0.0
+
+    def recompute_s(self, num_tokens: int) -> float:
+        return num_tokens / self.prefill_tokens_per_s if self.prefill_tokens_per_s else 0.0
+
+    def observe_prefill(self, *, num_seqs: int, num_tokens: int, forward_ns: int) -> None:
+        """Follows the rate of a step that was answered, if it was a prefill for the most part."""
+        # A prefill of any size beside it, a decode reads all weights for one token.
+        if forward_ns and num_tokens >= max(MIN_PREFILL_TOKENS, 8 * num_seqs):
+            self.prefill_tokens_per_s = _follow(
+                self.prefill_tokens_per_s,
+                num_tokens / forward_ns * 1e9,
+                weight=num_tokens / (num_tokens + PREFILL_WINDOW_TOKENS),
+            )
+
+    def observe_swaps(self, *, num_blocks: int, num_copies: int, swap_ns: int) -> None:
+        """Follows the rate at which a step that was answered copied blocks from pool to pool.
+
+        Args:
+            num_copies: copies within the GPU pool, whose time is in `swap_ns` too.
+        """
+        if not num_blocks:
+            self._num_steps_without_copies += 1
+            if self._num_steps_without_copies == STEPS_TO_RETRY:
+                self.copy_bytes_per_s = self._announced_copy_bytes_per_s
+            return
+        self._num_steps_without_copies = 0
+        if swap_ns and not num_copies:
+            self.copy_bytes_per_s = _follow(
+                self.copy_bytes_per_s,
+                num_blocks * self.block_bytes / swap_ns * 1e9,
+                weight=num_blocks / (num_blocks + COPY_WINDOW_BLOCKS),
+            )
+
+
+def _follow(known: float, seen: float, *, weight: float) -> float:
+    """Returns the geometric mean: a rate that is ten times off either way is left as fast."""
+    if not known or not seen:
+        return seen
+    seen = min(max(seen, known / MOST_AT_ONCE), known * MOST_AT_ONCE)
+    return known * math.pow(seen / known, weight)

@@ -1,0 +1,69 @@
+"""Starts the branches of a group that is recomputed: the first comes in alone, the others share.
+
+Branches hold the whole blocks of their prompt once, so each waits until one of them has it, and
+takes that one's blocks rather than equal ones of the prefix cache. Beams wait for each other: a
+group that could not start all of its own would never go on, so it takes blocks from those behind.
+"""
+
+from scheduler_svc.kv.block_manager import BlockSpaceManager
+from scheduler_svc.kv.prefix_cache import FoundBlock
+from scheduler_svc.planning.plan import StepPlan
+from scheduler_svc.planning.preemption import Preemption
+from scheduler_svc.queue.worker_queues import GroupQueues
+from scheduler_svc.requests.sequence import Sequence
+from scheduler_svc.requests.sequence_group import SequenceGroup
+
+
+class BranchRecompute:
+    """Knows which groups have branches without blocks, and what those can share."""
+
+    def __init__(
+        self, *, blocks: BlockSpaceManager, queues: GroupQueues, preemption: Preemption
+    ) -> None:
+        self._blocks = blocks
+        self._queues = queues
+        self._preemption = preemption
+        self._incomplete: dict[SequenceGroup, None] = {}
+
+    def note(self, group: SequenceGroup) -> None:
+        """Notes that a group has come in, its first branch alone with blocks."""
+        if len(group.unfinished) > 1:
+            self._incomplete[group] = None
+
+    def make_room(self, plan: StepPlan, now: float) -> None:
+        """Frees blocks for branches that lack them, at the cost of groups behind theirs.
+
+        Comes before decodes are planned: those who are to yield must not be among them.
+        """
+        for group in list(self._incomplete):
+            if not _lacks_blocks(group):
+                del self._incomplete[group]
+        if self._incomplete:
+            for group in [group for group in self._queues.running if group in self._incomplete]:
+                if not plan.takes(group):
+                    continue
+                self._make_room(group, plan, now)
+
+    def _make_room(self, group: SequenceGroup, plan: StepPlan, now: float) -> None:
+        seq = _lacks_blocks(group)[0]
+        while (prefix := self.prefix_of(seq)) is not None:
+            if self._blocks.can_start(seq, prefix):
+                return
+            if not self._preemption.take_from_others(group, plan, now):
+                return
+
+    def prefix_of(self, seq: Sequence) -> list[FoundBlock] | None:
+        """Returns the blocks that a branch without any can share; None if it has to wait."""
+        prefix = self._blocks.find_prefix(seq)
+        num_prefix_tokens = self._blocks.num_prefix_tokens(seq.group)
+        started = [other for other in seq.group.unfinished if other.block_table]
+        ready = [other for other in started if other.num_computed_tokens >= num_prefix_tokens]
+        if not ready:
+            return None if started else prefix
+        num_shared = num_prefix_tokens // self._blocks.block_size
+        shared = [FoundBlock(block) for block in ready[0].block_table[:num_shared]]
+        return shared + prefix[num_shared:]
+
+
+def _lacks_blocks(group: SequenceGroup) -> list[Sequence]:
+    return [seq for seq in group.unfinished if not seq.block_table]

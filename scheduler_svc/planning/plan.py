@@ -1,0 +1,179 @@
+"""One step as the scheduler plans it, and the worker's answer to it.
+
+A plan is data. `StepPlan.to_step` closes it into the `Step` that the worker executes, and the
+scheduler keeps the plan until the answer comes.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from contract.columns import int32s, int64s
+from contract.logprobs import PromptLogprobs, TokenLogprobs
+from contract.sampling_params import SamplingParams
+from contract.sections.block_moves import NO_COPIES, BlockMapping
+from contract.sections.forks import Fork
+from contract.step import NewSequence, Step, TablePatch
+from contract.updates import RequestFailure
+from scheduler_svc.kv.block_allocator import BlockCopy
+from scheduler_svc.requests.open_spans import StepTrace
+from scheduler_svc.requests.sequence import Sequence
+from scheduler_svc.requests.sequence_group import SequenceGroup
+
+
+@dataclass(slots=True, kw_only=True)
+class StepPlan:
+    """One step. `seqs`, `num_new_tokens` and `num_samples` are columns of the same length."""
+
+    step_id: int
+    token_budget: int
+    """Tokens that may still be added."""
+    planned_at: float = 0.0
+    """Seconds of the scheduler's clock."""
+    seqs: list[Sequence] = field(default_factory=list)
+    num_new_tokens: list[int] = field(default_factory=list)
+    num_samples: list[int] = field(default_factory=list)
+    """Tokens that each sequence draws: 0 in the middle of a prefill, n at the end of a prompt."""
+    new: list[int] = field(default_factory=list)
+    """Indices of the sequences that are sent in full."""
+    running: list[int] = field(default_factory=list)
+    """Indices of the sequences that the worker knows."""
+    patches: list[TablePatch] = field(default_factory=list)
+    forks: list[Fork] = field(default_factory=list)
+    forget: list[int] = field(default_factory=list)
+    swap_out: list[BlockCopy] = field(default_factory=list)
+    swap_in: list[BlockCopy] = field(default_factory=list)
+    copy: list[BlockCopy] = field(default_factory=list)
+    preempted: list[SequenceGroup] = field(default_factory=list)
+    deferred_victims: list[SequenceGroup] = field(default_factory=list)
+    """Groups that sit this step out because they are preempted as soon as they are answered."""
+    is_short_of_blocks: bool = False
+    """True if a running sequence lacks a block; no waiting group is admitted then."""
+    is_alone: bool = False
+    """Whether all its sequences are of one request, a suspect; see suspect_turns.py."""
+    trace: StepTrace | None = None
+    """Set if a sampled request asks for it; see step_spans.py."""
+
+    def takes(self, group: SequenceGroup) -> bool:
+        """Returns whether the step may hold a group that runs: suspects have steps of their own."""
+        return self.is_alone is (group.suspicion is not None)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing for the worker to do."""
+        return not (self.seqs or self.swap_out or self.swap_in)
+
+    def add_decodes(self, seqs: list[Sequence]) -> None:
+        """Adds one token of each of some sequences that the worker knows."""
+        first, count = len(self.seqs), len(seqs)
+        self.running += range(first, first + count)
+        self.seqs += seqs
+        self.num_new_tokens += [1] * count
+        self.num_samples += [1] * count
+        self.token_budget -= count
+
+    @property
+    def total_tokens(self) -> int:
+        return sum(self.num_new_tokens)
+
+    def to_step(self, *, epoch: int) -> Step:
+        """Returns what the worker executes, before anything else happens to the sequences.
+
+        The step shares no list with the plan or its sequences. It belongs to no trace.
+        """
+        seqs, num_new_tokens = self.seqs, self.num_new_tokens
+        return Step(
+            epoch=epoch,
+            step_id=self.step_id,
+            finished=int64s(self.forget.copy()),
+            forks=tuple(self.forks),
+            new=self._new_sequences() if self.new else (),
+            running_seq_ids=int64s([seqs[i].seq_id for i in self.running]),
+            running_num_new_tokens=int32s([num_new_tokens[i] for i in self.running]),
+            patches=tuple(self.patches),
+            swap_out=make_mapping(self.swap_out),
+            swap_in=make_mapping(self.swap_in),
+            copy=make_mapping(self.copy),
+        )
+
+    def _new_sequences(self) -> tuple[NewSequence, ...]:
+        params: dict[SequenceGroup, SamplingParams] = {}
+        found = []
+        for i in self.new:
+            seq = self.seqs[i]
+            group = seq.group
+            if group not in params:
+                params[group] = _group_params(group)
+            found.append(
+                NewSequence(
+                    seq_id=seq.seq_id,
+                    branch=seq.branch,
+                    token_ids=seq.token_ids,
+                    num_prompt_tokens=group.num_prompt_tokens,
+                    num_computed_tokens=seq.num_computed_tokens,
+                    num_new_tokens=self.num_new_tokens[i],
+                    block_table=seq.block_table.copy(),
+                    num_samples=group.num_draws,
+                    params=params[group],
+                    request_id=group.request_id,
+                )
+            )
+        return tuple(found)
+
+
+def make_mapping(copies: list[BlockCopy]) -> BlockMapping:
+    """Returns copies as columns."""
+    if not copies:
+        return NO_COPIES
+    src, dst = np.ascontiguousarray(np.array(copies, dtype=np.int32).T)
+    return BlockMapping(src, dst)
+
+
+def _group_params(group: SequenceGroup) -> SamplingParams:
+    """Returns the parameters, without log probabilities of the prompt that the router has."""
+    if group.wants_prompt_logprobs or group.params.num_prompt_logprobs is None:
+        return group.params
+    return replace(group.params, num_prompt_logprobs=None)
+
+
+class StepTimings(NamedTuple):
+    """Where the worker's time went, in nanoseconds."""
+
+    wait_ns: int = 0
+    swap_ns: int = 0
+    forward_ns: int = 0
+    sample_ns: int = 0
+
+
+NO_TIMINGS = StepTimings()
+
+
+@dataclass(slots=True, kw_only=True)
+class StepAnswer:
+    """One ExecuteModelResponse, decoded. Row i drew token_ids[i] for seq_ids[i]."""
+
+    step_id: int
+    seq_ids: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    """By row."""
+    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
+    failures: dict[int, RequestFailure] = field(default_factory=dict)
+    """By sequence id."""
+    timings: StepTimings = NO_TIMINGS
+    max_num_batched_tokens: int | None = None
+    """Of the steps to come, where the worker's memory suffices for less than it announced."""
+
+    def is_one_for_each(self, plan: StepPlan) -> bool:
+        """Says whether row i is the one draw of the plan's sequence i, as in a step of decodes."""
+        if self.failures or len(self.seq_ids) != len(plan.seqs):
+            return False
+        return self.seq_ids == [seq.seq_id for seq in plan.seqs]
+
+    def rows(self) -> dict[int, list[int]]:
+        """Returns the rows of each sequence, in order of branch."""
+        rows: dict[int, list[int]] = {}
+        for row, seq_id in enumerate(self.seq_ids):
+            rows.setdefault(seq_id, []).append(row)
+        return rows

@@ -1,0 +1,270 @@
+"""Fills the plan of one step: decodes first, then prefills, then who is swapped, then who waits.
+
+Iteration-level scheduling follows Orca (Yu et al., OSDI 2022), mixing chunks of prefills with
+decodes Sarathi-Serve (Agrawal et al., OSDI 2024). How much of the prompts goes along is not a fixed
+budget of tokens as there but a share of what waits.
+"""
+
+from scheduler_svc.config import StepLimits
+from scheduler_svc.kv.block_manager import AllocStatus, BlockSpaceManager
+from scheduler_svc.kv.prefix_cache import FoundBlock
+from scheduler_svc.planning.branch_recompute import BranchRecompute
+from scheduler_svc.planning.decode_columns import DecodeColumns
+from scheduler_svc.planning.group_selection import GroupSelection
+from scheduler_svc.planning.plan import StepPlan
+from scheduler_svc.planning.preemption import Preemption
+from scheduler_svc.planning.sequence_release import NO_LONGER_FITS, SequenceRelease
+from scheduler_svc.planning.suspect_turns import Trials
+from scheduler_svc.planning.token_budget import prompt_budget
+from scheduler_svc.planning.worker_state import WorkerState
+from scheduler_svc.queue.worker_queues import GroupQueues
+from scheduler_svc.requests.sequence import Sequence, SequenceStatus
+from scheduler_svc.requests.sequence_group import SequenceGroup
+from scheduler_svc.requests.timeline import EventKind
+from scheduler_svc.requests.wait_accounting import WaitReason
+
+
+class Planner:
+    """Decides who computes how many tokens, and books their blocks."""
+
+    def __init__(
+        self,
+        *,
+        limits: StepLimits,
+        queues: GroupQueues,
+        group_selection: GroupSelection,
+        blocks: BlockSpaceManager,
+        decode_columns: DecodeColumns,
+        worker_state: WorkerState,
+        preemption: Preemption,
+        sequence_release: SequenceRelease,
+        trials: Trials,
+        worker_name: str = "",
+    ) -> None:
+        self.num_prefix_queries = 0  # tokens asked for, and found
+        self.num_prefix_hits = 0
+        self.num_cpu_prefix_hits = 0  # of those, found in the CPU pool
+        self._limits = limits
+        self._queues = queues
+        self._group_selection = group_selection
+        self._blocks = blocks
+        self._decode_columns = decode_columns
+        self._worker_state = worker_state
+        self._preemption = preemption
+        self._sequence_release = sequence_release
+        self._trials = trials
+        self._branch_recompute = BranchRecompute(
+            blocks=blocks, queues=queues, preemption=preemption
+        )
+        self._worker_name = worker_name
+
+    def fill(self, plan: StepPlan, now: float) -> None:
+        """Adds to an empty plan all that it has tokens, sequences and blocks for."""
+        self._branch_recompute.make_room(plan, now)
+        if not self._decode_columns.plan(plan):
+            self._decode_columns.release_all()
+        self._add_decodes(plan, now)
+        if plan.seqs and self._limits.prefill_spread > 1:
+            self._spread_prompts(plan)
+        self._add_prefills(plan)
+        if not plan.is_short_of_blocks:  # who was just evicted must not push others back in
+            self._add_swapped(plan, now)
+            self._add_waiting(plan, now)
+        self._queues.admission.waits.note(self._what_waits(plan), now)
+
+    def fill_alone(self, plan: StepPlan, now: float) -> None:
+        """Adds to an empty plan the work of one suspect, which comes in if none is tried yet."""
+        plan.is_alone = True
+        self._branch_recompute.make_room(plan, now)
+        if self._trials.current is None:
+            self._bring_in_suspect(plan, now)
+        else:
+            self._add_decodes(plan, now)
+            self._add_prefills(plan)
+        plan.is_alone = bool(plan.seqs)
+        if plan.is_alone and self._queues.admission:
+            self._queues.admission.waits.note(WaitReason.SUSPECT, now)
+
+    def update_decode_columns(self, plan: StepPlan) -> None:
+        """Moves decoding groups into the columns; all leave them while blocks are short."""
+        if plan.is_short_of_blocks:
+            self._decode_columns.release_all()
+            return
+        decoding = dict.fromkeys(seq.group for seq in plan.seqs if seq.steady_row < 0)  # in order
+        self._decode_columns.join(
+            group for group in decoding if self._decode_columns.can_join(group)
+        )
+
+    # Those who run
+
+    def _add_decodes(self, plan: StepPlan, now: float) -> None:
+        """Gives each sequence that has one token left its token: nobody waits behind a prefill."""
+        running, index = self._queues.running, 0
+        while index < len(running) and plan.token_budget:  # it may lose its last groups meanwhile
+            group = running[index]
+            for seq in group.sequences if not group.is_steady and plan.takes(group) else ():
+                if _can_decode(seq, plan) and self._preemption.make_room(seq, plan, now):
+                    self._worker_state.add(plan, seq, 1)
+                    if not plan.token_budget:
+                        break
+            index += 1
+
+    def _spread_prompts(self, plan: StepPlan) -> None:
+        """Leaves what a step that others wait for takes along of prompts."""
+        num_tokens = self._queues.admission.num_prompt_tokens
+        for group in self._queues.running:
+            if not group.is_steady and plan.takes(group):
+                num_tokens += sum(
+                    seq.num_remaining_tokens
+                    for seq in group.sequences
+                    if seq.status is SequenceStatus.RUNNING and seq.num_remaining_tokens > 1
+                )
+        budget = prompt_budget(
+            self._limits, num_prompt_tokens=num_tokens, num_decodes=len(plan.seqs)
+        )
+        plan.token_budget = min(plan.token_budget, budget)
+
+    def _add_prefills(self, plan: StepPlan) -> None:
+        """Spends what the decodes left on prompts, in chunks."""
+        for group in self._queues.running:
+            if group.is_steady or group in plan.deferred_victims or not plan.takes(group):
+                continue
+            for seq in group.sequences:
+                if not plan.token_budget:
+                    return
+                if seq.status is SequenceStatus.RUNNING and seq.num_remaining_tokens > 1:
+                    self._add_prefill(plan, seq)
+
+    def _add_prefill(self, plan: StepPlan, seq: Sequence) -> None:
+        starts = not seq.block_table
+        if starts and not self._start_sibling(plan, seq):
+            return
+        self._add_chunk(plan, seq, num_cached_tokens=seq.num_computed_tokens if starts else 0)
+
+    def _add_chunk(self, plan: StepPlan, seq: Sequence, *, num_cached_tokens: int = 0) -> None:
+        num_new_tokens = min(seq.num_remaining_tokens, plan.token_budget)
+        self._worker_state.add(plan, seq, num_new_tokens)
+        seq.group.timeline.add(
+            EventKind.PREFILL,
+            plan.planned_at,
+            step_id=plan.step_id,
+            num_tokens=num_new_tokens,
+            num_cached_tokens=num_cached_tokens,
+        )
+
+    def _start_sibling(self, plan: StepPlan, seq: Sequence) -> bool:
+        """Lets a branch that is recomputed share what a sibling, or the cache, has of it."""
+        prefix = self._branch_recompute.prefix_of(seq)
+        if prefix is None:
+            return False
+        if not self._blocks.can_start(seq, prefix):
+            plan.is_short_of_blocks = True
+            return False
+        self._start(plan, seq, prefix)
+        return True
+
+    def _start(self, plan: StepPlan, seq: Sequence, prefix: list[FoundBlock]) -> None:
+        copies = self._blocks.start(seq, prefix)
+        plan.swap_in += copies
+        self.num_cpu_prefix_hits += len(copies) * self._blocks.block_size
+        is_prompt = not seq.output_token_ids and not seq.group.num_preemptions
+        if is_prompt and seq.group.times.first_token is None:
+            seq.group.num_cached_tokens = seq.num_computed_tokens
+        self.num_prefix_queries += seq.num_tokens
+        self.num_prefix_hits += seq.num_computed_tokens
+
+    # Those who come in
+
+    def _add_swapped(self, plan: StepPlan, now: float) -> None:
+        swapped = self._queues.swapped
+        while swapped and plan.token_budget:
+            group = swapped[0]
+            status = self._blocks.can_swap_in(group)
+            if status is AllocStatus.NEVER:
+                self._sequence_release.fail_later(group, NO_LONGER_FITS)
+                continue
+            if status is AllocStatus.LATER or not self._group_selection.has_slots(group):
+                return
+            del swapped[0]
+            plan.swap_in += self._blocks.swap_in(group)
+            self._resume(group, now)
+            group.timeline.add(
+                EventKind.RESUMED,
+                now,
+                step_id=plan.step_id,
+                num_blocks=self._blocks.num_distinct_blocks(group),
+                is_swap=True,
+            )
+            for seq in group.unfinished:
+                self._continue_swapped(plan, seq)
+
+    def _continue_swapped(self, plan: StepPlan, seq: Sequence) -> None:
+        """Lets a sequence compute in the step that brings it back; a later step will do as well."""
+        num_new_tokens = min(seq.num_remaining_tokens, plan.token_budget)
+        if not seq.block_table or not num_new_tokens:
+            return
+        if self._blocks.can_append_slots(seq, num_new_tokens) is AllocStatus.OK:
+            self._worker_state.append_slots(plan, seq, num_new_tokens)
+            self._worker_state.add(plan, seq, num_new_tokens)
+
+    def _add_waiting(self, plan: StepPlan, now: float) -> None:
+        while plan.token_budget and not self._queues.swapped:
+            group = self._group_selection.next_group()
+            if group is None:
+                return
+            self._bring_in(group, plan, now)
+
+    def _bring_in(self, group: SequenceGroup, plan: StepPlan, now: float) -> None:
+        """Takes a group out of the admission queue, and adds its first chunk."""
+        admission = self._queues.admission
+        admission.pop(group)
+        group.timeline.scheduled(
+            admission.waits,
+            now,
+            worker=self._worker_name,
+            step_id=plan.step_id,
+            resumes=group.has_started,
+        )
+        is_new = not group.has_started
+        self._resume(group, now)
+        seq = group.unfinished[0]
+        self._start(plan, seq, self._blocks.find_prefix(seq))
+        self._branch_recompute.note(group)
+        if is_new:  # what is computed again is not the tenant's to pay
+            num_new_tokens = group.num_prompt_tokens - group.num_cached_tokens
+            admission.charge(group.flow, [group], num_prompt_tokens=num_new_tokens)
+        self._add_chunk(plan, seq, num_cached_tokens=seq.num_computed_tokens)
+
+    def _bring_in_suspect(self, plan: StepPlan, now: float) -> None:
+        group = self._group_selection.next_suspect()
+        if group is not None:
+            self._bring_in(group, plan, now)
+            self._trials.begin(group)
+
+    def _what_waits(self, plan: StepPlan) -> WaitReason:
+        """Says why this step leaves groups in the admission queue."""
+        admission = self._queues.admission
+        if not admission:
+            return WaitReason.NEXT_STEP
+        if len(admission.parked) == len(admission):
+            return WaitReason.GRAMMAR
+        if plan.is_short_of_blocks:
+            return WaitReason.BLOCKS
+        if self._queues.swapped:
+            return WaitReason.SWAPPED_FIRST
+        return self._group_selection.obstacle if plan.token_budget else WaitReason.TOKENS
+
+    def _resume(self, group: SequenceGroup, now: float) -> None:
+        group.end = self._blocks.longest(group)
+        self._queues.run(group)
+        group.times.resume(now)
+
+
+def _can_decode(seq: Sequence, plan: StepPlan) -> bool:
+    group = seq.group
+    if seq.status is not SequenceStatus.RUNNING or seq.num_remaining_tokens != 1:
+        return False
+    if seq.num_inflight_samples and group.awaits_answers:
+        return False  # its next token depends on which branch it becomes, or on all beams
+    is_planned_out = seq.num_tokens + seq.num_inflight_samples >= group.end
+    return not is_planned_out and group not in plan.deferred_victims

@@ -1,0 +1,138 @@
+"""Makes room for those who run: who yields, and whether its blocks are swapped or recomputed.
+
+Preemption of whole groups, the last in line first, follows vLLM (SOSP 2023, section 4.5).
+"""
+
+import logging
+
+from rpc.telemetry import logs
+from scheduler_svc.config import PreemptionMode
+from scheduler_svc.kv.block_manager import AllocStatus, BlockSpaceManager
+from scheduler_svc.kv.cost_model import CostModel
+from scheduler_svc.planning.decode_columns import DecodeColumns
+from scheduler_svc.planning.plan import StepPlan
+from scheduler_svc.planning.sequence_release import NO_LONGER_FITS, SequenceRelease
+from scheduler_svc.planning.worker_state import WorkerState
+from scheduler_svc.queue.worker_queues import GroupQueues
+from scheduler_svc.requests.sequence import Sequence
+from scheduler_svc.requests.sequence_group import SequenceGroup
+from scheduler_svc.requests.timeline import EventKind
+
+logger = logging.getLogger(__name__)
+
+
+class Preemption:
+    """Takes blocks from groups that run, for the sake of those before them."""
+
+    def __init__(
+        self,
+        *,
+        queues: GroupQueues,
+        blocks: BlockSpaceManager,
+        decode_columns: DecodeColumns,
+        worker_state: WorkerState,
+        sequence_release: SequenceRelease,
+        cost: CostModel,
+        mode: PreemptionMode,
+    ) -> None:
+        self.num_preemptions = 0
+        self.num_recomputes = 0  # of those; the others were swapped
+        self._queues = queues
+        self._blocks = blocks
+        self._decode_columns = decode_columns
+        self._worker_state = worker_state
+        self._sequence_release = sequence_release
+        self._cost = cost
+        self._mode = mode
+
+    def make_room(self, seq: Sequence, plan: StepPlan, now: float) -> bool:
+        """Gives a sequence the block of its next token, at the cost of those behind it.
+
+        Returns False if it has to sit this step out: it yielded itself, or its victim is in
+        flight and goes in the next step. A group that nothing can make room for ends.
+        """
+        while (status := self._blocks.can_append_slots(seq, 1)) is not AllocStatus.OK:
+            if status is AllocStatus.NEVER:
+                self._sequence_release.fail_later(seq.group, NO_LONGER_FITS)
+                return False
+            if not self._take_from_the_last(seq.group, plan, now):
+                return False
+        self._worker_state.append_slots(plan, seq, 1)
+        return True
+
+    def take_from_others(self, group: SequenceGroup, plan: StepPlan, now: float) -> bool:
+        """Gives a group that runs the blocks of the last of those behind it.
+
+        Returns False if there is nobody behind it, or that one is in flight and goes in the next
+        step.
+        """
+        plan.is_short_of_blocks = True
+        if self._queues.running[-1] is group:
+            return False
+        return self._take_from_the_last(group, plan, now)
+
+    def _take_from_the_last(self, group: SequenceGroup, plan: StepPlan, now: float) -> bool:
+        """Preempts the last in line; returns whether another group has lost its blocks by that."""
+        plan.is_short_of_blocks = True
+        if plan.deferred_victims:  # one victim at a time is waited for
+            return False
+        victim = self._queues.running[-1]
+        self._decode_columns.release(
+            victim
+        )  # which knows whether it is in flight, or in this step already
+        if victim.is_inflight:
+            plan.deferred_victims.append(victim)
+            return False
+        self._preempt(victim, plan, now, by=group)
+        return victim is not group
+
+    def _preempt(
+        self, group: SequenceGroup, plan: StepPlan, now: float, *, by: SequenceGroup
+    ) -> None:
+        plan.preempted.append(group)
+        self.num_preemptions += 1
+        group.num_preemptions += 1
+        group.times.preempted_at = now
+        for seq in group.unfinished:
+            self._worker_state.forget(seq)
+        is_swap = self._is_swapped_rather(group)
+        group.timeline.add(
+            EventKind.PREEMPTED,
+            now,
+            step_id=plan.step_id,
+            num_blocks=self._blocks.num_distinct_blocks(group),
+            is_swap=is_swap,
+            other_request_id=by.request_id,
+        )
+        if is_swap:
+            plan.swap_out += self._blocks.swap_out(group)
+            self._queues.swap_out(group)
+        else:
+            self._set_back(group, now)
+        with logs.of_request(group.request_id, group.traceparent):
+            logger.info(
+                "request preempted: %(mode)s, %(num_free_blocks)d KV blocks are free",
+                {
+                    "mode": "swap" if is_swap else "recompute",
+                    "num_free_blocks": self._blocks.gpu.num_free,
+                },
+            )
+
+    def _set_back(self, group: SequenceGroup, now: float) -> None:
+        self.num_recomputes += 1
+        for seq in group.unfinished:
+            self._blocks.free(seq)
+            seq.forget_progress()
+        self._queues.set_back(group)
+        group.timeline.wait(self._queues.admission.waits, now)
+
+    def _is_swapped_rather(self, group: SequenceGroup) -> bool:
+        """Chooses between swap and recompute; without room in the CPU pool it is recompute."""
+        if group.suspicion is not None:  # it comes back in a step of its own, which swaps nothing
+            return False
+        if self._mode is PreemptionMode.RECOMPUTE or not self._blocks.can_swap_out(group):
+            return False
+        num_blocks = self._blocks.num_distinct_blocks(group)
+        return self._mode is PreemptionMode.SWAP or self._cost.prefers_swap(
+            num_blocks=num_blocks, num_tokens=num_blocks * self._blocks.block_size
+        )

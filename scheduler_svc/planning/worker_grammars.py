@@ -1,0 +1,167 @@
+"""The structured outputs that a worker has compiled, within its memory, and what it compiles next.
+
+A group comes in only where its own is compiled: no step waits for a compilation. The worker
+compiles one at a time and says when it is done (`Engine`). What a running or swapped group
+needs, or a waiting one that was let on, is kept; the rest is forgotten, least recently used
+first, when another needs its memory.
+"""
+
+from collections import OrderedDict
+from typing import NamedTuple
+
+from contract.grammar_cost import GrammarCost
+from scheduler_svc.planning.sequence_release import SequenceRelease
+from scheduler_svc.queue.grammar_queue import Constraint
+from scheduler_svc.queue.worker_queues import GroupQueues
+from scheduler_svc.requests.failures import cannot_compile
+from scheduler_svc.requests.sequence_group import SequenceGroup
+
+MAX_PASSED_OVER = 4
+"""How often a worker compiles what no worker has, before what a waiting group lacks only here."""
+
+
+class Preparation(NamedTuple):
+    """What a worker is asked: to forget some constraints and to compile one."""
+
+    constraint: Constraint
+    cost: GrammarCost
+    forgotten: tuple[Constraint, ...]
+
+
+class WorkerGrammars:
+    """One worker's.
+
+    Args:
+        memory_bytes: what its compiled grammars may count for; 0 if it compiles within steps.
+    """
+
+    def __init__(
+        self, *, queues: GroupQueues, sequence_release: SequenceRelease, memory_bytes: int
+    ) -> None:
+        self.memory_bytes = memory_bytes
+        self._queues = queues
+        self._sequence_release = sequence_release
+        self._admission = queues.admission
+        self._ready: OrderedDict[Constraint, int] = OrderedDict()  # bytes, last used last
+        self._wanted: SequenceGroup | None = None
+        self._num_passed_over = 0
+        self._asked: Preparation | None = None
+        self._to_send: Preparation | None = None
+        self._has_joined = False
+
+    @property
+    def num_bytes(self) -> int:
+        """What the compiled grammars count for, with the one that is being compiled."""
+        asked = 0 if self._asked is None else self._charged(self._asked.cost)
+        return sum(self._ready.values()) + asked
+
+    def join(self) -> None:
+        """Says that the worker takes groups from now on."""
+        self._has_joined = True
+        if not self.memory_bytes:
+            self._admission.join_indifferent(joins=True)
+
+    def leave(self) -> None:
+        """Says that the worker is gone, and all that it has compiled."""
+        if self._asked is not None:
+            self._admission.end_preparation(self._asked.constraint, is_ready=False)
+        for constraint in self._ready:
+            self._admission.forget_grammar(constraint)
+        self._asked = self._to_send = None
+        self._ready.clear()
+        if self._has_joined and not self.memory_bytes:
+            self._admission.join_indifferent(joins=False)
+        self._has_joined = False
+
+    def has(self, group: SequenceGroup) -> bool:
+        """Returns whether a group may come in."""
+        constraint = group.params.structured_output
+        return constraint is None or not self.memory_bytes or constraint in self._ready
+
+    def want(self, group: SequenceGroup) -> None:
+        """Notes that a group would come in if this worker had what it needs."""
+        self._wanted = self._wanted or group
+
+    def record_use(self, group: SequenceGroup) -> None:
+        """Notes that a group comes in."""
+        constraint = group.params.structured_output
+        if constraint is not None and constraint in self._ready:
+            self._ready.move_to_end(constraint)
+
+    def plan(self) -> None:
+        """Chooses what the worker compiles next, if it compiles nothing and there is room."""
+        wanted, self._wanted = self._wanted, None
+        if self._asked is not None or not self.memory_bytes:
+            return
+        group = self._next(wanted)
+        if group is None:
+            return
+        constraint, cost = group.params.structured_output, group.params.grammar_cost
+        assert constraint is not None, group.request_id
+        forgotten = self._make_room(self._charged(cost))
+        if forgotten is not None:
+            self._asked = self._to_send = Preparation(constraint, cost, tuple(forgotten))
+            self._admission.parked.begin(group)
+
+    def _next(self, wanted: SequenceGroup | None) -> SequenceGroup | None:
+        """Returns what to compile for: one that no worker has, before one that another has.
+
+        The other worker will most often take its group; this one helps if it does not for long.
+        """
+        parked = self._admission.parked.next() if self._queues.is_accepting else None
+        if wanted is None or (parked is not None and self._num_passed_over < MAX_PASSED_OVER):
+            self._num_passed_over += wanted is not None
+            return parked
+        self._num_passed_over = 0
+        return wanted
+
+    def pop_preparation(self) -> Preparation | None:
+        """Returns, once, what the worker is to be asked."""
+        to_send, self._to_send = self._to_send, None
+        return to_send
+
+    def prepared(self, constraint: Constraint, *, fault: str = "") -> None:
+        """Takes the worker's answer; groups that wait for what cannot be compiled fail.
+
+        Raises ValueError if the worker was not asked.
+        """
+        if self._asked is None or self._asked.constraint != constraint:
+            raise ValueError("a structured output that is not being compiled")
+        if not fault:
+            self._ready[constraint] = self._charged(self._asked.cost)
+        self._asked = None
+        self._admission.end_preparation(constraint, is_ready=not fault)
+        if fault:
+            for group in self._admission.needing(constraint):
+                self._admission.remove(group)
+                self._sequence_release.fail_later(group, cannot_compile(fault))
+
+    def _charged(self, cost: GrammarCost) -> int:
+        """One that alone exceeds the memory is let in alone."""
+        return min(cost.held_bytes, self.memory_bytes)
+
+    def _make_room(self, num_bytes: int) -> list[Constraint] | None:
+        """Forgets what nobody needs until `num_bytes` are free; None, changing nothing, if not."""
+        missing = sum(self._ready.values()) + num_bytes - self.memory_bytes
+        forgotten: list[Constraint] = []
+        if missing > 0:
+            groups = self._queues.running + self._queues.swapped
+            needed = {group.params.structured_output for group in groups}
+            for constraint, size in self._ready.items():
+                is_needed = constraint in needed or self._admission.waits_for(constraint)
+                if missing > 0 and not is_needed:
+                    forgotten.append(constraint)
+                    missing -= size
+        if missing > 0:
+            return None
+        for constraint in forgotten:
+            del self._ready[constraint]
+            self._admission.forget_grammar(constraint)
+        return forgotten
+
+    def check(self) -> None:
+        """Asserts that what runs is compiled, and all of it within the memory."""
+        assert self.num_bytes <= self.memory_bytes or not self.memory_bytes
+        for group in self._queues.running + self._queues.swapped:
+            constraint = group.params.structured_output
+            assert constraint is None or not self.memory_bytes or constraint in self._ready

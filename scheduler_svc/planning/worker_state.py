@@ -1,0 +1,91 @@
+"""What the worker knows of sequences; each plan tells it what is different.
+
+A sequence that the worker knows is named by its id and patched where its block table grew; any
+other is sent in full. A sequence is forgotten there when it is preempted or released.
+"""
+
+from collections.abc import Set
+
+from contract.sections.forks import Fork
+from contract.step import TablePatch
+from scheduler_svc.kv.block_manager import BlockSpaceManager
+from scheduler_svc.planning.plan import StepPlan
+from scheduler_svc.requests.sequence import Sequence
+
+
+class WorkerState:
+    """Puts sequences into plans in the terms of what the worker knows when it gets the plan."""
+
+    def __init__(self, blocks: BlockSpaceManager) -> None:
+        self._blocks = blocks
+        self._forks: dict[Sequence, Sequence] = {}  # new branch to its parent, not sent yet
+        self._forget: list[int] = []  # ids that the worker still knows
+
+    def add(self, plan: StepPlan, seq: Sequence, num_new_tokens: int) -> None:
+        """Adds a sequence that has the blocks of its new tokens to a plan."""
+        draws = num_new_tokens == seq.num_remaining_tokens
+        (plan.running if seq.is_on_worker else plan.new).append(len(plan.seqs))
+        plan.seqs.append(seq)
+        plan.num_new_tokens.append(num_new_tokens)
+        plan.num_samples.append(seq.group.num_draws if draws else 0)
+        plan.token_budget -= num_new_tokens
+        first = seq.num_sent_blocks
+        if seq.is_on_worker and len(seq.block_table) > first:
+            plan.patches.append(TablePatch(seq.seq_id, first, tuple(seq.block_table[first:])))
+        seq.is_on_worker = True
+        seq.num_sent_blocks = len(seq.block_table)
+        seq.num_inflight_tokens += num_new_tokens
+        seq.num_inflight_samples += draws
+
+    def append_slots(self, plan: StepPlan, seq: Sequence, num_new_tokens: int) -> None:
+        """Takes the blocks of the next tokens, which `can_append_slots` has allowed."""
+        self._split_off(plan, seq)
+        index = seq.num_planned_tokens // self._blocks.block_size
+        copy = self._blocks.append_slots(seq, num_new_tokens)
+        if copy is None:
+            return
+        plan.copy.append(copy)
+        if seq.is_on_worker:
+            plan.patches.append(TablePatch(seq.seq_id, index, (copy.dst,)))
+
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """Lets the next plan split `child` off, if it holds the child; else it is sent in full."""
+        if parent.is_on_worker:  # else the plan that splits it off may be the one that sends it
+            self._forks[child] = parent
+            child.num_sent_blocks = len(parent.block_table)
+
+    def replace_last(self, seq: Sequence) -> None:
+        """Lets the plan that holds the sequence next replace the token that the worker drew."""
+        if seq.is_on_worker:
+            self._forks[seq] = seq
+
+    def _split_off(self, plan: StepPlan, seq: Sequence) -> None:
+        """Tells the worker of a new branch or token, while the parent is where it was."""
+        parent = self._forks.pop(seq, None)
+        if parent is not None and parent.is_on_worker:
+            fork = Fork(parent.seq_id, seq.seq_id, seq.branch, seq.output_token_ids[-1])
+            plan.forks.append(fork)
+            seq.is_on_worker = True
+
+    def forget(self, seq: Sequence) -> None:
+        """Lets the worker forget a sequence with the next plan; a no-op if it knows nothing."""
+        self._forks.pop(seq, None)
+        if seq.is_on_worker:
+            self._forget.append(seq.seq_id)
+            seq.is_on_worker = False
+
+    @property
+    def forget_seq_ids(self) -> list[int]:
+        """What the next plan tells the worker to forget."""
+        return list(self._forget)
+
+    def finish_plan(self, plan: StepPlan) -> None:
+        """Completes a plan that is to be sent."""
+        plan.forget, self._forget = self._forget, []
+        # Parents have moved on: who was not split off is sent in full. Who is to have another token
+        # than the worker thinks has not moved.
+        self._forks = {child: parent for child, parent in self._forks.items() if child is parent}
+
+    def check(self, sequences: Set[Sequence]) -> None:
+        """Asserts that nothing is to be split off but sequences that are on this worker."""
+        assert self._forks.keys() <= sequences

@@ -1,0 +1,86 @@
+"""What a request is asked before it may wait: is it new, in time, sound, and is there room."""
+
+import logging
+from dataclasses import dataclass
+
+from contract.errors import Code
+from contract.model import ModelInfo
+from contract.updates import RequestFailure
+from rpc.telemetry import logs
+from scheduler_svc.config import AdmissionBounds
+from scheduler_svc.queue.admission_queue import AdmissionQueue
+from scheduler_svc.queue.effective_window import JoinedWorkers, cut_to_fit, find_overflow
+from scheduler_svc.requests.failures import never_fits, no_worker_serves, policy_fails, too_many
+from scheduler_svc.requests.live_requests import LiveRequests
+from scheduler_svc.requests.request_validation import find_fault
+from scheduler_svc.requests.sequence_group import SequenceGroup
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """The way into the admission queue. One that was accepted before is not asked for room."""
+
+    admission: AdmissionQueue
+    live: LiveRequests
+    workers: JoinedWorkers
+    bounds: AdmissionBounds
+
+    def refusal(
+        self, group: SequenceGroup, model: ModelInfo | None, now: float
+    ) -> RequestFailure | None:
+        """Says why a request is refused; one that is not has its rank afterwards."""
+        if self.live.find(tenant=group.tenant, request_id=group.request_id) is not None:
+            return RequestFailure(Code.ALREADY_EXISTS, f"request id {group.request_id!r} is in use")
+        if group.deadline is not None and group.deadline <= now:
+            return RequestFailure(Code.DEADLINE_EXCEEDED, "out of time on arrival")
+        is_resumed = group.attempt > 0  # it was accepted before, and is treated so
+        if model is None or not (self.workers.is_serving or is_resumed):
+            return no_worker_serves()
+        if fault := find_fault(group, model):
+            return RequestFailure(Code.INVALID_ARGUMENT, fault)
+        cut_to_fit(group, self.workers)
+        return (None if is_resumed else self._excess(group)) or self._rank(group)
+
+    def _excess(self, group: SequenceGroup) -> RequestFailure | None:
+        if not self.workers.have_taker(group):
+            return find_overflow(group, self.workers) or never_fits(group)
+        num_live = self.live.num_of(group.tenant)
+        return _beyond_bounds(group, self.bounds, self.admission, num_live=num_live)
+
+    def _rank(self, group: SequenceGroup) -> RequestFailure | None:
+        """Lets the policy place a request; it may be anybody's code."""
+        try:
+            self.admission.rank(group)
+        except Exception:
+            with logs.of_request(group.request_id, group.traceparent):
+                logger.exception("the scheduling policy fails on %s", group.request_id)
+            return policy_fails()
+        return None
+
+
+def _beyond_bounds(
+    group: SequenceGroup, bounds: AdmissionBounds, admission: AdmissionQueue, *, num_live: int
+) -> RequestFailure | None:
+    """Says which bound a request would break.
+
+    Args:
+        num_live: the tenant's requests that live.
+    """
+    most_live, most_tokens = bounds.max_tenant_requests, bounds.max_queued_tokens
+    num_waiting, num_tokens = len(admission), admission.num_prompt_tokens
+    if most_live is not None and num_live >= most_live:
+        return too_many(f"{num_live} requests of this tenant are live, as many as may be")
+    if num_waiting >= bounds.max_queued_requests:
+        return too_many(f"{num_waiting} requests are waiting already")
+    if (
+        most_tokens is not None
+        and num_waiting
+        and num_tokens + group.num_prompt_tokens > most_tokens
+    ):
+        return too_many(
+            f"{num_tokens} prompt tokens are waiting already; with {group.num_prompt_tokens} more"
+            f" they would exceed {most_tokens}"
+        )
+    return None

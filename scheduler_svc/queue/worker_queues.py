@@ -1,0 +1,106 @@
+"""Which groups run on one worker, which are swapped there, and the queue that all workers share.
+
+A group is in the queue of its status; what moves a group from one to another sets both here.
+"""
+
+import bisect
+from collections.abc import Iterable
+
+from scheduler_svc.queue.admission_queue import AdmissionQueue
+from scheduler_svc.queue.fair_queue import rank_of
+from scheduler_svc.requests.sequence import SequenceStatus
+from scheduler_svc.requests.sequence_group import SequenceGroup
+
+
+class GroupQueues:
+    """`running` and `swapped` are in order of rank; who is last yields first.
+
+    A rank never changes, so who is first is never preempted, and everybody becomes first. Groups
+    come out of `admission`, which the workers share, and go back there when they are preempted by
+    recompute.
+    """
+
+    def __init__(self, admission: AdmissionQueue) -> None:
+        self.admission = admission
+        self.running: list[SequenceGroup] = []
+        self.swapped: list[SequenceGroup] = []
+        self.is_accepting = True
+        self.num_sequence_slots = 0
+        """Sequences that those who run have or will have in a step."""
+        self._slots_of: dict[SequenceGroup, int] = {}  # of each that runs
+
+    def __contains__(self, group: SequenceGroup) -> bool:
+        """Says whether the group is on this worker."""
+        return group in self._slots_of or group in self.swapped
+
+    @property
+    def candidates(self) -> Iterable[SequenceGroup]:
+        """Waiting groups that this worker may take, in order."""
+        return self.admission.candidates if self.is_accepting else self.admission.started
+
+    def run(self, group: SequenceGroup) -> None:
+        """Puts a group, which is in no queue, among those that run."""
+        group.set_status(SequenceStatus.RUNNING)
+        bisect.insort(self.running, group, key=rank_of)
+        self._slots_of[group] = 0
+        self.recount(group)
+
+    def recount(self, group: SequenceGroup) -> None:
+        """Follows a change in the number of a group's sequences."""
+        if group in self._slots_of:
+            self.num_sequence_slots += group.num_reserved_sequences - self._slots_of[group]
+            self._slots_of[group] = group.num_reserved_sequences
+
+    def swap_out(self, group: SequenceGroup) -> None:
+        """Moves a running group to the swapped ones."""
+        self._stop_running(group)
+        group.set_status(SequenceStatus.SWAPPED)
+        bisect.insort(self.swapped, group, key=rank_of)
+
+    def set_back(self, group: SequenceGroup) -> None:
+        """Moves a running group back among the waiting ones of all workers."""
+        self._stop_running(group)
+        group.set_status(SequenceStatus.WAITING)
+        self.admission.add(group)
+
+    def remove(self, group: SequenceGroup) -> None:
+        """Takes a group off this worker; a no-op if it is not there."""
+        if group in self._slots_of:
+            self._stop_running(group)
+        elif group in self.swapped:
+            self.swapped.remove(group)
+
+    def drain(self) -> None:
+        """Takes nothing new from now on."""
+        self.is_accepting = False
+        self.admission.release(self)
+
+    def remove_all(self) -> list[SequenceGroup]:
+        """Empties `running` and `swapped`; the groups are in no queue then."""
+        groups = self.running + self.swapped
+        self.running, self.swapped = [], []
+        self._slots_of, self.num_sequence_slots = {}, 0
+        self.admission.release(self)
+        return groups
+
+    def _stop_running(self, group: SequenceGroup) -> None:
+        self.running.remove(group)
+        self.num_sequence_slots -= self._slots_of.pop(group)
+
+    def check(self) -> None:
+        """Asserts that each group is in the queue of its status, in order, and unfinished."""
+        for queue, status in (
+            (self.running, SequenceStatus.RUNNING),
+            (self.swapped, SequenceStatus.SWAPPED),
+            (self.admission, SequenceStatus.WAITING),
+        ):
+            for group in queue:
+                assert all(seq.status is status for seq in group.unfinished), group.request_id
+                assert group.unfinished, f"{group.request_id} has ended and is queued"
+        for group in self.admission:
+            assert not any(seq.block_table for seq in group.sequences), group.request_id
+        for groups in (self.running, self.swapped):
+            assert groups == sorted(groups, key=rank_of), "out of order"
+        assert self._slots_of == {group: group.num_reserved_sequences for group in self.running}
+        assert self.num_sequence_slots == sum(self._slots_of.values())
+        self.admission.check()

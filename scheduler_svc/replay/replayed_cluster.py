@@ -1,0 +1,113 @@
+"""Tells fresh schedulers what recorded ones were told, at the recorded times.
+
+Whatever they plan must be what was planned then. No network, no worker: the recorded answers are
+the worker's.
+"""
+
+from dataclasses import dataclass
+
+from contract.model import ModelInfo, WorkerCapacity
+from contract.updates import RequestUpdates
+from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.factory import make_cluster, make_scheduler
+from scheduler_svc.planning.plan import StepAnswer, StepPlan
+from scheduler_svc.queue.grammar_queue import Constraint
+from scheduler_svc.requests.sequence_ids import sequence_ids
+from scheduler_svc.results.step_outcome import StepOutcome
+from scheduler_svc.scheduler import Scheduler
+from scheduler_svc.service.router_session import Session
+
+
+@dataclass(slots=True, eq=False)
+class ReplayedWorker:
+    """A worker as the cluster knows it; nobody sleeps, so nobody is woken."""
+
+    number: int
+    address: str
+    epoch: int
+    scheduler: Scheduler
+
+    @property
+    def worker(self) -> "ReplayedWorker":
+        return self
+
+    def wake(self) -> None: ...
+
+
+class ReplayedRouter(Session):
+    """A router that no message is sent to."""
+
+    def send(self, updates: RequestUpdates) -> None:
+        for finished in updates.finished_requests:
+            self._requests.pop(finished.handle, None)
+
+
+class SimulatedClock:
+    """Stands where it was set."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class ReplayedCluster:
+    """The cluster of a recording, and its workers and routers by their numbers in it."""
+
+    def __init__(self, config: SchedulerConfig, *, next_seq_id: int, now: float) -> None:
+        sequence_ids.next = next_seq_id
+        self.clock = SimulatedClock()
+        self.clock.now = now
+        self.config = config
+        self.cluster = make_cluster(config, clock=self.clock)
+        self.workers: dict[int, ReplayedWorker] = {}
+        self._routers: dict[int, ReplayedRouter] = {}
+
+    def router(self, number: int) -> ReplayedRouter:
+        if number not in self._routers:
+            self._routers[number] = ReplayedRouter(self.cluster.requests, max_messages=0)
+        return self._routers[number]
+
+    def router_left(self, number: int) -> None:
+        self.router(number).abort_all()
+
+    def join(
+        self, number: int, *, address: str, epoch: int, model: ModelInfo, capacity: WorkerCapacity
+    ) -> None:
+        scheduler = make_scheduler(
+            self.config,
+            model=model,
+            capacity=capacity,
+            admission=self.cluster.admission,
+            worker_name=address,
+        )
+        self.cluster.serve(model)
+        self.workers[number] = ReplayedWorker(number, address, epoch, scheduler)
+        self.cluster.join(self.workers[number])
+
+    def drain(self, number: int) -> None:
+        self.cluster.drain(self.workers[number])
+
+    def leave(self, number: int) -> None:
+        self.cluster.leave(self.workers.pop(number))
+
+    def plan(self, number: int) -> StepPlan | None:
+        """Plans a step as `Engine` does."""
+        scheduler = self.workers[number].scheduler
+        plan = scheduler.schedule(self.clock.now)
+        scheduler.grammars.pop_preparation()
+        if failed := scheduler.pop_failed():
+            self.cluster.requests.send_updates(StepOutcome(ended=failed))
+        return plan
+
+    def prepared(self, number: int, constraint: Constraint, *, fault: str) -> None:
+        """Takes a worker's answer to what it was asked to compile, as `Engine` does."""
+        scheduler = self.workers[number].scheduler
+        scheduler.grammars.prepared(constraint, fault=fault)
+        if failed := scheduler.pop_failed():
+            self.cluster.requests.send_updates(StepOutcome(ended=failed))
+
+    def answer(self, number: int, answer: StepAnswer) -> None:
+        self.cluster.requests.send_updates(
+            self.workers[number].scheduler.update(answer, self.clock.now)
+        )

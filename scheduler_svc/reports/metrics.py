@@ -1,0 +1,171 @@
+"""What the scheduler shows Prometheus: gauges of this moment, counts of its steps and requests.
+
+Names are those of vLLM's engine where it has them. A worker's series end when it leaves.
+"""
+
+from rpc.metrics.histogram import Histogram
+from rpc.metrics.registry import PER_NS, Families
+from scheduler_svc.cluster import Cluster
+from scheduler_svc.insight.stats import RequestStats
+from scheduler_svc.workers.worker_pool import WorkerEngine
+
+
+def read(cluster: Cluster, families: Families) -> None:
+    """Adds the cluster as it is now."""
+    model = cluster.model.name if cluster.model is not None else ""
+    _add_queue(cluster, families, model)
+    _add_requests(cluster.requests.stats, families, model)
+    for engine in cluster.engines:
+        of_worker = {"model_name": model, "worker": engine.worker.address}
+        _add_gauges(engine, families, of_worker)
+        _add_counters(engine, families, of_worker)
+        _add_steps(engine, families, of_worker)
+
+
+def _add_queue(cluster: Cluster, families: Families, model: str) -> None:
+    families.gauge(
+        "num_requests_waiting",
+        "Requests in the admission queue.",
+        len(cluster.admission),
+        model_name=model,
+    )
+    for reason, number in (
+        ("capacity", len(cluster.admission) - cluster.requests.num_stranded),
+        ("deferred", cluster.requests.num_stranded),
+    ):
+        families.gauge(
+            "num_requests_waiting_by_reason",
+            "Requests in the admission queue: for room, or for a worker that takes them.",
+            number,
+            model_name=model,
+            reason=reason,
+        )
+    num_draining = sum(not engine.scheduler.is_accepting for engine in cluster.engines)
+    for state, number in (
+        ("serving", len(cluster.engines) - num_draining),
+        ("draining", num_draining),
+        ("quarantined", sum(1 for _ in cluster.worker_records.quarantined())),
+    ):
+        families.gauge("workers", "Workers that hold a lease, or may not.", number, state=state)
+    families.counter(
+        "worker_failures",
+        "Losses of workers that no request caused by itself.",
+        cluster.worker_records.num_failures,
+        model_name=model,
+    )
+    for code, number in cluster.requests.num_refused.items():
+        families.counter(
+            "admission_rejections",
+            "Requests that were refused on arrival, by status code.",
+            number,
+            model_name=model,
+            reason=code.lower(),
+        )
+
+
+def _add_requests(requests: RequestStats, families: Families, model: str) -> None:
+    def times(name: str, meaning: str, values: Histogram) -> None:
+        families.histogram(name, meaning, values, scale=PER_NS, model_name=model)
+
+    times("request_queue_time_seconds", "From arrival to the first step.", requests.queue_ns)
+    times(
+        "request_prefill_time_seconds", "From the first step to the first token.",
+        requests.prefill_ns,
+    )  # fmt: skip
+    times("request_decode_time_seconds", "From the first token to the last.", requests.decode_ns)
+    times(
+        "request_inference_time_seconds", "From the first step to the last token.",
+        requests.inference_ns,
+    )  # fmt: skip
+    families.histogram(
+        "request_num_preemptions",
+        "Times that a request had to yield.",
+        requests.preemptions,
+        model_name=model,
+    )
+    families.counter(
+        "corrupted_requests",
+        "Requests of which a worker failed to compute a sequence.",
+        requests.num_corrupted,
+        model_name=model,
+    )
+
+
+def _add_gauges(engine: WorkerEngine, families: Families, of_worker: dict[str, str]) -> None:
+    scheduler = engine.scheduler
+    gpu, cpu = scheduler.blocks.gpu, scheduler.blocks.cpu
+    families.gauge(
+        "cache_config_info",
+        "How a worker's KV cache is set up; always 1.",
+        1,
+        **of_worker,
+        block_size=str(scheduler.blocks.block_size),
+        num_gpu_blocks=str(gpu.num_blocks),
+        num_cpu_blocks=str(cpu.num_blocks),
+        enable_prefix_caching=str(scheduler.blocks.prefix_caching),
+    )
+    for name, meaning, value in (
+        ("num_requests_running", "Requests in a worker's batch.", len(scheduler.running)),
+        ("num_requests_swapped", "Requests in CPU swap.", len(scheduler.swapped)),
+        (
+            "kv_cache_usage_perc",
+            "Share of the KV-cache blocks that requests hold, 1 is all.",
+            _share_used(gpu.num_blocks, gpu.num_free),
+        ),
+        (
+            "cpu_cache_usage_perc",
+            "Share of the swap blocks that requests hold, 1 is all.",
+            _share_used(cpu.num_blocks, cpu.num_free),
+        ),
+        ("num_gpu_blocks", "KV-cache blocks.", gpu.num_blocks),
+        ("num_cpu_blocks", "Swap blocks.", cpu.num_blocks),
+    ):
+        families.gauge(name, meaning, value, **of_worker)
+
+
+def _add_counters(engine: WorkerEngine, families: Families, of_worker: dict[str, str]) -> None:
+    def count(name: str, meaning: str, number: int) -> None:
+        families.counter(name, meaning, number, **of_worker)
+
+    one = engine.scheduler
+    count("prompt_tokens", "Prompt tokens of requests with a first token.", one.num_prompt_tokens)
+    count("generation_tokens", "Tokens that were drawn.", one.num_generated_tokens)
+    count("num_preemptions", "Times that a request had to yield.", one.num_preemptions)
+    count("num_recomputes", "Preemptions that were not swaps.", one.num_recomputes)
+    count("prefix_cache_queries", "Prompt tokens that were looked for.", one.num_prefix_queries)
+    count("prefix_cache_hits", "Prompt tokens that were found.", one.num_prefix_hits)
+    count("cpu_prefix_cache_hits", "Of those, found in CPU memory.", one.num_cpu_prefix_hits)
+
+
+def _add_steps(engine: WorkerEngine, families: Families, of_worker: dict[str, str]) -> None:
+    steps = engine.scheduler.steps
+    families.histogram(
+        "iteration_tokens_total", "Tokens of a step.", steps.tokens, scale=1, **of_worker
+    )
+    families.histogram(
+        "step_duration_seconds",
+        "From the answer before, or from planning if nothing ran, to the answer.",
+        steps.duration_ns,
+        scale=PER_NS,
+        **of_worker,
+    )
+    families.histogram(
+        "inter_token_latency_seconds",
+        "Between two tokens of a sequence: the step, or the preemption between them.",
+        steps.inter_token_ns,
+        scale=PER_NS,
+        **of_worker,
+    )
+    for direction, number in (
+        ("out", steps.num_blocks_swapped_out),
+        ("in", steps.num_blocks_swapped_in),
+        ("copy", steps.num_blocks_copied),
+    ):
+        families.counter(
+            "blocks_moved", "KV-cache blocks that steps moved.", number,
+            **of_worker, direction=direction,
+        )  # fmt: skip
+
+
+def _share_used(num_blocks: int, num_free: int) -> float:
+    return 1 - num_free / num_blocks if num_blocks else 0.0

@@ -1,0 +1,130 @@
+"""Encodes the scheduler's whole state at one moment, for bug reports and the end of a replay."""
+
+from collections.abc import Iterable
+from dataclasses import asdict
+
+from contract import sampling_params
+from contract.model import encode_model
+from contract.sections.block_moves import encode_mapping
+from protos.scheduler.v1 import state_pb2 as pb
+from scheduler_svc.cluster import Cluster
+from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.insight.explain import explain
+from scheduler_svc.kv.block_allocator import BlockAllocator
+from scheduler_svc.planning.plan import StepPlan, make_mapping
+from scheduler_svc.reports import insight_codec
+from scheduler_svc.requests.sequence import Sequence
+from scheduler_svc.requests.sequence_group import SequenceGroup
+from scheduler_svc.scheduler import Scheduler
+from scheduler_svc.workers.worker_pool import WorkerEngine
+
+
+def state(
+    cluster: Cluster, config: SchedulerConfig, *, now: float, include_token_ids: bool = False
+) -> list[pb.DumpStateResponse]:
+    """Returns the parts of the state, all of this moment."""
+    parts = [pb.DumpStateResponse(cluster=_cluster(cluster, config, now))]
+    schedulers: dict[SequenceGroup, Scheduler] = {}
+    for engine in cluster.engines:
+        parts.append(pb.DumpStateResponse(worker=_worker(engine, now)))
+        groups = engine.scheduler.running + engine.scheduler.swapped
+        schedulers.update(dict.fromkeys(groups, engine.scheduler))
+    for group in cluster.requests.live_groups:
+        request = _request(group, schedulers.get(group), cluster, now)
+        if include_token_ids:
+            request.prompt_token_ids.extend(group.prompt_token_ids)
+            for sequence, seq in zip(request.sequences, group.sequences, strict=True):
+                sequence.output_token_ids.extend(seq.output_token_ids)
+        parts.append(pb.DumpStateResponse(request=request))
+    return parts
+
+
+def _cluster(cluster: Cluster, config: SchedulerConfig, now: float) -> pb.ClusterState:
+    return pb.ClusterState(
+        model=encode_model(cluster.model) if cluster.model else None,
+        waiting_request_ids=_ids(cluster.admission),
+        now_ns=insight_codec.nanoseconds(now),
+        settings={name: str(value) for name, value in asdict(config).items()},
+    )
+
+
+def _worker(engine: WorkerEngine, now: float) -> pb.WorkerSchedulerState:
+    scheduler = engine.scheduler
+    return pb.WorkerSchedulerState(
+        address=engine.worker.address,
+        is_draining=not scheduler.is_accepting,
+        max_num_seqs=scheduler.limits.max_num_seqs,
+        max_num_batched_tokens=scheduler.token_budget,
+        block_size=scheduler.blocks.block_size,
+        running_request_ids=_ids(scheduler.running),
+        swapped_request_ids=_ids(scheduler.swapped),
+        gpu=_pool(scheduler.blocks.gpu),
+        cpu=_pool(scheduler.blocks.cpu),
+        inflight=[_step(plan, now) for plan in scheduler.inflight],
+        forget_seq_ids=scheduler.forget_seq_ids,
+        draining=[_sequence(seq, scheduler) for seq in scheduler.draining],
+        steady_seq_ids=[seq.seq_id for seq in scheduler.steady],
+        copy_bytes_per_second=scheduler.cost.copy_bytes_per_s,
+        prefill_tokens_per_second=scheduler.cost.prefill_tokens_per_s,
+        block_bytes=scheduler.cost.block_bytes,
+    )
+
+
+def _pool(pool: BlockAllocator) -> pb.BlockPool:
+    return pb.BlockPool(
+        num_blocks=pool.num_blocks,
+        num_free=pool.num_free,
+        cached_blocks=pool.cached_blocks,
+        num_owners=pool.num_owners(),
+    )
+
+
+def _step(plan: StepPlan, now: float) -> pb.PlannedStep:
+    return pb.PlannedStep(
+        step_id=plan.step_id,
+        age_ns=insight_codec.nanoseconds(now - plan.planned_at),
+        seq_ids=[seq.seq_id for seq in plan.seqs],
+        num_new_tokens=plan.num_new_tokens,
+        num_samples=plan.num_samples,
+        forget_seq_ids=plan.forget,
+        blocks_to_swap_out=encode_mapping(make_mapping(plan.swap_out)),
+        blocks_to_swap_in=encode_mapping(make_mapping(plan.swap_in)),
+        blocks_to_copy=encode_mapping(make_mapping(plan.copy)),
+        yielding_request_ids=_ids(plan.deferred_victims),
+        is_short_of_blocks=plan.is_short_of_blocks,
+    )
+
+
+def _request(
+    group: SequenceGroup, scheduler: Scheduler | None, cluster: Cluster, now: float
+) -> pb.LiveRequest:
+    return pb.LiveRequest(
+        explanation=insight_codec.explanation(explain(group, cluster.admission, now=now)),
+        deadline_in_ns=None if group.deadline is None else int((group.deadline - now) * 1e9),
+        sampling_params=sampling_params.encode(group.params),
+        is_steady=group.is_steady,
+        num_lost_workers=group.num_lost_workers,
+        sequences=[_sequence(seq, scheduler) for seq in group.sequences],
+    )
+
+
+def _sequence(seq: Sequence, scheduler: Scheduler | None) -> pb.LiveSequence:
+    counters = scheduler.counters(seq) if scheduler else seq.counters
+    return pb.LiveSequence(
+        seq_id=seq.seq_id,
+        branch=seq.branch,
+        status=seq.status.name,
+        num_tokens=seq.num_tokens,
+        num_computed_tokens=counters.num_computed_tokens,
+        num_inflight_tokens=counters.num_inflight_tokens,
+        num_inflight_samples=counters.num_inflight_samples,
+        block_table=seq.block_table,
+        num_sent_blocks=seq.num_sent_blocks,
+        num_published_blocks=seq.num_published_blocks,
+        is_on_worker=seq.is_on_worker,
+        finish_reason=seq.finish_reason.name if seq.finish_reason else "",
+    )
+
+
+def _ids(groups: Iterable[SequenceGroup]) -> list[str]:
+    return [group.request_id for group in groups]

@@ -1,0 +1,94 @@
+"""One line of the log now and then on what each worker does, as vLLM's `log_stats` writes it.
+
+A worker that did nothing since its last line is passed over; the line after its last work says 0,
+so that a log ends with the worker at rest.
+"""
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+
+from scheduler_svc.cluster import Cluster
+from scheduler_svc.scheduler import Scheduler
+from scheduler_svc.workers.worker_pool import WorkerEngine
+
+logger = logging.getLogger(__name__)
+
+_LINE = (
+    "worker load: %(worker)s, %(prompt_tokens_per_s).1f prompt tokens/s,"
+    " %(generated_tokens_per_s).1f generated tokens/s, %(steps_per_s).1f steps/s,"
+    " running %(running)d, swapped %(swapped)d, waiting %(waiting)d,"
+    " KV cache %(kv_cache_percent)d%% used, prefix hits %(prefix_hit_percent)d%%,"
+    " preemptions %(preemptions)d"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Counts:
+    """Of one worker, so far."""
+
+    num_steps: int
+    num_prompt_tokens: int
+    num_generated_tokens: int
+    num_preemptions: int
+    num_prefix_queries: int
+    num_prefix_hits: int
+
+    @classmethod
+    def of(cls, scheduler: Scheduler) -> "_Counts":
+        return cls(**{name: getattr(scheduler, name) for name in cls.__slots__})
+
+
+class StatsLog:
+    """Remembers what it said last of each worker."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._before: dict[WorkerEngine, _Counts] = {}
+        self._was_busy: set[WorkerEngine] = set()
+        self._at = time.monotonic()
+
+    async def run(self, interval_s: float) -> None:
+        """Writes lines until it is cancelled."""
+        while True:
+            await asyncio.sleep(interval_s)
+            self.write(time.monotonic())
+
+    def write(self, now: float) -> None:
+        """Writes a line of each worker that did something since the last time or the one before."""
+        engines = list(self._cluster.engines)
+        for engine in engines:
+            counts = _Counts.of(engine.scheduler)
+            before = self._before.get(engine)
+            is_busy = counts.num_steps > (before.num_steps if before else 0)
+            if is_busy or engine in self._was_busy:
+                logger.info(_LINE, self._fields(engine, before, counts, now - self._at))
+            (self._was_busy.add if is_busy else self._was_busy.discard)(engine)
+            self._before[engine] = counts
+        self._before = {engine: self._before[engine] for engine in engines}
+        self._was_busy &= set(engines)
+        self._at = now
+
+    def _fields(
+        self, engine: WorkerEngine, before: _Counts | None, counts: _Counts, seconds: float
+    ) -> dict[str, object]:
+        scheduler, gpu = engine.scheduler, engine.scheduler.blocks.gpu
+
+        def since(name: str) -> int:
+            grown: int = getattr(counts, name) - (getattr(before, name) if before else 0)
+            return grown
+
+        queries = since("num_prefix_queries")
+        return {
+            "worker": engine.worker.address,
+            "prompt_tokens_per_s": round(since("num_prompt_tokens") / seconds, 1),
+            "generated_tokens_per_s": round(since("num_generated_tokens") / seconds, 1),
+            "steps_per_s": round(since("num_steps") / seconds, 1),
+            "running": len(scheduler.running),
+            "swapped": len(scheduler.swapped),
+            "waiting": len(self._cluster.admission),
+            "kv_cache_percent": round(100 * (1 - gpu.num_free / gpu.num_blocks)),
+            "prefix_hit_percent": round(100 * since("num_prefix_hits") / max(1, queries)),
+            "preemptions": since("num_preemptions"),
+        }

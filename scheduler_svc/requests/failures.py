@@ -1,0 +1,81 @@
+"""Failures of requests: codes and messages of refusals, and of requests that end by an error."""
+
+from contract.errors import Code
+from contract.updates import RequestFailure
+from scheduler_svc.requests.sequence_group import SequenceGroup
+from scheduler_svc.requests.suspicion import Suspicion
+
+RETRY_AFTER_S = 1.0
+
+
+def no_worker_serves() -> RequestFailure:
+    return RequestFailure(Code.UNAVAILABLE, "no worker serves", RETRY_AFTER_S)
+
+
+def drains() -> RequestFailure:
+    return RequestFailure(Code.UNAVAILABLE, "the scheduler is draining", RETRY_AFTER_S)
+
+
+def no_worker_came(wait_s: float) -> RequestFailure:
+    waited = f", and none joined within {wait_s:g} s" if wait_s else ""
+    return RequestFailure(Code.UNAVAILABLE, f"no worker serves{waited}", RETRY_AFTER_S)
+
+
+def model_changed() -> RequestFailure:
+    return RequestFailure(
+        Code.UNAVAILABLE, "the workers that have joined serve another model", RETRY_AFTER_S
+    )
+
+
+def policy_fails() -> RequestFailure:
+    return RequestFailure(Code.INTERNAL, "the scheduling policy fails on this request")
+
+
+def too_many(message: str) -> RequestFailure:
+    """Returns the failure of a request that may be served once others have ended."""
+    return RequestFailure(Code.RESOURCE_EXHAUSTED, message, RETRY_AFTER_S)
+
+
+def exceeds_window(group: SequenceGroup, window: int) -> RequestFailure:
+    return RequestFailure(
+        Code.INVALID_ARGUMENT,
+        f"the prompt has {group.num_prompt_tokens} tokens; the maximum context length is {window}"
+        " tokens, as much as the largest worker's KV cache holds",
+        exceeded_window=window,
+    )
+
+
+def no_room_left(group: SequenceGroup) -> RequestFailure:
+    """Returns the failure of a request that only a lost worker had room for."""
+    return RequestFailure(
+        Code.UNAVAILABLE,
+        f"no worker that is left has room for {group.num_prompt_tokens} prompt tokens and"
+        f" {group.max_tokens} more",
+        RETRY_AFTER_S,
+    )
+
+
+def never_fits(group: SequenceGroup) -> RequestFailure:
+    if group.num_branches == 1:
+        sequences, fit = "1 sequence", "fits"
+    else:
+        sequences, fit = f"{group.num_branches} sequences", "fit"
+    fewer = "n" if group.beam_search is None else "beam_search.width"
+    return RequestFailure(
+        Code.RESOURCE_EXHAUSTED,
+        f"{sequences} of {group.num_prompt_tokens} prompt tokens and up to"
+        f" {group.max_tokens} more {fit} no worker's KV cache; lower max_tokens or {fewer}",
+    )
+
+
+def breaks_workers(suspicion: Suspicion) -> RequestFailure:
+    return RequestFailure(
+        Code.INTERNAL,
+        f"{len(suspicion.losses)} workers were lost while they worked on the request",
+    )
+
+
+def cannot_compile(fault: str) -> RequestFailure:
+    """Returns the failure of a request whose structured output its worker cannot compile."""
+    message = f"its structured output cannot be compiled: {fault}"
+    return RequestFailure(Code.FAILED_PRECONDITION, message)

@@ -1,0 +1,173 @@
+"""Checks what a router asks for, before it can reach a worker.
+
+A worker refuses a whole step for one bad value in it, which would end the lease and start every
+request on that worker again; so what no worker could serve is refused here, alone.
+"""
+
+import math
+from collections.abc import Iterator
+
+from contract.model import ModelInfo
+from contract.sampling_params import MAX_LOGPROB_TOKEN_IDS, SamplingParams
+from scheduler_svc.requests.sequence_group import SequenceGroup
+
+MAX_BEAM_WIDTH = 32
+MAX_LENGTH_PENALTY = 5.0
+"""A sequence longer than any, to this power, is a float32 still."""
+MAX_PRIORITY = 1000
+"""And as far below 0; how long a request may be kept waiting follows from it."""
+MAX_CANDIDATES = 128
+"""Tokens that a beam reports."""
+MAX_PENALTY = 2
+MAX_REPETITION_PENALTY = 10
+MAX_BIAS = 100
+MAX_BIASES = 1024
+MAX_BAD_TOKENS = 16_384
+"""All as in the worker's contract."""
+
+_NEUTRAL = SamplingParams()
+_NOT_WITH_BEAMS = (
+    "num_logprobs",
+    "logprob_token_ids",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
+    "structured_output",
+)
+"""What a search, which goes by what the model says of tokens, could not honour."""
+
+
+def find_fault(group: SequenceGroup, model: ModelInfo) -> str | None:
+    """Says in one line why no worker of the model could serve a request; None if it can be."""
+    if group.num_prompt_tokens >= model.max_model_len:
+        return (
+            f"the prompt has {group.num_prompt_tokens} tokens; the model's window of"
+            f" {model.max_model_len} leaves none to generate"
+        )
+    if max(group.prompt_token_ids) >= model.vocab_size:
+        return f"token ids must be below the vocabulary's size, {model.vocab_size}"
+    if abs(group.priority) > MAX_PRIORITY:
+        return f"priority is {group.priority}, must be in [-{MAX_PRIORITY}, {MAX_PRIORITY}]"
+    most_logprobs = min(MAX_CANDIDATES, model.vocab_size)
+    return (
+        _find_fault_in_params(group.params, model)
+        or _find_fault_in_search(group, most_logprobs=most_logprobs)
+        or _find_fault_in_delivered(group, model)
+    )
+
+
+def _find_fault_in_delivered(group: SequenceGroup, model: ModelInfo) -> str | None:
+    """What was generated before must leave something to generate."""
+    delivered = group.delivered
+    if not delivered:
+        return None
+    if len(delivered) != group.num_sequences or group.beam_search or not group.attempt:
+        return (
+            f"delivered has {len(delivered)} sequences, must have {group.num_sequences}, in a later"
+            " attempt, without beam_search"
+        )
+    lengths = [len(sequence.token_ids) for sequence in delivered]
+    most = min(group.max_tokens, model.max_model_len - group.num_prompt_tokens)
+    if not 0 < min(lengths) <= max(lengths) <= most:
+        return f"delivered has {max(lengths)} and {min(lengths)} tokens, must be in [1, {most}]"
+    lowest = min(min(sequence.token_ids) for sequence in delivered)
+    highest = max(max(sequence.token_ids) for sequence in delivered)
+    if lowest < 0 or highest >= model.vocab_size:
+        value = lowest if lowest < 0 else highest
+        return f"delivered has token {value}, must be below {model.vocab_size}"
+    going_on = [length for length, one in zip(lengths, delivered, strict=True) if not one[1]]
+    if not going_on or max(going_on) == most:
+        return "delivered leaves nothing to generate"
+    return None
+
+
+def _find_fault_in_search(group: SequenceGroup, *, most_logprobs: int) -> str | None:
+    """Says in one line why a search cannot be served; None if it can be, or none is asked for.
+
+    A beam reports no more candidates than `most_logprobs`.
+    """
+    if group.beam_search is None:
+        return None
+    return next(_faults_of_search(group, most_logprobs), None)
+
+
+def _faults_of_search(group: SequenceGroup, most_logprobs: int) -> Iterator[str]:
+    assert group.beam_search is not None
+    width, penalty = group.beam_search.width, group.beam_search.length_penalty
+    if not 1 <= width <= MAX_BEAM_WIDTH:
+        yield f"beam_search.width is {width}, must be in [1, {MAX_BEAM_WIDTH}]"
+    if not abs(penalty) <= MAX_LENGTH_PENALTY:
+        allowed = f"[-{MAX_LENGTH_PENALTY:g}, {MAX_LENGTH_PENALTY:g}]"
+        yield f"beam_search.length_penalty is {penalty}, must be in {allowed}"
+    if group.num_sequences > width:
+        yield f"num_sequences is {group.num_sequences}, must be at most beam_search.width, {width}"
+    num_stops, most = len(set(group.params.stop_token_ids)), most_logprobs - width
+    if num_stops > most:
+        yield (
+            f"sampling_params.stop_token_ids has {num_stops} tokens, must be at most {most}"
+            f" beside {width} beams"
+        )
+    for name in _NOT_WITH_BEAMS:
+        if (value := getattr(group.params, name)) != getattr(_NEUTRAL, name):
+            yield f"sampling_params.{name} is {value}, must be unset with beam_search"
+
+
+def _find_fault_in_params(params: SamplingParams, model: ModelInfo) -> str | None:
+    for name, value, is_allowed, allowed in (
+        ("temperature", params.temperature, 0 <= params.temperature < math.inf, "finite, >= 0"),
+        ("top_p", params.top_p, 0 < params.top_p <= 1, "in (0, 1]"),
+        ("min_p", params.min_p, 0 <= params.min_p <= 1, "in [0, 1]"),
+        ("typical_p", params.typical_p, 0 < params.typical_p <= 1, "in (0, 1]"),
+        (
+            "repetition_penalty",
+            params.repetition_penalty,
+            0 < params.repetition_penalty <= MAX_REPETITION_PENALTY,
+            f"in (0, {MAX_REPETITION_PENALTY}]",
+        ),
+    ):
+        if not is_allowed:
+            return f"sampling_params.{name} is {value}, must be {allowed}"
+    for name in ("presence_penalty", "frequency_penalty"):
+        if not abs(value := getattr(params, name)) <= MAX_PENALTY:
+            return f"sampling_params.{name} is {value}, must be in [-{MAX_PENALTY}, {MAX_PENALTY}]"
+    for name in ("num_logprobs", "num_prompt_logprobs"):
+        if (getattr(params, name) or 0) > model.vocab_size:
+            value = getattr(params, name)
+            return f"sampling_params.{name} is {value}, must be at most {model.vocab_size}"
+    if params.logprob_token_ids and params.num_logprobs != 0:
+        return f"sampling_params.num_logprobs is {params.num_logprobs}, must be 0 with token ids"
+    return _find_fault_in_tokens(params, model)
+
+
+def _find_fault_in_tokens(params: SamplingParams, model: ModelInfo) -> str | None:
+    biases = [bias for _, bias in params.logit_bias]
+    if not all(abs(bias) <= MAX_BIAS for bias in biases):
+        return f"sampling_params.logit_biases must be in [-{MAX_BIAS}, {MAX_BIAS}]"
+    if not all(params.bad_words):
+        return "sampling_params.bad_words has a run of no tokens"
+    num_bad_tokens = sum(map(len, params.bad_words))
+    if num_bad_tokens > MAX_BAD_TOKENS or len(biases) > MAX_BIASES:
+        return (
+            f"sampling_params has {num_bad_tokens} tokens of bad_words and {len(biases)}"
+            f" logit_biases, must be at most {MAX_BAD_TOKENS} and {MAX_BIASES}"
+        )
+    if (count := len(params.logprob_token_ids)) > MAX_LOGPROB_TOKEN_IDS:
+        most = MAX_LOGPROB_TOKEN_IDS
+        return f"sampling_params.logprob_token_ids has {count} tokens, must be at most {most}"
+    for name, token_ids in (
+        ("stop_token_ids", params.stop_token_ids),
+        ("logit_bias_token_ids", [token_id for token_id, _ in params.logit_bias]),
+        ("allowed_token_ids", params.allowed_token_ids),
+        ("logprob_token_ids", params.logprob_token_ids),
+        ("bad_words", [token_id for run in params.bad_words for token_id in run]),
+    ):
+        low, high = min(token_ids, default=0), max(token_ids, default=0)
+        if low < 0 or high >= model.vocab_size:
+            value = low if low < 0 else high
+            return f"sampling_params.{name} is {value}, must be below {model.vocab_size}"
+    if len({token_id for token_id, _ in params.logit_bias}) < len(biases):
+        return "sampling_params.logit_bias_token_ids has a token twice"
+    return None

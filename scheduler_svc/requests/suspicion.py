@@ -1,0 +1,42 @@
+"""Why a request computes alone: it was in flight when a worker was lost, and may be the cause.
+
+A worker that is lost takes the requests of its steps in flight with it, and any of them, or the
+worker, may be at fault. So the loss counts against the worker, and these requests are suspects:
+each computes alone in its steps until it has passed the position of the loss. A loss in such a step
+counts against the request. `loss_attribution.py` sets the counts right once it is known who was at
+fault.
+
+One by one, not in halves (Dorfman, 1943): a suspect costs a few steps, a wrong half a worker.
+"""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+MAX_LOSSES = 3
+"""A suspect that was in flight at so many losses, alone at all but the first, ends as their cause.
+One loss alone can be a coincidence; each further one costs all that its worker computes."""
+
+
+class Loss(NamedTuple):
+    """A worker that was lost, or that failed when it was tried."""
+
+    worker: str
+    at: float
+    """Seconds on the clock of `WorkerRecords`."""
+
+
+@dataclass(slots=True)
+class Suspicion:
+    """What is known against a request."""
+
+    position: int
+    """Tokens of its longest sequence that were computed, or in flight, when the worker was lost."""
+    losses: list[Loss] = field(default_factory=list)
+    """At the first it was not alone; that one counts against the worker until the verdict."""
+    shunned: frozenset[str] = frozenset()
+    """Names of workers that it was lost on, while another worker takes it."""
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether the request counts as the cause of its losses."""
+        return len(self.losses) >= MAX_LOSSES

@@ -1,0 +1,156 @@
+"""What happened to one request, and when: a short list of events, for whoever asks why it was slow.
+
+Beside it stand the few times at which its phases began, which everybody is told.
+
+Events are changes: queued, scheduled, a chunk of prefill, preempted. None is noted for a token that
+is decoded, so that a step costs the same with and without timelines. Times are the scheduler's
+clock, passed in.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any, NamedTuple
+
+from contract.updates import Timings
+from scheduler_svc.requests.wait_accounting import Account, Wait, WaitLedger
+
+KEPT_FIRST = 64
+KEPT_LAST = 192
+"""Of a request with more events than both together those between are dropped, and counted."""
+
+
+class EventKind(Enum):
+    """What happened; names as in explain.proto."""
+
+    QUEUED = auto()
+    SCHEDULED = auto()
+    PREFILL = auto()
+    FIRST_TOKEN = auto()
+    FORKED = auto()
+    PREEMPTED = auto()
+    RESUMED = auto()
+    MOVED = auto()
+    SEQUENCE_FINISHED = auto()
+    ENDED = auto()
+    SUSPECTED = auto()
+    CLEARED = auto()
+
+
+class Event(NamedTuple):
+    """One thing that happened; only the numbers that belong to its kind are set."""
+
+    kind: EventKind
+    at: float
+    worker: str = ""
+    step_id: int = 0
+    num_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_blocks: int = 0
+    """Moved between GPU and CPU, or given up to be recomputed."""
+    num_sequences: int = 0
+    branch: int = 0
+    num_ahead: int = 0
+    num_waiting: int = 0
+    is_swap: bool = False
+    other_request_id: str = ""
+    """For whom it was preempted; itself if nobody behind it could yield."""
+    detail: str = ""
+    waits: tuple[Wait, ...] = ()
+
+
+@dataclass(slots=True)
+class Timeline:
+    """The events of one request, in order."""
+
+    events: list[Event] = field(default_factory=list)
+    num_dropped: int = 0
+    worker: str = ""
+    """Where the request is, or was last; empty while it is nowhere because that one has gone."""
+    _waits_from: Account | None = None
+
+    def add(self, kind: EventKind, now: float, **numbers: Any) -> None:
+        """Notes an event at the worker where the request is."""
+        if len(self.events) >= KEPT_FIRST + KEPT_LAST:
+            del self.events[KEPT_FIRST]
+            self.num_dropped += 1
+        self.events.append(Event(kind, now, self.worker, **numbers))
+
+    def queued(self, now: float, *, num_ahead: int, num_waiting: int, ledger: WaitLedger) -> None:
+        """Notes that the request waits in the admission queue, behind so many of so many."""
+        self.wait(ledger, now)
+        self.add(EventKind.QUEUED, now, num_ahead=num_ahead, num_waiting=num_waiting)
+
+    def wait(self, ledger: WaitLedger, now: float) -> None:
+        """Begins to count what the request waits for in the admission queue."""
+        self._waits_from = ledger.account(now)
+
+    def scheduled(
+        self, ledger: WaitLedger, now: float, *, worker: str, step_id: int, resumes: bool
+    ) -> None:
+        """Notes that a worker took the request out of the admission queue, and why not earlier."""
+        waits, self._waits_from = self.waits(ledger, now), None
+        self.worker = worker
+        kind = EventKind.RESUMED if resumes else EventKind.SCHEDULED
+        self.add(kind, now, step_id=step_id, waits=waits)
+
+    @property
+    def has_resumed(self) -> bool:
+        """Whether a worker has taken the request more than once."""
+        return any(event.kind is EventKind.RESUMED for event in self.events)
+
+    def moved(self, now: float, *, is_lost: bool) -> None:
+        """Notes that the request's worker has gone, and whether it had announced that."""
+        self.add(EventKind.MOVED, now, detail="lost" if is_lost else "drained")
+        self.worker = ""
+
+    def waits(self, ledger: WaitLedger, now: float) -> tuple[Wait, ...]:
+        """Returns what a request that is queued has waited for so far."""
+        return () if self._waits_from is None else ledger.since(self._waits_from, now)
+
+
+@dataclass(slots=True, kw_only=True)
+class GroupTimes:
+    """When things happened to a group, in seconds of the scheduler's clock."""
+
+    arrival: float
+    first_scheduled: float | None = None
+    first_token: float | None = None
+    last_token: float | None = None
+    preempted_at: float | None = None
+    """Since when the group has been out; None while it is not preempted."""
+    preempted_s: float = 0.0
+    """How long it has been out, as far as it is back."""
+
+    def resume(self, now: float) -> None:
+        """Notes that the group begins to run, or runs again."""
+        if self.first_scheduled is None:
+            self.first_scheduled = now
+        if self.preempted_at is not None:
+            self.preempted_s += now - self.preempted_at
+            self.preempted_at = None
+
+    def total_preempted(self, now: float) -> float:
+        """Returns the seconds spent preempted so far."""
+        return self.preempted_s + (0.0 if self.preempted_at is None else now - self.preempted_at)
+
+    def timings(self, now: float) -> Timings:
+        """Returns the durations that the router is sent at the request's end."""
+        scheduled = now if self.first_scheduled is None else self.first_scheduled
+        first_token = now if self.first_token is None else self.first_token
+        last_token = first_token if self.last_token is None else self.last_token
+        return Timings(
+            queued_ns=_nanoseconds(scheduled - self.arrival),
+            prefill_ns=_nanoseconds(first_token - scheduled),
+            decode_ns=_nanoseconds(last_token - first_token),
+            preempted_ns=_nanoseconds(self.total_preempted(now)),
+        )
+
+    def phases(self, now: float) -> tuple[float, float, float]:
+        """Returns the seconds until first scheduled, until the first token, and since then."""
+        scheduled = now if self.first_scheduled is None else self.first_scheduled
+        first_token = now if self.first_token is None else self.first_token
+        return scheduled - self.arrival, first_token - scheduled, now - first_token
+
+
+def _nanoseconds(seconds: float) -> int:
+    return max(0, int(seconds * 1e9))

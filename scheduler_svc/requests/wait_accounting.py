@@ -1,0 +1,81 @@
+"""Why the admission queue did not move, and for how long: one account for all who wait in it.
+
+What keeps the first of the queue out keeps out everybody behind it. So each planning notes one
+reason, whatever the length of the queue, and what a request waited for is the difference between
+the account when it left and when it came.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import NamedTuple
+
+
+class WaitReason(Enum):
+    """What the first of the queue waits for; names as in explain.proto."""
+
+    NEXT_STEP = auto()
+    """Nothing but that the next step is planned."""
+    NO_WORKER = auto()
+    """A worker that takes it: there is none, or those that there are drain or are too small."""
+    TOKENS = auto()
+    """The steps' token budget goes to those who run."""
+    SEQUENCES = auto()
+    """As many sequences run as may."""
+    BLOCKS = auto()
+    """KV blocks: not enough are free, or those who run are short of them."""
+    SWAPPED_FIRST = auto()
+    """Swapped requests come in before it."""
+    GRAMMAR = auto()
+    """A worker that has compiled its structured output."""
+    SUSPECT = auto()
+    """A request computes alone that was in flight when a worker was lost."""
+
+
+class Wait(NamedTuple):
+    """How long one reason held, and in how many plannings."""
+
+    reason: WaitReason
+    seconds: float
+    num_plans: int
+
+
+Account = tuple[tuple[float, int], ...]
+"""Seconds and plannings of each reason, in the order of WaitReason."""
+
+
+@dataclass(slots=True)
+class WaitLedger:
+    """The account, in which a reason holds from the planning that noted it to the next one."""
+
+    _reason: WaitReason = WaitReason.NEXT_STEP
+    _since: float = 0.0
+    _seconds: dict[WaitReason, float] = field(
+        default_factory=lambda: dict.fromkeys(WaitReason, 0.0)
+    )
+    _num_plans: dict[WaitReason, int] = field(default_factory=lambda: dict.fromkeys(WaitReason, 0))
+
+    def note(self, reason: WaitReason, now: float) -> None:
+        """Says what a planning left the queue waiting for."""
+        self._accrue(now)
+        self._reason = reason
+        self._num_plans[reason] += 1
+
+    def account(self, now: float) -> Account:
+        """Returns the account as of now, to be given to `since` later."""
+        self._accrue(now)
+        return tuple((self._seconds[reason], self._num_plans[reason]) for reason in WaitReason)
+
+    def since(self, start: Account, now: float) -> tuple[Wait, ...]:
+        """Returns what the queue has waited for since then, the longest first."""
+        waits = [
+            Wait(reason, seconds - seconds_then, num_plans - num_plans_then)
+            for reason, (seconds, num_plans), (seconds_then, num_plans_then) in zip(
+                WaitReason, self.account(now), start, strict=True
+            )
+        ]
+        held = [wait for wait in waits if wait.seconds > 0]
+        return tuple(sorted(held, key=lambda wait: -wait.seconds))
+
+    def _accrue(self, now: float) -> None:
+        self._seconds[self._reason] += max(0.0, now - self._since)
+        self._since = max(self._since, now)

@@ -1,0 +1,231 @@
+"""Takes the answers to steps: what was computed, which tokens were drawn, what ends with them."""
+
+import itertools
+from collections.abc import Iterable
+
+from contract.errors import Code
+from contract.updates import FinishReason, RequestFailure
+from scheduler_svc.kv.block_manager import BlockSpaceManager
+from scheduler_svc.planning.decode_columns import DecodeColumns
+from scheduler_svc.planning.plan import StepAnswer, StepPlan
+from scheduler_svc.planning.sequence_release import SequenceRelease
+from scheduler_svc.planning.worker_state import WorkerState
+from scheduler_svc.queue.admission_queue import AdmissionQueue
+from scheduler_svc.requests.sequence import Sequence, SequenceStatus
+from scheduler_svc.requests.sequence_group import SequenceGroup
+from scheduler_svc.requests.sequence_ids import next_seq_id
+from scheduler_svc.requests.timeline import EventKind
+from scheduler_svc.results.beam_branching import BeamGroups
+from scheduler_svc.results.step_outcome import StepOutcome
+from scheduler_svc.results.stop_conditions import end_reason
+
+
+class OutputProcessor:
+    """Turns an answer into what it means for requests, and moves the counters on."""
+
+    def __init__(
+        self,
+        *,
+        blocks: BlockSpaceManager,
+        decode_columns: DecodeColumns,
+        worker_state: WorkerState,
+        sequence_release: SequenceRelease,
+        admission: AdmissionQueue,
+        eos_token_ids: frozenset[int],
+    ) -> None:
+        self.num_prompt_tokens = 0
+        self.num_generated_tokens = 0
+        self._blocks = blocks
+        self._decode_columns = decode_columns
+        self._worker_state = worker_state
+        self._sequence_release = sequence_release
+        self._admission = admission
+        self._eos_token_ids = eos_token_ids
+        self._beams = BeamGroups(
+            blocks=blocks,
+            worker_state=worker_state,
+            sequence_release=sequence_release,
+            eos_token_ids=eos_token_ids,
+        )
+
+    def process(self, plan: StepPlan, answer: StepAnswer, now: float) -> StepOutcome:
+        """Takes the answer to a plan; plans are answered in the order in which they were made."""
+        outcome = StepOutcome()
+        if answer.prompt_logprobs:
+            _accept_prompt_logprobs(plan, answer, outcome)
+        if answer.is_one_for_each(plan) and all(plan.num_samples):
+            self._accept_decodes(plan, answer, outcome, now)
+        else:
+            self._decode_columns.release(*{seq.group for seq in plan.seqs})
+            self._accept_each(range(len(plan.seqs)), plan, answer, outcome, now)
+        return outcome
+
+    def _accept_decodes(
+        self, plan: StepPlan, answer: StepAnswer, outcome: StepOutcome, now: float
+    ) -> None:
+        """Takes one token of each sequence: all of the columns at once, the others one by one."""
+        seqs, token_ids = plan.seqs, answer.token_ids
+        steady = [i for i, seq in enumerate(seqs) if seq.steady_row >= 0]
+        if len(steady) < len(seqs):
+            others = [i for i, seq in enumerate(seqs) if seq.steady_row < 0]
+            self._accept_each(others, plan, answer, outcome, now)
+            seqs = [plan.seqs[i] for i in steady]
+            token_ids = [answer.token_ids[i] for i in steady]
+        may_end = self._decode_columns.append_tokens(seqs, token_ids)
+        logprobs = map(answer.logprobs.get, steady) if answer.logprobs else itertools.repeat(None)
+        outcome.tokens += zip(seqs, token_ids, logprobs, strict=False)
+        self.num_generated_tokens += len(seqs)
+        ending = [
+            (seqs[i], reason)
+            for i in may_end
+            if (reason := end_reason(seqs[i], eos_token_ids=self._eos_token_ids))
+        ]
+        self._decode_columns.release(*{seq.group for seq, _ in ending})
+        for seq, reason in ending:
+            self._finish(seq, reason, outcome, now)
+
+    def _accept_each(
+        self,
+        indices: Iterable[int],
+        plan: StepPlan,
+        answer: StepAnswer,
+        outcome: StepOutcome,
+        now: float,
+    ) -> None:
+        rows = answer.rows()
+        for i in indices:
+            seq, num_samples = plan.seqs[i], plan.num_samples[i]
+            seq.num_inflight_tokens -= plan.num_new_tokens[i]
+            seq.num_computed_tokens += plan.num_new_tokens[i]
+            seq.num_inflight_samples -= num_samples > 0
+            if seq.is_finished:  # its extra tokens are trimmed
+                self._sequence_release.release_answered(seq)
+                continue
+            if seq.seq_id in answer.failures:
+                self._fail(seq, answer.failures[seq.seq_id], outcome, now)
+                continue
+            self._blocks.cache_blocks(seq)
+            if num_samples:
+                self._accept_draws(seq, rows.get(seq.seq_id, []), num_samples, answer, outcome, now)
+
+    def _accept_draws(
+        self,
+        seq: Sequence,
+        rows: list[int],
+        num_samples: int,
+        answer: StepAnswer,
+        outcome: StepOutcome,
+        now: float,
+    ) -> None:
+        if len(rows) != num_samples:
+            message = f"the worker drew {len(rows)} of {num_samples} tokens"
+            self._fail(seq, RequestFailure(Code.INTERNAL, message), outcome, now)
+            return
+        self._record_first_token(seq.group, now)
+        if seq.group.search is not None:
+            self._accept_beam(seq, rows[0], answer, outcome, now)
+            return
+        branches = [seq, *self._branch_off(seq, num_samples - 1)]
+        if num_samples > 1:
+            seq.group.timeline.add(EventKind.FORKED, now, num_sequences=num_samples)
+        for branch, row in zip(branches, rows, strict=True):
+            outcome.tokens.append((branch, answer.token_ids[row], answer.logprobs.get(row)))
+            self._accept_token(branch, answer.token_ids[row], outcome, now)
+
+    def _record_first_token(self, group: SequenceGroup, now: float) -> None:
+        if group.times.first_token is None:
+            group.times.first_token = now
+            group.timeline.add(EventKind.FIRST_TOKEN, now)
+            self.num_prompt_tokens += group.num_prompt_tokens
+
+    def _accept_beam(
+        self, seq: Sequence, row: int, answer: StepAnswer, outcome: StepOutcome, now: float
+    ) -> None:
+        """Takes what a beam may go on with; what is settled then counts as generated.
+
+        Every beam's token is charged: each takes its place in a step.
+        """
+        self._admission.charge(seq.group.flow, [seq.group], num_output_tokens=1)
+        group, num_tokens, is_one = seq.group, len(outcome.tokens), seq.group.awaits_fork
+        fault = self._beams.process(seq, answer.token_ids[row], answer.logprobs.get(row), outcome)
+        if fault is not None:
+            self._fail(seq, RequestFailure(Code.INTERNAL, fault), outcome, now)
+        self.num_generated_tokens += len(outcome.tokens) - num_tokens
+        if group.is_finished:
+            group.times.last_token = now
+        elif is_one and not group.awaits_fork:
+            group.timeline.add(EventKind.FORKED, now, num_sequences=group.num_branches)
+
+    def _branch_off(self, parent: Sequence, num_children: int) -> list[Sequence]:
+        """Splits off the other branches of a prompt that has just been computed."""
+        children = [
+            Sequence(
+                seq_id=next_seq_id(),
+                branch=parent.branch + 1 + i,
+                group=parent.group,
+                status=SequenceStatus.RUNNING,
+                num_computed_tokens=parent.num_computed_tokens,
+            )
+            for i in range(num_children)
+        ]
+        for child in children:
+            self._blocks.fork(parent, child)
+            self._worker_state.fork(parent, child)
+            parent.group.sequences.append(child)
+        return children
+
+    def _accept_token(self, seq: Sequence, token_id: int, outcome: StepOutcome, now: float) -> None:
+        seq.output_token_ids.append(token_id)
+        self.num_generated_tokens += 1
+        self._admission.charge(seq.group.flow, [seq.group], num_output_tokens=1)
+        if reason := end_reason(seq, eos_token_ids=self._eos_token_ids):
+            self._finish(seq, reason, outcome, now)
+
+    def _fail(
+        self, seq: Sequence, failure: RequestFailure, outcome: StepOutcome, now: float
+    ) -> None:
+        """Ends a sequence by an error; before its fork it stands for all, as any beam does."""
+        group = seq.group
+        self._blocks.retract(seq)
+        if group.search is not None:
+            group.failure = failure
+            group.times.last_token = now
+            self._sequence_release.end_all(group)
+            outcome.ended.append(group)
+            return
+        seq.failure = failure
+        self._finish(seq, FinishReason.ERROR, outcome, now)
+
+    def _finish(
+        self, seq: Sequence, reason: FinishReason, outcome: StepOutcome, now: float
+    ) -> None:
+        group = seq.group
+        group.times.last_token = now
+        self._sequence_release.end(seq, reason)
+        if group.num_sequences > 1:
+            group.timeline.add(
+                EventKind.SEQUENCE_FINISHED, now, detail=reason.name, branch=seq.branch
+            )
+        outcome.finished.append(seq)
+        if group.is_finished:
+            if _has_failed(group):
+                group.failure = seq.failure
+            outcome.ended.append(group)
+
+
+def _accept_prompt_logprobs(plan: StepPlan, answer: StepAnswer, outcome: StepOutcome) -> None:
+    """Takes each position once, though a prompt may be computed again."""
+    seqs = {seq.seq_id: seq for seq in plan.seqs}
+    for run in answer.prompt_logprobs:
+        seq = seqs.get(run.seq_id)
+        if seq is None or seq.is_finished:
+            continue
+        first_new = seq.group.num_known_prompt_logprobs + 1
+        new = run.logprobs[first_new - run.first_position :]
+        if new:
+            outcome.prompt_logprobs.append((seq.group, first_new, new))
+            seq.group.num_known_prompt_logprobs += len(new)
+
+
+def _has_failed(group: SequenceGroup) -> bool:
+    return all(seq.finish_reason is FinishReason.ERROR for seq in group.sequences)

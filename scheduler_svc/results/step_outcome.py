@@ -1,0 +1,28 @@
+"""What the answer to a step means for requests: their new tokens, and what has ended with it."""
+
+from dataclasses import dataclass, field
+
+from contract.logprobs import TokenLogprobs
+from scheduler_svc.requests.sequence import Sequence
+from scheduler_svc.requests.sequence_group import SequenceGroup
+from scheduler_svc.requests.suspicion import Suspicion
+
+NewToken = tuple[Sequence, int, TokenLogprobs | None]
+"""A token that was accepted: whose, which, and its log probabilities if they were asked for."""
+
+
+@dataclass(slots=True)
+class StepOutcome:
+    """What an answer means for requests."""
+
+    tokens: list[NewToken] = field(default_factory=list)
+    prompt_logprobs: list[tuple[SequenceGroup, int, list[TokenLogprobs]]] = field(
+        default_factory=list
+    )
+    """Whose, the position of the first token, and one for each position from there on."""
+    finished: list[Sequence] = field(default_factory=list)
+    """Sequences that have just ended; each has its reason."""
+    ended: list[SequenceGroup] = field(default_factory=list)
+    """Requests whose last sequence has just ended."""
+    cleared: list[Suspicion] = field(default_factory=list)
+    """Of requests that are suspects no longer."""

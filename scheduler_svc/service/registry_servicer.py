@@ -1,0 +1,311 @@
+"""WorkerRegistryService: workers join, and stay as long as their stream is alive."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
+from urllib.parse import unquote
+
+import grpc
+
+from contract.errors import Aborted, FailedPrecondition, InvalidArgument, Unavailable
+from contract.model import ModelInfo
+from contract.startup import StartupPhase, StartupProgress
+from contract.tokenizer_files import hash_files
+from protos.scheduler.v1 import scheduler_pb2 as pb
+from protos.scheduler.v1 import scheduler_pb2_grpc as pb_grpc
+from rpc.interceptors.peer_roles import WORKER, names_of
+from rpc.limits.peer_timeout import wait_for_first
+from scheduler_svc.cluster import Cluster
+from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.factory import make_scheduler
+from scheduler_svc.recorder import UNRECORDED, Recorder
+from scheduler_svc.requests.failures import RETRY_AFTER_S
+from scheduler_svc.scheduler import Scheduler
+from scheduler_svc.workers.engine import Engine
+from scheduler_svc.workers.starting_workers import StartingWorkers
+from scheduler_svc.workers.worker_client import WorkerClient, WorkerLostError
+
+logger = logging.getLogger(__name__)
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Requests = AsyncIterator[pb.RegisterRequest]
+
+JOIN_S = 10.0
+"""Within which a worker that registers must have said who it is."""
+STARTUP_SILENCE_S = 10.0
+"""A worker that starts says something each second, unless an import holds it up."""
+
+
+class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
+    """Dials a worker that joins, gives it an engine, and takes it out when its lease ends."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        config: SchedulerConfig,
+        recorder: Recorder = UNRECORDED,
+        *,
+        starting: StartingWorkers | None = None,
+    ) -> None:
+        """Notes in `starting` what workers that start report."""
+        self._starting = StartingWorkers() if starting is None else starting
+        self._recorder = recorder
+        self._cluster = cluster
+        self._config = config
+
+    async def Register(
+        self, requests: Requests, context: Context
+    ) -> AsyncIterator[pb.RegisterResponse]:
+        join = await _first(requests)
+        address = _address(join.address, context.peer())
+        self._check_quarantine(address)
+        worker = WorkerClient(
+            address=address,
+            epoch=join.epoch,
+            recorder=self._recorder.worker(),
+            tls=self._config.tls,
+            # Who answers there must be who has registered, whatever the address is called.
+            certified_name=self._config.tls.peer_names.find(WORKER, names_of(context)),
+        )
+        try:
+            engine, model, files = await self._admit(worker)
+            interval_ns = int(self._config.heartbeat_interval_s * 1e9)
+            yield pb.RegisterResponse(accepted=pb.Accepted(heartbeat_interval_ns=interval_ns))
+            self._serve(model, files)
+            async with contextlib.aclosing(self._lease(engine, requests)) as answers:
+                async for answer in answers:
+                    yield answer
+        except WorkerLostError as error:
+            logger.warning("refused the worker at %s: %s", worker.address, error)
+            raise Unavailable(
+                f"cannot use the worker at {worker.address}: {error}", RETRY_AFTER_S
+            ) from None
+        finally:
+            await worker.close()
+
+    async def ReportStartup(
+        self, requests: AsyncIterator[pb.ReportStartupRequest], context: Context
+    ) -> pb.ReportStartupResponse:
+        with self._starting.reporting():
+            await self._read_reports(requests)
+        return pb.ReportStartupResponse()
+
+    async def _read_reports(self, requests: AsyncIterator[pb.ReportStartupRequest]) -> None:
+        worker = None
+        try:
+            while (request := await _next_report(requests)) is not None:
+                progress = _startup_progress(request)
+                if worker is None:
+                    worker = self._starting.add(progress)
+                else:
+                    self._starting.update(worker, progress)
+        finally:
+            if worker is not None:
+                self._starting.remove(worker)
+
+    async def _admit(self, worker: WorkerClient) -> tuple[Engine, ModelInfo, dict[str, bytes]]:
+        try:
+            model, capacity = await worker.info()
+            capacity.check()
+        except ValueError as error:
+            raise FailedPrecondition(f"this worker is of no use: {error}") from None
+        self._check_served(model)
+        files = self._cluster.tokenizer_files
+        if not self._cluster.engines:
+            files = await worker.tokenizer_files()
+            _check_tokenizer(model, files)
+        scheduler = make_scheduler(
+            self._config,
+            model=model,
+            capacity=capacity,
+            admission=self._cluster.admission,
+            worker_name=worker.address,
+        )
+        await self._open(worker, scheduler)
+        worker.recorder.describe(
+            address=worker.address, epoch=worker.epoch, model=model, capacity=capacity
+        )
+        engine = Engine(
+            worker=worker,
+            scheduler=scheduler,
+            send_updates=self._cluster.requests.send_updates,
+            wake_all=self._cluster.wake,
+            max_steps_in_flight=self._config.max_steps_in_flight,
+            step_timeout_s=self._config.step_timeout_s,
+            recorder=worker.recorder,
+        )
+        return engine, model, files
+
+    async def _open(self, worker: WorkerClient, scheduler: Scheduler) -> None:
+        """Opens the lease; a worker that has failed lately has to compute a token before."""
+        pools = {
+            "num_gpu_blocks": scheduler.blocks.gpu.num_blocks,
+            "num_cpu_blocks": scheduler.blocks.cpu.num_blocks,
+        }
+        records = self._cluster.worker_records
+        if records.num_failures_of(worker.address):
+            try:
+                await worker.check(**pools)
+            except WorkerLostError:
+                records.count(records.loss_of(worker.address))
+                self._log_quarantine(worker.address)
+                raise
+        await worker.open(**pools)
+
+    def _log_quarantine(self, worker: str) -> None:
+        if (quarantine := self._cluster.worker_records.quarantine(worker)) is not None:
+            logger.warning(_QUARANTINED, quarantine._asdict())
+
+    def _check_quarantine(self, worker: str) -> None:
+        quarantine = self._cluster.worker_records.quarantine(worker)
+        if quarantine is not None:
+            raise Unavailable(
+                f"the worker at {worker} failed {quarantine.num_failures} times in ten minutes,"
+                f" and is refused for {quarantine.pause_s:g} s",
+                quarantine.left_s,
+            )
+
+    def _serve(self, model: ModelInfo, files: dict[str, bytes]) -> None:
+        """Decides what is served, unless a worker has that joined while this one took its time."""
+        self._check_served(model)
+        self._cluster.tokenizer_files = files
+        self._cluster.serve(model)
+
+    def _check_served(self, model: ModelInfo) -> None:
+        served = self._cluster.model if self._cluster.engines else None
+        if served and (difference := served.difference(model)):
+            raise FailedPrecondition(f"this worker serves another model: its {difference}")
+
+    async def _lease(
+        self, engine: Engine, requests: Requests
+    ) -> AsyncGenerator[pb.RegisterResponse, None]:
+        """Runs the engine while the worker gives signs of life; repeats each of them."""
+        address = engine.worker.address
+        engine.recorder.joined(time.monotonic())
+        self._cluster.join(engine)
+        logger.info(_JOINED, _joined_fields(engine))
+        running = asyncio.create_task(engine.run())
+        # Not in a `finally` after an await: gRPC may cancel a handler more than once.
+        running.add_done_callback(lambda _: self._leave(engine))
+        try:
+            while True:
+                heartbeat = await self._next_heartbeat(requests, running)
+                if heartbeat is None:
+                    return
+                if heartbeat.state == pb.WORKER_STATE_DRAINING and not engine.is_draining:
+                    logger.info("worker drains: %(worker)s", {"worker": address})
+                    engine.recorder.drains(time.monotonic())
+                    self._cluster.drain(engine)
+                if engine.is_drained:
+                    yield pb.RegisterResponse(drained=pb.Drained())
+                yield pb.RegisterResponse(heartbeat=heartbeat)
+        except Aborted as error:
+            logger.warning(
+                "worker lost: %(worker)s, %(reason)s", {"worker": address, "reason": str(error)}
+            )
+            raise
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    def _leave(self, engine: Engine) -> None:
+        engine.recorder.left(time.monotonic())
+        self._cluster.leave(engine)
+        logger.info("worker left: %(worker)s", {"worker": engine.worker.address})
+        self._log_quarantine(engine.worker.address)
+
+    async def _next_heartbeat(
+        self, requests: Requests, running: asyncio.Task[None]
+    ) -> pb.Heartbeat | None:
+        """Returns None at the end of the stream. Raises Aborted if the worker is lost."""
+        message = asyncio.ensure_future(anext(requests, None))
+        try:
+            await wait_for_first(message, running, within_s=self._config.lease_s)
+            if running.done():
+                raise Aborted(f"the lease is over: {running.exception()}")
+            if not message.done():
+                raise Aborted(f"no heartbeat within {self._config.lease_s} s")
+            request = message.result()
+            return request.heartbeat if request is not None else None
+        finally:
+            message.cancel()
+
+
+async def _first(requests: Requests) -> pb.Join:
+    message = asyncio.ensure_future(anext(requests, None))
+    try:
+        if not await wait_for_first(message, within_s=JOIN_S):
+            raise Aborted(f"no join within {JOIN_S:g} s")
+        first = message.result()
+    finally:
+        message.cancel()
+    if first is None or first.WhichOneof("message") != "join" or not first.join.epoch:
+        raise InvalidArgument("join", "missing", "a first message `join` with an epoch")
+    return first.join
+
+
+async def _next_report(
+    requests: AsyncIterator[pb.ReportStartupRequest],
+) -> pb.ReportStartupRequest | None:
+    """Returns None at the end of the stream. Raises Aborted after too long a silence."""
+    message = asyncio.ensure_future(anext(requests, None))
+    try:
+        if not await wait_for_first(message, within_s=STARTUP_SILENCE_S):
+            raise Aborted(f"no report within {STARTUP_SILENCE_S:g} s")
+        return message.result()
+    finally:
+        message.cancel()
+
+
+def _startup_progress(request: pb.ReportStartupRequest) -> StartupProgress:
+    try:
+        phase = StartupPhase(request.phase)
+    except ValueError:
+        raise InvalidArgument("phase", request.phase, "a known phase") from None
+    try:
+        return StartupProgress(phase, request.num_done, request.num_total)
+    except ValueError:
+        raise InvalidArgument("num_done", request.num_done, "at most num_total") from None
+
+
+def _address(advertised: str, peer: str) -> str:
+    """Fills in an empty host from the connection's peer, "ipv4:HOST:PORT" or "ipv6:[HOST]:PORT"."""
+    host, _, port = advertised.rpartition(":")
+    if not port.isdigit():
+        raise InvalidArgument("join.address", advertised, "host:port")
+    if host:
+        return advertised
+    return f"{unquote(peer).partition(':')[2].rpartition(':')[0]}:{port}"
+
+
+def _check_tokenizer(model: ModelInfo, files: dict[str, bytes]) -> None:
+    if hash_files(files) != model.tokenizer_sha256:
+        raise FailedPrecondition("the tokenizer files do not have the hash that was announced")
+
+
+_JOINED = (
+    "worker joined: %(worker)s, KV cache of %(kv_cache_tokens)d tokens and swap space of"
+    " %(swap_space_tokens)d in blocks of %(block_size)d, steps of at most"
+    " %(max_num_seqs)d sequences and %(max_num_batched_tokens)d tokens"
+)
+
+
+_QUARANTINED = (
+    "worker quarantined: %(worker)s, it failed %(num_failures)d times in ten minutes and may join"
+    " again after %(pause_s)g s"
+)
+
+
+def _joined_fields(engine: Engine) -> dict[str, object]:
+    blocks, limits = engine.scheduler.blocks, engine.scheduler.limits
+    return {
+        "worker": engine.worker.address,
+        "kv_cache_tokens": blocks.gpu.num_blocks * blocks.block_size,
+        "swap_space_tokens": blocks.cpu.num_blocks * blocks.block_size,
+        "block_size": blocks.block_size,
+        "max_num_seqs": limits.max_num_seqs,
+        "max_num_batched_tokens": limits.max_num_batched_tokens,
+    }

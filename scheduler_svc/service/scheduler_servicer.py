@@ -1,0 +1,155 @@
+"""SchedulerService: routers send requests, and get one message for each step."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+
+from contract.errors import InvalidArgument, NotFound, Unavailable
+from contract.model import encode_model
+from contract.request import decode as decode_request
+from contract.tokenizer_files import split_files
+from contract.updates import encode as encode_updates
+from protos.scheduler.v1 import explain_pb2, state_pb2, stats_pb2
+from protos.scheduler.v1 import scheduler_pb2 as pb
+from protos.scheduler.v1 import scheduler_pb2_grpc as pb_grpc
+from scheduler_svc.cluster import Cluster
+from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.recorder import UNRECORDED, Recorder
+from scheduler_svc.reports import insight_codec, state_codec
+from scheduler_svc.requests.failures import RETRY_AFTER_S, drains
+from scheduler_svc.requests.sequence_group import new_group
+from scheduler_svc.service.router_session import Session
+from scheduler_svc.workers.starting_workers import StartingWorkers
+
+MAX_LIVE_REQUESTS = 100
+"""Most requests that one answer lists: the place in the queue of each is searched for."""
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
+    """Decodes, asks the cluster, encodes."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        config: SchedulerConfig,
+        recorder: Recorder = UNRECORDED,
+        *,
+        is_draining: Callable[[], bool] = lambda: False,
+        starting: StartingWorkers | None = None,
+    ) -> None:
+        """While `is_draining`, requests are refused, so that routers send them elsewhere.
+
+        Errors say what the workers of `starting` do while none serves.
+        """
+        self._starting = StartingWorkers() if starting is None else starting
+        self._is_draining = is_draining
+        self._recorder = recorder
+        self._cluster = cluster
+        self._config = config
+
+    async def Connect(
+        self, requests: AsyncIterator[pb.ConnectRequest], context: Context
+    ) -> AsyncIterator[pb.ConnectResponse]:
+        session = Session(
+            self._cluster.requests,
+            max_messages=self._config.router_buffer_messages,
+            recorder=self._recorder.router(),
+        )
+        reader = asyncio.create_task(self._read(requests, session))
+        try:
+            # Headers at once, so that a router knows that it is connected before it asks.
+            await context.send_initial_metadata(())
+            while (message := await session.next_message()) is not None:
+                yield pb.ConnectResponse(updates=encode_updates(message))
+            reader.result()
+        finally:
+            reader.cancel()
+            session.abort_all()
+
+    async def _read(self, requests: AsyncIterator[pb.ConnectRequest], session: Session) -> None:
+        """Takes what the router sends; the end of its stream, or an error in it, ends all."""
+        try:
+            async for request in requests:
+                now = time.monotonic()
+                if self._is_draining() and request.HasField("add_request"):
+                    group = new_group(decode_request(request.add_request), now=now)
+                    session.refuse(group, drains(), handle=request.add_request.handle)
+                    continue  # which no recording needs to know
+                session.recorder.said(request, now)
+                apply_message(request, session, now)
+        finally:
+            session.end()
+
+    async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:
+        if self._is_draining():
+            raise Unavailable("the scheduler is draining", RETRY_AFTER_S)
+        model = self._cluster.model
+        if model is None or not self._cluster.is_serving:
+            raise self._no_worker()
+        return pb.GetModelResponse(
+            model=encode_model(model),
+            effective_max_model_len=self._cluster.engines.effective_max_model_len,
+        )
+
+    async def GetTokenizer(
+        self, request: pb.GetTokenizerRequest, context: Context
+    ) -> AsyncIterator[pb.GetTokenizerResponse]:
+        if self._cluster.model is None:
+            raise self._no_worker()
+        for name, chunk in split_files(self._cluster.tokenizer_files):
+            yield pb.GetTokenizerResponse(file_name=name, chunk=chunk)
+
+    def _no_worker(self) -> Unavailable:
+        starting = self._starting.describe()
+        return Unavailable(
+            "no worker serves" + (f"; {starting}" if starting else ""), RETRY_AFTER_S
+        )
+
+    async def GetStats(
+        self, request: stats_pb2.GetStatsRequest, context: Context
+    ) -> stats_pb2.GetStatsResponse:
+        return insight_codec.stats(
+            self._cluster, max_live_requests=min(request.max_live_requests, MAX_LIVE_REQUESTS)
+        )
+
+    async def Explain(
+        self, request: explain_pb2.ExplainRequest, context: Context
+    ) -> explain_pb2.ExplainResponse:
+        known = self._cluster.requests.explain(request.request_id)
+        if known is None:
+            raise NotFound(
+                f"no request {request.request_id!r} lives here, or is among the last"
+                f" {self._config.explain_history} that ended"
+            )
+        return insight_codec.explanation(known)
+
+    async def DumpState(
+        self, request: state_pb2.DumpStateRequest, context: Context
+    ) -> AsyncIterator[state_pb2.DumpStateResponse]:
+        for part in state_codec.state(  # all of it at once: it is of one moment
+            self._cluster,
+            self._config,
+            now=time.monotonic(),
+            include_token_ids=request.include_token_ids,
+        ):
+            yield part
+
+
+def apply_message(request: pb.ConnectRequest, session: Session, now: float) -> None:
+    """Tells the cluster what a router said. Raises InvalidArgument for what none of ours says."""
+    match request.WhichOneof("message"):
+        case "add_request":
+            added = request.add_request
+            session.add(new_group(decode_request(added), now=now), handle=added.handle)
+        case "abort_request":
+            session.abort(request.abort_request.handle)
+        case "stop_sequence":
+            stop = request.stop_sequence
+            session.stop_sequence(stop.handle, index=stop.index, keep_tokens=stop.keep_tokens)
+        case _:
+            raise InvalidArgument("message", "none", "add_request, abort_request, ...")

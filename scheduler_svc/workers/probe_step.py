@@ -1,0 +1,25 @@
+"""The step that a worker which has failed before has to compute before it is given requests.
+
+So a worker that crashes on any input costs no request but those of its first loss.
+"""
+
+from contract.sampling_params import SamplingParams
+from scheduler_svc.planning.plan import StepPlan
+from scheduler_svc.requests.sequence import Sequence
+from scheduler_svc.requests.sequence_group import SequenceGroup
+from scheduler_svc.requests.timeline import GroupTimes
+
+
+def make_check_plan() -> StepPlan:
+    """Returns the first step of a lease: one sequence of one token, which draws another."""
+    group = SequenceGroup(
+        request_id="worker-check",
+        prompt_token_ids=[0],
+        params=SamplingParams(),
+        max_tokens=1,
+        times=GroupTimes(arrival=0.0),
+    )
+    seq = Sequence(seq_id=1, branch=0, group=group, block_table=[0])
+    return StepPlan(
+        step_id=1, token_budget=0, seqs=[seq], num_new_tokens=[1], num_samples=[1], new=[0]
+    )

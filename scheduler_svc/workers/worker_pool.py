@@ -1,0 +1,84 @@
+"""The workers of this scheduler, each with what drives it, and what they do only together."""
+
+from typing import Protocol
+
+from scheduler_svc.requests.phases import BlockUnit
+from scheduler_svc.requests.sequence import SequenceStatus
+from scheduler_svc.requests.sequence_group import SequenceGroup
+from scheduler_svc.scheduler import Scheduler
+
+
+class Addressed(Protocol):
+    """A worker, as log lines call it."""
+
+    @property
+    def address(self) -> str: ...
+
+
+class WorkerEngine(Protocol):
+    """What drives one worker: `Engine`, over gRPC, or a loop in this process."""
+
+    @property
+    def worker(self) -> Addressed: ...
+
+    @property
+    def scheduler(self) -> Scheduler: ...
+
+    def wake(self) -> None: ...
+
+
+class Engines(list[WorkerEngine]):
+    """Those that have joined and not left, in the order in which they came."""
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether there is a worker that takes new requests."""
+        return any(engine.scheduler.is_accepting for engine in self)
+
+    @property
+    def block_unit(self) -> BlockUnit:
+        """Of any worker: they serve one model."""
+        for engine in self:
+            scheduler = engine.scheduler
+            return BlockUnit(
+                tokens=scheduler.blocks.block_size, num_bytes=scheduler.cost.block_bytes
+            )
+        return BlockUnit()
+
+    def have_taker(self, group: SequenceGroup) -> bool:
+        """Returns whether some worker could take a request, were it alone there."""
+        return any(engine.scheduler.can_ever_take(group) for engine in self)
+
+    def takers(self, group: SequenceGroup) -> set[str]:
+        """Returns the names of the workers that could take a suspect, were it alone there."""
+        if group.suspicion is None:
+            return set()
+        takers = (engine.scheduler for engine in self if engine.scheduler.can_ever_take(group))
+        return {scheduler.worker_name for scheduler in takers}
+
+    @property
+    def effective_max_model_len(self) -> int:
+        """Tokens of the longest sequence that the largest worker takes; 0 if none takes any."""
+        return max((engine.scheduler.effective_max_model_len for engine in self), default=0)
+
+    def most_new_tokens(self, group: SequenceGroup) -> int:
+        """Returns the greatest max_tokens with which a worker takes a new group; else below 1."""
+        return max((engine.scheduler.most_new_tokens(group) for engine in self), default=0)
+
+    def holder(self, group: SequenceGroup) -> WorkerEngine | None:
+        """Returns where a request runs or is swapped out; None while it waits."""
+        if any(seq.status is SequenceStatus.WAITING for seq in group.unfinished):
+            return None
+        return next((engine for engine in self if engine.scheduler.holds(group)), None)
+
+    def record_end(self, group: SequenceGroup, now: float) -> None:
+        """Counts a request that has ended for the worker that it was on."""
+        for engine in self:
+            if engine.scheduler.worker_name == group.timeline.worker:
+                engine.scheduler.request_stats.observe(group, now)
+                engine.scheduler.steps.observe_preemptions(group, now)
+
+    def wake(self) -> None:
+        """Lets every engine look for work."""
+        for engine in self:
+            engine.wake()

@@ -1,0 +1,68 @@
+"""Writes docs/reference/cli.md: each command of `signalbox` with its arguments and flags.
+
+`make docs` runs it; a test compares. docs/reference/configuration.md has the services' options.
+"""
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+from signalbox import cli
+from signalbox.flags.parser import Parser
+
+PAGE = Path(__file__).parent.parent / "docs" / "reference" / "cli.md"
+HEAD = """\
+# The commands
+
+`signalbox COMMAND --help` prints the same. The options of `serve`, `demo`, `run`, `router`,
+`scheduler` and `worker` are in [configuration](configuration.md). Each command also takes
+`--debug`, which shows tracebacks instead of one-line errors.
+
+The exit status is 0 on success, 1 on an error, 2 if the command line is wrong, and 130 after
+Ctrl-C.
+"""
+SERVICES = ("serve", "demo", "run", "router", "scheduler", "worker")
+COMMON = {"--help", "--debug"}
+
+
+def text() -> str:
+    """Returns the page."""
+    return "\n".join([HEAD, *_sections("signalbox", cli.make_parser())])
+
+
+def _sections(prog: str, parser: argparse.ArgumentParser) -> Iterator[str]:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, command in action.choices.items():
+                yield from _section(f"{prog} {name}", command)
+
+
+def _section(prog: str, command: argparse.ArgumentParser) -> Iterator[str]:
+    if isinstance(command, Parser) and command.fill is not None:
+        command.fill(command)
+    yield f"## {prog}\n\n{command.description or ''}\n"
+    if prog.removeprefix("signalbox ") in SERVICES:
+        return
+    rows = [_row(action) for action in command._actions if _is_listed(action)]
+    if rows:
+        yield f"| argument or flag | meaning |\n|---|---|\n{''.join(rows)}"
+    yield from _sections(prog, command)
+
+
+def _is_listed(action: argparse.Action) -> bool:
+    is_common = bool(COMMON.intersection(action.option_strings))
+    is_group = isinstance(action, argparse._SubParsersAction)
+    return not is_common and not is_group and action.help != argparse.SUPPRESS
+
+
+def _row(action: argparse.Action) -> str:
+    metavar = action.metavar if isinstance(action.metavar, str) else action.dest.upper()
+    value = "" if action.nargs == 0 else f" {metavar}"
+    names = ", ".join(action.option_strings)
+    shown = f"{names}{'' if isinstance(action, argparse.BooleanOptionalAction) else value}"
+    meaning = " ".join((action.help or "").split()) % {**vars(action), "prog": "signalbox"}
+    return f"| `{shown if names else metavar}` | {meaning} |\n".replace("||", "\\|\\|")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(text(), encoding="utf-8")

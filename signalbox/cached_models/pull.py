@@ -1,0 +1,71 @@
+"""`signalbox pull`: downloads a model from the hub into its cache, and shows progress."""
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from contract.startup import ReportProgress, StartupProgress
+from gpu_worker.hub.download import download
+from gpu_worker.hub.gguf_file_names import format_bytes
+from rpc.telemetry import logs
+from signalbox.cached_models.hub_cache import require_hub
+from signalbox.startup_display import log_progress
+
+EXAMPLES = """\
+  signalbox pull org/name                  weights, configuration and tokenizer
+  signalbox pull org/name-GGUF:Q4_K_M      one file of several
+A pull that was interrupted goes on where it ended. The path is printed.
+"""
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of `signalbox pull`."""
+    parser.add_argument("model", metavar="MODEL", help="hub id: org/name, org/name:Q4_K_M")
+    parser.add_argument("--revision", metavar="NAME", help="branch, tag or commit")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+
+
+def run(options: dict[str, Any]) -> None:
+    """Downloads missing files and prints the model's path. Raises ModelError, RuntimeError."""
+    require_hub()
+    logs.configure(service="pull", level="info", log_format="text")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs each request
+    logging.getLogger("httpx2").setLevel(logging.WARNING)
+    with _progress() as progress:
+        path = download(options["model"], options["revision"], progress)
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    size = format_bytes(sum(file.stat().st_size for file in files))
+    print(f"{options['model']} is in the cache, {size}", file=sys.stderr)
+    print(path)
+
+
+@contextmanager
+def _progress() -> Iterator[ReportProgress]:
+    """Yields a function that shows progress: as a bar on a terminal, as log lines elsewhere."""
+    if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+        yield log_progress()
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    columns = (BarColumn(), DownloadColumn(True), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("", total=None, visible=False)
+
+        def report(progress: StartupProgress) -> None:
+            if progress.num_total:
+                bar.update(
+                    task, completed=progress.num_done, total=progress.num_total, visible=True
+                )
+
+        yield report

@@ -1,0 +1,23 @@
+"""`signalbox rm`: removes models from the hub's cache."""
+
+import argparse
+from typing import Any
+
+from gpu_worker.hub.cached_models import remove
+from gpu_worker.hub.gguf_file_names import format_bytes
+from signalbox.cached_models.hub_cache import require_hub
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `signalbox rm`."""
+    parser.add_argument(
+        "models", metavar="MODEL", nargs="+", help="as `signalbox list` names it; all without :TAG"
+    )
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+
+
+def run(options: dict[str, Any]) -> None:
+    """Removes each model and prints the bytes freed. Raises ModelError, RuntimeError."""
+    require_hub()
+    for model in options["models"]:
+        print(f"removed {model}, {format_bytes(remove(model))}")

@@ -1,0 +1,106 @@
+"""Flags of the commands that call a router: its address, and a request's sampling parameters."""
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+from signalbox.client.connection import add_connection_flags
+from signalbox.settings.environment import ENV_PREFIX
+
+DEFAULT_ROUTER = "127.0.0.1:50051"
+
+_SAMPLING: dict[str, tuple[type, str]] = {
+    "temperature": (float, "softmax temperature in [0, 2]; 0 is greedy"),
+    "top_p": (float, "nucleus mass in (0, 1]"),
+    "top_k": (int, "most likely tokens kept; 0 keeps all"),
+    "min_p": (float, "least probability kept, as a fraction of the most likely token's"),
+    "typical_p": (float, "mass of the most typical tokens kept, in (0, 1]"),
+    "presence_penalty": (float, "subtracted from logits of tokens already generated, in [-2, 2]"),
+    "frequency_penalty": (float, "the same for each time that they were generated, in [-2, 2]"),
+    "repetition_penalty": (float, "divides logits of tokens in prompt and output, in (0, 10]"),
+    "seed": (int, "makes a result repeatable"),
+    "max_tokens": (int, "most tokens to generate"),
+    "min_tokens": (int, "least tokens before the text can end"),
+    "n": (int, "answers to generate"),
+    "best_of": (int, "answers to generate, of which the -n likeliest are shown"),
+}
+_STRUCTURES = {"json_schema": "FILE", "regex": "PATTERN", "grammar": "FILE"}
+
+
+def add_router_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds --router, the TLS flags, --api-key and --debug."""
+    parser.add_argument(
+        "--router",
+        metavar="HOST:PORT",
+        default=os.environ.get(ENV_PREFIX + "ROUTER", DEFAULT_ROUTER),
+        help=f"the router's address (default {DEFAULT_ROUTER}; env {ENV_PREFIX}ROUTER)",
+    )
+    add_connection_flags(parser, api_key=True)
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+
+
+def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds a flag for each sampling parameter with a scalar value."""
+    for name, (kind, text) in _SAMPLING.items():
+        flag = "-n" if name == "n" else "--" + name.replace("_", "-")
+        metavar = "N" if kind is int else "X"
+        parser.add_argument(flag, dest=name, type=kind, metavar=metavar, help=text)
+    parser.add_argument(
+        "--stop", action="append", metavar="TEXT", help="ends the text; may be repeated"
+    )
+    parser.add_argument(
+        "--ignore-eos", action="store_true", default=None, help="go on after the model's end token"
+    )
+    shapes = parser.add_mutually_exclusive_group()
+    shapes.add_argument("--json-schema", metavar="FILE", help="the text is JSON of this schema")
+    shapes.add_argument(
+        "--regex", metavar="PATTERN", help="regular expression that the whole text matches"
+    )
+    shapes.add_argument(
+        "--grammar", metavar="FILE", help="the text conforms to this GBNF or Lark grammar"
+    )
+    parser.add_argument(
+        "--timeout", type=float, metavar="SECONDS", help="limit for the whole request"
+    )
+
+
+def request_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Returns the options as arguments of the client's calls. Raises ValueError."""
+    timeout_s = options["timeout"]
+    if timeout_s is not None and not 0 < timeout_s < float("inf"):
+        raise ValueError(f"--timeout is {timeout_s:g}; it must be above 0")
+    names = (*_SAMPLING, "stop", "ignore_eos")
+    asked = {name: options[name] for name in names if options[name] is not None}
+    for name, kind in _STRUCTURES.items():
+        if (value := options[name]) is not None:
+            content = _read(Path(value), name) if kind == "FILE" else value
+            asked["structured_output"] = {name: content}
+    return {**asked, "timeout_s": timeout_s}
+
+
+def set_option(asked: dict[str, Any], name: str, value: str) -> None:
+    """Sets a sampling parameter as its flag does; without a value, removes it.
+
+    Raises ValueError for an unknown name, or a value of another type.
+    """
+    name = name.lstrip("-").replace("-", "_")
+    if name not in _SAMPLING:
+        raise ValueError(f"nothing is called {name!r}; there are {', '.join(_SAMPLING)}")
+    kind, _ = _SAMPLING[name]
+    if not value:
+        asked.pop(name, None)
+        return
+    try:
+        asked[name] = kind(value)
+    except ValueError:
+        expected = "a whole number" if kind is int else "a number"
+        raise ValueError(f"{name} takes {expected}, not {value!r}") from None
+
+
+def _read(path: Path, name: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8"
+        raise ValueError(f"cannot read --{name.replace('_', '-')} {path}: {reason}") from None

@@ -1,0 +1,1 @@
+"""Commands that call a running router, or look at this machine."""

@@ -1,0 +1,246 @@
+"""`signalbox doctor`: reports what the machine offers, what will be used, and problems.
+
+It works without PyTorch, and then leaves out what only PyTorch knows. Its exit status is 0 unless a
+problem keeps Signalbox from running as installed.
+"""
+
+import argparse
+import importlib.util
+import json
+import platform
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import signalbox
+from gpu_worker.device.ram import available_ram
+from rpc.transport.listening_ports import BindError, check_free
+from signalbox.stack import machine_info
+
+DISTRIBUTION = "signalbox-serving"
+DEMO_MODEL = Path("models/SmolLM2-135M-Instruct.Q4_1.gguf")
+PORTS = {50051: ("router", "--grpc-port"), 50052: ("scheduler", "--port")}
+OUR_PACKAGES = (
+    "protos",
+    "contract",
+    "rpc",
+    "router",
+    "scheduler_svc",
+    "gpu_worker",
+    "signalbox_kernels",
+    "signalbox",
+)
+WORKER_EXTRA = "worker"
+INSTALL_WORKER = f"pip install '{DISTRIBUTION}[{WORKER_EXTRA}]'"
+
+_GIB = 1 << 30
+_REQUIREMENT = re.compile(
+    r"(?P<name>[\w.-]+)[^;]*?(?:>=|==)(?P<least>[\d.]+)[^;]*(?:;.*extra == \W(?P<extra>\w+)\W)?"
+)
+
+
+class Unhealthy(RuntimeError):
+    """A problem keeps Signalbox from running as installed."""
+
+
+@dataclass(slots=True)
+class Report:
+    """Sections of names and values, in words; None means that the thing is missing."""
+
+    sections: dict[str, dict[str, str | None]] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    """Problems that keep Signalbox from running as installed, each with its remedy."""
+    notes: list[str] = field(default_factory=list)
+    """Further notes for the user."""
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of `signalbox doctor`."""
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+
+
+def run(options: dict[str, Any]) -> None:
+    """Prints the report. Raises Unhealthy."""
+    report = examine()
+    if options["json"]:
+        print(json.dumps(asdict(report), indent=2))
+    else:
+        _print(report)
+    if report.problems:
+        raise Unhealthy(f"problems: {len(report.problems)}; {report.problems[0]}")
+
+
+def examine() -> Report:
+    """Returns the complete report."""
+    report = Report()
+    report.sections["machine"] = _machine()
+    report.sections["compilers"] = machine_info.compilers()
+    report.sections["signalbox"] = _installation(report)
+    report.sections["packages"] = _packages(report)
+    report.sections["on this machine"] = _surroundings(report)
+    _add_worker(report)
+    return report
+
+
+def _machine() -> dict[str, str | None]:
+    quota, limit = machine_info.cpu_quota(), machine_info.memory_limit()
+    gpus = machine_info.nvidia_gpus()
+    return {
+        "system": f"{platform.system()} {platform.release()}, {platform.machine()}",
+        "processor": machine_info.cpu_model(),
+        "instructions": " ".join(machine_info.cpu_features()) or None,
+        "cores": str(machine_info.usable_cores()) + (f", {quota:g} by cgroup" if quota else ""),
+        "memory": _gib(machine_info.total_memory()),
+        "memory available": _gib(available_ram()),
+        "memory limit (cgroup)": _gib(limit),
+        **({f"GPU {i}": gpu for i, gpu in enumerate(gpus)} or {"GPU": None}),
+    }
+
+
+def _installation(report: Report) -> dict[str, str | None]:
+    """Returns the packages' location; their names are common, so another package may hide one."""
+    home = Path(signalbox.__file__).parent.parent
+    for name in OUR_PACKAGES:
+        folder = _folder_of(name)
+        if folder not in (home / name, home / "kernels" / name):
+            report.problems.append(
+                f"the package {name} is taken from {folder or 'nowhere'}, not from {home}; "
+                f"install {DISTRIBUTION} in an environment of its own"
+            )
+    return {
+        "version": signalbox.__version__,
+        "python": f"{platform.python_version()} at {sys.executable}",
+        "installed in": str(home),
+    }
+
+
+def _folder_of(package: str) -> Path | None:
+    spec = importlib.util.find_spec(package)
+    places = list(spec.submodule_search_locations or []) if spec else []
+    return Path(places[0]) if places else None
+
+
+def _packages(report: Report) -> dict[str, str | None]:
+    """Returns the versions of dependencies; those of a worker only if PyTorch is installed."""
+    versions: dict[str, str | None] = {}
+    has_torch = _has_torch()
+    for name, least, extra in _requirements(report):
+        found = versions[name] = _version_of(name)
+        remedy = INSTALL_WORKER if extra else f"pip install '{name}>={least}'"
+        if extra and not has_torch:
+            continue
+        if found is None:
+            report.problems.append(f"{name} is not installed; {remedy}")
+        elif found is not None and _as_numbers(found) < _as_numbers(least):
+            versions[name] = f"{found}, older than {least}"
+            report.problems.append(f"{name} is {found}, older than {least}; {remedy}")
+    return versions
+
+
+def _requirements(report: Report) -> Iterator[tuple[str, str, str | None]]:
+    """Yields name, lowest version and extra of what services and workers need."""
+    try:
+        lines = metadata.requires(DISTRIBUTION) or []
+    except metadata.PackageNotFoundError:
+        report.notes.append(f"{DISTRIBUTION} is not installed, so versions are not checked")
+        return
+    for line in lines:
+        found = _REQUIREMENT.fullmatch(line)
+        if found and found["extra"] in (None, WORKER_EXTRA):
+            yield found["name"], found["least"], found["extra"]
+
+
+def _has_torch() -> bool:
+    return importlib.util.find_spec("torch") is not None
+
+
+def _version_of(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _as_numbers(version: str) -> tuple[int, ...]:
+    """Returns the leading numbers of a version, without zeros at the end."""
+    numbers = re.match(r"\d+(\.\d+)*", version)
+    parts = [int(part) for part in numbers[0].split(".")] if numbers else []
+    while parts and not parts[-1]:
+        parts.pop()
+    return tuple(parts)
+
+
+def _surroundings(report: Report) -> dict[str, str | None]:
+    found: dict[str, str | None] = {}
+    for port, (service, flag) in PORTS.items():
+        try:
+            check_free("127.0.0.1", port)
+            found[f"port {port} ({service})"] = "free"
+        except BindError as error:
+            found[f"port {port} ({service})"] = str(error)
+            report.notes.append(f"port {port} is taken; give the {service} another {flag}")
+    found["demo model"] = str(DEMO_MODEL) if DEMO_MODEL.is_file() else None
+    return found
+
+
+def _add_worker(report: Report) -> None:
+    """Adds what PyTorch reports, and what a worker with a model would use."""
+    if not _has_torch():
+        report.sections["will be used"] = {"worker": "simulated only, without PyTorch"}
+        report.notes.append(f"no worker with a model can run here; {INSTALL_WORKER}")
+        return
+    from gpu_worker.runner.capabilities import probe  # imports torch: seconds
+
+    try:
+        found = probe()
+    except ValueError as error:  # an environment variable would stop any worker from starting
+        report.problems.append(str(error))
+        return
+    report.sections["pytorch"] = {
+        "version": found.torch_version,
+        "built for CUDA": found.cuda_version,
+        "GPUs": "; ".join(found.gpus) or None,
+        "CPU kernels": found.cpu_capability,
+        "backends": " ".join(found.torch_backends),
+    }
+    report.sections["worker"] = {
+        "attention backends": " ".join(found.attention_backends),
+        "native CPU kernels": found.native_kernels,
+        "quantised weights": found.quantizations,
+        "tensor parallelism": found.tensor_parallel,
+    }
+    report.sections["will be used"] = {
+        "device": found.device,
+        "dtype of 16-bit models": found.half_dtype,
+        "attention backend": found.attention_backend,
+        "threads": str(found.num_threads),
+    }
+    if machine_info.nvidia_gpus() and not found.gpus:
+        report.notes.append("there is a GPU, but this PyTorch cannot use it; is it a CPU build?")
+
+
+def _gib(size: int | None) -> str | None:
+    return None if size is None else f"{size / _GIB:.1f} GiB"
+
+
+def _print(report: Report) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    for title, values in report.sections.items():
+        table = Table(title=title, title_justify="left", box=None, show_header=False)
+        table.add_column(style="dim", min_width=24, no_wrap=True)
+        table.add_column(overflow="fold")
+        for name, value in values.items():
+            table.add_row(name, "none" if value is None else value)
+        console.print(table)
+    for note in report.notes:
+        console.print(f"note: {note}", style="yellow", markup=False)
+    for problem in report.problems:
+        console.print(f"problem: {problem}", style="red", markup=False)

@@ -1,0 +1,42 @@
+"""`signalbox generate`: prints text on standard output, and a summary on standard error."""
+
+import argparse
+import asyncio
+import sys
+from typing import Any
+
+from signalbox.client.connection import connection, router_client
+from signalbox.client.router_flags import add_router_flags, add_sampling_flags, request_options
+from signalbox.client.terminal_answer import show
+
+EXAMPLES = """\
+examples
+  signalbox generate "Once upon a time" --max-tokens 64
+  signalbox generate "The capital of France is" --temperature 0 --json
+  signalbox generate "A name:" -n 3 --stop "\\n"
+  cat article.txt | signalbox generate --router gpu1:50051 --max-tokens 200
+  signalbox generate "A city as JSON: " --json-schema city.json
+"""
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of `signalbox generate`."""
+    parser.add_argument(
+        "prompt", metavar="PROMPT", nargs="?", help="prompt (default: standard input)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead")
+    add_sampling_flags(parser)
+    add_router_flags(parser)
+
+
+def run(options: dict[str, Any]) -> None:
+    """Prints the continuation of a prompt."""
+    asyncio.run(_generate(options))
+
+
+async def _generate(options: dict[str, Any]) -> None:
+    prompt = options["prompt"] if options["prompt"] is not None else sys.stdin.read()
+    asked = request_options(options)
+    async with router_client(options["router"], connection(options)) as client:
+        stream = client.stream_generate(prompt, **asked)
+        await show(stream, address=client.address, as_json=options["json"])

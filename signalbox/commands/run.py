@@ -1,0 +1,125 @@
+"""`signalbox run`: serves a model, chats with it, and stops the server, in one command.
+
+It uses a running server instead if that serves the model and no flag of `serve` is given. The
+answer goes to standard output, everything else to standard error.
+"""
+
+import argparse
+import asyncio
+import os
+import stat
+import sys
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Any
+
+from gpu_worker.loading.model_source import model_name
+from rpc.telemetry import logs
+from signalbox.client.connection import router_client
+from signalbox.client.router_flags import DEFAULT_ROUTER, add_sampling_flags
+from signalbox.commands import chat
+from signalbox.flags.parser import Parser
+from signalbox.flags.service_flags import add_flags as add_service_flags
+from signalbox.settings.environment import ENV_PREFIX
+from signalbox.settings.loading import load
+from signalbox.settings.serve_settings import RunSettings
+from signalbox.stack.local_stack import LocalStack, running
+from signalbox.stack.service_configs import in_words_of_flags, model_config
+from signalbox_client import RequestError
+
+EXAMPLES = """\
+examples
+  signalbox run models/SmolLM2-135M-Instruct.Q4_1.gguf "What is the capital of Japan?"
+  signalbox run models/SmolLM2-135M-Instruct.Q4_1.gguf          # a conversation
+  cat article.txt | signalbox run org/name "Summarise this:"    # what is piped goes first
+Flags of serve and of chat both work; --help=WORD shows those that are about a word.
+"""
+PROBE_S = 2.0
+"""Seconds for a running server to answer with the name of its model."""
+_CHAT = "conversation"
+_SHAREABLE = {"model", "model_tag", "simulate", "served_model_name", "debug", "log_level"}
+"""Settings that a running server can satisfy."""
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of `signalbox run`: those of serve, and those of chat."""
+    assert isinstance(parser, Parser)
+    parser.conflict_handler = "resolve"  # a request's --seed hides that of vLLM's server
+    add_service_flags(parser, RunSettings)
+    parser.usage, parser.epilog = "%(prog)s MODEL [PROMPT ...] [FLAG ...]", EXAMPLES
+    parser.add_argument("prompt", metavar="PROMPT", nargs="*", help="message; none converses")
+    parser.words = "prompt"
+    of_chat = argparse.ArgumentParser(add_help=False)
+    of_chat.add_argument("--system", metavar="TEXT", help="instructions before the message")
+    of_chat.add_argument("--json", action="store_true", help="print one JSON object an answer")
+    add_sampling_flags(of_chat)
+    group = parser.add_argument_group(_CHAT)
+    for action in of_chat._actions:
+        group._add_action(action)
+    parser.set_defaults(chat_options=[action.dest for action in of_chat._actions])
+
+
+def run(options: dict[str, Any]) -> None:
+    """Answers the prompt, or each message typed."""
+    words, names = options.pop("prompt"), options.pop("chat_options")
+    asked = {name: options.pop(name) for name in names}
+    if options.get("simulate") and "model" in options:  # with --simulate there is no MODEL
+        words.insert(0, options.pop("model"))
+    asked["message"] = _message(words)
+    notices: list[str] = []
+    settings = load(RunSettings, options, tell=notices.append)
+    for notice in notices:
+        print(notice, file=sys.stderr)
+    logs.configure(service="run", level=settings.log_level, log_format=settings.log_format)
+    may_share = not (options.keys() - _SHAREABLE)
+    try:
+        asyncio.run(_run(settings, asked, may_share=may_share))
+    except (OSError, ValueError, MemoryError) as error:
+        raise RuntimeError(in_words_of_flags(str(error))) from error
+
+
+async def _run(settings: RunSettings, asked: dict[str, Any], *, may_share: bool) -> None:
+    address = os.environ.get(ENV_PREFIX + "ROUTER", DEFAULT_ROUTER)
+    if may_share and await _serves(address, settings):
+        print(f"using the server at {address}", file=sys.stderr)
+        await chat.talk({**asked, "router": address})
+        return
+    async with running(settings) as stack:
+        await _while_it_serves(chat.talk({**asked, "router": stack.address}), stack)
+
+
+async def _while_it_serves(talk: Coroutine[Any, Any, None], stack: LocalStack) -> None:
+    """Runs the conversation. Raises ServiceDied if the stack ends before it."""
+    talking, watching = asyncio.ensure_future(talk), asyncio.ensure_future(stack.wait())
+    try:
+        await asyncio.wait({talking, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if not talking.done():
+            watching.result()
+        await talking
+    finally:
+        for task in (talking, watching):
+            task.cancel()
+        await asyncio.gather(talking, watching, return_exceptions=True)
+
+
+async def _serves(address: str, settings: RunSettings) -> bool:
+    """Returns whether a router answers without a key, and serves this model by its name."""
+    own = "simulated" if settings.simulate else model_name(model_config(settings))
+    names = settings.served_model_name or (own,)
+    with suppress(RequestError, TimeoutError):
+        async with asyncio.timeout(PROBE_S), router_client(address) as client:
+            return (await client.model()).name in names
+    return False
+
+
+def _message(words: list[str]) -> str | None:
+    """Returns the piped text and then the prompt; None if there is neither."""
+    prompt = " ".join(words)
+    piped = "" if sys.stdin is None or not _is_piped() else sys.stdin.read().strip()
+    return "\n\n".join(part for part in (piped, prompt) if part) or None
+
+
+def _is_piped() -> bool:
+    """Returns whether standard input is a pipe or a file, not a terminal or /dev/null."""
+    mode = os.fstat(sys.stdin.fileno()).st_mode
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)

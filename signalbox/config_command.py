@@ -1,0 +1,86 @@
+"""`signalbox config`: shows the settings of a command with their sources, and checks a file."""
+
+import argparse
+from typing import Any
+
+import yaml
+
+from signalbox.flags.service_flags import add_flags as add_service_flags
+from signalbox.service_runner import SERVICES
+from signalbox.settings.base_settings import Settings
+from signalbox.settings.effective import HIDDEN, Effective, effective, faults
+from signalbox.settings.sources import SettingsError
+
+EXAMPLES = """\
+  signalbox config show serve --max-num-seqs 8     what serve would run with, and from where
+  signalbox config check signalbox.yaml            unknown settings, values out of range
+  signalbox config check signalbox.yaml worker     and whether they fit together for a worker
+"""
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds what `signalbox config` takes."""
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    show = actions.add_parser(
+        "show",
+        help="show the settings of a command, each with its source",
+        description="Shows each setting of a command with its source: flag, environment, file or"
+        " default. The output is YAML that --config takes; in it, defaults and secrets are"
+        " comments.",
+    )
+    commands = show.add_subparsers(dest="of", metavar="COMMAND", required=True)
+    for name, (settings_class, _) in SERVICES.items():
+        text = f"Shows the settings of {name}, which takes the same flags."
+        command = commands.add_parser(name, help=f"those of {name}", description=text)
+        add_service_flags(command, settings_class)
+    check = actions.add_parser(
+        "check",
+        help="check a file for --config",
+        description="Checks a file for --config: unknown settings and values out of range.",
+    )
+    check.add_argument("file", metavar="FILE", help="YAML file with settings")
+    check.add_argument(
+        "of",
+        metavar="COMMAND",
+        nargs="?",
+        choices=SERVICES,
+        help="check also whether the settings fit together for this command",
+    )
+    check.add_argument("--debug", action="store_true", help="show tracebacks")
+
+
+def run(options: dict[str, Any]) -> None:
+    """Shows settings, or checks a file. Raises SettingsError for a fault."""
+    action, of = options.pop("action"), options.pop("of")
+    settings_class = None if of is None else SERVICES[of][0]
+    if action == "check":
+        _check(options["file"], settings_class)
+    elif settings_class is not None:
+        _show(settings_class, options)
+
+
+def _show(settings_class: type[Settings], flags: dict[str, Any]) -> None:
+    notices: list[str] = []
+    rows = effective(settings_class, flags, notices)
+    for notice in notices:
+        print(f"# {notice}")
+    for one in rows:
+        print(f"{_line(one)}  # {one.source}")
+
+
+def _line(one: Effective) -> str:
+    """Returns a line of YAML, which is a comment for a secret or a default."""
+    if one.is_hidden:
+        return f"# {one.name}: {HIDDEN}"
+    comment = "# " if one.source == "default" else ""
+    value = yaml.safe_dump([one.value], default_flow_style=True, width=1 << 16).strip()[1:-1]
+    return f"{comment}{one.name}: {value}"
+
+
+def _check(file: str, settings_class: type[Settings] | None) -> None:
+    found = faults(file, settings_class)
+    for fault in found:
+        print(fault)
+    if found:
+        raise SettingsError(f"{file} has {len(found)} {'fault' if len(found) == 1 else 'faults'}")
+    print(f"{file} is right")

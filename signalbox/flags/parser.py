@@ -1,0 +1,203 @@
+"""Parses command lines: full flag names, help in groups, and no values in error messages.
+
+A value that is not understood may be a misplaced secret, so messages repeat only names.
+"""
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn
+
+from signalbox.spelling import did_you_mean
+
+_NAME = re.compile(r"--[\w-]+")
+_SHORT_NAME = re.compile(r"-[A-Za-z]{1,3}")
+ALL = "all"
+"""Word of --help that shows every group, as in vLLM."""
+LIST_GROUPS = "listgroup"
+"""Word of --help that lists the titles of the groups, as in vLLM."""
+_NAMES_ELSEWHERE = {
+    "-c": "--max-model-len",
+    "-m": "--model",
+    "-np": "--max-num-seqs",
+    "-t": "--num-threads",
+    "--ctx-size": "--max-model-len",
+    "--n-predict": "--max-tokens",
+    "--num-prompts": "--requests",
+    "--parallel": "--max-num-seqs",
+    "--temp": "--temperature",
+    "--threads": "--num-threads",
+}
+"""Flags of llama.cpp and `vllm bench` with ours; error messages suggest ours."""
+
+
+class Parser(argparse.ArgumentParser):
+    """A command's parser, whose flags are added when the command is used."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False, "add_help": False, **kwargs})
+        self.fill: Callable[[argparse.ArgumentParser], None] | None = None
+        """Adds the flags."""
+        self.unlisted: set[str] = set()
+        """Titles of groups that only --help=WORD shows."""
+        self.words = ""
+        """Name of the last positional argument, if it takes words between flags too."""
+        self.add_argument(
+            "-h",
+            "--help",
+            action=_Help,
+            nargs="?",
+            metavar="WORD",
+            default=argparse.SUPPRESS,
+            help="show this, with =WORD the flags about a word, with =all every flag",
+        )
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Reads underscores in names as dashes, and refuses names that it does not know."""
+        self._fill_once()
+        given = sys.argv[1:] if args is None else args
+        found, rest = super().parse_known_args(self._with_dashes(given), namespace)
+        if self.words and not any(one.startswith("-") for one in rest):
+            setattr(found, self.words, [*getattr(found, self.words), *rest])
+            rest = []
+        if rest:
+            self.error(self._unknown(rest))
+        return found, rest
+
+    def error(self, message: str) -> NoReturn:
+        """Ends the process with a message of one line."""
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+    def format_help(self, word: str = "") -> str:
+        """Returns the help, or its part about a word."""
+        formatter = self._get_formatter()
+        formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
+        if not word:
+            formatter.add_text(self.description)
+        for group in self._action_groups:
+            if not word and group.title in self.unlisted:
+                continue
+            formatter.start_section(group.title)
+            if not word:
+                formatter.add_text(group.description)
+            formatter.add_arguments(
+                [one for one in group._group_actions if _is_about(one, group.title or "", word)]
+            )
+            formatter.end_section()
+        if not word:
+            formatter.add_text(self.epilog)
+        return formatter.format_help()
+
+    def group_titles(self) -> list[str]:
+        """Returns the titles of the groups of flags."""
+        return [group.title or "" for group in self._action_groups if group._group_actions]
+
+    def has_help_on(self, word: str) -> bool:
+        """Returns whether a part of the help is about a word."""
+        return any(
+            _is_about(action, group.title or "", word)
+            for group in self._action_groups
+            for action in group._group_actions
+        )
+
+    def flags_about(self, word: str) -> Iterator[str]:
+        """Returns the flags of all commands that are about a word, as "serve: --port"."""
+        for action in self._actions:
+            for name, command in _commands(action).items():
+                command._fill_once()
+                for group in command._action_groups:
+                    for one in group._group_actions:
+                        is_flag = one.option_strings and not isinstance(one, _Help)
+                        if is_flag and _is_about(one, group.title or "", word):
+                            flag = next(s for s in one.option_strings if s.startswith("--"))
+                            yield f"{name}: {flag}"
+                yield from (f"{name} {line}" for line in command.flags_about(word))
+
+    def _fill_once(self) -> None:
+        if self.fill is not None:
+            fill, self.fill = self.fill, None
+            fill(self)
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Refuses an unknown command, and suggests the closest one."""
+        if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
+            close = did_you_mean(str(value), action.choices)
+            name = f"command {value}" if str(value).isalpha() else "such command"
+            raise argparse.ArgumentError(None, f"there is no {name}{close}")
+        super()._check_value(action, value)
+
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        """Returns the flags that an argument begins with: -n for -n2, but not -tp for -t.
+
+        argparse completes a name after one dash even if `allow_abbrev` is false.
+        """
+        return [
+            one
+            for one in super()._get_option_tuples(option_string)
+            if option_string.startswith(one[1])
+        ]
+
+    def _with_dashes(self, args: Sequence[str]) -> list[str]:
+        ends = args.index("--") if "--" in args else len(args)
+        return [*map(self._with_dash, args[:ends]), *args[ends:]]
+
+    def _with_dash(self, argument: str) -> str:
+        """Returns --max-num-seqs=1 for --max_num_seqs=1, and --config-of=1 for --config-of.part=1.
+
+        vLLM takes both: parts of a flag that is JSON may be set one by one.
+        """
+        if not (found := _NAME.match(argument)):
+            return argument
+        name, rest = found[0].replace("_", "-"), argument[found.end() :]
+        if rest.startswith(".") and name in self._option_string_actions:
+            rest = rest[len(rest.partition("=")[0]) :]
+        return name + rest
+
+    def _unknown(self, rest: Sequence[str]) -> str:
+        names = [one.partition("=")[0] for one in rest if one.startswith("--")]
+        names += [one for one in rest if _SHORT_NAME.fullmatch(one)]
+        if not names:
+            return "more arguments than the command takes; quote an argument with spaces"
+        name, known = names[0], self._option_string_actions
+        ours = _NAMES_ELSEWHERE.get(name)
+        hint = f"; did you mean {ours}?" if ours in known else did_you_mean(name, known)
+        return f"there is no flag {name}{hint}"
+
+
+class _Help(argparse.Action):
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        _namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        _option_string: str | None = None,
+    ) -> None:
+        assert isinstance(parser, Parser)
+        word = values.lower().replace("_", "-") if isinstance(values, str) else ""
+        if word == LIST_GROUPS:
+            print(*parser.group_titles(), sep="\n")
+            parser.exit()
+        if word == ALL:
+            parser.unlisted = set()
+            word = ""
+        flags = list(parser.flags_about(word)) if word else []
+        if word and not flags and not parser.has_help_on(word):
+            parser.exit(2, f"{parser.prog}: no flag is about {word!r}\n")
+        print(parser.format_help(word), end="")
+        if flags:
+            print("\nflags of commands:", *flags, sep="\n  ")
+        parser.exit()
+
+
+def _commands(action: argparse.Action) -> dict[str, Parser]:
+    """Returns the parsers of an action's commands, by name."""
+    is_choice = isinstance(action, argparse._SubParsersAction)
+    return dict(action.choices) if is_choice else {}  # type: ignore[arg-type]
+
+
+def _is_about(action: argparse.Action, group: str, word: str) -> bool:
+    texts = [*action.option_strings, action.dest, group, str(action.help)]
+    if isinstance(action, argparse._SubParsersAction):
+        texts += action.choices
+    return any(word in text.lower() for text in texts)

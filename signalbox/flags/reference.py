@@ -1,0 +1,100 @@
+"""Writes the tables of docs/reference/ (configuration, flags of vLLM) from their declarations.
+
+`python -m signalbox.flags.reference` rewrites each page below its marker; a test compares them.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import get_args
+
+from pydantic.fields import FieldInfo
+
+from signalbox.flags.service_flags import group_of
+from signalbox.settings.base_settings import Settings, flag_name
+from signalbox.settings.router_settings import RouterSettings
+from signalbox.settings.scheduler_settings import SchedulerSettings
+from signalbox.settings.serve_settings import ServeSettings
+from signalbox.settings.setting_names import effect
+from signalbox.settings.vllm_flags import SHORT_FLAGS, SWITCH, VLLM_FLAGS
+from signalbox.settings.worker_settings import WorkerSettings
+
+MARKER = "<!-- The tables below are generated: make docs -->\n"
+SERVICES: dict[str, type[Settings]] = {
+    "router": RouterSettings,
+    "scheduler": SchedulerSettings,
+    "worker": WorkerSettings,
+    "serve": ServeSettings,
+}
+
+
+def tables() -> str:
+    """Returns a Markdown table for each group of settings."""
+    groups: dict[str, list[str]] = {}
+    for name, (title, field) in _fields().items():
+        owners = [service for service, known in SERVICES.items() if name in known.model_fields]
+        groups.setdefault(title, []).append(_row(name, field, owners))
+    head = "| flag | default | of | meaning |\n|---|---|---|---|\n"
+    return "\n".join(
+        f"## {title[:1].upper()}{title[1:]}\n\n{head}{''.join(rows)}"
+        for title, rows in groups.items()
+    )
+
+
+def _fields() -> dict[str, tuple[str, FieldInfo]]:
+    """Returns the group and the declaration of each setting, in order of first declaration."""
+    found: dict[str, tuple[str, FieldInfo]] = {}
+    for service in SERVICES.values():
+        for name, field in service.model_fields.items():
+            found.setdefault(name, (group_of(name, service), field))
+    return found
+
+
+def _row(name: str, field: FieldInfo, owners: list[str]) -> str:
+    text = " ".join((field.description or "").split()).replace("|", "\\|")
+    of = "each" if len(owners) == len(SERVICES) else ", ".join(owners)
+    flag = "MODEL" if name == "model" else flag_name(name)
+    return f"| `{flag}` | {_default(field)} | {of} | {_choices(field)}{text} |\n"
+
+
+def _default(field: FieldInfo) -> str:
+    return "" if field.default in (None, "") else f"`{str(field.default).lower()}`"
+
+
+def _choices(field: FieldInfo) -> str:
+    names = [f"`{one}`" for one in get_args(field.annotation) if isinstance(one, str)]
+    return f"{', '.join(names)}: " if names else ""
+
+
+def vllm_table() -> str:
+    """Returns a Markdown table with a row for each flag of vLLM that is not also a setting's
+    name."""
+    rows = (f"| {_vllm_flags(name)} | {effect(name)} |\n" for name in VLLM_FLAGS)
+    return "| flag of `vllm serve` | here |\n|---|---|\n" + "".join(rows)
+
+
+def _vllm_flags(name: str) -> str:
+    long = flag_name("model" if name == "model_tag" else name)
+    if VLLM_FLAGS[name].takes == SWITCH:
+        long = f"--[no-]{long.removeprefix('--')}"
+    short = [short for short, of in SHORT_FLAGS.items() if of == name]
+    return ", ".join(f"`{flag}`" for flag in (long, *short))
+
+
+PAGES: Mapping[Path, Callable[[], str]] = {
+    Path("docs", "reference", "configuration.md"): tables,
+    Path("docs", "reference", "vllm_flags.md"): vllm_table,
+}
+"""Generator of each page's tables, by its path from the root of the repository."""
+
+
+def page(path: Path, text: str) -> str:
+    """Returns the text of a page with new tables. Raises ValueError if it has no marker."""
+    before, marker, _ = text.partition(MARKER)
+    if not marker:
+        raise ValueError(f"{path} has no line {MARKER.strip()!r}")
+    return f"{before}{MARKER}\n{PAGES[path]()}"
+
+
+if __name__ == "__main__":
+    for path in PAGES:
+        path.write_text(page(path, path.read_text(encoding="utf-8")), encoding="utf-8")

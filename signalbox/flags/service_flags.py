@@ -1,0 +1,156 @@
+"""Command-line flags made from settings, and settings turned back into flags."""
+
+import argparse
+import inspect
+from collections.abc import Iterable
+from typing import Any, get_args
+
+from pydantic.fields import FieldInfo
+
+from signalbox.flags.parser import Parser
+from signalbox.settings.base_settings import CONFIG_FILE, Settings, flag_name
+from signalbox.settings.environment import ENV_PREFIX
+from signalbox.settings.serve_settings import ServeSettings
+from signalbox.settings.setting_names import REMOVED, effect
+from signalbox.settings.values.secrets import in_plain_text, is_secret
+from signalbox.settings.vllm_flags import (
+    SEVERAL,
+    SHORT_FLAGS,
+    SWITCH,
+    VLLM_FLAGS,
+    Alias,
+    Refused,
+    VllmFlag,
+)
+
+POSITIONAL = "model"
+MODEL_FLAG = "model_tag"
+"""Destination of --model; separate, so that --model together with MODEL is detected."""
+PORT = "port"
+"""Destination of --port in a command with two APIs; see `signalbox.settings.port_flag`."""
+VLLM_GROUP = "flags of vllm serve"
+
+
+def add_flags(parser: argparse.ArgumentParser, settings_class: type[Settings]) -> None:
+    """Adds a flag for each field; only flags that are given end up in the namespace."""
+    fields = settings_class.model_fields
+    parser.usage = "%(prog)s [MODEL] [FLAG ...]" if POSITIONAL in fields else "%(prog)s [FLAG ...]"
+    parser.epilog = "--help=WORD shows the flags that are about a word."
+    titles = {name: group_of(name, settings_class) for name in fields}
+    # The fields of base classes, which are the most general, come first.
+    ordered = dict.fromkeys(reversed(titles.values()))
+    groups = {title: parser.add_argument_group(title) for title in ordered}
+    for name, field in fields.items():
+        if name == POSITIONAL:
+            parser.add_argument(
+                name, metavar="MODEL", nargs="?", default=argparse.SUPPRESS, help=_help(name, field)
+            )
+        else:
+            group = groups[titles[name]]
+            group.add_argument(flag_name(name), *_short(name), **_options(name, field))
+    general = groups[Settings.GROUP]
+    general.add_argument(
+        flag_name(CONFIG_FILE),
+        metavar="FILE",
+        default=argparse.SUPPRESS,
+        help=f"YAML file with these settings (env {ENV_PREFIX}CONFIG)",
+    )
+    if "grpc_port" in fields:
+        groups[titles["grpc_port"]].add_argument(
+            flag_name(PORT),
+            metavar="N",
+            default=argparse.SUPPRESS,
+            help="the HTTP API's port, as in vLLM: --http-port",
+        )
+    _add_vllm_flags(parser, settings_class)
+    for name, flag in REMOVED.items():
+        parser.add_argument(flag_name(name), help=argparse.SUPPRESS, **_taken(flag))
+
+
+def _add_vllm_flags(parser: argparse.ArgumentParser, settings_class: type[Settings]) -> None:
+    fields = settings_class.model_fields
+    is_whole = issubclass(settings_class, ServeSettings)
+    group = parser.add_argument_group(VLLM_GROUP)
+    for name, flag in VLLM_FLAGS.items():
+        if name in fields or not (is_whole or (isinstance(flag, Alias) and flag.setting in fields)):
+            continue
+        flags = [flag_name("model" if name == MODEL_FLAG else name), *_short(name)]
+        group.add_argument(*flags, dest=name, help=effect(name).replace("%", "%%"), **_taken(flag))
+    if isinstance(parser, Parser):
+        parser.unlisted.add(VLLM_GROUP)
+    if is_whole:
+        parser.epilog = f"{parser.epilog} --help=vllm shows what vLLM's flags do here."
+
+
+def _taken(flag: VllmFlag) -> dict[str, Any]:
+    options: dict[str, Any] = {"default": argparse.SUPPRESS}
+    if flag.takes == SWITCH:
+        return {**options, "action": argparse.BooleanOptionalAction}
+    if isinstance(flag, Refused):  # with a value or without, it is refused by its name
+        return {**options, "nargs": "?", "metavar": "VALUE"}
+    return {**options, "metavar": "VALUE", **({"nargs": "+"} if flag.takes == SEVERAL else {})}
+
+
+def _short(name: str) -> Iterable[str]:
+    return (short for short, long in SHORT_FLAGS.items() if long == name)
+
+
+def group_of(name: str, settings_class: type[Settings]) -> str:
+    """Returns the group of the base class that first defines a field."""
+    owners = [one for one in settings_class.__mro__ if name in inspect.get_annotations(one)]
+    return str(vars(owners[-1])["GROUP"])
+
+
+def to_flags(settings: Settings, settings_class: type[Settings], **replaced: Any) -> list[str]:
+    """Returns the arguments that give another command the same settings.
+
+    Args:
+        settings_class: of the other command; fields that it lacks are left out, and so are secrets.
+        replaced: fields whose values differ from `settings`.
+    """
+    flags, model = [], None
+    for name, field in settings_class.model_fields.items():
+        value = replaced.get(name, getattr(settings, name, field.default))
+        if name == POSITIONAL:
+            model = value
+        elif value != field.default and not is_secret(field):
+            flags.extend(_flags(name, value))
+    return [*flags, *(["--", model] if model is not None else [])]
+
+
+def to_environment(settings: Settings, settings_class: type[Settings]) -> dict[str, str]:
+    """Returns the variables for the secrets that `to_flags` leaves out: command lines are
+    public."""
+    return {
+        ENV_PREFIX + name.upper(): in_plain_text(value)
+        for name, field in settings_class.model_fields.items()
+        if is_secret(field) and (value := getattr(settings, name, ()))
+    }
+
+
+def _flags(name: str, value: Any) -> list[str]:
+    if isinstance(value, bool):
+        return [flag_name(name) if value else flag_name(f"no_{name}")]
+    several = value if isinstance(value, tuple) else (value,)
+    return [f"{flag_name(name)}={one}" for one in several]
+
+
+def _options(name: str, field: FieldInfo) -> dict[str, Any]:
+    options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": _help(name, field)}
+    if field.annotation in (bool, bool | None):
+        return {**options, "action": argparse.BooleanOptionalAction}
+    if isinstance(field.default, tuple):
+        return {**options, "nargs": "+", "action": "extend", "metavar": _metavar(field)}
+    choices = [choice for choice in get_args(field.annotation) if isinstance(choice, str)]
+    return {**options, "metavar": "|".join(choices) or _metavar(field)}
+
+
+def _metavar(field: FieldInfo) -> str:
+    kinds = get_args(field.annotation) or (field.annotation,)
+    return {int: "N", float: "X"}.get(kinds[0], "TEXT")
+
+
+def _help(name: str, field: FieldInfo) -> str:
+    default = "" if field.default in (None, ()) else f" (default {field.default})"
+    text = f"{field.description}{default}; env {ENV_PREFIX}{name.upper()}"
+    return text.replace("%", "%%")

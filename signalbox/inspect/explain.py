@@ -1,0 +1,229 @@
+"""`signalbox explain`: shows the history of one request, as bars and a table or as JSON."""
+
+import argparse
+import asyncio
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from protos.scheduler.v1 import explain_pb2 as pb
+from signalbox.client.connection import Connection, connection
+from signalbox.client.scheduler_client import SchedulerClient, add_address_flag, plain
+
+BAR_WIDTH = 40
+_STYLES = {"queued": "yellow", "prefill": "cyan", "decode": "green", "preempted": "red"}
+_REASONS = {
+    pb.WAIT_REASON_NEXT_STEP: "the next step",
+    pb.WAIT_REASON_NO_WORKER: "a worker that takes it",
+    pb.WAIT_REASON_TOKENS: "the token budget",
+    pb.WAIT_REASON_SEQUENCES: "a place among the sequences",
+    pb.WAIT_REASON_BLOCKS: "KV blocks",
+    pb.WAIT_REASON_SWAPPED_FIRST: "swapped requests to go first",
+    pb.WAIT_REASON_GRAMMAR: "its structured output to be compiled",
+    pb.WAIT_REASON_SUSPECT: "a suspect to compute alone",
+}
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of `signalbox explain`."""
+    parser.add_argument(
+        "request_id",
+        metavar="REQUEST_ID",
+        help="id that clients receive, from `generate --json` or as `id` of the HTTP API",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead")
+    add_address_flag(parser)
+
+
+def run(options: dict[str, Any]) -> None:
+    """Prints the timeline of a request. Raises UnknownRequest if the scheduler does not know it."""
+    name = options["request_id"]
+    parts = asyncio.run(_ask(options["address"], connection(options), name))
+    if options["json"]:
+        whole = {"request_id": name, "prompts": [plain(part) for part in parts]}
+        print(json.dumps(whole if len(parts) > 1 else plain(parts[0])))
+    else:
+        Console(highlight=False).print(render_all(parts))
+
+
+async def _ask(address: str, how: Connection, request_id: str) -> list[pb.ExplainResponse]:
+    async with SchedulerClient(address, how) as client:
+        return await client.explain_all(request_id)
+
+
+def render_all(parts: Sequence[pb.ExplainResponse]) -> RenderableType:
+    """Returns a line for each prompt if there are several, and the slowest one in full."""
+    slowest = max(parts, key=lambda part: part.age_ns)
+    if len(parts) == 1:
+        return render(slowest)
+    return Group(_prompts(parts), "\nthe slowest:\n", render(slowest))
+
+
+def _prompts(parts: Sequence[pb.ExplainResponse]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for name in ("prompt", "in all", "queued", "prefill", "decode", "preempted"):
+        table.add_column(name, justify="left" if name == "prompt" else "right")
+    for part in parts:
+        times = (part.age_ns, part.queued_ns, part.prefill_ns, part.decode_ns, part.preempted_ns)
+        table.add_row(f"-{part.request_id.rpartition('-')[2]}", *map(_seconds, times))
+    return table
+
+
+def render(answer: pb.ExplainResponse) -> RenderableType:
+    """Returns the summary, a bar for each phase, and a line for each event."""
+    parts: list[RenderableType] = [_summary(answer), "", _phases(answer), "", _events(answer)]
+    if answer.waits:
+        parts.append(f"\nwaits behind {answer.num_ahead}, for {_waits(answer.waits)}")
+    if answer.num_dropped_events:
+        parts.append(f"\n{answer.num_dropped_events} events between are not kept")
+    return Group(*parts)
+
+
+def _summary(answer: pb.ExplainResponse) -> Text:
+    state = pb.RequestState.Name(answer.state).removeprefix("REQUEST_STATE_").lower()
+    text = Text.assemble((answer.request_id, "bold"), f"  {state}")
+    text.append(f" after {_seconds(answer.age_ns)}" if state == "ended" else "")
+    text.append(f", on {answer.worker}" if answer.worker else "")
+    if answer.code:
+        text.append(f"\n{answer.message}", style="red")
+    cached = f" ({answer.num_cached_tokens} cached)" if answer.num_cached_tokens else ""
+    branches = f" in {answer.num_sequences} sequences" if answer.num_sequences > 1 else ""
+    text.append(
+        f"\nprompt {answer.num_prompt_tokens} tokens{cached},"
+        f" output {answer.num_output_tokens} tokens{branches},"
+        f" preempted {_times(answer.num_preemptions)}"
+    )
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """An interval of the request's time."""
+
+    start_ns: int
+    end_ns: int
+
+
+def _phases(answer: pb.ExplainResponse) -> Table:
+    ends = [answer.queued_ns, answer.queued_ns + answer.prefill_ns, answer.age_ns]
+    spans = {
+        name: [_Span(start, end)]
+        for name, start, end in zip(("queued", "prefill", "decode"), [0, *ends], ends, strict=False)
+    }
+    table = Table.grid(padding=(0, 2))
+    for name, parts in {**spans, "preempted": _preemptions(answer)}.items():
+        duration = answer.preempted_ns if name == "preempted" else _total(parts)
+        if duration:
+            bar = _bar(parts, answer.age_ns, _STYLES[name])
+            table.add_row(name, bar, Text(_seconds(duration), justify="right"))
+    return table
+
+
+def _preemptions(answer: pb.ExplainResponse) -> list[_Span]:
+    """Returns the intervals without progress: from each PREEMPTED to the RESUMED after it."""
+    spans, out_since = [], None
+    for event in answer.events:
+        if event.kind == pb.EVENT_KIND_PREEMPTED:
+            out_since = event.at_ns
+        elif event.kind == pb.EVENT_KIND_RESUMED and out_since is not None:
+            spans.append(_Span(out_since, event.at_ns))
+            out_since = None
+    return spans if out_since is None else [*spans, _Span(out_since, answer.age_ns)]
+
+
+def _total(spans: Iterable[_Span]) -> int:
+    return sum(span.end_ns - span.start_ns for span in spans)
+
+
+def _bar(spans: Iterable[_Span], whole_ns: int, style: str) -> Text:
+    """Returns a bar on which each span is drawn in proportion, at least one cell wide."""
+    cells = [" "] * BAR_WIDTH
+    for span in spans:
+        first = min(BAR_WIDTH - 1, span.start_ns * BAR_WIDTH // max(1, whole_ns))
+        last = max(first + 1, round(span.end_ns * BAR_WIDTH / max(1, whole_ns)))
+        cells[first:last] = "█" * (min(last, BAR_WIDTH) - first)
+    return Text("".join(cells), style=style)
+
+
+def _events(answer: pb.ExplainResponse) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("at", justify="right")
+    table.add_column("event")
+    table.add_column("")
+    for kind, run_of_events in groupby(answer.events, key=lambda event: event.kind):
+        events = list(run_of_events)
+        if kind == pb.EVENT_KIND_PREFILL and len(events) > 1:
+            table.add_row(_seconds(events[0].at_ns), "prefill", _chunks(events))
+            continue
+        for event in events:
+            name = pb.EventKind.Name(kind).removeprefix("EVENT_KIND_").replace("_", " ").lower()
+            table.add_row(_seconds(event.at_ns), name, _details(event))
+    return table
+
+
+def _chunks(events: list[pb.Event]) -> str:
+    num_tokens = sum(event.num_tokens for event in events)
+    steps = f"steps {events[0].step_id} to {events[-1].step_id}"
+    return f"{num_tokens} tokens in {len(events)} chunks{_cached(events[0])}, {steps}"
+
+
+def _cached(event: pb.Event) -> str:
+    return f" behind {event.num_cached_tokens} cached ones" if event.num_cached_tokens else ""
+
+
+def _details(event: pb.Event) -> str:
+    match event.kind:
+        case pb.EVENT_KIND_QUEUED:
+            return f"behind {event.num_ahead}" if event.num_ahead else "first in the queue"
+        case pb.EVENT_KIND_SCHEDULED | pb.EVENT_KIND_RESUMED:
+            return _resumed(event)
+        case pb.EVENT_KIND_PREFILL:
+            return f"{event.num_tokens} tokens{_cached(event)}, step {event.step_id}"
+        case pb.EVENT_KIND_PREEMPTED:
+            return _preempted(event)
+        case pb.EVENT_KIND_FORKED:
+            return f"{event.num_sequences} sequences"
+        case pb.EVENT_KIND_SEQUENCE_FINISHED:
+            return f"sequence {event.branch}: {event.detail.lower()}"
+        case pb.EVENT_KIND_MOVED:
+            return f"the worker {event.worker} was {event.detail}"
+        case pb.EVENT_KIND_SUSPECTED:
+            return f"it was in flight: computes alone for {event.num_tokens} tokens"
+        case pb.EVENT_KIND_CLEARED:
+            return f"it was not the cause: computes with others, step {event.step_id}"
+        case pb.EVENT_KIND_ENDED:
+            return event.detail.lower() if event.detail.isupper() else event.detail
+        case _:
+            return ""
+
+
+def _resumed(event: pb.Event) -> str:
+    text = f"by {event.worker}, step {event.step_id}"
+    if event.is_swap:
+        text += f", {event.num_blocks} blocks swapped in"
+    return text + (f"; waited for {_waits(event.waits)}" if event.waits else "")
+
+
+def _preempted(event: pb.Event) -> str:
+    how = "swapped out" if event.is_swap else "given up, to be recomputed"
+    return f"{event.num_blocks} blocks {how}, for {event.other_request_id}, step {event.step_id}"
+
+
+def _waits(waits: Iterable[pb.Wait]) -> str:
+    return ", ".join(
+        f"{_REASONS.get(wait.reason, '?')} {_seconds(wait.duration_ns)}" for wait in waits
+    )
+
+
+def _seconds(nanoseconds: int) -> str:
+    return f"{nanoseconds / 1e9:.3f} s"
+
+
+def _times(count: int) -> str:
+    return {0: "never", 1: "once", 2: "twice"}.get(count, f"{count} times")

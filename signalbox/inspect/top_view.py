@@ -1,0 +1,127 @@
+"""Draws `signalbox top` in 80 columns: the scheduler, a panel for each worker, live requests."""
+
+from datetime import timedelta
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from signalbox.inspect.load_rates import Load, Quantiles, QuarantinedWorker, RequestLoad, WorkerLoad
+
+BAR_WIDTH = 20
+
+
+def render(load: Load | None, address: str, *, problem: str = "", note: str = "") -> RenderableType:
+    """Returns the screen; dimmed and with the reason while there are no new numbers.
+
+    Args:
+        note: text at the end of the first line.
+    """
+    head = Text.assemble(("signalbox top", "bold"), f"  {address}")
+    if problem:
+        head.append(f"  {problem}", style="bold red")
+    if load is None:
+        return head
+    head.append(f"  {load.model_name}", style="bold cyan")
+    head.append(f"  up {timedelta(seconds=int(load.uptime_s))}{note}")
+    panels = [_worker(worker, style="dim" if problem else "") for worker in load.workers]
+    nobody = [Text("no worker is there", style="yellow")] if not panels else []
+    kept_out = [_quarantined(one) for one in load.quarantined_workers]
+    requests = [_requests(load.requests)] if load.requests else []
+    return Group(head, _cluster(load), *nobody, *panels, *kept_out, *requests)
+
+
+def _quarantined(worker: QuarantinedWorker) -> Text:
+    return Text(
+        f"{worker.address}  quarantined: failed {worker.num_failures} times, may join again in"
+        f" {worker.left_s:.0f} s",
+        style="bold red",
+    )
+
+
+def _cluster(load: Load) -> Text:
+    waiting = (f"waiting {load.num_waiting}", "bold yellow" if load.num_waiting else "")
+    ended = ", ".join(f"{name.lower()} {count:,}" for name, count in sorted(load.num_ended.items()))
+    refused = sum(load.num_refused.values())
+    return Text.assemble(
+        waiting,
+        f" (queued {_quantiles(load.queue_time)})"
+        f"  running {load.num_running}  swapped {load.num_swapped}",
+        f"\n{load.requests_per_s:,.1f} requests/s  {load.generated_tokens_per_s:,.0f} tokens/s",
+        f"  ended: {ended or 'none'}",
+        (f"  refused {refused:,}" if refused else "", "red"),
+    )
+
+
+def _worker(worker: WorkerLoad, *, style: str) -> Panel:
+    rows = Table.grid(padding=(0, 2))
+    rows.add_row("KV", _bar(worker.num_used_gpu_blocks, worker.num_gpu_blocks), _kv(worker))
+    if worker.num_cpu_blocks:
+        used, total = worker.num_used_cpu_blocks, worker.num_cpu_blocks
+        rows.add_row("swap", _bar(used, total), f"{used:,} of {total:,} blocks")
+    hits = "-" if worker.prefix_hit_rate is None else f"{worker.prefix_hit_rate:.0%}"
+    lines = (
+        f"{worker.generated_tokens_per_s:,.0f} tokens/s generated"
+        f"  {worker.prefill_tokens_per_s:,.0f} tokens/s prefilled, {hits} found in the cache",
+        f"{worker.steps_per_s:,.1f} steps/s of {_quantiles(worker.step)}",
+        *_shares(worker),
+        f"first token {_quantiles(worker.time_to_first_token)}"
+        f"  each token {_quantiles(worker.time_per_output_token)}",
+        f"preempted {worker.preemptions_per_s:,.1f}/s"
+        f"  (so far {worker.num_swaps:,} by swap, {worker.num_recomputes:,} by recompute)",
+    )
+    state = "  draining" if worker.is_draining else ""
+    if worker.num_failures:
+        state += f"  failed {worker.num_failures}x"
+    title = f"{worker.address}  running {worker.num_running}  swapped {worker.num_swapped}{state}"
+    body = Group(rows, *(Text(line) for line in lines))
+    return Panel(body, title=Text(title), title_align="left", style=style)
+
+
+def _kv(worker: WorkerLoad) -> str:
+    text = f"{worker.num_used_gpu_blocks:,} of {worker.num_gpu_blocks:,} blocks"
+    return text + f", {worker.num_cached_gpu_blocks:,} more cached"
+
+
+def _bar(used: int, total: int) -> Text:
+    share = used / total if total else 0.0
+    filled = round(share * BAR_WIDTH)
+    color = "green" if share < 0.75 else "yellow" if share < 0.95 else "red"
+    return Text.assemble(
+        ("█" * filled, color), ("░" * (BAR_WIDTH - filled), "dim"), f" {share:4.0%}"
+    )
+
+
+def _shares(worker: WorkerLoad) -> list[str]:
+    shares = [f"{name} {share:.0%}" for name, share in worker.step_shares.items()]
+    return [f"time of a step: {', '.join(shares)}"] if shares else []
+
+
+def _requests(requests: list[RequestLoad]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    table.add_column("request", overflow="ellipsis", no_wrap=True, max_width=30)
+    table.add_column("phase", min_width=7)
+    for name in ("prompt", "output", "at most", "waited", "age"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for request in requests:
+        table.add_row(
+            Text(request.request_id),  # a client chose it, so it is no markup
+            request.phase,
+            f"{request.num_prompt_tokens:,}",
+            f"{request.num_output_tokens:,}",
+            f"{request.max_tokens:,}",
+            _time(request.waited_s),
+            _time(request.age_s),
+        )
+    return table
+
+
+def _quantiles(values: Quantiles) -> str:
+    if values.p50_s is None or values.p99_s is None:
+        return "-"
+    return f"{_time(values.p50_s)} (p99 {_time(values.p99_s)})"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1e3:.0f} ms"

@@ -1,0 +1,271 @@
+"""`AsyncLLMEngine`: streams of outputs for the tasks of an event loop.
+
+One task drives the engine while requests are unfinished, and then ends; only the worker has a
+thread. A stream reads the output so far when its task runs, so a slow reader skips outputs, which
+are cumulative, and delays no other task.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from concurrent.futures import Future
+from typing import Any, NoReturn, Self
+
+from gpu_worker.batch.runner_protocol import Runner
+from signalbox.llm.controls import CoreControls
+from signalbox.llm.engine_args import AsyncEngineArgs, EngineArgs
+from signalbox.llm.in_process.engine_core import EngineCore
+from signalbox.llm.in_process.local_request import LocalRequest
+from signalbox.llm.in_process.wiring import CoreConfig
+from signalbox.llm.metrics import Metric
+from signalbox.llm.requests import prompts
+from signalbox.llm.requests.beam_search import BeamSearchParams
+from signalbox.llm.requests.errors import EngineDeadError
+from signalbox.llm.requests.outputs import RequestOutput
+from signalbox.llm.requests.pooling_params import refuse_pooling
+from signalbox.llm.requests.prompts import PromptInput
+from signalbox.llm.requests.sampling_params import SamplingParams, checked
+from signalbox.llm.vllm_options import check_arguments
+
+logger = logging.getLogger(__name__)
+
+
+class _Stream:
+    """Wakes the task that reads one request."""
+
+    __slots__ = ("error", "request", "woken")
+
+    def __init__(self, request: LocalRequest) -> None:
+        self.request = request
+        self.woken = asyncio.Event()
+        self.error: EngineDeadError | None = None
+
+
+class AsyncLLMEngine:
+    """Generates for the tasks of one event loop at a time."""
+
+    def __init__(self, core: EngineCore, *, logs_requests: bool = False) -> None:
+        self._core = core
+        self._controls = CoreControls(core)
+        self._logs_requests = logs_requests
+        self._streams: dict[str, _Stream] = {}
+        self._request_ids = map(str, itertools.count())
+        self._driver: asyncio.Task[None] | None = None
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> Self:
+        """Loads the model, which blocks. Raises ValueError, FileNotFoundError or MemoryError."""
+        core = EngineCore.load(engine_args.make_runner(), engine_args.core_config())
+        logs = isinstance(engine_args, AsyncEngineArgs) and engine_args.logs_requests
+        return cls(core, logs_requests=logs)
+
+    @classmethod
+    def _from_runner(
+        cls, make_runner: Callable[[], Runner], config: CoreConfig | None = None
+    ) -> Self:
+        return cls(EngineCore.load(make_runner, config or CoreConfig()))
+
+    async def generate(
+        self,
+        prompt: PromptInput | None,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        prompt_token_ids: list[int] | None = None,
+        *,
+        priority: int = 0,
+        **unserved: object,
+    ) -> AsyncGenerator[RequestOutput]:
+        """Yields the complete output so far whenever it grows; the last output is finished.
+
+        Another `output_kind` changes what it yields. Closing the generator, or cancelling its task,
+        aborts the request. Raises ValueError or TypeError if the request cannot be served,
+        EngineDeadError if the device has failed.
+        """
+        check_arguments("generate", unserved)
+        stream = await self._add(prompt, sampling_params, request_id, prompt_token_ids, priority)
+        request = stream.request
+        try:
+            while True:
+                await stream.woken.wait()
+                stream.woken.clear()
+                if stream.error is not None:
+                    raise stream.error
+                if not request.is_due:
+                    continue
+                output = request.output()
+                yield output
+                if output.finished:
+                    return
+        finally:
+            if self._streams.get(request.request_id) is stream:
+                del self._streams[request.request_id]
+            self._core.abort(request)
+
+    def beam_search(
+        self, prompt: PromptInput, request_id: str | None, params: BeamSearchParams
+    ) -> AsyncGenerator[RequestOutput]:
+        """Returns a stream of the best hypothesis as far as it is settled, then all of them."""
+        return self.generate(prompt, params.sampling_params(), request_id)
+
+    def encode(self, *_: object, **__: object) -> NoReturn:
+        """Not supported: raises NotImplementedError, because no model is pooled."""
+        refuse_pooling("AsyncLLMEngine.encode")
+
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """Ends requests; the last output of each stream has the finish reason "abort"."""
+        for one in [request_id] if isinstance(request_id, str) else list(request_id):
+            if (stream := self._streams.get(one)) is not None:
+                self._core.abort(stream.request)
+                stream.woken.set()
+
+    async def get_tokenizer(self) -> Any:
+        """Returns the model's tokenizer as transformers has it, made at the first call."""
+        return await asyncio.to_thread(lambda: self._core.transformers_tokenizer)
+
+    async def check_health(self) -> None:
+        """Raises EngineDeadError if the engine can generate no more."""
+        self._core.check_alive()
+
+    @property
+    def errored(self) -> bool:
+        """True if the engine has failed and cannot generate any more."""
+        return self._core.is_dead
+
+    @property
+    def is_running(self) -> bool:
+        return not self._core.is_dead
+
+    async def do_log_stats(self) -> None:
+        """Logs the statistics since the last call, unless `disable_log_stats` is set."""
+        self._core.log_stats(time.monotonic())
+
+    async def reset_prefix_cache(
+        self, reset_running_requests: bool = False, reset_connector: bool = False
+    ) -> bool:
+        """See `Controls.reset_prefix_cache`."""
+        await self._rest()
+        return self._controls.reset_prefix_cache(reset_running_requests, reset_connector)
+
+    async def sleep(self, level: int = 1) -> None:
+        """See `Controls.sleep`."""
+        await self._rest()
+        self._controls.sleep(level)
+
+    async def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """See `Controls.wake_up`."""
+        self._controls.wake_up(tags)
+
+    async def is_sleeping(self) -> bool:
+        return self._controls.is_sleeping()
+
+    async def start_profile(self, profile_prefix: str | None = None) -> None:
+        """See `Controls.start_profile`."""
+        self._controls.start_profile(profile_prefix)
+
+    async def stop_profile(self) -> None:
+        """See `Controls.stop_profile`."""
+        self._controls.stop_profile()
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """See `Controls.get_default_sampling_params`."""
+        return self._controls.get_default_sampling_params()
+
+    def get_metrics(self) -> list[Metric]:
+        """See `Controls.get_metrics`."""
+        return self._controls.get_metrics()
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """Ends the execution thread after the running step.
+
+        Open streams raise EngineDeadError. A second call does nothing. `timeout` is vLLM's; a step
+        is not interrupted.
+        """
+        with contextlib.suppress(RuntimeError):  # the event loop has closed
+            if self._driver is not None:
+                self._driver.cancel()
+        self._fail(EngineDeadError("the engine is shut down"))
+        self._core.close()
+
+    async def _rest(self) -> None:
+        """Waits for the steps that ended requests have left in flight."""
+        if self._driver is not None and not self._core.num_unfinished:
+            await asyncio.wait([self._driver])
+
+    async def _add(
+        self,
+        prompt: PromptInput | None,
+        sampling_params: SamplingParams | None,
+        request_id: str | None,
+        prompt_token_ids: list[int] | None,
+        priority: int,
+    ) -> _Stream:
+        given = prompts.asked(
+            None if prompt is None else [prompt],
+            None if prompt_token_ids is None else [prompt_token_ids],
+        )
+        params = checked(sampling_params, self._core.default_params)
+        encoded = await self._core.encoder.encode_async(
+            given[0], truncate=params.truncate_prompt_tokens
+        )
+        resolved = self._core.check(params, num_prompt_tokens=len(encoded.token_ids))
+        request = self._core.add(
+            request_id or next(self._request_ids), encoded, resolved, priority=priority
+        )
+        if self._logs_requests:
+            logger.info(
+                "request added: %s, %d prompt tokens, %s",
+                request.request_id,
+                len(encoded.token_ids),
+                params,
+            )
+        request.output_kind = params.output_kind
+        stream = self._streams[request.request_id] = _Stream(request)
+        if self._driver is None or self._driver.done():
+            self._driver = asyncio.create_task(self._drive(), name="engine")
+        return stream
+
+    async def _drive(self) -> None:
+        """Runs steps until no request and no step is left."""
+        core = self._core
+        try:
+            while core.is_busy:
+                core.send_steps()
+                await asyncio.sleep(0)  # woken tasks read their outputs while the worker computes
+                if core.oldest is not None:
+                    await _settled(core.oldest)
+                self._wake(core.take())
+        except EngineDeadError as error:
+            self._fail(error)
+        except Exception as error:
+            logger.exception("the engine failed")
+            self._fail(EngineDeadError(f"the engine cannot go on: {error}"))
+
+    def _wake(self, requests: list[LocalRequest]) -> None:
+        for request in requests:
+            stream = self._streams.get(request.request_id)
+            if stream is not None:
+                stream.woken.set()
+
+    def _fail(self, error: EngineDeadError) -> None:
+        for stream in self._streams.values():
+            stream.error = error
+            stream.woken.set()
+
+
+AsyncLLM = AsyncLLMEngine
+"""vLLM's other name of this class."""
+
+
+async def _settled(future: Future[Any]) -> None:
+    """Waits for a step without cancelling it, because the next driver waits for it again."""
+    loop, settled = asyncio.get_running_loop(), asyncio.Event()
+
+    def wake(_: Future[Any]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has closed
+            loop.call_soon_threadsafe(settled.set)
+
+    future.add_done_callback(wake)
+    await settled.wait()

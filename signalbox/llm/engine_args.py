@@ -1,0 +1,243 @@
+"""`EngineArgs`: the options of an engine, under vLLM's names; unsupported ones raise ValueError."""
+
+import argparse
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from gpu_worker.batch.runner_protocol import Runner
+from gpu_worker.config import GIB
+from router.prompt.known_templates import load_chat_template
+from scheduler_svc.queue.policies import make_policy
+from signalbox.llm import options_flags
+from signalbox.llm.engine_options import InProcessSettings, checked, description_of, option
+from signalbox.llm.in_process.wiring import CoreConfig
+from signalbox.llm.requests.sampling_params import ALL_TOKENS
+from signalbox.llm.vllm_options import VllmOptions
+from signalbox.stack import service_configs
+from signalbox.startup_display import own_progress
+
+logger = logging.getLogger(__name__)
+P = TypeVar("P", bound=options_flags.Flags)
+
+_PROFILER_OPTIONS = {"profiler", "torch_profiler_dir"}
+
+_SAME_AS_AUTO = ("hf", "safetensors", "gguf")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineArgs(VllmOptions):
+    """The options; raises ValueError that names the one that is wrong and, if any, the remedy.
+
+    Options of vLLM's without a counterpart here are taken at a neutral value; see `VllmOptions`.
+
+    Those that are settings of a worker or a scheduler have their default, range and meaning, which
+    docs/configuration.md lists; `dtype` may be PyTorch's too, and None as `quantization` is "none".
+    The others are:
+
+    Args:
+        tokenizer: a directory or .gguf file to take the tokenizer from; None is the model's own.
+        tokenizer_mode: "auto"; there is one kind of tokenizer.
+        seed: of the seeds that requests without one get, so that a script draws the same each
+            time; None differs from run to run.
+        kv_cache_memory_bytes: as kv_cache_memory, in bytes.
+        load_format: "auto", also as "hf"; "safetensors" or "gguf" if the model must be that;
+            "dummy" for random weights of a config.
+        stream_interval: least tokens of a sequence between two outputs of an engine, the first and
+            the last aside.
+        disable_additional_properties: whether objects of a JSON schema take only the keys that it
+            declares, unless it sets additionalProperties.
+        max_logprobs: most log probabilities that a request may ask for at a position; -1 is no
+            bound.
+        chat_template: a file, or the name of a well-known format, such as "chatml", instead of the
+            template that comes with the tokenizer.
+        profiler_config: {"torch_profiler_dir": folder} says where `start_profile` leaves traces.
+        disable_log_stats: False has an engine log what it does, at most every log_stats_interval
+            seconds of work; `LLM` does not unless asked to.
+    """
+
+    model: str = field(
+        kw_only=False, metadata={"setting": "model", "help": description_of("model")}
+    )
+    tokenizer: str | None = None
+    tokenizer_mode: str = "auto"
+    trust_remote_code: bool = option("trust_remote_code")
+    tensor_parallel_size: int = option("tensor_parallel_size")
+    dtype: object = option("dtype")
+    quantization: str | None = option("quantization", default=None)
+    revision: str | None = option("revision")
+    seed: int | None = 0
+    gpu_memory_utilization: float = option("gpu_memory_utilization")
+    swap_space: float | None = option("swap_space")
+    max_model_len: int | None = option("max_model_len")
+    max_num_seqs: int = option("max_num_seqs")
+    max_num_batched_tokens: int | None = option("max_num_batched_tokens")
+    block_size: int | None = option("block_size")
+    device: str = option("device")
+    kv_cache_memory: float | None = option("kv_cache_memory")
+    num_threads: int | None = option("num_threads")
+    preemption_mode: str = option("preemption_mode")
+    enable_prefix_caching: bool = option("prefix_caching")
+    scheduling_policy: str = option("scheduling_policy")
+    ageing: float = option("ageing")
+    fair_input_weight: float = option("fair_input_weight")
+    fair_output_weight: float = option("fair_output_weight")
+    prefill_spread: int = option("prefill_spread", default=1)  # all prompts are there at once
+    watermark: float = option("watermark")
+    cpu_prefix_cache: bool = option("cpu_prefix_cache")
+    num_gpu_blocks_override: int | None = option("num_gpu_blocks_override")
+    num_cpu_blocks_override: int | None = option("num_cpu_blocks_override")
+    max_steps_in_flight: int = option("max_steps_in_flight")
+    log_stats_interval: float = option("log_stats_interval")
+    load_format: str = "auto"
+    model_plugin: str | None = option("model_plugin")
+    model_impl: str = option("model_impl")
+    cpu_backend: str = option("cpu_backend")
+    attention_backend: str = option("attention_backend")
+    sampling_backend: str = option("sampling_backend")
+    enforce_eager: bool = option("enforce_eager")
+    grammar_memory: int = option("grammar_memory")
+    stream_interval: int = 1
+    disable_additional_properties: bool = True
+    kv_cache_memory_bytes: int | None = None
+    max_logprobs: int = 20
+    chat_template: str | None = None
+    profiler_config: Mapping[str, Any] | None = None
+    disable_log_stats: bool = False
+    generation_config: str = option("generation_config")
+    override_generation_config: Mapping[str, Any] | None = option("override_generation_config")
+
+    @classmethod
+    def add_cli_args(cls, parser: P) -> P:
+        """Adds a flag for each option to a parser or a group of one; returns it."""
+        return options_flags.add_flags(cls, parser)
+
+    @classmethod
+    def from_cli_args(cls, args: argparse.Namespace) -> Self:
+        """Returns the options of a parsed namespace; other arguments of the program are ignored."""
+        return cls(**options_flags.options_of(cls, args))
+
+    def __post_init__(self) -> None:
+        if not self.model or not isinstance(self.model, str | Path):
+            raise ValueError(f"model is {self.model!r}; give a directory, a .gguf file or a hub id")
+        self.check_neutral()
+        if self.tokenizer_mode != "auto":
+            raise ValueError(
+                f"tokenizer_mode={self.tokenizer_mode!r} is not served; leave it 'auto': there is"
+                " one kind of tokenizer"
+            )
+        if self.stream_interval < 1:
+            raise ValueError(f"stream_interval is {self.stream_interval}; it must be at least 1")
+        if self.kv_cache_memory is not None and self.kv_cache_memory_bytes is not None:
+            raise ValueError("give kv_cache_memory or kv_cache_memory_bytes, not both")
+        if self.max_logprobs < ALL_TOKENS:
+            raise ValueError(f"max_logprobs is {self.max_logprobs}; it must be at least -1")
+        if unknown := sorted(set(self.profiler_config or {}) - _PROFILER_OPTIONS):
+            raise ValueError(f"profiler_config: {unknown[0]!r} is not served")
+        self.settings()
+
+    def settings(self) -> InProcessSettings:
+        """Returns the options that are settings. Raises ValueError for one out of range."""
+        replaced: dict[str, Any] = {"load_format": self._load_format()}
+        if self.kv_cache_memory_bytes is not None:
+            replaced["kv_cache_memory"] = self.kv_cache_memory_bytes / GIB
+        return checked(self, **replaced)
+
+    def make_runner(self) -> Callable[[], Runner]:
+        """Returns a function that loads the model; invalid values are refused before."""
+        settings = self.settings()
+        model_config = service_configs.model_config(settings)
+        cache_config = service_configs.cache_config(settings)
+        device_config = service_configs.device_config(settings)
+
+        def make() -> Runner:
+            from gpu_worker.ranks.tensor_parallel_runner import (
+                make_runner,  # imports torch: seconds
+            )
+
+            with own_progress() as progress:
+                return make_runner(
+                    model_config,
+                    cache_config,
+                    tensor_parallel_size=settings.tensor_parallel_size,
+                    device_config=device_config,
+                    progress=progress,
+                    on_lost=partial(logger.error, "%s; the engine is dead"),  # this process goes on
+                )
+
+        return make
+
+    def _load_format(self) -> str:
+        if self.load_format not in _SAME_AS_AUTO:
+            return self.load_format
+        is_gguf = str(self.model).endswith(".gguf")
+        if is_gguf is (self.load_format == "gguf") or self.load_format == "hf":
+            return "auto"
+        raise ValueError(f"load_format is {self.load_format!r}, and {self.model} is not that")
+
+    def core_config(self) -> CoreConfig:
+        """Returns the core's options; reads the tokenizer if it is not the model's own."""
+        own = self.tokenizer is None or str(self.tokenizer) == str(self.model)
+        settings = self.settings()
+        scheduler = service_configs.scheduler_config(settings)
+        return CoreConfig(
+            preemption_mode=scheduler.preemption_mode,
+            prefix_caching=scheduler.prefix_caching,
+            cpu_prefix_cache=scheduler.cpu_prefix_cache,
+            policy=make_policy(scheduler.policy),
+            limits=scheduler.limits,
+            watermark=scheduler.watermark,
+            num_gpu_blocks_override=scheduler.num_gpu_blocks_override,
+            num_cpu_blocks_override=scheduler.num_cpu_blocks_override,
+            max_steps_in_flight=scheduler.max_steps_in_flight,
+            log_stats_interval_s=scheduler.log_stats_interval_s,
+            grammar_bytes=settings.grammar_memory << 20,
+            seed=self.seed,
+            stream_interval=self.stream_interval,
+            disable_additional_properties=self.disable_additional_properties,
+            chat_template=(
+                None if self.chat_template is None else load_chat_template(self.chat_template)
+            ),
+            tokenizer_files=None if own else _tokenizer_files(str(self.tokenizer)),
+            max_logprobs=None if self.max_logprobs == ALL_TOKENS else self.max_logprobs,
+            profile_folder=(self.profiler_config or {}).get("torch_profiler_dir"),
+            log_stats=not self.disable_log_stats and scheduler.log_stats_interval_s > 0,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AsyncEngineArgs(EngineArgs):
+    """`EngineArgs` of an `AsyncLLMEngine`.
+
+    Args:
+        enable_log_requests: whether each request is logged when it comes.
+        disable_log_requests: the same the other way round, as older programs write it; None leaves
+            it to the other.
+    """
+
+    enable_log_requests: bool = False
+    disable_log_requests: bool | None = None
+
+    @property
+    def logs_requests(self) -> bool:
+        if self.disable_log_requests is None:
+            return self.enable_log_requests
+        return not self.disable_log_requests
+
+
+def _tokenizer_files(tokenizer: str) -> dict[str, bytes]:
+    path = Path(tokenizer).expanduser()
+    if path.is_dir():
+        from gpu_worker.loading.tokenizer_files import directory_tokenizer_files
+
+        return directory_tokenizer_files(path)
+    if path.is_file():
+        from gpu_worker.loading.gguf_model import GGUFSource
+
+        return GGUFSource(path).tokenizer_files()
+    raise ValueError(
+        f"tokenizer is {tokenizer!r}; give a directory or a .gguf file on this machine"
+    )

@@ -1,0 +1,125 @@
+"""The options of an engine that are settings of services too: default, help and range are theirs.
+
+An option of `signalbox worker` or `signalbox scheduler` is an option of `EngineArgs`, or is in
+`SERVICE_ONLY` with the reason; a test compares the three.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import Field, field, fields
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from pydantic import ValidationError
+
+from signalbox.settings.base_settings import TelemetrySettings
+from signalbox.settings.loading import SERVICES, in_one_line
+from signalbox.settings.scheduler_settings import PolicySettings, SchedulerSettings
+from signalbox.settings.worker_settings import EngineSettings, WorkerSettings
+from signalbox.spelling import did_you_mean
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_NO_QUEUE = "the caller holds all prompts in memory anyway"
+_NO_SERVICE = "there are no other processes"
+SERVICE_ONLY: Mapping[str, str] = {
+    "simulate": "use `signalbox serve --simulate`",
+    "simulated_gpu_blocks": "use `signalbox serve --simulate`",
+    "simulated_cpu_blocks": "use `signalbox serve --simulate`",
+    "simulated_step_ms": "use `signalbox serve --simulate`",
+    "simulated_token_us": "use `signalbox serve --simulate`",
+    "prefix_caching": "its name here is enable_prefix_caching, as in vLLM",
+    "max_queued_requests": _NO_QUEUE,
+    "max_queued_tokens": _NO_QUEUE,
+    "max_tenant_requests": "there is one tenant",
+    "worker_wait": _NO_SERVICE,
+    "worker_quarantine": _NO_SERVICE,
+    "explain_history": "use `signalbox explain` with `signalbox serve`",
+    "record": "use `signalbox serve --record`",
+}
+"""Options of worker and scheduler that an engine refuses, and why."""
+
+
+class InProcessSettings(WorkerSettings, SchedulerSettings):
+    """Settings of a worker and a scheduler in the caller's process."""
+
+
+def engine_fields() -> list[str]:
+    """Returns the names of the settings that say how a worker and a scheduler compute."""
+    named = {**EngineSettings.model_fields, **PolicySettings.model_fields}
+    return [name for name in named if name not in TelemetrySettings.model_fields]
+
+
+def option(setting: str, **changes: Any) -> Any:
+    """Returns the dataclass field of an option that is a setting.
+
+    Args:
+        changes: `default`, if the engine's differs from that of the service.
+    """
+    default = changes.get("default", InProcessSettings.model_fields[setting].default)
+    return field(default=default, metadata={"setting": setting, "help": description_of(setting)})
+
+
+def description_of(setting: str) -> str:
+    """Returns the help text of a setting."""
+    return InProcessSettings.model_fields[setting].description or ""
+
+
+def checked(options: Any, **replaced: Any) -> InProcessSettings:
+    """Returns the settings in an instance of a dataclass; None asks for the service's default.
+
+    Raises ValueError that names the option which is wrong.
+
+    Args:
+        replaced: settings with another value than the instance has.
+    """
+    named = {one.metadata["setting"]: one.name for one in settings_of(options)}
+    values = {setting: _plain(getattr(options, name)) for setting, name in named.items()}
+    given = {name: value for name, value in (values | replaced).items() if value is not None}
+    try:
+        return InProcessSettings(**given)
+    except ValidationError as error:
+        message = in_one_line(error, InProcessSettings, lambda name: named.get(name, name))
+        raise ValueError(message) from None
+
+
+def settings_of(options: Any) -> list[Field[Any]]:
+    """Returns the fields of a dataclass that are settings."""
+    return [one for one in fields(options) if "setting" in one.metadata]
+
+
+def _plain(value: Any) -> Any:
+    """Returns a path or a dtype of PyTorch as text, and anything else as it is."""
+    is_plain = value is None or isinstance(value, bool | int | float | str | list | tuple | Mapping)
+    return value if is_plain else str(value).removeprefix("torch.")
+
+
+def check_known(options: Mapping[str, object], known: Callable[..., Any]) -> None:
+    """Raises TypeError that names an option which is no field of a dataclass."""
+    names = {one.name for one in fields(known)}  # type: ignore[arg-type]
+    for name in sorted(options.keys() - names):
+        if name in SERVICE_ONLY:
+            raise TypeError(f"LLM has no option {name!r}: {SERVICE_ONLY[name]}")
+        if any(name in service.model_fields for service in SERVICES):
+            flag = "--" + name.replace("_", "-")
+            raise TypeError(f"LLM has no option {name!r}: it is for services, as {flag}")
+        raise TypeError(f"LLM has no option {name!r}{did_you_mean(name, names)}")
+
+
+def takes_options_of(
+    make: Callable[P, Any], **defaults: object
+) -> Callable[[Callable[..., R]], Callable[Concatenate[Any, P], R]]:
+    """Gives a method the parameters of a dataclass, for type checkers and for `help`.
+
+    Args:
+        defaults: those that differ from the dataclass's.
+    """
+    given = inspect.signature(make).parameters.values()
+    parameters = [one.replace(default=defaults.get(one.name, one.default)) for one in given]
+    itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+    def decorate(method: Callable[..., R]) -> Callable[Concatenate[Any, P], R]:
+        method.__signature__ = inspect.Signature([itself, *parameters])  # type: ignore[attr-defined]
+        return method
+
+    return decorate

@@ -1,0 +1,342 @@
+"""The engine of this process: scheduler, worker and text side, wired without a network.
+
+Not tied to an event loop: `send_steps` plans and starts steps, `oldest` is the future of the one to
+wait for, `take` says what it means. Two steps are in flight, so that the worker computes one while
+the other's answer is read, detokenised and followed by the next plan. All methods are for one
+thread; the worker has its own.
+"""
+
+import itertools
+import random
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from contract.errors import from_code
+from contract.sampling_defaults import NO_DEFAULTS
+from contract.updates import RequestUpdates
+from gpu_worker.batch.runner_protocol import Runner
+from gpu_worker.step import StepResult
+from router.params import params_validation
+from router.params.generation_params import GenerationParams
+from scheduler_svc.cluster import Cluster
+from scheduler_svc.config import AdmissionBounds
+from scheduler_svc.reports.stats_log import StatsLog
+from scheduler_svc.results.step_outcome import StepOutcome
+from scheduler_svc.scheduler import Scheduler
+from signalbox.llm.in_process import steps, wiring
+from signalbox.llm.in_process.local_grammars import LocalGrammars
+from signalbox.llm.in_process.local_request import LocalRequest
+from signalbox.llm.in_process.local_worker import EPOCH, LocalWorker
+from signalbox.llm.in_process.profiler import LocalProfiler
+from signalbox.llm.in_process.wiring import CoreConfig
+from signalbox.llm.requests.errors import EngineDeadError, refusing
+from signalbox.llm.requests.prompts import Encoder, Prompt
+from signalbox.llm.requests.sampling_params import (
+    ALL_TOKENS,
+    LOGPROBS,
+    SamplingParams,
+    bounded_by_engines,
+    default_sampling_params,
+)
+from signalbox.llm.requests.structured_outputs import prepare
+
+UNBOUNDED = 1 << 62  # the caller keeps the prompts in this memory anyway
+
+
+@dataclass(slots=True, eq=False)
+class _LocalEngine:
+    """The engine as the scheduler's cluster sees it."""
+
+    worker: LocalWorker
+    scheduler: Scheduler
+
+    def wake(self) -> None:
+        """Does nothing: the caller that drives the core looks for work before each wait."""
+
+
+class EngineCore:
+    """Generates for requests. `close` ends the worker's thread."""
+
+    def __init__(self, worker: LocalWorker, config: CoreConfig) -> None:
+        files = config.tokenizer_files or worker.tokenizer_files
+        self._pool = ThreadPoolExecutor(2, thread_name_prefix="tokenizer")
+        self.model = wiring.served_model(
+            worker, files, self._pool, chat_template=config.chat_template
+        )
+        self.encoder = Encoder(self.model)
+        self.default_params = default_sampling_params(worker.model.sampling_defaults)
+        """Sampling parameters of requests without their own."""
+        self.cluster = Cluster(
+            bounds=AdmissionBounds(max_queued_requests=UNBOUNDED),
+            policy=config.policy,
+        )
+        self.cluster.serve(wiring.model_info(worker, files))
+        self.scheduler = wiring.make_scheduler(self.cluster, worker, config)
+        self.cluster.join(_LocalEngine(worker, self.scheduler))
+        self.profiler = LocalProfiler(worker, config.profile_folder)
+        self._worker = worker
+        self._answers: deque[Future[StepResult]] = deque()
+        self._grammars = LocalGrammars(worker, self.scheduler)
+        self._live: dict[int, LocalRequest] = {}
+        self._touched: dict[int, LocalRequest] = {}
+        self._handles = itertools.count(1)
+        self._seeds = random.Random(config.seed)
+        self._config = config
+        self._stats_log = StatsLog(self.cluster) if config.log_stats else None
+        self._stats_due = time.monotonic() + config.log_stats_interval_s
+        self._death: str | None = None
+        self.is_asleep = False
+
+    @classmethod
+    def load(cls, make_runner: Callable[[], Runner], config: CoreConfig) -> "EngineCore":
+        """Loads a model. Raises what making its runner raises, or ValueError."""
+        worker = LocalWorker(
+            make_runner,
+            tokenizer_files=config.tokenizer_files,
+            grammar_bytes=config.grammar_bytes,
+        )
+        try:
+            return cls(worker, config)
+        except BaseException:
+            worker.close()
+            raise
+
+    @cached_property
+    def transformers_tokenizer(self) -> Any:
+        """The tokenizer as a `PreTrainedTokenizerFast`, for callers; requests do not use it."""
+        from gpu_worker.loading.transformers_tokenizer import load
+
+        tokenizer = load(self.model.tokenizer.files)
+        if self._config.chat_template is not None:
+            tokenizer.chat_template = self._config.chat_template
+        return tokenizer
+
+    # Requests
+
+    def check(self, params: SamplingParams, *, num_prompt_tokens: int) -> GenerationParams:
+        """Returns parameters with defaults. Raises ValueError if the model or the prompt forbids
+        them."""
+        fields = params.fields()
+        room = self.model.max_model_len - num_prompt_tokens
+        if "max_tokens" in fields:  # a sequence ends where the window does
+            fields["max_tokens"] = min(fields["max_tokens"], room)
+            fields["min_tokens"] = min(fields["min_tokens"], room)
+        if "seed" not in fields:
+            fields["seed"] = self._seeds.getrandbits(64)
+        self._resolve_logprobs(fields)
+        with refusing():
+            params_validation.check_sampling(bounded_by_engines(fields), self.model)
+            if "structured_output" in fields:
+                fields["structured_output"] = prepare(
+                    fields["structured_output"],
+                    disable_additional_properties=self._config.disable_additional_properties,
+                )
+            return params_validation.resolve_params(
+                fields,
+                num_prompt_tokens=num_prompt_tokens,
+                model=self.model,
+                defaults=NO_DEFAULTS,  # parameters that are given are whole
+                bad_words=self.model.tokenizer.encode_words_blocking(fields["bad_words"]),
+            )
+
+    def _resolve_logprobs(self, fields: dict[str, Any]) -> None:
+        """Replaces -1 by the vocabulary's size. Raises ValueError beyond the bounds."""
+        most, size = self._config.max_logprobs, self.model.vocab_size
+        for name in LOGPROBS:
+            if (count := fields.get(name)) is None:
+                continue
+            where = f"sampling_params.{name} is {count}; it must be"
+            if most is not None and not 0 <= count <= most:
+                raise ValueError(
+                    f"{where} at most max_logprobs, {most}, an option of the engine that is -1 for"
+                    " no bound"
+                )
+            if count > size:
+                raise ValueError(f"{where} at most {size}, the vocabulary")
+            fields[name] = size if count == ALL_TOKENS else count
+
+    def add(
+        self, request_id: str, prompt: Prompt, params: GenerationParams, *, priority: int = 0
+    ) -> LocalRequest:
+        """Queues a request. Raises ValueError if it can never run or its id is in use."""
+        self.check_alive()
+        if self.is_asleep:
+            raise RuntimeError("the engine sleeps; call wake_up() first")
+        with refusing():
+            params_validation.check_request_id(request_id)
+            params_validation.check_priority(priority)
+        request = LocalRequest(
+            handle=next(self._handles),
+            prompt=prompt.text,
+            group=wiring.group(request_id, prompt, params, priority=priority),
+            params=params,
+            tokenizer=self.model.tokenizer,
+            stream_interval=self._config.stream_interval,
+        )
+        self._live[request.handle] = request
+        request.queued = self.cluster.requests.add(
+            request.group, session=self, handle=request.handle
+        )
+        if request.queued is None:
+            del self._touched[request.handle]
+            self._refuse(request)
+        return request
+
+    @staticmethod
+    def _refuse(request: LocalRequest) -> None:
+        failure = request.group.failure
+        assert failure is not None, "a refused request has a failure"
+        with refusing():
+            raise from_code(failure.code, f"{request.request_id}: {failure.message}")
+
+    def abort(self, request: LocalRequest) -> None:
+        """Ends a request; does nothing if it has ended."""
+        if self._live.pop(request.handle, None) is not None and request.queued is not None:
+            request.is_aborted = True
+            self.cluster.requests.abort(request.queued)
+
+    @property
+    def num_unfinished(self) -> int:
+        return len(self._live)
+
+    # Steps
+
+    @property
+    def is_busy(self) -> bool:
+        """True if a request is unfinished or a step in flight."""
+        return bool(self._live or self._answers)
+
+    @property
+    def oldest(self) -> Future[Any] | None:
+        """Future to wait for before `take`; None if no step is in flight and no grammar
+        compiles."""
+        return self._answers[0] if self._answers else self._grammars.compiling
+
+    def send_steps(self) -> None:
+        """Plans and starts steps, as many as may be in flight."""
+        self.check_alive()
+        self._grammars.take()
+        while len(self._answers) < self._config.max_steps_in_flight:
+            plan = self.scheduler.schedule(time.monotonic())
+            if failed := self.scheduler.pop_failed():
+                self.cluster.requests.send_updates(StepOutcome(ended=failed))
+            self._grammars.begin()
+            if plan is None:
+                break
+            self._answers.append(self._worker.submit(plan.to_step(epoch=EPOCH)))
+        if self._live and self.oldest is None and not self._touched:
+            self._die("no step can be planned for the requests that are left")
+
+    def take(self) -> list[LocalRequest]:
+        """Waits for the oldest answer; returns the requests with new output.
+
+        Raises EngineDeadError if the step failed as a whole.
+        """
+        if self._answers:
+            self._update(self._answers[0])
+        else:
+            self._grammars.wait()
+        touched, self._touched = self._touched, {}
+        for request in touched.values():
+            if request.has_stop_strings:
+                self._read(request)
+        self._touched.clear()  # a stop string may have ended a request: it is in the list already
+        return list(touched.values())
+
+    def _update(self, future: Future[StepResult]) -> None:
+        try:
+            answer = steps.answer(future.result())
+        except Exception as error:
+            self._die(str(error))
+        self._answers.popleft()
+        now = time.monotonic()
+        self.cluster.requests.send_updates(self.scheduler.update(answer, now))
+        if now >= self._stats_due:
+            self.log_stats(now)
+
+    def log_stats(self, now: float) -> None:
+        """Logs the statistics since the last line, unless that is disabled."""
+        self._stats_due = now + self._config.log_stats_interval_s
+        if self._stats_log is not None:
+            self._stats_log.write(now)
+
+    def _read(self, request: LocalRequest) -> None:
+        for branch in request.read():
+            if request.queued is not None:
+                self.cluster.requests.stop_sequence(
+                    request.queued, index=branch.index, keep_tokens=branch.num_tokens
+                )
+
+    def send(self, updates: RequestUpdates) -> None:
+        """Adds one step's updates to their requests, as a router's session does."""
+        live, touched = self._live, self._touched
+        for handle, first_position, prompt_logprobs in updates.prompt_logprobs:
+            live[handle].add_prompt_logprobs(first_position, prompt_logprobs)
+        for handle, index, token_ids, logprobs in updates.runs():
+            request = touched[handle] = live[handle]
+            request.add_tokens(index, token_ids, logprobs)
+        for sequence in updates.finished_sequences:
+            touched[sequence.handle] = live[sequence.handle]
+            live[sequence.handle].end_sequence(sequence)
+        for finished in updates.finished_requests:
+            request = touched[finished.handle] = live.pop(finished.handle)
+            request.end(finished, time.monotonic())
+
+    # Between requests
+
+    def reset_prefix_cache(self) -> bool:
+        """Removes all cached prefixes; returns False without a change while a request is
+        unfinished."""
+        self.check_alive()
+        if self._live:
+            return False
+        while self._answers:  # steps of ended requests
+            self.take()
+        return self.scheduler.reset_prefix_cache()
+
+    def sleep(self) -> None:
+        """Frees the KV cache's memory. Raises RuntimeError while a request is unfinished."""
+        if self.is_asleep:
+            return
+        if not self.reset_prefix_cache():
+            raise RuntimeError("requests are unfinished; finish or abort them before sleep")
+        self._worker.drop_cache()
+        self.is_asleep = True
+
+    def wake_up(self) -> None:
+        """Allocates the KV cache again. Raises MemoryError."""
+        self.check_alive()
+        if self.is_asleep:
+            self._worker.restore_cache()
+            self.is_asleep = False
+
+    # Ending
+
+    def close(self) -> None:
+        """Ends the worker's thread after the running step; requests are dropped."""
+        self._death = self._death or "it is closed"
+        self.profiler.close()
+        self._worker.close()
+        self._pool.shutdown(cancel_futures=True)
+        self._answers.clear()
+        self._live.clear()
+
+    @property
+    def is_dead(self) -> bool:
+        return self._death is not None
+
+    def check_alive(self) -> None:
+        """Raises EngineDeadError if the engine is closed or has failed."""
+        if self._death is not None:
+            raise EngineDeadError(f"the engine cannot go on: {self._death}")
+
+    def _die(self, reason: str) -> None:
+        self._death = self._death or reason
+        self._answers.clear()
+        self._live.clear()
+        raise EngineDeadError(f"the engine cannot go on: {reason}")

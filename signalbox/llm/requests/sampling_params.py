@@ -1,0 +1,335 @@
+"""`SamplingParams`: vLLM's sampling parameters, with its fields and defaults.
+
+The ranges are the router's. A field of vLLM's that is not served may be given at its neutral
+default, so that scripts that set it continue to work; any other value is refused by name.
+"""
+
+import copy
+import dataclasses
+import enum
+import numbers
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from contract.sampling_defaults import SamplingDefaults
+from router.params import params_validation, token_validation
+from signalbox.llm.requests.errors import refusing
+from signalbox.llm.requests.structured_outputs import StructuredOutputsParams
+
+RANDOM_SEED = -1
+ALL_TOKENS = -1
+LOGPROBS = ("logprobs", "prompt_logprobs")
+_MAX_SEED = (1 << 64) - 1
+
+_INTEGERS = ("n", "top_k", "min_tokens")
+_OPTIONAL_INTEGERS = ("seed", "max_tokens", "logprobs", "prompt_logprobs", "best_of")
+_NUMBERS = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "length_penalty",
+)
+_FLAGS = (
+    "ignore_eos",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+    "use_beam_search",
+    "early_stopping",
+)
+_OF_BEAMS = ("length_penalty", "early_stopping")
+_LISTS = (
+    "stop",
+    "stop_token_ids",
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
+    "logprob_token_ids",
+)
+_OF_THE_CALLER = ("truncate_prompt_tokens", "output_kind", "structured_outputs")
+_SERVED = {*_INTEGERS, *_OPTIONAL_INTEGERS, *_NUMBERS, *_FLAGS, *_LISTS, *_OF_THE_CALLER}
+
+
+class RequestOutputKind(enum.Enum):
+    """Which part of the output an engine returns."""
+
+    CUMULATIVE = 0
+    """Each output contains everything so far."""
+    DELTA = 1
+    """Each output contains the new part."""
+    FINAL_ONLY = 2
+    """One output at the end contains everything."""
+
+
+@dataclass(slots=True, kw_only=True)
+class SamplingParams:
+    """Parameters of a request's sampling and end. Raises ValueError or TypeError.
+
+    Args:
+        n: sequences to draw for the prompt.
+        temperature: 0 is greedy.
+        top_p, top_k, min_p, typical_p: filters; a top_k of 0 or -1 keeps all tokens.
+        presence_penalty, frequency_penalty: taken off the logits of tokens that the sequence has
+            generated: once, and for each time.
+        repetition_penalty: weakens tokens of the prompt and the output; 1 does nothing.
+        logit_bias: token id to what is added to its logit.
+        allowed_token_ids: nothing else is generated.
+        bad_words: strings that are never completed, as the tokens they are alone or after a space.
+        seed: makes the draws repeatable; None takes the next seed of the engine's own sequence.
+        max_tokens: most tokens of a sequence; None is all that the model's window has room for. A
+            sequence that reaches the end of the window ends there, too.
+        min_tokens: no sequence ends before it has so many.
+        stop: strings that end a sequence; they are not part of its text unless
+            include_stop_str_in_output.
+        stop_token_ids: tokens that end a sequence, beside the model's own unless ignore_eos.
+        logprobs: report the log probability of each token, and of so many likeliest ones; -1 of
+            all, where `EngineArgs.max_logprobs` lets that.
+        prompt_logprobs: the same for the tokens of the prompt.
+        logprob_token_ids: up to 128 tokens reported beside each token instead of the likeliest
+            ones; `logprobs` is their number then, or None.
+        structured_outputs: what the text must conform to.
+        truncate_prompt_tokens: keep so many of the prompt's last tokens; -1 as many as fit.
+        output_kind: what the outputs of an engine hold; `LLM` returns everything at the end.
+        skip_special_tokens: whether special tokens have no text.
+        best_of: sequences to draw, of which the n with the highest mean log probability are
+            returned; None is n.
+        use_beam_search: search instead of drawing, along best_of beams; with length_penalty and
+            early_stopping, as in `BeamSearchParams`.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    stop: str | Sequence[str] | None = None
+    stop_token_ids: Sequence[int] | None = None
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    typical_p: float = 1.0
+    logit_bias: Mapping[int, float] | None = None
+    allowed_token_ids: Sequence[int] | None = None
+    bad_words: Sequence[str] | None = None
+    prompt_logprobs: int | None = None
+    logprob_token_ids: Sequence[int] | None = None
+    truncate_prompt_tokens: int | None = None
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    best_of: int | None = None
+    use_beam_search: bool = False
+    length_penalty: float = 1.0
+    early_stopping: bool = False
+    structured_outputs: StructuredOutputsParams | None = None
+    logits_processors: Any = field(default=None, repr=False)
+    guided_decoding: Any = field(default=None, repr=False)
+    detokenize: bool = field(default=True, repr=False)
+    spaces_between_special_tokens: bool = field(default=True, repr=False)
+    stream_interval: int | None = field(default=None, repr=False)
+    flat_logprobs: bool = field(default=False, repr=False)
+    prompt_logprob_token_ids: Any = field(default=None, repr=False)
+    thinking_token_budget: int | None = field(default=None, repr=False)
+    repetition_detection: Any = field(default=None, repr=False)
+    extra_args: Any = field(default=None, repr=False)
+    skip_reading_prefix_cache: bool | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        self.fields()
+
+    def clone(self) -> Self:
+        """Returns a deep copy."""
+        return copy.deepcopy(self)
+
+    @classmethod
+    def from_optional(cls, **given: Any) -> Self:
+        """Returns parameters of the given values; None is the default, except for `max_tokens`.
+
+        Keys of logit_bias may be texts, as in JSON, and its values are cut to [-100, 100].
+        """
+        kept = {k: value for k, value in given.items() if value is not None or k == "max_tokens"}
+        if "logit_bias" in kept:
+            most = token_validation.MAX_BIAS
+            pairs = kept["logit_bias"].items()
+            kept["logit_bias"] = {int(i): min(most, max(-most, bias)) for i, bias in pairs}
+        return cls(**kept)
+
+    def fields(self) -> dict[str, Any]:
+        """Returns the set fields, checked, under the router's names."""
+        self._refuse_unserved()
+        self._check_types()
+        given = {name: getattr(self, name) for name in (*_INTEGERS, *_OPTIONAL_INTEGERS)}
+        values: dict[str, Any] = {n: int(value) for n, value in given.items() if value is not None}
+        values |= {name: float(getattr(self, name)) for name in _NUMBERS}
+        values |= {name: getattr(self, name) for name in _FLAGS}
+        values |= {"stop": _strings("stop", self.stop)}
+        values |= {"bad_words": _strings("bad_words", self.bad_words)}
+        values |= {"stop_token_ids": _token_ids("stop_token_ids", self.stop_token_ids)}
+        values |= {"allowed_token_ids": _token_ids("allowed_token_ids", self.allowed_token_ids)}
+        values |= {"logprob_token_ids": _token_ids("logprob_token_ids", self.logprob_token_ids)}
+        values |= {"logit_bias": _biases(self.logit_bias)}
+        if self.top_k == ALL_TOKENS:
+            values["top_k"] = 0
+        if self.seed == RANDOM_SEED:
+            del values["seed"]
+        if self.structured_outputs is not None:
+            values["structured_output"] = _constraint(self.structured_outputs)
+        self._check_bounds(values)
+        self._check_logprob_token_ids()
+        if self.logprob_token_ids:
+            values.pop("logprobs", None)
+        _move_beam_search(values)
+        with refusing():
+            params_validation.check_sampling_values(bounded_by_engines(values))
+        return values
+
+    def _refuse_unserved(self) -> None:
+        for name, neutral in _UNSERVED.items():
+            value = getattr(self, name)
+            is_empty = neutral is None and isinstance(value, list | dict | tuple) and not value
+            if value != neutral and not is_empty:
+                raise ValueError(f"sampling_params.{name} is not served yet; leave it {neutral!r}")
+
+    def _check_types(self) -> None:
+        for name in (*_INTEGERS, *_OPTIONAL_INTEGERS):
+            value = getattr(self, name)
+            if not _is_integer(value) and not (value is None and name in _OPTIONAL_INTEGERS):
+                raise _wrong_type(name, value, "an integer")
+        for name in _NUMBERS:
+            value = getattr(self, name)
+            if not isinstance(value, numbers.Real) or isinstance(value, bool):
+                raise _wrong_type(name, value, "a number")
+        for name in _FLAGS:
+            if not isinstance(getattr(self, name), bool):
+                raise _wrong_type(name, getattr(self, name), "True or False")
+        if not isinstance(self.output_kind, RequestOutputKind):
+            raise _wrong_type("output_kind", self.output_kind, "a RequestOutputKind")
+        if not _is_integer(self.truncate_prompt_tokens or 0):
+            raise _wrong_type("truncate_prompt_tokens", self.truncate_prompt_tokens, "an integer")
+        if self.truncate_prompt_tokens == 0 or (self.truncate_prompt_tokens or 1) < ALL_TOKENS:
+            raise ValueError(
+                f"sampling_params.truncate_prompt_tokens is {self.truncate_prompt_tokens}; "
+                "it must be at least 1, or -1"
+            )
+        if self.allowed_token_ids is not None and not len(self.allowed_token_ids):
+            raise ValueError("sampling_params.allowed_token_ids is empty; None allows every token")
+
+    def _check_logprob_token_ids(self) -> None:
+        count = len(self.logprob_token_ids or ())
+        if count and self.logprobs not in (None, count):
+            raise ValueError(
+                f"sampling_params.logprobs is {self.logprobs}; with logprob_token_ids it must be"
+                f" None or as many as they are, {count}"
+            )
+
+    @staticmethod
+    def _check_bounds(values: Mapping[str, Any]) -> None:
+        """Checks values below 0 and above the types' ranges, which the router's unsigned numbers
+        exclude."""
+        for name, least, most in (
+            ("top_k", 0, None),
+            ("min_tokens", 0, None),
+            ("prompt_logprobs", ALL_TOKENS, None),
+            ("logprobs", ALL_TOKENS, None),
+            ("seed", 0, _MAX_SEED),
+        ):
+            value = values.get(name, 0)
+            if value < least or (most is not None and value > most):
+                raise ValueError(f"sampling_params.{name} is {value}; it is out of range")
+        max_tokens = values.get("max_tokens")
+        if max_tokens is not None and 1 <= max_tokens < values["min_tokens"]:
+            raise ValueError(
+                f"sampling_params.min_tokens is {values['min_tokens']}; "
+                f"it must be at most max_tokens, {max_tokens}"
+            )
+
+
+def bounded_by_engines(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields without log probabilities, whose number depends on the engine.
+
+    `EngineArgs.max_logprobs` is their limit.
+    """
+    return dict(fields) | {name: 0 for name in LOGPROBS if name in fields}
+
+
+def default_sampling_params(defaults: SamplingDefaults) -> SamplingParams:
+    """Returns the parameters of a request without any: a model's defaults, then the class's."""
+    return SamplingParams(**defaults.fields())
+
+
+def checked(params: SamplingParams | None, default: SamplingParams) -> SamplingParams:
+    """Returns the parameters, or `default` for None. Raises TypeError for another type."""
+    if params is None:
+        return default
+    if not isinstance(params, SamplingParams):
+        raise TypeError(f"sampling_params is a {type(params).__name__}; give SamplingParams")
+    return params
+
+
+_UNSERVED: Mapping[str, object] = {
+    one.name: one.default for one in dataclasses.fields(SamplingParams) if one.name not in _SERVED
+}
+"""Neutral value of each field that is not served."""
+
+
+def _move_beam_search(values: dict[str, Any]) -> None:
+    """Moves the fields of beam search to the router's place."""
+    search = {name: values.pop(name) for name in _OF_BEAMS}
+    if values.pop("use_beam_search"):
+        values["beam_search"] = {"width": values.pop("best_of", values["n"])} | search
+    elif search != {"length_penalty": 1.0, "early_stopping": False}:
+        name = "length_penalty" if search["length_penalty"] != 1.0 else "early_stopping"
+        raise ValueError(f"sampling_params.{name} is {search[name]} without use_beam_search")
+
+
+def _constraint(outputs: object) -> tuple[str, ...]:
+    if not isinstance(outputs, StructuredOutputsParams):
+        raise _wrong_type("structured_outputs", outputs, "a StructuredOutputsParams")
+    return outputs.constraint()
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def _wrong_type(name: str, value: object, wanted: str) -> TypeError:
+    return TypeError(f"sampling_params.{name} is {value!r}; it must be {wanted}")
+
+
+def _strings(name: str, value: str | Sequence[str] | None) -> tuple[str, ...]:
+    strings = (value,) if isinstance(value, str) else tuple(value or ())
+    for string in strings:
+        if not isinstance(string, str):
+            raise _wrong_type(name, string, "a string or a list of strings")
+    return strings
+
+
+def _token_ids(name: str, value: Sequence[int] | None) -> tuple[int, ...]:
+    token_ids = tuple(value or ())
+    for token_id in token_ids:
+        if not _is_integer(token_id):
+            raise _wrong_type(name, token_id, "a list of integers")
+        if token_id < 0:
+            raise ValueError(f"sampling_params.{name} has {token_id}; ids are at least 0")
+    return tuple(int(token_id) for token_id in token_ids)
+
+
+def _biases(value: Mapping[int, float] | None) -> list[tuple[int, float]]:
+    if value is None:
+        return []
+    if not isinstance(value, Mapping):
+        raise _wrong_type("logit_bias", value, "a dictionary of token ids and numbers")
+    for bias in value.values():
+        if not isinstance(bias, numbers.Real) or isinstance(bias, bool):
+            raise _wrong_type("logit_bias", bias, "a dictionary of token ids and numbers")
+    biases = [float(bias) for bias in value.values()]
+    return list(zip(_token_ids("logit_bias", tuple(value)), biases, strict=True))

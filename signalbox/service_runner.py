@@ -1,0 +1,152 @@
+"""Runs one service, or the whole stack, in this process; imports a service's code only here."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from contract.sampling_defaults import SamplingDefaults, default_params
+from contract.startup import ReportProgress, StartupPhase, StartupProgress
+from gpu_worker.batch.runner_protocol import Runner
+from rpc.telemetry import tracing
+from signalbox.settings.base_settings import Settings, TelemetrySettings
+from signalbox.settings.router_settings import RouterSettings
+from signalbox.settings.scheduler_settings import SchedulerSettings
+from signalbox.settings.serve_settings import DemoSettings, ServeSettings
+from signalbox.settings.worker_settings import WorkerSettings
+from signalbox.stack import service_configs
+from signalbox.stack.child_processes import SERVING, STARTING, announce, has_listener
+from signalbox.startup_display import log_progress
+
+logger = logging.getLogger(__name__)
+
+SIMULATED_MODEL_LEN = 4096
+SIMULATED_STEP_TOKENS = 2048
+SIMULATED_BLOCK_SIZE = 16
+
+
+def run_stack(settings: ServeSettings) -> None:
+    from signalbox.stack.local_stack import serve
+
+    asyncio.run(serve(settings))
+
+
+def run_demo(settings: ServeSettings) -> None:
+    from signalbox.commands.demo import run
+
+    asyncio.run(run(settings))
+
+
+def run_router(settings: RouterSettings) -> None:
+    from router.main import run
+
+    config = service_configs.router_config(settings)
+    _configure_tracing("router", settings)
+    asyncio.run(run(config, on_serving=partial(announce, SERVING)))
+
+
+def run_scheduler(settings: SchedulerSettings) -> None:
+    from scheduler_svc.main import run
+
+    config = service_configs.scheduler_config(settings)
+    _configure_tracing("scheduler", settings)
+    asyncio.run(run(config))
+
+
+def run_worker(settings: WorkerSettings) -> None:
+    from gpu_worker.main import run
+    from gpu_worker.startup_client import Startup
+    from signalbox.stack.model_check import check_model
+
+    if not has_listener():  # else the parent has done so
+        check_model(settings)
+
+    startup = Startup(_announce_progress if has_listener() else log_progress())
+    if settings.simulate:
+        make_runner = _simulated_runner(settings)
+    else:
+        make_runner = _model_runner(settings, startup.set)
+    _configure_tracing("worker", settings)
+    serving = run(
+        make_runner,
+        host=settings.host,
+        port=settings.port,
+        scheduler_address=settings.scheduler,
+        advertise_address=settings.advertise,
+        grammar_bytes=settings.grammar_memory << 20,
+        grace_s=settings.drain_timeout,
+        tls=service_configs.tls_config(settings),
+        metrics=service_configs.metrics_config(settings),
+        startup=startup,
+    )
+    asyncio.run(serving)
+
+
+def _announce_progress(progress: StartupProgress) -> None:
+    announce(STARTING, f"{progress.phase.name} {progress.num_done} {progress.num_total}")
+
+
+def _simulated_runner(settings: WorkerSettings) -> Callable[[], Runner]:
+    from gpu_worker.simulated.simulated_runner import SimulatedConfig, SimulatedRunner
+
+    return partial(
+        SimulatedRunner,
+        SimulatedConfig(
+            name=next(iter(settings.served_model_name), "simulated"),
+            max_model_len=settings.max_model_len or SIMULATED_MODEL_LEN,
+            block_size=settings.block_size or SIMULATED_BLOCK_SIZE,
+            num_gpu_blocks=settings.simulated_gpu_blocks,
+            num_cpu_blocks=settings.simulated_cpu_blocks,
+            max_num_seqs=settings.max_num_seqs,
+            max_num_batched_tokens=settings.max_num_batched_tokens or SIMULATED_STEP_TOKENS,
+            step_ns=int(settings.simulated_step_ms * 1e6),
+            token_ns=int(settings.simulated_token_us * 1e3),
+            sampling_defaults=SamplingDefaults(
+                override=default_params(service_configs.override_generation_config(settings))
+            ),
+        ),
+    )
+
+
+def _model_runner(settings: WorkerSettings, progress: ReportProgress) -> Callable[[], Runner]:
+    from gpu_worker.main import end_at_once
+
+    make = partial(
+        _load_model,
+        service_configs.model_config(settings),
+        service_configs.cache_config(settings),
+        tensor_parallel_size=settings.tensor_parallel_size,
+        device_config=service_configs.device_config(settings),
+        progress=progress,
+        on_lost=end_at_once,
+    )
+    logger.info("loading %s", settings.model)
+    return make
+
+
+def _load_model(*args: Any, progress: ReportProgress, **options: Any) -> Runner:
+    """Calls `make_runner` of the ranks; imports it on the thread that loads the model."""
+    progress(StartupProgress(StartupPhase.IMPORT))
+    try:
+        from gpu_worker.ranks.tensor_parallel_runner import make_runner  # imports torch: seconds
+    except ModuleNotFoundError as error:
+        raise RuntimeError(
+            f"a worker with a model needs {error.name}, which is not installed; "
+            "pip install 'signalbox-serving[worker]'"
+        ) from error
+    return make_runner(*args, progress=progress, **options)
+
+
+def _configure_tracing(service: str, settings: TelemetrySettings) -> None:
+    tracing.configure(service_name=f"signalbox-{service}", exporter=settings.trace_exporter)
+
+
+SERVICES: dict[str, tuple[type[Settings], Callable[[Any], None]]] = {
+    "serve": (ServeSettings, run_stack),
+    "demo": (DemoSettings, run_demo),
+    "router": (RouterSettings, run_router),
+    "scheduler": (SchedulerSettings, run_scheduler),
+    "worker": (WorkerSettings, run_worker),
+}
+"""Settings class and function of each command that runs services."""

@@ -1,0 +1,187 @@
+"""Settings of the router."""
+
+from collections.abc import Iterator
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field
+
+from router.prompt.known_templates import known_templates
+from signalbox.settings.model_name_settings import NameSettings
+from signalbox.settings.values.addresses import Addresses, Host
+from signalbox.settings.values.quantities import joined
+from signalbox.settings.values.secrets import Secrets
+
+
+class DoorSettings(NameSettings):
+    """Settings of the router, shared by all commands with one."""
+
+    GROUP: ClassVar[str] = "API"
+
+    resume_wait: float = Field(
+        30.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="seconds that a request whose scheduler is lost waits for another one",
+    )
+    client_stall_timeout: float = Field(
+        60.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="seconds after which a stream ends whose client reads nothing of it",
+    )
+    seed: int | None = Field(
+        None,
+        ge=0,
+        lt=1 << 64,
+        description="makes requests without a seed repeatable: theirs follow from this one, from"
+        " the prompt, and from how often the prompt has come (default: drawn at random)",
+    )
+    max_live_requests: int = Field(
+        4096, gt=0, description="requests that may run or wait; more are refused"
+    )
+    api_key: Secrets = Field(
+        (),
+        description="keys of which clients must show one; better set in the environment, since"
+        " other users of the machine see a command line",
+    )
+    api_keys: str | None = Field(
+        None,
+        description="YAML file of the API keys that clients must show; `signalbox keys create`"
+        " makes its entries",
+    )
+    log_requests: Literal["none", "ends", "prompts"] = Field(
+        "none",
+        description="whether each request's end is logged, with its numbers; prompts logs their"
+        " text as well",
+    )
+    trust_tenant_header: bool = Field(
+        False,
+        description="take a request's tenant from metadata x-signalbox-tenant; only behind a"
+        " gateway that sets it",
+    )
+    reflection: bool | None = Field(
+        None, description="serve gRPC reflection (default: on a loopback --host)"
+    )
+    max_grpc_connections: int = Field(
+        1024,
+        gt=0,
+        lt=1 << 31,
+        description="most connections of the gRPC API, and at most a quarter of the files that the"
+        " process may open; further ones are closed at once. Calls that wait on one take up to"
+        " 15 MB, so give a router behind a gateway fewer",
+    )
+    max_grpc_streams: int = Field(
+        1024,
+        gt=0,
+        lt=1 << 31,
+        description="most calls of one gRPC connection at a time; at the bound a client waits,"
+        " without an error, until one has ended, and a call that it sends too soon after is"
+        " UNAVAILABLE",
+    )
+    grpc_request_timeout: float = Field(
+        10.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="seconds after which a gRPC call ends whose request has not come whole",
+    )
+    http: bool = Field(True, description="serve OpenAI's HTTP API")
+    http_port: int = Field(
+        8000,
+        ge=0,
+        le=65535,
+        description="port of the HTTP API, on --host, as is vLLM's --port; 0 picks one",
+    )
+    allowed_origins: Annotated[str | None, BeforeValidator(joined)] = Field(
+        None,
+        description="origins of web pages that may call the HTTP API from a browser, with commas"
+        " between them, or * for any (CORS; default: none)",
+    )
+    max_http_connections: int = Field(
+        8192,
+        gt=0,
+        description="most connections of the HTTP API, and at most half of the files that the"
+        " process may open; a new client takes the place of one that has sent no whole request,"
+        " else it is answered 503",
+    )
+    max_http_connections_per_address: int | None = Field(
+        None,
+        gt=0,
+        description="most HTTP connections from one address (IPv6: from one /64 network), which may"
+        " be a proxy's with all clients behind it (default: no limit)",
+    )
+    min_http_body_rate: float = Field(
+        500.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="least bytes a second of an HTTP request's body; one that is late by 20 s is"
+        " answered 408; 0 is no limit",
+    )
+    unknown_fields: Literal["warn", "refuse"] = Field(
+        "warn",
+        description="what the HTTP API does with a field that it does not have: ignore it, and name"
+        " it in the response's header x-signalbox-ignored-fields and in the log, or answer 400",
+    )
+    tool_call_parser: Literal["auto", "hermes", "llama3_json", "mistral", "json", "none"] = Field(
+        "auto",
+        description="how tool calls are found in the model's text; auto goes by its chat template,"
+        " none leaves them there",
+    )
+
+    reasoning_parser: Literal[
+        "auto", "deepseek_r1", "qwen3", "granite", "mistral", "seed_oss", "none"
+    ] = Field(
+        "auto",
+        description="how reasoning (<think> and its kin) is found in the model's text; auto goes by"
+        " its chat template and tokens, none leaves it there",
+    )
+    chat_template: str | None = Field(
+        None,
+        description="chat template instead of the model's: a file with a Jinja template, or one of "
+        + ", ".join(known_templates()),
+    )
+    disable_additional_properties: bool = Field(
+        True,
+        description="whether objects of a JSON schema take only the keys that it declares, unless"
+        " it sets additionalProperties",
+    )
+
+    max_grammar_cpu: float = Field(
+        3.0,
+        gt=0,
+        le=60,
+        description="seconds of CPU time that compiling a structured output may take; one that"
+        " takes more is refused",
+    )
+    max_grammar_memory: int = Field(
+        192,
+        gt=0,
+        lt=1 << 31,
+        le=65_536,
+        description="MiB of memory that compiling a structured output may take; one that takes"
+        " more is refused",
+    )
+
+    def _ports(self) -> Iterator[tuple[str, int]]:
+        yield from super()._ports()
+        if self.http:
+            yield "--http-port", self.http_port
+
+
+class RouterSettings(DoorSettings):
+    """`signalbox router`."""
+
+    GROUP: ClassVar[str] = "addresses"
+
+    host: Host = Field("127.0.0.1", description="address to listen on")
+    grpc_port: int = Field(
+        50051, ge=0, le=65535, description="port of the gRPC API, on --host; 0 picks one"
+    )
+    scheduler: Addresses = Field(
+        "127.0.0.1:50052",
+        description="HOST:PORT of the scheduler, or of several with commas between them",
+    )
+    metrics_sources: str | None = Field(
+        None,
+        description="NAME=SOCKET,... of services of this machine, each with its --metrics-socket;"
+        " /metrics of the HTTP port shows theirs too, with the label service (default: none)",
+    )

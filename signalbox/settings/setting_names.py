@@ -1,0 +1,110 @@
+"""Resolves names of settings: of fields, of vLLM's flags, and unknown ones."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from signalbox.settings.base_settings import flag_name
+from signalbox.settings.sources import SettingsError, Source
+from signalbox.settings.vllm_flags import VLLM_FLAGS, Alias, NoEffect, Refused
+from signalbox.spelling import did_you_mean
+
+Tell = Callable[[str], None]
+
+REMOVED = {
+    "metrics_exporter": Refused(
+        remedy="let a collector scrape --metrics-port; deploy/otel/collector.yaml does, and names"
+        " gen_ai.server.* as OpenTelemetry does"
+    )
+}
+"""Settings of earlier versions."""
+
+
+def check_known(source: Source, known: Iterable[str]) -> None:
+    """Raises SettingsError for a name that is neither a setting's nor a flag of vLLM's."""
+    for message in unknown_names(source, known).values():
+        raise SettingsError(message)
+
+
+def unknown_names(source: Source, known: Iterable[str]) -> dict[str, str]:
+    """Returns each name of a source that is not known, with the message about it."""
+    names = {*known, *VLLM_FLAGS, *REMOVED}
+    return {
+        name: f"{source.place}: no setting is called {name}{did_you_mean(name, names)}"
+        for name in sorted(source.values)
+        if name not in names
+    }
+
+
+def translate(source: Source, fields: Iterable[str], tell: Tell) -> dict[str, Any]:
+    """Returns a source's values by the names of fields.
+
+    Args:
+        fields: of the command; an alias of any other field is left out.
+        tell: called with one line for each flag that has no effect.
+
+    Raises SettingsError for a refused flag or value, and for one setting given twice.
+    """
+    translated: dict[str, Any] = {}
+    names: dict[str, str] = {}
+    for name, value in source.values.items():
+        for setting, ours in _translate(source, name, value, tell).items():
+            if name != setting and setting not in fields:
+                continue
+            if setting in names:
+                both = f"{_shown(source, names[setting])} and {_shown(source, name)}"
+                raise SettingsError(f"{both} are the same setting; give one of them")
+            names[setting] = name
+            translated[setting] = ours
+    return translated
+
+
+def _translate(source: Source, name: str, value: Any, tell: Tell) -> Mapping[str, Any]:
+    flag = VLLM_FLAGS.get(name) or REMOVED.get(name)
+    if flag is None:
+        return {name: value}
+    shown, text = _shown(source, name), _text(value)
+    if isinstance(flag, Refused):
+        raise SettingsError(f"{shown} is not served: {flag.remedy}")
+    if isinstance(flag, Alias):
+        return {flag.setting: _converted(flag, shown, value)}
+    if flag.values and text.lower() not in flag.values:
+        given = f"{shown} {text}" if not isinstance(value, bool) else _switched(shown, on=value)
+        raise SettingsError(f"{given} is not served: {flag.otherwise}")
+    tell(f"{shown} has no effect: {flag.why}")
+    return {}
+
+
+def _converted(flag: Alias, shown: str, value: Any) -> Any:
+    if flag.convert is None:
+        return flag.values.get(_text(value).lower(), value)
+    try:
+        return flag.convert(_text(value))
+    except ValueError:
+        raise SettingsError(f"{shown} is {_text(value)!r}: it is no number") from None
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _switched(shown: str, *, on: bool) -> str:
+    return shown if on else shown.replace("--", "--no-", 1)
+
+
+def _shown(source: Source, name: str) -> str:
+    """Returns a name for messages: its flag, or its source and name."""
+    return f"{source.place}: {name}" if source.place else flag_name(name)
+
+
+def effect(name: str) -> str:
+    """Returns the effect of a flag of vLLM's here, as one line of Markdown."""
+    flag = VLLM_FLAGS[name]
+    if isinstance(flag, Alias):
+        meaning = f" ({flag.meaning})" if flag.meaning else ""
+        setting = "MODEL" if flag.setting == "model" else flag_name(flag.setting)
+        return f"`{setting}`{meaning}"
+    if isinstance(flag, NoEffect):
+        only = " or ".join(f"`{value}`" for value in flag.values)
+        limits = f"; any other value than {only} is refused: {flag.otherwise}" if only else ""
+        return f"no effect: {flag.why}{limits}"
+    return f"refused: {flag.remedy}"

@@ -1,0 +1,28 @@
+"""Assigns GPUs to the workers of a local stack: one for each rank, each GPU to one worker.
+
+CUDA_VISIBLE_DEVICES, which every CUDA program obeys, carries the assignment, so that workers need
+not know of each other.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+
+from signalbox.stack.machine_info import nvidia_gpus
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Returns CUDA's names of the GPUs that this process may use."""
+    listed = environ.get(VISIBLE)
+    if listed is not None:
+        return [name.strip() for name in listed.split(",") if name.strip()]
+    return [str(index) for index in range(len(nvidia_gpus()))]
+
+
+def gpu_shares(gpus: Sequence[str], *, num_workers: int, num_ranks: int) -> list[dict[str, str]]:
+    """Returns variables for each worker's environment; none if there are too few GPUs."""
+    if num_workers == 1 or len(gpus) < num_workers * num_ranks:
+        return [{}] * num_workers
+    starts = range(0, num_workers * num_ranks, num_ranks)
+    return [{VISIBLE: ",".join(gpus[start : start + num_ranks])} for start in starts]

@@ -1,0 +1,117 @@
+"""Reads facts about this machine: processor, memory, compilers, NVIDIA driver.
+
+It reads procfs, cgroups and the versions of tools; it imports no code of the worker.
+"""
+
+import os
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+
+_CPUINFO = Path("/proc/cpuinfo")
+_CGROUP = Path("/sys/fs/cgroup")
+_TOOL_TIMEOUT_S = 10.0
+
+CPU_FEATURES = (
+    "avx2",
+    "fma",
+    "avx512f",
+    "avx512bw",
+    "avx512_vnni",
+    "avx512_bf16",
+    "avx_vnni",
+    "amx_tile",
+    "amx_bf16",
+    "amx_int8",
+    "asimd",
+    "i8mm",
+    "bf16",
+    "sve",
+)
+"""CPU features that decide which kernels can run, by Linux's names."""
+COMPILERS = ("g++", "clang++", "nvcc")
+
+
+def cpu_model() -> str:
+    return _cpuinfo("model name") or platform.processor() or platform.machine()
+
+
+def cpu_features() -> list[str]:
+    """Returns those of CPU_FEATURES that the processor has; none if Linux does not list them."""
+    words = (_cpuinfo("flags") or _cpuinfo("Features") or "").split()
+    return [name for name in CPU_FEATURES if name in words]
+
+
+def usable_cores() -> int:
+    """Returns the number of cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def cpu_quota() -> float | None:
+    """Returns the number of cores' time that the container may use; None if unlimited."""
+    quota, _, period = _read(_CGROUP / "cpu.max").partition(" ")
+    return int(quota) / int(period) if quota.isdigit() and period.strip().isdigit() else None
+
+
+def total_memory() -> int:
+    """Returns the machine's memory in bytes."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def memory_limit() -> int | None:
+    """Returns the container's limit in bytes, by cgroups of version 2 or 1; None if there is
+    none."""
+    limit = _read(_CGROUP / "memory.max") or _read(_CGROUP / "memory/memory.limit_in_bytes")
+    is_limited = limit.strip().isdigit() and int(limit) < total_memory()
+    return int(limit) if is_limited else None
+
+
+def compilers() -> dict[str, str | None]:
+    """Returns the version of each of COMPILERS; None for those that are missing."""
+    return {name: _tool_version(name) for name in COMPILERS}
+
+
+def nvidia_gpus() -> list[str]:
+    """Returns "name, memory, driver" of each GPU, from the NVIDIA driver's own tool."""
+    fields = "--query-gpu=name,memory.total,driver_version"
+    return (_output("nvidia-smi", fields, "--format=csv,noheader") or "").splitlines()
+
+
+def _tool_version(name: str) -> str | None:
+    lines = (_output(name, "--version") or "").splitlines()
+    return (
+        next((line for line in lines if "release" in line or "version" in line), lines[0])
+        if lines
+        else None
+    )
+
+
+def _output(*command: str) -> str | None:
+    """Returns a tool's output; None if it is missing or fails."""
+    if not (path := shutil.which(command[0])):
+        return None
+    try:
+        done = subprocess.run(
+            [path, *command[1:]], capture_output=True, text=True, timeout=_TOOL_TIMEOUT_S
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _cpuinfo(key: str) -> str | None:
+    for line in _read(_CPUINFO).splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == key:
+            return value.strip()
+    return None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError:
+        return ""

@@ -1,0 +1,89 @@
+"""Checks a model before any process starts: it exists, is complete, and fits in memory.
+
+It reads only the heads of files. The worker checks what needs PyTorch or the hub.
+"""
+
+from gpu_worker.checkpoints.weight_sizes import WeightSizes
+from gpu_worker.config import GIB
+from gpu_worker.device.ram import available_ram
+from gpu_worker.loading.model_source import weight_sizes
+from signalbox.settings.worker_settings import EngineSettings
+from signalbox.stack import machine_info
+from signalbox.stack.gpu_assignment import visible_gpus
+from signalbox.stack.service_configs import model_config
+from signalbox_kernels.native import Isa, isa_limit
+
+WORKER_BYTES = GIB // 2
+"""Estimated bytes of a worker beside weights and KV cache: PyTorch, and the largest step."""
+
+_SMALLER_FORMS = {
+    "bfloat16": "--dtype bfloat16",
+    "int8": "--quantization int8",
+    "gguf": "--quantization gguf",
+    "int4": "--quantization int4",
+}
+"""Flags that take less memory than float32, the most exact first."""
+
+
+def check_model(settings: EngineSettings, *, num_workers: int = 1) -> None:
+    """Raises ModelError, FileNotFoundError or MemoryError for a model that cannot be served
+    here."""
+    if settings.simulate:
+        return
+    try:
+        sizes = weight_sizes(model_config(settings))
+    except ModuleNotFoundError:
+        return  # the worker names what is not installed
+    if sizes is not None and settings.device != "cuda":
+        _check_memory(settings, sizes, num_workers=num_workers)
+
+
+def _check_memory(settings: EngineSettings, sizes: WeightSizes, *, num_workers: int) -> None:
+    fitting = _fitting_bytes(settings, num_workers=num_workers)
+    form = _chosen_form(settings, sizes)
+    needed = sizes.bytes_in(form)
+    if needed <= fitting or (settings.device == "auto" and visible_gpus()):
+        return
+    raise MemoryError(
+        f"{settings.model} takes {_gib(needed)} in {form}, and weights of at most {_gib(fitting)}"
+        f" fit in the memory that is free{_for_each(num_workers)};"
+        f" {_remedy(sizes, fitting=fitting, num_workers=num_workers)}"
+    )
+
+
+def _fitting_bytes(settings: EngineSettings, *, num_workers: int) -> int:
+    """Returns the bytes of RAM for one worker's weights, beside its KV cache and swap space."""
+    told = (settings.kv_cache_memory or 0.0) + (settings.swap_space or 0.0)
+    return max(0, available_ram() // num_workers - WORKER_BYTES - int(told * GIB))
+
+
+def _chosen_form(settings: EngineSettings, sizes: WeightSizes) -> str:
+    """Returns the form that `choose_quantization` and `dtype_for_half` choose on a CPU."""
+    if settings.quantization in ("gguf", "int8", "int4"):
+        return settings.quantization
+    if settings.quantization == "auto" and sizes.has_blocks and settings.dtype == "auto":
+        return "gguf"
+    if settings.dtype != "auto":
+        return settings.dtype
+    has_bf16 = {"avx512_bf16", "bf16"} & {*machine_info.cpu_features()}
+    may_use_it = isa_limit() >= Isa.AVX512_BF16
+    return "bfloat16" if sizes.is_half and has_bf16 and may_use_it else "float32"
+
+
+def _remedy(sizes: WeightSizes, *, fitting: int, num_workers: int) -> str:
+    for form, flag in _SMALLER_FORMS.items():
+        if form == "gguf" and not sizes.has_blocks:
+            continue
+        if (needed := sizes.bytes_in(form)) <= fitting:
+            return f"{flag} takes {_gib(needed)}"
+    if num_workers > 1:
+        return "start fewer --workers"
+    return "use a smaller model, or a file of a stronger quantisation with --quantization gguf"
+
+
+def _for_each(num_workers: int) -> str:
+    return f" for each of {num_workers} workers" if num_workers > 1 else ""
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / GIB:.1f} GiB" if num_bytes >= GIB // 10 else f"{num_bytes >> 20} MiB"

@@ -1,0 +1,219 @@
+"""Makes the services' configuration objects from settings. It imports no service's code."""
+
+import hashlib
+import json
+import re
+from typing import Any
+
+from gpu_worker.config import AUTO_BLOCK_SIZE, GIB, CacheConfig, DeviceConfig, ModelConfig
+from router.config import LoggedRequests, RouterConfig
+from router.prompt.known_templates import load_chat_template
+from rpc.http.port_limits import HttpLimits
+from rpc.interceptors.peer_roles import PeerNames
+from rpc.limits.call_bounds import CallBounds
+from rpc.metrics.registry import MetricsConfig
+from rpc.transport.tls import TlsConfig, is_loopback
+from scheduler_svc.config import (
+    AdmissionBounds,
+    PolicyConfig,
+    PreemptionMode,
+    SchedulerConfig,
+    StepLimits,
+)
+from signalbox.settings.base_settings import (
+    InnerSettings,
+    TelemetrySettings,
+    TlsSettings,
+    flag_name,
+)
+from signalbox.settings.router_settings import RouterSettings
+from signalbox.settings.scheduler_settings import SchedulerSettings
+from signalbox.settings.serve_settings import ServeSettings
+from signalbox.settings.worker_settings import EngineSettings, WorkerSettings
+from signalbox.version import VERSION
+
+MAX_BATCHED_TOKENS = 1 << 20
+"""The scheduler's own limit of a step, unless one is set; each worker announces a tighter one."""
+
+_SETTING_OF = {
+    "swap_space_bytes": "swap_space",
+    "kv_cache_bytes": "kv_cache_memory",
+    "served_name": "served_model_name",
+}
+"""Settings whose names differ from the services' fields."""
+_FIELDS = {
+    **{name: name for cls in (ServeSettings, WorkerSettings) for name in cls.model_fields},
+    **_SETTING_OF,
+}
+_NAMES = "|".join(sorted((name for name in _FIELDS if "_" in name), key=len, reverse=True))
+# A name of one word counts as a field only at a message's start: "device is 'cuda', but".
+_FIELD = re.compile(rf"(?<![\w-])(?:{_NAMES})(?!\w)|\A(?:device|dtype|quantization)(?= is )")
+
+
+def in_words_of_flags(message: str) -> str:
+    """Returns a service's message with field names replaced by flags."""
+    return _FIELD.sub(lambda found: flag_name(_FIELDS[found[0]]), message)
+
+
+def tls_config(settings: TlsSettings) -> TlsConfig:
+    return TlsConfig(
+        cert=settings.tls_cert,
+        key=settings.tls_key,
+        ca=settings.tls_ca,
+        client_ca=settings.tls_client_ca,
+        peer_names=PeerNames.parse(settings.allow_peer_names),
+        insecure=settings.insecure,
+    )
+
+
+def metrics_config(settings: TelemetrySettings) -> MetricsConfig:
+    socket = settings.metrics_socket if isinstance(settings, InnerSettings) else None
+    return MetricsConfig(
+        port=settings.metrics_port,
+        prefix=settings.metrics_prefix,
+        socket=socket,
+        allowed_hosts=_names(settings.allowed_hosts),
+    )
+
+
+def router_config(settings: RouterSettings) -> RouterConfig:
+    return RouterConfig(
+        host=settings.host,
+        port=settings.grpc_port,
+        http_port=settings.http_port if settings.http else None,
+        metrics_sources=_sources(settings.metrics_sources),
+        allowed_origins=_names(settings.allowed_origins),
+        allowed_hosts=_names(settings.allowed_hosts),
+        http_limits=HttpLimits(
+            max_connections=settings.max_http_connections,
+            max_connections_per_address=settings.max_http_connections_per_address,
+            min_body_rate=settings.min_http_body_rate,
+        ),
+        grpc_bounds=CallBounds(
+            max_connections=settings.max_grpc_connections,
+            max_streams=settings.max_grpc_streams,
+            request_timeout_s=settings.grpc_request_timeout,
+        ),
+        refuses_unknown_fields=settings.unknown_fields == "refuse",
+        version=VERSION,
+        scheduler_addresses=_names(settings.scheduler),
+        resume_wait_s=settings.resume_wait,
+        client_stall_timeout_s=settings.client_stall_timeout,
+        reflection=(
+            is_loopback(settings.host) if settings.reflection is None else settings.reflection
+        ),
+        grace_s=settings.drain_timeout,
+        max_live_requests=settings.max_live_requests,
+        seed=settings.seed,
+        tool_call_parser=settings.tool_call_parser,
+        reasoning_parser=settings.reasoning_parser,
+        chat_template=(
+            None if settings.chat_template is None else load_chat_template(settings.chat_template)
+        ),
+        disable_additional_properties=settings.disable_additional_properties,
+        max_grammar_cpu_s=settings.max_grammar_cpu,
+        max_grammar_bytes=settings.max_grammar_memory << 20,
+        trust_tenant_header=settings.trust_tenant_header,
+        api_keys=settings.api_keys,
+        api_key_digests=tuple(
+            hashlib.sha256(key.get_secret_value().encode()).digest() for key in settings.api_key
+        ),
+        metrics=metrics_config(settings),
+        logged_requests=LoggedRequests(settings.log_requests),
+        model_names=settings.served_model_name,
+        tls=tls_config(settings),
+    )
+
+
+def scheduler_config(settings: SchedulerSettings) -> SchedulerConfig:
+    return SchedulerConfig(
+        host=settings.host,
+        port=settings.port,
+        limits=StepLimits(
+            max_num_seqs=settings.max_num_seqs,
+            max_num_batched_tokens=settings.max_num_batched_tokens or MAX_BATCHED_TOKENS,
+            prefill_spread=settings.prefill_spread,
+        ),
+        preemption_mode=PreemptionMode(settings.preemption_mode),
+        watermark=settings.watermark,
+        prefix_caching=settings.prefix_caching,
+        cpu_prefix_cache=settings.cpu_prefix_cache,
+        num_gpu_blocks_override=settings.num_gpu_blocks_override,
+        num_cpu_blocks_override=settings.num_cpu_blocks_override,
+        max_steps_in_flight=settings.max_steps_in_flight,
+        bounds=AdmissionBounds(
+            max_queued_requests=settings.max_queued_requests,
+            max_queued_tokens=settings.max_queued_tokens,
+            max_tenant_requests=settings.max_tenant_requests,
+        ),
+        policy=PolicyConfig(
+            name=settings.scheduling_policy,
+            ageing_s=settings.ageing,
+            input_weight=settings.fair_input_weight,
+            output_weight=settings.fair_output_weight,
+        ),
+        worker_wait_s=settings.worker_wait,
+        worker_quarantine_s=settings.worker_quarantine,
+        explain_history=settings.explain_history,
+        record=settings.record,
+        drain_timeout_s=settings.drain_timeout,
+        metrics=metrics_config(settings),
+        log_stats_interval_s=settings.log_stats_interval,
+        reflection=is_loopback(settings.host),
+        tls=tls_config(settings),
+    )
+
+
+def model_config(settings: EngineSettings) -> ModelConfig:
+    return ModelConfig(
+        model=settings.model or "",
+        served_name=next(iter(settings.served_model_name), None),
+        dtype=settings.dtype,
+        quantization=settings.quantization,
+        max_model_len=settings.max_model_len,
+        revision=settings.revision,
+        load_format=settings.load_format,
+        model_plugins=_names(settings.model_plugin),
+        model_impl=settings.model_impl,
+        trust_remote_code=settings.trust_remote_code,
+        generation_config=settings.generation_config,
+        override_generation_config=override_generation_config(settings),
+    )
+
+
+def override_generation_config(settings: EngineSettings) -> dict[str, Any]:
+    text = settings.override_generation_config
+    return {} if text is None else dict(json.loads(text))
+
+
+def _sources(text: str | None) -> dict[str, str]:
+    """Returns the sockets of NAME=SOCKET,... by name."""
+    pairs = [one.partition("=") for one in _names(text)]
+    return {name: socket for name, _, socket in pairs}
+
+
+def _names(names: str | None) -> tuple[str, ...]:
+    return tuple(name.strip() for name in (names or "").split(",") if name.strip())
+
+
+def cache_config(settings: WorkerSettings) -> CacheConfig:
+    memory, swap = settings.kv_cache_memory, settings.swap_space
+    return CacheConfig(
+        block_size=settings.block_size or AUTO_BLOCK_SIZE,
+        swap_space_bytes=None if swap is None else int(swap * GIB),
+        gpu_memory_utilization=settings.gpu_memory_utilization,
+        kv_cache_bytes=None if memory is None else int(memory * GIB),
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+    )
+
+
+def device_config(settings: WorkerSettings) -> DeviceConfig:
+    return DeviceConfig(
+        device=settings.device,
+        num_threads=settings.num_threads,
+        cpu_backend=settings.cpu_backend,
+        attention_backend=settings.attention_backend,
+        sampling_backend=settings.sampling_backend,
+        enforce_eager=settings.enforce_eager,
+    )

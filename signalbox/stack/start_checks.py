@@ -1,0 +1,49 @@
+"""Checks settings of a local stack before any of its processes starts."""
+
+from pathlib import Path
+
+from router.keys.api_keys import read_keys
+from router.prompt.known_templates import load_chat_template
+from rpc.metrics.metrics_server import REMEDY as METRICS_REMEDY
+from rpc.transport.listening_ports import (
+    GRPC_REMEDY,
+    HTTP_REMEDY,
+    check_exposure,
+    check_free,
+    join_address,
+)
+from rpc.transport.tls import check_files
+from signalbox.settings.serve_settings import ServeSettings
+from signalbox.stack import service_configs
+from signalbox.stack.model_check import check_model
+from signalbox_kernels.native import isa_limit
+
+LOOPBACK = "127.0.0.1"
+
+
+def check_start(settings: ServeSettings) -> None:
+    """Checks the model, the files that settings name, and the ports.
+
+    Raises the exceptions of `check_model`, TlsError, KeyFileError, BindError, and ValueError for a
+    chat template that cannot be used or a SIGNALBOX_ISA that names no instruction set.
+    """
+    isa_limit()
+    check_files(service_configs.tls_config(settings))
+    if settings.api_keys is not None:
+        read_keys(Path(settings.api_keys))
+    if settings.chat_template is not None:
+        load_chat_template(settings.chat_template)
+    _check_ports(settings)
+    check_model(settings, num_workers=settings.workers)
+
+
+def _check_ports(settings: ServeSettings) -> None:
+    address = join_address(settings.host, settings.grpc_port)
+    check_exposure(address, service_configs.tls_config(settings))
+    check_free(settings.host, settings.grpc_port, remedy=GRPC_REMEDY)
+    if settings.http:
+        check_free(settings.host, settings.http_port, remedy=HTTP_REMEDY)
+    if settings.metrics_port:
+        for place in range(2 + settings.workers):
+            host = LOOPBACK if place else settings.host
+            check_free(host, settings.metrics_port + place, remedy=METRICS_REMEDY)

@@ -1,0 +1,48 @@
+"""Columns come back as they went in."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from contract.columns import (
+    int32_list,
+    int64_list,
+    pack_int32,
+    pack_int64,
+    unpack_int32,
+    unpack_int64,
+)
+from contract.errors import InvalidArgument
+
+
+@given(st.lists(st.integers(-(2**31), 2**31 - 1)))
+def test_int32_round_trip(values: list[int]) -> None:
+    assert unpack_int32(pack_int32(values)).tolist() == values
+    assert int32_list(pack_int32(values)) == values
+    assert unpack_int32(pack_int32(iter(values))).tolist() == values
+    assert unpack_int32(pack_int32(np.array(values, dtype=np.int64))).tolist() == values
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1)))
+def test_int64_round_trip(values: list[int]) -> None:
+    assert unpack_int64(pack_int64(values)).tolist() == values
+    assert int64_list(pack_int64(values)) == values
+
+
+def test_bytes_are_little_endian() -> None:
+    assert pack_int32([1]) == b"\x01\0\0\0"
+
+
+@pytest.mark.parametrize(
+    ("unpack", "length"),
+    [(unpack_int32, 3), (unpack_int64, 12), (int32_list, 3), (int64_list, 12)],
+)
+def test_a_cut_off_element_is_refused(unpack, length: int) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(InvalidArgument):
+        unpack(bytes(length))
+
+
+def test_a_value_out_of_range_is_refused() -> None:
+    with pytest.raises(OverflowError):
+        pack_int32([2**31])

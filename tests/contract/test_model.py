@@ -1,0 +1,75 @@
+"""What a worker announces, and what a scheduler refuses of it."""
+
+from dataclasses import replace
+
+import pytest
+
+from contract.model import (
+    MAX_BLOCKS,
+    ModelInfo,
+    WorkerCapacity,
+    decode_capacity,
+    decode_model,
+    encode_capacity,
+    encode_model,
+)
+from contract.sampling_defaults import DefaultParams, SamplingDefaults
+from protos.worker.v1 import worker_pb2 as pb
+
+MODEL = ModelInfo(
+    name="tiny",
+    architecture="LlamaForCausalLM",
+    dtype="float32",
+    vocab_size=512,
+    max_model_len=64,
+    eos_token_ids=(2, 7),
+    tokenizer_sha256="ab",
+    sampling_defaults=SamplingDefaults(model=DefaultParams(top_k=3)),
+)
+CAPACITY = WorkerCapacity(
+    block_size=16,
+    num_gpu_blocks=8,
+    num_cpu_blocks=2,
+    block_bytes=32,
+    max_num_seqs=4,
+    max_num_batched_tokens=64,
+    copy_bytes_per_s=5e9,
+    prefill_tokens_per_s=900.0,
+    tensor_parallel_size=2,
+    grammar_bytes=1 << 20,
+)
+
+
+def test_a_model_survives_the_wire() -> None:
+    data = encode_model(MODEL).SerializeToString()
+    assert decode_model(pb.ModelInfo.FromString(data)) == MODEL
+
+
+def test_a_capacity_survives_the_wire_without_the_activations() -> None:
+    data = encode_capacity(replace(CAPACITY, activations_bytes=9)).SerializeToString()
+    assert decode_capacity(pb.WorkerCapacity.FromString(data)) == CAPACITY
+
+
+def test_models_differ_in_the_first_field_that_does() -> None:
+    assert MODEL.difference(MODEL) is None
+    other = replace(MODEL, vocab_size=9, dtype="float16")
+    assert MODEL.difference(other) == "dtype is 'float16', but the scheduler serves 'float32'"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_gpu_blocks": 0}, "0 blocks of 16 tokens cannot hold a sequence"),
+        ({"block_size": 0}, "8 blocks of 0 tokens cannot hold a sequence"),
+        ({"num_gpu_blocks": MAX_BLOCKS + 1}, "has more than 4194304"),
+        ({"num_cpu_blocks": MAX_BLOCKS + 1}, "has more than 4194304"),
+        ({"max_num_seqs": 0}, "max_num_seqs is 0"),
+        ({"max_num_batched_tokens": 0}, "max_num_batched_tokens is 0"),
+    ],
+)
+def test_a_capacity_that_holds_nothing_or_too_much_is_refused(
+    changes: dict[str, int], message: str
+) -> None:
+    CAPACITY.check()
+    with pytest.raises(ValueError, match=message):
+        replace(CAPACITY, **changes).check()

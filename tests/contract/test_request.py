@@ -1,0 +1,76 @@
+"""What a scheduler reads of a request is what the router has asked."""
+
+import pytest
+
+from contract import request
+from contract.errors import InvalidArgument
+from contract.request import BeamSearchParams, DeliveredSequence, Request
+from contract.sampling_params import SamplingParams
+from contract.updates import FinishReason
+from protos.scheduler.v1 import scheduler_pb2 as pb
+
+PLAIN = Request(
+    request_id="a",
+    prompt_token_ids=[1, 2],
+    params=SamplingParams(top_k=3, temperature=0.5),
+    max_tokens=4,
+)
+FULL = Request(
+    handle=(1 << 63) - 1,
+    request_id="a",
+    prompt_token_ids=[1, 2],
+    params=SamplingParams(stop_token_ids=(7,), structured_output=("regex", "a+")),
+    max_tokens=4,
+    max_tokens_is_default=True,
+    num_sequences=3,
+    beam_search=BeamSearchParams(width=5, length_penalty=-0.5, early_stopping=True),
+    timeout_ns=0,
+    tenant="t",
+    payer="p",
+    priority=-3,
+    cache_salt="s",
+    traceparent="tp",
+    tracestate="ts",
+    nonce=(1 << 64) - 1,
+    attempt=2,
+    age_ns=8,
+    delivered=(
+        DeliveredSequence([5, 6], None),
+        *(DeliveredSequence([7], reason) for reason in FinishReason),
+    ),
+    num_delivered_prompt_logprobs=1,
+)
+
+
+@pytest.mark.parametrize("asked", [PLAIN, FULL])
+def test_a_request_comes_as_it_was_asked(asked: Request) -> None:
+    message = pb.AddRequest.FromString(request.encode(asked).SerializeToString())
+    assert request.decode(message) == asked
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"handle": 1 << 63}, "handle"),
+        ({"prompt_token_ids": []}, "prompt_token_ids"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"num_sequences": 0}, "num_sequences"),
+        ({"delivered": [pb.DeliveredSequence(finish_reason=99)]}, "delivered.finish_reason"),  # type: ignore[arg-type]
+        ({"delivered": [pb.DeliveredSequence(token_ids=b"abc")]}, "column"),
+    ],
+)
+def test_what_no_router_sends_is_refused_by_name(changes: dict[str, object], field: str) -> None:
+    message = request.encode(PLAIN)
+    for name in changes:
+        message.ClearField(name)  # type: ignore[arg-type]
+    message.MergeFrom(pb.AddRequest(**changes))  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument) as refused:
+        request.decode(message)
+    assert refused.value.field == field
+
+
+def test_a_time_that_no_router_keeps_is_cut_to_a_month() -> None:
+    message = request.encode(PLAIN)
+    message.timeout_ns = message.age_ns = (1 << 64) - 1
+    read = request.decode(message)
+    assert read.timeout_ns == read.age_ns == 30 * 86_400 * 10**9

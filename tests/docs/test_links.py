@@ -1,0 +1,78 @@
+"""Links of the documentation lead somewhere, and what it names of the tree is there.
+
+No network is asked: only links within the repository are checked.
+"""
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.docs.blocks import ROOT, pages
+
+DOCUMENTS = [
+    *(ROOT / name for name in ("ARCHITECTURE.md", "CONTRIBUTING.md", "THREAT_MODEL.md")),
+    *pages(),
+]
+PACKAGES = (
+    "protos|contract|rpc|router|scheduler_svc|gpu_worker|signalbox|kernels|clients|tests|deploy"
+)
+_FENCE = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+_HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+_PATH = re.compile(rf"`((?:{PACKAGES})/[\w./]*(?:/|\.\w+))`")
+_TEST = re.compile(r"`(test_\w+)`")
+
+
+def prose(page: Path) -> str:
+    """Returns a page without its fenced blocks."""
+    return _FENCE.sub("", page.read_text(encoding="utf-8"))
+
+
+@cache
+def anchors(page: Path) -> frozenset[str]:
+    """Returns the anchors of a page's headings, as GitHub and MkDocs make them."""
+    found: set[str] = set()
+    for heading in _HEADING.findall(prose(page)):
+        words = re.sub(r"[^\w\- ]", "", heading.replace("`", "").lower())
+        found.add(re.sub(r"[ -]+", "-", words).strip("-"))
+    return frozenset(found)
+
+
+@cache
+def names_of_tests() -> frozenset[str]:
+    sources = (path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+    return frozenset(name for text in sources for name in re.findall(r"def (test_\w+)", text))
+
+
+def faults(page: Path) -> Iterator[str]:
+    """Yields what a page links to or names and the tree does not have."""
+    text = prose(page)
+    for link in _LINK.findall(text):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists():
+            yield f"{link} leads to nothing"
+        elif anchor and anchor not in anchors(target):
+            yield f"{link}: {target.name} has no such heading"
+    yield from (
+        f"{name} is not there" for name in _PATH.findall(text) if not (ROOT / name).exists()
+    )
+    yield from (
+        f"{name} is no test" for name in _TEST.findall(text) if name not in names_of_tests()
+    )
+
+
+@pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_what_a_page_links_to_and_names_is_there(page: Path) -> None:
+    assert not list(faults(page))
+
+
+def test_a_link_a_path_or_a_test_that_is_not_there_is_told(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# Here\n[a](#here) [b](#there) [c](gone.md) `router/gone.py` `test_gone`\n")
+    assert len(list(faults(page))) == 4

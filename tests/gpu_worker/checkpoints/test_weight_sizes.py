@@ -1,0 +1,27 @@
+"""The size of weights that heads of files tell, against what a runner holds in the end."""
+
+import pytest
+
+from gpu_worker.checkpoints.weight_sizes import RUNNABLE_TYPES
+from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
+from gpu_worker.loading.model_source import weight_sizes
+from gpu_worker.runner.model_runner import ModelRunner
+from signalbox_kernels.quantised import BlockType
+
+MODEL = "models/SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+def test_the_types_that_run_are_those_of_the_kernels() -> None:
+    assert {*RUNNABLE_TYPES} == {int(kind) for kind in BlockType}
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("form", ["float32", "gguf", "int8", "int4"])
+def test_a_model_takes_what_was_told_and_a_little_more(form: str) -> None:
+    """More, because matrices are packed in whole tiles, and norms stay floats."""
+    flags = {"dtype": form} if form == "float32" else {"quantization": form}
+    config = ModelConfig(model=MODEL, **flags)  # type: ignore[arg-type]
+    sizes = weight_sizes(config)
+    assert sizes is not None
+    runner = ModelRunner(config, CacheConfig(), device_config=DeviceConfig(device="cpu"))
+    assert sizes.bytes_in(form) <= runner.memory().weights <= 1.25 * sizes.bytes_in(form)

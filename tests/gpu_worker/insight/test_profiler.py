@@ -1,0 +1,207 @@
+"""Profiles are taken of a worker that goes on; the memory report adds up."""
+
+import asyncio
+import gzip
+import itertools
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import torch
+
+from contract.columns import pack_int64
+from gpu_worker.batch.runner_protocol import Runner
+from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
+from gpu_worker.device.memory import tensor_bytes
+from gpu_worker.insight.profiler import Profile, Profiler
+from gpu_worker.runner.model_runner import ModelRunner
+from gpu_worker.servicer import SERVICE_NAME, WorkerServicer
+from gpu_worker.simulated.simulated_runner import SimulatedRunner
+from gpu_worker.worker import Worker
+from protos.worker.v1 import worker_pb2 as pb
+from protos.worker.v1 import worker_pb2_grpc
+from rpc.transport.channel import open_channel
+from rpc.transport.server import Server
+from signalbox.inspect.profile import time_spent
+from tests.gpu_worker.builders import make_config
+from tests.gpu_worker.tiny_models import make_model
+from tests.waiting import EVENT_S
+
+EPOCH = 7
+SHORT_NS = 300_000_000
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tiny")
+    make_model(path, head_dim=16)  # the native path takes no smaller ones
+    return path
+
+
+def make_runner(path: Path, *, cpu_backend: str = "torch") -> ModelRunner:
+    return ModelRunner(
+        ModelConfig(model=str(path), dtype="float32"),
+        CacheConfig(max_num_seqs=4, kv_cache_bytes=1 << 20, swap_space_bytes=1 << 20),
+        device_config=DeviceConfig(device="cpu", cpu_backend=cpu_backend),
+    )
+
+
+def size_on_disk(path: Path) -> int:
+    return sum(file.stat().st_size for file in path.glob("*.safetensors"))
+
+
+@asynccontextmanager
+async def serving(runner: Runner) -> AsyncIterator[worker_pb2_grpc.WorkerServiceStub]:
+    worker = await Worker.load(lambda: runner)
+    worker.begin_epoch(EPOCH)
+    server = Server(host="127.0.0.1", port=0)
+    add = worker_pb2_grpc.add_WorkerServiceServicer_to_server
+    server.add(WorkerServicer(worker), add, name=SERVICE_NAME)
+    port = await server.start()
+    try:
+        async with open_channel(f"127.0.0.1:{port}") as channel:
+            stub = worker_pb2_grpc.WorkerServiceStub(channel)
+            await stub.InitCacheEngine(
+                pb.InitCacheEngineRequest(epoch=EPOCH, num_gpu_blocks=8, num_cpu_blocks=4)
+            )
+            yield stub
+    finally:
+        await server.drain(grace_s=0)
+        worker.close()
+
+
+async def execute(stub: worker_pb2_grpc.WorkerServiceStub, *, step_id: int) -> None:
+    """One step that prefills a sequence, and forgets the one before."""
+    sequence = pb.SequenceMetadata(
+        seq_id=step_id, token_ids=[3, 4, 5], num_new_tokens=3, block_table=[0], num_samples=1
+    )
+    group = pb.SequenceGroupMetadata(
+        request_id=f"r{step_id}",
+        num_prompt_tokens=3,
+        sequences=[sequence],
+        sampling_params=pb.SamplingParams(top_p=1),
+    )
+    request = pb.ExecuteModelRequest(
+        epoch=EPOCH,
+        step_id=step_id,
+        new_groups=[group],
+        finished_seq_ids=pack_int64([step_id - 1] if step_id > 1 else []),
+    )
+    async for response in stub.ExecuteModel(iter([request])):
+        assert response.step_id == step_id
+
+
+async def execute_during(
+    stub: worker_pb2_grpc.WorkerServiceStub, task: asyncio.Task[tuple[pb.ProfileResponse, bytes]]
+) -> tuple[pb.ProfileResponse, bytes]:
+    """Executes steps until a profile is taken."""
+    for step_id in itertools.count(1):
+        await execute(stub, step_id=step_id)
+        if task.done():
+            return task.result()
+        await asyncio.sleep(0.02)
+    raise AssertionError
+
+
+async def profile(
+    stub: worker_pb2_grpc.WorkerServiceStub, **fields: int
+) -> tuple[pb.ProfileResponse, bytes]:
+    call = stub.Profile(pb.ProfileRequest(**{"duration_ns": SHORT_NS} | fields))
+    parts = [part async for part in call]
+    assert not any(part.kernel_ns for part in parts[1:])
+    return parts[0], b"".join(part.chunk for part in parts)
+
+
+async def test_a_profile_shows_the_steps_that_ran_meanwhile(tiny: Path) -> None:
+    async with serving(make_runner(tiny)) as stub:
+        task = asyncio.create_task(profile(stub, record_shapes=True))
+        first, trace = await execute_during(stub, task)
+    names = {one.name: one.count for one in time_spent(trace)}
+    assert names["forward"] == names["sample"] == first.num_steps > 0
+    assert not first.kernel_ns
+    assert any(name.startswith("aten::") for name in names)
+    assert json.loads(gzip.decompress(trace))["traceEvents"]
+
+
+async def test_profiles_are_taken_one_at_a_time_and_end_with_their_call(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, record = asyncio.Event(), Profiler._record
+
+    async def observed(self: Profiler, *arguments: Any) -> Profile:
+        begun.set()
+        return await record(self, *arguments)
+
+    monkeypatch.setattr(Profiler, "_record", observed)
+    async with serving(make_runner(tiny)) as stub:
+        first = stub.Profile(pb.ProfileRequest(duration_ns=60 * 10**9))
+        await begun.wait()
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await profile(stub)
+        assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        first.cancel()
+        async with asyncio.timeout(EVENT_S):
+            while True:  # the recording ends soon after its call
+                try:
+                    await profile(stub, duration_ns=1)
+                    break
+                except grpc.aio.AioRpcError as error:
+                    assert error.code() is grpc.StatusCode.FAILED_PRECONDITION
+                    await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("duration_ns", [0, 60 * 10**9 + 1])
+async def test_a_profile_of_no_or_of_unbounded_time_is_refused(
+    duration_ns: int, tiny: Path
+) -> None:
+    async with serving(make_runner(tiny)) as stub:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await profile(stub, duration_ns=duration_ns)
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_a_simulated_worker_has_neither_profile_nor_memory() -> None:
+    async with serving(SimulatedRunner(make_config())) as stub:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await profile(stub)
+        info = await stub.GetWorkerInfo(pb.GetWorkerInfoRequest())
+    assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert not info.HasField("memory")
+
+
+@pytest.mark.parametrize("cpu_backend", ["torch", "native"])
+async def test_the_memory_report_adds_up(cpu_backend: str, tiny: Path) -> None:
+    runner = make_runner(tiny, cpu_backend=cpu_backend)
+    async with serving(runner) as stub:
+        info = await stub.GetWorkerInfo(pb.GetWorkerInfoRequest())
+    memory, block_bytes = info.memory, info.capacity.block_bytes
+    assert (memory.kv_bytes, memory.swap_bytes) == (8 * block_bytes, 4 * block_bytes)
+    on_disk = size_on_disk(tiny)
+    assert 0.9 * on_disk < memory.weights_bytes < 3 * on_disk  # packed panels are padded
+    assert memory.weights_bytes < memory.used_bytes < memory.total_bytes
+    assert memory.unused_bytes == 0
+
+
+async def test_native_kernels_say_what_the_forward_pass_consists_of(tiny: Path) -> None:
+    async with serving(make_runner(tiny, cpu_backend="native")) as stub:
+        first, _ = await execute_during(stub, asyncio.create_task(profile(stub)))
+    assert first.num_steps > 0
+    assert set(first.kernel_ns) >= {"embed", "norm", "linear", "rotate", "attend", "head"}
+    assert all(0 < ns < 60 * 10**9 for ns in first.kernel_ns.values())
+
+
+def test_each_memory_is_counted_once() -> None:
+    class Layer:
+        def __init__(self, weight: torch.Tensor) -> None:
+            self.weight = weight
+            self.apply = partial(print, weight)
+
+    weight = torch.zeros(10, 10)
+    layers = [Layer(weight), Layer(weight.view(100)), Layer(torch.zeros(5))]
+    layers[0].parent = layers  # type: ignore[attr-defined]
+    assert tensor_bytes(layers) == 400 + 20

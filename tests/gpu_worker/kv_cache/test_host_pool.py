@@ -1,0 +1,60 @@
+"""Swap memory lies where the system was asked to put it, or says why not."""
+
+import mmap
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpu_worker.device.cuda_streams import node_of
+from gpu_worker.device.streams import HostStreams
+from gpu_worker.kv_cache.host_pool import SwapMemory, num_nodes, prefer_node
+from signalbox_kernels import pages
+
+
+def address_of(memory: mmap.mmap) -> int:
+    return torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
+
+
+def test_pages_are_asked_for_on_a_node() -> None:
+    memory = pages.map_pages(1 << 20)
+    address = address_of(memory)
+    if not prefer_node(0, address=address, num_bytes=len(memory)):
+        pytest.skip("this system lets nobody choose a node")
+    maps = Path("/proc/self/numa_maps")
+    if not maps.exists():
+        pytest.skip("this system does not say where pages are")
+    policies = [line.split()[1] for line in maps.read_text().splitlines() if f"{address:x}" in line]
+    assert any(policy.startswith(("prefer", "bind")) for policy in policies)
+
+
+def test_a_node_that_is_not_there_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    memory = pages.map_pages(mmap.PAGESIZE)
+    assert not prefer_node(1023, address=address_of(memory), num_bytes=len(memory))
+    assert "not bound to NUMA node 1023" in caplog.text
+
+
+def test_nodes_are_counted(tmp_path: Path) -> None:
+    assert num_nodes(tmp_path) == 1
+    for name in ("node0", "node1", "online"):
+        (tmp_path / name).mkdir()
+    assert num_nodes(tmp_path) == 2
+
+
+@pytest.mark.parametrize(("content", "node"), [("1\n", 1), ("-1\n", None), ("", None)])
+def test_the_node_of_a_device_is_what_linux_says(
+    tmp_path: Path, content: str, node: int | None
+) -> None:
+    folder = tmp_path / "0000:1b:00.0"
+    folder.mkdir()
+    (folder / "numa_node").write_text(content)
+    assert node_of("0000:1b:00.0", tmp_path) == node
+    assert node_of("0000:1c:00.0", tmp_path) is None
+
+
+def test_a_pool_is_zero_and_may_be_empty() -> None:
+    memory = SwapMemory(num_blocks=3, block_bytes=100, streams=HostStreams())
+    assert memory.pool.shape == (3, 100)
+    assert not memory.pool.any()
+    memory.close()
+    assert SwapMemory(num_blocks=0, block_bytes=100, streams=HostStreams()).pool.shape == (0, 100)

@@ -1,0 +1,67 @@
+"""Under memory pressure a model says the same when its swaps come as late as they may."""
+
+from pathlib import Path
+
+import pytest
+
+from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
+from gpu_worker.kv_cache import cache_engine
+from gpu_worker.kv_cache.block_dependencies import WorkUnderWay
+from gpu_worker.runner.model_runner import ModelRunner
+from scheduler_svc.config import PreemptionMode
+from signalbox import LLM, SamplingParams
+from signalbox.llm.in_process.wiring import CoreConfig
+from tests.gpu_worker.kv_cache.deferred_streams import LateCopies
+from tests.gpu_worker.tiny_models import make_model
+from tests.signalbox.llm.make import assert_at_rest, tokens_of
+
+BLOCK_BYTES = 6144
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tiny")
+    make_model(path)
+    return path
+
+
+def make_runner(path: Path, num_blocks: int) -> ModelRunner:
+    return ModelRunner(
+        ModelConfig(model=str(path), dtype="float32"),
+        CacheConfig(
+            max_num_seqs=16,
+            kv_cache_bytes=num_blocks * BLOCK_BYTES,
+            swap_space_bytes=64 * BLOCK_BYTES,
+        ),
+        device_config=DeviceConfig(device="cpu"),
+    )
+
+
+def generate(path: Path, *, num_blocks: int) -> tuple[list[list[int]], int]:
+    """Returns the tokens of twelve requests, and how often one was preempted."""
+    prompts = [[3 + (7 * i + k) % 90 for k in range(20 + 3 * i)] for i in range(12)]
+    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    config = CoreConfig(preemption_mode=PreemptionMode.SWAP)
+    with LLM._from_runner(lambda: make_runner(path, num_blocks), config) as llm:
+        found = llm.generate(prompt_token_ids=prompts, sampling_params=params, use_tqdm=False)
+        assert_at_rest(llm.llm_engine)
+        return tokens_of(found), llm.llm_engine._core.scheduler.num_preemptions
+
+
+def test_swaps_that_come_as_late_as_they_may_change_no_token(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, _ = generate(tiny, num_blocks=128)
+    monkeypatch.setattr(cache_engine, "streams_of", lambda device: LateCopies())
+    found, num_preemptions = generate(tiny, num_blocks=20)
+    assert found == expected
+    assert num_preemptions > 0
+
+
+def test_swaps_that_nobody_waits_for_are_seen_in_the_tokens(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, _ = generate(tiny, num_blocks=128)
+    monkeypatch.setattr(cache_engine, "streams_of", lambda device: LateCopies())
+    monkeypatch.setattr(WorkUnderWay, "conflict", lambda self, use: None)
+    assert generate(tiny, num_blocks=20)[0] != expected

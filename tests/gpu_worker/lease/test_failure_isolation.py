@@ -1,0 +1,245 @@
+"""Steps that fail as a whole: the culprit ends alone, and the others draw what they would have."""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from contract.sampling_params import SamplingParams
+from contract.step import NewSequence, Step
+from gpu_worker.batch.batch import Batch, BatchOutput
+from gpu_worker.batch.runner_protocol import Runner
+from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
+from gpu_worker.lease import failure_isolation
+from gpu_worker.lease.failure_isolation import KERNEL_RAISED, NO_MEMORY
+from gpu_worker.lease.token_limit import STEPS_TO_RETRY, TokenLimit
+from gpu_worker.runner.model_runner import ModelRunner
+from gpu_worker.sequences.sequence_table import SampledTokens
+from gpu_worker.simulated.simulated_runner import SimulatedRunner
+from tests.gpu_worker.builders import make_config, make_new, make_step, make_table
+from tests.gpu_worker.generation import make_batch, make_sequence
+from tests.gpu_worker.tiny_models import VOCAB, make_model
+from tests.rounding import LOGITS
+
+POISON = 255
+Fault = Callable[[Batch], None]
+
+
+class Planted:
+    """A runner whose steps fail as `fault` says, after half of them has been computed."""
+
+    def __init__(self, runner: Runner, fault: Fault) -> None:
+        self._runner = runner
+        self._fault = fault
+        self.sizes: list[int] = []
+
+    def execute(self, batch: Batch) -> BatchOutput:
+        self.sizes.append(len(batch.query_start) - 1)
+        samples = self._runner.execute(batch)
+        self._fault(batch)
+        return samples
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._runner, name)
+
+
+def raise_on_poison(batch: Batch) -> None:
+    if (batch.token_ids == POISON).any():
+        raise RuntimeError("illegal instruction")
+
+
+def hold_at_most(num_tokens: int) -> Fault:
+    def fault(batch: Batch) -> None:
+        if len(batch.token_ids) > num_tokens:
+            raise MemoryError(f"{len(batch.token_ids)} tokens")
+
+    return fault
+
+
+def spare(_: Batch) -> None:
+    """No fault."""
+
+
+def make_sequences(*, seed: int, poisoned: set[int]) -> list[NewSequence]:
+    """Whole prompts, chunks of them, branches, log probabilities of both kinds."""
+    rng = random.Random(seed)
+    sequences = []
+    for seq_id in range(13):
+        prompt = [rng.randrange(1, 200) for _ in range(rng.randrange(2, 20))]
+        if seq_id in poisoned:
+            prompt[0] = POISON
+        sampling = SamplingParams(
+            temperature=float(seq_id % 2),
+            seed=seq_id,
+            num_logprobs=rng.choice([None, 2]),
+            num_prompt_logprobs=rng.choice([None, 1]),
+            min_tokens=rng.choice([0, 4]),
+            stop_token_ids=(rng.randrange(512), 7),
+        )
+        is_chunk = seq_id % 5 == 4
+        sequences.append(
+            make_new(
+                seq_id,
+                prompt,
+                list(range(5 * seq_id, 5 * seq_id + 5)),
+                num_new_tokens=len(prompt) - is_chunk,
+                num_samples=1 if is_chunk else rng.choice([1, 3]),
+                params=sampling,
+            )
+        )
+    return sequences
+
+
+def run(
+    step: Step, fault: Fault, limit: TokenLimit | None = None
+) -> tuple[SampledTokens, list[int], SimulatedRunner]:
+    config = make_config(num_gpu_blocks=80, max_num_seqs=16, max_num_batched_tokens=512)
+    runner = SimulatedRunner(config)
+    runner.init_cache_engine(num_gpu_blocks=80, num_cpu_blocks=4)
+    planted = Planted(runner, fault)
+    table = make_table(runner)
+    outcome = table.append_tokens(failure_isolation.execute(planted, table.apply(step), limit))  # type: ignore[arg-type]
+    table.check()
+    return outcome, planted.sizes, runner
+
+
+def draws(outcome: SampledTokens, *, without: set[int]) -> list[object]:
+    """What was drawn and reported, row by row, of the sequences that are not named."""
+    reported = outcome.logprobs
+    rows = zip(outcome.seq_ids.tolist(), outcome.token_ids.tolist(), strict=True)
+    drawn: list[object] = [
+        (seq_id, token_id, reported.get(row))
+        for row, (seq_id, token_id) in enumerate(rows)
+        if seq_id not in without
+    ]
+    return drawn + [run for run in outcome.prompt_logprobs if run.seq_id not in without]
+
+
+@pytest.mark.parametrize("poisoned", [{0}, {4}, {12}, {3, 4}, {0, 6, 12}, set(range(13))], ids=str)
+def test_the_culprits_fail_alone_and_the_others_draw_what_they_would_have(
+    poisoned: set[int],
+) -> None:
+    step = make_step(new=make_sequences(seed=len(poisoned), poisoned=poisoned))
+    whole, _, _ = run(step, spare)
+    outcome, sizes, _ = run(step, raise_on_poison)
+    assert {one.seq_id: one.message for one in outcome.failures} == dict.fromkeys(
+        sorted(poisoned), KERNEL_RAISED
+    )
+    assert draws(outcome, without=set()) == draws(whole, without=poisoned)
+    assert len(sizes) <= 1 + 2 * 4 * len(poisoned)  # two halves at each of log2(13) levels
+
+
+@pytest.mark.parametrize("num_tokens", [1, 7, 40, 100])
+def test_a_batch_that_memory_does_not_suffice_for_is_run_in_parts(num_tokens: int) -> None:
+    step = make_step(new=make_sequences(seed=9, poisoned=set()))
+    whole, _, expected = run(step, spare)
+    outcome, sizes, runner = run(step, hold_at_most(num_tokens))
+    assert len(sizes) > 2
+    assert not outcome.failures
+    assert draws(outcome, without=set()) == draws(whole, without=set())
+    assert np.array_equal(runner.gpu_kv, expected.gpu_kv)
+
+
+def test_a_sequence_that_no_memory_suffices_for_fails_alone() -> None:
+    def fault(batch: Batch) -> None:
+        if (batch.token_ids == POISON).any():
+            raise MemoryError
+
+    step = make_step(new=make_sequences(seed=3, poisoned={5}))
+    whole, _, _ = run(step, spare)
+    outcome, _, _ = run(step, fault)
+    assert [(one.seq_id, one.message) for one in outcome.failures] == [(5, NO_MEMORY)]
+    assert draws(outcome, without=set()) == draws(whole, without={5})
+
+
+def test_what_memory_sufficed_for_is_the_limit_of_the_steps_to_come() -> None:
+    step = make_step(new=make_sequences(seed=9, poisoned=set()))
+    limit = TokenLimit(512)
+    whole, _, _ = run(step, spare)
+    run(step, hold_at_most(40), limit)
+    assert 20 < limit.tokens <= 40
+    assert limit.lowered == limit.tokens
+
+    calls: list[int] = []
+    outcome, _, _ = run(step, lambda batch: calls.append(len(batch.token_ids)), limit)
+    assert max(calls) <= 40  # a larger one is not even tried
+    assert draws(outcome, without=set()) == draws(whole, without=set())
+
+
+def test_a_sequence_that_no_memory_suffices_for_lowers_nobodys_limit() -> None:
+    def fault(batch: Batch) -> None:
+        if (batch.token_ids == POISON).any():
+            raise MemoryError
+
+    limit = TokenLimit(512)
+    run(make_step(new=make_sequences(seed=3, poisoned={5})), fault, limit)
+    assert limit.lowered is None
+
+
+def test_a_limit_is_doubled_now_and_then_until_it_is_none() -> None:
+    limit = TokenLimit(100)
+    limit.lower(30)
+    limit.lower(35)
+    found = []
+    for _ in range(2):
+        for _ in range(STEPS_TO_RETRY):
+            found.append(limit.tokens)
+            limit.count_step()
+    assert found == [30] * STEPS_TO_RETRY + [60] * STEPS_TO_RETRY
+    assert limit.tokens == 100
+    assert limit.lowered is None
+
+
+def test_an_error_that_passes_costs_nobody_anything() -> None:
+    errors = [RuntimeError("once")]
+
+    def fault(_: Batch) -> None:
+        if errors:
+            raise errors.pop()
+
+    step = make_step(new=make_sequences(seed=4, poisoned=set()))
+    whole, _, _ = run(step, spare)
+    outcome, sizes, _ = run(step, fault)
+    assert sizes == [13, 6, 7]
+    assert not outcome.failures
+    assert draws(outcome, without=set()) == draws(whole, without=set())
+
+
+@pytest.mark.parametrize("cpu_backend", ["auto", "torch"])
+def test_a_model_says_the_same_in_parts(tmp_path: Path, cpu_backend: str) -> None:
+    make_model(tmp_path)
+    runner = ModelRunner(
+        ModelConfig(model=str(tmp_path), dtype="float32"),
+        CacheConfig(max_num_seqs=8),
+        device_config=DeviceConfig(device="cpu", cpu_backend=cpu_backend),
+    )
+    rng = np.random.default_rng(2)
+    sequences = [
+        make_sequence(
+            rng.integers(3, VOCAB, length),
+            range(8 * i, 8 * i + 8),
+            SamplingParams(temperature=i % 2, seed=i, num_logprobs=1),
+        )
+        for i, length in enumerate((3, 40, 17, 1, 25))
+    ]
+    batch = make_batch([(one, one.num_left) for one in sequences], block_size=16)
+    culprit = int(batch.token_ids[-1])
+
+    def fault(part: Batch) -> None:
+        if part.token_ids[-1] == culprit:
+            raise RuntimeError("illegal instruction")
+        hold_at_most(30)(part)
+
+    found = []
+    for one in (runner, Planted(runner, fault)):
+        runner.init_cache_engine(num_gpu_blocks=64, num_cpu_blocks=0)
+        found.append(failure_isolation.execute(one, batch))  # type: ignore[arg-type]
+    whole, parts = found
+    assert parts.failed_seqs == {4: KERNEL_RAISED}
+    assert parts.token_ids[:4].tolist() == whole.token_ids[:4].tolist()
+    assert [one.logprob for one in parts.logprobs] == pytest.approx(
+        [one.logprob for one in whole.logprobs[:4]], rel=0, abs=LOGITS
+    )
+    assert not whole.failed_seqs

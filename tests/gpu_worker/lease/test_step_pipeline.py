@@ -1,0 +1,299 @@
+"""Two steps in flight: the tokens of one step at a time, and failures that stay where they are."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from contract.errors import Aborted, Internal, InvalidArgument
+from contract.sampling_params import SamplingParams
+from contract.sections.forks import Fork
+from contract.step import NewSequence, TablePatch
+from gpu_worker.batch.batch import Batch, BatchOutput
+from gpu_worker.batch.runner_protocol import Launched
+from gpu_worker.execution_thread import Unfinished
+from gpu_worker.lease.lease import Lease
+from gpu_worker.runner.model_runner import ModelRunner
+from gpu_worker.sampling.grammars import Grammars
+from gpu_worker.step import StepResult
+from tests.gpu_worker.attention.device_attention import make_device_runner
+from tests.gpu_worker.builders import make_new, make_step
+from tests.gpu_worker.device.recorded_graphs import GraphsOnCpu
+from tests.gpu_worker.tiny_models import VOCAB, make_model
+
+GREEDY = SamplingParams()
+RANDOM = SamplingParams(temperature=1.0, seed=4)
+PENALISED = SamplingParams(temperature=0.9, seed=2, frequency_penalty=0.8, repetition_penalty=1.3)
+FILTERED = SamplingParams(temperature=1.2, seed=3, top_k=11, top_p=0.9)
+STARVED = SamplingParams(min_tokens=6, stop_token_ids=tuple(range(40)))
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
+    path: Path = tmp_path_factory.mktemp("tiny")
+    make_model(path)
+    return make_device_runner(path, GraphsOnCpu())
+
+
+def make_lease(runner: ModelRunner) -> Lease:
+    runner.init_cache_engine(num_gpu_blocks=40, num_cpu_blocks=0)
+    capacity = runner.profile()
+    runner.init_cache_engine(num_gpu_blocks=40, num_cpu_blocks=0)
+    return Lease(
+        epoch=7,
+        runner=runner,
+        capacity=capacity,
+        num_gpu_blocks=40,
+        num_cpu_blocks=0,
+        grammars=Grammars(runner.model, tokenizer_json=b""),
+    )
+
+
+def make_sequences(*params: SamplingParams) -> list[NewSequence]:
+    rng = np.random.default_rng(9)
+    return [
+        make_new(
+            i,
+            rng.integers(3, VOCAB, 5 + 6 * i).tolist(),
+            list(range(5 * i, 5 * i + 5)),
+            params=each,
+        )
+        for i, each in enumerate(params)
+    ]
+
+
+def finish(outcome: StepResult | Unfinished[StepResult]) -> StepResult:
+    return outcome.finish() if isinstance(outcome, Unfinished) else outcome
+
+
+class Steps:
+    """Sends steps to a lease as a scheduler does, `depth` of them before it hears of the first."""
+
+    def __init__(self, lease: Lease, depth: int) -> None:
+        self.lease = lease
+        self.depth = depth
+        self.results: list[StepResult] = []
+        self._under_way: list[StepResult | Unfinished[StepResult]] = []
+        self._num_sent = 0
+
+    def send(self, **fields: Any) -> None:
+        self._num_sent += 1
+        step = make_step(self._num_sent, **fields)
+        self._under_way.append(self.lease.execute(step, arrived_ns=0))
+        self.hear(until=self.depth - 1)
+
+    def hear(self, until: int = 0) -> None:
+        while len(self._under_way) > until:
+            self.results.append(finish(self._under_way.pop(0)))
+
+    def tokens(self) -> dict[int, list[int]]:
+        self.hear()
+        found: dict[int, list[int]] = {}
+        for result in self.results:
+            for seq_id, token in zip(
+                result.seq_ids.tolist(), result.token_ids.tolist(), strict=True
+            ):
+                found.setdefault(seq_id, []).append(token)
+        return found
+
+
+def decode(steps: Steps, seq_ids: list[int], num_steps: int) -> None:
+    for _ in range(num_steps):
+        steps.send(running=dict.fromkeys(seq_ids, 1))
+
+
+@pytest.fixture
+def fed(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many tokens of each launched batch were fed forward."""
+    counts: list[int] = []
+    launch = runner.launch
+
+    def spy(batch: Batch) -> Launched:
+        counts.append(0 if batch.fed_from is None else int((batch.fed_from >= 0).sum()))
+        return launch(batch)
+
+    monkeypatch.setattr(runner, "launch", spy)
+    return counts
+
+
+@pytest.mark.parametrize(
+    ("params", "num_fed"),
+    [
+        ((GREEDY, RANDOM, GREEDY), [0, 3, 3, 3, 3, 3, 3, 3, 3]),
+        ((GREEDY, FILTERED), [0, 0, 0, 0, 0, 0, 0, 0, 0]),  # PyTorch filters with waits
+        ((RANDOM, PENALISED), [0, 0, 0, 0, 0, 0, 0, 0, 0]),  # the host must see what was drawn
+    ],
+)
+def test_tokens_equal_those_of_one_step_at_a_time(
+    params: tuple[SamplingParams, ...], num_fed: list[int], runner: ModelRunner, fed: list[int]
+) -> None:
+    found = []
+    for depth in (1, 2):
+        fed.clear()
+        steps = Steps(make_lease(runner), depth)
+        steps.send(new=make_sequences(*params))
+        decode(steps, list(range(len(params))), 8)
+        found.append(steps.tokens())
+        steps.lease.table.check()
+    assert found[0] == found[1]
+    assert fed == num_fed
+
+
+def test_tokens_that_may_not_be_drawn_yet_wait_until_they_may(
+    runner: ModelRunner, fed: list[int]
+) -> None:
+    found = []
+    for depth in (1, 2):
+        fed.clear()
+        steps = Steps(make_lease(runner), depth)
+        steps.send(new=make_sequences(STARVED, RANDOM))
+        decode(steps, [0, 1], 9)
+        found.append(steps.tokens())
+    assert found[0] == found[1]
+    assert min(found[0][0][:6]) >= 40
+    assert fed == [0] * 7 + [2] * 3
+
+
+def test_branches_prefills_and_decodes_mix(runner: ModelRunner, fed: list[int]) -> None:
+    """A prompt in chunks beside decodes, and branches of it, whose tokens the host copies."""
+    found = []
+    for depth in (1, 2):
+        fed.clear()
+        steps = Steps(make_lease(runner), depth)
+        one, many = make_sequences(RANDOM, RANDOM)
+        many = replace(many, num_samples=3, num_new_tokens=4)
+        steps.send(new=[one])
+        decode(steps, [0], 3)
+        steps.send(running={0: 1}, new=[many])
+        steps.send(running={0: 1, 1: len(many.token_ids) - 4})
+        steps.hear()
+        drawn = steps.results[-1].token_ids[steps.results[-1].seq_ids == 1].tolist()
+        forks = [Fork(1, 10 + i, i, drawn[i]) for i in (1, 2)]
+        patches = [TablePatch(10 + i, 0, [20 + 5 * i, 21 + 5 * i]) for i in (1, 2)]
+        copied = np.array([5, 6, 5, 6], np.int32), np.array([25, 26, 30, 31], np.int32)
+        from contract.sections.block_moves import BlockMapping
+
+        steps.send(
+            running={0: 1, 1: 1, 11: 1, 12: 1},
+            forks=forks,
+            patches=patches,
+            copy=BlockMapping(*copied),
+        )
+        decode(steps, [0, 11, 1, 12], 5)
+        found.append(steps.tokens())
+    assert found[0] == found[1]
+    assert sum(count > 0 for count in fed) >= 8
+    assert len({tuple(found[0][seq_id][-5:]) for seq_id in (1, 11, 12)}) == 3
+
+
+def test_a_sequence_that_goes_while_it_is_under_way_leaves_no_token(runner: ModelRunner) -> None:
+    steps = Steps(make_lease(runner), 3)
+    steps.send(new=make_sequences(RANDOM, RANDOM))
+    steps.send(running={0: 1, 1: 1})
+    heir = make_sequences(GREEDY)[0]
+    heir = replace(heir, seq_id=5, block_table=[30, 31])
+    steps.send(running={1: 1}, finished=[0], new=[heir])
+    table = steps.lease.table
+    steps.hear()
+    assert table.token_ids(5)[:-1] == heir.token_ids
+    assert min(table.token_ids(1)) >= 0
+    table.check()
+
+
+def test_a_step_that_is_not_allowed_changes_nothing(runner: ModelRunner) -> None:
+    steps = Steps(make_lease(runner), 2)
+    steps.send(new=make_sequences(RANDOM))
+    with pytest.raises(InvalidArgument, match="a sequence that this worker knows"):
+        steps.lease.execute(make_step(2, running={0: 1, 77: 1}), arrived_ns=0)
+    decode(steps, [0], 3)
+    alone = Steps(make_lease(runner), 1)
+    alone.send(new=make_sequences(RANDOM))
+    decode(alone, [0], 3)
+    assert steps.tokens() == alone.tokens()
+
+
+def test_a_sequence_that_fails_under_way_fails_alone_and_stays_failed(runner: ModelRunner) -> None:
+    steps = Steps(make_lease(runner), 2)
+    steps.send(new=make_sequences(GREEDY, RANDOM))
+    steps.hear()
+    runner.cache.gpu_pool[0] = 0xFF  # NaN in the first block of sequence 0
+    decode(steps, [0, 1], 3)
+    steps.hear()
+    failures = [[one.seq_id for one in result.failures] for result in steps.results]
+    assert failures == [[], [0], [0], [0]]
+    assert [len(result.token_ids) for result in steps.results] == [2, 1, 1, 1]
+    healthy = Steps(make_lease(runner), 1)
+    healthy.send(new=make_sequences(GREEDY, RANDOM))
+    decode(healthy, [0, 1], 3)
+    assert steps.tokens()[1] == healthy.tokens()[1]
+
+
+def raise_out_of_memory(batch: Batch) -> Launched:
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def test_a_step_that_cannot_be_launched_is_computed_in_parts(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for depth in (1, 2):
+        steps = Steps(make_lease(runner), depth)
+        steps.send(new=make_sequences(GREEDY, RANDOM))
+        decode(steps, [0, 1], 2)
+        with monkeypatch.context() as patched:
+            patched.setattr(runner, "launch", raise_out_of_memory)
+            execute = runner.execute
+
+            def small(
+                batch: Batch, execute: Callable[[Batch], BatchOutput] = execute
+            ) -> BatchOutput:
+                if len(batch.token_ids) > 1:
+                    raise MemoryError("too large")
+                assert batch.fed_from is None
+                return execute(batch)
+
+            patched.setattr(runner, "execute", small)
+            decode(steps, [0, 1], 2)
+        decode(steps, [0, 1], 2)
+        assert not any(result.failures for result in steps.results)
+        found.append(steps.tokens())
+    assert found[0] == found[1]
+
+
+def test_an_error_of_the_device_ends_the_lease_for_all_steps_in_flight(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Lost:
+        can_feed = True
+
+        def wait(self) -> None:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+        def samples(self) -> BatchOutput:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    lease = make_lease(runner)
+    first = lease.execute(make_step(1, new=make_sequences(GREEDY)), arrived_ns=0)
+    assert len(finish(first).token_ids) == 1
+    monkeypatch.setattr(runner, "launch", lambda batch: Lost())
+    second = lease.execute(make_step(2, running={0: 1}), arrived_ns=0)
+    third = lease.execute(make_step(3, running={0: 1}), arrived_ns=0)
+    for outcome in (second, third):
+        with pytest.raises(Internal, match="the cache is lost"):
+            finish(outcome)
+    with pytest.raises(Aborted, match="has ended"):
+        lease.execute(make_step(4, running={0: 1}), arrived_ns=0)
+
+
+def test_steps_without_tokens_pass_those_under_way(runner: ModelRunner) -> None:
+    steps = Steps(make_lease(runner), 3)
+    steps.send(new=make_sequences(RANDOM))
+    steps.send()
+    steps.send(running={0: 1})
+    tokens = steps.tokens()
+    assert [len(result.token_ids) for result in steps.results] == [1, 0, 1]
+    assert len(tokens[0]) == 2

@@ -1,0 +1,99 @@
+"""Made-up weights: every family runs from its config.json alone."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from contract.sampling_params import SamplingParams
+from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ModelError
+from gpu_worker.runner.model_runner import ModelRunner
+from tests.gpu_worker.generation import Driver
+from tests.gpu_worker.models.test_models import Probe, make_prompts
+from tests.gpu_worker.tiny_models import FAMILIES, make_model
+
+OPT = {
+    "architectures": ["OPTForCausalLM"],
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "ffn_dim": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 128,
+    "eos_token_id": 2,
+}
+
+
+def make_config(path: Path, **changes: Any) -> Path:
+    (path / "config.json").write_text(json.dumps(OPT | changes))
+    return path
+
+
+def make_runner(path: Path, **options: Any) -> ModelRunner:
+    runner = ModelRunner(
+        ModelConfig(model=str(path), load_format="dummy", **options),
+        CacheConfig(max_num_seqs=16),
+        device_config=DeviceConfig(device="cpu"),
+    )
+    runner.init_cache_engine(num_gpu_blocks=64, num_cpu_blocks=0)
+    return runner
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_runs_on_made_up_weights(family: str, tmp_path: Path) -> None:
+    make_model(tmp_path, family)
+    for file in (*tmp_path.glob("*.safetensors"), *tmp_path.glob("*.index.json")):
+        file.unlink()
+    runner = make_runner(tmp_path, model_impl="signalbox")
+    (tokens,) = Driver(runner=runner).generate(make_prompts(20), num_tokens=6)
+    assert (
+        tokens == Driver(runner=make_runner(tmp_path)).generate(make_prompts(20), num_tokens=6)[0]
+    )
+
+
+def test_logits_of_made_up_weights_are_finite_and_differ(tmp_path: Path) -> None:
+    runner = make_runner(make_config(tmp_path))
+    probe = Probe(runner)
+    Driver(runner=runner).generate(make_prompts(9), num_tokens=2)
+    logits = probe.logits[-1].numpy()
+    assert np.isfinite(logits).all()
+    assert logits.std() > 1e-3
+
+
+def test_configuration_alone_gets_a_tokenizer_of_bytes(tmp_path: Path) -> None:
+    runner = make_runner(make_config(tmp_path))
+    files = runner.tokenizer_files()
+    tokenizer = Tokenizer.from_str(files["tokenizer.json"].decode())
+    ids = tokenizer.encode("où?").ids
+    assert tokenizer.decode(ids) == "où?"
+    assert tokenizer.get_vocab_size() == OPT["vocab_size"]
+    params = SamplingParams(temperature=1.0, seed=3)
+    (drawn,) = Driver(runner=runner).generate([ids], num_tokens=20, params=params)
+    assert max(drawn) < 512
+    assert set(runner.model.eos_token_ids) == {2, 258}
+
+
+def test_vocabulary_too_small_for_bytes_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="a vocabulary of 97 cannot hold the 259 tokens"):
+        make_runner(make_config(tmp_path, vocab_size=97))
+
+
+def test_gguf_file_has_no_made_up_weights(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    file.touch()
+    with pytest.raises(ModelError, match=r"takes a directory with config\.json or a hub id"):
+        make_runner(file)
+
+
+def test_models_through_transformers_have_no_made_up_weights(tmp_path: Path) -> None:
+    make_model(tmp_path, "llama2")
+    with pytest.raises(ModelError, match="not served for models that run through transformers"):
+        make_runner(tmp_path, model_impl="transformers")
+
+
+def test_load_format_is_checked() -> None:
+    with pytest.raises(ValueError, match="load_format is 'npz'; use one of auto, dummy"):
+        ModelConfig(model="m", load_format="npz")

@@ -1,0 +1,156 @@
+"""Directories: what is read, and what is refused in one line."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from contract.startup import StartupPhase, StartupProgress
+from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ModelError
+from gpu_worker.loading.model_source import ModelSource, open_model
+from gpu_worker.runner.model_runner import ModelRunner
+from tests.gpu_worker.tiny_models import make_model, make_tokenizer
+
+
+def open_path(path: Path | str, **fields: Any) -> ModelSource:
+    return open_model(ModelConfig(model=str(path), **fields), lambda _: None)
+
+
+def make_runner(path: Path) -> ModelRunner:
+    runner = ModelRunner(
+        ModelConfig(model=str(path), dtype="float32", max_model_len=256),
+        CacheConfig(max_num_seqs=8),
+        device_config=DeviceConfig(device="cpu"),
+    )
+    runner.init_cache_engine(num_gpu_blocks=200, num_cpu_blocks=0)
+    return runner
+
+
+# ---- directories ----
+
+
+def test_directory_gives_its_tokenizer_as_plain_strings(tmp_path: Path) -> None:
+    make_model(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
+    source = open_path(tmp_path)
+    files = source.tokenizer_files()
+    config = json.loads(files["tokenizer_config.json"])
+    assert (config["bos_token"], config["eos_token"]) == ("<s>", "</s>")
+    assert config["chat_template"] == "{{ messages }}"
+    tokenizer = Tokenizer.from_str(files["tokenizer.json"].decode())
+    assert tokenizer.encode("w3 w5 </s>").ids == [3, 5, 2]
+
+
+def test_end_of_sequence_ids_come_from_generation_config_and_tokenizer(tmp_path: Path) -> None:
+    make_model(tmp_path)
+    assert open_path(tmp_path).eos_token_ids() == (2,)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 5]}')
+    assert open_path(tmp_path).eos_token_ids() == (2, 5, 7)
+
+
+def test_named_templates_become_the_default_one(tmp_path: Path) -> None:
+    make_tokenizer(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    templates = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
+    files = open_path(tmp_path).tokenizer_files()
+    assert json.loads(files["tokenizer_config.json"]) == {"chat_template": "d"}
+
+
+def test_progress_is_told(tmp_path: Path) -> None:
+    make_model(tmp_path)
+    told: list[StartupProgress] = []
+    runner = ModelRunner(ModelConfig(model=str(tmp_path)), CacheConfig(), progress=told.append)
+    loading = [progress for progress in told if progress.phase is StartupPhase.LOAD]
+    assert loading[0].num_total == 0
+    num_weights = loading[-1].num_total
+    assert [progress.num_done for progress in loading[1:]] == [*range(1, num_weights + 1)]
+    runner.profile()
+    assert told[-1] == StartupProgress(StartupPhase.PROFILE)
+
+
+def without(path: Path, *names: str) -> None:
+    for name in names:
+        for file in path.glob(name):
+            file.unlink()
+
+
+def test_directory_without_configuration_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"has no config\.json"):
+        open_path(tmp_path)
+
+
+def test_broken_configuration_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ModelError, match=r"config\.json cannot be read"):
+        open_path(tmp_path)
+
+
+def test_directory_without_tokenizer_is_refused(tmp_path: Path) -> None:
+    make_model(tmp_path)
+    without(tmp_path, "tokenizer*")
+    with pytest.raises(ModelError, match=r"has no tokenizer; add its tokenizer\.json"):
+        make_runner(tmp_path)
+
+
+def test_directory_without_weights_is_refused(tmp_path: Path) -> None:
+    make_model(tmp_path)
+    without(tmp_path, "*.safetensors", "*.index.json")
+    with pytest.raises(ModelError, match=r"has no \.safetensors"):
+        make_runner(tmp_path)
+
+
+def test_missing_shard_is_named(tmp_path: Path) -> None:
+    make_model(tmp_path)
+    shards = sorted(tmp_path.glob("*.safetensors"))
+    assert len(shards) > 1
+    shards[0].unlink()
+    with pytest.raises(ModelError, match=f"lacks {shards[0].name}"):
+        make_runner(tmp_path)
+
+
+def test_truncated_shard_is_named(tmp_path: Path) -> None:
+    make_model(tmp_path)
+    shard = min(tmp_path.glob("*.safetensors"))
+    shard.write_bytes(shard.read_bytes()[:-10])
+    with pytest.raises(ModelError, match=f"{shard.name} cannot be read"):
+        make_runner(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden_size": 60}, "has shape .* does not belong to these weights"),
+        ({"num_hidden_layers": 4}, r"weights are missing, such as 'model\.layers\.3"),
+        ({"num_hidden_layers": 2}, r"unexpected weight 'model\.layers\.2"),
+    ],
+)
+def test_configuration_of_another_model_is_refused(
+    change: dict[str, int], message: str, tmp_path: Path
+) -> None:
+    make_model(tmp_path, "llama2", head_dim=8)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(ModelError, match=message):
+        make_runner(tmp_path)
+
+
+# ---- names ----
+
+
+@pytest.mark.parametrize("name", ["no/such/path", "missing.gguf", "a/b.gguf", "./nothing", "word"])
+def test_wrong_path_is_one_clear_line(name: str) -> None:
+    with pytest.raises(FileNotFoundError, match=f"model not found: {name}; give a directory") as e:
+        open_path(name)
+    assert "\n" not in str(e.value)
+
+
+def test_wrong_path_in_a_directory_that_exists_is_no_hub_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+    with pytest.raises(FileNotFoundError, match="model not found: models/smol"):
+        open_path("models/smol")

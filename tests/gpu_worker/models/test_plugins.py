@@ -1,0 +1,97 @@
+"""Models that are not in the tree, as packages bring them: `example_package`, beside this file."""
+
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ModelError
+from gpu_worker.models import registry
+from gpu_worker.runner.model_runner import ModelRunner
+from tests.gpu_worker.generation import Driver
+from tests.gpu_worker.models.test_models import make_prompts
+from tests.gpu_worker.tiny_models import OUTSIDE, make_model, reference_tokens
+
+PACKAGE = Path(__file__).parent / "example_package"
+MODULE = "signalbox_olmo"
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays_registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(registry, "_specs", dict(registry._specs))
+    yield
+    sys.modules.pop(MODULE, None)
+
+
+def make_runner(path: Path, *plugins: str) -> ModelRunner:
+    runner = ModelRunner(
+        ModelConfig(model=str(path), model_impl="signalbox", model_plugins=plugins),
+        CacheConfig(max_num_seqs=16),
+        device_config=DeviceConfig(device="cpu"),
+    )
+    runner.init_cache_engine(num_gpu_blocks=64, num_cpu_blocks=0)
+    return runner
+
+
+def install(site: Path) -> None:
+    """Leaves what pip leaves of the example package, beside its modules."""
+    project = tomllib.loads((PACKAGE / "pyproject.toml").read_text())["project"]
+    info = site / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Name: {project['name']}\nVersion: {project['version']}\n")
+    lines = [
+        f"[{group}]\n" + "\n".join(f"{name} = {module}" for name, module in entries.items())
+        for group, entries in project["entry-points"].items()
+    ]
+    (info / "entry_points.txt").write_text("\n".join(lines))
+
+
+def test_model_of_a_plugin_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reference = make_model(tmp_path, OUTSIDE)
+    with pytest.raises(ModelError, match="architecture not supported: OlmoForCausalLM"):
+        make_runner(tmp_path)
+    monkeypatch.syspath_prepend(PACKAGE)
+    prompts = make_prompts(1, 18, 40)
+    expected = [reference_tokens(reference, prompt, 12) for prompt in prompts]
+    runner = make_runner(tmp_path, MODULE)
+    assert runner.model.architecture == "OlmoForCausalLM"
+    assert Driver(runner=runner, chunk=13).generate(prompts, num_tokens=12) == expected
+
+
+def test_model_of_an_installed_package_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_model(tmp_path / "model", OUTSIDE)
+    install(tmp_path / "site")
+    monkeypatch.syspath_prepend(PACKAGE)
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    assert type(make_runner(tmp_path / "model")._loaded.model).__module__ == MODULE
+
+
+def test_installed_package_is_not_imported_for_other_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_model(tmp_path / "model", "llama2")
+    install(tmp_path / "site")
+    monkeypatch.syspath_prepend(PACKAGE)
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    make_runner(tmp_path / "model")
+    assert MODULE not in sys.modules
+
+
+def test_plugin_that_cannot_be_imported_is_named(tmp_path: Path) -> None:
+    make_model(tmp_path, "llama2")
+    with pytest.raises(ModelError, match=r"--model-plugin: no_such\.module cannot be imported"):
+        make_runner(tmp_path, "no_such.module")
+
+
+def test_flags_reach_the_worker() -> None:
+    from signalbox.settings.loading import load
+    from signalbox.settings.worker_settings import WorkerSettings
+    from signalbox.stack.service_configs import model_config
+
+    flags = {"model": "m", "load_format": "dummy", "model_plugin": "a.b, c"}
+    config = model_config(load(WorkerSettings, flags))
+    assert (config.load_format, config.model_plugins) == ("dummy", ("a.b", "c"))

@@ -1,0 +1,304 @@
+"""The runner as the worker sees it: capacity, pools, failures that stay alone."""
+
+import mmap
+import weakref
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from contract.sampling_params import SamplingParams
+from contract.sections.block_moves import BlockMapping
+from gpu_worker.batch.largest_batch import largest_batch
+from gpu_worker.batch.runner_protocol import Runner
+from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ModelError, ParallelConfig
+from gpu_worker.device.memory import peak_growth
+from gpu_worker.device.ram import available_ram
+from gpu_worker.kv_cache import capacity
+from gpu_worker.kv_cache.cache_engine import CacheEngine
+from gpu_worker.runner.model_runner import ModelRunner
+from tests.gpu_worker.generation import Driver, Generated, make_batch, make_sequence
+from tests.gpu_worker.tiny_models import VOCAB, make_model
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tiny")
+    make_model(path)
+    return path
+
+
+def make_runner(path: Path, *, num_gpu_blocks: int = 64, **cache: int) -> ModelRunner:
+    runner = ModelRunner(
+        ModelConfig(model=str(path), dtype="float32"),
+        CacheConfig(**({"max_num_seqs": 8, "swap_space_bytes": MIB} | cache)),
+        device_config=DeviceConfig(device="cpu"),
+    )
+    runner.init_cache_engine(num_gpu_blocks=num_gpu_blocks, num_cpu_blocks=8)
+    return runner
+
+
+def make_sequences(*lengths: int, params: SamplingParams | None = None) -> list[Generated]:
+    rng = np.random.default_rng(2)
+    return [
+        make_sequence(
+            rng.integers(3, VOCAB, length),
+            range(8 * i + 1, 8 * i + 9),
+            params or SamplingParams(),
+        )
+        for i, length in enumerate(lengths)
+    ]
+
+
+def test_runner_says_what_it_serves(tiny: Path) -> None:
+    runner: Runner = make_runner(tiny)
+    info = runner.model
+    assert (info.name, info.architecture) == (tiny.name, "LlamaForCausalLM")
+    assert (info.dtype, info.vocab_size, info.max_model_len) == ("float32", VOCAB, 256)
+    assert info.eos_token_ids == (2,)
+
+
+def test_profile_measures_and_never_offers_more_than_can_be_used(tiny: Path) -> None:
+    runner = make_runner(tiny)
+    found = runner.profile()
+    assert found.block_bytes == 3 * 2 * 2 * 16 * 8 * 4
+    assert found.num_gpu_blocks == 8 * (256 // 16)
+    assert found.num_cpu_blocks == found.num_gpu_blocks
+    assert found.max_num_batched_tokens == 512
+
+
+def test_sizes_in_bytes_decide_the_pools(tiny: Path) -> None:
+    found = make_runner(tiny, kv_cache_bytes=100_000, swap_space_bytes=50_000).profile()
+    assert found.num_gpu_blocks == 100_000 // found.block_bytes
+    assert found.num_cpu_blocks == 50_000 // found.block_bytes
+
+
+@pytest.mark.parametrize(
+    ("free", "others", "left"),
+    [
+        (70, 0, 90 - 30 - 5),  # 30 of weights
+        (40, 30, 40 - 5),  # somebody else's 30 leave less free than the share
+        (70, 30, 70 - 5),  # nothing of ours yet
+        (8, 0, 0),
+        (4, 90, 0),
+    ],
+)
+def test_the_share_of_a_device_is_counted_without_others_and_never_above_what_is_free(
+    free: int, others: int, left: int
+) -> None:
+    found = capacity.share_left(free=free, total=100, others=others, utilization=0.9, activations=5)
+    assert found == left
+
+
+def test_too_little_memory_for_one_block_is_one_clear_line(tiny: Path) -> None:
+    with pytest.raises(MemoryError, match=r"one KV block: it takes 6144 bytes.*kv_cache_bytes"):
+        make_runner(tiny, kv_cache_bytes=1000).profile()
+
+
+def test_pools_larger_than_free_ram_are_refused(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capacity, "available_ram", lambda: MIB)
+    with pytest.raises(MemoryError, match="lower swap_space_bytes or kv_cache_bytes"):
+        make_runner(tiny, kv_cache_bytes=8 * MIB).profile()
+
+
+@pytest.mark.parametrize("max_model_len", [4, 20, 1000])
+def test_largest_batch_is_as_large_as_can_be(max_model_len: int) -> None:
+    batch = largest_batch(num_tokens=64, num_seqs=7, max_model_len=max_model_len, block_size=16)
+    assert len(batch.token_ids) == min(64, 7 * max_model_len)
+    assert len(batch.rows.token_index) == 7
+    assert batch.context_lens.max() <= max_model_len
+    assert batch.positions.max() < max_model_len
+
+
+def test_step_without_rows_draws_nothing_and_the_next_one_goes_on(tiny: Path) -> None:
+    runner = make_runner(tiny)
+    (sequence,) = make_sequences(20)
+    assert len(runner.execute(make_batch([(sequence, 12)], block_size=16)).token_ids) == 0
+    sequence.num_computed = 12
+    samples = runner.execute(make_batch([(sequence, 8)], block_size=16))
+    assert len(samples.token_ids) == 1
+    assert samples.forward_ns > 0
+    assert samples.sample_ns > 0
+
+
+def test_swapped_sequence_goes_on_as_if_nothing_had_happened(tiny: Path) -> None:
+    runner = make_runner(tiny)
+    prompt = make_sequences(37)[0].token_ids
+    (expected,) = Driver(runner=runner).generate([prompt], num_tokens=20)
+
+    runner.init_cache_engine(num_gpu_blocks=64, num_cpu_blocks=8)
+    driver = Driver(runner=runner)
+    sequence = make_sequence(prompt, [9, 4, 30, 31])
+    while len(sequence.token_ids) < len(prompt) + 8:
+        driver.step([sequence])
+    old, away, back = (
+        np.array(blocks, dtype=np.int32) for blocks in ([9, 4, 30], [7, 0, 2], [50, 51, 3])
+    )
+    runner.swap_out(BlockMapping(old, away))
+    runner.cache.gpu_pool[torch.from_numpy(old).long()] = 77
+    runner.swap_in(BlockMapping(away, back))
+    sequence.blocks[:3] = back.tolist()
+    while len(sequence.token_ids) < len(prompt) + 20:
+        driver.step([sequence])
+    assert sequence.token_ids[len(prompt) :] == expected
+
+
+def test_poisoned_sequence_fails_alone_and_its_blocks_can_be_reused(tiny: Path) -> None:
+    runner = make_runner(tiny)
+    sequences = make_sequences(17, 17, 18)
+    driver = Driver(runner=runner)
+    driver.step(sequences)
+    healthy = [s.token_ids.copy() for s in sequences]
+    for sequence in sequences:
+        sequence.token_ids.pop()
+        sequence.num_computed -= 1
+    runner._loaded.attention.layer_view(1)[sequences[1].blocks[0]] = float("nan")  # type: ignore[attr-defined]
+
+    samples = driver.step(sequences)
+
+    assert samples.failed == {1: "logits are not finite"}
+    assert [s.token_ids for s in sequences][::2] == healthy[::2]
+    runner.cache.gpu_pool[torch.tensor(sequences[1].blocks)] = 255  # NaN everywhere
+    heirs = make_sequences(17, 17, 18)
+    for _ in range(20):
+        samples = driver.step(heirs)
+        assert not samples.failed
+    assert [s.token_ids[: len(h)] for s, h in zip(heirs, healthy, strict=True)] == healthy
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you"),
+    ],
+)
+def test_a_step_without_memory_says_so(
+    tiny: Path, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: object) -> None:
+        raise error
+
+    runner = make_runner(tiny)
+    batch = make_batch([(make_sequences(3)[0], 3)], block_size=16)
+    monkeypatch.setattr(runner, "_execute", fail)
+    with pytest.raises(MemoryError, match="memory"):
+        runner.execute(batch)
+    with pytest.raises(MemoryError, match="lower max_num_batched_tokens"):
+        runner.profile()
+
+
+def test_new_cache_engine_forgets_the_old_one(tiny: Path) -> None:
+    runner = make_runner(tiny)
+    runner.execute(make_batch([(make_sequences(20)[0], 20)], block_size=16))
+    assert runner.cache.gpu_pool.any()
+    runner.init_cache_engine(num_gpu_blocks=10, num_cpu_blocks=0)
+    assert runner.cache.gpu_pool.shape[0] == 10
+    assert not runner.cache.gpu_pool.any()
+
+
+def test_pools_that_there_is_no_memory_for_say_why(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make(**_: object) -> CacheEngine:
+        raise MemoryError("CUDA cannot pin 7 MiB of RAM")
+
+    runner = make_runner(tiny)
+    monkeypatch.setattr("gpu_worker.runner.model_runner.CacheEngine", make)
+    with pytest.raises(MemoryError, match=r"lower .*swap_space_bytes \(CUDA cannot pin 7 MiB"):
+        runner.init_cache_engine(num_gpu_blocks=1, num_cpu_blocks=1)
+
+
+def test_the_old_pool_is_gone_before_a_new_one_comes(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A card has no room for two."""
+    runner = make_runner(tiny)
+    old = weakref.ref(runner.cache.gpu_pool)
+    is_gone: list[bool] = []
+
+    def make(**arguments: object) -> CacheEngine:
+        is_gone.append(old() is None)
+        return CacheEngine(**arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("gpu_worker.runner.model_runner.CacheEngine", make)
+    runner.init_cache_engine(num_gpu_blocks=32, num_cpu_blocks=0)
+    assert is_gone == [True]
+
+
+def test_execute_before_init_cache_engine_is_refused(tiny: Path) -> None:
+    runner = ModelRunner(ModelConfig(model=str(tiny)), CacheConfig())
+    with pytest.raises(RuntimeError, match="init_cache_engine comes first"):
+        runner.execute(make_batch([(make_sequences(3)[0], 3)], block_size=16))
+
+
+def test_max_model_len_can_only_be_lowered(tiny: Path) -> None:
+    lower = ModelRunner(ModelConfig(model=str(tiny), max_model_len=100), CacheConfig())
+    assert lower.model.max_model_len == 100
+    with pytest.raises(ModelError, match=r"max_model_len is 257; .* allows at most 256"):
+        ModelRunner(ModelConfig(model=str(tiny), max_model_len=257), CacheConfig())
+
+
+def test_parallel_size_without_a_group_is_refused(tiny: Path) -> None:
+    with pytest.raises(ValueError, match="the ranks have nowhere to meet"):
+        ModelRunner(
+            ModelConfig(model=str(tiny)),
+            CacheConfig(),
+            parallel_config=ParallelConfig(tensor_parallel_size=2),
+        )
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_cuda_without_a_device_is_refused(tiny: Path) -> None:
+    with pytest.raises(ValueError, match="PyTorch finds no CUDA device"):
+        ModelRunner(
+            ModelConfig(model=str(tiny)), CacheConfig(), device_config=DeviceConfig(device="cuda")
+        )
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ModelConfig(model=""), "model is empty"),
+        (lambda: ModelConfig(model="m", dtype="int8"), "dtype is 'int8'"),
+        (lambda: ModelConfig(model="m", max_model_len=0), "max_model_len is 0"),
+        (lambda: CacheConfig(block_size=12), "block_size is 12"),
+        (lambda: CacheConfig(swap_space_bytes=-1), "swap_space_bytes is -1"),
+        (lambda: CacheConfig(gpu_memory_utilization=1.5), "gpu_memory_utilization is 1.5"),
+        (lambda: CacheConfig(gpu_memory_utilization=float("nan")), "gpu_memory_utilization is nan"),
+        (lambda: CacheConfig(kv_cache_bytes=0), "kv_cache_bytes is 0"),
+        (lambda: CacheConfig(max_num_seqs=0), "max_num_seqs is 0"),
+        (lambda: CacheConfig(max_num_batched_tokens=8), "max_num_batched_tokens is 8"),
+        (lambda: ParallelConfig(rank=2, tensor_parallel_size=2), "rank is 2"),
+        (lambda: DeviceConfig(device="tpu"), "device is 'tpu'"),
+        (lambda: DeviceConfig(num_threads=0), "num_threads is 0"),
+    ],
+)
+def test_bad_configuration_is_named(make: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()  # type: ignore[operator]
+
+
+def test_unknown_attention_backend_is_named(tiny: Path) -> None:
+    with pytest.raises(
+        ValueError, match="attention_backend is 'magic'; there are auto, flash_attn"
+    ):
+        ModelRunner(
+            ModelConfig(model=str(tiny)),
+            CacheConfig(),
+            device_config=DeviceConfig(attention_backend="magic"),
+        )
+
+
+def test_peak_growth_sees_what_is_given_back() -> None:
+    def work() -> None:
+        with mmap.mmap(-1, 64 * MIB) as fresh:  # an array might get memory that is free already
+            fresh.write(b"x" * (64 * MIB))
+
+    assert 48 * MIB < peak_growth(torch.device("cpu"), work) < 256 * MIB
+    assert available_ram() > 0

@@ -1,0 +1,81 @@
+"""Calls that leave work under way let others run, and are finished in order."""
+
+import asyncio
+
+import pytest
+
+from gpu_worker.execution_thread import ExecutionThread, Unfinished
+from tests.waiting import EVENT_S
+
+
+class Later(Unfinished[str]):
+    """Work that is done when the test says so."""
+
+    def __init__(self, name: str, done: asyncio.Event, loop: asyncio.AbstractEventLoop) -> None:
+        self._name = name
+        self._done = done
+        self._loop = loop
+
+    def wait(self) -> None:
+        asyncio.run_coroutine_threadsafe(self._done.wait(), self._loop).result(timeout=EVENT_S)
+
+    def finish(self) -> str:
+        return self._name
+
+
+async def test_calls_run_while_others_are_under_way_and_end_in_order() -> None:
+    thread, loop, done = ExecutionThread(), asyncio.get_running_loop(), asyncio.Event()
+    try:
+        slow = thread.submit_in_parts(lambda: Later("slow", done, loop))
+        next_one = thread.submit_in_parts(lambda: Later("next", done, loop))
+        assert await asyncio.wait_for(thread.submit_in_parts(lambda: "at once"), 60) == "at once"
+        assert not slow.done()
+        done.set()
+        assert await asyncio.wait_for(next_one, 60) == "next"
+        assert slow.done()
+        assert await slow == "slow"
+    finally:
+        thread.close()
+
+
+async def test_an_error_of_either_part_reaches_who_waits() -> None:
+    class Failing(Unfinished[str]):
+        def wait(self) -> None:
+            raise RuntimeError("the device is gone")
+
+        def finish(self) -> str:
+            raise ValueError("the cache is lost")
+
+    def fail() -> str:
+        raise TypeError("no such step")
+
+    thread = ExecutionThread()
+    try:
+        with pytest.raises(TypeError, match="no such step"):
+            await asyncio.wait_for(thread.submit_in_parts(fail), 60)
+        with pytest.raises(ValueError, match="the cache is lost"):
+            await asyncio.wait_for(thread.submit_in_parts(Failing), 60)
+    finally:
+        thread.close()
+
+
+async def test_a_chore_is_done_while_no_call_comes_until_it_has_no_more() -> None:
+    thread = ExecutionThread()
+    left = 3
+    done = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def chore() -> bool:
+        nonlocal left
+        left -= 1
+        if not left:
+            loop.call_soon_threadsafe(done.set)
+        return left > 0
+
+    try:
+        await thread.submit(lambda: thread.when_idle(chore))
+        await asyncio.wait_for(done.wait(), 60)
+        assert await thread.submit(lambda: "served") == "served"
+        assert left == 0
+    finally:
+        thread.close()

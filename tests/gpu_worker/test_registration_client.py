@@ -1,0 +1,323 @@
+"""Joining a scheduler, losing it, and leaving."""
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator
+
+import pytest
+
+from contract.errors import FailedPrecondition
+from gpu_worker import main
+from gpu_worker.main import advertised_address
+from gpu_worker.registration_client import Registration, RegistrationRefused
+from gpu_worker.simulated.simulated_runner import SimulatedRunner
+from gpu_worker.worker import NO_EPOCH, Worker
+from protos.scheduler.v1 import scheduler_pb2 as pb
+from protos.scheduler.v1 import scheduler_pb2_grpc
+from rpc.transport.listening_ports import PortInUse
+from rpc.transport.server import Server
+from tests.gpu_worker.builders import make_config
+from tests.waiting import EVENT_S, eventually
+
+INTERVAL_S = 0.05
+
+
+class FakeRegistry(scheduler_pb2_grpc.WorkerRegistryServiceServicer):
+    """Takes workers in, and repeats heartbeats while `answers` is set."""
+
+    def __init__(self) -> None:
+        self.joins: list[pb.Join] = []
+        self.states: list[int] = []
+        self.refusal: Exception | None = None
+        self.answers = True
+        self.drains = True
+        self.has_ended_in_order = False
+        self.accepts = asyncio.Event()
+        self.accepts.set()
+
+    async def Register(
+        self, requests: AsyncIterator[pb.RegisterRequest], context: object
+    ) -> AsyncIterator[pb.RegisterResponse]:
+        self.joins.append((await anext(requests)).join)
+        if self.refusal is not None:
+            raise self.refusal
+        await self.accepts.wait()
+        interval_ns = int(INTERVAL_S * 1e9)
+        yield pb.RegisterResponse(accepted=pb.Accepted(heartbeat_interval_ns=interval_ns))
+        async for request in requests:
+            self.states.append(request.heartbeat.state)
+            if request.heartbeat.state == pb.WORKER_STATE_DRAINING and self.drains:
+                yield pb.RegisterResponse(drained=pb.Drained())
+            if self.answers:
+                yield pb.RegisterResponse(heartbeat=request.heartbeat)
+        self.has_ended_in_order = True
+
+
+def find_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+async def start_registry(registry: FakeRegistry, port: int = 0) -> tuple[Server, int]:
+    server = Server(host="127.0.0.1", port=port)
+    server.add(
+        registry,
+        scheduler_pb2_grpc.add_WorkerRegistryServiceServicer_to_server,
+        name="signalbox.scheduler.v1.WorkerRegistryService",
+    )
+    return server, await server.start()
+
+
+async def make_registration(port: int) -> tuple[Worker, Registration]:
+    worker = await Worker.load(lambda: SimulatedRunner(make_config()))
+    registration = Registration(
+        worker=worker, scheduler_address=f"127.0.0.1:{port}", advertised_address=":50061"
+    )
+    return worker, registration
+
+
+async def test_a_worker_joins_with_a_nonce_and_keeps_beating() -> None:
+    registry = FakeRegistry()
+    server, port = await start_registry(registry)
+    worker, registration = await make_registration(port)
+    running = asyncio.create_task(registration.run())
+    await registration.wait_accepted()
+    await eventually(lambda: len(registry.states) > 4)
+    (join,) = registry.joins
+    assert join.epoch == worker.epoch != NO_EPOCH
+    assert join.address == ":50061"
+    assert join.model.tokenizer_sha256 == worker.model.tokenizer_sha256
+    assert join.capacity.num_gpu_blocks == 16
+    assert set(registry.states) == {pb.WORKER_STATE_READY}
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert worker.epoch == NO_EPOCH
+    await server.drain(grace_s=0)
+
+
+async def test_what_a_worker_waits_for_is_logged_once_and_again_when_it_changes(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpu_worker.registration_client.MAX_BACKOFF_S", 0.01)
+    port, epochs = find_port(), list[int]()
+    worker, registration = await make_registration(port)
+    begin_epoch = worker.begin_epoch
+    monkeypatch.setattr(worker, "begin_epoch", lambda one: (epochs.append(one), begin_epoch(one)))
+
+    def num_told() -> int:
+        return caplog.text.count("waiting for the scheduler")
+
+    running = asyncio.create_task(registration.run())
+    await eventually(lambda: len(epochs) > 20)
+    assert num_told() == 1
+    server, _ = await start_registry(FakeRegistry(), port)
+    async with asyncio.timeout(EVENT_S):
+        await registration.wait_accepted()
+    assert num_told() == 1
+    await server.drain(grace_s=0)
+    await eventually(lambda: num_told() > 1)
+    registration._remind("a")
+    count = num_told()
+    for reason in "aba":
+        registration._remind(reason)
+    assert num_told() == count + 1
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_the_epoch_is_known_before_the_scheduler_accepts() -> None:
+    """The scheduler dials back and initialises the cache in between."""
+    registry = FakeRegistry()
+    registry.accepts.clear()
+    server, port = await start_registry(registry)
+    worker, registration = await make_registration(port)
+    running = asyncio.create_task(registration.run())
+    await eventually(lambda: registry.joins)
+    assert worker.epoch == registry.joins[0].epoch
+    await worker.init_cache_engine(epoch=worker.epoch, num_gpu_blocks=16, num_cpu_blocks=0)
+    assert not registration.is_accepted
+    registry.accepts.set()
+    await registration.wait_accepted()
+    running.cancel()
+    await server.drain(grace_s=0)
+
+
+async def test_a_worker_waits_visibly_for_the_scheduler(caplog: pytest.LogCaptureFixture) -> None:
+    port = find_port()
+    _, registration = await make_registration(port)
+    running = asyncio.create_task(registration.run())
+    await eventually(lambda: "waiting for the scheduler" in caplog.text)
+    server, _ = await start_registry(FakeRegistry(), port)
+    async with asyncio.timeout(EVENT_S):
+        await registration.wait_accepted()
+    assert caplog.text.count("waiting for the scheduler") == 1  # a reminder, not a flood
+    running.cancel()
+    await server.drain(grace_s=0)
+
+
+async def test_a_scheduler_that_comes_back_gets_a_new_nonce() -> None:
+    registry = FakeRegistry()
+    server, port = await start_registry(registry)
+    worker, registration = await make_registration(port)
+    running = asyncio.create_task(registration.run())
+    await registration.wait_accepted()
+    await server.drain(grace_s=0)
+    await eventually(lambda: not registration.is_accepted)
+    server, _ = await start_registry(registry, port)
+    async with asyncio.timeout(EVENT_S):
+        await registration.wait_accepted()
+    epochs = [join.epoch for join in registry.joins]
+    assert len(set(epochs)) == len(epochs) >= 2
+    assert worker.epoch == epochs[-1]
+    running.cancel()
+    await server.drain(grace_s=0)
+
+
+async def test_a_silent_scheduler_is_lost() -> None:
+    registry = FakeRegistry()
+    server, port = await start_registry(registry)
+    worker, registration = await make_registration(port)
+    running = asyncio.create_task(registration.run())
+    await registration.wait_accepted()
+    first = worker.epoch
+    registry.answers = False
+    await eventually(lambda: len(registry.joins) > 1)
+    assert worker.epoch != first
+    running.cancel()
+    await server.drain(grace_s=0)
+
+
+async def test_a_refused_worker_gives_up_with_the_reason() -> None:
+    registry = FakeRegistry()
+    registry.refusal = FailedPrecondition("the workers before it serve another model")
+    server, port = await start_registry(registry)
+    _, registration = await make_registration(port)
+    with pytest.raises(RegistrationRefused, match="another model") as caught:
+        await registration.run()
+    assert "\n" not in str(caught.value)
+    await server.drain(grace_s=0)
+
+
+async def test_draining_waits_for_the_scheduler() -> None:
+    registry = FakeRegistry()
+    registry.drains = False
+    server, port = await start_registry(registry)
+    _, registration = await make_registration(port)
+    running = asyncio.create_task(registration.run())
+    await registration.wait_accepted()
+    draining = asyncio.create_task(registration.drain(timeout_s=60))
+    await eventually(lambda: pb.WORKER_STATE_DRAINING in registry.states)
+    await asyncio.sleep(3 * INTERVAL_S)
+    assert not draining.done()
+    registry.drains = True
+    async with asyncio.timeout(EVENT_S):
+        await draining
+        await running
+    await server.drain(grace_s=0)
+
+
+async def test_draining_ends_when_the_scheduler_is_gone() -> None:
+    registry = FakeRegistry()
+    registry.drains = False
+    server, port = await start_registry(registry)
+    _, registration = await make_registration(port)
+    running = asyncio.create_task(registration.run())
+    await registration.wait_accepted()
+    draining = asyncio.create_task(registration.drain(timeout_s=60))
+    await eventually(lambda: pb.WORKER_STATE_DRAINING in registry.states)
+    await server.drain(grace_s=0)
+    async with asyncio.timeout(EVENT_S):
+        await draining
+        await running
+
+
+async def test_a_worker_that_has_no_time_to_drain_ends_its_registration_in_order() -> None:
+    registry = FakeRegistry()
+    registry.drains = False
+    server, port = await start_registry(registry)
+    _, registration = await make_registration(port)
+    running = asyncio.create_task(registration.run())
+    await registration.wait_accepted()
+    async with asyncio.timeout(EVENT_S):
+        await registration.drain(timeout_s=0.1)
+        await running
+    assert pb.WORKER_STATE_DRAINING in registry.states
+    assert registry.has_ended_in_order
+    assert len(registry.joins) == 1
+    await server.drain(grace_s=0)
+
+
+@pytest.mark.parametrize("accepted", [True, False])
+async def test_a_signalled_worker_leaves(accepted: bool, caplog: pytest.LogCaptureFixture) -> None:
+    registry = FakeRegistry()
+    server, port = await start_registry(registry)
+    if not accepted:
+        await server.drain(grace_s=0)
+    running = asyncio.create_task(run_worker(scheduler_port=port))
+    if accepted:
+        await eventually(lambda: len(registry.states) > 1)
+    else:
+        await eventually(lambda: "waiting for the scheduler" in caplog.text)
+    os.kill(os.getpid(), signal.SIGTERM)
+    async with asyncio.timeout(EVENT_S):
+        await running
+    assert (pb.WORKER_STATE_DRAINING in registry.states) is accepted
+    await server.drain(grace_s=0)
+
+
+async def test_a_refused_worker_stops_serving() -> None:
+    registry = FakeRegistry()
+    registry.refusal = FailedPrecondition("another model")
+    server, port = await start_registry(registry)
+    own_port = find_port()
+    with pytest.raises(RegistrationRefused):
+        await run_worker(scheduler_port=port, port=own_port)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", own_port))
+    await server.drain(grace_s=0)
+
+
+async def test_a_port_in_use_is_one_line() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(PortInUse) as caught:
+            await run_worker(scheduler_port=1, port=taken.getsockname()[1])
+    assert "\n" not in str(caught.value)
+
+
+async def run_worker(*, scheduler_port: int, port: int = 0) -> None:
+    loop = asyncio.get_running_loop()
+    try:
+        await main.run(
+            lambda: SimulatedRunner(make_config()),
+            host="127.0.0.1",
+            port=port,
+            scheduler_address=f"127.0.0.1:{scheduler_port}",
+            grace_s=2.0,
+        )
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+@pytest.mark.parametrize(
+    ("host", "advertise", "expected"),
+    [
+        ("127.0.0.1", None, "127.0.0.1:9"),
+        ("0.0.0.0", None, ":9"),
+        ("::", None, ":9"),
+        ("::1", None, "[::1]:9"),
+        ("0.0.0.0", "worker-0", "worker-0:9"),
+        ("0.0.0.0", "worker-0:80", "worker-0:80"),
+        ("0.0.0.0", "fe80::1", "[fe80::1]:9"),
+        ("0.0.0.0", "[fe80::1]", "[fe80::1]:9"),
+        ("0.0.0.0", "[fe80::1]:80", "[fe80::1]:80"),
+    ],
+)
+def test_the_advertised_address(host: str, advertise: str | None, expected: str) -> None:
+    assert advertised_address(host=host, port=9, advertise=advertise) == expected

@@ -1,0 +1,207 @@
+"""The wire of worker.v1, read and written."""
+
+import struct
+
+import numpy as np
+import pytest
+from google.rpc import code_pb2
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from contract.columns import pack_int32, pack_int64
+from contract.errors import InvalidArgument, RpcError
+from contract.logprobs import TokenLogprobs
+from contract.sampling_params import SamplingParams
+from contract.sections.forks import Fork
+from contract.step import TablePatch, decode_step
+from gpu_worker import worker_codec
+from gpu_worker.simulated.simulated_runner import SimulatedRunner
+from gpu_worker.step import NONE_LEFT, SequenceFailure, StepResult
+from protos.worker.v1 import worker_pb2 as pb
+from tests.gpu_worker.builders import int64s, make_runner, make_table
+
+
+def test_a_whole_request_is_decoded() -> None:
+    step = decode_step(
+        pb.ExecuteModelRequest(
+            epoch=(1 << 64) - 1,
+            step_id=4,
+            finished_seq_ids=pack_int64([9]),
+            forks=pb.Forks(
+                parent_seq_ids=pack_int64([1]),
+                child_seq_ids=pack_int64([2]),
+                branches=pack_int32([1]),
+                token_ids=pack_int32([77]),
+            ),
+            new_groups=[
+                pb.SequenceGroupMetadata(
+                    request_id="r",
+                    sampling_params=pb.SamplingParams(
+                        top_p=1, seed=(1 << 64) - 1, stop_token_ids=[3, 2], num_logprobs=0
+                    ),
+                    num_prompt_tokens=2,
+                    sequences=[
+                        pb.SequenceMetadata(
+                            seq_id=5,
+                            branch=1,
+                            token_ids=[1, 2, 3],
+                            num_computed_tokens=1,
+                            num_new_tokens=2,
+                            block_table=[4],
+                            num_samples=1,
+                        )
+                    ],
+                )
+            ],
+            running=pb.RunningSequences(
+                seq_ids=pack_int64([1, 2]), num_new_tokens=pack_int32([1, 8])
+            ),
+            block_table_patches=pb.BlockTablePatches(
+                seq_ids=pack_int64([1, 2]),
+                first_index=pack_int32([0, 3]),
+                num_blocks=pack_int32([2, 1]),
+                blocks=pack_int32([7, 8, 9]),
+            ),
+            blocks_to_swap_out=pb.BlockMapping(src=pack_int32([1]), dst=pack_int32([2])),
+            trace_context=pb.TraceContext(traceparent="t", tracestate="s"),
+        )
+    )
+    assert (step.epoch, step.step_id, step.finished.tolist()) == ((1 << 64) - 1, 4, [9])
+    assert step.forks == (Fork(parent=1, child=2, branch=1, token_id=77),)
+    assert (step.running_seq_ids.tolist(), step.running_num_new_tokens.tolist()) == ([1, 2], [1, 8])
+    assert step.patches == (TablePatch(1, 0, (7, 8)), TablePatch(2, 3, (9,)))
+    assert (step.swap_out.src.tolist(), step.swap_out.dst.tolist()) == ([1], [2])
+    assert (step.traceparent, step.tracestate) == ("t", "s")
+    (new,) = step.new
+    assert (new.seq_id, new.branch, new.token_ids, new.block_table) == (5, 1, [1, 2, 3], [4])
+    assert new.params == SamplingParams(
+        top_p=1.0, seed=(1 << 64) - 1, stop_token_ids=(3, 2), num_logprobs=0
+    )
+
+
+def test_an_empty_request_is_an_empty_step() -> None:
+    step = decode_step(pb.ExecuteModelRequest(epoch=1, step_id=1))
+    assert (step.new, step.forks, step.patches) == ((), (), ())
+    assert len(step.running_seq_ids) == len(step.copy.src) == 0
+
+
+ONE = pack_int32([1])
+MALFORMED = {
+    "cut column": pb.ExecuteModelRequest(finished_seq_ids=b"1234567"),
+    "running": pb.ExecuteModelRequest(running=pb.RunningSequences(num_new_tokens=ONE)),
+    "forks": pb.ExecuteModelRequest(forks=pb.Forks(branches=ONE)),
+    "mapping": pb.ExecuteModelRequest(blocks_to_copy=pb.BlockMapping(src=ONE)),
+    "patches": pb.ExecuteModelRequest(block_table_patches=pb.BlockTablePatches(num_blocks=ONE)),
+    "patches with too few blocks": pb.ExecuteModelRequest(
+        block_table_patches=pb.BlockTablePatches(
+            seq_ids=pack_int64([1]), first_index=ONE, num_blocks=pack_int32([2]), blocks=ONE
+        )
+    ),
+    "patches with a negative count": pb.ExecuteModelRequest(
+        block_table_patches=pb.BlockTablePatches(
+            seq_ids=pack_int64([1, 1]),
+            first_index=pack_int32([0, 0]),
+            num_blocks=pack_int32([2, -1]),
+            blocks=ONE,
+        )
+    ),
+    "sequence id past int64": pb.ExecuteModelRequest(
+        new_groups=[pb.SequenceGroupMetadata(sequences=[pb.SequenceMetadata(seq_id=1 << 63)])]
+    ),
+}
+
+
+@pytest.mark.parametrize("request_", MALFORMED.values(), ids=MALFORMED)
+def test_columns_that_do_not_match_are_refused(request_: pb.ExecuteModelRequest) -> None:
+    with pytest.raises(InvalidArgument):
+        decode_step(request_)
+
+
+numbers = st.integers(min_value=-3, max_value=20)
+int32_columns = st.lists(numbers, max_size=3).map(pack_int32)
+int64_columns = st.lists(numbers, max_size=3).map(pack_int64)
+small = st.integers(min_value=0, max_value=20)
+mappings = st.builds(pb.BlockMapping, src=int32_columns, dst=int32_columns)
+sequences = st.builds(
+    pb.SequenceMetadata,
+    seq_id=small,
+    token_ids=st.lists(st.integers(0, (1 << 32) - 1) | small, max_size=8),
+    num_computed_tokens=small,
+    num_new_tokens=small,
+    block_table=st.lists(st.integers(0, (1 << 32) - 1) | small, max_size=4),
+    num_samples=small,
+    branch=st.integers(0, (1 << 32) - 1),
+)
+groups = st.builds(
+    pb.SequenceGroupMetadata,
+    num_prompt_tokens=small,
+    sequences=st.lists(sequences, max_size=2),
+    sampling_params=st.builds(
+        pb.SamplingParams, top_p=st.floats(width=32), top_k=st.integers(0, (1 << 32) - 1)
+    ),
+)
+requests = st.builds(
+    pb.ExecuteModelRequest,
+    finished_seq_ids=int64_columns | st.binary(max_size=9),
+    new_groups=st.lists(groups, max_size=2),
+    running=st.builds(pb.RunningSequences, seq_ids=int64_columns, num_new_tokens=int32_columns),
+    block_table_patches=st.builds(
+        pb.BlockTablePatches,
+        seq_ids=int64_columns,
+        first_index=int32_columns,
+        num_blocks=int32_columns,
+        blocks=int32_columns,
+    ),
+    forks=st.builds(
+        pb.Forks,
+        parent_seq_ids=int64_columns,
+        child_seq_ids=int64_columns,
+        branches=int32_columns,
+        token_ids=int32_columns,
+    ),
+    blocks_to_copy=mappings,
+    blocks_to_swap_out=mappings,
+    blocks_to_swap_in=mappings,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(request_=requests)
+def test_any_request_is_executed_or_refused_with_a_status(request_: pb.ExecuteModelRequest) -> None:
+    runner: SimulatedRunner = make_runner()
+    table = make_table(runner)
+    try:
+        batch = table.apply(decode_step(request_))
+    except RpcError:
+        assert len(table) == 0
+    else:
+        if len(batch.token_ids):
+            table.append_tokens(runner.execute(batch))
+    table.check()
+
+
+def test_a_result_is_encoded() -> None:
+    message = worker_codec.encode_result(
+        StepResult(
+            epoch=7,
+            step_id=3,
+            seq_ids=int64s(1, 2),
+            token_ids=np.array([10, 11], dtype=np.int32),
+            logprobs={1: TokenLogprobs(-0.5, 2, [4, 5], [-0.25, -0.5])},
+            failures=[SequenceFailure(9, "not finite"), SequenceFailure(10, NONE_LEFT)],
+            wait_ns=1,
+            swap_ns=2,
+            forward_ns=3,
+            sample_ns=4,
+        )
+    )
+    assert message.seq_ids == struct.pack("<2q", 1, 2)
+    assert message.token_ids == struct.pack("<2i", 10, 11)
+    assert message.logprobs[0] == pb.TokenLogprobs(
+        row=1, logprob=-0.5, rank=2, top_token_ids=[4, 5], top_logprobs=[-0.25, -0.5]
+    )
+    assert list(message.errors) == [
+        pb.SequenceError(seq_id=9, code=code_pb2.INTERNAL, message="not finite"),
+        pb.SequenceError(seq_id=10, code=code_pb2.FAILED_PRECONDITION, message=NONE_LEFT),
+    ]
+    assert message.timings == pb.StepTimings(wait_ns=1, swap_ns=2, forward_ns=3, sample_ns=4)

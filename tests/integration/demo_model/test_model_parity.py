@@ -1,0 +1,228 @@
+"""The demo model in float32 through router, scheduler and workers: transformers' tokens, exactly.
+
+Whatever the batch, the chunking, preemption or the number of workers.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
+from gpu_worker.runner.model_runner import ModelRunner
+from protos.inference.v1 import inference_pb2 as pb
+from protos.inference.v1 import inference_pb2_grpc as pb_grpc
+from rpc.transport.channel import open_channel
+from scheduler_svc.cluster import Cluster
+from scheduler_svc.config import PreemptionMode, SchedulerConfig, StepLimits
+from tests.gpu_worker.generation import Driver
+from tests.gpu_worker.loading.test_gguf_model import rewrite_demo
+from tests.integration.demo_model.prompts import PROMPTS
+from tests.integration.stack import (
+    running_router,
+    running_scheduler,
+    running_worker,
+)
+from tests.transformers_demo import DEMO, demo, greedy_texts, load_model
+from tests.waiting import eventually
+
+pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
+
+NUM_NEW_TOKENS = 16
+
+
+@pytest.fixture(scope="module")
+def runners(runner: ModelRunner) -> list[ModelRunner]:
+    """Two loaded models, for as many workers."""
+    return [runner, make_runner()]
+
+
+@pytest.fixture(scope="module")
+def reference(runners: list[ModelRunner]) -> list[list[int]]:
+    return greedy_texts(demo().model, PROMPTS, guess_tokens(runners[0]))
+
+
+def guess_tokens(runner: ModelRunner) -> list[list[int]]:
+    """What our own model says, without a service: to make the reference of, not to be believed."""
+    tokenizer, num_blocks = demo().tokenizer, 256
+    runner.init_cache_engine(num_gpu_blocks=num_blocks, num_cpu_blocks=0)
+    prompts = [tokenizer(prompt)["input_ids"] for prompt in PROMPTS]
+    return [
+        tokens
+        for start in range(0, len(prompts), 25)
+        for tokens in Driver(runner=runner).generate(
+            prompts[start : start + 25], num_tokens=NUM_NEW_TOKENS
+        )
+    ]
+
+
+def make_runner(dtype: str = "float32", path: Path = DEMO) -> ModelRunner:
+    return ModelRunner(
+        ModelConfig(model=str(path), dtype=dtype, max_model_len=512),
+        CacheConfig(kv_cache_bytes=256 << 20, swap_space_bytes=64 << 20, max_num_seqs=32),
+        device_config=DeviceConfig(device="cpu"),
+    )
+
+
+@contextlib.asynccontextmanager
+async def make_stack(
+    runners: list[ModelRunner], config: SchedulerConfig
+) -> AsyncIterator[tuple[Cluster, pb_grpc.InferenceServiceStub]]:
+    async with contextlib.AsyncExitStack() as stack:
+        scheduler = await stack.enter_async_context(running_scheduler(config))
+        for runner in runners:
+            await stack.enter_async_context(
+                running_worker(scheduler.address, lambda runner=runner: runner)
+            )
+        await eventually(lambda: len(scheduler.cluster.engines) == len(runners))
+        router = await stack.enter_async_context(running_router(scheduler.address))
+        channel = await stack.enter_async_context(open_channel(router.server.address))
+        yield scheduler.cluster, pb_grpc.InferenceServiceStub(channel)
+        engines = scheduler.cluster.engines
+        await eventually(lambda: not any(e.scheduler.has_unfinished for e in engines))
+        scheduler.cluster.check()
+        for engine in engines:
+            assert engine.scheduler.blocks.gpu.num_free == engine.scheduler.blocks.gpu.num_blocks
+
+
+async def generate_all(
+    stub: pb_grpc.InferenceServiceStub, *, concurrency: int, prompts: list[str] = PROMPTS
+) -> list[list[int]]:
+    slots = asyncio.Semaphore(concurrency)
+    params = pb.SamplingParams(temperature=0, max_tokens=NUM_NEW_TOKENS, min_tokens=NUM_NEW_TOKENS)
+
+    async def one(prompt: str) -> list[int]:
+        token_ids: list[int] = []
+        async with slots:
+            async for response in stub.Generate(
+                pb.GenerateRequest(text=prompt, sampling_params=params)
+            ):
+                for output in response.outputs:
+                    token_ids += output.token_ids
+        return token_ids
+
+    return await asyncio.gather(*(one(prompt) for prompt in prompts))
+
+
+HALF = slice(None, None, 2)
+"""Of the prompts, where all of them would only take longer; long ones are among them."""
+CASES = {
+    "one at a time": (1, 1, slice(None, None, 3), SchedulerConfig(port=0)),
+    "sixteen at a time": (1, 16, slice(None), SchedulerConfig(port=0)),
+    "in chunks": (
+        1,
+        16,
+        HALF,
+        SchedulerConfig(port=0, limits=StepLimits(max_num_batched_tokens=64)),
+    ),
+    "recomputed": (
+        1,
+        16,
+        HALF,
+        SchedulerConfig(
+            port=0,
+            num_gpu_blocks_override=14,
+            watermark=0,
+            preemption_mode=PreemptionMode.RECOMPUTE,
+        ),
+    ),
+    "swapped": (1, 16, HALF, SchedulerConfig(port=0, num_gpu_blocks_override=14, watermark=0)),
+    "two workers": (2, 16, HALF, SchedulerConfig(port=0)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+async def test_greedy_tokens_are_those_of_transformers(
+    case: str, runners: list[ModelRunner], reference: list[list[int]]
+) -> None:
+    num_workers, concurrency, which, config = CASES[case]
+    async with make_stack(runners[:num_workers], config) as (cluster, stub):
+        outputs = await generate_all(stub, concurrency=concurrency, prompts=PROMPTS[which])
+        assert outputs == reference[which]
+        preemptions = sum(engine.scheduler.num_preemptions for engine in cluster.engines)
+        assert bool(preemptions) is (config.num_gpu_blocks_override is not None)
+
+
+async def test_cached_prefixes_do_not_change_the_tokens(
+    runners: list[ModelRunner], reference: list[list[int]]
+) -> None:
+    async with make_stack(runners[:1], SchedulerConfig(port=0)) as (cluster, stub):
+        for _ in range(2):
+            outputs = await generate_all(stub, concurrency=16, prompts=PROMPTS[HALF])
+            assert outputs == reference[HALF]
+        assert cluster.engines[0].scheduler.num_prefix_hits > 0
+
+
+async def test_prefixes_that_come_back_from_the_cpu_do_not_change_the_tokens(
+    runners: list[ModelRunner], reference: list[list[int]]
+) -> None:
+    longest = sorted(range(len(PROMPTS)), key=lambda i: -len(PROMPTS[i]))[:6]
+    prompts = [PROMPTS[i] for i in longest]
+    config = SchedulerConfig(port=0, num_gpu_blocks_override=10, watermark=0)
+    async with make_stack(runners[:1], config) as (cluster, stub):
+        for _ in range(2):
+            outputs = await generate_all(stub, concurrency=3, prompts=prompts)
+            assert outputs == [reference[i] for i in longest]
+        assert cluster.engines[0].scheduler.num_cpu_prefix_hits > 0
+
+
+@pytest.mark.parametrize("num_gpu_blocks", [None, 15])  # 15: the CPU keeps what the GPU cannot
+async def test_a_chat_finds_its_own_prompt_and_answer(
+    num_gpu_blocks: int | None, runners: list[ModelRunner]
+) -> None:
+    config = SchedulerConfig(port=0, num_gpu_blocks_override=num_gpu_blocks)
+    async with make_stack(runners[:1], config) as (cluster, stub):
+        chat = [message(pb.CHAT_ROLE_USER, "Name the planets of the solar system.")]
+        answer, first = await say(stub, chat)
+        await say(stub, [message(pb.CHAT_ROLE_USER, "Tell me a story. " * 30)])
+        chat += [
+            message(pb.CHAT_ROLE_ASSISTANT, answer),
+            message(pb.CHAT_ROLE_USER, "Which is the largest?"),
+        ]
+        _, second = await say(stub, chat)
+        num_computed = first.prompt_tokens + first.completion_tokens - 1  # the last is only drawn
+        assert first.cached_tokens == 0
+        assert second.cached_tokens >= num_computed // 16 * 16 > first.prompt_tokens
+        assert bool(cluster.engines[0].scheduler.num_cpu_prefix_hits) is bool(num_gpu_blocks)
+
+
+def message(role: pb.ChatRole, text: str) -> pb.ChatMessage:
+    return pb.ChatMessage(role=role, content=[pb.ContentPart(text=text)])
+
+
+async def say(
+    stub: pb_grpc.InferenceServiceStub, messages: list[pb.ChatMessage]
+) -> tuple[str, pb.Usage]:
+    params = pb.SamplingParams(temperature=0, max_tokens=32)
+    text, usage = "", pb.Usage()
+    async for response in stub.Chat(pb.ChatRequest(messages=messages, sampling_params=params)):
+        text += "".join(output.text for output in response.outputs)
+        if response.HasField("usage"):
+            usage = response.usage
+    return text, usage
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "F16"])
+async def test_other_types_of_the_file_give_the_tokens_of_transformers(
+    kind: str, tmp_path: Path
+) -> None:
+    """Of its first layers, which have matrices of all shapes that there are."""
+    path = rewrite_demo(tmp_path / f"SmolLM2-6-layers.{kind}.gguf", kind, num_layers=6)
+    prompts = PROMPTS[:6]
+    async with make_stack([make_runner(path=path)], SchedulerConfig(port=0)) as (_, stub):
+        outputs = await generate_all(stub, concurrency=6, prompts=prompts)
+    assert outputs == greedy_texts(load_model(path), prompts, outputs)
+
+
+async def test_bfloat16_agrees_on_most_tokens(reference: list[list[int]]) -> None:
+    """A different rounding moves near-ties; up to the first one the tokens are the same."""
+    async with make_stack([make_runner("bfloat16")], SchedulerConfig(port=0)) as (_, stub):
+        outputs = await generate_all(stub, concurrency=16)
+    same = [
+        next((i for i, (a, b) in enumerate(zip(*pair, strict=True)) if a != b), NUM_NEW_TOKENS)
+        for pair in zip(outputs, reference, strict=True)
+    ]
+    agreement = sum(same) / (len(same) * NUM_NEW_TOKENS)
+    assert agreement > 0.8, f"{agreement:.1%} of the tokens precede the first difference"

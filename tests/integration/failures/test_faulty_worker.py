@@ -1,0 +1,145 @@
+"""A worker that answers what no step can mean loses its lease, and nobody else anything."""
+
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from contract.columns import pack_int32, pack_int64, unpack_int32, unpack_int64
+from gpu_worker.servicer import WorkerServicer
+from gpu_worker.simulated.simulated_runner import expected_tokens
+from protos.worker.v1 import worker_pb2 as pb
+from scheduler_svc.config import SchedulerConfig
+from tests.integration import stack
+from tests.integration.stack import router, running_scheduler, running_worker, simulated
+from tests.waiting import eventually
+
+PROMPT = list(range(20))
+
+Spoil = Callable[[pb.ExecuteModelResponse], None]
+
+
+def cut_tokens(answer: pb.ExecuteModelResponse) -> None:
+    answer.token_ids = answer.token_ids[:-4]
+
+
+def tear_tokens(answer: pb.ExecuteModelResponse) -> None:
+    answer.token_ids += b"\0"
+
+
+def put_token(token_id: int) -> Spoil:
+    def put(answer: pb.ExecuteModelResponse) -> None:
+        answer.token_ids = pack_int32([token_id] * len(unpack_int32(answer.token_ids)))
+
+    return put
+
+
+def report_no_token(answer: pb.ExecuteModelResponse) -> None:
+    answer.logprobs.add(row=0, rank=1, top_token_ids=[1 << 31], top_logprobs=[0.0])
+
+
+def skip_step(answer: pb.ExecuteModelResponse) -> None:
+    answer.step_id += 1
+
+
+def leave_out_rows(answer: pb.ExecuteModelResponse) -> None:
+    answer.seq_ids = answer.token_ids = b""
+
+
+def repeat_rows(answer: pb.ExecuteModelResponse) -> None:
+    answer.seq_ids += answer.seq_ids
+    answer.token_ids += answer.token_ids
+
+
+def put_unknown_sequences(answer: pb.ExecuteModelResponse) -> None:
+    answer.seq_ids = pack_int64(unpack_int64(answer.seq_ids) + (1 << 40))
+
+
+def fail_unknown_sequence(answer: pb.ExecuteModelResponse) -> None:
+    answer.errors.add(seq_id=1 << 40, code=13, message="failed")
+
+
+def fail_all(answer: pb.ExecuteModelResponse) -> None:
+    for seq_id in sorted(set(unpack_int64(answer.seq_ids).tolist())):
+        answer.errors.add(seq_id=seq_id, code=13, message="failed")
+    leave_out_rows(answer)
+
+
+def answer_another_epoch(answer: pb.ExecuteModelResponse) -> None:
+    answer.epoch ^= 1
+
+
+def report_time(field: str) -> Spoil:
+    return lambda answer: setattr(answer.timings, field, (1 << 64) - 1)
+
+
+def report_prompt_of_another(answer: pb.ExecuteModelResponse) -> None:
+    answer.prompt_logprobs.add(seq_id=1 << 40, first_position=1)
+
+
+def report_beyond_prompt(answer: pb.ExecuteModelResponse) -> None:
+    (seq_id,) = set(unpack_int64(answer.seq_ids).tolist())
+    run = answer.prompt_logprobs.add(seq_id=seq_id, first_position=1)
+    for _ in PROMPT:
+        run.logprobs.add()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (leave_out_rows, "0 of 3 tokens for sequence"),
+        (repeat_rows, "6 of 3 tokens for sequence"),
+        (put_unknown_sequences, "which is not in the step"),
+        (fail_unknown_sequence, "sequence 1099511627776, which is not in the step"),
+        (fail_all, "it failed every sequence of step 1: failed"),
+        (answer_another_epoch, "of another lease"),
+        (report_prompt_of_another, "prompt log probabilities of sequence 1099511627776"),
+        (report_beyond_prompt, "prompt log probabilities of positions [1, 21)"),
+        (cut_tokens, "3 sequences with 2 tokens"),
+        (tear_tokens, "cannot be read: column: '13 bytes'"),
+        (put_token(-1), "token -1 of a vocabulary of 512"),
+        (put_token(512), "token 512 of a vocabulary of 512"),
+        (put_token((1 << 31) - 1), "token 2147483647 of a vocabulary"),
+        (report_no_token, "token 2147483648 of a vocabulary"),
+        *[
+            (report_time(field), "a time of 18446744074 s")
+            for field in ("wait_ns", "swap_ns", "forward_ns", "sample_ns")
+        ],
+        (skip_step, "it answered step 2 instead of 1"),
+    ],
+)
+async def test_a_request_goes_on_where_a_worker_answers_nonsense(
+    spoil: Spoil,
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    is_spoilt = False
+
+    class Faulty(WorkerServicer):
+        """Answers the first step wrongly."""
+
+        async def ExecuteModel(self, requests: object, context: object) -> AsyncIterator[object]:
+            nonlocal is_spoilt
+            async for answer in super().ExecuteModel(requests, context):  # type: ignore[arg-type]
+                if not is_spoilt:
+                    is_spoilt = True
+                    spoil(answer)
+                yield answer
+
+    monkeypatch.setattr(stack, "WorkerServicer", Faulty)
+    async with (
+        running_scheduler(SchedulerConfig(port=0)) as scheduler,
+        running_worker(scheduler.address, simulated(num_gpu_blocks=32)),
+        running_worker(scheduler.address, simulated(num_gpu_blocks=32)),
+        router(scheduler.address) as client,
+    ):
+        await eventually(lambda: len(scheduler.cluster.engines) == 2)
+        await client.add(1, PROMPT, num_sequences=3)
+        (got,) = await client.ended(1)
+        await eventually(lambda: "the lease is over" in caplog.text)
+        assert reason in caplog.text
+        assert got.end is not None
+        assert got.end.code == 0
+        assert got.tokens == {i: expected_tokens(PROMPT, num_tokens=16, branch=i) for i in range(3)}
+        scheduler.cluster.check()
+        assert len(scheduler.cluster.requests) == 0

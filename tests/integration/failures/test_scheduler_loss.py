@@ -1,0 +1,197 @@
+"""Schedulers that die under load: every stream goes on, and says what it would have said."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+
+from contract.columns import pack_int32
+from gpu_worker.simulated.simulated_runner import expected_tokens
+from protos.inference.v1 import inference_pb2 as pb
+from protos.inference.v1 import inference_pb2_grpc as pb_grpc
+from protos.scheduler.v1.scheduler_pb2 import DeliveredSequence
+from router.main import Router
+from rpc.transport.channel import open_channel
+from scheduler_svc.config import SchedulerConfig
+from tests.integration.stack import (
+    RunningScheduler,
+    restarted,
+    running_router,
+    running_scheduler,
+    running_worker,
+    simulated,
+)
+from tests.integration.stack import router as scheduler_client
+from tests.integration.test_stack import Answer, ask, decode, make_request
+from tests.waiting import eventually
+
+NUM_TOKENS = 60
+NUM_REQUESTS = 24
+SLOW = simulated(step_ns=3_000_000)
+
+
+def prompt_of(number: int) -> list[int]:
+    return [number + 1] * (3 + number)
+
+
+def request_of(number: int) -> pb.GenerateRequest:
+    """Greedy or seeded, with one or three branches, some ending early, or a search."""
+    params: dict[str, object] = {"max_tokens": NUM_TOKENS}
+    if number % 4 == 3:
+        params |= {"n": 3}
+    if number % 2:
+        params |= {"temperature": 1.0, "seed": number}
+    if number % 6 == 4:
+        params |= {"beam_search": pb.BeamSearch(width=3)}
+    if number % 6 == 5:
+        text = decode(tokens_of(number, branch=0)[: NUM_TOKENS // 3])
+        params |= {"stop": [text[-6:]]}
+    return make_request(prompt_of(number), **params)
+
+
+def tokens_of(number: int, *, branch: int) -> list[int]:
+    return expected_tokens(
+        prompt_of(number),
+        num_tokens=NUM_TOKENS,
+        temperature=float(number % 2),
+        seed=number if number % 2 else 0,
+        branch=branch,
+    )
+
+
+def assert_undisturbed(answers: list[Answer], alone: list[Answer]) -> None:
+    for number, (answer, expected) in enumerate(zip(answers, alone, strict=True)):
+        assert answer.token_ids == expected.token_ids, number
+        assert answer.text == expected.text, number
+        assert answer.usage is not None
+        reasons = {index: finish.reason for index, finish in answer.finish.items()}
+        assert reasons == {index: finish.reason for index, finish in expected.finish.items()}
+        if "beam_search" not in str(request_of(number)):
+            whole = tokens_of(number, branch=0)
+            assert answer.token_ids[0] == whole[: len(answer.token_ids[0])]
+
+
+@contextlib.asynccontextmanager
+async def client_of(router: Router) -> AsyncIterator[pb_grpc.InferenceServiceStub]:
+    async with open_channel(router.server.address) as channel:
+        yield pb_grpc.InferenceServiceStub(channel)
+
+
+async def ask_all(stub: pb_grpc.InferenceServiceStub) -> list[Answer]:
+    return await asyncio.gather(*(ask(stub, request_of(n)) for n in range(NUM_REQUESTS)))
+
+
+@pytest.fixture(scope="module")
+def alone() -> list[Answer]:
+    """What the requests get when nothing happens."""
+
+    async def run() -> list[Answer]:
+        async with (
+            running_scheduler(SchedulerConfig(port=0)) as scheduler,
+            running_worker(scheduler.address, simulated()),
+            running_router(scheduler.address) as router,
+            client_of(router) as stub,
+        ):
+            return await ask_all(stub)
+
+    return asyncio.run(run())
+
+
+async def until_half_way(scheduler: RunningScheduler) -> None:
+    def num_generated() -> int:
+        groups = scheduler.cluster.requests.live_groups
+        return sum(len(seq.output_token_ids) for group in groups for seq in group.sequences)
+
+    await eventually(lambda: num_generated() > NUM_REQUESTS * NUM_TOKENS // 3)
+
+
+async def until_idle(scheduler: RunningScheduler) -> None:
+    cluster = scheduler.cluster
+    await eventually(lambda: not any(e.scheduler.has_unfinished for e in cluster.engines))
+    cluster.check()
+    for engine in cluster.engines:
+        pool = engine.scheduler.blocks.gpu
+        assert pool.num_free == pool.num_blocks
+
+
+async def test_requests_go_on_when_their_scheduler_is_back(alone: list[Answer]) -> None:
+    async with (
+        running_scheduler(SchedulerConfig(port=0)) as scheduler,
+        running_worker(scheduler.address, SLOW),
+        running_router(scheduler.address) as router,
+        client_of(router) as stub,
+    ):
+        asked = asyncio.create_task(ask_all(stub))
+        await until_half_way(scheduler)
+        async with restarted(scheduler) as once, contextlib.AsyncExitStack() as stack:
+            await eventually(lambda: len(once.cluster.requests) > 0)
+            twice = await stack.enter_async_context(restarted(once))
+            assert_undisturbed(await asked, alone)
+            assert len(twice.cluster.requests.history) > 0
+            assert not router.schedulers.num_live
+            await until_idle(twice)
+
+
+async def test_requests_go_on_at_another_scheduler(alone: list[Answer]) -> None:
+    async with (
+        running_scheduler(SchedulerConfig(port=0)) as first,
+        running_scheduler(SchedulerConfig(port=0)) as second,
+        running_worker(first.address, SLOW),
+        running_worker(second.address, SLOW),
+        running_router(first.address, second.address) as router,
+        client_of(router) as stub,
+    ):
+        await eventually(lambda: router.schedulers.num_serving == 2)
+        asked = asyncio.create_task(ask_all(stub))
+        await until_half_way(first)
+        assert len(second.cluster.requests) in range(NUM_REQUESTS // 2 - 4, NUM_REQUESTS // 2 + 5)
+        await first.kill()
+        assert_undisturbed(await asked, alone)
+        assert len(second.cluster.requests.history) > NUM_REQUESTS // 2 + 4
+        await until_idle(second)
+
+
+async def test_a_scheduler_that_drains_gets_nothing_new_and_finishes_what_it_has() -> None:
+    async with (
+        running_scheduler(SchedulerConfig(port=0)) as first,
+        running_scheduler(SchedulerConfig(port=0)) as second,
+        running_worker(first.address, SLOW),
+        running_worker(second.address, SLOW),
+        running_router(first.address, second.address) as router,
+        client_of(router) as stub,
+    ):
+        await eventually(lambda: router.schedulers.num_serving == 2)
+        running = asyncio.create_task(ask(stub, request_of(0)))
+        await eventually(lambda: len(first.cluster.requests) == 1)
+        other = asyncio.create_task(ask(stub, request_of(2)))
+        await eventually(lambda: len(second.cluster.requests) == 1)
+        first.server.stop_serving()
+        # The router may not know yet, and send some of these to the first.
+        answers = await asyncio.gather(*(ask(stub, request_of(0)) for _ in range(4)))
+        answers += [await running, await other]
+        assert all(answer.usage is not None for answer in answers)
+        assert (len(first.cluster.requests.history), len(second.cluster.requests.history)) == (1, 5)
+        await eventually(lambda: router.schedulers.num_serving == 1)
+
+
+async def test_an_attempt_takes_over_from_a_stream_that_is_not_missed_yet() -> None:
+    prompt = [4, 5, 6]
+    whole = expected_tokens(prompt, num_tokens=NUM_TOKENS, temperature=0.0, seed=0, branch=0)
+    async with (
+        running_scheduler(SchedulerConfig(port=0)) as scheduler,
+        running_worker(scheduler.address, SLOW),
+        scheduler_client(scheduler.address) as cut,
+        scheduler_client(scheduler.address) as mended,
+    ):
+        await eventually(lambda: len(scheduler.cluster.engines) == 1)
+        await cut.add(1, prompt, max_tokens=NUM_TOKENS, nonce=7)
+        await eventually(lambda: len(cut.got[1].tokens.get(0, [])) > 9)
+        had = DeliveredSequence(token_ids=pack_int32(whole[:5]))
+        await mended.add(1, prompt, max_tokens=NUM_TOKENS, nonce=7, attempt=1, delivered=[had])
+        (got,) = await mended.ended(1)
+        assert got.end is not None
+        assert got.end.code == 0, got.end.message
+        assert got.tokens[0] == whole[5:]
+        assert cut.got[1].end is None
+        await until_idle(scheduler)

@@ -1,0 +1,229 @@
+"""Chat over gRPC: tools, templates of clients, continued messages; the scheduler is a fake."""
+
+import json
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf import struct_pb2
+
+from protos.inference.v1 import inference_pb2 as pb
+from protos.scheduler.v1 import scheduler_pb2
+from tests.router.fakes import (
+    EOS,
+    bytewise_ids,
+    finished,
+    make_files,
+    make_tokenizer,
+    request_finished,
+    step,
+    token,
+)
+from tests.router.stack import Outputs, Stack, make_stack
+
+StatusCode = grpc.StatusCode
+
+TEMPLATE = (
+    "{% if tools %}<tool_call> {{ tools | tojson }}\n{% endif %}"
+    "{% for m in messages %}[{{ m.role }}{{ m.name or '' }}{{ m.tool_call_id or '' }}]"
+    "{{ m.content | trim }}{% for call in m.tool_calls or [] %}{{ call.function | tojson }}"
+    "{% endfor %}</s>{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{{ mood }}{% endif %}"
+)
+SCHEMA = '{"type": "object", "properties": {"city": {"type": "string"}}}'
+WEATHER = pb.Tool(name="get_weather", description="Tells the weather", parameters=SCHEMA)
+CALL = '<tool_call>{"name": "get_weather", "arguments": {"city": "Paris"}}</tool_call>'
+
+
+def message(text: str, role: int = pb.CHAT_ROLE_USER, **fields: Any) -> pb.ChatMessage:
+    content = [pb.ContentPart(text=text)] if text else []
+    return pb.ChatMessage(role=role, content=content, **fields)  # type: ignore[arg-type]
+
+
+def make_chat(*messages: pb.ChatMessage, **fields: Any) -> pb.ChatRequest:
+    return pb.ChatRequest(messages=messages or [message("Hi")], **fields)
+
+
+def writing(text: str, *, reason: int = scheduler_pb2.FINISH_REASON_STOP) -> Any:
+    """Returns a script that answers with one token a step, for each byte of the text.
+
+    All sequences of a request get the same.
+    """
+
+    def script(add: scheduler_pb2.AddRequest) -> Outputs:
+        indices = range(add.num_sequences)
+        for token_id in bytewise_ids(text):
+            yield step(*((add.handle, index, [token_id]) for index in indices))
+        end = [token(EOS)] if reason == scheduler_pb2.FINISH_REASON_STOP else []
+        ends = [
+            scheduler_pb2.FinishedSequence(handle=add.handle, index=index, reason=reason)  # type: ignore[arg-type]
+            for index in indices
+        ]
+        runs = [(add.handle, index, end) for index in indices]
+        yield step(*runs, sequences=ends, requests=[request_finished(add.handle)])
+
+    return script
+
+
+def chat_stack(text: str = "ok", template: str = TEMPLATE, **options: Any) -> Any:
+    files = make_files(chat_template=template)
+    return make_stack(writing(text), files=files, max_model_len=2048, **options)
+
+
+async def ask(stack: Stack, request: pb.ChatRequest) -> list[pb.SequenceDelta]:
+    return [output async for answer in stack.client.Chat(request) for output in answer.outputs]
+
+
+async def prompt_of(request: pb.ChatRequest, **options: Any) -> str:
+    """Returns what the scheduler was sent, as text."""
+    async with chat_stack(**options) as stack:
+        await ask(stack, request)
+        ids = stack.scheduler.added[0].prompt_token_ids
+        return await make_tokenizer().decode(ids, skip_special_tokens=False)
+
+
+async def test_calls_are_parsed_out_of_the_text() -> None:
+    async with chat_stack(f"Let me see.\n{CALL}") as stack:
+        deltas = await ask(stack, make_chat(tools=[WEATHER]))
+        assert "".join(delta.text for delta in deltas) == "Let me see.\n"
+        calls = [call for delta in deltas for call in delta.tool_calls]
+        assert [call.name for call in calls if call.id] == ["get_weather"]
+        assert "".join(call.arguments for call in calls) == '{"city": "Paris"}'
+        assert deltas[-1].finish.reason == pb.FINISH_REASON_TOOL_CALLS
+        assert sum(len(delta.token_ids) for delta in deltas) > len(CALL)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"tools": [WEATHER], "tool_choice": {"mode": pb.TOOL_CHOICE_MODE_NONE}}],
+)
+async def test_without_tools_text_is_left_alone(fields: Any) -> None:
+    async with chat_stack(CALL) as stack:
+        deltas = await ask(stack, make_chat(**fields))
+        assert "".join(delta.text for delta in deltas) == CALL
+        assert deltas[-1].finish.reason == pb.FINISH_REASON_STOP
+    assert "get_weather" not in await prompt_of(make_chat(**fields))
+
+
+async def test_the_setting_none_leaves_calls_in_the_text() -> None:
+    async with chat_stack(CALL, tool_call_parser="none") as stack:
+        deltas = await ask(stack, make_chat(tools=[WEATHER]))
+        assert "".join(delta.text for delta in deltas) == CALL
+
+
+async def test_a_marker_that_is_a_special_token_is_seen_with_tools_alone() -> None:
+    # <|im_start|> plays the marker: a special token, which is left out of other texts.
+    files = make_files(chat_template=TEMPLATE)
+    settings = json.loads(files["tokenizer.json"])
+    renamed = json.dumps(settings).replace("<|im_start|>", "<|python_tag|>")
+    files["tokenizer.json"] = renamed.encode()
+
+    def script(add: scheduler_pb2.AddRequest) -> Outputs:
+        ids = [token("<|im_start|>"), *bytewise_ids('{"name": "get_weather", "parameters": {}}')]
+        yield step((add.handle, 0, ids), **finished(add.handle))
+
+    template = TEMPLATE.replace("<tool_call>", "<|python_tag|>")
+    files |= {"tokenizer_config.json": json.dumps({"chat_template": template}).encode()}
+    async with make_stack(script, files=files, max_model_len=2048) as stack:
+        (delta,) = await ask(stack, make_chat(tools=[WEATHER]))
+        assert [call.name for call in delta.tool_calls] == ["get_weather"]
+        assert delta.text == ""
+        (delta,) = await ask(stack, make_chat())
+        assert delta.text == '{"name": "get_weather", "parameters": {}}'
+
+
+async def test_tools_calls_and_results_are_rendered() -> None:
+    call = pb.ToolCall(id="c1", name="get_weather", arguments='{"city": "Paris"}')
+    prompt = await prompt_of(
+        make_chat(
+            message("Weather?"),
+            message("", pb.CHAT_ROLE_ASSISTANT, tool_calls=[call]),
+            message("Rain", pb.CHAT_ROLE_TOOL, tool_call_id="c1", name="w"),
+            tools=[WEATHER],
+            chat_template_kwargs={"mood": struct_pb2.Value(string_value="glad")},
+        )
+    )
+    assert '{"type": "function", "function": {"name": "get_weather", "description"' in prompt
+    assert prompt.endswith(
+        '[user]Weather?</s>[assistant]{"name": "get_weather", "arguments": {"city": "Paris"}}</s>'
+        "[toolwc1]Rain</s>[assistant]glad"
+    )
+
+
+async def test_a_last_message_that_is_continued_is_left_open() -> None:
+    talk = [message("Hi"), message(" Well, I ", pb.CHAT_ROLE_ASSISTANT)]
+    prompt = await prompt_of(make_chat(*talk, continue_final_message=True))
+    assert prompt == "[user]Hi</s>[assistant]Well, I"  # the template trims
+
+
+async def test_a_clients_template_is_used_instead() -> None:
+    template = "{{ bos_token }}{% for m in messages %}<{{ m.content }}>{% endfor %}"
+    prompt = await prompt_of(make_chat(message("Hé"), chat_template=template))
+    assert prompt == "<s><Hé>"
+    open_template = template.replace(">{% endfor", " !{% endfor")
+    request = make_chat(message("Hé"), chat_template=open_template, continue_final_message=True)
+    assert await prompt_of(request, template=None) == "<s><Hé"
+
+
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        ("{% if %}", "Expected an expression"),
+        ("{{ raise_exception('no') }}", "no"),
+        ("{{ ''.__class__.__mro__ }}", "unsafe"),
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "2 s"),
+        ("{{ 'a' * 10 ** 10 }}", "MiB"),
+        ("{{ 'a' * 10 ** 7 }}", "bytes"),
+        ("{% set n = namespace(x='a' * 999) %}{% for i in range(40) %}"
+         "{% set n.x = n.x ~ n.x %}{% endfor %}", "MiB"),
+        ("", "bytes"),
+        ("x" * 70_000, "bytes"),
+        ("{{ " + "1+" * 20_000 + "1 }}", "recursion"),
+    ],
+)  # fmt: skip
+async def test_a_template_that_fails_or_takes_too_much_is_refused(template: str, why: str) -> None:
+    async with chat_stack() as stack:
+        request = make_chat(chat_template=template)
+        with pytest.raises(grpc.aio.AioRpcError, match=why) as caught:
+            await ask(stack, request)
+        assert caught.value.code() is StatusCode.INVALID_ARGUMENT
+        assert (caught.value.details() or "").startswith("chat_template: ")
+        assert stack.scheduler.added == []
+
+
+ASSISTANT = pb.CHAT_ROLE_ASSISTANT
+REQUIRED = pb.ToolChoice(mode=pb.TOOL_CHOICE_MODE_REQUIRED)
+
+
+@pytest.mark.parametrize(
+    ("field", "request_"),
+    [
+        ("tools[1].name", make_chat(tools=[WEATHER, WEATHER])),
+        ("tools[0].name", make_chat(tools=[pb.Tool(name="get weather")])),
+        ("tools[0].parameters", make_chat(tools=[pb.Tool(name="f", parameters="[]")])),
+        ("tools[0].parameters", make_chat(tools=[pb.Tool(name="f", parameters="[" * 99_999)])),
+        ("tools", make_chat(tools=[pb.Tool(name=f"f{i}") for i in range(129)])),
+        ("tool_choice.tool", make_chat(tools=[WEATHER], tool_choice={"tool": "add"})),
+        ("tool_choice.mode", make_chat(tools=[WEATHER], tool_choice={"mode": 99})),
+        ("tool_choice", make_chat(tool_choice=REQUIRED)),
+        ("tool_choice", make_chat(tools=[WEATHER], tool_choice=REQUIRED, sampling_params={
+            "structured_output": {"regex": "x"}})),
+        ("messages[0].tool_calls[0].arguments", make_chat(message("", ASSISTANT, tool_calls=[
+            pb.ToolCall(name="f", arguments="{")]))),
+        ("add_generation_prompt", make_chat(
+            add_generation_prompt=True, continue_final_message=True)),
+        ("chat_template_kwargs", make_chat(
+            chat_template_kwargs={"messages": struct_pb2.Value(number_value=1)})),
+        ("chat_template_kwargs", make_chat(
+            chat_template_kwargs={"x": struct_pb2.Value(number_value=float("nan"))})),
+        ("continue_final_message", make_chat(
+            chat_template="{{ messages | length }}", continue_final_message=True)),
+    ],
+)  # fmt: skip
+async def test_a_chat_that_makes_no_sense_is_refused(field: str, request_: pb.ChatRequest) -> None:
+    async with chat_stack() as stack:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await ask(stack, request_)
+        assert caught.value.code() is StatusCode.INVALID_ARGUMENT
+        assert (caught.value.details() or "").startswith(f"{field}: ")
+        assert stack.scheduler.added == []

@@ -1,0 +1,361 @@
+"""Which objects of a schema close, against jsonschema, and what llguidance makes of them."""
+
+import json
+import random
+from typing import Any
+
+import httpx2
+import jsonschema
+import pytest
+from llguidance import LLTokenizer, TokenizerWrapper
+from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
+
+from contract.grammar import _Bytes, compile_grammar, find_fault
+from protos.inference.v1 import inference_pb2 as pb
+from router.params.closed_schema import MAX_STEPS, close_schema
+from router.params.structured_output_check import MAX_BYTES, GrammarChecker, forms_of
+from tests.router.inference.test_chat import ask, chat_stack, make_chat
+
+Schema = dict[str, Any]
+NAMES = ("a", "b", "c", "d", "e")
+TOKENIZER = LLTokenizer(TokenizerWrapper(_Bytes()), n_vocab=257)
+
+
+def obj(*required: str, **properties: Any) -> Schema:
+    """An open object."""
+    schema: Schema = {"type": "object", "properties": properties}
+    return {**schema, "required": list(required)} if required else schema
+
+
+def closed(schema: Schema) -> Schema:
+    result: Schema = json.loads(close_schema(json.dumps(schema)))
+    return result
+
+
+def fits(schema: Schema, instance: object) -> bool:
+    return bool(jsonschema.Draft202012Validator(schema).is_valid(instance))
+
+
+INT, TEXT = {"type": "integer"}, {"type": "string"}
+BASE = obj("a", a=INT)
+NODE = obj("v", v=INT, next={"anyOf": [{"$ref": "#/$defs/Node"}, {"type": "null"}]})
+
+
+def tagged(tag: str, **properties: Any) -> Schema:
+    return obj("kind", kind={"const": tag}, **properties)
+
+
+CASES: list[tuple[Schema, list[Any], list[Any]]] = [
+    # The object itself, below it, and in lists.
+    (BASE, [{"a": 1}], [{"a": 1, "z": 1}]),
+    (obj(), [{}], [{"a": 1}]),
+    (obj(x=BASE), [{}, {"x": {"a": 1}}], [{"x": {"a": 1, "z": 1}}]),
+    ({"items": BASE}, [[{"a": 1}]], [[{"a": 1, "z": 1}]]),
+    ({"type": "object", "additionalProperties": BASE},
+     [{"q": {"a": 1}}], [{"q": {"a": 1, "z": 1}}]),
+    ({**BASE, "patternProperties": {"^x": INT}}, [{"a": 1, "x1": 1}], [{"a": 1, "z": 1}]),
+    # What is said is respected; so is an object without properties.
+    ({"type": "object"}, [{"a": 1}], []),
+    ({"type": "object", "required": ["a"]}, [{"a": 1, "z": 1}], []),
+    ({**BASE, "additionalProperties": True}, [{"a": 1, "z": 1}], []),
+    ({**BASE, "additionalProperties": TEXT}, [{"a": 1, "z": "1"}], [{"a": 1, "z": 1}]),
+    ({**BASE, "unevaluatedProperties": TEXT}, [{"a": 1, "z": "1"}], [{"a": 1, "z": 1}]),
+    # Closing must leave something: keys that are required, or counted.
+    (obj("a", "b", a=INT), [{"a": 1, "b": "x"}], [{"a": 1}, {"a": 1, "b": 1, "z": 1}]),
+    ({**BASE, "minProperties": 2}, [{"a": 1, "z": 1}], [{"a": 1}]),
+    ({"allOf": [BASE, {"minProperties": 3}], "properties": {"b": INT}},
+     [{"a": 1, "b": 1, "z": 1}], []),
+    ({**obj(a=INT), "enum": [{"a": 1, "z": 1}]}, [{"a": 1, "z": 1}], []),
+    # Parts, as a whole.
+    ({"allOf": [BASE, obj("b", b=TEXT)]},
+     [{"a": 1, "b": ""}], [{"a": 1}, {"a": 1, "b": "", "z": 1}]),
+    ({"allOf": [BASE, {"type": "object"}]}, [{"a": 1}], [{"a": 1, "z": 1}]),
+    ({"allOf": [BASE, {"additionalProperties": True}]}, [{"a": 1, "z": 1}], []),
+    ({"$ref": "#/$defs/B", "properties": {"b": INT}, "$defs": {"B": BASE}},
+     [{"a": 1, "b": 1}], [{"a": 1, "b": 1, "z": 1}, {"b": 1}]),
+    ({"properties": {"x": {"$ref": "#/$defs/B"},
+                     "y": {"allOf": [{"$ref": "#/$defs/B"}, obj(b=INT)]}},
+      "$defs": {"B": BASE}},
+     [{"x": {"a": 1}, "y": {"a": 1, "b": 2}}], [{"x": {"a": 1, "b": 1}}, {"y": {"a": 1, "z": 1}}]),
+    ({"allOf": [{"$ref": "#/definitions/B"}], "definitions": {"B": BASE}},
+     [{"a": 1}], [{"a": 1, "z": 1}]),
+    ({"if": obj("a", a={"const": 1}), "then": obj(b=INT), "else": obj(c=INT)},
+     [{"a": 1, "b": 1}, {"c": 1}], [{"a": 1, "z": 1}, {"a": 1, "b": ""}]),
+    ({"$ref": "#/$defs/Node", "$defs": {"Node": NODE}},
+     [{"v": 1, "next": {"v": 2, "next": None}}], [{"v": 1, "next": {"v": 2, "z": 1}}]),
+    # Alternatives, each with the keys around it.
+    ({"anyOf": [BASE, {"type": "null"}]}, [{"a": 1}, None], [{"a": 1, "z": 1}]),
+    ({"anyOf": [BASE, obj("b", b=INT)]}, [{"a": 1}, {"b": 1}], [{"a": 1, "b": 1}]),
+    ({"anyOf": [BASE, {"type": "object"}]}, [{"a": 1}, {"z": 1}], []),
+    ({**obj(k=INT), "anyOf": [BASE, obj("b", b=INT)]},
+     [{"k": 1, "a": 1}, {"b": 1}], [{"k": 1, "a": 1, "b": 1}, {"k": 1, "a": 1, "z": 1}]),
+    ({**obj(a=INT, b=INT), "anyOf": [{"required": ["a"]}, {"required": ["b"]}]},
+     [{"a": 1}, {"b": 1}, {"a": 1, "b": 1}], [{}, {"a": 1, "z": 1}]),
+    ({"oneOf": [tagged("x", p=INT), tagged("y", q=INT)]},
+     [{"kind": "x", "p": 1}], [{"kind": "x", "q": 1}, {"kind": "y", "p": 1}]),
+    ({"oneOf": [{"$ref": "#/$defs/X"}, {"$ref": "#/$defs/Y"}],
+      "$defs": {"X": tagged("x", p=INT), "Y": tagged("y", q=INT)}},
+     [{"kind": "x", "p": 1}], [{"kind": "x", "q": 1}]),
+    # Nothing tells these apart: {"a": 1} fits both, and must not fit one alone.
+    ({"oneOf": [BASE, obj(b=INT)]}, [{"a": 1, "b": ""}], [{"a": 1}, {"a": 1, "b": "", "z": 1}]),
+    # What cannot be looked up.
+    ({"allOf": [{"$ref": "#named"}, BASE], "$defs": {"N": {"$anchor": "named", **obj(n=INT)}}},
+     [{"a": 1, "n": 1, "z": 1}], []),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("schema", "fitting", "others"), CASES)
+def test_an_object_is_closed_as_a_whole(
+    schema: Schema, fitting: list[Any], others: list[Any]
+) -> None:
+    result = closed(schema)
+    for instance in fitting:
+        assert fits(schema, instance)
+        assert fits(result, instance), (instance, result)
+    for instance in others:
+        assert not fits(result, instance), (instance, result)
+
+
+@pytest.mark.parametrize("text", ["{", "true", "[1]", '{"properties": 1}', "[" * 50_000])
+def test_what_is_no_schema_comes_back_as_it_is(text: str) -> None:
+    assert close_schema(text) == text
+
+
+def test_a_schema_that_would_grow_beyond_its_bound_is_left_open() -> None:
+    branches = [obj(**{f"b{i}": INT}) for i in range(400)]
+    around = obj(**{f"k{i}": INT for i in range(MAX_STEPS // 400 + 1)})
+    assert closed({**around, "anyOf": branches}) == {**around, "anyOf": branches}
+    deep: Schema = BASE
+    for _ in range(200):
+        deep = {"allOf": [deep, obj(b=INT)]}
+    assert closed(deep) != deep
+
+
+@pytest.mark.parametrize("num_names", [1, 40])
+def test_no_schema_grows_to_megabytes(num_names: int) -> None:
+    """Each of the branches would list the long names around it."""
+    around = obj(**{f"{i}".rjust(30_000 // num_names, "x"): {} for i in range(num_names)})
+    schema = {**around, "anyOf": [{"properties": {f"b{i}": {}}} for i in range(900)]}
+    assert len(json.dumps(schema)) <= MAX_BYTES
+    assert len(close_schema(json.dumps(schema))) < 16 * MAX_BYTES
+
+
+def test_what_refers_to_a_wide_object_closes_if_that_takes_few_steps() -> None:
+    bare = obj(**{f"k{i}": {"$ref": "#"} for i in range(1500)})
+    assert closed(bare) == {**bare, "additionalProperties": False}
+    child = {"$ref": "#", "properties": {}}  # the keys of both are joined for each child
+    joined = obj(**{f"k{i}": child for i in range(1500)})
+    assert closed(joined) == joined
+
+
+# Random schemas: `unevaluatedProperties` says what closing means.
+
+
+def random_object(rng: random.Random, depth: int) -> tuple[Schema, Schema]:
+    """Returns an open object, and the same with unevaluatedProperties, for jsonschema."""
+    schema, reference = random_part(rng, depth)
+    if "properties" in json.dumps(schema) or "$ref" in json.dumps(schema):
+        reference["unevaluatedProperties"] = False
+    return schema, reference
+
+
+def random_value(rng: random.Random, depth: int) -> tuple[Schema, Schema]:
+    if depth and rng.random() < 0.4:
+        return random_object(rng, depth - 1)
+    if rng.random() < 0.3:
+        name = rng.choice(("P", "Q"))
+        return {"$ref": f"#/$defs/{name}"}, {"$ref": f"#/$defs/{name}!"}
+    return {"const": 1}, {"const": 1}
+
+
+def random_part(rng: random.Random, depth: int) -> tuple[Schema, Schema]:
+    schema: Schema = {"type": "object"}
+    reference: Schema = {"type": "object"}
+    if rng.random() < 0.9:
+        names = rng.sample(NAMES, rng.randint(1, 2))
+        values = {name: random_value(rng, depth) for name in names}
+        schema["properties"] = {name: value[0] for name, value in values.items()}
+        reference["properties"] = {name: value[1] for name, value in values.items()}
+    for keyword, chance in (("allOf", 0.5), ("anyOf", 0.4)):
+        if depth and rng.random() < chance:
+            parts = [random_part(rng, depth - 1) for _ in range(2)]
+            schema[keyword] = [part[0] for part in parts]
+            reference[keyword] = [part[1] for part in parts]
+    if rng.random() < 0.2:
+        schema["$ref"] = reference["$ref"] = f"#/$defs/{rng.choice('PQ')}"
+    return schema, reference
+
+
+def random_schema(rng: random.Random) -> tuple[Schema, Schema]:
+    schema, reference = random_object(rng, depth=2)
+    leaf = {name: {"const": 1} for name in rng.sample(NAMES, 2)}
+    parts = {"P": obj(**leaf), "Q": obj(NAMES[-1], **{NAMES[-1]: {"const": 1}})}
+    schema["$defs"] = parts
+    wholes = {f"{key}!": {**part, "additionalProperties": False} for key, part in parts.items()}
+    reference["$defs"] = parts | wholes
+    return schema, reference
+
+
+def random_instance(rng: random.Random, depth: int = 2) -> Any:
+    if depth == 0 or rng.random() < 0.3:
+        return 1
+    names = rng.sample((*NAMES, "z"), rng.randint(0, 3))
+    return {name: random_instance(rng, depth - 1) for name in names}
+
+
+def test_closing_means_what_unevaluated_properties_means() -> None:
+    rng = random.Random(15)
+    num_equal = num_refused = 0
+    for _ in range(150):
+        schema, reference = random_schema(rng)
+        result = closed(schema)
+        has_alternatives = "anyOf" in json.dumps(schema)
+        validators = [jsonschema.Draft202012Validator(one) for one in (schema, reference, result)]
+        for _ in range(60):
+            instance = random_instance(rng, depth=3)
+            is_open, is_wanted, is_closed = (one.is_valid(instance) for one in validators)
+            assert is_open or not is_closed, (instance, schema)
+            # A branch may take no keys of another that fits as well.
+            if not has_alternatives:
+                assert is_closed == is_wanted, (instance, schema, result)
+            num_equal += is_closed
+            num_refused += is_open and not is_closed
+    assert num_equal > 200
+    assert num_refused > 200
+
+
+def walk(constraint: tuple[str, ...], rng: random.Random, *, max_bytes: int = 3000) -> str | None:
+    """Returns a text that the grammar admits, or None if it does not end."""
+    matcher = compile_grammar(constraint, TOKENIZER)
+    words = allocate_token_bitmask(1, 257)
+    text = bytearray()
+    while len(text) < max_bytes:
+        if matcher.is_accepting() and (matcher.is_stopped() or rng.random() < 0.5):
+            return text.decode(errors="replace")
+        fill_next_token_bitmask(matcher, words)
+        allowed = [i for i in range(256) if words[0][i // 32] >> (i % 32) & 1]
+        if not allowed:
+            break
+        printable = [i for i in allowed if 32 <= i < 127]
+        byte = rng.choice(printable or allowed)
+        assert matcher.consume_token(byte)
+        text.append(byte)
+    return text.decode(errors="replace") if matcher.is_accepting() else None
+
+
+def test_what_the_grammar_admits_validates() -> None:
+    rng = random.Random(16)
+    num_texts = num_composed = 0
+    for _ in range(60):
+        schema, reference = random_schema(rng)
+        form, *_ = forms_of(("json_schema", json.dumps(schema)), disable_additional_properties=True)
+        if find_fault(("json_schema", json.dumps(schema))) is not None:
+            continue  # nothing conforms to this one, open or closed
+        assert find_fault(form) is None, (schema, form)
+        text = walk(form, rng)
+        if text is None:
+            continue
+        assert fits(schema, json.loads(text)), (text, schema)
+        assert set(keys_in(json.loads(text))) <= {*NAMES}, (text, schema)
+        if "anyOf" not in json.dumps(schema):
+            assert fits(reference, json.loads(text)), (text, schema)
+        num_texts += 1
+        num_composed += "allOf" in form[1]
+    assert num_texts > 30
+    assert num_composed > 10
+
+
+def keys_in(value: Any) -> list[str]:
+    if not isinstance(value, dict):
+        return []
+    return [*value, *(key for child in value.values() for key in keys_in(child))]
+
+
+def admits(schema: Schema, text: str) -> bool:
+    matcher = compile_grammar(("json_schema", json.dumps(schema)), TOKENIZER)
+    return all(map(matcher.consume_token, text.encode())) and matcher.is_accepting()
+
+
+SPELLINGS = {
+    "a": ['"a"', '"\\u0061"'],
+    "\n": ['"\\n"', '"\\u000a"', '"\\u000A"'],
+    "\x1f": ['"\\u001f"', '"\\u001F"'],
+    "é": ['"é"', '"\\u00e9"', '"\\u00E9"'],
+    'q"\\': ['"q\\"\\\\"', '"q\\u0022\\u005c"'],
+    "s/": ['"s/"', '"s\\/"'],
+}
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+@pytest.mark.parametrize("rest", ["additionalProperties", "patternProperties"])
+def test_a_free_key_never_repeats_a_declared_one(name: str, rest: str) -> None:
+    free = {"const": 2} if rest == "additionalProperties" else {"": {"const": 2}}
+    schema = {**obj(**{name: {"const": 1} if rest == "additionalProperties" else True}), rest: free}
+    assert admits(schema, '{"free":2}')
+    first = SPELLINGS[name][0]
+    for key in SPELLINGS[name]:
+        assert json.loads(key) == name
+        assert not admits(schema, f"{{{first}:1,{key}:2}}"), key
+        assert not admits(schema, f'{{"free":2,{key}:2}}'), key
+
+
+def test_a_text_may_still_be_one_that_only_an_escape_can_write() -> None:
+    schema = {**obj("a", a={"const": "\x01"}), "additionalProperties": True}
+    assert admits(schema, '{"a":"\\u0001"}')
+
+
+def test_an_open_object_of_a_thousand_properties_goes_on_behind_its_bracket() -> None:
+    many = obj(**{f"key{number}": TEXT for number in range(1000)})
+    schema = json.dumps({**many, "additionalProperties": True})
+    matcher = compile_grammar(("json_schema", schema), TOKENIZER)
+    for byte in b'{"key1':
+        assert matcher.consume_token(byte), matcher.get_error()
+
+
+async def test_a_schema_that_only_compiles_open_is_left_open() -> None:
+    """llguidance takes maxProperties where all keys that it knows are required."""
+    checker = GrammarChecker()
+    either = {"anyOf": [{**BASE, "maxProperties": 2}, obj("b", b=INT)]}
+    counted = {"allOf": [either, obj("c", c=INT)]}
+    for schema, is_closed in ((BASE, True), (counted, False)):
+        constraint = ("json_schema", json.dumps(schema))
+        prepared = (await checker.prepare(constraint)).constraint
+        assert (prepared != constraint) is is_closed
+        assert find_fault(prepared) is None
+
+
+OPEN = {"type": "object", "properties": {"city": {"type": "string"}}}
+TOOL = pb.Tool(name="get_weather", parameters=json.dumps(OPEN))
+"""Asked for by each API in its own way."""
+
+
+async def schemas_sent(stack: Any) -> list[Schema]:
+    """Returns the schemas that the scheduler gets, of a text and of a forced call."""
+    params = pb.SamplingParams(
+        structured_output=pb.StructuredOutput(json_schema=json.dumps(OPEN)), max_tokens=9
+    )
+    await stack.generate(text="Hi", sampling_params=params)
+    chat = make_chat(tools=[TOOL], tool_choice=pb.ToolChoice(tool="get_weather"))
+    await ask(stack, chat)
+    body = {"messages": [{"role": "user", "content": "Hi"}]}
+    tool = {"type": "function", "function": {"name": "get_weather", "parameters": OPEN}}
+    async with httpx2.AsyncClient(base_url=f"http://{stack.router.http.address}") as client:
+        for extra in (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": OPEN}}},
+            {"guided_json": OPEN},
+            {"tools": [tool], "tool_choice": "required"},
+        ):
+            answer = await client.post("/v1/chat/completions", json=body | extra)
+            assert answer.status_code == 200, answer.text
+    outputs = [add.sampling_params.structured_output for add in stack.scheduler.added]
+    return [json.loads(output.json_schema) for output in outputs]
+
+
+async def test_every_api_closes_and_a_switch_leaves_open() -> None:
+    for closes in (True, False):
+        async with chat_stack("{}", http_port=0, disable_additional_properties=closes) as stack:
+            *schemas, of_calls = await schemas_sent(stack)
+        (call,) = of_calls["items"]["anyOf"]
+        assert len(schemas) == 4
+        for schema in (*schemas, call["properties"]["parameters"]):
+            assert schema == OPEN | ({"additionalProperties": False} if closes else {})

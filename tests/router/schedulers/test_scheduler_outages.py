@@ -1,0 +1,168 @@
+"""A scheduler that breaks, goes away or has no worker: what clients see, and that it is mended."""
+
+import asyncio
+import gc
+from typing import Any
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+
+from protos.inference.v1 import inference_pb2 as pb
+from protos.scheduler.v1 import scheduler_pb2
+from router.config import RouterConfig
+from router.main import Router
+from router.request_admission import EncodedPrompt
+from router.work_limits.payers import Payer
+from tests.router.fakes import (
+    MODEL_NAME,
+    FakeScheduler,
+)
+from tests.router.stack import (
+    Stack,
+    code_of,
+    details_of,
+    make_config,
+    make_stack,
+    saying,
+)
+from tests.waiting import eventually
+
+StatusCode = grpc.StatusCode
+
+
+async def test_a_broken_stream_ends_its_requests_and_is_mended() -> None:
+    async with make_stack(resume_wait_s=0.0) as stack:
+        call = asyncio.create_task(stack.generate())
+        await stack.scheduler.wait_until(lambda: bool(stack.scheduler.added))
+        stack.scheduler.end_stream()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call
+        assert caught.value.code() is StatusCode.UNAVAILABLE
+        assert details_of(caught.value).details[0].Is(error_details_pb2.RetryInfo.DESCRIPTOR)
+        await stack.wait_serving()
+        stack.scheduler.script = saying("back")
+        assert (await stack.generate())[-1].outputs[0].text == "back"
+        assert stack.scheduler.num_tokenizer_calls == 1  # the same tokenizer is kept
+
+
+async def test_columns_that_make_no_sense_break_the_stream_only() -> None:
+    async with make_stack() as stack:
+        call = asyncio.create_task(stack.generate())
+        await stack.scheduler.wait_until(lambda: bool(stack.scheduler.added))
+        stack.scheduler.send(scheduler_pb2.RequestUpdates(handles=b"abc"))
+        assert await code_of(call) is StatusCode.UNAVAILABLE
+        await stack.wait_serving()
+
+
+async def test_a_killed_scheduler_turns_health_until_it_is_back() -> None:
+    async with make_stack() as stack:
+        await stack.scheduler.stop()
+        await stack.wait_serving(False)
+        assert await code_of(stack.generate()) is StatusCode.UNAVAILABLE
+        assert await code_of(stack.client.GetModel(pb.GetModelRequest())) is StatusCode.UNAVAILABLE
+        await stack.scheduler.start()
+        await stack.wait_serving()
+
+
+async def test_health_follows_the_last_worker() -> None:
+    async with make_stack(saying("x")) as stack:
+        stack.scheduler.has_worker = False
+        await stack.wait_serving(False)
+        assert await code_of(stack.generate()) is StatusCode.UNAVAILABLE
+        stack.scheduler.model_name = "other"
+        stack.scheduler.has_worker = True
+        await stack.wait_serving()
+        assert (await stack.client.GetModel(pb.GetModelRequest())).name == "other"
+        await stack.generate(model="other")
+
+
+async def test_the_router_waits_visibly(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    scheduler = FakeScheduler()
+    scheduler.has_worker = False
+    address = await scheduler.start()
+    await scheduler.stop()
+    router = Router(RouterConfig(port=0, scheduler_addresses=(address,)))
+    stack = Stack(scheduler, router, f"127.0.0.1:{await router.start()}")
+    try:
+        await stack.wait_serving(False)
+        assert await code_of(stack.generate()) is StatusCode.UNAVAILABLE
+        await wait_for_log(caplog, f"waiting for the scheduler at {address}")
+        await scheduler.start()
+        await wait_for_log(caplog, "waiting for a worker to register")
+        asked = scheduler.num_model_calls
+        await eventually(lambda: scheduler.num_model_calls > asked + 2)
+        assert caplog.text.count("waiting for a worker to register") == 1
+        scheduler.has_worker = True
+        await stack.wait_serving()
+        assert f"serving {MODEL_NAME}" in caplog.text
+    finally:
+        await stack.channel.close()
+        await router.drain(grace_s=0)
+        await router.stop()
+        await scheduler.stop()
+
+
+async def wait_for_log(caplog: pytest.LogCaptureFixture, text: str) -> None:
+    await eventually(lambda: text in caplog.text)
+
+
+async def test_a_model_that_changes_while_a_prompt_is_tokenised_gets_no_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with make_stack(saying("x")) as stack:
+        tokenizing = asyncio.Event()
+        go_on = asyncio.Event()
+
+        async def tokenize(asked: object, model: object, *, payer: Payer) -> EncodedPrompt:
+            tokenizing.set()
+            await go_on.wait()
+            return EncodedPrompt([5], "text")
+
+        monkeypatch.setattr(stack.router.admission, "tokenize", tokenize)
+        call = asyncio.create_task(stack.generate())
+        await tokenizing.wait()
+        stack.scheduler.model_name = "other"
+        await eventually(lambda: stack.router.schedulers.model.name == "other")
+        go_on.set()
+        assert await code_of(call) is StatusCode.UNAVAILABLE
+        assert stack.scheduler.added == []
+
+
+async def test_tokenizer_files_that_cannot_be_read_are_waited_out(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    scheduler = FakeScheduler()
+    good, scheduler.files = scheduler.files, {"tokenizer.json": b"no tokenizer"}
+    router = Router(make_config(await scheduler.start()))
+    stack = Stack(scheduler, router, f"127.0.0.1:{await router.start()}")
+    try:
+        await wait_for_log(caplog, "waiting for a usable model")
+        scheduler.files = good
+        await stack.wait_serving()
+    finally:
+        await stack.channel.close()
+        await router.drain(grace_s=0)
+        await router.stop()
+        await scheduler.stop()
+
+
+async def test_a_lost_stream_leaves_no_task_behind() -> None:
+    """gRPC's poller, which all loops share, may complain of another test's closed loop."""
+    complaints: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+    async with make_stack(resume_wait_s=0.0) as stack:
+        for _ in range(3):
+            stack.scheduler.added.clear()
+            call = asyncio.create_task(stack.generate())
+            await stack.scheduler.wait_until(lambda: bool(stack.scheduler.added))
+            await stack.scheduler.stop()
+            assert await code_of(call) is StatusCode.UNAVAILABLE
+            await stack.wait_serving(False)
+            await stack.scheduler.start()
+            await stack.wait_serving()
+        gc.collect()
+        await asyncio.sleep(0.01)
+    assert [context for context in complaints if {"task", "future"} & context.keys()] == []

@@ -1,0 +1,123 @@
+"""One client's costly templates and grammars do not hold up those of another."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from router.params import structured_output_check
+from router.prompt import chat_template
+from router.work_limits import sandbox_process
+from router.work_limits.fair_slots import FairSlots
+from tests.router.keys.test_api_keys import entry, write_keys
+from tests.router.openai.clients import HI, Http, make_http
+from tests.waiting import EVENT_S, eventually
+
+BOMB = "bomb"
+NUM_BOMBS = 40
+
+
+def with_template(template: str) -> dict[str, Any]:
+    return {"chat_template": "{{ '" + template + "' }}"}
+
+
+def with_grammar(name: str) -> dict[str, Any]:
+    return {"structured_outputs": {"regex": name}}
+
+
+class Processes:
+    """Stands in for `run_limited`: a bomb's job runs until the test is over, others at once."""
+
+    def __init__(self) -> None:
+        self.num_bombs = 0
+        self.over = asyncio.Event()
+
+    async def run(self, file: str, job: object, *, cpu_limit_s: float) -> dict[str, Any]:
+        if BOMB in json.dumps(job):
+            self.num_bombs += 1
+            await self.over.wait()
+            return {"error": f"it takes more than {cpu_limit_s:g} s"}
+        return await sandbox_process.run_limited(file, job, cpu_limit_s=cpu_limit_s)
+
+
+@pytest.fixture
+async def processes(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Processes]:
+    fake = Processes()
+    for module in (chat_template, structured_output_check):
+        monkeypatch.setattr(module, "run_limited", fake.run)
+    yield fake
+
+
+@asynccontextmanager
+async def bombed(
+    http: Http, processes: Processes, fields: Callable[[str], dict[str, Any]], **client: Any
+) -> AsyncIterator[None]:
+    """Sends bombs, each its own, and runs the block while they hold all they can get."""
+    root = str(http.raw.base_url)
+    async with httpx2.AsyncClient(base_url=root, timeout=EVENT_S, **client) as bomber:
+        bodies = [{"messages": HI, **fields(f"{BOMB}{i}")} for i in range(NUM_BOMBS)]
+        asked = [
+            asyncio.create_task(bomber.post("/v1/chat/completions", json=body)) for body in bodies
+        ]
+        try:
+            await eventually(lambda: http.stack.router.live.num_live == NUM_BOMBS)
+            await eventually(lambda: processes.num_bombs > 0)
+            yield
+        finally:
+            processes.over.set()
+            answers = await asyncio.gather(*asked)
+        assert {answer.status_code for answer in answers} == {400}
+
+
+def key(name: str) -> dict[str, Any]:
+    return {"headers": {"authorization": f"Bearer {name}"}}
+
+
+@pytest.mark.parametrize("fields", [with_template, with_grammar])
+@pytest.mark.parametrize("has_keys", [True, False])
+async def test_a_clients_bombs_leave_a_process_for_another_client(
+    fields: Callable[[str], dict[str, Any]],
+    has_keys: bool,
+    processes: Processes,
+    tmp_path: Path,
+) -> None:
+    keys = write_keys(tmp_path / "keys", *({**entry(one), "name": one} for one in ("red", "blue")))
+    bomber: dict[str, Any] = key("red")
+    honest: dict[str, Any] = key("blue")
+    if not has_keys:  # another address of this machine
+        bomber = {"transport": httpx2.AsyncHTTPTransport(local_address="127.0.0.2")}
+        honest = {}
+    async with make_http(api_keys=keys if has_keys else None) as http:
+        body = {"messages": HI, **fields("Hi")}
+        async with bombed(http, processes, fields, **bomber):
+            answer = await http.raw.post("/v1/chat/completions", json=body, **honest)
+            assert answer.status_code == 200, answer.text
+            assert processes.num_bombs == chat_template.MAX_PROCESSES - 1
+
+
+async def test_without_shares_the_honest_request_waits(
+    processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The test above must be able to fail: here one payer may hold all slots."""
+    init = FairSlots.__init__
+
+    def without_bound(slots: FairSlots, num_slots: int) -> None:
+        init(slots, num_slots)
+        slots._most_held = num_slots
+
+    monkeypatch.setattr(FairSlots, "__init__", without_bound)
+    bomber = httpx2.AsyncHTTPTransport(local_address="127.0.0.2")
+    async with make_http() as http:
+        body = {"messages": HI, **with_template("Hi")}
+        async with bombed(http, processes, with_template, transport=bomber):
+            await eventually(lambda: processes.num_bombs == chat_template.MAX_PROCESSES)
+            honest = asyncio.create_task(http.raw.post("/v1/chat/completions", json=body))
+            await eventually(lambda: http.stack.router.live.num_live == NUM_BOMBS + 1)
+            await asyncio.sleep(0.5)
+            assert not honest.done()
+        assert (await honest).status_code == 200

@@ -1,0 +1,57 @@
+"""The parsers that uvicorn may take, each with an HTTP port's limits."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from rpc.http import client_connection
+from rpc.http.server import HttpPort
+
+PARSERS = ("h11", "httptools")
+
+
+class WithH11(client_connection.Bounds, H11Protocol, asyncio.BufferedProtocol):  # type: ignore[misc]
+    """With the parser that is always installed."""
+
+
+def use_parser(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes ports take this parser; skips the test if it is not installed."""
+    if name == "h11":
+        monkeypatch.setattr(client_connection, "BoundedConnection", WithH11)
+        return
+    pytest.importorskip("httptools")
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+    class WithHttptools(client_connection.Bounds, HttpToolsProtocol, asyncio.BufferedProtocol):  # type: ignore[misc]
+        """With the faster parser."""
+
+    monkeypatch.setattr(client_connection, "BoundedConnection", WithHttptools)
+
+
+async def echo(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers with the number of the body's bytes. Does not read a GET's body."""
+    num_bytes, more = 0, scope["method"] != "GET"
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return
+        num_bytes += len(message["body"])
+        more = message["more_body"]
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"%d bytes" % num_bytes})
+
+
+@contextlib.asynccontextmanager
+async def serving(app: ASGIApp = echo, **options: Any) -> AsyncIterator[HttpPort]:
+    """A port of this machine's loopback interface."""
+    port = HttpPort(app, **{"host": "127.0.0.1", "port": 0, "remedy": "-"} | options)
+    await port.start()
+    try:
+        yield port
+    finally:
+        await port.stop(flush_s=0)

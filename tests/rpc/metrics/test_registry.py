@@ -1,0 +1,146 @@
+"""What Prometheus reads, and where: at a port that is refused if others reach it unprotected."""
+
+import ssl
+from pathlib import Path
+
+import httpx2
+import pytest
+from prometheus_client import generate_latest
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
+
+from rpc.http import port_limits
+from rpc.metrics.histogram import Histogram
+from rpc.metrics.metrics_server import serving_metrics
+from rpc.metrics.registry import Families, MetricsConfig, make_registry
+from rpc.transport.listening_ports import BindError, PortInUse
+from rpc.transport.tls import CLEAR, TlsConfig
+from tests.rpc.certificates import Authority
+from tests.rpc.http.test_acceptor import connections
+from tests.rpc.http.test_client_connection import say, status_of
+
+
+def make_histogram() -> Histogram:
+    values = Histogram((1_000, 10_000))
+    values.observe(500, times=3)
+    values.observe(5_000, trace_id="a" * 32)
+    values.observe(50_000)
+    return values
+
+
+def read(families: Families) -> None:
+    families.gauge("running", "Running.", 2, model_name="m", worker="a")
+    families.gauge("running", "Running.", 3, model_name="m", worker="b")
+    families.counter("tokens", "Tokens.", 7, model_name="m")
+    families.histogram("time_seconds", "Time.", make_histogram(), scale=1e-3, model_name="m")
+
+
+def test_families_are_what_the_service_says_when_it_is_asked() -> None:
+    text = generate_latest(make_registry(read)).decode()
+    assert 'signalbox_running{model_name="m",worker="b"} 3.0' in text
+    assert text.count("# TYPE signalbox_running gauge") == 1
+    assert 'signalbox_tokens_total{model_name="m"} 7.0' in text
+    buckets = {
+        line.split('le="')[1].split('"')[0]: float(line.split()[-1])
+        for line in text.splitlines()
+        if line.startswith("signalbox_time_seconds_bucket")
+    }
+    assert buckets == {"1": 3, "10": 4, "+Inf": 5}
+    assert 'signalbox_time_seconds_sum{model_name="m"} 56.5' in text
+
+
+def test_a_prefix_gives_vllms_names() -> None:
+    text = generate_latest(make_registry(read, prefix="vllm")).decode()
+    assert 'vllm:running{model_name="m",worker="a"} 2.0' in text
+    assert "signalbox_" not in text
+
+
+def test_a_bucket_names_the_trace_of_a_value_in_it() -> None:
+    text = generate_openmetrics(make_registry(read)).decode()
+    (line,) = [line for line in text.splitlines() if "trace_id" in line]
+    assert 'le="10"' in line
+    assert line.endswith(f'# {{trace_id="{"a" * 32}"}} 5.0')
+
+
+def test_a_prefix_or_port_that_cannot_be_is_refused() -> None:
+    with pytest.raises(ValueError, match="metrics_prefix is 'x'; use signalbox or vllm"):
+        MetricsConfig(prefix="x")
+    with pytest.raises(ValueError, match="metrics_port 70000"):
+        MetricsConfig(port=70_000)
+
+
+async def test_the_port_serves_metrics_and_nothing_else() -> None:
+    async with (
+        serving_metrics(MetricsConfig(port=0), read, host="127.0.0.1", tls=CLEAR) as server,
+        httpx2.AsyncClient() as client,
+    ):
+        assert server is not None
+        answer = await client.get(f"http://{server.address}/metrics")
+        assert "signalbox_tokens_total" in answer.text
+        assert "process_cpu_seconds_total" in answer.text
+        assert (await client.get(f"http://{server.address}/")).status_code == 404
+        assert (await client.post(f"http://{server.address}/metrics")).status_code == 404
+        taken = MetricsConfig(port=server.port)
+        with pytest.raises(PortInUse, match="choose another --metrics-port"):
+            async with serving_metrics(taken, read, host="127.0.0.1", tls=CLEAR):
+                pass
+
+
+async def test_the_port_bounds_its_clients_as_that_of_the_api_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(port_limits, "HEAD_S", 0.3)
+    get = b"GET /metrics HTTP/1.1\r\nConnection: close\r\n"
+    config = MetricsConfig(port=0, allowed_hosts=("scheduler",))
+    async with serving_metrics(config, read, host="127.0.0.1", tls=CLEAR) as server:
+        assert server is not None
+        for rest, status in (
+            (b"Host: localhost\r\n\r\n", 200),
+            (b"Host: scheduler:9464\r\n\r\n", 200),
+            (b"Host: evil.example\r\n\r\n", 403),
+            (b"Host: localhost\r\nOrigin: https://evil.example\r\n\r\n", 403),
+            (b"Host: localhost\r\nSec-Fetch-Site: cross-site\r\n\r\n", 403),
+            (b"Host: localhost\r\n" + b"a: b\r\n" * 10_000, 431),
+            (b"Host: localhost\r\n", 408),
+        ):
+            assert status_of(await say(server.port, get + rest)) == status, rest[:60]
+        async with connections(server.port, port_limits.METRICS_CONNECTIONS + 10, b"GET"):
+            assert status_of(await say(server.port, get + b"Host: localhost\r\n\r\n")) == 200
+
+
+async def test_without_a_port_nothing_listens() -> None:
+    async with serving_metrics(MetricsConfig(), read, host="127.0.0.1", tls=CLEAR) as server:
+        assert server is None
+
+
+async def test_a_port_that_others_reach_is_refused_in_the_clear() -> None:
+    config = MetricsConfig(port=0)
+    with pytest.raises(BindError, match="--tls-client-ca, or --insecure"):
+        async with serving_metrics(config, read, host="0.0.0.0", tls=CLEAR):
+            pass
+    insecure = TlsConfig(insecure=True)
+    async with serving_metrics(config, read, host="0.0.0.0", tls=insecure) as server:
+        assert server is not None
+
+
+async def test_with_an_authority_for_clients_only_those_that_it_vouches_for_may_read(
+    tmp_path: Path,
+) -> None:
+    authority = Authority(tmp_path)
+    tls = authority.member("scheduler")
+    config = MetricsConfig(port=0)
+    async with serving_metrics(config, read, host="127.0.0.1", tls=tls) as server:
+        assert server is not None
+        url = f"https://{server.address}/metrics"
+        for knows_us in (False, True):
+            context = ssl.create_default_context(cafile=tls.ca)
+            context.check_hostname = False
+            if knows_us:
+                operator = authority.member("operator")
+                assert operator.cert is not None
+                context.load_cert_chain(operator.cert, operator.key)
+            async with httpx2.AsyncClient(verify=context) as client:
+                if knows_us:
+                    assert (await client.get(url)).status_code == 200
+                else:
+                    with pytest.raises(httpx2.HTTPError):
+                        await client.get(url)

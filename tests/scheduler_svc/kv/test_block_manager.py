@@ -1,0 +1,413 @@
+"""Who may have blocks now, later or never; and what moves when a group is swapped."""
+
+import pytest
+
+from scheduler_svc.kv.block_allocator import BlockCopy
+from scheduler_svc.kv.block_manager import AllocStatus, BlockSpaceManager
+from scheduler_svc.kv.cost_model import CostModel
+from scheduler_svc.kv.prefix_cache import FoundBlock
+from scheduler_svc.requests.sequence import Sequence, SequenceStatus
+from scheduler_svc.requests.sequence_group import SequenceGroup
+from scheduler_svc.requests.sequence_ids import next_seq_id
+from tests.scheduler_svc.make import make_request
+
+
+def make_blocks(
+    *,
+    num_gpu_blocks: int = 8,
+    num_cpu_blocks: int = 8,
+    num_watermark_blocks: int = 0,
+    prefix_caching: bool = True,
+    cpu_prefix_cache: bool = True,
+    costs: CostModel | None = None,
+) -> BlockSpaceManager:
+    return BlockSpaceManager(
+        block_size=4,
+        num_gpu_blocks=num_gpu_blocks,
+        num_cpu_blocks=num_cpu_blocks,
+        num_watermark_blocks=num_watermark_blocks,
+        max_model_len=128,
+        prefix_caching=prefix_caching,
+        cpu_prefix_cache=cpu_prefix_cache,
+        costs=costs or CostModel(),
+    )
+
+
+def start(
+    blocks: BlockSpaceManager, *, prompt_len: int, n: int = 1, kind: int = 1
+) -> SequenceGroup:
+    """A group whose prompt is computed and whose branches have been split off."""
+    group = make_request([kind] * prompt_len, max_tokens=8, n=n)
+    (seq,) = group.sequences
+    blocks.start(seq, blocks.find_prefix(seq))
+    seq.num_computed_tokens = prompt_len
+    blocks.cache_blocks(seq)
+    for branch in range(1, n):
+        child = Sequence(
+            seq_id=next_seq_id(), branch=branch, group=group, num_computed_tokens=prompt_len
+        )
+        blocks.fork(seq, child)
+        group.sequences.append(child)
+    group.set_status(SequenceStatus.RUNNING)
+    for each in group.sequences:
+        each.output_token_ids.append(5 + each.branch)
+    return group
+
+
+def swap_out(blocks: BlockSpaceManager, group: SequenceGroup) -> list[BlockCopy]:
+    copies = blocks.swap_out(group)
+    group.set_status(SequenceStatus.SWAPPED)
+    return copies + blocks.complete()
+
+
+def swap_in(blocks: BlockSpaceManager, group: SequenceGroup) -> list[BlockCopy]:
+    copies = blocks.swap_in(group)
+    group.set_status(SequenceStatus.RUNNING)
+    blocks.complete()
+    return copies
+
+
+@pytest.mark.parametrize(
+    ("num_used", "num_watermark_blocks", "prompt_len", "status"),
+    [
+        (0, 0, 24, AllocStatus.OK),  # 6 of 8 blocks, 8 at its longest
+        (0, 0, 25, AllocStatus.OK),
+        (0, 0, 26, AllocStatus.NEVER),  # 9 at its longest
+        (2, 0, 24, AllocStatus.OK),
+        (3, 0, 24, AllocStatus.LATER),
+        (1, 1, 24, AllocStatus.OK),
+        (2, 1, 24, AllocStatus.LATER),
+        (0, 3, 24, AllocStatus.OK),  # alone the watermark protects nobody
+    ],
+)
+def test_admission_leaves_the_watermark_free_unless_nobody_runs(
+    num_used: int, num_watermark_blocks: int, prompt_len: int, status: AllocStatus
+) -> None:
+    blocks = make_blocks(num_watermark_blocks=num_watermark_blocks)
+    used = [blocks.gpu.allocate() for _ in range(num_used)]
+    assert blocks.can_allocate(make_request([1] * prompt_len)) is status
+    blocks.gpu.check(dict.fromkeys(used, 1))
+
+
+@pytest.mark.parametrize(
+    ("num_lookahead_slots", "num_used", "status"),
+    [
+        (0, 6, AllocStatus.OK),
+        (3, 6, AllocStatus.OK),  # 5 tokens and 3 slots are two blocks
+        (4, 6, AllocStatus.LATER),
+        (4, 5, AllocStatus.OK),
+        (100, 5, AllocStatus.OK),  # no slot is past the sequence's end: 12 tokens are computed
+    ],
+)
+def test_allocate_counts_lookahead_slots(
+    num_lookahead_slots: int, num_used: int, status: AllocStatus
+) -> None:
+    blocks = make_blocks()
+    for _ in range(num_used):
+        blocks.gpu.allocate()
+    group = make_request([1] * 5)
+    assert blocks.can_allocate(group, num_lookahead_slots=num_lookahead_slots) is status
+
+
+@pytest.mark.parametrize(
+    ("num_new_tokens", "num_lookahead_slots", "num_used", "status", "num_blocks"),
+    [
+        (1, 0, 5, AllocStatus.OK, 3),
+        (1, 0, 6, AllocStatus.LATER, 3),
+        (1, 3, 5, AllocStatus.OK, 3),
+        (1, 4, 5, AllocStatus.LATER, 4),
+        (1, 4, 4, AllocStatus.OK, 4),
+        (1, 100, 4, AllocStatus.OK, 4),  # its 15 tokens that are computed, and no more
+        (24, 0, 0, AllocStatus.OK, 8),
+        (25, 0, 0, AllocStatus.NEVER, 9),
+    ],
+)
+def test_append_counts_lookahead_slots_and_says_never(
+    num_new_tokens: int,
+    num_lookahead_slots: int,
+    num_used: int,
+    status: AllocStatus,
+    num_blocks: int,
+) -> None:
+    blocks = make_blocks()
+    (seq,) = start(blocks, prompt_len=8).sequences
+    for _ in range(num_used):
+        blocks.gpu.allocate()
+    lookahead = {"num_lookahead_slots": num_lookahead_slots}
+    assert blocks.can_append_slots(seq, num_new_tokens, **lookahead) is status
+    if status is AllocStatus.OK:
+        assert blocks.append_slots(seq, num_new_tokens, **lookahead) is None
+        assert len(seq.block_table) == num_blocks
+
+
+def test_a_shared_block_is_copied_and_needs_room_for_the_copy() -> None:
+    blocks = make_blocks(num_gpu_blocks=2)
+    group = start(blocks, prompt_len=3, n=2)
+    first, second = group.sequences
+    other = blocks.gpu.allocate()
+    assert blocks.can_append_slots(first, 1) is AllocStatus.LATER
+    blocks.gpu.free(other)
+    assert blocks.can_append_slots(first, 1) is AllocStatus.OK
+    assert blocks.append_slots(first, 1) == BlockCopy(second.block_table[0], first.block_table[0])
+    assert blocks.append_slots(second, 1) is None  # nobody reads it any more
+    blocks.check(group.sequences)
+
+
+@pytest.mark.parametrize("cpu_prefix_cache", [True, False])
+def test_branches_are_swapped_as_one_and_go_on_sharing(cpu_prefix_cache: bool) -> None:
+    blocks = make_blocks(cpu_prefix_cache=cpu_prefix_cache)
+    group = start(blocks, prompt_len=10, n=3)  # two whole blocks and a part, of all three
+    first = group.sequences[0]
+    blocks.append_slots(first, 1)
+    out = swap_out(blocks, group)
+    assert len(out) == len({copy.dst for copy in out}) == 4
+    assert [seq.block_table[:2] for seq in group.sequences] == [first.block_table[:2]] * 3
+    assert group.sequences[1].block_table == group.sequences[2].block_table
+    assert first.block_table[2] != group.sequences[1].block_table[2]
+    blocks.check(group.sequences)
+    taken = [blocks.gpu.allocate() for _ in range(8)]  # all that was cached on the GPU is gone
+    for block in taken:
+        blocks.gpu.free(block)
+    back = swap_in(blocks, group)
+    assert len(back) == 4
+    assert {copy.src for copy in back} == {copy.dst for copy in out}
+    assert [seq.block_table[:2] for seq in group.sequences] == [first.block_table[:2]] * 3
+    assert group.sequences[1].block_table == group.sequences[2].block_table
+    assert blocks.is_write_shared(group.sequences[1])
+    assert not blocks.is_write_shared(first)
+    blocks.check(group.sequences)
+    for seq in group.sequences:
+        blocks.free(seq)
+    blocks.check([])
+
+
+def test_whole_blocks_that_are_still_on_the_gpu_are_not_copied_back() -> None:
+    blocks = make_blocks()
+    group = start(blocks, prompt_len=10)
+    swap_out(blocks, group)
+    assert len(swap_in(blocks, group)) == 1  # the part of a block has no name
+    blocks.check(group.sequences)
+
+
+def test_of_a_group_that_was_swapped_out_the_last_blocks_are_evicted_first() -> None:
+    blocks = make_blocks(num_gpu_blocks=3, num_cpu_blocks=4)
+    group = start(blocks, prompt_len=10)
+    head = group.sequences[0].block_table[0]
+    swap_out(blocks, group)
+    for _ in range(2):  # the block that was not whole, and the second
+        blocks.gpu.allocate()
+    assert blocks.gpu.is_cached(head)
+
+
+def test_a_found_prefix_is_known_to_be_on_the_cpu_too() -> None:
+    blocks = make_blocks()
+    first = start(blocks, prompt_len=10)
+    swap_out(blocks, first)
+    second = make_request([1] * 10)
+    (seq,) = second.sequences
+    blocks.start(seq, blocks.find_prefix(seq))
+    second.set_status(SequenceStatus.RUNNING)
+    assert len(swap_out(blocks, second)) == 1
+    blocks.check([*first.sequences, seq])
+
+
+def test_a_shared_prefix_has_no_name_without_the_cache() -> None:
+    blocks = make_blocks(prefix_caching=False)
+    group = start(blocks, prompt_len=10)
+    (seq,) = make_request([1] * 10).sequences
+    blocks.start(seq, [FoundBlock(block) for block in group.sequences[0].block_table[:2]])
+    seq.group.set_status(SequenceStatus.RUNNING)
+    assert seq.num_published_blocks == 0
+    assert len(swap_out(blocks, seq.group)) == 3
+    blocks.check([*group.sequences, seq])
+
+
+def test_a_group_that_holds_more_than_it_should_needs_that_much_to_come_back() -> None:
+    blocks = make_blocks(num_gpu_blocks=4)
+    group = start(blocks, prompt_len=12)
+    swap_out(blocks, group)
+    group.prompt_token_ids = [1] * 4  # it would take one block
+    group.max_tokens = 1
+    for _ in range(2):
+        blocks.gpu.allocate()
+    assert blocks.can_swap_in(group) is AllocStatus.LATER
+
+
+def test_whole_blocks_that_are_still_on_the_cpu_are_not_copied_out_again() -> None:
+    blocks = make_blocks()
+    group = start(blocks, prompt_len=10)
+    swap_out(blocks, group)
+    swap_in(blocks, group)
+    assert len(swap_out(blocks, group)) == 1
+    blocks.check(group.sequences)
+
+
+def test_two_swapped_groups_share_their_prefix_on_the_cpu() -> None:
+    blocks = make_blocks(num_cpu_blocks=4)
+    groups = [start(blocks, prompt_len=10) for _ in range(2)]
+    assert len(swap_out(blocks, groups[0])) == 3
+    assert blocks.can_swap_out(groups[1])  # the one block that is free will do
+    assert len(swap_out(blocks, groups[1])) == 1
+    blocks.check([seq for group in groups for seq in group.sequences])
+
+
+def test_without_the_cache_on_the_cpu_a_group_takes_all_its_blocks() -> None:
+    blocks = make_blocks(num_cpu_blocks=5, cpu_prefix_cache=False)
+    groups = [start(blocks, prompt_len=10) for _ in range(2)]
+    assert len(swap_out(blocks, groups[0])) == 3
+    assert not blocks.can_swap_out(groups[1])
+    assert not blocks.cpu.hashes
+
+
+@pytest.mark.parametrize(
+    ("num_used", "num_watermark_blocks", "status"),
+    [
+        (4, 0, AllocStatus.OK),  # three blocks, and one to grow
+        (5, 0, AllocStatus.LATER),
+        (3, 1, AllocStatus.OK),
+        (4, 1, AllocStatus.LATER),
+        (0, 7, AllocStatus.OK),  # alone
+    ],
+)
+def test_a_swapped_group_comes_back_with_a_block_to_grow_above_the_watermark(
+    num_used: int, num_watermark_blocks: int, status: AllocStatus
+) -> None:
+    blocks = make_blocks(num_watermark_blocks=num_watermark_blocks, prefix_caching=False)
+    group = start(blocks, prompt_len=10)
+    swap_out(blocks, group)
+    for _ in range(num_used):
+        blocks.gpu.allocate()
+    assert blocks.can_swap_in(group) is status
+
+
+def test_a_swapped_group_counts_lookahead_slots() -> None:
+    blocks = make_blocks(prefix_caching=False)
+    group = start(blocks, prompt_len=10)
+    swap_out(blocks, group)
+    for _ in range(4):
+        blocks.gpu.allocate()
+    assert blocks.can_swap_in(group, num_lookahead_slots=5) is AllocStatus.OK  # 16 slots
+    assert blocks.can_swap_in(group, num_lookahead_slots=6) is AllocStatus.LATER
+
+
+def test_blocks_in_use_on_the_gpu_make_room_for_a_swapped_group() -> None:
+    blocks = make_blocks()
+    groups = [start(blocks, prompt_len=10) for _ in range(2)]  # two blocks are the same
+    swap_out(blocks, groups[1])
+    assert blocks.can_swap_in(groups[1]) is AllocStatus.OK
+    for _ in range(3):
+        blocks.gpu.allocate()
+    assert blocks.gpu.num_free == 2
+    assert blocks.can_swap_in(groups[1]) is AllocStatus.OK
+    blocks.gpu.allocate()
+    assert blocks.can_swap_in(groups[1]) is AllocStatus.LATER
+
+
+def test_a_swapped_group_that_can_never_fit_is_told_so() -> None:
+    blocks = make_blocks(num_gpu_blocks=3)
+    group = start(blocks, prompt_len=12)
+    swap_out(blocks, group)
+    group.max_tokens = 1  # its blocks are all it takes
+    assert blocks.can_swap_in(group) is AllocStatus.OK
+    group.max_tokens = 2
+    assert blocks.can_swap_in(group) is AllocStatus.NEVER
+
+
+def test_a_group_cannot_come_back_in_the_step_that_takes_it_out() -> None:
+    blocks = make_blocks()
+    group = start(blocks, prompt_len=10)
+    blocks.swap_out(group)
+    assert blocks.can_swap_in(group) is AllocStatus.LATER
+    blocks.complete()
+    assert blocks.can_swap_in(group) is AllocStatus.OK
+
+
+def test_blocks_that_a_plan_reads_on_the_cpu_are_not_written_by_it() -> None:
+    blocks = make_blocks(num_gpu_blocks=4, num_cpu_blocks=3, prefix_caching=False)
+    group = start(blocks, prompt_len=10)
+    swap_out(blocks, group)
+    blocks.swap_in(group)
+    group.set_status(SequenceStatus.RUNNING)
+    assert not blocks.can_swap_out(group)
+    blocks.complete()
+    assert blocks.can_swap_out(group)
+
+
+def test_copies_of_evicted_blocks_give_way_to_a_group_in_the_same_plan() -> None:
+    blocks = make_blocks(num_cpu_blocks=3)
+    ended = start(blocks, prompt_len=8, kind=2)
+    for seq in ended.sequences:
+        blocks.free(seq)
+    group = start(blocks, prompt_len=10)
+    taken = [blocks.gpu.allocate() for _ in range(5)]  # evicts two blocks, which are to be kept
+    assert blocks.cpu.num_free == 1
+    assert blocks.can_swap_out(group)
+    copies = blocks.swap_out(group)
+    group.set_status(SequenceStatus.SWAPPED)
+    assert sorted(copy.dst for copy in copies) == [0, 1, 2]
+    assert not blocks.complete()
+    blocks.gpu.check(dict.fromkeys(taken, 1))
+    blocks.cpu.check(dict.fromkeys(group.sequences[0].block_table, 1))
+
+
+def test_a_group_may_share_an_evicted_block_that_the_plan_is_copying() -> None:
+    """Its own block of the same content has no name on the GPU: another was first."""
+    blocks = make_blocks(num_gpu_blocks=5, num_cpu_blocks=4)
+    groups = [make_request([1] * 5, max_tokens=8) for _ in range(2)]
+    for group in groups:  # both compute the prompt, neither finds it
+        blocks.start(group.sequences[0], [])
+    for group in groups:
+        group.set_status(SequenceStatus.RUNNING)
+        group.sequences[0].num_computed_tokens = 5
+        blocks.cache_blocks(group.sequences[0])
+    first, second = (group.sequences[0] for group in groups)
+    evicted = first.block_table[0]
+    blocks.free(first)
+    while blocks.gpu.is_cached(evicted):
+        blocks.gpu.allocate()
+    assert blocks.can_swap_out(groups[1])
+    copies = blocks.swap_out(groups[1])
+    assert len(copies) == 1
+    assert blocks.cpu.num_free == 2
+    third = make_request([3] * 12)  # of three blocks: it must not take what the second has got
+    third.sequences[0].block_table = [0, 1, 2]
+    assert not blocks.can_swap_out(third)
+    kept = blocks.complete()
+    assert kept == [BlockCopy(evicted, second.block_table[0])]
+    assert blocks.cpu.is_shared(second.block_table[0]) is False
+    blocks.cpu.check(dict.fromkeys(second.block_table, 1))
+
+
+def test_a_copy_that_is_given_up_for_a_group_is_not_counted_as_its_own() -> None:
+    """The plan copies two evicted blocks; one of them holds what a block of the group holds."""
+    blocks = make_blocks(num_gpu_blocks=5, num_cpu_blocks=2)
+    groups = [make_request([1] * 5, max_tokens=8) for _ in range(2)]
+    for group in groups:
+        blocks.start(group.sequences[0], [])
+    for group in groups:
+        group.set_status(SequenceStatus.RUNNING)
+        group.sequences[0].num_computed_tokens = 5
+        blocks.cache_blocks(group.sequences[0])
+    blocks.free(groups[0].sequences[0])
+    (other,) = start(blocks, prompt_len=4, kind=2).sequences
+    blocks.free(other)
+    while blocks.gpu.num_cached:
+        blocks.gpu.allocate()
+    assert blocks.cpu.num_free == 0
+    assert blocks.can_swap_out(groups[1])
+    assert len(blocks.swap_out(groups[1])) == 2
+    assert not blocks.complete()
+    blocks.cpu.check(dict.fromkeys(groups[1].sequences[0].block_table, 1))
+
+
+def test_blocks_of_a_swapped_group_are_not_fetched_where_computing_is_cheaper() -> None:
+    costs = CostModel(block_bytes=10, copy_bytes_per_s=1, prefill_tokens_per_s=100)
+    blocks = make_blocks(costs=costs)
+    group = start(blocks, prompt_len=10)
+    swap_out(blocks, group)
+    for _ in range(8):
+        blocks.gpu.allocate()
+    twin = make_request([1] * 10)
+    assert blocks.find_prefix(twin.sequences[0]) == []
+    costs.copy_bytes_per_s = 1e6
+    assert len(blocks.find_prefix(twin.sequences[0])) == 2

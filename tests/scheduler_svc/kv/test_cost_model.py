@@ -1,0 +1,110 @@
+"""The choice between swap and recompute follows the rates that the worker shows."""
+
+import pytest
+
+from scheduler_svc.config import PreemptionMode
+from scheduler_svc.kv.cost_model import STEPS_TO_RETRY, CostModel
+from scheduler_svc.requests.sequence import SequenceStatus
+from tests.scheduler_svc.make import make_loop, make_request, make_scheduler
+
+FAST_COPIES = CostModel(block_bytes=1000, copy_bytes_per_s=1e9, prefill_tokens_per_s=100)
+SLOW_COPIES = CostModel(block_bytes=1000, copy_bytes_per_s=1e3, prefill_tokens_per_s=1e6)
+
+
+@pytest.mark.parametrize(
+    ("cost", "status"),
+    [(FAST_COPIES, SequenceStatus.SWAPPED), (SLOW_COPIES, SequenceStatus.WAITING)],
+)
+def test_auto_takes_what_costs_less(cost: CostModel, status: SequenceStatus) -> None:
+    scheduler = make_scheduler(
+        num_gpu_blocks=6, num_cpu_blocks=6, mode=PreemptionMode.AUTO, cost=cost
+    )
+    loop = make_loop(scheduler, depth=1)
+    groups = [make_request([i + 1] * 8, max_tokens=12, arrival=float(i)) for i in range(2)]
+    for group in groups:
+        scheduler.admission.add(group)
+    while not scheduler.num_preemptions:
+        loop.send()
+        loop.answer()
+    assert groups[1].sequences[0].status is status
+    loop.run()
+    scheduler.check()
+    assert scheduler.blocks.gpu.num_free == scheduler.blocks.gpu.num_blocks
+
+
+def test_rates_follow_what_answers_show() -> None:
+    cost = CostModel(block_bytes=1000, copy_bytes_per_s=1e6, prefill_tokens_per_s=10)
+    for _ in range(200):
+        cost.observe_swaps(num_blocks=10, num_copies=0, swap_ns=1_000_000)
+        cost.observe_prefill(num_seqs=1, num_tokens=100, forward_ns=1_000_000_000)
+    assert cost.copy_bytes_per_s == pytest.approx(1e7, rel=0.01)
+    assert cost.prefill_tokens_per_s == pytest.approx(100, rel=0.01)
+    assert cost.copy_s(10) == pytest.approx(1e-3, rel=0.01)
+    assert cost.recompute_s(100) == pytest.approx(1.0, rel=0.01)
+
+
+def test_small_steps_say_nothing_of_the_prefill_rate() -> None:
+    cost = CostModel(prefill_tokens_per_s=500)
+    cost.observe_prefill(num_seqs=1, num_tokens=1, forward_ns=1_000_000_000)
+    assert cost.prefill_tokens_per_s == 500
+
+
+def test_steps_of_decodes_say_nothing_of_the_prefill_rate() -> None:
+    cost = CostModel(prefill_tokens_per_s=500)
+    cost.observe_prefill(num_seqs=64, num_tokens=64, forward_ns=1_000_000_000)
+    assert cost.prefill_tokens_per_s == 500
+
+
+def test_a_long_prefill_says_more_than_many_short_ones() -> None:
+    cost = CostModel(prefill_tokens_per_s=1000)
+    for _ in range(8):  # 100 tokens a second
+        cost.observe_prefill(num_seqs=1, num_tokens=32, forward_ns=320_000_000)
+    cost.observe_prefill(num_seqs=1, num_tokens=4096, forward_ns=4_096_000_000)
+    assert cost.prefill_tokens_per_s > 500
+
+
+def test_copies_beside_copies_on_write_say_nothing_of_the_rate_of_swaps() -> None:
+    cost = CostModel(block_bytes=1000, copy_bytes_per_s=1e6)
+    cost.observe_swaps(num_blocks=1, num_copies=1, swap_ns=1_000_000_000)
+    assert cost.copy_bytes_per_s == 1e6
+
+
+@pytest.mark.parametrize(
+    ("copies_per_recompute", "fetches", "keeps"),
+    [(0.5, False, False), (2, True, False), (16, True, False), (18, True, True)],
+)
+def test_evicted_blocks_are_kept_if_few_hits_pay_for_all(
+    copies_per_recompute: float, fetches: bool, keeps: bool
+) -> None:
+    """Of a block that takes a millisecond to copy."""
+    cost = CostModel(
+        block_bytes=1000,
+        copy_bytes_per_s=1e6,
+        prefill_tokens_per_s=16 / (copies_per_recompute * 1e-3),
+    )
+    assert cost.fetches(block_size=16) is fetches
+    assert cost.keeps_another(num_kept=0, block_size=16) is keeps
+    assert not cost.keeps_another(num_kept=5, block_size=16)
+
+
+def test_what_is_not_known_costs_nothing() -> None:
+    cost = CostModel()
+    assert cost.fetches(block_size=16)
+    assert cost.keeps_another(num_kept=1000, block_size=16)
+    assert cost.prefers_swap(num_blocks=1, num_tokens=16)
+
+
+def test_a_step_that_was_held_up_does_not_put_an_end_to_copies() -> None:
+    cost = CostModel(block_bytes=1000, copy_bytes_per_s=1e6)
+    cost.observe_swaps(num_blocks=1, num_copies=0, swap_ns=10_000_000_000)
+    assert cost.copy_bytes_per_s > 0.9e6
+
+
+def test_copies_that_seemed_too_dear_are_tried_again() -> None:
+    cost = CostModel(block_bytes=1000, copy_bytes_per_s=1e6)
+    for _ in range(10):
+        cost.observe_swaps(num_blocks=100, num_copies=0, swap_ns=10_000_000_000)
+    assert cost.copy_bytes_per_s < 1e5
+    for _ in range(STEPS_TO_RETRY):
+        cost.observe_swaps(num_blocks=0, num_copies=0, swap_ns=0)
+    assert cost.copy_bytes_per_s == 1e6

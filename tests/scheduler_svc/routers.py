@@ -1,0 +1,64 @@
+"""A router that keeps what it is told, and requests of its own."""
+
+from dataclasses import dataclass, field
+
+from contract.errors import Code
+from contract.request import BeamSearchParams
+from contract.sampling_params import SamplingParams
+from contract.updates import FinishedRequest, RequestUpdates
+from scheduler_svc.cluster import Cluster
+from scheduler_svc.requests.live_requests import LiveRequest
+from scheduler_svc.requests.sequence_group import SequenceGroup
+from scheduler_svc.requests.timeline import GroupTimes
+from tests.scheduler_svc.make import Loop
+
+
+@dataclass(slots=True, eq=False)
+class Router:
+    """Keeps what it is told."""
+
+    ended: dict[int, FinishedRequest] = field(default_factory=dict)
+
+    def send(self, updates: RequestUpdates) -> None:
+        for end in updates.finished_requests:
+            assert end.handle not in self.ended, "a request ended twice"
+            self.ended[end.handle] = end
+
+
+def add_request(
+    cluster: Cluster,
+    router: Router,
+    handle: int,
+    *,
+    max_tokens: int = 8,
+    n: int = 1,
+    deadline: float | None = None,
+    tenant: str = "",
+    beam_search: BeamSearchParams | None = None,
+) -> LiveRequest | None:
+    group = SequenceGroup(
+        request_id=f"r{handle}",
+        prompt_token_ids=[handle] * 5,
+        params=SamplingParams(),
+        max_tokens=max_tokens,
+        num_sequences=n,
+        deadline=deadline,
+        tenant=tenant,
+        beam_search=beam_search,
+        times=GroupTimes(arrival=float(handle)),
+    )
+    return cluster.requests.add(group, session=router, handle=handle)
+
+
+def failure_of(router: Router, handle: int) -> tuple[Code, str, float | None]:
+    failure = router.ended[handle].failure
+    assert failure is not None
+    return failure.code, failure.message, failure.retry_after_s
+
+
+def finish(cluster: Cluster, loop: Loop) -> None:
+    """Runs steps until none is left, and tells routers what they bring."""
+    while loop.send() or loop.sent:
+        if (outcome := loop.answer()) is not None:
+            cluster.requests.send_updates(outcome)
+        cluster.check()

@@ -1,0 +1,52 @@
+"""The lease of a worker: however its stream ends, the worker is gone with it."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+from protos.scheduler.v1 import scheduler_pb2 as pb
+from scheduler_svc.cluster import Cluster
+from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.planning.plan import StepAnswer, StepPlan
+from scheduler_svc.service.registry_servicer import WorkerRegistryServicer
+from scheduler_svc.workers.engine import Engine
+from tests.scheduler_svc.make import make_scheduler
+from tests.waiting import eventually, settle
+
+
+class SilentWorker:
+    """Answers nothing, and takes its time to be let go."""
+
+    address = "127.0.0.1:1"
+
+    async def send(self, plan: StepPlan) -> None: ...
+
+    async def read(self) -> StepAnswer:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.05)
+        raise AssertionError("unreachable")
+
+
+async def no_heartbeats() -> AsyncIterator[pb.RegisterRequest]:
+    await asyncio.Event().wait()
+    yield pb.RegisterRequest()
+
+
+async def test_a_worker_leaves_even_if_its_handler_is_cancelled_while_it_ends() -> None:
+    cluster = Cluster()
+    servicer = WorkerRegistryServicer(cluster, SchedulerConfig(port=0))
+    scheduler = make_scheduler(admission=cluster.admission)
+    engine = Engine(
+        worker=SilentWorker(), scheduler=scheduler, send_updates=cluster.requests.send_updates
+    )
+    lease = asyncio.ensure_future(anext(servicer._lease(engine, no_heartbeats())))
+    await settle()
+    assert cluster.engines == [engine]
+    for _ in range(2):  # its heartbeats stop, then its connection closes
+        lease.cancel()
+        await settle()
+    with contextlib.suppress(asyncio.CancelledError):
+        await lease
+    await eventually(lambda: not cluster.engines)

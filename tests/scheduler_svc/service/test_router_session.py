@@ -1,0 +1,63 @@
+"""A router's stream over its bounded buffer."""
+
+import asyncio
+
+import pytest
+
+from contract.errors import InvalidArgument, ResourceExhausted
+from contract.sampling_params import SamplingParams
+from contract.updates import RequestUpdates
+from scheduler_svc.requests.sequence_group import SequenceGroup
+from scheduler_svc.requests.timeline import GroupTimes
+from scheduler_svc.service.router_session import Session
+from tests.scheduler_svc.make import join_worker, make_cluster
+
+
+def make_request(request_id: str) -> SequenceGroup:
+    return SequenceGroup(
+        request_id=request_id,
+        prompt_token_ids=[1, 2],
+        params=SamplingParams(),
+        max_tokens=4,
+        times=GroupTimes(arrival=0.0),
+    )
+
+
+async def test_a_router_that_does_not_read_loses_its_requests_and_then_its_stream() -> None:
+    cluster = make_cluster()
+    join_worker(cluster)
+    session = Session(cluster.requests, max_messages=2)
+    session.add(make_request("a"), handle=1)
+    for _ in range(3):
+        session.send(RequestUpdates())
+    assert len(cluster.requests) == 1, "no request ends amid a `send_updates`"
+    await asyncio.sleep(0)
+    assert not len(cluster.requests)
+    cluster.check()
+    with pytest.raises(ResourceExhausted, match="does not read"):
+        session.add(make_request("b"), handle=2)
+    session.end()
+    with pytest.raises(ResourceExhausted, match="does not read"):
+        await session.next_message()
+
+
+async def test_what_waits_is_sent_before_the_end() -> None:
+    cluster = make_cluster()
+    session = Session(cluster.requests, max_messages=2)
+    session.send(RequestUpdates(handles=[1]))
+    session.end()
+    message = await session.next_message()
+    assert message is not None
+    assert message.handles == [1]
+    assert await session.next_message() is None
+
+
+async def test_a_handle_that_is_live_is_refused() -> None:
+    cluster = make_cluster()
+    join_worker(cluster)
+    session = Session(cluster.requests, max_messages=2)
+    session.add(make_request("a"), handle=1)
+    with pytest.raises(InvalidArgument, match="handle"):
+        session.add(make_request("b"), handle=1)
+    session.abort_all()
+    assert not len(cluster.requests)

@@ -1,0 +1,61 @@
+"""Log probabilities that a worker answers with: as many as were asked for, and no more."""
+
+import pytest
+
+from contract.logprobs import PromptLogprobs, TokenLogprobs
+from contract.sampling_params import SamplingParams
+from scheduler_svc.planning.plan import StepAnswer, StepPlan
+from scheduler_svc.results.result_validation import find_fault
+from scheduler_svc.workers.probe_step import make_check_plan
+
+VOCAB_SIZE = 512
+
+
+def make_plan(params: SamplingParams) -> StepPlan:
+    """Returns a step of a sequence with a prompt of two tokens."""
+    plan = make_check_plan()
+    (seq,) = plan.seqs
+    seq.group.params = params
+    seq.group.prompt_token_ids.append(0)
+    return plan
+
+
+def tops(number: int) -> TokenLogprobs:
+    return TokenLogprobs(-1.0, 1, list(range(number)), [-1.0] * number)
+
+
+@pytest.mark.parametrize(
+    ("params", "allowed"),
+    [
+        (SamplingParams(num_logprobs=0), 0),
+        (SamplingParams(num_logprobs=3), 3),
+        (SamplingParams(num_logprobs=0, logprob_token_ids=(5, 6)), 2),
+    ],
+)
+def test_a_row_names_as_many_tokens_as_were_asked_for(params: SamplingParams, allowed: int) -> None:
+    plan = make_plan(params)
+    (seq,) = plan.seqs
+
+    def fault(number: int) -> str | None:
+        answer = StepAnswer(
+            step_id=1, seq_ids=[seq.seq_id], token_ids=[1], logprobs={0: tops(number)}
+        )
+        return find_fault(plan, answer, vocab_size=VOCAB_SIZE)
+
+    assert fault(allowed) is None
+    assert fault(allowed + 1) == f"{allowed + 1} log probabilities of row 0"
+
+
+@pytest.mark.parametrize("asked", [None, 0, 3])
+def test_a_prompts_token_names_as_many_tokens_as_were_asked_for(asked: int | None) -> None:
+    plan = make_plan(SamplingParams(num_prompt_logprobs=asked))
+    (seq,) = plan.seqs
+
+    def fault(number: int) -> str | None:
+        run = PromptLogprobs(seq.seq_id, 1, [tops(number)])
+        answer = StepAnswer(step_id=1, seq_ids=[seq.seq_id], token_ids=[1], prompt_logprobs=[run])
+        return find_fault(plan, answer, vocab_size=VOCAB_SIZE)
+
+    allowed = asked or 0
+    assert fault(allowed) is None
+    assert fault(allowed + 1) == f"{allowed + 1} log probabilities of a prompt's token"

@@ -1,0 +1,125 @@
+"""What the scheduler says of workers that start."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from contract.errors import Aborted, InvalidArgument, ResourceExhausted
+from contract.startup import StartupPhase, StartupProgress
+from protos.scheduler.v1 import scheduler_pb2 as pb
+from scheduler_svc.cluster import Cluster
+from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.service import registry_servicer
+from scheduler_svc.service.registry_servicer import WorkerRegistryServicer
+from scheduler_svc.workers import starting_workers
+from scheduler_svc.workers.starting_workers import StartingWorkers
+from tests.waiting import settle
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_the_worker_that_has_come_furthest_is_described() -> None:
+    clock = Clock()
+    starting = StartingWorkers(clock)
+    assert starting.describe() == ""
+    first = starting.add(StartupProgress(StartupPhase.COMPILE, 1, 13))
+    clock.now += 5
+    starting.update(first, StartupProgress(StartupPhase.COMPILE, 2, 13))
+    assert starting.describe() == "a worker is compiling the CPU kernels, 2 of 13 (5 s)"
+    second = starting.add(StartupProgress(StartupPhase.IMPORT))
+    starting.update(first, StartupProgress(StartupPhase.LOAD))
+    clock.now += 1
+    assert starting.describe() == "2 workers start; the first is loading the weights (1 s)"
+    starting.remove(first)
+    assert starting.describe() == "a worker is importing PyTorch (1 s)"
+    starting.remove(second)
+    assert starting.describe() == ""
+
+
+def make_servicer() -> tuple[WorkerRegistryServicer, StartingWorkers]:
+    starting = StartingWorkers()
+    config = SchedulerConfig(port=0)
+    return WorkerRegistryServicer(Cluster(), config, starting=starting), starting
+
+
+async def reports(*requests: pb.ReportStartupRequest) -> AsyncIterator[pb.ReportStartupRequest]:
+    for request in requests:
+        yield request
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({}, "phase"),
+        ({"phase": 99}, "phase"),
+        ({"phase": 4, "num_done": 2, "num_total": 1}, "num_done"),
+    ],
+)
+async def test_a_report_that_makes_no_sense_is_refused(fields: dict[str, Any], named: str) -> None:
+    servicer, starting = make_servicer()
+    good = pb.ReportStartupRequest(phase=pb.STARTUP_PHASE_LOAD)
+    bad = pb.ReportStartupRequest(**fields)
+    with pytest.raises(InvalidArgument, match=named):
+        await servicer.ReportStartup(reports(good, bad), None)  # type: ignore[arg-type]
+    assert starting.describe() == ""
+
+
+async def test_a_worker_that_falls_silent_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry_servicer, "STARTUP_SILENCE_S", 0.05)
+    servicer, starting = make_servicer()
+
+    async def silent() -> AsyncIterator[pb.ReportStartupRequest]:
+        yield pb.ReportStartupRequest(phase=pb.STARTUP_PHASE_FETCH)
+        await asyncio.Event().wait()
+
+    with pytest.raises(Aborted, match="no report within"):
+        await servicer.ReportStartup(silent(), None)  # type: ignore[arg-type]
+    assert starting.describe() == ""
+
+
+async def test_streams_of_reports_are_bounded_also_those_without_a_report(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(starting_workers, "MAX_REPORTS", 3)
+    servicer, starting = make_servicer()
+
+    async def mute() -> AsyncIterator[pb.ReportStartupRequest]:
+        await asyncio.Event().wait()
+        yield pb.ReportStartupRequest()
+
+    def report() -> asyncio.Future[Any]:
+        return asyncio.ensure_future(servicer.ReportStartup(mute(), None))  # type: ignore[arg-type]
+
+    opened = [report() for _ in range(3)]
+    await settle()
+    with pytest.raises(ResourceExhausted, match="3 workers report"):
+        await report()
+    opened[0].cancel()
+    await settle()
+    again = report()
+    await settle()
+    assert not again.done()
+    for one in (again, *opened):
+        one.cancel()
+    await settle()
+    with starting.reporting(), starting.reporting(), starting.reporting():
+        pass  # every place has come back
+
+
+async def test_a_worker_that_does_not_say_who_it_is_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry_servicer, "JOIN_S", 0.05)
+    servicer, _ = make_servicer()
+
+    async def mute() -> AsyncIterator[pb.RegisterRequest]:
+        await asyncio.Event().wait()
+        yield pb.RegisterRequest()
+
+    with pytest.raises(Aborted, match="no join within"):
+        await anext(servicer.Register(mute(), None))  # type: ignore[arg-type,call-overload]

@@ -1,0 +1,68 @@
+"""An address that cannot be called names the TLS flag that is missing, or that is too much."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from rpc.transport.server import Server
+from rpc.transport.tls import CLEAR
+from signalbox.client.connection import router_client
+from signalbox.client.scheduler_client import SchedulerClient, SchedulerUnreachable
+from signalbox.client.terminal_answer import explained
+from signalbox.client.tls_probe import listens, tls_hint
+from tests.rpc.certificates import Authority
+from tests.signalbox.stacks import free_port
+
+
+@pytest.mark.parametrize("has_tls", [False, True])
+async def test_the_hint_is_of_what_listens(has_tls: bool, tmp_path: Path) -> None:
+    tls = Authority(tmp_path).member("router") if has_tls else CLEAR
+    server = Server(host="127.0.0.1", port=0, tls=tls)
+    await server.start()
+    try:
+        hints = {
+            uses_tls: await asyncio.to_thread(tls_hint, server.address, uses_tls=uses_tls)
+            for uses_tls in (False, True)
+        }
+    finally:
+        await server.drain(grace_s=0.0)
+    if has_tls:
+        assert all("--tls-ca names the authority" in hint for hint in hints.values())
+    else:
+        assert hints[False] == ""
+        assert "leave --tls-ca out" in hints[True]
+
+
+def test_where_nothing_listens_tls_explains_nothing() -> None:
+    assert tls_hint(f"127.0.0.1:{free_port()}", uses_tls=True) == ""
+
+
+async def test_commands_without_tls_are_told_of_it(tmp_path: Path) -> None:
+    server = Server(host="127.0.0.1", port=0, tls=Authority(tmp_path).member("router"))
+    await server.start()
+    try:
+        async with SchedulerClient(server.address) as scheduler:
+            with pytest.raises(SchedulerUnreachable, match="speaks TLS: --tls-ca"):
+                await scheduler.stats()
+        async with router_client(server.address) as client:
+            with (
+                pytest.raises(RuntimeError, match="speaks TLS: --tls-ca"),
+                explained(server.address),
+            ):
+                await client.model()
+    finally:
+        await server.drain(grace_s=0.0)
+
+
+async def test_a_port_that_does_not_speak_grpc_is_not_called_silent() -> None:
+    async def answer_in_http(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(answer_in_http, "127.0.0.1", 0)
+    address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with server, router_client(address) as client:
+        with pytest.raises(RuntimeError, match="not its HTTP port"), explained(address):
+            await client.model()
+    assert not listens(address)

@@ -1,0 +1,164 @@
+"""Names of flags and variables are whole, help is found by a word, and no value is repeated."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from signalbox import cli
+from signalbox.settings.environment import own_variables
+from signalbox.settings.loading import check_environment, load
+from signalbox.settings.router_settings import RouterSettings
+from signalbox.settings.sources import SettingsError
+
+SECRET = "sk-do-not-show"
+
+
+def said(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
+    with pytest.raises(SystemExit):
+        cli.parse(arguments)
+    return capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["serve", "--api-ky", SECRET], "no flag --api-ky; did you mean --api-key"),
+        (["serve", f"--api-ky={SECRET}"], "no flag --api-ky; did you mean --api-key"),
+        (["serve", "--simulate", "--max-num-seq", SECRET], "did you mean --max-num-seqs?"),
+        (["serve", "m", SECRET], "more arguments than the command takes"),
+        (["serve", "m", "-c", SECRET], "no flag -c; did you mean --max-model-len?"),
+        (["serve", "m", "-t", SECRET], "no flag -t; did you mean --num-threads?"),
+        (["serve", "-ngl", SECRET], "no flag -ngl (see"),
+        (["chat", "-c", SECRET], "no flag -c (see"),
+        (["bench", "--num-prompts", SECRET], "did you mean --requests?"),
+        (["serve", "--tensor-parallel", "2"], "did you mean --tensor-parallel-size?"),
+        (["chat", "--temp", SECRET], "no flag --temp; did you mean --temperature?"),
+        (["router", "--drain", "1"], "no flag --drain"),
+        (["keys", "create", "a", "--token", SECRET], "no flag --token"),
+        ([SECRET, "m"], "there is no such command (see"),
+        (["serv", "m"], "there is no command serv; did you mean serve?"),
+    ],
+)
+def test_an_unknown_flag_or_command_is_refused_without_its_value(
+    arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, errors = said(arguments, capsys)
+    assert expected in errors
+    assert SECRET not in errors
+    assert len(errors.splitlines()) == 1
+
+
+def test_help_is_in_groups_and_vllms_flags_are_in_none(capsys: pytest.CaptureFixture[str]) -> None:
+    text, _ = said(["serve", "--help"], capsys)
+    titles = re.findall(r"^(\S.*):$", text, re.MULTILINE)
+    assert titles[2:4] == ["addresses", "model and device"]
+    assert titles[-1] == "general"
+    assert len(set(titles)) == len(titles)
+    assert "--enable-chunked-prefill" not in text
+
+
+def test_help_all_has_every_flag_and_listgroup_the_titles(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text, _ = said(["serve", "--help=all"], capsys)
+    assert "--enable-chunked-prefill" in text
+    assert "--max-num-seqs" in text
+    titles, _ = said(["serve", "--help=listgroup"], capsys)
+    assert {"addresses", "model and device", "general"} <= set(titles.splitlines())
+
+
+def test_no_command_at_all_is_answered_with_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    _, errors = said([], capsys)
+    assert "signalbox serve models/" in errors
+
+
+@pytest.mark.parametrize(
+    ("word", "there", "not_there"),
+    [
+        ("tensor", "--tensor-parallel-size", "--max-num-seqs"),
+        ("max_num_seqs", "--max-num-seqs", "--host"),
+        ("vllm", "--enable-chunked-prefill", "--max-num-seqs"),
+        ("protection", "--tls-cert", "--http-port"),
+        ("Prometheus", "--metrics-port", "--http-port"),
+    ],
+)
+def test_help_on_a_word_has_the_flags_that_are_about_it(
+    word: str, there: str, not_there: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text, _ = said(["serve", f"--help={word}"], capsys)
+    assert there in text
+    assert not_there not in text
+
+
+def test_help_on_a_word_without_a_command_names_the_flags_of_all(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text, _ = said(["--help=chat_template"], capsys)
+    lines = {line.strip() for line in text.splitlines()}
+    assert {"serve: --chat-template", "router: --chat-template"} <= lines
+    assert not any(line.startswith(("worker:", "scheduler:")) for line in lines)
+    _, errors = said(["--help=zork"], capsys)
+    assert "no flag is about 'zork'" in errors
+
+
+def test_help_on_a_word_that_is_nowhere_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    _, errors = said(["serve", "--help=zork"], capsys)
+    assert "no flag is about 'zork'" in errors
+
+
+def test_a_variable_that_nothing_reads_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SIGNALBOX_MAX_NUM_SEQ", SECRET)
+    with pytest.raises(SettingsError, match="SIGNALBOX_MAX_NUM_SEQ; did you mean") as caught:
+        load(RouterSettings, {})
+    assert "SIGNALBOX_MAX_NUM_SEQS?" in str(caught.value)
+    assert SECRET not in str(caught.value)
+
+
+def test_a_command_that_asks_refuses_such_a_variable_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SIGNALBOX_RUTER", "127.0.0.1:9")
+    assert cli.main(["models"]) == 1
+    assert "SIGNALBOX_RUTER; did you mean SIGNALBOX_ROUTER?" in capsys.readouterr().err
+
+
+def test_variables_of_other_commands_and_of_kubernetes_are_let_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SIGNALBOX_ROUTER", "a:1")
+    monkeypatch.setenv("SIGNALBOX_KV_CACHE_MEMORY", "1")
+    links = {
+        "SIGNALBOX_API_SERVICE_HOST": "10.0.0.1",
+        "SIGNALBOX_API_SERVICE_PORT_GRPC": "50051",
+        "SIGNALBOX_API_PORT": "tcp://10.0.0.1:50051",
+        "SIGNALBOX_API_PORT_50051_TCP_ADDR": "10.0.0.1",
+    }
+    for name, value in links.items():
+        monkeypatch.setenv(name, value)
+    check_environment()
+    assert own_variables([*links.items(), ("SIGNALBOX_HOST", "a"), ("HOST", "b")]) == {"HOST": "a"}
+
+
+def test_a_key_of_a_file_that_is_none_is_refused_with_the_files_name(tmp_path: Path) -> None:
+    path = tmp_path / "serve.yaml"
+    path.write_text(f"max-live-request: {SECRET}\n")
+    with pytest.raises(SettingsError) as caught:
+        load(RouterSettings, {"config": str(path)})
+    assert f"--config {path}" in str(caught.value)
+    assert "did you mean max_live_requests?" in str(caught.value)
+    assert SECRET not in str(caught.value)
+
+
+def test_a_health_probe_loads_no_settings() -> None:
+    script = (
+        "import sys; from signalbox import cli;"
+        " status = cli.main(['health', '--address=127.0.0.1:1']);"
+        " print(status, *({'pydantic', 'pydantic_settings', 'yaml'} & sys.modules.keys()))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "1"

@@ -1,0 +1,155 @@
+"""What `signalbox top` makes of two answers of a scheduler."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from protos.scheduler.v1 import explain_pb2
+from protos.scheduler.v1 import stats_pb2 as pb
+from signalbox.inspect.load_rates import measure
+from signalbox.inspect.top import Watch, run
+from signalbox.inspect.top_view import render
+
+MS = 1_000_000
+
+
+LONG_ID = "0123456789abcdef" * 8
+
+
+def make_request(
+    request_id: str, state: explain_pb2.RequestState, *, waited_ns: int = 0
+) -> pb.RequestSummary:
+    return pb.RequestSummary(
+        request_id=request_id,
+        state=state,
+        num_prompt_tokens=700,
+        max_tokens=64,
+        age_ns=1500 * MS,
+        waited_ns=waited_ns,
+    )
+
+
+def make_stats(seconds: int, *, num_steps: int = 0, tokens: int = 0) -> pb.GetStatsResponse:
+    bounds = [10 * MS, 20 * MS]
+    steps = pb.StepStats(
+        duration_ns=pb.Histogram(bounds=bounds, counts=[num_steps, 0, 0]),
+        num_prefill_tokens=3 * tokens,
+        forward_ns=3 * num_steps,
+        wait_ns=num_steps,
+    )
+    worker = pb.WorkerStats(
+        address="host:1",
+        num_requests_running=7,
+        num_gpu_blocks=100,
+        num_free_gpu_blocks=60,
+        num_cached_gpu_blocks=10,
+        num_cpu_blocks=50,
+        num_free_cpu_blocks=50,
+        num_steps=num_steps,
+        num_generated_tokens=tokens,
+        num_preemptions=5,
+        num_recomputes=2,
+        num_prefix_queries=tokens,
+        num_prefix_hits=tokens // 4,
+        steps=steps,
+    )
+    queued = make_request("queued", explain_pb2.REQUEST_STATE_WAITING, waited_ns=2500 * MS)
+    queued.age_ns = queued.waited_ns
+    running = explain_pb2.REQUEST_STATE_RUNNING
+    return pb.GetStatsResponse(
+        model_name="SmolLM2",
+        live_requests=[queued, *(make_request(name, running) for name in (LONG_ID, "[bold]fresh"))],
+        uptime_ns=seconds * 10**9,
+        num_requests_waiting=4,
+        workers=[worker],
+        requests=pb.RequestStats(num_ended={"STOP": seconds}),
+    )
+
+
+def test_rates_are_differences_over_the_scheduler_s_own_time() -> None:
+    load = measure(
+        make_stats(10, num_steps=50, tokens=1000), make_stats(14, num_steps=90, tokens=3000)
+    )
+    [worker] = load.workers
+    assert load.requests_per_s == 1.0
+    assert worker.steps_per_s == 10.0
+    assert worker.generated_tokens_per_s == load.generated_tokens_per_s == 500.0
+    assert worker.prefill_tokens_per_s == 1500.0
+    assert worker.prefix_hit_rate == 0.25
+    assert worker.step_shares == {"forward": 0.75, "swap": 0.0, "sample": 0.0, "wait": 0.25}
+    assert (worker.num_swaps, worker.num_recomputes) == (3, 2)
+    assert worker.num_used_gpu_blocks == 40
+
+
+def test_quantiles_are_of_what_came_between_and_lie_within_their_bucket() -> None:
+    before, after = make_stats(1), make_stats(2)
+    before.workers[0].steps.duration_ns.counts[:] = [1000, 0, 0]
+    after.workers[0].steps.duration_ns.counts[:] = [1000, 100, 0]
+    step = measure(before, after).workers[0].step
+    assert step.p50_s == pytest.approx(0.015)
+    assert step.p99_s == pytest.approx(0.0199)
+    assert measure(before, before).workers[0].step.p50_s is None
+
+
+def test_a_worker_that_came_back_at_its_address_has_no_negative_rates() -> None:
+    load = measure(make_stats(1, num_steps=500, tokens=9000), make_stats(2, num_steps=3, tokens=8))
+    assert load.workers[0].steps_per_s == 3.0
+    assert load.workers[0].generated_tokens_per_s == 8.0
+
+
+def text_of(renderable: object) -> str:
+    console = Console(width=80, file=io.StringIO())
+    with console.capture() as captured:
+        console.print(renderable)
+    return captured.get()
+
+
+def test_the_screen_shows_queues_pools_and_rates() -> None:
+    load = measure(
+        make_stats(10, num_steps=50, tokens=1000), make_stats(14, num_steps=90, tokens=3000)
+    )
+    text = text_of(render(load, "host:50052"))
+    for part in (
+        *("waiting 4", "running 7", "stop 14", "SmolLM2"),
+        *("40 of 100 blocks, 10 more cached", " 40%", "0 of 50 blocks"),
+        *("500 tokens/s generated", "1,500 tokens/s prefilled, 25% found", "forward 75%"),
+        "3 by swap, 2 by recompute",
+    ):
+        assert part in text
+    bodies = [line for line in text.splitlines() if line.startswith("│")]
+    assert all(line.endswith(" │") for line in bodies)  # nothing is cut off or goes on below
+    (long, fresh) = [line.split() for line in text.splitlines() if "prefill" in line][-2:]
+    assert long[0].endswith("…")
+    assert fresh == ["[bold]fresh", "prefill", "700", "0", "64", "0", "ms", "1.5", "s"]
+
+
+def test_requests_are_in_the_phase_that_they_are_in() -> None:
+    load = measure(make_stats(1), make_stats(2))
+    phases = {request.request_id: request.phase for request in load.requests}
+    assert phases == {"queued": "waiting", LONG_ID: "prefill", "[bold]fresh": "prefill"}
+    (queued, *_) = load.requests
+    assert (queued.waited_s, queued.age_s) == (2.5, 2.5)
+
+
+def test_a_scheduler_that_goes_away_is_reported_until_it_is_back() -> None:
+    watch = Watch("host:50052")
+    watch.take(make_stats(10, num_steps=50))
+    watch.take(make_stats(11, num_steps=60))
+    watch.lost("no scheduler answers at host:50052")
+    assert "no scheduler answers at host:50052; trying again" in text_of(watch.view())
+    assert "running 7" in text_of(watch.view())  # what was known last
+    watch.take(make_stats(1, num_steps=3))  # another one, whose counts begin again
+    assert "trying again" not in text_of(watch.view())
+    assert " 0.0 steps/s" in text_of(watch.view())
+
+
+def test_options_that_do_not_fit_are_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="--interval is 0"):
+        run({"address": "", "interval": 0, "once": True, "json": False})
+
+
+def test_the_address_of_a_worker_is_no_markup() -> None:
+    stats = make_stats(1)
+    stats.workers[0].address = "[fe80::1]:50061"
+    assert "[fe80::1]:50061  running 7" in text_of(render(measure(stats, stats), "host:50052"))

@@ -1,0 +1,78 @@
+"""The plan as objects is what the plan as a message decodes to."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from contract.logprobs import TokenLogprobs
+from contract.step import Step, decode_step, encode_step
+from gpu_worker import worker_codec
+from gpu_worker.step import NONE_LEFT, SequenceFailure, StepResult
+from scheduler_svc.config import PreemptionMode
+from scheduler_svc.planning.plan import StepPlan
+from scheduler_svc.workers import worker_codec as scheduler_codec
+from signalbox import SamplingParams
+from signalbox.llm.in_process import steps
+from signalbox.llm.in_process.engine_core import EPOCH
+from signalbox.llm.in_process.wiring import CoreConfig
+from tests.signalbox.llm.make import make_engine
+
+
+def plain(value: Any) -> Any:
+    """Arrays as lists, so that steps compare."""
+    if isinstance(value, np.ndarray):
+        return (str(value.dtype), value.tolist())
+    if isinstance(value, tuple | list):
+        return [plain(one) for one in value]
+    if dataclasses.is_dataclass(value):
+        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    return value
+
+
+def test_a_step_is_what_the_message_decodes_to() -> None:
+    """In a run with forks, copies, patches, swaps, recomputation and logprobs."""
+    seen = dict.fromkeys(("new", "forks", "patches", "swap_out", "swap_in", "copy", "finished"), 0)
+
+    def compare(plan: StepPlan, step: Step) -> None:
+        message = encode_step(plan.to_step(epoch=EPOCH))
+        assert plain(step) == plain(decode_step(message))
+        for name in seen:
+            value = getattr(step, name)
+            seen[name] += len(value.src) if hasattr(value, "src") else len(value)
+
+    for mode in PreemptionMode:
+        config = CoreConfig(preemption_mode=mode)
+        with make_engine(config, num_gpu_blocks=16, num_cpu_blocks=16) as engine:
+            for i in range(10):
+                params = SamplingParams(
+                    seed=i, n=1 + i % 3, max_tokens=40, logprobs=1, stop_token_ids=[7], top_k=-1
+                )
+                engine.add_request(str(i), f"request {i} of the run", params)
+            core = engine._core
+            submit = core._worker.submit
+
+            def spy(step: Step, submit: Any = submit, core: Any = core) -> Any:
+                compare(core.scheduler.inflight[-1], step)
+                return submit(step)
+
+            core._worker.submit = spy  # type: ignore[method-assign]
+            while engine.has_unfinished_requests():
+                engine.step()
+    assert all(seen.values()), seen
+
+
+def test_an_answer_is_what_the_message_decodes_to() -> None:
+    result = StepResult(
+        epoch=EPOCH,
+        step_id=3,
+        seq_ids=np.array([5, 5, 6], dtype=np.int64),
+        token_ids=np.array([1, 2, 3], dtype=np.int32),
+        logprobs={1: TokenLogprobs(-0.5, 1, [2, 4], [-0.5, -1.5])},
+        failures=[SequenceFailure(9, "poisoned"), SequenceFailure(10, NONE_LEFT)],
+        wait_ns=1,
+        swap_ns=2,
+        forward_ns=3,
+        sample_ns=4,
+    )
+    assert steps.answer(result) == scheduler_codec.step_answer(worker_codec.encode_result(result))

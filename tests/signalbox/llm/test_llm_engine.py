@@ -1,0 +1,170 @@
+"""`LLMEngine` over the simulated model: the step loop, aborts, ids."""
+
+import gc
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from gpu_worker.simulated.simulated_runner import expected_tokens
+from signalbox import EngineArgs, LLMEngine, RequestOutput, SamplingParams
+from signalbox.llm.in_process.wiring import CoreConfig
+from tests.signalbox.llm.make import GREEDY, assert_at_rest, make_engine
+
+
+@pytest.fixture
+def engine() -> Iterator[LLMEngine]:
+    with make_engine() as engine:
+        yield engine
+        while engine._core.is_busy:  # what an abort has left in flight
+            engine.step()
+        assert_at_rest(engine)
+
+
+def run(engine: LLMEngine) -> dict[str, list[RequestOutput]]:
+    """Returns every output of every request."""
+    outputs: dict[str, list[RequestOutput]] = {}
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            outputs.setdefault(output.request_id, []).append(output)
+    return outputs
+
+
+def test_each_step_returns_all_that_was_generated_so_far(engine: LLMEngine) -> None:
+    engine.add_request("a", "hello", GREEDY)
+    outputs = run(engine)["a"]
+    whole = outputs[-1].outputs[0]
+    assert [len(output.outputs[0].token_ids) for output in outputs] == list(range(1, 17))
+    assert [output.finished for output in outputs] == [False] * 15 + [True]
+    for output in outputs:
+        (completion,) = output.outputs
+        assert whole.text.startswith(completion.text)
+        assert whole.token_ids[: len(completion.token_ids)] == completion.token_ids
+        assert completion.finished() is output.finished
+
+
+def test_requests_may_join_while_others_run(engine: LLMEngine) -> None:
+    joined, outputs = 0, {}
+    while joined < 8 or engine.has_unfinished_requests():
+        if joined < 8:
+            engine.add_request(str(joined), None, GREEDY, [joined + 1, 2])
+            joined += 1
+        outputs |= {output.request_id: output for output in engine.step()}
+        assert len(engine._core.scheduler.inflight) <= CoreConfig().max_steps_in_flight
+    for request_id, output in outputs.items():
+        expected = expected_tokens([int(request_id) + 1, 2], num_tokens=16)
+        assert output.outputs[0].token_ids == expected
+
+
+def test_two_steps_are_in_flight_between_calls(engine: LLMEngine) -> None:
+    engine.add_request("a", "hello", GREEDY)
+    engine.step()
+    assert len(engine._core.scheduler.inflight) == CoreConfig().max_steps_in_flight
+    run(engine)
+
+
+def test_an_aborted_request_has_no_more_outputs(engine: LLMEngine) -> None:
+    for request_id in ("a", "b", "c"):
+        engine.add_request(request_id, "hello " + request_id, GREEDY)
+    engine.step()
+    engine.abort_request(["a", "unknown"])
+    engine.abort_request("b")
+    assert engine.get_num_unfinished_requests() == 1
+    assert run(engine).keys() == {"c"}
+    engine.abort_request("c")  # has ended
+
+
+def test_a_request_may_be_aborted_before_its_first_step(engine: LLMEngine) -> None:
+    engine.add_request("a", "hello", GREEDY)
+    engine.abort_request("a")
+    assert not engine.has_unfinished_requests()
+    assert engine.step() == []
+
+
+def test_aborts_give_blocks_back_under_pressure() -> None:
+    with make_engine(num_gpu_blocks=12, num_cpu_blocks=12) as engine:
+        params = SamplingParams(seed=1, n=2, max_tokens=40, ignore_eos=True)
+        for i in range(12):
+            engine.add_request(str(i), f"prompt {i} which is long enough", params)
+        for i in range(0, 12, 2):
+            for _ in range(3):
+                engine.step()
+                engine._core.cluster.check()
+            engine.abort_request(str(i))
+            engine._core.cluster.check()
+        outputs = run(engine)
+        assert engine._core.scheduler.num_preemptions
+        assert {"1", "3", "5", "7", "9", "11"} <= outputs.keys()
+        for of_request in outputs.values():
+            last = of_request[-1]
+            for completion in last.outputs:
+                expected = expected_tokens(
+                    last.prompt_token_ids,
+                    num_tokens=40,
+                    temperature=1,
+                    seed=1,
+                    branch=completion.index,
+                )
+                assert completion.token_ids == expected[: len(completion.token_ids)]
+        assert_at_rest(engine)
+
+
+def test_an_id_is_taken_while_its_request_lives(engine: LLMEngine) -> None:
+    engine.add_request("a", "hello", GREEDY)
+    with pytest.raises(ValueError, match="'a' is in use"):
+        engine.add_request("a", "again", GREEDY)
+    assert len(run(engine)["a"]) == 16
+    engine.add_request("a", "again", GREEDY)
+    assert run(engine)["a"][-1].prompt == "again"
+
+
+def test_a_refused_request_leaves_the_news_of_others(engine: LLMEngine) -> None:
+    engine.add_request("a", "hello", GREEDY)
+    engine.step()
+    with pytest.raises(ValueError, match="request_id"):
+        engine.add_request("", "hello", GREEDY)
+    with pytest.raises(ValueError, match="fit no worker's KV cache"):
+        engine.add_request("b", "hello", SamplingParams(n=64, max_tokens=4000))
+    assert len(run(engine)["a"]) == 15
+
+
+def test_metrics_are_in_the_order_of_events(engine: LLMEngine) -> None:
+    engine.add_request("a", "hello", GREEDY)
+    first, *_, last = run(engine)["a"]
+    assert first.metrics.finished_time is None
+    times = last.metrics
+    assert times.time_in_queue is not None and times.time_in_queue >= 0
+    in_order = [
+        times.arrival_time,
+        times.first_scheduled_time or 0.0,
+        times.first_token_time or 0.0,
+        times.last_token_time or 0.0,
+        times.finished_time or 0.0,
+    ]
+    assert in_order == sorted(in_order)
+
+
+def test_a_cached_prefix_is_counted(engine: LLMEngine) -> None:
+    prompt = list(range(1, 41))
+    for request_id, cached in (("a", 0), ("b", 32)):
+        engine.add_request(request_id, None, GREEDY, prompt)
+        output = run(engine)[request_id][-1]
+        assert output.usage == (40, 16, cached)
+        assert output.outputs[0].token_ids == expected_tokens(prompt, num_tokens=16)
+
+
+def test_an_engine_that_is_dropped_ends_its_thread() -> None:
+    before = set(threading.enumerate())
+    engine = make_engine()
+    engine.add_request("a", "hello", GREEDY)
+    run(engine)
+    (thread,) = set(threading.enumerate()) - before
+    del engine
+    gc.collect()
+    thread.join(5)
+    assert not thread.is_alive()
+
+
+def test_a_model_that_is_not_there_is_named() -> None:
+    with pytest.raises(FileNotFoundError, match="no/such/model"):
+        LLMEngine.from_engine_args(EngineArgs(model="/no/such/model"))

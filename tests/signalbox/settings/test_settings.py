@@ -1,0 +1,293 @@
+"""Flags beat the environment, which beats the file, which beats the default."""
+
+from pathlib import Path
+
+import pytest
+
+from scheduler_svc.config import AdmissionBounds, PolicyConfig
+from signalbox.flags.parser import Parser
+from signalbox.flags.service_flags import add_flags, to_flags
+from signalbox.settings.base_settings import Settings
+from signalbox.settings.loading import SERVICES, load
+from signalbox.settings.router_settings import RouterSettings
+from signalbox.settings.scheduler_settings import SchedulerSettings
+from signalbox.settings.serve_settings import ServeSettings
+from signalbox.settings.sources import SettingsError
+from signalbox.settings.worker_settings import WorkerSettings
+from signalbox.stack.service_configs import (
+    cache_config,
+    model_config,
+    router_config,
+    scheduler_config,
+)
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CONFIG", "PORT", "HTTP", "HTTP_PORT", "GRPC_PORT", "MAX_NUM_SEQS"):
+        monkeypatch.delenv(f"SIGNALBOX_{name}", raising=False)
+
+
+def write_config(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "signalbox.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_a_flag_beats_the_environment_beats_the_file_beats_the_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = write_config(tmp_path, "port: 1\n")
+    ports = [load(SchedulerSettings, {}).port, load(SchedulerSettings, {"config": config}).port]
+    monkeypatch.setenv("SIGNALBOX_PORT", "2")
+    ports.append(load(SchedulerSettings, {"config": config}).port)
+    ports.append(load(SchedulerSettings, {"config": config, "port": "3"}).port)
+    assert ports == [50052, 1, 2, 3]
+
+
+def test_the_file_can_be_named_in_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SIGNALBOX_CONFIG", write_config(tmp_path, "max-num-seqs: 7\n"))
+    assert load(SchedulerSettings, {}).max_num_seqs == 7
+
+
+def test_one_file_serves_several_commands(tmp_path: Path) -> None:
+    config = write_config(tmp_path, "dtype: float32\nmax_live_requests: 9\nmodel: m\n")
+    assert load(RouterSettings, {"config": config}).max_live_requests == 9
+    assert load(WorkerSettings, {"config": config}).dtype == "float32"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("no_such_setting: 1", "no setting is called no_such_setting"),
+        ("- a\n- b", "expected `setting: value` lines"),
+        ("port: [", "cannot read"),
+        ("grpc_port: many", "--grpc-port is 'many'"),
+        ("port: many", "--http-port is 'many'.*--port is the HTTP API's port"),
+    ],
+)
+def test_a_wrong_file_is_refused_in_one_line(tmp_path: Path, text: str, expected: str) -> None:
+    with pytest.raises(SettingsError, match=expected) as caught:
+        load(RouterSettings, {"config": write_config(tmp_path, text)})
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="No such file"):
+        load(RouterSettings, {"config": str(tmp_path / "none.yaml")})
+
+
+@pytest.mark.parametrize(
+    ("settings_class", "flags", "expected"),
+    [
+        (SchedulerSettings, {"port": "70000"}, "--port is '70000'"),
+        (RouterSettings, {"grpc_port": "70000"}, "--grpc-port is '70000'"),
+        (RouterSettings, {"drain_timeout": "-1"}, "--drain-timeout is '-1'"),
+        (SchedulerSettings, {"max_num_seqs": "0"}, "--max-num-seqs is '0'"),
+        (ServeSettings, {"scheduling_policy": "lottery"}, "is 'lottery': .*fcfs.priority"),
+        (SchedulerSettings, {"ageing": "inf"}, "--ageing is 'inf'"),
+        (SchedulerSettings, {"max_queued_tokens": "0"}, "--max-queued-tokens is '0'"),
+        (WorkerSettings, {"model": "m", "dtype": "int3"}, "--dtype is 'int3'"),
+        (WorkerSettings, {"model": "m", "swap_space": "nan"}, "--swap-space is 'nan'"),
+        (WorkerSettings, {}, "give a MODEL"),
+        (ServeSettings, {"model": "m", "simulate": True}, "takes no MODEL"),
+        (ServeSettings, {"dtype": "float32", "simulate": True}, "--dtype has no effect with"),
+        (ServeSettings, {"model": "m", "simulated_step_ms": 3}, "has no effect without"),
+        (RouterSettings, {"scheduler": "https://a:1"}, "--scheduler is 'https://a:1': .*--tls-ca"),
+        (RouterSettings, {"scheduler": "a:1,b"}, "--scheduler is 'a:1,b': 'b' is no HOST:PORT"),
+        (WorkerSettings, {"simulate": True, "scheduler": "http://a:1"}, "leave http:// out"),
+        (WorkerSettings, {"simulate": True, "advertise": "http://a"}, "--advertise is 'http://a'"),
+        (WorkerSettings, {"simulate": True, "advertise": "a:x"}, "--advertise is 'a:x'"),
+        (SchedulerSettings, {"host": "https://a"}, "--host is 'https://a': .*leave https:// out"),
+        (ServeSettings, {"simulate": True, "host": "0.0.0.0:1"}, "--host is .* setting of its own"),
+        (RouterSettings, {"grpc_port": 8000}, "--grpc-port and --http-port are both 8000"),
+        (ServeSettings, {"simulate": True, "port": 50051}, "are both 50051.*gRPC is --grpc-port"),
+        (RouterSettings, {"port": 1, "grpc_port": 2, "http_port": 3}, "give one"),
+        (RouterSettings, {"port": 1, "grpc_port": 2, "http": False}, "--no-http turns off"),
+        (RouterSettings, {"metrics_port": 8000}, "--metrics-port and --http-port are both 8000"),
+        (SchedulerSettings, {"metrics_port": 50052}, "choose another --metrics-port"),
+        (
+            ServeSettings,
+            {"simulate": True, "workers": 2, "metrics_port": 50048},
+            r"--grpc-port and --metrics-port \+ 3 are both 50051; choose another --metrics-port",
+        ),
+    ],
+)
+def test_a_wrong_value_is_refused_by_the_name_of_its_flag(
+    settings_class: type[Settings], flags: dict[str, object], expected: str
+) -> None:
+    with pytest.raises(SettingsError, match=expected) as caught:
+        load(settings_class, flags)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_off_or_picked_takes_no_port_from_others() -> None:
+    assert load(RouterSettings, {"grpc_port": 8000, "http": False}).http_port == 8000
+    picked = load(RouterSettings, {"grpc_port": 0, "http_port": 0, "metrics_port": 0})
+    assert (picked.grpc_port, picked.http_port, picked.metrics_port) == (0, 0, 0)
+    scheduler_and_worker = {"simulate": True, "workers": 1, "metrics_port": 50049}
+    with pytest.raises(SettingsError, match="both 50051"):
+        load(ServeSettings, scheduler_and_worker)
+    assert load(ServeSettings, scheduler_and_worker | {"metrics_port": 50052}).workers == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "ports", "told"),
+    [
+        ({"port": "9000"}, {}, (50051, 9000), ["the HTTP API's port, as in vLLM"]),
+        ({"port": "9000", "grpc_port": "9001"}, {}, (9001, 9000), []),
+        ({"port": "9000", "http_port": "9001"}, {}, (9000, 9001), ["read as --grpc-port"]),
+        ({"port": "9000", "http": False}, {}, (9000, 8000), ["read as --grpc-port"]),
+        ({"port": "9000"}, {"HTTP": "off"}, (9000, 8000), ["read as --grpc-port"]),
+        ({"port": "9000"}, {"HTTP_PORT": "1"}, (50051, 9000), ["the HTTP API's port"]),
+        ({"http_port": "9000"}, {"PORT": "9001"}, (50051, 9000), ["the HTTP API's port"]),
+        ({"http_port": "1", "grpc_port": "2"}, {}, (2, 1), []),
+    ],
+)
+@pytest.mark.parametrize("settings_class", [ServeSettings, RouterSettings])
+def test_port_is_that_of_http_and_what_it_was_before_is_told(
+    settings_class: type[ServeSettings | RouterSettings],
+    flags: dict[str, object],
+    environment: dict[str, str],
+    ports: tuple[int, int],
+    told: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(f"SIGNALBOX_{name}", value)
+    if settings_class is ServeSettings:
+        flags = {"simulate": True, **flags}
+    lines: list[str] = []
+    settings = load(settings_class, flags, tell=lines.append)
+    assert (settings.grpc_port, settings.http_port) == ports
+    assert len(lines) == len(told), lines
+    assert all(part in line for part, line in zip(told, lines, strict=True)), lines
+
+
+def test_a_flag_of_no_setting_is_refused() -> None:
+    with pytest.raises(SettingsError, match="--prot"):
+        load(SchedulerSettings, {"prot": 1})
+
+
+@pytest.mark.parametrize("settings_class", SERVICES)
+def test_a_setting_that_was_removed_is_named_with_its_remedy(
+    settings_class: type[Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remedy = "is not served: let a collector scrape --metrics-port"
+    for arguments in ([], ["otlp=http://127.0.0.1:1"]):
+        parser = Parser()
+        add_flags(parser, settings_class)
+        flags = vars(parser.parse_args(["--metrics-exporter", *arguments]))
+        with pytest.raises(SettingsError, match=f"^--metrics-exporter {remedy}"):
+            load(settings_class, flags)
+    with pytest.raises(SettingsError, match=f"metrics_exporter {remedy}"):
+        load(settings_class, {"config": write_config(tmp_path, "metrics-exporter: none")})
+    monkeypatch.setenv("SIGNALBOX_METRICS_EXPORTER", "otlp")
+    with pytest.raises(SettingsError, match=f"the environment: metrics_exporter {remedy}"):
+        load(settings_class, {})
+
+
+@pytest.mark.parametrize("settings_class", SERVICES)
+def test_every_setting_has_a_description(settings_class: type[Settings]) -> None:
+    assert all(field.description for field in settings_class.model_fields.values())
+
+
+def parse_flags(arguments: list[str]) -> dict[str, object]:
+    """Reads back what to_flags has written."""
+    flags: dict[str, object] = {}
+    if "--" in arguments:
+        flags["model"] = arguments.pop()
+        arguments.remove("--")
+    for argument in arguments:
+        name, has_value, value = argument.removeprefix("--").partition("=")
+        is_off = not has_value and name.startswith("no-")
+        flags[name.removeprefix("no-" * is_off).replace("-", "_")] = (
+            value if has_value else not is_off
+        )
+    return flags
+
+
+def test_flags_carry_settings_to_another_process() -> None:
+    given = {"model": "-m", "dtype": "float32", "max_model_len": 99, "reflection": False}
+    settings = load(ServeSettings, given)
+    worker = load(WorkerSettings, parse_flags(to_flags(settings, WorkerSettings, port=7)))
+    router = load(RouterSettings, parse_flags(to_flags(settings, RouterSettings)))
+    assert (worker.model, worker.dtype, worker.max_model_len, worker.port) == (
+        "-m",
+        "float32",
+        99,
+        7,
+    )
+    assert router.reflection is False
+
+
+def test_settings_become_frozen_configurations() -> None:
+    worker = load(WorkerSettings, {"model": "m", "kv_cache_memory": 0.5, "swap_space": 0})
+    assert model_config(worker).model == "m"
+    assert cache_config(worker).kv_cache_bytes == 1 << 29
+    assert cache_config(worker).swap_space_bytes == 0
+    router = router_config(load(RouterSettings, {"scheduler": "a:1"}))
+    assert router.scheduler_addresses == ("a:1",)
+    several = router_config(load(RouterSettings, {"scheduler": "a:1, b:2", "resume_wait": 5}))
+    assert (several.scheduler_addresses, several.resume_wait_s) == (("a:1", "b:2"), 5)
+    scheduler = scheduler_config(load(SchedulerSettings, {"max_num_batched_tokens": 64}))
+    assert scheduler.limits.max_num_batched_tokens == 64
+    numbers = {"ageing": 9, "fair_input_weight": 3, "fair_output_weight": 4}
+    bounds = {"max_queued_requests": 5, "max_queued_tokens": 6, "max_tenant_requests": 7}
+    given = {"scheduling_policy": "a.b:C", **numbers, **bounds}
+    scheduler = scheduler_config(load(SchedulerSettings, given))
+    assert scheduler.policy == PolicyConfig(
+        name="a.b:C", ageing_s=9, input_weight=3, output_weight=4
+    )
+    assert scheduler.bounds == AdmissionBounds(**bounds)
+    assert scheduler_config(load(SchedulerSettings, {"worker_wait": 7})).worker_wait_s == 7
+    assert router_config(load(RouterSettings, {"trust_tenant_header": True})).trust_tenant_header
+    with pytest.raises(AttributeError):
+        router.port = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("flags", "served"),
+    [
+        ({}, True),
+        ({"host": "0.0.0.0"}, False),
+        ({"host": "0.0.0.0", "reflection": True}, True),
+        ({"reflection": False}, False),
+    ],
+)
+def test_reflection_is_for_this_machine_unless_asked_for(
+    flags: dict[str, object], served: bool
+) -> None:
+    assert router_config(load(RouterSettings, flags)).reflection is served
+
+
+def test_an_overriding_generation_config_is_json_or_a_mapping_of_the_file(tmp_path: Path) -> None:
+    text = '{"temperature": 0.5, "max_new_tokens": 9}'
+    flags = {"model": "m", "override_generation_config": text}
+    content = "model: m\noverride-generation-config: {temperature: 0.5, max_new_tokens: 9}\n"
+    config = {"config": write_config(tmp_path, content)}
+    for settings in (load(WorkerSettings, flags), load(WorkerSettings, config)):
+        made = model_config(settings).override_generation_config
+        assert made == {"temperature": 0.5, "max_new_tokens": 9}
+        assert model_config(settings).generation_config == "auto"
+    assert f"--override-generation-config={text}" in to_flags(
+        load(ServeSettings, flags), WorkerSettings
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("{", "it is no JSON"),
+        ("[1]", "it must be a JSON object"),
+        ('{"top_q": 1}', "it has 'top_q'; it takes temperature"),
+        ('{"temperature": 3}', r"temperature is 3; it must be in \[0, 2\]"),
+    ],
+)
+def test_an_overriding_generation_config_is_refused_before_a_model_is_loaded(
+    text: str, expected: str
+) -> None:
+    with pytest.raises(SettingsError, match=rf"--override-generation-config is .*{expected}"):
+        load(ServeSettings, {"model": "m", "override_generation_config": text})

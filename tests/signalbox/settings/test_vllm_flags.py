@@ -1,0 +1,283 @@
+"""Each flag of `vllm serve` does what its row says: an alias, without effect, or refused."""
+
+import hashlib
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from signalbox import cli
+from signalbox.flags.service_flags import to_environment, to_flags
+from signalbox.settings.base_settings import flag_name
+from signalbox.settings.loading import SERVICES, load
+from signalbox.settings.router_settings import RouterSettings
+from signalbox.settings.scheduler_settings import SchedulerSettings
+from signalbox.settings.serve_settings import ServeSettings
+from signalbox.settings.sources import SettingsError
+from signalbox.settings.vllm_flags import (
+    SHORT_FLAGS,
+    SWITCH,
+    VLLM_FLAGS,
+    Alias,
+    NoEffect,
+    Refused,
+)
+from signalbox.settings.worker_settings import WorkerSettings
+from signalbox.stack.service_configs import router_config
+
+PAGE = Path("docs", "reference", "vllm_flags.md")
+SECRET = "sk-do-not-show"
+FIELDS = {field for service in SERVICES for field in service.model_fields}
+WITHOUT_EFFECT = [name for name, flag in VLLM_FLAGS.items() if isinstance(flag, NoEffect)]
+REFUSED = [name for name, flag in VLLM_FLAGS.items() if isinstance(flag, Refused)]
+
+
+def parse(*arguments: str) -> tuple[ServeSettings, list[str]]:
+    """Returns the settings of `signalbox serve ARGUMENTS`, and what is told."""
+    options = cli.parse(["serve", *arguments])
+    flags = {name: value for name, value in options.items() if name not in ("command", "run")}
+    told: list[str] = []
+    return load(ServeSettings, flags, tell=told.append), told
+
+
+def arguments_of(name: str) -> list[str]:
+    flag = VLLM_FLAGS[name]
+    values = flag.values if isinstance(flag, NoEffect) else ()
+    if flag.takes == SWITCH:
+        return [flag_name(f"no_{name}" if "false" in values else name)]
+    return [flag_name(name), values[0] if values else "7"]
+
+
+@pytest.fixture(autouse=True)
+def _without_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith(("SIGNALBOX_", "VLLM_"))]:
+        monkeypatch.delenv(name)
+
+
+def test_no_row_hides_a_setting() -> None:
+    assert not VLLM_FLAGS.keys() & FIELDS
+
+
+def test_every_alias_is_of_a_setting_of_serve() -> None:
+    settings = {flag.setting for flag in VLLM_FLAGS.values() if isinstance(flag, Alias)}
+    assert settings <= ServeSettings.model_fields.keys()
+    assert set(SHORT_FLAGS.values()) <= FIELDS | VLLM_FLAGS.keys()
+
+
+def test_the_page_names_the_flags_that_are_the_same() -> None:
+    section = PAGE.read_text(encoding="utf-8").partition("same name and meaning")[2]
+    same = set(re.findall(r"`(--[\w-]+)`", section.partition("\n## ")[0]))
+    assert same - {"--config"} <= {flag_name(name) for name in FIELDS}
+
+
+@pytest.mark.parametrize("name", WITHOUT_EFFECT)
+def test_a_flag_without_effect_says_so_and_changes_nothing(name: str) -> None:
+    plain, _ = parse("--simulate")
+    settings, told = parse("--simulate", *arguments_of(name))
+    assert settings == plain
+    assert told == [f"{flag_name(name)} has no effect: {VLLM_FLAGS[name].why}"]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in WITHOUT_EFFECT if getattr(VLLM_FLAGS[name], "values", ())]
+)
+def test_a_value_that_would_change_something_is_refused_with_a_remedy(name: str) -> None:
+    flag = VLLM_FLAGS[name]
+    assert isinstance(flag, NoEffect) and flag.otherwise
+    other = [flag_name(name if "false" in flag.values else f"no_{name}")]
+    given = other if flag.takes == SWITCH else [flag_name(name), "other"]
+    with pytest.raises(SettingsError, match="is not served: ") as caught:
+        parse("--simulate", *given)
+    assert flag.otherwise in str(caught.value)
+    assert given[0] in str(caught.value)
+
+
+@pytest.mark.parametrize("form", ["--{} secret", "--{}=secret", "--{}"])
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_refused_flag_is_named_with_its_remedy_and_without_its_value(
+    name: str, form: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if VLLM_FLAGS[name].takes == SWITCH and "=" in form:
+        return
+    given = form.format(name.replace("_", "-")).split()
+    with pytest.raises(SettingsError) as caught:
+        parse("--simulate", *given)
+    assert f"{flag_name(name)} is not served: " in str(caught.value)
+    assert "secret" not in str(caught.value) + capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--enable-prefix-caching"], {"prefix_caching": True}),
+        (["--no-enable-prefix-caching"], {"prefix_caching": False}),
+        (["-dp", "3"], {"workers": 3}),
+        (["--data-parallel-size=2"], {"workers": 2}),
+        (["--no-async-scheduling"], {"max_steps_in_flight": 1}),
+        (["--disable-log-requests"], {"log_requests": "none"}),
+        (["--enable-log-requests"], {"log_requests": "ends"}),
+        (["--disable-log-stats"], {"log_stats_interval": 0}),
+        (["--otlp-traces-endpoint", "http://a:1"], {"trace_exporter": "otlp=http://a:1"}),
+        (["--ssl-certfile=c", "--ssl-keyfile=k"], {"tls_cert": "c", "tls_key": "k"}),
+        (["--max-num-seqs", "1k"], {"max_num_seqs": 1000}),
+        (["--max_num_seqs", "1K"], {"max_num_seqs": 1024}),
+        (["--max-model-len=25.6k"], {"max_model_len": 25_600}),
+        (
+            ["--allowed-origins", '["http://a", "http://b"]'],
+            {"allowed_origins": "http://a,http://b"},
+        ),
+        (["--allowed-origins", "*"], {"allowed_origins": "*"}),
+        (["--max-model-len=auto"], {"max_model_len": None}),
+        (["--port", "8001", "--grpc-port", "1"], {"http_port": 8001, "grpc_port": 1}),
+    ],
+)
+def test_vllms_names_set_ours(arguments: list[str], expected: dict[str, object]) -> None:
+    settings, told = parse("--simulate", *arguments)
+    assert {name: getattr(settings, name) for name in expected} == expected
+    assert told == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["m", "-tp", "2"], {"tensor_parallel_size": 2}),
+        (["--model", "m", "--dtype", "half"], {"model": "m", "dtype": "float16"}),
+        (["m", "--dtype=float"], {"dtype": "float32"}),
+        (["m", "-q", "int8"], {"quantization": "int8"}),
+        (["m", "--kv-cache-memory-bytes", "2G"], {"kv_cache_memory": 2.0}),
+        (["m", "--load-format", "safetensors"], {"load_format": "auto"}),
+        (["m", "--model-impl", "vllm"], {"model_impl": "signalbox"}),
+        (["m", "--attention-backend", "TRITON_ATTN"], {"attention_backend": "triton"}),
+    ],
+)
+def test_vllms_names_of_a_models_settings_set_ours(
+    arguments: list[str], expected: dict[str, object]
+) -> None:
+    settings, told = parse(*arguments)
+    assert {name: getattr(settings, name) for name in expected} == expected
+    assert told == []
+    worker = cli.parse(["worker", *to_flags(settings, WorkerSettings)])
+    for name in expected.keys() & worker.keys():  # what is not told is the default
+        assert str(worker[name]) == str(expected[name])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["m", "--max-model-len", "2x"], "--max-model-len is '2x': give a whole number"),
+        (["--simulate", "--max-num-seqs", "1.5K"], "--max-num-seqs is '1.5K': give a whole number"),
+        (["--simulate", "--enable-log-requests", "--log-requests=none"], "are the same setting"),
+        (["m", "--model", "n"], "are the same setting"),
+        (["m", "--kv-cache-memory-bytes", "lots"], "it is no number"),
+        (["m", "--quantization", "awq"], "--quantization is 'awq'"),
+        (["--simulate", "-pp", "2"], "--pipeline-parallel-size 2 is not served: --tensor-parallel"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(arguments: list[str], expected: str) -> None:
+    with pytest.raises(SettingsError, match=re.escape(expected).replace("\\ ", " ")) as caught:
+        parse(*arguments)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names", "model"),
+    [
+        (["m", "--served-model-name", "a", "b"], ("a", "b"), "m"),
+        (["--served-model-name", "a", "m"], ("a",), "m"),
+        (["--served-model-name", "a", "--served-model-name", "b", "--model", "m"], ("a", "b"), "m"),
+        (["--served-model-name=a,b", "--", "m"], ("a", "b"), "m"),
+        (["--simulate", "--served-model-name", "a", "b"], ("a", "b"), None),
+    ],
+)
+def test_several_names_are_those_of_one_model(
+    arguments: list[str], names: tuple[str, ...], model: str | None
+) -> None:
+    settings, _ = parse(*arguments)
+    assert (settings.served_model_name, settings.model) == (names, model)
+    router = cli.parse(["router", *to_flags(settings, RouterSettings)])
+    assert tuple(router["served_model_name"]) == names
+
+
+def test_keys_go_to_the_router_in_its_environment_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, told = parse("--simulate", "--api-key", SECRET, "two")
+    assert "list of processes" in told[0]
+    assert not any(SECRET in text for text in (repr(settings), *told))
+    for service in (RouterSettings, WorkerSettings, SchedulerSettings):
+        assert not any(SECRET in flag for flag in to_flags(settings, service))
+    assert to_environment(settings, WorkerSettings) == {}
+    variables = to_environment(settings, RouterSettings)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    config = router_config(load(RouterSettings, {}))
+    digests = tuple(hashlib.sha256(key.encode()).digest() for key in (SECRET, "two"))
+    assert config.api_key_digests == digests
+    assert SECRET not in repr(config)
+
+
+@pytest.mark.parametrize("variable", ["VLLM_API_KEY", "SIGNALBOX_API_KEY"])
+def test_a_key_in_the_environment_is_asked_for(
+    variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, SECRET)
+    settings, told = parse("--simulate")
+    assert [key.get_secret_value() for key in settings.api_key] == [SECRET]
+    assert told == []
+
+
+def test_an_empty_key_is_refused_and_leaves_no_port_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    for arguments in (["--api-key", ""], ["--api-key", SECRET, " "]):
+        with pytest.raises(SettingsError, match="--api-key: it is empty") as refused:
+            parse("--simulate", *arguments)
+        assert SECRET not in str(refused.value)
+    monkeypatch.setenv("SIGNALBOX_API_KEY", "")
+    with pytest.raises(SettingsError, match="--api-key: it is empty"):
+        parse("--simulate")
+
+
+def test_a_file_without_a_key_asks_for_none(tmp_path: Path) -> None:
+    path = tmp_path / "serve.yaml"
+    path.write_text("api-key:\nsimulate: true\n")
+    assert parse("--config", str(path))[0].api_key == ()
+    path.write_text("api-key: [123, a]\nsimulate: true\n")
+    keys = [key.get_secret_value() for key in parse("--config", str(path))[0].api_key]
+    assert keys == ["123", "a"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--simulate", "--api-key", f"{SECRET} b"],
+        ["--simulate", f"--api-key={SECRET}\u00e9"],
+        ["--api-key", "k", SECRET],
+    ],
+)
+def test_no_message_has_a_key(arguments: list[str]) -> None:
+    with pytest.raises(SettingsError, match="--api-key") as caught:
+        parse(*arguments)
+    assert SECRET not in str(caught.value)
+
+
+def test_a_file_in_vllms_style_is_taken(tmp_path: Path) -> None:
+    path = tmp_path / "vllm.yaml"
+    path.write_text(
+        "model: m\nport: 8001\ntensor-parallel-size: 2\nmax-model-len: 8k\n"
+        "enable-prefix-caching: false\ndisable-log-requests: true\nenable-chunked-prefill: true\n"
+    )
+    settings, told = parse("--config", str(path))
+    assert (settings.model, settings.http_port, settings.max_model_len) == ("m", 8001, 8000)
+    assert (settings.tensor_parallel_size, settings.prefix_caching) == (2, False)
+    assert len(told) == 2
+    assert any("enable_chunked_prefill has no effect" in line for line in told)
+    assert load(WorkerSettings, {"config": str(path)}).tensor_parallel_size == 2
+
+
+def test_vllms_variables_are_read_or_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")
+    monkeypatch.setenv("VLLM_USE_V1", "1")
+    monkeypatch.setenv("VLLM_ATTENTION_BACKEND", "secret")
+    settings, told = parse("--simulate")
+    assert settings.log_level == "debug"
+    assert told == ["VLLM_ATTENTION_BACKEND, VLLM_USE_V1 have no effect here"]
+    monkeypatch.setenv("SIGNALBOX_LOG_LEVEL", "error")
+    assert parse("--simulate")[0].log_level == "error"

@@ -1,0 +1,30 @@
+"""Which GPUs the workers of a local stack get."""
+
+import pytest
+
+from signalbox.stack import gpu_assignment
+from signalbox.stack.gpu_assignment import gpu_shares, visible_gpus
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "num_ranks", "shares"),
+    [
+        (2, 2, ["0,1", "2,3"]),
+        (4, 1, ["0", "1", "2", "3"]),
+        (2, 1, ["0", "1"]),
+        (1, 4, [None]),  # it sees them all anyway
+        (3, 2, [None, None, None]),  # too few: they share
+    ],
+)
+def test_workers_have_gpus_of_their_own_where_there_are_enough(
+    num_workers: int, num_ranks: int, shares: list[str | None]
+) -> None:
+    found = gpu_shares(["0", "1", "2", "3"], num_workers=num_workers, num_ranks=num_ranks)
+    assert [share.get("CUDA_VISIBLE_DEVICES") for share in found] == shares
+
+
+def test_gpus_that_are_hidden_from_us_are_not_given_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_assignment, "nvidia_gpus", lambda: ["a card"] * 8)
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "3, GPU-8f1"}) == ["3", "GPU-8f1"]
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": ""}) == []
+    assert visible_gpus({}) == [str(index) for index in range(8)]

@@ -1,0 +1,405 @@
+"""The local stack as a user sees it: real processes, no model."""
+
+import json
+import resource
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rpc.limits.open_files import WANTED_FILES
+from signalbox_kernels.native import ISA_VARIABLE
+from tests.rpc.collector import grpc_collector
+from tests.signalbox.stacks import COMMAND, Stack, environment, free_port, serve, signalbox
+from tests.waiting import EVENT_S, wait_until
+
+MODEL = "models/SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "log"
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """A stack for tests that only ask it something."""
+    log = tmp_path_factory.mktemp("shared") / "log"
+    with serve(log, "--simulate", "--simulated-step-ms=5", "--workers=2", "--no-http") as stack:
+        yield stack
+        assert stack.stop() == 0
+
+
+def test_a_prompt_streams_through_three_processes_and_none_is_left(log: Path) -> None:
+    with serve(log, "--simulate") as stack:
+        assert set(stack.children()) == {"router", "scheduler", "worker"}
+        done = signalbox("generate", "hello", "--max-tokens", "5", "--router", stack.address)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.strip()
+        assert "5 tokens, first after" in done.stderr
+        children = list(stack.children().values())
+        assert stack.stop() == 0
+        assert not [child for child in children if child.is_running()]
+
+
+def test_a_service_may_open_as_many_files_as_the_system_lets_it() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    command = [*COMMAND, "scheduler", f"--port={free_port()}"]
+    lower = partial(resource.setrlimit, resource.RLIMIT_NOFILE, (256, hard))
+    with subprocess.Popen(command, env=environment(), preexec_fn=lower) as started:
+        try:
+            process, wanted = psutil.Process(started.pid), min(hard, WANTED_FILES)
+            wait_until(lambda: process.rlimit(psutil.RLIMIT_NOFILE) == (wanted, hard))
+        finally:
+            started.kill()
+
+
+def test_http_can_be_turned_off(shared: Stack) -> None:
+    assert "http://" not in shared.log.read_text()
+
+
+def test_json_has_outputs_usage_and_times(shared: Stack) -> None:
+    arguments = ("--max-tokens", "6", "-n", "2", "--seed", "1", "--router", shared.address)
+    done = signalbox("chat", "hello", "--ignore-eos", "--json", *arguments)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert [output["index"] for output in answer["outputs"]] == [0, 1]
+    assert {output["finish_reason"] for output in answer["outputs"]} == {"length"}
+    assert answer["usage"]["completion_tokens"] == 12
+    assert answer["time_to_first_token_s"] > 0
+
+
+def test_greedy_output_is_the_same_with_few_blocks_and_small_steps(
+    log: Path, shared: Stack
+) -> None:
+    arguments = ("generate", "hello " * 20, "--max-tokens", "40", "--temperature", "0", "--json")
+    limits = ("--num-gpu-blocks-override=12", "--max-num-batched-tokens=32", "--max-num-seqs=8")
+    with serve(log, "--simulate", *limits) as limited:
+        texts = []
+        for stack in (shared, limited):
+            done = signalbox(*arguments, "--ignore-eos", "--router", stack.address)
+            texts.append(json.loads(done.stdout)["outputs"][0]["text"])
+    assert texts[0] == texts[1]
+
+
+def test_a_killed_parent_takes_its_children_along(log: Path) -> None:
+    with serve(log, "--simulate") as stack:
+        children = list(stack.children().values())
+        stack.process.kill()
+        stack.process.wait()
+        _, alive = psutil.wait_procs(children, timeout=EVENT_S)
+        assert not alive
+
+
+def eventually_in(log: Path, text: str) -> None:
+    wait_until(lambda: text in log.read_text(), told=log.read_text)
+
+
+@pytest.mark.parametrize("service", ["router", "scheduler", "worker"])
+def test_a_service_that_dies_ends_the_stack_in_one_line(log: Path, service: str) -> None:
+    with serve(log, "--simulate") as stack:
+        stack.children()[service].kill()
+        assert stack.process.wait(timeout=EVENT_S) == 1
+    (line,) = [line for line in log.read_text().splitlines() if line.startswith("signalbox serve")]
+    assert f"{service}" in line
+    assert "killed by SIGKILL" in line
+    assert "Traceback" not in log.read_text()
+
+
+def test_a_worker_that_dies_leaves_the_others_serving(log: Path) -> None:
+    with serve(log, "--simulate", "--workers", "2") as stack:
+        stack.children()["worker"].kill()
+        done = signalbox("generate", "hello", "--max-tokens", "5", "--router", stack.address)
+        assert done.returncode == 0, done.stderr
+        assert stack.stop() == 0
+    assert "workers left: 1" in log.read_text()
+
+
+def test_ctrl_c_ends_the_stack_with_status_0(log: Path) -> None:
+    with serve(log, "--simulate") as stack:
+        stack.process.send_signal(signal.SIGINT)
+        assert stack.process.wait(timeout=EVENT_S) == 0
+
+
+INTERRUPTED = """
+import os, signal, sys
+from signalbox import __main__ as command
+
+class Interrupting:
+    def find_spec(self, name, *_):
+        if name == imported:
+            os.kill(os.getpid(), signal.SIGINT)
+
+imported = sys.argv.pop(1)
+sys.meta_path.insert(0, Interrupting())
+sys.exit(command.main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("imported", "arguments"),
+    [
+        ("signalbox.cli", ["generate", "hello"]),
+        ("signalbox.settings", ["serve", "--simulate"]),
+        ("signalbox.stack.local_stack", ["serve", "--simulate"]),
+        ("signalbox.bench.command", ["bench"]),
+    ],
+)
+def test_ctrl_c_during_an_import_is_status_130_and_not_a_word(
+    imported: str, arguments: list[str]
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, imported, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=EVENT_S,
+        env=environment(),
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_workers_inherit_the_forced_instruction_set(
+    log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ISA_VARIABLE, "portable")
+    with serve(log, "--simulate") as stack:
+        assert stack.children()["worker"].environ()[ISA_VARIABLE] == "portable"
+    monkeypatch.setenv(ISA_VARIABLE, "sse")
+    done = signalbox("serve", "--simulate", "--grpc-port", "0", "--no-http")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "SIGNALBOX_ISA is 'sse'; it is one of portable, " in done.stderr
+    assert done.stderr.count("\n") == 1  # no process was started
+
+
+def test_a_second_signal_ends_the_stack_at_once_with_status_1(log: Path) -> None:
+    with serve(log, "--simulate", "--simulated-step-ms=200", "--drain-timeout=600") as stack:
+        asked = [*COMMAND, "generate", "hello", "--max-tokens", "900", "--router", stack.address]
+        with subprocess.Popen(asked, stdout=subprocess.PIPE, env=environment()) as asking:
+            assert asking.stdout is not None
+            assert asking.stdout.read(1)
+            stack.process.send_signal(signal.SIGTERM)
+            eventually_in(log, "draining")
+            stack.process.send_signal(signal.SIGTERM)
+            assert (
+                stack.process.wait(timeout=EVENT_S) == 1
+            )  # before the request ends, and the drain
+            assert asking.wait(timeout=EVENT_S) != 0
+    assert "second signal" in log.read_text().splitlines()[-1]
+
+
+def test_the_demo_asks_answers_and_ends() -> None:
+    done = signalbox("demo", "--simulate")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+    assert "All processes have ended" in done.stderr
+
+
+@pytest.mark.model
+def test_the_demo_answers_with_tokyo() -> None:
+    done = signalbox("demo", MODEL, "--device", "cpu")
+    assert done.returncode == 0, done.stderr
+    assert "Tokyo" in done.stdout
+    assert "loading" in done.stderr
+    assert "tokens/s" in done.stderr
+
+
+def assert_one_line_error(done: subprocess.CompletedProcess[str], *expected: str) -> None:
+    lines = [line for line in done.stderr.splitlines() if line.startswith("signalbox")]
+    assert done.returncode in (1, 2)
+    assert "Traceback" not in done.stderr
+    assert any(all(part in line for part in expected) for line in lines), done.stderr
+
+
+@pytest.mark.parametrize("command", ["serve", "worker", "router", "scheduler"])
+def test_a_port_in_use_is_one_line(command: str) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        kind = ["--simulate"] if command in ("serve", "worker") else []
+        flag = "--grpc-port" if command in ("serve", "router") else "--port"
+        done = signalbox(command, *kind, flag, port)
+    assert_one_line_error(done, f"choose another {flag}")
+    assert_one_line_error(done, f"127.0.0.1:{port}", "in use")
+
+
+def test_a_start_that_fails_when_grpc_listens_leaves_one_line() -> None:
+    """gRPC that is not stopped writes more while the interpreter ends."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        for arguments in (
+            ("router", "--grpc-port", "0", "--port", port),
+            ("router", "--grpc-port", port, "--http-port", "0"),
+            ("worker", "--simulate", "--metrics-port", port),
+        ):
+            done = signalbox(*arguments, "--log-level=error")
+            assert_one_line_error(done, f"127.0.0.1:{port}", "in use")
+            assert len(done.stderr.splitlines()) == 1, done.stderr
+
+
+def test_a_model_that_a_worker_cannot_load_ends_the_stack(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["OursForCausalLM"]}')
+    (tmp_path / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    done = signalbox("serve", str(tmp_path), "--grpc-port", "0", "--no-http", "--device", "cpu")
+    assert_one_line_error(done, "signalbox worker", "OursForCausalLM", "not supported")
+    assert_one_line_error(done, "signalbox serve", "worker 0 exited with status 1")
+
+
+@pytest.mark.parametrize("command", ["serve", "demo", "worker"])
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        ("./nowhere", "model not found: ./nowhere"),
+        ("pyproject.toml", "pyproject.toml is no readable GGUF file"),
+        (".", "has no config.json"),
+    ],
+)
+def test_a_model_that_is_none_is_refused_before_anything_starts(
+    command: str, model: str, expected: str
+) -> None:
+    done = signalbox(command, model)
+    assert_one_line_error(done, f"signalbox {command}: ", expected)
+    assert len(done.stderr.splitlines()) == 1 + (command == "demo"), done.stderr
+
+
+def test_a_metrics_port_that_is_taken_is_one_line_before_anything_starts() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = signalbox(
+            "serve", "--simulate", "--grpc-port=0", "--no-http", f"--metrics-port={port - 1}"
+        )
+    assert_one_line_error(done, "signalbox serve", f"127.0.0.1:{port}", "in use")
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+
+
+@pytest.mark.parametrize("model", ["no/such/model.gguf", "pyproject.toml"])
+def test_a_model_that_is_none_is_one_line(model: str) -> None:
+    assert_one_line_error(signalbox("worker", model, "--device", "cpu"), "worker", model)
+
+
+def test_an_unsupported_architecture_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["OursForCausalLM"]}')
+    (tmp_path / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    done = signalbox("worker", str(tmp_path), "--device", "cpu")
+    assert_one_line_error(done, "OursForCausalLM", "not supported")
+
+
+@pytest.mark.model
+def test_too_little_memory_for_one_block_is_one_line() -> None:
+    done = signalbox("worker", MODEL, "--device=cpu", "--kv-cache-memory=0.000001")
+    assert_one_line_error(done, "too little memory for one KV block", "--kv-cache-memory")
+
+
+def test_a_worker_with_another_model_is_refused_in_one_line(shared: Stack) -> None:
+    (flag,) = [f for f in shared.children()["worker"].cmdline() if f.startswith("--scheduler")]
+    done = signalbox("worker", "--simulate", "--served-model-name", "other", flag)
+    assert_one_line_error(done, "refuses this worker", "other")
+    done = signalbox("generate", "hello", "--max-tokens=3", "--router", shared.address)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("service", ["worker", "router"])
+def test_a_service_before_its_scheduler_waits_visibly(service: str) -> None:
+    kind = ["--simulate", "--port=0"] if service == "worker" else ["--grpc-port=0", "--no-http"]
+    process = subprocess.Popen(
+        [*COMMAND, service, *kind, "--scheduler=127.0.0.1:9"],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    )
+    assert process.stderr
+    try:
+        assert any("waiting for the scheduler at 127.0.0.1:9" in line for line in process.stderr)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=EVENT_S) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["serve"], "give a MODEL"),
+        (["serve", "--simulate", "--port", "x"], "--port"),
+        (["serve", "--simulate", "--no-such-flag"], "--no-such-flag"),
+        (["router", "--trace-exporter", "jaeger"], "unknown trace exporter"),
+        (["generate", "hello", "--router", "127.0.0.1:9"], "nothing answers at 127.0.0.1:9"),
+        (["chat", "hello", "--router", "127.0.0.1:9"], "`signalbox serve MODEL`, or serve and"),
+        (["chat", "hello", "--router", "127.0.0.1:9"], "`signalbox run MODEL`"),
+        (["frobnicate"], "frobnicate"),
+    ],
+)
+def test_a_mistake_is_one_line(arguments: list[str], expected: str) -> None:
+    done = signalbox(*arguments)
+    assert_one_line_error(done, expected)
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_refused_request_is_one_line(shared: Stack) -> None:
+    done = signalbox("generate", "hello", "--temperature", "9", "--router", shared.address)
+    assert_one_line_error(done, "INVALID_ARGUMENT", "temperature", "9")
+
+
+def test_a_reader_that_leaves_is_no_error(shared: Stack) -> None:
+    arguments = ["generate", "hello", "--ignore-eos", "--max-tokens=500"]
+    process = subprocess.Popen(
+        [*COMMAND, *arguments, "--router", shared.address],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(),
+    )
+    assert process.stdout and process.stderr
+    process.stdout.read(1)
+    process.stdout.close()
+    assert process.wait(timeout=EVENT_S) != 0
+    assert process.stderr.read() == b""
+
+
+def test_one_trace_leads_through_three_processes(log: Path) -> None:
+    with grpc_collector() as collector:
+        with serve(log, "--simulate", f"--trace-exporter=otlp={collector.url}") as stack:
+            done = signalbox("generate", "hello", "--max-tokens=3", "--router", stack.address)
+            assert done.returncode == 0, done.stderr
+        spans = {received.span.span_id: received for received in collector.received}
+    parents = {
+        (service, span.name): (above.service, above.span.name)
+        for service, span in spans.values()
+        if (above := spans.get(span.parent_span_id))
+    }
+    router, scheduler, worker = (f"signalbox-{name}" for name in ("router", "scheduler", "worker"))
+    request, step = (scheduler, "scheduler.request"), (scheduler, "ExecuteModel")
+    assert parents[request] == (router, "text_completion simulated")
+    assert parents[step] == request
+    assert parents[worker, "ExecuteModel"] == step
+    assert parents[worker, "forward"] == (worker, "ExecuteModel")
+    assert len({span.trace_id for _, span in spans.values()}) == 1
+    requests = {span.span_id for name, span in spans.values() if (name, span.name) == request}
+    steps = [span for name, span in spans.values() if (name, span.name) == step]
+    assert {link.span_id for span in steps for link in span.links} == requests
+    links = {link.span_id for span_id in requests for link in spans[span_id].span.links}
+    assert links == {span.span_id for span in steps}
+
+
+def test_help_and_version_need_no_service() -> None:
+    assert "signalbox serve" in signalbox("--help").stdout
+    assert signalbox("--version").stdout.strip()
+    services = ("serve", "router", "scheduler", "worker")
+    for command in (*services, "generate", "chat", "health", "doctor"):
+        assert signalbox(command, "--help").returncode == 0
+
+
+@pytest.mark.parametrize("command", [["serve", "--simulate"], ["scheduler"], ["router"]])
+def test_a_port_in_the_clear_for_others_is_refused_with_its_remedy(command: list[str]) -> None:
+    done = signalbox(*command, "--host", "0.0.0.0")
+    assert_one_line_error(done, "cannot listen on 0.0.0.0", "--insecure")

@@ -1,0 +1,214 @@
+"""What is refused before anything is started: a broken model, or one that is too large."""
+
+import json
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_worker.config import GIB, ModelError
+from signalbox.settings.worker_settings import WorkerSettings
+from signalbox.stack import machine_info, model_check
+from signalbox.stack.model_check import WORKER_BYTES, check_model
+from signalbox_kernels.native import ISA_VARIABLE
+
+MODEL = "models/SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+def make_directory(path: Path, *, num_values: int, is_cut_off: bool = False) -> str:
+    """A model of 16-bit weights whose file has holes instead of data."""
+    (path / "config.json").write_text(
+        json.dumps({"architectures": ["LlamaForCausalLM"], "dtype": "bfloat16"})
+    )
+    num_bytes = 2 * num_values
+    entry = {"dtype": "BF16", "shape": [num_values], "data_offsets": [0, num_bytes]}
+    header = json.dumps({"model.layers.0.mlp.up_proj.weight": entry}).encode()
+    file = path / "model.safetensors"
+    file.write_bytes(len(header).to_bytes(8, "little") + header)
+    os.truncate(file, 8 + len(header) + num_bytes - is_cut_off)
+    return str(path)
+
+
+@pytest.fixture
+def machine_with_bf16(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    monkeypatch.setattr(machine_info, "cpu_features", lambda: ["avx512_bf16"])
+    monkeypatch.delenv(ISA_VARIABLE, raising=False)
+    monkeypatch.setattr(model_check, "visible_gpus", list)
+    return monkeypatch
+
+
+def have_free(monkeypatch: pytest.MonkeyPatch, num_bytes: float) -> None:
+    """Lets so much memory be free for weights, beside one worker."""
+    monkeypatch.setattr(model_check, "available_ram", lambda: int(num_bytes) + WORKER_BYTES)
+
+
+@pytest.mark.parametrize(
+    ("flags", "form", "takes"),
+    [
+        ({}, "bfloat16", 2.0),
+        ({"dtype": "float32"}, "float32", 4.0),
+        ({"quantization": "int8"}, "int8", 34 / 32),
+        ({"quantization": "int4"}, "int4", 20 / 32),
+    ],
+)
+def test_weights_must_fit_in_the_form_that_is_chosen(
+    tmp_path: Path,
+    machine_with_bf16: pytest.MonkeyPatch,
+    flags: dict[str, Any],
+    form: str,
+    takes: float,
+) -> None:
+    settings = WorkerSettings(model=make_directory(tmp_path, num_values=GIB), **flags)
+    have_free(machine_with_bf16, takes * GIB)
+    check_model(settings)
+    have_free(machine_with_bf16, takes * GIB - 1)
+    with pytest.raises(MemoryError, match=f"takes {takes:.1f} GiB in {form}, and weights of at"):
+        check_model(settings)
+
+
+def test_a_forced_instruction_set_without_bf16_makes_floats_of_32_bits(
+    tmp_path: Path, machine_with_bf16: pytest.MonkeyPatch
+) -> None:
+    settings = WorkerSettings(model=make_directory(tmp_path, num_values=GIB))
+    have_free(machine_with_bf16, 2 * GIB)
+    check_model(settings)
+    machine_with_bf16.setenv(ISA_VARIABLE, "avx512_vnni")
+    with pytest.raises(MemoryError, match=r"takes 4\.0 GiB in float32"):
+        check_model(settings)
+
+
+def test_the_most_exact_form_that_fits_is_named(
+    tmp_path: Path, machine_with_bf16: pytest.MonkeyPatch
+) -> None:
+    settings = WorkerSettings(model=make_directory(tmp_path, num_values=GIB))
+    for free, remedy in (
+        (1.5, "1.5 GiB fit in the memory that is free; --quantization int8 takes 1.1 GiB"),
+        (1.0, "1.0 GiB fit in the memory that is free; --quantization int4 takes 0.6 GiB"),
+        (0.2, "0.2 GiB fit in the memory that is free; use a smaller model"),
+    ):
+        have_free(machine_with_bf16, free * GIB)
+        with pytest.raises(MemoryError, match=remedy):
+            check_model(settings)
+
+
+def test_each_worker_takes_its_own_copy_beside_its_cache(
+    tmp_path: Path, machine_with_bf16: pytest.MonkeyPatch
+) -> None:
+    model = make_directory(tmp_path, num_values=GIB)
+    have_free(machine_with_bf16, 3 * GIB)
+    check_model(WorkerSettings(model=model))
+    with pytest.raises(MemoryError, match="for each of 2 workers; --quantization int8"):
+        check_model(WorkerSettings(model=model), num_workers=2)
+    with pytest.raises(MemoryError, match=r"at most 1\.5 GiB fit"):
+        check_model(WorkerSettings(model=model, kv_cache_memory=1.5))
+
+
+def test_memory_of_a_gpu_is_not_judged_by_that_of_the_cpu(
+    tmp_path: Path, machine_with_bf16: pytest.MonkeyPatch
+) -> None:
+    model = make_directory(tmp_path, num_values=GIB)
+    have_free(machine_with_bf16, GIB)
+    machine_with_bf16.setattr(model_check, "visible_gpus", lambda: ["0"])
+    check_model(WorkerSettings(model=model))
+    check_model(WorkerSettings(model=model, device="cuda"))
+    with pytest.raises(MemoryError):
+        check_model(WorkerSettings(model=model, device="cpu"))
+
+
+def test_a_file_that_is_cut_off_is_refused(tmp_path: Path) -> None:
+    model = make_directory(tmp_path, num_values=1 << 10, is_cut_off=True)
+    with pytest.raises(ModelError, match=r"model\.safetensors cannot be read \(it ends early\)"):
+        check_model(WorkerSettings(model=model))
+
+
+@pytest.mark.model
+def test_a_gguf_file_that_is_cut_off_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "short.gguf"
+    with Path(MODEL).open("rb") as whole:
+        file.write_bytes(whole.read(4 << 20))
+    with pytest.raises(ModelError, match="it is cut off in tensor"):
+        check_model(WorkerSettings(model=str(file)))
+
+
+def gguf_field(name: str, kind: int, value: bytes) -> bytes:
+    """A GGUF file with this field alone; `kind` is GGUF's number of the value's type."""
+    head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1)
+    return head + struct.pack("<Q", len(name)) + name.encode() + struct.pack("<I", kind) + value
+
+
+U32, FLOAT, TEXT, LIST = 4, 6, 8, 9
+EMPTY_LIST = struct.pack("<IQ", U32, 0)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (gguf_field("a", LIST, struct.pack("<IQ", LIST, 1) * 5000 + EMPTY_LIST), "too deep"),
+        (gguf_field("general.alignment", U32, bytes(4)), "alignment is 0"),
+        (gguf_field("general.alignment", LIST, EMPTY_LIST), "no whole number"),
+        (gguf_field("split.count", LIST, EMPTY_LIST), "no whole number"),
+        (gguf_field("split.count", TEXT, struct.pack("<Q3s", 3, b"two")), "no whole number"),
+        (gguf_field("split.count", FLOAT, struct.pack("<f", float("inf"))), "no whole number"),
+    ],
+)
+def test_a_gguf_file_with_senseless_fields_is_named(
+    content: bytes, reason: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "odd.gguf"
+    file.write_bytes(content)
+    with pytest.raises(ModelError, match=reason) as raised:
+        check_model(WorkerSettings(model=str(file)))
+    assert str(file) in str(raised.value) and "\n" not in str(raised.value)
+
+
+SHARD, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+def header(**fields: object) -> bytes:
+    entry = {"dtype": "F32", "shape": [1], "data_offsets": [0, 0], **fields}
+    return json.dumps({"weight": entry}).encode()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        (SHARD, header(shape="ab")),
+        (SHARD, header(shape=None)),
+        (SHARD, header(shape=[[1]])),
+        (SHARD, header(shape=[-1])),
+        (SHARD, b"[" * 100_000),
+        (INDEX, b'{"weight_map": ["a"]}'),
+        (INDEX, b'{"weight_map": {"a": 5}}'),
+        (INDEX, b"{}"),
+        (INDEX, b"[" * 100_000),
+        ("config.json", b"[" * 100_000),
+    ],
+)
+def test_a_directory_with_a_senseless_file_is_refused_by_the_files_name(
+    name: str, content: bytes, tmp_path: Path
+) -> None:
+    model = make_directory(tmp_path, num_values=1)
+    is_shard = name == SHARD
+    (tmp_path / name).write_bytes(len(content).to_bytes(8, "little") * is_shard + content)
+    with pytest.raises(ModelError, match=f"{name} ") as raised:
+        check_model(WorkerSettings(model=model))
+    assert "\n" not in str(raised.value)
+
+
+def test_a_model_on_the_hub_is_for_the_worker_to_judge() -> None:
+    check_model(WorkerSettings(model="some-org/some-model"))
+
+
+@pytest.mark.model
+def test_the_check_needs_no_pytorch() -> None:
+    code = (
+        "import sys; from signalbox.stack.model_check import check_model;"
+        "from signalbox.settings.worker_settings import WorkerSettings;"
+        f"check_model(WorkerSettings(model={MODEL!r}, quantization='gguf'));"
+        "sys.exit(bool({'torch', 'transformers'} & {*sys.modules}))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

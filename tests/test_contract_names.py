@@ -1,0 +1,155 @@
+"""A public name is in contract/ only if two of the packages above it import it."""
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+
+import pytest
+
+from tests.test_imports import FOLDERS
+
+USERS = ("rpc", "router", "scheduler_svc", "gpu_worker", "signalbox")
+HALVES = {"encode": "decode", "pack": "unpack", "write": "read"}
+"""One service encodes what another decodes, so both halves of a codec have the users of both."""
+ONE_USER = {
+    "contract.errors.AlreadyExists": "from_code makes one exception for each Code",
+    "contract.errors.Cancelled": "from_code makes one exception for each Code",
+    "contract.errors.Unauthenticated": "from_code makes one exception for each Code",
+    "contract.errors.MAX_VALUE_CHARS": "THREAT_MODEL.md names it",
+    "contract.grammar": "the router runs the module as a process instead of importing its names",
+    "contract.grammar_cost.GROWTH_BYTES": "GrammarCost counts it; tests of two services do, too",
+    "contract.grammar_cost.MAX_LEXER_STATES": "GrammarCost counts what the worker allows",
+    "contract.model.MAX_BLOCKS": "THREAT_MODEL.md names it",
+    "contract.request.MAX_AGE_S": "THREAT_MODEL.md names it",
+    "contract.sampling_defaults.end_token_ids": "reads the same file as default_params",
+    "contract.startup.ignore_progress": "the ReportProgress that does nothing",
+    "contract.tokenizer_files.MAX_TOKENIZER_BYTES": "THREAT_MODEL.md names it for both readers",
+    "contract.tokenizer_files.MAX_CHUNK_BYTES": "split_files counts it; a profile is sent alike",
+    "contract.tokenizer_files.TokenizerTooLarge": "raised for both; the router takes ValueError",
+}
+"""Why a name, or the names of a module, may have fewer users."""
+
+
+def public_names(source: str) -> dict[str, ast.stmt]:
+    """Returns the public names that a module defines at its top, with their definitions."""
+    found: dict[str, ast.stmt] = {}
+    for node in ast.parse(source).body:
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                found[node.name] = node
+            case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
+                found[name] = node
+    return {name: node for name, node in found.items() if not name.startswith("_")}
+
+
+def names_used(source: str) -> Iterator[str]:
+    """Yields "contract.module.name" for each name that a source imports, or reads of a module."""
+    tree = ast.parse(source)
+    modules: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.ImportFrom):
+            continue
+        for alias in node.names:
+            if node.module == "contract":
+                modules[alias.asname or alias.name] = f"contract.{alias.name}"
+            elif (node.module or "").startswith("contract."):
+                yield f"{node.module}.{alias.name}"
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=ast.Name(id=module), attr=name) if module in modules:
+                yield f"{modules[module]}.{name}"
+
+
+def types_named(definition: ast.stmt) -> set[str]:
+    """Returns the names in the annotations of a function, or of a class and its methods."""
+    annotations: list[ast.expr | None] = []
+    for node in ast.walk(definition):
+        match node:
+            case ast.arg(annotation=annotation) | ast.AnnAssign(annotation=annotation):
+                annotations.append(annotation)
+            case ast.FunctionDef(returns=returns) | ast.AsyncFunctionDef(returns=returns):
+                annotations.append(returns)
+    parts = (part for one in annotations if one is not None for part in ast.walk(one))
+    return {part.id for part in parts if isinstance(part, ast.Name)}
+
+
+def other_half(name: str) -> str:
+    first, _, rest = name.partition("_")
+    mates = HALVES | {half: mate for mate, half in HALVES.items()}
+    return "_".join(filter(None, (mates.get(first, first), rest)))
+
+
+def short_of_users(contract: Mapping[str, str], users: Mapping[str, list[str]]) -> set[str]:
+    """Returns the public names of contract/ that fewer than two packages import.
+
+    A name that another module of contract/ imports, and a type that the signature of another name
+    has, are there for these.
+
+    Args:
+        contract: sources by module.
+        users: sources of each package.
+    """
+    used_by: dict[str, set[str]] = defaultdict(set)
+    for package, sources in users.items():
+        for source in sources:
+            for name in names_used(source):
+                used_by[name].add(package)
+    inside = {name for source in contract.values() for name in names_used(source)}
+    short = set()
+    for module, source in contract.items():
+        names = public_names(source)
+        in_signatures = {
+            one for name, node in names.items() for one in types_named(node) if one != name
+        }
+        for name in names.keys() - in_signatures:
+            full = f"{module}.{name}"
+            if (
+                full not in inside
+                and len(used_by[full] | used_by[f"{module}.{other_half(name)}"]) < 2
+            ):
+                short.add(full)
+    return short
+
+
+def sources(package: str) -> dict[str, str]:
+    return {
+        ".".join(path.relative_to(FOLDERS[package].parent).with_suffix("").parts): path.read_text(
+            encoding="utf-8"
+        )
+        for path in FOLDERS[package].rglob("*.py")
+    }
+
+
+def test_two_packages_import_each_public_name_of_contract() -> None:
+    users = {package: list(sources(package).values()) for package in USERS}
+    short = short_of_users(sources("contract"), users)
+    reasons = {name: {name, name.rpartition(".")[0]} & ONE_USER.keys() for name in short}
+    assert not [name for name in sorted(short) if not reasons[name]]
+    assert set().union(*reasons.values()) == ONE_USER.keys(), "a reason that no name needs"
+
+
+USER = "from contract.m import f"
+MODULE = "def f() -> None: ..."
+
+
+@pytest.mark.parametrize(
+    ("module", "router", "worker", "is_short"),
+    [
+        (MODULE, USER, USER, False),
+        (MODULE, USER, "from contract import m\nm.f()", False),
+        (MODULE, USER, "def g():\n    from contract.m import f", False),
+        (MODULE, USER, "", True),
+        (MODULE, "", "", True),
+        (MODULE, USER, "from contract import m\nm.g()", True),
+        ("_f = 1", "", "", False),
+        ("F: int = 1", "", "", True),
+        ("class T: ...\ndef f(t: list[T]) -> None: ...", USER, USER, False),
+        ("def encode_x(): ...\ndef decode_x(): ...", "from contract.m import encode_x",
+         "from contract.m import decode_x", False),
+    ],
+)  # fmt: skip
+def test_a_name_with_one_user_is_found(
+    module: str, router: str, worker: str, is_short: bool
+) -> None:
+    users = {"router": [router], "gpu_worker": [worker]}
+    assert bool(short_of_users({"contract.m": module}, users)) is is_short
