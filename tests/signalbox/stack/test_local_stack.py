@@ -114,6 +114,8 @@ def test_a_service_that_dies_ends_the_stack_in_one_line(log: Path, service: str)
 
 def test_a_worker_that_dies_leaves_the_others_serving(log: Path) -> None:
     with serve(log, "--simulate", "--workers", "2") as stack:
+        # A stack serves when its first worker does.
+        wait_until(lambda: log.read_text().count("worker joined") == 2, told=log.read_text)
         stack.children()["worker"].kill()
         done = signalbox("generate", "hello", "--max-tokens", "5", "--router", stack.address)
         assert done.returncode == 0, done.stderr
