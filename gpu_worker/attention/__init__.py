@@ -1,6 +1,6 @@
 """Attention backends: each defines what is inside a cache block, and attends over blocks."""
 
-from gpu_worker.attention.backend import AttentionBackend, AttentionPlan, AttentionShape
+from gpu_worker.attention.backend import AttentionBackend, AttentionShape
 from gpu_worker.attention.registry import (
     attention_backend,
     attention_backends,
@@ -12,7 +12,6 @@ from gpu_worker.attention.registry import (
 
 __all__ = [
     "AttentionBackend",
-    "AttentionPlan",
     "AttentionShape",
     "attention_backend",
     "attention_backends",

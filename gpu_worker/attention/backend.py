@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.batch.batch import Batch
+from gpu_worker.layers import AttentionPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,12 +30,6 @@ class AttentionShape:
     device: torch.device
     soft_cap: float | None = None
     """Scores become cap * tanh(score / cap) before mask and softmax."""
-
-
-class AttentionPlan(Protocol):
-    """Attention of one step; satisfies `models.decoder.Attend`, and perhaps `RotaryAttend`."""
-
-    def __call__(self, query: Tensor, key_value: Tensor, *, layer: int) -> Tensor: ...
 
 
 class AttentionBackend(Protocol):

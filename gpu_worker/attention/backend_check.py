@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpu_worker.attention.backend import AttentionBackend, AttentionPlan, AttentionShape
+from gpu_worker.attention.backend import AttentionBackend, AttentionShape
 from gpu_worker.attention.torch_backend import TorchAttention
 from gpu_worker.batch.batch import Batch
 from gpu_worker.batch.largest_batch import largest_batch
+from gpu_worker.layers import AttentionPlan
 from gpu_worker.layers.rotary import Angles
 
 _LENGTHS = (37, 5)

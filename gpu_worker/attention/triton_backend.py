@@ -45,7 +45,7 @@ class _Plan:
     def attend_rotated(
         self, query: Tensor, key_value: Tensor, angles: Angles, *, layer: int
     ) -> Tensor:
-        """Satisfies `models.decoder.RotaryAttend`."""
+        """Satisfies `layers.RotaryAttentionPlan`."""
         rotary_and_cache(query, key_value, *angles, self.caches[layer], self.slot_mapping)
         return self._attend(query, layer)
 

@@ -21,6 +21,7 @@ from gpu_worker.device.streams import Event, Stream
 from gpu_worker.device.torch_profiler import span
 from gpu_worker.executors.decode_graphs import DecodeGraphs, DevicePlanning, fed_tokens
 from gpu_worker.executors.torch_executor import TorchStep
+from gpu_worker.layers import ForwardContext
 from gpu_worker.models import Model
 from gpu_worker.sampling import async_sampling
 from gpu_worker.sampling.async_sampling import DeviceDrawing, DeviceDraws
@@ -129,7 +130,7 @@ class DeviceStep(TorchStep):
             (fed_from,) = self._packer.send([batch.fed_from])
             token_ids = fed_tokens(token_ids, fed_from, self._drawn)
         plan = self._planning.plan_on_device(inputs)
-        return self._model.forward(token_ids, inputs.positions, plan)
+        return self._model.forward(token_ids, inputs.positions, ForwardContext(plan))
 
     def _tensor(self, array: Int64Array) -> Tensor:
         (tensor,) = self._packer.send([array])

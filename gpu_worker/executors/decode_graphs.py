@@ -14,11 +14,11 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from gpu_worker.attention import AttentionPlan
 from gpu_worker.batch.batch import Batch
 from gpu_worker.device.graphs import Graph, GraphRecorder, NotCapturable
 from gpu_worker.device.input_transfer import StepInputs
 from gpu_worker.executors.graph_inputs import DecodeBuffers
+from gpu_worker.layers import AttentionPlan, ForwardContext
 from gpu_worker.models import Model
 
 logger = logging.getLogger(__name__)
@@ -156,7 +156,7 @@ class DecodeGraphs:
         inputs, fed_from = self._buffers.inputs(size), self._buffers.fed_from(size)
         token_ids = fed_tokens(inputs.token_ids, fed_from, self._drawn)
         plan = self._attention.plan_on_device(inputs)
-        hidden = self._model.forward(token_ids, inputs.positions, plan)
+        hidden = self._model.forward(token_ids, inputs.positions, ForwardContext(plan))
         self._logits[:size].copy_(self._model.logits(hidden))
 
 

@@ -16,7 +16,7 @@ from gpu_worker.device.torch_profiler import span
 from gpu_worker.executors.prompt_logprobs import prompt_logprobs
 from gpu_worker.sampling.sampler import NOT_FINITE, Sampler
 from gpu_worker.step import NONE_LEFT, Int64Array, Logprobs
-from signalbox_kernels.program import Program, StepArrays
+from signalbox_kernels.program import AttentionArrays, Program, StepArrays
 
 
 class NativeStep:
@@ -79,10 +79,12 @@ class NativeStep:
         return StepArrays(
             token_ids=batch.token_ids,
             positions=batch.positions,
-            slots=batch.slot_mapping,
-            query_start=batch.query_start,
-            context_lens=batch.context_lens,
-            block_tables=np.ascontiguousarray(batch.block_tables),
+            attention=AttentionArrays(
+                slots=batch.slot_mapping,
+                query_start=batch.query_start,
+                context_lens=batch.context_lens,
+                block_tables=np.ascontiguousarray(batch.block_tables),
+            ),
             row_tokens=tokens,
             logits_of_row=logits_of_row,
             suppressed_end=suppressed.ends,
@@ -108,10 +110,12 @@ def _head_alone(tokens: Int64Array, logits: NDArray[np.float32]) -> StepArrays:
     return StepArrays(
         token_ids=none,
         positions=none,
-        slots=none,
-        query_start=np.zeros(1, dtype=np.int64),
-        context_lens=none,
-        block_tables=np.empty((0, 0), dtype=np.int32),
+        attention=AttentionArrays(
+            slots=none,
+            query_start=np.zeros(1, dtype=np.int64),
+            context_lens=none,
+            block_tables=np.empty((0, 0), dtype=np.int32),
+        ),
         row_tokens=tokens,
         logits_of_row=np.arange(num_rows, dtype=np.int32),
         suppressed_end=np.zeros(num_rows, dtype=np.int32),

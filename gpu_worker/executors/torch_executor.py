@@ -15,6 +15,7 @@ from gpu_worker.batch.batch import Batch, BatchOutput
 from gpu_worker.batch.sampling_rows import PromptRows
 from gpu_worker.device.torch_profiler import span
 from gpu_worker.executors.prompt_logprobs import prompt_logprobs
+from gpu_worker.layers import ForwardContext
 from gpu_worker.models import Model
 from gpu_worker.sampling.sampler import Sampler
 from gpu_worker.step import Int64Array, Logprobs
@@ -59,7 +60,7 @@ class TorchStep:
         return self._model.forward(
             self._tensor(batch.token_ids),
             self._tensor(batch.positions),
-            self._attention.plan(batch),
+            ForwardContext(self._attention.plan(batch)),
         )
 
     def _tensor(self, array: Int64Array) -> Tensor:

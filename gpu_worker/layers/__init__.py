@@ -4,6 +4,11 @@ from gpu_worker.device.parallel_group import ParallelGroup
 from gpu_worker.layers.activation import Activation, activation, gelu_tanh_and_mul
 from gpu_worker.layers.embedding import LearnedPositions, ParallelLMHead, VocabParallelEmbedding
 from gpu_worker.layers.feed_forward import PlainFeedForward
+from gpu_worker.layers.forward_context import (
+    AttentionPlan,
+    ForwardContext,
+    RotaryAttentionPlan,
+)
 from gpu_worker.layers.linear import (
     MergedColumnParallelLinear,
     QKVParallelLinear,
@@ -16,7 +21,9 @@ from gpu_worker.layers.weight_placement import Placement, WeightTarget
 
 __all__ = [
     "Activation",
+    "AttentionPlan",
     "Expert",
+    "ForwardContext",
     "LayerNorm",
     "LearnedPositions",
     "MergedColumnParallelLinear",
@@ -28,6 +35,7 @@ __all__ = [
     "PlainFeedForward",
     "QKVParallelLinear",
     "RMSNorm",
+    "RotaryAttentionPlan",
     "RotaryEmbedding",
     "RowParallelLinear",
     "TopKRouter",

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gpu_worker.layers import (
     Activation,
+    ForwardContext,
     LayerNorm,
     LearnedPositions,
     MergedColumnParallelLinear,
@@ -21,7 +22,6 @@ from gpu_worker.layers import (
     RowParallelLinear,
     VocabParallelEmbedding,
 )
-from gpu_worker.models.llama import Attend
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,11 +87,11 @@ class AbsoluteAttention:
             group=group,
         )
 
-    def __call__(self, x: Tensor, attend: Attend) -> Tensor:
+    def __call__(self, x: Tensor, context: ForwardContext) -> Tensor:
         num_heads = self.qkv.num_heads
         heads = self.qkv(x).view(-1, 3 * num_heads, self._head_size)
         key_value = heads[:, num_heads:].view(-1, 2, num_heads, self._head_size)
-        return self.out(attend(heads[:, :num_heads], key_value, layer=self._layer))
+        return self.out(context.attention(heads[:, :num_heads], key_value, layer=self._layer))
 
 
 class AbsoluteLayer:
@@ -113,8 +113,8 @@ class AbsoluteLayer:
             group=group,
         )
 
-    def __call__(self, x: Tensor, attend: Attend) -> Tensor:
-        x = self._beside(x, self.attention_norm, lambda h: self.attention(h, attend))
+    def __call__(self, x: Tensor, context: ForwardContext) -> Tensor:
+        x = self._beside(x, self.attention_norm, lambda h: self.attention(h, context))
         return self._beside(x, self.feed_forward_norm, self.feed_forward)
 
     def _beside(self, x: Tensor, norm: LayerNorm, inner: Callable[[Tensor], Tensor]) -> Tensor:
@@ -169,13 +169,13 @@ class AbsoluteDecoder:
                 projection.finish()
         self.head.finish()
 
-    def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+    def forward(self, token_ids: Tensor, positions: Tensor, context: ForwardContext) -> Tensor:
         x = self.embedding(token_ids)
         if self.project_in is not None:
             x = self.project_in(x)
         x = x + self.positions(positions)
         for layer in self.layers:
-            x = layer(x, attend)
+            x = layer(x, context)
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:

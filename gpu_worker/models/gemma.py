@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gpu_worker.config import ModelError
 from gpu_worker.layers import (
+    ForwardContext,
     OffsetRMSNorm,
     ParallelGroup,
     ParallelLMHead,
@@ -29,7 +30,7 @@ from gpu_worker.models.decoder_config import (
     rope_config,
     sliding_windows,
 )
-from gpu_worker.models.llama import Attend, Attention, FeedForward
+from gpu_worker.models.llama import Attention, FeedForward
 
 _HEAD_SIZE = 256  # of every Gemma, where config.json leaves it out
 _WINDOW = 4096
@@ -158,8 +159,8 @@ class GemmaLayer:
         self.attention_norm, self.feed_forward_norm = norm(), norm()
         self.inner_norms = (norm(), norm()) if config.has_inner_norms else None
 
-    def __call__(self, x: Tensor, angles: Angles, attend: Attend) -> Tensor:
-        attended = self.attention(self.attention_norm(x), angles, attend)
+    def __call__(self, x: Tensor, angles: Angles, context: ForwardContext) -> Tensor:
+        attended = self.attention(self.attention_norm(x), angles, context)
         x = self._inner(attended, 0).add_(x)
         return self._inner(self.feed_forward(self.feed_forward_norm(x)), 1).add_(x)
 
@@ -239,13 +240,13 @@ class GemmaDecoder:
             layer.finish()
         self.head.finish()
 
-    def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+    def forward(self, token_ids: Tensor, positions: Tensor, context: ForwardContext) -> Tensor:
         angles = self.rotary(positions)
         is_alike = self.sliding_rotary is self.rotary
         sliding_angles = angles if is_alike else self.sliding_rotary(positions)
         x = self.embedding(token_ids) * self.embedding_scale
         for layer in self.layers:
-            x = layer(x, sliding_angles if layer.is_sliding else angles, attend)
+            x = layer(x, sliding_angles if layer.is_sliding else angles, context)
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """The decoder of the Llama family: Llama 2 and 3, SmolLM2, Mistral, Qwen2, Qwen3.
 
 One implementation; `DecoderConfig` holds what differs. Attention itself, and the cache, are the
-caller's: a layer gives its rotated queries and its K and V to `attend`.
+caller's: a layer gives its rotated queries and its K and V to `context.attention`.
 """
 
 from functools import partial
@@ -10,6 +10,7 @@ from typing import Protocol
 from torch import Tensor
 
 from gpu_worker.layers import (
+    ForwardContext,
     MergedColumnParallelLinear,
     ParallelGroup,
     ParallelLMHead,
@@ -24,33 +25,6 @@ from gpu_worker.layers import (
 from gpu_worker.layers.rotary import Angles
 from gpu_worker.models.decoder_config import DecoderConfig
 from signalbox_kernels import ops
-
-
-class Attend(Protocol):
-    """Attention of a step, bound to its batch and its cache."""
-
-    def __call__(self, query: Tensor, key_value: Tensor, *, layer: int) -> Tensor:
-        """Stores K and V and attends.
-
-        Args:
-            query: [num_tokens, num_heads, head_size].
-            key_value: [num_tokens, 2, num_kv_heads, head_size].
-            layer: index of the layer.
-
-        Returns:
-            [num_tokens, num_heads * head_size].
-        """
-        ...
-
-
-class RotaryAttend(Attend, Protocol):
-    """Attention that can rotate on the way into the cache, which saves a pass over Q and K."""
-
-    def attend_rotated(
-        self, query: Tensor, key_value: Tensor, angles: Angles, *, layer: int
-    ) -> Tensor:
-        """Does as `__call__` does with queries and keys rotated by `angles`; may overwrite both."""
-        ...
 
 
 class Attention:
@@ -85,7 +59,7 @@ class Attention:
                 RMSNorm(config.head_size, eps=eps, placement=placement),
             )
 
-    def __call__(self, x: Tensor, angles: Angles, attend: Attend) -> Tensor:
+    def __call__(self, x: Tensor, angles: Angles, context: ForwardContext) -> Tensor:
         num_heads, num_kv_heads = self.qkv.num_heads, self.qkv.num_kv_heads
         heads = self.qkv(x).view(-1, num_heads + 2 * num_kv_heads, self._head_size)
         query, key_value = heads[:, :num_heads], heads[:, num_heads:]
@@ -93,11 +67,11 @@ class Attention:
             self._norm(query, key_value[:, :num_kv_heads])
         key_value = key_value.view(-1, 2, num_kv_heads, self._head_size)
         # No isinstance: of a protocol it takes microseconds, in each layer.
-        rotary_attend = getattr(attend, "attend_rotated", None)
+        rotary_attend = getattr(context.attention, "attend_rotated", None)
         if rotary_attend is not None:
             return self.out(rotary_attend(query, key_value, angles, layer=self._layer))
         angles.rotate(heads[:, : num_heads + num_kv_heads])
-        return self.out(attend(query, key_value, layer=self._layer))
+        return self.out(context.attention(query, key_value, layer=self._layer))
 
     def _norm(self, query: Tensor, key: Tensor) -> None:
         assert self.qk_norms is not None
@@ -252,14 +226,14 @@ class Decoder:
             layer.finish()
         self.head.finish()
 
-    def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+    def forward(self, token_ids: Tensor, positions: Tensor, context: ForwardContext) -> Tensor:
         angles = self.rotary(positions)
         residual = self.embedding(token_ids)
         x = self.layers[0].input_norm(residual)
         for index, layer in enumerate(self.layers):
             if index:
                 x = layer.input_norm.add(x, residual)
-            x = layer.attention(x, angles, attend)
+            x = layer.attention(x, angles, context)
             x = layer.post_norm.add(x, residual)
             x = layer.feed_forward(x)
         return residual.add_(x)

@@ -16,7 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 from torch import Tensor
 
 from gpu_worker.config import ModelError
-from gpu_worker.layers import ParallelGroup, Placement, WeightTarget
+from gpu_worker.layers import ForwardContext, ParallelGroup, Placement, WeightTarget
 from gpu_worker.models.decoder_config import (
     llama_config,
     mistral_config,
@@ -25,7 +25,7 @@ from gpu_worker.models.decoder_config import (
 )
 from gpu_worker.models.gemma import GemmaDecoder, gemma2_config, gemma3_config, gemma_config
 from gpu_worker.models.gpt2 import Gpt2Decoder, gpt2_config
-from gpu_worker.models.llama import Attend, Decoder
+from gpu_worker.models.llama import Decoder
 from gpu_worker.models.mixture import MoeDecoder, mixtral_config, qwen3_moe_config
 from gpu_worker.models.opt import OptDecoder, opt_config
 
@@ -93,12 +93,17 @@ class Model(Protocol):
         """Packs the weights, after all of them are loaded."""
         ...
 
-    def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """[num_tokens] int64 each, to the last layer's [num_tokens, hidden_size], not normed."""
+    def forward(self, token_ids: Tensor, positions: Tensor, context: ForwardContext) -> Tensor:
+        """Returns the last layer's [num_tokens, hidden_size], not normed.
+
+        Args:
+            token_ids, positions: [num_tokens] int64.
+            context: what the layers read of the step.
+        """
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[num_rows, hidden_size] of forward's result to [num_rows, vocab_size]."""
+        """Returns [num_rows, vocab_size] for [num_rows, hidden_size] of forward's result."""
         ...
 
 

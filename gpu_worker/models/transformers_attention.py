@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpu_worker.config import ModelError
-from gpu_worker.models.llama import Attend
+from gpu_worker.layers import AttentionPlan
 
 IMPLEMENTATION = "signalbox"
 """Name of our function among transformers' attention implementations. It is given no masks."""
@@ -208,9 +208,9 @@ class PagedLayers:
 class PagedStep:
     """Answers the layers of one step from the paged cache."""
 
-    def __init__(self, layers: PagedLayers, attend: Attend, dtype: torch.dtype) -> None:
+    def __init__(self, layers: PagedLayers, attention: AttentionPlan, dtype: torch.dtype) -> None:
         self._layers = layers
-        self._attend = attend
+        self._attention = attention
         self._dtype = dtype
         self._next_layer = 0
 
@@ -225,7 +225,7 @@ class PagedStep:
         if call.scale != self._layers.scale:
             query = query * (call.scale / self._layers.scale)
         key_value = torch.stack((self._packed(key, size), self._packed(value, size)), dim=1)
-        out = self._attend(self._packed(query, size).contiguous(), key_value, layer=layer)
+        out = self._attention(self._packed(query, size).contiguous(), key_value, layer=layer)
         heads = out.view(1, -1, call.num_heads, size)[..., : call.value_size]
         return heads.to(dtype).contiguous()
 

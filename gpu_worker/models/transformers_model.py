@@ -18,9 +18,8 @@ from torch import Tensor, nn
 
 from contract.startup import ReportProgress
 from gpu_worker.config import ModelError
-from gpu_worker.layers import ParallelGroup, Placement, WeightTarget
+from gpu_worker.layers import ForwardContext, ParallelGroup, Placement, WeightTarget
 from gpu_worker.layers.weight_placement import copy_checked
-from gpu_worker.models.llama import Attend
 from gpu_worker.models.transformers_attention import (
     IMPLEMENTATION,
     PagedStep,
@@ -117,8 +116,8 @@ class TransformersModel:
                 if type(child) is nn.Linear and child.weight is not embeddings:
                     setattr(parent, name, _PackedLinear(child))
 
-    def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        step = PagedStep(self._config.layers, attend, self._placement.dtype)
+    def forward(self, token_ids: Tensor, positions: Tensor, context: ForwardContext) -> Tensor:
+        step = PagedStep(self._config.layers, context.attention, self._placement.dtype)
         with answering(step):
             return _hidden(self._body, token_ids, positions)
 

@@ -151,18 +151,24 @@ DRAW_ARRAYS = (
 )
 
 
-class SbBatch(ctypes.Structure):
+class SbAttention(ctypes.Structure):
     _fields_ = (
-        ("num_tokens", c_int32),
         ("num_seqs", c_int32),
-        ("num_rows", c_int32),
         ("table_stride", c_int32),
-        ("token_ids", c_void_p),
-        ("positions", c_void_p),
         ("slots", c_void_p),
         ("query_start", c_void_p),
         ("context_lens", c_void_p),
         ("block_tables", c_void_p),
+    )
+
+
+class SbBatch(ctypes.Structure):
+    _fields_ = (
+        ("num_tokens", c_int32),
+        ("num_rows", c_int32),
+        ("token_ids", c_void_p),
+        ("positions", c_void_p),
+        ("attention", SbAttention),
         ("row_tokens", c_void_p),
         ("logits_of_row", c_void_p),
         ("suppressed_end", c_void_p),

@@ -5,6 +5,7 @@ describes the ops; each must equal its op in `reference.py`, with sums in float3
 """
 
 import ctypes
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,6 +22,7 @@ from signalbox_kernels.native import (
     NativeUnavailable,
     OpKind,
     Row,
+    SbAttention,
     SbBatch,
     SbBuffer,
     SbOp,
@@ -58,16 +60,30 @@ class ProgramShape:
 
 
 @dataclass(slots=True, kw_only=True)
+class AttentionArrays:
+    """Cache slots of the tokens, and tokens and blocks of each sequence."""
+
+    slots: NDArray[np.int64]
+    query_start: NDArray[np.int64]
+    context_lens: NDArray[np.int64]
+    block_tables: NDArray[np.int32]
+
+    def as_struct(self) -> SbAttention:
+        return SbAttention(
+            num_seqs=len(self.context_lens),
+            table_stride=self.block_tables.shape[1],
+            **_addresses(self, self.__slots__),
+        )
+
+
+@dataclass(slots=True, kw_only=True)
 class StepArrays:
     """Arrays of one step, as SbBatch of csrc/program/api.h; C-contiguous and alive during the
     run."""
 
     token_ids: NDArray[np.int64]
     positions: NDArray[np.int64]
-    slots: NDArray[np.int64]
-    query_start: NDArray[np.int64]
-    context_lens: NDArray[np.int64]
-    block_tables: NDArray[np.int32]
+    attention: AttentionArrays
     row_tokens: NDArray[np.int64]
     logits_of_row: NDArray[np.int32]
     suppressed_end: NDArray[np.int32]
@@ -77,14 +93,16 @@ class StepArrays:
     logits: NDArray[np.float32]
 
     def as_struct(self) -> SbBatch:
-        columns = {name: getattr(self, name).ctypes.data for name in self.__slots__}
         return SbBatch(
             num_tokens=len(self.token_ids),
-            num_seqs=len(self.context_lens),
             num_rows=len(self.row_tokens),
-            table_stride=self.block_tables.shape[1],
-            **columns,
+            attention=self.attention.as_struct(),
+            **_addresses(self, (name for name in self.__slots__ if name != "attention")),
         )
+
+
+def _addresses(arrays: object, names: Iterable[str]) -> dict[str, int]:
+    return {name: getattr(arrays, name).ctypes.data for name in names}
 
 
 @dataclass(slots=True)

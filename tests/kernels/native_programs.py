@@ -8,7 +8,13 @@ from torch import Tensor
 from signalbox_kernels import native
 from signalbox_kernels.arena import DTYPES, Arena
 from signalbox_kernels.native import Isa, NativeUnavailable
-from signalbox_kernels.program import Program, ProgramBuilder, ProgramShape, StepArrays
+from signalbox_kernels.program import (
+    AttentionArrays,
+    Program,
+    ProgramBuilder,
+    ProgramShape,
+    StepArrays,
+)
 
 try:
     ISAS = native.available_isas()
@@ -58,10 +64,12 @@ def make_arrays(num_tokens: int, *, num_rows: int = 0, vocab: int = 97) -> StepA
     return StepArrays(
         token_ids=np.arange(num_tokens, dtype=np.int64),
         positions=np.arange(num_tokens, dtype=np.int64),
-        slots=np.arange(num_tokens, dtype=np.int64),
-        query_start=np.array([0, num_tokens], dtype=np.int64),
-        context_lens=np.array([num_tokens], dtype=np.int64),
-        block_tables=np.arange(-(-num_tokens // 16), dtype=np.int32)[None],
+        attention=AttentionArrays(
+            slots=np.arange(num_tokens, dtype=np.int64),
+            query_start=np.array([0, num_tokens], dtype=np.int64),
+            context_lens=np.array([num_tokens], dtype=np.int64),
+            block_tables=np.arange(-(-num_tokens // 16), dtype=np.int32)[None],
+        ),
         row_tokens=np.arange(num_rows, dtype=np.int64),
         logits_of_row=np.full(num_rows, -1, dtype=np.int32),
         suppressed_end=np.zeros(num_rows, dtype=np.int32),

@@ -60,13 +60,14 @@ class Cached:
         reference.rotary_embedding(heads[:, :end], cos, sin)
         heads = heads.to(self.dtype).float()
         keys, values = heads[:, shape.num_heads : end], heads[:, end:]
-        reference.reshape_and_cache(keys, values, self.cache, torch.from_numpy(arrays.slots))
+        at = arrays.attention
+        reference.reshape_and_cache(keys, values, self.cache, torch.from_numpy(at.slots))
         return reference.paged_attention(
             heads[:, : shape.num_heads],
             self.cache,
-            query_start=torch.from_numpy(arrays.query_start),
-            context_lens=torch.from_numpy(arrays.context_lens),
-            block_tables=torch.from_numpy(arrays.block_tables),
+            query_start=torch.from_numpy(at.query_start),
+            context_lens=torch.from_numpy(at.context_lens),
+            block_tables=torch.from_numpy(at.block_tables),
             scale=shape.scale,
             sliding_window=self.window,
         ).to(self.dtype)
@@ -112,10 +113,10 @@ def make_step(
     arrays = make_arrays(len(positions))
     arrays.positions = positions
     slots = [tables[i][s // size].astype(np.int64) * size + s % size for i, s in enumerate(spans)]
-    arrays.slots = np.concatenate(slots)
-    arrays.query_start = np.cumsum([0, *queries])
-    arrays.context_lens = np.array(contexts, dtype=np.int64)
-    arrays.block_tables = tables
+    arrays.attention.slots = np.concatenate(slots)
+    arrays.attention.query_start = np.cumsum([0, *queries])
+    arrays.attention.context_lens = np.array(contexts, dtype=np.int64)
+    arrays.attention.block_tables = tables
     count = shape.num_heads + 2 * shape.num_kv_heads
     return arrays, make_matrix(len(positions), count, shape.head_size, seed=seed)
 

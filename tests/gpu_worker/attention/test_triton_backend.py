@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from gpu_worker.attention import AttentionShape, attention_backend, automatic_backend, registry
-from gpu_worker.attention.backend import AttentionBackend, AttentionPlan
+from gpu_worker.attention.backend import AttentionBackend
 from gpu_worker.attention.registry import BackendFactory
 from gpu_worker.attention.torch_backend import TorchAttention
 from gpu_worker.batch.batch import Batch
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
+from gpu_worker.layers import AttentionPlan
 from gpu_worker.layers.rotary import Angles
 from gpu_worker.runner.model_runner import ModelRunner
 from signalbox_kernels import triton

@@ -15,7 +15,7 @@ from gpu_worker.attention import AttentionShape
 from gpu_worker.attention.torch_backend import TorchAttention
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ModelError
 from gpu_worker.kv_cache.cache_engine import CacheEngine
-from gpu_worker.layers import ParallelGroup, Placement
+from gpu_worker.layers import ForwardContext, ParallelGroup, Placement
 from gpu_worker.layers.linear import kv_heads_per_rank
 from gpu_worker.loading.model_source import open_model
 from gpu_worker.loading.weight_loader import load_weights
@@ -172,7 +172,7 @@ def rank_logits(path: Path, group: ParallelGroup, prompt: list[int]) -> Tensor:
         hidden = model.forward(
             torch.from_numpy(batch.token_ids),
             torch.from_numpy(batch.positions),
-            attention.plan(batch),
+            ForwardContext(attention.plan(batch)),
         )
         return model.logits(hidden)
 

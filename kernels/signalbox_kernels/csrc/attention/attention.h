@@ -33,7 +33,8 @@ struct Attend {
       const int64_t both = 2 * static_cast<int64_t>(shape.head_size) * shape.block_size;
       const int64_t first = p.batch->positions[task.first], window = p.op->window;
       heads = p.pool + head * both * static_cast<int64_t>(sizeof(scalar));
-      table = p.batch->block_tables + static_cast<int64_t>(task.seq) * p.batch->table_stride;
+      const SbAttention& attention = p.batch->attention;
+      table = attention.block_tables + static_cast<int64_t>(task.seq) * attention.table_stride;
       start = window && first >= window ? (first - window + 1) / kKeyChunk * kKeyChunk : 0;
       end = first + task.count;
     }

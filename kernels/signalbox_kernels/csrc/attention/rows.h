@@ -126,7 +126,7 @@ struct CacheSlot {
 
   CacheSlot(const sb::Phase& p, int64_t token)
       : phase(p),
-        slot(p.batch->slots[token]),
+        slot(p.batch->attention.slots[token]),
         size(p.shape->head_size),
         block_size(p.shape->block_size),
         offset(slot % block_size) {}
@@ -192,7 +192,7 @@ static void rotate_group(const sb::Phase& phase, int64_t row, int kv_head) {
   };
   float* key = heads + (shape.num_heads + kv_head) * size;
   turn(key, phase.op->norm_k);
-  if (phase.batch->slots[row] >= 0) CacheSlot<E>(phase, row).put_key(kv_head, key);
+  if (phase.batch->attention.slots[row] >= 0) CacheSlot<E>(phase, row).put_key(kv_head, key);
   float* query = heads + kv_head * group * size;
   for (int h = 0; h < group; ++h) turn(query + h * size, phase.op->norm_q);
   auto* out = static_cast<typename E::scalar*>(phase.dst.data) + row * phase.dst.stride +
@@ -208,16 +208,16 @@ SB_INLINE const float* value_of(const sb::Phase& phase, int64_t row, int kv_head
 
 template <class E>
 static void put_value_of(const sb::Phase& phase, int64_t row, int kv_head) {
-  const int64_t slot = phase.batch->slots[row];
+  const int64_t slot = phase.batch->attention.slots[row];
   if (slot < 0) return;
-  const bool is_last = row + 1 == phase.rows || phase.batch->slots[row + 1] != slot + 1;
+  const bool is_last = row + 1 == phase.rows || phase.batch->attention.slots[row + 1] != slot + 1;
   CacheSlot<E>(phase, row).put_value(kv_head, value_of(phase, row, kv_head), is_last);
 }
 
 // Tokens that share words of V are written together, unless another tile holds one of them.
 template <class E>
 static void put_values_of_tile(const sb::Phase& phase, const Range& range) {
-  const auto* slots = phase.batch->slots;
+  const auto* slots = phase.batch->attention.slots;
   const auto pairs = [=](int64_t row) {  // with the one behind it
     return E::G == 2 && row >= range.first && row + 1 < range.end && slots[row] >= 0 &&
            slots[row] % 2 == 0 && slots[row + 1] == slots[row] + 1;

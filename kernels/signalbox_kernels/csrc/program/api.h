@@ -85,17 +85,21 @@ struct SbShape {
   const float* rotary;  // [positions, 2, head_size / 2]: cosines, then sines
 };
 
-struct SbBatch {
-  int32_t num_tokens;
-  int32_t num_seqs;  // each of one token at least
-  int32_t num_rows;      // of the head
+struct SbAttention {
+  int32_t num_seqs;      // each of one token at least
   int32_t table_stride;  // of block_tables
-  const int64_t* token_ids;
-  const int64_t* positions;
   const int64_t* slots;  // negative is padding
   const int64_t* query_start;
   const int64_t* context_lens;
   const int32_t* block_tables;
+};
+
+struct SbBatch {
+  int32_t num_tokens;
+  int32_t num_rows;  // of the head
+  const int64_t* token_ids;
+  const int64_t* positions;
+  SbAttention attention;
   const int64_t* row_tokens;      // [num_rows] index of a token
   const int32_t* logits_of_row;   // [num_rows] row of `logits`, or -1
   const int32_t* suppressed_end;  // [num_rows] end of each row's run in `suppressed`

@@ -117,7 +117,7 @@ bool Program::run(const SbBatch& batch) {
     phases_[i] = plan(ops_[i], batch);
     tiles_[i] = phases_[i].tiles;
   }
-  if (batch.num_tokens == batch.num_seqs) join_rotations();
+  if (batch.num_tokens == batch.attention.num_seqs) join_rotations();
   plan_ahead();
   pool_.run(*this, tiles_);
   reduce(batch);
@@ -230,9 +230,9 @@ void Program::plan_product(Phase& phase) const {
 void Program::plan_attention(const SbBatch& batch) {
   tasks_.clear();
   const int32_t at_once = std::max(1, task_rows_ / (shape_.num_heads / shape_.num_kv_heads));
-  for (int32_t seq = 0; seq < batch.num_seqs; ++seq) {
-    const auto end = static_cast<int32_t>(batch.query_start[seq + 1]);
-    for (auto first = static_cast<int32_t>(batch.query_start[seq]); first < end; first += at_once)
+  for (int32_t seq = 0; seq < batch.attention.num_seqs; ++seq) {
+    const auto end = static_cast<int32_t>(batch.attention.query_start[seq + 1]);
+    for (auto first = static_cast<int32_t>(batch.attention.query_start[seq]); first < end; first += at_once)
       tasks_.push_back({seq, first, std::min(at_once, end - first)});
   }
   const auto cost = [&](const AttendTask& task) {  // the longest first, so that all end together

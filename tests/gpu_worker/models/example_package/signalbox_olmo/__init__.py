@@ -7,6 +7,7 @@ from torch import Tensor
 
 from gpu_worker.config import ModelError
 from gpu_worker.layers import (
+    ForwardContext,
     LayerNorm,
     ParallelGroup,
     ParallelLMHead,
@@ -18,7 +19,7 @@ from gpu_worker.layers import (
 from gpu_worker.layers.rotary import Angles
 from gpu_worker.models import DecoderConfig, ModelSpec, register_model
 from gpu_worker.models.decoder_config import decoder_shapes
-from gpu_worker.models.llama import Attend, Attention, FeedForward
+from gpu_worker.models.llama import Attention, FeedForward
 
 _EPS = 1e-5
 
@@ -41,8 +42,8 @@ class OlmoLayer:
         self.attention = Attention(config, layer, placement, group)
         self.feed_forward = FeedForward(config, placement, group)
 
-    def __call__(self, x: Tensor, angles: Angles, attend: Attend) -> Tensor:
-        x = x + self.attention(self._norm(x), angles, attend)
+    def __call__(self, x: Tensor, angles: Angles, context: ForwardContext) -> Tensor:
+        x = x + self.attention(self._norm(x), angles, context)
         return x + self.feed_forward(self._norm(x))
 
     def weight_targets(self) -> dict[str, WeightTarget]:
@@ -99,11 +100,11 @@ class Olmo:
             layer.finish()
         self._head.finish()
 
-    def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+    def forward(self, token_ids: Tensor, positions: Tensor, context: ForwardContext) -> Tensor:
         angles = self._rotary(positions)
         x = self._embedding(token_ids)
         for layer in self._layers:
-            x = layer(x, angles, attend)
+            x = layer(x, angles, context)
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:
