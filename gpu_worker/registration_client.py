@@ -7,8 +7,10 @@ scheduler that was lost cannot be mistaken for the one that is there now.
 import asyncio
 import contextlib
 import logging
+import math
 import random
 import secrets
+import time
 from collections.abc import Callable
 
 import grpc
@@ -31,6 +33,9 @@ MISSED_HEARTBEATS = 6
 
 HAND_OVER_S = 2.0
 """Seconds for the scheduler to learn that a worker leaves with work unfinished."""
+
+START_S = 5.0
+"""Seconds after the worker's start in which a scheduler that does not answer is no fault."""
 
 MIN_BACKOFF_S, MAX_BACKOFF_S = 0.1, 1.0
 
@@ -76,6 +81,8 @@ class Registration:
         self._draining = asyncio.Event()
         self._drained = asyncio.Event()
         self._backoff_s = MIN_BACKOFF_S
+        self._warns_from = -math.inf
+        """Time on the monotonic clock from which a missing scheduler is worth a warning."""
         self._told_reasons: set[str] = set()
         """Reasons logged for failed registrations; empty once one has succeeded."""
 
@@ -90,6 +97,7 @@ class Registration:
 
     async def run(self) -> None:
         """Registers, again and again, until drained. Raises RegistrationRefused."""
+        self._warns_from = time.monotonic() + START_S
         while not self._drained.is_set():
             try:
                 await self._register()
@@ -126,10 +134,16 @@ class Registration:
                 await self._drained.wait()
 
     def _remind(self, reason: str) -> None:
-        """Says why this worker is not registered: each reason once, as they may alternate."""
-        if reason not in self._told_reasons:
-            self._told_reasons.add(reason)
-            logger.warning("waiting for the scheduler at %s: %s", self._scheduler_address, reason)
+        """Says why this worker is not registered: each reason once, as they may alternate.
+
+        Services of one deployment start in any order, so that the first seconds need no reason.
+        """
+        warns = time.monotonic() >= self._warns_from
+        shown = f": {reason}" if warns else ""
+        if shown not in self._told_reasons:
+            self._told_reasons.add(shown)
+            level = logging.WARNING if warns else logging.INFO
+            logger.log(level, "waiting for the scheduler at %s%s", self._scheduler_address, shown)
 
     async def _register(self) -> None:
         """Holds one registration, until drained. Raises _SchedulerLost or RegistrationRefused."""
@@ -165,6 +179,7 @@ class Registration:
         self._accepted.set()
         self._on_accepted()
         self._backoff_s = MIN_BACKOFF_S
+        self._warns_from = -math.inf
         self._told_reasons.clear()
         beating = asyncio.create_task(self._beat(call, interval_s))
         try:

@@ -5,6 +5,8 @@ import os
 import signal
 import socket
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 import pytest
 
@@ -80,115 +82,125 @@ async def make_registration(port: int) -> tuple[Worker, Registration]:
     return worker, registration
 
 
-async def test_a_worker_joins_with_a_nonce_and_keeps_beating() -> None:
+@dataclass
+class Joining:
+    """A worker that registers with a registry, until the block ends."""
+
+    registry: FakeRegistry
+    server: Server
+    port: int
+    worker: Worker
+    registration: Registration
+    running: asyncio.Task[None]
+
+    async def drain(self, *, timeout_s: float = 60.0) -> None:
+        async with asyncio.timeout(EVENT_S):
+            await self.registration.drain(timeout_s=timeout_s)
+            await self.running
+
+
+@asynccontextmanager
+async def joining(*, accepts: bool = True, drains: bool = True) -> AsyncIterator[Joining]:
     registry = FakeRegistry()
+    registry.drains = drains
+    if not accepts:
+        registry.accepts.clear()
     server, port = await start_registry(registry)
     worker, registration = await make_registration(port)
     running = asyncio.create_task(registration.run())
-    await registration.wait_accepted()
-    await eventually(lambda: len(registry.states) > 4)
-    (join,) = registry.joins
-    assert join.epoch == worker.epoch != NO_EPOCH
-    assert join.address == ":50061"
-    assert join.model.tokenizer_sha256 == worker.model.tokenizer_sha256
-    assert join.capacity.num_gpu_blocks == 16
-    assert set(registry.states) == {pb.WORKER_STATE_READY}
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
+    joined = Joining(registry, server, port, worker, registration, running)
+    try:
+        if accepts:
+            await registration.wait_accepted()
+        yield joined
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await joined.server.drain(grace_s=0)
     assert worker.epoch == NO_EPOCH
-    await server.drain(grace_s=0)
 
 
+async def test_a_worker_joins_with_a_nonce_and_keeps_beating() -> None:
+    async with joining() as it:
+        await eventually(lambda: len(it.registry.states) > 4)
+        (join,) = it.registry.joins
+        assert join.epoch == it.worker.epoch != NO_EPOCH
+        assert join.address == ":50061"
+        assert join.model.tokenizer_sha256 == it.worker.model.tokenizer_sha256
+        assert join.capacity.num_gpu_blocks == 16
+        assert set(it.registry.states) == {pb.WORKER_STATE_READY}
+
+
+@pytest.mark.parametrize(
+    ("start_s", "expected"), [(0.0, "WARNING"), (1e9, "INFO")], ids=["for long", "at first"]
+)
 async def test_what_a_worker_waits_for_is_logged_once_and_again_when_it_changes(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    start_s: float,
+    expected: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    caplog.set_level("INFO")
     monkeypatch.setattr("gpu_worker.registration_client.MAX_BACKOFF_S", 0.01)
+    monkeypatch.setattr("gpu_worker.registration_client.START_S", start_s)
     port, epochs = find_port(), list[int]()
     worker, registration = await make_registration(port)
     begin_epoch = worker.begin_epoch
     monkeypatch.setattr(worker, "begin_epoch", lambda one: (epochs.append(one), begin_epoch(one)))
 
-    def num_told() -> int:
-        return caplog.text.count("waiting for the scheduler")
+    def levels() -> list[str]:
+        told = (one for one in caplog.records if "waiting for the scheduler" in one.getMessage())
+        return [one.levelname for one in told]
 
     running = asyncio.create_task(registration.run())
     await eventually(lambda: len(epochs) > 20)
-    assert num_told() == 1
+    assert levels() == [expected]
     server, _ = await start_registry(FakeRegistry(), port)
     async with asyncio.timeout(EVENT_S):
         await registration.wait_accepted()
-    assert num_told() == 1
+    assert levels() == [expected]
     await server.drain(grace_s=0)
-    await eventually(lambda: num_told() > 1)
+    await eventually(lambda: len(levels()) > 1)
     registration._remind("a")
-    count = num_told()
+    count = len(levels())
     for reason in "aba":
         registration._remind(reason)
-    assert num_told() == count + 1
+    assert len(levels()) == count + 1
+    assert set(levels()[1:]) == {"WARNING"}  # a scheduler that was there is missed at once
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
 
 
 async def test_the_epoch_is_known_before_the_scheduler_accepts() -> None:
     """The scheduler dials back and initialises the cache in between."""
-    registry = FakeRegistry()
-    registry.accepts.clear()
-    server, port = await start_registry(registry)
-    worker, registration = await make_registration(port)
-    running = asyncio.create_task(registration.run())
-    await eventually(lambda: registry.joins)
-    assert worker.epoch == registry.joins[0].epoch
-    await worker.init_cache_engine(epoch=worker.epoch, num_gpu_blocks=16, num_cpu_blocks=0)
-    assert not registration.is_accepted
-    registry.accepts.set()
-    await registration.wait_accepted()
-    running.cancel()
-    await server.drain(grace_s=0)
-
-
-async def test_a_worker_waits_visibly_for_the_scheduler(caplog: pytest.LogCaptureFixture) -> None:
-    port = find_port()
-    _, registration = await make_registration(port)
-    running = asyncio.create_task(registration.run())
-    await eventually(lambda: "waiting for the scheduler" in caplog.text)
-    server, _ = await start_registry(FakeRegistry(), port)
-    async with asyncio.timeout(EVENT_S):
-        await registration.wait_accepted()
-    assert caplog.text.count("waiting for the scheduler") == 1  # a reminder, not a flood
-    running.cancel()
-    await server.drain(grace_s=0)
+    async with joining(accepts=False) as it:
+        await eventually(lambda: it.registry.joins)
+        epoch = it.worker.epoch
+        assert epoch == it.registry.joins[0].epoch
+        await it.worker.init_cache_engine(epoch=epoch, num_gpu_blocks=16, num_cpu_blocks=0)
+        assert not it.registration.is_accepted
+        it.registry.accepts.set()
+        await it.registration.wait_accepted()
 
 
 async def test_a_scheduler_that_comes_back_gets_a_new_nonce() -> None:
-    registry = FakeRegistry()
-    server, port = await start_registry(registry)
-    worker, registration = await make_registration(port)
-    running = asyncio.create_task(registration.run())
-    await registration.wait_accepted()
-    await server.drain(grace_s=0)
-    await eventually(lambda: not registration.is_accepted)
-    server, _ = await start_registry(registry, port)
-    async with asyncio.timeout(EVENT_S):
-        await registration.wait_accepted()
-    epochs = [join.epoch for join in registry.joins]
-    assert len(set(epochs)) == len(epochs) >= 2
-    assert worker.epoch == epochs[-1]
-    running.cancel()
-    await server.drain(grace_s=0)
+    async with joining() as it:
+        await it.server.drain(grace_s=0)
+        await eventually(lambda: not it.registration.is_accepted)
+        it.server, _ = await start_registry(it.registry, it.port)
+        async with asyncio.timeout(EVENT_S):
+            await it.registration.wait_accepted()
+        epochs = [join.epoch for join in it.registry.joins]
+        assert len(set(epochs)) == len(epochs) >= 2
+        assert it.worker.epoch == epochs[-1]
 
 
 async def test_a_silent_scheduler_is_lost() -> None:
-    registry = FakeRegistry()
-    server, port = await start_registry(registry)
-    worker, registration = await make_registration(port)
-    running = asyncio.create_task(registration.run())
-    await registration.wait_accepted()
-    first = worker.epoch
-    registry.answers = False
-    await eventually(lambda: len(registry.joins) > 1)
-    assert worker.epoch != first
-    running.cancel()
-    await server.drain(grace_s=0)
+    async with joining() as it:
+        first = it.worker.epoch
+        it.registry.answers = False
+        await eventually(lambda: len(it.registry.joins) > 1)
+        assert it.worker.epoch != first
 
 
 async def test_a_refused_worker_gives_up_with_the_reason() -> None:
@@ -203,56 +215,35 @@ async def test_a_refused_worker_gives_up_with_the_reason() -> None:
 
 
 async def test_draining_waits_for_the_scheduler() -> None:
-    registry = FakeRegistry()
-    registry.drains = False
-    server, port = await start_registry(registry)
-    _, registration = await make_registration(port)
-    running = asyncio.create_task(registration.run())
-    await registration.wait_accepted()
-    draining = asyncio.create_task(registration.drain(timeout_s=60))
-    await eventually(lambda: pb.WORKER_STATE_DRAINING in registry.states)
-    await asyncio.sleep(3 * INTERVAL_S)
-    assert not draining.done()
-    registry.drains = True
-    async with asyncio.timeout(EVENT_S):
+    async with joining(drains=False) as it:
+        draining = asyncio.create_task(it.drain())
+        await eventually(lambda: pb.WORKER_STATE_DRAINING in it.registry.states)
+        count = len(it.registry.states)
+        await eventually(lambda: len(it.registry.states) > count + 2)
+        assert not draining.done()
+        it.registry.drains = True
         await draining
-        await running
-    await server.drain(grace_s=0)
 
 
 async def test_draining_ends_when_the_scheduler_is_gone() -> None:
-    registry = FakeRegistry()
-    registry.drains = False
-    server, port = await start_registry(registry)
-    _, registration = await make_registration(port)
-    running = asyncio.create_task(registration.run())
-    await registration.wait_accepted()
-    draining = asyncio.create_task(registration.drain(timeout_s=60))
-    await eventually(lambda: pb.WORKER_STATE_DRAINING in registry.states)
-    await server.drain(grace_s=0)
-    async with asyncio.timeout(EVENT_S):
+    async with joining(drains=False) as it:
+        draining = asyncio.create_task(it.drain())
+        await eventually(lambda: pb.WORKER_STATE_DRAINING in it.registry.states)
+        await it.server.drain(grace_s=0)
         await draining
-        await running
 
 
 async def test_a_worker_that_has_no_time_to_drain_ends_its_registration_in_order() -> None:
-    registry = FakeRegistry()
-    registry.drains = False
-    server, port = await start_registry(registry)
-    _, registration = await make_registration(port)
-    running = asyncio.create_task(registration.run())
-    await registration.wait_accepted()
-    async with asyncio.timeout(EVENT_S):
-        await registration.drain(timeout_s=0.1)
-        await running
-    assert pb.WORKER_STATE_DRAINING in registry.states
-    assert registry.has_ended_in_order
-    assert len(registry.joins) == 1
-    await server.drain(grace_s=0)
+    async with joining(drains=False) as it:
+        await it.drain(timeout_s=0.1)
+        assert pb.WORKER_STATE_DRAINING in it.registry.states
+        assert it.registry.has_ended_in_order
+        assert len(it.registry.joins) == 1
 
 
 @pytest.mark.parametrize("accepted", [True, False])
 async def test_a_signalled_worker_leaves(accepted: bool, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     registry = FakeRegistry()
     server, port = await start_registry(registry)
     if not accepted:
