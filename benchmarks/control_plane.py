@@ -12,19 +12,24 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from contract.columns import pack_int32, pack_int64
+from contract.request import Request
 from contract.sampling_params import SamplingParams
 from contract.step import encode_step
+from contract.updates import RequestUpdates
 from protos.worker.v1 import worker_pb2 as pb
 from scheduler_svc.config import CacheShape, StepLimits
 from scheduler_svc.planning.plan import StepPlan
 from scheduler_svc.queue.admission_queue import AdmissionQueue
-from scheduler_svc.requests.sequence_group import SequenceGroup, make_group
-from scheduler_svc.requests.timeline import GroupTimes
+from scheduler_svc.requests.sequence_group import make_group, new_group
 from scheduler_svc.scheduler import Scheduler
 from scheduler_svc.workers import worker_codec
 
 PROMPT_TOKENS = 512
 T = TypeVar("T")
+
+
+class _NoRouter:
+    def send(self, updates: RequestUpdates) -> None: ...
 
 
 def make_scheduler(num_sequences: int, *, num_steps: int) -> Scheduler:
@@ -40,13 +45,13 @@ def make_scheduler(num_sequences: int, *, num_steps: int) -> Scheduler:
         admission=AdmissionQueue(),
     )
     for i in range(num_sequences):
-        group = SequenceGroup(
+        request = Request(
             request_id=f"r{i}",
             prompt_token_ids=[1] * PROMPT_TOKENS,
             params=SamplingParams(),
             max_tokens=num_steps + 8,
-            times=GroupTimes(arrival=float(i)),
         )
+        group = new_group(request, reply_to=_NoRouter(), now=float(i))
         scheduler.admission.add(make_group(group))
     return scheduler
 

@@ -25,7 +25,7 @@ from scheduler_svc.requests.failures import (
     no_worker_came,
     policy_fails,
 )
-from scheduler_svc.requests.live_requests import LiveRequest, LiveRequests, RouterSession
+from scheduler_svc.requests.live_requests import LiveRequests
 from scheduler_svc.requests.sequence_group import SequenceGroup, make_group
 from scheduler_svc.requests.timeline import EventKind
 from scheduler_svc.results.router_updates import finished_request, router_updates
@@ -77,51 +77,49 @@ class RequestLifecycle:
         """Requests of the admission queue that no worker takes at the moment."""
         return len(self._placement_deadlines)
 
-    def add(
-        self, group: SequenceGroup, *, session: RouterSession, handle: int
-    ) -> LiveRequest | None:
-        """Queues a request; one that is refused ends at once, and None is returned."""
-        request = LiveRequest(group, session, handle)
+    def add(self, group: SequenceGroup) -> bool:
+        """Queues a request; one that is refused ends at once, and False is returned."""
         self._end_earlier_attempt(group)
         most_tokens = group.max_tokens
         failure = self._entry.refusal(group, self.model, self._clock())
         if failure is not None:
             group.failure = failure
             self.num_refused[failure.code.name] += 1
-            session.send(
-                RequestUpdates(finished_requests=[finished_request(request, now=self._clock())])
-            )
-            return None
+            finished = finished_request(group, now=self._clock())
+            group.reply_to.send(RequestUpdates(finished_requests=[finished]))
+            return False
         if group.max_tokens < most_tokens:
-            session.send(RequestUpdates(admitted=[AdmittedRequest(handle, group.max_tokens)]))
+            admitted = AdmittedRequest(group.request.handle, group.max_tokens)
+            group.reply_to.send(RequestUpdates(admitted=[admitted]))
         make_group(group, eos_token_ids=self.model.eos_token_ids if self.model else ())
         request_spans.begin(group, now=self._clock())
-        self._live.add(request)
+        self._live.add(group)
         self._admission.add(group)
-        is_resumed = group.attempt > 0  # it arrived elsewhere, and waits here from now on
+        is_resumed = group.request.attempt > 0  # it arrived elsewhere, and waits here from now on
         self._admission.record_arrival(group, self._clock() if is_resumed else group.times.arrival)
         if is_resumed:
             self.sort_out_waiting([group])
         self._engines.wake()
-        return request
+        return True
 
     def _end_earlier_attempt(self, group: SequenceGroup) -> None:
         """Makes way for a request that its router sends again, before its old stream is missed."""
-        other = self._live.find(tenant=group.tenant, request_id=group.request_id)
-        if other and other.group.nonce == group.nonce and other.group.attempt < group.attempt:
+        request = group.request
+        other = self._live.find(tenant=request.tenant, request_id=request.request_id)
+        if other is None or other.request.nonce != request.nonce:
+            return
+        if other.request.attempt < request.attempt:
             self.abort(other)
 
-    def abort(self, request: LiveRequest) -> None:
+    def abort(self, group: SequenceGroup) -> None:
         """Ends a request without an answer; a no-op once it has ended."""
-        if request.group in self._live:
-            group = request.group
+        if group in self._live:
             group.failure = group.failure or RequestFailure(Code.CANCELLED, "aborted")
             self._remove(group)
             self._forget(group)
 
-    def stop_sequence(self, request: LiveRequest, *, index: int, keep_tokens: int) -> None:
+    def stop_sequence(self, group: SequenceGroup, *, index: int, keep_tokens: int) -> None:
         """Ends one branch at a stop string."""
-        group = request.group
         engine = self._engines.holder(group)
         if engine is not None:
             ended = engine.scheduler.stop_sequence(group, index=index, keep_tokens=keep_tokens)
@@ -190,7 +188,7 @@ class RequestLifecycle:
         """Sends each router what an answer means for its requests."""
         now = self._clock()
         request_spans.record_tokens(outcome, now)
-        updates = router_updates(outcome, self._live.by_group, now=now)
+        updates = router_updates(outcome, now=now)
         for group in outcome.ended:
             self._forget(group)
         for suspicion in outcome.cleared:

@@ -114,7 +114,7 @@ def _explanation(
         num_cached_tokens=group.num_cached_tokens,
         num_output_tokens=group.num_completion_tokens,
         max_tokens=group.max_tokens,
-        num_sequences=group.num_sequences,
+        num_sequences=group.request.num_sequences,
         num_preemptions=group.num_preemptions,
         queued_s=queued_s,
         prefill_s=prefill_s,

@@ -23,19 +23,19 @@ def begin(group: SequenceGroup, *, now: float) -> None:
 
     One that goes on here has arrived long ago, elsewhere: that part of its time is another span's.
     """
-    if not group.traceparent:
+    if not group.request.traceparent:
         return
     offset_ns = time.time_ns() - int(now * 1e9)
-    arrival = now if group.attempt else group.times.arrival
+    arrival = now if group.request.attempt else group.times.arrival
     span = tracing.get_tracer().start_span(
         "scheduler.request",
-        context=tracing.extract(group.traceparent, group.tracestate),
+        context=tracing.extract(group.request.traceparent, group.request.tracestate),
         start_time=int(arrival * 1e9) + offset_ns,
         attributes={
             "gen_ai.response.id": group.request_id,
             "gen_ai.usage.input_tokens": group.num_prompt_tokens,
             "gen_ai.request.max_tokens": group.max_tokens,
-            "signalbox.attempt": group.attempt + 1,
+            "signalbox.attempt": group.request.attempt + 1,
         },
     )
     if span.is_recording():

@@ -53,7 +53,7 @@ class StepStats:
         """Takes the gaps that preemptions left between the tokens of a request that has ended."""
         if group.num_preemptions and group.times.first_token is not None:
             gap_s = group.times.total_preempted(now) / group.num_preemptions
-            trace_id = of_traceparent(group.traceparent)
+            trace_id = of_traceparent(group.request.traceparent)
             self.inter_token_ns.observe(
                 int(gap_s * S), times=group.num_preemptions, trace_id=trace_id
             )
@@ -82,7 +82,7 @@ class RequestStats:
 
     def observe(self, group: SequenceGroup, now: float) -> None:
         """Takes a request that has just ended."""
-        at, trace_id = group.times, of_traceparent(group.traceparent)
+        at, trace_id = group.times, of_traceparent(group.request.traceparent)
         self.num_ended[_how_it_ended(group)] += 1
         self.num_corrupted += any(_is_corrupted(seq) for seq in group.sequences)
         if at.first_scheduled is not None:

@@ -119,4 +119,4 @@ class PrefixCache:
 
 
 def _root_hash(group: SequenceGroup) -> BlockHash:
-    return root_hash(tenant=group.tenant, cache_salt=group.cache_salt)
+    return root_hash(tenant=group.request.tenant, cache_salt=group.request.cache_salt)

@@ -109,7 +109,7 @@ class Preemption:
             self._queues.swap_out(group)
         else:
             self._set_back(group, now)
-        with logs.of_request(group.request_id, group.traceparent):
+        with logs.of_request(group.request_id, group.request.traceparent):
             logger.info(
                 "request preempted: %(mode)s, %(num_free_blocks)d KV blocks are free",
                 {

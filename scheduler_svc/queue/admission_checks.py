@@ -31,14 +31,16 @@ class Entry:
         self, group: SequenceGroup, model: ModelInfo | None, now: float
     ) -> RequestFailure | None:
         """Says why a request is refused; one that is not has its rank afterwards."""
-        if self.live.find(tenant=group.tenant, request_id=group.request_id) is not None:
-            return RequestFailure(Code.ALREADY_EXISTS, f"request id {group.request_id!r} is in use")
+        request = group.request
+        if self.live.find(tenant=request.tenant, request_id=request.request_id) is not None:
+            message = f"request id {request.request_id!r} is in use"
+            return RequestFailure(Code.ALREADY_EXISTS, message)
         if group.deadline is not None and group.deadline <= now:
             return RequestFailure(Code.DEADLINE_EXCEEDED, "out of time on arrival")
-        is_resumed = group.attempt > 0  # it was accepted before, and is treated so
+        is_resumed = request.attempt > 0  # it was accepted before, and is treated so
         if model is None or not (self.workers.is_serving or is_resumed):
             return no_worker_serves()
-        if fault := find_fault(group, model):
+        if fault := find_fault(request, model):
             return RequestFailure(Code.INVALID_ARGUMENT, fault)
         cut_to_fit(group, self.workers)
         return (None if is_resumed else self._excess(group)) or self._rank(group)
@@ -46,7 +48,7 @@ class Entry:
     def _excess(self, group: SequenceGroup) -> RequestFailure | None:
         if not self.workers.have_taker(group):
             return find_overflow(group, self.workers) or never_fits(group)
-        num_live = self.live.num_of(group.tenant)
+        num_live = self.live.num_of(group.request.tenant)
         return _beyond_bounds(group, self.bounds, self.admission, num_live=num_live)
 
     def _rank(self, group: SequenceGroup) -> RequestFailure | None:
@@ -54,7 +56,7 @@ class Entry:
         try:
             self.admission.rank(group)
         except Exception:
-            with logs.of_request(group.request_id, group.traceparent):
+            with logs.of_request(group.request_id, group.request.traceparent):
                 logger.exception("the scheduling policy fails on %s", group.request_id)
             return policy_fails()
         return None

@@ -46,7 +46,7 @@ def cut_to_fit(group: SequenceGroup, workers: JoinedWorkers) -> None:
 
     A group that no cut makes fit, such as many branches of a long prompt, is left as it is.
     """
-    if group.max_tokens_is_default:
+    if group.request.max_tokens_is_default:
         fitting = workers.most_new_tokens(group)
         if fitting >= max(1, group.params.min_tokens):
             group.max_tokens = min(group.max_tokens, fitting)

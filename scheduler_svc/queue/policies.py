@@ -7,7 +7,7 @@ of your own is chosen by its import path, `package.module:Class`, and may be as 
 
     class PaidFirst(FirstComeFirstServed):
         def rank(self, group: SequenceGroup) -> float:
-            return group.times.arrival + (0.0 if group.tenant in PAID else 30.0)
+            return group.times.arrival + (0.0 if group.request.tenant in PAID else 30.0)
 
 A request waits only for those of lower rank, so nobody starves as long as ranks stay within a bound
 of the time of arrival.
@@ -69,10 +69,10 @@ class ByPriority(FirstComeFirstServed):
         self._ageing_s = ageing_s
 
     def flow(self, group: SequenceGroup) -> str:
-        return str(group.priority)
+        return str(group.request.priority)
 
     def rank(self, group: SequenceGroup) -> float:
-        return group.times.arrival + self._ageing_s * group.priority
+        return group.times.arrival + self._ageing_s * group.request.priority
 
 
 class ShortestPromptFirst(FirstComeFirstServed):

@@ -39,7 +39,7 @@ class ReplayedRouter(Session):
 
     def send(self, updates: RequestUpdates) -> None:
         for finished in updates.finished_requests:
-            self._requests.pop(finished.handle, None)
+            self._groups.pop(finished.handle, None)
 
 
 class SimulatedClock:

@@ -32,7 +32,7 @@ def state(
     for group in cluster.requests.live_groups:
         request = _request(group, schedulers.get(group), cluster, now)
         if include_token_ids:
-            request.prompt_token_ids.extend(group.prompt_token_ids)
+            request.prompt_token_ids.extend(group.request.prompt_token_ids)
             for sequence, seq in zip(request.sequences, group.sequences, strict=True):
                 sequence.output_token_ids.extend(seq.output_token_ids)
         parts.append(pb.DumpStateResponse(request=request))

@@ -60,7 +60,7 @@ def never_fits(group: SequenceGroup) -> RequestFailure:
         sequences, fit = "1 sequence", "fits"
     else:
         sequences, fit = f"{group.num_branches} sequences", "fit"
-    fewer = "n" if group.beam_search is None else "beam_search.width"
+    fewer = "n" if group.request.beam_search is None else "beam_search.width"
     return RequestFailure(
         Code.RESOURCE_EXHAUSTED,
         f"{sequences} of {group.num_prompt_tokens} prompt tokens and up to"

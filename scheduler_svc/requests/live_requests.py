@@ -3,84 +3,62 @@
 import heapq
 import itertools
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Collection, Iterator
 
-from contract.updates import RequestUpdates
 from scheduler_svc.requests.sequence_group import SequenceGroup
 
 MAX_STALE_DEADLINES = 64
 """Of requests that have ended, beyond as many as live; they would keep prompts in memory."""
 
 
-class RouterSession(Protocol):
-    """Where the updates for a router go. Must not block and must not call back."""
-
-    def send(self, updates: RequestUpdates) -> None: ...
-
-
-@dataclass(slots=True, eq=False)
-class LiveRequest:
-    """A live request and who asked for it."""
-
-    group: SequenceGroup
-    session: RouterSession
-    handle: int
-
-
 class LiveRequests:
     """A request is in from when it is queued until its router is told that it has ended."""
 
     def __init__(self) -> None:
-        self._requests: dict[SequenceGroup, LiveRequest] = {}
-        self._by_id: dict[tuple[str, str], LiveRequest] = {}  # of a tenant
+        self._groups: dict[SequenceGroup, None] = {}
+        self._by_id: dict[tuple[str, str], SequenceGroup] = {}  # of a tenant
         self._num_of: Counter[str] = Counter()  # of a tenant
         self._deadlines: list[tuple[float, int, SequenceGroup]] = []
         self._tiebreak = itertools.count()
 
     def __len__(self) -> int:
-        return len(self._requests)
+        return len(self._groups)
 
     def __contains__(self, group: SequenceGroup) -> bool:
-        return group in self._requests
+        return group in self._groups
 
     @property
     def groups(self) -> Collection[SequenceGroup]:
         """In the order in which they came."""
-        return self._requests.keys()
-
-    @property
-    def by_group(self) -> Mapping[SequenceGroup, LiveRequest]:
-        return self._requests
+        return self._groups.keys()
 
     @property
     def has_deadlines(self) -> bool:
         """Whether `expired` may have something to yield."""
         return bool(self._deadlines)
 
-    def find(self, *, tenant: str, request_id: str) -> LiveRequest | None:
+    def find(self, *, tenant: str, request_id: str) -> SequenceGroup | None:
         return self._by_id.get((tenant, request_id))
 
     def num_of(self, tenant: str) -> int:
         """Returns how many of a tenant's requests live."""
         return self._num_of[tenant]
 
-    def add(self, request: LiveRequest) -> None:
-        """Takes in a request whose id no other of its tenant has."""
-        group = request.group
-        self._requests[group] = self._by_id[_id_of(group)] = request
-        self._num_of[group.tenant] += 1
+    def add(self, group: SequenceGroup) -> None:
+        """Adds a request whose id no other of its tenant has."""
+        self._groups[group] = None
+        self._by_id[_id_of(group)] = group
+        self._num_of[group.request.tenant] += 1
         if group.deadline is not None:
             heapq.heappush(self._deadlines, (group.deadline, next(self._tiebreak), group))
 
     def remove(self, group: SequenceGroup) -> None:
-        del self._requests[group], self._by_id[_id_of(group)]
-        self._num_of[group.tenant] -= 1
-        if not self._num_of[group.tenant]:
-            del self._num_of[group.tenant]
-        if len(self._deadlines) > 2 * len(self._requests) + MAX_STALE_DEADLINES:
-            self._deadlines = [entry for entry in self._deadlines if entry[2] in self._requests]
+        del self._groups[group], self._by_id[_id_of(group)]
+        self._num_of[group.request.tenant] -= 1
+        if not self._num_of[group.request.tenant]:
+            del self._num_of[group.request.tenant]
+        if len(self._deadlines) > 2 * len(self._groups) + MAX_STALE_DEADLINES:
+            self._deadlines = [entry for entry in self._deadlines if entry[2] in self._groups]
             heapq.heapify(self._deadlines)
 
     def expired(self, now: float) -> Iterator[SequenceGroup]:
@@ -90,12 +68,12 @@ class LiveRequests:
 
     def check(self, groups: Collection[SequenceGroup]) -> None:
         """Asserts that these groups are those that live, and that they are counted right."""
-        assert set(groups) == self._requests.keys(), "a request is lost, or outlives its end"
+        assert set(groups) == self._groups.keys(), "a request is lost, or outlives its end"
         assert {_id_of(group) for group in groups} == self._by_id.keys()
-        assert Counter(group.tenant for group in groups) == self._num_of
+        assert Counter(group.request.tenant for group in groups) == self._num_of
         with_deadline = {group for group in groups if group.deadline is not None}
         assert with_deadline <= {group for _, _, group in self._deadlines}
 
 
 def _id_of(group: SequenceGroup) -> tuple[str, str]:
-    return group.tenant, group.request_id
+    return group.request.tenant, group.request_id

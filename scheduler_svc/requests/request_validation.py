@@ -8,8 +8,8 @@ import math
 from collections.abc import Iterator
 
 from contract.model import ModelInfo
+from contract.request import Request
 from contract.sampling_params import MAX_LOGPROB_TOKEN_IDS, SamplingParams
-from scheduler_svc.requests.sequence_group import SequenceGroup
 
 MAX_BEAM_WIDTH = 32
 MAX_LENGTH_PENALTY = 5.0
@@ -40,37 +40,38 @@ _NOT_WITH_BEAMS = (
 """What a search, which goes by what the model says of tokens, could not honour."""
 
 
-def find_fault(group: SequenceGroup, model: ModelInfo) -> str | None:
+def find_fault(request: Request, model: ModelInfo) -> str | None:
     """Says in one line why no worker of the model could serve a request; None if it can be."""
-    if group.num_prompt_tokens >= model.max_model_len:
+    num_prompt_tokens = len(request.prompt_token_ids)
+    if num_prompt_tokens >= model.max_model_len:
         return (
-            f"the prompt has {group.num_prompt_tokens} tokens; the model's window of"
+            f"the prompt has {num_prompt_tokens} tokens; the model's window of"
             f" {model.max_model_len} leaves none to generate"
         )
-    if max(group.prompt_token_ids) >= model.vocab_size:
+    if max(request.prompt_token_ids) >= model.vocab_size:
         return f"token ids must be below the vocabulary's size, {model.vocab_size}"
-    if abs(group.priority) > MAX_PRIORITY:
-        return f"priority is {group.priority}, must be in [-{MAX_PRIORITY}, {MAX_PRIORITY}]"
+    if abs(request.priority) > MAX_PRIORITY:
+        return f"priority is {request.priority}, must be in [-{MAX_PRIORITY}, {MAX_PRIORITY}]"
     most_logprobs = min(MAX_CANDIDATES, model.vocab_size)
     return (
-        _find_fault_in_params(group.params, model)
-        or _find_fault_in_search(group, most_logprobs=most_logprobs)
-        or _find_fault_in_delivered(group, model)
+        _find_fault_in_params(request.params, model)
+        or _find_fault_in_search(request, most_logprobs=most_logprobs)
+        or _find_fault_in_delivered(request, model)
     )
 
 
-def _find_fault_in_delivered(group: SequenceGroup, model: ModelInfo) -> str | None:
+def _find_fault_in_delivered(request: Request, model: ModelInfo) -> str | None:
     """What was generated before must leave something to generate."""
-    delivered = group.delivered
+    delivered = request.delivered
     if not delivered:
         return None
-    if len(delivered) != group.num_sequences or group.beam_search or not group.attempt:
+    if len(delivered) != request.num_sequences or request.beam_search or not request.attempt:
         return (
-            f"delivered has {len(delivered)} sequences, must have {group.num_sequences}, in a later"
-            " attempt, without beam_search"
+            f"delivered has {len(delivered)} sequences, must have {request.num_sequences}, in a"
+            " later attempt, without beam_search"
         )
     lengths = [len(sequence.token_ids) for sequence in delivered]
-    most = min(group.max_tokens, model.max_model_len - group.num_prompt_tokens)
+    most = min(request.max_tokens, model.max_model_len - len(request.prompt_token_ids))
     if not 0 < min(lengths) <= max(lengths) <= most:
         return f"delivered has {max(lengths)} and {min(lengths)} tokens, must be in [1, {most}]"
     lowest = min(min(sequence.token_ids) for sequence in delivered)
@@ -84,34 +85,35 @@ def _find_fault_in_delivered(group: SequenceGroup, model: ModelInfo) -> str | No
     return None
 
 
-def _find_fault_in_search(group: SequenceGroup, *, most_logprobs: int) -> str | None:
+def _find_fault_in_search(request: Request, *, most_logprobs: int) -> str | None:
     """Says in one line why a search cannot be served; None if it can be, or none is asked for.
 
     A beam reports no more candidates than `most_logprobs`.
     """
-    if group.beam_search is None:
+    if request.beam_search is None:
         return None
-    return next(_faults_of_search(group, most_logprobs), None)
+    return next(_faults_of_search(request, most_logprobs), None)
 
 
-def _faults_of_search(group: SequenceGroup, most_logprobs: int) -> Iterator[str]:
-    assert group.beam_search is not None
-    width, penalty = group.beam_search.width, group.beam_search.length_penalty
+def _faults_of_search(request: Request, most_logprobs: int) -> Iterator[str]:
+    assert request.beam_search is not None
+    width, penalty = request.beam_search.width, request.beam_search.length_penalty
     if not 1 <= width <= MAX_BEAM_WIDTH:
         yield f"beam_search.width is {width}, must be in [1, {MAX_BEAM_WIDTH}]"
     if not abs(penalty) <= MAX_LENGTH_PENALTY:
         allowed = f"[-{MAX_LENGTH_PENALTY:g}, {MAX_LENGTH_PENALTY:g}]"
         yield f"beam_search.length_penalty is {penalty}, must be in {allowed}"
-    if group.num_sequences > width:
-        yield f"num_sequences is {group.num_sequences}, must be at most beam_search.width, {width}"
-    num_stops, most = len(set(group.params.stop_token_ids)), most_logprobs - width
+    if request.num_sequences > width:
+        count = request.num_sequences
+        yield f"num_sequences is {count}, must be at most beam_search.width, {width}"
+    num_stops, most = len(set(request.params.stop_token_ids)), most_logprobs - width
     if num_stops > most:
         yield (
             f"sampling_params.stop_token_ids has {num_stops} tokens, must be at most {most}"
             f" beside {width} beams"
         )
     for name in _NOT_WITH_BEAMS:
-        if (value := getattr(group.params, name)) != getattr(_NEUTRAL, name):
+        if (value := getattr(request.params, name)) != getattr(_NEUTRAL, name):
             yield f"sampling_params.{name} is {value}, must be unset with beam_search"
 
 

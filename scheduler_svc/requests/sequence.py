@@ -94,15 +94,15 @@ class Sequence:
 
     @property
     def token_ids(self) -> list[int]:
-        return self.group.prompt_token_ids + self.output_token_ids
+        return self.group.request.prompt_token_ids + self.output_token_ids
 
     def tokens(self, start: int, end: int) -> list[int]:
         """Returns the tokens at [start, end), without putting all of them together."""
         num_prompt_tokens = self.group.num_prompt_tokens
         if end <= num_prompt_tokens:
-            return self.group.prompt_token_ids[start:end]
+            return self.group.request.prompt_token_ids[start:end]
         outputs = self.output_token_ids[max(0, start - num_prompt_tokens) : end - num_prompt_tokens]
-        return self.group.prompt_token_ids[start:] + outputs
+        return self.group.request.prompt_token_ids[start:] + outputs
 
     @property
     def is_finished(self) -> bool:

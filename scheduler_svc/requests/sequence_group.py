@@ -6,10 +6,11 @@ worker holds only their KV.
 
 import math
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
-from contract.request import BeamSearchParams, DeliveredSequence, Request
+from contract.request import Request
 from contract.sampling_params import SamplingParams
-from contract.updates import RequestFailure
+from contract.updates import RequestFailure, RequestUpdates
 from scheduler_svc.requests.beam_search import BeamSearch
 from scheduler_svc.requests.open_spans import RequestTrace
 from scheduler_svc.requests.sequence import Sequence, SequenceStatus
@@ -18,48 +19,38 @@ from scheduler_svc.requests.suspicion import Suspicion
 from scheduler_svc.requests.timeline import GroupTimes, Timeline
 
 
+class RouterSession(Protocol):
+    """Where the updates for a router go. Must not block and must not call back."""
+
+    def send(self, updates: RequestUpdates) -> None: ...
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class SequenceGroup:
-    """A request: a prompt and its branches, which are scheduled and preempted as one."""
+    """The sequences of one request, which are scheduled and preempted as one."""
 
-    request_id: str
-    prompt_token_ids: list[int]
+    request: Request
+    reply_to: RouterSession
+    """Session of the router that sent the request."""
+    num_prompt_tokens: int
     params: SamplingParams
+    """Parameters that the worker gets; those of the request, unless a search needs others."""
     max_tokens: int
-    max_tokens_is_default: bool = False
-    """True if the client set no max_tokens, so that it may be lowered when the group arrives."""
-    num_sequences: int = 1
-    """Sequences that the client gets."""
-    beam_search: BeamSearchParams | None = None
+    """Lowered on arrival if the client set none and no worker holds so many."""
     deadline: float | None = None
-    tenant: str = ""
-    """Owner of the request. Requests of different tenants share no cached blocks."""
-    payer: str = ""
-    """Name that the group's work is charged to; the tenant if none is given."""
-    priority: int = 0
-    """Less comes first, where the policy goes by it."""
-    cache_salt: str = ""
-    """Requests of different salts share no cached blocks."""
+    """Seconds on the scheduler's clock; None if the request may take any time."""
     num_known_prompt_logprobs: int = 0
     """Positions of the prompt, from 1 on, whose log probabilities the router has been delivered."""
     flow: str = ""
-    """Where the policy lets it queue; set with its rank."""
+    """Flow of the admission queue that the policy chose; set with the rank."""
     rank: float = math.nan
-    """Its place for life among those of its flow, and on a worker; NaN until the policy says."""
+    """Fixed place in the flow and on a worker; NaN until the policy has chosen it."""
     num_passed_over: int = 0
-    """How often somebody behind it came in first because of what a worker had cached."""
+    """Times that a group behind it was admitted first because a worker had cached its prefix."""
     num_cached_tokens: int = 0
     """Tokens of the prompt that were not computed because their blocks were found."""
-    attempt: int = 0
-    """How often a router has sent it before; see scheduler.proto."""
-    nonce: int = 0
-    """The same in every attempt."""
-    delivered: tuple[DeliveredSequence, ...] = ()
-    """What its router has had, by branch; `make_group` makes its sequences of it."""
     times: GroupTimes
     timeline: Timeline = field(default_factory=Timeline, repr=False)
-    traceparent: str = ""
-    tracestate: str = ""
     trace: RequestTrace | None = None
     """Set as long as the request lives if it is sampled; see request_spans.py."""
     sequences: list[Sequence] = field(default_factory=list)
@@ -72,26 +63,28 @@ class SequenceGroup:
     end: int = 0
     """Length in tokens at which a sequence has its last; set by the worker's scheduler."""
     is_steady: bool = False
-    """Whether the group is in its scheduler's decode columns."""
+    """True while the group is in its scheduler's decode columns."""
     failure: RequestFailure | None = None
     """Set if the request ended without a result of its own making."""
     num_preemptions: int = 0
     num_lost_workers: int = 0
-    """Workers that were lost while a step of theirs held the group."""
+    """Workers that were lost while one of their steps held the group."""
     suspicion: Suspicion | None = None
     """Set while the group computes alone because a worker was lost with it; see suspicion.py."""
 
-    def __post_init__(self) -> None:
-        self.payer = self.payer or self.tenant
+    @property
+    def request_id(self) -> str:
+        return self.request.request_id
+
+    @property
+    def payer(self) -> str:
+        """Name that the group's work is charged to."""
+        return self.request.payer or self.request.tenant
 
     @property
     def has_started(self) -> bool:
         """Whether a worker has worked on the group, here or at a scheduler that is lost."""
-        return self.attempt > 0 or self.times.first_scheduled is not None
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        return len(self.prompt_token_ids)
+        return self.request.attempt > 0 or self.times.first_scheduled is not None
 
     @property
     def wants_prompt_logprobs(self) -> bool:
@@ -115,7 +108,8 @@ class SequenceGroup:
     @property
     def num_branches(self) -> int:
         """Sequences that run side by side once the prompt is computed."""
-        return self.num_sequences if self.beam_search is None else self.beam_search.width
+        search = self.request.beam_search
+        return self.request.num_sequences if search is None else search.width
 
     @property
     def awaits_fork(self) -> bool:
@@ -130,7 +124,7 @@ class SequenceGroup:
     @property
     def num_draws(self) -> int:
         """Tokens that a sequence draws when all its tokens are computed."""
-        return self.num_sequences if self.search is None and self.awaits_fork else 1
+        return self.request.num_sequences if self.search is None and self.awaits_fork else 1
 
     @property
     def num_reserved_sequences(self) -> int:
@@ -148,29 +142,18 @@ class SequenceGroup:
             seq.status = status
 
 
-def new_group(request: Request, *, now: float) -> SequenceGroup:
+def new_group(request: Request, *, reply_to: RouterSession, now: float) -> SequenceGroup:
     """Returns the group of a request that arrives now; `make_group` gives it its sequences."""
     timeout_ns = request.timeout_ns
     return SequenceGroup(
-        request_id=request.request_id,
-        prompt_token_ids=request.prompt_token_ids,
+        request=request,
+        reply_to=reply_to,
+        num_prompt_tokens=len(request.prompt_token_ids),
         params=request.params,
         max_tokens=request.max_tokens,
-        max_tokens_is_default=request.max_tokens_is_default,
-        num_sequences=request.num_sequences,
-        beam_search=request.beam_search,
         deadline=None if timeout_ns is None else now + timeout_ns / 1e9,
-        tenant=request.tenant,
-        payer=request.payer,
-        priority=request.priority,
-        cache_salt=request.cache_salt,
         num_known_prompt_logprobs=request.num_delivered_prompt_logprobs,
-        attempt=request.attempt,
-        nonce=request.nonce,
-        delivered=request.delivered,
         times=GroupTimes(arrival=now - request.age_ns / 1e9),
-        traceparent=request.traceparent,
-        tracestate=request.tracestate,
     )
 
 
@@ -181,9 +164,9 @@ def make_group(group: SequenceGroup, *, eos_token_ids: tuple[int, ...] = ()) -> 
         eos_token_ids: the model's, which no hypothesis has before min_tokens.
     """
     group.sequences += _delivered(group) or [Sequence(seq_id=next_seq_id(), branch=0, group=group)]
-    if group.beam_search is not None:
+    if group.request.beam_search is not None:
         group.search = BeamSearch(
-            group.beam_search,
+            group.request.beam_search,
             stop_token_ids=group.params.stop_token_ids,
             min_tokens=group.params.min_tokens,
             eos_token_ids=eos_token_ids,
@@ -193,7 +176,7 @@ def make_group(group: SequenceGroup, *, eos_token_ids: tuple[int, ...] = ()) -> 
         )
         group.beam_results = [
             Sequence(seq_id=next_seq_id(), branch=index, group=group)
-            for index in range(group.num_sequences)
+            for index in range(group.request.num_sequences)
         ]
     return group
 
@@ -209,5 +192,5 @@ def _delivered(group: SequenceGroup) -> list[Sequence]:
             output_token_ids=list(token_ids),
             finish_reason=reason,
         )
-        for branch, (token_ids, reason) in enumerate(group.delivered)
+        for branch, (token_ids, reason) in enumerate(group.request.delivered)
     ]

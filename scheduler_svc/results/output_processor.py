@@ -202,7 +202,7 @@ class OutputProcessor:
         group = seq.group
         group.times.last_token = now
         self._sequence_release.end(seq, reason)
-        if group.num_sequences > 1:
+        if group.request.num_sequences > 1:
             group.timeline.add(
                 EventKind.SEQUENCE_FINISHED, now, detail=reason.name, branch=seq.branch
             )

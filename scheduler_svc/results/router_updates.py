@@ -1,7 +1,5 @@
 """What a step's outcome means for routers: one message for each router that it concerns."""
 
-from collections.abc import Mapping
-
 from contract.updates import (
     FinishedRequest,
     FinishedSequence,
@@ -9,55 +7,49 @@ from contract.updates import (
     RequestUpdates,
     Usage,
 )
-from scheduler_svc.requests.live_requests import LiveRequest, RouterSession
 from scheduler_svc.requests.sequence import Sequence
-from scheduler_svc.requests.sequence_group import SequenceGroup
+from scheduler_svc.requests.sequence_group import RouterSession, SequenceGroup
 from scheduler_svc.results.step_outcome import StepOutcome
 
 
-def router_updates(
-    outcome: StepOutcome, requests: Mapping[SequenceGroup, LiveRequest], *, now: float
-) -> dict[RouterSession, RequestUpdates]:
-    """Returns what each router is told of an outcome, all of whose requests are live."""
+def router_updates(outcome: StepOutcome, *, now: float) -> dict[RouterSession, RequestUpdates]:
+    """Returns the message for each router that an outcome concerns."""
     updates: dict[RouterSession, RequestUpdates] = {}
     for seq, token_id, logprobs in outcome.tokens:
-        request = requests[seq.group]
-        news = updates.get(request.session)
+        group = seq.group
+        news = updates.get(group.reply_to)
         if news is None:
-            news = updates[request.session] = RequestUpdates()
+            news = updates[group.reply_to] = RequestUpdates()
         news.add_token(
-            handle=request.handle, index=seq.branch, token_id=token_id, logprobs=logprobs
+            handle=group.request.handle, index=seq.branch, token_id=token_id, logprobs=logprobs
         )
     for group, first_position, prompt_logprobs in outcome.prompt_logprobs:
-        request = requests[group]
-        news = updates.setdefault(request.session, RequestUpdates())
-        news.prompt_logprobs.append(PromptRun(request.handle, first_position, prompt_logprobs))
+        news = updates.setdefault(group.reply_to, RequestUpdates())
+        run = PromptRun(group.request.handle, first_position, prompt_logprobs)
+        news.prompt_logprobs.append(run)
     for seq in outcome.finished:
-        request = requests[seq.group]
-        news = updates.setdefault(request.session, RequestUpdates())
-        news.finished_sequences.append(_finished(seq, request.handle))
+        news = updates.setdefault(seq.group.reply_to, RequestUpdates())
+        news.finished_sequences.append(_finished(seq))
     for group in outcome.ended:
-        request = requests[group]
-        news = updates.setdefault(request.session, RequestUpdates())
-        news.finished_requests.append(finished_request(request, now=now))
+        news = updates.setdefault(group.reply_to, RequestUpdates())
+        news.finished_requests.append(finished_request(group, now=now))
     return updates
 
 
-def finished_request(request: LiveRequest, *, now: float) -> FinishedRequest:
-    """Returns the last thing that a router is told of a request."""
-    group = request.group
+def finished_request(group: SequenceGroup, *, now: float) -> FinishedRequest:
+    """Returns the last update of a request."""
     return FinishedRequest(
-        handle=request.handle,
+        handle=group.request.handle,
         failure=group.failure,
         usage=Usage(group.num_prompt_tokens, group.num_completion_tokens, group.num_cached_tokens),
         timings=group.times.timings(now),
     )
 
 
-def _finished(seq: Sequence, handle: int) -> FinishedSequence:
+def _finished(seq: Sequence) -> FinishedSequence:
     assert seq.finish_reason is not None, "only finished sequences are reported"
     return FinishedSequence(
-        handle=handle,
+        handle=seq.group.request.handle,
         index=seq.branch,
         reason=seq.finish_reason,
         stop_token_id=seq.stop_token_id,

@@ -5,11 +5,11 @@ import time
 from collections import deque
 
 from contract.errors import InvalidArgument, ResourceExhausted
+from contract.request import Request
 from contract.updates import RequestFailure, RequestUpdates
 from scheduler_svc.recorder import UNRECORDED, RouterRecorder
 from scheduler_svc.request_lifecycle import RequestLifecycle
-from scheduler_svc.requests.live_requests import LiveRequest
-from scheduler_svc.requests.sequence_group import SequenceGroup
+from scheduler_svc.requests.sequence_group import SequenceGroup, new_group
 from scheduler_svc.results.router_updates import finished_request
 
 
@@ -29,7 +29,7 @@ class Session:
     ) -> None:
         self.recorder = recorder
         self._lifecycle = lifecycle
-        self._requests: dict[int, LiveRequest] = {}
+        self._groups: dict[int, SequenceGroup] = {}  # by handle
         self._max_messages = max_messages
         self._messages: deque[RequestUpdates | None] = deque()
         self._waiter: asyncio.Future[None] | None = None
@@ -37,7 +37,7 @@ class Session:
 
     def send(self, updates: RequestUpdates) -> None:
         for finished in updates.finished_requests:
-            self._requests.pop(finished.handle, None)
+            self._groups.pop(finished.handle, None)
         if len(self._messages) < self._max_messages:
             self._put(updates)
         elif not self._overflowed:
@@ -63,35 +63,33 @@ class Session:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def add(self, group: SequenceGroup, *, handle: int) -> None:
+    def add(self, request: Request, *, now: float) -> None:
         """Queues a request. Raises InvalidArgument if a live one has the handle.
 
         Raises ResourceExhausted if the router has lost its requests for not reading.
         """
         self._check_read()
-        if handle in self._requests:
-            raise InvalidArgument("handle", handle, "one that no live request has")
-        request = self._lifecycle.add(group, session=self, handle=handle)
-        if request is not None:
-            self._requests[handle] = request
+        if request.handle in self._groups:
+            raise InvalidArgument("handle", request.handle, "one that no live request has")
+        group = new_group(request, reply_to=self, now=now)
+        if self._lifecycle.add(group):
+            self._groups[request.handle] = group
 
-    def refuse(self, group: SequenceGroup, failure: RequestFailure, *, handle: int) -> None:
+    def refuse(self, request: Request, failure: RequestFailure, *, now: float) -> None:
         """Ends a request that is not added."""
+        group = new_group(request, reply_to=self, now=now)
         group.failure = failure
-        request = LiveRequest(group, self, handle)
-        self.send(
-            RequestUpdates(finished_requests=[finished_request(request, now=time.monotonic())])
-        )
+        self.send(RequestUpdates(finished_requests=[finished_request(group, now=now)]))
 
     def abort(self, handle: int) -> None:
         """Ends a request without an answer; a no-op if it has ended."""
-        if request := self._requests.pop(handle, None):
-            self._lifecycle.abort(request)
+        if group := self._groups.pop(handle, None):
+            self._lifecycle.abort(group)
 
     def stop_sequence(self, handle: int, *, index: int, keep_tokens: int) -> None:
         """Ends one branch; a no-op if the request has ended."""
-        if request := self._requests.get(handle):
-            self._lifecycle.stop_sequence(request, index=index, keep_tokens=keep_tokens)
+        if group := self._groups.get(handle):
+            self._lifecycle.stop_sequence(group, index=index, keep_tokens=keep_tokens)
 
     def end(self) -> None:
         """Makes `next_message` return None once it has returned what waits."""
@@ -99,11 +97,11 @@ class Session:
 
     def abort_all(self) -> None:
         """Aborts what is left."""
-        if self._requests:
+        if self._groups:
             self.recorder.left(time.monotonic())
-        for request in self._requests.values():
-            self._lifecycle.abort(request)
-        self._requests.clear()
+        for group in self._groups.values():
+            self._lifecycle.abort(group)
+        self._groups.clear()
 
     def _check_read(self) -> None:
         if self._overflowed:

@@ -20,7 +20,6 @@ from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.recorder import UNRECORDED, Recorder
 from scheduler_svc.reports import insight_codec, state_codec
 from scheduler_svc.requests.failures import RETRY_AFTER_S, drains
-from scheduler_svc.requests.sequence_group import new_group
 from scheduler_svc.service.router_session import Session
 from scheduler_svc.workers.starting_workers import StartingWorkers
 
@@ -77,8 +76,7 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
             async for request in requests:
                 now = time.monotonic()
                 if self._is_draining() and request.HasField("add_request"):
-                    group = new_group(decode_request(request.add_request), now=now)
-                    session.refuse(group, drains(), handle=request.add_request.handle)
+                    session.refuse(decode_request(request.add_request), drains(), now=now)
                     continue  # which no recording needs to know
                 session.recorder.said(request, now)
                 apply_message(request, session, now)
@@ -144,8 +142,7 @@ def apply_message(request: pb.ConnectRequest, session: Session, now: float) -> N
     """Tells the cluster what a router said. Raises InvalidArgument for what none of ours says."""
     match request.WhichOneof("message"):
         case "add_request":
-            added = request.add_request
-            session.add(new_group(decode_request(added), now=now), handle=added.handle)
+            session.add(decode_request(request.add_request), now=now)
         case "abort_request":
             session.abort(request.abort_request.handle)
         case "stop_sequence":

@@ -3,22 +3,24 @@
 So a worker that crashes on any input costs no request but those of its first loss.
 """
 
+from contract.request import Request
 from contract.sampling_params import SamplingParams
+from contract.updates import RequestUpdates
 from scheduler_svc.planning.plan import StepPlan
 from scheduler_svc.requests.sequence import Sequence
-from scheduler_svc.requests.sequence_group import SequenceGroup
-from scheduler_svc.requests.timeline import GroupTimes
+from scheduler_svc.requests.sequence_group import new_group
+
+
+class _NoRouter:
+    def send(self, updates: RequestUpdates) -> None: ...
 
 
 def make_check_plan() -> StepPlan:
     """Returns the first step of a lease: one sequence of one token, which draws another."""
-    group = SequenceGroup(
-        request_id="worker-check",
-        prompt_token_ids=[0],
-        params=SamplingParams(),
-        max_tokens=1,
-        times=GroupTimes(arrival=0.0),
+    request = Request(
+        request_id="worker-check", prompt_token_ids=[0], params=SamplingParams(), max_tokens=1
     )
+    group = new_group(request, reply_to=_NoRouter(), now=0.0)
     seq = Sequence(seq_id=1, branch=0, group=group, block_table=[0])
     return StepPlan(
         step_id=1, token_budget=0, seqs=[seq], num_new_tokens=[1], num_samples=[1], new=[0]

@@ -79,7 +79,7 @@ async def test_an_address_that_floods_delays_another_by_one_and_shares_its_cache
         await asyncio.gather(*calls)
         starts = [group.times.first_scheduled or 0.0 for group in flooding]
         assert sum(start < (last.times.first_scheduled or 0.0) for start in starts) <= 1
-        assert last.tenant == flooding[0].tenant == ""
+        assert last.request.tenant == flooding[0].request.tenant == ""
         assert (last.payer, flooding[0].payer) == (OTHER, FLOOD)
         assert last.num_cached_tokens > 0
 

@@ -37,14 +37,14 @@ def make_search(
 
 
 def assert_found(group: SequenceGroup) -> None:
-    assert group.beam_search is not None
+    assert group.request.beam_search is not None
     found = expected_beams(
-        group.prompt_token_ids,
-        group.beam_search,
+        group.request.prompt_token_ids,
+        group.request.beam_search,
         max_tokens=group.max_tokens,
         stop_token_ids=group.params.stop_token_ids,
         min_tokens=group.params.min_tokens,
-    )[: group.num_sequences]
+    )[: group.request.num_sequences]
     assert group.failure is None
     assert outputs(group) == [one.token_ids for one in found]
     assert [seq.score for seq in group.sequences] == [float(one.score) for one in found]

@@ -3,13 +3,14 @@
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from contract.errors import Code
 from contract.grammar_cost import UNMEASURED, GrammarCost
 from contract.model import ModelInfo
-from contract.request import BeamSearchParams
+from contract.request import BeamSearchParams, Request
 from contract.sampling_params import SamplingParams
-from contract.updates import RequestFailure
+from contract.updates import RequestFailure, RequestUpdates
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.config import AdmissionBounds, CacheShape, PreemptionMode, StepLimits
 from scheduler_svc.kv.cost_model import CostModel
@@ -18,8 +19,12 @@ from scheduler_svc.planning.plan import StepPlan
 from scheduler_svc.planning.worker_grammars import Preparation
 from scheduler_svc.queue.admission_queue import AdmissionQueue
 from scheduler_svc.queue.policies import SchedulingPolicy
-from scheduler_svc.requests.sequence_group import SequenceGroup, make_group
-from scheduler_svc.requests.timeline import GroupTimes
+from scheduler_svc.requests.sequence_group import (
+    RouterSession,
+    SequenceGroup,
+    make_group,
+    new_group,
+)
 from scheduler_svc.results.step_outcome import StepOutcome
 from scheduler_svc.scheduler import Scheduler
 from tests.scheduler_svc.fake_worker import (
@@ -87,6 +92,25 @@ def make_scheduler(
     )
 
 
+class NoRouter:
+    def send(self, updates: RequestUpdates) -> None: ...
+
+
+def make_arrival(
+    prompt: list[int],
+    *,
+    reply_to: RouterSession | None = None,
+    arrival: float = 0.0,
+    deadline: float | None = None,
+    **fields: Any,
+) -> SequenceGroup:
+    """Returns the group of a request that has just arrived, without sequences."""
+    timeout_ns = None if deadline is None else int((deadline - arrival) * 1e9)
+    defaults = {"request_id": f"r{arrival}", "max_tokens": 8, "params": SamplingParams()}
+    request = Request(prompt_token_ids=prompt, timeout_ns=timeout_ns, **defaults | fields)
+    return new_group(request, reply_to=reply_to or NoRouter(), now=arrival)
+
+
 def make_request(
     prompt: list[int],
     *,
@@ -106,9 +130,10 @@ def make_request(
     grammar_cost: GrammarCost = UNMEASURED,
 ) -> SequenceGroup:
     return make_group(
-        SequenceGroup(
+        make_arrival(
+            prompt,
+            arrival=arrival,
             request_id=request_id or f"r{arrival}",
-            prompt_token_ids=prompt,
             params=SamplingParams(
                 stop_token_ids=stop_token_ids,
                 min_tokens=min_tokens,
@@ -123,7 +148,6 @@ def make_request(
             priority=priority,
             beam_search=beam_search,
             cache_salt=cache_salt,
-            times=GroupTimes(arrival=arrival),
         )
     )
 
@@ -209,10 +233,10 @@ class Loop:
 def content_of(group: SequenceGroup, *, block_size: int) -> dict[bytes, Block]:
     """What each block that the group may compute holds, by its hash."""
     content = {}
-    for branch in range(group.num_sequences):
-        prompt = group.prompt_token_ids
+    for branch in range(group.request.num_sequences):
+        prompt = group.request.prompt_token_ids
         tokens = prompt + expected(prompt, num_tokens=group.max_tokens, branch=branch)
-        block_hash = root_hash(tenant=group.tenant, cache_salt=group.cache_salt)
+        block_hash = root_hash(tenant=group.request.tenant, cache_salt=group.request.cache_salt)
         for end in range(block_size, len(tokens) + 1, block_size):
             block_hash = next_hash(block_hash, tokens[end - block_size : end])
             content[block_hash] = last_block(tokens[:end], block_size=block_size)

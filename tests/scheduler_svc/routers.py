@@ -4,13 +4,10 @@ from dataclasses import dataclass, field
 
 from contract.errors import Code
 from contract.request import BeamSearchParams
-from contract.sampling_params import SamplingParams
 from contract.updates import FinishedRequest, RequestUpdates
 from scheduler_svc.cluster import Cluster
-from scheduler_svc.requests.live_requests import LiveRequest
 from scheduler_svc.requests.sequence_group import SequenceGroup
-from scheduler_svc.requests.timeline import GroupTimes
-from tests.scheduler_svc.make import Loop
+from tests.scheduler_svc.make import Loop, make_arrival
 
 
 @dataclass(slots=True, eq=False)
@@ -35,19 +32,20 @@ def add_request(
     deadline: float | None = None,
     tenant: str = "",
     beam_search: BeamSearchParams | None = None,
-) -> LiveRequest | None:
-    group = SequenceGroup(
+) -> SequenceGroup | None:
+    group = make_arrival(
+        [handle] * 5,
+        reply_to=router,
+        arrival=float(handle),
+        deadline=deadline,
+        handle=handle,
         request_id=f"r{handle}",
-        prompt_token_ids=[handle] * 5,
-        params=SamplingParams(),
         max_tokens=max_tokens,
         num_sequences=n,
-        deadline=deadline,
         tenant=tenant,
         beam_search=beam_search,
-        times=GroupTimes(arrival=float(handle)),
     )
-    return cluster.requests.add(group, session=router, handle=handle)
+    return group if cluster.requests.add(group) else None
 
 
 def failure_of(router: Router, handle: int) -> tuple[Code, str, float | None]:

@@ -16,7 +16,7 @@ def make_plan(params: SamplingParams) -> StepPlan:
     plan = make_check_plan()
     (seq,) = plan.seqs
     seq.group.params = params
-    seq.group.prompt_token_ids.append(0)
+    seq.group.num_prompt_tokens = 2
     return plan
 
 

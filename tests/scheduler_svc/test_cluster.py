@@ -33,7 +33,7 @@ class Faulty(FirstComeFirstServed):
         return self._answer  # type: ignore[return-value]
 
     def flow(self, group: SequenceGroup) -> str:
-        return group.tenant
+        return group.request.tenant
 
 
 @pytest.mark.parametrize("served", ["prompt", "output"])
@@ -60,7 +60,7 @@ def test_a_request_whose_cost_the_policy_cannot_say_fails_alone(
 def test_a_flow_that_is_no_name_fails_its_request_alone() -> None:
     class Unnamed(FirstComeFirstServed):
         def flow(self, group: SequenceGroup) -> str:
-            return [] if group.tenant == "bad" else ""  # type: ignore[return-value]
+            return [] if group.request.tenant == "bad" else ""  # type: ignore[return-value]
 
     cluster, router = make_cluster(policy=Unnamed()), Router()
     _, loop = join_worker(cluster)

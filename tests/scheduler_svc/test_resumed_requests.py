@@ -7,15 +7,13 @@ import pytest
 
 from contract.errors import Code
 from contract.request import DeliveredSequence
-from contract.sampling_params import SamplingParams
 from contract.updates import FinishReason
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.config import AdmissionBounds
 from scheduler_svc.requests.request_validation import find_fault
 from scheduler_svc.requests.sequence_group import SequenceGroup
-from scheduler_svc.requests.timeline import GroupTimes
 from tests.scheduler_svc.fake_worker import VOCAB_SIZE, expected
-from tests.scheduler_svc.make import MODEL, join_worker, make_cluster, outputs
+from tests.scheduler_svc.make import MODEL, join_worker, make_arrival, make_cluster, outputs
 from tests.scheduler_svc.routers import Router, add_request, failure_of, finish
 
 PROMPT = [3] * 10
@@ -36,18 +34,13 @@ def make_resumed(
         for branch, length in enumerate(lengths)
     ]
     settings = {"request_id": "r", "attempt": 1, "nonce": 5, "num_sequences": max(1, len(lengths))}
-    return SequenceGroup(
-        prompt_token_ids=PROMPT,
-        params=SamplingParams(),
-        max_tokens=max_tokens,
-        delivered=delivered,
-        times=GroupTimes(arrival=0.0),
-        **settings | fields,  # type: ignore[arg-type]
-    )
+    return make_arrival(PROMPT, max_tokens=max_tokens, delivered=delivered, **settings | fields)
 
 
 def add(cluster: Cluster, group: SequenceGroup, router: Router, handle: int = 1) -> bool:
-    return cluster.requests.add(group, session=router, handle=handle) is not None
+    group.reply_to = router
+    group.request = dataclasses.replace(group.request, handle=handle)
+    return cluster.requests.add(group)
 
 
 @pytest.mark.parametrize("num_gpu_blocks", [64, 14])  # and with preemption
@@ -136,8 +129,9 @@ def test_no_bound_of_the_queue_refuses_what_was_admitted_before() -> None:
 )
 def test_what_no_router_of_ours_has_had_is_refused(changes: dict[str, object]) -> None:
     group = make_resumed(2, 2)
-    assert find_fault(group, MODEL) is None
-    fault = find_fault(dataclasses.replace(group, **changes), MODEL)  # type: ignore[arg-type]
+    assert find_fault(group.request, MODEL) is None
+    changed = dataclasses.replace(group.request, **changes)  # type: ignore[arg-type]
+    fault = find_fault(changed, MODEL)
     assert fault is not None
     assert fault.startswith("delivered")
 
@@ -154,15 +148,14 @@ def make_random(rng: random.Random, handle: int) -> tuple[SequenceGroup, list[li
         reason = FinishReason.STOP_STRING if has_ended else GOES_ON
         delivered.append(DeliveredSequence(whole[branch][:length], reason))
         whole[branch] = whole[branch][: length if has_ended else max_tokens]
-    group = SequenceGroup(
+    group = make_arrival(
+        prompt,
+        arrival=float(handle),
         request_id=f"r{handle}",
-        prompt_token_ids=prompt,
-        params=SamplingParams(),
         max_tokens=max_tokens,
         num_sequences=n,
         attempt=int(is_resumed),
         delivered=delivered,
-        times=GroupTimes(arrival=float(handle)),
     )
     return group, whole
 

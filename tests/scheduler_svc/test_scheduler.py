@@ -22,8 +22,8 @@ PROMPT = [5, 6, 7, 8, 9]
 
 def assert_expected(group: SequenceGroup) -> None:
     assert outputs(group) == [
-        expected(group.prompt_token_ids, num_tokens=group.max_tokens, branch=branch)
-        for branch in range(group.num_sequences)
+        expected(group.request.prompt_token_ids, num_tokens=group.max_tokens, branch=branch)
+        for branch in range(group.request.num_sequences)
     ]
 
 

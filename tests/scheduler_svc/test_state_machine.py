@@ -188,8 +188,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         """The next turn of a conversation."""
         group = data.draw(st.sampled_from([group for group in self.groups if group.is_finished]))
         answer = data.draw(st.sampled_from(group.sequences)).output_token_ids
-        prompt = [*group.prompt_token_ids, *answer, 7]
-        owner = {"tenant": group.tenant, "cache_salt": group.cache_salt}
+        prompt = [*group.request.prompt_token_ids, *answer, 7]
+        owner = {"tenant": group.request.tenant, "cache_salt": group.request.cache_salt}
         self.add(prompt, max_tokens=max_tokens, **owner)
 
     @rule(data=st.data())
@@ -266,7 +266,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             for groups in (loop.scheduler.running, loop.scheduler.swapped):
                 owner_of: dict[int, tuple[str, str]] = {}
                 for group in groups:
-                    owner = (group.tenant, group.cache_salt)
+                    owner = (group.request.tenant, group.request.cache_salt)
                     for seq in group.sequences:
                         for block in seq.block_table:
                             assert owner_of.setdefault(block, owner) == owner
@@ -293,7 +293,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def assert_output(self, group: SequenceGroup) -> None:
         assert group.failure is None
-        assert [seq.branch for seq in group.sequences] == list(range(group.num_sequences))
+        assert [seq.branch for seq in group.sequences] == list(range(group.request.num_sequences))
         if group.search is not None:
             assert_found(group)
             return
@@ -301,7 +301,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             tokens = seq.output_token_ids
             assert seq.status is SequenceStatus.FINISHED
             assert tokens == expected(
-                group.prompt_token_ids, num_tokens=len(tokens), branch=seq.branch
+                group.request.prompt_token_ids, num_tokens=len(tokens), branch=seq.branch
             )
             if seq.finish_reason is FinishReason.LENGTH:
                 assert len(tokens) == group.max_tokens

@@ -26,6 +26,7 @@ from router.params.generation_params import GenerationParams
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.config import AdmissionBounds
 from scheduler_svc.reports.stats_log import StatsLog
+from scheduler_svc.requests.sequence_group import new_group
 from scheduler_svc.results.step_outcome import StepOutcome
 from scheduler_svc.scheduler import Scheduler
 from signalbox.llm.in_process import steps, wiring
@@ -170,19 +171,16 @@ class EngineCore:
         with refusing():
             params_validation.check_request_id(request_id)
             params_validation.check_priority(priority)
+        sent = wiring.request(next(self._handles), request_id, prompt, params, priority=priority)
         request = LocalRequest(
-            handle=next(self._handles),
             prompt=prompt.text,
-            group=wiring.group(request_id, prompt, params, priority=priority),
+            group=new_group(sent, reply_to=self, now=time.monotonic()),
             params=params,
             tokenizer=self.model.tokenizer,
             stream_interval=self._config.stream_interval,
         )
         self._live[request.handle] = request
-        request.queued = self.cluster.requests.add(
-            request.group, session=self, handle=request.handle
-        )
-        if request.queued is None:
+        if not self.cluster.requests.add(request.group):
             del self._touched[request.handle]
             self._refuse(request)
         return request
@@ -196,9 +194,9 @@ class EngineCore:
 
     def abort(self, request: LocalRequest) -> None:
         """Ends a request; does nothing if it has ended."""
-        if self._live.pop(request.handle, None) is not None and request.queued is not None:
+        if self._live.pop(request.handle, None) is not None:
             request.is_aborted = True
-            self.cluster.requests.abort(request.queued)
+            self.cluster.requests.abort(request.group)
 
     @property
     def num_unfinished(self) -> int:
@@ -267,10 +265,9 @@ class EngineCore:
 
     def _read(self, request: LocalRequest) -> None:
         for branch in request.read():
-            if request.queued is not None:
-                self.cluster.requests.stop_sequence(
-                    request.queued, index=branch.index, keep_tokens=branch.num_tokens
-                )
+            self.cluster.requests.stop_sequence(
+                request.group, index=branch.index, keep_tokens=branch.num_tokens
+            )
 
     def send(self, updates: RequestUpdates) -> None:
         """Adds one step's updates to their requests, as a router's session does."""

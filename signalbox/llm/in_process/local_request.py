@@ -7,7 +7,6 @@ from router.requests import best_of
 from router.requests.output_sequence import OutputSequence, make_branches
 from router.requests.request_output import Delta, Finish, FinishReason, finish_of
 from router.tokenization.tokenizer import Tokenizer
-from scheduler_svc.requests import live_requests
 from scheduler_svc.requests.sequence_group import SequenceGroup
 from signalbox.llm.requests.outputs import (
     ABORT,
@@ -61,18 +60,15 @@ class LocalRequest:
     def __init__(
         self,
         *,
-        handle: int,
         prompt: str | None,
         group: SequenceGroup,
         params: GenerationParams,
         tokenizer: Tokenizer,
         stream_interval: int = 1,
     ) -> None:
-        self.handle = handle
+        self.handle = group.request.handle
         self.group = group
         self.has_stop_strings = bool(params.stop)
-        self.queued: live_requests.LiveRequest | None = None
-        """The request as the cluster knows it, once it is admitted."""
         self.ended: FinishedRequest | None = None
         self._ended_at: float | None = None
         self.is_aborted = False
@@ -85,7 +81,7 @@ class LocalRequest:
         self._params = params
         self._tokenizer = tokenizer
         branches = make_branches(
-            params, prompt_token_ids=group.prompt_token_ids, tokenizer=tokenizer
+            params, prompt_token_ids=group.request.prompt_token_ids, tokenizer=tokenizer
         )
         self._completions = [_Completion(branch) for branch in branches]
 
@@ -146,7 +142,7 @@ class LocalRequest:
         return RequestOutput(
             request_id=self.request_id,
             prompt=self._prompt,
-            prompt_token_ids=list(self.group.prompt_token_ids),
+            prompt_token_ids=list(self.group.request.prompt_token_ids),
             outputs=outputs,
             prompt_logprobs=self._of_prompt(),
             finished=ended is not None or self.is_aborted,
@@ -219,7 +215,7 @@ class LocalRequest:
     def _of_prompt(self) -> list[dict[int, Logprob] | None] | None:
         if self._params.sampling.num_prompt_logprobs is None:
             return None
-        token_ids = self.group.prompt_token_ids[1:]
+        token_ids = self.group.request.prompt_token_ids[1:]
         pairs = zip(token_ids, self._prompt_logprobs, strict=False)  # all of them, or none yet
         return [None, *(self._position(token_id, one) for token_id, one in pairs)]
 

@@ -3,7 +3,6 @@
 Over a network the registry, the router's model client and the codecs do this.
 """
 
-import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -20,7 +19,6 @@ from scheduler_svc.config import CacheShape, PreemptionMode, StepLimits
 from scheduler_svc.factory import at_most
 from scheduler_svc.kv.cost_model import CostModel
 from scheduler_svc.queue.policies import SchedulingPolicy
-from scheduler_svc.requests.sequence_group import SequenceGroup, new_group
 from scheduler_svc.scheduler import Scheduler
 from signalbox.llm.in_process.local_worker import LocalWorker
 from signalbox.llm.requests.prompts import Prompt
@@ -123,11 +121,11 @@ def make_scheduler(cluster: Cluster, worker: LocalWorker, config: CoreConfig) ->
     )
 
 
-def group(
-    request_id: str, prompt: Prompt, params: GenerationParams, *, priority: int = 0
-) -> SequenceGroup:
-    """Returns a sequence group for a request that arrives now."""
-    request = Request(
+def request(
+    handle: int, request_id: str, prompt: Prompt, params: GenerationParams, *, priority: int = 0
+) -> Request:
+    return Request(
+        handle=handle,
         request_id=request_id,
         prompt_token_ids=list(prompt.token_ids),
         cache_salt=prompt.cache_salt,
@@ -138,4 +136,3 @@ def group(
         beam_search=params.beam_search,
         priority=priority,
     )
-    return new_group(request, now=time.monotonic())

@@ -226,7 +226,7 @@ def test_a_group_that_holds_more_than_it_should_needs_that_much_to_come_back() -
     blocks = make_blocks(num_gpu_blocks=4)
     group = start(blocks, prompt_len=12)
     swap_out(blocks, group)
-    group.prompt_token_ids = [1] * 4  # it would take one block
+    group.num_prompt_tokens = 4  # it would take one block
     group.max_tokens = 1
     for _ in range(2):
         blocks.gpu.allocate()

@@ -131,7 +131,7 @@ def test_requests_of_one_step_share_what_comes_back() -> None:
     server.loop.run()
     server.check()
     for group in groups:
-        assert outputs(group) == [expected(group.prompt_token_ids, num_tokens=1)]
+        assert outputs(group) == [expected(group.request.prompt_token_ids, num_tokens=1)]
 
 
 def test_the_least_recently_used_prefix_goes_first_on_the_cpu_too() -> None:
@@ -171,7 +171,7 @@ def test_a_swapped_group_goes_before_cached_blocks() -> None:
     server.check()
     assert groups[1].num_preemptions > 0
     for group in groups:
-        assert outputs(group) == [expected(group.prompt_token_ids, num_tokens=12)]
+        assert outputs(group) == [expected(group.request.prompt_token_ids, num_tokens=12)]
         assert group.sequences[0].num_published_blocks == 0
 
 
@@ -194,7 +194,7 @@ def test_a_group_that_is_recomputed_finds_its_own_blocks_on_the_cpu() -> None:
     assert groups[1].num_preemptions > 0
     assert server.loop.scheduler.num_cpu_prefix_hits > 0
     for group in groups:
-        assert outputs(group) == [expected(group.prompt_token_ids, num_tokens=16)]
+        assert outputs(group) == [expected(group.request.prompt_token_ids, num_tokens=16)]
         assert group.num_cached_tokens == 0  # of its own making
 
 

@@ -21,7 +21,7 @@ def run(loop: Loop, group: SequenceGroup) -> None:
     loop.scheduler.admission.add(group)
     loop.run()
     for branch, tokens in enumerate(outputs(group)):
-        prompt = group.prompt_token_ids
+        prompt = group.request.prompt_token_ids
         assert tokens == expected(prompt, num_tokens=group.max_tokens, branch=branch)
     scheduler = loop.scheduler
     scheduler.check()
@@ -117,7 +117,7 @@ def test_requests_that_move_to_larger_blocks_find_only_what_is_theirs() -> None:
         small.answer()
         for moved in small.scheduler.evacuate():
             run(large, moved)
-        assert outputs(group) == [expected(group.prompt_token_ids, num_tokens=8)]
+        assert outputs(group) == [expected(group.request.prompt_token_ids, num_tokens=8)]
     large.scheduler.check()
 
 

@@ -31,7 +31,7 @@ def test_a_step_shares_no_list_with_its_plan() -> None:
     for seq in plan.seqs:
         seq.block_table.append(9)
         seq.output_token_ids.append(5)
-        seq.group.prompt_token_ids.append(4)
+        seq.group.request.prompt_token_ids.append(4)
     for f in dataclasses.fields(plan):
         if isinstance(value := getattr(plan, f.name), list):
             value.clear()

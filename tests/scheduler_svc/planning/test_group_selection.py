@@ -36,7 +36,9 @@ def cache_prefix(loop: Loop) -> None:
 def assert_done(loops: list[Loop], *groups: SequenceGroup) -> None:
     for group in groups:
         assert group.failure is None
-        assert outputs(group) == [expected(group.prompt_token_ids, num_tokens=group.max_tokens)]
+        assert outputs(group) == [
+            expected(group.request.prompt_token_ids, num_tokens=group.max_tokens)
+        ]
     for loop in loops:
         loop.scheduler.check()
         assert loop.scheduler.blocks.gpu.num_free == loop.scheduler.blocks.gpu.num_blocks

@@ -16,8 +16,8 @@ from tests.scheduler_svc.make import Loop, make_loop, make_request, make_schedul
 def assert_expected(group: SequenceGroup) -> None:
     assert group.failure is None
     assert outputs(group) == [
-        expected(group.prompt_token_ids, num_tokens=group.max_tokens, branch=branch)
-        for branch in range(group.num_sequences)
+        expected(group.request.prompt_token_ids, num_tokens=group.max_tokens, branch=branch)
+        for branch in range(group.request.num_sequences)
     ]
 
 

@@ -45,7 +45,7 @@ def add_prompts(loop: Loop, count: int, length: int) -> list[SequenceGroup]:
 def finish(loop: Loop, groups: list[SequenceGroup]) -> None:
     loop.run()
     for group in groups:
-        assert outputs(group) == [expected(group.prompt_token_ids, num_tokens=2)]
+        assert outputs(group) == [expected(group.request.prompt_token_ids, num_tokens=2)]
     blocks = loop.scheduler.blocks.gpu
     assert blocks.num_free == blocks.num_blocks
 

@@ -94,8 +94,8 @@ def submit(loop: Loop, *groups: SequenceGroup) -> None:
 def check_outputs(*groups: SequenceGroup) -> None:
     for group in groups:
         assert outputs(group) == [
-            expected(group.prompt_token_ids, num_tokens=group.max_tokens, branch=branch)
-            for branch in range(group.num_sequences)
+            expected(group.request.prompt_token_ids, num_tokens=group.max_tokens, branch=branch)
+            for branch in range(group.request.num_sequences)
         ], group.request_id
 
 

@@ -3,38 +3,39 @@
 import pytest
 
 from contract.errors import Code
-from contract.sampling_params import SamplingParams
 from scheduler_svc.config import AdmissionBounds, PolicyConfig
 from scheduler_svc.queue.policies import FirstComeFirstServed, make_policy
-from scheduler_svc.requests.live_requests import LiveRequest
 from scheduler_svc.requests.sequence import SequenceStatus
-from scheduler_svc.requests.sequence_group import SequenceGroup
-from scheduler_svc.requests.timeline import GroupTimes
-from tests.scheduler_svc.make import Loop, join_worker, make_cluster
+from scheduler_svc.requests.sequence_group import RouterSession, SequenceGroup
+from tests.scheduler_svc.make import Loop, join_worker, make_arrival, make_cluster
 from tests.scheduler_svc.routers import Router, failure_of, finish
 
 PROMPT_TOKENS = 5
 
 
-def make_group(handle: int, **fields: object) -> SequenceGroup:
-    defaults = {"max_tokens": 8, "request_id": f"r{handle}"}
-    return SequenceGroup(
-        prompt_token_ids=[handle] * PROMPT_TOKENS,
-        params=SamplingParams(),
-        times=GroupTimes(arrival=float(handle)),
-        **defaults | fields,  # type: ignore[arg-type]
+def make_group(
+    handle: int,
+    router: RouterSession | None = None,
+    *,
+    prompt: list[int] | None = None,
+    **fields: object,
+) -> SequenceGroup:
+    return make_arrival(
+        [handle] * PROMPT_TOKENS if prompt is None else prompt,
+        reply_to=router,
+        arrival=float(handle),
+        **{"handle": handle, "request_id": f"r{handle}"} | fields,
     )
 
 
-def failure_of_next(bounds: AdmissionBounds, waiting: list[SequenceGroup]) -> object:
+def failure_of_next(bounds: AdmissionBounds, num_waiting: int) -> object:
     """Returns how one more request ends when others wait; None if it is let in."""
     cluster, router = make_cluster(bounds=bounds), Router()
     _, loop = join_worker(cluster)
-    for handle, group in enumerate(waiting):
-        assert cluster.requests.add(group, session=router, handle=handle) is not None
-    last = len(waiting)
-    is_in = cluster.requests.add(make_group(90), session=router, handle=last) is not None
-    failure = None if is_in else failure_of(router, last)
+    for handle in range(num_waiting):
+        assert cluster.requests.add(make_group(handle, router))
+    is_in = cluster.requests.add(make_group(90, router))
+    failure = None if is_in else failure_of(router, 90)
     cluster.check()
     finish(cluster, loop)
     return failure
@@ -42,16 +43,14 @@ def failure_of_next(bounds: AdmissionBounds, waiting: list[SequenceGroup]) -> ob
 
 @pytest.mark.parametrize("num_waiting", [1, 2])
 def test_requests_that_may_wait_are_bounded(num_waiting: int) -> None:
-    waiting = [make_group(handle) for handle in range(num_waiting)]
-    failure = failure_of_next(AdmissionBounds(max_queued_requests=2), waiting)
+    failure = failure_of_next(AdmissionBounds(max_queued_requests=2), num_waiting)
     too_many = (Code.RESOURCE_EXHAUSTED, "2 requests are waiting already", 1.0)
     assert failure == (None if num_waiting < 2 else too_many)
 
 
 @pytest.mark.parametrize(("most", "is_in"), [(3 * PROMPT_TOKENS, True), (14, False)])
 def test_prompt_tokens_that_may_wait_are_bounded(most: int, is_in: bool) -> None:
-    waiting = [make_group(handle) for handle in range(2)]
-    failure = failure_of_next(AdmissionBounds(max_queued_tokens=most), waiting)
+    failure = failure_of_next(AdmissionBounds(max_queued_tokens=most), 2)
     too_many = (
         Code.RESOURCE_EXHAUSTED,
         "10 prompt tokens are waiting already; with 5 more they would exceed 14",
@@ -61,7 +60,7 @@ def test_prompt_tokens_that_may_wait_are_bounded(most: int, is_in: bool) -> None
 
 
 def test_a_prompt_longer_than_may_wait_is_let_in_when_nothing_waits() -> None:
-    assert failure_of_next(AdmissionBounds(max_queued_tokens=1), []) is None
+    assert failure_of_next(AdmissionBounds(max_queued_tokens=1), 0) is None
 
 
 def test_what_runs_waits_no_longer() -> None:
@@ -69,7 +68,7 @@ def test_what_runs_waits_no_longer() -> None:
     cluster, router = make_cluster(bounds=bounds), Router()
     _, loop = join_worker(cluster)
     for handle in range(3):
-        assert cluster.requests.add(make_group(handle), session=router, handle=handle) is not None
+        assert cluster.requests.add(make_group(handle, router))
         loop.send()
         loop.answer()
     cluster.check()
@@ -79,21 +78,18 @@ def test_live_requests_of_a_tenant_are_bounded_and_others_are_not_touched() -> N
     cluster, router = make_cluster(bounds=AdmissionBounds(max_tenant_requests=2)), Router()
     _, loop = join_worker(cluster)
     asked = [(1, "a"), (2, "a"), (3, "a"), (4, "b"), (5, "")]
-    added = [
-        cluster.requests.add(make_group(handle, tenant=tenant), session=router, handle=handle)
-        for handle, tenant in asked
-    ]
-    assert [request is not None for request in added] == [True, True, False, True, True]
+    groups = [make_group(handle, router, tenant=tenant) for handle, tenant in asked]
+    added = [cluster.requests.add(group) for group in groups]
+    assert added == [True, True, False, True, True]
     assert failure_of(router, 3) == (
         Code.RESOURCE_EXHAUSTED,
         "2 requests of this tenant are live, as many as may be",
         1.0,
     )
     loop.send()  # running ones count too
-    assert cluster.requests.add(make_group(6, tenant="a"), session=router, handle=6) is None
-    assert added[0] is not None
-    cluster.requests.abort(added[0])
-    assert cluster.requests.add(make_group(7, tenant="a"), session=router, handle=7) is not None
+    assert not cluster.requests.add(make_group(6, router, tenant="a"))
+    cluster.requests.abort(groups[0])
+    assert cluster.requests.add(make_group(7, router, tenant="a"))
     cluster.check()
     finish(cluster, loop)
     assert not len(cluster.requests)
@@ -103,8 +99,7 @@ def test_an_id_is_unique_among_the_requests_of_a_tenant() -> None:
     cluster, router = make_cluster(), Router()
     _, loop = join_worker(cluster)
     for handle, tenant in enumerate(("a", "b", "a")):
-        group = make_group(handle, tenant=tenant, request_id="mine")
-        cluster.requests.add(group, session=router, handle=handle)
+        cluster.requests.add(make_group(handle, router, tenant=tenant, request_id="mine"))
     assert failure_of(router, 2)[0] is Code.ALREADY_EXISTS
     cluster.check()
     finish(cluster, loop)
@@ -114,7 +109,7 @@ def test_an_id_is_unique_among_the_requests_of_a_tenant() -> None:
 def test_a_priority_that_no_router_of_ours_sends_is_refused(priority: int) -> None:
     cluster, router = make_cluster(), Router()
     join_worker(cluster)
-    cluster.requests.add(make_group(1, priority=priority), session=router, handle=1)
+    cluster.requests.add(make_group(1, router, priority=priority))
     code, message, _ = failure_of(router, 1)
     assert code is Code.INVALID_ARGUMENT
     assert message == f"priority is {priority}, must be in [-1000, 1000]"
@@ -122,14 +117,14 @@ def test_a_priority_that_no_router_of_ours_sends_is_refused(priority: int) -> No
 
 class Moody(FirstComeFirstServed):
     def rank(self, group: SequenceGroup) -> float:
-        return 1 / group.priority
+        return 1 / group.request.priority
 
 
 def test_a_policy_that_fails_on_a_request_fails_that_request_alone() -> None:
     cluster, router = make_cluster(policy=Moody()), Router()
     _, loop = join_worker(cluster)
     for handle, priority in ((1, 2), (2, 0)):
-        cluster.requests.add(make_group(handle, priority=priority), session=router, handle=handle)
+        cluster.requests.add(make_group(handle, router, priority=priority))
     assert failure_of(router, 2)[:2] == (
         Code.INTERNAL,
         "the scheduling policy fails on this request",
@@ -153,17 +148,16 @@ class Deadlined:
         self.engine, self.loop = join_worker(
             self.cluster, num_gpu_blocks=6, num_cpu_blocks=num_cpu_blocks
         )
-        self.requests: list[LiveRequest] = []
+        self.groups: list[SequenceGroup] = []
         for handle, deadline in ((1, None), (2, 5.0)):
-            group = make_group(handle, max_tokens=16, deadline=deadline)
-            request = self.cluster.requests.add(group, session=self.router, handle=handle)
-            assert request is not None
-            self.requests.append(request)
+            group = make_group(handle, self.router, max_tokens=16, deadline=deadline)
+            assert self.cluster.requests.add(group)
+            self.groups.append(group)
 
     @property
     def status(self) -> SequenceStatus:
         """Of the request with the deadline."""
-        return self.requests[1].group.sequences[0].status
+        return self.groups[1].sequences[0].status
 
     def step(self) -> None:
         self.loop.send()
@@ -196,7 +190,7 @@ def test_a_deadline_ends_a_request_in_whatever_state_it_is(state: str) -> None:
     case.cluster.requests.expire()
     case.cluster.check()
     assert failure_of(case.router, 2)[0] is Code.DEADLINE_EXCEEDED
-    assert all_blocks_are_back(case.loop, except_of=case.requests[0].group)
+    assert all_blocks_are_back(case.loop, except_of=case.groups[0])
     finish(case.cluster, case.loop)
     assert case.router.ended[1].failure is None
     assert not len(case.cluster.requests)
@@ -206,7 +200,7 @@ def test_a_deadline_ends_a_request_in_whatever_state_it_is(state: str) -> None:
 def test_a_request_that_ends_while_it_is_out_was_preempted_until_then(state: str) -> None:
     case = Deadlined(num_cpu_blocks=0 if state == "preempted" else 12)
     bring(case, state)
-    since = case.requests[1].group.times.preempted_at
+    since = case.groups[1].times.preempted_at
     assert since is not None
     case.now = since + 3.0
     case.cluster.requests.expire()

@@ -11,10 +11,15 @@ from contract.request import BeamSearchParams
 from contract.sampling_params import SamplingParams
 from contract.updates import RequestUpdates
 from scheduler_svc.cluster import Cluster
-from scheduler_svc.requests.live_requests import LiveRequest
 from scheduler_svc.requests.sequence_group import SequenceGroup
-from scheduler_svc.requests.timeline import GroupTimes
-from tests.scheduler_svc.make import MODEL, join_worker, make_cluster, make_request, make_scheduler
+from tests.scheduler_svc.make import (
+    MODEL,
+    join_worker,
+    make_arrival,
+    make_cluster,
+    make_request,
+    make_scheduler,
+)
 from tests.scheduler_svc.routers import Router, add_request, failure_of, finish
 
 SMALL, LARGE = 4, 8
@@ -43,20 +48,22 @@ def ask(
     min_tokens: int = 0,
     attempt: int = 0,
     beam_search: BeamSearchParams | None = None,
-) -> LiveRequest | None:
+) -> SequenceGroup | None:
     """Adds a request whose client has set no max_tokens."""
-    group = SequenceGroup(
+    group = make_arrival(
+        [handle] * num_prompt_tokens,
+        reply_to=router,
+        arrival=float(handle),
+        handle=handle,
         request_id=f"r{handle}",
-        prompt_token_ids=[handle] * num_prompt_tokens,
         params=SamplingParams(min_tokens=min_tokens),
         max_tokens=MODEL.max_model_len - num_prompt_tokens,
         max_tokens_is_default=True,
         num_sequences=n,
         attempt=attempt,
         beam_search=beam_search,
-        times=GroupTimes(arrival=float(handle)),
     )
-    return cluster.requests.add(group, session=router, handle=handle)
+    return group if cluster.requests.add(group) else None
 
 
 @given(
@@ -96,7 +103,7 @@ def test_a_default_is_cut_to_the_largest_worker_and_told() -> None:
     # 5 tokens of prompt share one block; the others are each branch's own.
     expected = {1: 33 - 5, 2: (1 + 7 // 2) * 4 + 1 - 5, 3: (1 + 7 // 3) * 4 + 1 - 5}
     assert router.admitted == expected
-    assert [one.group.max_tokens, two.group.max_tokens] == [expected[1], expected[2]]
+    assert [one.max_tokens, two.max_tokens] == [expected[1], expected[2]]
     finish(cluster, loop)
     assert [router.ended[handle].failure for handle in (1, 2, 3)] == [None] * 3
 
@@ -108,7 +115,7 @@ def test_a_limit_that_the_client_sets_is_never_cut() -> None:
     code, message, _ = failure_of(router, 1)
     assert code is Code.RESOURCE_EXHAUSTED and "lower max_tokens" in message
     fitting = add_request(cluster, router, 2, max_tokens=12)
-    assert fitting is not None and fitting.group.max_tokens == 12
+    assert fitting is not None and fitting.max_tokens == 12
     assert not router.admitted
 
 
@@ -165,13 +172,13 @@ def test_an_admitted_request_keeps_its_limit_when_the_larger_worker_dies() -> No
         if (outcome := loop.answer()) is not None:
             cluster.requests.send_updates(outcome)
     cluster.leave(large)
-    assert kept.group.max_tokens == 28
+    assert kept.max_tokens == 28
     for handle in (1, 2):
         code, message, retry_after_s = failure_of(router, handle)
         assert code is Code.UNAVAILABLE and "no worker that is left has room" in message
         assert retry_after_s
     again = ask(cluster, router, 3)  # a new one is cut to what is left
-    assert again is not None and again.group.max_tokens == 12
+    assert again is not None and again.max_tokens == 12
     finish(cluster, small)
     assert router.ended[3].failure is None
     assert not len(cluster.requests)
@@ -185,7 +192,7 @@ def test_an_admitted_request_goes_on_where_there_is_room() -> None:
     loop.send()
     cluster.leave(first)
     finish(cluster, second)
-    assert request is not None and request.group.max_tokens == 28
+    assert request is not None and request.max_tokens == 28
     assert router.ended[1].failure is None
-    assert len(request.group.sequences[0].output_token_ids) == 28
+    assert len(request.sequences[0].output_token_ids) == 28
     assert not len(cluster.requests)

@@ -45,8 +45,8 @@ class Service:
         served: Counter[str] = Counter()
         for group in self.groups:
             if group.has_started:
-                served[group.tenant] += group.num_prompt_tokens - group.num_cached_tokens
-            served[group.tenant] += 2 * group.num_completion_tokens
+                served[group.request.tenant] += group.num_prompt_tokens - group.num_cached_tokens
+            served[group.request.tenant] += 2 * group.num_completion_tokens
         return served
 
     def finish(self) -> None:
@@ -91,7 +91,7 @@ def test_a_tenant_that_floods_gets_no_more_than_another(
         bound = most_unequal(num_workers, max_tokens=flood_tokens)
         assert abs(gained["flood"] - gained["modest"]) <= bound
         service.step()
-        waiting = Counter(group.tenant for group in service.admission)
+        waiting = Counter(group.request.tenant for group in service.admission)
     gained = service.served - before
     assert min(gained.values()) > 3 * most_unequal(num_workers, max_tokens=8) / num_workers / 4
     service.finish()
@@ -116,7 +116,7 @@ def test_under_fcfs_the_flood_goes_first() -> None:
         service.ask("flood")
     for _ in range(40):
         service.ask("modest")
-    while any(group.tenant == "flood" for group in service.admission):
+    while any(group.request.tenant == "flood" for group in service.admission):
         assert not service.served["modest"]
         service.step()
     service.finish()

@@ -48,11 +48,11 @@ def test_requests_of_the_last_worker_go_on_at_the_next() -> None:
     assert not cluster.requests.has_deadlines
     clock.now = WAIT_S + 1
     finish(cluster, another)
-    for request in (*requests, waiting):
-        assert request is not None
-        prompt, n = request.group.prompt_token_ids, request.group.num_sequences
-        assert router.ended[request.handle].failure is None
-        assert outputs(request.group) == [
+    for group in (*requests, waiting):
+        assert group is not None
+        prompt, n = group.request.prompt_token_ids, group.request.num_sequences
+        assert router.ended[group.request.handle].failure is None
+        assert outputs(group) == [
             expected(prompt, num_tokens=8, branch=branch) for branch in range(n)
         ]
     assert not len(cluster.requests)
@@ -134,5 +134,5 @@ def test_a_resumed_request_waits_for_a_worker_that_is_not_there_yet() -> None:
     cluster.check()
     _, large = join_worker(cluster)
     finish(cluster, large)
-    assert outputs(group) == [expected(group.prompt_token_ids, num_tokens=12)]
+    assert outputs(group) == [expected(group.request.prompt_token_ids, num_tokens=12)]
     assert router.ended[1].failure is None

@@ -141,7 +141,7 @@ class PaidFirst(FirstComeFirstServed):
     """As in the documentation of policies."""
 
     def rank(self, group: SequenceGroup) -> float:
-        return group.times.arrival + (0.0 if group.tenant == "paid" else 30.0)
+        return group.times.arrival + (0.0 if group.request.tenant == "paid" else 30.0)
 
 
 class Unfinished:

@@ -15,11 +15,10 @@ class Prompt(list[int]):
 
 
 def add_and_abort(cluster: Cluster, handle: int, *, deadline: float) -> "weakref.ref[Prompt]":
-    group = make_group(handle, deadline=deadline)
-    prompt = group.prompt_token_ids = Prompt(group.prompt_token_ids)
-    request = cluster.requests.add(group, session=Router(), handle=handle)
-    assert request is not None
-    cluster.requests.abort(request)
+    prompt = Prompt([handle] * 5)
+    group = make_group(handle, Router(), deadline=deadline, prompt=prompt)
+    assert cluster.requests.add(group)
+    cluster.requests.abort(group)
     return weakref.ref(prompt)
 
 
@@ -39,7 +38,7 @@ def test_live_requests_expire_in_order_after_others_that_had_a_deadline_ended() 
     cluster, router = make_cluster(clock=lambda: times[-1]), Router()
     join_worker(cluster)
     for handle, deadline in ((91, 7.0), (92, 5.0)):
-        cluster.requests.add(make_group(handle, deadline=deadline), session=router, handle=handle)
+        cluster.requests.add(make_group(handle, router, deadline=deadline))
     for handle in range(1, 90):
         add_and_abort(cluster, handle, deadline=6.0)
     ended = {}

@@ -2,7 +2,6 @@
 
 from itertools import pairwise
 
-from contract.updates import RequestUpdates
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.config import PreemptionMode
 from scheduler_svc.insight.explain import Explanation, RequestState
@@ -14,6 +13,7 @@ from tests.scheduler_svc.make import (
     MODEL,
     Loop,
     join_worker,
+    make_arrival,
     make_cluster,
     make_loop,
     make_request,
@@ -22,12 +22,6 @@ from tests.scheduler_svc.make import (
 
 QUEUED, SCHEDULED, PREFILL = EventKind.QUEUED, EventKind.SCHEDULED, EventKind.PREFILL
 FIRST_TOKEN, PREEMPTED, RESUMED = EventKind.FIRST_TOKEN, EventKind.PREEMPTED, EventKind.RESUMED
-
-
-class Silence:
-    """A router that is told."""
-
-    def send(self, message: RequestUpdates) -> None: ...
 
 
 def queue(admission: AdmissionQueue, *groups: SequenceGroup) -> None:
@@ -192,10 +186,9 @@ def test_live_request_that_waits_is_explained_with_its_place_and_reason() -> Non
 
 
 def explained_after_adding(cluster: Cluster, *request_ids: str) -> Explanation:
-    for handle, request_id in enumerate(request_ids):
-        group = make_request([1, 2, 3], arrival=5.0, request_id=request_id)
-        group.sequences.clear()
-        cluster.requests.add(group, session=Silence(), handle=handle)
+    for request_id in request_ids:
+        group = make_arrival([1, 2, 3], arrival=5.0, request_id=request_id)
+        cluster.requests.add(group)
     explanation = explained(cluster, request_ids[-1])
     assert explanation.state is RequestState.WAITING
     assert explanation.queued_s == 2.0
@@ -206,9 +199,7 @@ def explained_after_adding(cluster: Cluster, *request_ids: str) -> Explanation:
 def test_moved_request_says_that_its_worker_was_lost() -> None:
     cluster = make_cluster()
     lost, _ = join_worker(cluster)
-    explained_after = make_request([1, 2, 3], request_id="moved")
-    explained_after.sequences.clear()
-    cluster.requests.add(explained_after, session=Silence(), handle=0)
+    cluster.requests.add(make_arrival([1, 2, 3], request_id="moved"))
     lost.scheduler.schedule(1.0)
     other, _ = join_worker(cluster)
     cluster.leave(lost)
@@ -224,12 +215,10 @@ def test_ended_requests_stay_explainable_up_to_a_number() -> None:
     cluster = Cluster(explain_history=2, clock=lambda: 9.0)
     cluster.serve(MODEL)
     join_worker(cluster)
-    for handle, request_id in enumerate(["a", "b", "c"]):
-        group = make_request([1, 2, 3], arrival=8.0, request_id=request_id)
-        group.sequences.clear()
-        request = cluster.requests.add(group, session=Silence(), handle=handle)
-        assert request is not None
-        cluster.requests.abort(request)
+    for request_id in ("a", "b", "c"):
+        group = make_arrival([1, 2, 3], arrival=8.0, request_id=request_id)
+        assert cluster.requests.add(group)
+        cluster.requests.abort(group)
     assert cluster.requests.explain("a") is None
     ended = explained(cluster, "c")
     assert ended.state is RequestState.ENDED

@@ -66,7 +66,7 @@ def test_a_search_under_preemption_finds_what_it_does_without(
     for group in groups:
         assert_found(group)
     for group in others:
-        assert outputs(group) == [expected(group.prompt_token_ids, num_tokens=14)]
+        assert outputs(group) == [expected(group.request.prompt_token_ids, num_tokens=14)]
     assert len(loop.ended) == len(groups) + len(others)
     assert_all_free(loop)
 

@@ -5,21 +5,20 @@ import asyncio
 import pytest
 
 from contract.errors import InvalidArgument, ResourceExhausted
+from contract.request import Request
 from contract.sampling_params import SamplingParams
 from contract.updates import RequestUpdates
-from scheduler_svc.requests.sequence_group import SequenceGroup
-from scheduler_svc.requests.timeline import GroupTimes
 from scheduler_svc.service.router_session import Session
 from tests.scheduler_svc.make import join_worker, make_cluster
 
 
-def make_request(request_id: str) -> SequenceGroup:
-    return SequenceGroup(
+def make_request(request_id: str, *, handle: int) -> Request:
+    return Request(
+        handle=handle,
         request_id=request_id,
         prompt_token_ids=[1, 2],
         params=SamplingParams(),
         max_tokens=4,
-        times=GroupTimes(arrival=0.0),
     )
 
 
@@ -27,7 +26,7 @@ async def test_a_router_that_does_not_read_loses_its_requests_and_then_its_strea
     cluster = make_cluster()
     join_worker(cluster)
     session = Session(cluster.requests, max_messages=2)
-    session.add(make_request("a"), handle=1)
+    session.add(make_request("a", handle=1), now=0.0)
     for _ in range(3):
         session.send(RequestUpdates())
     assert len(cluster.requests) == 1, "no request ends amid a `send_updates`"
@@ -35,7 +34,7 @@ async def test_a_router_that_does_not_read_loses_its_requests_and_then_its_strea
     assert not len(cluster.requests)
     cluster.check()
     with pytest.raises(ResourceExhausted, match="does not read"):
-        session.add(make_request("b"), handle=2)
+        session.add(make_request("b", handle=2), now=0.0)
     session.end()
     with pytest.raises(ResourceExhausted, match="does not read"):
         await session.next_message()
@@ -56,8 +55,8 @@ async def test_a_handle_that_is_live_is_refused() -> None:
     cluster = make_cluster()
     join_worker(cluster)
     session = Session(cluster.requests, max_messages=2)
-    session.add(make_request("a"), handle=1)
+    session.add(make_request("a", handle=1), now=0.0)
     with pytest.raises(InvalidArgument, match="handle"):
-        session.add(make_request("b"), handle=1)
+        session.add(make_request("b", handle=1), now=0.0)
     session.abort_all()
     assert not len(cluster.requests)

@@ -101,7 +101,7 @@ async def test_a_worker_that_sleeps_is_woken_for_a_request_that_another_has_set_
     assert groups[1].num_preemptions == 1
     assert engines[1].scheduler.num_steps
     for group in groups:
-        assert outputs(group) == [expected(group.prompt_token_ids, num_tokens=12)]
+        assert outputs(group) == [expected(group.request.prompt_token_ids, num_tokens=12)]
     for task in running:
         task.cancel()
     await asyncio.gather(*running, return_exceptions=True)
@@ -142,7 +142,7 @@ async def test_a_request_that_comes_while_a_step_is_being_sent_goes_with_the_nex
         for _ in groups:
             await ended.get()
     assert [outputs(group) for group in groups] == [
-        [expected(group.prompt_token_ids, num_tokens=12)] for group in groups
+        [expected(group.request.prompt_token_ids, num_tokens=12)] for group in groups
     ]
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
