@@ -20,6 +20,7 @@ from signalbox.bench.load_loops import OnEnd, Send, closed_loop, open_loop
 from signalbox.bench.measurements import Measured
 from signalbox.bench.workload import Ask, Synthetic, poisson
 from signalbox.client.connection import connection
+from signalbox.client.tables import show
 
 EXAMPLES = flags.EXAMPLES
 add_flags = flags.add_flags
@@ -38,7 +39,7 @@ def run(options: dict[str, Any]) -> None:
     if options["json"]:
         print(json.dumps({"load": title, **report.summary(measured)}))
     else:
-        Console(highlight=False).print(report.render(measured, title))
+        show(report.render(measured, title))
     if options["plot"]:
         plot.draw(measured, title, Path(options["plot"]))
     if measured.num_unfinished:

@@ -6,11 +6,11 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from signalbox.client.connection import connection, router_client
 from signalbox.client.router_flags import add_router_flags
+from signalbox.client.tables import show
 from signalbox.client.terminal_answer import explained
 from signalbox_client import Load, Model
 
@@ -33,7 +33,7 @@ def run(options: dict[str, Any]) -> None:
     if options["json"]:
         print(json.dumps({"model": asdict(model), "load": asdict(load)}))
     else:
-        Console(highlight=False).print(_table(model, load))
+        show(_table(model, load))
 
 
 async def _ask(options: dict[str, Any]) -> tuple[Model, Load]:

@@ -6,12 +6,12 @@ import json
 import sys
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from signalbox.client.connection import connection, router_client
 from signalbox.client.router_flags import add_router_flags
+from signalbox.client.tables import show
 from signalbox.client.terminal_answer import explained
 from signalbox_client import Token
 
@@ -77,4 +77,4 @@ def _print(tokens: list[Token], *, as_json: bool) -> None:
     table = Table("position", "id", "text", title=f"{len(tokens)} tokens", title_justify="left")
     for position, token in enumerate(tokens):
         table.add_row(str(position), str(token.id), Text(repr(token.text)))
-    Console(highlight=False).print(table)
+    show(table)

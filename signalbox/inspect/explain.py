@@ -4,29 +4,22 @@ import argparse
 import asyncio
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from protos.scheduler.v1 import explain_pb2 as pb
 from signalbox.client.connection import Connection, connection
 from signalbox.client.scheduler_client import SchedulerClient, add_address_flag, plain
+from signalbox.client.tables import make_table, right, show
+from signalbox.trace.terminal import bar
+from signalbox.trace.timeline_drawing import REASONS, Segment
 
-BAR_WIDTH = 40
-_STYLES = {"queued": "yellow", "prefill": "cyan", "decode": "green", "preempted": "red"}
 _REASONS = {
-    pb.WAIT_REASON_NEXT_STEP: "the next step",
-    pb.WAIT_REASON_NO_WORKER: "a worker that takes it",
-    pb.WAIT_REASON_TOKENS: "the token budget",
-    pb.WAIT_REASON_SEQUENCES: "a place among the sequences",
-    pb.WAIT_REASON_BLOCKS: "KV blocks",
-    pb.WAIT_REASON_SWAPPED_FIRST: "swapped requests to go first",
-    pb.WAIT_REASON_GRAMMAR: "its structured output to be compiled",
-    pb.WAIT_REASON_SUSPECT: "a suspect to compute alone",
+    pb.WaitReason.Value(f"WAIT_REASON_{name.upper()}"): words for name, words in REASONS.items()
 }
 
 
@@ -42,14 +35,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: dict[str, Any]) -> None:
-    """Prints the timeline of a request. Raises UnknownRequest if the scheduler does not know it."""
+    """Prints the timeline of a request. Raises NotKnown if the scheduler has no record of it."""
     name = options["request_id"]
     parts = asyncio.run(_ask(options["address"], connection(options), name))
     if options["json"]:
         whole = {"request_id": name, "prompts": [plain(part) for part in parts]}
         print(json.dumps(whole if len(parts) > 1 else plain(parts[0])))
     else:
-        Console(highlight=False).print(render_all(parts))
+        show(render_all(parts))
 
 
 async def _ask(address: str, how: Connection, request_id: str) -> list[pb.ExplainResponse]:
@@ -66,9 +59,8 @@ def render_all(parts: Sequence[pb.ExplainResponse]) -> RenderableType:
 
 
 def _prompts(parts: Sequence[pb.ExplainResponse]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("prompt", "in all", "queued", "prefill", "decode", "preempted"):
-        table.add_column(name, justify="left" if name == "prompt" else "right")
+    names = ("in all", "queued", "prefill", "decode", "preempted")
+    table = make_table("prompt", *map(right, names))
     for part in parts:
         times = (part.age_ns, part.queued_ns, part.prefill_ns, part.decode_ns, part.preempted_ns)
         table.add_row(f"-{part.request_id.rpartition('-')[2]}", *map(_seconds, times))
@@ -102,60 +94,35 @@ def _summary(answer: pb.ExplainResponse) -> Text:
     return text
 
 
-@dataclass(frozen=True, slots=True)
-class _Span:
-    """An interval of the request's time."""
-
-    start_ns: int
-    end_ns: int
-
-
 def _phases(answer: pb.ExplainResponse) -> Table:
-    ends = [answer.queued_ns, answer.queued_ns + answer.prefill_ns, answer.age_ns]
-    spans = {
-        name: [_Span(start, end)]
-        for name, start, end in zip(("queued", "prefill", "decode"), [0, *ends], ends, strict=False)
-    }
+    ends = (answer.queued_ns, answer.queued_ns + answer.prefill_ns, answer.age_ns)
+    spans = zip(("queue", "prefill", "decode"), (0, *ends), ends, strict=False)
+    rows = [(name, [Segment(start, end, name)], end - start) for name, start, end in spans]
+    rows.append(("preempted", _preemptions(answer), answer.preempted_ns))
     table = Table.grid(padding=(0, 2))
-    for name, parts in {**spans, "preempted": _preemptions(answer)}.items():
-        duration = answer.preempted_ns if name == "preempted" else _total(parts)
-        if duration:
-            bar = _bar(parts, answer.age_ns, _STYLES[name])
-            table.add_row(name, bar, Text(_seconds(duration), justify="right"))
+    for name, segments, total_ns in rows:
+        if total_ns:
+            length = Text(_seconds(total_ns), justify="right")
+            table.add_row(name, bar(segments, answer.age_ns), length)
     return table
 
 
-def _preemptions(answer: pb.ExplainResponse) -> list[_Span]:
+def _preemptions(answer: pb.ExplainResponse) -> list[Segment]:
     """Returns the intervals without progress: from each PREEMPTED to the RESUMED after it."""
-    spans, out_since = [], None
+    segments, out_since = [], None
     for event in answer.events:
         if event.kind == pb.EVENT_KIND_PREEMPTED:
             out_since = event.at_ns
         elif event.kind == pb.EVENT_KIND_RESUMED and out_since is not None:
-            spans.append(_Span(out_since, event.at_ns))
+            segments.append(Segment(out_since, event.at_ns, "preempted"))
             out_since = None
-    return spans if out_since is None else [*spans, _Span(out_since, answer.age_ns)]
-
-
-def _total(spans: Iterable[_Span]) -> int:
-    return sum(span.end_ns - span.start_ns for span in spans)
-
-
-def _bar(spans: Iterable[_Span], whole_ns: int, style: str) -> Text:
-    """Returns a bar on which each span is drawn in proportion, at least one cell wide."""
-    cells = [" "] * BAR_WIDTH
-    for span in spans:
-        first = min(BAR_WIDTH - 1, span.start_ns * BAR_WIDTH // max(1, whole_ns))
-        last = max(first + 1, round(span.end_ns * BAR_WIDTH / max(1, whole_ns)))
-        cells[first:last] = "█" * (min(last, BAR_WIDTH) - first)
-    return Text("".join(cells), style=style)
+    if out_since is not None:
+        segments.append(Segment(out_since, answer.age_ns, "preempted"))
+    return segments
 
 
 def _events(answer: pb.ExplainResponse) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("at", justify="right")
-    table.add_column("event")
-    table.add_column("")
+    table = make_table(right("at"), "event", "")
     for kind, run_of_events in groupby(answer.events, key=lambda event: event.kind):
         events = list(run_of_events)
         if kind == pb.EVENT_KIND_PREFILL and len(events) > 1:

@@ -15,6 +15,7 @@ from rich.table import Table
 from protos.worker.v1 import worker_pb2 as pb
 from signalbox.client.connection import Connection, connection
 from signalbox.client.scheduler_client import SchedulerClient, add_address_flag, plain
+from signalbox.client.tables import make_table, right
 from signalbox.client.worker_client import WorkerClient
 
 EXAMPLES = """\
@@ -147,10 +148,7 @@ def time_spent(trace: bytes) -> list[Spent]:
 
 
 def _table(spent: Iterable[Spent]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("what")
-    for name in ("calls", "ms in all", "ms each"):
-        table.add_column(name, justify="right")
+    table = make_table("what", *map(right, ("calls", "ms in all", "ms each")))
     for one in list(spent)[:NUM_SHOWN]:
         total_ms = one.total_us / 1e3
         table.add_row(one.name, str(one.count), f"{total_ms:.1f}", f"{total_ms / one.count:.3f}")

@@ -12,16 +12,13 @@ import tty
 from collections.abc import Iterator
 from typing import Any
 
-from rich.console import Console
 from rich.live import Live
 
 from protos.scheduler.v1 import stats_pb2 as pb
 from signalbox.client.connection import Connection, connection
-from signalbox.client.scheduler_client import (
-    SchedulerClient,
-    SchedulerUnreachable,
-    add_address_flag,
-)
+from signalbox.client.scheduler_client import SchedulerClient, add_address_flag
+from signalbox.client.service_client import Unreachable
+from signalbox.client.tables import show
 from signalbox.inspect.load_rates import Load, measure
 from signalbox.inspect.top_view import render
 
@@ -67,7 +64,7 @@ def _print(load: Load, address: str, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(dataclasses.asdict(load)))
     else:
-        Console(highlight=False).print(render(load, address))
+        show(render(load, address))
 
 
 async def _look(address: str, how: Connection, interval_s: float) -> Load:
@@ -85,7 +82,7 @@ async def _watch(address: str, how: Connection, interval_s: float) -> None:
             while not leaves.is_set():
                 try:
                     watch.take(await client.stats(max_live_requests=MAX_REQUESTS))
-                except SchedulerUnreachable as error:
+                except Unreachable as error:
                     watch.lost(str(error))
                 live.update(watch.view(), refresh=True)
                 with contextlib.suppress(TimeoutError):

@@ -4,9 +4,10 @@ from datetime import timedelta
 
 from rich.console import Group, RenderableType
 from rich.panel import Panel
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
+from signalbox.client.tables import make_table, right
 from signalbox.inspect.load_rates import Load, Quantiles, QuarantinedWorker, RequestLoad, WorkerLoad
 
 BAR_WIDTH = 20
@@ -26,10 +27,10 @@ def render(load: Load | None, address: str, *, problem: str = "", note: str = ""
     head.append(f"  {load.model_name}", style="bold cyan")
     head.append(f"  up {timedelta(seconds=int(load.uptime_s))}{note}")
     panels = [_worker(worker, style="dim" if problem else "") for worker in load.workers]
-    nobody = [Text("no worker is there", style="yellow")] if not panels else []
+    missing = [Text("no worker is there", style="yellow")] if not panels else []
     kept_out = [_quarantined(one) for one in load.quarantined_workers]
     requests = [_requests(load.requests)] if load.requests else []
-    return Group(head, _cluster(load), *nobody, *panels, *kept_out, *requests)
+    return Group(head, _cluster(load), *missing, *panels, *kept_out, *requests)
 
 
 def _quarantined(worker: QuarantinedWorker) -> Text:
@@ -99,11 +100,11 @@ def _shares(worker: WorkerLoad) -> list[str]:
 
 
 def _requests(requests: list[RequestLoad]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-    table.add_column("request", overflow="ellipsis", no_wrap=True, max_width=30)
-    table.add_column("phase", min_width=7)
-    for name in ("prompt", "output", "at most", "waited", "age"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = make_table(
+        Column("request", overflow="ellipsis", no_wrap=True, max_width=30),
+        Column("phase", min_width=7),
+        *map(right, ("prompt", "output", "at most", "waited", "age")),
+    )
     for request in requests:
         table.add_row(
             Text(request.request_id),  # a client chose it, so it is no markup

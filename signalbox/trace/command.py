@@ -5,10 +5,9 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from signalbox.client.connection import connection
 from signalbox.client.scheduler_client import SchedulerClient, add_address_flag
+from signalbox.client.tables import show
 from signalbox.trace.from_explanation import draw_explained
 from signalbox.trace.from_spans import draw_traced
 from signalbox.trace.span_file import read_spans
@@ -42,13 +41,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: dict[str, Any]) -> None:
-    """Draws one request. Raises NotATrace, NoAnswer or OSError."""
+    """Draws one request. Raises NotATrace, Refused or OSError."""
     drawing = _drawing(options)
     for path, text in ((options["html"], to_html), (options["svg"], to_svg)):
         if path is not None:
             path.write_text(text(drawing), encoding="utf-8")
     if options["html"] is None and options["svg"] is None:
-        Console(highlight=False).print(render(drawing))
+        show(render(drawing))
 
 
 def _drawing(options: dict[str, Any]) -> Drawing:

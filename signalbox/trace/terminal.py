@@ -1,10 +1,13 @@
 """Draws a timeline with rich: a bar for each row, then the events in order."""
 
+from collections.abc import Iterable
+
 from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
-from signalbox.trace.timeline_drawing import COLOURS, Drawing, Row, Segment, seconds
+from signalbox.client.tables import make_table, right
+from signalbox.trace.timeline_drawing import COLOURS, Drawing, Segment, seconds
 
 BAR_WIDTH = 36
 MAX_LABEL = 28
@@ -27,14 +30,14 @@ def _bars(drawing: Drawing) -> Table:
         count = f" x{len(row.segments)}" if len(row.segments) > 1 else ""
         label = Text("  " * row.indent + row.label + count)
         label.truncate(MAX_LABEL, overflow="ellipsis")
-        table.add_row(label, _bar(row, drawing.duration_ns), Text(seconds(row.total_ns)))
+        table.add_row(label, bar(row.segments, drawing.duration_ns), Text(seconds(row.total_ns)))
     return table
 
 
-def _bar(row: Row, whole_ns: int) -> Text:
+def bar(segments: Iterable[Segment], whole_ns: int) -> Text:
     """Returns a bar on which each segment is drawn in proportion, at least one cell wide."""
     cells = Text(" " * BAR_WIDTH)
-    for segment in row.segments:
+    for segment in segments:
         first, last = _cells(segment, whole_ns)
         covered = Text("█" * (last - first), style=COLOURS[segment.kind])
         cells = cells[:first] + covered + cells[last:]
@@ -48,10 +51,7 @@ def _cells(segment: Segment, whole_ns: int) -> tuple[int, int]:
 
 
 def _notes(drawing: Drawing) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("at", justify="right", no_wrap=True)
-    table.add_column("what", no_wrap=True)
-    table.add_column("")
+    table = make_table(right("at"), Column("what", no_wrap=True), "")
     for note in drawing.notes[:MAX_NOTES]:
         table.add_row(seconds(note.at_ns), note.what, note.text)
     if len(drawing.notes) > MAX_NOTES:

@@ -23,14 +23,20 @@ COLOURS = {
 """Colour of each kind of segment."""
 
 _PREFIX = "signalbox."
+REASONS = {
+    "next_step": "the next step",
+    "no_worker": "a worker that takes it",
+    "tokens": "the token budget",
+    "sequences": "a place among the sequences",
+    "blocks": "KV blocks",
+    "swapped_first": "swapped requests to go first",
+    "grammar": "its structured output to be compiled",
+    "suspect": "a suspect to compute alone",
+}
+"""Words for the reasons to wait, which explain.proto and attributes of spans name."""
 _WORDS = {
+    **{f"wait.{name}_s": f"waited for {words}_s" for name, words in REASONS.items()},
     "depth": "behind",
-    "wait.next_step_s": "waited for the next step_s",
-    "wait.no_worker_s": "waited for a worker that takes it_s",
-    "wait.tokens_s": "waited for the token budget_s",
-    "wait.sequences_s": "waited for a place among the sequences_s",
-    "wait.blocks_s": "waited for KV blocks_s",
-    "wait.swapped_first_s": "waited for swapped requests_s",
     "time_per_token.mean_s": "per token_s",
     "time_per_token.p99_s": "p99_s",
     "wait_ns": "waits_ns",

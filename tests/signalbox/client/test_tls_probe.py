@@ -8,7 +8,8 @@ import pytest
 from rpc.transport.server import Server
 from rpc.transport.tls import CLEAR
 from signalbox.client.connection import router_client
-from signalbox.client.scheduler_client import SchedulerClient, SchedulerUnreachable
+from signalbox.client.scheduler_client import SchedulerClient
+from signalbox.client.service_client import Unreachable
 from signalbox.client.terminal_answer import explained
 from signalbox.client.tls_probe import listens, tls_hint
 from tests.rpc.certificates import Authority
@@ -43,7 +44,7 @@ async def test_commands_without_tls_are_told_of_it(tmp_path: Path) -> None:
     await server.start()
     try:
         async with SchedulerClient(server.address) as scheduler:
-            with pytest.raises(SchedulerUnreachable, match="speaks TLS: --tls-ca"):
+            with pytest.raises(Unreachable, match="speaks TLS: --tls-ca"):
                 await scheduler.stats()
         async with router_client(server.address) as client:
             with (

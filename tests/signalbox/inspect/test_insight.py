@@ -8,7 +8,7 @@ import pytest
 
 from scheduler_svc.replay.replay_codec import NotARecording
 from signalbox.cli import main, make_parser
-from signalbox.client.scheduler_client import NoAnswer
+from signalbox.client.service_client import Refused
 from signalbox.inspect import dump, explain, replay
 from tests.signalbox.stacks import Stack, serve, signalbox
 from tests.waiting import EVENT_S
@@ -55,7 +55,7 @@ def test_a_running_stack_is_looked_into_and_its_recording_replayed(
         assert state["workers"][0]["gpu"]["num_free"] == 4096
         assert state["requests"] == []
 
-        with pytest.raises(NoAnswer, match="no request 'nobody'"):
+        with pytest.raises(Refused, match="no request 'nobody'"):
             explain.run({"address": at[1], "request_id": "nobody", "json": True})
 
     replayed = signalbox("replay", str(recording), "--check")

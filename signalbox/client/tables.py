@@ -1,0 +1,19 @@
+"""Prints the tables of commands on standard output, in one style."""
+
+from rich.console import Console, RenderableType
+from rich.table import Column, Table
+
+
+def show(content: RenderableType) -> None:
+    """Prints text or a table; numbers and paths in it get no colours."""
+    Console(highlight=False).print(content)
+
+
+def make_table(*columns: Column | str) -> Table:
+    """Returns a table without lines; `right` makes a column of numbers."""
+    return Table(*columns, box=None, padding=(0, 2, 0, 0), header_style="dim")
+
+
+def right(name: str) -> Column:
+    """Returns a column that is aligned to the right."""
+    return Column(name, justify="right", no_wrap=True)
