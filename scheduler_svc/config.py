@@ -1,16 +1,19 @@
-"""Configuration of the scheduler service: frozen, checked when it is made."""
+"""Settings of the scheduler, and the limits that follow from them for one worker."""
 
-import math
-from dataclasses import dataclass, field
-from enum import Enum
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, ClassVar, Self
 
-from rpc.metrics.registry import NO_METRICS, MetricsConfig
-from rpc.transport.tls import CLEAR, TlsConfig
+from pydantic import Field, model_validator
+
+from rpc.settings.addresses import Host
+from rpc.settings.service_settings import InnerSettings, LimitSettings, SettingsGroup
+from rpc.transport.tls import is_loopback
 
 POLICIES = ("fcfs", "priority", "shortest-prompt", "fair")
 
 
-class PreemptionMode(Enum):
+class PreemptionMode(StrEnum):
     """What happens to the blocks of a group that must yield."""
 
     AUTO = "auto"
@@ -21,30 +24,12 @@ class PreemptionMode(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLimits:
-    """Bounds of one step: sequences in it, and tokens computed by it."""
+    """Limits of one worker's steps."""
 
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 2048
+    max_num_seqs: int
+    max_num_batched_tokens: int
     prefill_spread: int = 1
     """Steps that prompts are spread over while others decode."""
-
-    def __post_init__(self) -> None:
-        if self.max_num_seqs < 1:
-            raise ValueError(f"max_num_seqs is {self.max_num_seqs}; it must be at least 1")
-        if self.max_num_batched_tokens < 1:
-            raise ValueError(
-                f"max_num_batched_tokens is {self.max_num_batched_tokens}; it must be at least 1"
-            )
-        if self.prefill_spread < 1:
-            raise ValueError(f"prefill_spread is {self.prefill_spread}; it must be at least 1")
-
-    def within(self, *, max_num_seqs: int, max_num_batched_tokens: int) -> "StepLimits":
-        """Returns these limits, tightened to what a worker announces."""
-        return StepLimits(
-            max_num_seqs=min(self.max_num_seqs, max_num_seqs),
-            max_num_batched_tokens=min(self.max_num_batched_tokens, max_num_batched_tokens),
-            prefill_spread=self.prefill_spread,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,105 +50,168 @@ class CacheShape:
         return int(self.watermark * self.num_gpu_blocks)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyConfig:
-    """Which scheduling policy, and the numbers of those that come with us; see policies.py."""
+class PolicySettings(SettingsGroup):
+    """The scheduling policy and its numbers; see scheduler_svc/queue/policies.py."""
 
-    name: str = "fcfs"
-    """fcfs, priority, shortest-prompt, fair, or package.module:Class."""
-    ageing_s: float = 60.0
-    """Waiting that makes up for one step of priority, or for 1,000 tokens of prompt."""
-    input_weight: float = 1.0
-    """What a prompt token counts for under fair; an output token `output_weight`."""
-    output_weight: float = 2.0
+    GROUP: ClassVar[str] = "scheduling"
 
-    def __post_init__(self) -> None:
-        if self.name not in POLICIES and not all(self.name.partition(":")):
-            allowed = ", ".join(POLICIES)
-            raise ValueError(
-                f"scheduling_policy is {self.name!r}; it is {allowed} or package.module:Class"
-            )
-        if not 0 < self.ageing_s < math.inf:
-            raise ValueError(f"ageing_s is {self.ageing_s}; it must be positive and finite")
-        for name in ("input_weight", "output_weight"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"fair_{name} is {getattr(self, name)}; it must be at least 0")
-        if not self.input_weight + self.output_weight:
+    scheduling_policy: str = Field(
+        "fcfs",
+        pattern=rf"^({'|'.join(POLICIES)}|[\w.]+:\w+)$",
+        description="which request comes first: fcfs, priority, shortest-prompt, fair (equal"
+        " service to tenants), or your own class as package.module:Class",
+    )
+    ageing: float = Field(
+        60.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="seconds of waiting that make up for one step of priority, or for 1,000 tokens"
+        " of prompt under shortest-prompt",
+    )
+    fair_input_weight: float = Field(
+        1.0, ge=0, allow_inf_nan=False, description="weight of a prompt token under fair"
+    )
+    fair_output_weight: float = Field(
+        2.0, ge=0, allow_inf_nan=False, description="weight of a generated token under fair"
+    )
+
+    @model_validator(mode="after")
+    def _has_a_weight(self) -> Self:
+        if not self.fair_input_weight + self.fair_output_weight:
             raise ValueError("fair_input_weight and fair_output_weight are both 0; raise one")
+        return self
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdmissionBounds:
-    """What may wait or live; None is unbounded. A request beyond a bound is refused at once."""
+class AdmissionBounds(SettingsGroup):
+    """Bounds of what waits or lives. A request beyond one is refused at once."""
 
-    max_queued_requests: int = 4096
-    max_queued_tokens: int | None = None
-    """Prompt tokens that wait, unless nothing else does."""
-    max_tenant_requests: int | None = None
-    """Live requests of one tenant."""
+    GROUP: ClassVar[str] = "scheduling"
 
-    def __post_init__(self) -> None:
-        for name in ("max_queued_requests", "max_queued_tokens", "max_tenant_requests"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} is {value}; it must be at least 1")
+    max_queued_requests: int = Field(
+        4096, gt=0, description="requests that may wait; more are refused"
+    )
+    max_queued_tokens: int | None = Field(
+        None,
+        gt=0,
+        description="prompt tokens that may wait; more are refused, unless no other request waits"
+        " (default: unbounded)",
+    )
+    max_tenant_requests: int | None = Field(
+        None,
+        gt=0,
+        description="requests of one tenant that may wait or run; more are refused (default:"
+        " unbounded)",
+    )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerConfig:
-    """Everything that `signalbox scheduler` takes."""
+class SchedulingSettings(LimitSettings, PolicySettings, AdmissionBounds):
+    """Settings of the scheduler that all commands with one have."""
 
-    host: str = "127.0.0.1"
-    port: int = 50052
-    limits: StepLimits = field(default_factory=StepLimits)
-    """Tightened by what each worker announces."""
-    preemption_mode: PreemptionMode = PreemptionMode.AUTO
-    watermark: float = 0.01
-    prefix_caching: bool = True
-    """Whether requests share the K and V of prefixes that they have in common."""
-    cpu_prefix_cache: bool = True
-    """Whether prefixes that the GPU has no room for are kept in swap space."""
-    num_gpu_blocks_override: int | None = None
-    """Use so many of each worker's GPU blocks instead of all."""
-    num_cpu_blocks_override: int | None = None
-    max_steps_in_flight: int = 2
-    bounds: AdmissionBounds = field(default_factory=AdmissionBounds)
-    policy: PolicyConfig = field(default_factory=PolicyConfig)
-    explain_history: int = 1024
-    """Requests that can still be explained after they have ended."""
+    GROUP: ClassVar[str] = "scheduling"
+
+    prefill_spread: int = Field(
+        16,
+        ge=1,
+        description="steps that prompts are spread over while others decode, so that a burst of"
+        " them delays no request for long; a chunk is at least an eighth of max-num-batched-tokens,"
+        " a quarter where 16 or more decode, and 1 computes prompts as fast as steps may",
+    )
+    preemption_mode: PreemptionMode = Field(
+        PreemptionMode.AUTO,
+        description="what happens to the blocks of a group that must yield; auto takes what costs"
+        " less by the worker's measured rates",
+    )
+    watermark: float = Field(
+        0.01, ge=0, lt=1, description="share of the blocks that admission leaves free"
+    )
+    prefix_caching: bool = Field(
+        True, description="share the KV cache of common prefixes between requests"
+    )
+    cpu_prefix_cache: bool = Field(
+        True, description="keep prefixes that no longer fit in swap space, if that pays"
+    )
+    num_gpu_blocks_override: int | None = Field(
+        None, gt=0, description="use so many of each worker's KV-cache blocks (default: all)"
+    )
+    num_cpu_blocks_override: int | None = Field(
+        None, ge=0, description="use so many of each worker's swap blocks (default: all)"
+    )
+    max_steps_in_flight: int = Field(
+        2, ge=1, le=2, description="2 plans the next step while one runs"
+    )
+    worker_wait: float = Field(
+        30.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="seconds that accepted requests wait for a worker when none is left for them",
+    )
+    worker_quarantine: float = Field(
+        60.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="longest pause, in seconds, of a worker that fails again and again: 1 s after"
+        " its second failure in ten minutes, then twice as long each time; 0 lets it join at once",
+    )
+    explain_history: int = Field(
+        1024,
+        ge=0,
+        description="requests that `signalbox explain` can still explain after their end",
+    )
+    log_stats_interval: float = Field(
+        10.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="seconds between two log lines on what each worker does, while it does"
+        " something; 0 writes none",
+    )
+    record: str | None = Field(
+        None,
+        description="file for the scheduler's decisions and all that they depend on, for `signalbox"
+        " replay`; it holds the token ids of prompts and outputs, for its owner alone to read",
+    )
+
+    def step_limits(self, *, max_num_seqs: int, max_num_batched_tokens: int) -> StepLimits:
+        """Returns the limits of a worker's steps, within those that it announces."""
+        most_tokens = self.max_num_batched_tokens or max_num_batched_tokens
+        return StepLimits(
+            max_num_seqs=min(self.max_num_seqs, max_num_seqs),
+            max_num_batched_tokens=min(most_tokens, max_num_batched_tokens),
+            prefill_spread=self.prefill_spread,
+        )
+
+
+class SchedulerSettings(SchedulingSettings, InnerSettings):
+    """`signalbox scheduler`."""
+
+    GROUP: ClassVar[str] = "addresses"
+
+    host: Host = Field("127.0.0.1", description="address to listen on")
+    port: int = Field(50052, ge=0, le=65535, description="port to listen on; 0 picks one")
+
+    @property
+    def reflection(self) -> bool:
+        """True if the port serves gRPC reflection."""
+        return is_loopback(self.host)
+
+
+class SchedulerConfig(SchedulerSettings):
+    """The settings, and numbers that only tests change."""
+
     heartbeat_interval_s: float = 0.5
     lease_s: float = 2.5
-    """A worker that is silent for so long is lost."""
-    worker_wait_s: float = 30.0
-    """How long accepted requests wait when no worker takes them."""
-    worker_quarantine_s: float = 60.0
-    """Longest pause of a worker that is lost again and again; 0 lets it join at once."""
+    """Silence after which a worker is lost."""
     step_timeout_s: float = 10.0
     """Least time that a step is given; longer if its size predicts more."""
     router_buffer_messages: int = 1024
-    """Step messages that may wait for a router; past it the router loses its stream."""
-    record: str | None = None
-    """File that all decisions and what they depend on are written to, token ids included."""
-    drain_timeout_s: float = 30.0
-    metrics: MetricsConfig = NO_METRICS
-    log_stats_interval_s: float = 0.0
-    """Between two lines of the log on what each worker does; 0 writes none."""
-    reflection: bool = True
-    tls: TlsConfig = CLEAR
-    """Of the port, and of the channels to workers."""
+    """Step messages that may wait for a router; a router with more loses its stream."""
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.watermark < 1:
-            raise ValueError(f"watermark is {self.watermark}; it must be in [0, 1)")
-        if self.max_steps_in_flight not in (1, 2):
-            raise ValueError(f"max_steps_in_flight is {self.max_steps_in_flight}; it is 1 or 2")
-        if self.num_gpu_blocks_override is not None and self.num_gpu_blocks_override < 1:
-            raise ValueError("num_gpu_blocks_override must be at least 1")
-        if not 0 <= self.worker_wait_s < math.inf:
-            raise ValueError(f"worker_wait is {self.worker_wait_s}; it must be at least 0")
-        if not 0 <= self.worker_quarantine_s < math.inf:
-            raise ValueError(
-                f"worker_quarantine is {self.worker_quarantine_s}; it must be at least 0"
-            )
+    @model_validator(mode="after")
+    def _outlasts_a_heartbeat(self) -> Self:
         if self.lease_s < 2 * self.heartbeat_interval_s:
             raise ValueError("lease_s must be at least twice heartbeat_interval_s")
+        return self
+
+    def own_values(self) -> dict[str, Any]:
+        """Returns plain values by name, without settings that every service has: addresses of
+        others among them may hold secrets."""
+        return self.model_dump(mode="json", exclude=set(InnerSettings.model_fields))

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from contract.model import ModelInfo, WorkerCapacity
 from scheduler_svc.cluster import Cluster
-from scheduler_svc.config import CacheShape, SchedulerConfig
+from scheduler_svc.config import CacheShape, SchedulingSettings
 from scheduler_svc.kv.cost_model import CostModel
 from scheduler_svc.queue.admission_queue import AdmissionQueue
 from scheduler_svc.queue.policies import make_policy
@@ -14,30 +14,30 @@ from scheduler_svc.workers.quarantine import WorkerRecords
 
 
 def make_cluster(
-    config: SchedulerConfig, *, clock: Callable[[], float] = time.monotonic
+    config: SchedulingSettings, *, clock: Callable[[], float] = time.monotonic
 ) -> Cluster:
     """Raises ValueError for a scheduling policy that cannot be used."""
     return Cluster(
-        bounds=config.bounds,
-        policy=make_policy(config.policy),
-        worker_wait_s=config.worker_wait_s,
-        worker_records=WorkerRecords(max_pause_s=config.worker_quarantine_s),
+        bounds=config,
+        policy=make_policy(config),
+        worker_wait_s=config.worker_wait,
+        worker_records=WorkerRecords(max_pause_s=config.worker_quarantine),
         explain_history=config.explain_history,
         clock=clock,
     )
 
 
 def make_scheduler(
-    config: SchedulerConfig,
+    config: SchedulingSettings,
     *,
     model: ModelInfo,
     capacity: WorkerCapacity,
     admission: AdmissionQueue,
-    worker_name: str,
+    worker_name: str = "",
 ) -> Scheduler:
     """Returns the scheduler of a worker that joins, within what it can hold."""
     return Scheduler(
-        limits=config.limits.within(
+        limits=config.step_limits(
             max_num_seqs=capacity.max_num_seqs,
             max_num_batched_tokens=capacity.max_num_batched_tokens,
         ),

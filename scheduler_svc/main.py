@@ -47,7 +47,7 @@ async def run(config: SchedulerConfig) -> None:
     async with serving(config) as (server, cluster):
         logger.info("listening on %s; waiting for a worker", server.address)
         await run_until_signalled(
-            server, grace_s=config.drain_timeout_s, on_drain=lambda: _drain(server, cluster)
+            server, grace_s=config.drain_timeout, on_drain=lambda: _drain(server, cluster)
         )
 
 
@@ -87,7 +87,7 @@ async def serving(config: SchedulerConfig) -> AsyncIterator[tuple[Server, Cluste
     shown = serving_metrics(
         config.metrics, partial(metrics.read, cluster), host=config.host, tls=config.tls
     )
-    stats = asyncio.create_task(_log_stats(cluster, config.log_stats_interval_s))
+    stats = asyncio.create_task(_log_stats(cluster, config.log_stats_interval))
     try:
         async with shown:
             yield server, cluster

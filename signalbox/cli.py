@@ -24,7 +24,7 @@ from signalbox.settings.environment import (
 from signalbox.stack.child_processes import end_with_parent, process_name
 
 if TYPE_CHECKING:
-    from signalbox.settings.base_settings import Settings
+    from rpc.settings.service_settings import Settings
 
 DESCRIPTION = """\
 Serves a large language model over gRPC and OpenAI's HTTP API: a router (text), a

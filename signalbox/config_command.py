@@ -5,9 +5,9 @@ from typing import Any
 
 import yaml
 
+from rpc.settings.service_settings import Settings
 from signalbox.flags.service_flags import add_flags as add_service_flags
 from signalbox.service_runner import SERVICES
-from signalbox.settings.base_settings import Settings
 from signalbox.settings.effective import HIDDEN, Effective, effective, faults
 from signalbox.settings.sources import SettingsError
 

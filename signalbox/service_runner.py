@@ -9,10 +9,10 @@ from typing import Any
 from contract.sampling_defaults import SamplingDefaults, default_params
 from contract.startup import ReportProgress, StartupPhase, StartupProgress
 from gpu_worker.batch.runner_protocol import Runner
+from rpc.settings.service_settings import Settings, TelemetrySettings
 from rpc.telemetry import tracing
-from signalbox.settings.base_settings import Settings, TelemetrySettings
+from scheduler_svc.config import SchedulerSettings
 from signalbox.settings.router_settings import RouterSettings
-from signalbox.settings.scheduler_settings import SchedulerSettings
 from signalbox.settings.serve_settings import DemoSettings, ServeSettings
 from signalbox.settings.worker_settings import WorkerSettings
 from signalbox.stack import service_configs
@@ -47,11 +47,11 @@ def run_router(settings: RouterSettings) -> None:
 
 
 def run_scheduler(settings: SchedulerSettings) -> None:
+    from scheduler_svc.config import SchedulerConfig
     from scheduler_svc.main import run
 
-    config = service_configs.scheduler_config(settings)
     _configure_tracing("scheduler", settings)
-    asyncio.run(run(config))
+    asyncio.run(run(SchedulerConfig(**dict(settings))))
 
 
 def run_worker(settings: WorkerSettings) -> None:
@@ -76,8 +76,8 @@ def run_worker(settings: WorkerSettings) -> None:
         advertise_address=settings.advertise,
         grammar_bytes=settings.grammar_memory << 20,
         grace_s=settings.drain_timeout,
-        tls=service_configs.tls_config(settings),
-        metrics=service_configs.metrics_config(settings),
+        tls=settings.tls,
+        metrics=settings.metrics,
         startup=startup,
     )
     asyncio.run(serving)

@@ -16,7 +16,7 @@ of the time of arrival.
 import importlib
 from typing import Protocol
 
-from scheduler_svc.config import PolicyConfig
+from scheduler_svc.config import PolicySettings
 from scheduler_svc.requests.sequence_group import SequenceGroup
 
 AGEING_TOKENS = 1000
@@ -103,18 +103,21 @@ class Fair(FirstComeFirstServed):
         return self._input_weight * num_prompt_tokens + self._output_weight * num_output_tokens
 
 
-def make_policy(config: PolicyConfig) -> SchedulingPolicy:
+def make_policy(settings: PolicySettings) -> SchedulingPolicy:
     """Makes the policy of a name, or of an import path. Raises ValueError in one line."""
-    match config.name:
+    match settings.scheduling_policy:
         case "fcfs":
             return FirstComeFirstServed()
         case "priority":
-            return ByPriority(ageing_s=config.ageing_s)
+            return ByPriority(ageing_s=settings.ageing)
         case "shortest-prompt":
-            return ShortestPromptFirst(ageing_s=config.ageing_s)
+            return ShortestPromptFirst(ageing_s=settings.ageing)
         case "fair":
-            return Fair(input_weight=config.input_weight, output_weight=config.output_weight)
-    return _imported(config.name)
+            return Fair(
+                input_weight=settings.fair_input_weight,
+                output_weight=settings.fair_output_weight,
+            )
+    return _imported(settings.scheduling_policy)
 
 
 def _imported(path: str) -> SchedulingPolicy:

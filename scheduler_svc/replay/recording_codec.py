@@ -3,10 +3,6 @@
 import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict, fields, is_dataclass
-from enum import Enum
-from types import UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from contract import structured_output
 from contract.model import ModelInfo, WorkerCapacity, encode_capacity, encode_model
@@ -115,45 +111,18 @@ class _FileWorkerRecorder:
 
 
 def encode_config(config: SchedulerConfig) -> str:
-    """Returns a configuration as JSON, whatever fields it has."""
-    return json.dumps(asdict(config), default=_encode_value)
-
-
-def _encode_value(value: Any) -> Any:
-    if isinstance(value, Enum):
-        return value.value
-    raise TypeError(f"a configuration holds a {type(value).__name__}, which has no JSON form")
+    """Returns the scheduler's own settings as JSON."""
+    return json.dumps(config.own_values())
 
 
 def decode_config(text: str) -> SchedulerConfig:
     """Returns the configuration. Raises ValueError for one of another version of Signalbox."""
     try:
-        config = _decode(SchedulerConfig, json.loads(text))
-    except (KeyError, TypeError, ValueError) as error:
+        values = json.loads(text)
+        if unknown := values.keys() ^ SchedulerConfig().own_values().keys():
+            raise ValueError(f"{min(unknown)} is not in both")
+        return SchedulerConfig(**values)
+    except (AttributeError, TypeError, ValueError) as error:
         raise ValueError(
             f"the recording was made by another version of Signalbox: its settings differ ({error})"
         ) from None
-    assert isinstance(config, SchedulerConfig)
-    return config
-
-
-def _decode(hint: Any, value: Any) -> Any:
-    """Makes of a JSON value what a type hint asks for."""
-    if value is None:
-        return None
-    if get_origin(hint) in (Union, UnionType):
-        return _decode(next(arg for arg in get_args(hint) if arg is not type(None)), value)
-    if get_origin(hint) is tuple:
-        return tuple(_decode(get_args(hint)[0], item) for item in value)
-    if get_origin(hint) is dict:
-        return {name: _decode(get_args(hint)[1], item) for name, item in value.items()}
-    if isinstance(hint, type) and issubclass(hint, Enum):
-        return hint(value)
-    if is_dataclass(hint):
-        hints = get_type_hints(hint)
-        known = {entry.name for entry in fields(hint)}
-        if unknown := value.keys() ^ known:
-            raise ValueError(f"{min(unknown)} is not in both")
-        make: Any = hint
-        return make(**{name: _decode(hints[name], item) for name, item in value.items()})
-    return value

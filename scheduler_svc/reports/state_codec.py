@@ -1,7 +1,6 @@
 """Encodes the scheduler's whole state at one moment, for bug reports and the end of a replay."""
 
 from collections.abc import Iterable
-from dataclasses import asdict
 
 from contract import sampling_params
 from contract.model import encode_model
@@ -44,7 +43,7 @@ def _cluster(cluster: Cluster, config: SchedulerConfig, now: float) -> pb.Cluste
         model=encode_model(cluster.model) if cluster.model else None,
         waiting_request_ids=_ids(cluster.admission),
         now_ns=insight_codec.nanoseconds(now),
-        settings={name: str(value) for name, value in asdict(config).items()},
+        settings={name: str(value) for name, value in config.own_values().items()},
     )
 
 

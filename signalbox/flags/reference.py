@@ -5,14 +5,13 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import get_args
 
 from pydantic.fields import FieldInfo
 
-from signalbox.flags.service_flags import group_of
-from signalbox.settings.base_settings import Settings, flag_name
+from rpc.settings.service_settings import Settings, flag_name
+from scheduler_svc.config import SchedulerSettings
+from signalbox.flags.service_flags import choices_of, group_of
 from signalbox.settings.router_settings import RouterSettings
-from signalbox.settings.scheduler_settings import SchedulerSettings
 from signalbox.settings.serve_settings import ServeSettings
 from signalbox.settings.setting_names import effect
 from signalbox.settings.vllm_flags import SHORT_FLAGS, SWITCH, VLLM_FLAGS
@@ -61,7 +60,7 @@ def _default(field: FieldInfo) -> str:
 
 
 def _choices(field: FieldInfo) -> str:
-    names = [f"`{one}`" for one in get_args(field.annotation) if isinstance(one, str)]
+    names = [f"`{one}`" for one in choices_of(field)]
     return f"{', '.join(names)}: " if names else ""
 
 

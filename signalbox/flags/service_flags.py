@@ -3,16 +3,18 @@
 import argparse
 import inspect
 from collections.abc import Iterable
+from enum import StrEnum
 from typing import Any, get_args
 
 from pydantic.fields import FieldInfo
 
+from rpc.settings.secrets import in_plain_text, is_secret
+from rpc.settings.service_settings import Settings, flag_name
 from signalbox.flags.parser import Parser
-from signalbox.settings.base_settings import CONFIG_FILE, Settings, flag_name
 from signalbox.settings.environment import ENV_PREFIX
 from signalbox.settings.serve_settings import ServeSettings
 from signalbox.settings.setting_names import REMOVED, effect
-from signalbox.settings.values.secrets import in_plain_text, is_secret
+from signalbox.settings.sources import CONFIG_FILE
 from signalbox.settings.vllm_flags import (
     SEVERAL,
     SHORT_FLAGS,
@@ -141,8 +143,15 @@ def _options(name: str, field: FieldInfo) -> dict[str, Any]:
         return {**options, "action": argparse.BooleanOptionalAction}
     if isinstance(field.default, tuple):
         return {**options, "nargs": "+", "action": "extend", "metavar": _metavar(field)}
-    choices = [choice for choice in get_args(field.annotation) if isinstance(choice, str)]
-    return {**options, "metavar": "|".join(choices) or _metavar(field)}
+    return {**options, "metavar": "|".join(choices_of(field)) or _metavar(field)}
+
+
+def choices_of(field: FieldInfo) -> list[str]:
+    """Returns the texts that a setting may be, if it is one of several."""
+    kind = field.annotation
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        return [str(one) for one in kind]
+    return [one for one in get_args(kind) if isinstance(one, str)]
 
 
 def _metavar(field: FieldInfo) -> str:

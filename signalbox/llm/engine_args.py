@@ -182,18 +182,9 @@ class EngineArgs(VllmOptions):
         """Returns the core's options; reads the tokenizer if it is not the model's own."""
         own = self.tokenizer is None or str(self.tokenizer) == str(self.model)
         settings = self.settings()
-        scheduler = service_configs.scheduler_config(settings)
+        make_policy(settings)  # refuses one that cannot be used before the model is loaded
         return CoreConfig(
-            preemption_mode=scheduler.preemption_mode,
-            prefix_caching=scheduler.prefix_caching,
-            cpu_prefix_cache=scheduler.cpu_prefix_cache,
-            policy=make_policy(scheduler.policy),
-            limits=scheduler.limits,
-            watermark=scheduler.watermark,
-            num_gpu_blocks_override=scheduler.num_gpu_blocks_override,
-            num_cpu_blocks_override=scheduler.num_cpu_blocks_override,
-            max_steps_in_flight=scheduler.max_steps_in_flight,
-            log_stats_interval_s=scheduler.log_stats_interval_s,
+            scheduling=settings,
             grammar_bytes=settings.grammar_memory << 20,
             seed=self.seed,
             stream_interval=self.stream_interval,
@@ -204,7 +195,7 @@ class EngineArgs(VllmOptions):
             tokenizer_files=None if own else _tokenizer_files(str(self.tokenizer)),
             max_logprobs=None if self.max_logprobs == ALL_TOKENS else self.max_logprobs,
             profile_folder=(self.profiler_config or {}).get("torch_profiler_dir"),
-            log_stats=not self.disable_log_stats and scheduler.log_stats_interval_s > 0,
+            log_stats=not self.disable_log_stats and settings.log_stats_interval > 0,
         )
 
 

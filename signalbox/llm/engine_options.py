@@ -11,9 +11,8 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from pydantic import ValidationError
 
-from signalbox.settings.base_settings import TelemetrySettings
+from scheduler_svc.config import SchedulerSettings, SchedulingSettings
 from signalbox.settings.loading import SERVICES, in_one_line
-from signalbox.settings.scheduler_settings import PolicySettings, SchedulerSettings
 from signalbox.settings.worker_settings import EngineSettings, WorkerSettings
 from signalbox.spelling import did_you_mean
 
@@ -40,14 +39,13 @@ SERVICE_ONLY: Mapping[str, str] = {
 """Options of worker and scheduler that an engine refuses, and why."""
 
 
-class InProcessSettings(WorkerSettings, SchedulerSettings):
+class InProcessSettings(WorkerSettings, SchedulerSettings):  # type: ignore[misc]
     """Settings of a worker and a scheduler in the caller's process."""
 
 
 def engine_fields() -> list[str]:
     """Returns the names of the settings that say how a worker and a scheduler compute."""
-    named = {**EngineSettings.model_fields, **PolicySettings.model_fields}
-    return [name for name in named if name not in TelemetrySettings.model_fields]
+    return [*EngineSettings.model_fields, *SchedulingSettings.model_fields]
 
 
 def option(setting: str, **changes: Any) -> Any:

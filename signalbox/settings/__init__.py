@@ -1,6 +1,6 @@
-"""All settings, which flags, environment variables and a YAML file can give.
+"""Reads settings from flags, environment variables and a YAML file.
 
 A flag takes precedence over the environment (SIGNALBOX_HTTP_PORT for --http-port), which takes
-precedence over the file (`http_port:`), then the default. As in vLLM's EngineArgs, a setting is one
-field of its service's class. `signalbox.stack.service_configs` makes configuration objects of them.
+precedence over the file (`http_port:`), then the default. A setting is one field in the `config.py`
+of its service, or in `rpc.settings` if several services have it.
 """

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from signalbox.settings.base_settings import CONFIG_FILE, Settings
+from rpc.settings.secrets import is_secret
+from rpc.settings.service_settings import Settings
 from signalbox.settings.loading import (
     KNOWN,
     SERVICES,
@@ -16,8 +17,7 @@ from signalbox.settings.loading import (
     merge_sources,
 )
 from signalbox.settings.setting_names import translate, unknown_names
-from signalbox.settings.sources import SettingsError, Source, config_file
-from signalbox.settings.values.secrets import is_secret
+from signalbox.settings.sources import CONFIG_FILE, SettingsError, Source, config_file
 
 HIDDEN = "(hidden)"
 _CREDENTIALS = re.compile(r"(?<=//)[^/@\s]+(?=@)|(?<=\?)\S+")
@@ -68,7 +68,7 @@ def _rows(settings: Settings, origins: Mapping[str, Source]) -> Iterator[Effecti
 
 def _shown(value: Any) -> Any:
     if isinstance(value, str):
-        return _CREDENTIALS.sub(HIDDEN, value)
+        return _CREDENTIALS.sub(HIDDEN, str(value))
     return list(value) if isinstance(value, tuple) else value
 
 

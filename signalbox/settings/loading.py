@@ -7,21 +7,22 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from signalbox.settings.base_settings import CONFIG_FILE, Settings, flag_name
+from rpc.settings.secrets import is_secret
+from rpc.settings.service_settings import Settings, flag_name
+from scheduler_svc.config import SchedulerSettings
 from signalbox.settings.environment import CLIENT_VARIABLES, ENV_PREFIX, OTHER_VARIABLES
 from signalbox.settings.port_flag import is_off, split_port
 from signalbox.settings.router_settings import RouterSettings
-from signalbox.settings.scheduler_settings import SchedulerSettings
 from signalbox.settings.serve_settings import ServeSettings
 from signalbox.settings.setting_names import REMOVED, check_known, translate
 from signalbox.settings.sources import (
+    CONFIG_FILE,
     SettingsError,
     Source,
     config_file,
     environment,
     vllm_environment,
 )
-from signalbox.settings.values.secrets import is_secret
 from signalbox.settings.vllm_flags import VLLM_FLAGS
 from signalbox.settings.worker_settings import WorkerSettings
 from signalbox.spelling import did_you_mean

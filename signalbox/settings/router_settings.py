@@ -1,15 +1,14 @@
 """Settings of the router."""
 
-from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
 from router.prompt.known_templates import known_templates
-from signalbox.settings.model_name_settings import NameSettings
-from signalbox.settings.values.addresses import Addresses, Host
-from signalbox.settings.values.quantities import joined
-from signalbox.settings.values.secrets import Secrets
+from rpc.settings.addresses import Addresses, Host
+from rpc.settings.quantities import joined
+from rpc.settings.secrets import Secrets
+from rpc.settings.service_settings import NameSettings, TelemetrySettings
 
 
 class DoorSettings(NameSettings):
@@ -161,13 +160,8 @@ class DoorSettings(NameSettings):
         " more is refused",
     )
 
-    def _ports(self) -> Iterator[tuple[str, int]]:
-        yield from super()._ports()
-        if self.http:
-            yield "--http-port", self.http_port
 
-
-class RouterSettings(DoorSettings):
+class RouterSettings(DoorSettings, TelemetrySettings):
     """`signalbox router`."""
 
     GROUP: ClassVar[str] = "addresses"

@@ -5,14 +5,14 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from signalbox.settings.base_settings import flag_name
+from rpc.settings.addresses import Host
+from rpc.settings.service_settings import TelemetrySettings, flag_name
+from scheduler_svc.config import SchedulingSettings
 from signalbox.settings.router_settings import DoorSettings
-from signalbox.settings.scheduler_settings import PolicySettings
-from signalbox.settings.values.addresses import Host
 from signalbox.settings.worker_settings import EngineSettings
 
 
-class ServeSettings(EngineSettings, PolicySettings, DoorSettings):
+class ServeSettings(EngineSettings, SchedulingSettings, DoorSettings, TelemetrySettings):
     """`signalbox serve`: all three services on this machine."""
 
     GROUP: ClassVar[str] = "addresses"

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from signalbox.settings.base_settings import flag_name
+from rpc.settings.service_settings import flag_name
 from signalbox.settings.sources import SettingsError, Source
 from signalbox.settings.vllm_flags import VLLM_FLAGS, Alias, NoEffect, Refused
 from signalbox.spelling import did_you_mean

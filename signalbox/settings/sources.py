@@ -12,6 +12,8 @@ import yaml
 from signalbox.settings.environment import ENV_PREFIX, VLLM_PREFIX, own_variables
 from signalbox.settings.vllm_flags import VLLM_VARIABLES
 
+CONFIG_FILE = "config"
+"""Name of the flag for the YAML file, which has no field."""
 ENVIRONMENT = "the environment"
 _QUOTED = re.compile(r"""(["']).*\1""")
 

@@ -62,7 +62,7 @@ _CORS = "answer browsers of other origins through a proxy"
 
 
 def _gib(text: str) -> float:
-    from signalbox.settings.values.quantities import count
+    from rpc.settings.quantities import count
 
     return int(count(text)) / _BYTES_PER_GIB
 

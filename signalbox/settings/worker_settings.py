@@ -4,17 +4,21 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from signalbox.settings.base_settings import InnerSettings, TelemetrySettings, flag_name
-from signalbox.settings.limit_settings import LimitSettings
-from signalbox.settings.model_name_settings import NameSettings
-from signalbox.settings.values.addresses import Address, Host, HostOrAddress
+from rpc.settings.addresses import Address, Host, HostOrAddress
+from rpc.settings.quantities import renamed, window
+from rpc.settings.service_settings import (
+    InnerSettings,
+    LimitSettings,
+    NameSettings,
+    SettingsGroup,
+    flag_name,
+)
 from signalbox.settings.values.generation_config import GenerationConfig
-from signalbox.settings.values.quantities import renamed, window
 
 _VLLM_ATTENTION = {"FLASH_ATTN": "flash_attn", "TRITON_ATTN": "triton", "TORCH_SDPA": "torch"}
 
 
-class ModelSettings(TelemetrySettings):
+class ModelSettings(SettingsGroup):
     """Settings of a worker with a model; none apply to a simulated worker."""
 
     GROUP: ClassVar[str] = "model and device"
@@ -103,7 +107,7 @@ class ModelSettings(TelemetrySettings):
     )
 
 
-class SimulationSettings(TelemetrySettings):
+class SimulationSettings(SettingsGroup):
     """Settings of a simulated worker."""
 
     GROUP: ClassVar[str] = "simulation"
@@ -154,7 +158,7 @@ class EngineSettings(ModelSettings, SimulationSettings, NameSettings):
             useless = self.model_fields_set & ModelSettings.model_fields.keys()
         else:
             useless = self.model_fields_set & SimulationSettings.model_fields.keys()
-        useless -= TelemetrySettings.model_fields.keys() | {"simulate"}
+        useless -= {"simulate"}
         if "model" in useless:
             raise ValueError("--simulate takes no MODEL; leave one of them out")
         if useless:

@@ -9,31 +9,15 @@ from gpu_worker.config import AUTO_BLOCK_SIZE, GIB, CacheConfig, DeviceConfig, M
 from router.config import LoggedRequests, RouterConfig
 from router.prompt.known_templates import load_chat_template
 from rpc.http.port_limits import HttpLimits
-from rpc.interceptors.peer_roles import PeerNames
 from rpc.limits.call_bounds import CallBounds
-from rpc.metrics.registry import MetricsConfig
-from rpc.transport.tls import TlsConfig, is_loopback
-from scheduler_svc.config import (
-    AdmissionBounds,
-    PolicyConfig,
-    PreemptionMode,
-    SchedulerConfig,
-    StepLimits,
-)
-from signalbox.settings.base_settings import (
-    InnerSettings,
-    TelemetrySettings,
-    TlsSettings,
+from rpc.settings.service_settings import (
     flag_name,
 )
+from rpc.transport.tls import is_loopback
 from signalbox.settings.router_settings import RouterSettings
-from signalbox.settings.scheduler_settings import SchedulerSettings
 from signalbox.settings.serve_settings import ServeSettings
 from signalbox.settings.worker_settings import EngineSettings, WorkerSettings
 from signalbox.version import VERSION
-
-MAX_BATCHED_TOKENS = 1 << 20
-"""The scheduler's own limit of a step, unless one is set; each worker announces a tighter one."""
 
 _SETTING_OF = {
     "swap_space_bytes": "swap_space",
@@ -53,27 +37,6 @@ _FIELD = re.compile(rf"(?<![\w-])(?:{_NAMES})(?!\w)|\A(?:device|dtype|quantizati
 def in_words_of_flags(message: str) -> str:
     """Returns a service's message with field names replaced by flags."""
     return _FIELD.sub(lambda found: flag_name(_FIELDS[found[0]]), message)
-
-
-def tls_config(settings: TlsSettings) -> TlsConfig:
-    return TlsConfig(
-        cert=settings.tls_cert,
-        key=settings.tls_key,
-        ca=settings.tls_ca,
-        client_ca=settings.tls_client_ca,
-        peer_names=PeerNames.parse(settings.allow_peer_names),
-        insecure=settings.insecure,
-    )
-
-
-def metrics_config(settings: TelemetrySettings) -> MetricsConfig:
-    socket = settings.metrics_socket if isinstance(settings, InnerSettings) else None
-    return MetricsConfig(
-        port=settings.metrics_port,
-        prefix=settings.metrics_prefix,
-        socket=socket,
-        allowed_hosts=_names(settings.allowed_hosts),
-    )
 
 
 def router_config(settings: RouterSettings) -> RouterConfig:
@@ -118,49 +81,10 @@ def router_config(settings: RouterSettings) -> RouterConfig:
         api_key_digests=tuple(
             hashlib.sha256(key.get_secret_value().encode()).digest() for key in settings.api_key
         ),
-        metrics=metrics_config(settings),
+        metrics=settings.metrics,
         logged_requests=LoggedRequests(settings.log_requests),
         model_names=settings.served_model_name,
-        tls=tls_config(settings),
-    )
-
-
-def scheduler_config(settings: SchedulerSettings) -> SchedulerConfig:
-    return SchedulerConfig(
-        host=settings.host,
-        port=settings.port,
-        limits=StepLimits(
-            max_num_seqs=settings.max_num_seqs,
-            max_num_batched_tokens=settings.max_num_batched_tokens or MAX_BATCHED_TOKENS,
-            prefill_spread=settings.prefill_spread,
-        ),
-        preemption_mode=PreemptionMode(settings.preemption_mode),
-        watermark=settings.watermark,
-        prefix_caching=settings.prefix_caching,
-        cpu_prefix_cache=settings.cpu_prefix_cache,
-        num_gpu_blocks_override=settings.num_gpu_blocks_override,
-        num_cpu_blocks_override=settings.num_cpu_blocks_override,
-        max_steps_in_flight=settings.max_steps_in_flight,
-        bounds=AdmissionBounds(
-            max_queued_requests=settings.max_queued_requests,
-            max_queued_tokens=settings.max_queued_tokens,
-            max_tenant_requests=settings.max_tenant_requests,
-        ),
-        policy=PolicyConfig(
-            name=settings.scheduling_policy,
-            ageing_s=settings.ageing,
-            input_weight=settings.fair_input_weight,
-            output_weight=settings.fair_output_weight,
-        ),
-        worker_wait_s=settings.worker_wait,
-        worker_quarantine_s=settings.worker_quarantine,
-        explain_history=settings.explain_history,
-        record=settings.record,
-        drain_timeout_s=settings.drain_timeout,
-        metrics=metrics_config(settings),
-        log_stats_interval_s=settings.log_stats_interval,
-        reflection=is_loopback(settings.host),
-        tls=tls_config(settings),
+        tls=settings.tls,
     )
 
 

@@ -14,7 +14,6 @@ from rpc.transport.listening_ports import (
 )
 from rpc.transport.tls import check_files
 from signalbox.settings.serve_settings import ServeSettings
-from signalbox.stack import service_configs
 from signalbox.stack.model_check import check_model
 from signalbox_kernels.native import isa_limit
 
@@ -28,7 +27,7 @@ def check_start(settings: ServeSettings) -> None:
     chat template that cannot be used or a SIGNALBOX_ISA that names no instruction set.
     """
     isa_limit()
-    check_files(service_configs.tls_config(settings))
+    check_files(settings.tls)
     if settings.api_keys is not None:
         read_keys(Path(settings.api_keys))
     if settings.chat_template is not None:
@@ -39,7 +38,7 @@ def check_start(settings: ServeSettings) -> None:
 
 def _check_ports(settings: ServeSettings) -> None:
     address = join_address(settings.host, settings.grpc_port)
-    check_exposure(address, service_configs.tls_config(settings))
+    check_exposure(address, settings.tls)
     check_free(settings.host, settings.grpc_port, remedy=GRPC_REMEDY)
     if settings.http:
         check_free(settings.host, settings.http_port, remedy=HTTP_REMEDY)

@@ -3,7 +3,7 @@
 import asyncio
 
 from benchmarks.overload import MAX_TOKENS, PROMPT_TOKENS, Offered, ask
-from scheduler_svc.config import AdmissionBounds, SchedulerConfig
+from scheduler_svc.config import SchedulerConfig
 from signalbox.bench.workload import random_prompts
 from tests.integration.test_stack import make_stack
 
@@ -16,7 +16,7 @@ async def tokens_a_step(num_requests: int) -> tuple[float, Offered]:
     """Offers so many requests at once; returns how full the worker's steps were, and the ends."""
     offered = Offered()
     prompts = random_prompts(vocab_size=512, num_tokens=PROMPT_TOKENS, seed=1)
-    config = SchedulerConfig(port=0, bounds=AdmissionBounds(max_queued_requests=QUEUE))
+    config = SchedulerConfig(port=0, max_queued_requests=QUEUE)
     async with make_stack(config=config, max_num_seqs=PLACES, step_ns=2_000_000) as stack:
         await asyncio.gather(
             *(ask(stack.stub, next(prompts), offered) for _ in range(num_requests))

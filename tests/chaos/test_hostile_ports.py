@@ -21,7 +21,7 @@ from tests.chaos.hostile import ATTACKS, half_open
 from tests.integration.stack import running_worker, simulated
 from tests.integration.test_mtls import worker as mtls_worker
 from tests.integration.test_stack import ask, make_request
-from tests.rpc.certificates import Authority
+from tests.rpc.certificates import Authority, tls_settings
 from tests.waiting import eventually
 
 STREAMS = [
@@ -50,7 +50,7 @@ class Attacked:
 async def running(tls: dict[str, TlsConfig]) -> AsyncIterator[Attacked]:
     async with contextlib.AsyncExitStack() as stack:
         scheduler, _ = await stack.enter_async_context(
-            serving(SchedulerConfig(port=0, tls=tls["scheduler"]))
+            serving(SchedulerConfig(port=0, **tls_settings(tls["scheduler"])))
         )
         if tls["worker"] is CLEAR:
             own = await stack.enter_async_context(running_worker(scheduler.address, simulated()))

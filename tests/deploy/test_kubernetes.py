@@ -13,13 +13,12 @@ from gpu_worker.servicer import SERVICE_NAME as WORKER_SERVICE
 from router.inference.servicer import SERVICE_NAME as ROUTER_SERVICE
 from rpc.interceptors.peer_roles import ROLES, PeerNames
 from rpc.transport.listening_ports import check_exposure
+from scheduler_svc.config import SchedulerSettings
 from scheduler_svc.main import REGISTRY_SERVICE, SCHEDULER_SERVICE
 from signalbox import cli
 from signalbox.settings.loading import load
 from signalbox.settings.router_settings import RouterSettings
-from signalbox.settings.scheduler_settings import SchedulerSettings
 from signalbox.settings.worker_settings import WorkerSettings
-from signalbox.stack import service_configs
 from tests.deploy.kustomize import Resource, render
 from tests.deploy.test_observability import DASHBOARD
 
@@ -87,7 +86,7 @@ def test_a_service_takes_its_flags_and_environment_and_may_listen(
     port = settings.grpc_port if isinstance(settings, RouterSettings) else settings.port
     assert {port, settings.metrics_port} <= ports
     assert ports == PORTS[role] | {METRICS_PORT}
-    tls = service_configs.tls_config(settings)
+    tls = settings.tls
     assert not tls.insecure
     check_exposure(f"0.0.0.0:{port}", tls, names_callers=role != "router")
     if not isinstance(settings, SchedulerSettings):

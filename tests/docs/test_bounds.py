@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from pydantic.fields import FieldInfo
 
-from signalbox.settings.base_settings import flag_name
+from rpc.settings.service_settings import flag_name
 from signalbox.settings.loading import SERVICES
 from tests.docs.blocks import ROOT
 

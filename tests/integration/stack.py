@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -52,7 +52,8 @@ async def running_scheduler(config: SchedulerConfig) -> AsyncIterator[RunningSch
 async def restarted(scheduler: RunningScheduler) -> AsyncIterator[RunningScheduler]:
     """Another scheduler in the place of one that dies."""
     await scheduler.kill()
-    async with running_scheduler(replace(scheduler.config, port=scheduler.server.port)) as another:
+    config = scheduler.config.model_copy(update={"port": scheduler.server.port})
+    async with running_scheduler(config) as another:
         yield another
 
 

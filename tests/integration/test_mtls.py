@@ -23,7 +23,7 @@ from rpc.transport.tls import TlsConfig
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.main import serving
 from tests.integration.stack import simulated
-from tests.rpc.certificates import Authority
+from tests.rpc.certificates import Authority, tls_settings
 
 STACK_S = 60
 
@@ -63,9 +63,10 @@ async def worker(
 
 async def test_a_request_passes_every_hop_under_mtls(authority: Authority) -> None:
     serves = asyncio.Event()
+    scheduler_tls = authority.member("scheduler", "127.0.0.1")
     async with AsyncExitStack() as stack, asyncio.timeout(STACK_S):
         scheduler, _ = await stack.enter_async_context(
-            serving(SchedulerConfig(port=0, tls=authority.member("scheduler", "127.0.0.1")))
+            serving(SchedulerConfig(port=0, **tls_settings(scheduler_tls)))
         )
         # Its address is in no certificate: it is known by the name that it registered with.
         await stack.enter_async_context(worker(scheduler.address, authority.member("worker.one")))
@@ -96,7 +97,7 @@ async def test_only_a_scheduler_may_call_a_worker_and_only_a_worker_register(
     scheduler_tls = authority.member("scheduler", "127.0.0.1")
     async with AsyncExitStack() as stack, asyncio.timeout(STACK_S):
         scheduler, _ = await stack.enter_async_context(
-            serving(SchedulerConfig(port=0, tls=scheduler_tls))
+            serving(SchedulerConfig(port=0, **tls_settings(scheduler_tls)))
         )
         _, registering = await stack.enter_async_context(
             worker(scheduler.address, authority.member("router", "127.0.0.1"))
@@ -125,7 +126,7 @@ async def test_an_operator_may_ask_but_not_send_requests(authority: Authority) -
     scheduler_tls = authority.member("scheduler", "127.0.0.1")
     async with AsyncExitStack() as stack, asyncio.timeout(STACK_S):
         scheduler, _ = await stack.enter_async_context(
-            serving(SchedulerConfig(port=0, tls=scheduler_tls))
+            serving(SchedulerConfig(port=0, **tls_settings(scheduler_tls)))
         )
         channel = open_channel(scheduler.address, tls=authority.member("operator"))
         await stack.enter_async_context(channel)

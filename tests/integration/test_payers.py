@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import httpx2
 
 from protos.scheduler.v1 import explain_pb2, state_pb2, stats_pb2
-from scheduler_svc.config import PolicyConfig, SchedulerConfig
+from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.requests.sequence_group import SequenceGroup
 from tests.integration.stack import (
     RunningScheduler,
@@ -47,7 +47,7 @@ class Stack:
 @contextlib.asynccontextmanager
 async def make_stack() -> AsyncIterator[Stack]:
     """A fair scheduler whose worker computes one sequence at a time."""
-    config = SchedulerConfig(port=0, policy=PolicyConfig(name="fair"))
+    config = SchedulerConfig(port=0, scheduling_policy="fair")
     worker = simulated(max_num_seqs=1, block_size=8, step_ns=2_000_000)
     async with (
         running_scheduler(config) as scheduler,

@@ -31,7 +31,7 @@ def make_request(num_prompt_tokens: int = len(PROMPT), **sampling: object) -> pb
 
 async def test_defaults_are_cut_and_the_window_follows_the_largest_worker() -> None:
     async with (
-        running_scheduler(SchedulerConfig(port=0, worker_wait_s=0)) as scheduler,
+        running_scheduler(SchedulerConfig(port=0, worker_wait=0)) as scheduler,
         running_worker(scheduler.address, lambda: runner(SMALL)),
         running_worker(scheduler.address, lambda: runner(LARGE)) as large,
         running_router(scheduler.address) as router,

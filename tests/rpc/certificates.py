@@ -1,11 +1,19 @@
 """Certificates for tests: one authority, and a file set for each name."""
 
 from pathlib import Path
+from typing import Any
 
 import trustme
 
 from rpc.interceptors.peer_roles import PeerNames
 from rpc.transport.tls import TlsConfig
+
+
+def tls_settings(tls: TlsConfig) -> dict[str, Any]:
+    """Returns the settings of a service that has the certificates."""
+    files = {f"tls_{name}": getattr(tls, name) for name in ("cert", "key", "ca", "client_ca")}
+    peers = (f"{role}={one}" for role, names in tls.peer_names.by_role.items() for one in names)
+    return {**files, "allow_peer_names": ",".join(peers), "insecure": tls.insecure}
 
 
 class Authority:

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from contract.request import BeamSearchParams
 from contract.updates import FinishReason
-from scheduler_svc.config import POLICIES, PolicyConfig, PreemptionMode
+from scheduler_svc.config import POLICIES, PolicySettings, PreemptionMode
 from scheduler_svc.kv.cost_model import CostModel
 from scheduler_svc.queue.admission_queue import AdmissionQueue
 from scheduler_svc.queue.policies import make_policy
@@ -70,7 +70,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         policy: str,
         grammar_bytes: int,
     ) -> None:
-        self.admission = AdmissionQueue(make_policy(PolicyConfig(name=policy, ageing_s=3.0)))
+        self.admission = AdmissionQueue(
+            make_policy(PolicySettings(scheduling_policy=policy, ageing=3.0))
+        )
         self.options = {
             "mode": mode,
             "num_gpu_blocks": num_gpu_blocks,

@@ -25,6 +25,8 @@ from router.params import params_validation
 from router.params.generation_params import GenerationParams
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.config import AdmissionBounds
+from scheduler_svc.factory import make_scheduler
+from scheduler_svc.queue.policies import make_policy
 from scheduler_svc.reports.stats_log import StatsLog
 from scheduler_svc.requests.sequence_group import new_group
 from scheduler_svc.results.step_outcome import StepOutcome
@@ -74,10 +76,15 @@ class EngineCore:
         """Sampling parameters of requests without their own."""
         self.cluster = Cluster(
             bounds=AdmissionBounds(max_queued_requests=UNBOUNDED),
-            policy=config.policy,
+            policy=make_policy(config.scheduling),
         )
         self.cluster.serve(wiring.model_info(worker, files))
-        self.scheduler = wiring.make_scheduler(self.cluster, worker, config)
+        self.scheduler = make_scheduler(
+            config.scheduling,
+            model=worker.model,
+            capacity=worker.capacity,
+            admission=self.cluster.admission,
+        )
         self.cluster.join(_LocalEngine(worker, self.scheduler))
         self.profiler = LocalProfiler(worker, config.profile_folder)
         self._worker = worker
@@ -89,7 +96,7 @@ class EngineCore:
         self._seeds = random.Random(config.seed)
         self._config = config
         self._stats_log = StatsLog(self.cluster) if config.log_stats else None
-        self._stats_due = time.monotonic() + config.log_stats_interval_s
+        self._stats_due = time.monotonic() + config.scheduling.log_stats_interval
         self._death: str | None = None
         self.is_asleep = False
 
@@ -219,7 +226,7 @@ class EngineCore:
         """Plans and starts steps, as many as may be in flight."""
         self.check_alive()
         self._grammars.take()
-        while len(self._answers) < self._config.max_steps_in_flight:
+        while len(self._answers) < self._config.scheduling.max_steps_in_flight:
             plan = self.scheduler.schedule(time.monotonic())
             if failed := self.scheduler.pop_failed():
                 self.cluster.requests.send_updates(StepOutcome(ended=failed))
@@ -259,7 +266,7 @@ class EngineCore:
 
     def log_stats(self, now: float) -> None:
         """Logs the statistics since the last line, unless that is disabled."""
-        self._stats_due = now + self._config.log_stats_interval_s
+        self._stats_due = now + self._config.scheduling.log_stats_interval
         if self._stats_log is not None:
             self._stats_log.write(now)
 

@@ -5,7 +5,7 @@ Over a network the registry, the router's model client and the codecs do this.
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from contract.model import ModelInfo
 from contract.request import Request
@@ -14,32 +14,19 @@ from gpu_worker.sampling.grammars import MEMORY_BYTES
 from router.params.generation_params import GenerationParams
 from router.served_model import ServedModel
 from router.tokenization.tokenizer import Tokenizer
-from scheduler_svc.cluster import Cluster
-from scheduler_svc.config import CacheShape, PreemptionMode, StepLimits
-from scheduler_svc.factory import at_most
-from scheduler_svc.kv.cost_model import CostModel
-from scheduler_svc.queue.policies import SchedulingPolicy
-from scheduler_svc.scheduler import Scheduler
+from scheduler_svc.config import SchedulingSettings
 from signalbox.llm.in_process.local_worker import LocalWorker
 from signalbox.llm.requests.prompts import Prompt
+
+SCHEDULING = SchedulingSettings(prefill_spread=1)
+"""All prompts are there at once, so their steps are not spread over decodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreConfig:
     """Options of the core beside the runner's."""
 
-    preemption_mode: PreemptionMode = PreemptionMode.AUTO
-    prefix_caching: bool = True
-    cpu_prefix_cache: bool = True
-    policy: SchedulingPolicy | None = None
-    """Scheduling policy; None is first come, first served."""
-    limits: StepLimits = field(default_factory=lambda: StepLimits(max_num_batched_tokens=1 << 20))
-    """Tightened by what the worker can do."""
-    watermark: float = 0.01
-    num_gpu_blocks_override: int | None = None
-    num_cpu_blocks_override: int | None = None
-    max_steps_in_flight: int = 2
-    log_stats_interval_s: float = 10.0
+    scheduling: SchedulingSettings = SCHEDULING
     grammar_bytes: int = MEMORY_BYTES
     """Memory for compiled structured outputs."""
     seed: int | None = 0
@@ -90,35 +77,6 @@ def served_model(
 def model_info(worker: LocalWorker, files: Mapping[str, bytes]) -> ModelInfo:
     """Returns the model for the scheduler's checks."""
     return replace(worker.model, tokenizer_sha256=hash_files(files))
-
-
-def make_scheduler(cluster: Cluster, worker: LocalWorker, config: CoreConfig) -> Scheduler:
-    """Returns the scheduler that plans this worker's steps."""
-    capacity = worker.capacity
-    return Scheduler(
-        limits=config.limits.within(
-            max_num_seqs=capacity.max_num_seqs,
-            max_num_batched_tokens=capacity.max_num_batched_tokens,
-        ),
-        cache=CacheShape(
-            block_size=capacity.block_size,
-            num_gpu_blocks=at_most(config.num_gpu_blocks_override, capacity.num_gpu_blocks),
-            num_cpu_blocks=at_most(config.num_cpu_blocks_override, capacity.num_cpu_blocks),
-            watermark=config.watermark,
-            max_model_len=worker.model.max_model_len,
-            prefix_caching=config.prefix_caching,
-            cpu_prefix_cache=config.cpu_prefix_cache,
-        ),
-        admission=cluster.admission,
-        preemption_mode=config.preemption_mode,
-        cost=CostModel(
-            block_bytes=capacity.block_bytes,
-            copy_bytes_per_s=capacity.copy_bytes_per_s,
-            prefill_tokens_per_s=capacity.prefill_tokens_per_s,
-        ),
-        eos_token_ids=frozenset(worker.model.eos_token_ids),
-        grammar_bytes=capacity.grammar_bytes,
-    )
 
 
 def request(

@@ -8,7 +8,7 @@ from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
 from gpu_worker.kv_cache import cache_engine
 from gpu_worker.kv_cache.block_dependencies import WorkUnderWay
 from gpu_worker.runner.model_runner import ModelRunner
-from scheduler_svc.config import PreemptionMode
+from scheduler_svc.config import PreemptionMode, SchedulingSettings
 from signalbox import LLM, SamplingParams
 from signalbox.llm.in_process.wiring import CoreConfig
 from tests.gpu_worker.kv_cache.deferred_streams import LateCopies
@@ -41,7 +41,7 @@ def generate(path: Path, *, num_blocks: int) -> tuple[list[list[int]], int]:
     """Returns the tokens of twelve requests, and how often one was preempted."""
     prompts = [[3 + (7 * i + k) % 90 for k in range(20 + 3 * i)] for i in range(12)]
     params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
-    config = CoreConfig(preemption_mode=PreemptionMode.SWAP)
+    config = CoreConfig(scheduling=SchedulingSettings(preemption_mode=PreemptionMode.SWAP))
     with LLM._from_runner(lambda: make_runner(path, num_blocks), config) as llm:
         found = llm.generate(prompt_token_ids=prompts, sampling_params=params, use_tqdm=False)
         assert_at_rest(llm.llm_engine)

@@ -29,7 +29,7 @@ from gpu_worker.ranks.follower_handles import Followers
 from gpu_worker.ranks.rank_messages import Ask, Direction, Done, InitCacheEngine, MoveBlocks, Start
 from gpu_worker.ranks.tensor_parallel_runner import TensorParallelRunner, make_runner
 from gpu_worker.runner.model_runner import ModelRunner
-from scheduler_svc.config import PreemptionMode
+from scheduler_svc.config import PreemptionMode, SchedulingSettings
 from signalbox import LLM, EngineDeadError, RequestOutput, SamplingParams
 from signalbox.llm.in_process.wiring import CoreConfig
 from tests.gpu_worker.builders import make_mapping
@@ -79,7 +79,8 @@ def make_llm(path: Path, size: int, mode: PreemptionMode, *, num_blocks: int) ->
         * 4
         * (read["num_hidden_layers"] * read["num_key_value_heads"] * head_size)
     )
-    config = CoreConfig(preemption_mode=mode, prefix_caching=False)
+    scheduling = SchedulingSettings(preemption_mode=mode, prefix_caching=False)
+    config = CoreConfig(scheduling=scheduling)
     return LLM._from_runner(partial(load, path, size, kv_bytes=kv_bytes), config)
 
 

@@ -16,7 +16,7 @@ from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc as pb_grpc
 from rpc.transport.channel import open_channel
 from scheduler_svc.cluster import Cluster
-from scheduler_svc.config import PreemptionMode, SchedulerConfig, StepLimits
+from scheduler_svc.config import PreemptionMode, SchedulerConfig
 from tests.gpu_worker.generation import Driver
 from tests.gpu_worker.loading.test_gguf_model import rewrite_demo
 from tests.integration.demo_model.prompts import PROMPTS
@@ -115,7 +115,7 @@ CASES = {
         1,
         16,
         HALF,
-        SchedulerConfig(port=0, limits=StepLimits(max_num_batched_tokens=64)),
+        SchedulerConfig(port=0, max_num_batched_tokens=64),
     ),
     "recomputed": (
         1,

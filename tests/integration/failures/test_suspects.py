@@ -117,7 +117,7 @@ async def test_a_worker_that_crashes_on_any_input_ends_no_request_and_is_quarant
 
 
 async def test_the_pauses_of_a_broken_worker_grow(caplog: pytest.LogCaptureFixture) -> None:
-    config = SchedulerConfig(port=0, worker_quarantine_s=1.5)
+    config = SchedulerConfig(port=0, worker_quarantine=1.5)
     async with running_stack(config, Broken) as (_, client):
         await client.add(1, prompt_of(1), max_tokens=NUM_TOKENS)
         await eventually(lambda: caplog.text.count("worker quarantined") == 3)
@@ -129,7 +129,7 @@ async def test_the_pauses_of_a_broken_worker_grow(caplog: pytest.LogCaptureFixtu
 
 
 async def test_requests_that_no_worker_can_compute_end_for_want_of_a_worker() -> None:
-    config = SchedulerConfig(port=0, worker_wait_s=0.5)
+    config = SchedulerConfig(port=0, worker_wait=0.5)
     async with running_stack(config, Broken) as (_, client):
         for handle in range(4):
             await client.add(handle, prompt_of(handle), max_tokens=NUM_TOKENS)

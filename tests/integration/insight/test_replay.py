@@ -13,7 +13,7 @@ from contract.columns import pack_int32
 from protos.scheduler.v1 import record_pb2, state_pb2
 from protos.scheduler.v1 import scheduler_pb2 as pb
 from protos.worker.v1 import worker_pb2
-from scheduler_svc.config import PolicyConfig, PreemptionMode, SchedulerConfig, StepLimits
+from scheduler_svc.config import PreemptionMode, SchedulerConfig
 from scheduler_svc.replay.recording_file import RecordReader, RecordWriter
 from scheduler_svc.replay.replay_codec import NotARecording, Replay
 from tests.integration.stack import (
@@ -81,8 +81,9 @@ async def record(path: Path) -> None:
     config = SchedulerConfig(
         port=0,
         record=str(path),
-        policy=PolicyConfig(name="fair"),  # so that the steps depend on the payers
-        limits=StepLimits(max_num_seqs=8, max_num_batched_tokens=48),
+        scheduling_policy="fair",  # so that the steps depend on the payers
+        max_num_seqs=8,
+        max_num_batched_tokens=48,
         preemption_mode=PreemptionMode.SWAP,  # and recompute, for the swap pool is small
     )
     make = simulated(block_size=8, num_gpu_blocks=26, num_cpu_blocks=12, step_ns=1_000_000)

@@ -4,7 +4,7 @@ import pytest
 
 from contract.errors import Code
 from contract.request import BeamSearchParams
-from scheduler_svc.config import POLICIES, PolicyConfig, PreemptionMode
+from scheduler_svc.config import POLICIES, PolicySettings, PreemptionMode
 from scheduler_svc.kv.block_manager import AllocStatus
 from scheduler_svc.planning.group_selection import MAX_PASSED_OVER
 from scheduler_svc.queue.admission_queue import AdmissionQueue
@@ -203,7 +203,7 @@ def test_a_worker_that_takes_another_makes_no_room_for_the_first() -> None:
 
 
 def test_a_tenant_is_not_passed_over_for_what_another_has_cached() -> None:
-    policy = make_policy(PolicyConfig(name="fair"))
+    policy = make_policy(PolicySettings(scheduling_policy="fair"))
     loop = make_loop(make_scheduler(admission=AdmissionQueue(policy), max_num_seqs=1))
     add(loop, make_request([*PREFIX, 1], max_tokens=1, tenant="b"))
     loop.run()
@@ -284,7 +284,7 @@ def test_a_worker_that_goes_makes_room_for_nobody_any_more(goes: str) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_who_yields_is_the_youngest_of_the_lowest_priority(policy: str) -> None:
-    admission = AdmissionQueue(make_policy(PolicyConfig(name=policy)))
+    admission = AdmissionQueue(make_policy(PolicySettings(scheduling_policy=policy)))
     scheduler = make_scheduler(
         admission=admission, num_gpu_blocks=9, mode=PreemptionMode.RECOMPUTE, prefix_caching=False
     )
@@ -306,7 +306,7 @@ def test_who_yields_is_the_youngest_of_the_lowest_priority(policy: str) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_nobody_comes_in_while_somebody_is_swapped(policy: str) -> None:
-    admission = AdmissionQueue(make_policy(PolicyConfig(name=policy)))
+    admission = AdmissionQueue(make_policy(PolicySettings(scheduling_policy=policy)))
     scheduler = make_scheduler(admission=admission, num_gpu_blocks=6, num_cpu_blocks=6)
     loop = make_loop(scheduler, depth=1)
     groups = [make_request([i] * 7, max_tokens=12, arrival=float(i)) for i in (1, 2)]

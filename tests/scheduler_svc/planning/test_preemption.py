@@ -1,11 +1,12 @@
 """Who yields comes back, in bounded time, whole; and who can never fit ends instead of waiting."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
 from contract.errors import Code
-from scheduler_svc.config import PreemptionMode, StepLimits
+from scheduler_svc.config import PreemptionMode
 from scheduler_svc.requests.sequence import SequenceStatus
 from scheduler_svc.requests.sequence_group import SequenceGroup
 from tests.scheduler_svc.beams import assert_found, make_search
@@ -109,7 +110,7 @@ def test_branches_that_a_step_has_no_tokens_for_come_back_without_computing(
     scheduler = make_scheduler(num_gpu_blocks=7, num_cpu_blocks=8)
     loop = make_loop(scheduler, depth=1)
     group = make_swapped(loop, n=2)
-    scheduler.limits = StepLimits(max_num_batched_tokens=max_num_batched_tokens)
+    scheduler.limits = replace(scheduler.limits, max_num_batched_tokens=max_num_batched_tokens)
     while group.sequences[0].status is SequenceStatus.SWAPPED:
         loop.answer()
         loop.send()
@@ -182,7 +183,7 @@ def test_a_group_that_is_swapped_in_the_middle_of_its_prompt_publishes_what_is_c
     loop = make_loop(scheduler, depth=1)
     add(loop, make_request([1] * 4, max_tokens=8))
     step(loop)
-    scheduler.limits = StepLimits(max_num_batched_tokens=3)  # two are left for a prompt
+    scheduler.limits = replace(scheduler.limits, max_num_batched_tokens=3)  # two for a prompt
     young = make_request([2] * 16, max_tokens=4, arrival=1.0)
     add(loop, young)
     while not young.num_preemptions:
@@ -201,7 +202,7 @@ def test_what_a_prompt_finds_of_its_own_after_a_preemption_does_not_count_as_cac
     loop = make_loop(scheduler, depth=1)
     add(loop, make_request([1] * 4, max_tokens=8))
     step(loop)
-    scheduler.limits = StepLimits(max_num_batched_tokens=3)  # two are left for a prompt
+    scheduler.limits = replace(scheduler.limits, max_num_batched_tokens=3)  # two for a prompt
     young = make_request([2] * 16, max_tokens=4, arrival=1.0)
     add(loop, young)
     while not young.num_preemptions:

@@ -2,7 +2,6 @@
 
 import pytest
 
-from scheduler_svc.config import StepLimits
 from scheduler_svc.planning.plan import StepPlan
 from scheduler_svc.requests.sequence_group import SequenceGroup
 from tests.scheduler_svc.fake_worker import expected
@@ -85,8 +84,3 @@ def test_a_spread_of_one_fills_steps() -> None:
     groups = add_prompts(loop, count=2, length=64)
     assert num_prompt_tokens(step(loop)) == BUDGET - 2
     finish(loop, groups)
-
-
-def test_a_spread_of_none_is_refused() -> None:
-    with pytest.raises(ValueError, match="prefill_spread is 0"):
-        StepLimits(prefill_spread=0)

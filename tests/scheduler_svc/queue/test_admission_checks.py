@@ -3,7 +3,7 @@
 import pytest
 
 from contract.errors import Code
-from scheduler_svc.config import AdmissionBounds, PolicyConfig
+from scheduler_svc.config import AdmissionBounds, PolicySettings
 from scheduler_svc.queue.policies import FirstComeFirstServed, make_policy
 from scheduler_svc.requests.sequence import SequenceStatus
 from scheduler_svc.requests.sequence_group import RouterSession, SequenceGroup
@@ -143,7 +143,7 @@ class Deadlined:
         self.now = 0.0
         self.router = Router()
         self.cluster = make_cluster(
-            policy=make_policy(PolicyConfig(name="priority")), clock=lambda: self.now
+            policy=make_policy(PolicySettings(scheduling_policy="priority")), clock=lambda: self.now
         )
         self.engine, self.loop = join_worker(
             self.cluster, num_gpu_blocks=6, num_cpu_blocks=num_cpu_blocks

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from scheduler_svc.config import PolicyConfig, PreemptionMode
+from scheduler_svc.config import PolicySettings, PreemptionMode
 from scheduler_svc.queue.admission_queue import AdmissionQueue
 from scheduler_svc.queue.policies import make_policy
 from scheduler_svc.requests.sequence_group import SequenceGroup
@@ -58,7 +58,7 @@ class Service:
 
 
 def make_service(policy: str, *, num_workers: int = 1, **options: int) -> Service:
-    admission = AdmissionQueue(make_policy(PolicyConfig(name=policy)))
+    admission = AdmissionQueue(make_policy(PolicySettings(scheduling_policy=policy)))
     options = {"max_num_seqs": PLACES, "num_gpu_blocks": 24} | options
     schedulers = [
         make_scheduler(admission=admission, mode=PreemptionMode.RECOMPUTE, **options)

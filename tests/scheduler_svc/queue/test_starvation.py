@@ -14,7 +14,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import Phase, given, settings
 
-from scheduler_svc.config import POLICIES, PolicyConfig
+from scheduler_svc.config import POLICIES, PolicySettings
 from scheduler_svc.planning.group_selection import MAX_PASSED_OVER
 from scheduler_svc.queue.admission_queue import AdmissionQueue
 from scheduler_svc.queue.policies import make_policy
@@ -34,7 +34,7 @@ class CountedQueue(AdmissionQueue):
 
     def __init__(self, policy: str) -> None:
         ageing_s = AGEING_S.get(policy, 60.0)
-        super().__init__(make_policy(PolicyConfig(name=policy, ageing_s=ageing_s)))
+        super().__init__(make_policy(PolicySettings(scheduling_policy=policy, ageing=ageing_s)))
         self.served: dict[str, float] = {}
 
     def charge(

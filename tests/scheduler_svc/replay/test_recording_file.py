@@ -1,12 +1,11 @@
 """What a recording is made of: records in a file, and the configuration in its header."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from scheduler_svc.config import PreemptionMode, SchedulerConfig, StepLimits
+from scheduler_svc.config import PreemptionMode, SchedulerConfig
 from scheduler_svc.replay.recording_codec import decode_config, encode_config
 from scheduler_svc.replay.recording_file import CannotRecord, RecordReader, RecordWriter
 
@@ -16,7 +15,8 @@ from scheduler_svc.replay.recording_file import CannotRecord, RecordReader, Reco
     [
         SchedulerConfig(),
         SchedulerConfig(
-            limits=StepLimits(max_num_seqs=3, max_num_batched_tokens=5),
+            max_num_seqs=3,
+            max_num_batched_tokens=5,
             preemption_mode=PreemptionMode.RECOMPUTE,
             num_gpu_blocks_override=7,
             prefix_caching=False,
@@ -25,7 +25,7 @@ from scheduler_svc.replay.recording_file import CannotRecord, RecordReader, Reco
 )
 def test_configuration_comes_back_from_its_json(config: SchedulerConfig) -> None:
     assert decode_config(encode_config(config)) == config
-    assert decode_config(encode_config(config)) != replace(config, watermark=0.5)
+    assert decode_config(encode_config(config)) != config.model_copy(update={"watermark": 0.5})
 
 
 def test_configuration_with_a_setting_that_is_not_known_is_refused_by_its_name() -> None:

@@ -114,7 +114,7 @@ def test_an_engine_logs_what_it_does_unless_it_is_not_to(
     is_on: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO), make_engine(CoreConfig(log_stats=is_on)) as engine:
-        engine._core._stats_due -= engine._core._config.log_stats_interval_s
+        engine._core._stats_due -= engine._core._config.scheduling.log_stats_interval
         engine.add_request("0", PROMPT, GREEDY)
         while engine.has_unfinished_requests():
             engine.step()

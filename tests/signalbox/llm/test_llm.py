@@ -11,7 +11,7 @@ import pytest
 from gpu_worker.batch.batch import Batch, BatchOutput
 from gpu_worker.simulated.byte_tokenizer import END_OF_SEQUENCE_ID
 from gpu_worker.simulated.simulated_runner import SimulatedRunner, expected_tokens
-from scheduler_svc.config import PreemptionMode
+from scheduler_svc.config import PreemptionMode, SchedulingSettings
 from signalbox import LLM, EngineDeadError, SamplingParams
 from signalbox.llm.in_process.wiring import CoreConfig
 from tests.signalbox.llm.make import GREEDY, assert_at_rest, make_llm, make_runner, tokens_of
@@ -43,7 +43,8 @@ def test_outputs_are_in_the_order_of_the_prompts(llm: LLM) -> None:
 
 @pytest.mark.parametrize("mode", PreemptionMode)
 def test_preempted_requests_give_the_same_tokens(mode: PreemptionMode) -> None:
-    config = CoreConfig(preemption_mode=mode, prefix_caching=False)
+    scheduling = SchedulingSettings(preemption_mode=mode, prefix_caching=False)
+    config = CoreConfig(scheduling=scheduling)
     with make_llm(config, num_gpu_blocks=24, num_cpu_blocks=24) as llm:
         params = SamplingParams(temperature=1, seed=5, n=2, max_tokens=50, ignore_eos=True)
         for output in llm.generate(PROMPTS, params, use_tqdm=False):

@@ -50,7 +50,7 @@ def test_requests_may_join_while_others_run(engine: LLMEngine) -> None:
             engine.add_request(str(joined), None, GREEDY, [joined + 1, 2])
             joined += 1
         outputs |= {output.request_id: output for output in engine.step()}
-        assert len(engine._core.scheduler.inflight) <= CoreConfig().max_steps_in_flight
+        assert len(engine._core.scheduler.inflight) <= CoreConfig().scheduling.max_steps_in_flight
     for request_id, output in outputs.items():
         expected = expected_tokens([int(request_id) + 1, 2], num_tokens=16)
         assert output.outputs[0].token_ids == expected
@@ -59,7 +59,7 @@ def test_requests_may_join_while_others_run(engine: LLMEngine) -> None:
 def test_two_steps_are_in_flight_between_calls(engine: LLMEngine) -> None:
     engine.add_request("a", "hello", GREEDY)
     engine.step()
-    assert len(engine._core.scheduler.inflight) == CoreConfig().max_steps_in_flight
+    assert len(engine._core.scheduler.inflight) == CoreConfig().scheduling.max_steps_in_flight
     run(engine)
 
 

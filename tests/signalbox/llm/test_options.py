@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from gpu_worker.simulated.byte_tokenizer import tokenizer_files
+from scheduler_svc.config import SchedulingSettings
 from signalbox import LLM, EngineArgs, SamplingParams
 from signalbox.llm.engine_options import SERVICE_ONLY, engine_fields
 from signalbox.llm.in_process.wiring import CoreConfig
@@ -206,15 +207,18 @@ def test_options_reach_worker_and_scheduler() -> None:
     assert device_config(settings).sampling_backend == "torch"
     assert model_config(settings).model_plugins == ("a", "b")
     assert cache_config(settings).kv_cache_bytes == 12345
-    assert (core.watermark, core.limits.prefill_spread, core.max_steps_in_flight) == (0.25, 3, 1)
-    assert (core.num_gpu_blocks_override, core.log_stats_interval_s) == (9, 2.5)
+    scheduling = core.scheduling
+    assert (scheduling.watermark, scheduling.prefill_spread) == (0.25, 3)
+    assert (scheduling.max_steps_in_flight, scheduling.num_gpu_blocks_override) == (1, 9)
+    assert scheduling.log_stats_interval == 2.5
     assert core.grammar_bytes == 7 << 20
     with pytest.raises(ValueError, match=r"^sampling_backend is 'abacus'"):
         LLM("m.gguf", sampling_backend="abacus")
 
 
 def test_what_is_set_of_blocks_and_steps_holds() -> None:
-    config = CoreConfig(num_gpu_blocks_override=20, max_steps_in_flight=1, grammar_bytes=1 << 20)
+    scheduling = SchedulingSettings(num_gpu_blocks_override=20, max_steps_in_flight=1)
+    config = CoreConfig(scheduling=scheduling, grammar_bytes=1 << 20)
     with make_llm(config) as llm:
         outputs = llm.generate(["hello", "world"], GREEDY, use_tqdm=False)
         assert all(len(output.outputs[0].token_ids) == 16 for output in outputs)

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from scheduler_svc.config import PolicyConfig
-from scheduler_svc.queue.policies import make_policy
+from scheduler_svc.config import SchedulingSettings
 from signalbox import LLM, LLMEngine
 from signalbox.llm.in_process.wiring import CoreConfig
 from tests.signalbox.llm.make import (
@@ -16,7 +15,7 @@ from tests.signalbox.llm.make import (
     make_llm,
 )
 
-BY_PRIORITY = CoreConfig(policy=make_policy(PolicyConfig(name="priority")))
+BY_PRIORITY = CoreConfig(scheduling=SchedulingSettings(scheduling_policy="priority"))
 
 
 @pytest.fixture

@@ -4,13 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from scheduler_svc.config import AdmissionBounds, PolicyConfig
+from rpc.settings.service_settings import Settings
+from scheduler_svc.config import SchedulerSettings
 from signalbox.flags.parser import Parser
 from signalbox.flags.service_flags import add_flags, to_flags
-from signalbox.settings.base_settings import Settings
 from signalbox.settings.loading import SERVICES, load
 from signalbox.settings.router_settings import RouterSettings
-from signalbox.settings.scheduler_settings import SchedulerSettings
 from signalbox.settings.serve_settings import ServeSettings
 from signalbox.settings.sources import SettingsError
 from signalbox.settings.worker_settings import WorkerSettings
@@ -18,7 +17,6 @@ from signalbox.stack.service_configs import (
     cache_config,
     model_config,
     router_config,
-    scheduler_config,
 )
 
 
@@ -106,7 +104,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         (ServeSettings, {"simulate": True, "port": 50051}, "are both 50051.*gRPC is --grpc-port"),
         (RouterSettings, {"port": 1, "grpc_port": 2, "http_port": 3}, "give one"),
         (RouterSettings, {"port": 1, "grpc_port": 2, "http": False}, "--no-http turns off"),
-        (RouterSettings, {"metrics_port": 8000}, "--metrics-port and --http-port are both 8000"),
+        (RouterSettings, {"metrics_port": 8000}, "--http-port and --metrics-port are both 8000"),
         (SchedulerSettings, {"metrics_port": 50052}, "choose another --metrics-port"),
         (
             ServeSettings,
@@ -232,17 +230,6 @@ def test_settings_become_frozen_configurations() -> None:
     assert router.scheduler_addresses == ("a:1",)
     several = router_config(load(RouterSettings, {"scheduler": "a:1, b:2", "resume_wait": 5}))
     assert (several.scheduler_addresses, several.resume_wait_s) == (("a:1", "b:2"), 5)
-    scheduler = scheduler_config(load(SchedulerSettings, {"max_num_batched_tokens": 64}))
-    assert scheduler.limits.max_num_batched_tokens == 64
-    numbers = {"ageing": 9, "fair_input_weight": 3, "fair_output_weight": 4}
-    bounds = {"max_queued_requests": 5, "max_queued_tokens": 6, "max_tenant_requests": 7}
-    given = {"scheduling_policy": "a.b:C", **numbers, **bounds}
-    scheduler = scheduler_config(load(SchedulerSettings, given))
-    assert scheduler.policy == PolicyConfig(
-        name="a.b:C", ageing_s=9, input_weight=3, output_weight=4
-    )
-    assert scheduler.bounds == AdmissionBounds(**bounds)
-    assert scheduler_config(load(SchedulerSettings, {"worker_wait": 7})).worker_wait_s == 7
     assert router_config(load(RouterSettings, {"trust_tenant_header": True})).trust_tenant_header
     with pytest.raises(AttributeError):
         router.port = 1  # type: ignore[misc]

@@ -9,7 +9,7 @@ from contract.logprobs import TokenLogprobs
 from contract.step import Step, decode_step, encode_step
 from gpu_worker import worker_codec
 from gpu_worker.step import NONE_LEFT, SequenceFailure, StepResult
-from scheduler_svc.config import PreemptionMode
+from scheduler_svc.config import PreemptionMode, SchedulingSettings
 from scheduler_svc.planning.plan import StepPlan
 from scheduler_svc.workers import worker_codec as scheduler_codec
 from signalbox import SamplingParams
@@ -42,7 +42,7 @@ def test_a_step_is_what_the_message_decodes_to() -> None:
             seen[name] += len(value.src) if hasattr(value, "src") else len(value)
 
     for mode in PreemptionMode:
-        config = CoreConfig(preemption_mode=mode)
+        config = CoreConfig(scheduling=SchedulingSettings(preemption_mode=mode))
         with make_engine(config, num_gpu_blocks=16, num_cpu_blocks=16) as engine:
             for i in range(10):
                 params = SamplingParams(

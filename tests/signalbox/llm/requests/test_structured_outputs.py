@@ -13,6 +13,7 @@ import jsonschema
 import pytest
 
 from gpu_worker.sampling import grammars
+from scheduler_svc.config import SchedulingSettings
 from signalbox import LLM, SamplingParams, StructuredOutputsParams
 from signalbox.llm.in_process.wiring import CoreConfig
 from tests.signalbox.llm.make import assert_at_rest, make_engine, make_llm
@@ -86,7 +87,7 @@ def test_preemption_changes_no_text() -> None:
         expected = texts_of(llm)
     assert re.fullmatch("[a-f]{30,40}-[0-9]{30,40}", expected[0][0])
     for num_cpu_blocks in (0, 16):  # recomputed; swapped
-        config = CoreConfig(prefix_caching=False)
+        config = CoreConfig(scheduling=SchedulingSettings(prefix_caching=False))
         sizes = {"num_gpu_blocks": 12, "num_cpu_blocks": num_cpu_blocks, "max_model_len": 200}
         with make_llm(config, **sizes) as llm:
             assert texts_of(llm) == expected

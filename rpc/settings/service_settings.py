@@ -1,15 +1,20 @@
-"""Settings that every command and every service has."""
+"""Settings that several services share. A setting is declared once, as a field of its owner.
+
+The field has the name that users write, a default, a range, a unit and the help text. Flags,
+environment variables, keys of a YAML file, parameters of `LLM` and docs/reference/configuration.md
+are made of it; nothing else checks its range.
+"""
 
 from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from signalbox.settings.values.addresses import checked_hosts
-from signalbox.settings.values.quantities import in_lower_case, joined
-
-CONFIG_FILE = "config"
-"""Name of the flag for the YAML file, which has no field."""
+from rpc.interceptors.peer_roles import PeerNames
+from rpc.metrics.registry import MetricsConfig
+from rpc.settings.addresses import checked_hosts
+from rpc.settings.quantities import Count, Texts, count, in_lower_case, joined, texts
+from rpc.transport.tls import TlsConfig
 
 
 def flag_name(field: str) -> str:
@@ -17,13 +22,19 @@ def flag_name(field: str) -> str:
     return "--" + field.replace("_", "-")
 
 
-class Settings(BaseModel):
-    """Settings of every command."""
+class SettingsGroup(BaseModel):
+    """Settings that belong together; a command's settings are one or several groups."""
 
-    GROUP: ClassVar[str] = "general"
+    GROUP: ClassVar[str]
     """Title of the fields of this class in a command's help."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Settings(SettingsGroup):
+    """Settings of every command."""
+
+    GROUP: ClassVar[str] = "general"
 
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], BeforeValidator(in_lower_case)
@@ -73,6 +84,23 @@ class TlsSettings(Settings):
         " scheduler, worker and operator, whose default is router or router.* and so on",
     )
 
+    @property
+    def tls(self) -> TlsConfig:
+        """Certificates of the service's ports and channels."""
+        return TlsConfig(
+            cert=self.tls_cert,
+            key=self.tls_key,
+            ca=self.tls_ca,
+            client_ca=self.tls_client_ca,
+            peer_names=PeerNames.parse(self.allow_peer_names),
+            insecure=self.insecure,
+        )
+
+    @model_validator(mode="after")
+    def _has_whole_tls(self) -> Self:
+        _ = self.tls  # raises ValueError
+        return self
+
 
 class TelemetrySettings(TlsSettings):
     """Settings of every service: metrics, traces and shutdown."""
@@ -102,6 +130,16 @@ class TelemetrySettings(TlsSettings):
         " them over to others, and the other services end them",
     )
 
+    @property
+    def metrics(self) -> MetricsConfig:
+        """Addresses of the service's metrics."""
+        return MetricsConfig(
+            port=self.metrics_port,
+            prefix=self.metrics_prefix,
+            socket=self.metrics_socket if isinstance(self, InnerSettings) else None,
+            allowed_hosts=texts(self.allowed_hosts or ""),
+        )
+
     @model_validator(mode="after")
     def _listens_once_on_each_port(self) -> Self:
         taken: dict[int, str] = {}
@@ -117,9 +155,10 @@ class TelemetrySettings(TlsSettings):
 
     def _ports(self) -> Iterator[tuple[str, int]]:
         """Yields the flag and the number of each port that the service listens on."""
-        for field in ("port", "grpc_port"):
-            if field in type(self).model_fields:
-                yield flag_name(field), getattr(self, field)
+        names = ["port", "grpc_port", *(["http_port"] if getattr(self, "http", False) else [])]
+        for name in names:
+            if name in type(self).model_fields:
+                yield flag_name(name), getattr(self, name)
         if self.metrics_port is not None:
             yield "--metrics-port", self.metrics_port
 
@@ -133,4 +172,29 @@ class InnerSettings(TelemetrySettings):
         None,
         description="Unix socket where a router of this machine reads the metrics, which shows them"
         " with its own; serve makes one for each service (default: none)",
+    )
+
+
+class LimitSettings(SettingsGroup):
+    """Limits of a step; the scheduler applies its own and each worker's."""
+
+    GROUP: ClassVar[str] = "scheduling"
+
+    max_num_seqs: Count = Field(256, gt=0, description="most sequences in a step")
+    max_num_batched_tokens: Annotated[int | None, BeforeValidator(count)] = Field(
+        None,
+        gt=0,
+        description="most tokens in a step (default: what suits the device, 512 on a CPU)",
+    )
+
+
+class NameSettings(SettingsGroup):
+    """Names of the served model: a worker uses the first one, a router accepts all of them."""
+
+    GROUP: ClassVar[str] = "model and device"
+
+    served_model_name: Texts = Field(
+        (),
+        description="names that requests may use for the model; the first is in answers and metrics"
+        " (default: one made from MODEL)",
     )

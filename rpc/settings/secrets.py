@@ -5,7 +5,7 @@ from typing import Annotated, Any, get_args
 from pydantic import AfterValidator, BeforeValidator, SecretStr
 from pydantic.fields import FieldInfo
 
-from signalbox.settings.values.quantities import texts
+from rpc.settings.quantities import texts
 
 
 def _texts(value: Any) -> Any:
