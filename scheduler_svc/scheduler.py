@@ -190,7 +190,7 @@ class Scheduler:
     def stop_sequence(self, group: SequenceGroup, *, index: int, keep_tokens: int) -> bool:
         """Ends a branch at a stop string; returns whether that ended the group.
 
-        A branch that is unknown or has ended already is left as it is, as is a beam search.
+        Does nothing for a branch that is unknown or has ended, and while the group awaits answers.
         """
         self._decode_columns.release(group)
         for seq in () if group.awaits_answers else group.unfinished:
@@ -223,7 +223,7 @@ class Scheduler:
         for group in groups:
             for seq in group.sequences:
                 self.blocks.free(seq)
-                seq.forget_progress()
+            group.forget_progress()
             group.set_status(SequenceStatus.WAITING)
         return groups
 

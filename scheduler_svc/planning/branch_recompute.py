@@ -1,8 +1,9 @@
 """Starts the branches of a group that is recomputed: the first comes in alone, the others share.
 
 Branches hold the whole blocks of their prompt once, so each waits until one of them has it, and
-takes that one's blocks rather than equal ones of the prefix cache. Beams wait for each other: a
-group that could not start all of its own would never go on, so it takes blocks from those behind.
+takes that one's blocks rather than equal ones of the prefix cache. Branches that a search chooses
+wait for each other: a group that could not start all of them would never continue, so it takes
+blocks from the groups behind it.
 """
 
 from scheduler_svc.kv.block_manager import BlockSpaceManager

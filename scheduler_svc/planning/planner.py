@@ -265,6 +265,6 @@ def _can_decode(seq: Sequence, plan: StepPlan) -> bool:
     if seq.status is not SequenceStatus.RUNNING or seq.num_remaining_tokens != 1:
         return False
     if seq.num_inflight_samples and group.awaits_answers:
-        return False  # its next token depends on which branch it becomes, or on all beams
+        return False  # its next token depends on which branch it becomes, or on the others' draws
     is_planned_out = seq.num_tokens + seq.num_inflight_samples >= group.end
     return not is_planned_out and group not in plan.deferred_victims

@@ -122,7 +122,7 @@ class Preemption:
         self.num_recomputes += 1
         for seq in group.unfinished:
             self._blocks.free(seq)
-            seq.forget_progress()
+        group.forget_progress()
         self._queues.set_back(group)
         group.timeline.wait(self._queues.admission.waits, now)
 

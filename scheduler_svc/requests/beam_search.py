@@ -14,7 +14,28 @@ from typing import NamedTuple
 
 import numpy as np
 
-from contract.request import BeamSearchParams
+from contract.request import BeamSearchParams, Request
+from contract.sampling_params import SamplingParams
+from scheduler_svc.requests import sequence
+
+MAX_WIDTH = 32
+MAX_LENGTH_PENALTY = 5.0
+"""The longest sequence's length to this power is still a float32."""
+MAX_CANDIDATES = 128
+"""Tokens that a beam reports at most."""
+_NEUTRAL = SamplingParams()
+_EXCLUDED_PARAMS = (
+    "num_logprobs",
+    "logprob_token_ids",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
+    "structured_output",
+)
+"""Parameters that change what the model says of tokens; a search follows what it says."""
 
 
 class Candidates(NamedTuple):
@@ -69,6 +90,11 @@ class BeamSearch:
         eos_token_ids: Sequence[int] = (),
     ) -> None:
         self.params = params
+        self.results: list[sequence.Sequence] = []
+        """The sequences that the client gets. They hold no blocks, and become the group's when the
+        search is done."""
+        self.draws: dict[sequence.Sequence, Draw] = {}
+        """Draws of the group's sequences that wait for those of the others."""
         self.live = [Hypothesis()]
         self.finished: list[Hypothesis] = []
         self.is_done = False
@@ -159,3 +185,32 @@ class BeamSearch:
         favours_length = self.params.length_penalty > 0
         length = max_tokens if favours_length else len(beam.token_ids) + 1
         return self._score(beam.total, length) > self.finished[0].score
+
+
+def find_fault_in_search(request: Request, *, vocab_size: int) -> str | None:
+    """Returns in one line why a search cannot be served; None if it can be, or there is none."""
+    if request.beam_search is None:
+        return None
+    return next(_faults(request, request.beam_search, min(MAX_CANDIDATES, vocab_size)), None)
+
+
+def _faults(request: Request, search: BeamSearchParams, most_candidates: int) -> Iterator[str]:
+    width, penalty, count = search.width, search.length_penalty, request.num_sequences
+    if request.delivered:
+        yield f"delivered has {len(request.delivered)} sequences, must be unset with beam_search"
+    if not 1 <= width <= MAX_WIDTH:
+        yield f"beam_search.width is {width}, must be in [1, {MAX_WIDTH}]"
+    if not abs(penalty) <= MAX_LENGTH_PENALTY:
+        allowed = f"[-{MAX_LENGTH_PENALTY:g}, {MAX_LENGTH_PENALTY:g}]"
+        yield f"beam_search.length_penalty is {penalty}, must be in {allowed}"
+    if count > width:
+        yield f"num_sequences is {count}, must be at most beam_search.width, {width}"
+    num_stops, most = len(set(request.params.stop_token_ids)), most_candidates - width
+    if num_stops > most:
+        yield (
+            f"sampling_params.stop_token_ids has {num_stops} tokens, must be at most {most}"
+            f" beside {width} beams"
+        )
+    for name in _EXCLUDED_PARAMS:
+        if (value := getattr(request.params, name)) != getattr(_NEUTRAL, name):
+            yield f"sampling_params.{name} is {value}, must be unset with beam_search"

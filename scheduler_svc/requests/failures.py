@@ -60,11 +60,11 @@ def never_fits(group: SequenceGroup) -> RequestFailure:
         sequences, fit = "1 sequence", "fits"
     else:
         sequences, fit = f"{group.num_branches} sequences", "fit"
-    fewer = "n" if group.request.beam_search is None else "beam_search.width"
     return RequestFailure(
         Code.RESOURCE_EXHAUSTED,
         f"{sequences} of {group.num_prompt_tokens} prompt tokens and up to"
-        f" {group.max_tokens} more {fit} no worker's KV cache; lower max_tokens or {fewer}",
+        f" {group.max_tokens} more {fit} no worker's KV cache; lower max_tokens or ask for fewer"
+        " sequences",
     )
 
 

@@ -5,39 +5,20 @@ request on that worker again; so what no worker could serve is refused here, alo
 """
 
 import math
-from collections.abc import Iterator
 
 from contract.model import ModelInfo
 from contract.request import Request
 from contract.sampling_params import MAX_LOGPROB_TOKEN_IDS, SamplingParams
+from scheduler_svc.requests.beam_search import find_fault_in_search
 
-MAX_BEAM_WIDTH = 32
-MAX_LENGTH_PENALTY = 5.0
-"""A sequence longer than any, to this power, is a float32 still."""
 MAX_PRIORITY = 1000
 """And as far below 0; how long a request may be kept waiting follows from it."""
-MAX_CANDIDATES = 128
-"""Tokens that a beam reports."""
 MAX_PENALTY = 2
 MAX_REPETITION_PENALTY = 10
 MAX_BIAS = 100
 MAX_BIASES = 1024
 MAX_BAD_TOKENS = 16_384
 """All as in the worker's contract."""
-
-_NEUTRAL = SamplingParams()
-_NOT_WITH_BEAMS = (
-    "num_logprobs",
-    "logprob_token_ids",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "logit_bias",
-    "allowed_token_ids",
-    "bad_words",
-    "structured_output",
-)
-"""What a search, which goes by what the model says of tokens, could not honour."""
 
 
 def find_fault(request: Request, model: ModelInfo) -> str | None:
@@ -52,10 +33,9 @@ def find_fault(request: Request, model: ModelInfo) -> str | None:
         return f"token ids must be below the vocabulary's size, {model.vocab_size}"
     if abs(request.priority) > MAX_PRIORITY:
         return f"priority is {request.priority}, must be in [-{MAX_PRIORITY}, {MAX_PRIORITY}]"
-    most_logprobs = min(MAX_CANDIDATES, model.vocab_size)
     return (
         _find_fault_in_params(request.params, model)
-        or _find_fault_in_search(request, most_logprobs=most_logprobs)
+        or find_fault_in_search(request, vocab_size=model.vocab_size)
         or _find_fault_in_delivered(request, model)
     )
 
@@ -65,10 +45,10 @@ def _find_fault_in_delivered(request: Request, model: ModelInfo) -> str | None:
     delivered = request.delivered
     if not delivered:
         return None
-    if len(delivered) != request.num_sequences or request.beam_search or not request.attempt:
+    if len(delivered) != request.num_sequences or not request.attempt:
         return (
             f"delivered has {len(delivered)} sequences, must have {request.num_sequences}, in a"
-            " later attempt, without beam_search"
+            " later attempt"
         )
     lengths = [len(sequence.token_ids) for sequence in delivered]
     most = min(request.max_tokens, model.max_model_len - len(request.prompt_token_ids))
@@ -83,38 +63,6 @@ def _find_fault_in_delivered(request: Request, model: ModelInfo) -> str | None:
     if not going_on or max(going_on) == most:
         return "delivered leaves nothing to generate"
     return None
-
-
-def _find_fault_in_search(request: Request, *, most_logprobs: int) -> str | None:
-    """Says in one line why a search cannot be served; None if it can be, or none is asked for.
-
-    A beam reports no more candidates than `most_logprobs`.
-    """
-    if request.beam_search is None:
-        return None
-    return next(_faults_of_search(request, most_logprobs), None)
-
-
-def _faults_of_search(request: Request, most_logprobs: int) -> Iterator[str]:
-    assert request.beam_search is not None
-    width, penalty = request.beam_search.width, request.beam_search.length_penalty
-    if not 1 <= width <= MAX_BEAM_WIDTH:
-        yield f"beam_search.width is {width}, must be in [1, {MAX_BEAM_WIDTH}]"
-    if not abs(penalty) <= MAX_LENGTH_PENALTY:
-        allowed = f"[-{MAX_LENGTH_PENALTY:g}, {MAX_LENGTH_PENALTY:g}]"
-        yield f"beam_search.length_penalty is {penalty}, must be in {allowed}"
-    if request.num_sequences > width:
-        count = request.num_sequences
-        yield f"num_sequences is {count}, must be at most beam_search.width, {width}"
-    num_stops, most = len(set(request.params.stop_token_ids)), most_logprobs - width
-    if num_stops > most:
-        yield (
-            f"sampling_params.stop_token_ids has {num_stops} tokens, must be at most {most}"
-            f" beside {width} beams"
-        )
-    for name in _NOT_WITH_BEAMS:
-        if (value := getattr(request.params, name)) != getattr(_NEUTRAL, name):
-            yield f"sampling_params.{name} is {value}, must be unset with beam_search"
 
 
 def _find_fault_in_params(params: SamplingParams, model: ModelInfo) -> str | None:

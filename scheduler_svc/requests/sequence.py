@@ -10,7 +10,6 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, NamedTuple
 
 from contract.updates import FinishReason, RequestFailure
-from scheduler_svc.requests.beam_search import Draw
 
 if TYPE_CHECKING:
     from scheduler_svc.requests.sequence_group import SequenceGroup
@@ -61,14 +60,12 @@ class Sequence:
     """Row in the decode columns, which then keep the counters; -1 outside."""
     is_on_worker: bool = False
     """Whether the worker knows the sequence, so that a step may name it by id."""
-    draw: Draw | None = None
-    """Of a beam: what it may go on with, until all beams of the group have reported theirs."""
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
     failure: RequestFailure | None = None
     """What its worker says; its siblings may go on."""
     score: float | None = None
-    """Of a hypothesis that a beam search returns."""
+    """Score of the sequence if a search found it."""
 
     @property
     def num_tokens(self) -> int:
@@ -118,4 +115,3 @@ class Sequence:
         self.num_computed_tokens = self.num_inflight_tokens = self.num_inflight_samples = 0
         self.num_sent_blocks = self.num_published_blocks = 0
         self.is_on_worker = False
-        self.draw = None

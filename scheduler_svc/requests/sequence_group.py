@@ -33,6 +33,8 @@ class SequenceGroup:
     reply_to: RouterSession
     """Session of the router that sent the request."""
     num_prompt_tokens: int
+    num_branches: int
+    """Sequences that run side by side once the prompt is computed."""
     params: SamplingParams
     """Parameters that the worker gets; those of the request, unless a search needs others."""
     max_tokens: int
@@ -54,12 +56,10 @@ class SequenceGroup:
     trace: RequestTrace | None = None
     """Set as long as the request lives if it is sampled; see request_spans.py."""
     sequences: list[Sequence] = field(default_factory=list)
-    """In order of branch. Until the prompt is computed there is branch 0 alone. While a beam search
-    goes on they are its live hypotheses, in its order."""
+    """In order of branch. Until the prompt is computed there is branch 0 alone. While a search goes
+    on they are its live hypotheses, in its order."""
     search: BeamSearch | None = None
-    """Set as long as the request lives if it asks for beam search; see beam_branching.py."""
-    beam_results: list[Sequence] = field(default_factory=list)
-    """What a beam search returns; they hold no blocks, and are in `sequences` once it is done."""
+    """Chooses the group's sequences together, if the request asks for that."""
     end: int = 0
     """Length in tokens at which a sequence has its last; set by the worker's scheduler."""
     is_steady: bool = False
@@ -106,12 +106,6 @@ class SequenceGroup:
         return any(seq.num_inflight_tokens for seq in self.sequences)
 
     @property
-    def num_branches(self) -> int:
-        """Sequences that run side by side once the prompt is computed."""
-        search = self.request.beam_search
-        return self.request.num_sequences if search is None else search.width
-
-    @property
     def awaits_fork(self) -> bool:
         """Whether one sequence still stands for all branches."""
         return len(self.sequences) < self.num_branches
@@ -134,21 +128,29 @@ class SequenceGroup:
     @property
     def num_completion_tokens(self) -> int:
         """Tokens that the client got, or is about to get."""
-        delivered = self.sequences if self.search is None else self.beam_results
+        delivered = self.sequences if self.search is None else self.search.results
         return sum(len(seq.output_token_ids) for seq in delivered)
 
     def set_status(self, status: SequenceStatus) -> None:
         for seq in self.unfinished:
             seq.status = status
 
+    def forget_progress(self) -> None:
+        """Removes what lives on a worker, so that the group can be recomputed."""
+        for seq in self.sequences:
+            seq.forget_progress()
+        if self.search is not None:
+            self.search.draws.clear()
+
 
 def new_group(request: Request, *, reply_to: RouterSession, now: float) -> SequenceGroup:
     """Returns the group of a request that arrives now; `make_group` gives it its sequences."""
-    timeout_ns = request.timeout_ns
+    timeout_ns, search = request.timeout_ns, request.beam_search
     return SequenceGroup(
         request=request,
         reply_to=reply_to,
         num_prompt_tokens=len(request.prompt_token_ids),
+        num_branches=request.num_sequences if search is None else search.width,
         params=request.params,
         max_tokens=request.max_tokens,
         deadline=None if timeout_ns is None else now + timeout_ns / 1e9,
@@ -174,7 +176,7 @@ def make_group(group: SequenceGroup, *, eos_token_ids: tuple[int, ...] = ()) -> 
         group.params = replace(
             group.params, temperature=0.0, num_logprobs=group.search.num_candidates
         )
-        group.beam_results = [
+        group.search.results = [
             Sequence(seq_id=next_seq_id(), branch=index, group=group)
             for index in range(group.request.num_sequences)
         ]

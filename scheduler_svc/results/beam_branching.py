@@ -12,7 +12,7 @@ from contract.updates import FinishReason
 from scheduler_svc.kv.block_manager import BlockSpaceManager
 from scheduler_svc.planning.sequence_release import SequenceRelease
 from scheduler_svc.planning.worker_state import WorkerState
-from scheduler_svc.requests.beam_search import BeamSearch, Candidates, Draw, Hypothesis
+from scheduler_svc.requests.beam_search import BeamSearch, Candidates, Draw
 from scheduler_svc.requests.sequence import Sequence, SequenceStatus
 from scheduler_svc.requests.sequence_group import SequenceGroup
 from scheduler_svc.requests.sequence_ids import next_seq_id
@@ -46,26 +46,26 @@ class BeamGroups:
         wanted, num_reported = search.num_candidates, min(len(token_ids), len(values))
         if num_reported < wanted:
             return f"the worker reported {num_reported} of {wanted} log probabilities"
-        seq.draw = Draw(token_id, Candidates(token_ids[:wanted], values[:wanted]))
-        if all(beam.draw is not None for beam in seq.group.sequences):
+        search.draws[seq] = Draw(token_id, Candidates(token_ids[:wanted], values[:wanted]))
+        if len(search.draws) == len(seq.group.sequences):
             self._advance(seq.group, search, outcome)
         return None
 
     def _advance(self, group: SequenceGroup, search: BeamSearch, outcome: StepOutcome) -> None:
         max_tokens = group.end - group.num_prompt_tokens
-        draws = [seq.draw for seq in group.sequences if seq.draw is not None]
-        search.advance([draw.candidates for draw in draws], max_tokens=max_tokens)
+        candidates = [search.draws[seq].candidates for seq in group.sequences]
+        search.advance(candidates, max_tokens=max_tokens)
         if search.is_done:
             self._end(group, search, outcome)
             return
-        best = group.beam_results[0]
+        best = search.results[0]
         settled = search.settled(start=len(best.output_token_ids), max_tokens=max_tokens)
         _append_tokens(best, settled, outcome)
-        self._go_on(group, search.live)
+        self._go_on(group, search)
 
-    def _go_on(self, group: SequenceGroup, live: list[Hypothesis]) -> None:
+    def _go_on(self, group: SequenceGroup, search: BeamSearch) -> None:
         """Makes the group's sequences those of the live hypotheses."""
-        parents = group.sequences
+        parents, live = group.sequences, search.live
         heirs: set[int] = set()
         sequences = []
         for hypothesis in live:
@@ -75,9 +75,9 @@ class BeamGroups:
             sequences.append(parent if is_heir else self._branch_off(parent))
         for seq, hypothesis in zip(sequences, live, strict=True):
             seq.output_token_ids = hypothesis.token_ids
-            if seq.draw is not None and seq.draw.token_id != hypothesis.token_ids[-1]:
+            if seq in search.draws and search.draws[seq].token_id != hypothesis.token_ids[-1]:
                 self._worker_state.replace_last(seq)
-            seq.draw = None
+        search.draws.clear()
         group.sequences = sequences
         for index, parent in enumerate(parents):
             if index not in heirs:
@@ -99,10 +99,10 @@ class BeamGroups:
 
     def _end(self, group: SequenceGroup, search: BeamSearch, outcome: StepOutcome) -> None:
         """Ends the group; what the search has found takes the place of the beams."""
-        beams, group.sequences = group.sequences, group.beam_results
+        beams, group.sequences = group.sequences, search.results
         for beam in beams:
             self._sequence_release.drop(beam)
-        for seq, hypothesis in zip(group.beam_results, search.finished, strict=False):
+        for seq, hypothesis in zip(search.results, search.finished, strict=False):
             _append_tokens(seq, hypothesis.token_ids[len(seq.output_token_ids) :], outcome)
             seq.score = float(hypothesis.score)
             token_id = seq.output_token_ids[-1]

@@ -41,7 +41,7 @@ class OutputProcessor:
         self._sequence_release = sequence_release
         self._admission = admission
         self._eos_token_ids = eos_token_ids
-        self._beams = BeamGroups(
+        self._searches = BeamGroups(
             blocks=blocks,
             worker_state=worker_state,
             sequence_release=sequence_release,
@@ -123,7 +123,7 @@ class OutputProcessor:
             return
         self._record_first_token(seq.group, now)
         if seq.group.search is not None:
-            self._accept_beam(seq, rows[0], answer, outcome, now)
+            self._process_search(seq, rows[0], answer, outcome, now)
             return
         branches = [seq, *self._branch_off(seq, num_samples - 1)]
         if num_samples > 1:
@@ -138,16 +138,19 @@ class OutputProcessor:
             group.timeline.add(EventKind.FIRST_TOKEN, now)
             self.num_prompt_tokens += group.num_prompt_tokens
 
-    def _accept_beam(
+    def _process_search(
         self, seq: Sequence, row: int, answer: StepAnswer, outcome: StepOutcome, now: float
     ) -> None:
-        """Takes what a beam may go on with; what is settled then counts as generated.
+        """Gives a search the draw of one of its sequences.
 
-        Every beam's token is charged: each takes its place in a step.
+        The tokens that the search has settled then count as generated. The draw of each sequence
+        is charged, because each takes room in a step.
         """
         self._admission.charge(seq.group.flow, [seq.group], num_output_tokens=1)
         group, num_tokens, is_one = seq.group, len(outcome.tokens), seq.group.awaits_fork
-        fault = self._beams.process(seq, answer.token_ids[row], answer.logprobs.get(row), outcome)
+        fault = self._searches.process(
+            seq, answer.token_ids[row], answer.logprobs.get(row), outcome
+        )
         if fault is not None:
             self._fail(seq, RequestFailure(Code.INTERNAL, fault), outcome, now)
         self.num_generated_tokens += len(outcome.tokens) - num_tokens
@@ -184,7 +187,7 @@ class OutputProcessor:
     def _fail(
         self, seq: Sequence, failure: RequestFailure, outcome: StepOutcome, now: float
     ) -> None:
-        """Ends a sequence by an error; before its fork it stands for all, as any beam does."""
+        """Ends a sequence by an error; before its fork it stands for all, as in a search."""
         group = seq.group
         self._blocks.retract(seq)
         if group.search is not None:
