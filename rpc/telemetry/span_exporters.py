@@ -66,15 +66,9 @@ def _from_environment() -> SpanExporter | None:
 def _otlp(url: str) -> SpanExporter:
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
-    from rpc.telemetry.span_encoding import encode_spans
-
-    class Exporter(OTLPSpanExporter):
-        def _translate_data(self, data: Sequence[ReadableSpan]) -> Any:
-            return encode_spans(data)
-
     insecure = not url.startswith("https:") if url else None
     timeout_s = otlp.timeout_s()
-    return Exporter(endpoint=url or None, insecure=insecure, timeout=timeout_s)
+    return OTLPSpanExporter(endpoint=url or None, insecure=insecure, timeout=timeout_s)
 
 
 def _otlp_http(url: str) -> SpanExporter:
@@ -93,7 +87,7 @@ class FileSpanExporter(SpanExporter):
 
     def __init__(self, path: str) -> None:
         """Raises ValueError if the file cannot be opened."""
-        from rpc.telemetry.span_encoding import encode_spans
+        from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 
         self._encode = encode_spans
         self._path = path
