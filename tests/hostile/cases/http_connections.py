@@ -32,6 +32,14 @@ def answer_of(data: bytes) -> Answer:
     return Answer(data[9:12].decode(), data.decode(errors="replace"), len(data))
 
 
+async def read_or_reset(reader: asyncio.StreamReader) -> bytes | None:
+    """Reads to the end; None if a reset of the connection came before the answer was read."""
+    try:
+        return await reader.read()
+    except ConnectionError:
+        return None
+
+
 @contextlib.asynccontextmanager
 async def connected(
     target: Target, start: bytes, number: int = 1
@@ -110,10 +118,12 @@ async def unfinished_bodies(target: Target) -> list[Answer]:
         for _ in range(NUM_LARGE):
             ((reader, writer),) = await exits.enter_async_context(connected(target, head))
             writer.write(most)
-            await writer.drain()
-            reading.append(asyncio.ensure_future(reader.read()))
+            with contextlib.suppress(ConnectionError):  # given up while it is sent
+                await writer.drain()
+            reading.append(asyncio.ensure_future(read_or_reset(reader)))
         await asyncio.wait(reading[: NUM_LARGE // 2])
-        return [answer_of(one.result()) for one in reading if one.done()]
+        told = [one.result() for one in reading if one.done()]
+        return [answer_of(data) for data in told if data is not None]
 
 
 async def large_heads(target: Target) -> list[Answer]:
