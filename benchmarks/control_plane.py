@@ -15,6 +15,7 @@ from contract.columns import pack_int32, pack_int64
 from contract.request import Request
 from contract.sampling_params import SamplingParams
 from contract.step import encode_step
+from contract.step_result import decode_result
 from contract.updates import RequestUpdates
 from protos.worker.v1 import worker_pb2 as pb
 from scheduler_svc.config import CacheShape, StepLimits
@@ -22,7 +23,6 @@ from scheduler_svc.planning.plan import StepPlan
 from scheduler_svc.queue.admission_queue import AdmissionQueue
 from scheduler_svc.requests.sequence_group import make_group, new_group
 from scheduler_svc.scheduler import Scheduler
-from scheduler_svc.workers import worker_codec
 
 PROMPT_TOKENS = 512
 T = TypeVar("T")
@@ -84,7 +84,7 @@ def measure(num_sequences: int, *, num_steps: int) -> str:
         data = answer_to(plan)
         answer = timed(
             times["parse"],
-            lambda: worker_codec.step_answer(pb.ExecuteModelResponse.FromString(data)),  # noqa: B023
+            lambda: decode_result(pb.ExecuteModelResponse.FromString(data)),  # noqa: B023
         )
         timed(times["update"], lambda: scheduler.update(answer, float(step)))  # noqa: B023
     medians = [statistics.median(values[1:]) for values in times.values()]

@@ -160,12 +160,18 @@ class Column:
         return self._data
 
 
-def int64s(values: list[int]) -> Column:
-    return Column(_INT64, values=values)
+def int64s(values: list[int] | NDArray[np.int64]) -> Column:
+    return _column(values, _INT64)
 
 
-def int32s(values: list[int]) -> Column:
-    return Column(_INT32, values=values)
+def int32s(values: list[int] | NDArray[np.int32]) -> Column:
+    return _column(values, _INT32)
+
+
+def _column(values: list[int] | NDArray[Any], dtype: np.dtype[np.signedinteger]) -> Column:
+    if isinstance(values, np.ndarray):
+        return Column(dtype, array=values)
+    return Column(dtype, values=values)
 
 
 def int64_column(data: bytes) -> Column:

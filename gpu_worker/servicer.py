@@ -12,6 +12,7 @@ import grpc
 from contract import grammar_cost, structured_output
 from contract.model import encode_capacity, encode_model
 from contract.step import decode_step
+from contract.step_result import encode_result
 from contract.tokenizer_files import split_files
 from gpu_worker import worker_codec
 from gpu_worker.lease.step_log import Answer
@@ -70,7 +71,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
                 if isinstance(answer, Exception):
                     raise answer
                 # The answer belongs to the log as well: this stream's end must not cancel it.
-                yield worker_codec.encode_result(await asyncio.shield(answer))
+                yield encode_result(await asyncio.shield(answer))
         finally:
             reader.cancel()
 

@@ -1,6 +1,6 @@
 """Plans the steps of one worker: who computes how many tokens, in which blocks.
 
-Pure planning: no clock, no I/O. `schedule` books what it plans; `update` takes the answer. Two
+Pure planning: no clock, no I/O. `schedule` books what it plans; `update` takes the result. Two
 steps may be planned before the first is answered, so a sequence counts its tokens in flight, and
 while there are any it is not preempted, forked or freed.
 
@@ -13,6 +13,7 @@ means, and `SequenceRelease` ends sequences.
 from collections import deque
 from collections.abc import Set
 
+from contract.step_result import StepResult, StepTimings
 from contract.updates import FinishReason
 from scheduler_svc.config import CacheShape, PreemptionMode, StepLimits
 from scheduler_svc.insight.stats import RequestStats, StepStats
@@ -20,7 +21,7 @@ from scheduler_svc.kv.block_manager import BlockSpaceManager
 from scheduler_svc.kv.cost_model import CostModel
 from scheduler_svc.planning.decode_columns import DecodeColumns
 from scheduler_svc.planning.group_selection import GroupSelection
-from scheduler_svc.planning.plan import StepAnswer, StepPlan, StepTimings
+from scheduler_svc.planning.plan import StepPlan
 from scheduler_svc.planning.planner import Planner
 from scheduler_svc.planning.preemption import Preemption
 from scheduler_svc.planning.sequence_release import SequenceRelease
@@ -160,14 +161,14 @@ class Scheduler:
         """Returns the groups that planning had to end, each once."""
         return self._sequence_release.pop_failed()
 
-    def update(self, answer: StepAnswer, now: float) -> StepOutcome:
-        """Takes the answer to the oldest planned step."""
+    def update(self, result: StepResult, now: float) -> StepOutcome:
+        """Processes the result of the oldest planned step."""
         plan = self.inflight.popleft()
-        assert plan.step_id == answer.step_id, "steps are answered in order"
-        self._memory_tokens = answer.max_num_batched_tokens
-        self._observe_costs(plan, answer.timings)
-        self.steps.observe(plan, answer.timings, now)
-        outcome = self._output_processor.process(plan, answer, now)
+        assert plan.step_id == result.step_id, "results come in the order of the steps"
+        self._memory_tokens = result.max_num_batched_tokens
+        self._observe_costs(plan, result.timings)
+        self.steps.observe(plan, result.timings, now)
+        outcome = self._output_processor.process(plan, result, now)
         if plan.is_alone and (cleared := pop_cleared(plan.seqs[0].group)):
             outcome.cleared.append(cleared)
             plan.seqs[0].group.timeline.add(EventKind.CLEARED, now, step_id=plan.step_id)

@@ -87,7 +87,7 @@ def test_a_package_imports_only_what_is_below_it(package: str) -> None:
     [
         ("router", "import torch"),
         ("router", "def f():\n    from scheduler_svc import plan"),
-        ("scheduler_svc", "import gpu_worker.step"),
+        ("scheduler_svc", "import gpu_worker.worker"),
         ("rpc", "from router.config import RouterConfig"),
         ("rpc", "from contract.columns import pack_int32"),
         ("rpc", "from contract import columns"),

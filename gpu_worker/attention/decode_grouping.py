@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpu_worker.attention.backend import AttentionShape
+from gpu_worker.batch.arrays import Int64Array
 from gpu_worker.batch.batch import Batch
-from gpu_worker.step import Int64Array
 
 # A group is worth this many padded blocks; measured with 3 heads of 64 on 2 cores.
 _GROUP_COST_BLOCKS = 64

@@ -5,9 +5,11 @@ NumPy; a runner moves them to its device.
 """
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from contract.logprobs import TokenLogprobs
+from gpu_worker.batch.arrays import Int32Array, Int64Array
 from gpu_worker.batch.sampling_rows import PromptRows, SampleRows
-from gpu_worker.step import Int32Array, Int64Array, Logprobs
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,6 +33,20 @@ class Batch:
     """None if no request asks for log probabilities of the prompt tokens computed here."""
     fed_from: Int64Array | None = None
     """[T], the draw of the batch before that is the token, or -1 where token_ids knows it."""
+
+
+class Logprobs(NamedTuple):
+    """Log probabilities of one row, of the model's own logits."""
+
+    row: int
+    logprob: float
+    rank: int
+    top_token_ids: list[int]
+    top_logprobs: list[float]
+
+    @property
+    def values(self) -> TokenLogprobs:
+        return TokenLogprobs(*self[1:])
 
 
 @dataclass(slots=True, kw_only=True)

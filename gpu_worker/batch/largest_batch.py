@@ -2,9 +2,9 @@
 
 import numpy as np
 
+from gpu_worker.batch.arrays import Int64Array
 from gpu_worker.batch.batch import Batch
 from gpu_worker.batch.sampling_rows import NO_LOGPROBS, SampleRows
-from gpu_worker.step import Int64Array
 
 
 def largest_batch(

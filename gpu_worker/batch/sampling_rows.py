@@ -10,9 +10,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-Int32Array = NDArray[np.int32]
-Int64Array = NDArray[np.int64]
-FloatArray = NDArray[np.float32]
+from gpu_worker.batch.arrays import FloatArray, Int32Array, Int64Array
 
 GREEDY_BELOW = 1e-5
 """A lower temperature takes the likeliest token."""

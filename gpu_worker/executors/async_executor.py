@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.attention import AttentionBackend
+from gpu_worker.batch.arrays import Int64Array
 from gpu_worker.batch.batch import Batch, BatchOutput
 from gpu_worker.device.input_transfer import InputPacker
 from gpu_worker.device.streams import Event, Stream
@@ -26,7 +27,6 @@ from gpu_worker.models import Model
 from gpu_worker.sampling import async_sampling
 from gpu_worker.sampling.async_sampling import DeviceDrawing, DeviceDraws
 from gpu_worker.sampling.sampler import Sampler
-from gpu_worker.step import Int64Array
 
 
 class Marks(NamedTuple):

@@ -10,12 +10,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gpu_worker.batch.batch import Batch, BatchOutput
+from gpu_worker.batch.arrays import Int64Array
+from gpu_worker.batch.batch import Batch, BatchOutput, Logprobs
 from gpu_worker.batch.sampling_rows import SampleRows, TokenRuns
+from gpu_worker.batch.sequence_failures import NONE_LEFT
 from gpu_worker.device.torch_profiler import span
 from gpu_worker.executors.prompt_logprobs import prompt_logprobs
 from gpu_worker.sampling.sampler import NOT_FINITE, Sampler
-from gpu_worker.step import NONE_LEFT, Int64Array, Logprobs
 from signalbox_kernels.program import AttentionArrays, Program, StepArrays
 
 

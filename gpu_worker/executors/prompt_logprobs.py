@@ -8,9 +8,10 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from gpu_worker.batch.sampling_rows import Int64Array, PromptRows
+from gpu_worker.batch.arrays import Int64Array
+from gpu_worker.batch.batch import Logprobs
+from gpu_worker.batch.sampling_rows import PromptRows
 from gpu_worker.sampling.sampler import Sampler
-from gpu_worker.step import Logprobs
 
 ROWS_AT_ONCE = 64
 """No more than a native program always has room for, else it would drop what the step has left."""

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from gpu_worker.attention import AttentionBackend
-from gpu_worker.batch.batch import Batch, BatchOutput
+from gpu_worker.batch.arrays import Int64Array
+from gpu_worker.batch.batch import Batch, BatchOutput, Logprobs
 from gpu_worker.batch.sampling_rows import PromptRows
 from gpu_worker.device.torch_profiler import span
 from gpu_worker.executors.prompt_logprobs import prompt_logprobs
 from gpu_worker.layers import ForwardContext
 from gpu_worker.models import Model
 from gpu_worker.sampling.sampler import Sampler
-from gpu_worker.step import Int64Array, Logprobs
 
 
 class TorchStep:

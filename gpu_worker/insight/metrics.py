@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from contract.model import ModelInfo, WorkerCapacity
-from gpu_worker.step import StepResult
+from contract.step_result import StepResult
 from rpc.metrics.histogram import Histogram, times
 from rpc.metrics.registry import PER_NS, Families
 
@@ -28,11 +28,12 @@ class StepCounts:
 
     def observe(self, result: StepResult) -> None:
         """Takes a step's answer."""
-        self.duration_ns.observe(result.swap_ns + result.forward_ns + result.sample_ns)
-        self.wait_ns += result.wait_ns
-        self.swap_ns += result.swap_ns
-        self.forward_ns += result.forward_ns
-        self.sample_ns += result.sample_ns
+        timings = result.timings
+        self.duration_ns.observe(timings.swap_ns + timings.forward_ns + timings.sample_ns)
+        self.wait_ns += timings.wait_ns
+        self.swap_ns += timings.swap_ns
+        self.forward_ns += timings.forward_ns
+        self.sample_ns += timings.sample_ns
         self.num_sampled_tokens += len(result.token_ids)
         self.num_failures += len(result.failures)
 

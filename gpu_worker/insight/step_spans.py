@@ -10,7 +10,7 @@ from opentelemetry import trace
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
 from contract.step import Step
-from gpu_worker.step import StepResult
+from contract.step_result import StepResult
 from rpc.telemetry import tracing
 
 METHOD = "signalbox.worker.v1.WorkerService/ExecuteModel"
@@ -69,13 +69,16 @@ class StepSpan:
         if not self._span.is_recording():
             return
         self._span.set_attributes(
-            {"signalbox.sampled_tokens": len(result.token_ids), "signalbox.wait_ns": result.wait_ns}
+            {
+                "signalbox.sampled_tokens": len(result.token_ids),
+                "signalbox.wait_ns": result.timings.wait_ns,
+            }
         )
         below, at = trace.set_span_in_context(self._span), start_ns
         for name, duration_ns in (
-            ("swap", result.swap_ns),
-            ("forward", result.forward_ns),
-            ("sample", result.sample_ns),
+            ("swap", result.timings.swap_ns),
+            ("forward", result.timings.forward_ns),
+            ("sample", result.timings.sample_ns),
         ):
             part = tracing.get_tracer().start_span(name, context=below, start_time=at)
             at += duration_ns

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gpu_worker.batch.arrays import Int64Array
 from gpu_worker.batch.batch import Batch
 from gpu_worker.device.streams import Event
-from gpu_worker.step import Int64Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

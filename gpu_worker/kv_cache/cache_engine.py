@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 
 from contract.sections.block_moves import BlockMapping
+from gpu_worker.batch.arrays import Int64Array
 from gpu_worker.device.device_choice import streams_of
 from gpu_worker.device.streams import Stream, Streams
 from gpu_worker.kv_cache.block_dependencies import BlockUse, WorkUnderWay
 from gpu_worker.kv_cache.copy_timer import CopyClock
 from gpu_worker.kv_cache.host_pool import SwapMemory
 from gpu_worker.kv_cache.page_prefault import PoolPages
-from gpu_worker.step import Int64Array
 from signalbox_kernels import ops
 
 _NONE: Int64Array = np.empty(0, dtype=np.int64)

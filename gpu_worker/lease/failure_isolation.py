@@ -13,12 +13,12 @@ from enum import Enum
 
 import numpy as np
 
-from gpu_worker.batch.batch import Batch, BatchOutput
+from gpu_worker.batch.arrays import Int64Array
+from gpu_worker.batch.batch import Batch, BatchOutput, Logprobs
 from gpu_worker.batch.runner_protocol import Runner
 from gpu_worker.batch.sampling_rows import PromptRows
 from gpu_worker.device.device_errors import DeviceLost, is_device_lost
 from gpu_worker.lease.token_limit import TokenLimit
-from gpu_worker.step import Int64Array, Logprobs
 
 logger = logging.getLogger(__name__)
 

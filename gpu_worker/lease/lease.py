@@ -10,9 +10,11 @@ from functools import partial
 
 import numpy as np
 
+from contract.columns import int32s, int64s
 from contract.errors import Aborted, FailedPrecondition, Internal
 from contract.model import WorkerCapacity
 from contract.step import Step
+from contract.step_result import StepResult, StepTimings
 from gpu_worker.batch.batch import Batch, BatchOutput
 from gpu_worker.batch.runner_protocol import Launching, Overlapping, Runner
 from gpu_worker.device.device_errors import is_device_lost
@@ -24,7 +26,6 @@ from gpu_worker.lease.step_pipeline import MakeResult, OnError, StepInFlight, St
 from gpu_worker.lease.token_limit import TokenLimit
 from gpu_worker.sampling.grammars import Grammars
 from gpu_worker.sequences.sequence_table import SampledTokens, SequenceTable
-from gpu_worker.step import StepResult
 
 logger = logging.getLogger(__name__)
 
@@ -176,15 +177,13 @@ def _result(
     result = StepResult(
         epoch=step.epoch,
         step_id=step.step_id,
-        seq_ids=outcome.seq_ids,
-        token_ids=outcome.token_ids,
+        seq_ids=int64s(outcome.seq_ids),
+        branches=None if outcome.branches is None else int32s(outcome.branches.astype(np.int32)),
+        token_ids=int32s(outcome.token_ids),
         logprobs=outcome.logprobs,
         prompt_logprobs=outcome.prompt_logprobs,
         failures=outcome.failures,
-        wait_ns=wait_ns,
-        swap_ns=swap_ns,
-        forward_ns=samples.forward_ns,
-        sample_ns=samples.sample_ns,
+        timings=StepTimings(wait_ns, swap_ns, samples.forward_ns, samples.sample_ns),
         max_num_batched_tokens=limit.lowered,
     )
     span.end(result, start_ns=start_ns)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 
 from contract.errors import FailedPrecondition
-from gpu_worker.step import StepResult
+from contract.step_result import StepResult
 
 NUM_KEPT_ANSWERS = 2
 

@@ -10,11 +10,11 @@ from collections import deque
 from collections.abc import Callable
 
 from contract.step import Step
+from contract.step_result import StepResult
 from gpu_worker.batch.batch import Batch, BatchOutput
 from gpu_worker.batch.runner_protocol import Launched, Launching
 from gpu_worker.execution_thread import Unfinished
 from gpu_worker.sequences.sequence_table import BookedBatch, SampledTokens, SequenceTable
-from gpu_worker.step import StepResult
 
 MakeResult = Callable[[SampledTokens, BatchOutput], StepResult]
 OnError = Callable[[Exception], Exception]

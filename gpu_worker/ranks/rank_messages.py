@@ -11,8 +11,9 @@ import numpy as np
 
 from contract.model import WorkerCapacity
 from contract.sections.block_moves import BlockMapping
+from gpu_worker.batch.arrays import Int64Array
 from gpu_worker.batch.batch import Batch
-from gpu_worker.batch.sampling_rows import NO_LOGPROBS, Int64Array, PromptRows, SampleRows
+from gpu_worker.batch.sampling_rows import NO_LOGPROBS, PromptRows, SampleRows
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig
 
 

@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gpu_worker.batch.arrays import Int64Array
 from gpu_worker.batch.batch import BatchOutput
-from gpu_worker.batch.sampling_rows import GREEDY_BELOW, Int64Array, SampleRows
+from gpu_worker.batch.sampling_rows import GREEDY_BELOW, SampleRows
 from gpu_worker.device.input_transfer import InputPacker
 from gpu_worker.sampling.sampler import failures
 from signalbox_kernels.random import race_keys, race_of

@@ -17,9 +17,9 @@ from llguidance import LLMatcher
 from llguidance.numpy import fill_next_token_bitmask
 
 from contract.grammar import GrammarError
-from gpu_worker.batch.sampling_rows import Int32Array
+from gpu_worker.batch.arrays import Int32Array
+from gpu_worker.batch.sequence_failures import STRUCTURED_OUTPUT
 from gpu_worker.sampling.token_constraints import Mask
-from gpu_worker.step import STRUCTURED_OUTPUT
 
 logger = logging.getLogger(__name__)
 

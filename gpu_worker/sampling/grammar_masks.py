@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from contract.grammar import GrammarError
-from gpu_worker.batch.sampling_rows import Int32Array
+from gpu_worker.batch.arrays import Int32Array
+from gpu_worker.batch.sequence_failures import STRUCTURED_OUTPUT
 from gpu_worker.sampling.compiled_grammar import Grammar
 from gpu_worker.sampling.token_constraints import Mask
-from gpu_worker.step import STRUCTURED_OUTPUT
 
 MAX_STEP_CPU_S = 0.2
 """CPU time of a step's masks; those that are left then, which took longest in the step before, end.

@@ -9,14 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpu_worker.batch.sampling_rows import (
-    AllowedTokens,
-    Biases,
-    Int64Array,
-    Penalties,
-    SampleRows,
-    TokenRuns,
-)
+from gpu_worker.batch.arrays import Int64Array
+from gpu_worker.batch.sampling_rows import AllowedTokens, Biases, Penalties, SampleRows, TokenRuns
 
 _NOT_ALLOWED = float("-inf")
 

@@ -4,8 +4,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpu_worker.batch.sampling_rows import Int64Array, TokenRuns
-from gpu_worker.step import Logprobs
+from gpu_worker.batch.arrays import Int64Array
+from gpu_worker.batch.batch import Logprobs
+from gpu_worker.batch.sampling_rows import TokenRuns
 from signalbox_kernels import ops
 
 

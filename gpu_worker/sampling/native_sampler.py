@@ -6,11 +6,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gpu_worker.batch.batch import BatchOutput
-from gpu_worker.batch.sampling_rows import Int32Array, Int64Array, SampleRows
+from gpu_worker.batch.arrays import Int32Array, Int64Array
+from gpu_worker.batch.batch import BatchOutput, Logprobs
+from gpu_worker.batch.sampling_rows import SampleRows
 from gpu_worker.sampling import logprobs
 from gpu_worker.sampling.sampler import failures
-from gpu_worker.step import Logprobs
 from signalbox_kernels.program import Program
 from signalbox_kernels.random import race_keys
 from signalbox_kernels.sampling import MAX_LOGPROBS, Drawn, Draws, NativeSampler

@@ -6,9 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gpu_worker.batch.batch import BatchOutput
-from gpu_worker.batch.sampling_rows import Int32Array, Int64Array, SampleRows
-from gpu_worker.step import NONE_LEFT, Logprobs
+from gpu_worker.batch.arrays import Int32Array, Int64Array
+from gpu_worker.batch.batch import BatchOutput, Logprobs
+from gpu_worker.batch.sampling_rows import SampleRows
+from gpu_worker.batch.sequence_failures import NONE_LEFT
 from signalbox_kernels.sampling import DrawStatus
 
 NOT_FINITE = "logits are not finite"

@@ -12,15 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.sampling_params import SamplingParams
-from gpu_worker.batch.sampling_rows import (
-    AllowedTokens,
-    Biases,
-    FloatArray,
-    Int32Array,
-    Int64Array,
-    TokenRuns,
-    token_runs,
-)
+from gpu_worker.batch.arrays import FloatArray, Int32Array, Int64Array
+from gpu_worker.batch.sampling_rows import AllowedTokens, Biases, TokenRuns, token_runs
 
 Mask = NDArray[np.uint32]
 

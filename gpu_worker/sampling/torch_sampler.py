@@ -19,11 +19,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gpu_worker.batch.batch import BatchOutput
-from gpu_worker.batch.sampling_rows import GREEDY_BELOW, Int32Array, Int64Array, SampleRows
+from gpu_worker.batch.arrays import Int32Array, Int64Array
+from gpu_worker.batch.batch import BatchOutput, Logprobs
+from gpu_worker.batch.sampling_rows import GREEDY_BELOW, SampleRows
+from gpu_worker.batch.sequence_failures import NONE_LEFT
 from gpu_worker.sampling import logits_processors, logprobs
 from gpu_worker.sampling.sampler import NOT_FINITE
-from gpu_worker.step import NONE_LEFT, Logprobs
 from signalbox_kernels.ops import is_finite
 from signalbox_kernels.random import exponentials, race_keys
 

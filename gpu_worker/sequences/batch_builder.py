@@ -6,19 +6,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.updates import RequestFailure
+from gpu_worker.batch.arrays import Int64Array
 from gpu_worker.batch.batch import Batch
-from gpu_worker.batch.sampling_rows import (
-    Int64Array,
-    Penalties,
-    PromptRows,
-    SampleRows,
-    TokenRuns,
-)
+from gpu_worker.batch.sampling_rows import Penalties, PromptRows, SampleRows, TokenRuns
 from gpu_worker.sampling import token_constraints
 from gpu_worker.sampling.grammar_masks import step_masks
 from gpu_worker.sampling.token_constraints import Mask, RuledRows
 from gpu_worker.sequences.sequence_columns import SequenceRows
-from gpu_worker.step import SequenceFailure
 
 
 @dataclass(slots=True, kw_only=True)
@@ -30,8 +25,10 @@ class PlannedBatch:
     num_new: Int64Array
     drawers: Int64Array
     """[num draws], index of the sequence among those of the batch."""
-    failures: list[SequenceFailure]
-    """Sequences that had failed before and are left out."""
+    failures: dict[int, RequestFailure]
+    """By sequence id: those of sequences that had failed before, which are left out, come first."""
+    branches: Int64Array | None = None
+    """[num draws]; None if each sequence draws for its own branch alone."""
     prompt_rows: PromptRows | None = None
     """Rows of the batch that report log probabilities of the prompt."""
     refused: dict[int, str] = field(default_factory=dict)

@@ -15,7 +15,8 @@ from contract.errors import InvalidArgument
 from contract.sampling_params import SamplingParams
 from contract.sections.forks import Fork
 from contract.step import NewSequence
-from gpu_worker.batch.sampling_rows import NO_LOGPROBS, Int32Array
+from gpu_worker.batch.arrays import Int32Array
+from gpu_worker.batch.sampling_rows import NO_LOGPROBS
 from gpu_worker.sampling.compiled_grammar import Grammar
 from gpu_worker.sampling.grammars import Grammars
 from gpu_worker.sampling.token_constraints import TokenRules, make_rules

@@ -17,25 +17,29 @@ from numpy.typing import NDArray
 from contract.logprobs import PromptLogprobs, TokenLogprobs
 from contract.model import ModelInfo, WorkerCapacity
 from contract.step import Step
-from gpu_worker.batch.batch import Batch, BatchOutput
+from contract.updates import RequestFailure
+from gpu_worker.batch.arrays import Int32Array, Int64Array
+from gpu_worker.batch.batch import Batch, BatchOutput, Logprobs
 from gpu_worker.batch.sampling_rows import PromptRows
+from gpu_worker.batch.sequence_failures import sequence_failure
 from gpu_worker.sampling.grammars import Grammars
 from gpu_worker.sequences import batch_builder
 from gpu_worker.sequences.batch_builder import PlannedBatch
 from gpu_worker.sequences.sequence_columns import SequenceRows
 from gpu_worker.sequences.step_staging import Limits, StagedStep
 from gpu_worker.sequences.step_validation import check_mappings
-from gpu_worker.step import Int32Array, Int64Array, Logprobs, SequenceFailure
 
 
 class SampledTokens(NamedTuple):
     """Result of a batch: a row for each sampled token, and the sequences that failed."""
 
     seq_ids: Int64Array
+    branches: Int64Array | None
+    """None if each row is of its sequence's own branch."""
     token_ids: Int32Array
     logprobs: dict[int, TokenLogprobs]
     prompt_logprobs: list[PromptLogprobs]
-    failures: list[SequenceFailure]
+    failures: dict[int, RequestFailure]
 
 
 class BookedBatch(NamedTuple):
@@ -120,6 +124,8 @@ class SequenceTable:
         self._commit(staged)
         batch = batch_builder.build(planned, self._rows, block_size=limits.capacity.block_size)
         planned.prompt_rows = batch.prompt_rows
+        if (np.diff(planned.drawers) == 0).any():
+            planned.branches = batch.rows.branch
         self._planned = planned
         return batch
 
@@ -175,6 +181,7 @@ class SequenceTable:
             self._rows.tokens[booked.rows, booked.positions] = known_ids
         return SampledTokens(
             seq_ids=planned.seq_ids[drawers],
+            branches=None if planned.branches is None else planned.branches[keep],
             token_ids=token_ids,
             logprobs=_by_row(samples.logprobs, keep),
             prompt_logprobs=[]
@@ -208,7 +215,7 @@ class SequenceTable:
         # It stays known, and fails again if computed again: the next step may be on its way here.
         seq_id = int(planned.seq_ids[index])
         self._failed[seq_id] = reason
-        planned.failures.append(SequenceFailure(seq_id, reason))
+        planned.failures[seq_id] = sequence_failure(reason)
 
     def _append(self, rows: Int64Array, drawers: Int64Array, token_ids: Int32Array) -> None:
         """Makes the first draw of each sequence its newest token."""

@@ -16,10 +16,11 @@ from contract.errors import InvalidArgument
 from contract.model import ModelInfo, WorkerCapacity
 from contract.sections.forks import Fork
 from contract.step import NewSequence, Step, TablePatch
+from gpu_worker.batch.arrays import Int32Array, Int64Array
+from gpu_worker.batch.sequence_failures import sequence_failure
 from gpu_worker.sequences.batch_builder import PlannedBatch, drawers, offsets
 from gpu_worker.sequences.sequence_columns import SequenceRows
 from gpu_worker.sequences.step_validation import check_new, check_range
-from gpu_worker.step import Int32Array, Int64Array, SequenceFailure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,9 +165,9 @@ class StagedStep:
         self._check_size(seq_ids, num_new)
         rows = _find(self.row_of, seq_ids, "running.seq_ids")
         ids = np.array(seq_ids, dtype=np.int64)
-        failures = []
+        failures = {}
         if self.failed:
-            failures = [SequenceFailure(s, self.failed[s]) for s in seq_ids if s in self.failed]
+            failures = {s: sequence_failure(self.failed[s]) for s in seq_ids if s in self.failed}
             alive = np.array([s not in self.failed for s in seq_ids], dtype=np.bool_)
             ids, rows, num_new = ids[alive], rows[alive], num_new[alive]
         self._check_running(ids, rows, num_new)

@@ -20,10 +20,11 @@ from numpy.typing import NDArray
 from contract.model import ModelInfo, WorkerCapacity
 from contract.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from contract.sections.block_moves import BlockMapping
-from gpu_worker.batch.batch import Batch, BatchOutput
+from gpu_worker.batch.arrays import Int64Array
+from gpu_worker.batch.batch import Batch, BatchOutput, Logprobs
 from gpu_worker.batch.sampling_rows import PromptRows, SampleRows
+from gpu_worker.batch.sequence_failures import NONE_LEFT
 from gpu_worker.simulated.byte_tokenizer import END_OF_SEQUENCE_ID, MIN_VOCAB_SIZE, tokenizer_files
-from gpu_worker.step import NONE_LEFT, Int64Array, Logprobs
 
 UInt64Array = NDArray[np.uint64]
 

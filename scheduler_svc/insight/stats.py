@@ -4,9 +4,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from contract.errors import Code
+from contract.step_result import StepTimings
 from rpc.metrics.histogram import Histogram, S, times, token_counts
 from rpc.telemetry.trace_ids import of_traceparent
-from scheduler_svc.planning.plan import StepPlan, StepTimings
+from scheduler_svc.planning.plan import StepPlan
 from scheduler_svc.requests.sequence import Sequence
 from scheduler_svc.requests.sequence_group import SequenceGroup
 

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 
 from opentelemetry.trace import Status, StatusCode
 
-from scheduler_svc.planning.plan import StepAnswer, StepPlan
+from contract.step_result import StepResult
+from scheduler_svc.planning.plan import StepPlan
 from scheduler_svc.requests.open_spans import RequestTrace, StepTrace
 from scheduler_svc.requests.sequence_group import SequenceGroup
 from scheduler_svc.results.step_outcome import StepOutcome
@@ -69,7 +70,7 @@ def _asking(plan: StepPlan) -> dict[SequenceGroup, str]:
     return asking
 
 
-def end(plan: StepPlan, answer: StepAnswer, outcome: StepOutcome, *, worker: str) -> None:
+def end(plan: StepPlan, result: StepResult, outcome: StepOutcome, *, worker: str) -> None:
     """Ends the span of a step that was answered; also makes one, for requests that it ended."""
     for group in outcome.ended:
         if group.trace is not None:
@@ -78,7 +79,7 @@ def end(plan: StepPlan, answer: StepAnswer, outcome: StepOutcome, *, worker: str
                 plan.trace = _open(plan, group.trace, worker=worker, start_ns=start_ns)
             _link(plan.trace, group, "last")
     if plan.trace is not None:
-        times = answer.timings._asdict().items()
+        times = result.timings._asdict().items()
         plan.trace.span.set_attributes({f"signalbox.{name}": ns for name, ns in times})
         plan.trace.span.end()
 

@@ -1,21 +1,19 @@
-"""One step as the scheduler plans it, and the worker's answer to it.
+"""One step as the scheduler plans it.
 
 A plan is data. `StepPlan.to_step` closes it into the `Step` that the worker executes, and the
-scheduler keeps the plan until the answer comes.
+scheduler keeps the plan until the result comes.
 """
 
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 import numpy as np
 
 from contract.columns import int32s, int64s
-from contract.logprobs import PromptLogprobs, TokenLogprobs
 from contract.sampling_params import SamplingParams
 from contract.sections.block_moves import NO_COPIES, BlockMapping
 from contract.sections.forks import Fork
 from contract.step import NewSequence, Step, TablePatch
-from contract.updates import RequestFailure
+from contract.step_result import StepResult
 from scheduler_svc.kv.block_allocator import BlockCopy
 from scheduler_svc.requests.open_spans import StepTrace
 from scheduler_svc.requests.sequence import Sequence
@@ -72,6 +70,19 @@ class StepPlan:
         self.num_new_tokens += [1] * count
         self.num_samples += [1] * count
         self.token_budget -= count
+
+    def is_one_for_each(self, result: StepResult) -> bool:
+        """Returns whether run i is one token of sequence i, as in a step of decodes."""
+        if result.failures or result.branches is not None or result.num_tokens is not None:
+            return False
+        seqs = self.seqs
+        return len(result.seq_ids) == len(seqs) and result.seq_ids.tolist() == [
+            seq.seq_id for seq in seqs
+        ]
+
+    def runs(self, result: StepResult) -> dict[tuple[int, int], range]:
+        """Returns the indices of each run of a result's tokens, by sequence and branch."""
+        return result.runs({seq.seq_id: seq.branch for seq in self.seqs})
 
     @property
     def total_tokens(self) -> int:
@@ -135,45 +146,3 @@ def _group_params(group: SequenceGroup) -> SamplingParams:
     if group.wants_prompt_logprobs or group.params.num_prompt_logprobs is None:
         return group.params
     return replace(group.params, num_prompt_logprobs=None)
-
-
-class StepTimings(NamedTuple):
-    """Where the worker's time went, in nanoseconds."""
-
-    wait_ns: int = 0
-    swap_ns: int = 0
-    forward_ns: int = 0
-    sample_ns: int = 0
-
-
-NO_TIMINGS = StepTimings()
-
-
-@dataclass(slots=True, kw_only=True)
-class StepAnswer:
-    """One ExecuteModelResponse, decoded. Row i drew token_ids[i] for seq_ids[i]."""
-
-    step_id: int
-    seq_ids: list[int] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
-    """By row."""
-    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
-    failures: dict[int, RequestFailure] = field(default_factory=dict)
-    """By sequence id."""
-    timings: StepTimings = NO_TIMINGS
-    max_num_batched_tokens: int | None = None
-    """Of the steps to come, where the worker's memory suffices for less than it announced."""
-
-    def is_one_for_each(self, plan: StepPlan) -> bool:
-        """Says whether row i is the one draw of the plan's sequence i, as in a step of decodes."""
-        if self.failures or len(self.seq_ids) != len(plan.seqs):
-            return False
-        return self.seq_ids == [seq.seq_id for seq in plan.seqs]
-
-    def rows(self) -> dict[int, list[int]]:
-        """Returns the rows of each sequence, in order of branch."""
-        rows: dict[int, list[int]] = {}
-        for row, seq_id in enumerate(self.seq_ids):
-            rows.setdefault(seq_id, []).append(row)
-        return rows

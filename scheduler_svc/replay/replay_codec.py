@@ -14,6 +14,7 @@ from contract.columns import unpack_int32, unpack_int64
 from contract.errors import RpcError
 from contract.model import decode_capacity, decode_model
 from contract.step import encode_step
+from contract.step_result import decode_result
 from protos.scheduler.v1 import record_pb2 as pb
 from protos.scheduler.v1 import state_pb2
 from protos.worker.v1 import worker_pb2
@@ -22,7 +23,6 @@ from scheduler_svc.replay.recording_file import RecordReader
 from scheduler_svc.replay.replayed_cluster import ReplayedCluster, ReplayedWorker
 from scheduler_svc.reports import state_codec
 from scheduler_svc.service.scheduler_servicer import apply_message
-from scheduler_svc.workers import worker_codec
 
 INT64_COLUMNS = ("seq_ids", "finished_seq_ids", "parent_seq_ids", "child_seq_ids")
 
@@ -135,7 +135,7 @@ class Replay:
                 self._compare(record.step_sent)
             case "step_answered":
                 answered = record.step_answered
-                replayed.answer(answered.worker, worker_codec.step_answer(answered.response))
+                replayed.answer(answered.worker, decode_result(answered.response))
             case "grammar_prepared":
                 prepared = record.grammar_prepared
                 constraint = structured_output.decode(prepared.structured_output)

@@ -7,10 +7,11 @@ the worker's.
 from dataclasses import dataclass
 
 from contract.model import ModelInfo, WorkerCapacity
+from contract.step_result import StepResult
 from contract.updates import RequestUpdates
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.factory import make_cluster, make_scheduler
-from scheduler_svc.planning.plan import StepAnswer, StepPlan
+from scheduler_svc.planning.plan import StepPlan
 from scheduler_svc.queue.grammar_queue import Constraint
 from scheduler_svc.requests.sequence_ids import sequence_ids
 from scheduler_svc.results.step_outcome import StepOutcome
@@ -107,7 +108,7 @@ class ReplayedCluster:
         if failed := scheduler.pop_failed():
             self.cluster.requests.send_updates(StepOutcome(ended=failed))
 
-    def answer(self, number: int, answer: StepAnswer) -> None:
+    def answer(self, number: int, result: StepResult) -> None:
         self.cluster.requests.send_updates(
-            self.workers[number].scheduler.update(answer, self.clock.now)
+            self.workers[number].scheduler.update(result, self.clock.now)
         )

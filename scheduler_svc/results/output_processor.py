@@ -1,13 +1,14 @@
-"""Takes the answers to steps: what was computed, which tokens were drawn, what ends with them."""
+"""Processes results of steps: what was computed, which tokens were drawn, what ends with them."""
 
 import itertools
 from collections.abc import Iterable
 
 from contract.errors import Code
+from contract.step_result import StepResult
 from contract.updates import FinishReason, RequestFailure
 from scheduler_svc.kv.block_manager import BlockSpaceManager
 from scheduler_svc.planning.decode_columns import DecodeColumns
-from scheduler_svc.planning.plan import StepAnswer, StepPlan
+from scheduler_svc.planning.plan import StepPlan
 from scheduler_svc.planning.sequence_release import SequenceRelease
 from scheduler_svc.planning.worker_state import WorkerState
 from scheduler_svc.queue.admission_queue import AdmissionQueue
@@ -21,7 +22,7 @@ from scheduler_svc.results.stop_conditions import end_reason
 
 
 class OutputProcessor:
-    """Turns an answer into what it means for requests, and moves the counters on."""
+    """Turns a result into what it means for requests, and moves the counters on."""
 
     def __init__(
         self,
@@ -48,31 +49,31 @@ class OutputProcessor:
             eos_token_ids=eos_token_ids,
         )
 
-    def process(self, plan: StepPlan, answer: StepAnswer, now: float) -> StepOutcome:
-        """Takes the answer to a plan; plans are answered in the order in which they were made."""
+    def process(self, plan: StepPlan, result: StepResult, now: float) -> StepOutcome:
+        """Processes the result of a plan; results come in the order of the plans."""
         outcome = StepOutcome()
-        if answer.prompt_logprobs:
-            _accept_prompt_logprobs(plan, answer, outcome)
-        if answer.is_one_for_each(plan) and all(plan.num_samples):
-            self._accept_decodes(plan, answer, outcome, now)
+        if result.prompt_logprobs:
+            _accept_prompt_logprobs(plan, result, outcome)
+        if plan.is_one_for_each(result) and all(plan.num_samples):
+            self._accept_decodes(plan, result, outcome, now)
         else:
             self._decode_columns.release(*{seq.group for seq in plan.seqs})
-            self._accept_each(range(len(plan.seqs)), plan, answer, outcome, now)
+            self._accept_each(range(len(plan.seqs)), plan, result, outcome, now)
         return outcome
 
     def _accept_decodes(
-        self, plan: StepPlan, answer: StepAnswer, outcome: StepOutcome, now: float
+        self, plan: StepPlan, result: StepResult, outcome: StepOutcome, now: float
     ) -> None:
         """Takes one token of each sequence: all of the columns at once, the others one by one."""
-        seqs, token_ids = plan.seqs, answer.token_ids
+        seqs, token_ids = plan.seqs, result.token_ids.tolist()
         steady = [i for i, seq in enumerate(seqs) if seq.steady_row >= 0]
         if len(steady) < len(seqs):
             others = [i for i, seq in enumerate(seqs) if seq.steady_row < 0]
-            self._accept_each(others, plan, answer, outcome, now)
+            self._accept_each(others, plan, result, outcome, now)
             seqs = [plan.seqs[i] for i in steady]
-            token_ids = [answer.token_ids[i] for i in steady]
+            token_ids = [token_ids[i] for i in steady]
         may_end = self._decode_columns.append_tokens(seqs, token_ids)
-        logprobs = map(answer.logprobs.get, steady) if answer.logprobs else itertools.repeat(None)
+        logprobs = map(result.logprobs.get, steady) if result.logprobs else itertools.repeat(None)
         outcome.tokens += zip(seqs, token_ids, logprobs, strict=False)
         self.num_generated_tokens += len(seqs)
         ending = [
@@ -88,11 +89,11 @@ class OutputProcessor:
         self,
         indices: Iterable[int],
         plan: StepPlan,
-        answer: StepAnswer,
+        result: StepResult,
         outcome: StepOutcome,
         now: float,
     ) -> None:
-        rows = answer.rows()
+        runs = plan.runs(result)
         for i in indices:
             seq, num_samples = plan.seqs[i], plan.num_samples[i]
             seq.num_inflight_tokens -= plan.num_new_tokens[i]
@@ -101,19 +102,21 @@ class OutputProcessor:
             if seq.is_finished:  # its extra tokens are trimmed
                 self._sequence_release.release_answered(seq)
                 continue
-            if seq.seq_id in answer.failures:
-                self._fail(seq, answer.failures[seq.seq_id], outcome, now)
+            if seq.seq_id in result.failures:
+                self._fail(seq, result.failures[seq.seq_id], outcome, now)
                 continue
             self._blocks.cache_blocks(seq)
             if num_samples:
-                self._accept_draws(seq, rows.get(seq.seq_id, []), num_samples, answer, outcome, now)
+                keys = [(seq.seq_id, seq.branch + i) for i in range(num_samples)]
+                rows = [runs[key].start for key in keys if key in runs]
+                self._accept_draws(seq, rows, num_samples, result, outcome, now)
 
     def _accept_draws(
         self,
         seq: Sequence,
         rows: list[int],
         num_samples: int,
-        answer: StepAnswer,
+        result: StepResult,
         outcome: StepOutcome,
         now: float,
     ) -> None:
@@ -121,16 +124,17 @@ class OutputProcessor:
             message = f"the worker drew {len(rows)} of {num_samples} tokens"
             self._fail(seq, RequestFailure(Code.INTERNAL, message), outcome, now)
             return
+        token_ids = result.token_ids.tolist()
         self._record_first_token(seq.group, now)
         if seq.group.search is not None:
-            self._process_search(seq, rows[0], answer, outcome, now)
+            self._process_search(seq, rows[0], result, outcome, now)
             return
         branches = [seq, *self._branch_off(seq, num_samples - 1)]
         if num_samples > 1:
             seq.group.timeline.add(EventKind.FORKED, now, num_sequences=num_samples)
         for branch, row in zip(branches, rows, strict=True):
-            outcome.tokens.append((branch, answer.token_ids[row], answer.logprobs.get(row)))
-            self._accept_token(branch, answer.token_ids[row], outcome, now)
+            outcome.tokens.append((branch, token_ids[row], result.logprobs.get(row)))
+            self._accept_token(branch, token_ids[row], outcome, now)
 
     def _record_first_token(self, group: SequenceGroup, now: float) -> None:
         if group.times.first_token is None:
@@ -139,7 +143,7 @@ class OutputProcessor:
             self.num_prompt_tokens += group.num_prompt_tokens
 
     def _process_search(
-        self, seq: Sequence, row: int, answer: StepAnswer, outcome: StepOutcome, now: float
+        self, seq: Sequence, row: int, result: StepResult, outcome: StepOutcome, now: float
     ) -> None:
         """Gives a search the draw of one of its sequences.
 
@@ -148,9 +152,8 @@ class OutputProcessor:
         """
         self._admission.charge(seq.group.flow, [seq.group], num_output_tokens=1)
         group, num_tokens, is_one = seq.group, len(outcome.tokens), seq.group.awaits_fork
-        fault = self._searches.process(
-            seq, answer.token_ids[row], answer.logprobs.get(row), outcome
-        )
+        token_id, logprobs = result.token_ids.tolist()[row], result.logprobs.get(row)
+        fault = self._searches.process(seq, token_id, logprobs, outcome)
         if fault is not None:
             self._fail(seq, RequestFailure(Code.INTERNAL, fault), outcome, now)
         self.num_generated_tokens += len(outcome.tokens) - num_tokens
@@ -216,10 +219,10 @@ class OutputProcessor:
             outcome.ended.append(group)
 
 
-def _accept_prompt_logprobs(plan: StepPlan, answer: StepAnswer, outcome: StepOutcome) -> None:
+def _accept_prompt_logprobs(plan: StepPlan, result: StepResult, outcome: StepOutcome) -> None:
     """Takes each position once, though a prompt may be computed again."""
     seqs = {seq.seq_id: seq for seq in plan.seqs}
-    for run in answer.prompt_logprobs:
+    for run in result.prompt_logprobs:
         seq = seqs.get(run.seq_id)
         if seq is None or seq.is_finished:
             continue

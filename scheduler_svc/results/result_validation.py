@@ -1,67 +1,73 @@
-"""Says what is wrong with a worker's answer, before anything of it reaches requests.
+"""Says what is wrong with a worker's result, before anything of it reaches requests.
 
-An answer belongs to a plan: each sequence that draws has its rows or an error, and no other
-sequence is in it. The rules are those of ExecuteModelResponse in worker.proto.
+A result belongs to a plan: each branch that draws has a run of one token, or its sequence has an
+error, and no other sequence is in it. The rules are those of ExecuteModelResponse in worker.proto.
 """
 
 from contract.errors import Code
 from contract.logprobs import PromptLogprobs
-from scheduler_svc.planning.plan import StepAnswer, StepPlan
+from contract.step_result import StepResult
+from scheduler_svc.planning.plan import StepPlan
 from scheduler_svc.requests.sequence import Sequence
 
 MAX_TIMING_S = 3600
-"""Of each time that an answer reports: the sums of a lease are told in 64 bits."""
+"""Maximum of each time that a result reports: the sums of a lease are counted in 64 bits."""
 
 
-def find_fault(plan: StepPlan, answer: StepAnswer, *, vocab_size: int) -> str | None:
-    """Returns in one line what no worker of such a vocabulary answers; None if all is well."""
+def find_fault(plan: StepPlan, result: StepResult, *, vocab_size: int) -> str | None:
+    """Returns in one line why the result cannot be used; None if it can."""
     return (
-        _fault_of_tokens(answer, vocab_size)
-        or _fault_of_rows(plan, answer)
-        or _fault_of_logprobs(plan, answer, vocab_size)
-        or _fault_of_prompts(plan, answer)
-        or _fault_of_timings(answer)
+        _fault_of_tokens(result, vocab_size)
+        or _fault_of_runs(plan, result)
+        or _fault_of_logprobs(plan, result, vocab_size)
+        or _fault_of_prompts(plan, result)
+        or _fault_of_timings(result)
     )
 
 
-def fails_all(plan: StepPlan, answer: StepAnswer) -> bool:
+def fails_all(plan: StepPlan, result: StepResult) -> bool:
     """Returns whether every sequence of a step failed to be computed.
 
     A refusal, which says that the request rules out every token, is no such failure.
     """
-    if not plan.seqs or len(answer.failures) < len(plan.seqs):
+    if not plan.seqs or len(result.failures) < len(plan.seqs):
         return False
-    return all(failure.code is Code.INTERNAL for failure in answer.failures.values())
+    return all(failure.code is Code.INTERNAL for failure in result.failures.values())
 
 
-def _fault_of_tokens(answer: StepAnswer, vocab_size: int) -> str | None:
-    if len(answer.seq_ids) != len(answer.token_ids):
-        return f"{len(answer.seq_ids)} sequences with {len(answer.token_ids)} tokens"
-    reported = [max(entry.top_token_ids, default=0) for entry in answer.logprobs.values()]
-    lowest = min(answer.token_ids, default=0)
-    highest = max(max(answer.token_ids, default=0), max(reported, default=0))
+def _fault_of_tokens(result: StepResult, vocab_size: int) -> str | None:
+    token_ids = result.token_ids.tolist()
+    reported = [max(entry.top_token_ids, default=0) for entry in result.logprobs.values()]
+    lowest = min(token_ids, default=0)
+    highest = max(max(token_ids, default=0), max(reported, default=0))
     if lowest < 0 or highest >= vocab_size:
         return f"token {lowest if lowest < 0 else highest} of a vocabulary of {vocab_size}"
     return None
 
 
-def _fault_of_rows(plan: StepPlan, answer: StepAnswer) -> str | None:
-    """Compares rows and errors with the draws that were asked for."""
-    if answer.is_one_for_each(plan) and all(count == 1 for count in plan.num_samples):
+def _fault_of_runs(plan: StepPlan, result: StepResult) -> str | None:
+    """Compares runs and errors with the draws that were asked for."""
+    if plan.is_one_for_each(result) and all(count == 1 for count in plan.num_samples):
         return None
-    wanted = {seq.seq_id: n for seq, n in zip(plan.seqs, plan.num_samples, strict=True)}
-    for seq_id in (*answer.seq_ids, *answer.failures):
-        if seq_id not in wanted:
-            return f"sequence {seq_id}, which is not in the step"
-    rows = answer.rows()
-    for seq_id, num_samples in wanted.items():
-        num_expected = 0 if seq_id in answer.failures else num_samples
-        if (num_rows := len(rows.get(seq_id, ()))) != num_expected:
-            return f"{num_rows} of {num_expected} tokens for sequence {seq_id}"
+    seq_ids = result.seq_ids.tolist()
+    if strangers := {*seq_ids, *result.failures} - {seq.seq_id for seq in plan.seqs}:
+        return f"sequence {min(strangers)}, which is not in the step"
+    wanted = {
+        (seq.seq_id, seq.branch + i)
+        for seq, num_samples in zip(plan.seqs, plan.num_samples, strict=True)
+        for i in range(0 if seq.seq_id in result.failures else num_samples)
+    }
+    runs = plan.runs(result)
+    if runs.keys() != wanted:
+        seq_id, branch = min(runs.keys() ^ wanted)
+        what = "no token" if (seq_id, branch) in wanted else "a token that was not asked for"
+        return f"{what} for branch {branch} of sequence {seq_id}"
+    if len(result.token_ids) != len(wanted):
+        return f"{len(result.token_ids)} of {len(wanted)} tokens"
     return None
 
 
-def _fault_of_logprobs(plan: StepPlan, answer: StepAnswer, vocab_size: int) -> str | None:
+def _fault_of_logprobs(plan: StepPlan, result: StepResult, vocab_size: int) -> str | None:
     """Looks for rows whose group asked for log probabilities and that have too few, or too many."""
     num_asked = {
         seq.seq_id: min(seq.group.params.num_logprobs, vocab_size)
@@ -69,10 +75,10 @@ def _fault_of_logprobs(plan: StepPlan, answer: StepAnswer, vocab_size: int) -> s
         if seq.group.params.num_logprobs is not None
     }
     num_named = {seq.seq_id: len(seq.group.params.logprob_token_ids) for seq in plan.seqs}
-    for row, seq_id in enumerate(answer.seq_ids) if num_asked else ():
+    for row, seq_id in enumerate(result.seq_ids.tolist()) if num_asked else ():
         if seq_id not in num_asked:
             continue
-        entry = answer.logprobs.get(row)
+        entry = result.logprobs.get(row)
         if entry is None:
             return f"no log probability of row {row}"
         num_told = min(len(entry.top_token_ids), len(entry.top_logprobs))
@@ -83,11 +89,11 @@ def _fault_of_logprobs(plan: StepPlan, answer: StepAnswer, vocab_size: int) -> s
     return None
 
 
-def _fault_of_prompts(plan: StepPlan, answer: StepAnswer) -> str | None:
-    if not answer.prompt_logprobs:
+def _fault_of_prompts(plan: StepPlan, result: StepResult) -> str | None:
+    if not result.prompt_logprobs:
         return None
     seqs = {seq.seq_id: seq for seq in plan.seqs}
-    for run in answer.prompt_logprobs:
+    for run in result.prompt_logprobs:
         seq = seqs.get(run.seq_id)
         if seq is None:
             return f"prompt log probabilities of sequence {run.seq_id}, which is not in the step"
@@ -107,7 +113,7 @@ def _is_within_prompt(run: PromptLogprobs, seq: Sequence) -> bool:
     return 1 <= run.first_position <= first_missing and end <= seq.group.num_prompt_tokens
 
 
-def _fault_of_timings(answer: StepAnswer) -> str | None:
-    timings = answer.timings
+def _fault_of_timings(result: StepResult) -> str | None:
+    timings = result.timings
     longest = max(timings.wait_ns, timings.swap_ns, timings.forward_ns, timings.sample_ns)
     return f"a time of {longest / 1e9:.0f} s" if longest > MAX_TIMING_S * 1e9 else None

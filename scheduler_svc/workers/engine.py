@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from contract.step_result import StepResult
 from scheduler_svc.insight import step_spans
-from scheduler_svc.planning.plan import StepAnswer, StepPlan
+from scheduler_svc.planning.plan import StepPlan
 from scheduler_svc.planning.worker_grammars import Preparation
 from scheduler_svc.recorder import UNRECORDED, WorkerRecorder
 from scheduler_svc.results.step_outcome import StepOutcome
@@ -29,7 +30,7 @@ class StepChannel(Protocol):
 
     async def send(self, plan: StepPlan) -> None: ...
 
-    async def read(self) -> StepAnswer: ...
+    async def read(self) -> StepResult: ...
 
     async def prepare(self, preparation: Preparation) -> str: ...
 
@@ -134,12 +135,12 @@ class Engine:
 
     async def _read_answers(self) -> None:
         while True:
-            answer = await self.worker.read()
+            result = await self.worker.read()
             now = self._clock()
             self._learn(now)
             self.recorder.answered(now)
-            plan, outcome = self.scheduler.inflight[0], self.scheduler.update(answer, now)
-            step_spans.end(plan, answer, outcome, worker=self.worker.address)
+            plan, outcome = self.scheduler.inflight[0], self.scheduler.update(result, now)
+            step_spans.end(plan, result, outcome, worker=self.worker.address)
             self._send_updates(outcome)
             await self._send_steps()  # here: to wake another task costs a turn of the event loop
 

@@ -12,12 +12,13 @@ import grpc
 from contract.errors import InvalidArgument
 from contract.model import ModelInfo, WorkerCapacity, decode_capacity, decode_model
 from contract.step import encode_step
+from contract.step_result import StepResult, decode_result
 from contract.tokenizer_files import TokenizerTooLarge, read_files
 from protos.worker.v1 import worker_pb2 as pb
 from protos.worker.v1 import worker_pb2_grpc as pb_grpc
 from rpc.transport.channel import open_channel
 from rpc.transport.tls import CLEAR, TlsConfig
-from scheduler_svc.planning.plan import StepAnswer, StepPlan
+from scheduler_svc.planning.plan import StepPlan
 from scheduler_svc.planning.worker_grammars import Preparation
 from scheduler_svc.recorder import UNRECORDED, WorkerRecorder
 from scheduler_svc.results import result_validation
@@ -169,8 +170,8 @@ class WorkerClient:
         fault: str = answer.fault
         return fault
 
-    async def read(self) -> StepAnswer:
-        """Waits for the next answer. Raises WorkerLostError."""
+    async def read(self) -> StepResult:
+        """Waits for the next result. Raises WorkerLostError."""
         while True:
             try:
                 response = await self._call.read()
@@ -181,29 +182,29 @@ class WorkerClient:
                 await self._reconnect(grpc.StatusCode.UNAVAILABLE, "it closed the step stream")
                 continue
             self._reconnected_at = float("-inf")
-            answer = self._checked(cast(pb.ExecuteModelResponse, response))
+            result = self._checked(cast(pb.ExecuteModelResponse, response))
             self._unanswered.popleft()
             self.recorder.received(response)
-            return answer
+            return result
 
-    def _checked(self, response: pb.ExecuteModelResponse) -> StepAnswer:
-        """Decodes an answer. What is wrong with it must not reach requests, nor other workers."""
+    def _checked(self, response: pb.ExecuteModelResponse) -> StepResult:
+        """Decodes a result. What is wrong with it must not reach requests, nor other workers."""
         try:
-            answer = worker_codec.step_answer(response)
+            result = decode_result(response)
         except InvalidArgument as error:
             raise WorkerLostError(f"its answer cannot be read: {error}") from None
         if response.epoch != self.epoch:
             raise WorkerLostError(f"it answered for epoch {response.epoch:#x}, of another lease")
         expected = self._unanswered[0].plan.step_id if self._unanswered else None
-        if answer.step_id != expected:
-            raise WorkerLostError(f"it answered step {answer.step_id} instead of {expected}")
+        if result.step_id != expected:
+            raise WorkerLostError(f"it answered step {result.step_id} instead of {expected}")
         plan = self._unanswered[0].plan
-        if fault := result_validation.find_fault(plan, answer, vocab_size=self._vocab_size):
-            raise WorkerLostError(f"its answer to step {answer.step_id} is of no use: {fault}")
-        self._judge_failures(plan, answer)
-        return answer
+        if fault := result_validation.find_fault(plan, result, vocab_size=self._vocab_size):
+            raise WorkerLostError(f"its answer to step {result.step_id} is of no use: {fault}")
+        self._judge_failures(plan, result)
+        return result
 
-    def _judge_failures(self, plan: StepPlan, answer: StepAnswer) -> None:
+    def _judge_failures(self, plan: StepPlan, result: StepResult) -> None:
         """Raises WorkerLostError if the fault is rather the worker's than that of its requests.
 
         A worker that fails some sequences of a step has computed the others, so the failures are
@@ -213,12 +214,12 @@ class WorkerClient:
         live = {seq.group: None for seq in plan.seqs if not seq.is_finished}
         if not live:
             return
-        fails_all = result_validation.fails_all(plan, answer)
+        fails_all = result_validation.fails_all(plan, result)
         believed = len(live) == 1 and (plan.is_alone or not self._failed_all_before)
         if fails_all and not believed:
             raise WorkerLostError(
                 f"it failed every sequence of step {plan.step_id}: "
-                f"{next(iter(answer.failures.values())).message}"
+                f"{next(iter(result.failures.values())).message}"
             )
         self._failed_all_before = fails_all
 

@@ -8,9 +8,9 @@ from contract import columns
 from contract.sampling_params import SamplingParams
 from contract.sections.block_moves import BlockMapping
 from contract.step import NewSequence, Step
+from gpu_worker.batch.arrays import Int64Array
 from gpu_worker.sequences.sequence_table import SequenceTable
 from gpu_worker.simulated.simulated_runner import SimulatedConfig, SimulatedRunner
-from gpu_worker.step import Int64Array
 
 
 def make_config(**overrides: Any) -> SimulatedConfig:

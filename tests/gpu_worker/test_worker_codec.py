@@ -1,24 +1,17 @@
 """The wire of worker.v1, read and written."""
 
-import struct
-
-import numpy as np
 import pytest
-from google.rpc import code_pb2
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contract.columns import pack_int32, pack_int64
 from contract.errors import InvalidArgument, RpcError
-from contract.logprobs import TokenLogprobs
 from contract.sampling_params import SamplingParams
 from contract.sections.forks import Fork
 from contract.step import TablePatch, decode_step
-from gpu_worker import worker_codec
 from gpu_worker.simulated.simulated_runner import SimulatedRunner
-from gpu_worker.step import NONE_LEFT, SequenceFailure, StepResult
 from protos.worker.v1 import worker_pb2 as pb
-from tests.gpu_worker.builders import int64s, make_runner, make_table
+from tests.gpu_worker.builders import make_runner, make_table
 
 
 def test_a_whole_request_is_decoded() -> None:
@@ -178,30 +171,3 @@ def test_any_request_is_executed_or_refused_with_a_status(request_: pb.ExecuteMo
         if len(batch.token_ids):
             table.append_tokens(runner.execute(batch))
     table.check()
-
-
-def test_a_result_is_encoded() -> None:
-    message = worker_codec.encode_result(
-        StepResult(
-            epoch=7,
-            step_id=3,
-            seq_ids=int64s(1, 2),
-            token_ids=np.array([10, 11], dtype=np.int32),
-            logprobs={1: TokenLogprobs(-0.5, 2, [4, 5], [-0.25, -0.5])},
-            failures=[SequenceFailure(9, "not finite"), SequenceFailure(10, NONE_LEFT)],
-            wait_ns=1,
-            swap_ns=2,
-            forward_ns=3,
-            sample_ns=4,
-        )
-    )
-    assert message.seq_ids == struct.pack("<2q", 1, 2)
-    assert message.token_ids == struct.pack("<2i", 10, 11)
-    assert message.logprobs[0] == pb.TokenLogprobs(
-        row=1, logprob=-0.5, rank=2, top_token_ids=[4, 5], top_logprobs=[-0.25, -0.5]
-    )
-    assert list(message.errors) == [
-        pb.SequenceError(seq_id=9, code=code_pb2.INTERNAL, message="not finite"),
-        pb.SequenceError(seq_id=10, code=code_pb2.FAILED_PRECONDITION, message=NONE_LEFT),
-    ]
-    assert message.timings == pb.StepTimings(wait_ns=1, swap_ns=2, forward_ns=3, sample_ns=4)

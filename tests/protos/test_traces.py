@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 from contract.errors import RpcError
 from contract.sections.block_moves import BlockMapping
 from contract.step import decode_step
-from gpu_worker import worker_codec
+from contract.step_result import encode_result
 from gpu_worker.lease.step_log import Answer
 from gpu_worker.simulated.simulated_runner import SimulatedConfig, SimulatedRunner
 from gpu_worker.worker import Worker
@@ -67,7 +67,7 @@ class Client:
         return pb.InitCacheEngineResponse()
 
     async def _answer(self, answer: Answer) -> Message:
-        response = worker_codec.encode_result(await asyncio.shield(answer))
+        response = encode_result(await asyncio.shield(answer))
         response.ClearField("timings")
         return response
 

@@ -8,9 +8,11 @@ slot depends on all tokens up to its own, so another prefix's block is a wrong o
 import itertools
 from dataclasses import dataclass, field
 
+from contract.columns import int32s, int64s
 from contract.logprobs import TokenLogprobs
 from contract.request import BeamSearchParams
-from scheduler_svc.planning.plan import StepAnswer, StepPlan
+from contract.step_result import StepResult
+from scheduler_svc.planning.plan import StepPlan
 from scheduler_svc.requests.beam_search import BeamSearch, Candidates, Hypothesis
 
 VOCAB_SIZE = 97
@@ -87,6 +89,16 @@ class Known:
 
 
 @dataclass(slots=True)
+class Drawn:
+    """What a step has drawn, as columns."""
+
+    seq_ids: list[int] = field(default_factory=list)
+    branches: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
 class FakeWorker:
     """Executes plans in order."""
 
@@ -99,7 +111,7 @@ class FakeWorker:
     num_swapped_in: int = 0
     num_swapped_out: int = 0
 
-    def execute(self, plan: "EncodedPlan") -> StepAnswer:
+    def execute(self, plan: "EncodedPlan") -> StepResult:
         for seq_id in plan.forget:
             del self.sequences[seq_id]
         self._fork(plan)
@@ -111,7 +123,7 @@ class FakeWorker:
             assert patch.first_index <= len(table), "a patch leaves a hole"
             table[patch.first_index : patch.first_index + len(patch.blocks)] = patch.blocks
         self._move(plan)
-        answer = StepAnswer(step_id=plan.step_id)
+        drawn = Drawn()
         assert len(set(plan.seq_ids)) == len(plan.seq_ids), "a sequence is in the step twice"
         work = [(seq_id, n) for seq_id, n in zip(plan.seq_ids, plan.num_new_tokens, strict=True)]
         # What counts as computed must be there before the step, not by grace of a neighbour in it.
@@ -119,8 +131,14 @@ class FakeWorker:
         for seq_id, num_new_tokens in work:
             contexts[seq_id] += self._write(self.sequences[seq_id], num_new_tokens)
         for seq_id, _ in work:
-            self._sample(seq_id, contexts[seq_id], answer)
-        return answer
+            self._sample(seq_id, contexts[seq_id], drawn)
+        return StepResult(
+            step_id=plan.step_id,
+            seq_ids=int64s(drawn.seq_ids),
+            branches=int32s(drawn.branches),
+            token_ids=int32s(drawn.token_ids),
+            logprobs=drawn.logprobs,
+        )
 
     def _fork(self, plan: "EncodedPlan") -> None:
         parents = {fork.parent: self.sequences[fork.parent] for fork in plan.forks}
@@ -183,22 +201,24 @@ class FakeWorker:
         block = self.gpu.get(known.block_table[position // self.block_size], {})
         return block.get(position % self.block_size, (VOCAB_SIZE, -1))
 
-    def _sample(self, seq_id: int, context: list[int], answer: StepAnswer) -> None:
+    def _sample(self, seq_id: int, context: list[int], drawn: Drawn) -> None:
         known = self.sequences[seq_id]
         if known.num_computed_tokens < len(known.token_ids):
             return
-        drawn = [next_token(context, branch=known.branch + i) for i in range(known.num_samples)]
+        branches = range(known.branch, known.branch + known.num_samples)
+        token_ids = [next_token(context, branch=branch) for branch in branches]
         if known.num_logprobs is not None:
-            self._report(context, known.num_logprobs, answer)
+            self._report(context, known.num_logprobs, drawn)
         known.num_samples = 1
-        known.token_ids.append(drawn[0])
-        answer.seq_ids += [seq_id] * len(drawn)
-        answer.token_ids += drawn
+        known.token_ids.append(token_ids[0])
+        drawn.seq_ids += [seq_id] * len(token_ids)
+        drawn.branches += branches
+        drawn.token_ids += token_ids
 
-    def _report(self, context: list[int], num_logprobs: int, answer: StepAnswer) -> None:
+    def _report(self, context: list[int], num_logprobs: int, drawn: Drawn) -> None:
         found = distribution(context, num_logprobs=num_logprobs)
-        row = len(answer.token_ids)
-        answer.logprobs[row] = TokenLogprobs(
+        row = len(drawn.token_ids)
+        drawn.logprobs[row] = TokenLogprobs(
             found.logprobs[0], 1, list(found.token_ids), list(found.logprobs)
         )
 

@@ -1,10 +1,15 @@
 """Log probabilities that a worker answers with: as many as were asked for, and no more."""
 
+from typing import Any
+
 import pytest
 
+from contract.columns import int32s, int64s
 from contract.logprobs import PromptLogprobs, TokenLogprobs
 from contract.sampling_params import SamplingParams
-from scheduler_svc.planning.plan import StepAnswer, StepPlan
+from contract.step_result import StepResult
+from scheduler_svc.planning.plan import StepPlan
+from scheduler_svc.requests.sequence import Sequence
 from scheduler_svc.results.result_validation import find_fault
 from scheduler_svc.workers.probe_step import make_check_plan
 
@@ -18,6 +23,10 @@ def make_plan(params: SamplingParams) -> StepPlan:
     seq.group.params = params
     seq.group.num_prompt_tokens = 2
     return plan
+
+
+def make_result(seq: Sequence, **reported: Any) -> StepResult:
+    return StepResult(step_id=1, seq_ids=int64s([seq.seq_id]), token_ids=int32s([1]), **reported)
 
 
 def tops(number: int) -> TokenLogprobs:
@@ -37,9 +46,7 @@ def test_a_row_names_as_many_tokens_as_were_asked_for(params: SamplingParams, al
     (seq,) = plan.seqs
 
     def fault(number: int) -> str | None:
-        answer = StepAnswer(
-            step_id=1, seq_ids=[seq.seq_id], token_ids=[1], logprobs={0: tops(number)}
-        )
+        answer = make_result(seq, logprobs={0: tops(number)})
         return find_fault(plan, answer, vocab_size=VOCAB_SIZE)
 
     assert fault(allowed) is None
@@ -53,7 +60,7 @@ def test_a_prompts_token_names_as_many_tokens_as_were_asked_for(asked: int | Non
 
     def fault(number: int) -> str | None:
         run = PromptLogprobs(seq.seq_id, 1, [tops(number)])
-        answer = StepAnswer(step_id=1, seq_ids=[seq.seq_id], token_ids=[1], prompt_logprobs=[run])
+        answer = make_result(seq, prompt_logprobs=[run])
         return find_fault(plan, answer, vocab_size=VOCAB_SIZE)
 
     allowed = asked or 0

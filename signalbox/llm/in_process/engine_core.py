@@ -18,9 +18,9 @@ from typing import Any
 
 from contract.errors import from_code
 from contract.sampling_defaults import NO_DEFAULTS
+from contract.step_result import StepResult
 from contract.updates import RequestUpdates
 from gpu_worker.batch.runner_protocol import Runner
-from gpu_worker.step import StepResult
 from router.params import params_validation
 from router.params.generation_params import GenerationParams
 from scheduler_svc.cluster import Cluster
@@ -31,7 +31,7 @@ from scheduler_svc.reports.stats_log import StatsLog
 from scheduler_svc.requests.sequence_group import new_group
 from scheduler_svc.results.step_outcome import StepOutcome
 from scheduler_svc.scheduler import Scheduler
-from signalbox.llm.in_process import steps, wiring
+from signalbox.llm.in_process import wiring
 from signalbox.llm.in_process.local_grammars import LocalGrammars
 from signalbox.llm.in_process.local_request import LocalRequest
 from signalbox.llm.in_process.local_worker import EPOCH, LocalWorker
@@ -255,12 +255,12 @@ class EngineCore:
 
     def _update(self, future: Future[StepResult]) -> None:
         try:
-            answer = steps.answer(future.result())
+            result = future.result()
         except Exception as error:
             self._die(str(error))
         self._answers.popleft()
         now = time.monotonic()
-        self.cluster.requests.send_updates(self.scheduler.update(answer, now))
+        self.cluster.requests.send_updates(self.scheduler.update(result, now))
         if now >= self._stats_due:
             self.log_stats(now)
 

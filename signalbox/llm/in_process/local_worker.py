@@ -13,12 +13,12 @@ from functools import partial
 
 from contract.model import ModelInfo, WorkerCapacity
 from contract.step import Step
+from contract.step_result import StepResult
 from gpu_worker.batch.runner_protocol import Inspectable, ProfileOptions, Recording, Runner, close
 from gpu_worker.execution_thread import Unfinished
 from gpu_worker.lease.lease import Lease
 from gpu_worker.sampling.compiled_grammar import CompiledGrammar
 from gpu_worker.sampling.grammars import MEMORY_BYTES, Constraint, Grammars
-from gpu_worker.step import StepResult
 from scheduler_svc.planning.worker_grammars import Preparation
 
 EPOCH = 1  # there is no other lease

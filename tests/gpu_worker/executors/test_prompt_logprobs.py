@@ -88,6 +88,6 @@ def test_logits_that_are_not_finite_fail_the_sequence_alone(tmp_path: Path) -> N
     poisoned = samples.prompt_logprobs[1]._replace(logprob=float("nan"))
     samples.prompt_logprobs[1] = poisoned
     outcome = table.append_tokens(samples)
-    assert [failure.seq_id for failure in outcome.failures] == [1]
+    assert [*outcome.failures] == [1]
     assert [run.seq_id for run in outcome.prompt_logprobs] == [2]
     assert outcome.seq_ids.tolist() == [2]

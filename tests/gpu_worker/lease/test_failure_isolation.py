@@ -11,6 +11,7 @@ from contract.sampling_params import SamplingParams
 from contract.step import NewSequence, Step
 from gpu_worker.batch.batch import Batch, BatchOutput
 from gpu_worker.batch.runner_protocol import Runner
+from gpu_worker.batch.sequence_failures import sequence_failure
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
 from gpu_worker.lease import failure_isolation
 from gpu_worker.lease.failure_isolation import KERNEL_RAISED, NO_MEMORY
@@ -124,7 +125,7 @@ def test_the_culprits_fail_alone_and_the_others_draw_what_they_would_have(
     step = make_step(new=make_sequences(seed=len(poisoned), poisoned=poisoned))
     whole, _, _ = run(step, spare)
     outcome, sizes, _ = run(step, raise_on_poison)
-    assert {one.seq_id: one.message for one in outcome.failures} == dict.fromkeys(
+    assert {seq_id: one.message for seq_id, one in outcome.failures.items()} == dict.fromkeys(
         sorted(poisoned), KERNEL_RAISED
     )
     assert draws(outcome, without=set()) == draws(whole, without=poisoned)
@@ -150,7 +151,7 @@ def test_a_sequence_that_no_memory_suffices_for_fails_alone() -> None:
     step = make_step(new=make_sequences(seed=3, poisoned={5}))
     whole, _, _ = run(step, spare)
     outcome, _, _ = run(step, fault)
-    assert [(one.seq_id, one.message) for one in outcome.failures] == [(5, NO_MEMORY)]
+    assert outcome.failures == {5: sequence_failure(NO_MEMORY)}
     assert draws(outcome, without=set()) == draws(whole, without={5})
 
 

@@ -13,13 +13,13 @@ from contract.errors import Aborted, Internal, InvalidArgument
 from contract.sampling_params import SamplingParams
 from contract.sections.forks import Fork
 from contract.step import NewSequence, TablePatch
+from contract.step_result import StepResult
 from gpu_worker.batch.batch import Batch, BatchOutput
 from gpu_worker.batch.runner_protocol import Launched
 from gpu_worker.execution_thread import Unfinished
 from gpu_worker.lease.lease import Lease
 from gpu_worker.runner.model_runner import ModelRunner
 from gpu_worker.sampling.grammars import Grammars
-from gpu_worker.step import StepResult
 from tests.gpu_worker.attention.device_attention import make_device_runner
 from tests.gpu_worker.builders import make_new, make_step
 from tests.gpu_worker.device.recorded_graphs import GraphsOnCpu
@@ -171,7 +171,8 @@ def test_branches_prefills_and_decodes_mix(runner: ModelRunner, fed: list[int]) 
         steps.send(running={0: 1}, new=[many])
         steps.send(running={0: 1, 1: len(many.token_ids) - 4})
         steps.hear()
-        drawn = steps.results[-1].token_ids[steps.results[-1].seq_ids == 1].tolist()
+        last = steps.results[-1]
+        drawn = last.token_ids.array()[last.seq_ids.array() == 1].tolist()
         forks = [Fork(1, 10 + i, i, drawn[i]) for i in (1, 2)]
         patches = [TablePatch(10 + i, 0, [20 + 5 * i, 21 + 5 * i]) for i in (1, 2)]
         copied = np.array([5, 6, 5, 6], np.int32), np.array([25, 26, 30, 31], np.int32)
@@ -223,7 +224,7 @@ def test_a_sequence_that_fails_under_way_fails_alone_and_stays_failed(runner: Mo
     runner.cache.gpu_pool[0] = 0xFF  # NaN in the first block of sequence 0
     decode(steps, [0, 1], 3)
     steps.hear()
-    failures = [[one.seq_id for one in result.failures] for result in steps.results]
+    failures = [[*result.failures] for result in steps.results]
     assert failures == [[], [0], [0], [0]]
     assert [len(result.token_ids) for result in steps.results] == [2, 1, 1, 1]
     healthy = Steps(make_lease(runner), 1)

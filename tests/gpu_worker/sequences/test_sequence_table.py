@@ -11,11 +11,11 @@ from contract.sampling_params import SamplingParams
 from contract.sections.block_moves import BlockMapping
 from contract.sections.forks import Fork
 from contract.step import NewSequence, Step, TablePatch
-from gpu_worker.batch.batch import Batch, BatchOutput
+from gpu_worker.batch.batch import Batch, BatchOutput, Logprobs
+from gpu_worker.batch.sequence_failures import sequence_failure
 from gpu_worker.sequences.sequence_table import SampledTokens, SequenceTable
 from gpu_worker.simulated.byte_tokenizer import END_OF_SEQUENCE_ID
 from gpu_worker.simulated.simulated_runner import SimulatedRunner, expected_tokens
-from gpu_worker.step import Logprobs, SequenceFailure
 from tests.gpu_worker.builders import make_mapping, make_new, make_runner, make_step, make_table
 
 PROMPT = [5, 6, 7, 8, 9, 10]
@@ -207,11 +207,11 @@ def test_one_sequences_failure_leaves_the_others() -> None:
     assert outcome.seq_ids.tolist() == [1, 3]
     assert outcome.token_ids.tolist() == [10, 12]
     assert list(outcome.logprobs) == [1]
-    assert outcome.failures == [SequenceFailure(2, "not finite")]
+    assert outcome.failures == {2: sequence_failure("not finite")}
     # The next step was sent before that was known: it fails again, alone.
     outcome = advance(table, make_step(2, running={1: 1, 2: 1, 3: 1}), 20, 22)
     assert outcome.seq_ids.tolist() == [1, 3]
-    assert outcome.failures == [SequenceFailure(2, "not finite")]
+    assert outcome.failures == {2: sequence_failure("not finite")}
     advance(table, make_step(3, finished=[2]))
     table.check()
 
@@ -223,9 +223,8 @@ def test_a_sequence_that_could_not_be_computed_fails_without_a_draw() -> None:
         token_ids=np.array([20], dtype=np.int32), failed_seqs={1: "kernel raised"}
     )
     outcome = table.append_tokens(samples)
-    failed = {failure.seq_id for failure in outcome.failures}
-    assert {*outcome.seq_ids.tolist(), *failed} == {1, 2}
-    assert len(failed) == 1
+    assert {*outcome.seq_ids.tolist(), *outcome.failures} == {1, 2}
+    assert len(outcome.failures) == 1
     table.check()
 
 

@@ -33,6 +33,12 @@ def put_token(token_id: int) -> Spoil:
     return put
 
 
+def make_one_run(answer: pb.ExecuteModelResponse) -> None:
+    """Reports the tokens of three branches as three tokens of one."""
+    answer.num_tokens = pack_int32([3])
+    answer.seq_ids, answer.branches = answer.seq_ids[:8], b""
+
+
 def report_no_token(answer: pb.ExecuteModelResponse) -> None:
     answer.logprobs.add(row=0, rank=1, top_token_ids=[1 << 31], top_logprobs=[0.0])
 
@@ -42,11 +48,12 @@ def skip_step(answer: pb.ExecuteModelResponse) -> None:
 
 
 def leave_out_rows(answer: pb.ExecuteModelResponse) -> None:
-    answer.seq_ids = answer.token_ids = b""
+    answer.seq_ids = answer.branches = answer.token_ids = b""
 
 
 def repeat_rows(answer: pb.ExecuteModelResponse) -> None:
     answer.seq_ids += answer.seq_ids
+    answer.branches += answer.branches
     answer.token_ids += answer.token_ids
 
 
@@ -86,15 +93,16 @@ def report_beyond_prompt(answer: pb.ExecuteModelResponse) -> None:
 @pytest.mark.parametrize(
     ("spoil", "reason"),
     [
-        (leave_out_rows, "0 of 3 tokens for sequence"),
-        (repeat_rows, "6 of 3 tokens for sequence"),
+        (leave_out_rows, "no token for branch 0 of sequence"),
+        (repeat_rows, "6 of 3 tokens"),
+        (make_one_run, "no token for branch 1 of sequence"),
         (put_unknown_sequences, "which is not in the step"),
         (fail_unknown_sequence, "sequence 1099511627776, which is not in the step"),
         (fail_all, "it failed every sequence of step 1: failed"),
         (answer_another_epoch, "of another lease"),
         (report_prompt_of_another, "prompt log probabilities of sequence 1099511627776"),
         (report_beyond_prompt, "prompt log probabilities of positions [1, 21)"),
-        (cut_tokens, "3 sequences with 2 tokens"),
+        (cut_tokens, "cannot be read: token_ids: 'columns of 3 and 2'"),
         (tear_tokens, "cannot be read: column: '13 bytes'"),
         (put_token(-1), "token -1 of a vocabulary of 512"),
         (put_token(512), "token 512 of a vocabulary of 512"),

@@ -7,9 +7,9 @@ import pytest
 
 from contract.errors import Code
 from contract.request import BeamSearchParams
+from contract.step_result import StepResult
 from contract.updates import RequestFailure
 from scheduler_svc.cluster import Cluster
-from scheduler_svc.planning.plan import StepAnswer
 from scheduler_svc.requests import suspicion
 from scheduler_svc.requests.sequence_group import SequenceGroup
 from scheduler_svc.requests.timeline import EventKind
@@ -195,7 +195,7 @@ def test_a_suspect_that_a_worker_fails_to_compute_alone_was_the_cause() -> None:
     plan = loop.scheduler.inflight[0]
     assert plan.is_alone
     failure = RequestFailure(Code.INTERNAL, "logits are not finite")
-    answer = StepAnswer(step_id=plan.step_id, failures={plan.seqs[0].seq_id: failure})
+    answer = StepResult(step_id=plan.step_id, failures={plan.seqs[0].seq_id: failure})
     cluster.requests.send_updates(loop.scheduler.update(answer, 0.0))
     assert router.ended[1].failure is not None
     assert failures(cluster, "w0") == [0]

@@ -1,7 +1,8 @@
 """Each position of a prompt is told once, whatever is computed again, and only to who is there."""
 
+from contract.columns import int32s, int64s
 from contract.logprobs import PromptLogprobs, TokenLogprobs
-from scheduler_svc.planning.plan import StepAnswer
+from contract.step_result import StepResult
 from scheduler_svc.requests.sequence_group import SequenceGroup
 from scheduler_svc.results.step_outcome import StepOutcome
 from scheduler_svc.scheduler import Scheduler
@@ -23,10 +24,10 @@ def answer(scheduler: Scheduler, group: SequenceGroup, *, first: int, last: int)
     values = [TokenLogprobs(-float(i), 1, [], []) for i in range(first, last + 1)]
     draws = [seq.seq_id] if plan.num_samples[0] else []
     return scheduler.update(
-        StepAnswer(
+        StepResult(
             step_id=plan.step_id,
-            seq_ids=draws,
-            token_ids=[9] * len(draws),
+            seq_ids=int64s(draws),
+            token_ids=int32s([9] * len(draws)),
             prompt_logprobs=[PromptLogprobs(seq.seq_id, first, values)],
         ),
         now=2.0,

@@ -4,10 +4,11 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
+from contract.step_result import StepResult
 from protos.scheduler.v1 import scheduler_pb2 as pb
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.config import SchedulerConfig
-from scheduler_svc.planning.plan import StepAnswer, StepPlan
+from scheduler_svc.planning.plan import StepPlan
 from scheduler_svc.service.registry_servicer import WorkerRegistryServicer
 from scheduler_svc.workers.engine import Engine
 from tests.scheduler_svc.make import make_scheduler
@@ -21,7 +22,7 @@ class SilentWorker:
 
     async def send(self, plan: StepPlan) -> None: ...
 
-    async def read(self) -> StepAnswer:
+    async def read(self) -> StepResult:
         try:
             await asyncio.Event().wait()
         finally:

@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from scheduler_svc.planning.plan import StepAnswer, StepPlan
+from contract.step_result import StepResult
+from scheduler_svc.planning.plan import StepPlan
 from scheduler_svc.queue.admission_queue import AdmissionQueue
 from scheduler_svc.results.step_outcome import StepOutcome
 from scheduler_svc.workers.engine import Engine
@@ -41,7 +42,7 @@ class Channel:
         await self.takes.wait()
         self.is_sending = False
 
-    async def read(self) -> StepAnswer:
+    async def read(self) -> StepResult:
         await self.answers.wait()
         if self.error is not None:
             raise self.error

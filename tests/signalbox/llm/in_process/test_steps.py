@@ -5,15 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from contract.logprobs import TokenLogprobs
 from contract.step import Step, decode_step, encode_step
-from gpu_worker import worker_codec
-from gpu_worker.step import NONE_LEFT, SequenceFailure, StepResult
 from scheduler_svc.config import PreemptionMode, SchedulingSettings
 from scheduler_svc.planning.plan import StepPlan
-from scheduler_svc.workers import worker_codec as scheduler_codec
 from signalbox import SamplingParams
-from signalbox.llm.in_process import steps
 from signalbox.llm.in_process.engine_core import EPOCH
 from signalbox.llm.in_process.wiring import CoreConfig
 from tests.signalbox.llm.make import make_engine
@@ -60,19 +55,3 @@ def test_a_step_is_what_the_message_decodes_to() -> None:
             while engine.has_unfinished_requests():
                 engine.step()
     assert all(seen.values()), seen
-
-
-def test_an_answer_is_what_the_message_decodes_to() -> None:
-    result = StepResult(
-        epoch=EPOCH,
-        step_id=3,
-        seq_ids=np.array([5, 5, 6], dtype=np.int64),
-        token_ids=np.array([1, 2, 3], dtype=np.int32),
-        logprobs={1: TokenLogprobs(-0.5, 1, [2, 4], [-0.5, -1.5])},
-        failures=[SequenceFailure(9, "poisoned"), SequenceFailure(10, NONE_LEFT)],
-        wait_ns=1,
-        swap_ns=2,
-        forward_ns=3,
-        sample_ns=4,
-    )
-    assert steps.answer(result) == scheduler_codec.step_answer(worker_codec.encode_result(result))

@@ -1,0 +1,151 @@
+"""What a worker computed in one step: sampled tokens, failures and times, with its codec."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, count
+from typing import NamedTuple
+
+from contract import logprobs
+from contract.columns import (
+    Column,
+    check_lengths,
+    int32_column,
+    int32s,
+    int64_column,
+    int64s,
+)
+from contract.errors import Code, InvalidArgument
+from contract.logprobs import PromptLogprobs, TokenLogprobs
+from contract.updates import RequestFailure
+from protos.worker.v1 import worker_pb2 as pb
+
+_NO_IDS = int64s([])
+_NO_TOKENS = int32s([])
+
+
+class StepTimings(NamedTuple):
+    """Parts of a step's time, in nanoseconds; see worker.proto."""
+
+    wait_ns: int = 0
+    swap_ns: int = 0
+    forward_ns: int = 0
+    sample_ns: int = 0
+
+
+_NO_TIMINGS = StepTimings()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """Result of one step; see ExecuteModelResponse in worker.proto.
+
+    Each (sequence, branch) that sampled has one run of tokens. Several branches of a sequence have
+    several runs, all of which begin at the same position; several positions of one branch are one
+    run of several tokens.
+    """
+
+    epoch: int = 0
+    step_id: int
+    seq_ids: Column = _NO_IDS
+    """Sequence of each run."""
+    branches: Column | None = None
+    """Branch of each run; None if each run is of its sequence's own branch."""
+    num_tokens: Column | None = None
+    """Number of tokens in each run; None if each run has one."""
+    token_ids: Column = _NO_TOKENS
+    """Tokens of all runs, one run after the other."""
+    logprobs: Mapping[int, TokenLogprobs] = field(default_factory=dict)
+    """By index in `token_ids`."""
+    prompt_logprobs: Sequence[PromptLogprobs] = ()
+    failures: Mapping[int, RequestFailure] = field(default_factory=dict)
+    """By sequence id; the sequence has no run, and the others are unharmed."""
+    timings: StepTimings = _NO_TIMINGS
+    max_num_batched_tokens: int | None = None
+    """Maximum of the next steps, if memory suffices for fewer than the worker announced."""
+
+    def runs(self, own_branches: Mapping[int, int]) -> dict[tuple[int, int], range]:
+        """Returns the indices in `token_ids` of each run, by sequence and branch.
+
+        Args:
+            own_branches: branch of each sequence of the step.
+        """
+        seq_ids = self.seq_ids.tolist()
+        branches: Iterable[int] = map(own_branches.__getitem__, seq_ids)
+        if self.branches is not None:
+            branches = self.branches.tolist()
+        starts: Iterable[int] = count()
+        ends: Iterable[int] = count(1)
+        if self.num_tokens is not None:
+            ends = list(accumulate(self.num_tokens.tolist()))
+            starts = (0, *ends)
+        keys = zip(seq_ids, branches, strict=True)
+        return dict(zip(keys, map(range, starts, ends), strict=False))
+
+
+def encode_result(result: StepResult) -> pb.ExecuteModelResponse:
+    return pb.ExecuteModelResponse(
+        epoch=result.epoch,
+        step_id=result.step_id,
+        seq_ids=result.seq_ids.pack(),
+        branches=b"" if result.branches is None else result.branches.pack(),
+        num_tokens=b"" if result.num_tokens is None else result.num_tokens.pack(),
+        token_ids=result.token_ids.pack(),
+        logprobs=[logprobs.encode(one, row=row) for row, one in result.logprobs.items()],
+        prompt_logprobs=[_encode_prompt(run) for run in result.prompt_logprobs],
+        errors=[
+            pb.SequenceError(seq_id=seq_id, code=failure.code, message=failure.message)
+            for seq_id, failure in result.failures.items()
+        ],
+        timings=pb.StepTimings(**result.timings._asdict()),
+        max_num_batched_tokens=result.max_num_batched_tokens or 0,
+    )
+
+
+def decode_result(message: pb.ExecuteModelResponse) -> StepResult:
+    """Raises InvalidArgument if columns that belong together differ in length."""
+    seq_ids, token_ids = int64_column(message.seq_ids), int32_column(message.token_ids)
+    branches = num_tokens = None
+    if message.branches:
+        branches = int32_column(message.branches)
+        check_lengths("branches", len(seq_ids), len(branches))
+    num_expected = len(seq_ids)
+    if message.num_tokens:
+        num_tokens = int32_column(message.num_tokens)
+        check_lengths("num_tokens", len(seq_ids), len(num_tokens))
+        if (lowest := min(num_tokens.tolist())) < 1:
+            raise InvalidArgument("num_tokens", lowest, "at least 1")
+        num_expected = sum(num_tokens.tolist())
+    check_lengths("token_ids", num_expected, len(token_ids))
+    times = message.timings
+    return StepResult(
+        epoch=message.epoch,
+        step_id=message.step_id,
+        seq_ids=seq_ids,
+        branches=branches,
+        num_tokens=num_tokens,
+        token_ids=token_ids,
+        logprobs={entry.row: logprobs.decode(entry) for entry in message.logprobs},
+        prompt_logprobs=tuple(_decode_prompt(run) for run in message.prompt_logprobs),
+        failures={error.seq_id: _decode_failure(error) for error in message.errors},
+        timings=StepTimings(times.wait_ns, times.swap_ns, times.forward_ns, times.sample_ns),
+        max_num_batched_tokens=message.max_num_batched_tokens or None,
+    )
+
+
+def _encode_prompt(run: PromptLogprobs) -> pb.PromptLogprobs:
+    return pb.PromptLogprobs(
+        seq_id=run.seq_id,
+        first_position=run.first_position,
+        logprobs=[logprobs.encode(one, row=row) for row, one in enumerate(run.logprobs)],
+    )
+
+
+def _decode_prompt(run: pb.PromptLogprobs) -> PromptLogprobs:
+    entries = [logprobs.decode(entry) for entry in run.logprobs]
+    return PromptLogprobs(run.seq_id, run.first_position, entries)
+
+
+def _decode_failure(error: pb.SequenceError) -> RequestFailure:
+    """Returns a refusal, or an internal error for every other code that a worker may send."""
+    is_refusal = error.code == Code.FAILED_PRECONDITION
+    return RequestFailure(Code.FAILED_PRECONDITION if is_refusal else Code.INTERNAL, error.message)

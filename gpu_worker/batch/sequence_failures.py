@@ -1,0 +1,15 @@
+"""Why one sequence of a step fails; the rest of the step is unharmed."""
+
+from contract.errors import Code
+from contract.updates import RequestFailure
+
+NONE_LEFT = "every token is suppressed"
+"""By what the request asks for."""
+STRUCTURED_OUTPUT = "its structured output"
+"""Begins the reason why a sequence fails that its constraint ends."""
+
+
+def sequence_failure(reason: str) -> RequestFailure:
+    """Returns a refusal if the request is the cause, else an internal error."""
+    is_refusal = reason == NONE_LEFT or reason.startswith(STRUCTURED_OUTPUT)
+    return RequestFailure(Code.FAILED_PRECONDITION if is_refusal else Code.INTERNAL, reason)
