@@ -1,7 +1,5 @@
 """The feed-forward of the first transformers: two products with an activation between."""
 
-from functools import partial
-
 from torch import Tensor
 
 from gpu_worker.device.parallel_group import ParallelGroup
@@ -43,15 +41,8 @@ class PlainFeedForward:
         return self.down(self._activation(self.up(x)))
 
     def weight_targets(self, *, up: str, down: str) -> dict[str, WeightTarget]:
-        """Names of the two matrices in the checkpoint."""
-        targets: dict[str, WeightTarget] = {
-            f"{up}.weight": partial(self.up.load_weight, part="up"),
-            f"{down}.weight": self.down.load_weight,
-        }
-        if self.up.has_bias:
-            targets[f"{up}.bias"] = partial(self.up.load_bias, part="up")
-            targets[f"{down}.bias"] = self.down.load_bias
-        return targets
+        """Args: up, down: names of the two matrices in the checkpoint."""
+        return self.up.weight_targets(up=up) | self.down.weight_targets(down)
 
     def finish(self) -> None:
         self.up.finish()

@@ -6,11 +6,12 @@ are for a native program, which takes them; only it can compute with them.
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
 from gpu_worker.device.parallel_group import ParallelGroup
-from gpu_worker.layers.weight_placement import Placement, check_shape, copy_checked
+from gpu_worker.layers.weight_placement import Placement, WeightTarget, check_shape, copy_checked
 from signalbox_kernels.linear import PackedWeight, pack_weight
 from signalbox_kernels.quantised import Matrix, Quantised
 
@@ -41,10 +42,6 @@ class _Linear:
         self._raw: Tensor | None = placement.empty(out_features, in_features)
         self._bias = placement.empty(out_features) if bias else None
         self._packed: PackedWeight | None = None
-
-    @property
-    def has_bias(self) -> bool:
-        return self._bias is not None
 
     def finish(self) -> None:
         """Packs the weight, after all of it is loaded."""
@@ -98,6 +95,15 @@ class _ColumnParallelLinear(_Linear):
 
     def load_bias(self, tensor: Tensor, part: str) -> None:
         copy_checked(self._bias_rows(self._parts[part]), self._shard(tensor, part))
+
+    def weight_targets(self, **names: str) -> dict[str, WeightTarget]:
+        """Args: names: name of each part in the checkpoint, without `.weight` or `.bias`."""
+        targets: dict[str, WeightTarget] = {}
+        for part, name in names.items():
+            targets[f"{name}.weight"] = partial(self.load_weight, part=part)
+            if self._bias is not None:
+                targets[f"{name}.bias"] = partial(self.load_bias, part=part)
+        return targets
 
     def __call__(self, x: Tensor) -> Tensor:
         """[num_tokens, in_features] to this rank's [num_tokens, out_features]."""
@@ -202,6 +208,13 @@ class RowParallelLinear(_Linear):
         copy_checked(rows, tensor)
         if self._group.rank:
             rows.zero_()
+
+    def weight_targets(self, name: str) -> dict[str, WeightTarget]:
+        """Args: name: the checkpoint's name, without `.weight` or `.bias`."""
+        targets: dict[str, WeightTarget] = {f"{name}.weight": self.load_weight}
+        if self._bias is not None:
+            targets[f"{name}.bias"] = self.load_bias
+        return targets
 
     def __call__(self, x: Tensor) -> Tensor:
         """Returns [num_tokens, out_features] of this rank's [num_tokens, in_features]."""

@@ -4,8 +4,6 @@ Tokens are sorted by expert, so that each expert that is chosen at all computes 
 product: time goes with the experts in use, not with tokens times k.
 """
 
-from functools import partial
-
 import torch
 from torch import Tensor
 
@@ -78,12 +76,8 @@ class Expert:
         return self.down.partial(ops.silu_and_mul(self.gate_up(x)))
 
     def weight_targets(self, *, gate: str, up: str, down: str) -> dict[str, WeightTarget]:
-        """Names of the three matrices in the checkpoint."""
-        return {
-            f"{gate}.weight": partial(self.gate_up.load_weight, part="gate"),
-            f"{up}.weight": partial(self.gate_up.load_weight, part="up"),
-            f"{down}.weight": self.down.load_weight,
-        }
+        """Args: gate, up, down: names of the matrices in the checkpoint."""
+        return self.gate_up.weight_targets(gate=gate, up=up) | self.down.weight_targets(down)
 
     def finish(self) -> None:
         self.gate_up.finish()

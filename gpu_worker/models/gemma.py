@@ -16,10 +16,8 @@ from gpu_worker.layers import (
     ForwardContext,
     OffsetRMSNorm,
     ParallelGroup,
-    ParallelLMHead,
     Placement,
     RotaryEmbedding,
-    VocabParallelEmbedding,
     WeightTarget,
     gelu_tanh_and_mul,
 )
@@ -30,7 +28,7 @@ from gpu_worker.models.decoder_config import (
     rope_config,
     sliding_windows,
 )
-from gpu_worker.models.llama import Attention, FeedForward
+from gpu_worker.models.llama import Attention, DecoderStack, FeedForward
 
 _HEAD_SIZE = 256  # of every Gemma, where config.json leaves it out
 _WINDOW = 4096
@@ -186,7 +184,7 @@ class GemmaLayer:
         self.feed_forward.finish()
 
 
-class GemmaDecoder:
+class GemmaDecoder(DecoderStack[GemmaLayer]):
     """Satisfies `Model`."""
 
     def __init__(
@@ -210,35 +208,9 @@ class GemmaDecoder:
         self.sliding_rotary = self.rotary if is_alike else rotary(config.sliding_rope)
         # rounded to the dtype of the weights, as the models were trained
         self.embedding_scale = torch.tensor(config.hidden_size**0.5, dtype=placement.dtype).item()
-        vocab = {"vocab_size": config.vocab_size, "hidden_size": config.hidden_size}
-        self.embedding = VocabParallelEmbedding(**vocab, placement=placement, group=group)
-        self.layers = [
-            GemmaLayer(config, layer, placement, group) for layer in range(config.num_layers)
-        ]
-        self.norm = OffsetRMSNorm(config.hidden_size, eps=config.rms_norm_eps, placement=placement)
-        self.head = ParallelLMHead(**vocab, placement=placement, group=group)
-        if config.tie_embeddings:
-            self.embedding.tie(self.head)
-
-    def weight_targets(self) -> dict[str, WeightTarget]:
-        targets: dict[str, WeightTarget] = {
-            "model.embed_tokens.weight": self.embedding.load_weight,
-            "model.norm.weight": self.norm.load_weight,
-        }
-        if not self.config.tie_embeddings:
-            targets["lm_head.weight"] = self.head.load_weight
-        for index, layer in enumerate(self.layers):
-            targets |= {f"model.layers.{index}.{k}": v for k, v in layer.weight_targets().items()}
-        return targets
-
-    def ignores(self, name: str) -> bool:
-        tied_head = self.config.tie_embeddings and name == "lm_head.weight"
-        return tied_head or name.endswith(".rotary_emb.inv_freq")
-
-    def finish(self) -> None:
-        for layer in self.layers:
-            layer.finish()
-        self.head.finish()
+        layers = [GemmaLayer(config, i, placement, group) for i in range(config.num_layers)]
+        norm = OffsetRMSNorm(config.hidden_size, eps=config.rms_norm_eps, placement=placement)
+        super().__init__(config, layers, norm, placement, group)
 
     def forward(self, token_ids: Tensor, positions: Tensor, context: ForwardContext) -> Tensor:
         angles = self.rotary(positions)
@@ -250,6 +222,6 @@ class GemmaDecoder:
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:
-        logits = self.head(self.norm(hidden))
+        logits = super().logits(hidden)
         cap = self.config.logit_soft_cap
         return logits if cap is None else (logits / cap).tanh_().mul_(cap)

@@ -4,8 +4,7 @@ One implementation; `DecoderConfig` holds what differs. Attention itself, and th
 caller's: a layer gives its rotated queries and its K and V to `context.attention`.
 """
 
-from functools import partial
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -80,13 +79,8 @@ class Attention:
         key.copy_(key_norm(key))
 
     def weight_targets(self) -> dict[str, WeightTarget]:
-        targets: dict[str, WeightTarget] = {"o_proj.weight": self.out.load_weight}
-        if self.out.has_bias:
-            targets["o_proj.bias"] = self.out.load_bias
-        for part in ("q", "k", "v"):
-            targets[f"{part}_proj.weight"] = partial(self.qkv.load_weight, part=part)
-            if self.qkv.has_bias:
-                targets[f"{part}_proj.bias"] = partial(self.qkv.load_bias, part=part)
+        targets = self.qkv.weight_targets(q="q_proj", k="k_proj", v="v_proj")
+        targets |= self.out.weight_targets("o_proj")
         if self.qk_norms is not None:
             targets["q_norm.weight"] = self.qk_norms[0].load_weight
             targets["k_norm.weight"] = self.qk_norms[1].load_weight
@@ -120,26 +114,25 @@ class FeedForward:
         return self.down(ops.silu_and_mul(self.gate_up(x)))
 
     def weight_targets(self) -> dict[str, WeightTarget]:
-        targets: dict[str, WeightTarget] = {"down_proj.weight": self.down.load_weight}
-        if self.down.has_bias:
-            targets["down_proj.bias"] = self.down.load_bias
-        for part in ("gate", "up"):
-            targets[f"{part}_proj.weight"] = partial(self.gate_up.load_weight, part=part)
-            if self.gate_up.has_bias:
-                targets[f"{part}_proj.bias"] = partial(self.gate_up.load_bias, part=part)
-        return targets
+        targets = self.gate_up.weight_targets(gate="gate_proj", up="up_proj")
+        return targets | self.down.weight_targets("down_proj")
 
     def finish(self) -> None:
         self.gate_up.finish()
         self.down.finish()
 
 
-class FeedForwardLike(Protocol):
+class ModelPart(Protocol):
+    """A part of a model that loads weights."""
+
+    def weight_targets(self) -> dict[str, WeightTarget]: ...
+    def finish(self) -> None: ...
+
+
+class FeedForwardLike(ModelPart, Protocol):
     """The part of a layer that treats each token by itself."""
 
     def __call__(self, x: Tensor) -> Tensor: ...
-    def weight_targets(self) -> dict[str, WeightTarget]: ...
-    def finish(self) -> None: ...
 
 
 class DecoderLayer:
@@ -177,7 +170,54 @@ class DecoderLayer:
         self.feed_forward.finish()
 
 
-class Decoder:
+LayerT = TypeVar("LayerT", bound=ModelPart)
+
+
+class DecoderStack(Generic[LayerT]):
+    """Embedding, layers, norm and head with Llama's names; a subclass adds the forward pass."""
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        layers: list[LayerT],
+        norm: RMSNorm,
+        placement: Placement,
+        group: ParallelGroup,
+    ) -> None:
+        self.layers = layers
+        self.norm = norm
+        vocab = {"vocab_size": config.vocab_size, "hidden_size": config.hidden_size}
+        self.embedding = VocabParallelEmbedding(**vocab, placement=placement, group=group)
+        self.head = ParallelLMHead(**vocab, placement=placement, group=group)
+        self._is_tied = config.tie_embeddings
+        if self._is_tied:
+            self.embedding.tie(self.head)
+
+    def weight_targets(self) -> dict[str, WeightTarget]:
+        targets: dict[str, WeightTarget] = {
+            "model.embed_tokens.weight": self.embedding.load_weight,
+            "model.norm.weight": self.norm.load_weight,
+        }
+        if not self._is_tied:
+            targets["lm_head.weight"] = self.head.load_weight
+        for index, layer in enumerate(self.layers):
+            targets |= {f"model.layers.{index}.{k}": v for k, v in layer.weight_targets().items()}
+        return targets
+
+    def ignores(self, name: str) -> bool:
+        tied_head = self._is_tied and name == "lm_head.weight"
+        return tied_head or name.endswith(".rotary_emb.inv_freq")
+
+    def finish(self) -> None:
+        for layer in self.layers:
+            layer.finish()
+        self.head.finish()
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.head(self.norm(hidden))
+
+
+class Decoder(DecoderStack[DecoderLayer]):
     """The whole model; satisfies `Model`."""
 
     layer_type: type[DecoderLayer] = DecoderLayer
@@ -191,40 +231,11 @@ class Decoder:
     ) -> None:
         self.config = config
         self.rotary = RotaryEmbedding(
-            config.rope,
-            head_size=config.head_size,
-            max_position=max_model_len,
-            placement=placement,
+            config.rope, head_size=config.head_size, max_position=max_model_len, placement=placement
         )
-        vocab = {"vocab_size": config.vocab_size, "hidden_size": config.hidden_size}
-        self.embedding = VocabParallelEmbedding(**vocab, placement=placement, group=group)
-        self.layers = [
-            self.layer_type(config, layer, placement, group) for layer in range(config.num_layers)
-        ]
-        self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps, placement=placement)
-        self.head = ParallelLMHead(**vocab, placement=placement, group=group)
-        if config.tie_embeddings:
-            self.embedding.tie(self.head)
-
-    def weight_targets(self) -> dict[str, WeightTarget]:
-        targets: dict[str, WeightTarget] = {
-            "model.embed_tokens.weight": self.embedding.load_weight,
-            "model.norm.weight": self.norm.load_weight,
-        }
-        if not self.config.tie_embeddings:
-            targets["lm_head.weight"] = self.head.load_weight
-        for index, layer in enumerate(self.layers):
-            targets |= {f"model.layers.{index}.{k}": v for k, v in layer.weight_targets().items()}
-        return targets
-
-    def ignores(self, name: str) -> bool:
-        tied_head = self.config.tie_embeddings and name == "lm_head.weight"
-        return tied_head or name.endswith(".rotary_emb.inv_freq")
-
-    def finish(self) -> None:
-        for layer in self.layers:
-            layer.finish()
-        self.head.finish()
+        layers = [self.layer_type(config, i, placement, group) for i in range(config.num_layers)]
+        norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps, placement=placement)
+        super().__init__(config, layers, norm, placement, group)
 
     def forward(self, token_ids: Tensor, positions: Tensor, context: ForwardContext) -> Tensor:
         angles = self.rotary(positions)
@@ -237,6 +248,3 @@ class Decoder:
             x = layer.post_norm.add(x, residual)
             x = layer.feed_forward(x)
         return residual.add_(x)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self.head(self.norm(hidden))

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from gpu_worker.config import ModelError
@@ -110,9 +109,7 @@ class ExpertFeedForward(MixtureOfExperts):
 
     def weight_targets(self) -> dict[str, WeightTarget]:
         names = self._names
-        targets: dict[str, WeightTarget] = {
-            "gate.weight": partial(self.router.gate.load_weight, part="gate")
-        }
+        targets = self.router.gate.weight_targets(gate="gate")
         for index, expert in enumerate(self.experts):
             of_expert = expert.weight_targets(gate=names.gate, up=names.up, down=names.down)
             targets |= {f"experts.{index}.{k}": v for k, v in of_expert.items()}

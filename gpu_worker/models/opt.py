@@ -1,7 +1,6 @@
 """OPT (Zhang et al., 2022): positions from row 2 on, norms before or after, ReLU."""
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from gpu_worker.layers import WeightTarget, activation
@@ -47,7 +46,7 @@ class OptDecoder(AbsoluteDecoder):
             targets |= self.norm.weight_targets("final_layer_norm")
         for name, projection in (("in", self.project_in), ("out", self.project_out)):
             if projection is not None:
-                targets[f"project_{name}.weight"] = partial(projection.load_weight, part="out")
+                targets |= projection.weight_targets(out=f"project_{name}")
         for index, layer in enumerate(self.layers):
             targets |= {f"layers.{index}.{k}": v for k, v in _layer_targets(layer).items()}
         targets = {f"model.decoder.{name}": target for name, target in targets.items()}
@@ -58,13 +57,10 @@ class OptDecoder(AbsoluteDecoder):
 
 def _layer_targets(layer: AbsoluteLayer) -> dict[str, WeightTarget]:
     attention = layer.attention
-    targets: dict[str, WeightTarget] = {"self_attn.out_proj.weight": attention.out.load_weight}
-    if attention.out.has_bias:
-        targets["self_attn.out_proj.bias"] = attention.out.load_bias
-    for part in ("q", "k", "v"):
-        targets[f"self_attn.{part}_proj.weight"] = partial(attention.qkv.load_weight, part=part)
-        if attention.qkv.has_bias:
-            targets[f"self_attn.{part}_proj.bias"] = partial(attention.qkv.load_bias, part=part)
+    targets = attention.out.weight_targets("self_attn.out_proj")
+    targets |= attention.qkv.weight_targets(
+        **{part: f"self_attn.{part}_proj" for part in ("q", "k", "v")}
+    )
     return (
         targets
         | layer.attention_norm.weight_targets("self_attn_layer_norm")
