@@ -83,7 +83,7 @@ class RequestLifecycle:
         most_tokens = group.max_tokens
         failure = self._entry.refusal(group, self.model, self._clock())
         if failure is not None:
-            group.failure = failure
+            group.fail(failure)
             self.num_refused[failure.code.name] += 1
             finished = finished_request(group, now=self._clock())
             group.reply_to.send(RequestUpdates(finished_requests=[finished]))
@@ -114,7 +114,7 @@ class RequestLifecycle:
     def abort(self, group: SequenceGroup) -> None:
         """Ends a request without an answer; a no-op once it has ended."""
         if group in self._live:
-            group.failure = group.failure or RequestFailure(Code.CANCELLED, "aborted")
+            group.fail(RequestFailure(Code.CANCELLED, "aborted"))
             self._remove(group)
             self._forget(group)
 
@@ -132,7 +132,7 @@ class RequestLifecycle:
     def _stop_waiting(self, group: SequenceGroup, *, index: int, keep_tokens: int) -> bool:
         for seq in group.unfinished:
             if seq.branch == index and group.search is None and group in self._admission:
-                del seq.output_token_ids[keep_tokens:]
+                seq.truncate(keep_tokens)
                 seq.finish(FinishReason.STOP_STRING)
                 if group.is_finished:
                     self._admission.remove(group)
@@ -158,7 +158,7 @@ class RequestLifecycle:
         ended = []
         for group, failure in failures:
             if group in self._live and group.failure is None:
-                group.failure = failure
+                group.fail(failure)
                 self._remove(group)
                 ended.append(group)
         if ended:

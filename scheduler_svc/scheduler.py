@@ -196,7 +196,7 @@ class Scheduler:
         self._decode_columns.release(group)
         for seq in () if group.awaits_answers else group.unfinished:
             if seq.branch == index:
-                del seq.output_token_ids[keep_tokens:]
+                seq.truncate(keep_tokens)
                 self._sequence_release.end(seq, FinishReason.STOP_STRING)
         return group.is_finished
 

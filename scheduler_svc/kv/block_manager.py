@@ -131,9 +131,10 @@ class BlockSpaceManager:
         return self._num_taken(seq, prefix) <= self.gpu.num_free
 
     def start(self, seq: Sequence, prefix: list[FoundBlock]) -> list[BlockCopy]:
-        """Gives a sequence its first blocks: those of `prefix`, computed already, and new ones.
+        """Gives a sequence its first blocks: those of `prefix`, and new ones for its other tokens.
 
-        Returns the copies from the CPU pool that this calls for.
+        The sequence counts the tokens of `prefix` as computed already. Returns the copies from the
+        CPU pool that this calls for.
         """
         for found in prefix:  # before a new block is taken, which might be one of these
             if found.is_on_gpu:
@@ -147,7 +148,6 @@ class BlockSpaceManager:
                 block = self.gpu.obtain(self._prefix_cache.hash(seq, index)).block
                 copies.append(BlockCopy(found.block, block))
             seq.block_table.append(block)
-        seq.num_computed_tokens = len(prefix) * self.block_size
         self._prefix_cache.record_shared(seq, len(prefix))
         self.append_slots(seq, seq.num_remaining_tokens)
         return copies
@@ -218,7 +218,7 @@ class BlockSpaceManager:
         for block in reversed(seq.block_table):  # of a chain the end is forgotten first
             pool.free(block)
         seq.block_table = []
-        seq.num_sent_blocks = seq.num_published_blocks = 0
+        seq.num_published_blocks = 0
 
     def num_distinct_blocks(self, group: SequenceGroup) -> int:
         """Blocks that the group holds, each once however many of its sequences share it."""

@@ -59,7 +59,7 @@ class DecodeColumns:
         self._computed = _extended(self._computed, [seq.num_computed_tokens for seq in seqs])
         size = self._blocks.block_size
         self._room = _extended(self._room, [len(seq.block_table) * size for seq in seqs])
-        self._end = _extended(self._end, [seq.group.end for seq in seqs])
+        self._end = _extended(self._end, [seq.group.max_length for seq in seqs])
         self._flows = _extended(self._flows, [self._flow_index(seq.group.flow) for seq in seqs])
         self._find_stop_tokens()
         self._quiet_plans = self._quiet_answers = 0
@@ -149,14 +149,12 @@ class DecodeColumns:
         seq.num_sent_blocks += 1
         self._room[row] += self._blocks.block_size
 
-    def append_tokens(self, seqs: list[Sequence], token_ids: list[int]) -> list[int]:
-        """Takes a drawn token of each of some sequences in the columns.
+    def count_tokens(self, seqs: list[Sequence], token_ids: list[int]) -> list[int]:
+        """Counts a drawn token of each of some sequences in the columns, which they hold already.
 
-        Publishes the blocks that they complete. Returns the indices of those that may end with
-        their token: by its length, or because it is somebody's stop token.
+        Caches the blocks that are completed. Returns the indices of sequences that may end with
+        their token: by their length, or because it is a stop token of a sequence in the columns.
         """
-        for seq, token_id in zip(seqs, token_ids, strict=True):
-            seq.output_token_ids.append(token_id)
         if self._quiet_answers and seqs == self.seqs:
             self._quiet_answers -= 1
             self._computed += 1

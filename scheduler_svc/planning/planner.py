@@ -164,6 +164,7 @@ class Planner:
         return True
 
     def _start(self, plan: StepPlan, seq: Sequence, prefix: list[FoundBlock]) -> None:
+        seq.num_computed_tokens = len(prefix) * self._blocks.block_size
         copies = self._blocks.start(seq, prefix)
         plan.swap_in += copies
         self.num_cpu_prefix_hits += len(copies) * self._blocks.block_size
@@ -255,7 +256,7 @@ class Planner:
         return self._group_selection.obstacle if plan.token_budget else WaitReason.TOKENS
 
     def _resume(self, group: SequenceGroup, now: float) -> None:
-        group.end = self._blocks.longest(group)
+        group.max_length = self._blocks.longest(group)
         self._queues.run(group)
         group.times.resume(now)
 
@@ -266,5 +267,5 @@ def _can_decode(seq: Sequence, plan: StepPlan) -> bool:
         return False
     if seq.num_inflight_samples and group.awaits_answers:
         return False  # its next token depends on which branch it becomes, or on the others' draws
-    is_planned_out = seq.num_tokens + seq.num_inflight_samples >= group.end
+    is_planned_out = seq.num_tokens + seq.num_inflight_samples >= group.max_length
     return not is_planned_out and group not in plan.deferred_victims

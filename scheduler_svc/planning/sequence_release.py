@@ -65,7 +65,7 @@ class SequenceRelease:
 
     def fail_later(self, group: SequenceGroup, failure: RequestFailure) -> None:
         """Ends a group while a plan is made; `pop_failed` hands it over."""
-        group.failure = failure
+        group.fail(failure)
         self.end_all(group)
         self._failed.append(group)
 

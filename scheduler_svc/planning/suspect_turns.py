@@ -67,5 +67,4 @@ def pop_cleared(group: SequenceGroup) -> Suspicion | None:
         return None
     if max(seq.num_computed_tokens for seq in seqs) < suspicion.position:
         return None
-    group.suspicion = None
-    return suspicion
+    return group.pop_suspicion()

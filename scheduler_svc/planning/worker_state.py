@@ -34,8 +34,7 @@ class WorkerState:
             plan.patches.append(TablePatch(seq.seq_id, first, tuple(seq.block_table[first:])))
         seq.is_on_worker = True
         seq.num_sent_blocks = len(seq.block_table)
-        seq.num_inflight_tokens += num_new_tokens
-        seq.num_inflight_samples += draws
+        seq.book(num_new_tokens, draws=draws)
 
     def append_slots(self, plan: StepPlan, seq: Sequence, num_new_tokens: int) -> None:
         """Takes the blocks of the next tokens, which `can_append_slots` has allowed."""
@@ -73,6 +72,7 @@ class WorkerState:
         if seq.is_on_worker:
             self._forget.append(seq.seq_id)
             seq.is_on_worker = False
+        seq.num_sent_blocks = 0
 
     @property
     def forget_seq_ids(self) -> list[int]:

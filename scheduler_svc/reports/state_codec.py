@@ -33,7 +33,7 @@ def state(
         if include_token_ids:
             request.prompt_token_ids.extend(group.request.prompt_token_ids)
             for sequence, seq in zip(request.sequences, group.sequences, strict=True):
-                sequence.output_token_ids.extend(seq.output_token_ids)
+                sequence.MergeFrom(pb.LiveSequence(output_token_ids=seq.output_token_ids))
         parts.append(pb.DumpStateResponse(request=request))
     return parts
 

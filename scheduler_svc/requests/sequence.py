@@ -105,6 +105,21 @@ class Sequence:
     def is_finished(self) -> bool:
         return self.status is SequenceStatus.FINISHED
 
+    def book(self, num_new_tokens: int, *, draws: bool) -> None:
+        """Records that a planned step computes tokens."""
+        self.num_inflight_tokens += num_new_tokens
+        self.num_inflight_samples += draws
+
+    def apply_result(self, num_new_tokens: int, *, draws: bool) -> None:
+        """Counts what `book` has recorded as computed."""
+        self.num_inflight_tokens -= num_new_tokens
+        self.num_inflight_samples -= draws
+        self.num_computed_tokens += num_new_tokens
+
+    def truncate(self, num_output_tokens: int) -> None:
+        """Removes the output behind its first tokens."""
+        del self.output_token_ids[num_output_tokens:]
+
     def finish(self, reason: FinishReason) -> None:
         """Ends the sequence. Its blocks stay its own until no step that holds it is in flight."""
         self.status = SequenceStatus.FINISHED

@@ -60,8 +60,8 @@ class SequenceGroup:
     on they are its live hypotheses, in its order."""
     search: BeamSearch | None = None
     """Chooses the group's sequences together, if the request asks for that."""
-    end: int = 0
-    """Length in tokens at which a sequence has its last; set by the worker's scheduler."""
+    max_length: int = 0
+    """Tokens of a sequence that has its last; set by the scheduler of the worker."""
     is_steady: bool = False
     """True while the group is in its scheduler's decode columns."""
     failure: RequestFailure | None = None
@@ -134,6 +134,14 @@ class SequenceGroup:
     def set_status(self, status: SequenceStatus) -> None:
         for seq in self.unfinished:
             seq.status = status
+
+    def fail(self, failure: RequestFailure) -> None:
+        """Records why the request ends without a result; the first failure stays."""
+        self.failure = self.failure or failure
+
+    def pop_suspicion(self) -> Suspicion | None:
+        suspicion, self.suspicion = self.suspicion, None
+        return suspicion
 
     def forget_progress(self) -> None:
         """Removes what lives on a worker, so that the group can be recomputed."""

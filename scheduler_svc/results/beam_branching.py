@@ -52,7 +52,7 @@ class BeamGroups:
         return None
 
     def _advance(self, group: SequenceGroup, search: BeamSearch, outcome: StepOutcome) -> None:
-        max_tokens = group.end - group.num_prompt_tokens
+        max_tokens = group.max_length - group.num_prompt_tokens
         candidates = [search.draws[seq].candidates for seq in group.sequences]
         search.advance(candidates, max_tokens=max_tokens)
         if search.is_done:

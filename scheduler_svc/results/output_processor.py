@@ -72,7 +72,9 @@ class OutputProcessor:
             self._accept_each(others, plan, result, outcome, now)
             seqs = [plan.seqs[i] for i in steady]
             token_ids = [token_ids[i] for i in steady]
-        may_end = self._decode_columns.append_tokens(seqs, token_ids)
+        for seq, token_id in zip(seqs, token_ids, strict=True):
+            seq.output_token_ids.append(token_id)
+        may_end = self._decode_columns.count_tokens(seqs, token_ids)
         logprobs = map(result.logprobs.get, steady) if result.logprobs else itertools.repeat(None)
         outcome.tokens += zip(seqs, token_ids, logprobs, strict=False)
         self.num_generated_tokens += len(seqs)
@@ -96,9 +98,7 @@ class OutputProcessor:
         runs = plan.runs(result)
         for i in indices:
             seq, num_samples = plan.seqs[i], plan.num_samples[i]
-            seq.num_inflight_tokens -= plan.num_new_tokens[i]
-            seq.num_computed_tokens += plan.num_new_tokens[i]
-            seq.num_inflight_samples -= num_samples > 0
+            seq.apply_result(plan.num_new_tokens[i], draws=num_samples > 0)
             if seq.is_finished:  # its extra tokens are trimmed
                 self._sequence_release.release_answered(seq)
                 continue
@@ -194,7 +194,7 @@ class OutputProcessor:
         group = seq.group
         self._blocks.retract(seq)
         if group.search is not None:
-            group.failure = failure
+            group.fail(failure)
             group.times.last_token = now
             self._sequence_release.end_all(group)
             outcome.ended.append(group)
@@ -214,8 +214,8 @@ class OutputProcessor:
             )
         outcome.finished.append(seq)
         if group.is_finished:
-            if _has_failed(group):
-                group.failure = seq.failure
+            if seq.failure is not None and _has_failed(group):
+                group.fail(seq.failure)
             outcome.ended.append(group)
 
 

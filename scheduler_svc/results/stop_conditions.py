@@ -11,7 +11,7 @@ def end_reason(seq: Sequence, *, eos_token_ids: frozenset[int]) -> FinishReason 
     if reason is not None:
         seq.stop_token_id = token_id
         return reason
-    return FinishReason.LENGTH if seq.num_tokens >= seq.group.end else None
+    return FinishReason.LENGTH if seq.num_tokens >= seq.group.max_length else None
 
 
 def stop_reason(

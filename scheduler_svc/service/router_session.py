@@ -78,7 +78,7 @@ class Session:
     def refuse(self, request: Request, failure: RequestFailure, *, now: float) -> None:
         """Ends a request that is not added."""
         group = new_group(request, reply_to=self, now=now)
-        group.failure = failure
+        group.fail(failure)
         self.send(RequestUpdates(finished_requests=[finished_request(group, now=now)]))
 
     def abort(self, handle: int) -> None:

@@ -44,7 +44,7 @@ def clear(records: WorkerRecords, suspicion: Suspicion) -> None:
 
 def judge(records: WorkerRecords, group: SequenceGroup) -> None:
     """Judges a suspect that has ended; one that was aborted or out of time has proven nothing."""
-    suspicion, group.suspicion = group.suspicion, None
+    suspicion = group.pop_suspicion()
     if suspicion is None:
         return
     if group.failure is None:

@@ -39,7 +39,9 @@ def start(
     """A group whose prompt is computed and whose branches have been split off."""
     group = make_request([kind] * prompt_len, max_tokens=8, n=n)
     (seq,) = group.sequences
-    blocks.start(seq, blocks.find_prefix(seq))
+    prefix = blocks.find_prefix(seq)
+    seq.num_computed_tokens = len(prefix) * blocks.block_size
+    blocks.start(seq, prefix)
     seq.num_computed_tokens = prompt_len
     blocks.cache_blocks(seq)
     for branch in range(1, n):
@@ -205,7 +207,9 @@ def test_a_found_prefix_is_known_to_be_on_the_cpu_too() -> None:
     swap_out(blocks, first)
     second = make_request([1] * 10)
     (seq,) = second.sequences
-    blocks.start(seq, blocks.find_prefix(seq))
+    prefix = blocks.find_prefix(seq)
+    seq.num_computed_tokens = len(prefix) * blocks.block_size
+    blocks.start(seq, prefix)
     second.set_status(SequenceStatus.RUNNING)
     assert len(swap_out(blocks, second)) == 1
     blocks.check([*first.sequences, seq])
@@ -215,6 +219,7 @@ def test_a_shared_prefix_has_no_name_without_the_cache() -> None:
     blocks = make_blocks(prefix_caching=False)
     group = start(blocks, prompt_len=10)
     (seq,) = make_request([1] * 10).sequences
+    seq.num_computed_tokens = 8
     blocks.start(seq, [FoundBlock(block) for block in group.sequences[0].block_table[:2]])
     seq.group.set_status(SequenceStatus.RUNNING)
     assert seq.num_published_blocks == 0

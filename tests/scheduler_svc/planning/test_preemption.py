@@ -79,7 +79,7 @@ def test_a_running_group_that_can_never_go_on_ends_and_the_others_go_on() -> Non
     big, small = make_request([1] * 8, max_tokens=8), make_request([2] * 2, max_tokens=3)
     add(loop, big)
     step(loop)
-    big.end = 100
+    big.max_length = 100
     add(loop, small)
     loop.run()
     assert big.failure is not None
@@ -128,7 +128,7 @@ def test_a_swapped_group_without_a_place_waits_until_there_is_one() -> None:
     loop.answer()
     scheduler.abort(scheduler.running[0])
     late = make_request([3] * 4, n=2, max_tokens=1, arrival=0.5)  # of one block
-    late.end = 5
+    late.max_length = 5
     scheduler._queues.run(late)  # it took the places while the group was out
     assert scheduler.blocks.gpu.num_free == 7
     loop.send()
