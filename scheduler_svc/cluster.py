@@ -16,7 +16,8 @@ from scheduler_svc.request_lifecycle import RequestLifecycle
 from scheduler_svc.requests.failures import model_changed
 from scheduler_svc.workers.loss_attribution import record_loss
 from scheduler_svc.workers.quarantine import WorkerRecords
-from scheduler_svc.workers.worker_pool import Engines, WorkerEngine
+from scheduler_svc.workers.step_loop import StepLoop
+from scheduler_svc.workers.worker_pool import Engines
 
 logger = logging.getLogger(__name__)
 
@@ -72,21 +73,21 @@ class Cluster:
                 self.requests.fail(group, model_changed())
         self.requests.model = model
 
-    def join(self, engine: WorkerEngine) -> None:
+    def join(self, engine: StepLoop) -> None:
         self.engines.append(engine)
         engine.scheduler.grammars.join()
         self._window_log.note(self.model, self.engines)
         self.requests.sort_out_waiting()
         engine.wake()
 
-    def drain(self, engine: WorkerEngine) -> None:
+    def drain(self, engine: StepLoop) -> None:
         """Lets a worker finish what it has; requests that only it would have taken wait."""
         engine.scheduler.drain()
         self._window_log.note(self.model, self.engines)
         self.requests.sort_out_waiting()
         self.wake()
 
-    def leave(self, engine: WorkerEngine) -> None:
+    def leave(self, engine: StepLoop) -> None:
         """Takes a worker out; what it was doing starts again on another, or waits for one."""
         if engine not in self.engines:
             return
@@ -97,7 +98,7 @@ class Cluster:
             record_loss(self.worker_records, engine.scheduler)
         groups = engine.scheduler.evacuate()
         if groups:
-            logger.warning("worker %s left %d requests", engine.worker.address, len(groups))
+            logger.warning("worker %s left %d requests", engine.worker_name, len(groups))
         self.requests.requeue(groups, is_lost=is_lost)
         self.requests.sort_out_waiting()
         self.wake()

@@ -20,7 +20,7 @@ from protos.scheduler.v1 import state_pb2
 from protos.worker.v1 import worker_pb2
 from scheduler_svc.replay.recording_codec import VERSION, decode_config
 from scheduler_svc.replay.recording_file import RecordReader
-from scheduler_svc.replay.replayed_cluster import ReplayedCluster, ReplayedWorker
+from scheduler_svc.replay.replayed_cluster import ReplayedCluster
 from scheduler_svc.reports import state_codec
 from scheduler_svc.service.scheduler_servicer import apply_message
 
@@ -167,11 +167,11 @@ class Replay:
         replayed: worker_pb2.ExecuteModelRequest | None,
     ) -> None:
         present = recorded or replayed
-        worker: ReplayedWorker = self._replayed.workers[self._planned_by]
+        worker = self._replayed.workers[self._planned_by]
         self.difference = Difference(
             num_steps=self.num_steps + (recorded is None),
             step_id=present.step_id if present else 0,
-            worker=f"{self._planned_by} ({worker.address})",
+            worker=f"{self._planned_by} ({worker.loop.worker_name})",
             recorded=None if recorded is None else readable(recorded),
             replayed=None if replayed is None else readable(replayed),
         )

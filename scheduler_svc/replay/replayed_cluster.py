@@ -4,7 +4,7 @@ Whatever they plan must be what was planned then. No network, no worker: the rec
 the worker's.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from contract.model import ModelInfo, WorkerCapacity
 from contract.step_result import StepResult
@@ -14,25 +14,15 @@ from scheduler_svc.factory import make_cluster, make_scheduler
 from scheduler_svc.planning.plan import StepPlan
 from scheduler_svc.queue.grammar_queue import Constraint
 from scheduler_svc.requests.sequence_ids import sequence_ids
-from scheduler_svc.results.step_outcome import StepOutcome
-from scheduler_svc.scheduler import Scheduler
 from scheduler_svc.service.router_session import Session
+from scheduler_svc.workers.step_loop import StepLoop
 
 
-@dataclass(slots=True, eq=False)
-class ReplayedWorker:
-    """A worker as the cluster knows it; nobody sleeps, so nobody is woken."""
+class ReplayedWorker(NamedTuple):
+    """A lease of the recording."""
 
-    number: int
-    address: str
     epoch: int
-    scheduler: Scheduler
-
-    @property
-    def worker(self) -> "ReplayedWorker":
-        return self
-
-    def wake(self) -> None: ...
+    loop: StepLoop
 
 
 class ReplayedRouter(Session):
@@ -82,33 +72,28 @@ class ReplayedCluster:
             admission=self.cluster.admission,
             worker_name=address,
         )
+        loop = StepLoop(
+            scheduler,
+            send_updates=self.cluster.requests.send_updates,
+            prepare=lambda _: None,
+            max_steps_in_flight=self.config.max_steps_in_flight,
+        )
         self.cluster.serve(model)
-        self.workers[number] = ReplayedWorker(number, address, epoch, scheduler)
-        self.cluster.join(self.workers[number])
+        self.workers[number] = ReplayedWorker(epoch, loop)
+        self.cluster.join(loop)
 
     def drain(self, number: int) -> None:
-        self.cluster.drain(self.workers[number])
+        self.cluster.drain(self.workers[number].loop)
 
     def leave(self, number: int) -> None:
-        self.cluster.leave(self.workers.pop(number))
+        self.cluster.leave(self.workers.pop(number).loop)
 
     def plan(self, number: int) -> StepPlan | None:
-        """Plans a step as `Engine` does."""
-        scheduler = self.workers[number].scheduler
-        plan = scheduler.schedule(self.clock.now)
-        scheduler.grammars.pop_preparation()
-        if failed := scheduler.pop_failed():
-            self.cluster.requests.send_updates(StepOutcome(ended=failed))
-        return plan
+        return self.workers[number].loop.fill(self.clock.now)
 
     def prepared(self, number: int, constraint: Constraint, *, fault: str) -> None:
-        """Takes a worker's answer to what it was asked to compile, as `Engine` does."""
-        scheduler = self.workers[number].scheduler
-        scheduler.grammars.prepared(constraint, fault=fault)
-        if failed := scheduler.pop_failed():
-            self.cluster.requests.send_updates(StepOutcome(ended=failed))
+        """Takes a worker's answer to what it was asked to compile."""
+        self.workers[number].loop.prepared(constraint, fault=fault, now=self.clock.now)
 
     def answer(self, number: int, result: StepResult) -> None:
-        self.cluster.requests.send_updates(
-            self.workers[number].scheduler.update(result, self.clock.now)
-        )
+        self.workers[number].loop.complete(result, self.clock.now)

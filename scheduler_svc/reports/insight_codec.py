@@ -10,7 +10,7 @@ from scheduler_svc.insight.stats import RequestStats, StepStats
 from scheduler_svc.requests.timeline import Event
 from scheduler_svc.requests.wait_accounting import Wait
 from scheduler_svc.workers.quarantine import Quarantine
-from scheduler_svc.workers.worker_pool import WorkerEngine
+from scheduler_svc.workers.step_loop import StepLoop
 
 
 def explanation(known: Explanation) -> explain_pb2.ExplainResponse:
@@ -107,11 +107,11 @@ def _live_request(known: Explanation) -> stats_pb2.RequestSummary:
     )
 
 
-def _worker_stats(engine: WorkerEngine, cluster: Cluster) -> stats_pb2.WorkerStats:
+def _worker_stats(engine: StepLoop, cluster: Cluster) -> stats_pb2.WorkerStats:
     scheduler = engine.scheduler
     gpu, cpu = scheduler.blocks.gpu, scheduler.blocks.cpu
     return stats_pb2.WorkerStats(
-        address=engine.worker.address,
+        address=engine.worker_name,
         num_requests_running=len(scheduler.running),
         num_requests_swapped=len(scheduler.swapped),
         num_gpu_blocks=gpu.num_blocks,
@@ -135,7 +135,7 @@ def _worker_stats(engine: WorkerEngine, cluster: Cluster) -> stats_pb2.WorkerSta
         prefill_tokens_per_second=scheduler.cost.prefill_tokens_per_s,
         num_cpu_prefix_hits=scheduler.num_cpu_prefix_hits,
         num_cached_cpu_blocks=cpu.num_cached,
-        num_failures=cluster.worker_records.num_failures_of(engine.worker.address),
+        num_failures=cluster.worker_records.num_failures_of(engine.worker_name),
     )
 
 

@@ -7,7 +7,7 @@ from rpc.metrics.histogram import Histogram
 from rpc.metrics.registry import PER_NS, Families
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.insight.stats import RequestStats
-from scheduler_svc.workers.worker_pool import WorkerEngine
+from scheduler_svc.workers.step_loop import StepLoop
 
 
 def read(cluster: Cluster, families: Families) -> None:
@@ -16,7 +16,7 @@ def read(cluster: Cluster, families: Families) -> None:
     _add_queue(cluster, families, model)
     _add_requests(cluster.requests.stats, families, model)
     for engine in cluster.engines:
-        of_worker = {"model_name": model, "worker": engine.worker.address}
+        of_worker = {"model_name": model, "worker": engine.worker_name}
         _add_gauges(engine, families, of_worker)
         _add_counters(engine, families, of_worker)
         _add_steps(engine, families, of_worker)
@@ -91,7 +91,7 @@ def _add_requests(requests: RequestStats, families: Families, model: str) -> Non
     )
 
 
-def _add_gauges(engine: WorkerEngine, families: Families, of_worker: dict[str, str]) -> None:
+def _add_gauges(engine: StepLoop, families: Families, of_worker: dict[str, str]) -> None:
     scheduler = engine.scheduler
     gpu, cpu = scheduler.blocks.gpu, scheduler.blocks.cpu
     families.gauge(
@@ -123,7 +123,7 @@ def _add_gauges(engine: WorkerEngine, families: Families, of_worker: dict[str, s
         families.gauge(name, meaning, value, **of_worker)
 
 
-def _add_counters(engine: WorkerEngine, families: Families, of_worker: dict[str, str]) -> None:
+def _add_counters(engine: StepLoop, families: Families, of_worker: dict[str, str]) -> None:
     def count(name: str, meaning: str, number: int) -> None:
         families.counter(name, meaning, number, **of_worker)
 
@@ -137,7 +137,7 @@ def _add_counters(engine: WorkerEngine, families: Families, of_worker: dict[str,
     count("cpu_prefix_cache_hits", "Of those, found in CPU memory.", one.num_cpu_prefix_hits)
 
 
-def _add_steps(engine: WorkerEngine, families: Families, of_worker: dict[str, str]) -> None:
+def _add_steps(engine: StepLoop, families: Families, of_worker: dict[str, str]) -> None:
     steps = engine.scheduler.steps
     families.histogram(
         "iteration_tokens_total", "Tokens of a step.", steps.tokens, scale=1, **of_worker

@@ -15,7 +15,7 @@ from scheduler_svc.reports import insight_codec
 from scheduler_svc.requests.sequence import Sequence
 from scheduler_svc.requests.sequence_group import SequenceGroup
 from scheduler_svc.scheduler import Scheduler
-from scheduler_svc.workers.worker_pool import WorkerEngine
+from scheduler_svc.workers.step_loop import StepLoop
 
 
 def state(
@@ -47,10 +47,10 @@ def _cluster(cluster: Cluster, config: SchedulerConfig, now: float) -> pb.Cluste
     )
 
 
-def _worker(engine: WorkerEngine, now: float) -> pb.WorkerSchedulerState:
+def _worker(engine: StepLoop, now: float) -> pb.WorkerSchedulerState:
     scheduler = engine.scheduler
     return pb.WorkerSchedulerState(
-        address=engine.worker.address,
+        address=engine.worker_name,
         is_draining=not scheduler.is_accepting,
         max_num_seqs=scheduler.limits.max_num_seqs,
         max_num_batched_tokens=scheduler.token_budget,

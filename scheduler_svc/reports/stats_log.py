@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.scheduler import Scheduler
-from scheduler_svc.workers.worker_pool import WorkerEngine
+from scheduler_svc.workers.step_loop import StepLoop
 
 logger = logging.getLogger(__name__)
 
@@ -45,8 +45,8 @@ class StatsLog:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._before: dict[WorkerEngine, _Counts] = {}
-        self._was_busy: set[WorkerEngine] = set()
+        self._before: dict[StepLoop, _Counts] = {}
+        self._was_busy: set[StepLoop] = set()
         self._at = time.monotonic()
 
     async def run(self, interval_s: float) -> None:
@@ -71,7 +71,7 @@ class StatsLog:
         self._at = now
 
     def _fields(
-        self, engine: WorkerEngine, before: _Counts | None, counts: _Counts, seconds: float
+        self, engine: StepLoop, before: _Counts | None, counts: _Counts, seconds: float
     ) -> dict[str, object]:
         scheduler, gpu = engine.scheduler, engine.scheduler.blocks.gpu
 
@@ -81,7 +81,7 @@ class StatsLog:
 
         queries = since("num_prefix_queries")
         return {
-            "worker": engine.worker.address,
+            "worker": engine.worker_name,
             "prompt_tokens_per_s": round(since("num_prompt_tokens") / seconds, 1),
             "generated_tokens_per_s": round(since("num_generated_tokens") / seconds, 1),
             "steps_per_s": round(since("num_steps") / seconds, 1),

@@ -26,6 +26,7 @@ from scheduler_svc.requests.failures import RETRY_AFTER_S
 from scheduler_svc.scheduler import Scheduler
 from scheduler_svc.workers.engine import Engine
 from scheduler_svc.workers.starting_workers import StartingWorkers
+from scheduler_svc.workers.step_loop import StepLoop
 from scheduler_svc.workers.worker_client import WorkerClient, WorkerLostError
 
 logger = logging.getLogger(__name__)
@@ -183,23 +184,23 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
         self, engine: Engine, requests: Requests
     ) -> AsyncGenerator[pb.RegisterResponse, None]:
         """Runs the engine while the worker gives signs of life; repeats each of them."""
-        address = engine.worker.address
-        engine.recorder.joined(time.monotonic())
-        self._cluster.join(engine)
-        logger.info(_JOINED, _joined_fields(engine))
+        loop, address = engine.loop, engine.loop.worker_name
+        loop.recorder.joined(time.monotonic())
+        self._cluster.join(loop)
+        logger.info(_JOINED, _joined_fields(loop.scheduler))
         running = asyncio.create_task(engine.run())
         # Not in a `finally` after an await: gRPC may cancel a handler more than once.
-        running.add_done_callback(lambda _: self._leave(engine))
+        running.add_done_callback(lambda _: self._leave(loop))
         try:
             while True:
                 heartbeat = await self._next_heartbeat(requests, running)
                 if heartbeat is None:
                     return
-                if heartbeat.state == pb.WORKER_STATE_DRAINING and not engine.is_draining:
+                if heartbeat.state == pb.WORKER_STATE_DRAINING and not loop.is_draining:
                     logger.info("worker drains: %(worker)s", {"worker": address})
-                    engine.recorder.drains(time.monotonic())
-                    self._cluster.drain(engine)
-                if engine.is_drained:
+                    loop.recorder.drains(time.monotonic())
+                    self._cluster.drain(loop)
+                if loop.is_drained:
                     yield pb.RegisterResponse(drained=pb.Drained())
                 yield pb.RegisterResponse(heartbeat=heartbeat)
         except Aborted as error:
@@ -211,11 +212,11 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
 
-    def _leave(self, engine: Engine) -> None:
-        engine.recorder.left(time.monotonic())
-        self._cluster.leave(engine)
-        logger.info("worker left: %(worker)s", {"worker": engine.worker.address})
-        self._log_quarantine(engine.worker.address)
+    def _leave(self, loop: StepLoop) -> None:
+        loop.recorder.left(time.monotonic())
+        self._cluster.leave(loop)
+        logger.info("worker left: %(worker)s", {"worker": loop.worker_name})
+        self._log_quarantine(loop.worker_name)
 
     async def _next_heartbeat(
         self, requests: Requests, running: asyncio.Task[None]
@@ -299,10 +300,10 @@ _QUARANTINED = (
 )
 
 
-def _joined_fields(engine: Engine) -> dict[str, object]:
-    blocks, limits = engine.scheduler.blocks, engine.scheduler.limits
+def _joined_fields(scheduler: Scheduler) -> dict[str, object]:
+    blocks, limits = scheduler.blocks, scheduler.limits
     return {
-        "worker": engine.worker.address,
+        "worker": scheduler.worker_name,
         "kv_cache_tokens": blocks.gpu.num_blocks * blocks.block_size,
         "swap_space_tokens": blocks.cpu.num_blocks * blocks.block_size,
         "block_size": blocks.block_size,

@@ -1,34 +1,13 @@
-"""The workers of this scheduler, each with what drives it, and what they do only together."""
-
-from typing import Protocol
+"""The workers that have joined and not left, and what they answer only together."""
 
 from scheduler_svc.requests.phases import BlockUnit
 from scheduler_svc.requests.sequence import SequenceStatus
 from scheduler_svc.requests.sequence_group import SequenceGroup
-from scheduler_svc.scheduler import Scheduler
+from scheduler_svc.workers.step_loop import StepLoop
 
 
-class Addressed(Protocol):
-    """A worker, as log lines call it."""
-
-    @property
-    def address(self) -> str: ...
-
-
-class WorkerEngine(Protocol):
-    """What drives one worker: `Engine`, over gRPC, or a loop in this process."""
-
-    @property
-    def worker(self) -> Addressed: ...
-
-    @property
-    def scheduler(self) -> Scheduler: ...
-
-    def wake(self) -> None: ...
-
-
-class Engines(list[WorkerEngine]):
-    """Those that have joined and not left, in the order in which they came."""
+class Engines(list[StepLoop]):
+    """The step loops of the workers, in the order in which they joined."""
 
     @property
     def is_serving(self) -> bool:
@@ -65,7 +44,7 @@ class Engines(list[WorkerEngine]):
         """Returns the greatest max_tokens with which a worker takes a new group; else below 1."""
         return max((engine.scheduler.most_new_tokens(group) for engine in self), default=0)
 
-    def holder(self, group: SequenceGroup) -> WorkerEngine | None:
+    def holder(self, group: SequenceGroup) -> StepLoop | None:
         """Returns where a request runs or is swapped out; None while it waits."""
         if any(seq.status is SequenceStatus.WAITING for seq in group.unfinished):
             return None

@@ -27,6 +27,7 @@ from scheduler_svc.requests.sequence_group import (
 )
 from scheduler_svc.results.step_outcome import StepOutcome
 from scheduler_svc.scheduler import Scheduler
+from scheduler_svc.workers.step_loop import StepLoop
 from tests.scheduler_svc.fake_worker import (
     VOCAB_SIZE,
     Block,
@@ -260,20 +261,6 @@ def outputs(group: SequenceGroup) -> list[list[int]]:
     return [seq.output_token_ids for seq in sorted(group.sequences, key=lambda seq: seq.branch)]
 
 
-@dataclass(slots=True, eq=False)
-class FakeEngine:
-    """A worker with a scheduler; nobody sleeps, so nobody is woken."""
-
-    scheduler: Scheduler
-    address: str = "worker"
-
-    @property
-    def worker(self) -> "FakeEngine":
-        return self
-
-    def wake(self) -> None: ...
-
-
 def make_cluster(
     *,
     policy: SchedulingPolicy | None = None,
@@ -286,18 +273,12 @@ def make_cluster(
     return cluster
 
 
-def join_worker(
-    cluster: Cluster, *, num_gpu_blocks: int = 64, num_cpu_blocks: int = 0, name: str = ""
-) -> tuple[FakeEngine, Loop]:
-    scheduler = make_scheduler(
-        admission=cluster.admission,
-        num_gpu_blocks=num_gpu_blocks,
-        num_cpu_blocks=num_cpu_blocks,
-        worker_name=name,
-    )
-    engine = FakeEngine(scheduler, name or "worker")
-    cluster.join(engine)
-    return engine, make_loop(scheduler)
+def join_worker(cluster: Cluster, *, name: str = "", **options: int) -> tuple[StepLoop, Loop]:
+    options = {"num_gpu_blocks": 64} | options
+    scheduler = make_scheduler(admission=cluster.admission, worker_name=name, **options)
+    steps = StepLoop(scheduler, send_updates=cluster.requests.send_updates, prepare=lambda _: None)
+    cluster.join(steps)
+    return steps, make_loop(scheduler)
 
 
 def assert_all_free(loop: Loop) -> None:

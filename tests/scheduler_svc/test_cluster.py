@@ -8,11 +8,8 @@ from scheduler_svc.queue.policies import FirstComeFirstServed
 from scheduler_svc.requests.sequence_group import SequenceGroup
 from scheduler_svc.requests.suspicion import MAX_LOSSES
 from tests.scheduler_svc.make import (
-    FakeEngine,
     join_worker,
     make_cluster,
-    make_loop,
-    make_scheduler,
 )
 from tests.scheduler_svc.routers import Router, add_request, failure_of, finish
 
@@ -166,12 +163,11 @@ def test_a_preempted_request_waits_for_the_draining_worker_that_had_it() -> None
 
 def test_a_worker_looks_past_a_request_of_more_branches_than_its_steps_hold() -> None:
     cluster, router = make_cluster(), Router()
-    narrow = make_scheduler(admission=cluster.admission, max_num_seqs=2)
-    cluster.join(FakeEngine(narrow))
+    _, narrow = join_worker(cluster, max_num_seqs=2)
     _, wide = join_worker(cluster)
     add_request(cluster, router, 1, n=3)
     add_request(cluster, router, 2)
-    finish(cluster, make_loop(narrow))
+    finish(cluster, narrow)
     assert router.ended.keys() == {2}
     finish(cluster, wide)
     assert router.ended[1].failure is None

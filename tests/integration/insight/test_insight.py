@@ -50,7 +50,7 @@ async def test_explain_tells_the_whole_way_of_requests_that_were_preempted() -> 
     assert sum(answer.num_preemptions for answer in answers) > 0
     for answer in answers:
         assert answer.state == explain_pb2.REQUEST_STATE_ENDED
-        assert answer.worker == engine.worker.address
+        assert answer.worker == engine.worker_name
         assert kinds(answer)[:3] == ["QUEUED", "SCHEDULED", "PREFILL"]
         assert kinds(answer)[-1] == "ENDED"
         assert answer.events[-1].detail == "LENGTH"

@@ -14,8 +14,9 @@ from scheduler_svc.requests import suspicion
 from scheduler_svc.requests.sequence_group import SequenceGroup
 from scheduler_svc.requests.timeline import EventKind
 from scheduler_svc.requests.wait_accounting import WaitReason
+from scheduler_svc.workers.step_loop import StepLoop
 from tests.scheduler_svc.fake_worker import expected
-from tests.scheduler_svc.make import FakeEngine, Loop, join_worker, make_cluster, outputs
+from tests.scheduler_svc.make import Loop, join_worker, make_cluster, outputs
 from tests.scheduler_svc.routers import Router, add_request, finish
 
 
@@ -34,7 +35,7 @@ def step(cluster: Cluster, loop: Loop) -> list[str]:
     return list(requests)
 
 
-def lose(cluster: Cluster, engine: FakeEngine) -> None:
+def lose(cluster: Cluster, engine: StepLoop) -> None:
     cluster.leave(engine)
     cluster.check()
 
@@ -43,7 +44,7 @@ def failures(cluster: Cluster, *names: str) -> list[int]:
     return [cluster.worker_records.num_failures_of(name) for name in names]
 
 
-def make_with(**workers: int) -> tuple[Cluster, Router, dict[str, tuple[FakeEngine, Loop]]]:
+def make_with(**workers: int) -> tuple[Cluster, Router, dict[str, tuple[StepLoop, Loop]]]:
     """A cluster, a router, and workers of so many blocks by name."""
     cluster = make_cluster(worker_wait_s=100.0)
     joined = {

@@ -18,8 +18,6 @@ from tests.waiting import eventually, settle
 class SilentWorker:
     """Answers nothing, and takes its time to be let go."""
 
-    address = "127.0.0.1:1"
-
     async def send(self, plan: StepPlan) -> None: ...
 
     async def read(self) -> StepResult:
@@ -44,7 +42,7 @@ async def test_a_worker_leaves_even_if_its_handler_is_cancelled_while_it_ends() 
     )
     lease = asyncio.ensure_future(anext(servicer._lease(engine, no_heartbeats())))
     await settle()
-    assert cluster.engines == [engine]
+    assert cluster.engines == [engine.loop]
     for _ in range(2):  # its heartbeats stop, then its connection closes
         lease.cancel()
         await settle()

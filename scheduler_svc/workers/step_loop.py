@@ -1,0 +1,142 @@
+"""Drives the steps of one worker without I/O: plans them ahead, and completes them in order.
+
+The driver of a worker starts each step that `fill` returns, passes its result to `complete`, and
+gives the worker up when the oldest step is overdue. The drivers are `Engine` over gRPC, the engine
+of `LLM` in its process, and a replay, which starts nothing. All calls are for one thread.
+"""
+
+import math
+from collections.abc import Callable
+
+from contract.step_result import StepResult
+from scheduler_svc.insight import step_spans
+from scheduler_svc.planning.plan import StepPlan
+from scheduler_svc.planning.worker_grammars import Preparation
+from scheduler_svc.queue.grammar_queue import Constraint
+from scheduler_svc.recorder import UNRECORDED, WorkerRecorder
+from scheduler_svc.results.step_outcome import StepOutcome
+from scheduler_svc.scheduler import Scheduler
+
+FIRST_GUESS_S_PER_TOKEN = 0.05
+TIMEOUT_PER_PREDICTION = 10
+
+
+def _nothing() -> None:
+    """The wake-up of a driver that looks for work by itself."""
+
+
+class StepLoop:
+    """The steps of one worker, as its cluster and its driver see them.
+
+    Args:
+        send_updates: takes what each result means for requests.
+        prepare: has the worker compile a structured output, and calls `prepared` afterwards.
+        wake: makes the driver call `fill`, because there may be something to plan.
+        wake_all: wakes all drivers, when this loop has returned a request to the shared queue.
+        max_steps_in_flight: 2 keeps the worker busy while the next step is planned.
+        step_timeout_s: least time that a step is given; longer if its size predicts more.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        *,
+        send_updates: Callable[[StepOutcome], None],
+        prepare: Callable[[Preparation], None],
+        wake: Callable[[], None] = _nothing,
+        wake_all: Callable[[], None] = _nothing,
+        max_steps_in_flight: int = 2,
+        step_timeout_s: float = math.inf,
+        recorder: WorkerRecorder = UNRECORDED,
+    ) -> None:
+        self.scheduler = scheduler
+        self.wake = wake
+        self.recorder = recorder
+        self._send_updates = send_updates
+        self._prepare = prepare
+        self._wake_all = wake_all
+        self._max_steps_in_flight = max_steps_in_flight
+        self._step_timeout_s = step_timeout_s
+        self._s_per_token = FIRST_GUESS_S_PER_TOKEN
+        self._oldest_began_at = 0.0
+
+    @property
+    def worker_name(self) -> str:
+        return self.scheduler.worker_name
+
+    @property
+    def is_draining(self) -> bool:
+        return not self.scheduler.is_accepting
+
+    @property
+    def is_drained(self) -> bool:
+        """True if the worker may leave: it takes nothing new, and what it had has ended."""
+        return self.is_draining and not self.scheduler.has_unfinished
+
+    def fill(self, now: float) -> StepPlan | None:
+        """Plans a step for the caller to start.
+
+        Returns None if enough steps are in flight, or if nothing can be computed at the moment.
+        """
+        scheduler = self.scheduler
+        if len(scheduler.inflight) >= self._max_steps_in_flight:
+            return None
+        self.recorder.planned(now)
+        num_recomputes = scheduler.num_recomputes
+        plan = scheduler.schedule(now)
+        if scheduler.num_recomputes > num_recomputes:
+            self._wake_all()  # an idle worker may have room for the preempted request
+        self._send_failed()
+        if preparation := scheduler.grammars.pop_preparation():
+            self._prepare(preparation)
+        if plan is not None:
+            if len(scheduler.inflight) == 1:
+                self._oldest_began_at = now
+            step_spans.begin(plan, worker=self.worker_name)
+        return plan
+
+    def complete(self, result: StepResult, now: float) -> None:
+        """Takes the result of the oldest step in flight."""
+        plan = self.scheduler.inflight[0]
+        self._learn(plan, now)
+        self.recorder.answered(now)
+        outcome = self.scheduler.update(result, now)
+        step_spans.end(plan, result, outcome, worker=self.worker_name)
+        self._send_updates(outcome)
+
+    def prepared(self, constraint: Constraint, *, fault: str, now: float) -> None:
+        """Takes the worker's answer about a structured output; an empty fault is success."""
+        self.recorder.prepared(constraint, fault, now)
+        self.scheduler.grammars.prepared(constraint, fault=fault)
+        self._send_failed()
+        self.wake()
+        self._wake_all()
+
+    def seconds_left(self, now: float) -> float:
+        """Returns the time until the oldest step is overdue, which means that the worker hangs.
+
+        Infinite if no step is in flight.
+        """
+        if not self.scheduler.inflight:
+            return math.inf
+        return self._oldest_began_at + self.oldest_limit_s - now
+
+    @property
+    def oldest_limit_s(self) -> float:
+        """Time that the oldest step in flight is given."""
+        predicted_s = self._s_per_token * self.scheduler.inflight[0].total_tokens
+        return max(self._step_timeout_s, TIMEOUT_PER_PREDICTION * predicted_s)
+
+    def abandon(self) -> None:
+        """Ends the spans of the steps in flight, because the worker is lost."""
+        step_spans.abandon(self.scheduler.inflight, why="WORKER_LOST")
+
+    def _send_failed(self) -> None:
+        if failed := self.scheduler.pop_failed():
+            self._send_updates(StepOutcome(ended=failed))
+
+    def _learn(self, plan: StepPlan, now: float) -> None:
+        """Follows how long a token takes, quickly up and slowly down."""
+        seconds = (now - self._oldest_began_at) / max(1, plan.total_tokens)
+        self._s_per_token = max(seconds, 0.99 * self._s_per_token + 0.01 * seconds)
+        self._oldest_began_at = now
