@@ -11,8 +11,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cached_property
 from typing import Any
 
@@ -21,18 +20,18 @@ from contract.sampling_defaults import NO_DEFAULTS
 from contract.step_result import StepResult
 from contract.updates import RequestUpdates
 from gpu_worker.batch.runner_protocol import Runner
+from gpu_worker.sampling.compiled_grammar import fault_of
 from router.params import params_validation
 from router.params.generation_params import GenerationParams
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.config import AdmissionBounds
 from scheduler_svc.factory import make_scheduler
+from scheduler_svc.planning.worker_grammars import Preparation
 from scheduler_svc.queue.policies import make_policy
 from scheduler_svc.reports.stats_log import StatsLog
 from scheduler_svc.requests.sequence_group import new_group
-from scheduler_svc.results.step_outcome import StepOutcome
-from scheduler_svc.scheduler import Scheduler
+from scheduler_svc.workers.step_loop import StepLoop
 from signalbox.llm.in_process import wiring
-from signalbox.llm.in_process.local_grammars import LocalGrammars
 from signalbox.llm.in_process.local_request import LocalRequest
 from signalbox.llm.in_process.local_worker import EPOCH, LocalWorker
 from signalbox.llm.in_process.profiler import LocalProfiler
@@ -49,17 +48,6 @@ from signalbox.llm.requests.sampling_params import (
 from signalbox.llm.requests.structured_outputs import prepare
 
 UNBOUNDED = 1 << 62  # the caller keeps the prompts in this memory anyway
-
-
-@dataclass(slots=True, eq=False)
-class _LocalEngine:
-    """The engine as the scheduler's cluster sees it."""
-
-    worker: LocalWorker
-    scheduler: Scheduler
-
-    def wake(self) -> None:
-        """Does nothing: the caller that drives the core looks for work before each wait."""
 
 
 class EngineCore:
@@ -84,12 +72,20 @@ class EngineCore:
             model=worker.model,
             capacity=worker.capacity,
             admission=self.cluster.admission,
+            worker_name=worker.name,
         )
-        self.cluster.join(_LocalEngine(worker, self.scheduler))
+        self._steps = StepLoop(
+            self.scheduler,
+            send_updates=self.cluster.requests.send_updates,
+            prepare=self._begin_compiling,
+            max_steps_in_flight=config.scheduling.max_steps_in_flight,
+        )
+        self.cluster.join(self._steps)
         self.profiler = LocalProfiler(worker, config.profile_folder)
         self._worker = worker
         self._answers: deque[Future[StepResult]] = deque()
-        self._grammars = LocalGrammars(worker, self.scheduler)
+        self._preparation: Preparation | None = None
+        self._compiling: Future[Any] | None = None
         self._live: dict[int, LocalRequest] = {}
         self._touched: dict[int, LocalRequest] = {}
         self._handles = itertools.count(1)
@@ -220,19 +216,13 @@ class EngineCore:
     def oldest(self) -> Future[Any] | None:
         """Future to wait for before `take`; None if no step is in flight and no grammar
         compiles."""
-        return self._answers[0] if self._answers else self._grammars.compiling
+        return self._answers[0] if self._answers else self._compiling
 
     def send_steps(self) -> None:
         """Plans and starts steps, as many as may be in flight."""
         self.check_alive()
-        self._grammars.take()
-        while len(self._answers) < self._config.scheduling.max_steps_in_flight:
-            plan = self.scheduler.schedule(time.monotonic())
-            if failed := self.scheduler.pop_failed():
-                self.cluster.requests.send_updates(StepOutcome(ended=failed))
-            self._grammars.begin()
-            if plan is None:
-                break
+        self._end_compiling()
+        while (plan := self._steps.fill(time.monotonic())) is not None:
             self._answers.append(self._worker.submit(plan.to_step(epoch=EPOCH)))
         if self._live and self.oldest is None and not self._touched:
             self._die("no step can be planned for the requests that are left")
@@ -245,7 +235,7 @@ class EngineCore:
         if self._answers:
             self._update(self._answers[0])
         else:
-            self._grammars.wait()
+            wait([self._compiling] if self._compiling is not None else [])
         touched, self._touched = self._touched, {}
         for request in touched.values():
             if request.has_stop_strings:
@@ -260,9 +250,24 @@ class EngineCore:
             self._die(str(error))
         self._answers.popleft()
         now = time.monotonic()
-        self.cluster.requests.send_updates(self.scheduler.update(result, now))
+        self._steps.complete(result, now)
         if now >= self._stats_due:
             self.log_stats(now)
+
+    def _begin_compiling(self, preparation: Preparation) -> None:
+        self._preparation = preparation
+        self._compiling = self._worker.prepare(preparation)
+
+    def _end_compiling(self) -> None:
+        """Tells the scheduler of a structured output that has been compiled, or cannot be."""
+        preparation, compiling = self._preparation, self._compiling
+        if preparation is None or compiling is None or not compiling.done():
+            return
+        self._preparation = self._compiling = None
+        fault = fault_of(compiling)
+        if fault is not None:
+            self._worker.forget_grammars([preparation.constraint])
+        self._steps.prepared(preparation.constraint, fault=fault or "", now=time.monotonic())
 
     def log_stats(self, now: float) -> None:
         """Logs the statistics since the last line, unless that is disabled."""

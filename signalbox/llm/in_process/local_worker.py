@@ -29,7 +29,7 @@ Execute = Callable[[], StepResult | Unfinished[StepResult]]
 class LocalWorker:
     """Owns the runner; any one thread may call its methods."""
 
-    address = "this process"
+    name = "this process"
 
     def __init__(
         self,
