@@ -190,7 +190,7 @@ class ActiveRequest:
     def end(self, end: End) -> None:
         """Ends the request successfully."""
         self._end = end
-        self._wake()
+        self.wake()
 
     def fail(self, error: RpcError) -> None:
         """Ends the request by an error; unread output is dropped."""
@@ -198,7 +198,7 @@ class ActiveRequest:
         self._longest = self.longest
         self._touched.clear()
         self._branches.clear()
-        self._wake()
+        self.wake()
 
     def _abort(self, error: RpcError) -> None:
         self.fail(error)
@@ -227,29 +227,39 @@ class ActiveRequest:
         twice for each update.
         """
         while True:
-            if not self._has_news:
-                # An Event costs twice as much, and there is only one reader.
-                self._waiter = asyncio.get_running_loop().create_future()
-                await self._waiter
-            self._has_news = False
+            await self.wait()
             if self._error is not None:
                 raise self._error
-            deltas = self._read()
+            deltas = self.read()
             if deltas or self._end is not None:
-                prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, []
-                return Update(deltas, self._finish(), prompt_logprobs)
+                return Update(deltas, self._finish(), self.take_prompt_logprobs())
+
+    async def wait(self) -> None:
+        """Waits until something has happened since the last wait; for a single reader."""
+        if not self._has_news:
+            # An Event costs twice as much, and there is only one reader.
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        self._has_news = False
 
     def _touch(self, index: int) -> None:
         self._touched[index] = self._branches[index]
         if not self._has_news:
-            self._wake()
+            self.wake()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Ends the reader's wait."""
         self._has_news = True
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def _read(self) -> list[Delta]:
+    def take_prompt_logprobs(self) -> list[TokenLogprobs]:
+        """Returns the log probabilities of the prompt that have arrived since the last call."""
+        taken, self._prompt_logprobs = self._prompt_logprobs, []
+        return taken
+
+    def read(self) -> list[Delta]:
+        """Returns the new output of the sequences, as text; ends those with a stop string."""
         touched, self._touched = self._touched, {}
         self._unread = 0
         deltas = []

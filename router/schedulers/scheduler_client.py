@@ -16,11 +16,12 @@ import grpc
 from contract import updates
 from contract.errors import RpcError
 from contract.request import encode as encode_request
-from contract.updates import FinishedRequest, RequestUpdates
+from contract.updates import RequestUpdates
 from protos.scheduler.v1 import scheduler_pb2 as pb
 from protos.scheduler.v1 import scheduler_pb2_grpc
 from router.requests.active_request import ActiveRequest
-from router.requests.request_output import End, finish_of
+from router.requests.request_output import End
+from router.requests.request_table import RequestTable
 from router.schedulers.model_client import ModelClient
 from router.schedulers.scheduler_request import error_of, request_of
 from router.served_model import ServedModel
@@ -70,7 +71,7 @@ class SchedulerConnection:
         self._listener = listener
         self._tls = tls
         self._models = models
-        self._live: dict[int, ActiveRequest] = {}
+        self._live = RequestTable()
         self._outgoing: asyncio.Queue[pb.ConnectRequest | None] | None = None
         self._waiting_for = ""
         self.absence = ""
@@ -169,7 +170,7 @@ class SchedulerConnection:
     def _lose(self, *, is_faulty: bool) -> None:
         self._outgoing = None
         self._waiting_for = self.absence = ""
-        lost, self._live = self._live, {}
+        lost, self._live = self._live, RequestTable()
         self._serve(None)
         self._listener.lost(list(lost.values()), is_faulty=is_faulty)
 
@@ -205,31 +206,12 @@ class SchedulerConnection:
 
     def _dispatch(self, news: RequestUpdates) -> None:
         """Adds one step's updates to their requests; each request's task wakes once."""
-        live = self._live
-        for handle, max_tokens in news.admitted:
-            if (request := live.get(handle)) is not None:
-                request.admit(max_tokens=max_tokens)
-        for handle, first_position, logprobs in news.prompt_logprobs:
-            if (request := live.get(handle)) is not None:
-                request.add_prompt_logprobs(first_position, logprobs)
-        for handle, index, token_ids, logprobs in news.runs():
-            if (request := live.get(handle)) is not None:
-                request.add_tokens(index, token_ids, logprobs)
-        for sequence in news.finished_sequences:
-            if (request := live.get(sequence.handle)) is not None:
-                request.end_sequence(sequence.index, finish_of(sequence))
-        for finished in news.finished_requests:
-            self._end(finished)
-
-    def _end(self, finished: FinishedRequest) -> None:
-        request = self._live.pop(finished.handle, None)
-        if request is None:
-            return
-        if finished.failure is not None:
-            error = error_of(finished.failure, request)
-            self._listener.failed(request, error, self)
-        else:
-            request.end(End(finished.usage, finished.timings))
+        for request, finished in self._live.apply(news):
+            if finished.failure is not None:
+                error = error_of(finished.failure, request)
+                self._listener.failed(request, error, self)
+            else:
+                request.end(End(finished.usage, finished.timings))
 
 
 async def _drain(

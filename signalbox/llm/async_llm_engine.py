@@ -18,7 +18,7 @@ from gpu_worker.batch.runner_protocol import Runner
 from signalbox.llm.controls import CoreControls
 from signalbox.llm.engine_args import AsyncEngineArgs, EngineArgs
 from signalbox.llm.in_process.engine_core import EngineCore
-from signalbox.llm.in_process.local_request import LocalRequest
+from signalbox.llm.in_process.output_collector import OutputCollector
 from signalbox.llm.in_process.wiring import CoreConfig
 from signalbox.llm.metrics import Metric
 from signalbox.llm.requests import prompts
@@ -33,17 +33,6 @@ from signalbox.llm.vllm_options import check_arguments
 logger = logging.getLogger(__name__)
 
 
-class _Stream:
-    """Wakes the task that reads one request."""
-
-    __slots__ = ("error", "request", "woken")
-
-    def __init__(self, request: LocalRequest) -> None:
-        self.request = request
-        self.woken = asyncio.Event()
-        self.error: EngineDeadError | None = None
-
-
 class AsyncLLMEngine:
     """Generates for the tasks of one event loop at a time."""
 
@@ -51,7 +40,7 @@ class AsyncLLMEngine:
         self._core = core
         self._controls = CoreControls(core)
         self._logs_requests = logs_requests
-        self._streams: dict[str, _Stream] = {}
+        self._live: dict[str, OutputCollector] = {}
         self._request_ids = map(str, itertools.count())
         self._driver: asyncio.Task[None] | None = None
 
@@ -85,14 +74,12 @@ class AsyncLLMEngine:
         EngineDeadError if the device has failed.
         """
         check_arguments("generate", unserved)
-        stream = await self._add(prompt, sampling_params, request_id, prompt_token_ids, priority)
-        request = stream.request
+        request = await self._add(prompt, sampling_params, request_id, prompt_token_ids, priority)
         try:
             while True:
-                await stream.woken.wait()
-                stream.woken.clear()
-                if stream.error is not None:
-                    raise stream.error
+                await request.active.wait()
+                if request.ended is None:
+                    self._core.check_alive()
                 if not request.is_due:
                     continue
                 output = request.output()
@@ -100,8 +87,8 @@ class AsyncLLMEngine:
                 if output.finished:
                     return
         finally:
-            if self._streams.get(request.request_id) is stream:
-                del self._streams[request.request_id]
+            if self._live.get(request.request_id) is request:
+                del self._live[request.request_id]
             self._core.abort(request)
 
     def beam_search(
@@ -117,9 +104,8 @@ class AsyncLLMEngine:
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """Ends requests; the last output of each stream has the finish reason "abort"."""
         for one in [request_id] if isinstance(request_id, str) else list(request_id):
-            if (stream := self._streams.get(one)) is not None:
-                self._core.abort(stream.request)
-                stream.woken.set()
+            if (request := self._live.get(one)) is not None:
+                self._core.abort(request)
 
     async def get_tokenizer(self) -> Any:
         """Returns the model's tokenizer as transformers has it, made at the first call."""
@@ -186,8 +172,7 @@ class AsyncLLMEngine:
         with contextlib.suppress(RuntimeError):  # the event loop has closed
             if self._driver is not None:
                 self._driver.cancel()
-        self._fail(EngineDeadError("the engine is shut down"))
-        self._core.close()
+        self._core.close("it is shut down")
 
     async def _rest(self) -> None:
         """Waits for the steps that ended requests have left in flight."""
@@ -201,7 +186,7 @@ class AsyncLLMEngine:
         request_id: str | None,
         prompt_token_ids: list[int] | None,
         priority: int,
-    ) -> _Stream:
+    ) -> OutputCollector:
         given = prompts.asked(
             None if prompt is None else [prompt],
             None if prompt_token_ids is None else [prompt_token_ids],
@@ -222,13 +207,13 @@ class AsyncLLMEngine:
                 params,
             )
         request.output_kind = params.output_kind
-        stream = self._streams[request.request_id] = _Stream(request)
+        self._live[request.request_id] = request
         if self._driver is None or self._driver.done():
             self._driver = asyncio.create_task(self._drive(), name="engine")
-        return stream
+        return request
 
     async def _drive(self) -> None:
-        """Runs steps until no request and no step is left."""
+        """Runs steps until no request and no step is left; new output wakes its reader."""
         core = self._core
         try:
             while core.is_busy:
@@ -236,23 +221,13 @@ class AsyncLLMEngine:
                 await asyncio.sleep(0)  # woken tasks read their outputs while the worker computes
                 if core.oldest is not None:
                     await _settled(core.oldest)
-                self._wake(core.take())
-        except EngineDeadError as error:
-            self._fail(error)
+                core.take()
+        except EngineDeadError:
+            pass  # each task that reads a request raises it
         except Exception as error:
             logger.exception("the engine failed")
-            self._fail(EngineDeadError(f"the engine cannot go on: {error}"))
-
-    def _wake(self, requests: list[LocalRequest]) -> None:
-        for request in requests:
-            stream = self._streams.get(request.request_id)
-            if stream is not None:
-                stream.woken.set()
-
-    def _fail(self, error: EngineDeadError) -> None:
-        for stream in self._streams.values():
-            stream.error = error
-            stream.woken.set()
+            with contextlib.suppress(EngineDeadError):
+                core.die(str(error))
 
 
 AsyncLLM = AsyncLLMEngine

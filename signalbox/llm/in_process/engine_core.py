@@ -6,19 +6,16 @@ the other's answer is read, detokenised and followed by the next plan. All metho
 thread; the worker has its own.
 """
 
-import itertools
 import random
 import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cached_property
-from typing import Any
+from typing import Any, NoReturn
 
-from contract.errors import from_code
 from contract.sampling_defaults import NO_DEFAULTS
 from contract.step_result import StepResult
-from contract.updates import RequestUpdates
 from gpu_worker.batch.runner_protocol import Runner
 from gpu_worker.sampling.compiled_grammar import fault_of
 from router.params import params_validation
@@ -29,11 +26,11 @@ from scheduler_svc.factory import make_scheduler
 from scheduler_svc.planning.worker_grammars import Preparation
 from scheduler_svc.queue.policies import make_policy
 from scheduler_svc.reports.stats_log import StatsLog
-from scheduler_svc.requests.sequence_group import new_group
 from scheduler_svc.workers.step_loop import StepLoop
 from signalbox.llm.in_process import wiring
-from signalbox.llm.in_process.local_request import LocalRequest
+from signalbox.llm.in_process.in_process_channel import InProcessChannel
 from signalbox.llm.in_process.local_worker import EPOCH, LocalWorker
+from signalbox.llm.in_process.output_collector import OutputCollector
 from signalbox.llm.in_process.profiler import LocalProfiler
 from signalbox.llm.in_process.wiring import CoreConfig
 from signalbox.llm.requests.errors import EngineDeadError, refusing
@@ -86,9 +83,7 @@ class EngineCore:
         self._answers: deque[Future[StepResult]] = deque()
         self._preparation: Preparation | None = None
         self._compiling: Future[Any] | None = None
-        self._live: dict[int, LocalRequest] = {}
-        self._touched: dict[int, LocalRequest] = {}
-        self._handles = itertools.count(1)
+        self._channel = InProcessChannel(self.cluster.requests, self.model.tokenizer)
         self._seeds = random.Random(config.seed)
         self._config = config
         self._stats_log = StatsLog(self.cluster) if config.log_stats else None
@@ -166,7 +161,7 @@ class EngineCore:
 
     def add(
         self, request_id: str, prompt: Prompt, params: GenerationParams, *, priority: int = 0
-    ) -> LocalRequest:
+    ) -> OutputCollector:
         """Queues a request. Raises ValueError if it can never run or its id is in use."""
         self.check_alive()
         if self.is_asleep:
@@ -174,43 +169,28 @@ class EngineCore:
         with refusing():
             params_validation.check_request_id(request_id)
             params_validation.check_priority(priority)
-        sent = wiring.request(next(self._handles), request_id, prompt, params, priority=priority)
-        request = LocalRequest(
-            prompt=prompt.text,
-            group=new_group(sent, reply_to=self, now=time.monotonic()),
-            params=params,
-            tokenizer=self.model.tokenizer,
+        return self._channel.submit(
+            request_id,
+            prompt,
+            params,
+            priority=priority,
             stream_interval=self._config.stream_interval,
         )
-        self._live[request.handle] = request
-        if not self.cluster.requests.add(request.group):
-            del self._touched[request.handle]
-            self._refuse(request)
-        return request
 
-    @staticmethod
-    def _refuse(request: LocalRequest) -> None:
-        failure = request.group.failure
-        assert failure is not None, "a refused request has a failure"
-        with refusing():
-            raise from_code(failure.code, f"{request.request_id}: {failure.message}")
-
-    def abort(self, request: LocalRequest) -> None:
+    def abort(self, request: OutputCollector) -> None:
         """Ends a request; does nothing if it has ended."""
-        if self._live.pop(request.handle, None) is not None:
-            request.is_aborted = True
-            self.cluster.requests.abort(request.group)
+        self._channel.abort(request.handle)
 
     @property
     def num_unfinished(self) -> int:
-        return len(self._live)
+        return len(self._channel)
 
     # Steps
 
     @property
     def is_busy(self) -> bool:
         """True if a request is unfinished or a step in flight."""
-        return bool(self._live or self._answers)
+        return bool(self._channel or self._answers)
 
     @property
     def oldest(self) -> Future[Any] | None:
@@ -224,10 +204,10 @@ class EngineCore:
         self._end_compiling()
         while (plan := self._steps.fill(time.monotonic())) is not None:
             self._answers.append(self._worker.submit(plan.to_step(epoch=EPOCH)))
-        if self._live and self.oldest is None and not self._touched:
-            self._die("no step can be planned for the requests that are left")
+        if self._channel and self.oldest is None and not self._channel.has_news:
+            self.die("no step can be planned for the requests that are left")
 
-    def take(self) -> list[LocalRequest]:
+    def take(self) -> list[OutputCollector]:
         """Waits for the oldest answer; returns the requests with new output.
 
         Raises EngineDeadError if the step failed as a whole.
@@ -236,18 +216,13 @@ class EngineCore:
             self._update(self._answers[0])
         else:
             wait([self._compiling] if self._compiling is not None else [])
-        touched, self._touched = self._touched, {}
-        for request in touched.values():
-            if request.has_stop_strings:
-                self._read(request)
-        self._touched.clear()  # a stop string may have ended a request: it is in the list already
-        return list(touched.values())
+        return self._channel.take()
 
     def _update(self, future: Future[StepResult]) -> None:
         try:
             result = future.result()
         except Exception as error:
-            self._die(str(error))
+            self.die(str(error))
         self._answers.popleft()
         now = time.monotonic()
         self._steps.complete(result, now)
@@ -275,34 +250,13 @@ class EngineCore:
         if self._stats_log is not None:
             self._stats_log.write(now)
 
-    def _read(self, request: LocalRequest) -> None:
-        for branch in request.read():
-            self.cluster.requests.stop_sequence(
-                request.group, index=branch.index, keep_tokens=branch.num_tokens
-            )
-
-    def send(self, updates: RequestUpdates) -> None:
-        """Adds one step's updates to their requests, as a router's session does."""
-        live, touched = self._live, self._touched
-        for handle, first_position, prompt_logprobs in updates.prompt_logprobs:
-            live[handle].add_prompt_logprobs(first_position, prompt_logprobs)
-        for handle, index, token_ids, logprobs in updates.runs():
-            request = touched[handle] = live[handle]
-            request.add_tokens(index, token_ids, logprobs)
-        for sequence in updates.finished_sequences:
-            touched[sequence.handle] = live[sequence.handle]
-            live[sequence.handle].end_sequence(sequence)
-        for finished in updates.finished_requests:
-            request = touched[finished.handle] = live.pop(finished.handle)
-            request.end(finished, time.monotonic())
-
     # Between requests
 
     def reset_prefix_cache(self) -> bool:
         """Removes all cached prefixes; returns False without a change while a request is
         unfinished."""
         self.check_alive()
-        if self._live:
+        if self._channel:
             return False
         while self._answers:  # steps of ended requests
             self.take()
@@ -326,14 +280,14 @@ class EngineCore:
 
     # Ending
 
-    def close(self) -> None:
+    def close(self, why: str = "it is closed") -> None:
         """Ends the worker's thread after the running step; requests are dropped."""
-        self._death = self._death or "it is closed"
+        self._death = self._death or why
         self.profiler.close()
         self._worker.close()
         self._pool.shutdown(cancel_futures=True)
         self._answers.clear()
-        self._live.clear()
+        self._channel.forget_all()
 
     @property
     def is_dead(self) -> bool:
@@ -344,8 +298,9 @@ class EngineCore:
         if self._death is not None:
             raise EngineDeadError(f"the engine cannot go on: {self._death}")
 
-    def _die(self, reason: str) -> None:
+    def die(self, reason: str) -> NoReturn:
+        """Drops all requests, and raises EngineDeadError now and at each later call."""
         self._death = self._death or reason
         self._answers.clear()
-        self._live.clear()
+        self._channel.forget_all()
         raise EngineDeadError(f"the engine cannot go on: {reason}")

@@ -8,15 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from contract.model import ModelInfo
-from contract.request import Request
 from contract.tokenizer_files import hash_files
 from gpu_worker.sampling.grammars import MEMORY_BYTES
-from router.params.generation_params import GenerationParams
 from router.served_model import ServedModel
 from router.tokenization.tokenizer import Tokenizer
 from scheduler_svc.config import SchedulingSettings
 from signalbox.llm.in_process.local_worker import LocalWorker
-from signalbox.llm.requests.prompts import Prompt
 
 SCHEDULING = SchedulingSettings(prefill_spread=1)
 """All prompts are there at once, so their steps are not spread over decodes."""
@@ -77,20 +74,3 @@ def served_model(
 def model_info(worker: LocalWorker, files: Mapping[str, bytes]) -> ModelInfo:
     """Returns the model for the scheduler's checks."""
     return replace(worker.model, tokenizer_sha256=hash_files(files))
-
-
-def request(
-    handle: int, request_id: str, prompt: Prompt, params: GenerationParams, *, priority: int = 0
-) -> Request:
-    return Request(
-        handle=handle,
-        request_id=request_id,
-        prompt_token_ids=list(prompt.token_ids),
-        cache_salt=prompt.cache_salt,
-        params=params.sampling,
-        max_tokens=params.max_tokens,
-        max_tokens_is_default=params.max_tokens_is_default,
-        num_sequences=params.num_sequences,
-        beam_search=params.beam_search,
-        priority=priority,
-    )

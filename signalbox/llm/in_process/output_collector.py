@@ -1,12 +1,11 @@
-"""One request in this process: from the scheduler's outputs to the text of its sequences."""
+"""Makes vLLM's outputs of one request, of the text that the router's request has read."""
 
 from contract.logprobs import TokenLogprobs
-from contract.updates import FinishedRequest, FinishedSequence
+from contract.updates import FinishedRequest
 from router.params.generation_params import GenerationParams
 from router.requests import best_of
-from router.requests.output_sequence import OutputSequence, make_branches
-from router.requests.request_output import Delta, Finish, FinishReason, finish_of
-from router.tokenization.tokenizer import Tokenizer
+from router.requests.active_request import ActiveRequest
+from router.requests.request_output import Delta, Finish, FinishReason
 from scheduler_svc.requests.sequence_group import SequenceGroup
 from signalbox.llm.requests.outputs import (
     ABORT,
@@ -24,7 +23,6 @@ class _Completion:
     """The output of one sequence."""
 
     __slots__ = (
-        "branch",
         "finish",
         "logprobs",
         "num_sent_chars",
@@ -33,8 +31,7 @@ class _Completion:
         "token_ids",
     )
 
-    def __init__(self, branch: OutputSequence) -> None:
-        self.branch = branch
+    def __init__(self) -> None:
         self.parts: list[str] = []
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
@@ -54,19 +51,22 @@ class _Completion:
         return self.parts[0] if self.parts else ""
 
 
-class LocalRequest:
-    """Collects the scheduler's outputs, and detokenises them when they are read."""
+class OutputCollector:
+    """Collects the output of one request, which is detokenised when an output is due.
+
+    A request with stop strings is read at each step, so that they end it in time.
+    """
 
     def __init__(
         self,
         *,
         prompt: str | None,
-        group: SequenceGroup,
         params: GenerationParams,
-        tokenizer: Tokenizer,
+        active: ActiveRequest,
+        group: SequenceGroup,
         stream_interval: int = 1,
     ) -> None:
-        self.handle = group.request.handle
+        self.active = active
         self.group = group
         self.has_stop_strings = bool(params.stop)
         self.ended: FinishedRequest | None = None
@@ -74,16 +74,16 @@ class LocalRequest:
         self.is_aborted = False
         self.output_kind = RequestOutputKind.CUMULATIVE
         self._prompt_logprobs: list[TokenLogprobs] = []
-        self._num_new_tokens = 0
+        self._num_shown_tokens = 0
         self._num_outputs = 0
         self._tokens_due = stream_interval * params.num_sequences
         self._prompt = prompt
         self._params = params
-        self._tokenizer = tokenizer
-        branches = make_branches(
-            params, prompt_token_ids=group.request.prompt_token_ids, tokenizer=tokenizer
-        )
-        self._completions = [_Completion(branch) for branch in branches]
+        self._completions = [_Completion() for _ in range(params.num_sequences)]
+
+    @property
+    def handle(self) -> int:
+        return self.active.handle
 
     @property
     def request_id(self) -> str:
@@ -94,49 +94,36 @@ class LocalRequest:
         """True if the output kind and the stream interval allow an output now."""
         if self.ended is not None or self.is_aborted:
             return True
-        is_enough = not self._num_outputs or self._num_new_tokens >= self._tokens_due
-        return is_enough and self.output_kind is not RequestOutputKind.FINAL_ONLY
-
-    # From the scheduler
-
-    def add_tokens(self, index: int, token_ids: list[int], logprobs: list[TokenLogprobs]) -> None:
-        self._num_new_tokens += len(token_ids)
-        self._completions[index].branch.add(token_ids, logprobs)
-
-    def add_prompt_logprobs(self, first_position: int, logprobs: list[TokenLogprobs]) -> None:
-        assert first_position == len(self._prompt_logprobs) + 1, "each position once, in order"
-        self._prompt_logprobs += logprobs
-
-    def end_sequence(self, finished: FinishedSequence) -> None:
-        self._completions[finished.index].branch.end(finish_of(finished))
+        if self.output_kind is RequestOutputKind.FINAL_ONLY:
+            return False
+        num_new_tokens = self.active.num_generated_tokens - self._num_shown_tokens
+        return not self._num_outputs or num_new_tokens >= self._tokens_due
 
     def end(self, ended: FinishedRequest, now: float) -> None:
         self.ended, self._ended_at = ended, now
+        self.active.wake()
 
-    # To the caller
+    def abort(self) -> None:
+        self.is_aborted = True
+        self.active.wake()
 
-    def read(self) -> list[OutputSequence]:
-        """Detokenises new tokens; returns the branches that a stop string has just ended."""
-        stopped = []
-        for completion in self._completions:
-            delta = completion.branch.read()
-            if delta is None:
-                continue
+    def read(self) -> None:
+        """Detokenises new tokens."""
+        for delta in self.active.read():
+            completion = self._completions[delta.index]
             completion.add(delta)
             if delta.finish is not None and self.group.search is not None:
-                completion.logprobs = self._logprobs_of_hypothesis(completion)
-            if delta.finish is not None and completion.branch.ended is None:
-                stopped.append(completion.branch)
-        return stopped
+                hypothesis = self.group.search.finished[delta.index]
+                completion.logprobs = [
+                    TokenLogprobs(one.logprob, one.rank, [], []) for one in hypothesis.choices
+                ]
+        self._prompt_logprobs += self.active.take_prompt_logprobs()
 
     def output(self) -> RequestOutput:
-        """Returns the complete output so far, or the new part with DELTA.
-
-        The core reads requests with stop strings at each step.
-        """
-        self._num_new_tokens, self._num_outputs = 0, self._num_outputs + 1
-        if not self.has_stop_strings:
-            self.read()
+        """Returns the complete output so far, or the new part with DELTA."""
+        self.read()
+        self._num_shown_tokens = self.active.num_generated_tokens
+        self._num_outputs += 1
         outputs = [self._output(index, one) for index, one in enumerate(self._best())]
         times, ended = self.group.times, self.ended
         return RequestOutput(
@@ -219,11 +206,6 @@ class LocalRequest:
         pairs = zip(token_ids, self._prompt_logprobs, strict=False)  # all of them, or none yet
         return [None, *(self._position(token_id, one) for token_id, one in pairs)]
 
-    def _logprobs_of_hypothesis(self, completion: _Completion) -> list[TokenLogprobs]:
-        assert self.group.search is not None
-        hypothesis = self.group.search.finished[completion.branch.index]
-        return [TokenLogprobs(one.logprob, one.rank, [], []) for one in hypothesis.choices]
-
     def _logprobs(self, completion: _Completion, first: int) -> list[dict[int, Logprob]]:
         pairs = zip(completion.token_ids[first:], completion.logprobs[first:], strict=True)
         are_likeliest = not self._params.sampling.logprob_token_ids
@@ -232,7 +214,7 @@ class LocalRequest:
     def _position(
         self, token_id: int, values: TokenLogprobs, *, are_likeliest: bool = True
     ) -> dict[int, Logprob]:
-        text = self._tokenizer.token_text
+        text = self.active.tokenizer.token_text
         position = {token_id: Logprob(values.logprob, values.rank, text(token_id))}
         top = zip(values.top_token_ids, values.top_logprobs, strict=True)
         for rank, (top_id, logprob) in enumerate(top, start=1):

@@ -1,0 +1,32 @@
+"""The live requests of one scheduler, and how its updates reach them."""
+
+from contract.updates import FinishedRequest, RequestUpdates
+from router.requests.active_request import ActiveRequest
+from router.requests.request_output import finish_of
+
+
+class RequestTable(dict[int, ActiveRequest]):
+    """Requests by handle. Updates of a request that is not in the table are ignored."""
+
+    def apply(self, updates: RequestUpdates) -> list[tuple[ActiveRequest, FinishedRequest]]:
+        """Adds one step's updates to their requests; removes and returns those that ended.
+
+        Raises LookupError or ValueError for updates that do not fit their requests.
+        """
+        for handle, max_tokens in updates.admitted:
+            if (request := self.get(handle)) is not None:
+                request.admit(max_tokens=max_tokens)
+        for handle, first_position, logprobs in updates.prompt_logprobs:
+            if (request := self.get(handle)) is not None:
+                request.add_prompt_logprobs(first_position, logprobs)
+        for handle, index, token_ids, logprobs in updates.runs():
+            if (request := self.get(handle)) is not None:
+                request.add_tokens(index, token_ids, logprobs)
+        for sequence in updates.finished_sequences:
+            if (request := self.get(sequence.handle)) is not None:
+                request.end_sequence(sequence.index, finish_of(sequence))
+        return [
+            (request, finished)
+            for finished in updates.finished_requests
+            if (request := self.pop(finished.handle, None)) is not None
+        ]
