@@ -195,7 +195,7 @@ class AsyncLLMEngine:
         encoded = await self._core.encoder.encode_async(
             given[0], truncate=params.truncate_prompt_tokens
         )
-        resolved = self._core.check(params, num_prompt_tokens=len(encoded.token_ids))
+        resolved = self._core.params.resolve(params, num_prompt_tokens=len(encoded.token_ids))
         request = self._core.add(
             request_id or next(self._request_ids), encoded, resolved, priority=priority
         )

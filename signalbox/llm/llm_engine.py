@@ -76,7 +76,7 @@ class LLMEngine(Controls):
         priority: int = 0,
     ) -> None:
         """Queues a prompt that `encoder` has made."""
-        resolved = self._core.check(params, num_prompt_tokens=len(prompt.token_ids))
+        resolved = self._core.params.resolve(params, num_prompt_tokens=len(prompt.token_ids))
         request = self._core.add(request_id, prompt, resolved, priority=priority)
         request.output_kind = params.output_kind
         self._live[request_id] = request

@@ -6,16 +6,16 @@ the other's answer is read, detokenised and followed by the next plan. All metho
 thread; the worker has its own.
 """
 
-import random
 import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, NoReturn
 
-from contract.sampling_defaults import NO_DEFAULTS
 from contract.step_result import StepResult
+from contract.tokenizer_files import hash_files
 from gpu_worker.batch.runner_protocol import Runner
 from gpu_worker.sampling.compiled_grammar import fault_of
 from router.params import params_validation
@@ -31,18 +31,12 @@ from signalbox.llm.in_process import wiring
 from signalbox.llm.in_process.in_process_channel import InProcessChannel
 from signalbox.llm.in_process.local_worker import EPOCH, LocalWorker
 from signalbox.llm.in_process.output_collector import OutputCollector
+from signalbox.llm.in_process.params_resolver import ParamsResolver
 from signalbox.llm.in_process.profiler import LocalProfiler
 from signalbox.llm.in_process.wiring import CoreConfig
 from signalbox.llm.requests.errors import EngineDeadError, refusing
 from signalbox.llm.requests.prompts import Encoder, Prompt
-from signalbox.llm.requests.sampling_params import (
-    ALL_TOKENS,
-    LOGPROBS,
-    SamplingParams,
-    bounded_by_engines,
-    default_sampling_params,
-)
-from signalbox.llm.requests.structured_outputs import prepare
+from signalbox.llm.requests.sampling_params import default_sampling_params
 
 UNBOUNDED = 1 << 62  # the caller keeps the prompts in this memory anyway
 
@@ -63,7 +57,7 @@ class EngineCore:
             bounds=AdmissionBounds(max_queued_requests=UNBOUNDED),
             policy=make_policy(config.scheduling),
         )
-        self.cluster.serve(wiring.model_info(worker, files))
+        self.cluster.serve(replace(worker.model, tokenizer_sha256=hash_files(files)))
         self.scheduler = make_scheduler(
             config.scheduling,
             model=worker.model,
@@ -84,7 +78,7 @@ class EngineCore:
         self._preparation: Preparation | None = None
         self._compiling: Future[Any] | None = None
         self._channel = InProcessChannel(self.cluster.requests, self.model.tokenizer)
-        self._seeds = random.Random(config.seed)
+        self.params = ParamsResolver(self.model, config)
         self._config = config
         self._stats_log = StatsLog(self.cluster) if config.log_stats else None
         self._stats_due = time.monotonic() + config.scheduling.log_stats_interval
@@ -116,48 +110,6 @@ class EngineCore:
         return tokenizer
 
     # Requests
-
-    def check(self, params: SamplingParams, *, num_prompt_tokens: int) -> GenerationParams:
-        """Returns parameters with defaults. Raises ValueError if the model or the prompt forbids
-        them."""
-        fields = params.fields()
-        room = self.model.max_model_len - num_prompt_tokens
-        if "max_tokens" in fields:  # a sequence ends where the window does
-            fields["max_tokens"] = min(fields["max_tokens"], room)
-            fields["min_tokens"] = min(fields["min_tokens"], room)
-        if "seed" not in fields:
-            fields["seed"] = self._seeds.getrandbits(64)
-        self._resolve_logprobs(fields)
-        with refusing():
-            params_validation.check_sampling(bounded_by_engines(fields), self.model)
-            if "structured_output" in fields:
-                fields["structured_output"] = prepare(
-                    fields["structured_output"],
-                    disable_additional_properties=self._config.disable_additional_properties,
-                )
-            return params_validation.resolve_params(
-                fields,
-                num_prompt_tokens=num_prompt_tokens,
-                model=self.model,
-                defaults=NO_DEFAULTS,  # parameters that are given are whole
-                bad_words=self.model.tokenizer.encode_words_blocking(fields["bad_words"]),
-            )
-
-    def _resolve_logprobs(self, fields: dict[str, Any]) -> None:
-        """Replaces -1 by the vocabulary's size. Raises ValueError beyond the bounds."""
-        most, size = self._config.max_logprobs, self.model.vocab_size
-        for name in LOGPROBS:
-            if (count := fields.get(name)) is None:
-                continue
-            where = f"sampling_params.{name} is {count}; it must be"
-            if most is not None and not 0 <= count <= most:
-                raise ValueError(
-                    f"{where} at most max_logprobs, {most}, an option of the engine that is -1 for"
-                    " no bound"
-                )
-            if count > size:
-                raise ValueError(f"{where} at most {size}, the vocabulary")
-            fields[name] = size if count == ALL_TOKENS else count
 
     def add(
         self, request_id: str, prompt: Prompt, params: GenerationParams, *, priority: int = 0

@@ -56,6 +56,12 @@ def test_requests_may_join_while_others_run(engine: LLMEngine) -> None:
         assert output.outputs[0].token_ids == expected
 
 
+async def test_an_engine_steps_inside_a_running_event_loop(engine: LLMEngine) -> None:
+    """As in a notebook."""
+    engine.add_request("a", "hello", GREEDY)
+    assert len(run(engine)["a"]) == 16
+
+
 def test_two_steps_are_in_flight_between_calls(engine: LLMEngine) -> None:
     engine.add_request("a", "hello", GREEDY)
     engine.step()

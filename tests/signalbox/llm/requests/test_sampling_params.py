@@ -216,7 +216,7 @@ def test_a_request_without_parameters_takes_the_models_and_given_ones_stay() -> 
         assert llm.get_default_sampling_params() == engine.get_default_sampling_params() == expected
         (short,) = llm.generate("Hello")
         assert len(short.outputs[0].token_ids) <= 3
-        given = engine._core.check(SamplingParams(max_tokens=None), num_prompt_tokens=10)
+        given = engine._core.params.resolve(SamplingParams(max_tokens=None), num_prompt_tokens=10)
         assert (given.sampling.temperature, given.sampling.repetition_penalty) == (1.0, 1.0)
         assert given.max_tokens == engine._core.model.max_model_len - 10
         assert_at_rest(engine)
