@@ -1,7 +1,9 @@
 """The model that the scheduler's workers serve, as the router knows it."""
 
 from dataclasses import dataclass, field
+from typing import Self
 
+from contract.model import ModelInfo
 from contract.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from router.tokenization.tokenizer import Tokenizer
 
@@ -24,6 +26,29 @@ class ServedModel:
     effective_max_model_len: int = field(default=0, compare=False)
     """Tokens of the longest sequence that some worker's KV cache holds, when last queried; 0 is
     unknown. Not compared, because it is not part of the model's identity."""
+
+    @classmethod
+    def of(
+        cls,
+        model: ModelInfo,
+        tokenizer: Tokenizer,
+        *,
+        aliases: tuple[str, ...] = (),
+        effective_max_model_len: int = 0,
+    ) -> Self:
+        """Returns the model that workers announce, with a tokenizer made of its files."""
+        return cls(
+            name=model.name,
+            architecture=model.architecture,
+            dtype=model.dtype,
+            vocab_size=model.vocab_size,
+            max_model_len=model.max_model_len,
+            eos_token_ids=model.eos_token_ids,
+            tokenizer=tokenizer,
+            sampling_defaults=model.sampling_defaults,
+            aliases=aliases,
+            effective_max_model_len=effective_max_model_len,
+        )
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
-from contract import sampling_defaults
+from contract.model import decode_model
 from contract.tokenizer_files import read_files
 from protos.scheduler.v1 import scheduler_pb2 as pb
 from protos.scheduler.v1 import scheduler_pb2_grpc
@@ -44,7 +44,12 @@ class ModelClient:
                 self._key = key
                 if replaced is not None:
                     replaced.close()
-            return _served_model(answer, self._tokenizer, self._names)
+            return ServedModel.of(
+                decode_model(info),
+                self._tokenizer,
+                aliases=tuple(name for name in dict.fromkeys(self._names) if name != info.name),
+                effective_max_model_len=min(answer.effective_max_model_len, info.max_model_len),
+            )
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -73,21 +78,3 @@ async def _fetch_files(stub: scheduler_pb2_grpc.SchedulerServiceStub) -> dict[st
         return await read_files(call)
     finally:
         call.cancel()
-
-
-def _served_model(
-    answer: pb.GetModelResponse, tokenizer: Tokenizer, names: tuple[str, ...]
-) -> ServedModel:
-    info = answer.model
-    return ServedModel(
-        name=info.name,
-        architecture=info.architecture,
-        dtype=info.dtype,
-        vocab_size=info.vocab_size,
-        max_model_len=info.max_model_len,
-        eos_token_ids=tuple(info.eos_token_ids),
-        tokenizer=tokenizer,
-        sampling_defaults=sampling_defaults.decode(info.sampling_defaults),
-        aliases=tuple(name for name in dict.fromkeys(names) if name != info.name),
-        effective_max_model_len=min(answer.effective_max_model_len, info.max_model_len),
-    )

@@ -1,14 +1,9 @@
-"""Makes the services' objects for an engine in this process: model, scheduler, groups.
-
-Over a network the registry, the router's model client and the codecs do this.
-"""
+"""The options of an engine in this process, and the model as the router's checks see it."""
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from contract.model import ModelInfo
-from contract.tokenizer_files import hash_files
 from gpu_worker.sampling.grammars import MEMORY_BYTES
 from router.served_model import ServedModel
 from router.tokenization.tokenizer import Tokenizer
@@ -60,17 +55,4 @@ def served_model(
             f"tokenizer has token ids up to {tokenizer.max_token_id}; "
             f"{model.name} knows ids below {model.vocab_size}"
         )
-    return ServedModel(
-        name=model.name,
-        architecture=model.architecture,
-        dtype=model.dtype,
-        vocab_size=model.vocab_size,
-        max_model_len=model.max_model_len,
-        eos_token_ids=model.eos_token_ids,
-        tokenizer=tokenizer,
-    )
-
-
-def model_info(worker: LocalWorker, files: Mapping[str, bytes]) -> ModelInfo:
-    """Returns the model for the scheduler's checks."""
-    return replace(worker.model, tokenizer_sha256=hash_files(files))
+    return ServedModel.of(model, tokenizer)
