@@ -31,6 +31,12 @@ class AttentionShape:
     soft_cap: float | None = None
     """Scores become cap * tanh(score / cap) before mask and softmax."""
 
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of the K and V of all layers in one block."""
+        elements = 2 * self.num_kv_heads * self.block_size * self.head_size
+        return self.num_layers * elements * self.dtype.itemsize
+
 
 class AttentionBackend(Protocol):
     """Made with an AttentionShape."""

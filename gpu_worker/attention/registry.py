@@ -15,7 +15,8 @@ import torch
 
 from gpu_worker.attention.backend import AttentionBackend, AttentionShape
 from gpu_worker.attention.backend_check import fault_of
-from gpu_worker.attention.flash_backend import FLASH_KERNELS, FlashAttention, FlashKernel
+from gpu_worker.attention.flash_backend import FlashAttention
+from gpu_worker.attention.flash_kernels import FLASH_KERNELS, FlashKernel
 from gpu_worker.attention.torch_backend import TorchAttention
 from gpu_worker.config import AUTO_BLOCK_SIZE, USUAL_BLOCK_SIZE
 from signalbox_kernels import triton

@@ -25,12 +25,10 @@ from signalbox_kernels.reference import causal_mask
 
 
 class _Work(Protocol):
-    """Attention of some of the batch's tokens."""
+    """Attention of the batch's tokens `rows`."""
 
     @property
-    def rows(self) -> slice | Tensor:
-        """Which tokens."""
-        ...
+    def rows(self) -> slice | Tensor: ...
 
     def attend(self, query: Tensor, cache: Tensor) -> Tensor:
         """[num_rows, num_heads, head_size] and a layer's rows to [num_rows, all heads]."""
@@ -120,25 +118,19 @@ def _soft_cap(scores: Tensor, *, cap: float, scale: float) -> Tensor:
     return scores.mul_(scale / cap).tanh_().mul_(cap)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
     """One step."""
 
-    def __init__(
-        self,
-        *,
-        work_of_layer: Sequence[list[_Work]],
-        blocks: Tensor,
-        offsets: Tensor,
-        rows: list[Tensor],
-        slots: list[Tensor],
-    ) -> None:
-        self._work_of_layer = work_of_layer
-        self._blocks, self._offsets = blocks, offsets
-        self._rows, self._slots = rows, slots
+    work_of_layer: Sequence[list[_Work]]
+    blocks: Tensor
+    offsets: Tensor
+    rows: list[Tensor]
+    slots: list[Tensor]
 
     def __call__(self, query: Tensor, key_value: Tensor, *, layer: int) -> Tensor:
-        self._slots[layer][self._blocks, :, :, self._offsets] = key_value
-        cache, works = self._rows[layer], self._work_of_layer[layer]
+        self.slots[layer][self.blocks, :, :, self.offsets] = key_value
+        cache, works = self.rows[layer], self.work_of_layer[layer]
         if len(works) == 1 and isinstance(works[0].rows, slice):
             return works[0].attend(query, cache)
         out = query.new_empty(query.shape[0], query.shape[1] * query.shape[2])
@@ -161,7 +153,7 @@ class TorchAttention:
 
     @property
     def block_bytes(self) -> int:
-        return self._rows_per_block * self._row_elements * self._shape.dtype.itemsize
+        return self._shape.block_bytes
 
     def bind(self, pool: Tensor) -> None:
         shape, num_blocks = self._shape, pool.shape[0]
@@ -175,11 +167,7 @@ class TorchAttention:
         self._slots = list(blocks.unbind(dim=1))
 
     def layer_view(self, layer: int) -> Tensor:
-        """A layer's cache as the ops see it.
-
-        Returns:
-            [num_blocks, 2, block_size, num_kv_heads, head_size], a view.
-        """
+        """Returns a layer's [num_blocks, 2, block_size, num_kv_heads, head_size], a view."""
         return self._slots[layer].transpose(2, 3)
 
     def plan(self, batch: Batch) -> _Plan:

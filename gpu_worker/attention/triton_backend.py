@@ -82,9 +82,7 @@ class TritonAttention:
 
     @property
     def block_bytes(self) -> int:
-        shape = self._shape
-        elements = 2 * shape.num_kv_heads * shape.block_size * shape.head_size
-        return shape.num_layers * elements * shape.dtype.itemsize
+        return self._shape.block_bytes
 
     def bind(self, pool: Tensor) -> None:
         shape = self._shape

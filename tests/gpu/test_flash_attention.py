@@ -7,7 +7,8 @@ import torch
 
 from gpu_worker.attention import AttentionShape
 from gpu_worker.attention.backend_check import fault_of
-from gpu_worker.attention.flash_backend import FLASH_KERNELS, FlashAttention, FlashKernel
+from gpu_worker.attention.flash_backend import FlashAttention
+from gpu_worker.attention.flash_kernels import FLASH_KERNELS, FlashKernel
 
 
 @pytest.mark.parametrize("kernel", FLASH_KERNELS, ids=lambda kernel: kernel.name)

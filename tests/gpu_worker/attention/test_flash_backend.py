@@ -15,9 +15,10 @@ from gpu_worker.attention import (
     installed_backends,
     registry,
 )
-from gpu_worker.attention import flash_backend as flash
+from gpu_worker.attention import flash_kernels as flash
 from gpu_worker.attention.backend_check import _batch, fault_of
-from gpu_worker.attention.flash_backend import FLASH_KERNELS, FlashAttention, FlashKernel
+from gpu_worker.attention.flash_backend import FlashAttention
+from gpu_worker.attention.flash_kernels import FLASH_KERNELS, FlashKernel
 from gpu_worker.config import AUTO_BLOCK_SIZE, CacheConfig, DeviceConfig, ModelConfig
 from gpu_worker.device.device_choice import streams_of
 from gpu_worker.device.input_transfer import InputPacker, PinnedBuffers

@@ -1,0 +1,172 @@
+"""The versions of flash-attn: how each is called, and on which devices and shapes it runs.
+
+The calls follow the signatures of flash-attn 2.8, of hopper/flash_attn_interface.py, and of
+flash-attn-4 4.0.0 (b36). They are tested against stand-ins; none has run on a GPU.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gpu_worker.attention.backend import AttentionShape
+
+_MAX_HEAD_SIZE = 256
+
+
+class FlashIndexes(NamedTuple):
+    """A step as the kernels want it; all int32."""
+
+    query_start: Tensor
+    """[num_seqs + 1]."""
+    context_lens: Tensor
+    """[num_seqs]."""
+    key_start: Tensor
+    """[num_seqs + 1], sums of context_lens."""
+    block_tables: Tensor
+    most_queries: int
+    """Upper bound on the queries of a sequence; most_keys is one too."""
+    most_keys: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlashRules:
+    """Options of a layer beyond plain causal attention."""
+
+    scale: float
+    window: int | None
+    soft_cap: float
+
+
+Attend = Callable[[Any, Tensor, Tensor, Tensor, FlashIndexes, FlashRules], Any]
+"""Calls a module with queries, one layer's K and V in blocks, indexes and rules."""
+
+
+def _shared(at: FlashIndexes, rules: FlashRules, *, no_limit: int | None) -> dict[str, Any]:
+    """Returns the arguments that all versions have under the same names."""
+    window = (no_limit, no_limit) if rules.window is None else (rules.window - 1, 0)
+    return {
+        "cu_seqlens_q": at.query_start,
+        "max_seqlen_q": at.most_queries,
+        "softmax_scale": rules.scale,
+        "causal": True,
+        "window_size": window,
+        "softcap": rules.soft_cap,
+    }
+
+
+def _attend_2(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, at: FlashIndexes, rules: FlashRules
+) -> Any:
+    return module.flash_attn_varlen_func(
+        query,
+        key,
+        value,
+        cu_seqlens_k=at.key_start,
+        max_seqlen_k=at.most_keys,
+        block_table=at.block_tables,
+        **_shared(at, rules, no_limit=-1),
+    )
+
+
+def _attend_3(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, at: FlashIndexes, rules: FlashRules
+) -> Any:
+    return module.flash_attn_with_kvcache(
+        query,
+        key,
+        value,
+        cache_seqlens=at.context_lens,
+        page_table=at.block_tables,
+        **_shared(at, rules, no_limit=-1),
+    )
+
+
+def _attend_4(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, at: FlashIndexes, rules: FlashRules
+) -> Any:
+    return module.flash_attn_varlen_func(
+        query,
+        key,
+        value,
+        max_seqlen_k=at.most_keys,
+        seqused_k=at.context_lens,
+        page_table=at.block_tables,
+        **_shared(at, rules, no_limit=None),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlashKernel:
+    """One version of flash-attn."""
+
+    name: str
+    module: str
+    package: str
+    """Package that installs the module."""
+    generations: tuple[int, ...]
+    """Major compute capabilities that it pages on."""
+    block_sizes: tuple[int, ...]
+    attend: Attend
+
+    def is_installed(self) -> bool:
+        """Returns whether the module can be found; its parent may be missing too."""
+        try:
+            return find_spec(self.module) is not None
+        except ModuleNotFoundError:
+            return False
+
+
+FLASH_KERNELS = (
+    FlashKernel(
+        name="flash_attn_4",
+        module="flash_attn.cute",
+        package="flash-attn-4",
+        generations=(9, 10, 11),
+        block_sizes=(16, 32),
+        attend=_attend_4,
+    ),
+    FlashKernel(
+        name="flash_attn_3",
+        module="flash_attn_interface",
+        package="flash-attn's hopper directory",
+        generations=(9,),
+        block_sizes=(16, 32),
+        attend=_attend_3,
+    ),
+    FlashKernel(
+        name="flash_attn_2",
+        module="flash_attn",
+        package="flash-attn",
+        generations=(8, 9, 10, 11, 12),
+        block_sizes=(256,),
+        attend=_attend_2,
+    ),
+)
+"""The fastest first."""
+
+
+def why_not(kernel: FlashKernel, shape: AttentionShape) -> str | None:
+    """Says what keeps a kernel from a shape, with the remedy."""
+    if not kernel.is_installed():
+        return f"is not installed; install {kernel.package}, or use 'auto'"
+    generation = _generation(shape.device)
+    if generation not in kernel.generations:
+        where = "no CUDA device" if generation is None else f"compute capability {generation}"
+        return f"does not page on {where}; use 'auto'"
+    if shape.dtype not in (torch.float16, torch.bfloat16):
+        return f"takes 16 bits, not {shape.dtype}; use dtype bfloat16, or 'auto'"
+    if shape.head_size % 8 or shape.head_size > _MAX_HEAD_SIZE:
+        return (
+            f"takes heads of up to {_MAX_HEAD_SIZE} elements in multiples of 8, not "
+            f"{shape.head_size}; use 'auto'"
+        )
+    return None
+
+
+def _generation(device: torch.device) -> int | None:
+    """The device's major compute capability; None where it is not CUDA's."""
+    return torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else None
