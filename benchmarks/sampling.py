@@ -133,7 +133,7 @@ def measure(
 
 def use(runner: ModelRunner, sampler: Sampler) -> None:
     """Gives a loaded model another sampler."""
-    runner._step.sampler = sampler
+    runner._executor.sampler = sampler
 
 
 def main() -> None:
@@ -145,7 +145,7 @@ def main() -> None:
     parser.add_argument("--seqs", type=int, default=64)
     args = parser.parse_args()
     runner = make_runner(args)
-    native = runner._step.sampler
+    native = runner._executor.sampler
     plain = TorchSampler(vocab_size=runner.model.vocab_size, device=torch.device("cpu"))
     mixed = list(CASES.values()) * -(-args.seqs // len(CASES))
     cases = {name: [params] * args.seqs for name, params in CASES.items()}

@@ -21,7 +21,7 @@ from gpu_worker.device.input_transfer import InputPacker
 from gpu_worker.device.streams import Event, Stream
 from gpu_worker.device.torch_profiler import span
 from gpu_worker.executors.decode_graphs import DecodeGraphs, DevicePlanning, fed_tokens
-from gpu_worker.executors.torch_executor import TorchStep
+from gpu_worker.executors.torch_executor import TorchExecutor
 from gpu_worker.layers import ForwardContext
 from gpu_worker.models import Model
 from gpu_worker.sampling import async_sampling
@@ -56,8 +56,8 @@ class LaunchedStep:
         return samples
 
 
-class DeviceStep(TorchStep):
-    """A `TorchStep` that is launched."""
+class AsyncExecutor(TorchExecutor):
+    """A `TorchExecutor` that is launched."""
 
     def __init__(
         self,

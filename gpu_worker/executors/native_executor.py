@@ -20,7 +20,7 @@ from gpu_worker.sampling.sampler import NOT_FINITE, Sampler
 from signalbox_kernels.program import AttentionArrays, Program, StepArrays
 
 
-class NativeStep:
+class NativeExecutor:
     """A program bound to a pool, with the sampler for what it does not draw itself."""
 
     def __init__(self, program: Program, sampler: Sampler) -> None:

@@ -21,8 +21,8 @@ from gpu_worker.models import Model
 from gpu_worker.sampling.sampler import Sampler
 
 
-class TorchStep:
-    """A model with its attention, bound to a pool; the twin of `NativeStep`."""
+class TorchExecutor:
+    """A model with its attention, bound to a pool; the twin of `NativeExecutor`."""
 
     def __init__(
         self, model: Model, attention: AttentionBackend, sampler: Sampler, device: torch.device

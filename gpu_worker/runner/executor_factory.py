@@ -6,11 +6,11 @@ from gpu_worker.config import CacheConfig
 from gpu_worker.device.device_choice import streams_of
 from gpu_worker.device.graphs import GraphRecorder
 from gpu_worker.device.input_transfer import InputPacker, PinnedBuffers
-from gpu_worker.executors.async_executor import DeviceStep
+from gpu_worker.executors.async_executor import AsyncExecutor
 from gpu_worker.executors.decode_graphs import DecodeGraphs, DevicePlanning, ladder
 from gpu_worker.executors.graph_inputs import DecodeBuffers
-from gpu_worker.executors.native_executor import NativeStep
-from gpu_worker.executors.torch_executor import TorchStep
+from gpu_worker.executors.native_executor import NativeExecutor
+from gpu_worker.executors.torch_executor import TorchExecutor
 from gpu_worker.loading.loaded_model import LoadedModel
 from gpu_worker.sampling.async_sampling import DeviceDrawing, PlainDraws
 from gpu_worker.sampling.sampler import Sampler
@@ -20,24 +20,24 @@ from signalbox_kernels import triton
 _DRAWS_A_SEQUENCE = 4  # that are kept for the next step, on average; prompts draw for n at once
 
 
-def make_step(
+def make_executor(
     loaded: LoadedModel, cache_config: CacheConfig, recorder: GraphRecorder | None
-) -> NativeStep | TorchStep:
+) -> NativeExecutor | TorchExecutor:
     """A recorder is what makes graphs; without one a device launches kernel by kernel."""
     if loaded.program is not None:
-        return NativeStep(loaded.program, loaded.sampler)
+        return NativeExecutor(loaded.program, loaded.sampler)
     on_device = loaded.device.type == "cuda" or recorder is not None
     if on_device and isinstance(loaded.attention, DevicePlanning):
-        return _device_step(loaded, loaded.attention, cache_config, recorder)
-    return TorchStep(loaded.model, loaded.attention, loaded.sampler, loaded.device)
+        return _async_executor(loaded, loaded.attention, cache_config, recorder)
+    return TorchExecutor(loaded.model, loaded.attention, loaded.sampler, loaded.device)
 
 
-def _device_step(
+def _async_executor(
     loaded: LoadedModel,
     planning: DevicePlanning,
     cache_config: CacheConfig,
     recorder: GraphRecorder | None,
-) -> DeviceStep:
+) -> AsyncExecutor:
     device, compute = loaded.device, streams_of(loaded.device).compute
     pinned = PinnedBuffers(device, compute)
     packer = InputPacker(device, pinned)
@@ -61,7 +61,7 @@ def _device_step(
             sizes=sizes,
             num_ranks=loaded.group.size,
         )
-    return DeviceStep(
+    return AsyncExecutor(
         loaded.model,
         loaded.attention,
         loaded.sampler,

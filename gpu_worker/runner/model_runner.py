@@ -1,6 +1,6 @@
 """Runs one model on one device: loads it, measures what fits, owns its caches, computes batches.
 
-Satisfies `step.Runner`. How a batch is computed is `NativeStep`'s, `TorchStep`'s or `DeviceStep`'s.
+Satisfies `Runner` of `batch`. How a batch is computed is `NativeExecutor`'s, `TorchExecutor`'s or `AsyncExecutor`'s.
 """
 
 from dataclasses import replace
@@ -19,14 +19,14 @@ from gpu_worker.device.device_choice import recorder_for
 from gpu_worker.device.graphs import GraphRecorder
 from gpu_worker.device.memory import device_use, is_out_of_memory
 from gpu_worker.device.torch_profiler import TorchRecording, span
-from gpu_worker.executors.async_executor import DeviceStep, LaunchedStep
+from gpu_worker.executors.async_executor import AsyncExecutor, LaunchedStep
 from gpu_worker.executors.decode_graphs import DecodeGraphs
 from gpu_worker.kv_cache.block_dependencies import blocks_of
 from gpu_worker.kv_cache.cache_engine import CacheEngine
 from gpu_worker.kv_cache.capacity import measure_capacity
 from gpu_worker.loading.loaded_model import load_model
 from gpu_worker.loading.model_source import naming
-from gpu_worker.runner.executor_factory import make_step
+from gpu_worker.runner.executor_factory import make_executor
 
 
 class ModelRunner:
@@ -60,7 +60,7 @@ class ModelRunner:
             recorder = None
         elif recorder is None:
             recorder = recorder_for(self._loaded.device)
-        self._step = make_step(self._loaded, cache_config, recorder)
+        self._executor = make_executor(self._loaded, cache_config, recorder)
         self._cache: CacheEngine | None = None
 
     @property
@@ -93,7 +93,7 @@ class ModelRunner:
         return measure_capacity(
             cache_config=self._cache_config,
             max_model_len=self.model.max_model_len,
-            block_bytes=self._step.block_bytes,
+            block_bytes=self._executor.block_bytes,
             device=self._loaded.device,
             execute=self._execute_without_cache,
             num_ranks=self._loaded.group.size,
@@ -120,7 +120,7 @@ class ModelRunner:
 
     @property
     def _graphs(self) -> DecodeGraphs | None:
-        return self._step.graphs if isinstance(self._step, DeviceStep) else None
+        return self._executor.graphs if isinstance(self._executor, AsyncExecutor) else None
 
     def init_cache_engine(self, *, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
         self._make_cache(num_gpu_blocks=num_gpu_blocks, num_cpu_blocks=num_cpu_blocks)
@@ -134,7 +134,7 @@ class ModelRunner:
             self._cache = CacheEngine(
                 num_gpu_blocks=num_gpu_blocks,
                 num_cpu_blocks=num_cpu_blocks,
-                block_bytes=self._step.block_bytes,
+                block_bytes=self._executor.block_bytes,
                 device=self._loaded.device,
             )
         except (torch.OutOfMemoryError, MemoryError) as error:
@@ -143,15 +143,15 @@ class ModelRunner:
                 f"no memory for {num_gpu_blocks} GPU and {num_cpu_blocks} CPU blocks; lower "
                 f"gpu_memory_utilization, kv_cache_bytes or swap_space_bytes ({reason})"
             ) from None
-        self._step.bind(self._cache.gpu_pool)
+        self._executor.bind(self._cache.gpu_pool)
 
     def _drop_cache(self) -> None:
         if self._cache is not None:
             self._cache.close()
             self._cache = None
             # Executors hold views of the pool, which would keep it in memory.
-            nothing = torch.zeros(1, self._step.block_bytes, dtype=torch.uint8)
-            self._step.bind(nothing.to(self._loaded.device))
+            nothing = torch.zeros(1, self._executor.block_bytes, dtype=torch.uint8)
+            self._executor.bind(nothing.to(self._loaded.device))
 
     @property
     def cache(self) -> CacheEngine:
@@ -191,14 +191,14 @@ class ModelRunner:
 
     @property
     def launches(self) -> bool:
-        return isinstance(self._step, DeviceStep)
+        return isinstance(self._executor, AsyncExecutor)
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> LaunchedStep:
-        assert isinstance(self._step, DeviceStep), "asked of a runner that launches"
+        assert isinstance(self._executor, AsyncExecutor), "asked of a runner that launches"
         use = partial(blocks_of, batch, block_size=self._cache_config.block_size)
         with self.cache.computing(use):
-            return self._step.launch(batch)
+            return self._executor.launch(batch)
 
     def execute(self, batch: Batch) -> BatchOutput:
         """Raises MemoryError where a smaller batch may do."""
@@ -215,4 +215,4 @@ class ModelRunner:
             return BatchOutput(token_ids=np.empty(0, dtype=np.int32))
         use = partial(blocks_of, batch, block_size=self._cache_config.block_size)
         with self.cache.computing(use):
-            return self._step.execute(batch)
+            return self._executor.execute(batch)

@@ -68,7 +68,7 @@ def make_device_runner(
     num_gpu_blocks: int = 40,
     max_num_seqs: int = 8,
 ) -> ModelRunner:
-    """Without a recorder and with another backend it is the plain `TorchStep`."""
+    """Without a recorder and with another backend it is the plain `TorchExecutor`."""
     register_attention_backend("device", DeviceAttention)
     try:
         runner = ModelRunner(

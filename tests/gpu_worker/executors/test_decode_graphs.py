@@ -10,7 +10,7 @@ import torch
 
 from contract.sampling_params import SamplingParams
 from gpu_worker.config import CacheConfig
-from gpu_worker.executors.async_executor import DeviceStep
+from gpu_worker.executors.async_executor import AsyncExecutor
 from gpu_worker.executors.decode_graphs import ladder
 from gpu_worker.kv_cache import capacity
 from gpu_worker.runner import executor_factory
@@ -31,9 +31,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def step_of(runner: ModelRunner) -> DeviceStep:
-    assert isinstance(runner._step, DeviceStep)
-    return runner._step
+def step_of(runner: ModelRunner) -> AsyncExecutor:
+    assert isinstance(runner._executor, AsyncExecutor)
+    return runner._executor
 
 
 def make_sequences(params: SamplingParams) -> list[Generated]:

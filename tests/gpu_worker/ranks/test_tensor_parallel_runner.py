@@ -193,7 +193,7 @@ def test_a_draw_that_fails_on_rank_0_costs_no_rank(
         raise MemoryError("no memory to draw")
 
     with monkeypatch.context() as patch:
-        patch.setattr(ranks._rank._step, "sampler", fail)
+        patch.setattr(ranks._rank._executor, "sampler", fail)
         with pytest.raises(MemoryError, match="no memory to draw"):
             ranks.execute(make_some())
     assert ranks.execute(make_some()).token_ids.tolist() == expected
