@@ -122,14 +122,17 @@ class Generator:
             yield Place(model, account)
 
     @contextmanager
-    def reading(self, origin: CallContext) -> Iterator[None]:
+    def reading(self, call_context: CallContext) -> Iterator[None]:
         """Counts and traces a request that the block fails to decode."""
         try:
             yield
         except RpcError as error:
-            model = self.unread(origin.operation, error.code, error.message)
+            model = self.unread(call_context.operation, error.code, error.message)
             span = RequestSpan(
-                origin.operation, model=model, transport=origin.transport, parent=origin.parent
+                call_context.operation,
+                model=model,
+                transport=call_context.transport,
+                parent=call_context.parent,
             )
             span.refused(error.code)
             raise
@@ -145,31 +148,31 @@ class Generator:
         return model
 
     async def generate(
-        self, api_request: ApiRequest, origin: CallContext
+        self, api_request: ApiRequest, call_context: CallContext
     ) -> AsyncGenerator[Served]:
         """Yields the client's updates; when it is closed, all state of the request is released."""
         arrived_ns = now_ns()
-        model = self._served(origin)
+        model = self._served_model(call_context)
         span = RequestSpan(
-            origin.operation,
+            call_context.operation,
             model=api_request.model[:MAX_NAME_CHARS] or model.name,
-            transport=origin.transport,
-            parent=origin.parent,
+            transport=call_context.transport,
+            parent=call_context.parent,
         )
         with (
-            span.ending(origin.time_remaining),
+            span.ending(call_context.time_remaining),
             self._observer.request(
-                origin.operation,
+                call_context.operation,
                 model=model.name,
                 span=span,
                 arrived_ns=arrived_ns,
-                time_remaining=origin.time_remaining,
+                time_remaining=call_context.time_remaining,
             ) as observed,
-            self._key_limits.request(origin.key, *model.names) as account,
-            self.live.reserve(api_request.request_id, tenant=origin.tenant) as live,
+            self._key_limits.request(call_context.key, *model.names) as account,
+            self.live.reserve(api_request.request_id, tenant=call_context.tenant) as live,
         ):
             observed.begun(live.request_id, api_request)
-            prompt = await self._tokenize(api_request, model, origin, span)
+            prompt = await self._tokenize(api_request, model, call_context, span)
             tool_calls = self._tool_call_reader(api_request, model)
             reasoning = await self._reasoning_reader(api_request, model, prompt)
             readers = [one for one in (reasoning, tool_calls) if one is not None]
@@ -179,10 +182,10 @@ class Generator:
                 model,
                 prompt,
                 request_id=live.request_id,
-                tenant=origin.tenant,
-                payer=origin.payer,
+                tenant=call_context.tenant,
+                payer=call_context.payer,
                 arrived_ns=arrived_ns,
-                time_remaining=origin.time_remaining,
+                time_remaining=call_context.time_remaining,
                 trace_context=tracing.inject(span.context),
                 kept_token_ids=frozenset().union(*(one.kept_token_ids for one in readers)),
             )
@@ -207,19 +210,23 @@ class Generator:
                     if due is not None:
                         yield Served(request, due, prompt.echo)
             finally:
-                request.close()
+                request.release()
 
-    def _served(self, origin: CallContext) -> ServedModel:
-        with self.reading(origin):
+    def _served_model(self, call_context: CallContext) -> ServedModel:
+        with self.reading(call_context):
             return self.model
 
     async def _tokenize(
-        self, api_request: ApiRequest, model: ServedModel, origin: CallContext, span: RequestSpan
+        self,
+        api_request: ApiRequest,
+        model: ServedModel,
+        call_context: CallContext,
+        span: RequestSpan,
     ) -> EncodedPrompt:
-        timeout_ns(origin.time_remaining)  # a request past its deadline costs nothing
+        timeout_ns(call_context.time_remaining)  # a request past its deadline costs nothing
         self.admission.check(api_request, model)
         with span.tokenize() as tokenized:
-            prompt = await self.admission.tokenize(api_request, model, payer=origin.payer)
+            prompt = await self.admission.tokenize(api_request, model, payer=call_context.payer)
             tokenized += prompt.token_ids
         return prompt
 

@@ -12,8 +12,8 @@ EVENT_S = 120.0
 """Seconds after which an event that a test waits for will not come."""
 
 
-async def settle() -> None:
-    """Returns when the tasks of this loop have come to where they wait: for no time, and no I/O."""
+async def run_ready_tasks() -> None:
+    """Runs the tasks of this loop until each waits for time or I/O."""
     for _ in range(100):
         await asyncio.sleep(0)
 

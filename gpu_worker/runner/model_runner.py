@@ -1,6 +1,7 @@
 """Runs one model on one device: loads it, measures what fits, owns its caches, computes batches.
 
-Satisfies `Runner` of `batch`. How a batch is computed is `NativeExecutor`'s, `TorchExecutor`'s or `AsyncExecutor`'s.
+Satisfies `Runner` of `batch`. A `NativeExecutor`, `TorchExecutor` or `AsyncExecutor` computes
+each batch.
 """
 
 from dataclasses import replace

@@ -37,10 +37,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Generate(
         self, request: pb.GenerateRequest, context: Context
     ) -> AsyncIterator[pb.GenerateResponse]:
-        origin = self._origin(context, operation=COMPLETION, method="Generate")
-        with self._generator.reading(origin):
+        call_context = self._call_context(context, operation=COMPLETION, method="Generate")
+        with self._generator.reading(call_context):
             api_request = await self._messages.convert(request, generate_codec.generate_api_request)
-        async with aclosing(self._generator.generate(api_request, origin)) as updates:
+        async with aclosing(self._generator.generate(api_request, call_context)) as updates:
             async for served in updates:
                 for response in generate_codec.responses(pb.GenerateResponse, served):
                     yield response
@@ -48,10 +48,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Chat(
         self, request: pb.ChatRequest, context: Context
     ) -> AsyncIterator[pb.ChatResponse]:
-        origin = self._origin(context, operation=CHAT, method="Chat")
-        with self._generator.reading(origin):
+        call_context = self._call_context(context, operation=CHAT, method="Chat")
+        with self._generator.reading(call_context):
             api_request = await self._messages.convert(request, generate_codec.chat_api_request)
-        async with aclosing(self._generator.generate(api_request, origin)) as updates:
+        async with aclosing(self._generator.generate(api_request, call_context)) as updates:
             async for served in updates:
                 for response in generate_codec.responses(pb.ChatResponse, served):
                     yield response
@@ -108,7 +108,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         address = grpc_address(context.peer())
         return self._tenants.identify(context.invocation_metadata(), address=address)
 
-    def _origin(self, context: Context, *, operation: str, method: str) -> CallContext:
+    def _call_context(self, context: Context, *, operation: str, method: str) -> CallContext:
         caller = self._caller(context)
         return CallContext(
             operation=operation,

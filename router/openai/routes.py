@@ -95,24 +95,24 @@ class Api:
 
     async def completions(self, request: Request) -> Response:
         """Continues prompts."""
-        origin = self._origin(request, operation=COMPLETION)
-        with self._generator.reading(origin):
+        call_context = self._call_context(request, operation=COMPLETION)
+        with self._generator.reading(call_context):
             body, (ids, many) = await self._bodies.read(
                 request, CompletionBody, into=lambda body: self._completions(request, body)
             )
         answer = CompletionAnswer(body, self._head(ids))
-        parts = self._generate(many, _streamed(origin, request, body))
+        parts = self._generate(many, _streamed(call_context, request, body))
         return _response(body, parts, answer, ids)
 
     async def chat_completions(self, request: Request) -> Response:
         """Answers a conversation."""
-        origin = self._origin(request, operation=CHAT)
-        with self._generator.reading(origin):
+        call_context = self._call_context(request, operation=CHAT)
+        with self._generator.reading(call_context):
             body, (ids, asked) = await self._bodies.read(
                 request, ChatBody, into=lambda body: self._chat(request, body)
             )
         answer = ChatAnswer(body, self._head(ids))
-        parts = self._generate([asked], _streamed(origin, request, body))
+        parts = self._generate([asked], _streamed(call_context, request, body))
         return _response(body, parts, answer, ids)
 
     async def tokenize(self, request: Request) -> Response:
@@ -148,8 +148,10 @@ class Api:
         model = self._generator.model
         return ids, request_codec.chat_api_request(body, request_id=ids.of(0, 1), model=model)
 
-    def _generate(self, many: Sequence[ApiRequest], origin: CallContext) -> AsyncGenerator[Part]:
-        return merged([self._generator.generate(asked, origin) for asked in many])
+    def _generate(
+        self, many: Sequence[ApiRequest], call_context: CallContext
+    ) -> AsyncGenerator[Part]:
+        return merged([self._generator.generate(asked, call_context) for asked in many])
 
     def _head(self, ids: Ids) -> Head:
         model = self._generator.model
@@ -164,7 +166,7 @@ class Api:
         address = request.client.host if request.client else ""
         return self._tenants.identify(request.headers.items(), address=address)
 
-    def _origin(self, request: Request, *, operation: str) -> CallContext:
+    def _call_context(self, request: Request, *, operation: str) -> CallContext:
         """Returns the context that the headers give."""
         headers = request.headers
         caller = self._caller(request)
@@ -197,10 +199,12 @@ def fingerprint(version: str, model: ServedModel) -> str:
     return f"signalbox-{version}-{hashlib.sha256(made_of.encode()).hexdigest()[:8]}"
 
 
-def _streamed(origin: CallContext, request: Request, body: GenerationBody) -> CallContext:
+def _streamed(call_context: CallContext, request: Request, body: GenerationBody) -> CallContext:
     """Returns the context completed by the body's `stream`."""
     return (
-        replace(origin, transport=_transport(request, is_streamed=True)) if body.stream else origin
+        replace(call_context, transport=_transport(request, is_streamed=True))
+        if body.stream
+        else call_context
     )
 
 

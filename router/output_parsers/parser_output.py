@@ -47,7 +47,7 @@ class Output:
     def add_arguments(self, text: str) -> None:
         self._arguments.append(text)
 
-    def take(self) -> Parsed:
+    def pop(self) -> Parsed:
         self._close_arguments()
         parsed = Parsed("".join(self._text), self._calls)
         self._text, self._calls = [], []

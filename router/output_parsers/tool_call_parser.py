@@ -86,7 +86,7 @@ class ToolCallParser:
             text = text[len(plain) :]
         for char in text:
             self._reader.send(char)
-        return self._out.take()
+        return self._out.pop()
 
     def flush(self) -> Parsed:
         with suppress(_Ended):
@@ -95,7 +95,7 @@ class ToolCallParser:
             self._out.say("".join(self._chars.held))
         if not self.num_calls:
             self._out.say_space()
-        return self._out.take()
+        return self._out.pop()
 
     def _read(self) -> Reader:
         while True:

@@ -204,8 +204,8 @@ class ActiveRequest:
         self.fail(error)
         self._scheduler.abort(self.handle)
 
-    def close(self) -> None:
-        """Releases all resources, whether the request has ended or its client has left."""
+    def release(self) -> None:
+        """Gives back what the scheduler holds for the request, if it has not ended."""
         self._scheduler.abort(self.handle)
 
     @property
@@ -273,7 +273,7 @@ class ActiveRequest:
                     self.handle, index=branch.index, keep_tokens=branch.num_tokens
                 )
         if self._best_of is not None:
-            deltas = self._best_of.take(deltas, is_last=self._end is not None)
+            deltas = self._best_of.add(deltas, is_last=self._end is not None)
         if any(delta.token_ids for delta in deltas):
             self.time_to_last_token_ns = time.monotonic_ns() - self._arrived_ns
             if self.time_to_first_token_ns is None:

@@ -33,7 +33,7 @@ class BestOf:
         self._params = params
         self._held: dict[int, Delta] = {}
 
-    def take(self, deltas: list[Delta], *, is_last: bool) -> list[Delta]:
+    def add(self, deltas: list[Delta], *, is_last: bool) -> list[Delta]:
         """Adds deltas to the held ones; returns the best sequences, complete, with the last."""
         for delta in deltas:
             held = self._held.setdefault(delta.index, Delta(index=delta.index))
@@ -43,11 +43,11 @@ class BestOf:
             held.finish = delta.finish
         if not is_last:
             return []
-        told = sorted(self._held.values(), key=lambda delta: delta.index)
-        best = sorted(told, key=lambda delta: order(delta.finish, delta.logprobs))
-        return [self._told(delta, index) for index, delta in enumerate(best[: self._params.n])]
+        by_index = sorted(self._held.values(), key=lambda delta: delta.index)
+        best = sorted(by_index, key=lambda delta: order(delta.finish, delta.logprobs))
+        return [self._ranked(delta, index) for index, delta in enumerate(best[: self._params.n])]
 
-    def _told(self, delta: Delta, index: int) -> Delta:
+    def _ranked(self, delta: Delta, index: int) -> Delta:
         finish = delta.finish
         if finish is not None and finish.reason is not FinishReason.ERROR:
             finish = finish._replace(score=score(delta.logprobs))

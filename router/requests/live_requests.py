@@ -30,7 +30,7 @@ class LiveRequest:
         self.is_aborted = True
         if self.request is not None:
             self.request.fail(Cancelled("aborted by its request id"))
-            self.request.close()
+            self.request.release()
 
 
 class LiveRequests:

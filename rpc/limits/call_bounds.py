@@ -91,23 +91,23 @@ class Places:
     def __init__(self, *, per_connection: int, total: int) -> None:
         self._per_connection = per_connection
         self._total = total
-        self._taken: Counter[str] = Counter()
-        self.num_taken = 0
+        self._reserved: Counter[str] = Counter()
+        self.num_reserved = 0
 
-    def take(self, connection: str) -> bool:
-        """Takes a place, which must be given back; returns False if there is none."""
-        most = self._per_connection if self.num_taken < self._total else FEW
-        if self._taken[connection] >= min(most, self._per_connection):
+    def reserve(self, connection: str) -> bool:
+        """Reserves a place, which `release` gives back; returns False if there is none."""
+        most = self._per_connection if self.num_reserved < self._total else FEW
+        if self._reserved[connection] >= min(most, self._per_connection):
             return False
-        self._taken[connection] += 1
-        self.num_taken += 1
+        self._reserved[connection] += 1
+        self.num_reserved += 1
         return True
 
-    def give_back(self, connection: str) -> None:
-        self.num_taken -= 1
-        self._taken[connection] -= 1
-        if not self._taken[connection]:
-            del self._taken[connection]
+    def release(self, connection: str) -> None:
+        self.num_reserved -= 1
+        self._reserved[connection] -= 1
+        if not self._reserved[connection]:
+            del self._reserved[connection]
 
 
 class _Wait:
@@ -139,12 +139,12 @@ class _Wait:
     def end(self) -> None:
         self._timer.cancel()
         if self.has_place:
-            self._places.give_back(self._connection)
+            self._places.release(self._connection)
 
     def _look(self) -> None:
         self._num_looks += 1
         if self._num_looks == NUM_LOOKS:
-            self.has_place = self._places.take(self._connection)
+            self.has_place = self._places.reserve(self._connection)
         is_impatient = self._num_looks >= NUM_LOOKS and not self.has_place
         if is_impatient or self._num_looks == 2 * NUM_LOOKS:
             self.timeout.reschedule(self._loop.time())
@@ -172,7 +172,7 @@ class CallBoundsInterceptor(WrappingInterceptor):
     async def _last(self, call: Awaitable[Any], context: Context) -> Any:
         """Awaits a health watch or a reflection stream, which lasts until its client ends it."""
         connection = context.peer()
-        if not self._lasting.take(connection):
+        if not self._lasting.reserve(connection):
             if iscoroutine(call):
                 call.close()
             raise ResourceExhausted(
@@ -182,7 +182,7 @@ class CallBoundsInterceptor(WrappingInterceptor):
         try:
             return await call
         finally:
-            self._lasting.give_back(connection)
+            self._lasting.release(connection)
 
     async def _receive(self, requests: Requests, context: Context) -> Any:
         """Returns the request of a call with one request.

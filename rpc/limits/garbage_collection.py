@@ -51,7 +51,7 @@ class _PutOff:
 _PUT_OFF = _PutOff()
 
 
-def settle() -> None:
+def freeze_startup_objects() -> None:
     """Excludes objects that live as long as the process from collections, and makes collections
     rare."""
     gc.freeze()

@@ -33,7 +33,7 @@ async def run_until_signalled(
         grace_s: seconds for `on_drain` and the running calls, together.
         on_drain: awaited between NOT_SERVING and the closing of the listener.
     """
-    garbage_collection.settle()
+    garbage_collection.freeze_startup_objects()
     signalled = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -81,7 +81,7 @@ async def _watch(address: str, how: Connection, interval_s: float) -> None:
         with Live(screen=True, auto_refresh=False) as live, _typed("q") as leaves:
             while not leaves.is_set():
                 try:
-                    watch.take(await client.stats(max_live_requests=MAX_REQUESTS))
+                    watch.observe(await client.stats(max_live_requests=MAX_REQUESTS))
                 except Unreachable as error:
                     watch.lost(str(error))
                 live.update(watch.view(), refresh=True)
@@ -121,7 +121,7 @@ class Watch:
         self._load: Load | None = None
         self._problem = ""
 
-    def take(self, stats: pb.GetStatsResponse) -> None:
+    def observe(self, stats: pb.GetStatsResponse) -> None:
         """Stores an answer. A restarted scheduler's answer begins a new series."""
         before, self._before, self._problem = self._before, stats, ""
         if before is None or stats.uptime_ns < before.uptime_ns:

@@ -183,7 +183,7 @@ class Target:
     def send(self, method: str, data: bytes) -> Outcome:
         return self.loop.run(self.services.send(method, data))
 
-    def settle(self) -> None:
+    def wait_until_idle(self) -> None:
         """Waits until the stack is idle but for the healthy stream, which may have ended."""
         self.loop.run(self.services.until_idle())
 
@@ -198,7 +198,7 @@ class Target:
         finally:
             self.loop.run(_stop(watch))
         assert self.services.wrong == []
-        self.settle()
+        self.wait_until_idle()
 
 
 async def _start(coroutine: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":

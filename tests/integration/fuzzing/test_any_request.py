@@ -358,7 +358,7 @@ def test_requests_of_any_kind_leave_nothing_in_memory(target: Target) -> None:
     def send_all(num_tasks: int) -> tuple[Counter[str], float]:
         for method, data in requests:
             target.send(method, data)
-        target.settle()
+        target.wait_until_idle()
         target.loop.run(tasks_to_end(num_tasks + 10))
         return census(), resident_mib()
 

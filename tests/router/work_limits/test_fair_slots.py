@@ -29,20 +29,20 @@ class Work:
 
     async def ask(self, payer: Payer, count: int = 1) -> list[asyncio.Task[None]]:
         tasks = [asyncio.create_task(self._job(payer)) for _ in range(count)]
-        await settle()
+        await run_ready_tasks()
         return tasks
 
     async def end_first(self, payer: Payer, *, after_s: float = 1.0) -> None:
         self.now += after_s
         index = next(i for i, (one, _) in enumerate(self.running) if one == payer)
         self.running.pop(index)[1].set()
-        await settle()
+        await run_ready_tasks()
 
     def payers(self) -> list[Payer]:
         return [payer for payer, _ in self.running]
 
 
-async def settle() -> None:
+async def run_ready_tasks() -> None:
     for _ in range(5):
         await asyncio.sleep(0)
 
@@ -83,7 +83,7 @@ async def test_a_cancelled_wait_takes_no_slot() -> None:
     waiting = await work.ask(BOMBER, 5)
     for task in waiting:
         task.cancel()
-    await settle()
+    await run_ready_tasks()
     assert work.slots.num_waiting == 0
     await work.ask(HONEST)
     assert work.begun[-1] == HONEST
@@ -120,13 +120,13 @@ async def test_a_heavy_job_waits_for_slots_enough_and_keeps_its_turn() -> None:
     tasks = []
     for payer, name, weight in ((BOMBER, "light", 1), (BOMBER, "light", 1)):
         tasks.append(asyncio.create_task(job(payer, name, weight)))
-        await settle()
+        await run_ready_tasks()
     for payer, name, weight in ((HONEST, "heavy", 2), (OTHER, "late", 1)):
         tasks.append(asyncio.create_task(job(payer, name, weight)))
-        await settle()
+        await run_ready_tasks()
     assert begun == ["light", "light"]  # the late one fits, but it is not its turn
     tasks[2].cancel()
-    await settle()
+    await run_ready_tasks()
     assert begun == ["light", "light", "late"]
     for event in over.values():
         event.set()

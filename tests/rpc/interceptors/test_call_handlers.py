@@ -15,7 +15,7 @@ from rpc.interceptors import error_interceptor
 from rpc.interceptors.call_handlers import Context, wrap
 from rpc.telemetry import logs
 from tests.rpc.echo import KINDS, Echo, call, serving, text
-from tests.waiting import settle
+from tests.waiting import run_ready_tasks
 
 
 async def test_a_cancelled_stream_has_ended_before_what_is_around_it() -> None:
@@ -26,7 +26,7 @@ async def test_a_cancelled_stream_has_ended_before_what_is_around_it() -> None:
             while True:
                 yield StringValue()
         finally:
-            await settle()
+            await run_ready_tasks()
             ended.append("stream")
 
     async def around(call: Awaitable[Any], _context: Context) -> Any:
@@ -40,7 +40,7 @@ async def test_a_cancelled_stream_has_ended_before_what_is_around_it() -> None:
 
     handler = wrap(grpc.unary_stream_rpc_method_handler(stream), around)
     running = asyncio.create_task(handler.unary_stream(None, SimpleNamespace(write=write)))
-    await settle()
+    await run_ready_tasks()
     running.cancel()
     await asyncio.wait({running})
     assert running.cancelled()

@@ -242,13 +242,13 @@ def test_a_server_leaves_files_for_others(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_no_connection_takes_all_places() -> None:
     places = Places(per_connection=6, total=10)
-    assert [places.take("a") for _ in range(7)] == [True] * 6 + [False]
-    assert [places.take("b") for _ in range(5)] == [True] * 4 + [False]
-    assert [places.take("c") for _ in range(5)] == [True] * call_bounds.FEW + [False]
+    assert [places.reserve("a") for _ in range(7)] == [True] * 6 + [False]
+    assert [places.reserve("b") for _ in range(5)] == [True] * 4 + [False]
+    assert [places.reserve("c") for _ in range(5)] == [True] * call_bounds.FEW + [False]
     for _ in range(6):
-        places.give_back("a")
-    assert places.take("b")
-    assert places.num_taken == 9
+        places.release("a")
+    assert places.reserve("b")
+    assert places.num_reserved == 9
 
 
 @pytest.mark.parametrize("name", ["max_connections", "max_streams", "request_timeout_s"])

@@ -12,7 +12,7 @@ from scheduler_svc.planning.plan import StepPlan
 from scheduler_svc.service.registry_servicer import WorkerRegistryServicer
 from scheduler_svc.workers.engine import Engine
 from tests.scheduler_svc.make import make_scheduler
-from tests.waiting import eventually, settle
+from tests.waiting import eventually, run_ready_tasks
 
 
 class SilentWorker:
@@ -41,11 +41,11 @@ async def test_a_worker_leaves_even_if_its_handler_is_cancelled_while_it_ends() 
         worker=SilentWorker(), scheduler=scheduler, send_updates=cluster.requests.send_updates
     )
     lease = asyncio.ensure_future(anext(servicer._lease(engine, no_heartbeats())))
-    await settle()
+    await run_ready_tasks()
     assert cluster.engines == [engine.loop]
     for _ in range(2):  # its heartbeats stop, then its connection closes
         lease.cancel()
-        await settle()
+        await run_ready_tasks()
     with contextlib.suppress(asyncio.CancelledError):
         await lease
     await eventually(lambda: not cluster.engines)

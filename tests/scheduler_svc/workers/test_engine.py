@@ -12,7 +12,7 @@ from scheduler_svc.workers.engine import Engine
 from scheduler_svc.workers.worker_client import WorkerLostError
 from tests.scheduler_svc.fake_worker import EncodedPlan, FakeWorker, expected
 from tests.scheduler_svc.make import make_request, make_scheduler, outputs
-from tests.waiting import EVENT_S, settle
+from tests.waiting import EVENT_S, run_ready_tasks
 
 PROMPT = [7]
 
@@ -88,7 +88,7 @@ async def test_a_worker_that_sleeps_is_woken_for_a_request_that_another_has_set_
         )
         engines.append(engine)
     running = [asyncio.create_task(engine.run()) for engine in engines]
-    await settle()
+    await run_ready_tasks()
     groups = [make_request([i + 1] * 8, max_tokens=12, arrival=float(i)) for i in range(2)]
     for group in groups:
         admission.add(group)
@@ -110,7 +110,7 @@ async def test_two_steps_are_in_flight_and_a_request_that_comes_later_wakes_the_
     channel.answers.set()
     engine = make_engine(channel, ended)
     running = asyncio.create_task(engine.run())
-    await settle()
+    await run_ready_tasks()
     group = make_request(PROMPT, max_tokens=12)
     engine.loop.scheduler.admission.add(group)
     engine.loop.wake()
@@ -128,12 +128,12 @@ async def test_a_request_that_comes_while_a_step_is_being_sent_goes_with_the_nex
     groups = [make_request([7 + i], max_tokens=12, arrival=float(i)) for i in range(2)]
     engine.loop.scheduler.admission.add(groups[0])
     running = asyncio.create_task(engine.run())
-    await settle()
+    await run_ready_tasks()
     assert channel.is_sending
     engine.loop.scheduler.admission.add(groups[1])
     engine.loop.wake()
     channel.answers.set()  # the answer comes before its step is known to have been sent
-    await settle()
+    await run_ready_tasks()
     assert channel.num_sent == 1
     channel.takes.set()
     async with asyncio.timeout(EVENT_S):
@@ -182,7 +182,7 @@ async def test_a_worker_is_drained_when_what_it_had_has_ended() -> None:
     engine = make_engine(channel, ended)
     engine.loop.scheduler.admission.add(make_request(PROMPT))
     running = asyncio.create_task(engine.run())
-    await settle()
+    await run_ready_tasks()
     engine.loop.scheduler.drain()
     engine.loop.scheduler.admission.add(make_request(PROMPT, arrival=1.0))
     assert engine.loop.is_draining

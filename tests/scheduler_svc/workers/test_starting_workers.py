@@ -15,7 +15,7 @@ from scheduler_svc.service import registry_servicer
 from scheduler_svc.service.registry_servicer import WorkerRegistryServicer
 from scheduler_svc.workers import starting_workers
 from scheduler_svc.workers.starting_workers import StartingWorkers
-from tests.waiting import settle
+from tests.waiting import run_ready_tasks
 
 
 class Clock:
@@ -98,17 +98,17 @@ async def test_streams_of_reports_are_bounded_also_those_without_a_report(
         return asyncio.ensure_future(servicer.ReportStartup(mute(), None))  # type: ignore[arg-type]
 
     opened = [report() for _ in range(3)]
-    await settle()
+    await run_ready_tasks()
     with pytest.raises(ResourceExhausted, match="3 workers report"):
         await report()
     opened[0].cancel()
-    await settle()
+    await run_ready_tasks()
     again = report()
-    await settle()
+    await run_ready_tasks()
     assert not again.done()
     for one in (again, *opened):
         one.cancel()
-    await settle()
+    await run_ready_tasks()
     with starting.reporting(), starting.reporting(), starting.reporting():
         pass  # every place has come back
 

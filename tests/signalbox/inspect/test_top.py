@@ -134,12 +134,12 @@ def test_requests_are_in_the_phase_that_they_are_in() -> None:
 
 def test_a_scheduler_that_goes_away_is_reported_until_it_is_back() -> None:
     watch = Watch("host:50052")
-    watch.take(make_stats(10, num_steps=50))
-    watch.take(make_stats(11, num_steps=60))
+    watch.observe(make_stats(10, num_steps=50))
+    watch.observe(make_stats(11, num_steps=60))
     watch.lost("no scheduler answers at host:50052")
     assert "no scheduler answers at host:50052; trying again" in text_of(watch.view())
     assert "running 7" in text_of(watch.view())  # what was known last
-    watch.take(make_stats(1, num_steps=3))  # another one, whose counts begin again
+    watch.observe(make_stats(1, num_steps=3))  # another one, whose counts begin again
     assert "trying again" not in text_of(watch.view())
     assert " 0.0 steps/s" in text_of(watch.view())
 
