@@ -17,7 +17,8 @@ from gpu_worker.batch.sequence_failures import NONE_LEFT
 from gpu_worker.device.torch_profiler import span
 from gpu_worker.executors.prompt_logprobs import prompt_logprobs
 from gpu_worker.sampling.sampler import NOT_FINITE, Sampler
-from signalbox_kernels.program import AttentionArrays, Program, StepArrays
+from signalbox_kernels.program import Program
+from signalbox_kernels.structs import AttentionArrays, StepArrays
 
 
 class NativeExecutor:

@@ -16,9 +16,10 @@ from gpu_worker.models.decoder_config import DecoderConfig
 from gpu_worker.models.llama import Decoder, DecoderLayer, FeedForward
 from gpu_worker.models.registry import Model
 from signalbox_kernels.arena import DTYPES, Arena, Packed
-from signalbox_kernels.native import Epilogue, Format, Isa, NativeUnavailable, Row, best_isa
+from signalbox_kernels.native import Isa, NativeUnavailable, best_isa
 from signalbox_kernels.program import Program, ProgramBuilder, ProgramShape
 from signalbox_kernels.quantised import Matrix, Quantised
+from signalbox_kernels.structs import Epilogue, Format, Row
 
 logger = logging.getLogger(__name__)
 

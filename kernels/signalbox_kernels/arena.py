@@ -11,9 +11,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from signalbox_kernels.native import Element, Format, library
+from signalbox_kernels.native import library
 from signalbox_kernels.pages import map_pages
 from signalbox_kernels.quantised import Matrix, Quantised
+from signalbox_kernels.structs import Element, Format
 
 _ALIGNMENT = 64
 _REGION = 64 << 20

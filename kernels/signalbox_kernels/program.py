@@ -5,7 +5,6 @@ describes the ops; each must equal its op in `reference.py`, with sums in float3
 """
 
 import ctypes
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,22 +14,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from signalbox_kernels.arena import Arena, Packed
-from signalbox_kernels.native import (
+from signalbox_kernels.native import Isa, NativeUnavailable, best_isa, library
+from signalbox_kernels.quantised import Matrix
+from signalbox_kernels.structs import (
     Element,
     Epilogue,
-    Isa,
-    NativeUnavailable,
     OpKind,
     Row,
-    SbAttention,
-    SbBatch,
     SbBuffer,
     SbOp,
     SbShape,
-    best_isa,
-    library,
+    StepArrays,
 )
-from signalbox_kernels.quantised import Matrix
 
 PANEL = 32
 """Columns of a packed matrix that are stored together; a product's first column is a multiple."""
@@ -57,52 +52,6 @@ class ProgramShape:
         itemsize = 2 if self.element is Element.BFLOAT16 else 4
         token = 2 * self.num_layers * self.num_kv_heads * self.head_size
         return token * self.block_size * itemsize
-
-
-@dataclass(slots=True, kw_only=True)
-class AttentionArrays:
-    """Cache slots of the tokens, and tokens and blocks of each sequence."""
-
-    slots: NDArray[np.int64]
-    query_start: NDArray[np.int64]
-    context_lens: NDArray[np.int64]
-    block_tables: NDArray[np.int32]
-
-    def as_struct(self) -> SbAttention:
-        return SbAttention(
-            num_seqs=len(self.context_lens),
-            table_stride=self.block_tables.shape[1],
-            **_addresses(self, self.__slots__),
-        )
-
-
-@dataclass(slots=True, kw_only=True)
-class StepArrays:
-    """Arrays of one step, as SbBatch of csrc/program/api.h; C-contiguous and alive during the
-    run."""
-
-    token_ids: NDArray[np.int64]
-    positions: NDArray[np.int64]
-    attention: AttentionArrays
-    row_tokens: NDArray[np.int64]
-    logits_of_row: NDArray[np.int32]
-    suppressed_end: NDArray[np.int32]
-    suppressed: NDArray[np.int32]
-    argmax: NDArray[np.int32]
-    is_finite: NDArray[np.uint8]
-    logits: NDArray[np.float32]
-
-    def as_struct(self) -> SbBatch:
-        return SbBatch(
-            num_tokens=len(self.token_ids),
-            num_rows=len(self.row_tokens),
-            attention=self.attention.as_struct(),
-            **_addresses(self, (name for name in self.__slots__ if name != "attention")),
-        )
-
-
-def _addresses(arrays: object, names: Iterable[str]) -> dict[str, int]:
-    return {name: getattr(arrays, name).ctypes.data for name in names}
 
 
 @dataclass(slots=True)

@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from signalbox_kernels import pages
-from signalbox_kernels.native import Format, library
+from signalbox_kernels.native import library
+from signalbox_kernels.structs import Format
 
 GROUP = 32
 """Values that share a scale, along the sum, on both sides of a product."""

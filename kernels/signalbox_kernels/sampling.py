@@ -13,15 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from signalbox_kernels.native import (
-    DRAW_ARRAYS,
-    Isa,
-    NativeUnavailable,
-    SbDraws,
-    best_isa,
-    library,
-)
+from signalbox_kernels.native import Isa, NativeUnavailable, best_isa, library
 from signalbox_kernels.program import Program
+from signalbox_kernels.structs import DRAW_ARRAYS, SbDraws
 
 MAX_LOGPROBS = 128
 

@@ -8,13 +8,8 @@ from torch import Tensor
 from signalbox_kernels import native
 from signalbox_kernels.arena import DTYPES, Arena
 from signalbox_kernels.native import Isa, NativeUnavailable
-from signalbox_kernels.program import (
-    AttentionArrays,
-    Program,
-    ProgramBuilder,
-    ProgramShape,
-    StepArrays,
-)
+from signalbox_kernels.program import Program, ProgramBuilder, ProgramShape
+from signalbox_kernels.structs import AttentionArrays, StepArrays
 
 try:
     ISAS = native.available_isas()

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from signalbox_kernels import build, native, reference
-from signalbox_kernels.native import ISA_VARIABLE, Epilogue, Isa, NativeUnavailable, Row
+from signalbox_kernels.native import ISA_VARIABLE, Isa, NativeUnavailable
+from signalbox_kernels.structs import Epilogue, Row
 from tests.kernels.native_programs import (
     DTYPE_IDS,
     ISAS,

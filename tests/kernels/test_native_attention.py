@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from signalbox_kernels import reference
-from signalbox_kernels.native import Isa, Row
-from signalbox_kernels.program import Program, StepArrays
+from signalbox_kernels.native import Isa
+from signalbox_kernels.program import Program
+from signalbox_kernels.structs import Row, StepArrays
 from tests.kernels.native_programs import (
     DTYPE_IDS,
     ISAS,

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from signalbox_kernels import reference
-from signalbox_kernels.native import Epilogue, Isa, Row
+from signalbox_kernels.native import Isa
 from signalbox_kernels.program import Program
 from signalbox_kernels.quantised import BlockType, Quantised, quantise
+from signalbox_kernels.structs import Epilogue, Row
 from tests.kernels.native_programs import (
     DTYPE_IDS,
     ISAS,

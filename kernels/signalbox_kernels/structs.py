@@ -1,0 +1,221 @@
+"""Mirrors the numbers and structs of csrc/program/api.h, which describes the fields."""
+
+from __future__ import annotations  # a health probe that imports this loads no NumPy
+
+import ctypes
+from collections.abc import Iterable
+from ctypes import c_float, c_int32, c_void_p
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+class Element(IntEnum):
+    """Element type of weights, activations between products, K and V."""
+
+    FLOAT32 = 0
+    BFLOAT16 = 1
+
+
+class Format(IntEnum):
+    """Format of a packed weight: elements, or codes with scales."""
+
+    PLAIN = 0
+    BITS4 = 1
+    BITS4_MINIMUM = 2
+    BITS6 = 3
+    BITS6_MINIMUM = 4
+    BITS8 = 5
+
+
+class Row(IntEnum):
+    """Format of a buffer's rows."""
+
+    ELEMENTS = 0
+    FLOATS = 1
+    CODES = 2
+
+
+class OpKind(IntEnum):
+    EMBED = 0
+    NORM = 1
+    LINEAR = 2
+    ROTATE = 3
+    ATTEND = 4
+    HEAD = 5
+    CODE = 6
+
+
+class Epilogue(IntEnum):
+    """Operation on the result of a product."""
+
+    STORE = 0
+    ADD = 1
+    SWIGLU = 2
+
+
+class SbOp(ctypes.Structure):
+    _fields_ = (
+        ("kind", c_int32),
+        ("mode", c_int32),
+        ("src", c_int32),
+        ("dst", c_int32),
+        ("layer", c_int32),
+        ("window", c_int32),
+        ("n", c_int32),
+        ("eps", c_float),
+        ("weight", c_void_p),
+        ("bias", c_void_p),
+        ("norm_q", c_void_p),
+        ("norm_k", c_void_p),
+        ("format", c_int32),
+        ("column", c_int32),
+    )
+
+
+class SbBuffer(ctypes.Structure):
+    _fields_ = (("width", c_int32), ("row", c_int32))
+
+
+class SbShape(ctypes.Structure):
+    _fields_ = (
+        ("element", c_int32),
+        ("num_layers", c_int32),
+        ("num_heads", c_int32),
+        ("num_kv_heads", c_int32),
+        ("head_size", c_int32),
+        ("block_size", c_int32),
+        ("hidden_size", c_int32),
+        ("vocab_size", c_int32),
+        ("scale", c_float),
+        ("rotary", c_void_p),
+    )
+
+
+DRAW_SIZES = (
+    "num_rows",
+    "vocab_size",
+    "token_stride",
+    "mask_stride",
+    "max_logprobs",
+    "reserved",
+)
+DRAW_ARRAYS = (
+    "logits",
+    "logits_row",
+    "targets",
+    "keys",
+    "temperature",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "top_k",
+    "presence",
+    "frequency",
+    "repetition",
+    "owners",
+    "num_prompt",
+    "num_tokens",
+    "tokens",
+    "suppressed_end",
+    "suppressed",
+    "bias_end",
+    "bias_tokens",
+    "biases",
+    "mask_of_row",
+    "masks",
+    "num_logprobs",
+    "drawn",
+    "status",
+    "logprob",
+    "rank",
+    "top_tokens",
+    "top_logprobs",
+)
+
+
+class SbAttention(ctypes.Structure):
+    _fields_ = (
+        ("num_seqs", c_int32),
+        ("table_stride", c_int32),
+        ("slots", c_void_p),
+        ("query_start", c_void_p),
+        ("context_lens", c_void_p),
+        ("block_tables", c_void_p),
+    )
+
+
+class SbBatch(ctypes.Structure):
+    _fields_ = (
+        ("num_tokens", c_int32),
+        ("num_rows", c_int32),
+        ("token_ids", c_void_p),
+        ("positions", c_void_p),
+        ("attention", SbAttention),
+        ("row_tokens", c_void_p),
+        ("logits_of_row", c_void_p),
+        ("suppressed_end", c_void_p),
+        ("suppressed", c_void_p),
+        ("argmax", c_void_p),
+        ("is_finite", c_void_p),
+        ("logits", c_void_p),
+    )
+
+
+class SbDraws(ctypes.Structure):
+    """Mirrors csrc/sampling/sampling_api.h."""
+
+    _fields_ = (
+        *((name, c_int32) for name in DRAW_SIZES),
+        *((name, c_void_p) for name in DRAW_ARRAYS),
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class AttentionArrays:
+    """Cache slots of the tokens, and tokens and blocks of each sequence."""
+
+    slots: NDArray[np.int64]
+    query_start: NDArray[np.int64]
+    context_lens: NDArray[np.int64]
+    block_tables: NDArray[np.int32]
+
+    def as_struct(self) -> SbAttention:
+        return SbAttention(
+            num_seqs=len(self.context_lens),
+            table_stride=self.block_tables.shape[1],
+            **_addresses(self, self.__slots__),
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class StepArrays:
+    """Arrays of one step, as SbBatch of csrc/program/api.h; C-contiguous and alive during the
+    run."""
+
+    token_ids: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    attention: AttentionArrays
+    row_tokens: NDArray[np.int64]
+    logits_of_row: NDArray[np.int32]
+    suppressed_end: NDArray[np.int32]
+    suppressed: NDArray[np.int32]
+    argmax: NDArray[np.int32]
+    is_finite: NDArray[np.uint8]
+    logits: NDArray[np.float32]
+
+    def as_struct(self) -> SbBatch:
+        return SbBatch(
+            num_tokens=len(self.token_ids),
+            num_rows=len(self.row_tokens),
+            attention=self.attention.as_struct(),
+            **_addresses(self, (name for name in self.__slots__ if name != "attention")),
+        )
+
+
+def _addresses(arrays: object, names: Iterable[str]) -> dict[str, int]:
+    return {name: getattr(arrays, name).ctypes.data for name in names}
