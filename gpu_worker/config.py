@@ -1,139 +1,201 @@
-"""Configuration of a worker: model, cache, parallelism, device. An invalid value raises an error
-that names it."""
+"""Settings of a worker that a runner needs: model, KV cache and device."""
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from contract.sampling_defaults import check_override
+from rpc.settings.quantities import renamed, texts, window
+from rpc.settings.service_settings import LimitSettings, NameSettings, SettingsGroup
 
-DTYPES = ("auto", "float32", "bfloat16", "float16")
-LOAD_FORMATS = ("auto", "dummy")
-MODEL_IMPLS = ("auto", "signalbox", "transformers")
-DEVICES = ("auto", "cpu", "cuda")
-QUANTIZATIONS = ("auto", "none", "gguf", "int8", "int4")
-CPU_BACKENDS = ("auto", "native", "torch")
-SAMPLING_BACKENDS = ("auto", "native", "triton", "torch")
 GIB = 1 << 30
 AUTO_BLOCK_SIZE = 0
 USUAL_BLOCK_SIZE = 16
+_VLLM_ATTENTION = {"FLASH_ATTN": "flash_attn", "TRITON_ATTN": "triton", "TORCH_SDPA": "torch"}
 
 
 class ModelError(ValueError):
     """The model cannot be served; the message is one line and names the remedy."""
 
 
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise ValueError(message)
+def _json(value: Any) -> Any:
+    """Returns the value as JSON text; a YAML file may give a mapping."""
+    return json.dumps(value) if isinstance(value, Mapping) else value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelConfig:
-    """Which model, and how its weights are held."""
-
-    model: str
-    """A directory in Hugging Face's layout, a .gguf file, or a hub id such as "org/name"."""
-    served_name: str | None = None
-    """Name that clients use; None takes it from `model`."""
-    dtype: str = "auto"
-    max_model_len: int | None = None
-    """Longest sequence in tokens; None takes the model's own limit."""
-    revision: str | None = None
-    """Branch, tag or commit on the hub."""
-    model_impl: str = "auto"
-    """"signalbox", "transformers", or "auto": ours where there is one, else transformers'."""
-    trust_remote_code: bool = False
-    """True allows Python code in the model's directory, for models that transformers lacks."""
-
-    quantization: str = "none"
-    """"none", "gguf" (the file's own types, run as they are), "int8", "int4" (made at load), or
-    "auto": "gguf" where that is possible and no dtype is asked for."""
-    load_format: str = "auto"
-    """"auto", or "dummy": random weights of the model's config.json."""
-    model_plugins: tuple[str, ...] = ()
-    """Modules that are imported before the model is looked up, to register theirs."""
-    generation_config: str = "auto"
-    """Source of the default sampling parameters: "auto" (the model), "none", or a directory with a
-    generation_config.json."""
-    override_generation_config: Mapping[str, Any] = field(default_factory=dict)
-    """Fields that go before those of generation_config.json."""
-
-    def __post_init__(self) -> None:
-        _require(bool(self.model), "model is empty; give a directory, a .gguf file or a hub id")
-        _require(self.dtype in DTYPES, f"dtype is {self.dtype!r}; use one of {', '.join(DTYPES)}")
-        _require(
-            self.max_model_len is None or self.max_model_len >= 2,
-            f"max_model_len is {self.max_model_len}; it must be at least 2",
-        )
-        _require(
-            self.quantization in QUANTIZATIONS,
-            f"quantization is {self.quantization!r}; use one of {', '.join(QUANTIZATIONS)}",
-        )
-        _require(
-            self.load_format in LOAD_FORMATS,
-            f"load_format is {self.load_format!r}; use one of {', '.join(LOAD_FORMATS)}",
-        )
-        try:
-            check_override(self.override_generation_config)
-        except ValueError as error:
-            raise ValueError(f"override_generation_config: {error}") from None
-        _require(
-            self.model_impl in MODEL_IMPLS,
-            f"model_impl is {self.model_impl!r}; use one of {', '.join(MODEL_IMPLS)}",
-        )
+def _checked_override(text: str) -> str:
+    try:
+        config = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"it is no JSON ({error})") from None
+    check_override(config)
+    return text
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheConfig:
+def _power_of_two(size: int | None) -> int | None:
+    if size is not None and size & (size - 1):
+        raise ValueError("it must be a power of two")
+    return size
+
+
+_GenerationConfig = Annotated[str, BeforeValidator(_json), AfterValidator(_checked_override)]
+"""A generation_config.json as text."""
+
+
+class ModelConfig(NameSettings):
+    """The model, and the form of its weights."""
+
+    GROUP: ClassVar[str] = "model and device"
+
+    model: str = Field(
+        "", description="a GGUF file, a Hugging Face directory, or a hub id such as org/name"
+    )
+    revision: str | None = Field(None, description="branch, tag or commit of a hub id")
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        BeforeValidator(renamed({"half": "float16", "float": "float32"})),
+    ] = Field(
+        "auto", description="type of weights, activations and KV cache; auto suits model and device"
+    )
+    quantization: Literal["auto", "none", "gguf", "int8", "int4"] = Field(
+        "none",
+        description="form of the weights on a CPU: gguf runs a file's own types as they are, int8"
+        " and int4 are made at load, none computes with --dtype; auto is gguf where that can be,"
+        " unless a dtype is set",
+    )
+    load_format: Annotated[
+        Literal["auto", "dummy"],
+        BeforeValidator(renamed({"safetensors": "auto", "gguf": "auto"})),
+    ] = Field("auto", description="dummy makes random weights, for a MODEL of config.json alone")
+    model_plugin: str | None = Field(
+        None, description="Python modules that register models, separated by commas"
+    )
+    model_impl: Annotated[
+        Literal["auto", "signalbox", "transformers"],
+        BeforeValidator(renamed({"vllm": "signalbox"})),
+    ] = Field("auto", description="implementation of the model; auto is signalbox where it has one")
+    trust_remote_code: bool = Field(
+        False, description="allow code in the model's repository to run on this machine"
+    )
+    generation_config: str = Field(
+        "auto",
+        description="where default sampling parameters come from: auto is the model's"
+        " generation_config.json or GGUF metadata; none; or a directory with a"
+        " generation_config.json",
+    )
+    override_generation_config: _GenerationConfig | None = Field(
+        None,
+        description="JSON object whose temperature, top_p, top_k, min_p, repetition_penalty and"
+        " max_new_tokens are defaults before the model's, as --generation-config would read them",
+    )
+    max_model_len: Annotated[int | None, BeforeValidator(window)] = Field(
+        None,
+        gt=1,
+        description="longest sequence in tokens, such as 8192, 8k (8,000) or 8K (8,192) (default:"
+        " the model's window)",
+    )
+
+    @property
+    def served_name(self) -> str | None:
+        """Name of the model in answers; None makes one of `model`."""
+        return next(iter(self.served_model_name), None)
+
+    @property
+    def plugins(self) -> tuple[str, ...]:
+        """Modules that register models."""
+        return tuple(texts(self.model_plugin or ""))
+
+    @property
+    def generation_override(self) -> dict[str, Any]:
+        """Fields that take precedence over those of generation_config.json."""
+        return dict(json.loads(self.override_generation_config or "{}"))
+
+
+class CacheConfig(LimitSettings):
     """Size of the KV cache, and of the largest step."""
 
-    block_size: int = AUTO_BLOCK_SIZE
-    """Tokens in a block; AUTO_BLOCK_SIZE lets the attention backend choose."""
-    swap_space_bytes: int | None = None
-    """RAM for swapped-out blocks; 0 turns swapping off, None takes up to 4 GiB (on a CPU 1)."""
-    gpu_memory_utilization: float = 0.9
-    """Share of a CUDA device's memory for weights, activations and KV cache together."""
-    kv_cache_bytes: int | None = None
-    """Size of the KV cache; None measures what fits (on a CPU at most 2 GiB)."""
-    max_num_seqs: int = 256
-    """Most sequences in one step."""
-    max_num_batched_tokens: int | None = None
-    """Most tokens computed in one step; None takes 512 on a CPU and 8192 on CUDA."""
+    GROUP: ClassVar[str] = "model and device"
 
-    def __post_init__(self) -> None:
-        size = self.block_size
-        _require(
-            size == AUTO_BLOCK_SIZE or (1 <= size <= 256 and size & (size - 1) == 0),
-            f"block_size is {size}; it must be a power of two up to 256",
-        )
-        _require(
-            self.swap_space_bytes is None or self.swap_space_bytes >= 0,
-            f"swap_space_bytes is {self.swap_space_bytes}; it must be at least 0",
-        )
-        _require(
-            0.0 < self.gpu_memory_utilization <= 1.0,
-            f"gpu_memory_utilization is {self.gpu_memory_utilization}; it must be in (0, 1]",
-        )
-        _require(
-            self.kv_cache_bytes is None or self.kv_cache_bytes > 0,
-            f"kv_cache_bytes is {self.kv_cache_bytes}; it must be positive",
-        )
-        _require(
-            self.max_num_seqs >= 1, f"max_num_seqs is {self.max_num_seqs}; it must be at least 1"
-        )
-        tokens = self.max_num_batched_tokens
-        _require(
-            tokens is None or tokens >= self.max_num_seqs,
-            f"max_num_batched_tokens is {tokens}; "
-            f"it must be at least max_num_seqs ({self.max_num_seqs})",
-        )
+    block_size: Annotated[int | None, AfterValidator(_power_of_two)] = Field(
+        None,
+        gt=0,
+        le=256,
+        description="tokens in a KV-cache block (default: 16, or what the attention backend takes)",
+    )
+    swap_space: float | None = Field(
+        None,
+        ge=0,
+        allow_inf_nan=False,
+        description="GiB of CPU memory for swapped blocks (default: 4, at most a quarter of free"
+        " RAM; on a CPU 1, at most a sixteenth)",
+    )
+    gpu_memory_utilization: float = Field(
+        0.9, gt=0, le=1, description="share of a CUDA device's memory that this worker may use"
+    )
+    kv_cache_memory: float | None = Field(
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        description="GiB of KV cache (default: on CUDA what --gpu-memory-utilization leaves; on a"
+        " CPU 2, at most an eighth of free RAM)",
+    )
+
+    @property
+    def swap_space_bytes(self) -> int | None:
+        return None if self.swap_space is None else int(self.swap_space * GIB)
+
+    @property
+    def kv_cache_bytes(self) -> int | None:
+        return None if self.kv_cache_memory is None else int(self.kv_cache_memory * GIB)
+
+    @model_validator(mode="after")
+    def _has_a_token_for_each_sequence(self) -> Self:
+        tokens, is_simulated = self.max_num_batched_tokens, getattr(self, "simulate", False)
+        if tokens is not None and tokens < self.max_num_seqs and not is_simulated:
+            raise ValueError(
+                f"max_num_batched_tokens is {tokens}; "
+                f"it must be at least max_num_seqs ({self.max_num_seqs})"
+            )
+        return self
 
     def num_batched_tokens(self, device_type: str) -> int:
         """Returns max_num_batched_tokens or its default: on a CPU a longer step would delay
         decodes."""
         default = 8192 if device_type == "cuda" else 512
         return self.max_num_batched_tokens or max(default, self.max_num_seqs)
+
+
+class DeviceConfig(SettingsGroup):
+    """Device and implementations that run the model."""
+
+    GROUP: ClassVar[str] = "model and device"
+
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="device that runs the model")
+    num_threads: int | None = Field(
+        None, gt=0, description="CPU threads of a worker (default: its share of the cores)"
+    )
+    cpu_backend: Literal["auto", "native", "torch"] = Field(
+        "auto",
+        description="implementation on a CPU; auto is native (C++) where it can run the model",
+    )
+    attention_backend: Annotated[str, BeforeValidator(renamed(_VLLM_ATTENTION))] = Field(
+        "auto",
+        description="flash_attn, triton, torch, an installed package's or module:factory; auto is"
+        " the fastest that works here; on a CPU any other name turns --cpu-backend native off",
+    )
+    sampling_backend: Literal["auto", "native", "triton", "torch"] = Field(
+        "auto",
+        description="implementation of sampling; auto is native (C++) on a CPU, and triton on CUDA"
+        " where it works",
+    )
+    enforce_eager: bool = Field(
+        False,
+        description="on CUDA, launch decode steps kernel by kernel; graphs start sooner and take"
+        " some memory",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,47 +206,3 @@ class ParallelConfig:
     tensor_parallel_size: int = 1
     rendezvous: str | None = None
     """A file, not there yet, where ranks find each other."""
-
-    def __post_init__(self) -> None:
-        size = self.tensor_parallel_size
-        _require(size >= 1, f"tensor_parallel_size is {size}; it must be at least 1")
-        _require(
-            0 <= self.rank < self.tensor_parallel_size,
-            f"rank is {self.rank}; it must be in [0, {self.tensor_parallel_size})",
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceConfig:
-    """Device and implementations that run the model."""
-
-    device: str = "auto"
-    """"cpu", "cuda", or "auto": CUDA where there is a device."""
-    num_threads: int | None = None
-    """CPU threads for tensor math; None leaves PyTorch's choice."""
-    attention_backend: str = "auto"
-    """A name of the registry in `gpu_worker.attention`, or "auto": the fastest that serves."""
-    cpu_backend: str = "auto"
-    """"native", "torch", or "auto": whole steps in C++ where the model has a program for it."""
-    sampling_backend: str = "auto"
-    """"native" (C++, on a CPU), "triton", "torch", or "auto": the fastest that works here."""
-    enforce_eager: bool = False
-    """True launches every kernel by itself on CUDA, without graphs."""
-
-    def __post_init__(self) -> None:
-        _require(
-            self.cpu_backend in CPU_BACKENDS,
-            f"cpu_backend is {self.cpu_backend!r}; use one of {', '.join(CPU_BACKENDS)}",
-        )
-        _require(
-            self.sampling_backend in SAMPLING_BACKENDS,
-            f"sampling_backend is {self.sampling_backend!r}; "
-            f"use one of {', '.join(SAMPLING_BACKENDS)}",
-        )
-        _require(
-            self.device in DEVICES, f"device is {self.device!r}; use one of {', '.join(DEVICES)}"
-        )
-        _require(
-            self.num_threads is None or self.num_threads >= 1,
-            f"num_threads is {self.num_threads}; it must be at least 1",
-        )

@@ -9,12 +9,13 @@ from typing import Any
 from contract.sampling_defaults import SamplingDefaults, default_params
 from contract.startup import ReportProgress, StartupPhase, StartupProgress
 from gpu_worker.batch.runner_protocol import Runner
+from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
+from gpu_worker.worker_settings import WorkerSettings
 from rpc.settings.service_settings import Settings, TelemetrySettings
 from rpc.telemetry import tracing
 from scheduler_svc.config import SchedulerSettings
 from signalbox.settings.router_settings import RouterSettings
 from signalbox.settings.serve_settings import DemoSettings, ServeSettings
-from signalbox.settings.worker_settings import WorkerSettings
 from signalbox.stack import service_configs
 from signalbox.stack.child_processes import SERVING, STARTING, announce, has_listener
 from signalbox.startup_display import log_progress
@@ -93,7 +94,7 @@ def _simulated_runner(settings: WorkerSettings) -> Callable[[], Runner]:
     return partial(
         SimulatedRunner,
         SimulatedConfig(
-            name=next(iter(settings.served_model_name), "simulated"),
+            name=settings.served_name or "simulated",
             max_model_len=settings.max_model_len or SIMULATED_MODEL_LEN,
             block_size=settings.block_size or SIMULATED_BLOCK_SIZE,
             num_gpu_blocks=settings.simulated_gpu_blocks,
@@ -103,7 +104,7 @@ def _simulated_runner(settings: WorkerSettings) -> Callable[[], Runner]:
             step_ns=int(settings.simulated_step_ms * 1e6),
             token_ns=int(settings.simulated_token_us * 1e3),
             sampling_defaults=SamplingDefaults(
-                override=default_params(service_configs.override_generation_config(settings))
+                override=default_params(settings.generation_override)
             ),
         ),
     )
@@ -114,10 +115,10 @@ def _model_runner(settings: WorkerSettings, progress: ReportProgress) -> Callabl
 
     make = partial(
         _load_model,
-        service_configs.model_config(settings),
-        service_configs.cache_config(settings),
+        settings.part(ModelConfig),
+        settings.part(CacheConfig),
         tensor_parallel_size=settings.tensor_parallel_size,
-        device_config=service_configs.device_config(settings),
+        device_config=settings.part(DeviceConfig),
         progress=progress,
         on_lost=end_at_once,
     )

@@ -28,6 +28,7 @@ a CPU, and for swapped blocks beside a CUDA device."""
 def measure_capacity(
     *,
     cache_config: CacheConfig,
+    block_size: int,
     max_model_len: int,
     block_bytes: int,
     device: torch.device,
@@ -48,7 +49,7 @@ def measure_capacity(
         num_tokens=num_tokens,
         num_seqs=cache_config.max_num_seqs,
         max_model_len=max_model_len,
-        block_size=cache_config.block_size,
+        block_size=block_size,
         # A wide nucleus takes the most memory; on a CPU without native kernels it takes seconds.
         top_p=1.0 if device.type == "cpu" else 0.9,
     )
@@ -71,9 +72,9 @@ def measure_capacity(
         num_ranks=num_ranks,
         others_bytes=others_bytes,
     )
-    useful = cache_config.max_num_seqs * -(-max_model_len // cache_config.block_size)
+    useful = cache_config.max_num_seqs * -(-max_model_len // block_size)
     capacity = WorkerCapacity(
-        block_size=cache_config.block_size,
+        block_size=block_size,
         num_gpu_blocks=min(budget // block_bytes, useful),
         num_cpu_blocks=min(_swap_space(cache_config, device) // num_ranks // block_bytes, useful),
         block_bytes=block_bytes,
@@ -134,7 +135,7 @@ def share_left(*, free: int, total: int, others: int, utilization: float, activa
 
 def _check(capacity: WorkerCapacity, budget: int, device: torch.device) -> None:
     if capacity.num_gpu_blocks < 1:
-        remedy = "kv_cache_bytes" if device.type == "cpu" else "gpu_memory_utilization"
+        remedy = "kv_cache_memory" if device.type == "cpu" else "gpu_memory_utilization"
         raise MemoryError(
             f"too little memory for one KV block: it takes {capacity.block_bytes} bytes and "
             f"{budget} are left; raise {remedy} or use a smaller model"
@@ -147,5 +148,5 @@ def _check(capacity: WorkerCapacity, budget: int, device: torch.device) -> None:
     if needed > free:
         raise MemoryError(
             f"the KV cache in RAM would take {needed >> 20} MiB and {free >> 20} MiB are free; "
-            "lower swap_space_bytes or kv_cache_bytes"
+            "lower swap_space or kv_cache_memory"
         )

@@ -33,7 +33,7 @@ class GenerationConfig(NamedTuple):
 def read_generation_config(model_config: ModelConfig, source: ModelSource) -> GenerationConfig:
     """Raises ModelError that names the file and what is wrong in it."""
     chosen, where = _chosen(model_config, source)
-    override = model_config.override_generation_config
+    override = model_config.generation_override
     try:
         defaults = SamplingDefaults(model=default_params(chosen), override=default_params(override))
         ids = {*source.eos_token_ids(), *end_token_ids(chosen), *end_token_ids(override)}

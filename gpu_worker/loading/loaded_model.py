@@ -13,6 +13,7 @@ from contract.startup import ReportProgress, StartupPhase, StartupProgress
 from gpu_worker.attention import AttentionBackend, AttentionShape, choose_attention_backend
 from gpu_worker.checkpoints.quantization import choose_quantization, describe_form
 from gpu_worker.config import (
+    AUTO_BLOCK_SIZE,
     USUAL_BLOCK_SIZE,
     CacheConfig,
     DeviceConfig,
@@ -97,7 +98,7 @@ def load_model(
             max_model_len=info.max_model_len,
             progress=progress,
         )
-    shape = _attention_shape(config, cache_config.block_size, placement, group)
+    shape = _attention_shape(config, cache_config.block_size or AUTO_BLOCK_SIZE, placement, group)
     attention = choose_attention_backend(device_config.attention_backend, shape)
     loaded = LoadedModel(
         info=info,
@@ -127,7 +128,7 @@ def _report_compiled(progress: ReportProgress, num_done: int, num_total: int) ->
 
 
 def _find(model_config: ModelConfig, source: ModelSource) -> ModelSpec:
-    import_plugins(model_config.model_plugins, source.config)
+    import_plugins(model_config.plugins, source.config)
     return find_model(
         source.config,
         impl=model_config.model_impl,

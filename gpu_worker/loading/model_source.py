@@ -133,7 +133,7 @@ def _open_directory(path: Path, *, name: str, is_dummy: bool) -> ModelSource:
 
 
 def model_name(config: ModelConfig) -> str:
-    """Returns the name that clients use for a model, unless `served_name` gives another."""
+    """Returns the name that clients use for a model, unless `served_model_name` gives another."""
     try:
         path = find_model(config)
     except FileNotFoundError:

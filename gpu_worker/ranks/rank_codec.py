@@ -128,26 +128,20 @@ def _report(message: pb.RankReport) -> Report:
 
 def _start_message(start: Start) -> pb.RankStart:
     return pb.RankStart(
-        model_config_json=json.dumps(asdict(start.model)),
-        cache_config_json=json.dumps(asdict(start.cache)),
+        model_config_json=start.model.model_dump_json(),
+        cache_config_json=start.cache.model_dump_json(),
         parallel_config_json=json.dumps(asdict(start.parallel)),
-        device_config_json=json.dumps(asdict(start.device)),
+        device_config_json=start.device.model_dump_json(),
     )
 
 
 def _start(message: pb.RankStart) -> Start:
     return Start(
-        model=ModelConfig(**_fields(message.model_config_json)),
-        cache=CacheConfig(**_fields(message.cache_config_json)),
-        parallel=ParallelConfig(**_fields(message.parallel_config_json)),
-        device=DeviceConfig(**_fields(message.device_config_json)),
+        model=ModelConfig.model_validate_json(message.model_config_json),
+        cache=CacheConfig.model_validate_json(message.cache_config_json),
+        parallel=ParallelConfig(**json.loads(message.parallel_config_json)),
+        device=DeviceConfig.model_validate_json(message.device_config_json),
     )
-
-
-def _fields(text: str) -> dict[str, Any]:
-    """JSON has lists for our tuples."""
-    fields: dict[str, Any] = json.loads(text)
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
 
 
 def _batch_message(batch: Batch) -> pb.RankBatch:

@@ -209,4 +209,4 @@ class TensorParallelRunner:
 def _shared(config: DeviceConfig, num_ranks: int) -> DeviceConfig:
     """Each rank's part of the worker's threads."""
     num_threads = config.num_threads or torch.get_num_threads()
-    return replace(config, num_threads=max(1, num_threads // num_ranks))
+    return config.model_copy(update={"num_threads": max(1, num_threads // num_ranks)})

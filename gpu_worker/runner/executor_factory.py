@@ -52,7 +52,7 @@ def _async_executor(
             recorder=recorder,
             buffers=DecodeBuffers(
                 max_rows=sizes[-1],
-                max_blocks=-(-loaded.info.max_model_len // cache_config.block_size),
+                max_blocks=-(-loaded.info.max_model_len // loaded.block_size),
                 device=device,
                 pinned=pinned,
             ),

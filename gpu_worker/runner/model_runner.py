@@ -4,7 +4,6 @@ Satisfies `Runner` of `batch`. A `NativeExecutor`, `TorchExecutor` or `AsyncExec
 each batch.
 """
 
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -55,7 +54,6 @@ class ModelRunner:
                 device_config,
                 progress=progress,
             )
-        cache_config = replace(cache_config, block_size=self._loaded.block_size)
         self._cache_config = cache_config
         if device_config.enforce_eager:
             recorder = None
@@ -93,6 +91,7 @@ class ModelRunner:
         self._progress(StartupProgress(StartupPhase.PROFILE))
         return measure_capacity(
             cache_config=self._cache_config,
+            block_size=self._loaded.block_size,
             max_model_len=self.model.max_model_len,
             block_bytes=self._executor.block_bytes,
             device=self._loaded.device,
@@ -142,7 +141,7 @@ class ModelRunner:
             reason = str(error).partition("\n")[0]
             raise MemoryError(
                 f"no memory for {num_gpu_blocks} GPU and {num_cpu_blocks} CPU blocks; lower "
-                f"gpu_memory_utilization, kv_cache_bytes or swap_space_bytes ({reason})"
+                f"gpu_memory_utilization, kv_cache_memory or swap_space ({reason})"
             ) from None
         self._executor.bind(self._cache.gpu_pool)
 
@@ -197,7 +196,7 @@ class ModelRunner:
     @torch.inference_mode()
     def launch(self, batch: Batch) -> LaunchedStep:
         assert isinstance(self._executor, AsyncExecutor), "asked of a runner that launches"
-        use = partial(blocks_of, batch, block_size=self._cache_config.block_size)
+        use = partial(blocks_of, batch, block_size=self._loaded.block_size)
         with self.cache.computing(use):
             return self._executor.launch(batch)
 
@@ -214,6 +213,6 @@ class ModelRunner:
     def _execute(self, batch: Batch) -> BatchOutput:
         if not len(batch.token_ids):
             return BatchOutput(token_ids=np.empty(0, dtype=np.int32))
-        use = partial(blocks_of, batch, block_size=self._cache_config.block_size)
+        use = partial(blocks_of, batch, block_size=self._loaded.block_size)
         with self.cache.computing(use):
             return self._executor.execute(batch)

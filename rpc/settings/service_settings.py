@@ -6,7 +6,7 @@ are made of it; nothing else checks its range.
 """
 
 from collections.abc import Iterator
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -15,6 +15,8 @@ from rpc.metrics.registry import MetricsConfig
 from rpc.settings.addresses import checked_hosts
 from rpc.settings.quantities import Count, Texts, count, in_lower_case, joined, texts
 from rpc.transport.tls import TlsConfig
+
+G = TypeVar("G", bound="SettingsGroup")
 
 
 def flag_name(field: str) -> str:
@@ -29,6 +31,10 @@ class SettingsGroup(BaseModel):
     """Title of the fields of this class in a command's help."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def part(self, group: type[G]) -> G:
+        """Returns the settings of one of the groups."""
+        return group(**{name: getattr(self, name) for name in group.model_fields})
 
 
 class Settings(SettingsGroup):
@@ -66,8 +72,8 @@ class TlsSettings(Settings):
     )
     insecure: bool = Field(
         False,
-        description="whether ports that other hosts reach may do without TLS and client checks;"
-        " only in a network that you trust",
+        description="allow ports that other hosts reach without TLS and client checks; only in a"
+        " network that you trust",
     )
     allowed_hosts: Annotated[str | None, BeforeValidator(joined), AfterValidator(checked_hosts)] = (
         Field(

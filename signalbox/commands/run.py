@@ -24,7 +24,7 @@ from signalbox.settings.environment import ENV_PREFIX
 from signalbox.settings.loading import load
 from signalbox.settings.serve_settings import RunSettings
 from signalbox.stack.local_stack import LocalStack, running
-from signalbox.stack.service_configs import in_words_of_flags, model_config
+from signalbox.stack.service_configs import in_words_of_flags
 from signalbox_client import RequestError
 
 EXAMPLES = """\
@@ -104,7 +104,7 @@ async def _while_it_serves(talk: Coroutine[Any, Any, None], stack: LocalStack) -
 
 async def _serves(address: str, settings: RunSettings) -> bool:
     """Returns whether a router answers without a key, and serves this model by its name."""
-    own = "simulated" if settings.simulate else model_name(model_config(settings))
+    own = "simulated" if settings.simulate else model_name(settings)
     names = settings.served_model_name or (own,)
     with suppress(RequestError, TimeoutError):
         async with asyncio.timeout(PROBE_S), router_client(address) as client:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pydantic.fields import FieldInfo
 
+from gpu_worker.worker_settings import WorkerSettings
 from rpc.settings.service_settings import Settings, flag_name
 from scheduler_svc.config import SchedulerSettings
 from signalbox.flags.service_flags import choices_of, group_of
@@ -15,7 +16,6 @@ from signalbox.settings.router_settings import RouterSettings
 from signalbox.settings.serve_settings import ServeSettings
 from signalbox.settings.setting_names import effect
 from signalbox.settings.vllm_flags import SHORT_FLAGS, SWITCH, VLLM_FLAGS
-from signalbox.settings.worker_settings import WorkerSettings
 
 MARKER = "<!-- The tables below are generated: make docs -->\n"
 SERVICES: dict[str, type[Settings]] = {

@@ -110,14 +110,14 @@ def to_flags(settings: Settings, settings_class: type[Settings], **replaced: Any
         settings_class: of the other command; fields that it lacks are left out, and so are secrets.
         replaced: fields whose values differ from `settings`.
     """
-    flags, model = [], None
+    flags, model = [], ""
     for name, field in settings_class.model_fields.items():
         value = replaced.get(name, getattr(settings, name, field.default))
         if name == POSITIONAL:
             model = value
         elif value != field.default and not is_secret(field):
             flags.extend(_flags(name, value))
-    return [*flags, *(["--", model] if model is not None else [])]
+    return [*flags, *(["--", model] if model else [])]
 
 
 def to_environment(settings: Settings, settings_class: type[Settings]) -> dict[str, str]:
@@ -160,6 +160,6 @@ def _metavar(field: FieldInfo) -> str:
 
 
 def _help(name: str, field: FieldInfo) -> str:
-    default = "" if field.default in (None, ()) else f" (default {field.default})"
+    default = "" if field.default in (None, (), "") else f" (default {field.default})"
     text = f"{field.description}{default}; env {ENV_PREFIX}{name.upper()}"
     return text.replace("%", "%%")

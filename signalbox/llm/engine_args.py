@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from gpu_worker.batch.runner_protocol import Runner
-from gpu_worker.config import GIB
+from gpu_worker.config import GIB, CacheConfig, DeviceConfig, ModelConfig
 from router.prompt.known_templates import load_chat_template
 from scheduler_svc.queue.policies import make_policy
 from signalbox.llm import options_flags
@@ -17,7 +17,6 @@ from signalbox.llm.engine_options import InProcessSettings, checked, description
 from signalbox.llm.in_process.wiring import CoreConfig
 from signalbox.llm.requests.sampling_params import ALL_TOKENS
 from signalbox.llm.vllm_options import VllmOptions
-from signalbox.stack import service_configs
 from signalbox.startup_display import own_progress
 
 logger = logging.getLogger(__name__)
@@ -149,9 +148,9 @@ class EngineArgs(VllmOptions):
     def make_runner(self) -> Callable[[], Runner]:
         """Returns a function that loads the model; invalid values are refused before."""
         settings = self.settings()
-        model_config = service_configs.model_config(settings)
-        cache_config = service_configs.cache_config(settings)
-        device_config = service_configs.device_config(settings)
+        model_config = settings.part(ModelConfig)
+        cache_config = settings.part(CacheConfig)
+        device_config = settings.part(DeviceConfig)
 
         def make() -> Runner:
             from gpu_worker.ranks.tensor_parallel_runner import (

@@ -11,9 +11,9 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from pydantic import ValidationError
 
-from scheduler_svc.config import SchedulerSettings, SchedulingSettings
+from gpu_worker.worker_settings import EngineSettings
+from scheduler_svc.config import SchedulingSettings
 from signalbox.settings.loading import SERVICES, in_one_line
-from signalbox.settings.worker_settings import EngineSettings, WorkerSettings
 from signalbox.spelling import did_you_mean
 
 P = ParamSpec("P")
@@ -39,7 +39,7 @@ SERVICE_ONLY: Mapping[str, str] = {
 """Options of worker and scheduler that an engine refuses, and why."""
 
 
-class InProcessSettings(WorkerSettings, SchedulerSettings):  # type: ignore[misc]
+class InProcessSettings(EngineSettings, SchedulingSettings):  # type: ignore[misc] # of the plugin
     """Settings of a worker and a scheduler in the caller's process."""
 
 

@@ -7,8 +7,9 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from gpu_worker.worker_settings import WorkerSettings
 from rpc.settings.secrets import is_secret
-from rpc.settings.service_settings import Settings, flag_name
+from rpc.settings.service_settings import Settings, SettingsGroup, flag_name
 from scheduler_svc.config import SchedulerSettings
 from signalbox.settings.environment import CLIENT_VARIABLES, ENV_PREFIX, OTHER_VARIABLES
 from signalbox.settings.port_flag import is_off, split_port
@@ -24,7 +25,6 @@ from signalbox.settings.sources import (
     vllm_environment,
 )
 from signalbox.settings.vllm_flags import VLLM_FLAGS
-from signalbox.settings.worker_settings import WorkerSettings
 from signalbox.spelling import did_you_mean
 
 S = TypeVar("S", bound=Settings)
@@ -130,7 +130,7 @@ def _with_model(values: dict[str, Any]) -> dict[str, Any]:
 
 def in_one_line(
     error: ValidationError,
-    settings_class: type[Settings],
+    settings_class: type[SettingsGroup],
     shown: Callable[[str], str] = flag_name,
 ) -> str:
     """Returns what is wrong first, without the value of a secret.
@@ -142,7 +142,9 @@ def in_one_line(
 
 
 def describe(
-    first: ErrorDetails, settings_class: type[Settings], shown: Callable[[str], str] = flag_name
+    first: ErrorDetails,
+    settings_class: type[SettingsGroup],
+    shown: Callable[[str], str] = flag_name,
 ) -> str:
     """Returns one of the faults that pydantic has found, as `in_one_line` does."""
     reason = first["msg"].removeprefix("Value error, ")

@@ -5,11 +5,11 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from gpu_worker.worker_settings import EngineSettings
 from rpc.settings.addresses import Host
 from rpc.settings.service_settings import TelemetrySettings, flag_name
 from scheduler_svc.config import SchedulingSettings
 from signalbox.settings.router_settings import DoorSettings
-from signalbox.settings.worker_settings import EngineSettings
 
 
 class ServeSettings(EngineSettings, SchedulingSettings, DoorSettings, TelemetrySettings):

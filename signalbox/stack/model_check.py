@@ -7,10 +7,9 @@ from gpu_worker.checkpoints.weight_sizes import WeightSizes
 from gpu_worker.config import GIB
 from gpu_worker.device.ram import available_ram
 from gpu_worker.loading.model_source import weight_sizes
-from signalbox.settings.worker_settings import EngineSettings
+from gpu_worker.worker_settings import EngineSettings
 from signalbox.stack import machine_info
 from signalbox.stack.gpu_assignment import visible_gpus
-from signalbox.stack.service_configs import model_config
 from signalbox_kernels.native import Isa, isa_limit
 
 WORKER_BYTES = GIB // 2
@@ -31,7 +30,7 @@ def check_model(settings: EngineSettings, *, num_workers: int = 1) -> None:
     if settings.simulate:
         return
     try:
-        sizes = weight_sizes(model_config(settings))
+        sizes = weight_sizes(settings)
     except ModuleNotFoundError:
         return  # the worker names what is not installed
     if sizes is not None and settings.device != "cuda":

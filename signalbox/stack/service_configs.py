@@ -1,11 +1,9 @@
 """Makes the services' configuration objects from settings. It imports no service's code."""
 
 import hashlib
-import json
 import re
-from typing import Any
 
-from gpu_worker.config import AUTO_BLOCK_SIZE, GIB, CacheConfig, DeviceConfig, ModelConfig
+from gpu_worker.worker_settings import WorkerSettings
 from router.config import LoggedRequests, RouterConfig
 from router.prompt.known_templates import load_chat_template
 from rpc.http.port_limits import HttpLimits
@@ -16,19 +14,9 @@ from rpc.settings.service_settings import (
 from rpc.transport.tls import is_loopback
 from signalbox.settings.router_settings import RouterSettings
 from signalbox.settings.serve_settings import ServeSettings
-from signalbox.settings.worker_settings import EngineSettings, WorkerSettings
 from signalbox.version import VERSION
 
-_SETTING_OF = {
-    "swap_space_bytes": "swap_space",
-    "kv_cache_bytes": "kv_cache_memory",
-    "served_name": "served_model_name",
-}
-"""Settings whose names differ from the services' fields."""
-_FIELDS = {
-    **{name: name for cls in (ServeSettings, WorkerSettings) for name in cls.model_fields},
-    **_SETTING_OF,
-}
+_FIELDS = {*ServeSettings.model_fields, *WorkerSettings.model_fields}
 _NAMES = "|".join(sorted((name for name in _FIELDS if "_" in name), key=len, reverse=True))
 # A name of one word counts as a field only at a message's start: "device is 'cuda', but".
 _FIELD = re.compile(rf"(?<![\w-])(?:{_NAMES})(?!\w)|\A(?:device|dtype|quantization)(?= is )")
@@ -36,7 +24,7 @@ _FIELD = re.compile(rf"(?<![\w-])(?:{_NAMES})(?!\w)|\A(?:device|dtype|quantizati
 
 def in_words_of_flags(message: str) -> str:
     """Returns a service's message with field names replaced by flags."""
-    return _FIELD.sub(lambda found: flag_name(_FIELDS[found[0]]), message)
+    return _FIELD.sub(lambda found: flag_name(found[0]), message)
 
 
 def router_config(settings: RouterSettings) -> RouterConfig:
@@ -88,28 +76,6 @@ def router_config(settings: RouterSettings) -> RouterConfig:
     )
 
 
-def model_config(settings: EngineSettings) -> ModelConfig:
-    return ModelConfig(
-        model=settings.model or "",
-        served_name=next(iter(settings.served_model_name), None),
-        dtype=settings.dtype,
-        quantization=settings.quantization,
-        max_model_len=settings.max_model_len,
-        revision=settings.revision,
-        load_format=settings.load_format,
-        model_plugins=_names(settings.model_plugin),
-        model_impl=settings.model_impl,
-        trust_remote_code=settings.trust_remote_code,
-        generation_config=settings.generation_config,
-        override_generation_config=override_generation_config(settings),
-    )
-
-
-def override_generation_config(settings: EngineSettings) -> dict[str, Any]:
-    text = settings.override_generation_config
-    return {} if text is None else dict(json.loads(text))
-
-
 def _sources(text: str | None) -> dict[str, str]:
     """Returns the sockets of NAME=SOCKET,... by name."""
     pairs = [one.partition("=") for one in _names(text)]
@@ -118,26 +84,3 @@ def _sources(text: str | None) -> dict[str, str]:
 
 def _names(names: str | None) -> tuple[str, ...]:
     return tuple(name.strip() for name in (names or "").split(",") if name.strip())
-
-
-def cache_config(settings: WorkerSettings) -> CacheConfig:
-    memory, swap = settings.kv_cache_memory, settings.swap_space
-    return CacheConfig(
-        block_size=settings.block_size or AUTO_BLOCK_SIZE,
-        swap_space_bytes=None if swap is None else int(swap * GIB),
-        gpu_memory_utilization=settings.gpu_memory_utilization,
-        kv_cache_bytes=None if memory is None else int(memory * GIB),
-        max_num_seqs=settings.max_num_seqs,
-        max_num_batched_tokens=settings.max_num_batched_tokens,
-    )
-
-
-def device_config(settings: WorkerSettings) -> DeviceConfig:
-    return DeviceConfig(
-        device=settings.device,
-        num_threads=settings.num_threads,
-        cpu_backend=settings.cpu_backend,
-        attention_backend=settings.attention_backend,
-        sampling_backend=settings.sampling_backend,
-        enforce_eager=settings.enforce_eager,
-    )

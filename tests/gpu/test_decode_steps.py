@@ -34,7 +34,7 @@ def make_runner(
 ) -> ModelRunner:
     runner = ModelRunner(
         ModelConfig(model=str(path), dtype="float32", max_model_len=128),
-        CacheConfig(max_num_seqs=8, swap_space_bytes=0),
+        CacheConfig(max_num_seqs=8, swap_space=0),
         device_config=DeviceConfig(
             device="cuda",
             attention_backend=backend,

@@ -62,7 +62,7 @@ def test_two_cards_give_the_tokens_of_one(tmp_path: Path, enforce_eager: bool) -
             Any,
             make_runner(
                 ModelConfig(model=str(tmp_path), dtype="float32"),
-                CacheConfig(max_num_seqs=8, kv_cache_bytes=1 << 24, swap_space_bytes=1 << 20),
+                CacheConfig(max_num_seqs=8, kv_cache_memory=1 / 64, swap_space=1 / 1024),
                 tensor_parallel_size=size,
                 device_config=DeviceConfig(device="cuda", enforce_eager=enforce_eager),
                 progress=lambda _: None,

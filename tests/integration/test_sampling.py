@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
+from gpu_worker.config import GIB, CacheConfig, DeviceConfig, ModelConfig
 from gpu_worker.runner.model_runner import ModelRunner
 from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc as pb_grpc
@@ -56,8 +56,8 @@ def make_runner(path: Path, num_blocks: int | None) -> ModelRunner:
             block_size=16,
             max_num_seqs=16,
             max_num_batched_tokens=64,
-            swap_space_bytes=0,
-            kv_cache_bytes=size or None,
+            swap_space=0,
+            kv_cache_memory=size / GIB or None,
         ),
         device_config=DeviceConfig(device="cpu", num_threads=1),
     )

@@ -73,7 +73,7 @@ def make_device_runner(
     try:
         runner = ModelRunner(
             ModelConfig(model=str(path), dtype="float32", max_model_len=128),
-            CacheConfig(max_num_seqs=max_num_seqs, swap_space_bytes=0),
+            CacheConfig(max_num_seqs=max_num_seqs, swap_space=0),
             device_config=DeviceConfig(
                 device="cpu",
                 attention_backend=backend,

@@ -95,7 +95,7 @@ def test_a_model_says_what_it_says_with_torch(
     for backend in (name, "torch"):
         runner = ModelRunner(
             ModelConfig(model=str(tmp_path), dtype="bfloat16"),
-            CacheConfig(max_num_seqs=4, max_num_batched_tokens=32, kv_cache_bytes=1 << 22),
+            CacheConfig(max_num_seqs=4, max_num_batched_tokens=32, kv_cache_memory=1 / 256),
             device_config=DeviceConfig(
                 device="cpu", attention_backend=backend, cpu_backend="torch", num_threads=1
             ),

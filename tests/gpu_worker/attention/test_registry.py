@@ -42,11 +42,14 @@ def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return EXAMPLE
 
 
-def make_runner(path: Path, backend: str, *, block_size: int = AUTO_BLOCK_SIZE) -> ModelRunner:
+def make_runner(path: Path, backend: str, *, block_size: int | None = None) -> ModelRunner:
     runner = ModelRunner(
         ModelConfig(model=str(path), dtype="float32"),
         CacheConfig(
-            max_num_seqs=4, max_num_batched_tokens=32, block_size=block_size, kv_cache_bytes=1 << 22
+            max_num_seqs=4,
+            max_num_batched_tokens=32,
+            block_size=block_size,
+            kv_cache_memory=1 / 256,
         ),
         device_config=DeviceConfig(
             device="cpu", attention_backend=backend, cpu_backend="torch", num_threads=1

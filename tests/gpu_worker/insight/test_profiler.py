@@ -46,7 +46,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def make_runner(path: Path, *, cpu_backend: str = "torch") -> ModelRunner:
     return ModelRunner(
         ModelConfig(model=str(path), dtype="float32"),
-        CacheConfig(max_num_seqs=4, kv_cache_bytes=1 << 20, swap_space_bytes=1 << 20),
+        CacheConfig(max_num_seqs=4, kv_cache_memory=1 / 1024, swap_space=1 / 1024),
         device_config=DeviceConfig(device="cpu", cpu_backend=cpu_backend),
     )
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
+from gpu_worker.config import GIB, CacheConfig, DeviceConfig, ModelConfig
 from gpu_worker.kv_cache import cache_engine
 from gpu_worker.kv_cache.block_dependencies import WorkUnderWay
 from gpu_worker.runner.model_runner import ModelRunner
@@ -30,8 +30,8 @@ def make_runner(path: Path, num_blocks: int) -> ModelRunner:
         ModelConfig(model=str(path), dtype="float32"),
         CacheConfig(
             max_num_seqs=16,
-            kv_cache_bytes=num_blocks * BLOCK_BYTES,
-            swap_space_bytes=64 * BLOCK_BYTES,
+            kv_cache_memory=num_blocks * BLOCK_BYTES / GIB,
+            swap_space=64 * BLOCK_BYTES / GIB,
         ),
         device_config=DeviceConfig(device="cpu"),
     )

@@ -27,7 +27,7 @@ def _nothing_stays_registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 def make_runner(path: Path, *plugins: str) -> ModelRunner:
     runner = ModelRunner(
-        ModelConfig(model=str(path), model_impl="signalbox", model_plugins=plugins),
+        ModelConfig(model=str(path), model_impl="signalbox", model_plugin=",".join(plugins)),
         CacheConfig(max_num_seqs=16),
         device_config=DeviceConfig(device="cpu"),
     )
@@ -88,10 +88,9 @@ def test_plugin_that_cannot_be_imported_is_named(tmp_path: Path) -> None:
 
 
 def test_flags_reach_the_worker() -> None:
+    from gpu_worker.worker_settings import WorkerSettings
     from signalbox.settings.loading import load
-    from signalbox.settings.worker_settings import WorkerSettings
-    from signalbox.stack.service_configs import model_config
 
     flags = {"model": "m", "load_format": "dummy", "model_plugin": "a.b, c"}
-    config = model_config(load(WorkerSettings, flags))
-    assert (config.load_format, config.model_plugins) == ("dummy", ("a.b", "c"))
+    config = load(WorkerSettings, flags)
+    assert (config.load_format, config.plugins) == ("dummy", ("a.b", "c"))

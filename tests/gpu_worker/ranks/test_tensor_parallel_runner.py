@@ -20,7 +20,14 @@ import torch
 from gpu_worker.batch.batch import Batch
 from gpu_worker.batch.runner_protocol import Runner
 from gpu_worker.batch.sampling_rows import PromptRows
-from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ModelError, ParallelConfig
+from gpu_worker.config import (
+    GIB,
+    CacheConfig,
+    DeviceConfig,
+    ModelConfig,
+    ModelError,
+    ParallelConfig,
+)
 from gpu_worker.device.device_choice import choose_device
 from gpu_worker.device.device_errors import DeviceLost
 from gpu_worker.ranks import follower_handles, rank_codec
@@ -53,8 +60,8 @@ def load(path: Path, size: int, *, kv_bytes: int = 1 << 20, **more: Any) -> Runn
     return make_runner(
         ModelConfig(model=str(path), dtype="float32"),
         CacheConfig(
-            kv_cache_bytes=kv_bytes,
-            swap_space_bytes=kv_bytes,
+            kv_cache_memory=kv_bytes / GIB,
+            swap_space=kv_bytes / GIB,
             max_num_seqs=8,
             max_num_batched_tokens=64,
         ),
@@ -352,8 +359,8 @@ def test_blocks_are_moved_on_every_rank(ranks: TensorParallelRunner) -> None:
 
 def test_what_is_sent_between_ranks_arrives_as_it_was() -> None:
     start = Start(
-        model=ModelConfig(model="m", model_plugins=("a", "b"), max_model_len=9),
-        cache=CacheConfig(kv_cache_bytes=1 << 40, gpu_memory_utilization=0.7),
+        model=ModelConfig(model="m", model_plugin="a,b", max_model_len=9),
+        cache=CacheConfig(kv_cache_memory=1024, gpu_memory_utilization=0.7),
         parallel=ParallelConfig(rank=1, tensor_parallel_size=2, rendezvous="/f"),
         device=DeviceConfig(num_threads=3),
     )

@@ -61,7 +61,7 @@ def guess_tokens(runner: ModelRunner) -> list[list[int]]:
 def make_runner(dtype: str = "float32", path: Path = DEMO) -> ModelRunner:
     return ModelRunner(
         ModelConfig(model=str(path), dtype=dtype, max_model_len=512),
-        CacheConfig(kv_cache_bytes=256 << 20, swap_space_bytes=64 << 20, max_num_seqs=32),
+        CacheConfig(kv_cache_memory=1 / 4, swap_space=1 / 16, max_num_seqs=32),
         device_config=DeviceConfig(device="cpu"),
     )
 

@@ -186,7 +186,7 @@ def test_health_is_the_exit_status(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("message", "expected"),
     [
-        ("lower swap_space_bytes or kv_cache_bytes", "lower --swap-space or --kv-cache-memory"),
+        ("lower swap_space or kv_cache_memory", "lower --swap-space or --kv-cache-memory"),
         ("block_size is 24; it must", "--block-size is 24; it must"),
         ("device is 'cuda', but PyTorch", "--device is 'cuda', but PyTorch"),
         ("max_num_batched_tokens is 1; at least max_num_seqs (2)",

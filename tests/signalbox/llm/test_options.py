@@ -15,7 +15,6 @@ from scheduler_svc.config import SchedulingSettings
 from signalbox import LLM, EngineArgs, SamplingParams
 from signalbox.llm.engine_options import SERVICE_ONLY, engine_fields
 from signalbox.llm.in_process.wiring import CoreConfig
-from signalbox.stack.service_configs import cache_config, device_config, model_config
 from tests.signalbox.llm.make import GREEDY, assert_at_rest, make_llm
 
 
@@ -204,9 +203,9 @@ def test_options_reach_worker_and_scheduler() -> None:
         kv_cache_memory_bytes=12345,
     )
     settings, core = args.settings(), args.core_config()
-    assert device_config(settings).sampling_backend == "torch"
-    assert model_config(settings).model_plugins == ("a", "b")
-    assert cache_config(settings).kv_cache_bytes == 12345
+    assert settings.sampling_backend == "torch"
+    assert settings.plugins == ("a", "b")
+    assert settings.kv_cache_bytes == 12345
     scheduling = core.scheduling
     assert (scheduling.watermark, scheduling.prefill_spread) == (0.25, 3)
     assert (scheduling.max_steps_in_flight, scheduling.num_gpu_blocks_override) == (1, 9)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from gpu_worker.worker_settings import WorkerSettings
 from rpc.settings.service_settings import Settings
 from scheduler_svc.config import SchedulerSettings
 from signalbox.flags.parser import Parser
@@ -12,10 +13,7 @@ from signalbox.settings.loading import SERVICES, load
 from signalbox.settings.router_settings import RouterSettings
 from signalbox.settings.serve_settings import ServeSettings
 from signalbox.settings.sources import SettingsError
-from signalbox.settings.worker_settings import WorkerSettings
 from signalbox.stack.service_configs import (
-    cache_config,
-    model_config,
     router_config,
 )
 
@@ -223,9 +221,7 @@ def test_flags_carry_settings_to_another_process() -> None:
 
 def test_settings_become_frozen_configurations() -> None:
     worker = load(WorkerSettings, {"model": "m", "kv_cache_memory": 0.5, "swap_space": 0})
-    assert model_config(worker).model == "m"
-    assert cache_config(worker).kv_cache_bytes == 1 << 29
-    assert cache_config(worker).swap_space_bytes == 0
+    assert (worker.kv_cache_bytes, worker.swap_space_bytes) == (1 << 29, 0)
     router = router_config(load(RouterSettings, {"scheduler": "a:1"}))
     assert router.scheduler_addresses == ("a:1",)
     several = router_config(load(RouterSettings, {"scheduler": "a:1, b:2", "resume_wait": 5}))
@@ -256,9 +252,7 @@ def test_an_overriding_generation_config_is_json_or_a_mapping_of_the_file(tmp_pa
     content = "model: m\noverride-generation-config: {temperature: 0.5, max_new_tokens: 9}\n"
     config = {"config": write_config(tmp_path, content)}
     for settings in (load(WorkerSettings, flags), load(WorkerSettings, config)):
-        made = model_config(settings).override_generation_config
-        assert made == {"temperature": 0.5, "max_new_tokens": 9}
-        assert model_config(settings).generation_config == "auto"
+        assert settings.generation_override == {"temperature": 0.5, "max_new_tokens": 9}
     assert f"--override-generation-config={text}" in to_flags(
         load(ServeSettings, flags), WorkerSettings
     )

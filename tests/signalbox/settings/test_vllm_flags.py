@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gpu_worker.worker_settings import WorkerSettings
 from rpc.settings.service_settings import flag_name
 from scheduler_svc.config import SchedulerSettings
 from signalbox import cli
@@ -23,7 +24,6 @@ from signalbox.settings.vllm_flags import (
     NoEffect,
     Refused,
 )
-from signalbox.settings.worker_settings import WorkerSettings
 from signalbox.stack.service_configs import router_config
 
 PAGE = Path("docs", "reference", "vllm_flags.md")
@@ -187,7 +187,7 @@ def test_what_cannot_be_is_refused_by_name(arguments: list[str], expected: str) 
         (["--served-model-name", "a", "m"], ("a",), "m"),
         (["--served-model-name", "a", "--served-model-name", "b", "--model", "m"], ("a", "b"), "m"),
         (["--served-model-name=a,b", "--", "m"], ("a", "b"), "m"),
-        (["--simulate", "--served-model-name", "a", "b"], ("a", "b"), None),
+        (["--simulate", "--served-model-name", "a", "b"], ("a", "b"), ""),
     ],
 )
 def test_several_names_are_those_of_one_model(

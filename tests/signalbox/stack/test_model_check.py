@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gpu_worker.config import GIB, ModelError
-from signalbox.settings.worker_settings import WorkerSettings
+from gpu_worker.worker_settings import WorkerSettings
 from signalbox.stack import machine_info, model_check
 from signalbox.stack.model_check import WORKER_BYTES, check_model
 from signalbox_kernels.native import ISA_VARIABLE
@@ -207,7 +207,7 @@ def test_a_model_on_the_hub_is_for_the_worker_to_judge() -> None:
 def test_the_check_needs_no_pytorch() -> None:
     code = (
         "import sys; from signalbox.stack.model_check import check_model;"
-        "from signalbox.settings.worker_settings import WorkerSettings;"
+        "from gpu_worker.worker_settings import WorkerSettings;"
         f"check_model(WorkerSettings(model={MODEL!r}, quantization='gguf'));"
         "sys.exit(bool({'torch', 'transformers'} & {*sys.modules}))"
     )

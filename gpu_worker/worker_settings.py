@@ -1,0 +1,89 @@
+"""Settings of `signalbox worker`: a runner or a simulation, and the addresses of the service."""
+
+from typing import ClassVar, Self
+
+from pydantic import Field, model_validator
+
+from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
+from rpc.settings.addresses import Address, Host, HostOrAddress
+from rpc.settings.service_settings import (
+    InnerSettings,
+    LimitSettings,
+    NameSettings,
+    SettingsGroup,
+    flag_name,
+)
+
+
+class SimulationSettings(SettingsGroup):
+    """Settings of a simulated worker."""
+
+    GROUP: ClassVar[str] = "simulation"
+
+    simulate: bool = Field(False, description="compute no model; the tokens check the block tables")
+    simulated_gpu_blocks: int = Field(4096, gt=0, description="simulated KV-cache blocks")
+    simulated_cpu_blocks: int = Field(512, ge=0, description="simulated swap blocks")
+    simulated_step_ms: float = Field(
+        0.0, ge=0, allow_inf_nan=False, description="least time of a step"
+    )
+    simulated_token_us: float = Field(
+        0.0, ge=0, allow_inf_nan=False, description="additional time for each token of a step"
+    )
+
+
+class EngineSettings(ModelConfig, CacheConfig, DeviceConfig, SimulationSettings):
+    """Settings of a worker with a model or a simulated one."""
+
+    GROUP: ClassVar[str] = "model and device"
+    OF_BOTH: ClassVar[frozenset[str]] = frozenset(
+        (
+            *NameSettings.model_fields,
+            *LimitSettings.model_fields,
+            "override_generation_config",
+            "max_model_len",
+            "block_size",
+            "grammar_memory",
+        )
+    )
+    """Settings that a simulated worker has, too."""
+
+    tensor_parallel_size: int = Field(
+        1,
+        gt=0,
+        description="ranks that a worker divides the model over: CUDA devices of this machine, or"
+        " processes on its CPU",
+    )
+    grammar_memory: int = Field(
+        1024,
+        gt=0,
+        description="MiB for compiled structured outputs; a request whose own does not fit waits"
+        " until others have ended",
+    )
+
+    @model_validator(mode="after")
+    def _is_of_one_kind(self) -> Self:
+        simulation = SimulationSettings.model_fields.keys()
+        others = EngineSettings.model_fields.keys() - simulation - self.OF_BOTH
+        useless = self.model_fields_set & (others if self.simulate else simulation)
+        useless -= {"simulate"}
+        if "model" in useless:
+            raise ValueError("--simulate takes no MODEL; leave one of them out")
+        if useless:
+            state = "with" if self.simulate else "without"
+            raise ValueError(f"{flag_name(min(useless))} has no effect {state} --simulate")
+        if not self.simulate and not self.model:
+            raise ValueError("give a MODEL (a .gguf file, a directory, a hub id) or --simulate")
+        return self
+
+
+class WorkerSettings(EngineSettings, InnerSettings):
+    """`signalbox worker`."""
+
+    GROUP: ClassVar[str] = "addresses"
+
+    host: Host = Field("127.0.0.1", description="address to listen on")
+    port: int = Field(0, ge=0, le=65535, description="port to listen on; 0 picks one")
+    scheduler: Address = Field("127.0.0.1:50052", description="HOST:PORT of the scheduler to join")
+    advertise: HostOrAddress | None = Field(
+        None, description="HOST or HOST:PORT where the scheduler reaches this worker, if not --host"
+    )
