@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from contract.sampling_defaults import check_override
+from gpu_worker.generation_fields import check_override
 from rpc.settings.quantities import renamed, texts, window
 from rpc.settings.service_settings import LimitSettings, NameSettings, SettingsGroup
 

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from contract.sampling_defaults import SamplingDefaults, default_params
+from contract.sampling_defaults import SamplingDefaults
 from contract.startup import ReportProgress, StartupPhase, StartupProgress
 from gpu_worker.batch.runner_protocol import Runner
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
+from gpu_worker.generation_fields import default_params
 from gpu_worker.worker_settings import WorkerSettings
 from rpc.settings.service_settings import Settings, TelemetrySettings
 from rpc.telemetry import tracing

@@ -21,7 +21,6 @@ ONE_USER = {
     "contract.grammar_cost.MAX_LEXER_STATES": "GrammarCost counts what the worker allows",
     "contract.model.MAX_BLOCKS": "THREAT_MODEL.md names it",
     "contract.request.MAX_AGE_S": "THREAT_MODEL.md names it",
-    "contract.sampling_defaults.end_token_ids": "reads the same file as default_params",
     "contract.startup.ignore_progress": "the ReportProgress that does nothing",
     "contract.tokenizer_files.MAX_TOKENIZER_BYTES": "THREAT_MODEL.md names it for both readers",
     "contract.tokenizer_files.MAX_CHUNK_BYTES": "split_files counts it; a profile is sent alike",
