@@ -4,7 +4,6 @@ import contextlib
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -31,7 +30,7 @@ class Session:
         """`ports` are those of a session whose services this one uses."""
         self.folder = folder
         self._services: list[subprocess.Popen[bytes]] = []
-        self.ports = dict(ports or {50051: _two_free_ports(), 8000: free_port(), 9464: free_port()})
+        self.ports = dict(ports or {50051: free_port(), 8000: free_port(), 9464: free_port()})
         """The port that stands for each default one."""
         self.ports[50052] = self.ports[50051] + 1
         for name in LINKED:
@@ -114,14 +113,3 @@ class Session:
             "SIGNALBOX_SCHEDULER": f"127.0.0.1:{self.ports[50052]}",
         }
         return {**environment(), **ours}
-
-
-def _two_free_ports() -> int:
-    """Returns a free port that has a free one behind it, where `serve` puts the scheduler."""
-    while True:
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", 0))
-            port = int(first.getsockname()[1])
-            with contextlib.suppress(OSError, OverflowError):
-                second.bind(("127.0.0.1", port + 1))
-                return port

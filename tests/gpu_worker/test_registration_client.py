@@ -21,6 +21,7 @@ from protos.scheduler.v1 import scheduler_pb2_grpc
 from rpc.transport.listening_ports import PortInUse
 from rpc.transport.server import Server
 from tests.gpu_worker.builders import make_config
+from tests.signalbox.stacks import free_port
 from tests.waiting import EVENT_S, eventually
 
 INTERVAL_S = 0.05
@@ -55,13 +56,6 @@ class FakeRegistry(scheduler_pb2_grpc.WorkerRegistryServiceServicer):
             if self.answers:
                 yield pb.RegisterResponse(heartbeat=request.heartbeat)
         self.has_ended_in_order = True
-
-
-def find_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 async def start_registry(registry: FakeRegistry, port: int = 0) -> tuple[Server, int]:
@@ -143,7 +137,7 @@ async def test_what_a_worker_waits_for_is_logged_once_and_again_when_it_changes(
     caplog.set_level("INFO")
     monkeypatch.setattr("gpu_worker.registration_client.MAX_BACKOFF_S", 0.01)
     monkeypatch.setattr("gpu_worker.registration_client.START_S", start_s)
-    port, epochs = find_port(), list[int]()
+    port, epochs = free_port(), list[int]()
     worker, registration = await make_registration(port)
     begin_epoch = worker.begin_epoch
     monkeypatch.setattr(worker, "begin_epoch", lambda one: (epochs.append(one), begin_epoch(one)))
@@ -264,7 +258,7 @@ async def test_a_refused_worker_stops_serving() -> None:
     registry = FakeRegistry()
     registry.refusal = FailedPrecondition("another model")
     server, port = await start_registry(registry)
-    own_port = find_port()
+    own_port = free_port()
     with pytest.raises(RegistrationRefused):
         await run_worker(scheduler_port=port, port=own_port)
     with socket.socket() as probe:

@@ -50,7 +50,7 @@ async def running_scheduler(config: SchedulerConfig) -> AsyncIterator[RunningSch
 
 @contextlib.asynccontextmanager
 async def restarted(scheduler: RunningScheduler) -> AsyncIterator[RunningScheduler]:
-    """Another scheduler in the place of one that dies."""
+    """Another scheduler in the place of one that dies; its port is none that the kernel picks."""
     await scheduler.kill()
     config = scheduler.config.model_copy(update={"port": scheduler.server.port})
     async with running_scheduler(config) as another:

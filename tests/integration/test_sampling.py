@@ -25,6 +25,7 @@ from tests.integration.stack import (
     running_scheduler,
     running_worker,
 )
+from tests.signalbox.stacks import free_port
 from tests.waiting import eventually
 
 NUM_TOKENS = 40
@@ -106,7 +107,9 @@ class Stack:
 @contextlib.asynccontextmanager
 async def make_stack(path: Path, *, num_workers: int, num_blocks: int) -> AsyncIterator[Stack]:
     async with contextlib.AsyncExitStack() as stack:
-        scheduler = await stack.enter_async_context(running_scheduler(SchedulerConfig(port=0)))
+        scheduler = await stack.enter_async_context(
+            running_scheduler(SchedulerConfig(port=free_port()))
+        )
         make = partial(make_runner, path, num_blocks)
         workers = [
             await stack.enter_async_context(running_worker(scheduler.address, make))

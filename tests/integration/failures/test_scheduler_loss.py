@@ -24,6 +24,7 @@ from tests.integration.stack import (
 )
 from tests.integration.stack import router as scheduler_client
 from tests.integration.test_stack import Answer, ask, decode, make_request
+from tests.signalbox.stacks import free_port
 from tests.waiting import eventually
 
 NUM_TOKENS = 60
@@ -117,7 +118,7 @@ async def until_idle(scheduler: RunningScheduler) -> None:
 
 async def test_requests_go_on_when_their_scheduler_is_back(alone: list[Answer]) -> None:
     async with (
-        running_scheduler(SchedulerConfig(port=0)) as scheduler,
+        running_scheduler(SchedulerConfig(port=free_port())) as scheduler,
         running_worker(scheduler.address, SLOW),
         running_router(scheduler.address) as router,
         client_of(router) as stub,

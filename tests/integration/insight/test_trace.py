@@ -25,6 +25,7 @@ from tests.integration.stack import (
     simulated,
 )
 from tests.integration.test_stack import Stack, ask, make_request, make_stack
+from tests.signalbox.stacks import free_port
 from tests.waiting import deadline_after, eventually
 
 ROUTER_SPAN = "text_completion simulated"
@@ -209,7 +210,7 @@ async def test_a_failover_is_a_phase_of_the_request(spans: Spans) -> None:
 
 async def test_a_request_that_loses_its_scheduler_goes_on_in_its_trace(spans: Spans) -> None:
     async with (
-        running_scheduler(SchedulerConfig(port=0)) as scheduler,
+        running_scheduler(SchedulerConfig(port=free_port())) as scheduler,
         running_worker(scheduler.address, simulated(step_ns=5_000_000)),
         running_router(scheduler.address) as router,
         open_channel(router.server.address) as channel,
