@@ -1,5 +1,6 @@
-"""Runs `signalbox` commands as a user does: as processes."""
+"""Runs `signalbox` commands as a user does, as processes; and those of a client in this process."""
 
+import io
 import os
 import re
 import signal
@@ -7,13 +8,15 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from unittest import mock
 
 import psutil
 
+from signalbox import cli
 from signalbox_kernels.native import ISA_VARIABLE
 from tests.waiting import EVENT_S, wait_until
 
@@ -30,6 +33,24 @@ def signalbox(*arguments: str, timeout_s: float = 180) -> subprocess.CompletedPr
         stdin=subprocess.DEVNULL,
         env=environment(),
     )
+
+
+def run_here(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs one command in this process, without what a process costs to start.
+
+    It is for commands that call a router, and for services that are refused before they start.
+    """
+    out, errors = io.StringIO(), io.StringIO()
+    with (
+        mock.patch.dict(os.environ, environment(), clear=True),
+        redirect_stdout(out),
+        redirect_stderr(errors),
+    ):
+        try:
+            status = cli.main(arguments)
+        except SystemExit as ended:
+            status = int(ended.code or 0)
+    return subprocess.CompletedProcess(arguments, status, out.getvalue(), errors.getvalue())
 
 
 def environment() -> dict[str, str]:
@@ -72,8 +93,8 @@ class Stack:
     log: Path
 
     def children(self) -> dict[str, psutil.Process]:
-        """The services' processes, by command."""
-        children = psutil.Process(self.process.pid).children(recursive=True)
+        """The services' processes, by command; of several workers one."""
+        children = psutil.Process(self.process.pid).children()
         return {child.cmdline()[3]: child for child in children}
 
     def http_url(self) -> str:
@@ -82,8 +103,8 @@ class Stack:
         assert found is not None
         return found[1]
 
-    def stop(self) -> int:
-        self.process.send_signal(signal.SIGTERM)
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
         return self.process.wait(timeout=EVENT_S)
 
 
@@ -101,15 +122,15 @@ def serve(
             env=environment() | dict(variables or {}),
         )
     stack = Stack(process, address, log)
-    children: dict[str, psutil.Process] = {}
+    children: list[psutil.Process] = []
     try:
         _wait_for(stack)
-        children = stack.children()
+        children = psutil.Process(process.pid).children(recursive=True)
         yield stack
     finally:
         if process.poll() is None:
             stack.stop()
-        _, alive = psutil.wait_procs(list(children.values()), timeout=EVENT_S)
+        _, alive = psutil.wait_procs(children, timeout=EVENT_S)
         for child in alive:
             child.kill()
     assert not alive, f"left behind: {alive}"

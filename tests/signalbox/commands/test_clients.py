@@ -20,7 +20,7 @@ from signalbox.bench import flags as bench
 from signalbox.cli import make_parser
 from signalbox.commands import chat, generate, models, tokenize
 from signalbox.commands.chat import COMMANDS, Conversation, obey
-from tests.signalbox.stacks import COMMAND, Stack, environment, serve, signalbox
+from tests.signalbox.stacks import COMMAND, Stack, environment, run_here, serve, signalbox
 from tests.waiting import EVENT_S, wait_until
 
 
@@ -36,22 +36,22 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 def test_tokens_and_text_are_each_others_inverse(stack: Stack) -> None:
     at = ("--router", stack.address)
-    done = signalbox("tokenize", "--json", "The capital", *at)
+    done = run_here("tokenize", "--json", "The capital", *at)
     tokens = json.loads(done.stdout)
     assert tokens["count"] == len(tokens["token_ids"]) == len(tokens["texts"]) > 0
     ids = [str(token_id) for token_id in tokens["token_ids"]]
-    done = signalbox("tokenize", "--decode", "--no-special-tokens", *ids, *at)
+    done = run_here("tokenize", "--decode", "--no-special-tokens", *ids, *at)
     assert done.stdout == "The capital\n"
 
 
 def test_tokens_are_a_table_for_people(stack: Stack) -> None:
-    done = signalbox("tokenize", "Hi", "--router", stack.address)
+    done = run_here("tokenize", "Hi", "--router", stack.address)
     assert {"position", "id", "text"} <= set(re.findall(r"\w+", done.stdout.splitlines()[2]))
 
 
 @pytest.mark.parametrize("word", ["x", "-1", "1.5", str(1 << 32)])
 def test_what_is_no_token_id_is_refused_before_anybody_is_called(word: str) -> None:
-    done = signalbox("tokenize", "--router", "127.0.0.1:9", "--decode", "--", "5", word)
+    done = run_here("tokenize", "--router", "127.0.0.1:9", "--decode", "--", "5", word)
     assert (done.returncode, done.stdout) == (1, "")
     assert f"'{word}' is no token id" in done.stderr
 
@@ -69,43 +69,43 @@ def test_what_is_no_token_id_is_refused_before_anybody_is_called(word: str) -> N
     ],
 )
 def test_what_cannot_be_asked_is_refused_by_name(flags: tuple[str, str], expected: str) -> None:
-    done = signalbox("generate", "a", *flags)
+    done = run_here("generate", "a", *flags)
     assert (done.returncode, done.stdout) == (1, "")
     assert expected in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 
 def test_models_say_what_is_served_and_how_busy_it_is(stack: Stack) -> None:
-    done = signalbox("models", "--json", "--router", stack.address)
+    done = run_here("models", "--json", "--router", stack.address)
     answer = json.loads(done.stdout)
     assert (answer["model"]["name"], answer["model"]["aliases"]) == ("simulated", ["spare"])
     assert answer["load"]["num_workers"] == 1
     assert 0 == answer["load"]["num_live_requests"] < answer["load"]["max_live_requests"]
-    table = signalbox("models", "--router", stack.address).stdout
+    table = run_here("models", "--router", stack.address).stdout
     assert "0 waiting, 0 running, 0 swapped" in table
     assert re.search(r"also called\W+spare", table)
 
 
 def test_the_servers_defaults_bound_what_asks_for_nothing_and_are_told(stack: Stack) -> None:
     at = ("--ignore-eos", "--json", "--router", stack.address)
-    model = json.loads(signalbox("models", "--json", "--router", stack.address).stdout)["model"]
+    model = json.loads(run_here("models", "--json", "--router", stack.address).stdout)["model"]
     told = model["default_sampling_params"]
     assert (told["temperature"], told["max_tokens"], told["top_p"]) == (0.5, 6, 1.0)
     assert told["from_override"] == ["max_tokens", "temperature"]
-    table = signalbox("models", "--router", stack.address).stdout
+    table = run_here("models", "--router", stack.address).stdout
     assert "max_tokens 6" in " ".join(table.replace("│", " ").split())
-    generated, chatted = signalbox("generate", "a", *at), signalbox("chat", "a", *at)
+    generated, chatted = run_here("generate", "a", *at), run_here("chat", "a", *at)
     for done in (generated, chatted):
         assert json.loads(done.stdout)["usage"]["completion_tokens"] == 6
     assert "temperature 0.5 (the server's defaults), at most 6 tokens" in chatted.stderr
     assert "ended at 6 tokens; --max-tokens allows more" in chatted.stderr
-    longer = signalbox("chat", "a", "--max-tokens", "9", *at)
+    longer = run_here("chat", "a", "--max-tokens", "9", *at)
     assert json.loads(longer.stdout)["usage"]["completion_tokens"] == 9
     assert "at most" not in longer.stderr and "ended" not in longer.stderr
 
 
 def test_a_schema_that_cannot_be_read_is_refused_by_its_flag(tmp_path: Path) -> None:
-    done = signalbox("generate", "a", "--json-schema", str(tmp_path / "none"))
+    done = run_here("generate", "a", "--json-schema", str(tmp_path / "none"))
     assert done.returncode == 1
     assert "cannot read --json-schema" in done.stderr
     assert len(done.stderr.splitlines()) == 1
@@ -194,7 +194,7 @@ def test_a_conversation_goes_on_after_an_answer_is_interrupted(stack: Stack) -> 
         assert terminal.process.wait(timeout=EVENT_S) == 0
     finally:
         terminal.close()
-    done = signalbox("models", "--json", "--router", stack.address)
+    done = run_here("models", "--json", "--router", stack.address)
     assert json.loads(done.stdout)["load"]["num_running_requests"] == 0
 
 

@@ -16,7 +16,7 @@ from signalbox.commands import doctor
 from signalbox.stack import machine_info
 from signalbox.stack.service_configs import in_words_of_flags
 from signalbox_kernels.native import ISA_VARIABLE
-from tests.signalbox.stacks import serve, signalbox
+from tests.signalbox.stacks import run_here, serve
 
 REQUIREMENTS = [
     "grpcio>=1.81.1",
@@ -104,10 +104,10 @@ def test_a_taken_port_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_command_prints_a_table_or_json() -> None:
-    table = signalbox("doctor")
+    table = run_here("doctor")
     assert table.returncode == 0, table.stderr
     assert "will be used" in table.stdout
-    report = json.loads(signalbox("doctor", "--json").stdout)
+    report = json.loads(run_here("doctor", "--json").stdout)
     assert report["problems"] == []
     assert report["sections"]["will be used"]["device"]
     assert (
@@ -172,13 +172,13 @@ def test_a_probe_loads_little() -> None:
 
 def test_health_is_the_exit_status(tmp_path: Path) -> None:
     with serve(tmp_path / "log", "--simulate") as stack:
-        assert signalbox("health", "--address", stack.address).returncode == 0
+        assert run_here("health", "--address", stack.address).returncode == 0
         name = "signalbox.inference.v1.InferenceService"
-        done = signalbox("health", "--address", stack.address, "--service", name)
+        done = run_here("health", "--address", stack.address, "--service", name)
         assert done.returncode == 0, done.stderr
-        done = signalbox("health", "--address", stack.address, "--service", "no.such.Service")
+        done = run_here("health", "--address", stack.address, "--service", "no.such.Service")
         assert (done.returncode, "NOT_FOUND" in done.stderr) == (1, True)
-    done = signalbox("health", "--address", stack.address, "--wait", "0.5")
+    done = run_here("health", "--address", stack.address, "--wait", "0.5")
     assert done.returncode == 1
     assert done.stderr == f"signalbox health: {stack.address} does not answer\n"
 

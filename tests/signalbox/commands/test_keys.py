@@ -9,7 +9,7 @@ import pytest
 from contract.errors import Unauthenticated
 from router.keys.api_keys import KeyRing, read_keys
 from signalbox import cli
-from tests.signalbox.stacks import COMMAND, environment, serve, signalbox
+from tests.signalbox.stacks import COMMAND, environment, run_here, serve, signalbox
 
 
 def test_a_created_key_is_let_in_and_its_file_does_not_hold_it(tmp_path: Path) -> None:
@@ -139,8 +139,8 @@ def test_serve_asks_for_a_key_that_no_list_of_processes_shows(tmp_path: Path) ->
         assert len(commands) == 3
         assert not any(key in word for words in commands for word in words)
         asked = ("generate", "hello", "--max-tokens=3", "--router", stack.address)
-        assert "set --api-key or SIGNALBOX_API_KEY" in signalbox(*asked).stderr
-        done = signalbox(*asked, "--api-key", key)
+        assert "set --api-key or SIGNALBOX_API_KEY" in run_here(*asked).stderr
+        done = run_here(*asked, "--api-key", key)
         assert done.returncode == 0, done.stderr
         assert stack.stop() == 0
     assert key not in stack.log.read_text()

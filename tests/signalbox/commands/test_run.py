@@ -1,11 +1,15 @@
 """`signalbox run` as a user runs it: one command, answers alone on standard output."""
 
+import asyncio
 import json
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from signalbox.commands.run import _serves as serves
+from signalbox.settings.loading import load
+from signalbox.settings.serve_settings import RunSettings
 from tests.signalbox.stacks import COMMAND, environment, serve
 
 MODEL = "models/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -50,10 +54,11 @@ def test_a_server_that_serves_the_model_is_used_unless_flags_ask_for_another(
         whole = run(*flags, "A text.\n\nHi there", router=stack.address)
         assert prompt_tokens(shared) < prompt_tokens(piped) == prompt_tokens(whole)
         own = run(*flags, "Hi there", "--block-size=8", router=stack.address)
-        other = run(*flags, "Hi there", "--served-model-name=other", router=stack.address)
-        for done in (own, other):
-            assert prompt_tokens(done) == prompt_tokens(shared)
-            assert "using the server" not in done.stderr
+        assert prompt_tokens(own) == prompt_tokens(shared)
+        assert "using the server" not in own.stderr
+        for name, is_served in (("simulated", True), ("other", False)):
+            settings = load(RunSettings, {"simulate": True, "served_model_name": (name,)})
+            assert asyncio.run(serves(stack.address, settings)) is is_served
         assert stack.stop() == 0
 
 

@@ -10,7 +10,7 @@ from scheduler_svc.replay.replay_codec import NotARecording
 from signalbox.cli import main, make_parser
 from signalbox.client.service_client import Refused
 from signalbox.inspect import dump, explain, replay
-from tests.signalbox.stacks import Stack, serve, signalbox
+from tests.signalbox.stacks import Stack, run_here, serve
 from tests.waiting import EVENT_S
 
 WHOLE = {"until": None, "dump": None, "token_ids": False, "check": False}
@@ -21,7 +21,7 @@ def test_a_running_stack_is_looked_into_and_its_recording_replayed(
 ) -> None:
     recording = tmp_path / "decisions"
     with serve(tmp_path / "log", "--simulate", "--record", str(recording)) as stack:
-        asked = signalbox(
+        asked = run_here(
             *("generate", "hello", "--json", "--ignore-eos", "--max-tokens", "5"),
             *("--router", stack.address),
         )
@@ -29,7 +29,7 @@ def test_a_running_stack_is_looked_into_and_its_recording_replayed(
         host, _, port = stack.address.partition(":")
         at = ("--scheduler", f"{host}:{int(port) + 1}")  # the port after the router's
 
-        explained = signalbox("explain", request_id, *at)
+        explained = run_here("explain", request_id, *at)
         assert explained.returncode == 0, explained.stderr
         assert "output 5 tokens, preempted never" in explained.stdout
         assert "first in the queue" in explained.stdout
@@ -38,15 +38,15 @@ def test_a_running_stack_is_looked_into_and_its_recording_replayed(
         assert as_json["events"][-1]["detail"] == "LENGTH"
         assert as_json["num_output_tokens"] == 5
 
-        drawn = signalbox("trace", request_id, *at)
+        drawn = run_here("trace", request_id, *at)
         assert drawn.returncode == 0, drawn.stderr
         assert f"{request_id}\nended" in drawn.stdout
-        refused = signalbox("profile", "--seconds", "0.1", *at)
+        refused = run_here("profile", "--seconds", "0.1", *at)
         assert refused.returncode == 1
         assert "a simulated worker computes nothing" in refused.stderr
 
         check_the_prompts_of_one_answer(stack, at)
-        load = json.loads(signalbox("top", "--once", "--json", "--interval", "0.1", *at).stdout)
+        load = json.loads(run_here("top", "--once", "--json", "--interval", "0.1", *at).stdout)
         assert load["num_ended"] == {"LENGTH": 3}
         assert load["workers"][0]["num_gpu_blocks"] == 4096
 
@@ -58,7 +58,7 @@ def test_a_running_stack_is_looked_into_and_its_recording_replayed(
         with pytest.raises(Refused, match="no request 'nobody'"):
             explain.run({"address": at[1], "request_id": "nobody", "json": True})
 
-    replayed = signalbox("replay", str(recording), "--check")
+    replayed = run_here("replay", str(recording), "--check")
     assert replayed.returncode == 0, replayed.stderr
     assert "steps reproduced" in replayed.stdout
     replay.run({**WHOLE, "file": str(recording), "until": 2})
@@ -71,13 +71,13 @@ def check_the_prompts_of_one_answer(stack: Stack, at: tuple[str, str]) -> None:
     answer_id = httpx2.post(f"{stack.http_url()}/completions", json=body, timeout=EVENT_S).json()[
         "id"
     ]
-    shown = signalbox("explain", answer_id, *at)
+    shown = run_here("explain", answer_id, *at)
     assert shown.returncode == 0, shown.stderr
     assert [line.split()[0] for line in shown.stdout.splitlines()[1:3]] == ["-0", "-1"]
     assert shown.stdout.count("output 3 tokens") == 1  # the slowest in full
-    parts = json.loads(signalbox("explain", answer_id, "--json", *at).stdout)["prompts"]
+    parts = json.loads(run_here("explain", answer_id, "--json", *at).stdout)["prompts"]
     assert [part["request_id"] for part in parts] == [f"{answer_id}-{i}" for i in range(2)]
-    assert "the slowest of 2 prompts" in signalbox("trace", answer_id, *at).stdout
+    assert "the slowest of 2 prompts" in run_here("trace", answer_id, *at).stdout
 
 
 @pytest.mark.parametrize("flag", ["--scheduler", "--address"])
@@ -88,7 +88,7 @@ def test_commands_name_their_scheduler_as_routers_and_workers_do(command: str, f
 
 
 def test_a_scheduler_that_does_not_answer_is_one_line_and_a_status() -> None:
-    done = signalbox("top", "--once", "--scheduler", "127.0.0.1:1")
+    done = run_here("top", "--once", "--scheduler", "127.0.0.1:1")
     assert done.returncode == 1
     assert done.stderr.splitlines() == ["signalbox top: no scheduler answers at 127.0.0.1:1"]
 
