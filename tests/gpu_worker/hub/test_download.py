@@ -3,8 +3,10 @@
 import logging
 import os
 import shutil
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -32,7 +34,12 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
 
 
 def point_at(monkeypatch: pytest.MonkeyPatch, url: str, *, is_offline: bool = False) -> None:
-    """As HF_ENDPOINT and HF_HUB_OFFLINE do, which are read when huggingface_hub is imported."""
+    """As HF_ENDPOINT and HF_HUB_OFFLINE do, which are read when huggingface_hub is imported.
+
+    It tries again at once where nothing answers, and not after 23 seconds in all.
+    """
+    at_once = SimpleNamespace(**vars(time) | {"sleep": lambda _: None})
+    monkeypatch.setattr("huggingface_hub.utils._http.time", at_once)
     template = url + "/{repo_id}/resolve/{revision}/{filename}"
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.delenv("HF_TOKEN", raising=False)
