@@ -11,10 +11,13 @@ RELEASED = $(shell ls tests/protos/released/*.binpb | sort -V | tail -n 1)
 INSTALLED := $(VENV)/.installed
 OTHERS := .venv-clients
 DOCS_VENV := .venv-docs
+JOBS ?= 2
+FAST := $(wildcard tests/test_*.py) $(addprefix tests/,contract gpu_worker kernels protos router rpc scheduler_svc) \
+	$(addprefix tests/signalbox/,bench client flags llm settings trace)
 CLIENT_ENVIRONMENTS := $(patsubst tests/third_party/environments/%.txt,$(OTHERS)/%/.installed,$(wildcard tests/third_party/environments/*.txt))
 
 .DEFAULT_GOAL := help
-.PHONY: help install kernels model demo test test-alone test-gpu test-chaos test-clients check lint types protos protos-fresh docs wheel clients clean
+.PHONY: help install kernels model demo test test-fast test-alone test-gpu test-chaos test-clients check lint types protos protos-fresh docs wheel clients clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -29,9 +32,17 @@ model: $(MODEL) ## the demo model, SmolLM2-135M-Instruct (98 MB)
 demo: $(INSTALLED) $(MODEL) ## starts router, scheduler and worker, and asks them a question
 	@$(BIN)/signalbox demo $(MODEL)
 
-test: $(INSTALLED) $(MODEL) ## the whole suite, on the CPU
+# The native kernels are built before, because each of the processes would. Threads that spin would
+# starve the services. Groups start in the order of the folders, not the ones with most tests first.
+TEST = $(BIN)/python -c 'from signalbox_kernels import build; build.find_or_build()' 2>/dev/null || true; \
+	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder
+
+test: $(INSTALLED) $(MODEL) ## the whole suite, on the CPU, in JOBS=2 processes
 	@echo "Running the tests"
-	@OMP_WAIT_POLICY=passive $(BIN)/python -m pytest # spinning threads would starve the services
+	@$(TEST)
+
+test-fast: $(INSTALLED) ## the tests to run while working: no model, no stack of processes, nothing slow
+	@$(TEST) -m "not (alone or model or slow)" $(FAST)
 
 test-alone: $(INSTALLED) ## attacks with a clock, repeated, and without their bounds; on an idle machine
 	@$(BIN)/python -m pytest -m alone tests/hostile

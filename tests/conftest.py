@@ -1,10 +1,14 @@
-"""What all tests share: where Triton's kernels run, and the examples of property tests."""
+"""What all tests share: where Triton's kernels run, property tests' examples, parallel runs."""
 
 import os
+import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
+
+TESTS = Path(__file__).parent
 
 # Property tests draw the same examples in each run, so that a change breaks them and chance does
 # not. HYPOTHESIS_PROFILE=default draws new ones.
@@ -13,6 +17,18 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatabl
 
 # Triton decides when it is first imported. TRITON_INTERPRET=0 runs the same tests on a GPU.
 os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# A shell starts its background jobs with SIGINT ignored, and so would be what the tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keeps the tests of a module in one process of a parallel run, unless they name a group."""
+    if hasattr(config, "workerinput"):
+        for item in items:
+            if item.get_closest_marker("xdist_group") is None:
+                module = item.path.relative_to(TESTS).with_suffix("").as_posix()
+                item.add_marker(pytest.mark.xdist_group(module))
 
 
 @pytest.fixture

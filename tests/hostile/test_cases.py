@@ -9,6 +9,8 @@ from tests.hostile.cases import all_cases
 from tests.hostile.judge import check
 from tests.hostile.stack import HostileStack
 
+pytestmark = pytest.mark.xdist_group("hostile")  # the stacks
+
 
 def marks_of(case: Case) -> list[pytest.MarkDecorator]:
     marks = [pytest.mark.alone, pytest.mark.timeout(900)] if case.is_long else []

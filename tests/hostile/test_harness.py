@@ -15,6 +15,8 @@ from tests.hostile.launch import replace as replace_constant
 from tests.hostile.stack import HostileStack
 from tests.integration.fuzzing.bad_values import make_request
 
+pytestmark = pytest.mark.xdist_group("hostile")  # the stacks
+
 STOPPED_S = 1.0
 HELD_BYTES = 64 * usage.MIB
 

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from signalbox_kernels import ops, reference
 
+pytestmark = pytest.mark.slow
+
 
 class Problem(NamedTuple):
     """A mixed batch: decodes, a chunk that continues, a prompt, a sequence without tokens."""

@@ -34,7 +34,10 @@ KERNELS = {
 TARGETS = [("90", "bfloat16", "128"), ("80", "float16", "256")]
 """Capability, dtype and head size."""
 
-pytestmark = pytest.mark.skipif(not triton.is_installed(), reason="Triton is not installed")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not triton.is_installed(), reason="Triton is not installed"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -22,6 +22,8 @@ from signalbox_kernels import triton
 from tests.gpu_worker.generation import Driver
 from tests.gpu_worker.tiny_models import VOCAB, make_model
 
+pytestmark = pytest.mark.slow
+
 
 def make_runner(path: Path, backend: str, *, device: str) -> ModelRunner:
     runner = ModelRunner(

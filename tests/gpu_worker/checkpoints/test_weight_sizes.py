@@ -8,6 +8,8 @@ from gpu_worker.loading.model_source import weight_sizes
 from gpu_worker.runner.model_runner import ModelRunner
 from signalbox_kernels.quantised import BlockType
 
+pytestmark = pytest.mark.slow
+
 MODEL = "models/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 

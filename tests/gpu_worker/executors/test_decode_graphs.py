@@ -20,6 +20,8 @@ from tests.gpu_worker.device.recorded_graphs import CountedGraph, GraphsOnCpu
 from tests.gpu_worker.generation import Driver, Generated, make_batch, make_sequence
 from tests.gpu_worker.tiny_models import VOCAB, make_model
 
+pytestmark = pytest.mark.slow
+
 RANDOM = SamplingParams(temperature=1.0, seed=11)
 LENGTHS = (3, 26, 9, 40, 1)
 

@@ -18,6 +18,8 @@ from tests.gpu_worker.tiny_models import VOCAB, make_model, reference_tokens
 from tests.native_kernels import skip_without_native_kernels
 from tests.rounding import LOGITS
 
+pytestmark = pytest.mark.slow
+
 skip_without_native_kernels()
 
 FAMILIES = {

@@ -25,6 +25,8 @@ from tests.gpu_worker.builders import make_new, make_step
 from tests.gpu_worker.device.recorded_graphs import GraphsOnCpu
 from tests.gpu_worker.tiny_models import VOCAB, make_model
 
+pytestmark = pytest.mark.slow
+
 GREEDY = SamplingParams()
 RANDOM = SamplingParams(temperature=1.0, seed=4)
 PENALISED = SamplingParams(temperature=0.9, seed=2, frequency_penalty=0.8, repetition_penalty=1.3)

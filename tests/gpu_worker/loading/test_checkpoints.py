@@ -16,6 +16,8 @@ from tests.gpu_worker.generation import Driver
 from tests.gpu_worker.models.test_models import make_prompts, make_runner
 from tests.gpu_worker.tiny_models import make_model, reference_tokens
 
+pytestmark = pytest.mark.slow
+
 SHAPE = {"hidden": 1024, "inner": 2816, "vocab": 1000, "layers": 4}
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],

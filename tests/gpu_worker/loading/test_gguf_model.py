@@ -30,7 +30,9 @@ from gpu_worker.models.gemma import gemma3_config
 from gpu_worker.runner.model_runner import ModelRunner
 from tests.gpu_worker.generation import Driver
 from tests.gpu_worker.tiny_models import YARN_ROPE, make_model, make_tokenizer, reference_tokens
-from tests.transformers_demo import DEMO, demo, greedy_tokens
+from tests.transformers_demo import DEMO, demo, greedy_tokens, read
+
+pytestmark = pytest.mark.xdist_group("demo")
 
 PROMPTS = [
     "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n",
@@ -953,7 +955,7 @@ def test_reference_is_what_transformers_generates_whatever_is_guessed(num_right:
 
 def rewrite_demo(path: Path, kind: str, *, num_layers: int) -> Path:
     """Writes the demo model's first layers with their matrices in another type."""
-    source = gguf.GGUFReader(DEMO)
+    source = read(str(DEMO))
     writer = gguf.GGUFWriter(path, "llama")
     for field in source.fields.values():
         if not field.name.startswith("GGUF.") and field.name != "general.architecture":

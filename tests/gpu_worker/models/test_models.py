@@ -27,6 +27,8 @@ from tests.gpu_worker.tiny_models import FAMILIES, VOCAB, make_model, reference_
 from tests.rounding import LOGITS
 from tests.waiting import EVENT_S
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 
 

@@ -24,6 +24,8 @@ from tests.gpu_worker.tiny_models import (
 )
 from tests.rounding import LOGITS
 
+pytestmark = pytest.mark.slow
+
 _SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 48,

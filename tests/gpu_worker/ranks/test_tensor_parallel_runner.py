@@ -47,6 +47,8 @@ from tests.rounding import LOGITS
 from tests.signalbox.llm.make import assert_at_rest
 from tests.waiting import EVENT_S, wait_until
 
+pytestmark = pytest.mark.slow
+
 MAX_TOKENS = 26
 SAMPLING: list[dict[str, Any]] = [
     {"temperature": 0, "logprobs": 3, "prompt_logprobs": 2},

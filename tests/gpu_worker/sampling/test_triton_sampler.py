@@ -24,6 +24,8 @@ from signalbox_kernels import triton
 from tests.gpu_worker.generation import make_rows
 from tests.gpu_worker.sampling.draws import assert_same, make_history, make_logits, random_params
 
+pytestmark = pytest.mark.slow
+
 
 def make_samplers(vocab_size: int, device: str) -> tuple[Sampler, Sampler]:
     """Returns Triton's sampler and PyTorch's."""

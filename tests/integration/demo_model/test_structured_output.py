@@ -17,7 +17,7 @@ from protos.inference.v1 import inference_pb2_grpc as pb_grpc
 from scheduler_svc.config import PreemptionMode, SchedulerConfig
 from tests.integration.demo_model.test_model_parity import make_stack
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.model, pytest.mark.timeout(600), pytest.mark.xdist_group("demo")]
 
 MAX_TOKENS = 90
 PERSON = {

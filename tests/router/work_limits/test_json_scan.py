@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from router.work_limits import json_scan
 from router.work_limits.json_scan import MAX_MEMBERS, TooManyMembers, measure, scan
 
+pytestmark = pytest.mark.slow
+
 TEXTS = st.text(alphabet='a",:[]{}\\é \n\U0001f600', max_size=12)
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | TEXTS,

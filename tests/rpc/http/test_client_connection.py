@@ -11,6 +11,8 @@ from rpc.http.port_limits import HttpLimits
 from tests.rpc.http.http_parsers import PARSERS, serving, use_parser
 from tests.waiting import EVENT_S, eventually
 
+pytestmark = pytest.mark.slow
+
 HOST = b"Host: localhost\r\n"
 HEAD = b"POST / HTTP/1.1\r\n" + HOST
 CHUNKED = b"Transfer-Encoding: chunked\r\n"

@@ -14,6 +14,8 @@ import pytest
 from rpc.telemetry import tracing
 from tests.rpc.collector import Collector, grpc_collector, http_collector
 
+pytestmark = pytest.mark.slow
+
 TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 TRACEPARENT = f"00-{TRACE_ID}-{PARENT_ID}-01"
 

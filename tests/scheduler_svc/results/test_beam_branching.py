@@ -17,6 +17,8 @@ from tests.scheduler_svc.make import (
     outputs,
 )
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("width", [1, 2, 4])

@@ -19,6 +19,8 @@ from signalbox.llm.in_process.wiring import CoreConfig
 from tests.signalbox.llm.make import assert_at_rest, make_engine, make_llm
 from tests.signalbox.llm.requests.schemas import make_schema
 
+pytestmark = pytest.mark.slow
+
 MODEL = Path("models/SmolLM2-135M-Instruct.Q4_1.gguf")
 NUM_SCHEMAS = int(os.environ.get("SIGNALBOX_TEST_SCHEMAS", "25"))
 """200 when the matcher or the sampler has changed."""
