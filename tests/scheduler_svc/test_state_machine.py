@@ -24,7 +24,7 @@ from tests.scheduler_svc.beams import assert_found
 from tests.scheduler_svc.fake_worker import Block, expected
 from tests.scheduler_svc.make import Loop, content_of, make_loop, make_request, make_scheduler
 
-pytestmark = pytest.mark.timeout(0 if "EXAMPLES" in os.environ else 1200)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(0 if "EXAMPLES" in os.environ else 1200)]
 
 SEARCHES = [
     BeamSearchParams(width=2),
@@ -313,5 +313,5 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 TestScheduler = SchedulerMachine.TestCase
 TestScheduler.settings = settings(
-    max_examples=int(os.environ.get("EXAMPLES", "300")), stateful_step_count=40, deadline=None
+    max_examples=int(os.environ.get("EXAMPLES", "120")), stateful_step_count=40, deadline=None
 )
