@@ -59,7 +59,7 @@ class Cluster:
 
     @property
     def is_serving(self) -> bool:
-        """Whether there is a worker that takes new requests."""
+        """True if a worker accepts new requests."""
         return self.engines.is_serving
 
     @property

@@ -14,7 +14,7 @@ POLICIES = ("fcfs", "priority", "shortest-prompt", "fair")
 
 
 class PreemptionMode(StrEnum):
-    """What happens to the blocks of a group that must yield."""
+    """Fate of the blocks of a group that must yield."""
 
     AUTO = "auto"
     """Whichever costs less by the worker's measured rates."""

@@ -1,4 +1,4 @@
-"""From the configuration to the objects that it describes; the service and a replay both use it."""
+"""Makes the objects that the configuration describes, for the service and for a replay."""
 
 import time
 from collections.abc import Callable

@@ -39,7 +39,7 @@ CALLERS = {
 
 TICK_S = 0.05
 IDLE_TICK_S = 0.25
-"""While no request has a deadline: what is left is to keep health up to date."""
+"""Interval while no request has a deadline and only the health status is kept up to date."""
 
 
 async def run(config: SchedulerConfig) -> None:

@@ -1,6 +1,6 @@
-"""Where the service notes what its scheduler is told, so that every decision can be repeated.
+"""Protocols of recorders, which keep the inputs of a scheduler so that decisions can be repeated.
 
-The scheduler is a pure function of these notes: who said what, and when. While it is recorded, its
+The scheduler is a pure function of these records and their times. While it is recorded, its
 clock stands still between them (`clock`), so that a replay reads the same times.
 """
 

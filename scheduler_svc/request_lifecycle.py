@@ -52,7 +52,7 @@ class RequestLifecycle:
         clock: Callable[[], float],
     ) -> None:
         self.model: ModelInfo | None = None
-        """What the workers serve; None until the first has joined."""
+        """Model that the workers serve; None until the first has joined."""
         self.history = History(explain_history)
         self.stats = RequestStats()
         self.num_refused: Counter[str] = Counter()
@@ -69,7 +69,7 @@ class RequestLifecycle:
 
     @property
     def has_deadlines(self) -> bool:
-        """Whether `expire` may have something to do."""
+        """True if `expire` may have something to do."""
         return self._live.has_deadlines or bool(self._placement_deadlines)
 
     @property

@@ -1,4 +1,4 @@
-"""Plans the steps of one worker: who computes how many tokens, in which blocks.
+"""Plans the steps of one worker: how many tokens each sequence computes, in which blocks.
 
 Pure planning: no clock, no I/O. `schedule` books what it plans; `update` takes the result. Two
 steps may be planned before the first is answered, so a sequence counts its tokens in flight, and
@@ -210,7 +210,7 @@ class Scheduler:
         return not self.has_unfinished and self.blocks.reset_prefix_cache()
 
     def drain(self) -> None:
-        """Takes nothing new from now on; who has started is still taken back."""
+        """Admits no new groups from now on; groups that have started still return."""
         self._queues.drain()
 
     def evacuate(self) -> list[SequenceGroup]:
@@ -237,7 +237,7 @@ class Scheduler:
 
     @property
     def running(self) -> list[SequenceGroup]:
-        """In order of priority; to be read only, as `swapped` is."""
+        """Running groups by rank. Callers must not change this list or `swapped`."""
         return self._queues.running
 
     @property
@@ -246,12 +246,12 @@ class Scheduler:
 
     @property
     def is_accepting(self) -> bool:
-        """Whether groups that no worker has worked on may come in."""
+        """True if groups that no worker has worked on may be admitted."""
         return self._queues.is_accepting
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether a group is running, swapped or to be recomputed, or a step is in flight."""
+        """True if a group is running, swapped or to be recomputed, or a step is in flight."""
         return bool(self.running or self.swapped or self.inflight or self.admission.started)
 
     @property
@@ -283,7 +283,7 @@ class Scheduler:
 
     @property
     def num_cpu_prefix_hits(self) -> int:
-        """Of the tokens found, those that were found in the CPU pool and copied back."""
+        """Tokens that were found in the CPU pool and copied back, a part of `num_prefix_hits`."""
         return self._planner.num_cpu_prefix_hits
 
     @property
@@ -298,7 +298,7 @@ class Scheduler:
 
     @property
     def forget_seq_ids(self) -> list[int]:
-        """What the worker is told to forget with the next step."""
+        """Sequences that the worker forgets with the next step."""
         return self._worker_state.forget_seq_ids
 
     def counters(self, seq: Sequence) -> Counters:

@@ -1,6 +1,6 @@
-"""Why a request took as long as it did: its timeline and sums, also for a while after it.
+"""Explains why a request took as long as it did, from its timeline and its sums.
 
-A request that has ended is kept as its timeline and a few numbers, without its tokens.
+Of a request that has ended, its timeline and a few numbers are kept for a while, not its tokens.
 """
 
 from collections import OrderedDict
@@ -16,7 +16,7 @@ from scheduler_svc.requests.wait_accounting import Wait
 
 
 class RequestState(Enum):
-    """Where a request is; names as in explain.proto."""
+    """State of a request, named as in explain.proto."""
 
     WAITING = auto()
     RUNNING = auto()
@@ -26,7 +26,7 @@ class RequestState(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """What is known of one request. Times are seconds of the scheduler's clock."""
+    """Explanation of one request. Times are seconds of the scheduler's clock."""
 
     request_id: str
     state: RequestState
@@ -47,7 +47,7 @@ class Explanation:
     events: tuple[Event, ...]
     num_dropped_events: int
     waits: tuple[Wait, ...] = ()
-    """Of a request that waits: for what, since it was queued."""
+    """Reasons for which a waiting request has waited since it was queued."""
     num_ahead: int = 0
     failure: RequestFailure | None = None
 

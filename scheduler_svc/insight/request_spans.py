@@ -100,7 +100,7 @@ def _write(traced: RequestTrace, phase: Phase) -> None:
 
 
 def _add_events(traced: RequestTrace, events: Iterable[Event]) -> None:
-    """What is no phase: branches that part, and sequences that end before their group."""
+    """Adds events that are no phases: forks, and sequences that end before their group."""
     for event in events:
         at = traced.wall_ns(event.at)
         if event.kind is EventKind.FORKED:

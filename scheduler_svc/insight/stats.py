@@ -1,4 +1,4 @@
-"""What is counted of steps and of requests: sums that only grow, so that two looks give rates."""
+"""Statistics of steps and requests, as sums that only grow: two readings give a rate."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -16,12 +16,12 @@ PREEMPTION_BOUNDS = (0, 1, 2, 3, 5, 10, 20)
 
 @dataclass(slots=True)
 class StepStats:
-    """Of the steps that one worker has answered."""
+    """Statistics of the steps of one worker whose results were received."""
 
     tokens: Histogram = field(default_factory=token_counts)
     duration_ns: Histogram = field(default_factory=times)
     inter_token_ns: Histogram = field(default_factory=times)
-    """Between the tokens of a sequence: a step for those that are in it, and each preemption."""
+    """Times between two tokens of a sequence: the duration of a step, or of a preemption."""
     num_prefill_tokens: int = 0
     wait_ns: int = 0
     swap_ns: int = 0
@@ -62,12 +62,12 @@ class StepStats:
 
 @dataclass(slots=True)
 class RequestStats:
-    """Of requests that have ended."""
+    """Statistics of requests that have ended."""
 
     num_ended: Counter[str] = field(default_factory=Counter)
-    """By finish reason of the first sequence, or by status code."""
+    """Number by finish reason of the first sequence, or by status code."""
     num_corrupted: int = 0
-    """Those of which a worker failed to compute a sequence."""
+    """Requests of which a worker failed to compute a sequence."""
     queue_ns: Histogram = field(default_factory=times)
     prefill_ns: Histogram = field(default_factory=times)
     """Nanoseconds from the first step to the first token."""

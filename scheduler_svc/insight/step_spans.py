@@ -85,7 +85,7 @@ def end(plan: StepPlan, result: StepResult, outcome: StepOutcome, *, worker: str
 
 
 def abandon(plans: Iterable[StepPlan], *, why: str) -> None:
-    """Ends the spans of steps that nobody will answer."""
+    """Ends the spans of steps whose results will not come."""
     for plan in plans:
         if plan.trace is not None:
             plan.trace.span.set_status(Status(StatusCode.ERROR, why))

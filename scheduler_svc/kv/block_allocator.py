@@ -1,4 +1,4 @@
-"""Hands out the blocks of one pool, counts who shares them, and keeps what may be used again.
+"""Hands out the blocks of one pool, counts their owners, and keeps blocks that may be used again.
 
 A block is used (it has owners), cached (it has none, but what it holds is known by a hash and may
 be wanted again) or free. `check` states the conservation law.
@@ -69,7 +69,7 @@ class BlockAllocator:
 
     @property
     def hashes(self) -> Mapping[int, BlockHash]:
-        """What used and cached blocks that may be found hold."""
+        """Hash of each used or cached block that may be found."""
         return self._hash_of
 
     def allocate(self) -> int:
@@ -118,7 +118,7 @@ class BlockAllocator:
         return self._num_owners[block] > 1
 
     def num_used(self, hashes: Iterable[BlockHash]) -> int:
-        """Of what these hashes stand for, how much is held by blocks in use."""
+        """Returns how many of these hashes belong to blocks in use."""
         blocks = map(self.find, hashes)
         return sum(block is not None and self._num_owners[block] > 0 for block in blocks)
 

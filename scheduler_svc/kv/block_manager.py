@@ -17,7 +17,7 @@ from scheduler_svc.requests.sequence_group import SequenceGroup
 
 
 class AllocStatus(Enum):
-    """Whether blocks can be had now, after others have freed some, or not at all."""
+    """Answer to a request for blocks: now, after other groups have freed some, or never."""
 
     OK = auto()
     LATER = auto()
@@ -31,7 +31,7 @@ class BlockSpaceManager:
         block_size: tokens in a block.
         num_gpu_blocks, num_cpu_blocks: sizes of the pools.
         num_watermark_blocks: GPU blocks that admission leaves free, so that the sequences which
-            run already can grow for a while before anybody is preempted.
+            run already can grow for a while before one is preempted.
         max_model_len: longest sequence in tokens.
         prefix_caching: whether whole blocks may be found by what they hold, in use or not.
         cpu_prefix_cache: whether they may be found in the CPU pool too.
@@ -52,18 +52,18 @@ class BlockSpaceManager:
     ) -> None:
         self.block_size = block_size
         self.prefix_caching = prefix_caching
-        self._swap_space = CpuTier(
+        self._cpu_tier = CpuTier(
             num_blocks=num_cpu_blocks,
             block_size=block_size,
             is_cache=prefix_caching and cpu_prefix_cache,
             costs=costs,
         )
-        self.gpu = BlockAllocator(num_gpu_blocks, on_evict=self._swap_space.keep)
-        self.cpu = self._swap_space.pool
+        self.gpu = BlockAllocator(num_gpu_blocks, on_evict=self._cpu_tier.keep)
+        self.cpu = self._cpu_tier.pool
         self._num_watermark_blocks = num_watermark_blocks
         self._max_model_len = max_model_len
         self._prefix_cache = PrefixCache(
-            block_size=block_size, gpu=self.gpu, swap_space=self._swap_space, is_on=prefix_caching
+            block_size=block_size, gpu=self.gpu, cpu_tier=self._cpu_tier, is_on=prefix_caching
         )
 
     def num_blocks(self, num_tokens: int) -> int:
@@ -108,8 +108,8 @@ class BlockSpaceManager:
         return self._has_room(self._num_taken(seq, prefix, num_lookahead_slots))
 
     def _has_room(self, num_blocks: int) -> AllocStatus:
-        """Says whether somebody who comes in can have so many GPU blocks."""
-        # Alone on the worker a group is past the watermark's protection: nobody else grows.
+        """Says whether a group that is admitted can have so many GPU blocks."""
+        # The watermark protects running groups; alone on the worker, a group needs no protection.
         alone = self.gpu.num_free == self.gpu.num_blocks
         left = self.gpu.num_free - num_blocks
         enough = left >= (0 if alone else self._num_watermark_blocks)
@@ -140,7 +140,7 @@ class BlockSpaceManager:
             if found.is_on_gpu:
                 self.gpu.share(found.block)
             else:
-                self._swap_space.hold([found.block], arriving=False)
+                self._cpu_tier.hold([found.block], arriving=False)
         copies = []
         for index, found in enumerate(prefix):
             block = found.block
@@ -229,7 +229,7 @@ class BlockSpaceManager:
 
     def can_swap_out(self, group: SequenceGroup) -> bool:
         hashes = self._distinct_blocks(group).values()
-        return self._swap_space.num_taken(hashes) <= self._swap_space.num_free
+        return self._cpu_tier.num_taken(hashes) <= self._cpu_tier.num_free
 
     def can_swap_in(self, group: SequenceGroup, *, num_lookahead_slots: int = 0) -> AllocStatus:
         """Says whether the group's blocks fit on the GPU, with one more for each sequence."""
@@ -242,17 +242,17 @@ class BlockSpaceManager:
         wanted = min(len(hashes) + growth, max(len(hashes), self.most_blocks(group)))
         if wanted > self.gpu.num_blocks:
             return AllocStatus.NEVER
-        if self._swap_space.is_arriving(blocks):
+        if self._cpu_tier.is_arriving(blocks):
             return AllocStatus.LATER
         return self._has_room(wanted - self.gpu.num_used(h for h in hashes if isinstance(h, bytes)))
 
     def swap_out(self, group: SequenceGroup) -> list[BlockCopy]:
         """Moves the group's blocks to CPU swap, each once however many sequences share it."""
-        self._swap_space.make_room(self._distinct_blocks(group).values())
+        self._cpu_tier.make_room(self._distinct_blocks(group).values())
         copies, left = move(
-            group, self.cpu, block_size=self.block_size, finds=self._swap_space.is_cache
+            group, self.cpu, block_size=self.block_size, finds=self._cpu_tier.is_cache
         )
-        self._swap_space.hold((copy.dst for copy in copies), arriving=True)
+        self._cpu_tier.hold((copy.dst for copy in copies), arriving=True)
         for block in reversed(left):  # of a chain the end is forgotten first
             self.gpu.free(block)
         return copies
@@ -260,12 +260,12 @@ class BlockSpaceManager:
     def swap_in(self, group: SequenceGroup) -> list[BlockCopy]:
         """Moves the group's blocks back to the GPU."""
         copies, left = move(group, self.gpu, block_size=self.block_size, finds=True)
-        self._swap_space.leave(left)
+        self._cpu_tier.leave(left)
         return copies
 
     def complete(self) -> list[BlockCopy]:
         """Ends the plan in the making; returns the copies to the CPU of what it evicted."""
-        return self._swap_space.complete()
+        return self._cpu_tier.complete()
 
     def reset_prefix_cache(self) -> bool:
         """Forgets all cached blocks of both pools; False, changing nothing, if any is in use."""
@@ -286,11 +286,11 @@ class BlockSpaceManager:
         self.cpu.check(dict(on_cpu))
 
     def is_write_shared(self, seq: Sequence) -> bool:
-        """Says whether the next token goes to a block that somebody else reads."""
+        """Says whether the next token goes to a block that another sequence reads."""
         return self._shared_write_index(seq) is not None
 
     def _shared_write_index(self, seq: Sequence) -> int | None:
-        """Index of the block that the next token goes to, if somebody else reads that block."""
+        """Returns the index of the next token's block if another sequence reads that block."""
         index = seq.num_planned_tokens // self.block_size
         if index < len(seq.block_table) and self.gpu.is_shared(seq.block_table[index]):
             return index

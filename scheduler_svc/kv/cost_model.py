@@ -1,4 +1,4 @@
-"""What copies between the pools cost, against computing the same tokens again.
+"""Compares the cost of copies between the pools with that of computing the same tokens again.
 
 Begins with the rates that a worker announces and follows those that its answers show, each by how
 much it copied or computed: a copy of one block, or a short prompt, says little. Choosing by bytes

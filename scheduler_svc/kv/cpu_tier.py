@@ -19,11 +19,11 @@ class CopyCosts(Protocol):
     """Says what is worth a copy; `CostModel` is one."""
 
     def keeps_another(self, *, num_kept: int, block_size: int) -> bool:
-        """Whether a step that copies `num_kept` evicted blocks out should copy one more."""
+        """Returns True if a step that copies `num_kept` evicted blocks out should copy one more."""
         ...
 
     def fetches(self, *, block_size: int) -> bool:
-        """Whether to copy a block in takes less than to compute its tokens again."""
+        """Returns True if copying a block in takes less time than computing its tokens again."""
         ...
 
 
@@ -51,7 +51,7 @@ class CpuTier:
         return self.pool.num_free + len(self._revocable())
 
     def num_taken(self, hashes: Iterable[BlockHash | None]) -> int:
-        """Of `num_free` blocks, how many a group takes whose blocks hold what these stand for."""
+        """Returns how many of `num_free` blocks a group takes whose blocks have these hashes."""
         hashes = list(hashes)
         if not self.is_cache:
             return len(hashes)
@@ -59,7 +59,7 @@ class CpuTier:
         return len(hashes) - in_use
 
     def _revocable(self) -> list[BlockHash]:
-        """Of the evicted blocks that the plan copies, those that it could do without."""
+        """Returns hashes of evicted blocks whose copies the plan can omit."""
         return [h for h, copy in self._kept.items() if not self.pool.is_shared(copy.dst)]
 
     def keep(self, gpu_block: int, block_hash: BlockHash) -> None:

@@ -1,4 +1,4 @@
-"""Names for the content of KV blocks, and who holds it: a chain of hashes over whole blocks.
+"""Names the content of KV blocks by a chain of hashes, and finds the blocks that hold it.
 
 A block's K and V depend on every token before them, so its hash covers its own tokens and the hash
 of the block before it (as in vLLM's automatic prefix caching). The chain begins with the request's
@@ -43,11 +43,11 @@ class PrefixCache:
     """Finds blocks of both pools by what they hold, in use or not."""
 
     def __init__(
-        self, *, block_size: int, gpu: BlockAllocator, swap_space: CpuTier, is_on: bool
+        self, *, block_size: int, gpu: BlockAllocator, cpu_tier: CpuTier, is_on: bool
     ) -> None:
         self._block_size = block_size
         self._gpu = gpu
-        self._swap_space = swap_space
+        self._cpu_tier = cpu_tier
         self._is_on = is_on
 
     def find(self, seq: Sequence) -> list[FoundBlock]:
@@ -83,7 +83,7 @@ class PrefixCache:
         block = self._gpu.find(block_hash)
         if block is not None:
             return FoundBlock(block)
-        block = self._swap_space.find(block_hash)
+        block = self._cpu_tier.find(block_hash)
         return None if block is None else FoundBlock(block, is_on_gpu=False)
 
     def record_shared(self, seq: Sequence, num_blocks: int) -> None:
@@ -106,7 +106,7 @@ class PrefixCache:
         for block in seq.block_table:
             block_hash = self._gpu.retract(block)
             if block_hash is not None:
-                self._swap_space.forget(block_hash)
+                self._cpu_tier.forget(block_hash)
 
     def hash(self, seq: Sequence, index: int) -> BlockHash:
         """Returns the name of what a whole block of the sequence's table is to hold."""

@@ -34,7 +34,7 @@ class BranchRecompute:
     def make_room(self, plan: StepPlan, now: float) -> None:
         """Frees blocks for branches that lack them, at the cost of groups behind theirs.
 
-        Comes before decodes are planned: those who are to yield must not be among them.
+        Is called before decodes are planned, as groups that yield must not be among them.
         """
         for group in list(self._incomplete):
             if not _lacks_blocks(group):
@@ -50,7 +50,7 @@ class BranchRecompute:
         while (prefix := self.prefix_of(seq)) is not None:
             if self._blocks.can_start(seq, prefix):
                 return
-            if not self._preemption.take_from_others(group, plan, now):
+            if not self._preemption.preempt_behind(group, plan, now):
                 return
 
     def prefix_of(self, seq: Sequence) -> list[FoundBlock] | None:

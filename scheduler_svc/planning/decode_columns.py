@@ -1,6 +1,6 @@
 """The decode columns: groups that decode a token a step, planned and accepted by array operations.
 
-A group is in the columns while each of its unfinished sequences decodes in blocks that are its own.
+A group is in the columns while each of its unfinished sequences decodes in blocks of its own.
 Its counters are then columns here, not the attributes of its sequences; `release` writes them back,
 and comes before anything else is done to the group. What a step costs is then a few operations on
 arrays, and a little for each sequence that crosses into a new block, ends or is drained.
@@ -33,19 +33,19 @@ class DecodeColumns:
         self._blocks = blocks
         self._admission = admission
         self._flow_indices: dict[str, int] = {}
-        self._flows = np.empty(0, dtype=np.int64)  # indices of whom the tokens are charged to
+        self._flows = np.empty(0, dtype=np.int64)  # index of the flow that tokens are charged to
         self._planned = np.empty(0, dtype=np.int64)
         self._computed = np.empty(0, dtype=np.int64)
         self._room = np.empty(0, dtype=np.int64)  # tokens that fit the block table
         self._end = np.empty(0, dtype=np.int64)  # tokens at which the sequence has its last
         self._stop_token_ids: set[int] = set()  # of all of them
-        # For so many steps nobody needs a block or has its last token, nor completes a block or
-        # may end by its length: there is nothing to look for. 0 is unknown.
+        # Numbers of steps in which no sequence needs a block or has its last token (plans), or
+        # completes a block or may end by its length (answers). 0 is unknown.
         self._quiet_plans = 0
         self._quiet_answers = 0
 
     def join(self, groups: Iterable[SequenceGroup]) -> None:
-        """Takes in groups for which `can_join` holds."""
+        """Adds groups for which `can_join` holds."""
         seqs = [seq for group in groups for seq in group.unfinished]
         if not seqs:
             return
@@ -80,7 +80,7 @@ class DecodeColumns:
         )
 
     def release(self, *groups: SequenceGroup) -> None:
-        """Lets groups go, their counters written back; a no-op for those that are not in."""
+        """Removes groups and writes their counters back; ignores groups that are not in."""
         leaving = {group for group in groups if group.is_steady}
         if not leaving:
             return
@@ -136,9 +136,9 @@ class DecodeColumns:
         return True
 
     def _find_quiet(self, distances: Column) -> int:
-        """Returns how many steps nothing happens for, if it is worth asking.
+        """Returns in how many steps nothing happens; 0 if there are too many sequences.
 
-        Among as many as a block has tokens, somebody is at the end of one in nearly every step.
+        Among as many sequences as a block has tokens, one completes a block in nearly every step.
         """
         return max(0, int(distances.min())) if 0 < len(distances) <= MOST_QUIET else 0
 
@@ -208,13 +208,13 @@ class DecodeColumns:
                 self._admission.charge(flow, served, num_output_tokens=count)
 
     def _find_stop_tokens(self) -> None:
-        """Whose group has left may stay in the union: `accept` says only who *may* end."""
+        """Collects the stop tokens of all groups; those of a group that has left may stay."""
         self._stop_token_ids = {
             token_id for seq in self.seqs for token_id in seq.group.params.stop_token_ids
         }
 
     def check(self) -> None:
-        """Asserts that rows and sequences belong together, and nobody writes what others read."""
+        """Asserts that rows belong to their sequences and that none writes a shared block."""
         assert [seq.steady_row for seq in self.seqs] == list(range(len(self.seqs)))
         flows = list(self._flow_indices)
         assert [flows[index] for index in self._flows] == [seq.group.flow for seq in self.seqs]
@@ -229,7 +229,7 @@ class DecodeColumns:
             self._check_quiet()
 
     def _check_quiet(self) -> None:
-        """Asserts that nobody is looked away from for longer than nothing happens to it."""
+        """Asserts that no sequence is skipped in a step in which something happens to it."""
         size, last = self._blocks.block_size, self._end - 1
         to_plan = np.minimum(self._room, last) - self._planned
         to_accept = np.minimum(size - self._computed % size, last - self._computed) - 1

@@ -16,7 +16,7 @@ from scheduler_svc.requests.wait_accounting import WaitReason
 AFFINITY_WINDOW = 8
 """Groups among which a worker prefers the one that it has cached most of."""
 MAX_PASSED_OVER = 8
-"""How often others may come in before a group for that reason."""
+"""Times that other groups may be admitted before a group for that reason."""
 
 
 class GroupSelection:
@@ -33,7 +33,7 @@ class GroupSelection:
         trials: Trials,
     ) -> None:
         self.obstacle = WaitReason.NEXT_STEP
-        """What the first of the queue lacks, if it was asked."""
+        """Reason why the first group of the queue was not admitted."""
         self._limits = limits
         self._queues = queues
         self._blocks = blocks
@@ -42,10 +42,10 @@ class GroupSelection:
         self._trials = trials
 
     def next_group(self) -> SequenceGroup | None:
-        """Returns who comes in next, if anybody can now.
+        """Returns the group that is admitted next; None if none can be now.
 
-        Nobody passes a group that this worker makes room for. One that waits for room on another
-        worker holds nobody up here.
+        No group passes one that this worker makes room for. A group that waits for room on another
+        worker delays no group here.
         """
         admission = self._queues.admission
         if not admission or self._is_full():
@@ -117,7 +117,7 @@ class GroupSelection:
     def _rivals(self, group: SequenceGroup) -> list[SequenceGroup]:
         """Returns those behind a group that may come in before it, in order."""
         rivals: list[SequenceGroup] = []
-        if _must_not_be_passed(group):  # as is whoever comes back to a worker that drains
+        if _must_not_be_passed(group):  # a group that returns to a draining worker, too
             return rivals
         for one in self._queues.admission.behind(group, AFFINITY_WINDOW - 1):
             may_pass = one.suspicion is None and self._grammars.has(one)

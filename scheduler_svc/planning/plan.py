@@ -49,7 +49,7 @@ class StepPlan:
     is_short_of_blocks: bool = False
     """True if a running sequence lacks a block; no waiting group is admitted then."""
     is_alone: bool = False
-    """Whether all its sequences are of one request, a suspect; see suspect_turns.py."""
+    """True if all its sequences are of one request, a suspect; see suspect_turns.py."""
     trace: StepTrace | None = None
     """Set if a sampled request asks for it; see step_spans.py."""
 
@@ -59,7 +59,7 @@ class StepPlan:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing for the worker to do."""
+        """True if the worker has nothing to do."""
         return not (self.seqs or self.swap_out or self.swap_in)
 
     def add_decodes(self, seqs: list[Sequence]) -> None:

@@ -1,4 +1,4 @@
-"""Fills the plan of one step: decodes first, then prefills, then who is swapped, then who waits.
+"""Fills the plan of one step: decodes, then prefills, then swapped groups, then waiting ones.
 
 Iteration-level scheduling follows Orca (Yu et al., OSDI 2022), mixing chunks of prefills with
 decodes Sarathi-Serve (Agrawal et al., OSDI 2024). How much of the prompts goes along is not a fixed
@@ -25,7 +25,7 @@ from scheduler_svc.requests.wait_accounting import WaitReason
 
 
 class Planner:
-    """Decides who computes how many tokens, and books their blocks."""
+    """Decides how many tokens each sequence computes, and books their blocks."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Planner:
         if plan.seqs and self._limits.prefill_spread > 1:
             self._spread_prompts(plan)
         self._add_prefills(plan)
-        if not plan.is_short_of_blocks:  # who was just evicted must not push others back in
+        if not plan.is_short_of_blocks:  # a group that was just preempted must not preempt others
             self._add_swapped(plan, now)
             self._add_waiting(plan, now)
         self._queues.admission.waits.note(self._what_waits(plan), now)
@@ -95,10 +95,10 @@ class Planner:
             group for group in decoding if self._decode_columns.can_join(group)
         )
 
-    # Those who run
+    # Running groups
 
     def _add_decodes(self, plan: StepPlan, now: float) -> None:
-        """Gives each sequence that has one token left its token: nobody waits behind a prefill."""
+        """Gives each sequence that has one token left its token; none waits for a prefill."""
         running, index = self._queues.running, 0
         while index < len(running) and plan.token_budget:  # it may lose its last groups meanwhile
             group = running[index]
@@ -174,7 +174,7 @@ class Planner:
         self.num_prefix_queries += seq.num_tokens
         self.num_prefix_hits += seq.num_computed_tokens
 
-    # Those who come in
+    # Swapped and waiting groups
 
     def _add_swapped(self, plan: StepPlan, now: float) -> None:
         swapped = self._queues.swapped

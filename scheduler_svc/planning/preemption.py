@@ -1,4 +1,4 @@
-"""Makes room for those who run: who yields, and whether its blocks are swapped or recomputed.
+"""Makes room for running groups: chooses the group that yields, and swapping or recomputing.
 
 Preemption of whole groups, the last in line first, follows vLLM (SOSP 2023, section 4.5).
 """
@@ -55,31 +55,28 @@ class Preemption:
             if status is AllocStatus.NEVER:
                 self._sequence_release.fail_later(seq.group, NO_LONGER_FITS)
                 return False
-            if not self._take_from_the_last(seq.group, plan, now):
+            if not self._preempt_last(seq.group, plan, now):
                 return False
         self._worker_state.append_slots(plan, seq, 1)
         return True
 
-    def take_from_others(self, group: SequenceGroup, plan: StepPlan, now: float) -> bool:
-        """Gives a group that runs the blocks of the last of those behind it.
+    def preempt_behind(self, group: SequenceGroup, plan: StepPlan, now: float) -> bool:
+        """Gives a running group the blocks of the group that ranks last, if that is another.
 
-        Returns False if there is nobody behind it, or that one is in flight and goes in the next
-        step.
+        Returns False if there is no other, or if it is in flight and is preempted in the next step.
         """
         plan.is_short_of_blocks = True
         if self._queues.running[-1] is group:
             return False
-        return self._take_from_the_last(group, plan, now)
+        return self._preempt_last(group, plan, now)
 
-    def _take_from_the_last(self, group: SequenceGroup, plan: StepPlan, now: float) -> bool:
-        """Preempts the last in line; returns whether another group has lost its blocks by that."""
+    def _preempt_last(self, group: SequenceGroup, plan: StepPlan, now: float) -> bool:
+        """Preempts the group that ranks last; returns True if another group lost its blocks."""
         plan.is_short_of_blocks = True
         if plan.deferred_victims:  # one victim at a time is waited for
             return False
         victim = self._queues.running[-1]
-        self._decode_columns.release(
-            victim
-        )  # which knows whether it is in flight, or in this step already
+        self._decode_columns.release(victim)  # its counters tell whether it is in flight
         if victim.is_inflight:
             plan.deferred_victims.append(victim)
             return False

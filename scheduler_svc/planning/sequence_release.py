@@ -1,4 +1,4 @@
-"""How sequences end: at once for the caller; for their blocks once no step in flight holds them."""
+"""Ends sequences: at once for the caller; their blocks when no step in flight holds them."""
 
 from collections.abc import Set
 
@@ -59,7 +59,7 @@ class SequenceRelease:
         self._queues.recount(group)
 
     def drop(self, seq: Sequence) -> None:
-        """Takes out a sequence that no step in flight holds, and of whose end nobody hears."""
+        """Removes a sequence that no step in flight holds, without an update for the router."""
         seq.status = SequenceStatus.FINISHED
         self._release(seq)
 

@@ -18,7 +18,7 @@ class Trials:
 
     def __init__(self, queues: GroupQueues, *, worker_name: str) -> None:
         self.is_turn = False
-        """Whether the next step is that of a suspect, if there is one."""
+        """True if the next step is that of a suspect, if there is one."""
         self._queues = queues
         self._worker_name = worker_name
         self._current: SequenceGroup | None = None
@@ -50,7 +50,7 @@ class Trials:
 
     @property
     def has_work(self) -> bool:
-        """Whether there is a suspect to be tried."""
+        """True if there is a suspect to be tried."""
         return self.current is not None or bool(self.candidates)
 
     def must_wait(self, inflight: Collection[StepPlan]) -> bool:

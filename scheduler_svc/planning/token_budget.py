@@ -1,10 +1,10 @@
-"""How many tokens a step may compute, and how many of them are of prompts."""
+"""Computes how many tokens a step may compute, and how many of them may be of prompts."""
 
 from scheduler_svc.config import StepLimits
 
 FEW_DECODES, MANY_DECODES = 8, 16
-"""Beside so many a chunk of a spread prompt is at least an eighth, or a quarter, of a step's
-tokens; beside a number between them a share between these."""
+"""Beside so many decodes, a chunk of a spread prompt is at least an eighth, or a quarter, of a
+step's tokens; beside a number between them, a share between these."""
 
 
 def token_budget(limits: StepLimits, *, memory_tokens: int | None) -> int:
@@ -20,8 +20,8 @@ def token_budget(limits: StepLimits, *, memory_tokens: int | None) -> int:
 def prompt_budget(limits: StepLimits, *, num_prompt_tokens: int, num_decodes: int) -> int:
     """Returns how many tokens of the prompts that are left a step of decodes takes along.
 
-    Its share of a burst, so that those who decode notice little of it, but enough to be worth
-    a pass over the weights: the more decode, the longer others wait for a prompt of few chunks.
+    A share of a burst of prompts delays decodes little, but must be worth a pass over the weights:
+    the more sequences decode, the more of them wait for each chunk of a prompt.
     """
     share = -(-num_prompt_tokens // limits.prefill_spread)
     part = min(max(num_decodes, FEW_DECODES), MANY_DECODES)

@@ -17,11 +17,11 @@ from scheduler_svc.requests.failures import cannot_compile
 from scheduler_svc.requests.sequence_group import SequenceGroup
 
 MAX_PASSED_OVER = 4
-"""How often a worker compiles what no worker has, before what a waiting group lacks only here."""
+"""Times that a worker compiles what no worker has before what only this worker lacks."""
 
 
 class Preparation(NamedTuple):
-    """What a worker is asked: to forget some constraints and to compile one."""
+    """Request to a worker to forget some constraints and to compile one."""
 
     constraint: Constraint
     cost: GrammarCost
@@ -45,15 +45,15 @@ class WorkerGrammars:
         self._ready: OrderedDict[Constraint, int] = OrderedDict()  # bytes, last used last
         self._wanted: SequenceGroup | None = None
         self._num_passed_over = 0
-        self._asked: Preparation | None = None
+        self._compiling: Preparation | None = None
         self._to_send: Preparation | None = None
         self._has_joined = False
 
     @property
     def num_bytes(self) -> int:
-        """What the compiled grammars count for, with the one that is being compiled."""
-        asked = 0 if self._asked is None else self._charged(self._asked.cost)
-        return sum(self._ready.values()) + asked
+        """Bytes of the compiled grammars, the one that is being compiled included."""
+        compiling = 0 if self._compiling is None else self._charged(self._compiling.cost)
+        return sum(self._ready.values()) + compiling
 
     def join(self) -> None:
         """Says that the worker takes groups from now on."""
@@ -63,11 +63,11 @@ class WorkerGrammars:
 
     def leave(self) -> None:
         """Says that the worker is gone, and all that it has compiled."""
-        if self._asked is not None:
-            self._admission.end_preparation(self._asked.constraint, is_ready=False)
+        if self._compiling is not None:
+            self._admission.end_preparation(self._compiling.constraint, is_ready=False)
         for constraint in self._ready:
             self._admission.forget_grammar(constraint)
-        self._asked = self._to_send = None
+        self._compiling = self._to_send = None
         self._ready.clear()
         if self._has_joined and not self.memory_bytes:
             self._admission.join_indifferent(joins=False)
@@ -91,7 +91,7 @@ class WorkerGrammars:
     def plan(self) -> None:
         """Chooses what the worker compiles next, if it compiles nothing and there is room."""
         wanted, self._wanted = self._wanted, None
-        if self._asked is not None or not self.memory_bytes:
+        if self._compiling is not None or not self.memory_bytes:
             return
         group = self._next(wanted)
         if group is None:
@@ -100,7 +100,7 @@ class WorkerGrammars:
         assert constraint is not None, group.request_id
         forgotten = self._make_room(self._charged(cost))
         if forgotten is not None:
-            self._asked = self._to_send = Preparation(constraint, cost, tuple(forgotten))
+            self._compiling = self._to_send = Preparation(constraint, cost, tuple(forgotten))
             self._admission.parked.begin(group)
 
     def _next(self, wanted: SequenceGroup | None) -> SequenceGroup | None:
@@ -125,11 +125,11 @@ class WorkerGrammars:
 
         Raises ValueError if the worker was not asked.
         """
-        if self._asked is None or self._asked.constraint != constraint:
+        if self._compiling is None or self._compiling.constraint != constraint:
             raise ValueError("a structured output that is not being compiled")
         if not fault:
-            self._ready[constraint] = self._charged(self._asked.cost)
-        self._asked = None
+            self._ready[constraint] = self._charged(self._compiling.cost)
+        self._compiling = None
         self._admission.end_preparation(constraint, is_ready=not fault)
         if fault:
             for group in self._admission.needing(constraint):
@@ -141,7 +141,7 @@ class WorkerGrammars:
         return min(cost.held_bytes, self.memory_bytes)
 
     def _make_room(self, num_bytes: int) -> list[Constraint] | None:
-        """Forgets what nobody needs until `num_bytes` are free; None, changing nothing, if not."""
+        """Forgets what no group needs until `num_bytes` are free; if they are not, returns None."""
         missing = sum(self._ready.values()) + num_bytes - self.memory_bytes
         forgotten: list[Constraint] = []
         if missing > 0:

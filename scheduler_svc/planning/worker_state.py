@@ -1,4 +1,4 @@
-"""What the worker knows of sequences; each plan tells it what is different.
+"""Tracks what the worker knows of sequences; each plan sends it the changes.
 
 A sequence that the worker knows is named by its id and patched where its block table grew; any
 other is sent in full. A sequence is forgotten there when it is preempted or released.
@@ -76,14 +76,14 @@ class WorkerState:
 
     @property
     def forget_seq_ids(self) -> list[int]:
-        """What the next plan tells the worker to forget."""
+        """Sequences that the worker forgets with the next plan."""
         return list(self._forget)
 
     def finish_plan(self, plan: StepPlan) -> None:
         """Completes a plan that is to be sent."""
         plan.forget, self._forget = self._forget, []
-        # Parents have moved on: who was not split off is sent in full. Who is to have another token
-        # than the worker thinks has not moved.
+        # Parents have new tokens now, so a branch that was not split off is sent in full. Entries
+        # of sequences whose last token is to be replaced stay.
         self._forks = {child: parent for child, parent in self._forks.items() if child is parent}
 
     def check(self, sequences: Set[Sequence]) -> None:

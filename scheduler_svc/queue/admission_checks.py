@@ -1,4 +1,4 @@
-"""What a request is asked before it may wait: is it new, in time, sound, and is there room."""
+"""Checks a request before it may wait: that it is new, in time and valid, and that it has room."""
 
 import logging
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ class Entry:
         return _beyond_bounds(group, self.bounds, self.admission, num_live=num_live)
 
     def _rank(self, group: SequenceGroup) -> RequestFailure | None:
-        """Lets the policy place a request; it may be anybody's code."""
+        """Lets the policy place a request. The policy may be of another package, and may fail."""
         try:
             self.admission.rank(group)
         except Exception:

@@ -1,7 +1,7 @@
 """The queue of requests that no worker has taken yet, one for all workers.
 
-A worker with room pulls from it, which balances the load with no estimate of it. Who comes first is
-the policy's to say. A group that is preempted by recompute, or whose worker is lost, comes back at
+A worker with room pulls from it, which balances the load with no estimate of it. The policy decides
+the order. A group that is preempted by recompute, or whose worker is lost, comes back at
 its old rank. A worker that has too little room for the first in line reserves it: that worker makes
 room, and others go on with those behind.
 """
@@ -31,7 +31,7 @@ class AdmissionQueue:
         self.policy = policy or FirstComeFirstServed()
         self.waits = WaitLedger()
         self.num_prompt_tokens = 0
-        """Of those that wait."""
+        """Prompt tokens of all waiting groups."""
         self.parked = Parked()
         self._flows = Flows()
         self._constraints: Counter[Constraint] = Counter()  # of those in flows
@@ -59,12 +59,12 @@ class AdmissionQueue:
 
     @property
     def started(self) -> list[SequenceGroup]:
-        """Those that a worker has worked on, which a worker that drains still takes; by rank."""
+        """Groups that a worker has worked on, by rank; a draining worker still admits them."""
         return sorted(self._started, key=rank_of)
 
     @property
     def suspects(self) -> list[SequenceGroup]:
-        """Those that compute alone because a worker was lost with them; by rank."""
+        """Groups that compute alone because a worker was lost with them, by rank."""
         return sorted(self._suspects, key=rank_of) if self._suspects else []
 
     def behind(self, group: SequenceGroup, limit: int) -> list[SequenceGroup]:
@@ -185,7 +185,7 @@ class AdmissionQueue:
         num_prompt_tokens: int = 0,
         num_output_tokens: int = 0,
     ) -> None:
-        """Tells the policy what was served, and to whom; see `pop_uncharged` if it fails on that.
+        """Charges a flow for the tokens it was served; see `pop_uncharged` if the policy fails.
 
         Called in the middle of a step, of which the others must not suffer.
         """

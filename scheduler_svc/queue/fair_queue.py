@@ -32,7 +32,7 @@ class Flow:
 
     name: str
     turn: int
-    """How many turns there had been when it last had one, or began to wait."""
+    """Number of all turns when the flow last had one, or began to wait."""
     groups: list[SequenceGroup] = field(default_factory=list)
     entry: Entry | None = None
     """The one of its entries in the heap that counts."""
@@ -90,7 +90,7 @@ class Flows:
         return self._virtual_times.get(name, 0.0)
 
     def first(self) -> SequenceGroup | None:
-        """Returns who is next."""
+        """Returns the group that is next; None if none waits."""
         flow = self._least()
         return flow.groups[0] if flow else None
 

@@ -90,7 +90,7 @@ class Parked:
             self._spent_ns[group.payer] += group.params.grammar_cost.cpu_ns
 
     def end(self, constraint: Constraint, *, is_ready: bool) -> list[SequenceGroup]:
-        """Notes that a worker has compiled a constraint, or has not; returns who may go on."""
+        """Ends a compilation; returns the groups that may continue if it has succeeded."""
         self._preparing.discard(constraint)
         if is_ready:
             self._ready[constraint] += 1

@@ -1,4 +1,4 @@
-"""Who comes first: the interface of scheduling policies, and the four that come with us.
+"""The interface of scheduling policies, which order waiting requests, and four of them.
 
 Requests stand in flows, and in a flow by rank, the least first. Between flows the queue goes by
 virtual time (start-time fair queueing, Goyal et al., SIGCOMM 1996), which `cost` moves on; a policy
@@ -9,8 +9,8 @@ of your own is chosen by its import path, `package.module:Class`, and may be as 
         def rank(self, group: SequenceGroup) -> float:
             return group.times.arrival + (0.0 if group.request.tenant in PAID else 30.0)
 
-A request waits only for those of lower rank, so nobody starves as long as ranks stay within a bound
-of the time of arrival.
+A request waits only for those of lower rank, so each request is served in the end if ranks stay
+within a bound of the time of arrival.
 """
 
 import importlib
@@ -24,14 +24,14 @@ AGEING_TOKENS = 1000
 
 
 class SchedulingPolicy(Protocol):
-    """What the queue asks for every request; one on which a method raises fails, alone."""
+    """Methods that the queue calls for each request; if one raises, that request alone fails."""
 
     def flow(self, group: SequenceGroup) -> str:
         """Names the flow that a request stands in; asked once."""
         ...
 
     def rank(self, group: SequenceGroup) -> float:
-        """Orders a flow, and everything that runs: who has the highest rank yields first.
+        """Orders a flow, and all running groups: the group of the highest rank yields first.
 
         Asked once, when the request arrives; not NaN.
         """
@@ -46,7 +46,7 @@ class SchedulingPolicy(Protocol):
 
 
 class FirstComeFirstServed:
-    """By arrival."""
+    """Serves requests in the order of arrival."""
 
     def flow(self, group: SequenceGroup) -> str:
         return ""

@@ -13,9 +13,9 @@ from scheduler_svc.requests.sequence_group import SequenceGroup
 
 
 class GroupQueues:
-    """`running` and `swapped` are in order of rank; who is last yields first.
+    """`running` and `swapped` are in order of rank; the last group yields first.
 
-    A rank never changes, so who is first is never preempted, and everybody becomes first. Groups
+    A rank never changes, so the first group is never preempted, and each becomes the first. Groups
     come out of `admission`, which the workers share, and go back there when they are preempted by
     recompute.
     """
@@ -26,7 +26,7 @@ class GroupQueues:
         self.swapped: list[SequenceGroup] = []
         self.is_accepting = True
         self.num_sequence_slots = 0
-        """Sequences that those who run have or will have in a step."""
+        """Sequences of the running groups, those that forks will add included."""
         self._slots_of: dict[SequenceGroup, int] = {}  # of each that runs
 
     def __contains__(self, group: SequenceGroup) -> bool:

@@ -1,6 +1,6 @@
 """Files of records, each behind its length as a varint: written by a thread, read until they end.
 
-Whoever appends pays for a queue; a thread writes several times a second. So a crash loses at most
+An append only adds to a queue; a thread writes several times a second. So a crash loses at most
 that, and may leave half a record, which the reader reports and leaves alone.
 """
 

@@ -1,4 +1,4 @@
-"""What the scheduler shows Prometheus: gauges of this moment, counts of its steps and requests.
+"""Metrics of the scheduler for Prometheus: gauges of this moment, counts of its steps and requests.
 
 Names are those of vLLM's engine where it has them. A worker's series end when it leaves.
 """

@@ -26,7 +26,7 @@ _LINE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Counts:
-    """Of one worker, so far."""
+    """Counts of one worker since it joined."""
 
     num_steps: int
     num_prompt_tokens: int

@@ -46,7 +46,7 @@ class Candidates(NamedTuple):
 
 
 class Draw(NamedTuple):
-    """What a worker reports at the end of a beam; it takes the drawn token for the next."""
+    """Report of a worker at the end of a beam. The worker computes the drawn token next."""
 
     token_id: int
     candidates: Candidates
@@ -71,7 +71,7 @@ class Hypothesis:
     parent: int = 0
     """Index of the beam that it continues, before the search advanced."""
     score: float = -math.inf
-    """Of one that has ended: its total over its length to the power of length_penalty."""
+    """Total over length to the power of length_penalty; of a hypothesis that has ended."""
 
 
 class BeamSearch:

@@ -8,7 +8,8 @@ from collections.abc import Collection, Iterator
 from scheduler_svc.requests.sequence_group import SequenceGroup
 
 MAX_STALE_DEADLINES = 64
-"""Of requests that have ended, beyond as many as live; they would keep prompts in memory."""
+"""Deadlines kept of requests that have ended, beyond the number of live requests; each keeps a
+prompt in memory."""
 
 
 class LiveRequests:
@@ -29,12 +30,12 @@ class LiveRequests:
 
     @property
     def groups(self) -> Collection[SequenceGroup]:
-        """In the order in which they came."""
+        """The live requests in the order of arrival."""
         return self._groups.keys()
 
     @property
     def has_deadlines(self) -> bool:
-        """Whether `expired` may have something to yield."""
+        """True if `expired` may yield a group."""
         return bool(self._deadlines)
 
     def find(self, *, tenant: str, request_id: str) -> SequenceGroup | None:

@@ -15,17 +15,17 @@ class RequestTrace:
 
     __slots__ = ("_offset_ns", "span", "token_times")
     num_open: ClassVar[int] = 0
-    """Of this process; while it is 0 nobody needs to look for them."""
+    """Open spans of this process; while it is 0, no code needs to look for them."""
 
     def __init__(self, span: Span, *, offset_ns: int) -> None:
         self.span = span
         self.token_times: list[float] = []
-        """When each token was accepted; those of one step share the object."""
+        """Times at which tokens were accepted; the tokens of one step share one object."""
         self._offset_ns = offset_ns
 
     @property
     def context(self) -> Context:
-        """Where spans below this one start."""
+        """Context for spans below this one."""
         return trace.set_span_in_context(self.span, Context())
 
     def wall_ns(self, seconds: float) -> int:

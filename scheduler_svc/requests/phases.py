@@ -36,12 +36,12 @@ class Phase:
     end: float
     attributes: dict[str, Attribute] = field(default_factory=dict)
     chunks: list[Event] = field(default_factory=list)
-    """Of a prefill."""
+    """Chunks of a prefill."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockUnit:
-    """What a block is where the request ran; 0 is not known."""
+    """Size of a block on the workers of the request; 0 is not known."""
 
     tokens: int = 0
     num_bytes: int = 0
@@ -121,7 +121,7 @@ def _preemption(event: Event, block: BlockUnit) -> dict[str, Attribute]:
 
 
 def _waits(waits: tuple[Wait, ...]) -> dict[str, Attribute]:
-    """What it waited for: the longest as one word, each in seconds."""
+    """Returns the reason waited for longest as one word, and the seconds of each reason."""
     if not waits:
         return {}
     each: dict[str, Attribute] = {

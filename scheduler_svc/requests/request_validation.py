@@ -12,7 +12,7 @@ from contract.sampling_params import MAX_LOGPROB_TOKEN_IDS, SamplingParams
 from scheduler_svc.requests.beam_search import find_fault_in_search
 
 MAX_PRIORITY = 1000
-"""And as far below 0; how long a request may be kept waiting follows from it."""
+"""Bound of a priority, above and below 0; it bounds how long a request may be kept waiting."""
 MAX_PENALTY = 2
 MAX_REPETITION_PENALTY = 10
 MAX_BIAS = 100
@@ -41,7 +41,7 @@ def find_fault(request: Request, model: ModelInfo) -> str | None:
 
 
 def _find_fault_in_delivered(request: Request, model: ModelInfo) -> str | None:
-    """What was generated before must leave something to generate."""
+    """Checks the output of earlier attempts, which must leave something to generate."""
     delivered = request.delivered
     if not delivered:
         return None

@@ -25,7 +25,7 @@ class SequenceStatus(Enum):
 
 
 class Counters(NamedTuple):
-    """How far a sequence is; see the attributes of the same names."""
+    """Progress of a sequence; see the attributes of the same names."""
 
     num_computed_tokens: int
     num_inflight_tokens: int
@@ -46,12 +46,12 @@ class Sequence:
     num_inflight_tokens: int = 0
     """Tokens computed by steps that are planned and not answered."""
     num_inflight_samples: int = 0
-    """Of those steps, how many draw a token."""
+    """Number of those steps that draw a token."""
     block_table: list[int] = field(default_factory=list)
     """Written by BlockSpaceManager alone; blocks of the CPU pool while SWAPPED."""
     block_hashes: dict[int, list[bytes]] = field(default_factory=dict, repr=False)
-    """By block size, which differs between workers: names of its first whole blocks, as far as
-    anybody asked; see prefix_cache.py."""
+    """Hashes of the first whole blocks, as many as were needed; by block size, which differs
+    between workers."""
     num_published_blocks: int = 0
     """Leading blocks that may be found by their hashes."""
     num_sent_blocks: int = 0
@@ -59,11 +59,11 @@ class Sequence:
     steady_row: int = -1
     """Row in the decode columns, which then keep the counters; -1 outside."""
     is_on_worker: bool = False
-    """Whether the worker knows the sequence, so that a step may name it by id."""
+    """True if the worker knows the sequence, so that a step may name it by id."""
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
     failure: RequestFailure | None = None
-    """What its worker says; its siblings may go on."""
+    """Failure that the worker reported; the other branches may continue."""
     score: float | None = None
     """Score of the sequence if a search found it."""
 
@@ -74,7 +74,7 @@ class Sequence:
 
     @property
     def counters(self) -> Counters:
-        """Not to be asked of a sequence in the decode columns."""
+        """The counters of a sequence that is not in the decode columns."""
         return Counters(
             self.num_computed_tokens, self.num_inflight_tokens, self.num_inflight_samples
         )

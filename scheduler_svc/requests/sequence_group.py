@@ -20,7 +20,7 @@ from scheduler_svc.requests.timeline import GroupTimes, Timeline
 
 
 class RouterSession(Protocol):
-    """Where the updates for a router go. Must not block and must not call back."""
+    """Destination of the updates for a router. `send` must not block and must not call back."""
 
     def send(self, updates: RequestUpdates) -> None: ...
 
@@ -83,12 +83,12 @@ class SequenceGroup:
 
     @property
     def has_started(self) -> bool:
-        """Whether a worker has worked on the group, here or at a scheduler that is lost."""
+        """True if a worker has worked on the group, here or at a scheduler that was lost."""
         return self.request.attempt > 0 or self.times.first_scheduled is not None
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        """Whether the prompt has to be computed for log probabilities that are still missing."""
+        """True if the prompt must be computed for log probabilities that are still missing."""
         is_asked = self.params.num_prompt_logprobs is not None
         return is_asked and self.num_known_prompt_logprobs < self.num_prompt_tokens - 1
 
@@ -102,17 +102,17 @@ class SequenceGroup:
 
     @property
     def is_inflight(self) -> bool:
-        """Whether a planned step that holds a sequence of the group is not answered yet."""
+        """True if a step in flight holds a sequence of the group."""
         return any(seq.num_inflight_tokens for seq in self.sequences)
 
     @property
     def awaits_fork(self) -> bool:
-        """Whether one sequence still stands for all branches."""
+        """True while one sequence stands for all branches."""
         return len(self.sequences) < self.num_branches
 
     @property
     def awaits_answers(self) -> bool:
-        """Whether what comes after a draw is not known before the draw is answered."""
+        """True if the tokens after a draw depend on the result of that draw."""
         return self.search is not None or self.awaits_fork
 
     @property

@@ -1,10 +1,10 @@
-"""Why a request computes alone: it was in flight when a worker was lost, and may be the cause.
+"""Suspicion of a request that was in flight when a worker was lost, and may be the cause.
 
 A worker that is lost takes the requests of its steps in flight with it, and any of them, or the
 worker, may be at fault. So the loss counts against the worker, and these requests are suspects:
 each computes alone in its steps until it has passed the position of the loss. A loss in such a step
-counts against the request. `loss_attribution.py` sets the counts right once it is known who was at
-fault.
+counts against the request. `loss_attribution.py` corrects the counts once the cause is
+known.
 
 One by one, not in halves (Dorfman, 1943): a suspect costs a few steps, a wrong half a worker.
 """
@@ -27,7 +27,7 @@ class Loss(NamedTuple):
 
 @dataclass(slots=True)
 class Suspicion:
-    """What is known against a request."""
+    """Losses of workers that a request may have caused."""
 
     position: int
     """Tokens of its longest sequence that were computed, or in flight, when the worker was lost."""
@@ -38,5 +38,5 @@ class Suspicion:
 
     @property
     def is_proven(self) -> bool:
-        """Whether the request counts as the cause of its losses."""
+        """True if the request counts as the cause of its losses."""
         return len(self.losses) >= MAX_LOSSES

@@ -1,6 +1,6 @@
-"""What happened to one request, and when: a short list of events, for whoever asks why it was slow.
+"""Timeline of one request: a short list of events that explains why it was slow.
 
-Beside it stand the few times at which its phases began, which everybody is told.
+Beside it are the times at which its phases began, which the router gets at the end.
 
 Events are changes: queued, scheduled, a chunk of prefill, preempted. None is noted for a token that
 is decoded, so that a step costs the same with and without timelines. Times are the scheduler's
@@ -16,11 +16,11 @@ from scheduler_svc.requests.wait_accounting import Account, Wait, WaitLedger
 
 KEPT_FIRST = 64
 KEPT_LAST = 192
-"""Of a request with more events than both together those between are dropped, and counted."""
+"""Events kept from the start and the end of a timeline; those between are dropped and counted."""
 
 
 class EventKind(Enum):
-    """What happened; names as in explain.proto."""
+    """Kind of an event, named as in explain.proto."""
 
     QUEUED = auto()
     SCHEDULED = auto()
@@ -53,7 +53,7 @@ class Event(NamedTuple):
     num_waiting: int = 0
     is_swap: bool = False
     other_request_id: str = ""
-    """For whom it was preempted; itself if nobody behind it could yield."""
+    """Request for which it was preempted; itself if no group behind it could yield."""
     detail: str = ""
     waits: tuple[Wait, ...] = ()
 
@@ -65,7 +65,7 @@ class Timeline:
     events: list[Event] = field(default_factory=list)
     num_dropped: int = 0
     worker: str = ""
-    """Where the request is, or was last; empty while it is nowhere because that one has gone."""
+    """Worker that has the request or had it last; empty if that worker has left."""
     _waits_from: Account | None = None
 
     def add(self, kind: EventKind, now: float, **numbers: Any) -> None:
@@ -95,7 +95,7 @@ class Timeline:
 
     @property
     def has_resumed(self) -> bool:
-        """Whether a worker has taken the request more than once."""
+        """True if workers have admitted the request more than once."""
         return any(event.kind is EventKind.RESUMED for event in self.events)
 
     def moved(self, now: float, *, is_lost: bool) -> None:
@@ -110,7 +110,7 @@ class Timeline:
 
 @dataclass(slots=True, kw_only=True)
 class GroupTimes:
-    """When things happened to a group, in seconds of the scheduler's clock."""
+    """Times of the phases of a group, in seconds of the scheduler's clock."""
 
     arrival: float
     first_scheduled: float | None = None
@@ -119,7 +119,7 @@ class GroupTimes:
     preempted_at: float | None = None
     """Since when the group has been out; None while it is not preempted."""
     preempted_s: float = 0.0
-    """How long it has been out, as far as it is back."""
+    """Seconds spent preempted, without a preemption that still lasts."""
 
     def resume(self, now: float) -> None:
         """Notes that the group begins to run, or runs again."""

@@ -1,6 +1,6 @@
-"""Why the admission queue did not move, and for how long: one account for all who wait in it.
+"""Accounts for the time in which the admission queue did not move, once for all its requests.
 
-What keeps the first of the queue out keeps out everybody behind it. So each planning notes one
+What keeps the first of the queue out keeps out all others. So each planning notes one
 reason, whatever the length of the queue, and what a request waited for is the difference between
 the account when it left and when it came.
 """
@@ -11,18 +11,18 @@ from typing import NamedTuple
 
 
 class WaitReason(Enum):
-    """What the first of the queue waits for; names as in explain.proto."""
+    """Reason for which the first of the queue waits, named as in explain.proto."""
 
     NEXT_STEP = auto()
     """Nothing but that the next step is planned."""
     NO_WORKER = auto()
     """A worker that takes it: there is none, or those that there are drain or are too small."""
     TOKENS = auto()
-    """The steps' token budget goes to those who run."""
+    """Running requests use the token budget of the steps."""
     SEQUENCES = auto()
-    """As many sequences run as may."""
+    """The largest allowed number of sequences runs."""
     BLOCKS = auto()
-    """KV blocks: not enough are free, or those who run are short of them."""
+    """Too few KV blocks are free, or running requests lack some."""
     SWAPPED_FIRST = auto()
     """Swapped requests come in before it."""
     GRAMMAR = auto()
@@ -32,7 +32,7 @@ class WaitReason(Enum):
 
 
 class Wait(NamedTuple):
-    """How long one reason held, and in how many plannings."""
+    """Seconds and number of plannings for which one reason held."""
 
     reason: WaitReason
     seconds: float

@@ -1,4 +1,4 @@
-"""What a step's outcome means for routers: one message for each router that it concerns."""
+"""Makes the messages to routers of a step's outcome, one for each router that it concerns."""
 
 from contract.updates import (
     FinishedRequest,

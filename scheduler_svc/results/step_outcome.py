@@ -1,4 +1,4 @@
-"""What the answer to a step means for requests: their new tokens, and what has ended with it."""
+"""The outcome of a step for requests: their new tokens, and the sequences that ended."""
 
 from dataclasses import dataclass, field
 
@@ -13,16 +13,16 @@ NewToken = tuple[Sequence, int, TokenLogprobs | None]
 
 @dataclass(slots=True)
 class StepOutcome:
-    """What an answer means for requests."""
+    """Outcome of one step for requests."""
 
     tokens: list[NewToken] = field(default_factory=list)
     prompt_logprobs: list[tuple[SequenceGroup, int, list[TokenLogprobs]]] = field(
         default_factory=list
     )
-    """Whose, the position of the first token, and one for each position from there on."""
+    """Group, position of the first token, and log probabilities from that position on."""
     finished: list[Sequence] = field(default_factory=list)
     """Sequences that have just ended; each has its reason."""
     ended: list[SequenceGroup] = field(default_factory=list)
     """Requests whose last sequence has just ended."""
     cleared: list[Suspicion] = field(default_factory=list)
-    """Of requests that are suspects no longer."""
+    """Suspicions of requests that are suspects no longer."""

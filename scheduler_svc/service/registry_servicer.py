@@ -35,7 +35,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 Requests = AsyncIterator[pb.RegisterRequest]
 
 JOIN_S = 10.0
-"""Within which a worker that registers must have said who it is."""
+"""Seconds within which a worker that registers must send `join`."""
 STARTUP_SILENCE_S = 10.0
 """A worker that starts says something each second, unless an import holds it up."""
 
@@ -68,7 +68,7 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
             epoch=join.epoch,
             recorder=self._recorder.worker(),
             tls=self._config.tls,
-            # Who answers there must be who has registered, whatever the address is called.
+            # The server at that address must have the certificate of the worker that registers.
             certified_name=self._config.tls.peer_names.find(WORKER, names_of(context)),
         )
         try:

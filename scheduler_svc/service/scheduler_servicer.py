@@ -41,7 +41,7 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
         is_draining: Callable[[], bool] = lambda: False,
         starting: StartingWorkers | None = None,
     ) -> None:
-        """While `is_draining`, requests are refused, so that routers send them elsewhere.
+        """Refuses requests while `is_draining`, so that routers send them to other schedulers.
 
         Errors say what the workers of `starting` do while none serves.
         """

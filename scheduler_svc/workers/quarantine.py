@@ -47,7 +47,7 @@ class WorkerRecords:
         self, *, max_pause_s: float = 0.0, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.num_failures = 0
-        """Of all workers, since the scheduler started; those that were forgiven included."""
+        """Failures of all workers since the scheduler started, forgiven ones included."""
         self._max_pause_s = max_pause_s
         self._clock = clock
         self._failures: OrderedDict[str, list[Loss]] = OrderedDict()

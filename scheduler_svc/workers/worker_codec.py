@@ -1,4 +1,4 @@
-"""Between the scheduler's dataclasses and the messages of worker.v1."""
+"""Converts between the scheduler's dataclasses and the messages of worker.v1."""
 
 from contract import grammar_cost, structured_output
 from protos.worker.v1 import worker_pb2 as pb

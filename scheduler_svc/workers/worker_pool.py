@@ -11,12 +11,12 @@ class Engines(list[StepLoop]):
 
     @property
     def is_serving(self) -> bool:
-        """Whether there is a worker that takes new requests."""
+        """True if a worker accepts new requests."""
         return any(engine.scheduler.is_accepting for engine in self)
 
     @property
     def block_unit(self) -> BlockUnit:
-        """Of any worker: they serve one model."""
+        """Size of a block. Workers of one model have the same."""
         for engine in self:
             scheduler = engine.scheduler
             return BlockUnit(
