@@ -13,8 +13,8 @@ from signalbox.settings.sources import SettingsError
 
 EXAMPLES = """\
   signalbox config show serve --max-num-seqs 8     what serve would run with, and from where
-  signalbox config check signalbox.yaml            unknown settings, values out of range
-  signalbox config check signalbox.yaml worker     and whether they fit together for a worker
+  signalbox config check signalbox.yaml            faults, for serve or the services one by one
+  signalbox config check signalbox.yaml worker     faults for a worker
 """
 
 
@@ -36,7 +36,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     check = actions.add_parser(
         "check",
         help="check a file for --config",
-        description="Checks a file for --config: unknown settings and values out of range.",
+        description="Checks a file for --config: unknown settings, values out of range, and"
+        " settings that contradict each other. Without COMMAND, the file is for serve, or for"
+        " router, scheduler and worker.",
     )
     check.add_argument("file", metavar="FILE", help="YAML file with settings")
     check.add_argument(
@@ -44,7 +46,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         metavar="COMMAND",
         nargs="?",
         choices=SERVICES,
-        help="check also whether the settings fit together for this command",
+        help="command that the file is for (default: serve, or the services one by one)",
     )
     check.add_argument("--debug", action="store_true", help="show tracebacks")
 

@@ -76,12 +76,12 @@ def faults(path: str, settings_class: type[Settings] | None = None) -> list[str]
     """Returns what is wrong in a YAML file, one line each. Raises SettingsError if it has no YAML.
 
     Args:
-        settings_class: of the command that the file is for, whose settings must also fit together;
-            None if it serves several.
+        settings_class: of the command that the file is for; None if the file is for serve, or for
+            the services that are started one by one.
     """
     source = config_file({CONFIG_FILE: path}, CONFIG_FILE)
     unknown = unknown_names(source, KNOWN)
-    found = dict.fromkeys(unknown.values())
+    found = set(unknown.values())
     values: dict[str, Any] = {}
     for name in source.values.keys() - unknown.keys():
         alone = Source(values={name: source.values[name]}, place=source.place)
@@ -89,22 +89,29 @@ def faults(path: str, settings_class: type[Settings] | None = None) -> list[str]
             translate(alone, KNOWN, lambda _line: None)
             values |= alone.values
         except SettingsError as error:
-            found[str(error)] = None
+            found.add(str(error))
     if not values.keys() & {"model", "model_tag", "simulate"}:
         values["model"] = _PLACEHOLDER
     known = Source(values=values, place=source.place)
-    for one in SERVICES if settings_class is None else (settings_class,):
-        found |= dict.fromkeys(_faults(known, one, is_whole=settings_class is not None))
-    return sorted(found)
+    if settings_class is not None:
+        return sorted(found.union(*_faults(known, settings_class)))
+    (of_serve, whole), *others = (_faults(known, service) for service in SERVICES)
+    parts = set[str]().union(*(together for _, together in others))
+    found = found.union(of_serve, *(alone for alone, _ in others))
+    return sorted(found | (whole | parts if whole and parts else set()))
 
 
-def _faults(source: Source, settings_class: type[Settings], *, is_whole: bool) -> Iterator[str]:
+def _faults(source: Source, settings_class: type[Settings]) -> tuple[set[str], set[str]]:
+    """Returns the faults of single settings, and of settings that contradict each other."""
     try:
         values, _ = merge_sources(settings_class, (source,), lambda _line: None)
         settings_class(**values)
     except SettingsError as error:
-        yield str(error)
+        return {str(error)}, set()
     except ValidationError as error:
+        single, together = set[str](), set[str]()
         for one in error.errors(include_url=False):
-            if one["loc"] or is_whole:
-                yield f"{source.place}: {describe(one, settings_class, lambda name: name)}"
+            text = f"{source.place}: {describe(one, settings_class, lambda name: name)}"
+            (single if one["loc"] else together).add(text)
+        return single, together
+    return set(), set()

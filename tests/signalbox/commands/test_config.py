@@ -82,6 +82,31 @@ def test_a_file_for_several_commands_is_right(
     assert "--tls-ca has no effect on serve" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("fair_input_weight: 0\nfair_output_weight: 0\n", "are both 0"),
+        ("simulate: true\ndtype: float32\n", "--dtype has no effect with --simulate"),
+        ("max_num_seqs: 8\nmax_num_batched_tokens: 4\n", "at least max_num_seqs (8)"),
+        ("tls_cert: a.pem\n", "tls_cert and tls_key go together"),
+        ("grpc_port: 8000\n", "--grpc-port and --http-port are both 8000"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_a_fault_for_each_command(
+    text: str, fault: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["config", "check", write(tmp_path, text)]) == 1
+    (line,) = capsys.readouterr().out.splitlines()
+    assert fault in line
+
+
+def test_a_file_that_suits_serve_alone_is_right(tmp_path: Path) -> None:
+    assert cli.main(["config", "check", write(tmp_path, "workers: 0\n")]) == 1
+    file = write(tmp_path, "metrics_port: 50052\n")  # the default port of `signalbox scheduler`
+    assert cli.main(["config", "check", file]) == 0
+    assert cli.main(["config", "check", file, "scheduler"]) == 1
+
+
 def test_each_fault_of_a_file_is_named_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
