@@ -1,14 +1,18 @@
 """The live requests of one scheduler, and how its updates reach them."""
 
+from typing import TypeVar
+
 from contract.updates import FinishedRequest, RequestUpdates
 from router.requests.active_request import ActiveRequest
 from router.requests.request_output import finish_of
 
+R = TypeVar("R", bound=ActiveRequest)
 
-class RequestTable(dict[int, ActiveRequest]):
+
+class RequestTable(dict[int, R]):
     """Requests by handle. Updates of a request that is not in the table are ignored."""
 
-    def apply(self, updates: RequestUpdates) -> list[tuple[ActiveRequest, FinishedRequest]]:
+    def apply(self, updates: RequestUpdates) -> list[tuple[R, FinishedRequest]]:
         """Adds one step's updates to their requests; removes and returns those that ended.
 
         Raises LookupError or ValueError for updates that do not fit their requests.

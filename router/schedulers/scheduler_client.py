@@ -71,7 +71,7 @@ class SchedulerConnection:
         self._listener = listener
         self._tls = tls
         self._models = models
-        self._live = RequestTable()
+        self._live = RequestTable[ActiveRequest]()
         self._outgoing: asyncio.Queue[pb.ConnectRequest | None] | None = None
         self._waiting_for = ""
         self.absence = ""
@@ -170,7 +170,7 @@ class SchedulerConnection:
     def _lose(self, *, is_faulty: bool) -> None:
         self._outgoing = None
         self._waiting_for = self.absence = ""
-        lost, self._live = self._live, RequestTable()
+        lost, self._live = self._live, RequestTable[ActiveRequest]()
         self._serve(None)
         self._listener.lost(list(lost.values()), is_faulty=is_faulty)
 

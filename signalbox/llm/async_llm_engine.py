@@ -18,7 +18,7 @@ from gpu_worker.batch.runner_protocol import Runner
 from signalbox.llm.controls import CoreControls
 from signalbox.llm.engine_args import AsyncEngineArgs, EngineArgs
 from signalbox.llm.in_process.engine_core import EngineCore
-from signalbox.llm.in_process.output_collector import OutputCollector
+from signalbox.llm.in_process.in_process_request import InProcessRequest
 from signalbox.llm.in_process.wiring import CoreConfig
 from signalbox.llm.metrics import Metric
 from signalbox.llm.requests import prompts
@@ -40,7 +40,7 @@ class AsyncLLMEngine:
         self._core = core
         self._controls = CoreControls(core)
         self._logs_requests = logs_requests
-        self._live: dict[str, OutputCollector] = {}
+        self._live: dict[str, InProcessRequest] = {}
         self._request_ids = map(str, itertools.count())
         self._driver: asyncio.Task[None] | None = None
 
@@ -77,7 +77,7 @@ class AsyncLLMEngine:
         request = await self._add(prompt, sampling_params, request_id, prompt_token_ids, priority)
         try:
             while True:
-                await request.active.wait()
+                await request.wait()
                 if request.ended is None:
                     self._core.check_alive()
                 if not request.is_due:
@@ -186,7 +186,7 @@ class AsyncLLMEngine:
         request_id: str | None,
         prompt_token_ids: list[int] | None,
         priority: int,
-    ) -> OutputCollector:
+    ) -> InProcessRequest:
         given = prompts.asked(
             None if prompt is None else [prompt],
             None if prompt_token_ids is None else [prompt_token_ids],

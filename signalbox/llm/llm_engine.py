@@ -9,7 +9,7 @@ from gpu_worker.batch.runner_protocol import Runner
 from signalbox.llm.controls import Controls, Queues, queues
 from signalbox.llm.engine_args import EngineArgs
 from signalbox.llm.in_process.engine_core import EngineCore
-from signalbox.llm.in_process.output_collector import OutputCollector
+from signalbox.llm.in_process.in_process_request import InProcessRequest
 from signalbox.llm.in_process.wiring import CoreConfig
 from signalbox.llm.requests import prompts
 from signalbox.llm.requests.beam_search import BeamSearchParams
@@ -29,7 +29,7 @@ class LLMEngine(Controls):
 
     def __init__(self, core: EngineCore) -> None:
         self._core = core
-        self._live: dict[str, OutputCollector] = {}
+        self._live: dict[str, InProcessRequest] = {}
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> Self:
@@ -105,7 +105,7 @@ class LLMEngine(Controls):
         """Runs a step as `step` does, for ended requests only: others are not even detokenised."""
         return [request.output() for request in self._step() if request.ended is not None]
 
-    def _step(self) -> list[OutputCollector]:
+    def _step(self) -> list[InProcessRequest]:
         core = self._core
         core.send_steps()
         touched = core.take()

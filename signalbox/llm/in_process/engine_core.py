@@ -18,7 +18,6 @@ from contract.step_result import StepResult
 from contract.tokenizer_files import hash_files
 from gpu_worker.batch.runner_protocol import Runner
 from gpu_worker.sampling.compiled_grammar import fault_of
-from router.params import params_validation
 from router.params.generation_params import GenerationParams
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.config import AdmissionBounds
@@ -29,12 +28,12 @@ from scheduler_svc.reports.stats_log import StatsLog
 from scheduler_svc.workers.step_loop import StepLoop
 from signalbox.llm.in_process import wiring
 from signalbox.llm.in_process.in_process_channel import InProcessChannel
+from signalbox.llm.in_process.in_process_request import InProcessRequest
 from signalbox.llm.in_process.local_worker import EPOCH, LocalWorker
-from signalbox.llm.in_process.output_collector import OutputCollector
 from signalbox.llm.in_process.params_resolver import ParamsResolver
 from signalbox.llm.in_process.profiler import LocalProfiler
 from signalbox.llm.in_process.wiring import CoreConfig
-from signalbox.llm.requests.errors import EngineDeadError, refusing
+from signalbox.llm.requests.errors import EngineDeadError
 from signalbox.llm.requests.prompts import Encoder, Prompt
 from signalbox.llm.requests.sampling_params import default_sampling_params
 
@@ -77,7 +76,9 @@ class EngineCore:
         self._answers: deque[Future[StepResult]] = deque()
         self._preparation: Preparation | None = None
         self._compiling: Future[Any] | None = None
-        self._channel = InProcessChannel(self.cluster.requests, self.model.tokenizer)
+        self._channel = InProcessChannel(
+            self.cluster.requests, self.model.tokenizer, stream_interval=config.stream_interval
+        )
         self.params = ParamsResolver(self.model, config)
         self._config = config
         self._stats_log = StatsLog(self.cluster) if config.log_stats else None
@@ -113,23 +114,14 @@ class EngineCore:
 
     def add(
         self, request_id: str, prompt: Prompt, params: GenerationParams, *, priority: int = 0
-    ) -> OutputCollector:
+    ) -> InProcessRequest:
         """Queues a request. Raises ValueError if it can never run or its id is in use."""
         self.check_alive()
         if self.is_asleep:
             raise RuntimeError("the engine sleeps; call wake_up() first")
-        with refusing():
-            params_validation.check_request_id(request_id)
-            params_validation.check_priority(priority)
-        return self._channel.submit(
-            request_id,
-            prompt,
-            params,
-            priority=priority,
-            stream_interval=self._config.stream_interval,
-        )
+        return self._channel.submit(request_id, prompt, params, priority=priority)
 
-    def abort(self, request: OutputCollector) -> None:
+    def abort(self, request: InProcessRequest) -> None:
         """Ends a request; does nothing if it has ended."""
         self._channel.abort(request.handle)
 
@@ -159,7 +151,7 @@ class EngineCore:
         if self._channel and self.oldest is None and not self._channel.has_news:
             self.die("no step can be planned for the requests that are left")
 
-    def take(self) -> list[OutputCollector]:
+    def take(self) -> list[InProcessRequest]:
         """Waits for the oldest answer; returns the requests with new output.
 
         Raises EngineDeadError if the step failed as a whole.

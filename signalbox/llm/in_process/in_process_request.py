@@ -1,4 +1,9 @@
-"""Makes vLLM's outputs of one request, of the text that the router's request has read."""
+"""One request in this process: from the router's request to vLLM's outputs."""
+
+import sys
+import time
+from dataclasses import dataclass, replace
+from typing import Any
 
 from contract.logprobs import TokenLogprobs
 from contract.updates import FinishedRequest
@@ -16,78 +21,55 @@ from signalbox.llm.requests.outputs import (
     Usage,
     finish_reason,
 )
+from signalbox.llm.requests.prompts import Prompt
 from signalbox.llm.requests.sampling_params import RequestOutputKind
 
 
-class _Completion:
-    """The output of one sequence."""
+@dataclass(slots=True, kw_only=True)
+class _Completion(Delta):
+    """All output of one sequence, and how much of it the caller has."""
 
-    __slots__ = (
-        "finish",
-        "logprobs",
-        "num_sent_chars",
-        "num_sent_tokens",
-        "parts",
-        "token_ids",
-    )
-
-    def __init__(self) -> None:
-        self.parts: list[str] = []
-        self.token_ids: list[int] = []
-        self.logprobs: list[TokenLogprobs] = []
-        self.finish: Finish | None = None
-        self.num_sent_chars = self.num_sent_tokens = 0
+    num_sent_chars: int = 0
+    num_sent_tokens: int = 0
 
     def add(self, delta: Delta) -> None:
-        self.parts.append(delta.text)
+        self.text += delta.text
         self.token_ids += delta.token_ids
         self.logprobs += delta.logprobs
         self.finish = delta.finish
 
-    @property
-    def text(self) -> str:
-        if len(self.parts) > 1:
-            self.parts = ["".join(self.parts)]
-        return self.parts[0] if self.parts else ""
 
+class InProcessRequest(ActiveRequest):
+    """The router's request, and vLLM's outputs of all that it has read.
 
-class OutputCollector:
-    """Collects the output of one request, which is detokenised when an output is due.
-
-    A request with stop strings is read at each step, so that they end it in time.
+    It is read when an output is due, or at each step if a stop string may end it.
     """
 
+    group: SequenceGroup
+    """The request as the scheduler has it."""
+
     def __init__(
-        self,
-        *,
-        prompt: str | None,
-        params: GenerationParams,
-        active: ActiveRequest,
-        group: SequenceGroup,
-        stream_interval: int = 1,
+        self, prompt: Prompt, params: GenerationParams, *, stream_interval: int, **fields: Any
     ) -> None:
-        self.active = active
-        self.group = group
-        self.has_stop_strings = bool(params.stop)
-        self.ended: FinishedRequest | None = None
-        self._ended_at: float | None = None
-        self.is_aborted = False
+        super().__init__(
+            prompt_token_ids=list(prompt.token_ids),
+            cache_salt=prompt.cache_salt,
+            # All sequences are read: the best of them may be shown before the end.
+            params=replace(params, n=params.num_sequences, best_of=None),
+            arrived_ns=time.monotonic_ns(),
+            max_unread_tokens=sys.maxsize,
+            **fields,
+        )
         self.output_kind = RequestOutputKind.CUMULATIVE
-        self._prompt_logprobs: list[TokenLogprobs] = []
-        self._num_shown_tokens = 0
-        self._num_outputs = 0
+        self.ended: FinishedRequest | None = None
+        self.is_aborted = False
+        self._ended_at: float | None = None
+        self._all_prompt_logprobs: list[TokenLogprobs] = []
+        self._num_shown_tokens = self._num_outputs = 0
         self._tokens_due = stream_interval * params.num_sequences
         self._prompt = prompt
-        self._params = params
-        self._completions = [_Completion() for _ in range(params.num_sequences)]
-
-    @property
-    def handle(self) -> int:
-        return self.active.handle
-
-    @property
-    def request_id(self) -> str:
-        return self.group.request_id
+        self._asked = params
+        self._completions = [_Completion(index=i) for i in range(params.num_sequences)]
 
     @property
     def is_due(self) -> bool:
@@ -96,20 +78,20 @@ class OutputCollector:
             return True
         if self.output_kind is RequestOutputKind.FINAL_ONLY:
             return False
-        num_new_tokens = self.active.num_generated_tokens - self._num_shown_tokens
+        num_new_tokens = self.num_generated_tokens - self._num_shown_tokens
         return not self._num_outputs or num_new_tokens >= self._tokens_due
 
-    def end(self, ended: FinishedRequest, now: float) -> None:
-        self.ended, self._ended_at = ended, now
-        self.active.wake()
+    def finish(self, ended: FinishedRequest) -> None:
+        self.ended, self._ended_at = ended, time.monotonic()
+        self.wake()
 
     def abort(self) -> None:
         self.is_aborted = True
-        self.active.wake()
+        self.wake()
 
-    def read(self) -> None:
+    def collect(self) -> None:
         """Detokenises new tokens."""
-        for delta in self.active.read():
+        for delta in self.read():
             completion = self._completions[delta.index]
             completion.add(delta)
             if delta.finish is not None and self.group.search is not None:
@@ -117,19 +99,19 @@ class OutputCollector:
                 completion.logprobs = [
                     TokenLogprobs(one.logprob, one.rank, [], []) for one in hypothesis.choices
                 ]
-        self._prompt_logprobs += self.active.take_prompt_logprobs()
+        self._all_prompt_logprobs += self.take_prompt_logprobs()
 
     def output(self) -> RequestOutput:
         """Returns the complete output so far, or the new part with DELTA."""
-        self.read()
-        self._num_shown_tokens = self.active.num_generated_tokens
+        self.collect()
+        self._num_shown_tokens = self.num_generated_tokens
         self._num_outputs += 1
         outputs = [self._output(index, one) for index, one in enumerate(self._best())]
         times, ended = self.group.times, self.ended
         return RequestOutput(
             request_id=self.request_id,
-            prompt=self._prompt,
-            prompt_token_ids=list(self.group.request.prompt_token_ids),
+            prompt=self._prompt.text,
+            prompt_token_ids=list(self.prompt_token_ids),
             outputs=outputs,
             prompt_logprobs=self._of_prompt(),
             finished=ended is not None or self.is_aborted,
@@ -148,7 +130,7 @@ class OutputCollector:
                     times.preempted_s if ended is None else ended.timings.preempted_ns / 1e9
                 ),
             ),
-            error=self._error(),
+            error=self._failure_message(),
         )
 
     def _best(self) -> list[_Completion]:
@@ -156,18 +138,18 @@ class OutputCollector:
 
         With DELTA there are none before the end, because the best ones may change.
         """
-        if not self._params.is_ranked:
+        if not self._asked.is_ranked:
             return self._completions
         if self.output_kind is RequestOutputKind.DELTA and self.ended is None:
             return []
         ranked = sorted(self._completions, key=lambda one: best_of.order(one.finish, one.logprobs))
-        return ranked[: self._params.n]
+        return ranked[: self._asked.n]
 
     def _output(self, index: int, completion: _Completion) -> CompletionOutput:
-        reason, stop_reason = self._finish(completion)
+        reason, stop_reason = self._reason_of(completion)
         is_found = self.group.search is not None and completion.finish is not None
-        has_logprobs = self._params.sampling.num_logprobs is not None or is_found
-        shows_logprobs = has_logprobs and not self._params.hides_logprobs
+        has_logprobs = self._asked.sampling.num_logprobs is not None or is_found
+        shows_logprobs = has_logprobs and not self._asked.hides_logprobs
         first_char, first_token = 0, 0
         if self.output_kind is RequestOutputKind.DELTA:
             first_char, first_token = completion.num_sent_chars, completion.num_sent_tokens
@@ -187,11 +169,11 @@ class OutputCollector:
         )
 
     def _score(self, completion: _Completion) -> float | None:
-        if completion.finish is None or not self._params.is_ranked:
+        if completion.finish is None or not self._asked.is_ranked:
             return completion.finish.score if completion.finish else None
         return best_of.score(completion.logprobs)
 
-    def _finish(self, completion: _Completion) -> tuple[str | None, int | str | None]:
+    def _reason_of(self, completion: _Completion) -> tuple[str | None, int | str | None]:
         finish = completion.finish
         if finish is None and self.is_aborted:
             return ABORT, None
@@ -200,21 +182,21 @@ class OutputCollector:
         return (None, None) if finish is None else finish_reason(finish)
 
     def _of_prompt(self) -> list[dict[int, Logprob] | None] | None:
-        if self._params.sampling.num_prompt_logprobs is None:
+        if self._asked.sampling.num_prompt_logprobs is None:
             return None
-        token_ids = self.group.request.prompt_token_ids[1:]
-        pairs = zip(token_ids, self._prompt_logprobs, strict=False)  # all of them, or none yet
+        token_ids = self.prompt_token_ids[1:]
+        pairs = zip(token_ids, self._all_prompt_logprobs, strict=False)  # all of them, or none yet
         return [None, *(self._position(token_id, one) for token_id, one in pairs)]
 
     def _logprobs(self, completion: _Completion, first: int) -> list[dict[int, Logprob]]:
         pairs = zip(completion.token_ids[first:], completion.logprobs[first:], strict=True)
-        are_likeliest = not self._params.sampling.logprob_token_ids
+        are_likeliest = not self._asked.sampling.logprob_token_ids
         return [self._position(*pair, are_likeliest=are_likeliest) for pair in pairs]
 
     def _position(
         self, token_id: int, values: TokenLogprobs, *, are_likeliest: bool = True
     ) -> dict[int, Logprob]:
-        text = self.active.tokenizer.token_text
+        text = self.tokenizer.token_text
         position = {token_id: Logprob(values.logprob, values.rank, text(token_id))}
         top = zip(values.top_token_ids, values.top_logprobs, strict=True)
         for rank, (top_id, logprob) in enumerate(top, start=1):
@@ -222,7 +204,7 @@ class OutputCollector:
             position.setdefault(top_id, Logprob(logprob, known_rank, text(top_id)))
         return position
 
-    def _error(self) -> str | None:
+    def _failure_message(self) -> str | None:
         if self.ended is not None and self.ended.failure is not None:
             return self.ended.failure.message
         finishes = [completion.finish for completion in self._completions]
