@@ -205,4 +205,4 @@ class ParallelConfig:
     rank: int = 0
     tensor_parallel_size: int = 1
     rendezvous: str | None = None
-    """A file, not there yet, where ranks find each other."""
+    """Path of a new file through which the ranks find each other."""

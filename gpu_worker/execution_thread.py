@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 IDLE_S = 0.04
-"""Seconds without a call after which the thread does a little of its chore."""
+"""Seconds without a call after which the thread does a part of its chore."""
 
 
 class Unfinished(Generic[T]):
@@ -26,7 +26,7 @@ class Unfinished(Generic[T]):
     __slots__ = ()
 
     def wait(self) -> None:
-        """Blocks until the result can be had; on any thread."""
+        """Blocks until the work is done; on any thread."""
         raise NotImplementedError
 
     def finish(self) -> T:
@@ -35,11 +35,11 @@ class Unfinished(Generic[T]):
 
 
 _UnderWay = tuple[Callable[[], None], Callable[[], None]]
-"""Functions that wait for a call's work, and that finish the call."""
+"""Two functions: one waits for a call's work, the other finishes the call."""
 
 
 class ExecutionThread:
-    """Runs one call at a time, first come first served."""
+    """Runs one call at a time, in the order of submission."""
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -71,7 +71,7 @@ class ExecutionThread:
         self._chore = chore
 
     def close(self) -> None:
-        """Lets the thread end after the calls that are queued; does not wait for it."""
+        """Ends the thread after the queued calls; does not wait for that."""
         self._calls.put(None)
         self._under_way.put(None)
 
@@ -109,7 +109,7 @@ class ExecutionThread:
         self._under_way.put((outcome.wait, partial(_perform, outcome.finish, loop, future)))
 
     def _wait(self) -> None:
-        """Waits for what is under way, in order, and queues what finishes it."""
+        """Waits for unfinished work, in order, and queues the calls that finish it."""
         while (one := self._under_way.get()) is not None:
             wait, finish = one
             with contextlib.suppress(Exception):  # which finishing will meet again

@@ -26,10 +26,10 @@ from rpc.transport.tls import CLEAR, TlsConfig
 logger = logging.getLogger(__name__)
 
 ACCEPT_TIMEOUT_S = 60.0
-"""The scheduler has the worker allocate its cache before it accepts."""
+"""Seconds for the scheduler to accept; before, it lets the worker allocate its cache."""
 
 MISSED_HEARTBEATS = 6
-"""The scheduler is lost when it has been silent for so many intervals."""
+"""Intervals without a heartbeat after which the scheduler counts as lost."""
 
 HAND_OVER_S = 2.0
 """Seconds for the scheduler to learn that a worker leaves with work unfinished."""
@@ -51,7 +51,7 @@ _Call = grpc.aio.StreamStreamCall[pb.RegisterRequest, pb.RegisterResponse]
 
 
 class RegistrationRefused(Exception):
-    """The scheduler does not want this worker; trying again would not help. One line."""
+    """The scheduler refuses this worker, and a retry cannot succeed; the message is one line."""
 
 
 class _SchedulerLost(Exception):
@@ -125,7 +125,7 @@ class Registration:
             await self._hand_over()
 
     async def _hand_over(self) -> None:
-        """Ends the registration in order, so that the scheduler need not miss this worker."""
+        """Ends the registration in order, so that the scheduler does not wait for a timeout."""
         if self._call is not None:
             with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
                 await self._call.done_writing()
@@ -211,7 +211,7 @@ class Registration:
                 continue
 
     async def _listen(self, call: _Call, interval_s: float) -> None:
-        """Returns when the scheduler says that nothing of this worker's is left."""
+        """Returns when the scheduler reports that this worker has no work left."""
         while True:
             response = await _read(call, timeout_s=MISSED_HEARTBEATS * interval_s)
             if response.HasField("drained"):

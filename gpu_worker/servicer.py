@@ -23,7 +23,7 @@ from protos.worker.v1 import worker_pb2_grpc
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["WorkerService"].full_name
 
 NUM_QUEUED_ANSWERS = 1
-"""Answers beside the one that is awaited; a sender that is further ahead is not read."""
+"""Answers that may wait beside the awaited one; no further step is read then."""
 
 Context = grpc.aio.ServicerContext[object, object]
 
@@ -97,7 +97,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         requests: AsyncIterator[pb.ExecuteModelRequest],
         answers: "asyncio.Queue[Answer | Exception | None]",
     ) -> None:
-        """Submits each step; passes an error on, to be raised after the answers before it."""
+        """Submits each step; an error is raised after the answers to earlier steps."""
         try:
             async for request in requests:
                 await answers.put(self._worker.submit(decode_step(request)))

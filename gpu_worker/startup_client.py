@@ -14,7 +14,7 @@ from rpc.transport.tls import CLEAR, TlsConfig
 
 LOOK_S = 0.25
 REPORT_S = 1.0
-"""A report goes at least so often; the scheduler takes a worker that is silent for dead."""
+"""Most seconds between two reports; the scheduler counts a silent worker as lost."""
 RETRY_S = 1.0
 
 

@@ -72,7 +72,7 @@ class Worker:
     async def load(
         cls, make_runner: Callable[[], Runner], *, grammar_bytes: int = GRAMMAR_BYTES
     ) -> "Worker":
-        """Makes and profiles a runner on the execution thread. Raises what they raise."""
+        """Makes and profiles a runner on the execution thread. Raises their errors."""
         thread = ExecutionThread()
         runner: Runner | None = None
         try:
@@ -147,7 +147,7 @@ class Worker:
         return self._grammars
 
     async def until_lost(self) -> None:
-        """Waits until the device computes nothing more; raises DeviceLost then."""
+        """Waits until the device is lost; raises DeviceLost then."""
         await self._device_lost.wait()
         raise DeviceLost(
             "the device has failed and answers nothing more to this process; start the worker "
@@ -162,15 +162,15 @@ class Worker:
         self._grammars.close()
 
     def memory(self) -> MemoryReport | None:
-        """Says where memory goes; None if the runner has no say."""
+        """Returns the use of memory; None if the runner does not report it."""
         return self._runner.memory() if isinstance(self._runner, Inspectable) else None
 
     async def profile(self, options: ProfileOptions) -> Profile:
-        """Records what steps compute for a while. Raises RpcError if that cannot be."""
+        """Records steps for the given time. Raises RpcError if the runner cannot be profiled."""
         return await self._profiler.record(options)
 
     def read_metrics(self, families: Families) -> None:
-        """Adds what this worker counts and is."""
+        """Adds this worker's counts and properties."""
         read_metrics(
             self.steps,
             self.model,

@@ -16,7 +16,7 @@ from gpu_worker.layers import AttentionPlan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionShape:
-    """One rank's attention."""
+    """Sizes and rules of one rank's attention."""
 
     num_layers: int
     num_heads: int
@@ -25,7 +25,7 @@ class AttentionShape:
     block_size: int
     scale: float
     sliding_windows: tuple[int | None, ...]
-    """[num_layers]; None sees everything."""
+    """[num_layers]; None if a layer's tokens see all positions."""
     dtype: torch.dtype
     device: torch.device
     soft_cap: float | None = None
@@ -39,7 +39,7 @@ class AttentionShape:
 
 
 class AttentionBackend(Protocol):
-    """Made with an AttentionShape."""
+    """Attention over a pool of blocks; its factory takes an AttentionShape."""
 
     @property
     def block_bytes(self) -> int:

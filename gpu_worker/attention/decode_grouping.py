@@ -32,15 +32,15 @@ class Chunk:
     keys: slice
     """The keys it sees, within those blocks."""
     window: int | None
-    """None where no key that it sees is out of a query's window."""
+    """Window in positions; None if all keys lie within each query's window."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeGroup:
-    """Sequences with one query each."""
+    """A group of sequences with one query each."""
 
     rows: slice | Int64Array
-    """Their tokens in the batch; a slice if they are all of it, in order."""
+    """Their tokens in the batch; a slice if the group is the whole batch, in order."""
     blocks: Int64Array
     """[num_seqs, num_blocks], padded with each sequence's own first block."""
     visible: NDArray[np.bool_]

@@ -18,7 +18,7 @@ _MAX_HEAD_SIZE = 256
 
 
 class FlashIndexes(NamedTuple):
-    """A step as the kernels want it; all int32."""
+    """The indexes of a step that the kernels take; all int32."""
 
     query_start: Tensor
     """[num_seqs + 1]."""
@@ -28,7 +28,7 @@ class FlashIndexes(NamedTuple):
     """[num_seqs + 1], sums of context_lens."""
     block_tables: Tensor
     most_queries: int
-    """Upper bound on the queries of a sequence; most_keys is one too."""
+    """Upper bound on the queries of a sequence; `most_keys` is that on its keys."""
     most_keys: int
 
 
@@ -146,11 +146,11 @@ FLASH_KERNELS = (
         attend=_attend_2,
     ),
 )
-"""The fastest first."""
+"""Versions in the order in which they are tried, the fastest first."""
 
 
 def why_not(kernel: FlashKernel, shape: AttentionShape) -> str | None:
-    """Says what keeps a kernel from a shape, with the remedy."""
+    """Returns why a kernel cannot serve a shape, with the remedy; None if it can."""
     if not kernel.is_installed():
         return f"is not installed; install {kernel.package}, or use 'auto'"
     generation = _generation(shape.device)
@@ -168,5 +168,5 @@ def why_not(kernel: FlashKernel, shape: AttentionShape) -> str | None:
 
 
 def _generation(device: torch.device) -> int | None:
-    """The device's major compute capability; None where it is not CUDA's."""
+    """Returns the device's major compute capability; None if it is no CUDA device."""
     return torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else None

@@ -32,13 +32,13 @@ _FLASH = "flash_attn"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registered:
-    """A backend and what it takes; a factory may state the same as attributes of its own."""
+    """A backend and what it supports; a factory may state that in attributes of the same names."""
 
     factory: BackendFactory
     caps_scores: bool = False
-    """True if it applies AttentionShape.soft_cap; otherwise it gets no shape with one."""
+    """True if the backend applies AttentionShape.soft_cap; otherwise no shape has one."""
     block_sizes: tuple[int, ...] = ()
-    """Tokens in a block, the preferred number first; empty takes any."""
+    """Supported numbers of tokens in a block, the preferred first; empty if any is supported."""
 
     @classmethod
     def of(cls, factory: BackendFactory) -> "Registered":
@@ -60,7 +60,7 @@ class ChosenBackend:
 
 
 def _triton_attention(shape: AttentionShape) -> AttentionBackend:
-    """Makes Triton's; on CUDA the step's other ops become Triton's too."""
+    """Makes Triton's backend; on CUDA all other ops of a step become Triton's, too."""
     if not triton.is_installed():
         raise ValueError(
             "attention_backend is 'triton', but Triton is not installed; "
@@ -120,7 +120,7 @@ def attention_backends() -> tuple[str, ...]:
 
 
 def installed_backends() -> tuple[str, ...]:
-    """Returns the names of those whose packages are here."""
+    """Returns the names of the backends whose packages are installed."""
     missing = _missing()
     if missing.issuperset(kernel.name for kernel in FLASH_KERNELS):
         missing.add(_FLASH)
@@ -144,7 +144,7 @@ def candidates(device: torch.device) -> tuple[str, ...]:
 
 
 def automatic_backend(device: torch.device) -> str:
-    """Returns the first candidate that is installed; the model may need another."""
+    """Returns the first candidate that is installed; it may not support the model."""
     missing = _missing()
     return next(name for name in candidates(device) if name not in missing)
 
@@ -205,7 +205,7 @@ def _registered(name: str) -> Registered:
 
 
 def _first(wanted: str, names: tuple[str, ...], shape: AttentionShape) -> ChosenBackend:
-    """Returns the first that supports the shape and does on this device what "torch" does."""
+    """Returns the first that supports the shape and agrees with "torch" on this device."""
     refused: list[str] = []
     for name in names:
         try:

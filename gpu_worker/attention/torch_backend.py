@@ -37,7 +37,7 @@ class _Work(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _ChunkWork:
-    """One sequence: any number of queries at its end."""
+    """Attention of one sequence, with any number of queries at its end."""
 
     rows: slice | Tensor
     gather: Tensor
@@ -87,7 +87,7 @@ class _ChunkWork:
 
 @dataclass(frozen=True, slots=True)
 class _DecodeWork:
-    """Sequences with one query each."""
+    """A group of sequences with one query each."""
 
     rows: slice | Tensor
     gather: Tensor

@@ -32,7 +32,7 @@ class Batch:
     prompt_rows: PromptRows | None = None
     """None if no request asks for log probabilities of the prompt tokens computed here."""
     fed_from: Int64Array | None = None
-    """[T], the draw of the batch before that is the token, or -1 where token_ids knows it."""
+    """[T], index of the draw of the batch before that is the token; -1 if token_ids has it."""
 
 
 class Logprobs(NamedTuple):

@@ -57,7 +57,7 @@ class Overlapping(Protocol):
     """A runner whose swaps may go on after the calls that begin them."""
 
     def pop_copy_ns(self) -> int:
-        """Returns what the swaps since the last call take beside the time of their calls."""
+        """Returns nanoseconds of the swaps since the last call, without the time of their calls."""
         ...
 
 
@@ -70,11 +70,11 @@ class Launched(Protocol):
         ...
 
     def wait(self) -> None:
-        """Blocks until the samples can be had; safe from any thread."""
+        """Blocks until the samples are there; safe from any thread."""
         ...
 
     def samples(self) -> BatchOutput:
-        """Returns what was drawn; on the execution thread."""
+        """Returns the drawn tokens; to be called on the execution thread."""
         ...
 
 
@@ -88,7 +88,7 @@ class Launching(Protocol):
         ...
 
     def launch(self, batch: Batch) -> Launched:
-        """Does what `execute` does, without waiting; raises what can be said at once."""
+        """Begins what `execute` does, without waiting; raises the errors that are known at once."""
         ...
 
 
@@ -97,7 +97,7 @@ class Prefaulting(Protocol):
     """A runner that can prepare for steps to come while none is there."""
 
     def prefault(self) -> bool:
-        """Does so for some milliseconds; returns whether there is more to do."""
+        """Prepares for some milliseconds; returns whether there is more to do."""
         ...
 
 
@@ -106,7 +106,7 @@ class Closeable(Protocol):
     """A runner with more to end than its memory, such as processes."""
 
     def close(self) -> None:
-        """After the last call; safe from any thread."""
+        """Ends it; to be called after the last call, on any thread."""
         ...
 
 
@@ -141,21 +141,21 @@ class Recording(Protocol):
 
     @property
     def kernel_ns(self) -> Mapping[str, int]:
-        """After `end`: time of all threads by kind of kernel, if nothing else says that."""
+        """Nanoseconds of all threads by kind of kernel, after `end`; empty if the trace says it."""
         ...
 
     def end(self) -> None:
-        """Stops recording; on the execution thread, as it began."""
+        """Stops recording; to be called on the execution thread, where it began."""
         ...
 
     def chrome_trace(self) -> bytes:
-        """Returns what was recorded, gzipped; on any thread."""
+        """Returns the recording, gzipped; on any thread."""
         ...
 
 
 @runtime_checkable
 class Inspectable(Protocol):
-    """A runner that says where time and memory go; a simulated one has neither."""
+    """A runner that reports time and memory; the simulated runner does not."""
 
     def memory(self) -> MemoryReport:
         """Safe from any thread."""

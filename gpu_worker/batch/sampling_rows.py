@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from gpu_worker.batch.arrays import FloatArray, Int32Array, Int64Array
 
 GREEDY_BELOW = 1e-5
-"""A lower temperature takes the likeliest token."""
+"""Least temperature that samples; below it the likeliest token is taken."""
 NO_LOGPROBS = -1
 
 
@@ -30,7 +30,7 @@ class TokenRuns(NamedTuple):
 
     @property
     def rows(self) -> Int64Array:
-        """The row of each token id."""
+        """Returns the row of each token id."""
         return np.repeat(np.arange(len(self.ends)), self.lengths)
 
     def pick(self, picked: Int64Array) -> tuple["TokenRuns", Int64Array]:

@@ -4,7 +4,7 @@ from contract.errors import Code
 from contract.updates import RequestFailure
 
 NONE_LEFT = "every token is suppressed"
-"""By what the request asks for."""
+"""Reason of a failure that the request itself causes."""
 STRUCTURED_OUTPUT = "its structured output"
 """Begins the reason why a sequence fails that its constraint ends."""
 

@@ -96,14 +96,14 @@ class GGUFConfig:
         return length
 
     def _vocab_size(self) -> int:
-        """The embedding's rows: the metadata may name fewer."""
+        """Returns the number of the embedding's rows; the metadata may name fewer."""
         embedding = self._content.tensors.get("token_embd.weight")
         if embedding is None:
             raise ModelError(f"{self._path} has no embedding; it is incomplete")
         return embedding.shape[0]
 
     def _window(self) -> int | None:
-        """Positions that a token sees; None if that is the whole context."""
+        """Returns the number of positions that a token sees; None for the whole context."""
         window = int(self._of_model("attention.sliding_window", 0))
         return window if 0 < window < int(self._of_model("context_length")) else None
 

@@ -46,7 +46,7 @@ class Family:
 
     architecture: str
     layer_names: Mapping[str, str] = field(default_factory=dict)
-    """Names that differ from Llama's."""
+    """Names of tensors that differ from Llama's."""
     is_interleaved: bool = False
     norm_offset: float = 0.0
     expert_block: str = ""
@@ -105,6 +105,6 @@ MISTRAL = Family(architecture="MistralForCausalLM", is_interleaved=True)
 
 
 def half_split(tensor: Tensor, num_heads: int) -> Tensor:
-    """Rows (0, half, 1, half + 1, ...) of each head to (0, 1, ..., half, half + 1, ...)."""
+    """Puts rows (0, half, 1, half + 1, ...) of each head into the order (0, 1, ..., half, ...)."""
     paired = tensor.reshape(num_heads, -1, 2, *tensor.shape[1:])
     return paired.transpose(1, 2).reshape(tensor.shape)

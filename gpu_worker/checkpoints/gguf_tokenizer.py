@@ -89,7 +89,7 @@ _WHOLE_WORDS = (
     *("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0"),
     *("lfm2", "jina-v5-nano"),
 )
-"""Words that are tokens stay whole, whatever the merges say."""
+"""Pre-tokenizers whose words stay whole if they are tokens, whatever the merges are."""
 DEFAULT_SPLIT = "default"
 """llama.cpp's pre-tokenizer for files without `tokenizer.ggml.pre`: several splits in sequence."""
 _SPLITS: dict[str, tuple[str, ...]] = {

@@ -69,7 +69,7 @@ def _waits_refused() -> Iterator[None]:
 
 @contextmanager
 def _broken_off_is_not_capturable() -> Iterator[None]:
-    """CUDA refuses more while it records than PyTorch knows to wait; what it says names it."""
+    """Raises NotCapturable for a call that CUDA refuses during a recording, with its message."""
     try:
         yield
     except RuntimeError as error:

@@ -17,7 +17,7 @@ _REGISTER_PORTABLE = 1  # for every context, should a process use two devices
 
 
 class CudaEvent:
-    """Recorded once, when it is made."""
+    """A CUDA event that is recorded once, when it is made."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self.event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -87,7 +87,7 @@ class CudaStreams:
         return node_of(f"{domain:04x}:{bus:02x}:{slot:02x}.0")
 
     def _forget_error(self) -> None:
-        """CUDA remembers an error that it has returned; the next launch would be blamed for it."""
+        """Clears the error that CUDA remembers; otherwise the next launch would report it."""
         with contextlib.suppress(RuntimeError):
             torch.zeros(1, device=self._device)
 

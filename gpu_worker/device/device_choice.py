@@ -54,7 +54,7 @@ def streams_of(device: torch.device) -> Streams:
 
 
 def recorder_for(device: torch.device) -> GraphRecorder | None:
-    """Returns what records graphs on a device; None where there are none."""
+    """Returns the recorder of graphs of a device; None if it has no graphs."""
     if device.type != "cuda":
         return None
     from gpu_worker.device.cuda_graphs import CudaGraphs

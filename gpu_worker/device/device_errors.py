@@ -41,11 +41,11 @@ _PHRASES = (
 
 
 class DeviceLost(RuntimeError):
-    """The device computes nothing more for this process; start another. One line."""
+    """The device computes nothing more for this process, which must end; one line."""
 
 
 def is_device_lost(error: BaseException | None) -> bool:
-    """Says whether the error, or one that it came of, is one that stays."""
+    """Returns whether the error, or one of its causes, stays with the process."""
     while error is not None:
         if isinstance(error, DeviceLost) or _is_sticky(error):
             return True

@@ -10,14 +10,14 @@ from typing import Protocol
 
 
 class NotCapturable(RuntimeError):
-    """Work that waits for the device cannot be recorded; says where it does."""
+    """The work waits for the device, so it cannot be recorded; the message says where."""
 
 
 class Graph(Protocol):
     """Recorded work."""
 
     def replay(self) -> None:
-        """Enqueues all of it, on the stream that computes."""
+        """Enqueues the recorded work on the stream that computes."""
         ...
 
 
@@ -36,5 +36,5 @@ class GraphRecorder(Protocol):
         ...
 
     def used_bytes(self) -> int:
-        """Returns the device's memory in use, by whomever."""
+        """Returns the bytes of the device in use by all processes."""
         ...

@@ -29,11 +29,11 @@ class StepInputs(NamedTuple):
     query_start: Tensor
     context_lens: Tensor
     block_tables: Tensor
-    """int32; may be wider than the batch's."""
+    """int32; may have more columns than the batch's."""
 
 
 class PinnedBuffers:
-    """Host memory that copies to one device leave from, taken in turn. Call from one thread."""
+    """Buffers of host memory, used in turn, for copies to one device. Call from one thread."""
 
     def __init__(self, device: torch.device, compute: Stream) -> None:
         self._is_pinned = device.type == "cuda"
@@ -43,7 +43,7 @@ class PinnedBuffers:
         self._turn = 0
 
     def next_buffer(self, num_bytes: int) -> Tensor:
-        """Returns [num_bytes] uint8 to write to, whose last copy is done."""
+        """Returns [num_bytes] uint8 to write to; its earlier copy is complete."""
         self._turn = (self._turn + 1) % NUM_BUFFERS
         if (sent := self._sent[self._turn]) is not None:
             sent.wait()
@@ -61,7 +61,7 @@ class PinnedBuffers:
 
 
 class InputPacker:
-    """Sends arrays of any sizes, to memory of the device that is new each time."""
+    """Sends arrays of any sizes to new memory of the device."""
 
     def __init__(self, device: torch.device, pinned: PinnedBuffers) -> None:
         self._device = device

@@ -17,24 +17,24 @@ class Collectives(Protocol):
     """Collective operations of a group's ranks. All ranks get the same bits."""
 
     num_joined: int
-    """Collectives so far: ranks of which it is the same are at one place."""
+    """Number of collectives so far; ranks with equal numbers are at the same place."""
 
     def all_reduce(self, tensor: Tensor) -> None:
-        """Sums over the ranks, in place."""
+        """Sums a tensor over the ranks, in place."""
         ...
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
-        """Returns every rank's tensor; they have one shape."""
+        """Returns every rank's tensor; all have the same shape."""
         ...
 
     def abort(self) -> None:
-        """Makes ranks that wait in a collective fail; on any thread."""
+        """Makes the collectives that ranks wait in fail; safe from any thread."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ParallelGroup:
-    """Rank `rank` of `size`; at size 1 every collective is a no-op."""
+    """Rank `rank` of `size` ranks; at size 1 the collectives do nothing."""
 
     rank: int = 0
     size: int = 1
@@ -59,7 +59,7 @@ class ParallelGroup:
         return tensor.narrow(dim, self.rank * length, length)
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """Sums over the ranks, in place."""
+        """Sums a tensor over the ranks, in place."""
         if self.size > 1:
             self._together.all_reduce(tensor)
         return tensor

@@ -49,12 +49,12 @@ class GroupCollectives:
         return parts
 
     def abort(self) -> None:
-        """Makes ranks that wait in a collective fail; on any thread."""
+        """Makes the collectives that ranks wait in fail; safe from any thread."""
         self._backend.abort()
 
 
 def join(config: ParallelConfig, device: torch.device) -> ParallelGroup:
-    """Returns when all ranks are here; at size 1 at once."""
+    """Returns when all ranks have joined; at size 1 at once."""
     size = config.tensor_parallel_size
     if size == 1:
         return ParallelGroup()
@@ -77,7 +77,7 @@ def _connect(store: Any, rank: int, size: int, device: torch.device) -> GroupCol
 
 
 def call_off(rendezvous: str, reason: str) -> None:
-    """Lets a rank go, with DeviceLost, that waits for one which is lost; on any thread."""
+    """Makes a rank that waits for a lost one raise DeviceLost; safe from any thread."""
     with suppress(OSError):  # the folder goes when all have met
         _lost_file(rendezvous).write_text(reason)
 

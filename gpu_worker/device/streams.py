@@ -11,7 +11,7 @@ from typing import Protocol
 
 
 class Event(Protocol):
-    """A place in a stream: it is done when all that was enqueued before it is."""
+    """A place in a stream; it is done when all work enqueued before it is done."""
 
     @property
     def is_done(self) -> bool: ...
@@ -21,7 +21,7 @@ class Event(Protocol):
         ...
 
     def ns_since(self, earlier: "Event") -> int:
-        """Returns how long after `earlier` it was done; both are, and are of one device."""
+        """Returns nanoseconds from `earlier` to this event; both are done, on the same device."""
         ...
 
 
@@ -61,7 +61,7 @@ class Streams(Protocol):
         ...
 
     def unpin(self, address: int) -> None:
-        """Ends `pin`, once no copy of theirs is under way."""
+        """Ends `pin`; no copy of these pages may be under way."""
         ...
 
     def numa_node(self) -> int | None:
@@ -78,7 +78,7 @@ class HostEvent:
         self.at_ns = time.perf_counter_ns()
 
     def wait(self) -> None:
-        """It is done."""
+        """Returns at once: the event is done."""
 
     def ns_since(self, earlier: Event) -> int:
         assert isinstance(earlier, HostEvent)
@@ -99,7 +99,7 @@ class HostStream:
 
 
 class HostStreams:
-    """A CPU's: there is no device to pin memory for."""
+    """The streams of a CPU, for which no memory is pinned."""
 
     def __init__(self) -> None:
         self.compute = HostStream()
@@ -108,10 +108,10 @@ class HostStreams:
         return HostStream()
 
     def pin(self, address: int, num_bytes: int) -> None:
-        """Every page is the CPU's to use."""
+        """Does nothing: the CPU reaches every page."""
 
     def unpin(self, address: int) -> None:
-        """Nothing was pinned."""
+        """Does nothing: no page was pinned."""
 
     def numa_node(self) -> int | None:
         return None

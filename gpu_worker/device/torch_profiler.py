@@ -25,7 +25,7 @@ def span(name: str) -> AbstractContextManager[object]:
 
 
 class TorchRecording:
-    """A recording that goes on. It begins and ends on the execution thread."""
+    """A recording in progress. It begins and ends on the execution thread."""
 
     num_running: ClassVar[int] = 0
 

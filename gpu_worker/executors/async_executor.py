@@ -30,7 +30,7 @@ from gpu_worker.sampling.sampler import Sampler
 
 
 class Marks(NamedTuple):
-    """Places in a step, on the stream that computes."""
+    """Events of one step on the stream that computes."""
 
     begin: Event
     forwarded: Event
@@ -38,7 +38,7 @@ class Marks(NamedTuple):
 
 
 class LaunchedStep:
-    """A step that was enqueued; satisfies `step.Launched`."""
+    """A step that was enqueued; satisfies `runner_protocol.Launched`."""
 
     def __init__(self, marks: Marks, read: Callable[[], BatchOutput], *, can_feed: bool) -> None:
         self.can_feed = can_feed

@@ -97,7 +97,7 @@ class DecodeGraphs:
             logger.info("%d graphs recorded, of 1 to %d rows", len(self), self._sizes[-1])
 
     def forget(self) -> None:
-        """Gives up the graphs; the pool that they work on may change."""
+        """Drops the graphs, so that the pool that they work on may change."""
         self._graphs.clear()
 
     def measure(self) -> int:
@@ -120,7 +120,7 @@ class DecodeGraphs:
         return max(0, taken[0]) + (len(self._sizes) - 1) * max(0, taken[-1])
 
     def _refuse_alone(self, error: Exception) -> None:
-        """Others may have had memory, and wait in a collective that this rank would never join."""
+        """Raises MemoryError on one of several ranks, as others may wait in a collective for it."""
         if self._num_ranks > 1 and isinstance(error, torch.OutOfMemoryError):
             raise MemoryError(
                 "no memory to record graphs; set enforce_eager, or lower gpu_memory_utilization"
@@ -138,7 +138,7 @@ class DecodeGraphs:
         )
 
     def run(self, batch: Batch) -> Tensor:
-        """Enqueues a batch that `serves` agrees to.
+        """Enqueues a batch for which `serves` is True.
 
         Returns:
             [num_seqs, vocab_size] float32 logits of all tokens, until the next run.
@@ -161,5 +161,5 @@ class DecodeGraphs:
 
 
 def fed_tokens(token_ids: Tensor, fed_from: Tensor, drawn: Tensor) -> Tensor:
-    """Puts draws of the step before where `fed_from` names one."""
+    """Returns the token ids, with draws of the step before where `fed_from` has an index."""
     return torch.where(fed_from >= 0, drawn[fed_from.clamp(min=0)], token_ids)

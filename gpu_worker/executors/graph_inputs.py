@@ -44,7 +44,7 @@ class DecodeBuffers:
         return self._tables.shape[1]
 
     def inputs(self, num_rows: int) -> StepInputs:
-        """Returns what a step of `num_rows` reads, padding included."""
+        """Returns the inputs of a step of `num_rows`, padding included."""
         columns = dict(zip(_COLUMNS, self._columns[:, :num_rows], strict=True))
         return StepInputs(
             token_ids=columns["token_ids"],

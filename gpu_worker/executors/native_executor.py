@@ -60,7 +60,7 @@ class NativeExecutor:
         return samples
 
     def _logits_of(self, tokens: Int64Array) -> Tensor:
-        """Runs the head again over what the step has left of some tokens."""
+        """Runs the head again over the hidden states that the step left of some tokens."""
         self._reserve(len(tokens))
         self.program.run(_head_alone(tokens, self._logits))
         return torch.from_numpy(self._logits[: len(tokens)])
@@ -136,7 +136,7 @@ def _greedy(arrays: StepArrays, row_of: Int64Array) -> BatchOutput:
 
 
 def _merge(samples: BatchOutput, drawn: BatchOutput, rows: Int64Array) -> None:
-    """Puts what the sampler drew for `rows` into its places."""
+    """Writes the tokens that the sampler drew for `rows` to their places."""
     samples.token_ids[rows] = drawn.token_ids
     for row in rows.tolist():
         samples.failed.pop(row, None)

@@ -19,23 +19,23 @@ logger = logging.getLogger(__name__)
 
 
 class Matrices:
-    """Decides what each matrix of one model is packed as."""
+    """Decides in which format each matrix of a model is packed."""
 
     def __init__(self, dtype: torch.dtype, quantization: Quantization | None) -> None:
         self._dtype = dtype
         self._quantization = quantization
 
     def table(self, matrix: Matrix) -> Matrix:
-        """The embedding, or the head."""
+        """Returns the embedding's or the head's matrix in its format."""
         return self._held(matrix, is_table=True)
 
     def one(self, parts: list[Matrix]) -> Matrix:
-        """All parts as one matrix."""
+        """Returns all parts as one matrix."""
         runs = self._runs(parts)
         return runs[0] if len(runs) == 1 else self._as_floats(runs)
 
     def side_by_side(self, parts: list[Matrix]) -> list[Matrix]:
-        """The parts as few matrices, each but the last of whole panels."""
+        """Returns the parts as few matrices; each but the last consists of whole panels."""
         runs = self._runs(parts)
         fits = all(run.shape[0] % PANEL == 0 for run in runs[:-1])
         return runs if fits else [self._as_floats(runs)]

@@ -113,7 +113,7 @@ def compile_decoder(
     num_threads: int,
     isa: Isa | None = None,
 ) -> Program:
-    """Takes the loaded decoder's weights; the decoder cannot run afterwards."""
+    """Makes a program of the loaded decoder's weights; the decoder cannot run afterwards."""
     config = decoder.config
     shape = ProgramShape(
         element=DTYPES[dtype],
@@ -174,7 +174,7 @@ class _Compiler:
         self._builder.head(of, head)
 
     def _add_embedding(self, decoder: Decoder) -> Packed:
-        """Returns the head, which a tied model looks its embedding up in, too."""
+        """Adds the embedding and returns the packed head; a tied model uses one matrix for both."""
         build = self._builder
         table = self._matrices.table(decoder.embedding.pop_matrix())
         other = decoder.head.pop_matrix()
@@ -223,7 +223,7 @@ class _Compiler:
             self._builder.norm(self._residual, out, weight, eps=eps)
 
     def _add_down(self, rows: _Rows, linear: RowParallelLinear) -> None:
-        """A product onto the residual."""
+        """Adds a product whose result is added to the residual."""
         parts, bias = linear.pop_parts()
         matrix = self._matrices.one(parts)
         if isinstance(matrix, Quantised):

@@ -67,7 +67,10 @@ class TorchExecutor:
         return torch.from_numpy(array).to(self._device)
 
     def _row_logits(self, hidden: Tensor, batch: Batch) -> tuple[Tensor | None, Int64Array | None]:
-        """Logits of tokens that draw, each once; and each row's index there, None if its own."""
+        """Returns the logits of each token that draws, once, and each row's index in them.
+
+        The index is None if row i has the logits i.
+        """
         index = batch.rows.token_index
         if not len(index):
             return None, None

@@ -22,7 +22,7 @@ _MODEL_FOLDER = "models--"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedModel:
-    """A model as it is named to `serve`."""
+    """A model under the name that `serve` takes."""
 
     name: str
     """org/name, with :TAG for a GGUF model."""
@@ -31,11 +31,11 @@ class CachedModel:
     modified_at: float
     """Seconds since the epoch, when the newest of its files was fetched."""
     is_whole: bool
-    """False for what a download that ended early has left."""
+    """False if the download ended early."""
 
 
 def cached_models() -> list[CachedModel]:
-    """Returns what the cache holds, by name."""
+    """Returns the models in the cache, by name."""
     if not cache_folder().is_dir():
         return []
     cache = _scan()
@@ -94,7 +94,7 @@ def _files(repository: "CachedRepoInfo") -> list[tuple[str, "CachedFileInfo"]]:
 
 
 def _models(repository: "CachedRepoInfo") -> list[CachedModel]:
-    """The GGUF models of a repository, and the one in Hugging Face's layout."""
+    """Returns the GGUF models of a repository, and the one in Hugging Face's layout."""
     blobs = {file.blob_path: (path, file) for path, file in _files(repository)}
     groups: dict[str, list[CachedFileInfo]] = {}
     tags = {

@@ -24,7 +24,7 @@ from gpu_worker.config import ModelError
 DUPLICATES = ("consolidated*", "original/*", "onnx/*")
 """The same weights again, in other layouts."""
 RESUMABLE_BYTES = 1 << 20
-"""Smaller files are fetched from their beginning."""
+"""Least bytes of a file whose download is resumed; smaller files are fetched again."""
 _INTERVAL_S = 0.25
 _MAX_CONNECTIONS = 4
 
@@ -56,7 +56,7 @@ def fetch(
 
 
 def cache_folder() -> Path:
-    """The hub's cache, which need not exist."""
+    """Returns the folder of the hub's cache, which may not exist yet."""
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE)
@@ -82,7 +82,7 @@ def _missing(snapshot: Callable[..., Any]) -> list[Any]:
 
 
 class _Partials:
-    """The large ones of the files that are missing, and what earlier downloads left of them."""
+    """The large files that are missing, and the parts of them that earlier downloads left."""
 
     def __init__(self, repository: str, missing: list[Any]) -> None:
         from huggingface_hub import constants
@@ -113,7 +113,7 @@ class _Partials:
 
 
 class _Partial:
-    """A file of a repository, of which some may have been fetched."""
+    """A file of a repository that may be fetched in part."""
 
     def __init__(self, repository: str, commit: str, path: str) -> None:
         import huggingface_hub as hub
@@ -129,7 +129,7 @@ class _Partial:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that are on disk already."""
+        """Returns the bytes that are on disk already."""
         return min(self._path.stat().st_size, self.size) if self._path.is_file() else 0
 
     def complete(self, total: "_Total") -> bool:
@@ -173,7 +173,7 @@ class _Total:
         self._num_done = 0
         self._lock = threading.Lock()
         self.is_ended = False
-        """Ends the threads that fetch at their next bytes."""
+        """True ends each thread that fetches, at its next bytes."""
 
     def add(self, count: float) -> None:
         if self.is_ended:
@@ -195,7 +195,7 @@ class _FileBar:
         self._counter.add(n or 0)
 
     def close(self) -> None:
-        """Nothing is drawn."""
+        """Does nothing: no bar is drawn."""
 
     def __enter__(self) -> Self:
         return self
@@ -206,7 +206,7 @@ class _FileBar:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Nothing is drawn."""
+        """Does nothing: no bar is drawn."""
 
 
 def _bar_class(progress: ReportProgress) -> type[Any]:
@@ -233,7 +233,7 @@ def _bar_class(progress: ReportProgress) -> type[Any]:
 
 
 def _throttled(progress: ReportProgress) -> Callable[[float, float | None], None]:
-    """Returns what reports bytes done and in total, a few times a second and at the end."""
+    """Returns a function that reports bytes and total, some times a second and at the end."""
     lock = threading.Lock()
     next_report = 0.0
 
@@ -251,7 +251,7 @@ def _throttled(progress: ReportProgress) -> Callable[[float, float | None], None
 
 
 def _existing(folder: Path) -> Path:
-    """The folder, or that above it which exists."""
+    """Returns the folder, or the nearest one above it that exists."""
     return next(one for one in (folder, *folder.parents) if one.is_dir())
 
 

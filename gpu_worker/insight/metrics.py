@@ -13,7 +13,7 @@ class StepCounts:
     """Counts of the executed steps."""
 
     duration_ns: Histogram = field(default_factory=times)
-    """Moving blocks, the forward pass and drawing; without the wait for the step before."""
+    """Nanoseconds of block moves, forward passes and sampling, without waits for earlier steps."""
     wait_ns: int = 0
     swap_ns: int = 0
     forward_ns: int = 0
@@ -27,7 +27,7 @@ class StepCounts:
         return sum(self.duration_ns.counts)
 
     def observe(self, result: StepResult) -> None:
-        """Takes a step's answer."""
+        """Counts a step's answer."""
         timings = result.timings
         self.duration_ns.observe(timings.swap_ns + timings.forward_ns + timings.sample_ns)
         self.wait_ns += timings.wait_ns

@@ -32,7 +32,7 @@ class Profiler:
         self._is_recording = False
 
     async def record(self, options: ProfileOptions) -> Profile:
-        """Records for a while. Raises RpcError if that cannot be."""
+        """Records for the given time. Raises RpcError if the runner cannot be profiled."""
         runner = self._runner
         if not isinstance(runner, Inspectable):
             raise Unimplemented("a simulated worker computes nothing that could be profiled")

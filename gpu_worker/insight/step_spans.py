@@ -17,7 +17,7 @@ METHOD = "signalbox.worker.v1.WorkerService/ExecuteModel"
 
 
 class StepSpan:
-    """The open span of a step; of one that is not traced it does nothing."""
+    """The open span of a step; without a trace its methods do nothing."""
 
     __slots__ = ("_span",)
 

@@ -48,7 +48,7 @@ class WorkUnderWay:
         return not self._works
 
     def add(self, event: Event, use: Callable[[], BlockUse]) -> None:
-        """Adds work that `event` ends; `use` is called only if a conflict is checked."""
+        """Adds work whose end is `event`; `use` is called only when a conflict is looked for."""
         self._forget_done()
         if not event.is_done:
             self._works.append((event, use))

@@ -90,7 +90,7 @@ def measure_capacity(
 
 
 def _swap_space(cache_config: CacheConfig, device: torch.device) -> int:
-    """Bytes for swapped-out blocks."""
+    """Returns the bytes for swapped-out blocks."""
     if cache_config.swap_space_bytes is None:
         if device.type == "cpu":
             return min(_CPU_SWAP_LIMIT, available_ram() // _CPU_SWAP_SHARE)
@@ -106,7 +106,7 @@ def _budget(
     num_ranks: int,
     others_bytes: int,
 ) -> int:
-    """Bytes for this rank's KV cache, 0 if weights and activations take it all."""
+    """Returns the bytes for this rank's KV cache; 0 if weights and activations leave none."""
     if cache_config.kv_cache_bytes is not None:
         return cache_config.kv_cache_bytes // num_ranks
     if device.type == "cpu":

@@ -17,7 +17,7 @@ class _Copy(NamedTuple):
 
 
 class CopyClock:
-    """Copies of one stream."""
+    """Times the copies of one stream."""
 
     def __init__(self) -> None:
         self._under_way: deque[_Copy] = deque()
@@ -25,13 +25,13 @@ class CopyClock:
         self._new_bytes = 0
 
     def add(self, begin: Event, end: Event, *, num_bytes: int) -> None:
-        """Notes a copy between two events; one that is done already took its caller's time."""
+        """Notes a copy between two events; one that is done already counts in its call's time."""
         if not end.is_done:
             self._under_way.append(_Copy(begin, end, num_bytes))
             self._new_bytes += num_bytes
 
     def pop_ns(self) -> int:
-        """Returns the nanoseconds of what was added since the last call."""
+        """Returns the nanoseconds of the copies noted since the last call."""
         if self._under_way and self._ns_per_byte is None:
             self._under_way[0].end.wait()
         while self._under_way and self._under_way[0].end.is_done:

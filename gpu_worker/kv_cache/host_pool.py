@@ -44,7 +44,7 @@ class SwapMemory:
         self._place()
 
     def _place(self) -> None:
-        """Before anything is written: a page comes from the node that is set when it is taken."""
+        """Sets the node of the pages; no page may have been written, as that fixes its node."""
         address, num_bytes = self.pool.data_ptr(), len(self._pages)
         node = self._streams.numa_node()
         if node is not None and num_nodes() > 1:
@@ -68,7 +68,7 @@ def num_nodes(nodes: Path = _NODES) -> int:
 
 
 def prefer_node(node: int, *, address: int, num_bytes: int) -> bool:
-    """Asks for pages on one node, as far as it has any; returns whether the system heard it."""
+    """Asks for pages on one node, as far as it has any; returns whether the system accepts that."""
     number = _MBIND.get(platform.machine())
     if number is None:
         return False

@@ -26,7 +26,7 @@ class PoolPages:
         self._done = 0
 
     def prefault(self) -> bool:
-        """Goes on for some milliseconds; returns whether there is more to do.
+        """Prefaults for some milliseconds; returns whether there is more to do.
 
         The rest is left alone where RAM is short, or the system has no means for it.
         """

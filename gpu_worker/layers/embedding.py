@@ -11,7 +11,7 @@ from signalbox_kernels.quantised import Matrix, Quantised
 
 
 class _VocabShard:
-    """This rank's rows of a [vocab_size, hidden_size] matrix, padded on the last rank."""
+    """Rows of this rank in a [vocab_size, hidden_size] matrix, padded on the last rank."""
 
     def __init__(
         self, *, vocab_size: int, hidden_size: int, placement: Placement, group: ParallelGroup
@@ -24,7 +24,7 @@ class _VocabShard:
         self._blocks: Quantised | None = None
 
     def pop_matrix(self) -> Matrix:
-        """Gives the matrix away, after it is loaded, instead of packing it."""
+        """Removes and returns the loaded matrix, which is not packed then."""
         weight = self._weight if self._blocks is None else self._blocks
         self._weight, self._blocks = torch.empty(0), None
         return weight
@@ -45,10 +45,10 @@ class _VocabShard:
 
 
 class VocabParallelEmbedding(_VocabShard):
-    """Token ids to vectors."""
+    """Turns token ids into vectors."""
 
     def __call__(self, token_ids: Tensor) -> Tensor:
-        """[num_tokens] int64 to [num_tokens, hidden_size]."""
+        """Returns [num_tokens, hidden_size] for [num_tokens] int64."""
         if self._group.size == 1:
             return F.embedding(token_ids, self._weight)
         local = token_ids - self._start
@@ -62,12 +62,12 @@ class VocabParallelEmbedding(_VocabShard):
 
 
 class ParallelLMHead(_VocabShard):
-    """Hidden states to logits."""
+    """Turns hidden states into logits."""
 
     _packed: PackedWeight | None = None
 
     def use(self, weight: Tensor) -> None:
-        """Takes another layer's matrix as its own."""
+        """Uses another layer's matrix."""
         self._weight = weight
 
     def finish(self) -> None:
@@ -76,14 +76,14 @@ class ParallelLMHead(_VocabShard):
         self._weight = torch.empty(0)
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """[num_rows, hidden_size] to [num_rows, vocab_size]."""
+        """Returns [num_rows, vocab_size] for [num_rows, hidden_size]."""
         assert self._packed is not None, "finish() comes before the first call"
         logits = self._group.all_gather(self._packed.apply(hidden, None))
         return logits[:, : self._vocab_size]
 
 
 class LearnedPositions:
-    """Positions to vectors, from a table; every rank holds all of it."""
+    """Looks positions up in a table of vectors; every rank holds the whole table."""
 
     def __init__(
         self, num_positions: int, hidden_size: int, *, offset: int, placement: Placement
@@ -96,5 +96,5 @@ class LearnedPositions:
         copy_checked(self._weight, tensor)
 
     def __call__(self, positions: Tensor) -> Tensor:
-        """[num_tokens] int64 to [num_tokens, hidden_size]."""
+        """Returns [num_tokens, hidden_size] for [num_tokens] int64."""
         return F.embedding(positions + self._offset, self._weight)

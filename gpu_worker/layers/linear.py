@@ -50,7 +50,7 @@ class _Linear:
         self._raw = None
 
     def pop_parts(self) -> tuple[list[Matrix], Tensor | None]:
-        """Gives the parts of the weight, and the bias, away instead of packing them.
+        """Removes and returns the parts of the weight, and the bias, which are not packed then.
 
         One tensor if all are floats; otherwise each part by itself, in order.
         """
@@ -106,7 +106,7 @@ class _ColumnParallelLinear(_Linear):
         return targets
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[num_tokens, in_features] to this rank's [num_tokens, out_features]."""
+        """Returns this rank's [num_tokens, out_features] for [num_tokens, in_features]."""
         return self._apply(x)
 
 
@@ -203,7 +203,7 @@ class RowParallelLinear(_Linear):
             copy_checked(self._weight_rows(self._parts[_ALL]), self._group.shard(tensor, 1))
 
     def load_bias(self, tensor: Tensor) -> None:
-        """Only rank 0 adds the bias; the others hold zeros, as the ranks' results are summed."""
+        """Loads the bias on rank 0 and zeros elsewhere, because the ranks' results are summed."""
         rows = self._bias_rows(self._parts[_ALL])
         copy_checked(rows, tensor)
         if self._group.rank:
@@ -221,5 +221,5 @@ class RowParallelLinear(_Linear):
         return self._group.all_reduce(self._apply(x))
 
     def partial(self, x: Tensor) -> Tensor:
-        """Likewise, but the ranks' results are still to be summed."""
+        """Returns the same before the ranks' results are summed."""
         return self._apply(x)

@@ -14,7 +14,7 @@ from signalbox_kernels import ops
 
 
 class TopKRouter:
-    """Chooses experts; every rank computes all of it."""
+    """Chooses the experts of each token; every rank computes the same."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class TopKRouter:
 
 
 class Expert:
-    """This rank's part of one SwiGLU feed-forward; the ranks' results are still to be summed."""
+    """One SwiGLU feed-forward, divided over ranks; the caller sums the ranks' results."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Expert:
 
 
 class MixtureOfExperts:
-    """A router before its experts."""
+    """A feed-forward of several experts, with the router that chooses among them."""
 
     def __init__(self, router: TopKRouter, experts: list[Expert], group: ParallelGroup) -> None:
         self.router = router

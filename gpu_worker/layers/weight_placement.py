@@ -22,7 +22,7 @@ class Placement:
     dtype: torch.dtype
 
     def empty(self, *shape: int, around: float = 0.0) -> Tensor:
-        """Makes room for a weight, to be loaded.
+        """Allocates a weight that is loaded later.
 
         Args:
             around: mean of the values that `loading.dummy` makes up.

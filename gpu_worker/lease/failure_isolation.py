@@ -73,7 +73,7 @@ def _try(runner: Runner, batch: Batch) -> BatchOutput | _Fault:
 
 
 class _Parts:
-    """The samples of a batch, put together of those of its parts."""
+    """Collects the samples of a batch from those of its parts."""
 
     def __init__(self, runner: Runner, batch: Batch, max_tokens: int) -> None:
         self._runner = runner

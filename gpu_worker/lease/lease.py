@@ -133,7 +133,7 @@ class Lease:
         return self._fail(error)
 
     def _fail(self, error: Exception) -> Exception:
-        """Ends the lease over what harms more than some sequences."""
+        """Ends the lease after an error that harms more than some sequences."""
         logger.error("step %d failed; its lease ends", self._num_executed, exc_info=error)
         self.revoke()
         failure = Internal("a step failed half-way; the cache is lost")

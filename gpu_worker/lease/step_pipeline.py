@@ -18,7 +18,7 @@ from gpu_worker.sequences.sequence_table import BookedBatch, SampledTokens, Sequ
 
 MakeResult = Callable[[SampledTokens, BatchOutput], StepResult]
 OnError = Callable[[Exception], Exception]
-"""Told what a device raised; returns what the step's sender hears."""
+"""Takes the error of a device; returns the error that the sender of the step receives."""
 
 
 class StepInFlight(Unfinished[StepResult]):
@@ -75,7 +75,7 @@ class StepPipeline:
         return len(self._steps)
 
     def make_way(self, step: Step) -> None:
-        """Collects what must be known before `step` is applied."""
+        """Collects the samples that must be known before `step` is applied."""
         if not self._steps:
             return
         last = self._steps[-1]
@@ -85,7 +85,7 @@ class StepPipeline:
             self.collect_until(self._steps[-2])
 
     def launch(self, batch: Batch, make_result: MakeResult, on_error: OnError) -> StepInFlight:
-        """Begins the batch that was applied last; raises what the runner raises at once."""
+        """Begins the batch that was applied last; raises the runner's immediate errors."""
         launched = self._runner.launch(batch)
         step = StepInFlight(self, launched, self._table.book(), make_result, on_error)
         self._steps.append(step)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 logger = logging.getLogger(__name__)
 
 STEPS_TO_RETRY = 256
-"""A failed try costs about a step, so at most one in so many."""
+"""Steps between two attempts at a larger limit; a failed attempt costs about a step."""
 
 
 @dataclass(slots=True)
@@ -33,13 +33,13 @@ class TokenLimit:
         return self._lowered
 
     def lower(self, tokens: int) -> None:
-        """Takes note of the most that could be computed at once."""
+        """Records the most tokens that could be computed at once."""
         if tokens < self.tokens:
             self._lowered, self._num_steps = max(1, tokens), 0
             logger.warning("memory suffices for steps of %d tokens, not %d", tokens, self.announced)
 
     def count_step(self) -> None:
-        """Takes note of a step that was computed within the limit."""
+        """Records a step that was computed within the limit."""
         if self._lowered is None:
             return
         self._num_steps += 1

@@ -21,7 +21,7 @@ _SPREAD = 0.035
 
 @dataclass(frozen=True, slots=True)
 class DummyPlacement(Placement):
-    """Fills every weight; the same on every rank and at every start."""
+    """Fills every weight; the values are the same on every rank and at every start."""
 
     generator: torch.Generator
 

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 AUTO = "auto"
 NONE = ("none", "vllm")
-"""The second is vLLM's name of it."""
+"""Names of the choice to read no file; the second is vLLM's."""
 
 
 class GenerationConfig(NamedTuple):
@@ -28,7 +28,7 @@ class GenerationConfig(NamedTuple):
 
     defaults: SamplingDefaults
     eos_token_ids: tuple[int, ...]
-    """Ascending."""
+    """End-of-sequence tokens, ascending."""
 
 
 def read_generation_config(model_config: ModelConfig, source: ModelSource) -> GenerationConfig:

@@ -20,7 +20,7 @@ _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 
 
 class ModelSource(Protocol):
-    """A model at rest."""
+    """The configuration, weights and tokenizer of a model on disk."""
 
     @property
     def name(self) -> str:
@@ -39,7 +39,7 @@ class ModelSource(Protocol):
 
     @property
     def is_half(self) -> bool:
-        """Returns whether the weights have 16 bits or fewer, so that 16 can hold them."""
+        """Returns whether 16 bits can hold each weight."""
         ...
 
     def weights(self) -> Iterator[tuple[str, "Tensor"]]:

@@ -69,7 +69,7 @@ def special_token(value: str | dict[str, Any] | None) -> str | None:
 
 
 def token_id(tokenizer_json: bytes, token: str) -> int | None:
-    """Looks a special token up."""
+    """Returns the id of a special token; None if there is no such token."""
     content = json.loads(tokenizer_json)
     for added in content.get("added_tokens", []):
         if added["content"] == token:

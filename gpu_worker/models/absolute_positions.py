@@ -41,7 +41,7 @@ class AbsoluteConfig:
     norm_eps: float
     tie_embeddings: bool
     position_offset: int = 0
-    """Rows before that of position 0 in the table of positions."""
+    """Number of rows before that of position 0 in the table of positions."""
     bias: bool = True
     norm_first: bool = True
     """True if norms come before attention and feed-forward, False if after the residual sum."""
@@ -127,7 +127,7 @@ class AbsoluteLayer:
 
 
 class AbsoluteDecoder:
-    """All of `Model` but the names of the weights."""
+    """All of `Model` except the names of the weights."""
 
     def __init__(
         self,

@@ -39,7 +39,7 @@ class DecoderConfig:
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
-    """Q and K heads pass an RMSNorm before rotation (Qwen3)."""
+    """True if Q and K pass an RMSNorm before rotation (Qwen3)."""
     sliding_windows: tuple[int | None, ...] = ()
     """Number of positions that a token sees in each layer; None sees all."""
 
@@ -83,14 +83,14 @@ def _decoder_config(config: HfConfig, **flags: Any) -> DecoderConfig:
 
 
 def required(config: HfConfig, key: str) -> Any:
-    """Returns what config.json must have."""
+    """Returns a field of config.json. Raises ModelError if it is missing."""
     if config.get(key) is None:
         raise ModelError(f"config.json has no {key!r}; it is incomplete")
     return config[key]
 
 
 def decoder_shapes(config: HfConfig) -> dict[str, Any]:
-    """Returns the fields of a DecoderConfig that are called the same in all families."""
+    """Returns the fields of a DecoderConfig that have one name in all families."""
     num_heads = int(required(config, "num_attention_heads"))
     hidden_size = int(required(config, "hidden_size"))
     head_size = config.get("head_dim") or hidden_size // num_heads
@@ -110,7 +110,7 @@ def decoder_shapes(config: HfConfig) -> dict[str, Any]:
 
 
 def rope_config(config: HfConfig, head_size: int) -> RopeConfig:
-    """Reads either spelling: rope_parameters, or rope_theta with rope_scaling."""
+    """Reads rope_parameters, or rope_theta with rope_scaling, its older form."""
     parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
     theta = parameters.get("rope_theta") or config.get("rope_theta") or 10000.0
     partial = parameters.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
@@ -156,7 +156,7 @@ def _yarn_scaling(parameters: HfConfig) -> YarnScaling:
 
 
 def _qwen_windows(config: HfConfig) -> tuple[int | None, ...]:
-    """Qwen slides only if told to, and only in the layers past max_window_layers."""
+    """Returns the windows of Qwen: only if enabled, in the layers past max_window_layers."""
     window = config.get("sliding_window") if config.get("use_sliding_window") else None
     return sliding_windows(config, window, first_layer=int(config.get("max_window_layers", 0)))
 

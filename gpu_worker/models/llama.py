@@ -152,7 +152,7 @@ class DecoderLayer:
     def make_feed_forward(
         self, config: DecoderConfig, layer: int, placement: Placement, group: ParallelGroup
     ) -> FeedForwardLike:
-        """Makes what comes after attention; other families make it of experts."""
+        """Makes the part after attention, which other families make of experts."""
         return FeedForward(config, placement, group)
 
     def weight_targets(self) -> dict[str, WeightTarget]:

@@ -60,7 +60,7 @@ class ServedConfig(Protocol):
 
 @runtime_checkable
 class SoftCapped(Protocol):
-    """Optional properties of a configuration."""
+    """Optional property of a configuration whose attention scores are capped."""
 
     @property
     def attention_soft_cap(self) -> float | None:
@@ -70,11 +70,11 @@ class SoftCapped(Protocol):
 
 @runtime_checkable
 class Stretched(Protocol):
-    """Optional part of a configuration whose rotary embedding depends on the window's length."""
+    """Optional property of a configuration whose rotary embedding depends on the window."""
 
     @property
     def usual_length(self) -> int:
-        """The window that is served unless a longer one is asked for."""
+        """Window in tokens, unless a longer one is configured."""
         ...
 
 

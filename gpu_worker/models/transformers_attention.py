@@ -52,7 +52,7 @@ class AttentionCall:
 
 
 class _Step(Protocol):
-    """Answers the calls of one forward pass."""
+    """Computes the attention calls of one forward pass."""
 
     def window(self, mask: Tensor | None, sliding_window: int | None) -> int | None:
         """Returns how many positions a layer sees, None for all, from what it passes."""
@@ -68,7 +68,7 @@ _step: ContextVar[_Step] = ContextVar("signalbox_attention_step")
 
 @contextmanager
 def answering(step: _Step) -> Iterator[None]:
-    """Layers that run within are answered by `step`."""
+    """Lets `step` compute the attention of layers that run within the context."""
     token = _step.set(step)
     try:
         yield
@@ -119,7 +119,7 @@ def _refuse_features(module: nn.Module, features: Mapping[str, Any]) -> None:
 
 @dataclass(slots=True)
 class Recorder:
-    """Keeps what the layers ask for; answers without mixing tokens: each sees its own value."""
+    """Records the calls of the layers; each token attends to its own value only."""
 
     calls: list[AttentionCall] = field(default_factory=list)
     inputs: list[Tensor] = field(default_factory=list)
@@ -206,7 +206,7 @@ class PagedLayers:
 
 
 class PagedStep:
-    """Answers the layers of one step from the paged cache."""
+    """Computes the attention of one step from the paged cache, layer by layer."""
 
     def __init__(self, layers: PagedLayers, attention: AttentionPlan, dtype: torch.dtype) -> None:
         self._layers = layers

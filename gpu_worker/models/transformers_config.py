@@ -42,7 +42,7 @@ class TransformersConfig:
     usual_length: int
     """Longest window, in tokens, that keeps the original rotary embedding."""
     layers: PagedLayers
-    """One for each call of attention in a forward pass."""
+    """The layers, one for each call of attention in a forward pass."""
 
     @property
     def num_layers(self) -> int:

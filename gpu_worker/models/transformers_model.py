@@ -92,7 +92,7 @@ class TransformersModel:
         }
 
     def ignores(self, name: str) -> bool:
-        """Tied weights are loaded under one of their names; tables of rotation are computed."""
+        """Returns True for the other names of tied weights, and for tables of rotation."""
         return name.endswith(".inv_freq") or name in self._model.state_dict()
 
     def finish(self) -> None:
@@ -134,7 +134,7 @@ class _PackedLinear(nn.Module):
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.bias = linear.bias
         self.weight = torch.empty(0, dtype=linear.weight.dtype, device=linear.weight.device)
-        """Some models ask for its dtype."""
+        """Empty; it is there because some models read its dtype."""
         self._packed: PackedWeight = pack_weight(linear.weight.data)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -188,7 +188,7 @@ def _head(model: Any, body: Any, given: _Given) -> Tensor:
 
 
 def _find_body(model: Any) -> Any:
-    """The module whose result the model makes logits of; None if it is not where it should be."""
+    """Returns the module whose result becomes logits; None if it is not in a known place."""
     base = model.base_model
     ids = torch.zeros(1, dtype=torch.long, device=model.device)
     for body in (base, getattr(base, "decoder", None), getattr(base, "language_model", None)):
@@ -245,7 +245,7 @@ def _copy(target: Tensor, source: Tensor) -> None:
 
 @contextmanager
 def _no_initialisation() -> Iterator[None]:
-    """Weights that are loaded next need no random values."""
+    """Skips the random initialisation of weights that are loaded next."""
     from transformers.initialization import no_init_weights
 
     with no_init_weights():

@@ -30,7 +30,7 @@ R = TypeVar("R", bound=Report)
 
 
 class _Follower:
-    """A process, and what it reports."""
+    """The process of a rank, and its reports."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
@@ -47,7 +47,7 @@ class _Follower:
         """Each with the number of the command; None is the last: there will be no more."""
 
     def end(self, *, within_s: float) -> None:
-        """Lets it notice that its socket is closed; kills it when that takes long."""
+        """Waits until the process notices its closed socket; kills it if that takes long."""
         try:
             self.process.wait(within_s)
         except subprocess.TimeoutExpired:
@@ -79,7 +79,7 @@ class Followers:
         self._is_closed = False
         self._num_commands = 0
         self._num_agreed = 0
-        """Commands whose failures have been heard and dealt with."""
+        """Commands whose failures have been reported and handled."""
         self._all = [_Follower(start.parallel.rank) for start in starts]
         for follower, start in zip(self._all, starts, strict=True):
             follower.channel.send(rank_codec.encode_command(start))
@@ -134,7 +134,7 @@ class Followers:
             follower.end(within_s=_END_S)
 
     def _answer(self, follower: _Follower, within_s: float | None) -> Report:
-        """Returns what it says to the last command; what was said to others is of no use now."""
+        """Returns the report on the last command; reports on earlier ones are dropped."""
         while True:
             try:
                 answer = follower.answers.get(timeout=within_s)

@@ -36,7 +36,7 @@ logger = logging.getLogger("gpu_worker.ranks.follower_process")
 
 
 class Follower:
-    """Obeys one command after the other."""
+    """Executes one command after the other."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -62,7 +62,7 @@ class Follower:
             os._exit(0)
 
     def serve(self) -> None:
-        """Does not return; raises what cannot be survived."""
+        """Executes commands for ever; raises the errors after which the rank cannot go on."""
         start = self._next()
         assert isinstance(start, Start)
         try:
@@ -83,7 +83,7 @@ class Follower:
         self.report(Done.LOADED)
 
     def _obey(self, command: Command) -> None:
-        """Most failures may be survived; a block not moved is lost, and this rank with it."""
+        """Executes a command; a failure is reported, but that of a block move ends the rank."""
         if isinstance(command, MoveBlocks):
             self._move(command)
             return
@@ -123,7 +123,7 @@ class Follower:
 
 
 class _Forwarding(logging.Handler):
-    """Sends what is worth a warning to the log of rank 0."""
+    """Sends warnings and errors to the log of rank 0."""
 
     def __init__(self, follower: Follower) -> None:
         super().__init__(logging.WARNING)

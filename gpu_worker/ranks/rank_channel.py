@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 
 
 class Channel:
-    """Sends on any thread, receives on one."""
+    """Sends from any thread, receives on one."""
 
     def __init__(self, fd: int) -> None:
         """Owns `fd` from now on."""

@@ -67,7 +67,7 @@ class Done(Enum):
 
 
 class CacheReady(NamedTuple):
-    """Both pools are there."""
+    """Both pools are allocated."""
 
     num_graphs: int
     """Graphs that the rank has recorded; ranks with and without graphs compute different logits."""

@@ -144,7 +144,7 @@ class TensorParallelRunner:
         return self._rank.tokenizer_files()
 
     def profile(self) -> WorkerCapacity:
-        """Measures all ranks at once; what fits is what fits on each."""
+        """Measures all ranks at once; returns what fits on each of them."""
         self._others.send(Ask.PROFILE)
         own = self._rank.profile()
         others = self._others.answers(WorkerCapacity)
@@ -188,7 +188,7 @@ class TensorParallelRunner:
 
     @contextmanager
     def _agreeing(self) -> Iterator[None]:
-        """Lets an error of this rank out if all can go on after it, else raises DeviceLost."""
+        """Raises an error of this rank if all ranks can go on after it, else DeviceLost."""
         try:
             yield
         except Exception as error:
@@ -207,6 +207,6 @@ class TensorParallelRunner:
 
 
 def _shared(config: DeviceConfig, num_ranks: int) -> DeviceConfig:
-    """Each rank's part of the worker's threads."""
+    """Returns each rank's share of the worker's threads."""
     num_threads = config.num_threads or torch.get_num_threads()
     return config.model_copy(update={"num_threads": max(1, num_threads // num_ranks)})

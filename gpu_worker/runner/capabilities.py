@@ -13,7 +13,7 @@ from gpu_worker.device.device_choice import choose_device, dtype_for_half
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """Everything in words, but for counts."""
+    """Capabilities as texts and counts."""
 
     torch_version: str
     cuda_version: str | None
@@ -38,7 +38,7 @@ class Probe:
 
 
 def probe() -> Probe:
-    """Looks; compiles the native kernels, unless there are some.
+    """Finds out; compiles the native kernels unless they exist.
 
     Raises ValueError if SIGNALBOX_ISA names no instruction set.
     """

@@ -23,7 +23,7 @@ _DRAWS_A_SEQUENCE = 4  # that are kept for the next step, on average; prompts dr
 def make_executor(
     loaded: LoadedModel, cache_config: CacheConfig, recorder: GraphRecorder | None
 ) -> NativeExecutor | TorchExecutor:
-    """A recorder is what makes graphs; without one a device launches kernel by kernel."""
+    """Makes the executor; without a recorder of graphs, kernels are launched one by one."""
     if loaded.program is not None:
         return NativeExecutor(loaded.program, loaded.sampler)
     on_device = loaded.device.type == "cuda" or recorder is not None

@@ -42,7 +42,7 @@ class ModelRunner:
         recorder: GraphRecorder | None = None,
         progress: ReportProgress = ignore_progress,
     ) -> None:
-        """Decode steps become graphs of `recorder`; by default of what the device has."""
+        """Args: recorder: records decode steps as graphs; by default that of the device."""
         self._progress = progress
         device_config = device_config or DeviceConfig()
         self._model = model_config.model
@@ -78,7 +78,7 @@ class ModelRunner:
         return collectives.num_joined if collectives is not None else 0
 
     def abort_collectives(self) -> None:
-        """Lets the execution thread go that waits for ranks which are lost; on any thread."""
+        """Ends the execution thread's wait for ranks that are lost; safe from any thread."""
         collectives = self._loaded.group.collectives
         if collectives is not None:
             collectives.abort()

@@ -26,7 +26,7 @@ class DeviceDraws(NamedTuple):
     """One token a row; on the device."""
 
     token_ids: Tensor
-    """[num_rows], whole numbers; anything where a row has failed."""
+    """[num_rows], whole numbers; undefined for rows that have failed."""
     status: Tensor
     """[num_rows] uint8, `DrawStatus`."""
 
@@ -85,7 +85,7 @@ def _are_plain(rows: SampleRows) -> bool:
 
 
 def _races(raw: Tensor, rows: SampleRows, greedy: Tensor, packer: InputPacker) -> Tensor:
-    """Returns what wins each row's race, or `greedy` where a row is."""
+    """Returns the winner of each row's race, or the token of `greedy` for a greedy row."""
     keys = race_keys(rows.seed, rows.branch, rows.position)
     halves = keys.view(np.int32).reshape(-1, 2)  # low and high, little-endian
     temperature = np.maximum(rows.temperature, GREEDY_BELOW).astype(np.float32)

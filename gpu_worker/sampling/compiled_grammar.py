@@ -45,7 +45,7 @@ class CompiledGrammar:
         self._cpu_ns = time.thread_time_ns() - start_ns
 
     def add_user(self, grammar: "Grammar") -> None:
-        """Notes a sequence that reads on from a copy of the matcher."""
+        """Counts a sequence that goes on from a copy of the matcher."""
         self._users.add(grammar)
 
     def renew(self) -> bool:
@@ -83,7 +83,7 @@ class Grammar:
         )
 
     def begin_again(self) -> None:
-        """Forgets what it has read, which is read again when a mask is asked for."""
+        """Drops the matcher; the output is read again when a mask is needed."""
         self._matcher, self._num_consumed = None, 0
 
     def mask(self, output: Int32Array) -> Mask:
@@ -125,7 +125,7 @@ class Grammar:
             fill_next_token_bitmask(matcher, words)
 
     def _caught_up(self, compiled: CompiledGrammar, output: Int32Array) -> LLMatcher:
-        """Lets the matcher read what it has not; past the end of a sequence it reads nothing."""
+        """Passes new tokens to the matcher, up to the end of the sequence."""
         if self._matcher is None:
             self._matcher = compiled.matcher.deep_copy()
             compiled.add_user(self)

@@ -32,7 +32,7 @@ Constraint = tuple[str, ...]
 
 
 class _Kept(NamedTuple):
-    """A constraint that is compiled or will be, and what it counts for."""
+    """A constraint that is compiled or being compiled, and its size in bytes."""
 
     compiled: "Future[CompiledGrammar]"
     num_bytes: int
@@ -102,13 +102,13 @@ class Grammars:
         return fault
 
     def prepare_new(self, sequences: Iterable[NewSequence]) -> None:
-        """Starts to compile what new sequences ask for. Safe from any thread."""
+        """Starts to compile the constraints of new sequences. Safe from any thread."""
         for new in sequences:
             if new.params.structured_output is not None:
                 self.prepare(new.params.structured_output, new.params.grammar_cost)
 
     def forget(self, constraints: Iterable[Constraint] | None = None) -> None:
-        """Lets constraints go, by default all; sequences keep theirs until they end."""
+        """Forgets constraints, by default all; sequences keep theirs until they end."""
         with self._lock:
             for constraint in list(self._kept) if constraints is None else constraints:
                 self._forget(constraint)
@@ -122,7 +122,7 @@ class Grammars:
         )
 
     def close(self) -> None:
-        """Lets the thread end after what it compiles."""
+        """Ends the thread after the compilation that it is in."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _forget(self, constraint: Constraint) -> None:

@@ -16,7 +16,7 @@ _NOT_ALLOWED = float("-inf")
 
 
 def edit(logits: Tensor, rows: SampleRows) -> None:
-    """Applies all that `rows` asks for to [num_rows, vocab_size] float32 logits, in place."""
+    """Applies the changes of `rows` to [num_rows, vocab_size] float32 logits, in place."""
     if rows.allowed is not None:
         _mask(logits, rows.allowed)
     if rows.suppressed is not None:

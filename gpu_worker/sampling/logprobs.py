@@ -13,7 +13,7 @@ from signalbox_kernels import ops
 def report(
     logits: Tensor, tokens: Tensor, *, rows: Int64Array, num_logprobs: Int64Array
 ) -> list[Logprobs]:
-    """Returns what is known of one token of each row.
+    """Returns the log probability, rank and alternatives of one token of each row.
 
     Args:
         logits: [num_rows, vocab_size] float32.

@@ -71,7 +71,7 @@ def _floats(logits: Tensor) -> NDArray[np.float32]:
 
 
 def _edits(rows: SampleRows) -> dict[str, Any]:
-    """The arrays of the parts that some row uses."""
+    """Returns the arrays of the parts that at least one row uses."""
     arrays: dict[str, Any] = {}
     if rows.suppressed is not None:
         arrays["suppressed_end"], arrays["suppressed"] = rows.suppressed

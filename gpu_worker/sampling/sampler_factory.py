@@ -115,7 +115,7 @@ def fault_of_triton(reference: Sampler, *, vocab_size: int, placement: Placement
 
 
 def _trial_rows(vocab_size: int) -> SampleRows:
-    """Each filter alone, all together, and a row that is edited in every way but by a mask."""
+    """Returns rows with each filter alone, with all, and with every edit except a mask."""
     num_rows, index = 8, np.arange(8)
     first = np.zeros(num_rows, np.int32)
     first[-1] = 1  # runs of one token, of the last row

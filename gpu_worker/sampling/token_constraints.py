@@ -84,7 +84,7 @@ def _bad_words(runs: Sequence[Sequence[int]]) -> BadWords:
 
 
 class RuledRows(NamedTuple):
-    """The draws that rules apply to; all of one length."""
+    """The draws that rules apply to; all fields have one length."""
 
     rules: Sequence[TokenRules]
     rows: Int64Array
@@ -97,7 +97,7 @@ class RuledRows(NamedTuple):
 
 
 def suppressed(ruled: RuledRows, *, tokens: Int32Array, num_rows: int) -> TokenRuns | None:
-    """Returns what must not be drawn now.
+    """Returns the tokens that must not be drawn now.
 
     Args:
         tokens: [*, longest sequence], the known tokens of sequences.
@@ -123,7 +123,7 @@ def suppressed(ruled: RuledRows, *, tokens: Int32Array, num_rows: int) -> TokenR
 def _completed(
     ruled: RuledRows, index: Int64Array, tokens: Int32Array
 ) -> tuple[Int64Array, Int32Array]:
-    """Returns which of `ruled` would complete a run by which token."""
+    """Returns indices into `ruled`, and for each the token that would complete a run."""
     words = [found for i in index.tolist() if (found := ruled.rules[i].bad_words) is not None]
     of_run = np.repeat(index, [len(one.last) for one in words])
     num_before = np.concatenate([one.num_before for one in words])
@@ -138,7 +138,7 @@ def _completed(
 
 
 def biases(ruled: RuledRows, *, num_rows: int) -> Biases | None:
-    """Returns what is added to logits."""
+    """Returns the biases that are added to logits."""
     lengths = [len(rules.bias_token_ids) for rules in ruled.rules]
     if not sum(lengths):
         return None

@@ -103,7 +103,7 @@ class TritonSampler:
         return copied, status
 
     def _add(self, logits: Tensor, rows: SampleRows) -> None:
-        """Suppressed tokens and biases, as one list of pairs."""
+        """Adds suppressed tokens and biases to the logits, as one list of pairs."""
         runs, values = [], []
         if rows.suppressed is not None:
             runs.append(rows.suppressed)
@@ -137,7 +137,7 @@ class TritonSampler:
         )
 
     def _columns(self, rows: SampleRows, logits_row: Int64Array) -> DrawColumns:
-        """All columns in one copy to the device."""
+        """Returns all columns on the device, sent in one copy."""
         keys = race_keys(rows.seed, rows.branch, rows.position).view(np.int32).reshape(-1, 2)
         floats = (rows.temperature, rows.top_p, rows.min_p, rows.typical_p)
         packed = np.empty((9, len(rows)), dtype=np.int32)

@@ -18,7 +18,7 @@ from gpu_worker.sequences.sequence_columns import SequenceRows
 
 @dataclass(slots=True, kw_only=True)
 class PlannedBatch:
-    """Which sequences compute how many tokens, and which of them draw."""
+    """The tokens that each sequence of a batch computes, and its draws."""
 
     seq_ids: Int64Array
     rows: Int64Array
@@ -32,7 +32,7 @@ class PlannedBatch:
     prompt_rows: PromptRows | None = None
     """Rows of the batch that report log probabilities of the prompt."""
     refused: dict[int, str] = field(default_factory=dict)
-    """Draws, by row, that nothing is allowed for, and why."""
+    """Reason by row, for draws to which no token is allowed."""
 
 
 def drawers(state: NDArray[Any], num_new: Int64Array) -> Int64Array:
@@ -74,7 +74,7 @@ def build(planned: PlannedBatch, rows: SequenceRows, *, block_size: int) -> Batc
 
 
 def unknown_tokens(draws: Int64Array) -> Int64Array:
-    """Returns what stands for tokens that are draws of the batch that is under way."""
+    """Returns negative numbers that stand for tokens until these draws are known."""
     return -1 - draws
 
 

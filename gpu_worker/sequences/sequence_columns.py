@@ -68,7 +68,7 @@ class SequenceRows:
         """Padded with 0 past each sequence's blocks."""
         self.state: NDArray[Any] = np.zeros(num_rows, dtype=_STATE)
         self.rules: list[TokenRules | None] = [None] * num_rows
-        """None for what has none, not even stop tokens that come too early."""
+        """None for a sequence without rules, that of stop tokens before min_tokens included."""
         self.grammars: list[Grammar | None] = [None] * num_rows
         self.logprob_tokens: list[tuple[int, ...]] = [()] * num_rows
         """Tokens reported beside those that are drawn; empty for the likeliest ones."""
@@ -93,7 +93,7 @@ class SequenceRows:
         self.state = state
 
     def write(self, row: int, new: NewSequence) -> None:
-        """Puts a new sequence into a row."""
+        """Writes a new sequence to a row."""
         params, num_tokens, num_blocks = new.params, len(new.token_ids), len(new.block_table)
         self.rules[row] = rules = self._rules(new)
         self.grammars[row] = grammar = self._grammar(params)
@@ -125,7 +125,7 @@ class SequenceRows:
         self.block_tables[row, :num_blocks] = new.block_table
 
     def fork(self, source: int, target: int, fork: Fork) -> None:
-        """Puts a child of row `source` into row `target`."""
+        """Writes a child of the sequence in row `source` to row `target`."""
         num_computed = int(self.state["num_computed"][source])
         self.state[target] = self.state[source]
         child = self.state[target : target + 1]
@@ -141,7 +141,7 @@ class SequenceRows:
         self.block_tables[target] = self.block_tables[source]
 
     def release(self, rows: Iterable[int]) -> None:
-        """Lets go of what rows without a sequence hold beside numbers, which may be large."""
+        """Drops the objects of rows without a sequence, which may be large."""
         for row in rows:
             self.rules[row] = self.grammars[row] = None
             self.logprob_tokens[row] = ()

@@ -43,7 +43,7 @@ class SampledTokens(NamedTuple):
 
 
 class BookedBatch(NamedTuple):
-    """A batch that is under way, and where the tokens go that it draws."""
+    """A running batch, and the places of the tokens that it draws."""
 
     planned: PlannedBatch
     first: Int64Array

@@ -48,7 +48,7 @@ class Patches(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class StagedStep:
-    """The state after a step, before it is the state."""
+    """The state after a step, which is not in force yet."""
 
     limits: Limits
     rows: SequenceRows

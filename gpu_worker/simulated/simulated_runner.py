@@ -278,7 +278,7 @@ def _logprobs(row: int, *, best: int, token: int, num: int, size: int) -> Logpro
 def _with_tokens(
     found: list[Logprobs], rows: SampleRows, best: NDArray[np.int32], *, size: int
 ) -> list[Logprobs]:
-    """Puts the tokens that a row names in the place of the likeliest."""
+    """Replaces the likeliest tokens of a row by those that it names."""
     if rows.logprob_tokens is None:
         return found
     runs = np.split(rows.logprob_tokens.token_ids, rows.logprob_tokens.ends[:-1])

@@ -98,7 +98,7 @@ def swap_blocks(src_pool: Tensor, dst_pool: Tensor, src: Tensor, dst: Tensor) ->
 
 
 def _runs(src: list[int], dst: list[int]) -> list[tuple[int, int, int]]:
-    """Joins neighbours into (source, target, length), so that each run is one copy."""
+    """Returns (source, target, length) of each run of neighbours, which is one copy."""
     runs: list[tuple[int, int, int]] = []
     for source, target in zip(src, dst, strict=True):
         if runs:

@@ -19,7 +19,7 @@ def is_interpreted() -> bool:
 
 
 def check(holds: bool, message: str) -> None:
-    """Raises ValueError with the message unless it holds."""
+    """Raises ValueError with the message if the condition is false."""
     if not holds:
         raise ValueError(message)
 

@@ -29,7 +29,7 @@ _MIN_KEYS_PER_SPLIT = 256
 _MAX_SPLITS = 32
 _PREFILL_ROWS = 64
 _DECODE_ROWS = 16
-"""The least that a matrix instruction takes."""
+"""Rows of a tile in decode steps, the least that a matrix instruction takes."""
 
 
 @triton.jit

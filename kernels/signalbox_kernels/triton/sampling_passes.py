@@ -45,7 +45,7 @@ def _weights(logits, start, vocab_size, temperature, scaled_top, CHUNK: tl.const
 
 @triton.jit
 def mass_from(logits, vocab_size, temperature, scaled_top, low, CHUNK: tl.constexpr):
-    """The mass of weights no less than the bound `low`."""
+    """Returns the mass of weights that are at least `low`."""
     mass = tl.zeros([], tl.float64)
     for start in range(0, vocab_size, CHUNK):
         w, _, _ = _weights(logits, start, vocab_size, temperature, scaled_top, CHUNK)
@@ -56,7 +56,7 @@ def mass_from(logits, vocab_size, temperature, scaled_top, low, CHUNK: tl.conste
 
 @triton.jit
 def _masses_above(logits, vocab_size, temperature, scaled_top, one, other, CHUNK: tl.constexpr):
-    """The masses of weights greater than each of two bounds."""
+    """Returns the masses of the weights above each of two bounds."""
     mass = tl.zeros([], tl.float64)
     other_mass = tl.zeros([], tl.float64)
     for start in range(0, vocab_size, CHUNK):
@@ -69,7 +69,7 @@ def _masses_above(logits, vocab_size, temperature, scaled_top, one, other, CHUNK
 
 @triton.jit
 def kth_weight_bits(logits, vocab_size, temperature, scaled_top, k, CHUNK: tl.constexpr):
-    """The k-th largest weight, by a histogram of each digit among those that agree so far."""
+    """Returns the k-th largest weight, by histograms of one digit after the other."""
     digits = tl.arange(0, _NUM_DIGITS)
     prefix = tl.zeros([], tl.int32)
     for turn in range(3):
@@ -90,7 +90,7 @@ def kth_weight_bits(logits, vocab_size, temperature, scaled_top, k, CHUNK: tl.co
 
 @triton.jit
 def least_kept_bits(logits, vocab_size, temperature, scaled_top, low, nucleus, CHUNK: tl.constexpr):
-    """The least bound from `low` up that has less than `nucleus` above it, by bisection."""
+    """Returns the least bound from `low` up that has less mass than `nucleus` above it."""
     high = low * 0 + _ONE_BITS
     while low < high:
         middle = (low + high) // 2
@@ -133,7 +133,7 @@ def typical_bounds(
 
 @triton.jit
 def _exponentials(token, key_low, key_high):
-    """The race's E of tokens; `random.py` states the bits."""
+    """Returns the race's E of tokens; `random.py` states the bits."""
     x = token.to(tl.uint32) * 0x9E3779B1 + key_low
     x = (x ^ (x >> 16)) * 0x21F0AAAD
     x = ((x ^ (x >> 15)) + key_high) * 0x735A2D97

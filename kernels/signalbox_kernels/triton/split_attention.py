@@ -24,7 +24,7 @@ class Partials(NamedTuple):
 
 
 def make_partials(out: Tensor, *, num_splits: int, padded_size: int) -> Partials:
-    """Room for parts of `out`, [num_tokens, num_heads, head_size]."""
+    """Allocates the partial results of `out`, [num_tokens, num_heads, head_size]."""
     splits = num_splits if num_splits > 1 else 0
     rows = (*out.shape[:2], splits)
     return Partials(
@@ -58,7 +58,7 @@ def _join_splits_kernel(
 
 
 def join_splits(out: Tensor, partials: Partials) -> None:
-    """Writes what the parts come to into `out`, [num_tokens, num_heads, head_size]."""
+    """Writes the joined parts to `out`, [num_tokens, num_heads, head_size]."""
     _join_splits_kernel[(out.shape[0] * out.shape[1],)](
         *partials,
         out,
