@@ -24,7 +24,12 @@ from contract.columns import (
 )
 from contract.errors import InvalidArgument
 from contract.sampling_params import SamplingParams
-from contract.sections.block_moves import NO_COPIES, BlockMapping, decode_mapping, encode_mapping
+from contract.sections.block_moves import (
+    NO_MOVES,
+    BlockMoves,
+    decode_block_moves,
+    encode_block_moves,
+)
 from contract.sections.forks import Fork, decode_forks, encode_forks
 from protos.worker.v1 import worker_pb2 as pb
 
@@ -59,23 +64,21 @@ class TablePatch(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One step; see ExecuteModelRequest in worker.proto."""
+    """One step: a core and optional sections; see ExecuteModelRequest in worker.proto."""
 
     epoch: int
     step_id: int
     finished: Column = _NO_IDS
     """Ids of the sequences to forget."""
-    forks: Sequence[Fork] = ()
     new: Sequence[NewSequence] = ()
     running_seq_ids: Column = _NO_IDS
     running_num_new_tokens: Column = _NO_COUNTS
     """Tokens that each of `running_seq_ids` computes."""
     patches: Sequence[TablePatch] = ()
-    swap_out: BlockMapping = NO_COPIES
-    swap_in: BlockMapping = NO_COPIES
-    copy: BlockMapping = NO_COPIES
     traceparent: str = ""
     tracestate: str = ""
+    forks: Sequence[Fork] = ()
+    block_moves: BlockMoves = NO_MOVES
 
 
 def encode_step(step: Step) -> pb.ExecuteModelRequest:
@@ -89,20 +92,15 @@ def encode_step(step: Step) -> pb.ExecuteModelRequest:
     )
     if step.new:
         message.new_groups.extend(_encode_groups(step.new))
-    if step.forks:
-        message.forks.CopyFrom(encode_forks(step.forks))
     if step.patches:
         message.block_table_patches.CopyFrom(_encode_patches(step.patches))
-    for field, mapping in (
-        (message.blocks_to_swap_out, step.swap_out),
-        (message.blocks_to_swap_in, step.swap_in),
-        (message.blocks_to_copy, step.copy),
-    ):
-        if mapping is not NO_COPIES:
-            field.CopyFrom(encode_mapping(mapping))
     if step.traceparent:
         message.trace_context.traceparent = step.traceparent
         message.trace_context.tracestate = step.tracestate
+    if step.forks:
+        message.forks.CopyFrom(encode_forks(step.forks))
+    if step.block_moves is not NO_MOVES:
+        message.block_moves.CopyFrom(encode_block_moves(step.block_moves))
     return message
 
 
@@ -115,16 +113,16 @@ def decode_step(message: pb.ExecuteModelRequest) -> Step:
         epoch=message.epoch,
         step_id=message.step_id,
         finished=int64_column(message.finished_seq_ids),
-        forks=decode_forks(message.forks) if message.HasField("forks") else (),
         new=tuple(new for group in message.new_groups for new in _decode_group(group)),
         running_seq_ids=seq_ids,
         running_num_new_tokens=num_new_tokens,
         patches=_decode_patches(message.block_table_patches),
-        swap_out=decode_mapping(message.blocks_to_swap_out, field="blocks_to_swap_out"),
-        swap_in=decode_mapping(message.blocks_to_swap_in, field="blocks_to_swap_in"),
-        copy=decode_mapping(message.blocks_to_copy, field="blocks_to_copy"),
         traceparent=message.trace_context.traceparent,
         tracestate=message.trace_context.tracestate,
+        forks=decode_forks(message.forks) if message.HasField("forks") else (),
+        block_moves=decode_block_moves(message.block_moves)
+        if message.HasField("block_moves")
+        else NO_MOVES,
     )
 
 

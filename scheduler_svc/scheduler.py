@@ -137,7 +137,7 @@ class Scheduler:
         )
         self._fill(plan, now)
         self.grammars.plan()
-        plan.swap_out += self.blocks.complete()
+        plan.block_moves.swap_out += self.blocks.complete()
         if plan.is_empty:
             return None
         self._worker_state.finish_plan(plan)
@@ -176,8 +176,8 @@ class Scheduler:
 
     def _observe_costs(self, plan: StepPlan, timings: StepTimings) -> None:
         self.cost.observe_swaps(
-            num_blocks=len(plan.swap_out) + len(plan.swap_in),
-            num_copies=len(plan.copy),
+            num_blocks=len(plan.block_moves.swap_out) + len(plan.block_moves.swap_in),
+            num_copies=len(plan.block_moves.copy),
             swap_ns=timings.swap_ns,
         )
         self.cost.observe_prefill(

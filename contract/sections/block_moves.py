@@ -1,5 +1,6 @@
 """The section of a step that copies blocks within a pool, or from one pool to the other."""
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -16,17 +17,48 @@ class BlockMapping(NamedTuple):
     dst: NDArray[np.int32]
 
 
-NO_COPIES = BlockMapping(np.empty(0, dtype=np.int32), np.empty(0, dtype=np.int32))
+_NO_COPIES = BlockMapping(np.empty(0, dtype=np.int32), np.empty(0, dtype=np.int32))
 
 
-def encode_mapping(mapping: BlockMapping) -> pb.BlockMapping:
-    return pb.BlockMapping(src=pack_int32(mapping.src), dst=pack_int32(mapping.dst))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockMoves:
+    """Copies that are made before a step computes, in this order."""
+
+    swap_out: BlockMapping = _NO_COPIES
+    """From the GPU pool to the CPU pool."""
+    swap_in: BlockMapping = _NO_COPIES
+    """From the CPU pool to the GPU pool."""
+    copy: BlockMapping = _NO_COPIES
+    """Within the GPU pool."""
 
 
-def decode_mapping(message: pb.BlockMapping, *, field: str) -> BlockMapping:
-    """Raises InvalidArgument, which names `field`, if the columns differ in length."""
+NO_MOVES = BlockMoves()
+
+
+def encode_block_moves(moves: BlockMoves) -> pb.BlockMoves:
+    message = pb.BlockMoves()
+    for field, mapping in (
+        (message.swap_out, moves.swap_out),
+        (message.swap_in, moves.swap_in),
+        (message.copy, moves.copy),
+    ):
+        if mapping is not _NO_COPIES:
+            field.src, field.dst = pack_int32(mapping.src), pack_int32(mapping.dst)
+    return message
+
+
+def decode_block_moves(message: pb.BlockMoves) -> BlockMoves:
+    """Raises InvalidArgument if the columns of a mapping differ in length."""
+    return BlockMoves(
+        swap_out=_decode_mapping(message.swap_out, field="block_moves.swap_out"),
+        swap_in=_decode_mapping(message.swap_in, field="block_moves.swap_in"),
+        copy=_decode_mapping(message.copy, field="block_moves.copy"),
+    )
+
+
+def _decode_mapping(message: pb.BlockMapping, *, field: str) -> BlockMapping:
     if not message.src and not message.dst:
-        return NO_COPIES
+        return _NO_COPIES
     src, dst = unpack_int32(message.src), unpack_int32(message.dst)
     check_lengths(field, len(src), len(dst))
     return BlockMapping(src, dst)

@@ -37,9 +37,9 @@ class StepSpan:
                 "rpc.system.name": "grpc",
                 "rpc.method": METHOD,
                 "signalbox.step_id": step.step_id,
-                "signalbox.blocks_swapped_out": len(step.swap_out.src),
-                "signalbox.blocks_swapped_in": len(step.swap_in.src),
-                "signalbox.blocks_copied": len(step.copy.src),
+                "signalbox.blocks_swapped_out": len(step.block_moves.swap_out.src),
+                "signalbox.blocks_swapped_in": len(step.block_moves.swap_in.src),
+                "signalbox.blocks_copied": len(step.block_moves.copy.src),
             },
         )
         return cls(span)

@@ -16,11 +16,12 @@ from contract.model import WorkerCapacity
 from contract.step import Step
 from contract.step_result import StepResult, StepTimings
 from gpu_worker.batch.batch import Batch, BatchOutput
-from gpu_worker.batch.runner_protocol import Launching, Overlapping, Runner
+from gpu_worker.batch.runner_protocol import Launching, Runner
 from gpu_worker.device.device_errors import is_device_lost
 from gpu_worker.execution_thread import Unfinished
 from gpu_worker.insight.step_spans import StepSpan
 from gpu_worker.lease import failure_isolation
+from gpu_worker.lease.block_move_stage import move_blocks
 from gpu_worker.lease.step_log import StepLog
 from gpu_worker.lease.step_pipeline import MakeResult, OnError, StepInFlight, StepPipeline
 from gpu_worker.lease.token_limit import TokenLimit
@@ -83,7 +84,7 @@ class Lease:
             batch = self.table.apply(step)
             self._num_executed = step.step_id
             try:
-                swap_ns = self._move_blocks(step)
+                swap_ns = move_blocks(step.block_moves, self._runner)
                 make_result = partial(
                     _result,
                     step,
@@ -139,24 +140,6 @@ class Lease:
         failure = Internal("a step failed half-way; the cache is lost")
         failure.__cause__ = error
         return failure
-
-    def _move_blocks(self, step: Step) -> int:
-        """Moves blocks, once, of sequences that need not be in the step: none could be failed.
-
-        Returns the nanoseconds that this takes, beside the forward pass or not.
-        """
-        start = time.monotonic_ns()
-        if len(step.swap_out.src):
-            self._runner.swap_out(step.swap_out)
-        if len(step.swap_in.src):
-            self._runner.swap_in(step.swap_in)
-        if len(step.copy.src):
-            self._runner.copy(step.copy)
-        called_ns = time.monotonic_ns() - start
-        has_swaps = len(step.swap_out.src) or len(step.swap_in.src)
-        if has_swaps and isinstance(self._runner, Overlapping):
-            return called_ns + self._runner.pop_copy_ns()
-        return called_ns
 
 
 def _no_samples() -> BatchOutput:

@@ -27,7 +27,7 @@ from gpu_worker.sequences import batch_builder
 from gpu_worker.sequences.batch_builder import PlannedBatch
 from gpu_worker.sequences.sequence_columns import SequenceRows
 from gpu_worker.sequences.step_staging import Limits, StagedStep
-from gpu_worker.sequences.step_validation import check_mappings
+from gpu_worker.sequences.step_validation import check_block_moves
 
 
 class SampledTokens(NamedTuple):
@@ -108,8 +108,10 @@ class SequenceTable:
         Raises InvalidArgument or FailedPrecondition, having changed nothing.
         """
         limits = self._limits
-        check_mappings(
-            step, num_gpu_blocks=limits.num_gpu_blocks, num_cpu_blocks=limits.num_cpu_blocks
+        check_block_moves(
+            step.block_moves,
+            num_gpu_blocks=limits.num_gpu_blocks,
+            num_cpu_blocks=limits.num_cpu_blocks,
         )
         self._reserve(len(step.forks) + len(step.new))
         staged = StagedStep(

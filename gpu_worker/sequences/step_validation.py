@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from contract.errors import FailedPrecondition, InvalidArgument
 from contract.model import ModelInfo, WorkerCapacity
 from contract.sampling_params import MAX_LOGPROB_TOKEN_IDS, SamplingParams
-from contract.sections.block_moves import BlockMapping
-from contract.step import NewSequence, Step
+from contract.sections.block_moves import BlockMapping, BlockMoves
+from contract.step import NewSequence
 
 MAX_PENALTY = 2
 MAX_REPETITION = 10
@@ -24,17 +24,17 @@ MAX_BAD_TOKENS = 16_384
 """Most tokens of all bad words of a sequence."""
 
 
-def check_mappings(step: Step, *, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
-    """Checks the three block maps of a step against the pools."""
+def check_block_moves(moves: BlockMoves, *, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
+    """Checks the block maps of a step against the pools."""
     gpu, cpu = num_gpu_blocks, num_cpu_blocks
-    if not cpu and (len(step.swap_out.src) or len(step.swap_in.src)):
+    if not cpu and (len(moves.swap_out.src) or len(moves.swap_in.src)):
         raise FailedPrecondition("this lease has no swap space, and the step swaps blocks")
-    _check_mapping("blocks_to_swap_out", step.swap_out, num_src=gpu, num_dst=cpu)
-    _check_mapping("blocks_to_swap_in", step.swap_in, num_src=cpu, num_dst=gpu)
-    _check_mapping("blocks_to_copy", step.copy, num_src=gpu, num_dst=gpu)
-    _check_disjoint("blocks_to_copy", step.copy.src, step.copy.dst)
+    _check_mapping("block_moves.swap_out", moves.swap_out, num_src=gpu, num_dst=cpu)
+    _check_mapping("block_moves.swap_in", moves.swap_in, num_src=cpu, num_dst=gpu)
+    _check_mapping("block_moves.copy", moves.copy, num_src=gpu, num_dst=gpu)
+    _check_disjoint("block_moves.copy", moves.copy.src, moves.copy.dst)
     # Out runs before in: it would overwrite the block before that is read.
-    _check_disjoint("blocks_to_swap_out", step.swap_in.src, step.swap_out.dst)
+    _check_disjoint("block_moves.swap_out", moves.swap_in.src, moves.swap_out.dst)
 
 
 def _check_mapping(field: str, mapping: BlockMapping, *, num_src: int, num_dst: int) -> None:

@@ -46,9 +46,9 @@ class StepStats:
         self.swap_ns += timings.swap_ns
         self.forward_ns += timings.forward_ns
         self.sample_ns += timings.sample_ns
-        self.num_blocks_swapped_out += len(plan.swap_out)
-        self.num_blocks_swapped_in += len(plan.swap_in)
-        self.num_blocks_copied += len(plan.copy)
+        self.num_blocks_swapped_out += len(plan.block_moves.swap_out)
+        self.num_blocks_swapped_in += len(plan.block_moves.swap_in)
+        self.num_blocks_copied += len(plan.block_moves.copy)
 
     def observe_preemptions(self, group: SequenceGroup, now: float) -> None:
         """Takes the gaps that preemptions left between the tokens of a request that has ended."""

@@ -2,8 +2,8 @@
 
 A cached block that the GPU pool evicts is copied here if that pays, and is found by its hash. The
 blocks of swapped groups are found too, and those that are here already are not copied again: both
-are one mechanism, `blocks_to_swap_out` and `blocks_to_swap_in`. Cached blocks make room for swapped
-ones. The tiers follow CachedAttention (Gao et al., USENIX ATC 2024).
+are one mechanism, `swap_out` and `swap_in` of a step's block moves. Cached blocks make room for
+swapped ones. The tiers follow CachedAttention (Gao et al., USENIX ATC 2024).
 
 A worker swaps out before it swaps in. So whatever the plan in the making reads or writes here is
 held until the plan is complete: it is not handed out again, and what the plan brings is not found.

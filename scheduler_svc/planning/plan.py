@@ -6,15 +6,12 @@ scheduler keeps the plan until the result comes.
 
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
 from contract.columns import int32s, int64s
 from contract.sampling_params import SamplingParams
-from contract.sections.block_moves import NO_COPIES, BlockMapping
 from contract.sections.forks import Fork
 from contract.step import NewSequence, Step, TablePatch
 from contract.step_result import StepResult
-from scheduler_svc.kv.block_allocator import BlockCopy
+from scheduler_svc.planning.block_moves import PlannedMoves
 from scheduler_svc.requests.open_spans import StepTrace
 from scheduler_svc.requests.sequence import Sequence
 from scheduler_svc.requests.sequence_group import SequenceGroup
@@ -40,9 +37,7 @@ class StepPlan:
     patches: list[TablePatch] = field(default_factory=list)
     forks: list[Fork] = field(default_factory=list)
     forget: list[int] = field(default_factory=list)
-    swap_out: list[BlockCopy] = field(default_factory=list)
-    swap_in: list[BlockCopy] = field(default_factory=list)
-    copy: list[BlockCopy] = field(default_factory=list)
+    block_moves: PlannedMoves = field(default_factory=PlannedMoves)
     preempted: list[SequenceGroup] = field(default_factory=list)
     deferred_victims: list[SequenceGroup] = field(default_factory=list)
     """Groups that sit this step out because they are preempted as soon as they are answered."""
@@ -60,7 +55,7 @@ class StepPlan:
     @property
     def is_empty(self) -> bool:
         """True if the worker has nothing to do."""
-        return not (self.seqs or self.swap_out or self.swap_in)
+        return not (self.seqs or self.block_moves.swap_out or self.block_moves.swap_in)
 
     def add_decodes(self, seqs: list[Sequence]) -> None:
         """Adds one token of each of some sequences that the worker knows."""
@@ -91,21 +86,22 @@ class StepPlan:
     def to_step(self, *, epoch: int) -> Step:
         """Returns what the worker executes, before anything else happens to the sequences.
 
-        The step shares no list with the plan or its sequences. It belongs to no trace.
+        The step shares no list with the plan or its sequences.
         """
         seqs, num_new_tokens = self.seqs, self.num_new_tokens
+        traceparent, tracestate = self.trace.trace_context if self.trace else ("", "")
         return Step(
             epoch=epoch,
             step_id=self.step_id,
             finished=int64s(self.forget.copy()),
-            forks=tuple(self.forks),
             new=self._new_sequences() if self.new else (),
             running_seq_ids=int64s([seqs[i].seq_id for i in self.running]),
             running_num_new_tokens=int32s([num_new_tokens[i] for i in self.running]),
             patches=tuple(self.patches),
-            swap_out=make_mapping(self.swap_out),
-            swap_in=make_mapping(self.swap_in),
-            copy=make_mapping(self.copy),
+            traceparent=traceparent,
+            tracestate=tracestate,
+            forks=tuple(self.forks),
+            block_moves=self.block_moves.to_section(),
         )
 
     def _new_sequences(self) -> tuple[NewSequence, ...]:
@@ -131,14 +127,6 @@ class StepPlan:
                 )
             )
         return tuple(found)
-
-
-def make_mapping(copies: list[BlockCopy]) -> BlockMapping:
-    """Returns copies as columns."""
-    if not copies:
-        return NO_COPIES
-    src, dst = np.ascontiguousarray(np.array(copies, dtype=np.int32).T)
-    return BlockMapping(src, dst)
 
 
 def _group_params(group: SequenceGroup) -> SamplingParams:

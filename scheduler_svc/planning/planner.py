@@ -166,7 +166,7 @@ class Planner:
     def _start(self, plan: StepPlan, seq: Sequence, prefix: list[FoundBlock]) -> None:
         seq.num_computed_tokens = len(prefix) * self._blocks.block_size
         copies = self._blocks.start(seq, prefix)
-        plan.swap_in += copies
+        plan.block_moves.swap_in += copies
         self.num_cpu_prefix_hits += len(copies) * self._blocks.block_size
         is_prompt = not seq.output_token_ids and not seq.group.num_preemptions
         if is_prompt and seq.group.times.first_token is None:
@@ -187,7 +187,7 @@ class Planner:
             if status is AllocStatus.LATER or not self._group_selection.has_slots(group):
                 return
             del swapped[0]
-            plan.swap_in += self._blocks.swap_in(group)
+            plan.block_moves.swap_in += self._blocks.swap_in(group)
             self._resume(group, now)
             group.timeline.add(
                 EventKind.RESUMED,

@@ -43,7 +43,7 @@ class WorkerState:
         copy = self._blocks.append_slots(seq, num_new_tokens)
         if copy is None:
             return
-        plan.copy.append(copy)
+        plan.block_moves.copy.append(copy)
         if seq.is_on_worker:
             plan.patches.append(TablePatch(seq.seq_id, index, (copy.dst,)))
 

@@ -155,8 +155,8 @@ class Replay:
     def _compare(self, sent: pb.StepSent) -> None:
         planned, self._planned = self._planned, None
         self.num_steps += 1
-        recorded = sent.request
-        if planned is None or _decision(planned) != _decision(recorded):
+        recorded = _decision(sent.request)
+        if planned != recorded:
             self._planned_by = sent.worker
             self._differ(recorded=recorded, replayed=planned)
 
@@ -197,12 +197,12 @@ def _join(replayed: ReplayedCluster, joined: pb.WorkerJoined) -> None:
     )
 
 
-def _decision(request: worker_pb2.ExecuteModelRequest) -> bytes:
-    """Returns the bytes of what was decided."""
+def _decision(request: worker_pb2.ExecuteModelRequest) -> worker_pb2.ExecuteModelRequest:
+    """Returns a step without its trace, because a replay belongs to none."""
     decision = worker_pb2.ExecuteModelRequest()
     decision.CopyFrom(request)
     decision.ClearField("trace_context")
-    return decision.SerializeToString(deterministic=True)
+    return decision
 
 
 def readable(message: Message, indent: str = "") -> list[str]:

@@ -4,13 +4,13 @@ from collections.abc import Iterable
 
 from contract import sampling_params
 from contract.model import encode_model
-from contract.sections.block_moves import encode_mapping
+from contract.sections.block_moves import encode_block_moves
 from protos.scheduler.v1 import state_pb2 as pb
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.insight.explain import explain
 from scheduler_svc.kv.block_allocator import BlockAllocator
-from scheduler_svc.planning.plan import StepPlan, make_mapping
+from scheduler_svc.planning.plan import StepPlan
 from scheduler_svc.reports import insight_codec
 from scheduler_svc.requests.sequence import Sequence
 from scheduler_svc.requests.sequence_group import SequenceGroup
@@ -86,9 +86,7 @@ def _step(plan: StepPlan, now: float) -> pb.PlannedStep:
         num_new_tokens=plan.num_new_tokens,
         num_samples=plan.num_samples,
         forget_seq_ids=plan.forget,
-        blocks_to_swap_out=encode_mapping(make_mapping(plan.swap_out)),
-        blocks_to_swap_in=encode_mapping(make_mapping(plan.swap_in)),
-        blocks_to_copy=encode_mapping(make_mapping(plan.copy)),
+        block_moves=encode_block_moves(plan.block_moves.to_section()),
         yielding_request_ids=_ids(plan.deferred_victims),
         is_short_of_blocks=plan.is_short_of_blocks,
     )

@@ -151,7 +151,6 @@ class WorkerClient:
         request = encode_step(plan.to_step(epoch=self.epoch))
         self._unanswered.append(_SentStep(plan, request))
         self.recorder.sent(request)
-        worker_codec.set_trace_context(request, plan)  # not on record: a replay belongs to no trace
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             await self._call.write(request)
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from contract import columns
 from contract.sampling_params import SamplingParams
-from contract.sections.block_moves import BlockMapping
+from contract.sections.block_moves import BlockMapping, BlockMoves
 from contract.step import NewSequence, Step
 from gpu_worker.batch.arrays import Int64Array
 from gpu_worker.sequences.sequence_table import SequenceTable
@@ -62,6 +62,9 @@ def make_step(
     running = running or {}
     if "finished" in fields:
         fields["finished"] = columns.int64s(list(fields["finished"]))
+    moves = {name: fields.pop(name) for name in ("swap_out", "swap_in", "copy") if name in fields}
+    if moves:
+        fields["block_moves"] = BlockMoves(**moves)
     return Step(
         epoch=epoch,
         step_id=step_id,

@@ -55,7 +55,9 @@ def test_a_whole_request_is_decoded() -> None:
                 num_blocks=pack_int32([2, 1]),
                 blocks=pack_int32([7, 8, 9]),
             ),
-            blocks_to_swap_out=pb.BlockMapping(src=pack_int32([1]), dst=pack_int32([2])),
+            block_moves=pb.BlockMoves(
+                swap_out=pb.BlockMapping(src=pack_int32([1]), dst=pack_int32([2]))
+            ),
             trace_context=pb.TraceContext(traceparent="t", tracestate="s"),
         )
     )
@@ -63,7 +65,8 @@ def test_a_whole_request_is_decoded() -> None:
     assert step.forks == (Fork(parent=1, child=2, branch=1, token_id=77),)
     assert (step.running_seq_ids.tolist(), step.running_num_new_tokens.tolist()) == ([1, 2], [1, 8])
     assert step.patches == (TablePatch(1, 0, (7, 8)), TablePatch(2, 3, (9,)))
-    assert (step.swap_out.src.tolist(), step.swap_out.dst.tolist()) == ([1], [2])
+    src, dst = step.block_moves.swap_out
+    assert (src.tolist(), dst.tolist()) == ([1], [2])
     assert (step.traceparent, step.tracestate) == ("t", "s")
     (new,) = step.new
     assert (new.seq_id, new.branch, new.token_ids, new.block_table) == (5, 1, [1, 2, 3], [4])
@@ -75,7 +78,7 @@ def test_a_whole_request_is_decoded() -> None:
 def test_an_empty_request_is_an_empty_step() -> None:
     step = decode_step(pb.ExecuteModelRequest(epoch=1, step_id=1))
     assert (step.new, step.forks, step.patches) == ((), (), ())
-    assert len(step.running_seq_ids) == len(step.copy.src) == 0
+    assert len(step.running_seq_ids) == len(step.block_moves.copy.src) == 0
 
 
 ONE = pack_int32([1])
@@ -83,7 +86,7 @@ MALFORMED = {
     "cut column": pb.ExecuteModelRequest(finished_seq_ids=b"1234567"),
     "running": pb.ExecuteModelRequest(running=pb.RunningSequences(num_new_tokens=ONE)),
     "forks": pb.ExecuteModelRequest(forks=pb.Forks(branches=ONE)),
-    "mapping": pb.ExecuteModelRequest(blocks_to_copy=pb.BlockMapping(src=ONE)),
+    "mapping": pb.ExecuteModelRequest(block_moves=pb.BlockMoves(copy=pb.BlockMapping(src=ONE))),
     "patches": pb.ExecuteModelRequest(block_table_patches=pb.BlockTablePatches(num_blocks=ONE)),
     "patches with too few blocks": pb.ExecuteModelRequest(
         block_table_patches=pb.BlockTablePatches(
@@ -152,9 +155,7 @@ requests = st.builds(
         branches=int32_columns,
         token_ids=int32_columns,
     ),
-    blocks_to_copy=mappings,
-    blocks_to_swap_out=mappings,
-    blocks_to_swap_in=mappings,
+    block_moves=st.builds(pb.BlockMoves, swap_out=mappings, swap_in=mappings, copy=mappings),
 )
 
 

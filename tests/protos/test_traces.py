@@ -173,7 +173,7 @@ def test_columns_are_little_endian_on_the_wire() -> None:
         "09 07 00 00 00 00 00 00 00 "  # epoch
         "10 02 "  # step_id
         "1a 08 03 00 00 00 00 00 00 00 "  # finished_seq_ids
-        "32 1c "  # running
+        "2a 1c "  # running
         "0a 10 01 00 00 00 00 00 00 00 02 01 00 00 00 00 00 00 "  # seq_ids
         "12 08 01 00 00 00 04 00 00 00"  # num_new_tokens
     )

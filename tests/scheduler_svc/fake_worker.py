@@ -158,14 +158,15 @@ class FakeWorker:
         self.sequences.update(children)
 
     def _move(self, plan: "EncodedPlan") -> None:
-        read = {copy.src for copy in plan.swap_in}
-        assert not read & {copy.dst for copy in plan.swap_out}, "written before it is read"
+        moves = plan.block_moves
+        read = {copy.src for copy in moves.swap_in}
+        assert not read & {copy.dst for copy in moves.swap_out}, "written before it is read"
         self.num_swapped_in += len(read)
-        self.num_swapped_out += len(plan.swap_out)
+        self.num_swapped_out += len(plan.block_moves.swap_out)
         for copies, source, target in (
-            (plan.swap_out, self.gpu, self.cpu),
-            (plan.swap_in, self.cpu, self.gpu),
-            (plan.copy, self.gpu, self.gpu),
+            (plan.block_moves.swap_out, self.gpu, self.cpu),
+            (plan.block_moves.swap_in, self.cpu, self.gpu),
+            (plan.block_moves.copy, self.gpu, self.gpu),
         ):
             assert len({copy.dst for copy in copies}) == len(copies), "a destination is double"
             if source is target:
@@ -231,7 +232,7 @@ class EncodedPlan:
         self.forget = list(plan.forget)
         self.forks = list(plan.forks)
         self.patches = list(plan.patches)
-        self.swap_out, self.swap_in, self.copy = plan.swap_out, plan.swap_in, plan.copy
+        self.block_moves = plan.block_moves
         self.seq_ids = [seq.seq_id for seq in plan.seqs]
         self.num_new_tokens = list(plan.num_new_tokens)
         self.new = [

@@ -99,16 +99,14 @@ class BlockPool(_message.Message):
     def __init__(self, num_blocks: _Optional[int] = ..., num_free: _Optional[int] = ..., cached_blocks: _Optional[_Iterable[int]] = ..., num_owners: _Optional[_Mapping[int, int]] = ...) -> None: ...
 
 class PlannedStep(_message.Message):
-    __slots__ = ("step_id", "age_ns", "seq_ids", "num_new_tokens", "num_samples", "forget_seq_ids", "blocks_to_swap_out", "blocks_to_swap_in", "blocks_to_copy", "yielding_request_ids", "is_short_of_blocks")
+    __slots__ = ("step_id", "age_ns", "seq_ids", "num_new_tokens", "num_samples", "forget_seq_ids", "block_moves", "yielding_request_ids", "is_short_of_blocks")
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     AGE_NS_FIELD_NUMBER: _ClassVar[int]
     SEQ_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     FORGET_SEQ_IDS_FIELD_NUMBER: _ClassVar[int]
-    BLOCKS_TO_SWAP_OUT_FIELD_NUMBER: _ClassVar[int]
-    BLOCKS_TO_SWAP_IN_FIELD_NUMBER: _ClassVar[int]
-    BLOCKS_TO_COPY_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_MOVES_FIELD_NUMBER: _ClassVar[int]
     YIELDING_REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
     IS_SHORT_OF_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     step_id: int
@@ -117,12 +115,10 @@ class PlannedStep(_message.Message):
     num_new_tokens: _containers.RepeatedScalarFieldContainer[int]
     num_samples: _containers.RepeatedScalarFieldContainer[int]
     forget_seq_ids: _containers.RepeatedScalarFieldContainer[int]
-    blocks_to_swap_out: _worker_pb2.BlockMapping
-    blocks_to_swap_in: _worker_pb2.BlockMapping
-    blocks_to_copy: _worker_pb2.BlockMapping
+    block_moves: _worker_pb2.BlockMoves
     yielding_request_ids: _containers.RepeatedScalarFieldContainer[str]
     is_short_of_blocks: bool
-    def __init__(self, step_id: _Optional[int] = ..., age_ns: _Optional[int] = ..., seq_ids: _Optional[_Iterable[int]] = ..., num_new_tokens: _Optional[_Iterable[int]] = ..., num_samples: _Optional[_Iterable[int]] = ..., forget_seq_ids: _Optional[_Iterable[int]] = ..., blocks_to_swap_out: _Optional[_Union[_worker_pb2.BlockMapping, _Mapping]] = ..., blocks_to_swap_in: _Optional[_Union[_worker_pb2.BlockMapping, _Mapping]] = ..., blocks_to_copy: _Optional[_Union[_worker_pb2.BlockMapping, _Mapping]] = ..., yielding_request_ids: _Optional[_Iterable[str]] = ..., is_short_of_blocks: _Optional[bool] = ...) -> None: ...
+    def __init__(self, step_id: _Optional[int] = ..., age_ns: _Optional[int] = ..., seq_ids: _Optional[_Iterable[int]] = ..., num_new_tokens: _Optional[_Iterable[int]] = ..., num_samples: _Optional[_Iterable[int]] = ..., forget_seq_ids: _Optional[_Iterable[int]] = ..., block_moves: _Optional[_Union[_worker_pb2.BlockMoves, _Mapping]] = ..., yielding_request_ids: _Optional[_Iterable[str]] = ..., is_short_of_blocks: _Optional[bool] = ...) -> None: ...
 
 class LiveRequest(_message.Message):
     __slots__ = ("explanation", "deadline_in_ns", "sampling_params", "is_steady", "num_lost_workers", "sequences", "prompt_token_ids")

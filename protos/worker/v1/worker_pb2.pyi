@@ -339,31 +339,37 @@ class BlockMapping(_message.Message):
     dst: bytes
     def __init__(self, src: _Optional[bytes] = ..., dst: _Optional[bytes] = ...) -> None: ...
 
+class BlockMoves(_message.Message):
+    __slots__ = ("swap_out", "swap_in", "copy")
+    SWAP_OUT_FIELD_NUMBER: _ClassVar[int]
+    SWAP_IN_FIELD_NUMBER: _ClassVar[int]
+    COPY_FIELD_NUMBER: _ClassVar[int]
+    swap_out: BlockMapping
+    swap_in: BlockMapping
+    copy: BlockMapping
+    def __init__(self, swap_out: _Optional[_Union[BlockMapping, _Mapping]] = ..., swap_in: _Optional[_Union[BlockMapping, _Mapping]] = ..., copy: _Optional[_Union[BlockMapping, _Mapping]] = ...) -> None: ...
+
 class ExecuteModelRequest(_message.Message):
-    __slots__ = ("epoch", "step_id", "finished_seq_ids", "forks", "new_groups", "running", "block_table_patches", "blocks_to_swap_out", "blocks_to_swap_in", "blocks_to_copy", "trace_context")
+    __slots__ = ("epoch", "step_id", "finished_seq_ids", "new_groups", "running", "block_table_patches", "trace_context", "forks", "block_moves")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     FINISHED_SEQ_IDS_FIELD_NUMBER: _ClassVar[int]
-    FORKS_FIELD_NUMBER: _ClassVar[int]
     NEW_GROUPS_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     BLOCK_TABLE_PATCHES_FIELD_NUMBER: _ClassVar[int]
-    BLOCKS_TO_SWAP_OUT_FIELD_NUMBER: _ClassVar[int]
-    BLOCKS_TO_SWAP_IN_FIELD_NUMBER: _ClassVar[int]
-    BLOCKS_TO_COPY_FIELD_NUMBER: _ClassVar[int]
     TRACE_CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    FORKS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_MOVES_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     step_id: int
     finished_seq_ids: bytes
-    forks: Forks
     new_groups: _containers.RepeatedCompositeFieldContainer[SequenceGroupMetadata]
     running: RunningSequences
     block_table_patches: BlockTablePatches
-    blocks_to_swap_out: BlockMapping
-    blocks_to_swap_in: BlockMapping
-    blocks_to_copy: BlockMapping
     trace_context: TraceContext
-    def __init__(self, epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., finished_seq_ids: _Optional[bytes] = ..., forks: _Optional[_Union[Forks, _Mapping]] = ..., new_groups: _Optional[_Iterable[_Union[SequenceGroupMetadata, _Mapping]]] = ..., running: _Optional[_Union[RunningSequences, _Mapping]] = ..., block_table_patches: _Optional[_Union[BlockTablePatches, _Mapping]] = ..., blocks_to_swap_out: _Optional[_Union[BlockMapping, _Mapping]] = ..., blocks_to_swap_in: _Optional[_Union[BlockMapping, _Mapping]] = ..., blocks_to_copy: _Optional[_Union[BlockMapping, _Mapping]] = ..., trace_context: _Optional[_Union[TraceContext, _Mapping]] = ...) -> None: ...
+    forks: Forks
+    block_moves: BlockMoves
+    def __init__(self, epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., finished_seq_ids: _Optional[bytes] = ..., new_groups: _Optional[_Iterable[_Union[SequenceGroupMetadata, _Mapping]]] = ..., running: _Optional[_Union[RunningSequences, _Mapping]] = ..., block_table_patches: _Optional[_Union[BlockTablePatches, _Mapping]] = ..., trace_context: _Optional[_Union[TraceContext, _Mapping]] = ..., forks: _Optional[_Union[Forks, _Mapping]] = ..., block_moves: _Optional[_Union[BlockMoves, _Mapping]] = ...) -> None: ...
 
 class ExecuteModelResponse(_message.Message):
     __slots__ = ("epoch", "step_id", "seq_ids", "branches", "num_tokens", "token_ids", "logprobs", "errors", "timings", "prompt_logprobs", "max_num_batched_tokens")

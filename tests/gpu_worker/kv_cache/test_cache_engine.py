@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from contract.sections.block_moves import NO_COPIES, BlockMapping
+from contract.sections.block_moves import NO_MOVES, BlockMapping
 from gpu_worker.kv_cache.cache_engine import CacheEngine
 from tests.gpu_worker.kv_cache.deferred_streams import DeferredStreams
 
@@ -76,9 +76,9 @@ def test_an_engine_that_nobody_closes_ends_its_copies_and_then_its_pinning() -> 
 
 def test_empty_mapping_and_empty_swap_space_do_nothing() -> None:
     engine = make_engine(num_cpu_blocks=0)
-    engine.swap_out(NO_COPIES)
-    engine.swap_in(NO_COPIES)
-    engine.copy(NO_COPIES)
+    engine.swap_out(NO_MOVES.swap_out)
+    engine.swap_in(NO_MOVES.swap_in)
+    engine.copy(NO_MOVES.copy)
     assert engine.cpu_pool.shape == (0, 96)
 
 

@@ -358,9 +358,9 @@ def test_swapping_without_swap_space_is_refused() -> None:
 
 def run_all(runner: SimulatedRunner, table: SequenceTable, step: Step) -> SampledTokens:
     batch = table.apply(step)
-    runner.swap_out(step.swap_out)
-    runner.swap_in(step.swap_in)
-    runner.copy(step.copy)
+    runner.swap_out(step.block_moves.swap_out)
+    runner.swap_in(step.block_moves.swap_in)
+    runner.copy(step.block_moves.copy)
     return table.append_tokens(runner.execute(batch))
 
 

@@ -41,8 +41,8 @@ def generate(
     step = make_step(new=[new])
     while len(table) == 0 or len(table.token_ids(1)) < len(PROMPT) + num_tokens:
         batch = table.apply(step)
-        runner.swap_in(step.swap_in)
-        runner.copy(step.copy)
+        runner.swap_in(step.block_moves.swap_in)
+        runner.copy(step.block_moves.copy)
         table.append_tokens(runner.execute(batch))
         runner.swap_out(make_mapping({block: i for i, block in enumerate(blocks)}))
         left = len(table.token_ids(1)) - int(batch.context_lens[0])

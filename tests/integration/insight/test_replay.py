@@ -129,7 +129,7 @@ def test_replay_reproduces_every_step(recording: Path) -> None:
     assert any(one.fault for one in prepared)
     assert sum(one.worker > 0 and not one.fault for one in prepared) > 2
     sent = [one.step_sent.request for one in records(recording) if one.HasField("step_sent")]
-    assert any(step.HasField("blocks_to_swap_out") for step in sent)  # else this proves little
+    assert any(step.block_moves.HasField("swap_out") for step in sent)  # else this proves little
     assert any(step.HasField("forks") for step in sent)
 
 

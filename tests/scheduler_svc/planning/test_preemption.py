@@ -96,7 +96,7 @@ def test_a_swapped_group_computes_in_the_step_that_brings_it_back() -> None:
         loop.answer()
         loop.send()
     (plan,) = loop.sent
-    assert plan.swap_in
+    assert plan.block_moves.swap_in
     assert sorted(plan.seq_ids) == [seq.seq_id for seq in group.sequences]
     loop.run()
     assert_expected(group)
