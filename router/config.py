@@ -1,7 +1,6 @@
-"""Settings of a router: where it listens, which schedulers it calls, and what it accepts."""
+"""Values that a router computes with; `router_settings` declares what users set of them."""
 
 import enum
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -24,7 +23,7 @@ class LoggedRequests(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterConfig:
-    """Settings of one router process; impossible values raise ValueError."""
+    """Values of one router process. `RouterSettings` has checked those that users set."""
 
     host: str = "127.0.0.1"
     port: int = 50051
@@ -99,35 +98,3 @@ class RouterConfig:
         addresses = self.scheduler_addresses
         if not addresses or len(set(addresses)) < len(addresses) or not all(addresses):
             raise ValueError(f"scheduler addresses are {addresses}; give at least one, each once")
-        if not 0 <= self.resume_wait_s < math.inf:
-            raise ValueError(f"resume_wait is {self.resume_wait_s}; it must be at least 0")
-        if self.tool_call_parser not in tool_call_formats.CHOICES:
-            known = ", ".join(tool_call_formats.CHOICES)
-            raise ValueError(f"tool_call_parser is {self.tool_call_parser!r}; use one of {known}")
-        if self.reasoning_parser not in reasoning_reader.CHOICES:
-            known = ", ".join(reasoning_reader.CHOICES)
-            raise ValueError(f"reasoning_parser is {self.reasoning_parser!r}; use one of {known}")
-        for name, port in (("port", self.port), ("http_port", self.http_port or 0)):
-            if not 0 <= port <= 65_535:
-                raise ValueError(f"{name} {port} is not in [0, 65535]")
-        _require_positive(
-            max_live_requests=self.max_live_requests,
-            max_prompt_bytes=self.max_prompt_bytes,
-            max_http_body_bytes=self.max_http_body_bytes,
-            max_grammar_cpu_s=self.max_grammar_cpu_s,
-            max_grammar_bytes=self.max_grammar_bytes,
-            max_unread_tokens=self.max_unread_tokens,
-            client_stall_timeout_s=self.client_stall_timeout_s,
-            tokenizer_threads=self.tokenizer_threads,
-            model_poll_s=self.model_poll_s,
-        )
-        if self.seed is not None and not 0 <= self.seed < 1 << 64:
-            raise ValueError(f"seed is {self.seed}; it must be in [0, 2**64)")
-        if not self.grace_s >= 0:
-            raise ValueError(f"grace_s is {self.grace_s}; it cannot be negative")
-
-
-def _require_positive(**values: float) -> None:
-    for name, value in values.items():
-        if not value > 0:
-            raise ValueError(f"{name} is {value}; it must be positive")

@@ -12,10 +12,10 @@ from gpu_worker.batch.runner_protocol import Runner
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
 from gpu_worker.generation_fields import default_params
 from gpu_worker.worker_settings import WorkerSettings
+from router.router_settings import RouterSettings
 from rpc.settings.service_settings import Settings, TelemetrySettings
 from rpc.telemetry import tracing
 from scheduler_svc.config import SchedulerSettings
-from signalbox.settings.router_settings import RouterSettings
 from signalbox.settings.serve_settings import DemoSettings, ServeSettings
 from signalbox.stack import service_configs
 from signalbox.stack.child_processes import SERVING, STARTING, announce, has_listener

@@ -4,7 +4,6 @@ Limits that depend on the kind of clients are settings. The others are constants
 honest client needs.
 """
 
-import math
 from dataclasses import dataclass
 
 from rpc.limits.open_files import open_files_limit
@@ -47,15 +46,6 @@ class HttpLimits:
     limit."""
     min_body_rate: float = 500.0
     """Least bytes a second of a body, which may lag by BODY_GRACE_S; 0 is no limit."""
-
-    def __post_init__(self) -> None:
-        if self.max_connections < 1:
-            raise ValueError(f"max_connections is {self.max_connections}; it must be positive")
-        per_address = self.max_connections_per_address
-        if per_address is not None and per_address < 1:
-            raise ValueError(f"max_connections_per_address is {per_address}; it must be positive")
-        if not 0 <= self.min_body_rate < math.inf:
-            raise ValueError(f"min_body_rate is {self.min_body_rate}; it must be at least 0")
 
     def places(self) -> int:
         """Returns the number of connections that the port accepts in this process."""

@@ -62,11 +62,6 @@ class CallBounds:
     request_timeout_s: float = 10.0
     """Seconds in which a call's request must arrive."""
 
-    def __post_init__(self) -> None:
-        for name in ("max_connections", "max_streams", "request_timeout_s"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be positive")
-
     def options(self) -> list[tuple[str, int]]:
         """Returns the arguments of a gRPC server.
 

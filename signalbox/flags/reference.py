@@ -9,10 +9,10 @@ from pathlib import Path
 from pydantic.fields import FieldInfo
 
 from gpu_worker.worker_settings import WorkerSettings
+from router.router_settings import RouterSettings
 from rpc.settings.service_settings import Settings, flag_name
 from scheduler_svc.config import SchedulerSettings
 from signalbox.flags.service_flags import choices_of, group_of
-from signalbox.settings.router_settings import RouterSettings
 from signalbox.settings.serve_settings import ServeSettings
 from signalbox.settings.setting_names import effect
 from signalbox.settings.vllm_flags import SHORT_FLAGS, SWITCH, VLLM_FLAGS

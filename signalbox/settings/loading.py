@@ -8,12 +8,12 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from gpu_worker.worker_settings import WorkerSettings
+from router.router_settings import RouterSettings
 from rpc.settings.secrets import is_secret
 from rpc.settings.service_settings import Settings, SettingsGroup, flag_name
 from scheduler_svc.config import SchedulerSettings
 from signalbox.settings.environment import CLIENT_VARIABLES, ENV_PREFIX, OTHER_VARIABLES
 from signalbox.settings.port_flag import is_off, split_port
-from signalbox.settings.router_settings import RouterSettings
 from signalbox.settings.serve_settings import ServeSettings
 from signalbox.settings.setting_names import REMOVED, check_known, translate
 from signalbox.settings.sources import (

@@ -6,13 +6,13 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from gpu_worker.worker_settings import EngineSettings
+from router.router_settings import ApiSettings
 from rpc.settings.addresses import Host
 from rpc.settings.service_settings import TelemetrySettings, flag_name
 from scheduler_svc.config import SchedulingSettings
-from signalbox.settings.router_settings import DoorSettings
 
 
-class ServeSettings(EngineSettings, SchedulingSettings, DoorSettings, TelemetrySettings):
+class ServeSettings(EngineSettings, SchedulingSettings, ApiSettings, TelemetrySettings):
     """`signalbox serve`: all three services on this machine."""
 
     GROUP: ClassVar[str] = "addresses"

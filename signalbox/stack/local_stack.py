@@ -15,10 +15,10 @@ from pathlib import Path
 
 from contract.startup import StartupPhase, StartupProgress
 from gpu_worker.worker_settings import WorkerSettings
+from router.router_settings import RouterSettings
 from rpc.transport.listening_ports import BindError, check_free, join_address
 from scheduler_svc.config import SchedulerSettings
 from signalbox.flags.service_flags import to_environment, to_flags
-from signalbox.settings.router_settings import RouterSettings
 from signalbox.settings.serve_settings import ServeSettings
 from signalbox.stack.child_processes import SERVING, STARTING, Child, spawn
 from signalbox.stack.gpu_assignment import gpu_shares, visible_gpus

@@ -6,13 +6,13 @@ import re
 from gpu_worker.worker_settings import WorkerSettings
 from router.config import LoggedRequests, RouterConfig
 from router.prompt.known_templates import load_chat_template
+from router.router_settings import RouterSettings
 from rpc.http.port_limits import HttpLimits
 from rpc.limits.call_bounds import CallBounds
 from rpc.settings.service_settings import (
     flag_name,
 )
 from rpc.transport.tls import is_loopback
-from signalbox.settings.router_settings import RouterSettings
 from signalbox.settings.serve_settings import ServeSettings
 from signalbox.version import VERSION
 

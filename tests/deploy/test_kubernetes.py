@@ -12,13 +12,13 @@ import yaml
 from gpu_worker.servicer import SERVICE_NAME as WORKER_SERVICE
 from gpu_worker.worker_settings import WorkerSettings
 from router.inference.servicer import SERVICE_NAME as ROUTER_SERVICE
+from router.router_settings import RouterSettings
 from rpc.interceptors.peer_roles import ROLES, PeerNames
 from rpc.transport.listening_ports import check_exposure
 from scheduler_svc.config import SchedulerSettings
 from scheduler_svc.main import REGISTRY_SERVICE, SCHEDULER_SERVICE
 from signalbox import cli
 from signalbox.settings.loading import load
-from signalbox.settings.router_settings import RouterSettings
 from tests.deploy.kustomize import Resource, render
 from tests.deploy.test_observability import DASHBOARD
 

@@ -10,7 +10,7 @@ from protos.inference.v1 import inference_pb2 as pb
 from router.prompt.chat_template import ChatTemplate
 from router.prompt.conversation import Conversation, Message, Tool, ToolCall, ToolChoice, ToolMode
 from router.prompt.known_templates import known_templates, load_chat_template
-from signalbox.settings.router_settings import RouterSettings
+from router.router_settings import RouterSettings
 from signalbox.stack.service_configs import router_config
 from tests.router.fakes import CHATML, make_files
 from tests.router.inference.test_chat import (

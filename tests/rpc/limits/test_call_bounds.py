@@ -249,9 +249,3 @@ def test_no_connection_takes_all_places() -> None:
         places.release("a")
     assert places.reserve("b")
     assert places.num_reserved == 9
-
-
-@pytest.mark.parametrize("name", ["max_connections", "max_streams", "request_timeout_s"])
-def test_a_bound_that_lets_nothing_in_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=name):
-        CallBounds(**{name: 0})

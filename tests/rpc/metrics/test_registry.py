@@ -61,13 +61,6 @@ def test_a_bucket_names_the_trace_of_a_value_in_it() -> None:
     assert line.endswith(f'# {{trace_id="{"a" * 32}"}} 5.0')
 
 
-def test_a_prefix_or_port_that_cannot_be_is_refused() -> None:
-    with pytest.raises(ValueError, match="metrics_prefix is 'x'; use signalbox or vllm"):
-        MetricsConfig(prefix="x")
-    with pytest.raises(ValueError, match="metrics_port 70000"):
-        MetricsConfig(port=70_000)
-
-
 async def test_the_port_serves_metrics_and_nothing_else() -> None:
     async with (
         serving_metrics(MetricsConfig(port=0), read, host="127.0.0.1", tls=CLEAR) as server,

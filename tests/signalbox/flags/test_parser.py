@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from router.router_settings import RouterSettings
 from signalbox import cli
 from signalbox.settings.environment import own_variables
 from signalbox.settings.loading import check_environment, load
-from signalbox.settings.router_settings import RouterSettings
 from signalbox.settings.sources import SettingsError
 
 SECRET = "sk-do-not-show"

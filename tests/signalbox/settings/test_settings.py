@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from gpu_worker.worker_settings import WorkerSettings
+from router.router_settings import RouterSettings
 from rpc.settings.service_settings import Settings
 from scheduler_svc.config import SchedulerSettings
 from signalbox.flags.parser import Parser
 from signalbox.flags.service_flags import add_flags, to_flags
 from signalbox.settings.loading import SERVICES, load
-from signalbox.settings.router_settings import RouterSettings
 from signalbox.settings.serve_settings import ServeSettings
 from signalbox.settings.sources import SettingsError
 from signalbox.stack.service_configs import (

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from gpu_worker.worker_settings import WorkerSettings
+from router.router_settings import RouterSettings
 from rpc.settings.service_settings import flag_name
 from scheduler_svc.config import SchedulerSettings
 from signalbox import cli
 from signalbox.flags.service_flags import to_environment, to_flags
 from signalbox.settings.loading import SERVICES, load
-from signalbox.settings.router_settings import RouterSettings
 from signalbox.settings.serve_settings import ServeSettings
 from signalbox.settings.sources import SettingsError
 from signalbox.settings.vllm_flags import (

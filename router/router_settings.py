@@ -11,7 +11,7 @@ from rpc.settings.secrets import Secrets
 from rpc.settings.service_settings import NameSettings, TelemetrySettings
 
 
-class DoorSettings(NameSettings):
+class ApiSettings(NameSettings):
     """Settings of the router, shared by all commands with one."""
 
     GROUP: ClassVar[str] = "API"
@@ -50,8 +50,8 @@ class DoorSettings(NameSettings):
     )
     log_requests: Literal["none", "ends", "prompts"] = Field(
         "none",
-        description="whether each request's end is logged, with its numbers; prompts logs their"
-        " text as well",
+        description="ends logs the end of each request with its numbers; prompts logs the text of"
+        " its prompt as well",
     )
     trust_tenant_header: bool = Field(
         False,
@@ -140,8 +140,8 @@ class DoorSettings(NameSettings):
     )
     disable_additional_properties: bool = Field(
         True,
-        description="whether objects of a JSON schema take only the keys that it declares, unless"
-        " it sets additionalProperties",
+        description="refuse keys of an object that its JSON schema does not declare, unless it sets"
+        " additionalProperties",
     )
 
     max_grammar_cpu: float = Field(
@@ -161,7 +161,7 @@ class DoorSettings(NameSettings):
     )
 
 
-class RouterSettings(DoorSettings, TelemetrySettings):
+class RouterSettings(ApiSettings, TelemetrySettings):
     """`signalbox router`."""
 
     GROUP: ClassVar[str] = "addresses"
