@@ -14,7 +14,8 @@ from scheduler_svc.queue.grammar_queue import Constraint
 from scheduler_svc.replay.recording_file import RecordWriter
 from scheduler_svc.requests.sequence_ids import sequence_ids
 
-VERSION = 1
+VERSION = 2
+"""Raised when worker.v1 or scheduler.v1 change so that older recordings mean something else."""
 
 
 class FileRecorder:

@@ -14,6 +14,7 @@ from protos.scheduler.v1 import record_pb2, state_pb2
 from protos.scheduler.v1 import scheduler_pb2 as pb
 from protos.worker.v1 import worker_pb2
 from scheduler_svc.config import PreemptionMode, SchedulerConfig
+from scheduler_svc.replay.recording_codec import VERSION
 from scheduler_svc.replay.recording_file import RecordReader, RecordWriter
 from scheduler_svc.replay.replay_codec import NotARecording, Replay
 from tests.integration.stack import (
@@ -211,9 +212,10 @@ def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:
     path.write_text("no recording at all, but text")
     with pytest.raises(NotARecording):
         Replay(str(path)).run()
-    header = record_pb2.Record(now=1.0, header=record_pb2.RecordHeader(version=99))
-    with pytest.raises(NotARecording, match="version 99"):
-        Replay(str(write(tmp_path / "newer", [header])))
+    for version in (VERSION - 1, VERSION + 1):
+        header = record_pb2.Record(now=1.0, header=record_pb2.RecordHeader(version=version))
+        with pytest.raises(NotARecording, match=f"version {version}; this is for {VERSION}"):
+            Replay(str(write(tmp_path / str(version), [header])))
 
 
 @pytest.mark.parametrize("kind", ["step_answered", "step_planned", "worker_left", "worker_drains"])
