@@ -18,7 +18,7 @@ from contract.request import BeamSearchParams, Request
 from contract.sampling_params import SamplingParams
 from scheduler_svc.requests import sequence
 
-MAX_WIDTH = 32
+MAX_BEAM_WIDTH = 32
 MAX_LENGTH_PENALTY = 5.0
 """The longest sequence's length to this power is still a float32."""
 MAX_CANDIDATES = 128
@@ -198,8 +198,8 @@ def _faults(request: Request, search: BeamSearchParams, most_candidates: int) ->
     width, penalty, count = search.width, search.length_penalty, request.num_sequences
     if request.delivered:
         yield f"delivered has {len(request.delivered)} sequences, must be unset with beam_search"
-    if not 1 <= width <= MAX_WIDTH:
-        yield f"beam_search.width is {width}, must be in [1, {MAX_WIDTH}]"
+    if not 1 <= width <= MAX_BEAM_WIDTH:
+        yield f"beam_search.width is {width}, must be in [1, {MAX_BEAM_WIDTH}]"
     if not abs(penalty) <= MAX_LENGTH_PENALTY:
         allowed = f"[-{MAX_LENGTH_PENALTY:g}, {MAX_LENGTH_PENALTY:g}]"
         yield f"beam_search.length_penalty is {penalty}, must be in {allowed}"
