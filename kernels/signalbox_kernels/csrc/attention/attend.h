@@ -34,8 +34,8 @@ struct TiledAttend : Attend<Bf16> {
     }
   }
 
-  // What is fetched to L2 while the 16 tokens from `token` on are computed: as many further on in
-  // what the thread reads, which goes on with its next task.
+  // Returns the memory to fetch to L2 while the 16 tokens from `token` on are computed: 16 tokens
+  // that the thread reads some time later, perhaps those of its next task.
   struct Ahead {
     const word* keys = nullptr;
     const word* values = nullptr;
@@ -141,7 +141,8 @@ struct TiledAttend : Attend<Bf16> {
         });
   }
 
-  // Behind the last token is what another sequence left; 0 times NaN would be NaN.
+  // Copies the last values with zeros behind them: the cache may hold NaN there, and 0 times NaN
+  // is NaN.
   void keep_last(int64_t token, int count) const {
     const int words = (count + 1) / Bf16::G * size;
     std::memcpy(last, values(token), 4 * static_cast<size_t>(words));

@@ -19,7 +19,7 @@ template <class E>
 struct Attend {
   typedef typename E::scalar scalar;
 
-  // Where a task's keys lie.
+  // The places of a task's keys in the cache.
   struct Keys {
     const char* heads;  // this layer's and head's K in block 0
     const int32_t* table;
@@ -90,7 +90,7 @@ struct Attend {
     begin();
   }
 
-  // The first keys come from wherever the block is: all their lines are asked for at once.
+  // Prefetches all lines of the first keys, since no earlier read leads to their block.
   void fetch_first(int64_t end) const {
     if (rows > 4) return;
     const int64_t bytes = static_cast<int64_t>(sizeof(scalar)) * size * W;
@@ -172,7 +172,7 @@ struct Attend {
 #endif
   }
 
-  // Takes the keys outside [low, high) out of a row.
+  // Excludes the keys outside [low, high) from a row of scores.
   void hide(float* s, int low, int high, int count) const {
     VI lanes;
     for (int i = 0; i < W; ++i) lanes[i] = i;
@@ -189,7 +189,8 @@ struct Attend {
     return exp(x);
   }
 
-  // Scores to weights of one row; keys [low, high) of the chunk are visible, `count` are written.
+  // Turns the scores of one row into weights; keys [low, high) of the chunk are visible, `count` are
+  // written.
   void soften(int r, int low, int high, int count) {
     float* s = scores + r * kKeyChunk;
     auto* p = reinterpret_cast<scalar*>(weights + r * chunk_words);

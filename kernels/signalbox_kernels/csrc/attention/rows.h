@@ -1,4 +1,4 @@
-// What is done token by token: embedding, RMSNorm, and rotation with the write to the cache.
+// Operations on single tokens: embedding, RMSNorm, and rotation with the write to the cache.
 #pragma once
 
 #include <cmath>
@@ -114,8 +114,8 @@ SB_INLINE void rotate_head(float* head, const float* cosines, int size) {
   }
 }
 
-// Where a token's K and V go. A layer's K of a block and head is [head_size / G, block_size, G], V
-// [block_size / G, head_size, G].
+// The places of a token's K and V in the cache. A layer's K of a block and head is
+// [head_size / G, block_size, G], V [block_size / G, head_size, G].
 template <class E>
 struct CacheSlot {
   typedef typename E::scalar scalar;
@@ -151,7 +151,7 @@ struct CacheSlot {
     }
   }
 
-  // What another sequence left beside the last token must not be NaN: 0 times NaN is NaN.
+  // Writes V; zeroes the place beside the last token, which may hold NaN: 0 times NaN is NaN.
   void put_value(int head, const float* value, bool is_last) const {
     alignas(64) scalar narrow[W];
     scalar* to = values(head);
@@ -164,7 +164,7 @@ struct CacheSlot {
     }
   }
 
-  // This token's and the next one's, which share their words.
+  // Writes V of this token and of the next one, which share their words.
   void put_values(int head, const float* value, const float* next) const {
     alignas(64) scalar low[W], high[W];
     auto* to = reinterpret_cast<word*>(values(head));

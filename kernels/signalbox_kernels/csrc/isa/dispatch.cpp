@@ -10,7 +10,7 @@ namespace sb {
 
 namespace {
 
-// Whether there are tiles, and the kernel lets this process have their state. It asks once.
+// Returns whether the machine has tiles and the kernel permits their use; asks the kernel once.
 bool may_use_tiles() {
 #if defined(__x86_64__) && defined(__linux__)
   static const bool may = [] {

@@ -1,14 +1,14 @@
-// Which instruction sets there are, in this build and on this machine.
+// Finds the instruction sets of this build and of this machine.
 #pragma once
 
 #include "program/step.h"
 
 namespace sb {
 
-// The best set up to `limit`.
+// Returns the best set up to `limit`.
 int32_t best_isa(int32_t limit);
 
-// Null if the set is not compiled in, or the machine lacks it.
+// Returns null if the set is not compiled in, or the machine lacks it.
 const KernelTable* kernels_for(int32_t isa);
 
 }  // namespace sb

@@ -32,10 +32,10 @@ struct alignas(64) TileConfig {
   void load() const { asm volatile("ldtilecfg %0" : : "m"(*this)); }
 };
 
-// What the thread's tiles are; no palette if they are given back to the processor.
+// The thread's configuration of tiles; no palette if they are released.
 static thread_local TileConfig configured{0};
 
-// Makes the thread's tiles as `config` says. Loading costs a quarter of a microsecond, a tenth of what
+// Configures the thread's tiles. Loading costs a quarter of a microsecond, a tenth of what
 // it takes to stream a panel, so they stay so until the step ends.
 static void use_tiles(const TileConfig& config) {
   if (!std::memcmp(&configured, &config, sizeof config)) return;

@@ -15,7 +15,7 @@ using sb::kGroupWords;
 
 constexpr int kGroupVectors = kGroup / W;
 
-// The sum of 16 signed bytes.
+// Returns the sum of 16 signed bytes.
 SB_INLINE int32_t sum_of_bytes(const int8_t* p) {
 #if defined(__SSE2__)
   __m128i bytes;
@@ -30,7 +30,7 @@ SB_INLINE int32_t sum_of_bytes(const int8_t* p) {
 #endif
 }
 
-// Codes 32 values. The codes of what is not finite are arbitrary, but the scale is NaN then.
+// Codes 32 values. If one is not finite, the codes are arbitrary and the scale is NaN.
 SB_INLINE void code_group(const V (&x)[kGroupVectors], CodedGroup* out) {
   VI most{};  // magnitudes are ordered as their bits are, and what is not finite is above all
 #pragma GCC unroll 8

@@ -16,7 +16,7 @@ namespace SB_NS {
 using sb::kPanel;
 using sb::kRowTile;
 
-// Where a small product lies: rows row.. by the columns of `panel`.
+// The place of a small product: `rows` rows from `row` on, by the columns of `panel`.
 struct Spot {
   int64_t row;
   int rows;
@@ -153,8 +153,8 @@ SB_INLINE void over_parts(const sb::Phase& phase, const sb::Claim& claim, F&& f)
 }
 
 #if defined(__AMX_BF16__)
-// A part that is multiplied but not yet finished: that is done bit by bit while the matrix unit
-// computes the next one.
+// A part that is multiplied but not yet finished. It is finished a few rows at a time while the
+// matrix unit computes the next part.
 struct Unfinished {
   const sb::Phase& phase;
   Spot at{};
@@ -172,7 +172,8 @@ struct Unfinished {
   }
 };
 
-// What is read next, asked for bit by bit: a burst would fill what misses wait in.
+// Prefetches the memory that is read next, a few lines at a time: a burst would fill the buffers in
+// which cache misses wait.
 template <bool IsOnePart>
 struct Fetch {
   const char* next;  // of the next panel, or null
@@ -197,7 +198,7 @@ struct Fetch {
   }
 };
 
-// Rows go by 32 at once; the last ones are computed together with what lies behind them.
+// Computes 32 rows at once; the last ones together with the unused rows behind them.
 template <bool IsOnePart>
 static void tiled_rows(const sb::Phase& phase, const sb::Claim& claim) {
   auto* c = reinterpret_cast<float*>(claim.scratch);

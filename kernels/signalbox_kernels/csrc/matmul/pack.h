@@ -1,14 +1,14 @@
-// Which row of a matrix is which column of the packed one.
+// Maps columns of a packed matrix to rows of the original one.
 //
 // A panel holds 32 columns. An interleaved matrix is [gate; up]: a panel holds 16 columns of gate,
-// then the same 16 of up, so that SiLU of one times the other is the panel's own affair.
+// then the same 16 of up, so that silu(gate) * up needs no other panel.
 #pragma once
 
 #include "program/step.h"
 
 namespace sb {
 
-// -1 for padding.
+// Returns the row of a column; -1 for padding.
 inline int64_t row_of(int64_t column, int64_t n, bool interleaved) {
   if (!interleaved) return column < n ? column : -1;
   constexpr int64_t half = kPanel / 2;

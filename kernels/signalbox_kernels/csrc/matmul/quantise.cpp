@@ -19,7 +19,7 @@ enum BlockType : int32_t {
   Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q4_K = 12, Q5_K = 13, Q6_K = 14,
 };
 
-// A group of a row: what a column of a packed group becomes.
+// A group of a row, which becomes a column of a packed group.
 struct Group {
   uint8_t codes[kGroup];
   float scale[2];  // of each half; [0] of all, where a format has one
@@ -36,7 +36,7 @@ float from_half(const uint8_t* p) {
   return h & 0x8000u ? -x : x;
 }
 
-// To the nearest, ties to even; what is too large becomes infinite.
+// Rounds to the nearest, ties to even; values that are too large become infinite.
 uint16_t to_half(float x) {
   uint32_t u;
   std::memcpy(&u, &x, sizeof u);
@@ -226,7 +226,7 @@ void quantise_q8_0(const float* x, uint8_t* block) {
   }
 }
 
-// The squared error of 16 steps from what `block` begins with.
+// Returns the squared error of the 16 steps whose scale and minimum `block` begins with.
 float error_of(const float* x, const uint8_t* block) {
   const float scale = from_half(block), low = from_half(block + 2);
   const float inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
@@ -244,7 +244,7 @@ float error_of(const float* x, const uint8_t* block) {
 constexpr float kCuts[][2] = {{0.0f, 0.0f},   {0.04f, 0.04f}, {0.0f, 0.06f}, {0.06f, 0.0f},
                               {0.08f, 0.08f}, {0.0f, 0.12f},  {0.12f, 0.0f}};
 
-// Among ranges somewhat narrower than that of the values the one with the least squared error.
+// Chooses, of the values' range and somewhat narrower ones, the one with the least squared error.
 void quantise_q4_1(const float* x, uint8_t* block) {
   const auto [least, most] = std::minmax_element(x, x + kGroup);
   const float width = *most - *least;

@@ -20,7 +20,7 @@ enum SbIsa : int32_t {
   SB_AMX = 5,          // for bfloat16 and bytes, with all of the above
 };
 
-// What a packed weight is made of: elements, or codes in groups of 32 along the sum; see formats.h.
+// Format of a packed weight: elements, or codes in groups of 32 along the sum; see formats.h.
 enum SbFormat : int32_t {
   SB_PLAIN = 0,
   SB_BITS4 = 1,
@@ -30,7 +30,7 @@ enum SbFormat : int32_t {
   SB_BITS8 = 5,
 };
 
-// What a row of a buffer is made of.
+// Format of a buffer's rows.
 enum SbRow : int32_t { SB_ELEMENTS = 0, SB_FLOATS = 1, SB_CODES = 2 };
 
 enum SbOpKind : int32_t {

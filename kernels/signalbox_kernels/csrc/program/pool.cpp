@@ -11,7 +11,7 @@ namespace sb {
 
 namespace {
 
-// Longer than most waits within a step. A longer wait is for a thread that lost its core, which may
+// Most waits within a step are shorter. A longer one is for a thread that has lost its core and may
 // then use this one.
 constexpr std::chrono::microseconds kSpinning{25};
 constexpr int kSpinsAtOnce = 8;  // between two looks at the clock
@@ -24,7 +24,7 @@ void relax() {
 #endif
 }
 
-// Fetches a little of what lies ahead; returns false if there is nothing left.
+// Fetches a few lines of the memory ahead; returns false if there is nothing left.
 bool fetch(Stretch& ahead) {
   constexpr int line = 64, lines = 8;
   if (ahead.first >= ahead.end) return false;

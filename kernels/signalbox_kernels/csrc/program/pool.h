@@ -15,7 +15,7 @@
 
 namespace sb {
 
-// Where the share of a thread of `count` tiles begins; that of thread + 1 is its end.
+// Returns the first of a thread's tiles, of `count` in all; the first of thread + 1 is the end.
 constexpr int32_t share_start(int32_t count, int32_t thread, int32_t num_threads) {
   return static_cast<int32_t>(static_cast<int64_t>(count) * thread / num_threads);
 }
@@ -28,11 +28,12 @@ struct Stretch {
 
 class Pool {
  public:
-  // What is computed tile by tile.
+  // Work that is computed tile by tile.
   class Work {
    public:
     virtual ~Work() = default;
-    // Returns what is worth fetching while the thread waits; nothing if that has not changed.
+    // Computes a tile; returns the memory to fetch while the thread waits, or nothing if that is as
+    // before.
     virtual Stretch tile(int32_t phase, int32_t tile, int32_t thread) = 0;
   };
 
@@ -47,8 +48,8 @@ class Pool {
   void run(Work& work, const std::vector<int32_t>& tiles);
 
  private:
-  // The words hold their step beside the counts, so that a thread that comes late neither claims nor
-  // waits for what is of another step.
+  // The words hold the number of their step beside the counts, so that a late thread neither claims
+  // nor waits for tiles of another step.
   struct alignas(64) Word {
     std::atomic<uint64_t> value{0};
   };

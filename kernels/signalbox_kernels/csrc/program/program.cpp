@@ -32,7 +32,7 @@ int64_t bytes_of_row(const Phase& phase, int32_t element) {
   return phase.src.stride * (element == SB_F32 ? 4 : 2);
 }
 
-// Balanced, in whole steps of the matrix registers.
+// Returns the rows of a tile: balanced, and a multiple of the matrix registers' rows.
 int32_t rows_of_tile(const Phase& phase, int32_t element) {
   const int64_t most =
       std::clamp(kRowsBytes / bytes_of_row(phase, element), kFewestRows, kMostRows);
@@ -47,7 +47,8 @@ const char* weight_of(const Phase& phase, int32_t tile) {
   return static_cast<const char*>(phase.op->weight) + panel * phase.panel_bytes;
 }
 
-// What tiles [first, end) read first; the next rows' tiles begin at the first panel again.
+// Returns the memory that tiles [first, end) read first; the next rows' tiles begin at the first
+// panel again.
 Stretch weight_of_share(const Phase& phase, int32_t first, int32_t end) {
   const int64_t panel = first % phase.panel_tiles * static_cast<int64_t>(phase.panels_per_tile);
   const int64_t wanted = (end - first) * static_cast<int64_t>(phase.panels_per_tile);
@@ -138,7 +139,8 @@ Stretch Program::tile(int32_t phase, int32_t tile, int32_t thread) {
   return next.first ? Stretch{next.first + p.panel_bytes, next.end} : Stretch{};
 }
 
-// With one token each, no sequence reads what another one's rotation writes, nor one head another's.
+// Lets attention rotate its own inputs. With one token in each sequence, no sequence and no head reads
+// the result of another one's rotation.
 void Program::join_rotations() {
   for (size_t i = 0; i + 1 < ops_.size(); ++i) {
     if (ops_[i].kind != SB_ROTATE || ops_[i + 1].kind != SB_ATTEND) continue;
@@ -163,7 +165,7 @@ void Program::plan_ahead() {
   }
 }
 
-// What a thread reads after a tile, if that is a product's.
+// Returns the memory that a thread reads after a tile of a product; nothing for other tiles.
 Stretch Program::ahead(int32_t phase, int32_t tile, int32_t thread) const {
   const auto i = static_cast<size_t>(phase);
   const Phase& p = phases_[i];

@@ -1,4 +1,4 @@
-// A row of logits on its way to a draw: copied, searched for its largest, changed as the draw asks.
+// Prepares a row of logits for a draw: copies it, edits it, and finds its largest.
 #pragma once
 
 #include <cmath>

@@ -14,7 +14,7 @@
 
 namespace SB_NS {
 
-// The token that wins among those with a weight; weights(i) gives W of them from token i on.
+// Returns the token that wins among those with a weight; weights(i) gives W of them from token i on.
 template <class Weights>
 SB_INLINE int32_t race(uint64_t key, int64_t padded, Weights&& weights) {
   const VU low = VU{} + static_cast<uint32_t>(key);
@@ -48,7 +48,7 @@ SB_INLINE int32_t race(uint64_t key, int64_t padded, Weights&& weights) {
   return winner;
 }
 
-// The least float from `floor` on that is_kept holds for; what is above it is kept as well.
+// Returns the least float from `floor` on for which is_kept holds; it holds for all larger ones.
 template <class Predicate>
 SB_INLINE float least_kept(float floor, Predicate&& is_kept) {
   uint32_t low, high;
@@ -85,7 +85,7 @@ SB_INLINE double mass_from(const DrawScratch& s, float value) {
   });
 }
 
-// The k-th largest weight.
+// Returns the k-th largest weight.
 static float kth_weight(const DrawScratch& s, int64_t size, int64_t k) {
   if (k <= kMaxTop) {
     float values[kMaxTop];

@@ -29,7 +29,7 @@ static int32_t draw_token(const SbDraws& d, int64_t row, const DrawScratch& s, f
   return race_typical(s, key, floor, most, factor, typical_p);
 }
 
-// What is reported of a row as it is in x: the likeliest tokens. Returns the logarithm of the sum.
+// Reports the likeliest tokens of the row in x. Returns the logarithm of the sum.
 static float report_top(const SbDraws& d, int64_t row, const DrawScratch& s, float most) {
   const V top = splat(most);
   const double mass =

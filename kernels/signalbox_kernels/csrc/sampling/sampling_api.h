@@ -1,7 +1,7 @@
 // The C ABI of sampling: a batch of draws from rows of logits, in plain arrays.
 //
-// What is done, and in which order, is said in gpu_worker/sampling/torch_sampler.py, the random numbers in
-// random.py. A pointer to what no draw of a batch uses may be null.
+// gpu_worker/sampling/torch_sampler.py states the operations and their order, random.py the random
+// numbers. A pointer to an array that no draw of the batch uses may be null.
 #pragma once
 
 #include <cstdint>
