@@ -1,79 +1,20 @@
 """WorkerService over a real connection."""
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import grpc
 import pytest
 
 from contract.columns import pack_int32, pack_int64, unpack_int32
 from contract.tokenizer_files import hash_files
-from gpu_worker.batch.batch import Batch, BatchOutput
-from gpu_worker.servicer import SERVICE_NAME, WorkerServicer
-from gpu_worker.simulated.simulated_runner import SimulatedRunner, expected_tokens
-from gpu_worker.worker import Worker
+from gpu_worker.simulated.simulated_runner import expected_tokens
 from protos.worker.v1 import worker_pb2 as pb
-from protos.worker.v1 import worker_pb2_grpc
-from rpc.transport.channel import open_channel
-from rpc.transport.server import Server
-from tests.gpu_worker.builders import make_config
-from tests.waiting import EVENT_S
-
-PROMPT = [5, 6, 7, 8, 9, 10]
-EPOCH = 7
-
-
-class GatedRunner(SimulatedRunner):
-    """Computes when told to."""
-
-    def __init__(self) -> None:
-        super().__init__(make_config())
-        self.gate = threading.Event()
-        self.gate.set()
-        self.num_executed = 0
-
-    def execute(self, batch: Batch) -> BatchOutput:
-        assert self.gate.wait(EVENT_S)
-        self.num_executed += 1
-        return super().execute(batch)
-
-
-@asynccontextmanager
-async def serving(
-    runner: SimulatedRunner | None = None,
-) -> AsyncIterator[worker_pb2_grpc.WorkerServiceStub]:
-    """Serves a registered worker with its cache, and connects to it."""
-    chosen = runner or GatedRunner()
-    worker = await Worker.load(lambda: chosen)
-    worker.begin_epoch(EPOCH)
-    server = Server(host="127.0.0.1", port=0)
-    server.add(
-        WorkerServicer(worker),
-        worker_pb2_grpc.add_WorkerServiceServicer_to_server,
-        name=SERVICE_NAME,
-    )
-    port = await server.start()
-    try:
-        async with open_channel(f"127.0.0.1:{port}") as channel:
-            stub = worker_pb2_grpc.WorkerServiceStub(channel)
-            await stub.InitCacheEngine(
-                pb.InitCacheEngineRequest(epoch=EPOCH, num_gpu_blocks=16, num_cpu_blocks=4)
-            )
-            yield stub
-    finally:
-        await server.drain(grace_s=0)
-        worker.close()
+from tests.gpu_worker.served_worker import EPOCH, PROMPT, GatedRunner, make_group, serving
 
 
 def first(step_id: int = 1) -> pb.ExecuteModelRequest:
-    sequence = pb.SequenceMetadata(
-        seq_id=1, token_ids=PROMPT, num_new_tokens=6, block_table=[3, 1, 2, 7], num_samples=1
-    )
-    group = pb.SequenceGroupMetadata(
-        num_prompt_tokens=6, sequences=[sequence], sampling_params=pb.SamplingParams(top_p=1)
-    )
+    group = make_group(1, PROMPT, [3, 1, 2, 7])
     return pb.ExecuteModelRequest(epoch=EPOCH, step_id=step_id, new_groups=[group])
 
 

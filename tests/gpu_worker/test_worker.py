@@ -21,43 +21,10 @@ from gpu_worker.lease.step_log import StepLog
 from gpu_worker.simulated.simulated_runner import SimulatedRunner, expected_tokens
 from gpu_worker.worker import NO_EPOCH, Worker
 from tests.gpu_worker.builders import make_config, make_mapping, make_new, make_step
-from tests.waiting import EVENT_S, eventually
+from tests.gpu_worker.served_worker import EPOCH, PROMPT, GatedRunner, init_cache, make_worker
+from tests.waiting import eventually
 
-PROMPT = [5, 6, 7, 8, 9, 10]
-EPOCH = 7
 FIRST = make_step(1, new=[make_new(1, PROMPT, [3, 1, 2])])
-
-
-class GatedRunner(SimulatedRunner):
-    """Computes when told to; may raise."""
-
-    def __init__(self) -> None:
-        super().__init__(make_config())
-        self.gate = threading.Event()
-        self.gate.set()
-        self.num_begun = self.num_executed = 0
-        self.raises: list[Exception] = []
-
-    def execute(self, batch: Batch) -> BatchOutput:
-        self.num_begun += 1
-        assert self.gate.wait(EVENT_S)
-        self.num_executed += 1
-        if self.raises:
-            raise self.raises.pop()
-        return super().execute(batch)
-
-
-async def make_worker(runner: SimulatedRunner | None = None) -> Worker:
-    """Makes a worker that is registered with EPOCH and has its cache."""
-    chosen = runner or GatedRunner()
-    worker = await Worker.load(lambda: chosen)
-    worker.begin_epoch(EPOCH)
-    await init(worker)
-    return worker
-
-
-async def init(worker: Worker, *, epoch: int = EPOCH, gpu: int = 16, cpu: int = 4) -> None:
-    await worker.init_cache_engine(epoch=epoch, num_gpu_blocks=gpu, num_cpu_blocks=cpu)
 
 
 async def test_steps_are_executed_in_order_and_fed_forward() -> None:
@@ -89,7 +56,7 @@ async def test_the_runner_is_made_and_called_on_one_other_thread() -> None:
 
     worker = await Worker.load(Spy)
     worker.begin_epoch(EPOCH)
-    await init(worker)
+    await init_cache(worker)
     await worker.submit(FIRST)
     assert len(threads) == 1
     assert threading.current_thread() not in threads
@@ -180,7 +147,7 @@ async def test_a_swap_that_raises_ends_the_lease(direction: str) -> None:
         await worker.submit(make_step(1, **{direction: make_mapping({0: 0})}))
     with pytest.raises(Aborted):
         await worker.submit(make_step(1))
-    await init(worker)
+    await init_cache(worker)
     await worker.submit(FIRST)
 
 
@@ -198,7 +165,7 @@ async def test_another_epoch_is_aborted() -> None:
     with pytest.raises(Aborted):
         worker.submit(make_step(1, epoch=EPOCH + 1))
     with pytest.raises(Aborted):
-        await init(worker, epoch=EPOCH + 1)
+        await init_cache(worker, epoch=EPOCH + 1)
     await worker.submit(FIRST)
 
 
@@ -218,7 +185,7 @@ async def test_a_lost_scheduler_loses_the_lease() -> None:
     worker.begin_epoch(8)
     with pytest.raises(FailedPrecondition, match="InitCacheEngine"):
         worker.submit(make_step(1, epoch=8))
-    await init(worker, epoch=8)
+    await init_cache(worker, epoch=8)
     new = make_step(1, epoch=8, new=[make_new(1, PROMPT, [0, 1])])
     assert (await worker.submit(new)).token_ids.tolist() == expected_tokens(PROMPT, num_tokens=1)
 
@@ -226,7 +193,7 @@ async def test_a_lost_scheduler_loses_the_lease() -> None:
 async def test_initialising_again_starts_over() -> None:
     worker = await make_worker()
     await worker.submit(FIRST)
-    await init(worker, gpu=4, cpu=0)
+    await init_cache(worker, num_gpu_blocks=4, num_cpu_blocks=0)
     with pytest.raises(FailedPrecondition):
         worker.submit(make_step(2, running={1: 1}))
     assert (await worker.submit(FIRST)).token_ids.tolist() == expected_tokens(PROMPT, num_tokens=1)
@@ -234,7 +201,9 @@ async def test_initialising_again_starts_over() -> None:
 
 async def test_of_two_initialisations_at_once_the_later_holds() -> None:
     worker = await make_worker()
-    outcomes = await asyncio.gather(init(worker), init(worker, gpu=4), return_exceptions=True)
+    outcomes = await asyncio.gather(
+        init_cache(worker), init_cache(worker, num_gpu_blocks=4), return_exceptions=True
+    )
     assert [type(outcome) for outcome in outcomes] == [Aborted, type(None)]
     with pytest.raises(InvalidArgument):
         await worker.submit(make_step(1, new=[make_new(1, [1], [4])]))
@@ -243,16 +212,16 @@ async def test_of_two_initialisations_at_once_the_later_holds() -> None:
 @pytest.mark.parametrize(
     ("pools", "error"),
     [
-        ({"gpu": 17}, ResourceExhausted),
-        ({"cpu": 5}, ResourceExhausted),
-        ({"gpu": 0}, InvalidArgument),
+        ({"num_gpu_blocks": 17}, ResourceExhausted),
+        ({"num_cpu_blocks": 5}, ResourceExhausted),
+        ({"num_gpu_blocks": 0}, InvalidArgument),
     ],
 )
 async def test_pools_are_at_most_as_announced(pools: dict[str, int], error: type[RpcError]) -> None:
     worker = await make_worker()
     await worker.submit(FIRST)
     with pytest.raises(error):
-        await init(worker, **pools)
+        await init_cache(worker, **pools)
     await worker.submit(make_step(2, running={1: 1}))  # the lease is as it was
 
 

@@ -8,7 +8,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 VOCAB = 97
-_SHAPE = {
+SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 48,
     "intermediate_size": 80,
@@ -19,6 +19,7 @@ _SHAPE = {
     "initializer_range": 0.2,
     "bos_token_id": 1,
     "eos_token_id": 2,
+    "pad_token_id": 0,
 }
 
 LLAMA3_ROPE = {
@@ -117,8 +118,46 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
+_MLA = {
+    "kv_lora_rank": 16,
+    "q_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "num_key_value_heads": 6,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+}
+THROUGH_TRANSFORMERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt-neox": ("GPTNeoX", {"num_key_value_heads": 6}),
+    "phi": ("Phi", {"num_key_value_heads": 6}),
+    "phi3": ("Phi3", {"sliding_window": 19}),
+    "stablelm": ("StableLm", {}),
+    "olmo2": ("Olmo2", {}),
+    "granite": ("Granite", {"logits_scaling": 3.0}),
+    "cohere": ("Cohere", {"logit_scale": 0.5}),
+    "starcoder2": ("Starcoder2", {"sliding_window": 21}),
+    "exaone4": (
+        "Exaone4",
+        {
+            "sliding_window": 17,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "deepseek-v3": ("DeepseekV3", _MLA),
+    "olmoe": ("Olmoe", {"num_experts": 4, "num_experts_per_tok": 2}),
+}
+"""Families without a file of ours."""
 OUTSIDE = "olmo"
 """Served by tests/gpu_worker/models/example_package alone."""
+_OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
+    OUTSIDE: ("Olmo", {}),
+    "phimoe": ("Phimoe", {"sliding_window": 19, "num_local_experts": 4}),
+}
 
 _CONFIGS = {"Gemma3": "Gemma3TextConfig"}
 _CLASSES = {"GPT2": "GPT2LMHeadModel"}
@@ -139,9 +178,9 @@ def make_model(path: Path, family: str = "llama3", **overrides: Any) -> Any:
     """Saves a random model with its tokenizer; returns it as transformers runs it."""
     import transformers
 
-    kind, flags = ("Olmo", {}) if family == OUTSIDE else FAMILIES[family]
+    kind, flags = (FAMILIES | THROUGH_TRANSFORMERS | _OTHERS)[family]
     config_class = getattr(transformers, _CONFIGS.get(kind, f"{kind}Config"))
-    config = config_class(**(_SHAPE | flags | overrides))
+    config = config_class(**(SHAPE | flags | overrides))
     torch.manual_seed(0)
     model = getattr(transformers, _CLASSES.get(kind, f"{kind}ForCausalLM"))(config).eval()
     with torch.no_grad():  # weights that are all ones or zeros hide mistakes

@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
-import numpy as np
 import pytest
 import torch
 
@@ -19,17 +18,17 @@ from gpu_worker.attention import flash_kernels as flash
 from gpu_worker.attention.backend_check import _batch, fault_of
 from gpu_worker.attention.flash_backend import FlashAttention
 from gpu_worker.attention.flash_kernels import FLASH_KERNELS, FlashKernel
-from gpu_worker.config import AUTO_BLOCK_SIZE, CacheConfig, DeviceConfig, ModelConfig
+from gpu_worker.config import AUTO_BLOCK_SIZE
 from gpu_worker.device.device_choice import streams_of
 from gpu_worker.device.input_transfer import InputPacker, PinnedBuffers
-from gpu_worker.runner.model_runner import ModelRunner
 from tests.gpu_worker.attention.flash_modules import (
     make_flash_attn_2,
     make_flash_attn_3,
     make_flash_attn_4,
 )
 from tests.gpu_worker.generation import Driver
-from tests.gpu_worker.tiny_models import VOCAB, make_model
+from tests.gpu_worker.model_runners import make_prompts, make_runner
+from tests.gpu_worker.tiny_models import make_model
 
 CPU = torch.device("cpu")
 STAND_INS = {
@@ -89,19 +88,18 @@ def test_a_model_says_what_it_says_with_torch(
 ) -> None:
     install(name, monkeypatch)
     make_model(tmp_path, "llama3")
-    rng = np.random.default_rng(5)
-    prompts = [rng.integers(3, VOCAB, length).tolist() for length in (3, 26)]
+    prompts = make_prompts(3, 26)
     texts = []
     for backend in (name, "torch"):
-        runner = ModelRunner(
-            ModelConfig(model=str(tmp_path), dtype="bfloat16"),
-            CacheConfig(max_num_seqs=4, max_num_batched_tokens=32, kv_cache_memory=1 / 256),
-            device_config=DeviceConfig(
-                device="cpu", attention_backend=backend, cpu_backend="torch", num_threads=1
-            ),
+        runner = make_runner(
+            tmp_path,
+            dtype="bfloat16",
+            attention_backend=backend,
+            cpu_backend="torch",
+            kv_cache_memory=1 / 256,
+            num_gpu_blocks=12,
         )
         block_size = runner.profile().block_size
-        runner.init_cache_engine(num_gpu_blocks=12, num_cpu_blocks=1)
         driver = Driver(runner=runner, chunk=20, block_size=block_size)
         texts.append(driver.generate(prompts, num_tokens=3))
     assert texts[0] == texts[1]

@@ -4,8 +4,8 @@ import sys
 from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 
 from gpu_worker.attention import (
@@ -17,11 +17,11 @@ from gpu_worker.attention import (
 )
 from gpu_worker.attention.backend_check import fault_of
 from gpu_worker.attention.torch_backend import TorchAttention
-from gpu_worker.config import AUTO_BLOCK_SIZE, CacheConfig, DeviceConfig, ModelConfig
+from gpu_worker.config import AUTO_BLOCK_SIZE
 from gpu_worker.runner.model_runner import ModelRunner
 from tests.gpu_worker.attention.test_triton_backend import make_shape
 from tests.gpu_worker.generation import Driver
-from tests.gpu_worker.tiny_models import VOCAB, make_model
+from tests.gpu_worker.model_runners import make_prompts, make_runner
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "how_to" / "add_an_attention_backend.md"
 EXAMPLE = "documented_backend:PlainAttention"
@@ -42,35 +42,19 @@ def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return EXAMPLE
 
 
-def make_runner(path: Path, backend: str, *, block_size: int | None = None) -> ModelRunner:
-    runner = ModelRunner(
-        ModelConfig(model=str(path), dtype="float32"),
-        CacheConfig(
-            max_num_seqs=4,
-            max_num_batched_tokens=32,
-            block_size=block_size,
-            kv_cache_memory=1 / 256,
-        ),
-        device_config=DeviceConfig(
-            device="cpu", attention_backend=backend, cpu_backend="torch", num_threads=1
-        ),
-    )
-    runner.init_cache_engine(num_gpu_blocks=12, num_cpu_blocks=1)
-    return runner
+def load(path: Path, backend: str, **options: Any) -> ModelRunner:
+    options = {"cpu_backend": "torch", "kv_cache_memory": 1 / 256} | options
+    return make_runner(path, attention_backend=backend, num_gpu_blocks=12, **options)
 
 
 def wide_shape() -> AttentionShape:
     return replace(make_shape(), sliding_windows=(None, 20), num_layers=2, num_kv_heads=2)
 
 
-def test_the_documented_backend_gives_the_tokens_of_torch(example: str, tmp_path: Path) -> None:
-    make_model(tmp_path / "tiny", "llama3")
-    rng = np.random.default_rng(5)
-    prompts = [rng.integers(3, VOCAB, length).tolist() for length in (3, 26, 40)]
+def test_the_documented_backend_gives_the_tokens_of_torch(example: str, tiny: Path) -> None:
+    prompts = make_prompts(3, 26, 40)
     texts = [
-        Driver(runner=make_runner(tmp_path / "tiny", name), chunk=20).generate(
-            prompts, num_tokens=4
-        )
+        Driver(runner=load(tiny, name), chunk=20).generate(prompts, num_tokens=4)
         for name in (example, "torch")
     ]
     assert texts[0] == texts[1]
@@ -116,9 +100,8 @@ def test_a_backend_chooses_its_blocks_unless_somebody_has() -> None:
         choose_attention_backend("of_64", replace(free, block_size=16))
 
 
-def test_the_worker_announces_the_size_that_the_backend_chose(tmp_path: Path) -> None:
-    make_model(tmp_path, "llama3")
+def test_the_worker_announces_the_size_that_the_backend_chose(tiny: Path) -> None:
     register_attention_backend("of_64", TorchAttention, block_sizes=(64, 32))
-    assert make_runner(tmp_path, "of_64").profile().block_size == 64
-    assert make_runner(tmp_path, "of_64", block_size=32).profile().block_size == 32
-    assert make_runner(tmp_path, "torch").profile().block_size == 16
+    assert load(tiny, "of_64").profile().block_size == 64
+    assert load(tiny, "of_64", block_size=32).profile().block_size == 32
+    assert load(tiny, "torch").profile().block_size == 16

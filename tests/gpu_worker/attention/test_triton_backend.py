@@ -4,7 +4,6 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -14,24 +13,19 @@ from gpu_worker.attention.backend import AttentionBackend
 from gpu_worker.attention.registry import BackendFactory
 from gpu_worker.attention.torch_backend import TorchAttention
 from gpu_worker.batch.batch import Batch
-from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
 from gpu_worker.layers import AttentionPlan
 from gpu_worker.layers.rotary import Angles
 from gpu_worker.runner.model_runner import ModelRunner
 from signalbox_kernels import triton
 from tests.gpu_worker.generation import Driver
-from tests.gpu_worker.tiny_models import VOCAB, make_model
+from tests.gpu_worker.model_runners import make_prompts, make_runner
+from tests.gpu_worker.tiny_models import make_model
 
 pytestmark = pytest.mark.slow
 
 
-def make_runner(path: Path, backend: str, *, device: str) -> ModelRunner:
-    runner = ModelRunner(
-        ModelConfig(model=str(path), dtype="float32"),
-        CacheConfig(max_num_seqs=16),
-        device_config=DeviceConfig(device=device, attention_backend=backend),
-    )
-    runner.init_cache_engine(num_gpu_blocks=12, num_cpu_blocks=1)
+def load(path: Path, backend: str, *, device: str) -> ModelRunner:
+    runner = make_runner(path, attention_backend=backend, device=device, num_gpu_blocks=12)
     runner.cache.gpu_pool.fill_(0xFF)  # a NaN wherever nobody has written
     return runner
 
@@ -62,13 +56,12 @@ def test_tokens_equal_those_of_the_torch_backend(
 
     monkeypatch.setattr(triton_backend, "reshape_and_cache", never)
     make_model(tmp_path, family)
-    rng = np.random.default_rng(5)
-    prompts = [rng.integers(3, VOCAB, length).tolist() for length in (3, 26)]
-    triton_runner = make_runner(tmp_path, "triton", device=triton_device)
+    prompts = make_prompts(3, 26)
+    triton_runner = load(tmp_path, "triton", device=triton_device)
     mixed = Driver(runner=triton_runner, chunk=20).generate(prompts, num_tokens=2)
 
     triton.unregister_ops(triton_device)
-    torch_runner = make_runner(tmp_path, "torch", device=triton_device)
+    torch_runner = load(tmp_path, "torch", device=triton_device)
     torch_runner.cache.gpu_pool.zero_()
     assert mixed == Driver(runner=torch_runner, chunk=20).generate(prompts, num_tokens=2)
 

@@ -10,14 +10,13 @@ from gpu_worker import main
 from gpu_worker.batch.batch import Batch, BatchOutput
 from gpu_worker.device.device_errors import DeviceLost, is_device_lost
 from gpu_worker.simulated.simulated_runner import SimulatedConfig, SimulatedRunner, expected_tokens
-from gpu_worker.worker import Worker
 from scheduler_svc.config import SchedulerConfig
 from tests.gpu_worker.builders import make_config, make_new, make_step
+from tests.gpu_worker.served_worker import init_cache, make_worker
 from tests.integration.stack import router, running_scheduler, running_worker, simulated
 from tests.waiting import eventually
 
 STICKY = "CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be ..."
-EPOCH = 7
 
 
 class Failing(SimulatedRunner):
@@ -69,9 +68,7 @@ def test_errors_that_stay_are_told_from_those_that_pass(error: Exception, is_los
 
 async def test_a_worker_notices_at_the_first_step_and_takes_no_other_lease() -> None:
     runner = Failing(make_config())
-    worker = await Worker.load(lambda: runner)
-    worker.begin_epoch(EPOCH)
-    await worker.init_cache_engine(epoch=EPOCH, num_gpu_blocks=16, num_cpu_blocks=0)
+    worker = await make_worker(runner)
     losing = asyncio.create_task(worker.until_lost())
     with pytest.raises(Internal):
         await worker.submit(make_step(1, new=[make_new(1, [5, 6], [3]), make_new(2, [7], [4])]))
@@ -80,7 +77,7 @@ async def test_a_worker_notices_at_the_first_step_and_takes_no_other_lease() -> 
     assert "\n" not in str(caught.value)
     assert runner.num_executed == 1  # halves would fail like the whole
     with pytest.raises(FailedPrecondition, match="the device has failed"):
-        await worker.init_cache_engine(epoch=EPOCH, num_gpu_blocks=16, num_cpu_blocks=0)
+        await init_cache(worker)
     worker.close()
 
 
@@ -106,9 +103,7 @@ class FailingLater(SimulatedRunner):
 
 
 async def test_a_worker_notices_it_of_steps_that_were_only_enqueued() -> None:
-    worker = await Worker.load(lambda: FailingLater(make_config()))
-    worker.begin_epoch(EPOCH)
-    await worker.init_cache_engine(epoch=EPOCH, num_gpu_blocks=16, num_cpu_blocks=0)
+    worker = await make_worker(FailingLater(make_config()))
     losing = asyncio.create_task(worker.until_lost())
     with pytest.raises(Internal):
         await worker.submit(make_step(1, new=[make_new(1, [5, 6], [3])]))

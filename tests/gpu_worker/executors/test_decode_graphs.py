@@ -26,13 +26,6 @@ RANDOM = SamplingParams(temperature=1.0, seed=11)
 LENGTHS = (3, 26, 9, 40, 1)
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("tiny")
-    make_model(path)
-    return path
-
-
 def step_of(runner: ModelRunner) -> AsyncExecutor:
     assert isinstance(runner._executor, AsyncExecutor)
     return runner._executor

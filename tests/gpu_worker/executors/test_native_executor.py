@@ -2,19 +2,18 @@
 
 import logging
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
 from contract.sampling_params import SamplingParams
-from contract.sections.block_moves import BlockMapping
-from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
+from gpu_worker.config import DeviceConfig
 from gpu_worker.executors import native_program
 from gpu_worker.runner.model_runner import ModelRunner
 from signalbox_kernels.native import NativeUnavailable
-from tests.gpu_worker.generation import Driver, Generated, make_batch, make_runs, make_sequence
-from tests.gpu_worker.tiny_models import VOCAB, make_model, reference_tokens
+from tests.gpu_worker.generation import Driver, make_batch, make_runs, make_sequence
+from tests.gpu_worker.model_runners import WHOLE, assert_greedy, make_prompts, make_runner
+from tests.gpu_worker.tiny_models import make_model
 from tests.native_kernels import skip_without_native_kernels
 from tests.rounding import LOGITS
 
@@ -35,28 +34,8 @@ FAMILIES = {
 }
 
 
-def make_runner(
-    path: Path, *, dtype: str = "float32", backend: str = "native", block_size: int = 16
-) -> ModelRunner:
-    runner = ModelRunner(
-        ModelConfig(model=str(path), dtype=dtype),
-        CacheConfig(max_num_seqs=16, block_size=block_size),
-        device_config=DeviceConfig(device="cpu", cpu_backend=backend),
-    )
-    runner.init_cache_engine(num_gpu_blocks=200, num_cpu_blocks=8)
-    return runner
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("tiny")
-    make_model(path, "llama3", head_dim=16)
-    return path
-
-
-def make_prompts(*lengths: int) -> list[list[int]]:
-    rng = np.random.default_rng(5)
-    return [rng.integers(3, VOCAB, length).tolist() for length in lengths]
+def make_native_runner(path: Path, **options: Any) -> ModelRunner:
+    return make_runner(path, **{"cpu_backend": "native", "block_size": 16} | options)
 
 
 @pytest.mark.parametrize("block_size", [16, 32])
@@ -64,23 +43,20 @@ def make_prompts(*lengths: int) -> list[list[int]]:
 def test_greedy_tokens_equal_transformers(family: str, block_size: int, tmp_path: Path) -> None:
     reference = make_model(tmp_path, family, **FAMILIES[family])
     prompts = make_prompts(1, 5, 16, 17, 33, 70, 200)
-    expected = [reference_tokens(reference, prompt, 16) for prompt in prompts]
-    runner = make_runner(tmp_path, block_size=block_size)
-    for chunk in (1 << 30, 7):
-        driver = Driver(runner=runner, block_size=block_size, chunk=chunk)
-        assert driver.generate(prompts, num_tokens=16) == expected
+    runner = make_native_runner(tmp_path, block_size=block_size)
+    assert_greedy(runner, reference, prompts, 16, chunks=(WHOLE, 7), block_size=block_size)
 
 
-def test_bfloat16_tokens_do_not_depend_on_batch_or_chunks(tiny: Path) -> None:
+def test_bfloat16_tokens_do_not_depend_on_batch_or_chunks(native_tiny: Path) -> None:
     prompts = make_prompts(1, 5, 16, 17, 33, 70, 200)
-    runner = make_runner(tiny, dtype="bfloat16")
+    runner = make_native_runner(native_tiny, dtype="bfloat16")
     together = Driver(runner=runner).generate(prompts, num_tokens=16)
     assert Driver(runner=runner, chunk=7).generate(prompts, num_tokens=16) == together
     alone = [Driver(runner=runner, chunk=5).generate([p], num_tokens=16)[0] for p in prompts]
     assert alone == together
 
 
-def test_rows_that_sample_draw_what_torch_draws(tiny: Path) -> None:
+def test_rows_that_sample_draw_what_torch_draws(native_tiny: Path) -> None:
     """Greedy, sampled, with logprobs, suppressed, and branches of one token, in one batch."""
     params = [
         SamplingParams(),
@@ -94,11 +70,12 @@ def test_rows_that_sample_draw_what_torch_draws(tiny: Path) -> None:
         for i, prompt in enumerate(make_prompts(9, 20, 17, 3, 30))
     ]
     batch = make_batch([(s, len(s.token_ids)) for s in sequences], block_size=16)
-    plain = make_runner(tiny, backend="torch").execute(batch)
+    torch_runner = make_native_runner(native_tiny, cpu_backend="torch")
+    plain = torch_runner.execute(batch)
     best = {4: (int(plain.token_ids[4]), 1), 1: (int(plain.token_ids[1]),)}
     batch.rows.suppressed = make_runs(best, 5)
-    expected = make_runner(tiny, backend="torch").execute(batch)
-    actual = make_runner(tiny).execute(batch)
+    expected = torch_runner.execute(batch)
+    actual = make_native_runner(native_tiny).execute(batch)
     assert actual.token_ids.tolist() == expected.token_ids.tolist()
     assert actual.token_ids[4] != plain.token_ids[4]
     assert [entry.row for entry in actual.logprobs] == [2, 3]
@@ -107,103 +84,34 @@ def test_rows_that_sample_draw_what_torch_draws(tiny: Path) -> None:
         assert (ours.rank, ours.top_token_ids) == (theirs.rank, theirs.top_token_ids)
 
 
-def test_branches_of_one_token_draw_from_its_logits(tiny: Path) -> None:
-    drawn = []
-    for backend in ("torch", "native"):
-        (prompt,) = make_prompts(9)
-        sequence = make_sequence(prompt, [5], SamplingParams(temperature=1.0, seed=11))
-        batch = make_batch([(sequence, 9)], block_size=16)
-        rows = make_batch([(sequence, 9)] * 3, block_size=16).rows
-        rows.branch[:] = range(3)
-        rows.token_index[:] = 8
-        batch.rows = rows
-        drawn.append(make_runner(tiny, backend=backend).execute(batch).token_ids.tolist())
-    assert drawn[0] == drawn[1]
-    assert len(set(drawn[0])) > 1
-
-
-def test_step_without_rows_draws_nothing(tiny: Path) -> None:
-    runner = make_runner(tiny)
-    (prompt,) = make_prompts(20)
-    samples = runner.execute(make_batch([(make_sequence(prompt, [1, 2]), 12)], block_size=16))
-    assert len(samples.token_ids) == 0
-    assert samples.forward_ns > 0
-
-
-def test_swapped_sequence_goes_on_as_if_nothing_had_happened(tiny: Path) -> None:
-    runner = make_runner(tiny)
-    (prompt,) = make_prompts(37)
-    (expected,) = Driver(runner=runner).generate([prompt], num_tokens=12)
-    runner.init_cache_engine(num_gpu_blocks=64, num_cpu_blocks=8)
-    driver, sequence = Driver(runner=runner), make_sequence(prompt, [9, 4, 30, 31])
-    while len(sequence.token_ids) < len(prompt) + 8:
-        driver.step([sequence])
-    old, away, back = (
-        np.array(blocks, dtype=np.int32) for blocks in ([9, 4, 30], [7, 0, 2], [50, 51, 3])
-    )
-    runner.swap_out(BlockMapping(old, away))
-    runner.cache.gpu_pool[torch.from_numpy(old).long()] = 77
-    runner.swap_in(BlockMapping(away, back))
-    sequence.blocks[:3] = back.tolist()
-    while len(sequence.token_ids) < len(prompt) + 12:
-        driver.step([sequence])
-    assert sequence.token_ids[len(prompt) :] == expected
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_poisoned_sequence_fails_alone_and_its_blocks_can_be_reused(dtype: str, tiny: Path) -> None:
-    runner = make_runner(tiny, dtype=dtype)
-    prompts = make_prompts(17, 17, 18)
-
-    def sequences() -> list[Generated]:
-        return [make_sequence(p, range(8 * i, 8 * i + 8)) for i, p in enumerate(prompts)]
-
-    healthy = sequences()
-    driver = Driver(runner=runner)
-    for _ in range(12):
-        driver.step(healthy)
-    sick = sequences()
-    driver.step(sick)
-    runner.cache.gpu_pool[sick[1].blocks[0]] = 255  # NaN everywhere
-    samples = driver.step(sick)
-    assert samples.failed == {1: "logits are not finite"}
-    runner.cache.gpu_pool[:] = 255
-    heirs = sequences()
-    for _ in range(12):
-        assert not driver.step(heirs).failed
-    assert [s.token_ids for s in heirs] == [s.token_ids for s in healthy]
-    for survivor, twin in zip(sick[::2], healthy[::2], strict=True):
-        assert survivor.token_ids == twin.token_ids[: len(survivor.token_ids)]
-
-
-def test_blocks_are_as_large_as_torchs(tiny: Path) -> None:
-    found = [make_runner(tiny, backend=b).profile().block_bytes for b in ("torch", "native")]
-    assert found[0] == found[1]
+def test_blocks_are_as_large_as_torchs(native_tiny: Path) -> None:
+    found = {
+        make_native_runner(native_tiny, cpu_backend=backend).profile().block_bytes
+        for backend in ("torch", "native")
+    }
+    assert len(found) == 1
 
 
 def test_model_without_a_program_runs_through_torch_and_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     reference = make_model(tmp_path, "llama3")  # heads of 8
-    prompts = make_prompts(5, 20)
     with caplog.at_level(logging.INFO):
-        runner = make_runner(tmp_path, backend="auto")
+        runner = make_runner(tmp_path)
     assert "head size 8 is no multiple of 16" in caplog.text
-    expected = [reference_tokens(reference, prompt, 4) for prompt in prompts]
-    assert Driver(runner=runner).generate(prompts, num_tokens=4) == expected
+    assert_greedy(runner, reference, make_prompts(5, 20), 4)
     with pytest.raises(ValueError, match="cpu_backend is 'native', but head size 8"):
-        make_runner(tmp_path)
+        make_native_runner(tmp_path)
 
 
 def test_without_a_library_torch_serves_and_one_line_warns(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    native_tiny: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def unavailable() -> None:
         raise NativeUnavailable("there is no C++ compiler (g++ or clang++)")
 
     monkeypatch.setattr(native_program, "best_isa", unavailable)
-    (prompt,) = make_prompts(20)
-    Driver(runner=make_runner(tiny, backend="auto")).generate([prompt], num_tokens=2)
+    Driver(runner=make_runner(native_tiny)).generate(make_prompts(20), num_tokens=2)
     warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     assert len([line for line in warnings if "no C++ compiler" in line]) == 1
 

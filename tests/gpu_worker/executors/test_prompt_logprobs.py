@@ -9,10 +9,10 @@ import torch
 from contract.logprobs import PromptLogprobs
 from contract.model import WorkerCapacity
 from contract.sampling_params import SamplingParams
-from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
 from gpu_worker.runner.model_runner import ModelRunner
 from gpu_worker.sequences.sequence_table import SequenceTable
 from tests.gpu_worker.builders import make_new, make_step
+from tests.gpu_worker.model_runners import make_runner
 from tests.gpu_worker.tiny_models import VOCAB, make_model
 from tests.rounding import LOGITS
 
@@ -53,11 +53,7 @@ def prefill(runner: ModelRunner, chunk: int) -> list[PromptLogprobs]:
 def test_prompt_logprobs_are_those_of_transformers(backend: str, tmp_path: Path) -> None:
     reference = make_model(tmp_path, "llama3", head_dim=16)
     try:
-        runner = ModelRunner(
-            ModelConfig(model=str(tmp_path), dtype="float32"),
-            CacheConfig(max_num_seqs=16, block_size=16),
-            device_config=DeviceConfig(device="cpu", cpu_backend=backend),
-        )
+        runner = make_runner(tmp_path, block_size=16, cpu_backend=backend)
     except ValueError as error:
         pytest.skip(str(error))
     with torch.inference_mode():
@@ -75,13 +71,8 @@ def test_prompt_logprobs_are_those_of_transformers(backend: str, tmp_path: Path)
             assert entry.top_logprobs == pytest.approx(row.topk(3).values.tolist(), abs=LOGITS)
 
 
-def test_logits_that_are_not_finite_fail_the_sequence_alone(tmp_path: Path) -> None:
-    make_model(tmp_path, "llama3", head_dim=16)
-    runner = ModelRunner(
-        ModelConfig(model=str(tmp_path), dtype="float32"),
-        CacheConfig(max_num_seqs=16, block_size=16),
-        device_config=DeviceConfig(device="cpu"),
-    )
+def test_logits_that_are_not_finite_fail_the_sequence_alone(native_tiny: Path) -> None:
+    runner = make_runner(native_tiny, block_size=16)
     table = make_table(runner)
     new = [make_new(s, [5, 6, 7], [s], params=ASKS) for s in (1, 2)]
     samples = runner.execute(table.apply(make_step(new=new)))

@@ -17,7 +17,8 @@ from gpu_worker.hub.gguf_file_names import choose_variant, find_variants
 from gpu_worker.hub.model_name import parse_hub_name
 from gpu_worker.loading.model_source import find_model, model_name, open_model
 from tests.fake_hub import COMMIT, GATED, TOKEN, FakeHub, running_hub
-from tests.gpu_worker.loading.test_hf_directory import make_runner, open_path, without
+from tests.gpu_worker.loading.test_hf_directory import open_path
+from tests.gpu_worker.model_runners import WEIGHTS, make_runner, remove_files
 from tests.gpu_worker.tiny_models import make_model
 
 GGUF = "some-org/Tiny-GGUF"
@@ -83,7 +84,7 @@ def test_hub_id_is_fetched_by_revision_and_named_after_its_last_part(hub: FakeHu
 
 def test_weights_of_older_models_are_fetched_where_there_are_no_others(hub: FakeHub) -> None:
     make_model(hub.repository())
-    without(hub.repository(), "*.safetensors", "*.index.json")
+    remove_files(hub.repository(), *WEIGHTS)
     (hub.repository() / "pytorch_model.bin").write_bytes(b"")
     source = open_path("some-org/Some-Model")
     assert source.directory is not None

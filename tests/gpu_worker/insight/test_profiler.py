@@ -4,8 +4,6 @@ import asyncio
 import gzip
 import itertools
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,81 +13,36 @@ import pytest
 import torch
 
 from contract.columns import pack_int64
-from gpu_worker.batch.runner_protocol import Runner
-from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
 from gpu_worker.device.memory import tensor_bytes
 from gpu_worker.insight.profiler import Profile, Profiler
 from gpu_worker.runner.model_runner import ModelRunner
-from gpu_worker.servicer import SERVICE_NAME, WorkerServicer
 from gpu_worker.simulated.simulated_runner import SimulatedRunner
-from gpu_worker.worker import Worker
 from protos.worker.v1 import worker_pb2 as pb
 from protos.worker.v1 import worker_pb2_grpc
-from rpc.transport.channel import open_channel
-from rpc.transport.server import Server
 from signalbox.inspect.profile import time_spent
 from tests.gpu_worker.builders import make_config
-from tests.gpu_worker.tiny_models import make_model
+from tests.gpu_worker.model_runners import make_runner
+from tests.gpu_worker.served_worker import EPOCH, make_group, serving
 from tests.waiting import EVENT_S
 
-EPOCH = 7
 SHORT_NS = 300_000_000
+BLOCKS = {"num_gpu_blocks": 8, "num_cpu_blocks": 4}
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("tiny")
-    make_model(path, head_dim=16)  # the native path takes no smaller ones
-    return path
-
-
-def make_runner(path: Path, *, cpu_backend: str = "torch") -> ModelRunner:
-    return ModelRunner(
-        ModelConfig(model=str(path), dtype="float32"),
-        CacheConfig(max_num_seqs=4, kv_cache_memory=1 / 1024, swap_space=1 / 1024),
-        device_config=DeviceConfig(device="cpu", cpu_backend=cpu_backend),
-    )
+def load(path: Path, **options: Any) -> ModelRunner:
+    return make_runner(path, kv_cache_memory=1 / 1024, swap_space=1 / 1024, **options)
 
 
 def size_on_disk(path: Path) -> int:
     return sum(file.stat().st_size for file in path.glob("*.safetensors"))
 
 
-@asynccontextmanager
-async def serving(runner: Runner) -> AsyncIterator[worker_pb2_grpc.WorkerServiceStub]:
-    worker = await Worker.load(lambda: runner)
-    worker.begin_epoch(EPOCH)
-    server = Server(host="127.0.0.1", port=0)
-    add = worker_pb2_grpc.add_WorkerServiceServicer_to_server
-    server.add(WorkerServicer(worker), add, name=SERVICE_NAME)
-    port = await server.start()
-    try:
-        async with open_channel(f"127.0.0.1:{port}") as channel:
-            stub = worker_pb2_grpc.WorkerServiceStub(channel)
-            await stub.InitCacheEngine(
-                pb.InitCacheEngineRequest(epoch=EPOCH, num_gpu_blocks=8, num_cpu_blocks=4)
-            )
-            yield stub
-    finally:
-        await server.drain(grace_s=0)
-        worker.close()
-
-
 async def execute(stub: worker_pb2_grpc.WorkerServiceStub, *, step_id: int) -> None:
     """One step that prefills a sequence, and forgets the one before."""
-    sequence = pb.SequenceMetadata(
-        seq_id=step_id, token_ids=[3, 4, 5], num_new_tokens=3, block_table=[0], num_samples=1
-    )
-    group = pb.SequenceGroupMetadata(
-        request_id=f"r{step_id}",
-        num_prompt_tokens=3,
-        sequences=[sequence],
-        sampling_params=pb.SamplingParams(top_p=1),
-    )
     request = pb.ExecuteModelRequest(
         epoch=EPOCH,
         step_id=step_id,
-        new_groups=[group],
+        new_groups=[make_group(step_id, [3, 4, 5], [0])],
         finished_seq_ids=pack_int64([step_id - 1] if step_id > 1 else []),
     )
     async for response in stub.ExecuteModel(iter([request])):
@@ -118,7 +71,7 @@ async def profile(
 
 
 async def test_a_profile_shows_the_steps_that_ran_meanwhile(tiny: Path) -> None:
-    async with serving(make_runner(tiny)) as stub:
+    async with serving(load(tiny), **BLOCKS) as stub:
         task = asyncio.create_task(profile(stub, record_shapes=True))
         first, trace = await execute_during(stub, task)
     names = {one.name: one.count for one in time_spent(trace)}
@@ -138,7 +91,7 @@ async def test_profiles_are_taken_one_at_a_time_and_end_with_their_call(
         return await record(self, *arguments)
 
     monkeypatch.setattr(Profiler, "_record", observed)
-    async with serving(make_runner(tiny)) as stub:
+    async with serving(load(tiny), **BLOCKS) as stub:
         first = stub.Profile(pb.ProfileRequest(duration_ns=60 * 10**9))
         await begun.wait()
         with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -159,7 +112,7 @@ async def test_profiles_are_taken_one_at_a_time_and_end_with_their_call(
 async def test_a_profile_of_no_or_of_unbounded_time_is_refused(
     duration_ns: int, tiny: Path
 ) -> None:
-    async with serving(make_runner(tiny)) as stub:
+    async with serving(load(tiny), **BLOCKS) as stub:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await profile(stub, duration_ns=duration_ns)
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -175,20 +128,19 @@ async def test_a_simulated_worker_has_neither_profile_nor_memory() -> None:
 
 
 @pytest.mark.parametrize("cpu_backend", ["torch", "native"])
-async def test_the_memory_report_adds_up(cpu_backend: str, tiny: Path) -> None:
-    runner = make_runner(tiny, cpu_backend=cpu_backend)
-    async with serving(runner) as stub:
+async def test_the_memory_report_adds_up(cpu_backend: str, native_tiny: Path) -> None:
+    async with serving(load(native_tiny, cpu_backend=cpu_backend), **BLOCKS) as stub:
         info = await stub.GetWorkerInfo(pb.GetWorkerInfoRequest())
     memory, block_bytes = info.memory, info.capacity.block_bytes
     assert (memory.kv_bytes, memory.swap_bytes) == (8 * block_bytes, 4 * block_bytes)
-    on_disk = size_on_disk(tiny)
+    on_disk = size_on_disk(native_tiny)
     assert 0.9 * on_disk < memory.weights_bytes < 3 * on_disk  # packed panels are padded
     assert memory.weights_bytes < memory.used_bytes < memory.total_bytes
     assert memory.unused_bytes == 0
 
 
-async def test_native_kernels_say_what_the_forward_pass_consists_of(tiny: Path) -> None:
-    async with serving(make_runner(tiny, cpu_backend="native")) as stub:
+async def test_native_kernels_say_what_the_forward_pass_consists_of(native_tiny: Path) -> None:
+    async with serving(load(native_tiny, cpu_backend="native"), **BLOCKS) as stub:
         first, _ = await execute_during(stub, asyncio.create_task(profile(stub)))
     assert first.num_steps > 0
     assert set(first.kernel_ns) >= {"embed", "norm", "linear", "rotate", "attend", "head"}

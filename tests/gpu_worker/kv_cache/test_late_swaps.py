@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_worker.config import GIB, CacheConfig, DeviceConfig, ModelConfig
+from gpu_worker.config import GIB
 from gpu_worker.kv_cache import cache_engine
 from gpu_worker.kv_cache.block_dependencies import WorkUnderWay
 from gpu_worker.runner.model_runner import ModelRunner
@@ -12,29 +12,15 @@ from scheduler_svc.config import PreemptionMode, SchedulingSettings
 from signalbox import LLM, SamplingParams
 from signalbox.llm.in_process.wiring import CoreConfig
 from tests.gpu_worker.kv_cache.deferred_streams import LateCopies
-from tests.gpu_worker.tiny_models import make_model
+from tests.gpu_worker.model_runners import make_runner
 from tests.signalbox.llm.make import assert_at_rest, tokens_of
 
 BLOCK_BYTES = 6144
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("tiny")
-    make_model(path)
-    return path
-
-
-def make_runner(path: Path, num_blocks: int) -> ModelRunner:
-    return ModelRunner(
-        ModelConfig(model=str(path), dtype="float32"),
-        CacheConfig(
-            max_num_seqs=16,
-            kv_cache_memory=num_blocks * BLOCK_BYTES / GIB,
-            swap_space=64 * BLOCK_BYTES / GIB,
-        ),
-        device_config=DeviceConfig(device="cpu"),
-    )
+def load(path: Path, num_blocks: int) -> ModelRunner:
+    memory = num_blocks * BLOCK_BYTES / GIB
+    return make_runner(path, kv_cache_memory=memory, swap_space=64 * BLOCK_BYTES / GIB)
 
 
 def generate(path: Path, *, num_blocks: int) -> tuple[list[list[int]], int]:
@@ -42,7 +28,7 @@ def generate(path: Path, *, num_blocks: int) -> tuple[list[list[int]], int]:
     prompts = [[3 + (7 * i + k) % 90 for k in range(20 + 3 * i)] for i in range(12)]
     params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
     config = CoreConfig(scheduling=SchedulingSettings(preemption_mode=PreemptionMode.SWAP))
-    with LLM._from_runner(lambda: make_runner(path, num_blocks), config) as llm:
+    with LLM._from_runner(lambda: load(path, num_blocks), config) as llm:
         found = llm.generate(prompt_token_ids=prompts, sampling_params=params, use_tqdm=False)
         assert_at_rest(llm.llm_engine)
         return tokens_of(found), llm.llm_engine._core.scheduler.num_preemptions

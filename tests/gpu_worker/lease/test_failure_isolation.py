@@ -12,16 +12,14 @@ from contract.step import NewSequence, Step
 from gpu_worker.batch.batch import Batch, BatchOutput
 from gpu_worker.batch.runner_protocol import Runner
 from gpu_worker.batch.sequence_failures import sequence_failure
-from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
 from gpu_worker.lease import failure_isolation
 from gpu_worker.lease.failure_isolation import KERNEL_RAISED, NO_MEMORY
 from gpu_worker.lease.token_limit import STEPS_TO_RETRY, TokenLimit
-from gpu_worker.runner.model_runner import ModelRunner
 from gpu_worker.sequences.sequence_table import SampledTokens
 from gpu_worker.simulated.simulated_runner import SimulatedRunner
 from tests.gpu_worker.builders import make_config, make_new, make_step, make_table
 from tests.gpu_worker.generation import make_batch, make_sequence
-from tests.gpu_worker.tiny_models import VOCAB, make_model
+from tests.gpu_worker.model_runners import make_prompts, make_runner
 from tests.rounding import LOGITS
 
 POISON = 255
@@ -209,21 +207,15 @@ def test_an_error_that_passes_costs_nobody_anything() -> None:
 
 
 @pytest.mark.parametrize("cpu_backend", ["auto", "torch"])
-def test_a_model_says_the_same_in_parts(tmp_path: Path, cpu_backend: str) -> None:
-    make_model(tmp_path)
-    runner = ModelRunner(
-        ModelConfig(model=str(tmp_path), dtype="float32"),
-        CacheConfig(max_num_seqs=8),
-        device_config=DeviceConfig(device="cpu", cpu_backend=cpu_backend),
-    )
-    rng = np.random.default_rng(2)
+def test_a_model_says_the_same_in_parts(native_tiny: Path, cpu_backend: str) -> None:
+    runner = make_runner(native_tiny, cpu_backend=cpu_backend)
     sequences = [
         make_sequence(
-            rng.integers(3, VOCAB, length),
+            prompt,
             range(8 * i, 8 * i + 8),
             SamplingParams(temperature=i % 2, seed=i, num_logprobs=1),
         )
-        for i, length in enumerate((3, 40, 17, 1, 25))
+        for i, prompt in enumerate(make_prompts(3, 40, 17, 1, 25))
     ]
     batch = make_batch([(one, one.num_left) for one in sequences], block_size=16)
     culprit = int(batch.token_ids[-1])

@@ -23,7 +23,7 @@ from gpu_worker.sampling.grammars import Grammars
 from tests.gpu_worker.attention.device_attention import make_device_runner
 from tests.gpu_worker.builders import make_new, make_step
 from tests.gpu_worker.device.recorded_graphs import GraphsOnCpu
-from tests.gpu_worker.tiny_models import VOCAB, make_model
+from tests.gpu_worker.tiny_models import VOCAB
 
 pytestmark = pytest.mark.slow
 
@@ -35,10 +35,8 @@ STARVED = SamplingParams(min_tokens=6, stop_token_ids=tuple(range(40)))
 
 
 @pytest.fixture(scope="module")
-def runner(tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
-    path: Path = tmp_path_factory.mktemp("tiny")
-    make_model(path)
-    return make_device_runner(path, GraphsOnCpu())
+def runner(tiny: Path) -> ModelRunner:
+    return make_device_runner(tiny, GraphsOnCpu())
 
 
 def make_lease(runner: ModelRunner) -> Lease:

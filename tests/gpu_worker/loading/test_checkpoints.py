@@ -12,9 +12,14 @@ from safetensors.torch import load_file, save_file
 
 from gpu_worker.checkpoints.safetensors_file import read_safetensors
 from gpu_worker.config import ModelError
-from tests.gpu_worker.generation import Driver
-from tests.gpu_worker.models.test_models import make_prompts, make_runner
-from tests.gpu_worker.tiny_models import make_model, reference_tokens
+from tests.gpu_worker.model_runners import (
+    WEIGHTS,
+    assert_greedy,
+    make_prompts,
+    make_runner,
+    remove_files,
+)
+from tests.gpu_worker.tiny_models import make_model
 
 pytestmark = pytest.mark.slow
 
@@ -122,30 +127,24 @@ def rename(path: Path, prefix: str) -> None:
 def test_checkpoint_of_the_bare_model_is_read(family: str, prefix: str, tmp_path: Path) -> None:
     reference = make_model(tmp_path, family)
     rename(tmp_path, prefix)
-    prompts = make_prompts(12)
-    expected = [reference_tokens(reference, prompts[0], 8)]
-    assert Driver(runner=make_runner(tmp_path)).generate(prompts, num_tokens=8) == expected
+    assert_greedy(make_runner(tmp_path), reference, make_prompts(12))
 
 
 @pytest.mark.parametrize("is_zip", [True, False])
 def test_checkpoint_in_torch_format_is_read(is_zip: bool, tmp_path: Path) -> None:
     reference = make_model(tmp_path, "opt")
-    for file in (*tmp_path.glob("*.safetensors"), *tmp_path.glob("*.index.json")):
-        file.unlink()
+    remove_files(tmp_path, *WEIGHTS)
     torch.save(
         reference.state_dict(),
         tmp_path / "pytorch_model.bin",
         _use_new_zipfile_serialization=is_zip,
     )
-    prompts = make_prompts(12)
-    expected = [reference_tokens(reference, prompts[0], 8)]
-    assert Driver(runner=make_runner(tmp_path)).generate(prompts, num_tokens=8) == expected
+    assert_greedy(make_runner(tmp_path), reference, make_prompts(12))
 
 
 def test_torch_file_with_code_in_it_is_refused(tmp_path: Path) -> None:
     make_model(tmp_path, "opt")
-    for file in (*tmp_path.glob("*.safetensors"), *tmp_path.glob("*.index.json")):
-        file.unlink()
+    remove_files(tmp_path, *WEIGHTS)
     torch.save({"model.decoder.embed_tokens.weight": Path("x")}, tmp_path / "pytorch_model.bin")
     with pytest.raises(ModelError, match=r"pytorch_model\.bin holds no plain tensors"):
         make_runner(tmp_path)

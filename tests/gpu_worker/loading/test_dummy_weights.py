@@ -9,10 +9,10 @@ import pytest
 from tokenizers import Tokenizer
 
 from contract.sampling_params import SamplingParams
-from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ModelError
+from gpu_worker.config import ModelConfig, ModelError
 from gpu_worker.runner.model_runner import ModelRunner
 from tests.gpu_worker.generation import Driver
-from tests.gpu_worker.models.test_models import Probe, make_prompts
+from tests.gpu_worker.model_runners import WEIGHTS, Probe, make_prompts, make_runner, remove_files
 from tests.gpu_worker.tiny_models import FAMILIES, make_model
 
 OPT = {
@@ -32,30 +32,23 @@ def make_config(path: Path, **changes: Any) -> Path:
     return path
 
 
-def make_runner(path: Path, **options: Any) -> ModelRunner:
-    runner = ModelRunner(
-        ModelConfig(model=str(path), load_format="dummy", **options),
-        CacheConfig(max_num_seqs=16),
-        device_config=DeviceConfig(device="cpu"),
-    )
-    runner.init_cache_engine(num_gpu_blocks=64, num_cpu_blocks=0)
-    return runner
+def load(path: Path, **options: Any) -> ModelRunner:
+    return make_runner(path, load_format="dummy", num_gpu_blocks=64, **options)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_runs_on_made_up_weights(family: str, tmp_path: Path) -> None:
     make_model(tmp_path, family)
-    for file in (*tmp_path.glob("*.safetensors"), *tmp_path.glob("*.index.json")):
-        file.unlink()
-    runner = make_runner(tmp_path, model_impl="signalbox")
-    (tokens,) = Driver(runner=runner).generate(make_prompts(20), num_tokens=6)
-    assert (
-        tokens == Driver(runner=make_runner(tmp_path)).generate(make_prompts(20), num_tokens=6)[0]
-    )
+    remove_files(tmp_path, *WEIGHTS)
+    drawn = [
+        Driver(runner=load(tmp_path, **options)).generate(make_prompts(20), num_tokens=6)
+        for options in ({"model_impl": "signalbox"}, {})
+    ]
+    assert drawn[0] == drawn[1]
 
 
 def test_logits_of_made_up_weights_are_finite_and_differ(tmp_path: Path) -> None:
-    runner = make_runner(make_config(tmp_path))
+    runner = load(make_config(tmp_path))
     probe = Probe(runner)
     Driver(runner=runner).generate(make_prompts(9), num_tokens=2)
     logits = probe.logits[-1].numpy()
@@ -64,7 +57,7 @@ def test_logits_of_made_up_weights_are_finite_and_differ(tmp_path: Path) -> None
 
 
 def test_configuration_alone_gets_a_tokenizer_of_bytes(tmp_path: Path) -> None:
-    runner = make_runner(make_config(tmp_path))
+    runner = load(make_config(tmp_path))
     files = runner.tokenizer_files()
     tokenizer = Tokenizer.from_str(files["tokenizer.json"].decode())
     ids = tokenizer.encode("où?").ids
@@ -78,20 +71,20 @@ def test_configuration_alone_gets_a_tokenizer_of_bytes(tmp_path: Path) -> None:
 
 def test_vocabulary_too_small_for_bytes_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="a vocabulary of 97 cannot hold the 259 tokens"):
-        make_runner(make_config(tmp_path, vocab_size=97))
+        load(make_config(tmp_path, vocab_size=97))
 
 
 def test_gguf_file_has_no_made_up_weights(tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
     file.touch()
     with pytest.raises(ModelError, match=r"takes a directory with config\.json or a hub id"):
-        make_runner(file)
+        load(file)
 
 
 def test_models_through_transformers_have_no_made_up_weights(tmp_path: Path) -> None:
     make_model(tmp_path, "llama2")
     with pytest.raises(ModelError, match="not served for models that run through transformers"):
-        make_runner(tmp_path, model_impl="transformers")
+        load(tmp_path, model_impl="transformers")
 
 
 def test_load_format_is_checked() -> None:

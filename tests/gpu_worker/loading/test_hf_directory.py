@@ -1,6 +1,7 @@
 """Directories: what is read, and what is refused in one line."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,24 +9,15 @@ import pytest
 from tokenizers import Tokenizer
 
 from contract.startup import StartupPhase, StartupProgress
-from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ModelError
+from gpu_worker.config import CacheConfig, ModelConfig, ModelError
 from gpu_worker.loading.model_source import ModelSource, open_model
 from gpu_worker.runner.model_runner import ModelRunner
+from tests.gpu_worker.model_runners import WEIGHTS, make_runner, remove_files
 from tests.gpu_worker.tiny_models import make_model, make_tokenizer
 
 
 def open_path(path: Path | str, **fields: Any) -> ModelSource:
     return open_model(ModelConfig(model=str(path), **fields), lambda _: None)
-
-
-def make_runner(path: Path) -> ModelRunner:
-    runner = ModelRunner(
-        ModelConfig(model=str(path), dtype="float32", max_model_len=256),
-        CacheConfig(max_num_seqs=8),
-        device_config=DeviceConfig(device="cpu"),
-    )
-    runner.init_cache_engine(num_gpu_blocks=200, num_cpu_blocks=0)
-    return runner
 
 
 # ---- directories ----
@@ -71,51 +63,27 @@ def test_progress_is_told(tmp_path: Path) -> None:
     assert told[-1] == StartupProgress(StartupPhase.PROFILE)
 
 
-def without(path: Path, *names: str) -> None:
-    for name in names:
-        for file in path.glob(name):
-            file.unlink()
+def shorten(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-10])
 
 
-def test_directory_without_configuration_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"has no config\.json"):
-        open_path(tmp_path)
-
-
-def test_broken_configuration_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(ModelError, match=r"config\.json cannot be read"):
-        open_path(tmp_path)
-
-
-def test_directory_without_tokenizer_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda path: remove_files(path, "config.json"), r"has no config\.json"),
+        (lambda path: (path / "config.json").write_text("{"), r"config\.json cannot be read"),
+        (lambda path: remove_files(path, "tokenizer*"), r"no tokenizer; add its tokenizer\.json"),
+        (lambda path: remove_files(path, *WEIGHTS), r"has no \.safetensors"),
+        (lambda path: min(path.glob("*.safetensors")).unlink(), "lacks model-00001-of"),
+        (lambda path: shorten(min(path.glob("*.safetensors"))), "model-00001-of.* cannot be read"),
+    ],
+)
+def test_directory_that_lacks_or_spoils_a_file_is_refused(
+    spoil: Callable[[Path], object], message: str, tmp_path: Path
+) -> None:
     make_model(tmp_path)
-    without(tmp_path, "tokenizer*")
-    with pytest.raises(ModelError, match=r"has no tokenizer; add its tokenizer\.json"):
-        make_runner(tmp_path)
-
-
-def test_directory_without_weights_is_refused(tmp_path: Path) -> None:
-    make_model(tmp_path)
-    without(tmp_path, "*.safetensors", "*.index.json")
-    with pytest.raises(ModelError, match=r"has no \.safetensors"):
-        make_runner(tmp_path)
-
-
-def test_missing_shard_is_named(tmp_path: Path) -> None:
-    make_model(tmp_path)
-    shards = sorted(tmp_path.glob("*.safetensors"))
-    assert len(shards) > 1
-    shards[0].unlink()
-    with pytest.raises(ModelError, match=f"lacks {shards[0].name}"):
-        make_runner(tmp_path)
-
-
-def test_truncated_shard_is_named(tmp_path: Path) -> None:
-    make_model(tmp_path)
-    shard = min(tmp_path.glob("*.safetensors"))
-    shard.write_bytes(shard.read_bytes()[:-10])
-    with pytest.raises(ModelError, match=f"{shard.name} cannot be read"):
+    spoil(tmp_path)
+    with pytest.raises(ModelError, match=message):
         make_runner(tmp_path)
 
 

@@ -1,19 +1,17 @@
 """Every family against transformers, on random weights: prefill, chunks, paged decode, ranks."""
 
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from contract.sampling_params import SamplingParams
 from gpu_worker.attention import AttentionShape
 from gpu_worker.attention.torch_backend import TorchAttention
-from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ModelError
+from gpu_worker.config import ModelConfig, ModelError
 from gpu_worker.kv_cache.cache_engine import CacheEngine
 from gpu_worker.layers import ForwardContext, ParallelGroup, Placement
 from gpu_worker.layers.linear import kv_heads_per_rank
@@ -22,8 +20,15 @@ from gpu_worker.loading.weight_loader import load_weights
 from gpu_worker.models import ServedConfig, SoftCapped, model_spec
 from gpu_worker.models.decoder_config import llama_config
 from gpu_worker.runner.model_runner import ModelRunner
-from tests.gpu_worker.generation import Driver, make_batch, make_sequence
-from tests.gpu_worker.tiny_models import FAMILIES, VOCAB, make_model, reference_tokens
+from tests.gpu_worker.generation import make_batch, make_sequence
+from tests.gpu_worker.model_runners import (
+    WHOLE,
+    assert_greedy,
+    last_logits,
+    make_prompts,
+    make_runner,
+)
+from tests.gpu_worker.tiny_models import FAMILIES, SHAPE, make_model
 from tests.rounding import LOGITS
 from tests.waiting import EVENT_S
 
@@ -32,107 +37,43 @@ pytestmark = pytest.mark.slow
 CPU = torch.device("cpu")
 
 
-def make_runner(path: Path, *, dtype: str = "float32", num_blocks: int = 400) -> ModelRunner:
-    runner = ModelRunner(
-        ModelConfig(model=str(path), dtype=dtype, model_impl="signalbox"),
-        CacheConfig(max_num_seqs=16),
-        device_config=DeviceConfig(device="cpu", cpu_backend="torch"),
+def make_torch_runner(path: Path, **options: Any) -> ModelRunner:
+    return make_runner(
+        path, model_impl="signalbox", cpu_backend="torch", num_gpu_blocks=400, **options
     )
-    runner.init_cache_engine(num_gpu_blocks=num_blocks, num_cpu_blocks=0)
-    return runner
-
-
-def make_prompts(*lengths: int) -> list[list[int]]:
-    rng = np.random.default_rng(5)
-    return [rng.integers(3, VOCAB, length).tolist() for length in lengths]
-
-
-@dataclass
-class Probe:
-    """Keeps the logits of every step."""
-
-    runner: ModelRunner
-    logits: list[Tensor] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        model = self.runner._loaded.model
-        inner = model.logits
-
-        def keep(hidden: Tensor) -> Tensor:
-            self.logits.append(inner(hidden))
-            return self.logits[-1]
-
-        model.logits = keep  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_tokens_equal_transformers(family: str, tmp_path: Path) -> None:
+def test_tokens_and_logits_equal_those_of_transformers(family: str, tmp_path: Path) -> None:
     reference = make_model(tmp_path, family)
     prompts = make_prompts(1, 5, 16, 17, 33, 70)
-    expected = [reference_tokens(reference, prompt, 24) for prompt in prompts]
-    runner = make_runner(tmp_path)
+    runner = make_torch_runner(tmp_path)
+    assert_greedy(runner, reference, prompts, 24, chunks=(WHOLE, 7))
+    assert_greedy(runner, reference, prompts, 12, chunks=(16,), alone=True)
 
-    assert Driver(runner=runner).generate(prompts, num_tokens=24) == expected
-    assert Driver(runner=runner, chunk=7).generate(prompts, num_tokens=24) == expected
-    alone = [Driver(runner=runner, chunk=16).generate([p], num_tokens=24)[0] for p in prompts]
-    assert alone == expected
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_logits_are_close_to_transformers(family: str, tmp_path: Path) -> None:
-    reference = make_model(tmp_path, family)
     (prompt,) = make_prompts(45)
-    runner = make_runner(tmp_path)
-    probe = Probe(runner)
-    sequence = make_sequence(prompt, [9, 3, 5])
-    for chunk in (20, 1, 1, 23):
-        runner.execute(make_batch([(sequence, chunk)], block_size=16))
-        sequence.num_computed += chunk
     with torch.no_grad():
         expected = reference(torch.tensor([prompt])).logits[0, -1]
-    torch.testing.assert_close(probe.logits[-1][0], expected, rtol=0, atol=LOGITS)
+    actual = last_logits(runner, prompt, chunks=(20, 1, 1, 23))
+    torch.testing.assert_close(actual, expected, rtol=0, atol=LOGITS)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision_is_close(dtype: str, tmp_path: Path) -> None:
-    reference = make_model(tmp_path, "qwen3")
+@pytest.mark.parametrize("family", ["qwen3", "opt", "gpt2", "gemma2", "gemma3", "mixtral"])
+def test_half_precision_is_close(family: str, dtype: str, tmp_path: Path) -> None:
+    reference = make_model(tmp_path, family)
+    runner = make_torch_runner(tmp_path, dtype=dtype)
     prompts = make_prompts(30, 31)
-    runner = make_runner(tmp_path, dtype=dtype)
-    probe = Probe(runner)
-    sequences = [make_sequence(prompts[0], [1, 2]), make_sequence(prompts[1], [3, 4])]
-    for chunk in (29, 1):
-        runner.execute(make_batch([(s, chunk) for s in sequences], block_size=16))
-        for sequence in sequences:
-            sequence.num_computed += chunk
     with torch.no_grad():
         expected = reference(torch.tensor([prompts[0]])).logits[0, -1]
-    actual = probe.logits[-1][0].float()
+    actual = last_logits(runner, *prompts, chunks=(29, 1))
     assert torch.nn.functional.cosine_similarity(actual, expected, dim=0) > 0.99
 
 
 def test_contexts_of_very_different_lengths_decode_together(tmp_path: Path) -> None:
     reference = make_model(tmp_path, "llama2")
     prompts = make_prompts(*([3] * 12), 200, 201, 2, 90)
-    runner = make_runner(tmp_path)
-    expected = [reference_tokens(reference, prompt, 12) for prompt in prompts]
-    assert Driver(runner=runner, chunk=64).generate(prompts, num_tokens=12) == expected
-
-
-def test_branches_of_one_token_draw_from_its_logits(tmp_path: Path) -> None:
-    make_model(tmp_path)
-    runner = make_runner(tmp_path)
-    (prompt,) = make_prompts(9)
-    params = SamplingParams(temperature=1.0, seed=11)
-    drawn = []
-    for branch in range(3):
-        sequence = make_sequence(prompt, [branch], params, branch=branch)
-        drawn += runner.execute(make_batch([(sequence, 9)], block_size=16)).token_ids.tolist()
-    batch = make_batch([(make_sequence(prompt, [5], params), 9)] * 3, block_size=16)
-    batch.rows.branch[:] = range(3)
-    one = make_batch([(make_sequence(prompt, [5], params), 9)], block_size=16)
-    batch.rows.token_index[:] = 8
-    one.rows = batch.rows
-    assert runner.execute(one).token_ids.tolist() == drawn
+    assert_greedy(make_torch_runner(tmp_path), reference, prompts, 12, chunks=[64])
 
 
 class ThreadGroup(ParallelGroup):
@@ -212,17 +153,10 @@ def test_ranks_together_compute_what_one_does(family: str, size: int, tmp_path: 
     def run(rank: int) -> None:
         results[rank] = rank_logits(tmp_path, ThreadGroup(rank, size, board, barrier), prompt)
 
-    in_parallel(run, size)
+    with ThreadPoolExecutor(size) as threads:
+        list(threads.map(run, range(size)))
     for result in results:
         torch.testing.assert_close(result, expected, rtol=0, atol=LOGITS)
-
-
-def in_parallel(run: Callable[[int], None], size: int) -> None:
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
 
 
 def test_heads_that_ranks_cannot_divide_are_refused() -> None:
@@ -246,16 +180,7 @@ def test_architecture_that_is_not_supported_is_named() -> None:
     ],
 )
 def test_variants_that_are_not_served_are_refused(change: dict[str, object], message: str) -> None:
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "vocab_size": 10,
-        "hidden_size": 8,
-        "intermediate_size": 8,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "rms_norm_eps": 1e-5,
-        "max_position_embeddings": 8,
-    }
+    config = SHAPE | {"architectures": ["LlamaForCausalLM"], "rms_norm_eps": 1e-5}
     assert llama_config(config).num_kv_heads == 2
     with pytest.raises(ModelError, match=message):
         llama_config(config | change)

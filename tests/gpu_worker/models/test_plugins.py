@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ModelError
+from gpu_worker.config import ModelError
 from gpu_worker.models import registry
 from gpu_worker.runner.model_runner import ModelRunner
-from tests.gpu_worker.generation import Driver
-from tests.gpu_worker.models.test_models import make_prompts
-from tests.gpu_worker.tiny_models import OUTSIDE, make_model, reference_tokens
+from tests.gpu_worker.model_runners import assert_greedy, make_prompts, make_runner
+from tests.gpu_worker.tiny_models import OUTSIDE, make_model
 
 PACKAGE = Path(__file__).parent / "example_package"
 MODULE = "signalbox_olmo"
@@ -25,14 +24,8 @@ def _nothing_stays_registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     sys.modules.pop(MODULE, None)
 
 
-def make_runner(path: Path, *plugins: str) -> ModelRunner:
-    runner = ModelRunner(
-        ModelConfig(model=str(path), model_impl="signalbox", model_plugin=",".join(plugins)),
-        CacheConfig(max_num_seqs=16),
-        device_config=DeviceConfig(device="cpu"),
-    )
-    runner.init_cache_engine(num_gpu_blocks=64, num_cpu_blocks=0)
-    return runner
+def load(path: Path, *plugins: str) -> ModelRunner:
+    return make_runner(path, model_impl="signalbox", model_plugin=",".join(plugins), num_gpu_blocks=64)
 
 
 def install(site: Path) -> None:
@@ -51,13 +44,11 @@ def install(site: Path) -> None:
 def test_model_of_a_plugin_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reference = make_model(tmp_path, OUTSIDE)
     with pytest.raises(ModelError, match="architecture not supported: OlmoForCausalLM"):
-        make_runner(tmp_path)
+        load(tmp_path)
     monkeypatch.syspath_prepend(PACKAGE)
-    prompts = make_prompts(1, 18, 40)
-    expected = [reference_tokens(reference, prompt, 12) for prompt in prompts]
-    runner = make_runner(tmp_path, MODULE)
+    runner = load(tmp_path, MODULE)
     assert runner.model.architecture == "OlmoForCausalLM"
-    assert Driver(runner=runner, chunk=13).generate(prompts, num_tokens=12) == expected
+    assert_greedy(runner, reference, make_prompts(1, 18, 40), 12, chunks=[13])
 
 
 def test_model_of_an_installed_package_is_found(
@@ -67,7 +58,7 @@ def test_model_of_an_installed_package_is_found(
     install(tmp_path / "site")
     monkeypatch.syspath_prepend(PACKAGE)
     monkeypatch.syspath_prepend(tmp_path / "site")
-    assert type(make_runner(tmp_path / "model")._loaded.model).__module__ == MODULE
+    assert type(load(tmp_path / "model")._loaded.model).__module__ == MODULE
 
 
 def test_installed_package_is_not_imported_for_other_models(
@@ -77,14 +68,14 @@ def test_installed_package_is_not_imported_for_other_models(
     install(tmp_path / "site")
     monkeypatch.syspath_prepend(PACKAGE)
     monkeypatch.syspath_prepend(tmp_path / "site")
-    make_runner(tmp_path / "model")
+    load(tmp_path / "model")
     assert MODULE not in sys.modules
 
 
 def test_plugin_that_cannot_be_imported_is_named(tmp_path: Path) -> None:
     make_model(tmp_path, "llama2")
     with pytest.raises(ModelError, match=r"--model-plugin: no_such\.module cannot be imported"):
-        make_runner(tmp_path, "no_such.module")
+        load(tmp_path, "no_such.module")
 
 
 def test_flags_reach_the_worker() -> None:

@@ -41,7 +41,7 @@ from signalbox import LLM, EngineDeadError, RequestOutput, SamplingParams
 from signalbox.llm.in_process.wiring import CoreConfig
 from tests.gpu_worker.builders import make_mapping
 from tests.gpu_worker.generation import Driver, make_batch, make_sequence
-from tests.gpu_worker.models.test_models import make_prompts
+from tests.gpu_worker.model_runners import make_prompts
 from tests.gpu_worker.tiny_models import make_model
 from tests.rounding import LOGITS
 from tests.signalbox.llm.make import assert_at_rest
@@ -142,13 +142,6 @@ def test_two_ranks_give_the_tokens_of_one(
     assert tokens_of(two) == tokens_of(one)
     assert len(logprobs_of(one)) > 2 * 2 * MAX_TOKENS
     np.testing.assert_allclose(logprobs_of(two), logprobs_of(one), rtol=0, atol=LOGITS)
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("tiny")
-    make_model(path)
-    return path
 
 
 @pytest.fixture(scope="module")

@@ -3,13 +3,11 @@
 import mmap
 import weakref
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from contract.sampling_params import SamplingParams
-from contract.sections.block_moves import BlockMapping
 from gpu_worker.batch.largest_batch import largest_batch
 from gpu_worker.batch.runner_protocol import Runner
 from gpu_worker.config import (
@@ -25,43 +23,27 @@ from gpu_worker.device.ram import available_ram
 from gpu_worker.kv_cache import capacity
 from gpu_worker.kv_cache.cache_engine import CacheEngine
 from gpu_worker.runner.model_runner import ModelRunner
-from tests.gpu_worker.generation import Driver, Generated, make_batch, make_sequence
-from tests.gpu_worker.tiny_models import VOCAB, make_model
+from tests.gpu_worker.generation import Generated, make_batch, make_sequence
+from tests.gpu_worker.model_runners import make_prompts, make_runner
+from tests.gpu_worker.tiny_models import VOCAB
 
 MIB = 1 << 20
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("tiny")
-    make_model(path)
-    return path
+def make_swapping_runner(path: Path, **options: Any) -> ModelRunner:
+    options = {"max_num_seqs": 8, "swap_space": MIB / GIB, "num_gpu_blocks": 64} | options
+    return make_runner(path, **options)
 
 
-def make_runner(path: Path, *, num_gpu_blocks: int = 64, **cache: int) -> ModelRunner:
-    runner = ModelRunner(
-        ModelConfig(model=str(path), dtype="float32"),
-        CacheConfig(**({"max_num_seqs": 8, "swap_space": MIB / GIB} | cache)),
-        device_config=DeviceConfig(device="cpu"),
-    )
-    runner.init_cache_engine(num_gpu_blocks=num_gpu_blocks, num_cpu_blocks=8)
-    return runner
-
-
-def make_sequences(*lengths: int, params: SamplingParams | None = None) -> list[Generated]:
-    rng = np.random.default_rng(2)
+def make_sequences(*lengths: int) -> list[Generated]:
     return [
-        make_sequence(
-            rng.integers(3, VOCAB, length),
-            range(8 * i + 1, 8 * i + 9),
-            params or SamplingParams(),
-        )
-        for i, length in enumerate(lengths)
+        make_sequence(prompt, range(8 * i + 1, 8 * i + 9))
+        for i, prompt in enumerate(make_prompts(*lengths))
     ]
 
 
 def test_runner_says_what_it_serves(tiny: Path) -> None:
-    runner: Runner = make_runner(tiny)
+    runner: Runner = make_swapping_runner(tiny)
     info = runner.model
     assert (info.name, info.architecture) == (tiny.name, "LlamaForCausalLM")
     assert (info.dtype, info.vocab_size, info.max_model_len) == ("float32", VOCAB, 256)
@@ -69,7 +51,7 @@ def test_runner_says_what_it_serves(tiny: Path) -> None:
 
 
 def test_profile_measures_and_never_offers_more_than_can_be_used(tiny: Path) -> None:
-    runner = make_runner(tiny)
+    runner = make_swapping_runner(tiny)
     found = runner.profile()
     assert found.block_bytes == 3 * 2 * 2 * 16 * 8 * 4
     assert found.num_gpu_blocks == 8 * (256 // 16)
@@ -78,7 +60,7 @@ def test_profile_measures_and_never_offers_more_than_can_be_used(tiny: Path) -> 
 
 
 def test_sizes_in_bytes_decide_the_pools(tiny: Path) -> None:
-    found = make_runner(tiny, kv_cache_memory=100_000 / GIB, swap_space=50_000 / GIB).profile()
+    found = make_swapping_runner(tiny, kv_cache_memory=100_000 / GIB, swap_space=50_000 / GIB).profile()
     assert found.num_gpu_blocks == 100_000 // found.block_bytes
     assert found.num_cpu_blocks == 50_000 // found.block_bytes
 
@@ -102,7 +84,7 @@ def test_the_share_of_a_device_is_counted_without_others_and_never_above_what_is
 
 def test_too_little_memory_for_one_block_is_one_clear_line(tiny: Path) -> None:
     with pytest.raises(MemoryError, match=r"one KV block: it takes 6144 bytes.*kv_cache_memory"):
-        make_runner(tiny, kv_cache_memory=1000 / GIB).profile()
+        make_swapping_runner(tiny, kv_cache_memory=1000 / GIB).profile()
 
 
 def test_pools_larger_than_free_ram_are_refused(
@@ -110,7 +92,7 @@ def test_pools_larger_than_free_ram_are_refused(
 ) -> None:
     monkeypatch.setattr(capacity, "available_ram", lambda: MIB)
     with pytest.raises(MemoryError, match="lower swap_space or kv_cache_memory"):
-        make_runner(tiny, kv_cache_memory=8 * MIB / GIB).profile()
+        make_swapping_runner(tiny, kv_cache_memory=8 * MIB / GIB).profile()
 
 
 @pytest.mark.parametrize("max_model_len", [4, 20, 1000])
@@ -120,62 +102,6 @@ def test_largest_batch_is_as_large_as_can_be(max_model_len: int) -> None:
     assert len(batch.rows.token_index) == 7
     assert batch.context_lens.max() <= max_model_len
     assert batch.positions.max() < max_model_len
-
-
-def test_step_without_rows_draws_nothing_and_the_next_one_goes_on(tiny: Path) -> None:
-    runner = make_runner(tiny)
-    (sequence,) = make_sequences(20)
-    assert len(runner.execute(make_batch([(sequence, 12)], block_size=16)).token_ids) == 0
-    sequence.num_computed = 12
-    samples = runner.execute(make_batch([(sequence, 8)], block_size=16))
-    assert len(samples.token_ids) == 1
-    assert samples.forward_ns > 0
-    assert samples.sample_ns > 0
-
-
-def test_swapped_sequence_goes_on_as_if_nothing_had_happened(tiny: Path) -> None:
-    runner = make_runner(tiny)
-    prompt = make_sequences(37)[0].token_ids
-    (expected,) = Driver(runner=runner).generate([prompt], num_tokens=20)
-
-    runner.init_cache_engine(num_gpu_blocks=64, num_cpu_blocks=8)
-    driver = Driver(runner=runner)
-    sequence = make_sequence(prompt, [9, 4, 30, 31])
-    while len(sequence.token_ids) < len(prompt) + 8:
-        driver.step([sequence])
-    old, away, back = (
-        np.array(blocks, dtype=np.int32) for blocks in ([9, 4, 30], [7, 0, 2], [50, 51, 3])
-    )
-    runner.swap_out(BlockMapping(old, away))
-    runner.cache.gpu_pool[torch.from_numpy(old).long()] = 77
-    runner.swap_in(BlockMapping(away, back))
-    sequence.blocks[:3] = back.tolist()
-    while len(sequence.token_ids) < len(prompt) + 20:
-        driver.step([sequence])
-    assert sequence.token_ids[len(prompt) :] == expected
-
-
-def test_poisoned_sequence_fails_alone_and_its_blocks_can_be_reused(tiny: Path) -> None:
-    runner = make_runner(tiny)
-    sequences = make_sequences(17, 17, 18)
-    driver = Driver(runner=runner)
-    driver.step(sequences)
-    healthy = [s.token_ids.copy() for s in sequences]
-    for sequence in sequences:
-        sequence.token_ids.pop()
-        sequence.num_computed -= 1
-    runner._loaded.attention.layer_view(1)[sequences[1].blocks[0]] = float("nan")  # type: ignore[attr-defined]
-
-    samples = driver.step(sequences)
-
-    assert samples.failed == {1: "logits are not finite"}
-    assert [s.token_ids for s in sequences][::2] == healthy[::2]
-    runner.cache.gpu_pool[torch.tensor(sequences[1].blocks)] = 255  # NaN everywhere
-    heirs = make_sequences(17, 17, 18)
-    for _ in range(20):
-        samples = driver.step(heirs)
-        assert not samples.failed
-    assert [s.token_ids[: len(h)] for s, h in zip(heirs, healthy, strict=True)] == healthy
 
 
 @pytest.mark.parametrize(
@@ -191,7 +117,7 @@ def test_a_step_without_memory_says_so(
     def fail(_: object) -> None:
         raise error
 
-    runner = make_runner(tiny)
+    runner = make_swapping_runner(tiny)
     batch = make_batch([(make_sequences(3)[0], 3)], block_size=16)
     monkeypatch.setattr(runner, "_execute", fail)
     with pytest.raises(MemoryError, match="memory"):
@@ -201,7 +127,7 @@ def test_a_step_without_memory_says_so(
 
 
 def test_new_cache_engine_forgets_the_old_one(tiny: Path) -> None:
-    runner = make_runner(tiny)
+    runner = make_swapping_runner(tiny)
     runner.execute(make_batch([(make_sequences(20)[0], 20)], block_size=16))
     assert runner.cache.gpu_pool.any()
     runner.init_cache_engine(num_gpu_blocks=10, num_cpu_blocks=0)
@@ -215,7 +141,7 @@ def test_pools_that_there_is_no_memory_for_say_why(
     def make(**_: object) -> CacheEngine:
         raise MemoryError("CUDA cannot pin 7 MiB of RAM")
 
-    runner = make_runner(tiny)
+    runner = make_swapping_runner(tiny)
     monkeypatch.setattr("gpu_worker.runner.model_runner.CacheEngine", make)
     with pytest.raises(MemoryError, match=r"lower .*swap_space \(CUDA cannot pin 7 MiB"):
         runner.init_cache_engine(num_gpu_blocks=1, num_cpu_blocks=1)
@@ -225,7 +151,7 @@ def test_the_old_pool_is_gone_before_a_new_one_comes(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A card has no room for two."""
-    runner = make_runner(tiny)
+    runner = make_swapping_runner(tiny)
     old = weakref.ref(runner.cache.gpu_pool)
     is_gone: list[bool] = []
 
@@ -245,27 +171,20 @@ def test_execute_before_init_cache_engine_is_refused(tiny: Path) -> None:
 
 
 def test_max_model_len_can_only_be_lowered(tiny: Path) -> None:
-    lower = ModelRunner(ModelConfig(model=str(tiny), max_model_len=100), CacheConfig())
-    assert lower.model.max_model_len == 100
+    assert make_runner(tiny, max_model_len=100).model.max_model_len == 100
     with pytest.raises(ModelError, match=r"max_model_len is 257; .* allows at most 256"):
-        ModelRunner(ModelConfig(model=str(tiny), max_model_len=257), CacheConfig())
+        make_runner(tiny, max_model_len=257)
 
 
 def test_parallel_size_without_a_group_is_refused(tiny: Path) -> None:
     with pytest.raises(ValueError, match="the ranks have nowhere to meet"):
-        ModelRunner(
-            ModelConfig(model=str(tiny)),
-            CacheConfig(),
-            parallel_config=ParallelConfig(tensor_parallel_size=2),
-        )
+        make_runner(tiny, parallel_config=ParallelConfig(tensor_parallel_size=2))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_cuda_without_a_device_is_refused(tiny: Path) -> None:
     with pytest.raises(ValueError, match="PyTorch finds no CUDA device"):
-        ModelRunner(
-            ModelConfig(model=str(tiny)), CacheConfig(), device_config=DeviceConfig(device="cuda")
-        )
+        make_runner(tiny, device="cuda")
 
 
 @pytest.mark.parametrize(
@@ -290,14 +209,8 @@ def test_bad_configuration_is_named(make: object, message: str) -> None:
 
 
 def test_unknown_attention_backend_is_named(tiny: Path) -> None:
-    with pytest.raises(
-        ValueError, match="attention_backend is 'magic'; there are auto, flash_attn"
-    ):
-        ModelRunner(
-            ModelConfig(model=str(tiny)),
-            CacheConfig(),
-            device_config=DeviceConfig(attention_backend="magic"),
-        )
+    with pytest.raises(ValueError, match="backend is 'magic'; there are auto, flash_attn"):
+        make_runner(tiny, attention_backend="magic")
 
 
 def test_peak_growth_sees_what_is_given_back() -> None:

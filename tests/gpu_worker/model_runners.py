@@ -1,0 +1,109 @@
+"""Runners of models on a CPU, and what their tokens must equal."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from torch import Tensor
+
+from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
+from gpu_worker.runner.model_runner import ModelRunner
+from tests.gpu_worker.generation import Driver, make_batch, make_sequence
+from tests.gpu_worker.tiny_models import VOCAB, reference_tokens
+
+WHOLE = 1 << 30
+"""A chunk that any prompt fits into."""
+WEIGHTS = ("*.safetensors", "*.index.json")
+"""Files of weights in a directory of Hugging Face's layout."""
+Config = TypeVar("Config", ModelConfig, CacheConfig, DeviceConfig)
+
+
+def make_runner(path: Path, *, num_gpu_blocks: int = 200, **options: Any) -> ModelRunner:
+    """Loads a model and gives it a cache.
+
+    Args:
+        options: fields of the model's, the cache's or the device's configuration; any other goes
+            to the runner.
+    """
+    num_cpu_blocks = options.pop("num_cpu_blocks", 8)
+    runner = ModelRunner(
+        _make_config(ModelConfig, {"model": str(path), "dtype": "float32"}, options),
+        _make_config(CacheConfig, {"max_num_seqs": 16}, options),
+        device_config=_make_config(DeviceConfig, {"device": "cpu"}, options),
+        **options,
+    )
+    runner.init_cache_engine(num_gpu_blocks=num_gpu_blocks, num_cpu_blocks=num_cpu_blocks)
+    return runner
+
+
+def _make_config(kind: type[Config], defaults: dict[str, Any], options: dict[str, Any]) -> Config:
+    """Takes the fields of `kind` out of the options."""
+    names = kind.model_fields.keys() & options.keys()
+    return kind(**defaults | {name: options.pop(name) for name in names})
+
+
+def make_prompts(*lengths: int) -> list[list[int]]:
+    rng = np.random.default_rng(5)
+    return [rng.integers(3, VOCAB, length).tolist() for length in lengths]
+
+
+def assert_greedy(
+    runner: ModelRunner,
+    reference: Any,
+    prompts: Sequence[list[int]],
+    num_tokens: int = 8,
+    *,
+    chunks: Sequence[int] = (WHOLE,),
+    alone: bool = False,
+    block_size: int = 16,
+) -> None:
+    """Checks that the runner generates what transformers does, whatever the size of its chunks.
+
+    Args:
+        alone: generate from each prompt by itself too.
+    """
+    expected = [reference_tokens(reference, prompt, num_tokens) for prompt in prompts]
+    batches = [(list(prompts), expected)]
+    if alone:
+        batches += [([prompt], [tokens]) for prompt, tokens in zip(prompts, expected, strict=True)]
+    for batch, tokens in batches:
+        for chunk in chunks:
+            driver = Driver(runner=runner, block_size=block_size, chunk=chunk)
+            assert driver.generate(batch, num_tokens=num_tokens) == tokens
+
+
+@dataclass
+class Probe:
+    """Keeps the logits of every step."""
+
+    runner: ModelRunner
+    logits: list[Tensor] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        model = self.runner._loaded.model
+        inner = model.logits
+
+        def keep(hidden: Tensor) -> Tensor:
+            self.logits.append(inner(hidden))
+            return self.logits[-1]
+
+        model.logits = keep  # type: ignore[method-assign]
+
+
+def last_logits(runner: ModelRunner, *prompts: list[int], chunks: Sequence[int]) -> Tensor:
+    """Returns the logits after the first prompt, computed in chunks beside the others."""
+    probe = Probe(runner)
+    sequences = [make_sequence(prompt, range(3 * i, 3 * i + 3)) for i, prompt in enumerate(prompts)]
+    for chunk in chunks:
+        runner.execute(make_batch([(one, chunk) for one in sequences], block_size=16))
+        for sequence in sequences:
+            sequence.num_computed += chunk
+    return probe.logits[-1][0].float()
+
+
+def remove_files(path: Path, *patterns: str) -> None:
+    for pattern in patterns:
+        for file in path.glob(pattern):
+            file.unlink()
