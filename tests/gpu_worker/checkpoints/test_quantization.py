@@ -15,7 +15,7 @@ from gpu_worker.loading.gguf_model import GGUFSource
 from gpu_worker.loading.model_source import open_model
 from gpu_worker.runner.model_runner import ModelRunner
 from tests.gpu_worker.generation import make_batch, make_sequence
-from tests.gpu_worker.loading.test_gguf_model import make_gguf
+from tests.gpu_worker.loading.gguf_files import make_gguf
 from tests.gpu_worker.tiny_models import VOCAB, make_model
 from tests.native_kernels import skip_without_native_kernels
 

@@ -17,7 +17,7 @@ from gpu_worker.hub.gguf_file_names import choose_variant, find_variants
 from gpu_worker.hub.model_name import parse_hub_name
 from gpu_worker.loading.model_source import find_model, model_name, open_model
 from tests.fake_hub import COMMIT, GATED, TOKEN, FakeHub, running_hub
-from tests.gpu_worker.loading.test_hf_directory import open_path
+from tests.gpu_worker.loading.gguf_files import open_path
 from tests.gpu_worker.model_runners import WEIGHTS, make_runner, remove_files
 from tests.gpu_worker.tiny_models import make_model
 

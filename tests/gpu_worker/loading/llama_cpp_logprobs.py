@@ -20,7 +20,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from benchmarks.perplexity import TEXT
-from tests.gpu_worker.loading.test_gguf_model import open_path, rewrite_demo
+from tests.gpu_worker.loading.gguf_files import open_path, rewrite_demo
 from tests.transformers_demo import DEMO
 
 KINDS = ("F32", "Q4_1", "Q8_0", "Q4_0", "Q5_0", "Q5_1")

@@ -4,13 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-import gguf
 import pytest
 
 from gpu_worker.config import CacheConfig, ModelConfig, ModelError
 from gpu_worker.loading.generation_config import read_generation_config, within_vocabulary
 from gpu_worker.runner.model_runner import ModelRunner
-from tests.gpu_worker.loading.test_hf_directory import open_path
+from tests.gpu_worker.loading.gguf_files import open_path, writing
 from tests.gpu_worker.tiny_models import make_model
 
 CONFIG = {"temperature": 0.6, "top_k": 20, "max_new_tokens": 512, "eos_token_id": [7, 5]}
@@ -77,18 +76,13 @@ def test_a_file_that_makes_no_sense_is_named_with_the_remedy(tmp_path: Path) -> 
 
 def test_a_gguf_files_metadata_gives_them(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_float32("general.sampling.temp", 0.5)
-    writer.add_float32("general.sampling.top_p", 0.75)
-    writer.add_int32("general.sampling.top_k", 20)
-    writer.add_float32("general.sampling.min_p", 0.0)
-    writer.add_float32("general.sampling.penalty_repeat", 1.25)
-    writer.add_token_list(["a", "<|im_end|>"])
-    writer.add_token_types([1, 3])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    floats = {"temp": 0.5, "top_p": 0.75, "min_p": 0.0, "penalty_repeat": 1.25}
+    with writing(path, "llama") as writer:
+        for name, value in floats.items():
+            writer.add_float32(f"general.sampling.{name}", value)
+        writer.add_int32("general.sampling.top_k", 20)
+        writer.add_token_list(["a", "<|im_end|>"])
+        writer.add_token_types([1, 3])
     expected = {
         "temperature": 0.5,
         "top_p": 0.75,

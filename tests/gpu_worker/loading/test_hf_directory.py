@@ -3,22 +3,16 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
 
 from contract.startup import StartupPhase, StartupProgress
 from gpu_worker.config import CacheConfig, ModelConfig, ModelError
-from gpu_worker.loading.model_source import ModelSource, open_model
 from gpu_worker.runner.model_runner import ModelRunner
+from tests.gpu_worker.loading.gguf_files import open_path
 from tests.gpu_worker.model_runners import WEIGHTS, make_runner, remove_files
 from tests.gpu_worker.tiny_models import make_model, make_tokenizer
-
-
-def open_path(path: Path | str, **fields: Any) -> ModelSource:
-    return open_model(ModelConfig(model=str(path), **fields), lambda _: None)
-
 
 # ---- directories ----
 

@@ -18,7 +18,7 @@ from rpc.transport.channel import open_channel
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.config import PreemptionMode, SchedulerConfig
 from tests.gpu_worker.generation import Driver
-from tests.gpu_worker.loading.test_gguf_model import rewrite_demo
+from tests.gpu_worker.loading.gguf_files import rewrite_demo
 from tests.integration.demo_model.prompts import PROMPTS
 from tests.integration.stack import (
     running_router,
