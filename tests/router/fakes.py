@@ -118,10 +118,19 @@ def step(
     )
 
 
-def finished(handle: int, reason: int = pb.FINISH_REASON_LENGTH, **fields: Any) -> dict[str, Any]:
-    """Returns the two ends of a request of one sequence, as `step` takes them."""
-    end = pb.FinishedSequence(handle=handle, reason=reason, **fields)  # type: ignore[arg-type]
-    return {"sequences": [end], "requests": [request_finished(handle)]}
+def finished(
+    handle: int,
+    reason: int = pb.FINISH_REASON_LENGTH,
+    *,
+    num_sequences: int = 1,
+    **fields: Any,
+) -> dict[str, Any]:
+    """Returns the ends of a request and of its sequences, as `step` takes them."""
+    ends = [
+        pb.FinishedSequence(handle=handle, index=index, reason=reason, **fields)  # type: ignore[arg-type]
+        for index in range(num_sequences)
+    ]
+    return {"sequences": ends, "requests": [request_finished(handle)]}
 
 
 def request_finished(handle: int, **fields: Any) -> pb.FinishedRequest:

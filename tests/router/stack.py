@@ -55,6 +55,11 @@ class Stack:
     async def generate(self, **fields: Any) -> list[pb.GenerateResponse]:
         return [message async for message in self.client.Generate(make_generate(**fields))]
 
+    async def added(self, count: int = 1) -> scheduler_pb2.AddRequest:
+        """Waits until the scheduler has so many requests or attempts; returns the last."""
+        await self.scheduler.wait_until(lambda: len(self.scheduler.added) >= count)
+        return self.scheduler.added[-1]
+
     async def check_nothing_is_left(self) -> None:
         await eventually(
             lambda: not self.router.live.num_live and not self.router.schedulers.num_live
@@ -89,14 +94,19 @@ async def make_stack(
     scheduler.files = files or scheduler.files
     scheduler.max_model_len = max_model_len
     scheduler.sampling_defaults = sampling_defaults or scheduler.sampling_defaults
-    address = await scheduler.start()
-    router = Router(make_config(address, **config))
-    port = await router.start()
-    stack = Stack(scheduler, router, f"127.0.0.1:{port}")
-    try:
+    async with routed(scheduler, make_config(await scheduler.start(), **config)) as stack:
         await stack.wait_serving()
         yield stack
         await stack.check_nothing_is_left()
+
+
+@contextlib.asynccontextmanager
+async def routed(scheduler: FakeScheduler, config: RouterConfig) -> AsyncIterator[Stack]:
+    """Runs a router whether its scheduler serves or not; stops both."""
+    router = Router(config)
+    stack = Stack(scheduler, router, f"127.0.0.1:{await router.start()}")
+    try:
+        yield stack
     finally:
         await stack.channel.close()
         await router.drain(grace_s=0)
@@ -115,10 +125,20 @@ def saying(*texts: str) -> Callable[[scheduler_pb2.AddRequest], Outputs]:
     return script
 
 
-async def code_of(call: Any) -> StatusCode:
+async def error_of(call: Any) -> grpc.aio.AioRpcError:
+    """Awaits a call that fails."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call
-    return caught.value.code()
+    return caught.value
+
+
+async def code_of(call: Any) -> StatusCode:
+    return (await error_of(call)).code()
+
+
+def text_of(answers: Iterable[pb.GenerateResponse]) -> str:
+    """Returns what a stream says, all its sequences together."""
+    return "".join(output.text for answer in answers for output in answer.outputs)
 
 
 def details_of(error: grpc.aio.AioRpcError) -> status_pb2.Status:

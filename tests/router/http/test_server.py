@@ -22,7 +22,7 @@ from rpc.transport.listening_ports import PortInUse
 from tests.router.fakes import finished, ids_of, make_files, step
 from tests.router.inference.test_chat import TEMPLATE
 from tests.router.insight.test_request_span import TRACE_ID, TRACEPARENT, attributes_of, exporter
-from tests.router.openai.clients import HI, make_http
+from tests.router.openai.clients import HI, Http, make_http
 from tests.router.stack import Outputs
 from tests.waiting import EVENT_S, eventually
 
@@ -63,19 +63,18 @@ async def test_models_health_and_version() -> None:
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
 
 
-async def test_tokenize_and_detokenize_are_inverse() -> None:
-    async with make_http() as http:
-        body = {"prompt": "Paris 東", "return_token_strs": True}
-        answer = (await http.raw.post("/tokenize", json=body)).json()
-        assert answer["count"] == len(answer["tokens"]) == len(answer["token_strs"])
-        assert answer["token_strs"][:2] == ["<s>", "Pa"]
-        assert "".join(answer["token_strs"]).endswith("ĠæĿ±")  # as the vocabulary spells them
-        assert answer["max_model_len"] == 2048
-        body = {"prompt": "Paris 東", "add_special_tokens": False}
-        ids = (await http.raw.post("/tokenize", json=body)).json()["tokens"]
-        assert answer["tokens"][1:] == ids == ids_of("Paris 東")
-        text = (await http.raw.post("/detokenize", json={"tokens": ids})).json()
-        assert text == {"prompt": "Paris 東"}
+async def test_tokenize_and_detokenize_are_inverse(http: Http) -> None:
+    body = {"prompt": "Paris 東", "return_token_strs": True}
+    answer = (await http.raw.post("/tokenize", json=body)).json()
+    assert answer["count"] == len(answer["tokens"]) == len(answer["token_strs"])
+    assert answer["token_strs"][:2] == ["<s>", "Pa"]
+    assert "".join(answer["token_strs"]).endswith("ĠæĿ±")  # as the vocabulary spells them
+    assert answer["max_model_len"] == 2048
+    body = {"prompt": "Paris 東", "add_special_tokens": False}
+    ids = (await http.raw.post("/tokenize", json=body)).json()["tokens"]
+    assert answer["tokens"][1:] == ids == ids_of("Paris 東")
+    text = (await http.raw.post("/detokenize", json={"tokens": ids})).json()
+    assert text == {"prompt": "Paris 東"}
 
 
 async def test_the_root_says_what_this_is() -> None:
@@ -111,40 +110,38 @@ async def test_the_tokenizer_is_described_as_vllm_does() -> None:
         assert "secret" not in json.dumps(info)
 
 
-async def test_the_api_describes_itself() -> None:
-    async with make_http() as http:
-        schema = (await http.raw.get("/openapi.json")).json()
-        schemas = schema["components"]["schemas"]
-        for path, methods in schema["paths"].items():
-            for operation in methods.values():
-                declared = {one["name"] for one in operation.get("parameters", ())}
-                assert declared == set(re.findall(r"\{(\w+)\}", path))
-                assert operation["description"]
-                assert {"200", "401", "500", "503"} <= operation["responses"].keys()
-        chat = schema["paths"]["/v1/chat/completions"]["post"]["responses"]
-        assert chat.keys() >= {"400", "404", "409", "413", "429", "504"}
-        assert chat["200"]["content"].keys() == {"application/json", "text/event-stream"}
-        for name in re.findall(r'"#/components/schemas/(\w+)"', json.dumps(schema)):
-            assert name in schemas
-        assert len(schemas) > 15
-        for name, described in schemas.items():
-            assert described["description"], name
-            for field, property_ in described["properties"].items():
-                assert property_.get("description") or "$ref" in property_, (name, field)
-        OpenAPI.model_validate(schema)
+async def test_the_api_describes_itself(http: Http) -> None:
+    schema = (await http.raw.get("/openapi.json")).json()
+    schemas = schema["components"]["schemas"]
+    for path, methods in schema["paths"].items():
+        for operation in methods.values():
+            declared = {one["name"] for one in operation.get("parameters", ())}
+            assert declared == set(re.findall(r"\{(\w+)\}", path))
+            assert operation["description"]
+            assert {"200", "401", "500", "503"} <= operation["responses"].keys()
+    chat = schema["paths"]["/v1/chat/completions"]["post"]["responses"]
+    assert chat.keys() >= {"400", "404", "409", "413", "429", "504"}
+    assert chat["200"]["content"].keys() == {"application/json", "text/event-stream"}
+    for name in re.findall(r'"#/components/schemas/(\w+)"', json.dumps(schema)):
+        assert name in schemas
+    assert len(schemas) > 15
+    for name, described in schemas.items():
+        assert described["description"], name
+        for field, property_ in described["properties"].items():
+            assert property_.get("description") or "$ref" in property_, (name, field)
+    OpenAPI.model_validate(schema)
 
 
-async def test_the_docs_need_no_other_host() -> None:
-    async with make_http() as http:
-        page = await http.raw.get("/docs")
-        assert page.headers["content-type"].startswith("text/html")
-        assert "://" not in page.text
-        links = re.findall(r"(?:href|src)=\"([^\"]+)\"|url: '([^']+)'", page.text)
-        names = [link or url for link, url in links]
-        assert len(names) == 4
-        for name in names:
-            answer = await http.raw.get(f"/{name}")
-            assert (answer.status_code, len(answer.content) > 500) == (200, True), name
+async def test_the_docs_need_no_other_host(http: Http) -> None:
+    page = await http.raw.get("/docs")
+    assert page.headers["content-type"].startswith("text/html")
+    assert "://" not in page.text
+    links = re.findall(r"(?:href|src)=\"([^\"]+)\"|url: '([^']+)'", page.text)
+    names = [link or url for link, url in links]
+    assert len(names) == 4
+    for name in names:
+        answer = await http.raw.get(f"/{name}")
+        assert (answer.status_code, len(answer.content) > 500) == (200, True), name
 
 
 @pytest.mark.parametrize("origins", ["*", "https://a.example"])
@@ -171,43 +168,41 @@ async def test_pages_of_allowed_origins_may_call(origins: str, tmp_path: Path) -
         assert answer.headers["access-control-allow-origin"] == origins
 
 
-async def test_no_page_of_another_origin_may_call_by_default() -> None:
-    async with make_http() as http:
-        answer = await http.raw.get("/version", headers={"origin": "https://a.example"})
-        assert "access-control-allow-origin" not in answer.headers
+async def test_no_page_of_another_origin_may_call_by_default(http: Http) -> None:
+    answer = await http.raw.get("/version", headers={"origin": "https://a.example"})
+    assert "access-control-allow-origin" not in answer.headers
 
 
-async def test_ids_come_back() -> None:
-    async with make_http() as http:
-        answer = await http.chat(extra_headers={"x-request-id": "gateway-1"})
-        assert answer.id.startswith("chatcmpl-gateway-1-")
-        assert answer._request_id == "gateway-1"
-        # So `explain` and `trace` know the request by the name that the answer gave it.
-        assert http.stack.scheduler.added[0].request_id == answer.id
-        both = [http.chat(extra_headers={"x-request-id": "same"}) for _ in range(2)]
-        assert len(await asyncio.gather(*both)) == 2  # a gateway's id labels several requests
+async def test_ids_come_back(http: Http) -> None:
+    answer = await http.chat(extra_headers={"x-request-id": "gateway-1"})
+    assert answer.id.startswith("chatcmpl-gateway-1-")
+    assert answer._request_id == "gateway-1"
+    # So `explain` and `trace` know the request by the name that the answer gave it.
+    assert http.stack.scheduler.added[0].request_id == answer.id
+    both = [http.chat(extra_headers={"x-request-id": "same"}) for _ in range(2)]
+    assert len(await asyncio.gather(*both)) == 2  # a gateway's id labels several requests
 
 
-async def test_a_request_joins_its_callers_trace(exporter: InMemorySpanExporter) -> None:
-    async with make_http() as http:
-        await http.chat(extra_headers={"traceparent": TRACEPARENT})
-        await eventually(lambda: len(exporter.get_finished_spans()) == 3)
-        (span,) = [one for one in exporter.get_finished_spans() if one.name == "chat tiny"]
-        assert f"{span.context.trace_id:032x}" == TRACE_ID
-        attributes = attributes_of(span)
-        assert attributes["http.route"] == "/v1/chat/completions"
-        assert attributes["http.response.status_code"] == 200
-        assert "rpc.method" not in attributes
-        sent = http.stack.scheduler.added[0].trace_context.traceparent
-        assert sent.split("-")[1] == TRACE_ID
+async def test_a_request_joins_its_callers_trace(
+    exporter: InMemorySpanExporter, http: Http
+) -> None:
+    await http.chat(extra_headers={"traceparent": TRACEPARENT})
+    await eventually(lambda: len(exporter.get_finished_spans()) == 3)
+    (span,) = [one for one in exporter.get_finished_spans() if one.name == "chat tiny"]
+    assert f"{span.context.trace_id:032x}" == TRACE_ID
+    attributes = attributes_of(span)
+    assert attributes["http.route"] == "/v1/chat/completions"
+    assert attributes["http.response.status_code"] == 200
+    assert "rpc.method" not in attributes
+    sent = http.stack.scheduler.added[0].trace_context.traceparent
+    assert sent.split("-")[1] == TRACE_ID
 
 
-async def test_a_label_as_long_as_may_be_is_no_reason_to_refuse() -> None:
-    async with make_http() as http:
-        label = "x" * 128
-        answer = await http.chat(extra_headers={"x-request-id": label})
-        assert answer._request_id == label
-        assert answer.id.startswith("chatcmpl-xxxx")
+async def test_a_label_as_long_as_may_be_is_no_reason_to_refuse(http: Http) -> None:
+    label = "x" * 128
+    answer = await http.chat(extra_headers={"x-request-id": label})
+    assert answer._request_id == label
+    assert answer.id.startswith("chatcmpl-xxxx")
 
 
 async def test_only_generations_have_spans_and_only_ours(exporter: InMemorySpanExporter) -> None:

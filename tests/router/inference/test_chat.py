@@ -15,7 +15,6 @@ from tests.router.fakes import (
     finished,
     make_files,
     make_tokenizer,
-    request_finished,
     step,
     token,
 )
@@ -55,12 +54,8 @@ def writing(text: str, *, reason: int = scheduler_pb2.FINISH_REASON_STOP) -> Any
         for token_id in bytewise_ids(text):
             yield step(*((add.handle, index, [token_id]) for index in indices))
         end = [token(EOS)] if reason == scheduler_pb2.FINISH_REASON_STOP else []
-        ends = [
-            scheduler_pb2.FinishedSequence(handle=add.handle, index=index, reason=reason)  # type: ignore[arg-type]
-            for index in indices
-        ]
         runs = [(add.handle, index, end) for index in indices]
-        yield step(*runs, sequences=ends, requests=[request_finished(add.handle)])
+        yield step(*runs, **finished(add.handle, reason, num_sequences=add.num_sequences))
 
     return script
 

@@ -13,17 +13,16 @@ from tests.router.fakes import (
     bytewise_ids,
     finished,
     ids_of,
-    request_finished,
     step,
     token,
 )
-from tests.router.stack import Outputs, make_stack, saying
+from tests.router.stack import Outputs, Stack, make_stack, saying, text_of
 
 
 async def test_text_streams_and_the_last_message_carries_usage() -> None:
     async with make_stack(saying(" Paris", " is", " nice")) as stack:
         answers = await stack.generate(request_id="mine")
-        text = "".join(output.text for answer in answers for output in answer.outputs)
+        text = text_of(answers)
         assert text == " Paris is nice"
         assert {answer.request_id for answer in answers} == {"mine"}
         assert [answer.HasField("usage") for answer in answers][-1:] == [True]
@@ -82,13 +81,7 @@ async def test_chat_uses_the_models_template() -> None:
 async def test_sequences_of_one_request_stream_beside_each_other() -> None:
     def script(add: scheduler_pb2.AddRequest) -> Outputs:
         yield step(*((add.handle, i, ids_of(f" {i}")) for i in range(3)))
-        ends = [
-            scheduler_pb2.FinishedSequence(
-                handle=add.handle, index=i, reason=scheduler_pb2.FINISH_REASON_LENGTH
-            )
-            for i in range(3)
-        ]
-        yield step(sequences=ends, requests=[request_finished(add.handle)])
+        yield step(**finished(add.handle, num_sequences=3))
 
     async with make_stack(script) as stack:
         answers = await stack.generate(sampling_params=pb.SamplingParams(n=3))
@@ -99,21 +92,20 @@ async def test_sequences_of_one_request_stream_beside_each_other() -> None:
         assert texts == {0: " 0", 1: " 1", 2: " 2"}
 
 
-async def test_one_step_serves_many_requests() -> None:
-    async with make_stack() as stack:
-        calls = [asyncio.create_task(stack.generate(request_id=f"r{i}")) for i in range(20)]
-        await stack.scheduler.wait_until(lambda: len(stack.scheduler.added) == 20)
-        names = {add.handle: add.request_id for add in stack.scheduler.added}
-        ends = [finished(handle) for handle in names]
-        stack.scheduler.send(
-            step(
-                *((handle, 0, ids_of(name)) for handle, name in names.items()),
-                sequences=[end for one in ends for end in one["sequences"]],
-                requests=[end for one in ends for end in one["requests"]],
-            )
+async def test_one_step_serves_many_requests(stack: Stack) -> None:
+    calls = [asyncio.create_task(stack.generate(request_id=f"r{i}")) for i in range(20)]
+    await stack.added(20)
+    names = {add.handle: add.request_id for add in stack.scheduler.added}
+    ends = [finished(handle) for handle in names]
+    stack.scheduler.send(
+        step(
+            *((handle, 0, ids_of(name)) for handle, name in names.items()),
+            sequences=[end for one in ends for end in one["sequences"]],
+            requests=[end for one in ends for end in one["requests"]],
         )
-        for answers in await asyncio.gather(*calls):
-            assert answers[-1].outputs[0].text == answers[-1].request_id
+    )
+    for answers in await asyncio.gather(*calls):
+        assert answers[-1].outputs[0].text == answers[-1].request_id
 
 
 async def test_logprobs_carry_text_and_ranks() -> None:
@@ -137,7 +129,7 @@ async def test_a_stop_string_stops_the_sequence_at_the_scheduler() -> None:
         lambda add: [step((add.handle, 0, [token_id])) for token_id in bytewise_ids("so. END now")]
     ) as stack:
         answers = await stack.generate(sampling_params=pb.SamplingParams(stop=["END"]))
-        text = "".join(output.text for answer in answers for output in answer.outputs)
+        text = text_of(answers)
         finish = [o.finish for a in answers for o in a.outputs if o.HasField("finish")]
         assert text == "so. "
         assert [(one.reason, one.stop) for one in finish] == [(pb.FINISH_REASON_STOP_STRING, "END")]

@@ -5,7 +5,7 @@ from protos.inference.v1 import inference_pb2 as pb
 from protos.scheduler.v1 import scheduler_pb2
 from protos.worker.v1 import worker_pb2
 from tests.router.fakes import BOS, finished, ids_of, step, token
-from tests.router.stack import Outputs, make_stack, saying
+from tests.router.stack import Outputs, make_stack, saying, text_of
 
 
 async def test_every_sampling_parameter_reaches_the_scheduler() -> None:
@@ -88,7 +88,7 @@ async def test_output_comes_whole_at_the_end_or_grows() -> None:
 async def test_an_interval_makes_fewer_messages() -> None:
     async with make_stack(saying(*"abcdefgh")) as stack:
         answers = await stack.generate(stream_interval=100)
-        assert "".join(output.text for a in answers for output in a.outputs) == "abcdefgh"
+        assert text_of(answers) == "abcdefgh"
         assert len(answers) <= 2
 
 

@@ -18,27 +18,36 @@ from tests.router.fakes import (
     request_finished,
     step,
 )
-from tests.router.stack import Outputs, code_of, details_of, make_generate, make_stack, saying
+from tests.router.inference.test_chat import make_chat
+from tests.router.stack import (
+    Outputs,
+    Stack,
+    code_of,
+    details_of,
+    error_of,
+    make_generate,
+    make_stack,
+    saying,
+)
 
 StatusCode = grpc.StatusCode
 
 
-async def test_the_id_of_a_live_request_is_taken() -> None:
-    async with make_stack() as stack:
-        first = asyncio.create_task(stack.generate(request_id="a"))
-        await stack.scheduler.wait_until(lambda: bool(stack.scheduler.added))
-        assert await code_of(stack.generate(request_id="a")) is StatusCode.ALREADY_EXISTS
-        handle = stack.scheduler.added[0].handle
-        stack.scheduler.send(step((handle, 0, ids_of("ok")), **finished(handle)))
-        assert (await first)[-1].outputs[0].text == "ok"
-        stack.scheduler.script = saying("again")
-        assert (await stack.generate(request_id="a"))[-1].outputs[0].text == "again"
+async def test_the_id_of_a_live_request_is_taken(stack: Stack) -> None:
+    first = asyncio.create_task(stack.generate(request_id="a"))
+    await stack.added()
+    assert await code_of(stack.generate(request_id="a")) is StatusCode.ALREADY_EXISTS
+    handle = stack.scheduler.added[0].handle
+    stack.scheduler.send(step((handle, 0, ids_of("ok")), **finished(handle)))
+    assert (await first)[-1].outputs[0].text == "ok"
+    stack.scheduler.script = saying("again")
+    assert (await stack.generate(request_id="a"))[-1].outputs[0].text == "again"
 
 
 async def test_too_many_requests_are_shed_with_retry_info() -> None:
     async with make_stack(max_live_requests=1) as stack:
         call = stack.client.Generate(make_generate())
-        await stack.scheduler.wait_until(lambda: bool(stack.scheduler.added))
+        await stack.added()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stack.generate()
         assert caught.value.code() is StatusCode.RESOURCE_EXHAUSTED
@@ -47,123 +56,98 @@ async def test_too_many_requests_are_shed_with_retry_info() -> None:
         call.cancel()
 
 
+async def refused_fields(call: Any) -> list[str]:
+    error = await error_of(call)
+    assert error.code() is StatusCode.INVALID_ARGUMENT
+    bad = error_details_pb2.BadRequest()
+    details_of(error).details[0].Unpack(bad)
+    return [violation.field for violation in bad.field_violations]
+
+
 @pytest.mark.parametrize(
-    ("fields", "code", "field"),
+    ("fields", "field"),
     [
-        ({"text": ""}, StatusCode.INVALID_ARGUMENT, "text"),
-        ({"text": "a b " * 200}, StatusCode.INVALID_ARGUMENT, "text"),
-        ({"text": "a" * 3_000_000}, StatusCode.INVALID_ARGUMENT, "text"),
-        ({"text": "a" * (5 << 20)}, StatusCode.RESOURCE_EXHAUSTED, None),
-        ({"token_ids": pb.TokenIds()}, StatusCode.INVALID_ARGUMENT, "token_ids.ids"),
-        ({"token_ids": pb.TokenIds(ids=[10**6])}, StatusCode.INVALID_ARGUMENT, "token_ids.ids"),
-        ({"token_ids": pb.TokenIds(ids=[5] * 128)}, StatusCode.INVALID_ARGUMENT, "token_ids.ids"),
-        ({"request_id": "a\nb"}, StatusCode.INVALID_ARGUMENT, "request_id"),
-        ({"request_id": "a\0b"}, StatusCode.INVALID_ARGUMENT, "request_id"),
-        ({"request_id": "a" * 10**6}, StatusCode.INVALID_ARGUMENT, "request_id"),
-        ({"model": "../../etc/passwd"}, StatusCode.NOT_FOUND, None),
-        (
-            {"truncate_prompt_tokens": 0},
-            StatusCode.INVALID_ARGUMENT,
-            "truncate_prompt_tokens",
-        ),
-        ({"stream_interval": 0}, StatusCode.INVALID_ARGUMENT, "stream_interval"),
-        ({"output_kind": 9}, StatusCode.INVALID_ARGUMENT, "output_kind"),
-        (
-            {"sampling_params": pb.SamplingParams(top_p=0)},
-            StatusCode.INVALID_ARGUMENT,
-            "sampling_params.top_p",
-        ),
-        (
-            {"sampling_params": pb.SamplingParams(presence_penalty=2.5)},
-            StatusCode.INVALID_ARGUMENT,
-            "sampling_params.presence_penalty",
-        ),
-        (
-            {"sampling_params": pb.SamplingParams(bad_words=[" "])},
-            StatusCode.INVALID_ARGUMENT,
-            "sampling_params.bad_words",
-        ),
-        (
-            {"sampling_params": pb.SamplingParams(logit_bias=[pb.LogitBias(token_id=10**6)])},
-            StatusCode.INVALID_ARGUMENT,
-            "sampling_params.logit_bias.token_id",
-        ),
-        (
-            {"sampling_params": pb.SamplingParams(structured_output=pb.StructuredOutput())},
-            StatusCode.INVALID_ARGUMENT,
-            "sampling_params.structured_output",
-        ),
-        (
-            {
-                "sampling_params": pb.SamplingParams(
-                    structured_output=pb.StructuredOutput(json_schema='{"$ref": "#"}')
-                )
-            },
-            StatusCode.INVALID_ARGUMENT,
-            "sampling_params.structured_output.json_schema",
-        ),
-        (
-            {"sampling_params": pb.SamplingParams(max_tokens=MAX_MODEL_LEN)},
-            StatusCode.INVALID_ARGUMENT,
-            "sampling_params.max_tokens",
-        ),
+        ({"text": ""}, "text"),
+        ({"text": "a b " * 200}, "text"),
+        ({"text": "a" * 3_000_000}, "text"),
+        ({"token_ids": {}}, "token_ids.ids"),
+        ({"token_ids": {"ids": [10**6]}}, "token_ids.ids"),
+        ({"token_ids": {"ids": [5] * 128}}, "token_ids.ids"),
+        ({"request_id": "a\nb"}, "request_id"),
+        ({"request_id": "a\0b"}, "request_id"),
+        ({"request_id": "a" * 10**6}, "request_id"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        ({"stream_interval": 0}, "stream_interval"),
+        ({"output_kind": 9}, "output_kind"),
     ],
 )
 async def test_what_is_wrong_is_refused_at_the_door(
-    fields: dict[str, Any], code: StatusCode, field: str | None
+    stack: Stack, fields: dict[str, Any], field: str
 ) -> None:
-    async with make_stack() as stack:
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await stack.generate(**fields)
-        assert caught.value.code() is code
-        if field is not None:
-            bad = error_details_pb2.BadRequest()
-            details_of(caught.value).details[0].Unpack(bad)
-            assert [violation.field for violation in bad.field_violations] == [field]
-        assert stack.scheduler.added == []
+    assert await refused_fields(stack.generate(**fields)) == [field]
+    assert stack.scheduler.added == []
+
+
+@pytest.mark.parametrize(
+    ("params", "field"),
+    [
+        ({"top_p": 0}, "top_p"),
+        ({"presence_penalty": 2.5}, "presence_penalty"),
+        ({"bad_words": [" "]}, "bad_words"),
+        ({"logit_bias": [{"token_id": 10**6}]}, "logit_bias.token_id"),
+        ({"structured_output": {}}, "structured_output"),
+        ({"structured_output": {"json_schema": '{"$ref": "#"}'}}, "structured_output.json_schema"),
+        ({"max_tokens": MAX_MODEL_LEN}, "max_tokens"),
+    ],
+)
+async def test_a_wrong_parameter_is_refused_at_the_door(
+    stack: Stack, params: dict[str, Any], field: str
+) -> None:
+    refused = await refused_fields(stack.generate(sampling_params=params))
+    assert refused == [f"sampling_params.{field}"]
+    assert stack.scheduler.added == []
+
+
+async def test_a_text_beyond_all_bounds_and_a_model_that_is_not_served(stack: Stack) -> None:
+    assert await code_of(stack.generate(text="a" * (5 << 20))) is StatusCode.RESOURCE_EXHAUSTED
+    assert await code_of(stack.generate(model="../../etc/passwd")) is StatusCode.NOT_FOUND
+    assert stack.scheduler.added == []
 
 
 USER = pb.CHAT_ROLE_USER
-
-
 HELLO = [pb.ContentPart(text="Hi")]
 
 
 @pytest.mark.parametrize(
-    ("messages", "code"),
+    "messages",
     [
-        ([], StatusCode.INVALID_ARGUMENT),
-        ([pb.ChatMessage(content=HELLO)], StatusCode.INVALID_ARGUMENT),
-        ([pb.ChatMessage(role=77, content=HELLO)], StatusCode.INVALID_ARGUMENT),  # type: ignore[arg-type]
-        ([pb.ChatMessage(role=USER)], StatusCode.INVALID_ARGUMENT),
-        ([pb.ChatMessage(role=USER, content=[pb.ContentPart()])], StatusCode.INVALID_ARGUMENT),
-        ([pb.ChatMessage(role=USER, content=HELLO)] * 500, StatusCode.INVALID_ARGUMENT),
+        [],
+        [pb.ChatMessage(content=HELLO)],
+        [pb.ChatMessage(role=77, content=HELLO)],  # type: ignore[arg-type]
+        [pb.ChatMessage(role=USER)],
+        [pb.ChatMessage(role=USER, content=[pb.ContentPart()])],
+        [pb.ChatMessage(role=USER, content=HELLO)] * 500,
     ],
 )
-async def test_a_bad_conversation_is_refused(
-    messages: list[pb.ChatMessage], code: StatusCode
-) -> None:
-    async with make_stack() as stack:
-        call = aiter(stack.client.Chat(pb.ChatRequest(messages=messages)))
-        assert await code_of(anext(call)) is code
-        assert stack.scheduler.added == []
+async def test_a_bad_conversation_is_refused(stack: Stack, messages: list[pb.ChatMessage]) -> None:
+    call = aiter(stack.client.Chat(pb.ChatRequest(messages=messages)))
+    assert await code_of(anext(call)) is StatusCode.INVALID_ARGUMENT
+    assert stack.scheduler.added == []
 
 
 async def test_chat_without_a_template_is_a_failed_precondition() -> None:
     async with make_stack(files=make_files(chat_template=None)) as stack:
-        turn = pb.ChatMessage(role=pb.CHAT_ROLE_USER, content=[pb.ContentPart(text="Hi")])
-        call = aiter(stack.client.Chat(pb.ChatRequest(messages=[turn])))
+        call = aiter(stack.client.Chat(make_chat()))
         assert await code_of(anext(call)) is StatusCode.FAILED_PRECONDITION
         assert not (await stack.client.GetModel(pb.GetModelRequest())).has_chat_template
 
 
-async def test_malformed_bytes_are_an_invalid_argument() -> None:
-    async with make_stack() as stack:
-        for data in (b"", b"\xff" * 50, b"\x1a\x05ab", b"\x0a\x02\xff\xfe"):
-            for method in ("Generate", "Chat"):
-                send: Any = stack.channel.unary_stream(f"/{SERVICE_NAME}/{method}")
-                call = aiter(send(data))
-                assert await code_of(anext(call)) is StatusCode.INVALID_ARGUMENT
+async def test_malformed_bytes_are_an_invalid_argument(stack: Stack) -> None:
+    for data in (b"", b"\xff" * 50, b"\x1a\x05ab", b"\x0a\x02\xff\xfe"):
+        for method in ("Generate", "Chat"):
+            send: Any = stack.channel.unary_stream(f"/{SERVICE_NAME}/{method}")
+            call = aiter(send(data))
+            assert await code_of(anext(call)) is StatusCode.INVALID_ARGUMENT
 
 
 async def test_a_request_that_the_scheduler_refuses_fails_with_its_status() -> None:

@@ -35,7 +35,7 @@ async def test_a_grpc_client_that_never_reads_lets_go_of_what_it_held() -> None:
                 "/signalbox.inference.v1.InferenceService/Generate",
                 request_serializer=lambda message: message.SerializeToString(),
             )(make_generate(request_id="does not"))
-            await stack.scheduler.wait_until(lambda: len(stack.scheduler.added) == 2)
+            await stack.added(2)
             handles = {add.request_id: add.handle for add in stack.scheduler.added}
             num_steps = await send_until_aborted(stack, *handles.values())
             assert stack.scheduler.aborted == [handles["does not"]]
@@ -60,7 +60,7 @@ async def test_an_http_client_that_never_reads_lets_go_of_what_it_held() -> None
             f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
         )
         writer.write(head.encode() + b"Content-Type: application/json\r\n\r\n" + body)
-        await stack.scheduler.wait_until(lambda: bool(stack.scheduler.added))
+        await stack.added()
         await send_until_aborted(stack, stack.scheduler.added[0].handle)
         await stack.check_nothing_is_left()  # while the client is there still
         writer.close()
@@ -70,8 +70,7 @@ async def test_an_http_client_that_never_reads_lets_go_of_what_it_held() -> None
 async def test_a_client_that_pauses_gets_everything() -> None:
     async with make_stack(client_stall_timeout_s=60, max_unread_tokens=1 << 30) as stack:
         call = stack.client.Generate(make_generate())
-        await stack.scheduler.wait_until(lambda: bool(stack.scheduler.added))
-        handle = stack.scheduler.added[0].handle
+        handle = (await stack.added()).handle
         for _ in range(100):
             stack.scheduler.send(step((handle, 0, RUN)))
             await asyncio.sleep(0.002)

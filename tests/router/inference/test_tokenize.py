@@ -48,34 +48,33 @@ async def test_a_long_answer_is_whole() -> None:
 
 
 @pytest.mark.parametrize("tokens", [[], [5], [5, 6]])
-async def test_a_short_answer_is_whole(tokens: list[int]) -> None:
-    async with make_http() as http:
-        tokenizer = http.stack.router.generator.model.tokenizer
-        text = await tokenizer.decode(tokens, skip_special_tokens=False)
-        assert await post(http, "/detokenize", {"tokens": tokens}) == {"prompt": text}
+async def test_a_short_answer_is_whole(http: Http, tokens: list[int]) -> None:
+    tokenizer = http.stack.router.generator.model.tokenizer
+    text = await tokenizer.decode(tokens, skip_special_tokens=False)
+    assert await post(http, "/detokenize", {"tokens": tokens}) == {"prompt": text}
 
 
-async def test_a_token_that_does_not_exist_is_found_far_behind() -> None:
-    async with make_http() as http:
-        ids = [5] * (list_pieces.PIECE * 2)
-        for wrong in (-1, 10**6):
-            answer = await http.raw.post("/detokenize", json={"tokens": [*ids, wrong]})
-            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tokens")
-        request = pb.DetokenizeRequest(token_ids=[*ids, 10**6])
-        assert (await code_of(http.stack.client.Detokenize(request))).name == "INVALID_ARGUMENT"
+async def test_a_token_that_does_not_exist_is_found_far_behind(http: Http) -> None:
+    ids = [5] * (list_pieces.PIECE * 2)
+    for wrong in (-1, 10**6):
+        answer = await http.raw.post("/detokenize", json={"tokens": [*ids, wrong]})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tokens")
+    request = pb.DetokenizeRequest(token_ids=[*ids, 10**6])
+    assert (await code_of(http.stack.client.Detokenize(request))).name == "INVALID_ARGUMENT"
 
 
-async def test_decoded_text_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with make_http() as http:
-        body = {"tokens": [token("ĠParis")] * (LONG_DECODE_TOKENS + 1)}
-        await post(http, "/detokenize", body)  # by the bound as it is
-        monkeypatch.setattr(long_texts, "MAX_DECODED_BYTES", 6 * LONG_DECODE_TOKENS)
-        answer = await http.raw.post("/detokenize", json=body)
-        assert answer.status_code == 400
-        assert "MiB of text" in answer.json()["error"]["message"]
+async def test_decoded_text_has_a_bound(http: Http, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = {"tokens": [token("ĠParis")] * (LONG_DECODE_TOKENS + 1)}
+    await post(http, "/detokenize", body)  # by the bound as it is
+    monkeypatch.setattr(long_texts, "MAX_DECODED_BYTES", 6 * LONG_DECODE_TOKENS)
+    answer = await http.raw.post("/detokenize", json=body)
+    assert answer.status_code == 400
+    assert "MiB of text" in answer.json()["error"]["message"]
 
 
-async def test_a_client_that_leaves_ends_its_tokenising(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_leaves_ends_its_tokenising(
+    http: Http, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ended = asyncio.Event()
 
     async def endless(*_: object, **__: object) -> list[int]:
@@ -84,14 +83,13 @@ async def test_a_client_that_leaves_ends_its_tokenising(monkeypatch: pytest.Monk
         finally:
             ended.set()
 
-    async with make_http() as http:
-        monkeypatch.setattr(http.stack.router.generator.model.tokenizer, "encode", endless)
-        host, port = http.stack.router.http.address.split(":")  # type: ignore[union-attr]
-        _, writer = await asyncio.open_connection(host, int(port))
-        body = json.dumps({"prompt": "Hi"}).encode()
-        head = f"POST /tokenize HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
-        writer.write(head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body)
-        await eventually(lambda: http.stack.router.live.num_live == 1)
-        writer.close()
-        await asyncio.wait_for(ended.wait(), 10)
-        await eventually(lambda: not http.stack.router.live.num_live)
+    monkeypatch.setattr(http.stack.router.generator.model.tokenizer, "encode", endless)
+    host, port = http.stack.router.http.address.split(":")  # type: ignore[union-attr]
+    _, writer = await asyncio.open_connection(host, int(port))
+    body = json.dumps({"prompt": "Hi"}).encode()
+    head = f"POST /tokenize HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+    writer.write(head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+    await eventually(lambda: http.stack.router.live.num_live == 1)
+    writer.close()
+    await asyncio.wait_for(ended.wait(), 10)
+    await eventually(lambda: not http.stack.router.live.num_live)

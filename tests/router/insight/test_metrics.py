@@ -23,7 +23,7 @@ from rpc.telemetry import logs
 from tests.router.fakes import request_finished, step, token
 from tests.router.insight.test_request_span import TRACE_ID, TRACEPARENT, exporter
 from tests.router.keys.test_api_keys import BEARER, entry, write_keys
-from tests.router.openai.clients import make_http
+from tests.router.openai.clients import Http, make_http
 from tests.router.stack import Stack, code_of, make_generate, make_stack, saying
 
 __all__ = ["exporter"]  # a fixture
@@ -77,7 +77,7 @@ async def test_what_is_refused_and_what_is_cancelled_are_told_apart() -> None:
         assert value(text, sample) >= 1
     async with make_http(lambda add: ()) as http:
         late = asyncio.create_task(http.stack.generate(request_id="c"))
-        await http.stack.scheduler.wait_until(lambda: len(http.stack.scheduler.added) == 1)
+        await http.stack.added()
         assert "signalbox_router_requests 1.0" in (await http.raw.get("/metrics")).text
         late.cancel()
         await http.stack.scheduler.wait_until(lambda: len(http.stack.scheduler.aborted) == 1)
@@ -110,7 +110,7 @@ async def test_the_tokens_of_a_request_that_does_not_end_well_are_timed_all_the_
     """Clients who leave because tokens are slow would else make them look fast."""
     async with make_stack(metrics=MetricsConfig(port=0)) as stack:
         call = stack.client.Generate(make_generate(request_id="a"))
-        await stack.scheduler.wait_until(lambda: bool(stack.scheduler.added))
+        await stack.added()
         for _ in range(num_tokens):
             stack.scheduler.send(step((stack.scheduler.added[0].handle, 0, [token("x")])))
             await anext(aiter(call))
@@ -160,28 +160,25 @@ async def test_a_message_that_is_no_request_is_counted_once(
     assert value(text, "signalbox_admission_rejections_total{") == 1
 
 
-async def test_no_request_to_generate_is_counted_as_one() -> None:
-    async with make_http() as http:
-        send: Any = http.stack.channel.unary_unary(f"/{SERVICE_NAME}/Tokenize")
-        assert await code_of(send(b"\xff")) is grpc.StatusCode.INVALID_ARGUMENT
-        assert (await http.raw.post("/tokenize", content=b"{")).status_code == 400
-        assert "signalbox_requests_total{" not in (await http.raw.get("/metrics")).text
+async def test_no_request_to_generate_is_counted_as_one(http: Http) -> None:
+    send: Any = http.stack.channel.unary_unary(f"/{SERVICE_NAME}/Tokenize")
+    assert await code_of(send(b"\xff")) is grpc.StatusCode.INVALID_ARGUMENT
+    assert (await http.raw.post("/tokenize", content=b"{")).status_code == 400
+    assert "signalbox_requests_total{" not in (await http.raw.get("/metrics")).text
 
 
-async def test_what_comes_while_nobody_serves_is_counted_as_a_failure() -> None:
-    async with make_http() as http:
-        http.stack.scheduler.has_worker = False
-        await http.stack.wait_serving(False)
-        assert await code_of(http.stack.generate()) is grpc.StatusCode.UNAVAILABLE
-        assert (await http.raw.post("/v1/completions", json={"prompt": "a"})).status_code == 503
-        text = (await http.raw.get("/metrics")).text
-        assert value(text, 'signalbox_requests_total{code="UNAVAILABLE",model_name=""') == 2
+async def test_what_comes_while_nobody_serves_is_counted_as_a_failure(http: Http) -> None:
+    http.stack.scheduler.has_worker = False
+    await http.stack.wait_serving(False)
+    assert await code_of(http.stack.generate()) is grpc.StatusCode.UNAVAILABLE
+    assert (await http.raw.post("/v1/completions", json={"prompt": "a"})).status_code == 503
+    text = (await http.raw.get("/metrics")).text
+    assert value(text, 'signalbox_requests_total{code="UNAVAILABLE",model_name=""') == 2
 
 
-async def test_a_name_that_only_a_client_knows_is_no_label() -> None:
-    async with make_http() as http:
-        await code_of(http.stack.generate(model="made-up"))
-        assert "made-up" not in (await http.raw.get("/metrics")).text
+async def test_a_name_that_only_a_client_knows_is_no_label(http: Http) -> None:
+    await code_of(http.stack.generate(model="made-up"))
+    assert "made-up" not in (await http.raw.get("/metrics")).text
 
 
 async def test_a_slow_request_can_be_found_by_its_trace(exporter: InMemorySpanExporter) -> None:

@@ -87,7 +87,7 @@ async def test_requests_that_do_not_end_well_end_their_spans_with_a_code(
         assert await code_of(anext(late)) is grpc.StatusCode.DEADLINE_EXCEEDED
 
         cancelled = asyncio.create_task(stack.generate(request_id="c"))
-        await stack.scheduler.wait_until(lambda: len(stack.scheduler.added) == 2)
+        await stack.added(2)
         cancelled.cancel()
         await stack.scheduler.wait_until(lambda: len(stack.scheduler.aborted) == 2)
         await stack.check_nothing_is_left()

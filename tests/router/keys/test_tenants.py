@@ -10,6 +10,7 @@ from contract.errors import InvalidArgument
 from protos.inference.v1 import inference_pb2 as pb
 from router.keys.tenants import TENANT_HEADER, Tenants
 from tests.router.fakes import finished, step
+from tests.router.inference.test_chat import make_chat
 from tests.router.stack import Stack, code_of, make_generate, make_stack, saying
 
 
@@ -20,10 +21,9 @@ async def generate(stack: Stack, *metadata: tuple[str, str], **fields: Any) -> N
 
 @pytest.mark.parametrize("method", ["Generate", "Chat"])
 async def test_priority_and_cache_salt_reach_the_scheduler(method: str) -> None:
-    message = pb.ChatMessage(role=pb.CHAT_ROLE_USER, content=[pb.ContentPart(text="Hi")])
     async with make_stack(saying("!")) as stack:
         if method == "Chat":
-            request: Any = pb.ChatRequest(messages=[message], priority=-7, cache_salt="a")
+            request: Any = make_chat(priority=-7, cache_salt="a")
         else:
             request = pb.GenerateRequest(text="Hi", priority=-7, cache_salt="a")
         async for _ in getattr(stack.client, method)(request):
@@ -33,10 +33,11 @@ async def test_priority_and_cache_salt_reach_the_scheduler(method: str) -> None:
 
 
 @pytest.mark.parametrize("fields", [{"priority": 1001}, {"cache_salt": "é" * 65}])
-async def test_values_out_of_range_are_refused_at_the_door(fields: dict[str, Any]) -> None:
-    async with make_stack() as stack:
-        assert await code_of(generate(stack, **fields)) is grpc.StatusCode.INVALID_ARGUMENT
-        assert not stack.scheduler.added
+async def test_values_out_of_range_are_refused_at_the_door(
+    stack: Stack, fields: dict[str, Any]
+) -> None:
+    assert await code_of(generate(stack, **fields)) is grpc.StatusCode.INVALID_ARGUMENT
+    assert not stack.scheduler.added
 
 
 @pytest.mark.parametrize(("is_trusted", "tenant"), [(True, "blue"), (False, "")])
@@ -56,7 +57,7 @@ async def test_tenants_do_not_see_each_others_request_ids() -> None:
             asyncio.create_task(generate(stack, (TENANT_HEADER, name), request_id="mine"))
             for name in ("blue", "red")
         ]
-        await stack.scheduler.wait_until(lambda: len(stack.scheduler.added) == 2)
+        await stack.added(2)
         again = generate(stack, (TENANT_HEADER, "red"), request_id="mine")
         assert await code_of(again) is grpc.StatusCode.ALREADY_EXISTS
         for added in stack.scheduler.added:

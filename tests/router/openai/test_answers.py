@@ -19,7 +19,6 @@ from tests.router.fakes import (
     bytewise_ids,
     finished,
     ids_of,
-    request_finished,
     step,
     token,
 )
@@ -64,13 +63,7 @@ def branches(*texts: str) -> Any:
     def script(add: scheduler_pb2.AddRequest) -> Outputs:
         for index, text in enumerate(texts):
             yield step((add.handle, index, ids_of(text)))
-        ends = [
-            scheduler_pb2.FinishedSequence(
-                handle=add.handle, index=index, reason=scheduler_pb2.FINISH_REASON_LENGTH
-            )
-            for index in range(len(texts))
-        ]
-        yield step(sequences=ends, requests=[request_finished(add.handle)])
+        yield step(**finished(add.handle, num_sequences=len(texts)))
 
     return script
 
@@ -111,31 +104,24 @@ async def test_usage_comes_with_every_event_if_asked_for() -> None:
         assert all(chunk.usage.prompt_tokens for chunk in chunks)
 
 
-async def test_a_stream_ends_with_done() -> None:
-    async with make_http() as http:
-        for path, body in (
-            ("/v1/completions", {"prompt": "Hi"}),
-            ("/v1/chat/completions", {"messages": HI}),
-        ):
-            answer = await http.raw.post(path, json={**body, "stream": True})
-            assert answer.headers["content-type"].startswith("text/event-stream")
-            events = answer.text.split("\n\n")
-            assert events[-2:] == ["data: [DONE]", ""]
-            assert all(json.loads(event.removeprefix("data: ")) for event in events[:-2])
+async def test_a_stream_ends_with_done(http: Http) -> None:
+    for path, body in (
+        ("/v1/completions", {"prompt": "Hi"}),
+        ("/v1/chat/completions", {"messages": HI}),
+    ):
+        answer = await http.raw.post(path, json={**body, "stream": True})
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        events = answer.text.split("\n\n")
+        assert events[-2:] == ["data: [DONE]", ""]
+        assert all(json.loads(event.removeprefix("data: ")) for event in events[:-2])
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
 async def test_several_prompts_are_choices_in_order(is_streamed: bool) -> None:
     def script(add: scheduler_pb2.AddRequest) -> Outputs:
         ids = list(add.prompt_token_ids)[-1:]  # says the prompt's last token, twice over
-        ends = [
-            scheduler_pb2.FinishedSequence(
-                handle=add.handle, index=index, reason=scheduler_pb2.FINISH_REASON_LENGTH
-            )
-            for index in (0, 1)
-        ]
         yield step((add.handle, 0, ids), (add.handle, 1, ids * 2))
-        yield step(sequences=ends, requests=[request_finished(add.handle)])
+        yield step(**finished(add.handle, num_sequences=2))
 
     async with make_http(script) as http:
         prompts: list[Any] = ["a", "b", "c"]
@@ -154,11 +140,10 @@ async def test_several_prompts_are_choices_in_order(is_streamed: bool) -> None:
         assert [c.text for c in (await http.complete(ids[0], n=2)).choices] == ["a", "aa"]
 
 
-async def test_one_prompt_that_fails_fails_them_all_and_leaves_nothing() -> None:
-    async with make_http() as http:
-        with pytest.raises(openai.BadRequestError, match="prompt: "):
-            await http.complete([[token("a")], [10**6]])
-        await http.stack.check_nothing_is_left()
+async def test_one_prompt_that_fails_fails_them_all_and_leaves_nothing(http: Http) -> None:
+    with pytest.raises(openai.BadRequestError, match="prompt: "):
+        await http.complete([[token("a")], [10**6]])
+    await http.stack.check_nothing_is_left()
 
 
 async def test_a_completions_logprobs_are_those_of_its_tokens() -> None:
@@ -350,39 +335,36 @@ async def test_streamed_tool_calls_are_joined_by_the_sdk() -> None:
         assert final.choices[0].finish_reason == "tool_calls"
 
 
-async def test_fields_reach_the_scheduler() -> None:
-    async with make_http() as http:
-        await http.chat(
-            temperature=0.5, top_p=0.5, seed=-1, presence_penalty=1, frequency_penalty=1,
-            logit_bias={"7": -3}, max_completion_tokens=9, stop=["x", "y"],
-            extra_body={
-                "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.5, "stop_token_ids": [8],
-                "min_tokens": 2, "typical_p": 0.5, "allowed_token_ids": [token(EOS), 65],
-                "priority": 3, "cache_salt": "salt",
-            },
-        )  # fmt: skip
-        (add,) = http.stack.scheduler.added
-        params = add.sampling_params
-        assert (params.temperature, params.top_p, params.seed) == (0.5, 0.5, 2**64 - 1)
-        assert (params.presence_penalty, params.frequency_penalty) == (1, 1)
-        assert unpack_int32(params.logit_bias_token_ids).tolist() == [7]
-        assert struct.unpack("<f", params.logit_biases) == (-3,)
-        assert (add.max_tokens, params.top_k, params.min_tokens) == (9, 5, 2)
-        assert (params.min_p, params.typical_p) == (pytest.approx(0.1), 0.5)
-        assert list(params.stop_token_ids) == [8, token(EOS)]
-        assert params.repetition_penalty == 1.5
-        assert unpack_int32(params.allowed_token_ids).tolist() == [token(EOS), 65]
-        assert (add.priority, add.cache_salt) == (3, "salt")
-        await http.complete(extra_body={"top_k": -1, "truncate_prompt_tokens": 1})
-        assert len(http.stack.scheduler.added[1].prompt_token_ids) == 1
-        await http.complete(
-            prompt=[65] * 3000, max_tokens=4, extra_body={"truncate_prompt_tokens": -1}
-        )
-        assert len(http.stack.scheduler.added[2].prompt_token_ids) == 2048 - 4
-        beam = {"use_beam_search": True, "best_of": 3, "length_penalty": 0.5}
-        await http.complete(extra_body=beam)
-        search = http.stack.scheduler.added[3].beam_search
-        assert (search.width, search.length_penalty) == (3, 0.5)
+async def test_fields_reach_the_scheduler(http: Http) -> None:
+    await http.chat(
+        temperature=0.5, top_p=0.5, seed=-1, presence_penalty=1, frequency_penalty=1,
+        logit_bias={"7": -3}, max_completion_tokens=9, stop=["x", "y"],
+        extra_body={
+            "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.5, "stop_token_ids": [8],
+            "min_tokens": 2, "typical_p": 0.5, "allowed_token_ids": [token(EOS), 65],
+            "priority": 3, "cache_salt": "salt",
+        },
+    )  # fmt: skip
+    (add,) = http.stack.scheduler.added
+    params = add.sampling_params
+    assert (params.temperature, params.top_p, params.seed) == (0.5, 0.5, 2**64 - 1)
+    assert (params.presence_penalty, params.frequency_penalty) == (1, 1)
+    assert unpack_int32(params.logit_bias_token_ids).tolist() == [7]
+    assert struct.unpack("<f", params.logit_biases) == (-3,)
+    assert (add.max_tokens, params.top_k, params.min_tokens) == (9, 5, 2)
+    assert (params.min_p, params.typical_p) == (pytest.approx(0.1), 0.5)
+    assert list(params.stop_token_ids) == [8, token(EOS)]
+    assert params.repetition_penalty == 1.5
+    assert unpack_int32(params.allowed_token_ids).tolist() == [token(EOS), 65]
+    assert (add.priority, add.cache_salt) == (3, "salt")
+    await http.complete(extra_body={"top_k": -1, "truncate_prompt_tokens": 1})
+    assert len(http.stack.scheduler.added[1].prompt_token_ids) == 1
+    await http.complete(prompt=[65] * 3000, max_tokens=4, extra_body={"truncate_prompt_tokens": -1})
+    assert len(http.stack.scheduler.added[2].prompt_token_ids) == 2048 - 4
+    beam = {"use_beam_search": True, "best_of": 3, "length_penalty": 0.5}
+    await http.complete(extra_body=beam)
+    search = http.stack.scheduler.added[3].beam_search
+    assert (search.width, search.length_penalty) == (3, 0.5)
 
 
 async def test_stops_are_found_and_named() -> None:
@@ -431,12 +413,11 @@ async def test_usage_of_a_streamed_chat_only_grows_and_is_detailed_at_the_end() 
         assert last.usage.prompt_tokens_details.cached_tokens == 3
 
 
-async def test_a_streams_prompt_tokens_stand_beside_the_choices() -> None:
-    async with make_http() as http:
-        first, *others = await http.chat_chunks(extra_body={"return_token_ids": True})
-        assert first.prompt_token_ids == list(http.stack.scheduler.added[0].prompt_token_ids)
-        assert "prompt_token_ids" not in first.choices[0].model_extra
-        assert not any("prompt_token_ids" in chunk.model_extra for chunk in others)
+async def test_a_streams_prompt_tokens_stand_beside_the_choices(http: Http) -> None:
+    first, *others = await http.chat_chunks(extra_body={"return_token_ids": True})
+    assert first.prompt_token_ids == list(http.stack.scheduler.added[0].prompt_token_ids)
+    assert "prompt_token_ids" not in first.choices[0].model_extra
+    assert not any("prompt_token_ids" in chunk.model_extra for chunk in others)
 
 
 async def test_a_forced_call_replaces_the_response_format() -> None:
@@ -469,20 +450,19 @@ async def test_token_ids_are_returned_if_asked_for() -> None:
         )
 
 
-async def test_a_clients_template_and_an_open_message() -> None:
-    async with make_http() as http:
-        talk = [*HI, {"role": "assistant", "content": [{"type": "text", "text": "Well"}]}]
-        body = {"continue_final_message": True, "add_generation_prompt": False}
-        answer = await http.raw.post("/tokenize", json={"messages": talk, **body})
-        ids = answer.json()["tokens"]
-        await http.chat(talk, extra_body=body)
-        assert list(http.stack.scheduler.added[0].prompt_token_ids) == ids
-        text = (await http.raw.post("/detokenize", json={"tokens": ids})).json()["prompt"]
-        assert text == "[user]Hi</s>[assistant]Well"
-        template = "{{ messages[0].content }}{{ x }}"
-        body2 = {"chat_template": template, "chat_template_kwargs": {"x": "!"}}
-        answer = await http.raw.post("/tokenize", json={"messages": HI, **body2})
-        assert answer.json()["tokens"] == ids_of("Hi!")
+async def test_a_clients_template_and_an_open_message(http: Http) -> None:
+    talk = [*HI, {"role": "assistant", "content": [{"type": "text", "text": "Well"}]}]
+    body = {"continue_final_message": True, "add_generation_prompt": False}
+    answer = await http.raw.post("/tokenize", json={"messages": talk, **body})
+    ids = answer.json()["tokens"]
+    await http.chat(talk, extra_body=body)
+    assert list(http.stack.scheduler.added[0].prompt_token_ids) == ids
+    text = (await http.raw.post("/detokenize", json={"tokens": ids})).json()["prompt"]
+    assert text == "[user]Hi</s>[assistant]Well"
+    template = "{{ messages[0].content }}{{ x }}"
+    body2 = {"chat_template": template, "chat_template_kwargs": {"x": "!"}}
+    answer = await http.raw.post("/tokenize", json={"messages": HI, **body2})
+    assert answer.json()["tokens"] == ids_of("Hi!")
 
 
 async def test_a_client_that_leaves_aborts() -> None:
@@ -497,7 +477,7 @@ async def test_a_client_that_leaves_aborts() -> None:
         await _aborted(http, 1)
 
         whole = asyncio.create_task(http.complete(["a", "b"]))
-        await http.stack.scheduler.wait_until(lambda: len(http.stack.scheduler.added) == 3)
+        await http.stack.added(3)
         whole.cancel()
         await _aborted(http, 3)
 

@@ -57,181 +57,97 @@ def parse(name: str, text: str) -> tuple[str, Calls]:
 
 
 WEATHER = ("get_weather", PARIS)
-CASES: list[tuple[str, str, str, Calls]] = [
-    # A call, two calls, text around them.
-    (HERMES, '<tool_call>\n{"name": "get_weather", "arguments": %s}\n</tool_call>', "", [WEATHER]),
-    (
-        HERMES,
-        'Let me look.\n<tool_call>{"name": "get_weather", "arguments": %s}</tool_call>\n'
-        '<tool_call>{"name": "add", "arguments": {"a": [1, {"b": "}"}]}}</tool_call>\n',
-        "Let me look.\n",
-        [WEATHER, ("add", '{"a": [1, {"b": "}"}]}')],
-    ),
-    (
-        HERMES,
-        '<tool_call>[{"name": "get_weather", "arguments": %s}, {"name": "add"}]</tool_call>',
-        "",
-        [WEATHER, ("add", "{}")],
-    ),
-    (
-        HERMES,
-        '<tool_call>{"name": "get_weather", "arguments": %s}</tool_call> Done.',
-        " Done.",
-        [WEATHER],
-    ),
-    # The order of the keys, other keys, arguments in a string.
-    (HERMES, '<tool_call>{"arguments": %s, "name": "get_weather"}</tool_call>', "", [WEATHER]),
-    (
-        HERMES,
-        '<tool_call>{"id": 7, "x": {"y": "}"}, "name": "add", "arguments": "{\\"a\\": 1}"}'
-        "</tool_call>",
-        "",
-        [("add", '{"a": 1}')],
-    ),
-    (HERMES, '<tool_call>{"name": "add", "arguments": null}</tool_call>', "", [("add", "{}")]),
-    # No calls.
-    (HERMES, "a < b, <tool_cal", "a < b, <tool_cal", []),
-    (HERMES, "<tool_call>hello</tool_call>", "<tool_call>hello</tool_call>", []),
-    (HERMES, '<tool_call>{"nam": "x"}</tool_call>', '<tool_call>{"nam": "x"}</tool_call>', []),
-    (HERMES, '<tool_call>{"name": 1}', '<tool_call>{"name": 1}', []),
-    (HERMES, "<tool_call>[]</tool_call>", "<tool_call>[]</tool_call>", []),
-    (HERMES, '{"name": "add", "arguments": {}}', '{"name": "add", "arguments": {}}', []),
-    (HERMES, "  \n", "  \n", []),
-    # A second chance after what was no call.
-    (
-        HERMES,
-        '<tool_call> <<tool_call>{"name": "get_weather", "arguments": %s}</tool_call>',
-        "<tool_call> <",
-        [WEATHER],
-    ),
-    # Cut off.
-    (HERMES, '<tool_call>{"name": "add", "argu', '<tool_call>{"name": "add", "argu', []),
-    (
-        HERMES,
+ADD_1 = ("add", '{"a": 1}')
+BROKEN_ARGUMENTS = (
+    '{"a": }', '{"a": 1]', "{'a': 1}", '{"a": NaN}', '{"a": 01}', "[1]", '"x"', '"[1]"', '{"a": 1,}'
+)  # fmt: skip
+# A text, what is left of it, its calls.
+CASES: dict[str, list[tuple[str, str, Calls]]] = {
+    HERMES: [
+        # A call, two calls, text around them.
+        ('<tool_call>\n{"name": "get_weather", "arguments": %s}\n</tool_call>', "", [WEATHER]),
+        ('Let me look.\n<tool_call>{"name": "get_weather", "arguments": %s}</tool_call>\n'
+         '<tool_call>{"name": "add", "arguments": {"a": [1, {"b": "}"}]}}</tool_call>\n',
+         "Let me look.\n", [WEATHER, ("add", '{"a": [1, {"b": "}"}]}')]),
+        ('<tool_call>[{"name": "get_weather", "arguments": %s}, {"name": "add"}]</tool_call>',
+         "", [WEATHER, ("add", "{}")]),
+        ('<tool_call>{"name": "get_weather", "arguments": %s}</tool_call> Done.',
+         " Done.", [WEATHER]),
+        # The order of the keys, other keys, arguments in a string.
+        ('<tool_call>{"arguments": %s, "name": "get_weather"}</tool_call>', "", [WEATHER]),
+        ('<tool_call>{"id": 7, "x": {"y": "}"}, "name": "add", "arguments": "{\\"a\\": 1}"}'
+         "</tool_call>", "", [ADD_1]),
+        ('<tool_call>{"name": "add", "arguments": null}</tool_call>', "", [("add", "{}")]),
+        # A second chance after what was no call; a call that is cut off behind another.
+        ('<tool_call> <<tool_call>{"name": "get_weather", "arguments": %s}</tool_call>',
+         "<tool_call> <", [WEATHER]),
+        ('<tool_call>{"name": "add"}{"name": "add", "argu',
+         '{"name": "add", "argu', [("add", "{}")]),
+        # Line breaks in strings, which JSON has not, and between tokens, which it has.
+        ('<tool_call>{"name": "add", "arguments": {"a": "é\n2"}}',
+         "", [("add", '{"a": "é\\n2"}')]),
+        ('<tool_call>{"name": "add", "arguments": {\n "a": 2}}', "", [("add", '{\n "a": 2}')]),
+        ('<tool_call>{"name": "get_weather", "arguments": %s}\n</tool_', "", [WEATHER]),
+    ],
+    LLAMA3_JSON: [
+        ('{"name": "get_weather", "parameters": %s}', "", [WEATHER]),
+        (' <|python_tag|>{"type": "function", "name": "get_weather", "parameters": %s}',
+         "", [WEATHER]),
+        ('{"name": "get_weather", "parameters": %s}; {"name": "add", "parameters": {}}',
+         "", [WEATHER, ("add", "{}")]),
+        # After text, in a code fence, before text.
+        ('I will look.\n{"name": "get_weather", "parameters": %s} Wait.',
+         "I will look.\n Wait.", [WEATHER]),
+        ('```json\n{"name": "get_weather", "parameters": %s}\n```', "", [WEATHER]),
+        ('Here:\n```\n[{"name": "get_weather", "parameters": %s}, {"name": "add"}]\n```\nOk',
+         "Here:\n\nOk", [WEATHER, ("add", "{}")]),
+        ('{"x": 1} [2] ``` {"name": "get_weather", "parameters": %s}',
+         '{"x": 1} [2] ', [WEATHER]),
+    ],
+    MISTRAL: [
+        ('[TOOL_CALLS][{"name": "get_weather", "arguments": %s}, {"name": "add", "arguments": {}}]',
+         "", [WEATHER, ("add", "{}")]),
+        ("Well. [TOOL_CALLS]get_weather[ARGS]%s[TOOL_CALLS]add{}",
+         "Well. ", [WEATHER, ("add", "{}")]),
+    ],
+    JSON: [
+        ('So: ```{"name": "get_weather", "arguments": %s}```', "So: ", [WEATHER]),
+        ('[{"name": "get_weather", "arguments": %s}]', "", [WEATHER]),
+        ('{"name": "get_weather", "arguments": %s}\n\n', "", [WEATHER]),
+    ],
+}  # fmt: skip
+NO_CALLS: dict[str, list[str]] = {
+    HERMES: [
+        "a < b, <tool_cal", "<tool_call>hello</tool_call>", '<tool_call>{"nam": "x"}</tool_call>',
+        '<tool_call>{"name": 1}', "<tool_call>[]</tool_call>", '{"name": "add", "arguments": {}}',
+        "  \n", '<tool_call>{"name": "add", "argu',
         '<tool_call>{"name": "add", "arguments": {"a": 1',
-        '<tool_call>{"name": "add", "arguments": {"a": 1',
-        [],
-    ),
-    (
-        HERMES,
-        '<tool_call>{"name": "add"}{"name": "add", "argu',
-        '{"name": "add", "argu',
-        [("add", "{}")],
-    ),
-    # JSON that is broken, and arguments that are no object.
-    *(
-        (name, text, text, list[tuple[str, str]]())
-        for name, opening, key in (
-            (HERMES, "<tool_call>", "arguments"),
-            (LLAMA3_JSON, "", "parameters"),
-            (LLAMA3_JSON, "I will: ", "parameters"),
-            (JSON, "", "arguments"),
-            (MISTRAL, "[TOOL_CALLS]", "arguments"),
-        )
-        for arguments in (
-            '{"a": }',
-            '{"a": 1]',
-            "{'a': 1}",
-            '{"a": NaN}',
-            '{"a": 01}',
-            "[1]",
-            '"x"',
-            '"[1]"',
-            '{"a": 1,}',
-        )
-        for text in [f'{opening}{{"name": "add", "{key}": {arguments}}}']
-    ),
-    (MISTRAL, "[TOOL_CALLS]add[ARGS]{1}", "[TOOL_CALLS]add[ARGS]{1}", []),
-    (
-        HERMES,
         '<tool_call>{"name": "add", "arguments": {"a": 1}',
-        '<tool_call>{"name": "add", "arguments": {"a": 1}',
-        [],
-    ),
-    # Line breaks in strings, which JSON has not, and between tokens, which it has.
-    (
-        HERMES,
-        '<tool_call>{"name": "add", "arguments": {"a": "é\n2"}}',
-        "",
-        [("add", '{"a": "é\\n2"}')],
-    ),
-    (HERMES, '<tool_call>{"name": "add", "arguments": {\n "a": 2}}', "", [("add", '{\n "a": 2}')]),
-    (
-        HERMES,
-        '<tool_call>{"name": "get_weather", "arguments": %s}\n</tool_',
-        "",
-        [WEATHER],
-    ),
-    # Llama.
-    (LLAMA3_JSON, '{"name": "get_weather", "parameters": %s}', "", [WEATHER]),
-    (
-        LLAMA3_JSON,
-        ' <|python_tag|>{"type": "function", "name": "get_weather", "parameters": %s}',
-        "",
-        [WEATHER],
-    ),
-    (
-        LLAMA3_JSON,
-        '{"name": "get_weather", "parameters": %s}; {"name": "add", "parameters": {}}',
-        "",
-        [WEATHER, ("add", "{}")],
-    ),
-    (LLAMA3_JSON, '{"name": "Paris", "parameters": {}}', '{"name": "Paris", "parameters": {}}', []),
-    (LLAMA3_JSON, '{"city": "Paris"}', '{"city": "Paris"}', []),
-    (LLAMA3_JSON, "Paris {}", "Paris {}", []),
-    # After text, in a code fence, before text.
-    (
-        LLAMA3_JSON,
-        'I will look.\n{"name": "get_weather", "parameters": %s} Wait.',
-        "I will look.\n Wait.",
-        [WEATHER],
-    ),
-    (LLAMA3_JSON, '```json\n{"name": "get_weather", "parameters": %s}\n```', "", [WEATHER]),
-    (
-        LLAMA3_JSON,
-        'Here:\n```\n[{"name": "get_weather", "parameters": %s}, {"name": "add"}]\n```\nOk',
-        "Here:\n\nOk",
-        [WEATHER, ("add", "{}")],
-    ),
-    (JSON, 'So: ```{"name": "get_weather", "arguments": %s}```', "So: ", [WEATHER]),
-    (
-        LLAMA3_JSON,
-        '```python\nadd({"a": [1]})\n``` and `x`',
-        '```python\nadd({"a": [1]})\n``` and `x`',
-        [],
-    ),
-    (LLAMA3_JSON, '```json\n{"name": "Paris"}\n```', '```json\n{"name": "Paris"}\n```', []),
-    (
-        LLAMA3_JSON,
-        '{"x": 1} [2] ``` {"name": "get_weather", "parameters": %s}',
-        '{"x": 1} [2] ',
-        [WEATHER],
-    ),
-    (LLAMA3_JSON, '<|python_tag|>print("hi")', '<|python_tag|>print("hi")', []),
-    # Mistral.
-    (
-        MISTRAL,
-        '[TOOL_CALLS][{"name": "get_weather", "arguments": %s}, {"name": "add", "arguments": {}}]',
-        "",
-        [WEATHER, ("add", "{}")],
-    ),
-    (
-        MISTRAL,
-        "Well. [TOOL_CALLS]get_weather[ARGS]%s[TOOL_CALLS]add{}",
-        "Well. ",
-        [WEATHER, ("add", "{}")],
-    ),
-    (MISTRAL, "[TOOL_CALLS]unheard_of{}", "[TOOL_CALLS]unheard_of{}", []),
-    (MISTRAL, "[TOOL] [1]", "[TOOL] [1]", []),
-    # Any other.
-    (JSON, '[{"name": "get_weather", "arguments": %s}]', "", [WEATHER]),
-    (JSON, '{"name": "get_weather", "arguments": %s}\n\n', "", [WEATHER]),
-    (JSON, "[1, 2]", "[1, 2]", []),
-    (JSON, "I would add 1 and 2.", "I would add 1 and 2.", []),
-]
+        *(f'<tool_call>{{"name": "add", "arguments": {one}}}' for one in BROKEN_ARGUMENTS),
+    ],
+    LLAMA3_JSON: [
+        '{"name": "Paris", "parameters": {}}', '{"city": "Paris"}', "Paris {}",
+        '```python\nadd({"a": [1]})\n``` and `x`', '```json\n{"name": "Paris"}\n```',
+        '<|python_tag|>print("hi")',
+        *(f'{{"name": "add", "parameters": {one}}}' for one in BROKEN_ARGUMENTS),
+        *(f'I will: {{"name": "add", "parameters": {one}}}' for one in BROKEN_ARGUMENTS),
+    ],
+    MISTRAL: [
+        "[TOOL_CALLS]unheard_of{}", "[TOOL] [1]", "[TOOL_CALLS]add[ARGS]{1}",
+        *(f'[TOOL_CALLS]{{"name": "add", "arguments": {one}}}' for one in BROKEN_ARGUMENTS),
+    ],
+    JSON: [
+        "[1, 2]", "I would add 1 and 2.",
+        *(f'{{"name": "add", "arguments": {one}}}' for one in BROKEN_ARGUMENTS),
+    ],
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "text", "content", "calls"), CASES)
+@pytest.mark.parametrize(
+    ("name", "text", "content", "calls"),
+    [(name, *case) for name, cases in CASES.items() for case in cases]
+    + [(name, text, text, []) for name, texts in NO_CALLS.items() for text in texts],
+)
 def test_a_text_gives_its_calls_however_it_is_split(
     name: str, text: str, content: str, calls: Calls
 ) -> None:

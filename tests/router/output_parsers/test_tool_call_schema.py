@@ -14,6 +14,7 @@ from router.output_parsers.tool_call_schema import forced_schema
 from router.prompt.conversation import Conversation, Message, Tool, ToolChoice, ToolMode
 from router.requests.request_output import Delta, Finish, FinishReason, Update
 from tests.router.fakes import make_model
+from tests.router.inference.test_chat import make_chat
 
 CITY = {"type": "object", "properties": {"at": {"$ref": "#/$defs/City"}}, "required": ["at"]}
 REQUIRED = pb.TOOL_CHOICE_MODE_REQUIRED
@@ -63,8 +64,7 @@ def test_a_named_tool_is_its_arguments() -> None:
 def test_a_forced_call_has_an_object_of_no_more_than_the_parameters(
     choice: pb.ToolChoice, parameters: str, illegal: object
 ) -> None:
-    request = pb.ChatRequest(
-        messages=[pb.ChatMessage(role=pb.CHAT_ROLE_USER, content=[pb.ContentPart(text="Hi")])],
+    request = make_chat(
         tools=[pb.Tool(name="ping", parameters=parameters)],
         tool_choice=choice,
     )
@@ -84,8 +84,7 @@ def test_definitions_that_contradict_each_other_are_refused() -> None:
 
 
 def test_a_forced_call_asks_for_structured_output() -> None:
-    request = pb.ChatRequest(
-        messages=[pb.ChatMessage(role=pb.CHAT_ROLE_USER, content=[pb.ContentPart(text="Hi")])],
+    request = make_chat(
         tools=[pb.Tool(name="add", parameters=json.dumps(ADD.parameters))],
         tool_choice=pb.ToolChoice(tool="add"),
     )

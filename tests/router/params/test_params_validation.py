@@ -1,9 +1,10 @@
 import math
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from contract.errors import InvalidArgument, NotFound
@@ -82,23 +83,23 @@ def test_length_penalties_have_bounds(value: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    "refused",
     [
-        ("best_of", 2),
-        ("stop", ["x"]),
-        ("logprobs", 0),
-        ("structured_output", ("regex", "x")),
-        ("presence_penalty", 0.5),
-        ("frequency_penalty", 0.5),
-        ("repetition_penalty", 1.5),
-        ("logit_bias", [(1, 1.0)]),
-        ("allowed_token_ids", [1]),
-        ("bad_words", ["x"]),
+        {"best_of": 2},
+        {"stop": ["x"]},
+        {"logprobs": 0},
+        {"structured_output": ("regex", "x")},
+        {"presence_penalty": 0.5},
+        {"frequency_penalty": 0.5},
+        {"repetition_penalty": 1.5},
+        {"logit_bias": [(1, 1.0)]},
+        {"allowed_token_ids": [1]},
+        {"bad_words": ["x"]},
     ],
 )
-def test_what_beams_cannot_honour_is_refused_by_name(name: str, value: object) -> None:
-    fields = {"beam_search": {"width": 2}, name: value}
-    assert refused_field(**fields) == f"sampling_params.{name}"
+def test_what_beams_cannot_honour_is_refused_by_name(refused: dict[str, Any]) -> None:
+    (name,) = refused
+    assert refused_field(beam_search={"width": 2}, **refused) == f"sampling_params.{name}"
 
 
 def test_neutral_values_are_no_obstacle_to_beams() -> None:
@@ -113,26 +114,24 @@ def test_neutral_values_are_no_obstacle_to_beams() -> None:
     )
 
 
-@given(FLOATS)
-def test_temperature_is_in_0_to_2(value: float) -> None:
-    assert is_accepted(temperature=value) == (0 <= value <= 2)
-
-
-@given(FLOATS)
-def test_top_p_is_above_0_and_at_most_1(value: float) -> None:
-    assert is_accepted(top_p=value) == (0 < value <= 1)
-
-
-@given(FLOATS)
-def test_penalties_are_bounded(value: float) -> None:
-    assert is_accepted(presence_penalty=value) == (-2 <= value <= 2)
-    assert is_accepted(frequency_penalty=value) == (-2 <= value <= 2)
-    assert is_accepted(repetition_penalty=value) == (0 < value <= 10)
-
-
-@given(FLOATS)
-def test_typical_p_is_above_0_and_at_most_1(value: float) -> None:
-    assert is_accepted(typical_p=value) == (0 < value <= 1)
+@pytest.mark.parametrize(
+    ("name", "is_allowed"),
+    [
+        ("temperature", lambda value: 0 <= value <= 2),
+        ("top_p", lambda value: 0 < value <= 1),
+        ("min_p", lambda value: 0 <= value <= 1),
+        ("typical_p", lambda value: 0 < value <= 1),
+        ("presence_penalty", lambda value: -2 <= value <= 2),
+        ("frequency_penalty", lambda value: -2 <= value <= 2),
+        ("repetition_penalty", lambda value: 0 < value <= 10),
+    ],
+)
+@given(value=FLOATS)
+@example(value=math.nan)
+@example(value=math.inf)
+@example(value=-math.inf)
+def test_floats_have_bounds(name: str, is_allowed: Callable[[float], bool], value: float) -> None:
+    assert is_accepted(**{name: value}) == is_allowed(value)
 
 
 @given(st.integers(0, 600), FLOATS)
@@ -168,17 +167,6 @@ def test_lists_of_tokens_and_words_are_bounded(fields: dict[str, Any], message: 
         check_sampling(fields, MODEL)
 
 
-@given(FLOATS)
-def test_min_p_is_in_0_to_1(value: float) -> None:
-    assert is_accepted(min_p=value) == (0 <= value <= 1)
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("name", ["temperature", "top_p", "min_p"])
-def test_a_number_that_is_not_finite_is_refused(name: str, value: float) -> None:
-    assert not is_accepted(**{name: value})
-
-
 @pytest.mark.parametrize(
     ("name", "low", "high"),
     [
@@ -206,41 +194,47 @@ def test_stop_token_ids_are_few_and_in_the_vocabulary(ids: list[int]) -> None:
     assert is_accepted(stop_token_ids=ids) == allowed
 
 
+def is_taken(check: Callable[..., None], value: object, **fields: Any) -> bool:
+    try:
+        check(value, **fields)
+    except InvalidArgument:
+        return False
+    return True
+
+
 @given(st.integers(-(2**31), 2**31 - 1) | st.integers(-1002, 1002))
 def test_priorities_have_bounds(priority: int) -> None:
-    if -1000 <= priority <= 1000:
-        params_validation.check_priority(priority)
-    else:
-        with pytest.raises(InvalidArgument, match=r"^priority: "):
-            params_validation.check_priority(priority)
+    assert is_taken(params_validation.check_priority, priority) == (-1000 <= priority <= 1000)
 
 
 @given(st.text(max_size=130) | st.text("aé", min_size=60, max_size=130))
-def test_cache_salts_are_at_most_128_bytes(cache_salt: str) -> None:
-    if len(cache_salt.encode()) <= 128:
-        params_validation.check_cache_salt(cache_salt)
-    else:
-        with pytest.raises(InvalidArgument, match=r"^cache_salt: "):
-            params_validation.check_cache_salt(cache_salt)
+def test_cache_salts_are_at_most_128_bytes(salt: str) -> None:
+    assert is_taken(params_validation.check_cache_salt, salt) == (len(salt.encode()) <= 128)
 
 
 @given(st.text(max_size=130) | st.text("aZ~ !", min_size=120, max_size=135))
 def test_request_ids_are_printable_ascii(request_id: str) -> None:
     allowed = 1 <= len(request_id) <= 128 and all(" " <= char <= "~" for char in request_id)
-    if allowed:
-        params_validation.check_request_id(request_id)
-    else:
-        with pytest.raises(InvalidArgument):
-            params_validation.check_request_id(request_id)
+    assert is_taken(params_validation.check_request_id, request_id) == allowed
 
 
 @given(st.integers(0, 2 * MAX_MODEL_LEN))
 def test_a_prompt_leaves_room_for_a_token(num_tokens: int) -> None:
-    if 1 <= num_tokens < MAX_MODEL_LEN:
-        params_validation.check_prompt_length(num_tokens, field="text", model=MODEL)
-    else:
-        with pytest.raises(InvalidArgument, match=str(num_tokens)):
-            params_validation.check_prompt_length(num_tokens, field="text", model=MODEL)
+    check = params_validation.check_prompt_length
+    is_right = 1 <= num_tokens < MAX_MODEL_LEN
+    assert is_taken(check, num_tokens, field="text", model=MODEL) == is_right
+
+
+@pytest.mark.parametrize(
+    ("check", "message"),
+    [
+        (lambda: params_validation.check_priority(1001), r"^priority: "),
+        (lambda: params_validation.check_cache_salt("é" * 65), r"^cache_salt: "),
+    ],
+)
+def test_what_is_out_of_bounds_is_named(check: Callable[[], None], message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        check()
 
 
 def test_a_long_prompt_is_refused_with_both_lengths() -> None:

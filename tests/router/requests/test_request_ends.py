@@ -32,35 +32,32 @@ async def test_cancelling_aborts() -> None:
         assert stack.scheduler.aborted == [stack.scheduler.added[0].handle]
 
 
-async def test_a_client_that_disconnects_aborts() -> None:
-    async with make_stack() as stack:
-        channel = grpc.aio.insecure_channel(stack.address, options=[("x", 1)])
-        call = inference_pb2_grpc.InferenceServiceStub(channel).Generate(make_generate())
-        reading = asyncio.ensure_future(anext(aiter(call)))
-        await stack.scheduler.wait_until(lambda: bool(stack.scheduler.added))
-        await channel.close()
-        await stack.scheduler.wait_until(lambda: bool(stack.scheduler.aborted))
-        await asyncio.gather(reading, return_exceptions=True)
+async def test_a_client_that_disconnects_aborts(stack: Stack) -> None:
+    channel = grpc.aio.insecure_channel(stack.address, options=[("x", 1)])
+    call = inference_pb2_grpc.InferenceServiceStub(channel).Generate(make_generate())
+    reading = asyncio.ensure_future(anext(aiter(call)))
+    await stack.added()
+    await channel.close()
+    await stack.scheduler.wait_until(lambda: bool(stack.scheduler.aborted))
+    await asyncio.gather(reading, return_exceptions=True)
 
 
-async def test_a_deadline_travels_and_aborts() -> None:
-    async with make_stack() as stack:
-        deadline_s = 10 * await deadline_after(stack.client.GetModel(pb.GetModelRequest()))
-        call = aiter(stack.client.Generate(make_generate(), timeout=deadline_s))
+async def test_a_deadline_travels_and_aborts(stack: Stack) -> None:
+    deadline_s = 10 * await deadline_after(stack.client.GetModel(pb.GetModelRequest()))
+    call = aiter(stack.client.Generate(make_generate(), timeout=deadline_s))
+    assert await code_of(anext(call)) is StatusCode.DEADLINE_EXCEEDED
+    await stack.scheduler.wait_until(lambda: bool(stack.scheduler.aborted))
+    # What is left of it; gRPC rounds up, and reads a coarse clock.
+    assert deadline_s / 2 < stack.scheduler.added[0].timeout_ns / 1e9 < deadline_s + 1
+
+
+async def test_a_deadline_of_a_millisecond_leaves_nothing(stack: Stack) -> None:
+    for _ in range(20):
+        call = aiter(stack.client.Generate(make_generate(), timeout=0.001))
         assert await code_of(anext(call)) is StatusCode.DEADLINE_EXCEEDED
-        await stack.scheduler.wait_until(lambda: bool(stack.scheduler.aborted))
-        # What is left of it; gRPC rounds up, and reads a coarse clock.
-        assert deadline_s / 2 < stack.scheduler.added[0].timeout_ns / 1e9 < deadline_s + 1
-
-
-async def test_a_deadline_of_a_millisecond_leaves_nothing() -> None:
-    async with make_stack() as stack:
-        for _ in range(20):
-            call = aiter(stack.client.Generate(make_generate(), timeout=0.001))
-            assert await code_of(anext(call)) is StatusCode.DEADLINE_EXCEEDED
-        await stack.check_nothing_is_left()
-        added = {add.handle for add in stack.scheduler.added}
-        await stack.scheduler.wait_until(lambda: added == set(stack.scheduler.aborted))
+    await stack.check_nothing_is_left()
+    added = {add.handle for add in stack.scheduler.added}
+    await stack.scheduler.wait_until(lambda: added == set(stack.scheduler.aborted))
 
 
 async def test_a_deadline_beyond_what_the_wire_holds_is_no_deadline() -> None:
@@ -72,7 +69,7 @@ async def test_a_client_that_does_not_read_is_aborted_and_one_that_reads_is_not(
     async with make_stack(max_unread_tokens=50_000) as stack:
         reader = asyncio.create_task(stack.generate(request_id="reads"))
         call = stack.client.Generate(make_generate(request_id="does not"))
-        await stack.scheduler.wait_until(lambda: len(stack.scheduler.added) == 2)
+        await stack.added(2)
         handles = {add.request_id: add.handle for add in stack.scheduler.added}
         run = ids_of(" Paris") * 1_000
         num_steps = 0

@@ -16,79 +16,74 @@ from tests.router.fakes import (
     FakeScheduler,
     token,
 )
-from tests.router.stack import code_of, make_generate, make_stack
+from tests.router.stack import Stack, code_of, make_generate, make_stack
 
 StatusCode = grpc.StatusCode
 
 
-async def test_tokenize_and_detokenize_are_inverse() -> None:
-    async with make_stack() as stack:
-        text = "naïve 東京 😀"
-        tokens = await stack.client.Tokenize(pb.TokenizeRequest(text=text))
-        assert tokens.token_ids[0] == token(BOS)
-        ids = list(tokens.token_ids)
-        back = await stack.client.Detokenize(pb.DetokenizeRequest(token_ids=ids))
-        assert back.text == text
-        whole = pb.DetokenizeRequest(token_ids=ids, skip_special_tokens=False)
-        assert (await stack.client.Detokenize(whole)).text == BOS + text
-        bare = pb.TokenizeRequest(text=text, add_special_tokens=False)
-        assert list((await stack.client.Tokenize(bare)).token_ids) == ids[1:]
+async def test_tokenize_and_detokenize_are_inverse(stack: Stack) -> None:
+    text = "naïve 東京 😀"
+    tokens = await stack.client.Tokenize(pb.TokenizeRequest(text=text))
+    assert tokens.token_ids[0] == token(BOS)
+    ids = list(tokens.token_ids)
+    back = await stack.client.Detokenize(pb.DetokenizeRequest(token_ids=ids))
+    assert back.text == text
+    whole = pb.DetokenizeRequest(token_ids=ids, skip_special_tokens=False)
+    assert (await stack.client.Detokenize(whole)).text == BOS + text
+    bare = pb.TokenizeRequest(text=text, add_special_tokens=False)
+    assert list((await stack.client.Tokenize(bare)).token_ids) == ids[1:]
 
 
-async def test_tokenize_and_detokenize_refuse_what_generate_refuses() -> None:
-    async with make_stack() as stack:
-        tokenize, detokenize = stack.client.Tokenize, stack.client.Detokenize
-        too_long = pb.TokenizeRequest(text="a" * 3_000_000)
-        assert await code_of(tokenize(too_long)) is StatusCode.INVALID_ARGUMENT
-        unknown = pb.TokenizeRequest(text="a", model="other")
-        assert await code_of(tokenize(unknown)) is StatusCode.NOT_FOUND
-        past = pb.DetokenizeRequest(token_ids=[10**6])
-        assert await code_of(detokenize(past)) is StatusCode.INVALID_ARGUMENT
+async def test_tokenize_and_detokenize_refuse_what_generate_refuses(stack: Stack) -> None:
+    tokenize, detokenize = stack.client.Tokenize, stack.client.Detokenize
+    too_long = pb.TokenizeRequest(text="a" * 3_000_000)
+    assert await code_of(tokenize(too_long)) is StatusCode.INVALID_ARGUMENT
+    unknown = pb.TokenizeRequest(text="a", model="other")
+    assert await code_of(tokenize(unknown)) is StatusCode.NOT_FOUND
+    past = pb.DetokenizeRequest(token_ids=[10**6])
+    assert await code_of(detokenize(past)) is StatusCode.INVALID_ARGUMENT
 
 
-async def test_get_model_says_what_is_served() -> None:
-    async with make_stack() as stack:
-        model = await stack.client.GetModel(pb.GetModelRequest())
-        assert (model.name, model.max_model_len) == (MODEL_NAME, MAX_MODEL_LEN)
-        assert model.has_chat_template
+async def test_get_model_says_what_is_served(stack: Stack) -> None:
+    model = await stack.client.GetModel(pb.GetModelRequest())
+    assert (model.name, model.max_model_len) == (MODEL_NAME, MAX_MODEL_LEN)
+    assert model.has_chat_template
 
 
-async def test_tokens_come_with_their_texts_if_asked_for() -> None:
-    async with make_stack() as stack:
-        asked = pb.TokenizeRequest(text="Paris is nice", return_texts=True)
-        tokens = await stack.client.Tokenize(asked)
-        assert len(tokens.texts) == len(tokens.token_ids)
-        assert "".join(tokens.texts) == BOS + "Paris is nice"
-        assert not (await stack.client.Tokenize(pb.TokenizeRequest(text="a"))).texts
-        asked.text = "a b " * MAX_MODEL_LEN
-        assert await code_of(stack.client.Tokenize(asked)) is StatusCode.INVALID_ARGUMENT
+async def test_tokens_come_with_their_texts_if_asked_for(stack: Stack) -> None:
+    asked = pb.TokenizeRequest(text="Paris is nice", return_texts=True)
+    tokens = await stack.client.Tokenize(asked)
+    assert len(tokens.texts) == len(tokens.token_ids)
+    assert "".join(tokens.texts) == BOS + "Paris is nice"
+    assert not (await stack.client.Tokenize(pb.TokenizeRequest(text="a"))).texts
+    asked.text = "a b " * MAX_MODEL_LEN
+    assert await code_of(stack.client.Tokenize(asked)) is StatusCode.INVALID_ARGUMENT
 
 
-async def test_the_load_is_the_routers_and_the_sum_of_the_workers() -> None:
-    async with make_stack() as stack:
-        workers = [
-            stats_pb2.WorkerStats(
-                num_requests_running=3,
-                num_requests_swapped=1,
-                num_gpu_blocks=100,
-                num_free_gpu_blocks=60,
-            )
-        ] * 2
-        stack.scheduler.stats = stats_pb2.GetStatsResponse(num_requests_waiting=5, workers=workers)
-        call = stack.client.Generate(make_generate())
-        await stack.scheduler.wait_until(lambda: len(stack.scheduler.added) == 1)
-        load = await stack.client.GetLoad(pb.GetLoadRequest())
-        call.cancel()
-        assert load == pb.GetLoadResponse(
-            num_live_requests=1,
-            max_live_requests=4096,
-            num_waiting_requests=5,
-            num_running_requests=6,
-            num_swapped_requests=2,
-            num_workers=2,
-            num_kv_blocks=200,
-            num_used_kv_blocks=80,
+async def test_the_load_is_the_routers_and_the_sum_of_the_workers(stack: Stack) -> None:
+    workers = [
+        stats_pb2.WorkerStats(
+            num_requests_running=3,
+            num_requests_swapped=1,
+            num_gpu_blocks=100,
+            num_free_gpu_blocks=60,
         )
+    ] * 2
+    stack.scheduler.stats = stats_pb2.GetStatsResponse(num_requests_waiting=5, workers=workers)
+    call = stack.client.Generate(make_generate())
+    await stack.added()
+    load = await stack.client.GetLoad(pb.GetLoadRequest())
+    call.cancel()
+    assert load == pb.GetLoadResponse(
+        num_live_requests=1,
+        max_live_requests=4096,
+        num_waiting_requests=5,
+        num_running_requests=6,
+        num_swapped_requests=2,
+        num_workers=2,
+        num_kv_blocks=200,
+        num_used_kv_blocks=80,
+    )
 
 
 async def test_who_asks_for_the_load_at_once_costs_the_scheduler_one_call(
@@ -120,11 +115,10 @@ async def test_the_load_is_that_of_the_schedulers_that_answer() -> None:
         await client.close()
 
 
-async def test_the_load_is_unavailable_while_nobody_serves() -> None:
-    async with make_stack() as stack:
-        stack.scheduler.has_worker = False
-        await stack.wait_serving(False)
-        ask = stack.client.GetLoad(pb.GetLoadRequest())
-        assert await code_of(ask) is StatusCode.UNAVAILABLE
-        stack.scheduler.has_worker = True
-        await stack.wait_serving()
+async def test_the_load_is_unavailable_while_nobody_serves(stack: Stack) -> None:
+    stack.scheduler.has_worker = False
+    await stack.wait_serving(False)
+    ask = stack.client.GetLoad(pb.GetLoadRequest())
+    assert await code_of(ask) is StatusCode.UNAVAILABLE
+    stack.scheduler.has_worker = True
+    await stack.wait_serving()

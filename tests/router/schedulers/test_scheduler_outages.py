@@ -11,7 +11,6 @@ from google.rpc import error_details_pb2
 from protos.inference.v1 import inference_pb2 as pb
 from protos.scheduler.v1 import scheduler_pb2
 from router.config import RouterConfig
-from router.main import Router
 from router.request_admission import EncodedPrompt
 from router.work_limits.payers import Payer
 from tests.router.fakes import (
@@ -24,6 +23,7 @@ from tests.router.stack import (
     details_of,
     make_config,
     make_stack,
+    routed,
     saying,
 )
 from tests.waiting import eventually
@@ -34,7 +34,7 @@ StatusCode = grpc.StatusCode
 async def test_a_broken_stream_ends_its_requests_and_is_mended() -> None:
     async with make_stack(resume_wait_s=0.0) as stack:
         call = asyncio.create_task(stack.generate())
-        await stack.scheduler.wait_until(lambda: bool(stack.scheduler.added))
+        await stack.added()
         stack.scheduler.end_stream()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call
@@ -46,23 +46,21 @@ async def test_a_broken_stream_ends_its_requests_and_is_mended() -> None:
         assert stack.scheduler.num_tokenizer_calls == 1  # the same tokenizer is kept
 
 
-async def test_columns_that_make_no_sense_break_the_stream_only() -> None:
-    async with make_stack() as stack:
-        call = asyncio.create_task(stack.generate())
-        await stack.scheduler.wait_until(lambda: bool(stack.scheduler.added))
-        stack.scheduler.send(scheduler_pb2.RequestUpdates(handles=b"abc"))
-        assert await code_of(call) is StatusCode.UNAVAILABLE
-        await stack.wait_serving()
+async def test_columns_that_make_no_sense_break_the_stream_only(stack: Stack) -> None:
+    call = asyncio.create_task(stack.generate())
+    await stack.added()
+    stack.scheduler.send(scheduler_pb2.RequestUpdates(handles=b"abc"))
+    assert await code_of(call) is StatusCode.UNAVAILABLE
+    await stack.wait_serving()
 
 
-async def test_a_killed_scheduler_turns_health_until_it_is_back() -> None:
-    async with make_stack() as stack:
-        await stack.scheduler.stop()
-        await stack.wait_serving(False)
-        assert await code_of(stack.generate()) is StatusCode.UNAVAILABLE
-        assert await code_of(stack.client.GetModel(pb.GetModelRequest())) is StatusCode.UNAVAILABLE
-        await stack.scheduler.start()
-        await stack.wait_serving()
+async def test_a_killed_scheduler_turns_health_until_it_is_back(stack: Stack) -> None:
+    await stack.scheduler.stop()
+    await stack.wait_serving(False)
+    assert await code_of(stack.generate()) is StatusCode.UNAVAILABLE
+    assert await code_of(stack.client.GetModel(pb.GetModelRequest())) is StatusCode.UNAVAILABLE
+    await stack.scheduler.start()
+    await stack.wait_serving()
 
 
 async def test_health_follows_the_last_worker() -> None:
@@ -83,9 +81,7 @@ async def test_the_router_waits_visibly(caplog: pytest.LogCaptureFixture) -> Non
     scheduler.has_worker = False
     address = await scheduler.start()
     await scheduler.stop()
-    router = Router(RouterConfig(port=0, scheduler_addresses=(address,)))
-    stack = Stack(scheduler, router, f"127.0.0.1:{await router.start()}")
-    try:
+    async with routed(scheduler, RouterConfig(port=0, scheduler_addresses=(address,))) as stack:
         await stack.wait_serving(False)
         assert await code_of(stack.generate()) is StatusCode.UNAVAILABLE
         await wait_for_log(caplog, f"waiting for the scheduler at {address}")
@@ -97,11 +93,6 @@ async def test_the_router_waits_visibly(caplog: pytest.LogCaptureFixture) -> Non
         scheduler.has_worker = True
         await stack.wait_serving()
         assert f"serving {MODEL_NAME}" in caplog.text
-    finally:
-        await stack.channel.close()
-        await router.drain(grace_s=0)
-        await router.stop()
-        await scheduler.stop()
 
 
 async def wait_for_log(caplog: pytest.LogCaptureFixture, text: str) -> None:
@@ -136,17 +127,10 @@ async def test_tokenizer_files_that_cannot_be_read_are_waited_out(
     caplog.set_level("INFO")
     scheduler = FakeScheduler()
     good, scheduler.files = scheduler.files, {"tokenizer.json": b"no tokenizer"}
-    router = Router(make_config(await scheduler.start()))
-    stack = Stack(scheduler, router, f"127.0.0.1:{await router.start()}")
-    try:
+    async with routed(scheduler, make_config(await scheduler.start())) as stack:
         await wait_for_log(caplog, "waiting for a usable model")
         scheduler.files = good
         await stack.wait_serving()
-    finally:
-        await stack.channel.close()
-        await router.drain(grace_s=0)
-        await router.stop()
-        await scheduler.stop()
 
 
 async def test_a_lost_stream_leaves_no_task_behind() -> None:
@@ -157,7 +141,7 @@ async def test_a_lost_stream_leaves_no_task_behind() -> None:
         for _ in range(3):
             stack.scheduler.added.clear()
             call = asyncio.create_task(stack.generate())
-            await stack.scheduler.wait_until(lambda: bool(stack.scheduler.added))
+            await stack.added()
             await stack.scheduler.stop()
             assert await code_of(call) is StatusCode.UNAVAILABLE
             await stack.wait_serving(False)

@@ -184,14 +184,13 @@ async def test_log_probabilities_come_with_tokens_and_prompt() -> None:
     ],
 )
 async def test_what_cannot_be_served_is_refused_by_name(
-    fields: dict[str, Any], code: str, named: str
+    stack: Stack, fields: dict[str, Any], code: str, named: str
 ) -> None:
-    async with make_stack() as stack:
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await generate(stack, **fields)
-        assert caught.value.code().name == code
-        assert named in (caught.value.details() or "")
-        assert not stack.scheduler.added
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await generate(stack, **fields)
+    assert caught.value.code().name == code
+    assert named in (caught.value.details() or "")
+    assert not stack.scheduler.added
 
 
 async def test_abort_ends_the_stream_with_what_there_is() -> None:
@@ -208,14 +207,13 @@ async def test_abort_ends_the_stream_with_what_there_is() -> None:
         await stack.scheduler.wait_until(lambda: len(stack.scheduler.aborted) == 1)
 
 
-async def test_abort_reaches_a_request_that_has_no_token_yet() -> None:
-    async with make_stack() as stack:
-        stub = stub_of(stack)
-        reading = asyncio.create_task(generate(stack, request_id="mine"))
-        await stack.scheduler.wait_until(lambda: bool(stack.scheduler.added))
-        await stub.Abort(pb.AbortRequest(request_ids=["mine"]))
-        (complete,) = completes_of(await reading)
-        assert (complete.finish_reason, list(complete.output_ids)) == ("abort", [])
+async def test_abort_reaches_a_request_that_has_no_token_yet(stack: Stack) -> None:
+    stub = stub_of(stack)
+    reading = asyncio.create_task(generate(stack, request_id="mine"))
+    await stack.added()
+    await stub.Abort(pb.AbortRequest(request_ids=["mine"]))
+    (complete,) = completes_of(await reading)
+    assert (complete.finish_reason, list(complete.output_ids)) == ("abort", [])
 
 
 async def test_abort_reaches_only_requests_of_the_callers_tenant() -> None:
@@ -224,7 +222,7 @@ async def test_abort_reaches_only_requests_of_the_callers_tenant() -> None:
         call = stub.Generate(
             make_request(request_id="mine"), metadata=(("x-signalbox-tenant", "blue"),)
         )
-        await stack.scheduler.wait_until(lambda: bool(stack.scheduler.added))
+        await stack.added()
         await stub.Abort(
             pb.AbortRequest(request_ids=["mine"]), metadata=(("x-signalbox-tenant", "red"),)
         )
@@ -287,30 +285,28 @@ async def test_the_load_is_that_of_all_workers() -> None:
         assert load.token_usage == 0.25
 
 
-async def test_health_follows_the_worker() -> None:
-    async with make_stack() as stack:
-        stub = stub_of(stack)
-        assert (await stub.HealthCheck(pb.HealthCheckRequest())).healthy
-        standard = await stack.health.Check(health_pb2.HealthCheckRequest(service=SERVICE_NAME))
-        assert standard.status == health_pb2.HealthCheckResponse.SERVING
-        stack.scheduler.has_worker = False
-        await stack.wait_serving(False)
-        assert not (await stub.HealthCheck(pb.HealthCheckRequest())).healthy
-        assert await code_of(stub.GetModelInfo(pb.GetModelInfoRequest())) is (
-            grpc.StatusCode.UNAVAILABLE
-        )
+async def test_health_follows_the_worker(stack: Stack) -> None:
+    stub = stub_of(stack)
+    assert (await stub.HealthCheck(pb.HealthCheckRequest())).healthy
+    standard = await stack.health.Check(health_pb2.HealthCheckRequest(service=SERVICE_NAME))
+    assert standard.status == health_pb2.HealthCheckResponse.SERVING
+    stack.scheduler.has_worker = False
+    await stack.wait_serving(False)
+    assert not (await stub.HealthCheck(pb.HealthCheckRequest())).healthy
+    assert await code_of(stub.GetModelInfo(pb.GetModelInfoRequest())) is (
+        grpc.StatusCode.UNAVAILABLE
+    )
 
 
-async def test_the_tokenizer_comes_as_an_archive_with_its_digest() -> None:
-    async with make_stack() as stack:
-        chunks = [
-            chunk async for chunk in stub_of(stack).GetTokenizer(common_pb2.GetTokenizerRequest())
-        ]
-        data = b"".join(chunk.data for chunk in chunks)
-        assert chunks[-1].sha256 == hashlib.sha256(data).hexdigest()
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            found = {name: archive.read(name) for name in archive.namelist()}
-        assert found == stack.scheduler.files
+async def test_the_tokenizer_comes_as_an_archive_with_its_digest(stack: Stack) -> None:
+    chunks = [
+        chunk async for chunk in stub_of(stack).GetTokenizer(common_pb2.GetTokenizerRequest())
+    ]
+    data = b"".join(chunk.data for chunk in chunks)
+    assert chunks[-1].sha256 == hashlib.sha256(data).hexdigest()
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        found = {name: archive.read(name) for name in archive.namelist()}
+    assert found == stack.scheduler.files
 
 
 async def test_a_client_that_leaves_aborts_its_request() -> None:

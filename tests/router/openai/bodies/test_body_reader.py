@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from router.openai.requests.types import Body
-from tests.router.openai.clients import HI, make_http
+from tests.router.openai.clients import HI, Http
 from tests.waiting import eventually
 
 
@@ -26,13 +26,12 @@ def num_bodies() -> int:
     ],
 )
 async def test_a_body_dies_with_its_request_and_not_with_its_connection(
-    path: str, body: dict[str, Any]
+    http: Http, path: str, body: dict[str, Any]
 ) -> None:
-    async with make_http() as http:
-        before = num_bodies()
-        gc.disable()
-        try:
-            await http.raw.post(path, json=body)  # its connection stays open
-            await eventually(lambda: num_bodies() == before)
-        finally:
-            gc.enable()
+    before = num_bodies()
+    gc.disable()
+    try:
+        await http.raw.post(path, json=body)  # its connection stays open
+        await eventually(lambda: num_bodies() == before)
+    finally:
+        gc.enable()

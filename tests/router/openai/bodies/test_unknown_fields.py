@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from router.openai.bodies import unknown_fields
-from tests.router.openai.clients import HI, make_http
+from tests.router.openai.clients import HI, Http, make_http
 from tests.router.openai.test_answers import TOOL
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -104,15 +104,14 @@ async def test_an_error_holds_the_beginning_of_a_long_name(refuses: bool) -> Non
     ],
 )  # fmt: skip
 async def test_a_slip_is_refused_with_what_was_meant(
-    path: str, fields: dict[str, Any], param: str, meant: str
+    http: Http, path: str, fields: dict[str, Any], param: str, meant: str
 ) -> None:
-    async with make_http() as http:
-        body = {"messages": HI} if path == CHAT else {"prompt": "a"}
-        answer = await http.raw.post(path, json=body | fields)
-        error = answer.json()["error"]
-        assert (answer.status_code, error["param"]) == (400, param)
-        assert error["message"].endswith(f"did you mean {meant}?")
-        assert http.stack.scheduler.added == []
+    body = {"messages": HI} if path == CHAT else {"prompt": "a"}
+    answer = await http.raw.post(path, json=body | fields)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, param)
+    assert error["message"].endswith(f"did you mean {meant}?")
+    assert http.stack.scheduler.added == []
 
 
 @pytest.mark.parametrize("refuses", [False, True])

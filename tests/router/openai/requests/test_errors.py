@@ -112,19 +112,19 @@ async def test_a_bad_completion_is_a_400_that_names_the_field() -> None:
 @pytest.mark.parametrize(
     ("name", "allowed"), [("max_tokens", f"[1, {2**32 - 1}]"), ("n", "[1, 64]"), ("seed", "[0, ")]
 )
-async def test_a_number_past_its_type_is_refused_with_both_bounds(name: str, allowed: str) -> None:
-    async with make_http() as http:
-        _, error = await refused(http, COMPLETIONS, {"prompt": "a", name: 10**30})
-        assert allowed in error["message"]
-        assert http.stack.scheduler.added == []
+async def test_a_number_past_its_type_is_refused_with_both_bounds(
+    http: Http, name: str, allowed: str
+) -> None:
+    _, error = await refused(http, COMPLETIONS, {"prompt": "a", name: 10**30})
+    assert allowed in error["message"]
+    assert http.stack.scheduler.added == []
 
 
-async def test_a_bound_of_another_apis_field_is_named() -> None:
-    async with make_http() as http:
-        body = {"messages": HI, "logprobs": True, "top_logprobs": -1}
-        _, error = await refused(http, CHAT, body)
-        assert "[0, 20]" in error["message"]
-        assert http.stack.scheduler.added == []
+async def test_a_bound_of_another_apis_field_is_named(http: Http) -> None:
+    body = {"messages": HI, "logprobs": True, "top_logprobs": -1}
+    _, error = await refused(http, CHAT, body)
+    assert "[0, 20]" in error["message"]
+    assert http.stack.scheduler.added == []
 
 
 @pytest.mark.parametrize(
@@ -140,14 +140,13 @@ async def test_a_bound_of_another_apis_field_is_named() -> None:
     ],
 )
 async def test_an_overflow_of_the_context_is_named_as_clients_know_it(
-    path: str, fields: dict[str, Any], param: str
+    http: Http, path: str, fields: dict[str, Any], param: str
 ) -> None:
-    async with make_http() as http:
-        status, error = await refused(http, path, fields)
-        assert (status, error["type"]) == (400, "invalid_request_error")
-        assert (error["code"], error["param"]) == ("context_length_exceeded", param)
-        assert "maximum context length is 2048 tokens" in error["message"]
-        assert http.stack.scheduler.added == []
+    status, error = await refused(http, path, fields)
+    assert (status, error["type"]) == (400, "invalid_request_error")
+    assert (error["code"], error["param"]) == ("context_length_exceeded", param)
+    assert "maximum context length is 2048 tokens" in error["message"]
+    assert http.stack.scheduler.added == []
 
 
 async def test_a_body_that_no_window_bounds_is_no_overflow() -> None:
@@ -210,13 +209,14 @@ async def test_a_bad_chat_is_a_400_that_names_the_field() -> None:
         (f'{{"prompt": "a", "user": "x", "user": "{"y" * 10_000}"}}', "user"),
     ],
 )
-async def test_a_key_that_comes_twice_is_refused_by_name(content: str, key: str) -> None:
-    async with make_http() as http:
-        answer = await http.raw.post(COMPLETIONS, content=content)
-        error = answer.json()["error"]
-        assert (answer.status_code, error["param"]) == (400, key)
-        assert "twice" in error["message"]
-        assert http.stack.scheduler.added == []
+async def test_a_key_that_comes_twice_is_refused_by_name(
+    http: Http, content: str, key: str
+) -> None:
+    answer = await http.raw.post(COMPLETIONS, content=content)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, key)
+    assert "twice" in error["message"]
+    assert http.stack.scheduler.added == []
 
 
 JSON = st.recursive(
@@ -246,19 +246,17 @@ def random_bodies() -> list[tuple[str, dict[str, Any]]]:
     return bodies
 
 
-async def test_no_body_is_an_internal_error() -> None:
+async def test_no_body_is_an_internal_error(http: Http) -> None:
     bodies = random_bodies()
-    async with make_http() as http:
-        for path, body in bodies:
-            answer = await http.raw.post(path, content=json.dumps(body))
-            assert answer.status_code in (200, 400), (body, answer.text)
+    for path, body in bodies:
+        answer = await http.raw.post(path, content=json.dumps(body))
+        assert answer.status_code in (200, 400), (body, answer.text)
 
 
-async def test_a_number_that_no_float_holds_is_refused() -> None:
-    async with make_http() as http:
-        fields = {"chat_template_kwargs": {"a": 10**400}}
-        status, error = await refused(http, CHAT, {"messages": HI, **fields})
-        assert (status, error["param"]) == (400, "chat_template_kwargs")
+async def test_a_number_that_no_float_holds_is_refused(http: Http) -> None:
+    fields = {"chat_template_kwargs": {"a": 10**400}}
+    status, error = await refused(http, CHAT, {"messages": HI, **fields})
+    assert (status, error["param"]) == (400, "chat_template_kwargs")
 
 
 async def test_a_failing_test_shows_the_exception_behind_a_500() -> None:
@@ -367,8 +365,7 @@ async def test_a_bug_is_a_500_that_tells_nothing(monkeypatch: pytest.MonkeyPatch
         assert "NoneType" not in error["message"]
 
 
-async def test_a_long_path_is_not_repeated() -> None:
-    async with make_http() as http:
-        answer = await http.raw.get("/" + "a" * 20_000)
-        assert answer.status_code == 404
-        assert len(answer.content) < 1024
+async def test_a_long_path_is_not_repeated(http: Http) -> None:
+    answer = await http.raw.get("/" + "a" * 20_000)
+    assert answer.status_code == 404
+    assert len(answer.content) < 1024

@@ -14,7 +14,7 @@ from router.openai.requests.chat_types import (
     ToolCall,
 )
 from router.openai.requests.types import CompletionBody, JsonSchema, StreamOptions
-from tests.router.openai.clients import HI, make_http
+from tests.router.openai.clients import HI, Http
 
 SCHEMA = {"schema": {"type": "object"}}
 CALL = {"id": "call_1", "function": {"name": "f", "arguments": "{}"}}
@@ -62,25 +62,23 @@ def steady(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_a_null_is_a_field_that_was_left_out(path: str) -> None:
+async def test_a_null_is_a_field_that_was_left_out(http: Http, path: str) -> None:
     body = BODIES[path]
-    async with make_http() as http:
-        answers = [await http.raw.post(path, json=one) for one in (body, without_nulls(body))]
-        assert [answer.status_code for answer in answers] == [200, 200], answers[0].text
-        with_nulls, bare = (steady(answer.json()) for answer in answers)
-        assert with_nulls == bare
-        assert "x-signalbox-ignored-fields" not in answers[0].headers
-        added = http.stack.scheduler.added
-        if added:
-            first, second = added
-            assert first.prompt_token_ids == second.prompt_token_ids
-            assert first.num_sequences == second.num_sequences == 1
-        await http.stack.check_nothing_is_left()
+    answers = [await http.raw.post(path, json=one) for one in (body, without_nulls(body))]
+    assert [answer.status_code for answer in answers] == [200, 200], answers[0].text
+    with_nulls, bare = (steady(answer.json()) for answer in answers)
+    assert with_nulls == bare
+    assert "x-signalbox-ignored-fields" not in answers[0].headers
+    added = http.stack.scheduler.added
+    if added:
+        first, second = added
+        assert first.prompt_token_ids == second.prompt_token_ids
+        assert first.num_sequences == second.num_sequences == 1
+    await http.stack.check_nothing_is_left()
 
 
-async def test_options_of_a_stream_may_be_null() -> None:
-    async with make_http() as http:
-        body = {"prompt": "Hi", "stream": True, "stream_options": nulls(StreamOptions)}
-        answer = await http.raw.post("/v1/completions", json=body)
-        assert answer.status_code == 200 and '"usage":{' not in answer.text
-        await http.stack.check_nothing_is_left()
+async def test_options_of_a_stream_may_be_null(http: Http) -> None:
+    body = {"prompt": "Hi", "stream": True, "stream_options": nulls(StreamOptions)}
+    answer = await http.raw.post("/v1/completions", json=body)
+    assert answer.status_code == 200 and '"usage":{' not in answer.text
+    await http.stack.check_nothing_is_left()

@@ -11,7 +11,7 @@ from router.openai.requests.request_totals import MAX_REPORTED, check_products
 from router.openai.requests.types import CompletionBody
 from router.params import params_validation
 from tests.router.fakes import make_model
-from tests.router.openai.clients import MODEL, make_http
+from tests.router.openai.clients import MODEL, Http, make_http
 
 VOCABULARY = 256_000
 
@@ -113,19 +113,18 @@ async def test_all_prompts_share_one_conversion_and_one_check(
         assert {tuple(one.sampling_params.stop_token_ids[:2]) for one in added} == {(5, 6)}
 
 
-async def test_a_handful_of_bytes_is_refused_at_once() -> None:
-    async with make_http() as http:
-        for fields, param in (
-            ({"prompt": ["a"] * 1024, "logit_bias": biases(20_000)}, "logit_bias"),
-            ({"prompt": ["a"] * 1024, "logit_bias": biases(2_000)}, "logit_bias"),
-            ({"prompt": ["a"] * 64, "allowed_token_ids": list(range(10_000))}, "allowed_token_ids"),
-            ({"prompt": ["a"] * 1024, "n": 64, "logprobs": 20}, "prompt"),
-            ({"prompt": [[1.5] * 5000] * 20}, "prompt[0][0]"),
-        ):
-            answer = await http.raw.post("/v1/completions", json={"model": MODEL, **fields})
-            error = answer.json()["error"]
-            assert (answer.status_code, error["param"]) == (400, param), error
-        assert not http.stack.scheduler.added
+async def test_a_handful_of_bytes_is_refused_at_once(http: Http) -> None:
+    for fields, param in (
+        ({"prompt": ["a"] * 1024, "logit_bias": biases(20_000)}, "logit_bias"),
+        ({"prompt": ["a"] * 1024, "logit_bias": biases(2_000)}, "logit_bias"),
+        ({"prompt": ["a"] * 64, "allowed_token_ids": list(range(10_000))}, "allowed_token_ids"),
+        ({"prompt": ["a"] * 1024, "n": 64, "logprobs": 20}, "prompt"),
+        ({"prompt": [[1.5] * 5000] * 20}, "prompt[0][0]"),
+    ):
+        answer = await http.raw.post("/v1/completions", json={"model": MODEL, **fields})
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (400, param), error
+    assert not http.stack.scheduler.added
 
 
 def test_the_bound_on_what_is_reported_is_that_of_1024_prompts_with_64_sequences() -> None:
