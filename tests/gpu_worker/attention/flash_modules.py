@@ -12,117 +12,61 @@ from torch import Tensor
 from signalbox_kernels import reference
 
 _NO_WINDOW = ((-1, -1), (None, None))
+_FLASH_ATTN_2 = """
+    q k v cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k dropout_p softmax_scale causal
+    window_size softcap alibi_slopes deterministic return_attn_probs block_table
+"""
+_FLASH_ATTN_3 = """
+    q k_cache v_cache k v qv rotary_cos rotary_sin cache_seqlens cache_batch_idx cache_leftpad
+    page_table cu_seqlens_q cu_seqlens_k_new max_seqlen_q rotary_seqlens q_descale k_descale
+    v_descale softmax_scale causal window_size attention_chunk softcap rotary_interleaved
+    scheduler_metadata num_splits pack_gqa sm_margin return_softmax_lse
+"""
+_FLASH_ATTN_4 = """
+    q k v qv cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k min_seqlen_k seqused_q seqused_k
+    gather_kv_indices page_table softmax_scale causal window_size learnable_sink softcap num_splits
+"""
+"""Parameters in the order of the real functions; the real version 4 has more."""
+
+
+def _given(parameters: str, args: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of a call by the names of the parameters, which must exist."""
+    names = parameters.split()
+    given = dict(zip(names, args, strict=False)) | named
+    assert len(args) <= len(names) and given.keys() <= set(names)
+    assert given["causal"] and given["softmax_scale"] is not None
+    return given
 
 
 def make_flash_attn_2() -> ModuleType:
-    def flash_attn_varlen_func(
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        cu_seqlens_q: Tensor,
-        cu_seqlens_k: Tensor,
-        max_seqlen_q: int,
-        max_seqlen_k: int,
-        dropout_p: float = 0.0,
-        softmax_scale: float | None = None,
-        causal: bool = False,
-        window_size: tuple[int, int] = (-1, -1),
-        softcap: float = 0.0,
-        alibi_slopes: Tensor | None = None,
-        deterministic: bool = False,
-        return_attn_probs: bool = False,
-        block_table: Tensor | None = None,
-    ) -> Tensor:
-        assert k.shape[1] % 256 == 0, "Paged KV cache block size must be divisible by 256"
-        _check(q, k, cu_seqlens_q, cu_seqlens_k, block_table)
-        lens = cu_seqlens_k.diff()
-        _check_bounds(cu_seqlens_q, lens, max_seqlen_q, max_seqlen_k)
-        assert causal and softmax_scale is not None
-        return _attend(
-            q, k, v, cu_seqlens_q, lens, block_table, softmax_scale, window_size, softcap
-        )
+    def flash_attn_varlen_func(*args: Any, **named: Any) -> Tensor:
+        given = _given(_FLASH_ATTN_2, args, named)
+        assert given["k"].shape[1] % 256 == 0, "Paged KV cache block size must be divisible by 256"
+        lens = given["cu_seqlens_k"].diff()
+        assert int(lens.max()) <= given["max_seqlen_k"]
+        return _attend(given, given["k"], given["v"], lens, given["block_table"])
 
     return _module("flash_attn", flash_attn_varlen_func=flash_attn_varlen_func)
 
 
 def make_flash_attn_3() -> ModuleType:
-    def flash_attn_with_kvcache(
-        q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        k: Tensor | None = None,
-        v: Tensor | None = None,
-        qv: Tensor | None = None,
-        rotary_cos: Tensor | None = None,
-        rotary_sin: Tensor | None = None,
-        cache_seqlens: Tensor | None = None,
-        cache_batch_idx: Tensor | None = None,
-        cache_leftpad: Tensor | None = None,
-        page_table: Tensor | None = None,
-        cu_seqlens_q: Tensor | None = None,
-        cu_seqlens_k_new: Tensor | None = None,
-        max_seqlen_q: int | None = None,
-        rotary_seqlens: Tensor | None = None,
-        q_descale: Tensor | None = None,
-        k_descale: Tensor | None = None,
-        v_descale: Tensor | None = None,
-        softmax_scale: float | None = None,
-        causal: bool = False,
-        window_size: tuple[int, int] = (-1, -1),
-        attention_chunk: int = 0,
-        softcap: float = 0.0,
-        rotary_interleaved: bool = True,
-        scheduler_metadata: Tensor | None = None,
-        num_splits: int = 0,
-        pack_gqa: bool | None = None,
-        sm_margin: int = 0,
-        return_softmax_lse: bool = False,
-    ) -> Tensor:
-        assert cu_seqlens_q is not None and cache_seqlens is not None and max_seqlen_q is not None
-        _check(q, k_cache, cu_seqlens_q, cache_seqlens, page_table)
-        _check_bounds(cu_seqlens_q, cache_seqlens, max_seqlen_q, 1 << 30)
-        assert causal and softmax_scale is not None and k is None and v is None
-        return _attend(
-            q, k_cache, v_cache, cu_seqlens_q, cache_seqlens, page_table, softmax_scale,
-            window_size, softcap,
-        )  # fmt: skip
+    def flash_attn_with_kvcache(*args: Any, **named: Any) -> Tensor:
+        given = _given(_FLASH_ATTN_3, args, named)
+        assert given.get("k") is None and given.get("v") is None
+        caches = given["k_cache"], given["v_cache"]
+        return _attend(given, *caches, given["cache_seqlens"], given["page_table"])
 
     return _module("flash_attn_interface", flash_attn_with_kvcache=flash_attn_with_kvcache)
 
 
 def make_flash_attn_4() -> ModuleType:
-    def flash_attn_varlen_func(
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        qv: Tensor | None = None,
-        cu_seqlens_q: Tensor | None = None,
-        cu_seqlens_k: Tensor | None = None,
-        max_seqlen_q: int | None = None,
-        max_seqlen_k: int | None = None,
-        min_seqlen_k: int | None = None,
-        seqused_q: Tensor | None = None,
-        seqused_k: Tensor | None = None,
-        gather_kv_indices: Tensor | None = None,
-        page_table: Tensor | None = None,
-        softmax_scale: float | None = None,
-        causal: bool = False,
-        window_size: tuple[int | None, int | None] = (None, None),
-        learnable_sink: Tensor | None = None,
-        softcap: float = 0.0,
-        num_splits: int = 1,
-        **others: Any,
-    ) -> tuple[Tensor, None]:
-        assert cu_seqlens_k is None, "page_table is not supported with cu_seqlens_k"
-        assert cu_seqlens_q is not None and seqused_k is not None
-        assert max_seqlen_q is not None and max_seqlen_k is not None and not others
-        _check(q, k, cu_seqlens_q, seqused_k, page_table)
-        _check_bounds(cu_seqlens_q, seqused_k, max_seqlen_q, max_seqlen_k)
-        assert causal and softmax_scale is not None and qv is None
-        out = _attend(
-            q, k, v, cu_seqlens_q, seqused_k, page_table, softmax_scale, window_size, softcap
-        )
-        return out, None
+    def flash_attn_varlen_func(*args: Any, **named: Any) -> tuple[Tensor, None]:
+        given = _given(_FLASH_ATTN_4, args, named)
+        assert "cu_seqlens_k" not in given, "page_table is not supported with cu_seqlens_k"
+        assert given.get("qv") is None
+        lens = given["seqused_k"]
+        assert int(lens.max()) <= given["max_seqlen_k"]
+        return _attend(given, given["k"], given["v"], lens, given["page_table"]), None
 
     return _module("flash_attn.cute", flash_attn_varlen_func=flash_attn_varlen_func)
 
@@ -133,38 +77,24 @@ def _module(name: str, **functions: object) -> ModuleType:
     return module
 
 
-def _check(q: Tensor, k: Tensor, *integers: Tensor | None) -> None:
+def _attend(given: dict[str, Any], k: Tensor, v: Tensor, lens: Tensor, tables: Tensor) -> Tensor:
+    """Checks what the real ones check, and computes."""
+    q, query_start = given["q"], given["cu_seqlens_q"]
     assert q.dtype in (torch.float16, torch.bfloat16), "only fp16 and bf16"
     assert q.stride(-1) == k.stride(-1) == 1
-    for tensor in integers:
-        assert tensor is not None and tensor.dtype is torch.int32, "must have dtype int32"
+    for tensor in (query_start, lens, tables):
+        assert tensor.dtype is torch.int32, "must have dtype int32"
         assert tensor.stride(-1) == 1
-
-
-def _check_bounds(cu_seqlens_q: Tensor, lens: Tensor, most_queries: int, most_keys: int) -> None:
-    assert int(cu_seqlens_q.diff().max()) <= most_queries
-    assert int(lens.max()) <= most_keys
-
-
-def _attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    query_start: Tensor,
-    lens: Tensor,
-    tables: Tensor | None,
-    scale: float,
-    window: tuple[int | None, int | None],
-    cap: float,
-) -> Tensor:
-    assert tables is not None and (window in _NO_WINDOW or window[1] == 0)
+    assert int(query_start.diff().max()) <= given["max_seqlen_q"]
+    window = given.get("window_size", (-1, -1))
+    assert window in _NO_WINDOW or window[1] == 0
     return reference.paged_attention(
         q,
         torch.stack((k, v), dim=1),
         query_start=query_start,
         context_lens=lens,
         block_tables=tables,
-        scale=scale,
+        scale=given["softmax_scale"],
         sliding_window=None if window in _NO_WINDOW else (window[0] or 0) + 1,
-        soft_cap=cap or None,
+        soft_cap=given.get("softcap") or None,
     )

@@ -3,12 +3,18 @@
 from collections.abc import Sequence
 from typing import Any
 
-from gpu_worker.simulated.simulated_runner import SimulatedConfig, SimulatedRunner
+from gpu_worker.simulated.simulated_runner import SimulatedConfig, SimulatedRunner, expected_tokens
 from signalbox import LLM, AsyncLLMEngine, LLMEngine, RequestOutput, SamplingParams
 from signalbox.llm.in_process.engine_core import EngineCore
 from signalbox.llm.in_process.wiring import CoreConfig
 
-GREEDY = SamplingParams(temperature=0, ignore_eos=True)
+
+def greedy(**fields: Any) -> SamplingParams:
+    """The likeliest tokens, past an end of the sequence."""
+    return SamplingParams(temperature=0, ignore_eos=True, **fields)
+
+
+GREEDY = greedy()
 
 
 def make_runner(**changes: Any) -> SimulatedRunner:
@@ -32,6 +38,23 @@ def make_async_engine(config: CoreConfig | None = None, **changes: Any) -> Async
 def tokens_of(outputs: Sequence[RequestOutput]) -> list[list[int]]:
     """Returns the tokens of each request's first sequence."""
     return [output.outputs[0].token_ids for output in outputs]
+
+
+def assert_expected(output: RequestOutput, num_tokens: int = 16, **sampling: Any) -> None:
+    """Each sequence has the tokens that the simulated model says after this prompt."""
+    for one in output.outputs:
+        prompt = output.prompt_token_ids
+        expected = expected_tokens(prompt, num_tokens=num_tokens, branch=one.index, **sampling)
+        assert one.token_ids == expected
+
+
+def run(engine: LLMEngine) -> dict[str, list[RequestOutput]]:
+    """Steps until nothing is unfinished; returns every output of every request."""
+    outputs: dict[str, list[RequestOutput]] = {}
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            outputs.setdefault(output.request_id, []).append(output)
+    return outputs
 
 
 def assert_at_rest(engine: LLMEngine | AsyncLLMEngine) -> None:

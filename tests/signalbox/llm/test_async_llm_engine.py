@@ -8,13 +8,18 @@ from contextlib import aclosing
 import pytest
 import pytest_asyncio
 
-from gpu_worker.simulated.simulated_runner import expected_tokens
 from signalbox import AsyncLLMEngine, EngineDeadError, RequestOutput, SamplingParams
-from tests.signalbox.llm.make import GREEDY, assert_at_rest, make_async_engine
+from tests.signalbox.llm.make import (
+    GREEDY,
+    assert_at_rest,
+    assert_expected,
+    greedy,
+    make_async_engine,
+)
 from tests.signalbox.llm.test_llm import Flaky, make_runner
 from tests.waiting import EVENT_S, eventually
 
-ENDLESS = SamplingParams(temperature=0, max_tokens=3000, ignore_eos=True)
+ENDLESS = greedy(max_tokens=3000)
 
 
 @pytest_asyncio.fixture
@@ -45,7 +50,7 @@ async def test_a_stream_is_cumulative_and_its_last_output_finished(engine: Async
     lengths = [len(output.outputs[0].token_ids) for output in outputs]
     assert lengths == sorted(set(lengths)) and lengths[-1] == 16
     whole = outputs[-1].outputs[0]
-    assert whole.token_ids == expected_tokens(outputs[-1].prompt_token_ids, num_tokens=16)
+    assert_expected(outputs[-1])
     assert all(whole.text.startswith(output.outputs[0].text) for output in outputs)
 
 
@@ -54,14 +59,7 @@ async def test_many_streams_at_once(engine: AsyncLLMEngine) -> None:
     outputs = await asyncio.gather(*(last(engine, f"prompt {i}", params) for i in range(40)))
     for i, output in enumerate(outputs):
         assert output.prompt == f"prompt {i}"
-        for completion in output.outputs:
-            assert completion.token_ids == expected_tokens(
-                output.prompt_token_ids,
-                num_tokens=20,
-                temperature=1,
-                seed=3,
-                branch=completion.index,
-            )
+        assert_expected(output, 20, temperature=1, seed=3)
 
 
 async def test_closing_a_stream_aborts_its_request(engine: AsyncLLMEngine) -> None:
@@ -96,7 +94,7 @@ async def test_an_abort_ends_the_stream(engine: AsyncLLMEngine) -> None:
 async def test_a_stop_string_ends_a_stream_that_is_read_slowly(engine: AsyncLLMEngine) -> None:
     plain = await last(engine, "hello", GREEDY)
     stop = plain.outputs[0].text[8:12]
-    params = SamplingParams(temperature=0, max_tokens=3000, ignore_eos=True, stop=stop)
+    params = greedy(max_tokens=3000, stop=stop)
     outputs = engine.generate("hello", params)
     async with aclosing(outputs):
         await anext(outputs)
@@ -157,5 +155,4 @@ def test_one_loop_may_follow_another() -> None:
         return output
 
     asyncio.run(break_off())
-    output = asyncio.run(finish())
-    assert output.outputs[0].token_ids == expected_tokens(output.prompt_token_ids, num_tokens=16)
+    assert_expected(asyncio.run(finish()))

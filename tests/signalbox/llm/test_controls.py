@@ -1,11 +1,10 @@
 """What is asked of an engine between requests: its prefix cache, its sleep, its metrics."""
 
 import logging
-from collections.abc import Iterator
 
 import pytest
 
-from signalbox import LLM
+from signalbox import LLM, LLMEngine
 from signalbox.llm.in_process.wiring import CoreConfig
 from signalbox.v1.metrics.reader import Counter, Gauge, Histogram
 from tests.signalbox.llm.make import (
@@ -14,16 +13,10 @@ from tests.signalbox.llm.make import (
     make_async_engine,
     make_engine,
     make_llm,
+    run,
 )
 
 PROMPT = "a prompt that is longer than some blocks of the cache are, so that they are found again"
-
-
-@pytest.fixture
-def llm() -> Iterator[LLM]:
-    with make_llm() as llm:
-        yield llm
-        assert_at_rest(llm.llm_engine)
 
 
 def num_cached_tokens(llm: LLM) -> int:
@@ -51,19 +44,16 @@ def test_prefixes_that_were_evicted_to_the_cpu_are_forgotten_too() -> None:
         assert_at_rest(llm.llm_engine)
 
 
-def test_nothing_is_reset_while_a_request_is_unfinished() -> None:
-    with make_engine() as engine:
-        engine.add_request("0", PROMPT, GREEDY)
-        engine.step()
-        assert engine.reset_prefix_cache() is False
-        with pytest.raises(RuntimeError, match="requests are unfinished"):
-            engine.sleep()
-        with pytest.raises(ValueError, match="reset_running_requests is not served"):
-            engine.reset_prefix_cache(reset_running_requests=True)
-        while engine.has_unfinished_requests():
-            engine.step()
-        assert engine.reset_prefix_cache() is True
-        assert_at_rest(engine)
+def test_nothing_is_reset_while_a_request_is_unfinished(engine: LLMEngine) -> None:
+    engine.add_request("0", PROMPT, GREEDY)
+    engine.step()
+    assert engine.reset_prefix_cache() is False
+    with pytest.raises(RuntimeError, match="requests are unfinished"):
+        engine.sleep()
+    with pytest.raises(ValueError, match="reset_running_requests is not served"):
+        engine.reset_prefix_cache(reset_running_requests=True)
+    run(engine)
+    assert engine.reset_prefix_cache() is True
 
 
 def test_a_sleeping_engine_holds_no_cache_and_takes_no_request(llm: LLM) -> None:
@@ -116,8 +106,7 @@ def test_an_engine_logs_what_it_does_unless_it_is_not_to(
     with caplog.at_level(logging.INFO), make_engine(CoreConfig(log_stats=is_on)) as engine:
         engine._core._stats_due -= engine._core._config.scheduling.log_stats_interval
         engine.add_request("0", PROMPT, GREEDY)
-        while engine.has_unfinished_requests():
-            engine.step()
+        run(engine)
         engine.do_log_stats()
     lines = [one for one in caplog.messages if "generated tokens/s" in one]
     assert len(lines) == (2 if is_on else 0)

@@ -3,7 +3,6 @@
 import gc
 import threading
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,29 +13,26 @@ from gpu_worker.simulated.simulated_runner import SimulatedRunner, expected_toke
 from scheduler_svc.config import PreemptionMode, SchedulingSettings
 from signalbox import LLM, EngineDeadError, SamplingParams
 from signalbox.llm.in_process.wiring import CoreConfig
-from tests.signalbox.llm.make import GREEDY, assert_at_rest, make_llm, make_runner, tokens_of
+from tests.signalbox.llm.make import (
+    GREEDY,
+    assert_at_rest,
+    assert_expected,
+    greedy,
+    make_llm,
+    make_runner,
+    tokens_of,
+)
 
 PROMPTS = [f"prompt number {i}" + " and more" * (i % 7) for i in range(24)]
 
 
-@pytest.fixture
-def llm() -> Iterator[LLM]:
-    with make_llm() as llm:
-        yield llm
-        assert_at_rest(llm.llm_engine)
-
-
 def test_outputs_are_in_the_order_of_the_prompts(llm: LLM) -> None:
-    params = [
-        SamplingParams(temperature=0, max_tokens=1 + i % 5, ignore_eos=True) for i in range(24)
-    ]
+    params = [greedy(max_tokens=1 + i % 5) for i in range(24)]
     outputs = llm.generate(PROMPTS, params, use_tqdm=False)
     assert [output.prompt for output in outputs] == PROMPTS
     for output, one in zip(outputs, params, strict=True):
         (completion,) = output.outputs
-        assert completion.token_ids == expected_tokens(
-            output.prompt_token_ids, num_tokens=one.max_tokens or 0
-        )
+        assert_expected(output, one.max_tokens or 0)
         assert (completion.finish_reason, completion.stop_reason) == ("length", None)
         assert output.finished and output.usage.completion_tokens == one.max_tokens
 
@@ -48,14 +44,7 @@ def test_preempted_requests_give_the_same_tokens(mode: PreemptionMode) -> None:
     with make_llm(config, num_gpu_blocks=24, num_cpu_blocks=24) as llm:
         params = SamplingParams(temperature=1, seed=5, n=2, max_tokens=50, ignore_eos=True)
         for output in llm.generate(PROMPTS, params, use_tqdm=False):
-            for completion in output.outputs:
-                assert completion.token_ids == expected_tokens(
-                    output.prompt_token_ids,
-                    num_tokens=50,
-                    temperature=1,
-                    seed=5,
-                    branch=completion.index,
-                )
+            assert_expected(output, 50, temperature=1, seed=5)
         assert llm.llm_engine._core.scheduler.num_preemptions > 0
         assert_at_rest(llm.llm_engine)
 
@@ -88,17 +77,12 @@ def test_the_seed_of_a_request_does_not_depend_on_its_batch(llm: LLM) -> None:
 
 
 def test_a_stop_string_ends_the_text_before_it(llm: LLM) -> None:
-    params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    params = greedy(max_tokens=60)
     (plain,) = llm.generate("tell me", params, use_tqdm=False)
     stop = plain.outputs[0].text[9:14]
     for include in (False, True):
-        params = SamplingParams(
-            temperature=0,
-            max_tokens=60,
-            ignore_eos=True,
-            stop=[stop, "never said"],
-            include_stop_str_in_output=include,
-        )
+        stops = {"stop": [stop, "never said"], "include_stop_str_in_output": include}
+        params = greedy(max_tokens=60, **stops)
         (output,) = llm.generate("tell me", params, use_tqdm=False)
         (completion,) = output.outputs
         before = plain.outputs[0].text.partition(stop)[0]
@@ -121,7 +105,7 @@ def test_a_stop_string_of_one_branch_leaves_its_siblings(llm: LLM) -> None:
 
 
 def test_a_stop_token_is_reported_and_has_no_text(llm: LLM) -> None:
-    params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+    params = greedy(max_tokens=20)
     (plain,) = llm.generate("tell me", params, use_tqdm=False)
     token_id = plain.outputs[0].token_ids[5]
     params.stop_token_ids = [token_id]
@@ -133,7 +117,7 @@ def test_a_stop_token_is_reported_and_has_no_text(llm: LLM) -> None:
 
 
 def test_logprobs_name_the_drawn_token_and_the_likeliest(llm: LLM) -> None:
-    params = SamplingParams(temperature=0, max_tokens=4, logprobs=2, ignore_eos=True)
+    params = greedy(max_tokens=4, logprobs=2)
     (output,) = llm.generate("tell me", params, use_tqdm=False)
     (completion,) = output.outputs
     assert completion.logprobs is not None and len(completion.logprobs) == 4
@@ -198,11 +182,11 @@ def test_no_end_is_drawn_before_min_tokens_though_it_is_ignored(
 
 def test_a_sequence_ends_with_the_window() -> None:
     with make_llm(max_model_len=32) as llm:
-        params = SamplingParams(temperature=0, max_tokens=1000, min_tokens=900, ignore_eos=True)
+        params = greedy(max_tokens=1000, min_tokens=900)
         (output,) = llm.generate("0123456789", params, use_tqdm=False)
         assert len(output.outputs[0].token_ids) == 22
         assert output.outputs[0].finish_reason == "length"
-        params = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
+        params = greedy(max_tokens=None)
         (output,) = llm.generate("0123456789", params, use_tqdm=False)
         assert len(output.outputs[0].token_ids) == 22
         assert_at_rest(llm.llm_engine)
@@ -270,7 +254,7 @@ def test_a_request_that_fails_does_not_harm_others() -> None:
         bad, good = llm.generate(None, GREEDY, [[Flaky.poison, 2], [3, 4]], use_tqdm=False)
         assert bad.outputs[0].finish_reason == "error" and bad.finished
         assert bad.error == "the logits are not finite"
-        assert good.outputs[0].token_ids == expected_tokens([3, 4], num_tokens=16)
+        assert_expected(good)
         (crashed,) = llm.generate(None, GREEDY, [Flaky.crash], use_tqdm=False)
         assert crashed.error and "log says why" in crashed.error
         assert_at_rest(llm.llm_engine)
@@ -284,25 +268,21 @@ def test_an_engine_whose_cache_is_lost_says_so() -> None:
             llm.generate("again", GREEDY, use_tqdm=False)
 
 
-def test_an_interrupt_leaves_the_engine_usable(monkeypatch: pytest.MonkeyPatch) -> None:
-    with make_llm() as llm:
-        engine, steps = llm.llm_engine, iter([KeyboardInterrupt])
-        step = engine.step_finished
+def test_an_interrupt_leaves_the_engine_usable(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, steps = llm.llm_engine, iter([KeyboardInterrupt])
+    step = engine.step_finished
 
-        def interrupted() -> object:
-            step()
-            raise next(steps, AssertionError)
+    def interrupted() -> object:
+        step()
+        raise next(steps, AssertionError)
 
-        monkeypatch.setattr(engine, "step_finished", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            llm.generate(PROMPTS, GREEDY, use_tqdm=False)
-        monkeypatch.undo()
-        outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
-        for output in outputs:
-            assert output.outputs[0].token_ids == expected_tokens(
-                output.prompt_token_ids, num_tokens=16
-            )
-        assert_at_rest(engine)
+    monkeypatch.setattr(engine, "step_finished", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+    monkeypatch.undo()
+    outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+    for output in outputs:
+        assert_expected(output)
 
 
 def test_closing_ends_every_thread() -> None:

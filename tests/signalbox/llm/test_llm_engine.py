@@ -2,32 +2,13 @@
 
 import gc
 import threading
-from collections.abc import Iterator
 
 import pytest
 
 from gpu_worker.simulated.simulated_runner import expected_tokens
-from signalbox import EngineArgs, LLMEngine, RequestOutput, SamplingParams
+from signalbox import EngineArgs, LLMEngine, SamplingParams
 from signalbox.llm.in_process.wiring import CoreConfig
-from tests.signalbox.llm.make import GREEDY, assert_at_rest, make_engine
-
-
-@pytest.fixture
-def engine() -> Iterator[LLMEngine]:
-    with make_engine() as engine:
-        yield engine
-        while engine._core.is_busy:  # what an abort has left in flight
-            engine.step()
-        assert_at_rest(engine)
-
-
-def run(engine: LLMEngine) -> dict[str, list[RequestOutput]]:
-    """Returns every output of every request."""
-    outputs: dict[str, list[RequestOutput]] = {}
-    while engine.has_unfinished_requests():
-        for output in engine.step():
-            outputs.setdefault(output.request_id, []).append(output)
-    return outputs
+from tests.signalbox.llm.make import GREEDY, assert_at_rest, make_engine, run
 
 
 def test_each_step_returns_all_that_was_generated_so_far(engine: LLMEngine) -> None:

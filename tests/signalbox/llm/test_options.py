@@ -266,8 +266,9 @@ def test_a_tokenizer_is_read_from_a_directory(tmp_path: Path) -> None:
     assert EngineArgs(model="m", tokenizer="m").core_config().tokenizer_files is None
 
 
-def test_importing_signalbox_loads_neither_torch_nor_grpc() -> None:
-    script = "import sys, signalbox; print([m for m in ('torch', 'grpc') if m in sys.modules])"
+def test_importing_signalbox_loads_neither_torch_nor_grpc_nor_numpy() -> None:
+    script = "import sys, signalbox; heavy = ('torch', 'grpc', 'numpy')"
+    script += "; print([m for m in heavy if m in sys.modules])"
     script += "; from signalbox import LLM; print('torch' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True

@@ -11,7 +11,7 @@ from scheduler_svc.planning.plan import StepPlan
 from signalbox import SamplingParams
 from signalbox.llm.in_process.engine_core import EPOCH
 from signalbox.llm.in_process.wiring import CoreConfig
-from tests.signalbox.llm.make import make_engine
+from tests.signalbox.llm.make import make_engine, run
 
 
 def plain(value: Any) -> Any:
@@ -52,6 +52,5 @@ def test_a_step_is_what_the_message_decodes_to() -> None:
                 return submit(step)
 
             core._worker.submit = spy  # type: ignore[method-assign]
-            while engine.has_unfinished_requests():
-                engine.step()
+            run(engine)
     assert all(seen.values()), seen

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import pytest
 
 from gpu_worker.simulated.byte_tokenizer import END_OF_SEQUENCE_ID
-from signalbox import LLM, BeamSearchParams, SamplingParams
+from signalbox import LLM, BeamSearchParams, LLMEngine, SamplingParams
 from tests.integration.test_beams import found
-from tests.signalbox.llm.make import assert_at_rest, make_async_engine, make_engine, make_llm
+from tests.signalbox.llm.make import assert_at_rest, make_async_engine, make_llm, run
 
 PROMPTS = [[i, i + 1, i + 2] for i in range(6)]
 PARAMS = BeamSearchParams(beam_width=3, max_tokens=12)
@@ -88,19 +88,15 @@ def test_best_of_returns_the_best_and_counts_all(llm: LLM) -> None:
     assert generate(n=2, best_of=5) == drawn[:2]
 
 
-def test_engines_search_beside_other_requests() -> None:
-    with make_engine() as engine:
-        engine.add_request("beams", None, PARAMS, prompt_token_ids=PROMPTS[0])
-        engine.add_request("other", "a prompt", SamplingParams(max_tokens=30))
-        finished = {}
-        while engine.has_unfinished_requests():
-            finished |= {o.request_id: o for o in engine.step() if o.finished}
-        expected = found(PROMPTS[0], width=3, max_tokens=12, stops=[END_OF_SEQUENCE_ID])
-        assert [one.token_ids for one in finished["beams"].outputs] == [
-            one.token_ids for one in expected
-        ]
-        assert finished.keys() == {"beams", "other"}
-        assert_at_rest(engine)
+def test_engines_search_beside_other_requests(engine: LLMEngine) -> None:
+    engine.add_request("beams", None, PARAMS, prompt_token_ids=PROMPTS[0])
+    engine.add_request("other", "a prompt", SamplingParams(max_tokens=30))
+    finished = {name: outputs[-1] for name, outputs in run(engine).items()}
+    expected = found(PROMPTS[0], width=3, max_tokens=12, stops=[END_OF_SEQUENCE_ID])
+    assert [one.token_ids for one in finished["beams"].outputs] == [
+        one.token_ids for one in expected
+    ]
+    assert finished.keys() == {"beams", "other"}
 
 
 async def test_streams_of_a_search_only_grow() -> None:

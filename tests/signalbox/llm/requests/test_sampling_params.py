@@ -21,19 +21,15 @@ from signalbox.llm.in_process.wiring import CoreConfig
 from tests.signalbox.llm.make import (
     GREEDY,
     assert_at_rest,
+    assert_expected,
+    greedy,
     make_async_engine,
     make_engine,
     make_llm,
+    run,
 )
 
 PROMPT = [11, 12, 13, 14, 15, 16, 17, 18, 19, 20]
-
-
-def run(engine: LLMEngine) -> list[RequestOutput]:
-    outputs = []
-    while engine.has_unfinished_requests():
-        outputs += engine.step()
-    return outputs
 
 
 def prompt_logprobs(output: RequestOutput) -> list[tuple[int, float, int]]:
@@ -46,32 +42,30 @@ def prompt_logprobs(output: RequestOutput) -> list[tuple[int, float, int]]:
     return [(token, one[token].logprob, one[token].rank) for token, one in pairs]
 
 
-def test_allowed_tokens_and_bad_words_bound_what_is_generated() -> None:
-    with make_llm() as llm:
-        encode = llm._controlled.model.tokenizer.encode_blocking
-        allowed = [encode(char, add_special_tokens=False)[0] for char in "ab"]
-        params = SamplingParams(temperature=0, ignore_eos=True, allowed_token_ids=allowed)
-        (either,) = llm.generate([PROMPT], params, use_tqdm=False)
-        assert set(either.outputs[0].text) <= {"a", "b"}
-        assert "a" in either.outputs[0].text
-        params.bad_words = ["a"]
-        (other,) = llm.generate([PROMPT], params, use_tqdm=False)
-        assert set(other.outputs[0].text) == {"b"}
+def test_allowed_tokens_and_bad_words_bound_what_is_generated(llm: LLM) -> None:
+    encode = llm._controlled.model.tokenizer.encode_blocking
+    allowed = [encode(char, add_special_tokens=False)[0] for char in "ab"]
+    params = greedy(allowed_token_ids=allowed)
+    (either,) = llm.generate([PROMPT], params, use_tqdm=False)
+    assert set(either.outputs[0].text) <= {"a", "b"}
+    assert "a" in either.outputs[0].text
+    params.bad_words = ["a"]
+    (other,) = llm.generate([PROMPT], params, use_tqdm=False)
+    assert set(other.outputs[0].text) == {"b"}
 
 
-def test_a_sequence_with_nothing_left_to_draw_fails_alone() -> None:
-    with make_llm() as llm:
-        stuck = SamplingParams(temperature=0, allowed_token_ids=[5], min_tokens=3)
-        stuck.stop_token_ids = [5]
-        bad, good = llm.generate([PROMPT, PROMPT], [stuck, GREEDY], use_tqdm=False)
-        assert bad.error == "every token is suppressed"
-        assert good.outputs[0].token_ids == expected_tokens(PROMPT, num_tokens=16)
+def test_a_sequence_with_nothing_left_to_draw_fails_alone(llm: LLM) -> None:
+    stuck = SamplingParams(temperature=0, allowed_token_ids=[5], min_tokens=3)
+    stuck.stop_token_ids = [5]
+    bad, good = llm.generate([PROMPT, PROMPT], [stuck, GREEDY], use_tqdm=False)
+    assert bad.error == "every token is suppressed"
+    assert_expected(good)
 
 
 def test_a_prompt_is_truncated_before_it_is_measured() -> None:
     with make_llm(max_model_len=32) as llm:
         long_prompt = [7] * 100 + PROMPT
-        kept = SamplingParams(temperature=0, ignore_eos=True, truncate_prompt_tokens=10)
+        kept = greedy(truncate_prompt_tokens=10)
         (output,) = llm.generate([long_prompt], kept, use_tqdm=False)
         assert output.prompt_token_ids == PROMPT
         kept.truncate_prompt_tokens = -1
@@ -81,7 +75,7 @@ def test_a_prompt_is_truncated_before_it_is_measured() -> None:
 
 @pytest.mark.parametrize("max_num_batched_tokens", [2048, 3])
 def test_prompt_logprobs_do_not_depend_on_chunks_or_the_cache(max_num_batched_tokens: int) -> None:
-    asks = SamplingParams(temperature=0, ignore_eos=True, prompt_logprobs=2, n=2, max_tokens=4)
+    asks = greedy(prompt_logprobs=2, n=2, max_tokens=4)
     with make_llm() as llm:
         (plain,) = llm.generate([PROMPT], asks, use_tqdm=False)
     with make_llm(
@@ -109,7 +103,7 @@ class CountingRunner(SimulatedRunner):
 
 
 def test_a_recompute_does_not_ask_for_the_prompt_again() -> None:
-    asks = SamplingParams(temperature=0, ignore_eos=True, prompt_logprobs=0, max_tokens=24)
+    asks = greedy(prompt_logprobs=0, max_tokens=24)
     prompts = [[i, *PROMPT] for i in range(4)]
     with make_llm() as llm:
         expected = [prompt_logprobs(one) for one in llm.generate(prompts, asks, use_tqdm=False)]
@@ -120,30 +114,28 @@ def test_a_recompute_does_not_ask_for_the_prompt_again() -> None:
         assert llm.llm_engine._core.scheduler.num_preemptions > 0
     assert [prompt_logprobs(one) for one in outputs] == expected
     assert runner.num_asked == sum(len(prompt) - 1 for prompt in prompts)
-    for prompt, output in zip(prompts, outputs, strict=True):
-        assert output.outputs[0].token_ids == expected_tokens(prompt, num_tokens=24)
+    for output in outputs:
+        assert_expected(output, 24)
 
 
-def test_deltas_join_to_the_whole_and_the_end_comes_alone() -> None:
-    delta = SamplingParams(temperature=0, ignore_eos=True, output_kind=RequestOutputKind.DELTA)
-    final = SamplingParams(temperature=0, ignore_eos=True, output_kind=RequestOutputKind.FINAL_ONLY)
-    with make_engine() as engine:
-        engine.add_request("whole", None, GREEDY, PROMPT)
-        engine.add_request("delta", None, delta, PROMPT)
-        engine.add_request("final", None, final, PROMPT)
-        outputs = run(engine)
-        whole = [one for one in outputs if one.request_id == "whole"][-1].outputs[0]
-        deltas = [one.outputs[0] for one in outputs if one.request_id == "delta"]
-        (only,) = [one.outputs[0] for one in outputs if one.request_id == "final"]
-        assert "".join(one.text for one in deltas) == only.text == whole.text
-        assert [t for one in deltas for t in one.token_ids] == only.token_ids == whole.token_ids
-        assert len(deltas) > 1
-        assert_at_rest(engine)
+def test_deltas_join_to_the_whole_and_the_end_comes_alone(engine: LLMEngine) -> None:
+    delta = greedy(output_kind=RequestOutputKind.DELTA)
+    final = greedy(output_kind=RequestOutputKind.FINAL_ONLY)
+    engine.add_request("whole", None, GREEDY, PROMPT)
+    engine.add_request("delta", None, delta, PROMPT)
+    engine.add_request("final", None, final, PROMPT)
+    outputs = run(engine)
+    whole = outputs["whole"][-1].outputs[0]
+    deltas = [one.outputs[0] for one in outputs["delta"]]
+    (only,) = [one.outputs[0] for one in outputs["final"]]
+    assert "".join(one.text for one in deltas) == only.text == whole.text
+    assert [t for one in deltas for t in one.token_ids] == only.token_ids == whole.token_ids
+    assert len(deltas) > 1
 
 
 async def test_the_async_engine_streams_deltas() -> None:
     engine = make_async_engine()
-    params = SamplingParams(temperature=0, ignore_eos=True, output_kind=RequestOutputKind.DELTA)
+    params = greedy(output_kind=RequestOutputKind.DELTA)
     tokens = []
     async for output in engine.generate({"prompt_token_ids": PROMPT}, params):
         tokens += output.outputs[0].token_ids
@@ -151,45 +143,41 @@ async def test_the_async_engine_streams_deltas() -> None:
     engine.shutdown()
 
 
-def test_requests_of_different_salts_share_no_cached_prefix() -> None:
-    with make_llm() as llm:
-        text = "a prefix of several blocks " * 8
+def test_requests_of_different_salts_share_no_cached_prefix(llm: LLM) -> None:
+    text = "a prefix of several blocks " * 8
 
-        def cached(salt: str) -> int:
-            (output,) = llm.generate({"prompt": text, "cache_salt": salt}, GREEDY, use_tqdm=False)
-            return output.usage.cached_tokens
+    def cached(salt: str) -> int:
+        (output,) = llm.generate({"prompt": text, "cache_salt": salt}, GREEDY, use_tqdm=False)
+        return output.usage.cached_tokens
 
-        assert [cached(salt) > 0 for salt in ("one", "two", "one", "")] == [0, 0, 1, 0]
-        with pytest.raises(ValueError, match="cache_salt"):
-            cached("x" * 129)
-        with pytest.raises(TypeError, match="cache_salt"):
-            cached(5)  # type: ignore[arg-type]
+    assert [cached(salt) > 0 for salt in ("one", "two", "one", "")] == [0, 0, 1, 0]
+    with pytest.raises(ValueError, match="cache_salt"):
+        cached("x" * 129)
+    with pytest.raises(TypeError, match="cache_salt"):
+        cached(5)  # type: ignore[arg-type]
 
 
-def test_special_tokens_are_added_unless_the_prompt_says_no(monkeypatch: Any) -> None:
-    with make_llm() as llm:
-        tokenizer = llm._controlled.model.tokenizer
-        asked: list[bool] = []
-        encode = tokenizer.encode_blocking
+def test_special_tokens_are_added_unless_the_prompt_says_no(llm: LLM, monkeypatch: Any) -> None:
+    tokenizer = llm._controlled.model.tokenizer
+    asked: list[bool] = []
+    encode = tokenizer.encode_blocking
 
-        def noting(text: str, *, add_special_tokens: bool) -> list[int]:
-            asked.append(add_special_tokens)
-            return encode(text, add_special_tokens=add_special_tokens)
+    def noting(text: str, *, add_special_tokens: bool) -> list[int]:
+        asked.append(add_special_tokens)
+        return encode(text, add_special_tokens=add_special_tokens)
 
-        monkeypatch.setattr(tokenizer, "encode_blocking", noting)
-        prompts = [{"prompt": "a"}, {"prompt": "a", "add_special_tokens": False}]
-        llm.generate(prompts, GREEDY, use_tqdm=False)
-        assert asked == [True, False]
+    monkeypatch.setattr(tokenizer, "encode_blocking", noting)
+    prompts = [{"prompt": "a"}, {"prompt": "a", "add_special_tokens": False}]
+    llm.generate(prompts, GREEDY, use_tqdm=False)
+    assert asked == [True, False]
 
 
 @pytest.mark.parametrize(("interval", "most"), [(1, 20), (5, 5), (100, 2)])
 def test_an_interval_makes_fewer_outputs_that_end_in_the_same(interval: int, most: int) -> None:
-    params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=20)
+    params = greedy(max_tokens=20)
     with make_engine(CoreConfig(stream_interval=interval)) as engine:
         engine.add_request("a", "Hello", params)
-        outputs = []
-        while engine.has_unfinished_requests():
-            outputs += engine.step()
+        outputs = run(engine)["a"]
         assert_at_rest(engine)
     assert 2 <= len(outputs) <= most
     assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
@@ -247,9 +235,7 @@ def test_how_many_log_probabilities_there_may_be_is_the_engines_to_say(name: str
         assert_at_rest(llm.llm_engine)
 
 
-def test_as_many_sequences_and_stops_as_vllms_users_ask_for() -> None:
+def test_as_many_sequences_and_stops_as_vllms_users_ask_for(llm: LLM) -> None:
     params = SamplingParams(n=64, stop=[f"#{i}#" for i in range(64)], max_tokens=4, ignore_eos=True)
-    with make_llm() as llm:
-        (output,) = llm.generate("hello", params, use_tqdm=False)
-        assert [len(one.token_ids) for one in output.outputs] == [4] * 64
-        assert_at_rest(llm.llm_engine)
+    (output,) = llm.generate("hello", params, use_tqdm=False)
+    assert [len(one.token_ids) for one in output.outputs] == [4] * 64

@@ -34,7 +34,7 @@ def make_params(constraint: dict[str, Any], **changes: Any) -> SamplingParams:
 
 
 @pytest.fixture(scope="module")
-def llm() -> Iterator[LLM]:
+def demo() -> Iterator[LLM]:
     with LLM(
         str(MODEL), max_num_seqs=64, device="cpu", max_model_len=512, kv_cache_memory=0.25
     ) as llm:
@@ -44,14 +44,14 @@ def llm() -> Iterator[LLM]:
 
 @pytest.mark.model
 @pytest.mark.timeout(900)
-def test_every_text_under_a_random_schema_validates(llm: LLM) -> None:
+def test_every_text_under_a_random_schema_validates(demo: LLM) -> None:
     rng = random.Random(6)
     schemas = [make_schema(rng) for _ in range(NUM_SCHEMAS)]
     params = [
         make_params({"json": one}, seed=seed, max_tokens=MAX_JSON_TOKENS)
         for seed, one in enumerate(schemas)
     ]
-    outputs = llm.generate(["A small example in JSON: "] * len(schemas), params, use_tqdm=False)
+    outputs = demo.generate(["A small example in JSON: "] * len(schemas), params, use_tqdm=False)
     for schema, output in zip(schemas, outputs, strict=True):
         (completion,) = output.outputs
         assert completion.finish_reason == "stop", (schema, completion.text)
@@ -60,10 +60,10 @@ def test_every_text_under_a_random_schema_validates(llm: LLM) -> None:
 
 @pytest.mark.model
 @pytest.mark.timeout(900)
-def test_an_answer_is_one_of_the_choices(llm: LLM) -> None:
+def test_an_answer_is_one_of_the_choices(demo: LLM) -> None:
     messages = [{"role": "user", "content": "Is Paris in France?"}]
     params = make_params({"choice": ["yes", "no"]}, temperature=0)
-    (output,) = llm.chat(messages, params, use_tqdm=False)
+    (output,) = demo.chat(messages, params, use_tqdm=False)
     assert output.outputs[0].text in ("yes", "no")
     assert output.outputs[0].finish_reason == "stop"
 
@@ -97,13 +97,11 @@ def test_preemption_changes_no_text() -> None:
             assert_at_rest(llm.llm_engine)
 
 
-def test_branches_conform_each_by_itself() -> None:
-    with make_llm() as llm:
-        first, *_ = texts_of(llm, n=4)
-        assert len(set(first)) > 1
-        for text in first:
-            assert re.fullmatch("[a-f]{30,40}-[0-9]{30,40}", text)
-        assert_at_rest(llm.llm_engine)
+def test_branches_conform_each_by_itself(llm: LLM) -> None:
+    first, *_ = texts_of(llm, n=4)
+    assert len(set(first)) > 1
+    for text in first:
+        assert re.fullmatch("[a-f]{30,40}-[0-9]{30,40}", text)
 
 
 def test_an_object_takes_no_keys_that_its_schema_does_not_name() -> None:
