@@ -53,7 +53,7 @@ test-gpu: $(INSTALLED) ## on a machine with a CUDA device: its own tests, and th
 		"on a machine that has one, install a PyTorch built for CUDA into $(VENV)")'
 	@TRITON_INTERPRET=0 $(BIN)/python -m pytest tests/gpu tests/kernels/test_triton_ops.py \
 		tests/kernels/test_triton_attention.py tests/gpu_worker/attention/test_triton_backend.py \
-		tests/gpu_worker/sampling/test_triton_sampler.py
+		tests/gpu_worker/sampling/test_samplers.py tests/gpu_worker/sampling/test_triton_sampler.py
 
 test-chaos: $(INSTALLED) ## kills, stops and cuts off real processes under load; CHAOS="--soak 30" seeks leaks
 	@CHAOS_ABORTS=10000 $(BIN)/python -m pytest tests/chaos

@@ -100,6 +100,7 @@ def test_a_model_says_what_it_says_with_torch(
             num_gpu_blocks=12,
         )
         block_size = runner.profile().block_size
+        runner.init_cache_engine(num_gpu_blocks=12, num_cpu_blocks=1)
         driver = Driver(runner=runner, chunk=20, block_size=block_size)
         texts.append(driver.generate(prompts, num_tokens=3))
     assert texts[0] == texts[1]

@@ -1,7 +1,5 @@
 """Triton's sampler against PyTorch's: the same tokens from the same logits, interpreted."""
 
-import math
-import random
 from collections.abc import Sequence
 
 import numpy as np
@@ -22,7 +20,7 @@ from gpu_worker.sampling.sampler_factory import make_sampler
 from gpu_worker.sampling.torch_sampler import TorchSampler
 from signalbox_kernels import triton
 from tests.gpu_worker.generation import make_rows
-from tests.gpu_worker.sampling.draws import assert_same, make_history, make_logits, random_params
+from tests.gpu_worker.sampling.draws import assert_same, make_history, make_logits
 
 pytestmark = pytest.mark.slow
 
@@ -37,18 +35,6 @@ def make_samplers(vocab_size: int, device: str) -> tuple[Sampler, Sampler]:
 
 def make_placement(device: str = "cpu") -> Placement:
     return Placement(torch.device(device), torch.float32)
-
-
-@pytest.mark.parametrize(("vocab_size", "num_rows"), [(1, 4), (33, 20), (5000, 12)])
-def test_any_parameters_draw_what_torch_draws(
-    triton_device: str, vocab_size: int, num_rows: int
-) -> None:
-    rng = random.Random(vocab_size)
-    params = [random_params(rng, vocab_size) for _ in range(num_rows)]
-    rows = make_history(params, vocab_size)
-    ours, theirs = make_samplers(vocab_size, triton_device)
-    logits = make_logits(num_rows, vocab_size).to(triton_device)
-    assert_same(ours(logits, rows), theirs(logits, rows))
 
 
 def test_columns_may_go_in_packed_copies(
@@ -85,78 +71,6 @@ def test_columns_may_go_in_packed_copies(
     assert len(num_sent) < NUM_BUFFERS
 
 
-@pytest.mark.parametrize(
-    "filters",
-    [
-        {"top_p": 0.9},
-        {"top_p": 1e-6},
-        {"top_k": 40},
-        {"min_p": 0.05},
-        {"top_k": 300, "top_p": 0.5, "min_p": 0.001},
-    ],
-)
-@pytest.mark.parametrize("scale", [0.01, 3.0])  # nearly flat, and as models are
-def test_the_same_set_is_kept(triton_device: str, filters: dict[str, float], scale: float) -> None:
-    """One row over many positions: a token that one keeps and the other drops would be drawn."""
-    params = [SamplingParams(temperature=1.0, seed=7, **filters)] * 40  # type: ignore[arg-type]
-    rows = make_rows(params, token_index=range(40), position=range(1, 41))
-    ours, theirs = make_samplers(700, triton_device)
-    logits = make_logits(1, 700, scale=scale).expand(40, -1).to(triton_device)
-    assert_same(ours(logits, rows), theirs(logits, rows))
-
-
-@pytest.mark.parametrize("edge", [{"top_k": 2}, {"top_p": 0.6}])
-def test_ties_at_an_edge_are_kept(triton_device: str, edge: dict[str, float]) -> None:
-    row = torch.tensor([1.0, 0.0, 0.0, 0.0, -1.0], device=triton_device)
-    ours, _ = make_samplers(5, triton_device)
-    params = [SamplingParams(temperature=1.0, seed=i, **edge) for i in range(80)]  # type: ignore[arg-type]
-    drawn = ours(row.expand(80, -1), make_rows(params, token_index=range(80)))
-    assert set(drawn.token_ids.tolist()) == {0, 1, 2, 3}
-
-
-def test_the_race_has_the_documented_bits(triton_device: str) -> None:
-    """Of equal weights the least exponential wins, which the hash alone decides."""
-    count = 60
-    rows = make_rows(
-        [SamplingParams(temperature=1.0, seed=2**64 - 1 - i) for i in range(count)],
-        token_index=range(count),
-        branch=range(count),
-        position=range(1, count + 1),
-    )
-    ours, theirs = make_samplers(5003, triton_device)
-    flat = torch.zeros(count, 5003, device=triton_device)
-    assert ours(flat, rows).token_ids.tolist() == theirs(flat, rows).token_ids.tolist()
-
-
-def test_rows_may_share_logits_of_16_bits(triton_device: str) -> None:
-    params = [
-        SamplingParams(
-            temperature=1.0, top_k=20, num_logprobs=1, seed=i, logit_bias=((3, 2.0),) * i
-        )
-        for i in (0, 1, 0, 1, 0, 0)
-    ]
-    rows = make_rows(params, token_index=[0] * 6, branch=range(6), vocab_size=1000)
-    ours, theirs = make_samplers(1000, triton_device)
-    logits, of_row = make_logits(2, 1000).bfloat16(), np.array([1, 1, 0, 1, 0, 0])
-    logits = logits.to(triton_device)
-    assert_same(ours(logits, rows, of_row), theirs(logits, rows, of_row))
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_row_that_is_not_finite_fails_alone(triton_device: str, value: float) -> None:
-    params = [
-        SamplingParams(temperature=1.0, top_p=0.9, repetition_penalty=penalty)
-        for penalty in (1.0, 1.0, 1.5, 1.5)
-    ]
-    rows = make_history(params, 100)
-    ours, theirs = make_samplers(100, triton_device)
-    logits = make_logits(4, 100).to(triton_device)
-    logits[1, 5] = logits[2, 99] = value
-    samples = ours(logits, rows)
-    assert samples.failed == dict.fromkeys((1, 2), "logits are not finite")
-    assert_same(samples, theirs(logits, rows))
-
-
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # which the interpreter makes errors of
 def test_a_row_whose_weights_overflow_ends(triton_device: str) -> None:
     params = [SamplingParams(temperature=t, top_p=0.5, seed=3) for t in (1.0, 1e-3)]
@@ -167,27 +81,6 @@ def test_a_row_whose_weights_overflow_ends(triton_device: str) -> None:
     token_ids = ours(logits, rows).token_ids
     assert token_ids[0] == theirs(logits, rows).token_ids[0]
     assert 0 <= token_ids[1] < 100
-
-
-def test_a_row_without_any_token_left_fails_alone(triton_device: str) -> None:
-    rows = make_rows([SamplingParams()] * 2, token_index=[0, 1], suppressed={0: tuple(range(5))})
-    ours, _ = make_samplers(5, triton_device)
-    assert ours(make_logits(2, 5).to(triton_device), rows).failed == {
-        0: "every token is suppressed"
-    }
-
-
-def test_logprobs_of_given_tokens_are_torchs(triton_device: str) -> None:
-    ours, theirs = make_samplers(300, triton_device)
-    logits, targets = make_logits(3, 300).to(triton_device), np.array([0, 7, 299], dtype=np.int32)
-    counts = np.array([0, 2, 5])
-    for mine, other in zip(
-        ours.logprobs(logits, targets, counts),
-        theirs.logprobs(logits, targets, counts),
-        strict=True,
-    ):
-        assert mine.top_token_ids == other.top_token_ids
-        assert mine.logprob == pytest.approx(other.logprob, abs=1e-5)
 
 
 def make(backend: str, device: str, *, rank: int = 0, cpu_backend: str = "auto") -> Sampler:
