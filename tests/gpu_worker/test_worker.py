@@ -27,8 +27,17 @@ from tests.waiting import eventually
 FIRST = make_step(1, new=[make_new(1, PROMPT, [3, 1, 2])])
 
 
-async def test_steps_are_executed_in_order_and_fed_forward() -> None:
-    worker = await make_worker()
+@pytest.fixture
+def runner() -> GatedRunner:
+    return GatedRunner()
+
+
+@pytest.fixture
+async def worker(runner: GatedRunner) -> Worker:
+    return await make_worker(runner)
+
+
+async def test_steps_are_executed_in_order_and_fed_forward(worker: Worker) -> None:
     answers = [worker.submit(FIRST)]
     answers += [worker.submit(make_step(k, running={1: 1})) for k in range(2, 6)]
     results = await asyncio.gather(*answers)
@@ -62,9 +71,9 @@ async def test_the_runner_is_made_and_called_on_one_other_thread() -> None:
     assert threading.current_thread() not in threads
 
 
-async def test_an_answered_step_is_answered_again_and_not_executed_again() -> None:
-    runner = GatedRunner()
-    worker = await make_worker(runner)
+async def test_an_answered_step_is_answered_again_and_not_executed_again(
+    runner: GatedRunner, worker: Worker
+) -> None:
     first = await worker.submit(FIRST)
     second = await worker.submit(make_step(2, running={1: 1}))
     assert await worker.submit(FIRST) is first
@@ -72,10 +81,8 @@ async def test_an_answered_step_is_answered_again_and_not_executed_again() -> No
     assert runner.num_executed == 2
 
 
-async def test_a_resend_attaches_to_the_running_step() -> None:
-    runner = GatedRunner()
+async def test_a_resend_attaches_to_the_running_step(runner: GatedRunner, worker: Worker) -> None:
     runner.gate.clear()
-    worker = await make_worker(runner)
     answers = [worker.submit(FIRST), worker.submit(FIRST)]
     runner.gate.set()
     results = await asyncio.gather(*answers)
@@ -83,8 +90,7 @@ async def test_a_resend_attaches_to_the_running_step() -> None:
     assert runner.num_executed == 1
 
 
-async def test_only_the_last_two_answers_are_kept() -> None:
-    worker = await make_worker()
+async def test_only_the_last_two_answers_are_kept(worker: Worker) -> None:
     await worker.submit(FIRST)
     for step_id in (2, 3):
         await worker.submit(make_step(step_id, running={1: 1}))
@@ -95,16 +101,14 @@ async def test_only_the_last_two_answers_are_kept() -> None:
 
 
 @pytest.mark.parametrize("step_id", [0, 3, 1 << 63])
-async def test_a_gap_in_step_ids_is_refused(step_id: int) -> None:
-    worker = await make_worker()
+async def test_a_gap_in_step_ids_is_refused(worker: Worker, step_id: int) -> None:
     await worker.submit(FIRST)
     with pytest.raises(FailedPrecondition):
         worker.submit(make_step(step_id, running={1: 1}))
     await worker.submit(make_step(2, running={1: 1}))
 
 
-async def test_a_refused_step_counts_as_never_sent() -> None:
-    worker = await make_worker()
+async def test_a_refused_step_counts_as_never_sent(worker: Worker) -> None:
     await worker.submit(FIRST)
     refused = worker.submit(make_step(2, running={9: 1}))
     behind = worker.submit(make_step(3, running={1: 1}))
@@ -116,9 +120,9 @@ async def test_a_refused_step_counts_as_never_sent() -> None:
     assert result.token_ids.tolist() == expected_tokens(PROMPT, num_tokens=2)[1:]
 
 
-async def test_a_kernel_that_raises_fails_its_sequences_alone() -> None:
-    runner = GatedRunner()
-    worker = await make_worker(runner)
+async def test_a_kernel_that_raises_fails_its_sequences_alone(
+    runner: GatedRunner, worker: Worker
+) -> None:
     await worker.submit(FIRST)
     runner.raises = [RuntimeError("secret of the device")]
     failed = await worker.submit(make_step(2, new=[make_new(2, [1], [9])]))
@@ -151,17 +155,16 @@ async def test_a_swap_that_raises_ends_the_lease(direction: str) -> None:
     await worker.submit(FIRST)
 
 
-async def test_a_step_with_nothing_to_compute_is_answered() -> None:
-    runner = GatedRunner()
-    worker = await make_worker(runner)
+async def test_a_step_with_nothing_to_compute_is_answered(
+    runner: GatedRunner, worker: Worker
+) -> None:
     await worker.submit(FIRST)
     result = await worker.submit(make_step(2, finished=[1]))
     assert (result.step_id, result.token_ids.tolist(), result.failures) == (2, [], {})
     assert runner.num_executed == 1
 
 
-async def test_another_epoch_is_aborted() -> None:
-    worker = await make_worker()
+async def test_another_epoch_is_aborted(worker: Worker) -> None:
     with pytest.raises(Aborted):
         worker.submit(make_step(1, epoch=EPOCH + 1))
     with pytest.raises(Aborted):
@@ -169,10 +172,8 @@ async def test_another_epoch_is_aborted() -> None:
     await worker.submit(FIRST)
 
 
-async def test_a_lost_scheduler_loses_the_lease() -> None:
-    runner = GatedRunner()
+async def test_a_lost_scheduler_loses_the_lease(runner: GatedRunner, worker: Worker) -> None:
     runner.gate.clear()
-    worker = await make_worker(runner)
     running, queued = worker.submit(FIRST), worker.submit(make_step(2, running={1: 1}))
     await eventually(lambda: runner.num_begun == 1)
     worker.begin_epoch(NO_EPOCH)
@@ -190,8 +191,7 @@ async def test_a_lost_scheduler_loses_the_lease() -> None:
     assert (await worker.submit(new)).token_ids.tolist() == expected_tokens(PROMPT, num_tokens=1)
 
 
-async def test_initialising_again_starts_over() -> None:
-    worker = await make_worker()
+async def test_initialising_again_starts_over(worker: Worker) -> None:
     await worker.submit(FIRST)
     await init_cache(worker, num_gpu_blocks=4, num_cpu_blocks=0)
     with pytest.raises(FailedPrecondition):
@@ -199,8 +199,7 @@ async def test_initialising_again_starts_over() -> None:
     assert (await worker.submit(FIRST)).token_ids.tolist() == expected_tokens(PROMPT, num_tokens=1)
 
 
-async def test_of_two_initialisations_at_once_the_later_holds() -> None:
-    worker = await make_worker()
+async def test_of_two_initialisations_at_once_the_later_holds(worker: Worker) -> None:
     outcomes = await asyncio.gather(
         init_cache(worker), init_cache(worker, num_gpu_blocks=4), return_exceptions=True
     )
@@ -217,18 +216,19 @@ async def test_of_two_initialisations_at_once_the_later_holds() -> None:
         ({"num_gpu_blocks": 0}, InvalidArgument),
     ],
 )
-async def test_pools_are_at_most_as_announced(pools: dict[str, int], error: type[RpcError]) -> None:
-    worker = await make_worker()
+async def test_pools_are_at_most_as_announced(
+    worker: Worker, pools: dict[str, int], error: type[RpcError]
+) -> None:
     await worker.submit(FIRST)
     with pytest.raises(error):
         await init_cache(worker, **pools)
     await worker.submit(make_step(2, running={1: 1}))  # the lease is as it was
 
 
-async def test_the_event_loop_runs_while_a_step_computes() -> None:
-    runner = GatedRunner()
+async def test_the_event_loop_runs_while_a_step_computes(
+    runner: GatedRunner, worker: Worker
+) -> None:
     runner.gate.clear()
-    worker = await make_worker(runner)
     answer = worker.submit(FIRST)
     for _ in range(20):
         await asyncio.sleep(0.001)
@@ -279,8 +279,7 @@ async def test_the_log_forgets_a_refused_step_and_those_behind_it() -> None:
 
 
 @pytest.mark.parametrize("traceparent", [f"00-{1:032x}-{1:016x}-01", "not a trace context"])
-async def test_a_traced_step_is_executed_like_any_other(traceparent: str) -> None:
-    worker = await make_worker()
+async def test_a_traced_step_is_executed_like_any_other(worker: Worker, traceparent: str) -> None:
     step = make_step(1, new=[make_new(1, PROMPT, [3, 1])], traceparent=traceparent)
     result = await worker.submit(step)
     assert result.token_ids.tolist() == expected_tokens(PROMPT, num_tokens=1)

@@ -11,7 +11,6 @@ from contract.sampling_params import SamplingParams
 from contract.step import NewSequence, Step
 from gpu_worker.batch.batch import Batch, BatchOutput
 from gpu_worker.batch.runner_protocol import Runner
-from gpu_worker.batch.sequence_failures import sequence_failure
 from gpu_worker.lease import failure_isolation
 from gpu_worker.lease.failure_isolation import KERNEL_RAISED, NO_MEMORY
 from gpu_worker.lease.token_limit import STEPS_TO_RETRY, TokenLimit
@@ -44,9 +43,12 @@ class Planted:
         return getattr(self._runner, name)
 
 
-def raise_on_poison(batch: Batch) -> None:
-    if (batch.token_ids == POISON).any():
-        raise RuntimeError("illegal instruction")
+def on_poison(error: type[Exception]) -> Fault:
+    def fault(batch: Batch) -> None:
+        if (batch.token_ids == POISON).any():
+            raise error("illegal instruction")
+
+    return fault
 
 
 def hold_at_most(num_tokens: int) -> Fault:
@@ -116,18 +118,21 @@ def draws(outcome: SampledTokens, *, without: set[int]) -> list[object]:
     return drawn + [run for run in outcome.prompt_logprobs if run.seq_id not in without]
 
 
+@pytest.mark.parametrize(
+    ("error", "told", "depth"), [(RuntimeError, KERNEL_RAISED, 4), (MemoryError, NO_MEMORY, 8)]
+)
 @pytest.mark.parametrize("poisoned", [{0}, {4}, {12}, {3, 4}, {0, 6, 12}, set(range(13))], ids=str)
 def test_the_culprits_fail_alone_and_the_others_draw_what_they_would_have(
-    poisoned: set[int],
+    poisoned: set[int], error: type[Exception], told: str, depth: int
 ) -> None:
     step = make_step(new=make_sequences(seed=len(poisoned), poisoned=poisoned))
     whole, _, _ = run(step, spare)
-    outcome, sizes, _ = run(step, raise_on_poison)
-    assert {seq_id: one.message for seq_id, one in outcome.failures.items()} == dict.fromkeys(
-        sorted(poisoned), KERNEL_RAISED
-    )
+    outcome, sizes, _ = run(step, on_poison(error))
+    failures = {seq_id: one.message for seq_id, one in outcome.failures.items()}
+    assert failures == dict.fromkeys(poisoned, told)
     assert draws(outcome, without=set()) == draws(whole, without=poisoned)
-    assert len(sizes) <= 1 + 2 * 4 * len(poisoned)  # two halves at each of log2(13) levels
+    # Two halves at each of log2(13) levels; of log2(178) where tokens are halved.
+    assert len(sizes) <= 1 + 2 * depth * len(poisoned)
 
 
 @pytest.mark.parametrize("num_tokens", [1, 7, 40, 100])
@@ -139,18 +144,6 @@ def test_a_batch_that_memory_does_not_suffice_for_is_run_in_parts(num_tokens: in
     assert not outcome.failures
     assert draws(outcome, without=set()) == draws(whole, without=set())
     assert np.array_equal(runner.gpu_kv, expected.gpu_kv)
-
-
-def test_a_sequence_that_no_memory_suffices_for_fails_alone() -> None:
-    def fault(batch: Batch) -> None:
-        if (batch.token_ids == POISON).any():
-            raise MemoryError
-
-    step = make_step(new=make_sequences(seed=3, poisoned={5}))
-    whole, _, _ = run(step, spare)
-    outcome, _, _ = run(step, fault)
-    assert outcome.failures == {5: sequence_failure(NO_MEMORY)}
-    assert draws(outcome, without=set()) == draws(whole, without={5})
 
 
 def test_what_memory_sufficed_for_is_the_limit_of_the_steps_to_come() -> None:
@@ -168,12 +161,9 @@ def test_what_memory_sufficed_for_is_the_limit_of_the_steps_to_come() -> None:
 
 
 def test_a_sequence_that_no_memory_suffices_for_lowers_nobodys_limit() -> None:
-    def fault(batch: Batch) -> None:
-        if (batch.token_ids == POISON).any():
-            raise MemoryError
-
     limit = TokenLimit(512)
-    run(make_step(new=make_sequences(seed=3, poisoned={5})), fault, limit)
+    step = make_step(new=make_sequences(seed=3, poisoned={5}))
+    run(step, on_poison(MemoryError), limit)
     assert limit.lowered is None
 
 

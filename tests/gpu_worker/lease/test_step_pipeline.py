@@ -11,6 +11,7 @@ import torch
 
 from contract.errors import Aborted, Internal, InvalidArgument
 from contract.sampling_params import SamplingParams
+from contract.sections.block_moves import BlockMapping
 from contract.sections.forks import Fork
 from contract.step import NewSequence, TablePatch
 from contract.step_result import StepResult
@@ -106,6 +107,19 @@ def decode(steps: Steps, seq_ids: list[int], num_steps: int) -> None:
         steps.send(running=dict.fromkeys(seq_ids, 1))
 
 
+def same_at_both_depths(runner: ModelRunner, drive: Callable[[Steps], None]) -> Steps:
+    """Drives one step at a time, then two in flight, which say the same; returns the latter."""
+    driven = []
+    for depth in (1, 2):
+        steps = Steps(make_lease(runner), depth)
+        drive(steps)
+        driven.append((steps.tokens(), steps))
+        steps.lease.table.check()
+    (expected, _), (tokens, steps) = driven
+    assert tokens == expected
+    return steps
+
+
 @pytest.fixture
 def fed(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many tokens of each launched batch were fed forward."""
@@ -131,39 +145,33 @@ def fed(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_tokens_equal_those_of_one_step_at_a_time(
     params: tuple[SamplingParams, ...], num_fed: list[int], runner: ModelRunner, fed: list[int]
 ) -> None:
-    found = []
-    for depth in (1, 2):
+    def drive(steps: Steps) -> None:
         fed.clear()
-        steps = Steps(make_lease(runner), depth)
         steps.send(new=make_sequences(*params))
         decode(steps, list(range(len(params))), 8)
-        found.append(steps.tokens())
-        steps.lease.table.check()
-    assert found[0] == found[1]
+
+    same_at_both_depths(runner, drive)
     assert fed == num_fed
 
 
 def test_tokens_that_may_not_be_drawn_yet_wait_until_they_may(
     runner: ModelRunner, fed: list[int]
 ) -> None:
-    found = []
-    for depth in (1, 2):
+    def drive(steps: Steps) -> None:
         fed.clear()
-        steps = Steps(make_lease(runner), depth)
         steps.send(new=make_sequences(STARVED, RANDOM))
         decode(steps, [0, 1], 9)
-        found.append(steps.tokens())
-    assert found[0] == found[1]
-    assert min(found[0][0][:6]) >= 40
+
+    tokens = same_at_both_depths(runner, drive).tokens()
+    assert min(tokens[0][:6]) >= 40
     assert fed == [0] * 7 + [2] * 3
 
 
 def test_branches_prefills_and_decodes_mix(runner: ModelRunner, fed: list[int]) -> None:
     """A prompt in chunks beside decodes, and branches of it, whose tokens the host copies."""
-    found = []
-    for depth in (1, 2):
+
+    def drive(steps: Steps) -> None:
         fed.clear()
-        steps = Steps(make_lease(runner), depth)
         one, many = make_sequences(RANDOM, RANDOM)
         many = replace(many, num_samples=3, num_new_tokens=4)
         steps.send(new=[one])
@@ -176,8 +184,6 @@ def test_branches_prefills_and_decodes_mix(runner: ModelRunner, fed: list[int]) 
         forks = [Fork(1, 10 + i, i, drawn[i]) for i in (1, 2)]
         patches = [TablePatch(10 + i, 0, [20 + 5 * i, 21 + 5 * i]) for i in (1, 2)]
         copied = np.array([5, 6, 5, 6], np.int32), np.array([25, 26, 30, 31], np.int32)
-        from contract.sections.block_moves import BlockMapping
-
         steps.send(
             running={0: 1, 1: 1, 11: 1, 12: 1},
             forks=forks,
@@ -185,10 +191,10 @@ def test_branches_prefills_and_decodes_mix(runner: ModelRunner, fed: list[int]) 
             copy=BlockMapping(*copied),
         )
         decode(steps, [0, 11, 1, 12], 5)
-        found.append(steps.tokens())
-    assert found[0] == found[1]
+
+    tokens = same_at_both_depths(runner, drive).tokens()
     assert sum(count > 0 for count in fed) >= 8
-    assert len({tuple(found[0][seq_id][-5:]) for seq_id in (1, 11, 12)}) == 3
+    assert len({tuple(tokens[seq_id][-5:]) for seq_id in (1, 11, 12)}) == 3
 
 
 def test_a_sequence_that_goes_while_it_is_under_way_leaves_no_token(runner: ModelRunner) -> None:
@@ -240,29 +246,25 @@ def raise_out_of_memory(batch: Batch) -> Launched:
 def test_a_step_that_cannot_be_launched_is_computed_in_parts(
     runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = []
-    for depth in (1, 2):
-        steps = Steps(make_lease(runner), depth)
+    execute = runner.execute
+
+    def small(batch: Batch) -> BatchOutput:
+        if len(batch.token_ids) > 1:
+            raise MemoryError("too large")
+        assert batch.fed_from is None
+        return execute(batch)
+
+    def drive(steps: Steps) -> None:
         steps.send(new=make_sequences(GREEDY, RANDOM))
         decode(steps, [0, 1], 2)
         with monkeypatch.context() as patched:
             patched.setattr(runner, "launch", raise_out_of_memory)
-            execute = runner.execute
-
-            def small(
-                batch: Batch, execute: Callable[[Batch], BatchOutput] = execute
-            ) -> BatchOutput:
-                if len(batch.token_ids) > 1:
-                    raise MemoryError("too large")
-                assert batch.fed_from is None
-                return execute(batch)
-
             patched.setattr(runner, "execute", small)
             decode(steps, [0, 1], 2)
         decode(steps, [0, 1], 2)
         assert not any(result.failures for result in steps.results)
-        found.append(steps.tokens())
-    assert found[0] == found[1]
+
+    same_at_both_depths(runner, drive)
 
 
 def test_an_error_of_the_device_ends_the_lease_for_all_steps_in_flight(
