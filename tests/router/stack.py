@@ -6,8 +6,6 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
 import grpc
-import pytest
-from google.rpc import status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from protos.inference.v1 import inference_pb2 as pb
@@ -125,22 +123,6 @@ def saying(*texts: str) -> Callable[[scheduler_pb2.AddRequest], Outputs]:
     return script
 
 
-async def error_of(call: Any) -> grpc.aio.AioRpcError:
-    """Awaits a call that fails."""
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call
-    return caught.value
-
-
-async def code_of(call: Any) -> StatusCode:
-    return (await error_of(call)).code()
-
-
 def text_of(answers: Iterable[pb.GenerateResponse]) -> str:
     """Returns what a stream says, all its sequences together."""
     return "".join(output.text for answer in answers for output in answer.outputs)
-
-
-def details_of(error: grpc.aio.AioRpcError) -> status_pb2.Status:
-    packed = dict(error.trailing_metadata() or ())["grpc-status-details-bin"]
-    return status_pb2.Status.FromString(packed)

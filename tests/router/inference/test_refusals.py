@@ -10,6 +10,7 @@ from google.rpc import error_details_pb2
 from protos.inference.v1 import inference_pb2 as pb
 from protos.scheduler.v1 import scheduler_pb2
 from router.inference.servicer import SERVICE_NAME
+from tests.grpc_errors import code_of, details_of, error_of
 from tests.router.fakes import (
     MAX_MODEL_LEN,
     finished,
@@ -19,16 +20,7 @@ from tests.router.fakes import (
     step,
 )
 from tests.router.inference.test_chat import make_chat
-from tests.router.stack import (
-    Outputs,
-    Stack,
-    code_of,
-    details_of,
-    error_of,
-    make_generate,
-    make_stack,
-    saying,
-)
+from tests.router.stack import Outputs, Stack, make_generate, make_stack, saying
 
 StatusCode = grpc.StatusCode
 

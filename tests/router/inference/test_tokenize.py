@@ -10,9 +10,9 @@ from protos.inference.v1 import inference_pb2 as pb
 from router.tokenization import long_texts
 from router.tokenization.tokenizer import LONG_DECODE_TOKENS, LONG_TEXT_CHARS
 from router.work_limits import list_pieces
+from tests.grpc_errors import code_of
 from tests.router.fakes import BOS, token
 from tests.router.openai.clients import Http, make_http
-from tests.router.stack import code_of
 from tests.waiting import eventually
 
 TEXT = 'a "b" \\ 東京 😀\n' * (LONG_TEXT_CHARS // 8)

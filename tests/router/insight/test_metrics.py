@@ -20,11 +20,12 @@ from router.inference.servicer import SERVICE_NAME
 from router.vllm.servicer import SERVICE_NAME as VLLM_SERVICE
 from rpc.metrics.registry import MetricsConfig
 from rpc.telemetry import logs
+from tests.grpc_errors import code_of
 from tests.router.fakes import request_finished, step, token
 from tests.router.insight.test_request_span import TRACE_ID, TRACEPARENT, exporter
 from tests.router.keys.test_api_keys import BEARER, entry, write_keys
 from tests.router.openai.clients import Http, make_http
-from tests.router.stack import Stack, code_of, make_generate, make_stack, saying
+from tests.router.stack import Stack, make_generate, make_stack, saying
 
 __all__ = ["exporter"]  # a fixture
 

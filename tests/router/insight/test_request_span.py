@@ -14,8 +14,9 @@ from opentelemetry.trace import SpanKind
 
 from protos.inference.v1 import inference_pb2 as pb
 from rpc.telemetry import tracing
+from tests.grpc_errors import code_of
 from tests.router.openai.clients import make_http
-from tests.router.stack import code_of, make_generate, make_stack, saying
+from tests.router.stack import make_generate, make_stack, saying
 from tests.waiting import deadline_after, eventually
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"

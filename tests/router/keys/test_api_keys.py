@@ -21,7 +21,8 @@ from router.keys.api_keys import ApiKey, KeyFileError, KeyRing, parse_keys, read
 from router.keys.key_quota import KeyLimits
 from router.keys.tenants import Caller
 from router.work_limits.payers import Payer
-from tests.router.stack import Stack, code_of, make_generate, make_stack, saying
+from tests.grpc_errors import code_of
+from tests.router.stack import Stack, make_generate, make_stack, saying
 
 KEY = "sb-secret"
 BEARER = ("authorization", f"Bearer {KEY}")

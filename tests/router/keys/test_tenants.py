@@ -9,9 +9,10 @@ import pytest
 from contract.errors import InvalidArgument
 from protos.inference.v1 import inference_pb2 as pb
 from router.keys.tenants import TENANT_HEADER, Tenants
+from tests.grpc_errors import code_of
 from tests.router.fakes import finished, step
 from tests.router.inference.test_chat import make_chat
-from tests.router.stack import Stack, code_of, make_generate, make_stack, saying
+from tests.router.stack import Stack, make_generate, make_stack, saying
 
 
 async def generate(stack: Stack, *metadata: tuple[str, str], **fields: Any) -> None:

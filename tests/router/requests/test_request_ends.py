@@ -11,12 +11,13 @@ from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc
 from protos.scheduler.v1 import scheduler_pb2
 from router.requests.api_request import MAX_TIMEOUT_NS, timeout_ns
+from tests.grpc_errors import code_of
 from tests.router.fakes import (
     finished,
     ids_of,
     step,
 )
-from tests.router.stack import Stack, code_of, make_generate, make_stack
+from tests.router.stack import Stack, make_generate, make_stack
 from tests.waiting import EVENT_S, deadline_after
 
 StatusCode = grpc.StatusCode

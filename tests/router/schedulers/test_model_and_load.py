@@ -9,6 +9,7 @@ from contract.errors import Unavailable
 from protos.inference.v1 import inference_pb2 as pb
 from protos.scheduler.v1 import stats_pb2
 from router.schedulers.load_client import MAX_AGE_S, LoadClient
+from tests.grpc_errors import code_of
 from tests.router.fakes import (
     BOS,
     MAX_MODEL_LEN,
@@ -16,7 +17,7 @@ from tests.router.fakes import (
     FakeScheduler,
     token,
 )
-from tests.router.stack import Stack, code_of, make_generate, make_stack
+from tests.router.stack import Stack, make_generate, make_stack
 
 StatusCode = grpc.StatusCode
 

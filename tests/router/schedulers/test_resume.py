@@ -10,9 +10,10 @@ from contract.columns import unpack_int32
 from protos.inference.v1 import inference_pb2 as pb
 from protos.scheduler.v1 import scheduler_pb2
 from router.schedulers.scheduler_pool import MAX_FRUITLESS_ATTEMPTS
+from tests.grpc_errors import code_of
 from tests.integration.test_stack import Answer
 from tests.router.fakes import finished, ids_of, step
-from tests.router.stack import Stack, code_of, make_generate, make_stack
+from tests.router.stack import Stack, make_generate, make_stack
 
 
 async def read(stack: Stack, **fields: Any) -> Answer:

@@ -13,19 +13,12 @@ from protos.scheduler.v1 import scheduler_pb2
 from router.config import RouterConfig
 from router.request_admission import EncodedPrompt
 from router.work_limits.payers import Payer
+from tests.grpc_errors import code_of, details_of
 from tests.router.fakes import (
     MODEL_NAME,
     FakeScheduler,
 )
-from tests.router.stack import (
-    Stack,
-    code_of,
-    details_of,
-    make_config,
-    make_stack,
-    routed,
-    saying,
-)
+from tests.router.stack import Stack, make_config, make_stack, routed, saying
 from tests.waiting import eventually
 
 StatusCode = grpc.StatusCode

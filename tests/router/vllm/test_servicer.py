@@ -20,6 +20,7 @@ from smg_grpc_proto.generated import common_pb2
 from protos.scheduler.v1 import scheduler_pb2, stats_pb2
 from protos.worker.v1 import worker_pb2
 from router.vllm.servicer import SERVICE_NAME
+from tests.grpc_errors import code_of
 from tests.router.fakes import (
     BOS,
     EOS,
@@ -32,7 +33,7 @@ from tests.router.fakes import (
     step,
     token,
 )
-from tests.router.stack import Stack, code_of, make_stack, saying
+from tests.router.stack import Stack, make_stack, saying
 from tests.waiting import eventually
 
 PROMPT = [token(BOS), *ids_of("Paris")]

@@ -16,9 +16,10 @@ from router.inference.servicer import SERVICE_NAME
 from router.prompt.conversation import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS
 from router.work_limits.json_text import MAX_DEPTH
 from rpc.limits import large_messages
+from tests.grpc_errors import code_of
 from tests.router.fakes import make_files
 from tests.router.inference.test_chat import TEMPLATE, chat_stack, make_chat, message
-from tests.router.stack import Stack, code_of, make_stack, saying
+from tests.router.stack import Stack, make_stack, saying
 
 StatusCode = grpc.StatusCode
 FULL = 2

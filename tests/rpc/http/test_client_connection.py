@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 
 import pytest
 from starlette.types import Receive, Scope, Send
 
 from rpc.http import head_gate, port_limits
 from rpc.http.port_limits import HttpLimits
+from rpc.http.server import HttpPort
 from tests.rpc.http.http_parsers import PARSERS, serving, use_parser
 from tests.waiting import EVENT_S, eventually
 
@@ -22,6 +24,12 @@ CHUNKED = b"Transfer-Encoding: chunked\r\n"
 def parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     use_parser(request.param, monkeypatch)
     return str(request.param)
+
+
+@pytest.fixture
+async def port(parser: str) -> AsyncIterator[HttpPort]:
+    async with serving() as port:
+        yield port
 
 
 async def say(port: int, *parts: bytes, pause_s: float = 0.0) -> bytes:
@@ -73,31 +81,30 @@ async def test_a_head_of_too_many_bytes_is_refused(pieces: int) -> None:
     assert b"connection: close" in answer
 
 
-async def test_a_head_of_as_many_bytes_as_may_be_is_read() -> None:
+async def test_a_head_of_as_many_bytes_as_may_be_is_read(port: HttpPort) -> None:
     header = b"cookie: " + b"x" * (port_limits.MAX_HEAD_BYTES - 200) + b"\r\n"
-    async with serving() as port:
-        assert (await exchange(port.port, HEAD + header + b"Content-Length: 0\r\n\r\n"))[0] == 200
+    assert (await exchange(port.port, HEAD + header + b"Content-Length: 0\r\n\r\n"))[0] == 200
 
 
-async def test_an_endless_line_is_refused_when_it_is_as_long_as_a_head_may_be() -> None:
-    async with serving() as port:
-        answer = await say(port.port, b"GET /", *[b"a" * 4096] * 64, pause_s=0.001)
-        assert status_of(answer) == 431
+async def test_an_endless_line_is_refused_when_it_is_as_long_as_a_head_may_be(
+    port: HttpPort,
+) -> None:
+    answer = await say(port.port, b"GET /", *[b"a" * 4096] * 64, pause_s=0.001)
+    assert status_of(answer) == 431
 
 
 async def test_as_many_headers_as_may_be_are_read_and_one_more_is_not(
-    monkeypatch: pytest.MonkeyPatch,
+    port: HttpPort, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def send(num_headers: int) -> int:
         more = b"".join(b"a%d:\r\n" % i for i in range(num_headers - 3))
         request = HEAD + more + b"Content-Length: 0\r\n\r\n"
         return (await exchange(port.port, request))[0]  # which adds a header
 
-    async with serving() as port:
-        assert await send(head_gate.MAX_HEADERS) == 200
-        assert await send(head_gate.MAX_HEADERS + 1) == 431
-        monkeypatch.setattr(head_gate, "MAX_HEADERS", 1 << 30)
-        assert await send(257) == 200
+    assert await send(head_gate.MAX_HEADERS) == 200
+    assert await send(head_gate.MAX_HEADERS + 1) == 431
+    monkeypatch.setattr(head_gate, "MAX_HEADERS", 1 << 30)
+    assert await send(257) == 200
 
 
 async def test_a_body_that_comes_too_slowly_is_cut_and_the_client_told(
@@ -181,13 +188,12 @@ async def test_a_slow_body_that_nothing_reads_is_cut(monkeypatch: pytest.MonkeyP
         assert answer.endswith(b"0 bytes\r\n0\r\n\r\n")
 
 
-async def test_what_is_left_of_a_body_after_its_answer_is_no_head() -> None:
+async def test_what_is_left_of_a_body_after_its_answer_is_no_head(port: HttpPort) -> None:
     rest = 4 * port_limits.MAX_HEAD_BYTES
     head = b"GET / HTTP/1.1\r\n" + HOST + b"Content-Length: %d\r\n\r\n" % rest
     last = b"GET / HTTP/1.1\r\nConnection: close\r\n" + HOST + b"\r\n"
-    async with serving() as port:
-        answer = await say(port.port, head, *[b"a" * 4096] * (rest // 4096), last, pause_s=0.002)
-        assert answer.count(b"200 OK") == 2
+    answer = await say(port.port, head, *[b"a" * 4096] * (rest // 4096), last, pause_s=0.002)
+    assert answer.count(b"200 OK") == 2
 
 
 @pytest.mark.parametrize(
@@ -199,43 +205,40 @@ async def test_what_is_left_of_a_body_after_its_answer_is_no_head() -> None:
     ],
 )
 async def test_two_lengths_of_one_body_are_refused_and_the_connection_is_closed(
-    lines: bytes,
+    port: HttpPort, lines: bytes
 ) -> None:
     smuggled = b"GET /smuggled HTTP/1.1\r\n" + HOST + b"\r\n"
-    async with serving() as port:
-        answer = await say(port.port, HEAD + lines + b"\r\n0\r\n\r\n" + smuggled)
-        assert status_of(answer) == 400
-        assert b"200 OK" not in answer
+    answer = await say(port.port, HEAD + lines + b"\r\n0\r\n\r\n" + smuggled)
+    assert status_of(answer) == 400
+    assert b"200 OK" not in answer
 
 
 @pytest.mark.parametrize("version", [b"2.0", b"3.7", b"1.9", b"0.9", b"x"])
-async def test_an_unknown_version_is_refused_and_the_connection_is_closed(version: bytes) -> None:
-    async with serving() as port:
-        request = b"GET / HTTP/" + version + b"\r\n" + HOST + b"\r\n"
-        answer = await say(port.port, request + b"GET / HTTP/1.1\r\n" + HOST + b"\r\n")
-        assert status_of(answer) in (400, 505)
-        assert b"200 OK" not in answer
+async def test_an_unknown_version_is_refused_and_the_connection_is_closed(
+    port: HttpPort, version: bytes
+) -> None:
+    request = b"GET / HTTP/" + version + b"\r\n" + HOST + b"\r\n"
+    answer = await say(port.port, request + b"GET / HTTP/1.1\r\n" + HOST + b"\r\n")
+    assert status_of(answer) in (400, 505)
+    assert b"200 OK" not in answer
 
 
-async def test_http_1_0_is_served_and_needs_no_host() -> None:
-    async with serving() as port:
-        assert b"200 OK" in await say(port.port, b"GET / HTTP/1.0\r\n\r\n")
-        answer = await say(port.port, b"POST / HTTP/1.0\r\n" + CHUNKED + b"\r\n0\r\n\r\n")
-        assert status_of(answer) == 400
+async def test_http_1_0_is_served_and_needs_no_host(port: HttpPort) -> None:
+    assert b"200 OK" in await say(port.port, b"GET / HTTP/1.0\r\n\r\n")
+    answer = await say(port.port, b"POST / HTTP/1.0\r\n" + CHUNKED + b"\r\n0\r\n\r\n")
+    assert status_of(answer) == 400
 
 
 @pytest.mark.parametrize("hosts", [b"", b"Host: localhost\r\nHost: localhost\r\n"])
-async def test_a_request_has_one_host(hosts: bytes) -> None:
-    async with serving() as port:
-        assert status_of(await say(port.port, b"GET / HTTP/1.1\r\n" + hosts + b"\r\n")) == 400
+async def test_a_request_has_one_host(port: HttpPort, hosts: bytes) -> None:
+    assert status_of(await say(port.port, b"GET / HTTP/1.1\r\n" + hosts + b"\r\n")) == 400
 
 
-async def test_a_body_that_is_broken_midway_ends_the_connection_alone() -> None:
-    async with serving() as port:
-        begun = HEAD + CHUNKED + b"\r\n3\r\nabc\r\n"
-        answer = await say(port.port, begun, b"no number\r\n", pause_s=0.05)
-        assert status_of(answer) == 400
-        assert (await exchange(port.port, HEAD + b"Content-Length: 1\r\n\r\na"))[0] == 200
+async def test_a_body_that_is_broken_midway_ends_the_connection_alone(port: HttpPort) -> None:
+    begun = HEAD + CHUNKED + b"\r\n3\r\nabc\r\n"
+    answer = await say(port.port, begun, b"no number\r\n", pause_s=0.05)
+    assert status_of(answer) == 400
+    assert (await exchange(port.port, HEAD + b"Content-Length: 1\r\n\r\na"))[0] == 200
 
 
 async def test_requests_that_are_sent_ahead_are_answered_in_order() -> None:

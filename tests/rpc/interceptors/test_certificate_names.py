@@ -8,10 +8,11 @@ import pytest
 
 from rpc.interceptors.certificate_names import dns_names
 from rpc.transport.channel import open_channel
+from tests.grpc_errors import code_of
 from tests.rpc.certificates import Authority
 from tests.rpc.echo import call, text
 from tests.rpc.odd_certificates import DNS, EMAIL, IP, URI, member
-from tests.rpc.transport.test_tls import CALLERS, ask, code_of, serving
+from tests.rpc.transport.test_tls import CALLERS, ask, serving
 
 
 @pytest.fixture

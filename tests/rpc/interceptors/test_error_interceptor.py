@@ -4,10 +4,11 @@ import asyncio
 
 import grpc
 import pytest
-from google.rpc import error_details_pb2, status_pb2
+from google.rpc import error_details_pb2
 
 from contract import errors
 from rpc.interceptors.status import retry_after_s
+from tests.grpc_errors import code_of, details_of, error_of
 from tests.rpc.echo import KINDS, Echo, call, serving, text
 from tests.waiting import EVENT_S
 
@@ -21,14 +22,7 @@ def raising(error: Exception) -> Echo:
 
 async def failure(echo: Echo, kind: str, *requests: bytes) -> grpc.aio.AioRpcError:
     async with serving(echo) as (_, channel):
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await call(channel, kind, *requests)
-    return caught.value
-
-
-def details_of(error: grpc.aio.AioRpcError) -> status_pb2.Status:
-    packed = dict(error.trailing_metadata())["grpc-status-details-bin"]
-    return status_pb2.Status.FromString(packed)
+        return await error_of(call(channel, kind, *requests))
 
 
 @pytest.mark.parametrize("part", ["x", "é", "\N{STEAM LOCOMOTIVE}"])
@@ -114,6 +108,5 @@ async def test_an_interceptors_refusal_reaches_a_call_of_any_kind() -> None:
 
     async with serving(Echo(), interceptors=[Refuse()]) as (_, channel):
         for kind in KINDS:
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await call(channel, kind, text("a"))
-            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+            refused = call(channel, kind, text("a"))
+            assert await code_of(refused) is grpc.StatusCode.UNAUTHENTICATED

@@ -15,6 +15,7 @@ from rpc.transport.channel import open_channel
 from rpc.transport.listening_ports import BindError, check_exposure
 from rpc.transport.server import Server
 from rpc.transport.tls import TlsConfig, TlsError
+from tests.grpc_errors import code_of
 from tests.rpc.certificates import Authority
 from tests.rpc.echo import NAME, Echo, add_echo, call, text
 from tests.waiting import EVENT_S
@@ -35,12 +36,6 @@ async def ask(server: Server, tls: TlsConfig, *, server_name: str | None = None)
     channel = open_channel(server.address, tls=tls, server_name=server_name)
     async with channel, asyncio.timeout(EVENT_S):
         return await call(channel, "unary", text("hello"))
-
-
-async def code_of(asking: Any) -> grpc.StatusCode:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await asking
-    return caught.value.code()
 
 
 async def serial_at(server: Server) -> int:
