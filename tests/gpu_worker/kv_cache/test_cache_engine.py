@@ -2,12 +2,12 @@
 
 import gc
 
-import numpy as np
 import pytest
 import torch
 
-from contract.sections.block_moves import NO_MOVES, BlockMapping
+from contract.sections.block_moves import NO_MOVES
 from gpu_worker.kv_cache.cache_engine import CacheEngine
+from tests.gpu_worker.builders import make_mapping
 from tests.gpu_worker.kv_cache.deferred_streams import DeferredStreams
 
 
@@ -18,12 +18,6 @@ def make_engine(*, num_gpu_blocks: int = 8, num_cpu_blocks: int = 4) -> CacheEng
         block_bytes=96,
         device=torch.device("cpu"),
     )
-
-
-def make_mapping(**pairs: int) -> BlockMapping:
-    """b3=1 copies block 3 to block 1."""
-    src = np.array([int(name[1:]) for name in pairs], dtype=np.int32)
-    return BlockMapping(src, np.array(list(pairs.values()), dtype=np.int32))
 
 
 def test_pools_are_zero_at_first() -> None:
@@ -37,9 +31,9 @@ def test_swapped_blocks_come_back_bit_for_bit() -> None:
     engine.gpu_pool.random_(0, 256)
     before = engine.gpu_pool.clone()
 
-    engine.swap_out(make_mapping(b2=0, b3=1, b7=3))
+    engine.swap_out(make_mapping({2: 0, 3: 1, 7: 3}))
     engine.gpu_pool[[2, 3, 7]] = 255
-    engine.swap_in(make_mapping(b0=5, b3=2, b1=6))
+    engine.swap_in(make_mapping({0: 5, 3: 2, 1: 6}))
 
     assert torch.equal(engine.gpu_pool[[5, 6, 2]], before[[2, 3, 7]])
     assert torch.equal(engine.gpu_pool[[0, 1, 4]], before[[0, 1, 4]])
@@ -51,7 +45,7 @@ def test_copy_duplicates_a_block_within_the_pool() -> None:
     engine = make_engine()
     engine.gpu_pool.random_(0, 256)
     before = engine.gpu_pool.clone()
-    engine.copy(make_mapping(b1=4, b2=5, b6=0))
+    engine.copy(make_mapping({1: 4, 2: 5, 6: 0}))
     assert torch.equal(engine.gpu_pool, before[[6, 1, 2, 3, 1, 2, 6, 7]])
 
 
@@ -66,7 +60,7 @@ def test_an_engine_that_nobody_closes_ends_its_copies_and_then_its_pinning() -> 
     )
     engine.gpu_pool.fill_(7)
     swapped = engine.cpu_pool
-    engine.swap_out(make_mapping(b0=1))
+    engine.swap_out(make_mapping({0: 1}))
     assert len(streams.pinned) == 1
     del engine
     gc.collect()

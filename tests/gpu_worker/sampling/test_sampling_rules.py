@@ -1,4 +1,4 @@
-"""Penalties, biases, rules and typical_p, against transformers' processors on random logits."""
+"""Penalties, biases and rules, against transformers' processors on random logits."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from contract.sampling_params import SamplingParams
 from gpu_worker.sampling import logits_processors
 from tests.gpu_worker.generation import make_rows
-from tests.gpu_worker.sampling.test_torch_sampler import drawn_set, make_logits, make_sampler
+from tests.gpu_worker.sampling.test_torch_sampler import make_logits, make_sampler
 from tests.rounding import relative_error
 
 VOCAB = 1000
@@ -128,36 +128,6 @@ def test_only_allowed_tokens_are_left(vocab_size: int) -> None:
     result = edited(make_logits(2, vocab_size), params, [[1], [1]])
     assert result[0].isfinite().all()
     assert result[1].isfinite().nonzero().flatten().tolist() == sorted(set(allowed))
-
-
-@pytest.mark.parametrize(
-    "params",
-    [
-        SamplingParams(temperature=1.0, typical_p=0.2),
-        SamplingParams(temperature=1.0, typical_p=0.9),
-        SamplingParams(temperature=2.0, typical_p=0.5),
-        SamplingParams(temperature=1.0, typical_p=1e-6),
-        SamplingParams(temperature=1.0, typical_p=0.5, top_k=10),
-        SamplingParams(temperature=1.5, typical_p=0.7, top_p=0.8, min_p=0.02),
-    ],
-)
-def test_typical_p_keeps_what_transformers_keeps(params: SamplingParams) -> None:
-    from transformers.generation import logits_process as warpers
-
-    row = torch.randn(50, generator=torch.Generator().manual_seed(4)) * 2
-    scores, ids = row[None] / params.temperature, torch.zeros(1, 1, dtype=torch.long)
-    if params.min_p:
-        scores = warpers.MinPLogitsWarper(params.min_p)(ids, scores)
-    if params.top_k:
-        scores = warpers.TopKLogitsWarper(params.top_k)(ids, scores)
-    if params.top_p < 1:
-        scores = warpers.TopPLogitsWarper(params.top_p)(ids, scores)
-    scores = warpers.TypicalLogitsWarper(params.typical_p)(ids, scores)[0]
-    kept = set(scores.isfinite().nonzero().flatten().tolist())
-    seen = drawn_set(row, params)
-    assert seen <= kept
-    probabilities = scores.softmax(0)
-    assert {i for i in kept if probabilities[i] > 0.01} <= seen
 
 
 def test_a_greedy_row_is_the_likeliest_of_what_is_left() -> None:

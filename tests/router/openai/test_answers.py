@@ -250,12 +250,13 @@ async def test_a_chat_has_a_message() -> None:
         assert prompt.max_tokens == 2048 - len(prompt.prompt_token_ids)
 
 
-async def test_a_streamed_chat_opens_with_the_role() -> None:
+async def test_a_streamed_chat_opens_with_the_role_and_its_usage_only_grows() -> None:
     async with make_http(branches("one", "two")) as http:
-        chunks = await http.chat_chunks(n=2, stream_options={"include_usage": True})
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        *chunks, last = await http.chat_chunks(n=2, stream_options=options)
         texts = ["", ""]
         roles: list[int] = []
-        for chunk in chunks[:-1]:
+        for chunk in chunks:
             (choice,) = chunk.choices
             if choice.delta.role:
                 roles.append(choice.index)
@@ -263,7 +264,13 @@ async def test_a_streamed_chat_opens_with_the_role() -> None:
             texts[choice.index] += choice.delta.content or ""
         assert texts == ["one", "two"]
         assert sorted(roles) == [0, 1]
-        assert chunks[-1].usage.completion_tokens == len(ids_of("one") + ids_of("two"))
+        counts = [chunk.usage.completion_tokens for chunk in chunks]
+        assert counts[0] == 0
+        assert counts == sorted(counts)
+        assert counts[-1] == last.usage.completion_tokens == len(ids_of("one") + ids_of("two"))
+        assert all(chunk.usage.prompt_tokens for chunk in chunks)
+        assert not any(chunk.usage.prompt_tokens_details for chunk in chunks)
+        assert last.usage.prompt_tokens_details.cached_tokens == 3
         answer = await http.chat(n=2)
         assert [choice.message.content for choice in answer.choices] == ["one", "two"]
 
@@ -398,19 +405,6 @@ async def test_an_answer_names_the_backend_that_made_it() -> None:
         answers = [await http.chat(), await http.complete(), *chunks]
         (fingerprint,) = {answer.system_fingerprint for answer in answers}
         assert fingerprint.startswith("signalbox-1.2.3-")
-
-
-async def test_usage_of_a_streamed_chat_only_grows_and_is_detailed_at_the_end() -> None:
-    async with make_http(branches("one", "two")) as http:
-        options = {"include_usage": True, "continuous_usage_stats": True}
-        *chunks, last = await http.chat_chunks(n=2, stream_options=options)
-        counts = [chunk.usage.completion_tokens for chunk in chunks]
-        assert counts[0] == 0
-        assert counts == sorted(counts)
-        assert counts[-1] == last.usage.completion_tokens == len(ids_of("one") + ids_of("two"))
-        assert all(chunk.usage.prompt_tokens for chunk in chunks)
-        assert not any(chunk.usage.prompt_tokens_details for chunk in chunks)
-        assert last.usage.prompt_tokens_details.cached_tokens == 3
 
 
 async def test_a_streams_prompt_tokens_stand_beside_the_choices(http: Http) -> None:
