@@ -9,6 +9,7 @@ from contract.sampling_params import SamplingParams
 from contract.sections.block_moves import BlockMapping, BlockMoves
 from contract.step import NewSequence, Step
 from gpu_worker.batch.arrays import Int64Array
+from gpu_worker.sampling.grammars import Grammars
 from gpu_worker.sequences.sequence_table import SequenceTable
 from gpu_worker.simulated.simulated_runner import SimulatedConfig, SimulatedRunner
 
@@ -33,12 +34,13 @@ def make_runner(**overrides: Any) -> SimulatedRunner:
     return runner
 
 
-def make_table(runner: SimulatedRunner) -> SequenceTable:
+def make_table(runner: SimulatedRunner, grammars: Grammars | None = None) -> SequenceTable:
     return SequenceTable(
         model=runner.model,
         capacity=runner.profile(),
         num_gpu_blocks=runner.config.num_gpu_blocks,
         num_cpu_blocks=runner.config.num_cpu_blocks,
+        grammars=grammars,
     )
 
 

@@ -3,8 +3,9 @@
 Every step reads all of each table, and masks what is past a context.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +17,21 @@ from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
 from gpu_worker.device.input_transfer import StepInputs
 from gpu_worker.runner.model_runner import ModelRunner
 from tests.gpu_worker.device.recorded_graphs import GraphsOnCpu
+
+
+def make_shape(*, device: str = "cpu", **changes: Any) -> AttentionShape:
+    shape = AttentionShape(
+        num_layers=1,
+        num_heads=2,
+        num_kv_heads=1,
+        head_size=64,
+        block_size=16,
+        scale=0.5,
+        sliding_windows=(None,),
+        dtype=torch.float32,
+        device=torch.device(device),
+    )
+    return replace(shape, **changes)
 
 
 class DeviceAttention(TorchAttention):

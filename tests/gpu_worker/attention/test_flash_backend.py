@@ -4,6 +4,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from gpu_worker.attention.flash_kernels import FLASH_KERNELS, FlashKernel
 from gpu_worker.config import AUTO_BLOCK_SIZE
 from gpu_worker.device.device_choice import streams_of
 from gpu_worker.device.input_transfer import InputPacker, PinnedBuffers
+from tests.gpu_worker.attention.device_attention import make_shape
 from tests.gpu_worker.attention.flash_modules import (
     make_flash_attn_2,
     make_flash_attn_3,
@@ -55,20 +57,10 @@ def install(name: str, monkeypatch: pytest.MonkeyPatch) -> FlashKernel:
     return kernel
 
 
-def make_shape(**changes: object) -> AttentionShape:
-    shape = AttentionShape(
-        num_layers=2,
-        num_heads=4,
-        num_kv_heads=2,
-        head_size=64,
-        block_size=AUTO_BLOCK_SIZE,
-        scale=0.125,
-        sliding_windows=(None, 9),
-        soft_cap=20.0,
-        dtype=torch.bfloat16,
-        device=CPU,
-    )
-    return replace(shape, **changes)  # type: ignore[arg-type]
+def make_flash_shape(**changes: Any) -> AttentionShape:
+    fitting: dict[str, Any] = {"dtype": torch.bfloat16, "block_size": AUTO_BLOCK_SIZE}
+    sizes = {"num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "sliding_windows": (None, 9)}
+    return make_shape(**sizes | {"scale": 0.125, "soft_cap": 20.0} | fitting | changes)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -76,7 +68,7 @@ def test_windows_caps_chunks_and_decodes_are_torchs(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernel = install(name, monkeypatch)
-    shape = make_shape(block_size=kernel.block_sizes[0])
+    shape = make_flash_shape(block_size=kernel.block_sizes[0])
     assert fault_of(lambda each: FlashAttention(each, kernel), shape) is None
     uncapped = replace(shape, soft_cap=None, num_heads=2)
     assert fault_of(lambda each: FlashAttention(each, kernel), uncapped) is None
@@ -110,7 +102,7 @@ def test_a_model_says_what_it_says_with_torch(
 def test_a_plan_made_on_the_device_is_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By shapes alone: bounds may be wide, results may not differ."""
     kernel = install(name, monkeypatch)
-    shape = make_shape(block_size=kernel.block_sizes[0])
+    shape = make_flash_shape(block_size=kernel.block_sizes[0])
     backend = FlashAttention(shape, kernel)
     backend.bind(torch.zeros(20, backend.block_bytes, dtype=torch.uint8))
     batch = _batch(shape, starts=(0, 4), ends=(37, 5))  # a prompt and a decode
@@ -127,10 +119,10 @@ def test_the_newest_that_is_installed_is_taken(monkeypatch: pytest.MonkeyPatch) 
     install("flash_attn_2", monkeypatch)
     assert {"flash_attn", "flash_attn_2", "torch"} <= set(installed_backends())
     assert "flash_attn_3" not in installed_backends()
-    chosen = choose_attention_backend("flash_attn", make_shape())
+    chosen = choose_attention_backend("flash_attn", make_flash_shape())
     assert (chosen.name, chosen.block_size) == ("flash_attn_2", 256)
     install("flash_attn_3", monkeypatch)
-    chosen = choose_attention_backend("flash_attn", make_shape())
+    chosen = choose_attention_backend("flash_attn", make_flash_shape())
     assert (chosen.name, chosen.block_size) == ("flash_attn_3", 16)
 
 
@@ -140,9 +132,11 @@ def test_auto_takes_it_where_the_model_fits(
     install("flash_attn_3", monkeypatch)
     monkeypatch.setattr(registry, "candidates", lambda device: ("flash_attn_3", "torch"))
     with caplog.at_level("INFO"):
-        assert choose_attention_backend("auto", make_shape()).name == "flash_attn_3"
-        assert choose_attention_backend("auto", make_shape(dtype=torch.float32)).name == "torch"
-        assert choose_attention_backend("auto", make_shape(block_size=64)).name == "torch"
+        assert choose_attention_backend("auto", make_flash_shape()).name == "flash_attn_3"
+        assert (
+            choose_attention_backend("auto", make_flash_shape(dtype=torch.float32)).name == "torch"
+        )
+        assert choose_attention_backend("auto", make_flash_shape(block_size=64)).name == "torch"
     assert "auto is flash_attn_3, in blocks of 16 tokens" in caplog.text
     assert "takes 16 bits, not torch.float32" in caplog.text
     assert "takes blocks of 16, 32 tokens, not 64" in caplog.text
@@ -165,18 +159,18 @@ def test_what_a_version_does_not_take_is_refused(
 ) -> None:
     install(name, monkeypatch)
     with pytest.raises(ValueError, match=problem):
-        choose_attention_backend(name, make_shape(**changes))
+        choose_attention_backend(name, make_flash_shape(**changes))
 
 
 def test_a_device_or_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         ValueError, match=r"'flash_attn' has none that serves: .*'flash_attn_4' is not"
     ):
-        choose_attention_backend("flash_attn", make_shape())
+        choose_attention_backend("flash_attn", make_flash_shape())
     install("flash_attn_3", monkeypatch)
     monkeypatch.setattr(flash, "_generation", lambda device: 8)
     with pytest.raises(ValueError, match="does not page on compute capability 8; use 'auto'"):
-        choose_attention_backend("flash_attn_3", make_shape())
+        choose_attention_backend("flash_attn_3", make_flash_shape())
     monkeypatch.setattr(flash, "_generation", lambda device: None)
     with pytest.raises(ValueError, match="does not page on no CUDA device; use 'auto'"):
-        choose_attention_backend("flash_attn_3", make_shape())
+        choose_attention_backend("flash_attn_3", make_flash_shape())

@@ -19,7 +19,7 @@ from gpu_worker.attention.backend_check import fault_of
 from gpu_worker.attention.torch_backend import TorchAttention
 from gpu_worker.config import AUTO_BLOCK_SIZE
 from gpu_worker.runner.model_runner import ModelRunner
-from tests.gpu_worker.attention.test_triton_backend import make_shape
+from tests.gpu_worker.attention.device_attention import make_shape
 from tests.gpu_worker.generation import Driver
 from tests.gpu_worker.model_runners import make_prompts, make_runner
 
@@ -48,7 +48,7 @@ def load(path: Path, backend: str, **options: Any) -> ModelRunner:
 
 
 def wide_shape() -> AttentionShape:
-    return replace(make_shape(), sliding_windows=(None, 20), num_layers=2, num_kv_heads=2)
+    return make_shape(sliding_windows=(None, 20), num_layers=2, num_kv_heads=2)
 
 
 def test_the_documented_backend_gives_the_tokens_of_torch(example: str, tiny: Path) -> None:
@@ -92,7 +92,7 @@ def test_a_backend_that_cannot_be_found_is_one_line(name: str, problem: str) -> 
 
 def test_a_backend_chooses_its_blocks_unless_somebody_has() -> None:
     register_attention_backend("of_64", TorchAttention, block_sizes=(64, 32))
-    free = replace(make_shape(), block_size=AUTO_BLOCK_SIZE)
+    free = make_shape(block_size=AUTO_BLOCK_SIZE)
     assert choose_attention_backend("of_64", free).block_size == 64
     assert choose_attention_backend("torch", free).block_size == 16
     assert choose_attention_backend("of_64", replace(free, block_size=32)).block_size == 32

@@ -1,7 +1,6 @@
 """The worker with Triton's kernels says what it says with PyTorch's, under the interpreter."""
 
 import logging
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from gpu_worker.layers import AttentionPlan
 from gpu_worker.layers.rotary import Angles
 from gpu_worker.runner.model_runner import ModelRunner
 from signalbox_kernels import triton
+from tests.gpu_worker.attention.device_attention import make_shape
 from tests.gpu_worker.generation import Driver
 from tests.gpu_worker.model_runners import make_prompts, make_runner
 from tests.gpu_worker.tiny_models import make_model
@@ -28,20 +28,6 @@ def load(path: Path, backend: str, *, device: str) -> ModelRunner:
     runner = make_runner(path, attention_backend=backend, device=device, num_gpu_blocks=12)
     runner.cache.gpu_pool.fill_(0xFF)  # a NaN wherever nobody has written
     return runner
-
-
-def make_shape(*, device: str = "cpu", head_size: int = 64) -> AttentionShape:
-    return AttentionShape(
-        num_layers=1,
-        num_heads=2,
-        num_kv_heads=1,
-        head_size=head_size,
-        block_size=16,
-        scale=0.5,
-        sliding_windows=(None,),
-        dtype=torch.float32,
-        device=torch.device(device),
-    )
 
 
 # Plain; with norms of queries and keys; with windows, caps and offsets.
@@ -163,7 +149,7 @@ def test_auto_keeps_a_backend_that_works(
     triton_device: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(registry, "candidates", lambda device: ("triton", "torch"))
-    shape = replace(make_shape(device=triton_device), num_layers=3, sliding_windows=(None, 8, None))
+    shape = make_shape(device=triton_device, num_layers=3, sliding_windows=(None, 8, None))
     backend = attention_backend("auto", shape)
     assert type(backend) is not TorchAttention
     assert "does not work" not in caplog.text

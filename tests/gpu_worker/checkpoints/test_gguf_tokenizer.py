@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, pre_tokenizers
 from gpu_worker.checkpoints.gguf_tokenizer import GGUFVocab, adds_bos, build
 from gpu_worker.config import ModelError
 from tests.gpu_worker.loading.gguf_files import make_gguf, open_path
+from tests.gpu_worker.model_runners import make_runner
 from tests.gpu_worker.tiny_models import make_model
 
 
@@ -125,7 +126,7 @@ def test_file_that_names_no_way_to_cut_words_is_cut_as_by_llama_cpp_and_says_so(
     assert [text for text in warnings if "how its tokenizer cuts words" in text] == warnings[:1]
     make_gguf(path, reference, "qwen3", merges=MERGES, pre="no-such-way")
     with pytest.raises(ModelError, match=r"x\.gguf: the tokenizer cuts words in a way called"):
-        open_path(path).tokenizer_files()
+        make_runner(path).tokenizer_files()
 
 
 @pytest.mark.parametrize(("pre", "expected"), [("llama-bpe", ["<s>", "ab"]), ("qwen2", ["ab"])])

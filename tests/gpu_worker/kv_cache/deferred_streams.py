@@ -8,7 +8,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
-from gpu_worker.device.streams import Event
+import torch
+
+from gpu_worker.device.streams import Event, Streams
+from gpu_worker.kv_cache.cache_engine import CacheEngine
+
+
+def make_engine(streams: Streams | None = None, **sizes: int) -> CacheEngine:
+    sizes = {"num_gpu_blocks": 8, "num_cpu_blocks": 4, "block_bytes": 96} | sizes
+    return CacheEngine(**sizes, device=torch.device("cpu"), streams=streams)
 
 
 class DeferredEvent:

@@ -15,21 +15,12 @@ from gpu_worker.kv_cache.block_dependencies import BlockUse, blocks_of
 from gpu_worker.kv_cache.cache_engine import CacheEngine
 from gpu_worker.kv_cache.copy_timer import CopyClock
 from tests.gpu_worker.builders import make_mapping, make_new, make_runner, make_step, make_table
-from tests.gpu_worker.kv_cache.deferred_streams import DeferredStream, DeferredStreams
+from tests.gpu_worker.kv_cache.deferred_streams import DeferredStream, DeferredStreams, make_engine
 
 NUM_GPU, NUM_CPU = 10, 6
+SIZES = {"num_gpu_blocks": NUM_GPU, "num_cpu_blocks": NUM_CPU, "block_bytes": 8}
 Pass = tuple[list[int], list[int]]
 """Blocks that a forward pass reads, and writes."""
-
-
-def make_engine(streams: Streams) -> CacheEngine:
-    return CacheEngine(
-        num_gpu_blocks=NUM_GPU,
-        num_cpu_blocks=NUM_CPU,
-        block_bytes=8,
-        device=torch.device("cpu"),
-        streams=streams,
-    )
 
 
 def compute(engine: CacheEngine, streams: Streams, reads: list[int], writes: list[int]) -> None:
@@ -68,7 +59,7 @@ def random_copies(random: Random) -> BlockMapping:
 def run_steps(streams: Streams, seed: int) -> tuple[list[list[int]], list[list[int]]]:
     """Some steps, each as a worker does it: out, in, copy, forward. Returns both pools."""
     random = Random(seed)
-    engine = make_engine(streams)
+    engine = make_engine(streams, **SIZES)
     for _ in range(random.randrange(1, 9)):
         engine.swap_out(random_mapping(random, NUM_GPU, NUM_CPU))
         engine.swap_in(random_mapping(random, NUM_CPU, NUM_GPU))
@@ -112,7 +103,7 @@ def test_the_model_of_a_device_shows_a_wait_that_is_missing(
 
 def test_a_pass_over_other_blocks_waits_for_no_swap() -> None:
     streams = DeferredStreams()
-    engine = make_engine(streams)
+    engine = make_engine(streams, **SIZES)
     streams.run_all()
     engine.swap_out(make_mapping({0: 0, 1: 1}))
     engine.swap_in(make_mapping({2: 5}))
@@ -128,7 +119,7 @@ def test_a_pass_over_other_blocks_waits_for_no_swap() -> None:
 )
 def test_a_pass_waits_for_the_swap_of_its_blocks(reads: list[int], writes: list[int]) -> None:
     streams = DeferredStreams()
-    engine = make_engine(streams)
+    engine = make_engine(streams, **SIZES)
     streams.run_all()
     engine.swap_out(make_mapping({0: 0}))
     engine.swap_in(make_mapping({2: 5}))
@@ -142,7 +133,7 @@ def test_a_pass_waits_for_the_swap_of_its_blocks(reads: list[int], writes: list[
 
 def test_a_swap_waits_for_the_pass_that_writes_its_block_and_for_no_other() -> None:
     streams = DeferredStreams()
-    engine = make_engine(streams)
+    engine = make_engine(streams, **SIZES)
     streams.run_all()
     compute(engine, streams, [1], [0])
     compute(engine, streams, [2], [3])
@@ -161,20 +152,14 @@ def test_a_swap_waits_for_the_pass_that_writes_its_block_and_for_no_other() -> N
 def test_what_was_never_zeroed_is_not_swapped_over() -> None:
     """The pool's zeroes are written by the device too: the first swap comes after them."""
     streams = DeferredStreams()
-    make_engine(streams)
+    make_engine(streams, **SIZES)
     assert streams.others[0].num_waits == 1
     streams.run_all()
 
 
 def test_memory_is_pinned_as_large_as_it_is_and_let_go_after_the_last_copy() -> None:
     streams = DeferredStreams()
-    engine = CacheEngine(
-        num_gpu_blocks=1,
-        num_cpu_blocks=3,
-        block_bytes=4096 + 512,
-        device=torch.device("cpu"),
-        streams=streams,
-    )
+    engine = make_engine(streams, num_gpu_blocks=1, num_cpu_blocks=3, block_bytes=4096 + 512)
     assert list(streams.pinned.values()) == [4 * 4096]
     engine.swap_in(make_mapping({1: 0}))
     engine.close()

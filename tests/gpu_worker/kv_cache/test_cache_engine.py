@@ -6,18 +6,8 @@ import pytest
 import torch
 
 from contract.sections.block_moves import NO_MOVES
-from gpu_worker.kv_cache.cache_engine import CacheEngine
 from tests.gpu_worker.builders import make_mapping
-from tests.gpu_worker.kv_cache.deferred_streams import DeferredStreams
-
-
-def make_engine(*, num_gpu_blocks: int = 8, num_cpu_blocks: int = 4) -> CacheEngine:
-    return CacheEngine(
-        num_gpu_blocks=num_gpu_blocks,
-        num_cpu_blocks=num_cpu_blocks,
-        block_bytes=96,
-        device=torch.device("cpu"),
-    )
+from tests.gpu_worker.kv_cache.deferred_streams import DeferredStreams, make_engine
 
 
 def test_pools_are_zero_at_first() -> None:
@@ -51,13 +41,7 @@ def test_copy_duplicates_a_block_within_the_pool() -> None:
 
 def test_an_engine_that_nobody_closes_ends_its_copies_and_then_its_pinning() -> None:
     streams = DeferredStreams()
-    engine = CacheEngine(
-        num_gpu_blocks=2,
-        num_cpu_blocks=2,
-        block_bytes=96,
-        device=torch.device("cpu"),
-        streams=streams,
-    )
+    engine = make_engine(streams)
     engine.gpu_pool.fill_(7)
     swapped = engine.cpu_pool
     engine.swap_out(make_mapping({0: 1}))

@@ -12,6 +12,7 @@ import torch
 from gpu_worker.kv_cache import page_prefault
 from gpu_worker.kv_cache.cache_engine import CacheEngine
 from gpu_worker.kv_cache.page_prefault import PoolPages
+from tests.gpu_worker.kv_cache.deferred_streams import make_engine
 
 MIB = 1 << 20
 NUM_BYTES = 64 * MIB
@@ -41,9 +42,7 @@ def resident_share(pool: torch.Tensor) -> float:
 
 
 def make_cache() -> CacheEngine:
-    return CacheEngine(
-        num_gpu_blocks=64, num_cpu_blocks=0, block_bytes=MIB, device=torch.device("cpu")
-    )
+    return make_engine(num_gpu_blocks=64, num_cpu_blocks=0, block_bytes=MIB)
 
 
 def test_a_pool_is_resident_once_it_has_settled_and_keeps_its_content() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpu_worker.attention import AttentionShape, attention_backend
+from gpu_worker.attention import attention_backend
 from gpu_worker.attention.registry import register_attention_backend
 from gpu_worker.attention.torch_backend import TorchAttention
 from gpu_worker.config import ModelError
@@ -18,6 +18,7 @@ from gpu_worker.models.gemma import gemma2_config, gemma3_config, gemma_config
 from gpu_worker.models.gpt2 import gpt2_config
 from gpu_worker.models.mixture import mixtral_config, qwen3_moe_config
 from gpu_worker.models.opt import opt_config
+from tests.gpu_worker.attention.device_attention import make_shape
 
 CPU = torch.device("cpu")
 SHAPES = {
@@ -121,18 +122,7 @@ def test_qwen3_moe_alternates_with_plain_layers() -> None:
 
 
 def test_attention_backend_that_caps_no_scores_is_refused() -> None:
-    shape = AttentionShape(
-        num_layers=1,
-        num_heads=2,
-        num_kv_heads=1,
-        head_size=4,
-        block_size=4,
-        scale=0.5,
-        sliding_windows=(None,),
-        dtype=torch.float32,
-        device=CPU,
-        soft_cap=50.0,
-    )
+    shape = make_shape(head_size=4, block_size=4, soft_cap=50.0)
     register_attention_backend("uncapped", TorchAttention)
     with pytest.raises(
         ValueError, match=r"'uncapped' caps no scores, as this model needs; use .*torch"

@@ -13,8 +13,8 @@ from gpu_worker.sampling import compiled_grammar, grammar_masks, grammars
 from gpu_worker.sampling.grammars import Grammars
 from gpu_worker.simulated.byte_tokenizer import tokenizer_files
 from gpu_worker.simulated.simulated_runner import SimulatedRunner
-from tests.gpu_worker.builders import make_new, make_runner, make_step
-from tests.gpu_worker.sampling.test_grammars import PROMPT, ids, make_grammars, make_table
+from tests.gpu_worker.builders import make_new, make_runner, make_step, make_table
+from tests.gpu_worker.sampling.test_grammars import PROMPT, ids, make_grammars
 
 GROWING = ("regex", "[a-z ]*a[a-z ]{100}")
 """Compiles at once; each mask that comes after an "a" adds states to its lexer."""

@@ -14,7 +14,7 @@ from gpu_worker.sampling.token_constraints import Mask
 from gpu_worker.sequences.sequence_table import SequenceTable
 from gpu_worker.simulated.byte_tokenizer import END_OF_SEQUENCE_ID
 from gpu_worker.simulated.simulated_runner import SimulatedRunner
-from tests.gpu_worker.builders import make_new, make_runner, make_step
+from tests.gpu_worker.builders import make_new, make_runner, make_step, make_table
 
 Constraint = tuple[str, ...]
 PROMPT = [72, 105]
@@ -30,16 +30,6 @@ def grammars() -> Iterator[Grammars]:
 def make_grammars() -> Grammars:
     runner = SimulatedRunner()
     return Grammars(runner.model, tokenizer_json=runner.tokenizer_files()["tokenizer.json"])
-
-
-def make_table(runner: SimulatedRunner, grammars: Grammars | None) -> SequenceTable:
-    return SequenceTable(
-        model=runner.model,
-        capacity=runner.profile(),
-        num_gpu_blocks=runner.config.num_gpu_blocks,
-        num_cpu_blocks=runner.config.num_cpu_blocks,
-        grammars=grammars,
-    )
 
 
 def ids(text: str) -> np.ndarray:
