@@ -25,7 +25,9 @@ def _nothing_stays_registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 
 def load(path: Path, *plugins: str) -> ModelRunner:
-    return make_runner(path, model_impl="signalbox", model_plugin=",".join(plugins), num_gpu_blocks=64)
+    return make_runner(
+        path, model_impl="signalbox", model_plugin=",".join(plugins), num_gpu_blocks=64
+    )
 
 
 def install(site: Path) -> None:

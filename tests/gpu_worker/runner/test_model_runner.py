@@ -60,7 +60,9 @@ def test_profile_measures_and_never_offers_more_than_can_be_used(tiny: Path) -> 
 
 
 def test_sizes_in_bytes_decide_the_pools(tiny: Path) -> None:
-    found = make_swapping_runner(tiny, kv_cache_memory=100_000 / GIB, swap_space=50_000 / GIB).profile()
+    found = make_swapping_runner(
+        tiny, kv_cache_memory=100_000 / GIB, swap_space=50_000 / GIB
+    ).profile()
     assert found.num_gpu_blocks == 100_000 // found.block_bytes
     assert found.num_cpu_blocks == 50_000 // found.block_bytes
 
