@@ -11,7 +11,7 @@ RELEASED = $(shell ls tests/protos/released/*.binpb | sort -V | tail -n 1)
 INSTALLED := $(VENV)/.installed
 OTHERS := .venv-clients
 DOCS_VENV := .venv-docs
-JOBS ?= 2
+JOBS ?= 0
 FAST := $(wildcard tests/test_*.py) $(addprefix tests/,contract gpu_worker kernels protos router rpc scheduler_svc) \
 	$(addprefix tests/signalbox/,bench client flags llm settings trace)
 CLIENT_ENVIRONMENTS := $(patsubst tests/third_party/environments/%.txt,$(OTHERS)/%/.installed,$(wildcard tests/third_party/environments/*.txt))
@@ -37,10 +37,11 @@ demo: $(INSTALLED) $(MODEL) ## starts router, scheduler and worker, and asks the
 TEST = $(BIN)/python -c 'from signalbox_kernels import build; build.find_or_build()' 2>/dev/null || true; \
 	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder
 
-test: $(INSTALLED) $(MODEL) ## the whole suite, on the CPU, in JOBS=2 processes
+test: $(INSTALLED) $(MODEL) ## the whole suite, on the CPU; in two processes with JOBS=2
 	@echo "Running the tests"
 	@$(TEST)
 
+test-fast: JOBS = 2
 test-fast: $(INSTALLED) ## the tests to run while working: no model, no stack of processes, nothing slow
 	@$(TEST) -m "not (alone or model or slow)" $(FAST)
 
