@@ -5,10 +5,10 @@ The router applies every default and checks every value.
 
 from dataclasses import dataclass
 
-from contract import grammar_cost, structured_output
 from contract.columns import int32_list, pack_float32, pack_int32, unpack_float32, unpack_int32
 from contract.errors import InvalidArgument
-from contract.grammar_cost import UNMEASURED, GrammarCost
+from contract.structured_output import constraint_codec, grammar_cost
+from contract.structured_output.grammar_cost import UNMEASURED, GrammarCost
 from protos.worker.v1 import worker_pb2 as pb
 
 MAX_LOGPROB_TOKEN_IDS = 128
@@ -69,7 +69,7 @@ def decode(message: pb.SamplingParams) -> SamplingParams:
         num_prompt_logprobs=(
             message.num_prompt_logprobs if message.HasField("num_prompt_logprobs") else None
         ),
-        structured_output=structured_output.read(message),
+        structured_output=constraint_codec.read(message),
         grammar_cost=grammar_cost.decode(message.grammar_cost),
         logprob_token_ids=tuple(int32_list(message.logprob_token_ids)),
     )
@@ -109,7 +109,7 @@ def encode(params: SamplingParams) -> pb.SamplingParams:
         num_prompt_logprobs=params.num_prompt_logprobs,
         logprob_token_ids=pack_int32(params.logprob_token_ids),
     )
-    structured_output.write(message, params.structured_output)
+    constraint_codec.write(message, params.structured_output)
     if params.grammar_cost != UNMEASURED:
         message.grammar_cost.CopyFrom(grammar_cost.encode(params.grammar_cost))
     return message

@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator
 
 import grpc
 
-from contract import grammar_cost, structured_output
 from contract.model import encode_capacity, encode_model
 from contract.step import decode_step
 from contract.step_result import encode_result
+from contract.structured_output import constraint_codec, grammar_cost
 from contract.tokenizer_files import split_files
 from gpu_worker import worker_codec
 from gpu_worker.lease.step_log import Answer
@@ -79,9 +79,9 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         self, request: pb.PrepareGrammarRequest, context: Context
     ) -> pb.PrepareGrammarResponse:
         fault = await self._worker.grammars(epoch=request.epoch).prepared(
-            structured_output.decode(request.structured_output),
+            constraint_codec.decode(request.structured_output),
             grammar_cost.decode(request.cost),
-            forgotten=[structured_output.decode(one) for one in request.forgotten],
+            forgotten=[constraint_codec.decode(one) for one in request.forgotten],
         )
         return pb.PrepareGrammarResponse(fault=fault or "")
 

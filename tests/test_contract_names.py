@@ -11,14 +11,15 @@ from tests.test_imports import FOLDERS
 USERS = ("rpc", "router", "scheduler_svc", "gpu_worker", "signalbox")
 HALVES = {"encode": "decode", "pack": "unpack", "write": "read"}
 """One service encodes what another decodes, so both halves of a codec have the users of both."""
+STRUCTURED = "contract.structured_output"
 ONE_USER = {
     "contract.errors.AlreadyExists": "from_code makes one exception for each Code",
     "contract.errors.Cancelled": "from_code makes one exception for each Code",
     "contract.errors.Unauthenticated": "from_code makes one exception for each Code",
     "contract.errors.MAX_VALUE_CHARS": "THREAT_MODEL.md names it",
-    "contract.grammar": "the router runs the module as a process instead of importing its names",
-    "contract.grammar_cost.GROWTH_BYTES": "GrammarCost counts it; tests of two services do, too",
-    "contract.grammar_cost.MAX_LEXER_STATES": "GrammarCost counts what the worker allows",
+    f"{STRUCTURED}.grammar": "the router runs the module as a process instead of importing it",
+    f"{STRUCTURED}.grammar_cost.GROWTH_BYTES": "GrammarCost counts it; tests of two services do",
+    f"{STRUCTURED}.grammar_cost.MAX_LEXER_STATES": "GrammarCost counts what the worker allows",
     "contract.model.MAX_BLOCKS": "THREAT_MODEL.md names it",
     "contract.request.MAX_AGE_S": "THREAT_MODEL.md names it",
     "contract.startup.ignore_progress": "the ReportProgress that does nothing",
@@ -46,13 +47,11 @@ def names_used(source: str) -> Iterator[str]:
     tree = ast.parse(source)
     modules: dict[str, str] = {}
     for node in ast.walk(tree):
-        if not isinstance(node, ast.ImportFrom):
+        if not isinstance(node, ast.ImportFrom) or (node.module or "").split(".")[0] != "contract":
             continue
-        for alias in node.names:
-            if node.module == "contract":
-                modules[alias.asname or alias.name] = f"contract.{alias.name}"
-            elif (node.module or "").startswith("contract."):
-                yield f"{node.module}.{alias.name}"
+        for alias in node.names:  # of a module, or a module of a folder
+            yield (full := f"{node.module}.{alias.name}")
+            modules[alias.asname or alias.name] = full
     for node in ast.walk(tree):
         match node:
             case ast.Attribute(value=ast.Name(id=module), attr=name) if module in modules:

@@ -16,7 +16,7 @@ import numpy as np
 from llguidance import LLMatcher
 from llguidance.numpy import fill_next_token_bitmask
 
-from contract.grammar import GrammarError
+from contract.structured_output.grammar import GrammarError
 from gpu_worker.batch.arrays import Int32Array
 from gpu_worker.batch.sequence_failures import STRUCTURED_OUTPUT
 from gpu_worker.sampling.token_constraints import Mask

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from contract.grammar import GrammarError
+from contract.structured_output.grammar import GrammarError
 from gpu_worker.batch.arrays import Int32Array
 from gpu_worker.batch.sequence_failures import STRUCTURED_OUTPUT
 from gpu_worker.sampling.compiled_grammar import Grammar

@@ -17,10 +17,10 @@ from typing import NamedTuple
 
 from llguidance import LLMatcher, LLTokenizer
 
-from contract.grammar import GrammarError, compile_grammar
-from contract.grammar_cost import MAX_LEXER_STATES, UNMEASURED, GrammarCost
 from contract.model import ModelInfo
 from contract.step import NewSequence
+from contract.structured_output.grammar import GrammarError, compile_grammar
+from contract.structured_output.grammar_cost import MAX_LEXER_STATES, UNMEASURED, GrammarCost
 from gpu_worker.sampling.compiled_grammar import CompiledGrammar, Grammar, fault_of
 
 MEMORY_BYTES = 1 << 30

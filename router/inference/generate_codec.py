@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message as ProtoMessage
 
-from contract import structured_output
 from contract.errors import InvalidArgument
 from contract.logprobs import TokenLogprobs
+from contract.structured_output import constraint_codec
 from protos.inference.v1 import inference_pb2 as pb
 from router.generator import Served
 from router.inference import chat_codec
@@ -75,7 +75,7 @@ def _asked(
     if "beam_search" in sampling:
         sampling["beam_search"] = _set_fields(sampling["beam_search"])
     if "structured_output" in sampling:
-        sampling["structured_output"] = structured_output.read(params)
+        sampling["structured_output"] = constraint_codec.read(params)
     return ApiRequest(
         request_id=request.request_id,
         model=request.model,

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from contract.errors import InvalidArgument, NotFound
-from contract.grammar_cost import UNMEASURED
 from contract.sampling_defaults import SamplingDefaults
 from contract.sampling_params import SamplingParams
+from contract.structured_output.grammar_cost import UNMEASURED
 from router.params.branch_validation import beam_search, check_sequences
 from router.params.generation_params import GREEDY_BELOW, GenerationParams
 from router.params.sampling_defaults import with_defaults

@@ -1,8 +1,8 @@
 """Prepares structured outputs: checks form and size, closes schemas, and tries to compile them.
 
-Compiling may cost any time and memory, so a process with limits tries it (`contract.grammar`), a
-few at a time, shared fairly between payers. Results are remembered, with the CPU time and the
-memory that compiling took.
+Compiling may cost any time and memory, so a process with limits tries it
+(`contract.structured_output.grammar`), a few at a time, shared fairly between payers. Results are
+remembered, with the CPU time and the memory that compiling took.
 """
 
 import asyncio
@@ -10,9 +10,9 @@ import math
 from collections import OrderedDict
 from typing import NamedTuple
 
-from contract import grammar
 from contract.errors import InvalidArgument
-from contract.grammar_cost import UNMEASURED, GrammarCost
+from contract.structured_output import grammar
+from contract.structured_output.grammar_cost import UNMEASURED, GrammarCost
 from router.params.closed_schema import close_schema
 from router.work_limits.fair_slots import FairSlots
 from router.work_limits.payers import ANYONE, Payer
@@ -51,7 +51,7 @@ def check_structured_output(constraint: Constraint) -> None:
 
 
 def cannot_compile(constraint: Constraint, fault: str) -> InvalidArgument:
-    """Returns the error for a constraint with a fault that `contract.grammar` found."""
+    """Returns the error for a constraint that cannot be compiled, with the reason."""
     kind, *texts = constraint
     return InvalidArgument(f"{_FIELD}.{kind}", texts[0] if texts else "", f"valid ({fault})")
 

@@ -9,7 +9,7 @@ first, when another needs its memory.
 from collections import OrderedDict
 from typing import NamedTuple
 
-from contract.grammar_cost import GrammarCost
+from contract.structured_output.grammar_cost import GrammarCost
 from scheduler_svc.planning.sequence_release import SequenceRelease
 from scheduler_svc.queue.grammar_queue import Constraint
 from scheduler_svc.queue.worker_queues import GroupQueues

@@ -10,7 +10,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator
 
-from contract.grammar_cost import GrammarCost
+from contract.structured_output.grammar_cost import GrammarCost
 from scheduler_svc.requests.sequence_group import SequenceGroup
 
 Constraint = tuple[str, ...]

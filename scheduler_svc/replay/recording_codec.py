@@ -4,8 +4,8 @@ import json
 import time
 from collections.abc import Callable
 
-from contract import structured_output
 from contract.model import ModelInfo, WorkerCapacity, encode_capacity, encode_model
+from contract.structured_output import constraint_codec
 from protos.scheduler.v1 import record_pb2 as pb
 from protos.scheduler.v1 import scheduler_pb2
 from protos.worker.v1 import worker_pb2
@@ -107,7 +107,7 @@ class _FileWorkerRecorder:
 
     def prepared(self, constraint: Constraint, fault: str, now: float) -> None:
         prepared = pb.GrammarPrepared(worker=self._number, fault=fault)
-        structured_output.encode(prepared.structured_output, constraint)
+        constraint_codec.encode(prepared.structured_output, constraint)
         self._write(pb.Record(now=now, grammar_prepared=prepared))
 
 

@@ -9,12 +9,12 @@ import numpy as np
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
-from contract import structured_output
 from contract.columns import unpack_int32, unpack_int64
 from contract.errors import RpcError
 from contract.model import decode_capacity, decode_model
 from contract.step import encode_step
 from contract.step_result import decode_result
+from contract.structured_output import constraint_codec
 from protos.scheduler.v1 import record_pb2 as pb
 from protos.scheduler.v1 import state_pb2
 from protos.worker.v1 import worker_pb2
@@ -138,7 +138,7 @@ class Replay:
                 replayed.answer(answered.worker, decode_result(answered.response))
             case "grammar_prepared":
                 prepared = record.grammar_prepared
-                constraint = structured_output.decode(prepared.structured_output)
+                constraint = constraint_codec.decode(prepared.structured_output)
                 replayed.prepared(prepared.worker, constraint, fault=prepared.fault)
             case "tick":
                 replayed.cluster.requests.expire()

@@ -1,13 +1,13 @@
 """Encodes what the scheduler asks of a worker beside steps."""
 
-from contract import grammar_cost, structured_output
+from contract.structured_output import constraint_codec, grammar_cost
 from protos.worker.v1 import worker_pb2 as pb
 from scheduler_svc.planning.worker_grammars import Preparation
 
 
 def prepare_request(preparation: Preparation, *, epoch: int) -> pb.PrepareGrammarRequest:
     message = pb.PrepareGrammarRequest(epoch=epoch, cost=grammar_cost.encode(preparation.cost))
-    structured_output.encode(message.structured_output, preparation.constraint)
+    constraint_codec.encode(message.structured_output, preparation.constraint)
     for constraint in preparation.forgotten:
-        structured_output.encode(message.forgotten.add(), constraint)
+        constraint_codec.encode(message.forgotten.add(), constraint)
     return message

@@ -7,8 +7,8 @@ import pytest
 from contract import sampling_params
 from contract.columns import pack_float32, pack_int32
 from contract.errors import InvalidArgument
-from contract.grammar_cost import GrammarCost
 from contract.sampling_params import SamplingParams
+from contract.structured_output.grammar_cost import GrammarCost
 from protos.worker.v1 import worker_pb2 as pb
 
 EVERYTHING = SamplingParams(

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from contract.errors import Code
-from contract.grammar_cost import UNMEASURED, GrammarCost
 from contract.model import ModelInfo
 from contract.request import BeamSearchParams, Request
 from contract.sampling_params import SamplingParams
+from contract.structured_output.grammar_cost import UNMEASURED, GrammarCost
 from contract.updates import RequestFailure, RequestUpdates
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.config import AdmissionBounds, CacheShape, PreemptionMode, StepLimits

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any
 
-from contract.grammar import find_fault
+from contract.structured_output.grammar import find_fault
 from router.params import structured_output_check
 
 

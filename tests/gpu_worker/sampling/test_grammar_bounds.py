@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from contract.errors import Code
-from contract.grammar_cost import GROWTH_BYTES, GrammarCost
 from contract.sampling_params import SamplingParams
+from contract.structured_output.grammar_cost import GROWTH_BYTES, GrammarCost
 from gpu_worker.sampling import compiled_grammar, grammar_masks, grammars
 from gpu_worker.sampling.grammars import Grammars
 from gpu_worker.simulated.byte_tokenizer import tokenizer_files

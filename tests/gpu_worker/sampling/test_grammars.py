@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from contract.grammar import GrammarError
 from contract.sampling_params import SamplingParams
 from contract.sections.forks import Fork
+from contract.structured_output.grammar import GrammarError
 from gpu_worker.sampling.grammars import Grammars
 from gpu_worker.sampling.token_constraints import Mask
 from gpu_worker.sequences.sequence_table import SequenceTable

@@ -10,7 +10,7 @@ import pytest
 from llguidance import LLTokenizer, TokenizerWrapper
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
-from contract.grammar import _Bytes, compile_grammar, find_fault
+from contract.structured_output.grammar import _Bytes, compile_grammar, find_fault
 from protos.inference.v1 import inference_pb2 as pb
 from router.params.closed_schema import MAX_STEPS, close_schema
 from router.params.structured_output_check import MAX_BYTES, GrammarChecker, forms_of

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from contract import grammar
 from contract.errors import InvalidArgument
-from contract.grammar_cost import UNMEASURED, GrammarCost
+from contract.structured_output import grammar
+from contract.structured_output.grammar_cost import UNMEASURED, GrammarCost
 from router.params import structured_output_check
 from router.params.params_validation import check_sampling_values
 from router.params.structured_output_check import (

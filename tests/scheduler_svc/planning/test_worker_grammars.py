@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from contract.errors import Code
-from contract.grammar_cost import GROWTH_BYTES, GrammarCost
+from contract.structured_output.grammar_cost import GROWTH_BYTES, GrammarCost
 from scheduler_svc.config import PreemptionMode
 from scheduler_svc.planning.worker_grammars import Preparation
 from scheduler_svc.queue.admission_queue import AdmissionQueue
