@@ -12,7 +12,10 @@ TESTS = Path(__file__).parent
 
 # Property tests draw the same examples in each run, so that a change breaks them and chance does
 # not. HYPOTHESIS_PROFILE=default draws new ones.
-hypothesis.settings.register_profile("repeatable", derandomize=True)
+hypothesis.settings.register_profile("default", deadline=None)  # a busy machine takes its time
+hypothesis.settings.register_profile(
+    "repeatable", hypothesis.settings.get_profile("default"), derandomize=True
+)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 # Triton decides when it is first imported. TRITON_INTERPRET=0 runs the same tests on a GPU.

@@ -1,6 +1,6 @@
 """Default sampling parameters travel as they are."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from contract import sampling_defaults
@@ -22,7 +22,6 @@ PARAMS = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(model=PARAMS, override=PARAMS)
 def test_the_wire_keeps_what_is_set_and_what_is_not(
     model: DefaultParams, override: DefaultParams

@@ -159,7 +159,7 @@ requests = st.builds(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(request_=requests)
 def test_any_request_is_executed_or_refused_with_a_status(request_: pb.ExecuteModelRequest) -> None:
     runner: SimulatedRunner = make_runner()

@@ -313,5 +313,5 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 TestScheduler = SchedulerMachine.TestCase
 TestScheduler.settings = settings(
-    max_examples=int(os.environ.get("EXAMPLES", "300")), stateful_step_count=40, deadline=None
+    max_examples=int(os.environ.get("EXAMPLES", "300")), stateful_step_count=40
 )

@@ -74,7 +74,7 @@ def run_steps(streams: Streams, seed: int) -> tuple[list[list[int]], list[list[i
     return engine.gpu_pool.tolist(), engine.cpu_pool.tolist()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(seed=st.integers(0, 1 << 32), order=st.integers(0, 1 << 32))
 def test_any_order_that_the_events_allow_gives_the_bytes_of_one_after_the_other(
     seed: int, order: int

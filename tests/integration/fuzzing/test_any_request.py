@@ -58,7 +58,6 @@ def fuzz(share: float) -> Callable[[Any], Any]:
     """Runs a test on its share of all requests."""
     return settings(
         max_examples=max(10, int(NUM_REQUESTS * share)),
-        deadline=None,
         database=None,
         suppress_health_check=list(HealthCheck),
     )

@@ -67,7 +67,7 @@ def test_reasoning_is_found_however_the_text_is_split(
         assert read(pieces, name, within=within) == (reasoning, content)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     pieces=st.lists(st.sampled_from(["<think>", "</think>", "<", "/", " ", "\n", "a", "think>"])),
     within=st.booleans(),

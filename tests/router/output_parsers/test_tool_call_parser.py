@@ -167,7 +167,7 @@ PIECES = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     name=st.sampled_from(list(FORMATS)),
     pieces=st.lists(PIECES, max_size=20),
@@ -195,7 +195,7 @@ ARGUMENTS = st.dictionaries(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(name=st.sampled_from(list(FORMATS)), calls=st.lists(ARGUMENTS, min_size=1, max_size=3))
 def test_calls_with_any_arguments_are_read_back(name: str, calls: list[dict[str, object]]) -> None:
     format_ = FORMATS[name]

@@ -87,7 +87,7 @@ async def test_a_client_that_does_not_read_is_aborted_and_one_that_reads_is_not(
         call.cancel()
 
 
-@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=5, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.sampled_from(["cancel", "finish", "deadline"]), min_size=1, max_size=12))
 def test_requests_that_end_in_any_way_leave_nothing(ends: list[str]) -> None:
     async def run() -> None:

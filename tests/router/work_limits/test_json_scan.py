@@ -42,7 +42,7 @@ def depth_of(value: Any) -> int:
     return 1 + max(map(depth_of, children), default=0) if isinstance(children, list) else 0
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(value=VALUES, ascii_only=st.booleans(), indent=st.none() | st.just(2))
 def test_values_and_depth_are_those_of_the_parsed_text(
     value: Any, ascii_only: bool, indent: int | None
@@ -51,7 +51,7 @@ def test_values_and_depth_are_those_of_the_parsed_text(
     assert measure(text) == (num_values(value), depth_of(value))
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(value=OBJECTS, ascii_only=st.booleans())
 def test_members_are_those_of_the_outermost_object(value: dict[str, Any], ascii_only: bool) -> None:
     text = json.dumps(value, ensure_ascii=ascii_only).encode()
@@ -66,7 +66,7 @@ def test_members_are_those_of_the_outermost_object(value: dict[str, Any], ascii_
     ]
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(value=OBJECTS)
 def test_cuts_lie_between_items(value: dict[str, Any]) -> None:
     text = json.dumps(value).encode()
@@ -77,7 +77,7 @@ def test_cuts_lie_between_items(value: dict[str, Any]) -> None:
                 assert measure(text[:at]).depth >= level
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(text=st.binary(max_size=60))
 def test_any_bytes_are_measured(text: bytes) -> None:
     measure(text)

@@ -2,7 +2,7 @@
 
 import pytest
 from google.protobuf.message import Message
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from protos.inference.v1 import inference_pb2 as pb
@@ -41,7 +41,6 @@ def make_chat(messages: int, parts: int, tools: int, kwargs: int, ids: int) -> p
 COUNTS = st.integers(0, 5)
 
 
-@settings(deadline=None)
 @given(messages=COUNTS, parts=COUNTS, tools=COUNTS, kwargs=COUNTS, ids=st.integers(0, 200))
 def test_the_count_is_that_of_the_message(
     messages: int, parts: int, tools: int, kwargs: int, ids: int
@@ -53,7 +52,6 @@ def test_the_count_is_that_of_the_message(
         check_num_fields(data, request.DESCRIPTOR, most=count - 1)
 
 
-@settings(deadline=None)
 @given(data=st.binary(max_size=100), cut=st.integers(0, 100))
 def test_bytes_that_are_no_message_are_left_to_the_parser(data: bytes, cut: int) -> None:
     check_num_fields(data, pb.ChatRequest.DESCRIPTOR, most=1000)

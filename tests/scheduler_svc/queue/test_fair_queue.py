@@ -27,7 +27,7 @@ def take_first(waiting: Flows) -> SequenceGroup:
     return group
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data())
 def test_the_first_is_always_of_least_virtual_time_and_then_of_least_rank(
     data: st.DataObject,

@@ -248,7 +248,7 @@ async def answering(head: bytes, pieces: list[bytes]) -> AsyncIterator[Endpoint]
         yield Endpoint(host="127.0.0.1", port=server.sockets[0].getsockname()[1])
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.lists(st.integers(1, 30), max_size=20))
 def test_events_are_read_wherever_chunks_begin(cuts: list[int]) -> None:
     body = b"".join(b'data: {"n": %d}\r\n\r\n' % n for n in range(12)) + b"data: [DONE]\n\n"

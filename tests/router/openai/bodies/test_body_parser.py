@@ -84,7 +84,7 @@ def compact(**fields: Any) -> bytes:
 
 
 @pytest.mark.usefixtures("in_pieces")
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(fields=BODIES, kind=KINDS, ascii_only=st.booleans(), spaces=st.booleans())
 def test_a_body_in_pieces_is_what_it_is_as_a_whole(
     fields: dict[str, Any], kind: type[Body], ascii_only: bool, spaces: bool
@@ -97,7 +97,7 @@ def test_a_body_in_pieces_is_what_it_is_as_a_whole(
 
 
 @pytest.mark.usefixtures("in_pieces")
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(fields=BODIES, kind=KINDS, data=st.data())
 def test_a_broken_body_is_refused_in_pieces_too(
     fields: dict[str, Any], kind: type[Body], data: st.DataObject

@@ -237,7 +237,7 @@ FIELDS = st.sampled_from(
 def random_bodies() -> list[tuple[str, dict[str, Any]]]:
     bodies: list[tuple[str, dict[str, Any]]] = []
 
-    @settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=50, suppress_health_check=list(HealthCheck))
     @given(st.dictionaries(FIELDS, JSON, max_size=3), st.booleans())
     def collect(body: dict[str, Any], is_chat: bool) -> None:
         path = CHAT if is_chat else COMPLETIONS
