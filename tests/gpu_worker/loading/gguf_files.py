@@ -169,7 +169,7 @@ def stored_tensors(reference: Any, architecture: str) -> Iterator[tuple[str, NDA
             split = values.reshape(heads[part], 2, -1, *values.shape[1:])
             values = split.swapaxes(1, 2).reshape(values.shape)
         if ".experts." not in name:
-            yield names.get_name(name, (".weight", ".bias")), values
+            yield str(names.get_name(name, (".weight", ".bias"))), values
             continue
         parts = {name: values}
         if name.endswith("gate_up_proj"):
