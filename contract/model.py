@@ -24,6 +24,8 @@ class ModelInfo:
     tokenizer_sha256: str = ""
     """Hash of the tokenizer's files; a runner, which only has the files, leaves it empty."""
     sampling_defaults: SamplingDefaults = NO_DEFAULTS
+    fingerprint: str = ""
+    """Identity of configuration and weights; empty if there are none, as in a simulation."""
 
     def difference(self, other: "ModelInfo") -> str | None:
         """Names the first field in which another model differs, with both values."""
@@ -78,6 +80,7 @@ def encode_model(model: ModelInfo) -> pb.ModelInfo:
         eos_token_ids=model.eos_token_ids,
         tokenizer_sha256=model.tokenizer_sha256,
         sampling_defaults=sampling_defaults.encode(model.sampling_defaults),
+        fingerprint=model.fingerprint,
     )
 
 
@@ -91,6 +94,7 @@ def decode_model(message: pb.ModelInfo) -> ModelInfo:
         eos_token_ids=tuple(message.eos_token_ids),
         tokenizer_sha256=message.tokenizer_sha256,
         sampling_defaults=sampling_defaults.decode(message.sampling_defaults),
+        fingerprint=message.fingerprint,
     )
 
 

@@ -5,6 +5,7 @@ directory needs no more than config.json; without a tokenizer there it speaks by
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -37,6 +38,9 @@ def dummy_placement(placement: Placement) -> DummyPlacement:
 
 class DummySource(DirectorySource):
     """A directory whose weights, if it has any, are not read."""
+
+    def files(self) -> list[Path]:
+        return [self._path / "config.json"]
 
     def tokenizer_files(self) -> dict[str, bytes]:
         if has_tokenizer(self._path):

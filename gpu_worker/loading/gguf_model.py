@@ -56,6 +56,9 @@ class GGUFSource:
     def config(self) -> Mapping[str, Any]:
         return self._config.config()
 
+    def files(self) -> list[Path]:
+        return sorted({self._path, *(stored.path for stored in self._content.tensors.values())})
+
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         with make_pool() as pool:
             for stored in self._stored():

@@ -28,6 +28,9 @@ class DirectorySource:
     def is_half(self) -> bool:
         return self.config.get("dtype", self.config.get("torch_dtype")) in ("bfloat16", "float16")
 
+    def files(self) -> list[Path]:
+        return [self._path / "config.json", *self.shards()]
+
     def weights(self) -> Iterator[tuple[str, "Tensor"]]:
         # These import torch, which the rest of this module does without.
         from gpu_worker.checkpoints.safetensors_file import read_safetensors

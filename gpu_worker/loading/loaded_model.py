@@ -11,6 +11,7 @@ import torch
 from contract.model import ModelInfo
 from contract.startup import ReportProgress, StartupPhase, StartupProgress
 from gpu_worker.attention import AttentionBackend, AttentionShape, choose_attention_backend
+from gpu_worker.checkpoints.fingerprint import fingerprint
 from gpu_worker.checkpoints.quantization import choose_quantization, describe_form
 from gpu_worker.config import (
     AUTO_BLOCK_SIZE,
@@ -215,6 +216,7 @@ def _model_info(
         max_model_len=length,
         eos_token_ids=within_vocabulary(generation.eos_token_ids, config.vocab_size),
         sampling_defaults=generation.defaults,
+        fingerprint=fingerprint(source.files()),
     )
 
 

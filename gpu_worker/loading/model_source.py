@@ -1,6 +1,6 @@
 """Finds the model that a name means, opens it, and tells what its weights take in memory."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -40,6 +40,10 @@ class ModelSource(Protocol):
     @property
     def is_half(self) -> bool:
         """Returns whether 16 bits can hold each weight."""
+        ...
+
+    def files(self) -> Sequence[Path]:
+        """Returns the files that decide what the model computes: configuration and weights."""
         ...
 
     def weights(self) -> Iterator[tuple[str, "Tensor"]]:

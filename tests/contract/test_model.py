@@ -25,6 +25,7 @@ MODEL = ModelInfo(
     eos_token_ids=(2, 7),
     tokenizer_sha256="ab",
     sampling_defaults=SamplingDefaults(model=DefaultParams(top_k=3)),
+    fingerprint="cd",
 )
 CAPACITY = WorkerCapacity(
     block_size=16,
