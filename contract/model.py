@@ -54,6 +54,8 @@ class WorkerCapacity:
     """Ranks, each with these blocks of `block_bytes`."""
     grammar_bytes: int = 0
     """Bytes that compiled structured outputs may count for together."""
+    max_steps_in_flight: int = 1
+    """Most steps that the worker takes before it has answered the first of them."""
 
     def check(self) -> None:
         """Raises ValueError if a scheduler cannot plan for such a worker."""
@@ -65,7 +67,7 @@ class WorkerCapacity:
         most = max(self.num_gpu_blocks, self.num_cpu_blocks)
         if most > MAX_BLOCKS:
             raise ValueError(f"a worker with {most} blocks has more than {MAX_BLOCKS}")
-        for name in ("max_num_seqs", "max_num_batched_tokens"):
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_steps_in_flight"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
 
@@ -110,6 +112,7 @@ def encode_capacity(capacity: WorkerCapacity) -> pb.WorkerCapacity:
         prefill_tokens_per_second=int(capacity.prefill_tokens_per_s),
         tensor_parallel_size=capacity.tensor_parallel_size,
         grammar_bytes=capacity.grammar_bytes,
+        max_steps_in_flight=capacity.max_steps_in_flight,
     )
 
 
@@ -125,4 +128,5 @@ def decode_capacity(message: pb.WorkerCapacity) -> WorkerCapacity:
         prefill_tokens_per_s=message.prefill_tokens_per_second,
         tensor_parallel_size=message.tensor_parallel_size or 1,
         grammar_bytes=message.grammar_bytes,
+        max_steps_in_flight=message.max_steps_in_flight or 1,
     )

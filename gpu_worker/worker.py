@@ -29,7 +29,7 @@ from gpu_worker.insight.metrics import StepCounts
 from gpu_worker.insight.metrics import read as read_metrics
 from gpu_worker.insight.profiler import Profile, Profiler
 from gpu_worker.lease.lease import Lease
-from gpu_worker.lease.step_log import Answer
+from gpu_worker.lease.step_log import NUM_KEPT_ANSWERS, Answer
 from gpu_worker.sampling.grammars import MEMORY_BYTES as GRAMMAR_BYTES
 from gpu_worker.sampling.grammars import Grammars
 from rpc.metrics.registry import Families
@@ -51,7 +51,9 @@ class Worker:
         tokenizer_files: Mapping[str, bytes],
         grammar_bytes: int = GRAMMAR_BYTES,
     ) -> None:
-        self.capacity = replace(capacity, grammar_bytes=grammar_bytes)
+        self.capacity = replace(
+            capacity, grammar_bytes=grammar_bytes, max_steps_in_flight=NUM_KEPT_ANSWERS
+        )
         self.tokenizer_files = {name: tokenizer_files[name] for name in sorted(tokenizer_files)}
         self.model = replace(runner.model, tokenizer_sha256=hash_files(self.tokenizer_files))
         self._grammars = Grammars(

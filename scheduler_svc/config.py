@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
+from contract.model import WorkerCapacity
 from rpc.settings.addresses import Host
 from rpc.settings.service_settings import InnerSettings, LimitSettings, SettingsGroup
 from rpc.transport.tls import is_loopback
@@ -30,6 +31,8 @@ class StepLimits:
     max_num_batched_tokens: int
     prefill_spread: int = 1
     """Steps that prompts are spread over while others decode."""
+    max_in_flight: int = 2
+    """Most steps in flight; 2 keep the worker busy while the next step is planned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,13 +173,14 @@ class SchedulingSettings(LimitSettings, PolicySettings, AdmissionBounds):
         " replay`; it holds the token ids of prompts and outputs, for its owner alone to read",
     )
 
-    def step_limits(self, *, max_num_seqs: int, max_num_batched_tokens: int) -> StepLimits:
+    def step_limits(self, capacity: WorkerCapacity) -> StepLimits:
         """Returns the limits of a worker's steps, within those that it announces."""
-        most_tokens = self.max_num_batched_tokens or max_num_batched_tokens
+        most_tokens = capacity.max_num_batched_tokens
         return StepLimits(
-            max_num_seqs=min(self.max_num_seqs, max_num_seqs),
-            max_num_batched_tokens=min(most_tokens, max_num_batched_tokens),
+            max_num_seqs=min(self.max_num_seqs, capacity.max_num_seqs),
+            max_num_batched_tokens=min(self.max_num_batched_tokens or most_tokens, most_tokens),
             prefill_spread=self.prefill_spread,
+            max_in_flight=min(self.max_steps_in_flight, capacity.max_steps_in_flight),
         )
 
 

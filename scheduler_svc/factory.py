@@ -37,10 +37,7 @@ def make_scheduler(
 ) -> Scheduler:
     """Returns the scheduler of a worker that joins, within what it can hold."""
     return Scheduler(
-        limits=config.step_limits(
-            max_num_seqs=capacity.max_num_seqs,
-            max_num_batched_tokens=capacity.max_num_batched_tokens,
-        ),
+        limits=config.step_limits(capacity),
         cache=CacheShape(
             block_size=capacity.block_size,
             num_gpu_blocks=at_most(config.num_gpu_blocks_override, capacity.num_gpu_blocks),

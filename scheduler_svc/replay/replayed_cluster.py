@@ -76,7 +76,6 @@ class ReplayedCluster:
             scheduler,
             send_updates=self.cluster.requests.send_updates,
             prepare=lambda _: None,
-            max_steps_in_flight=self.config.max_steps_in_flight,
         )
         self.cluster.serve(model)
         self.workers[number] = ReplayedWorker(epoch, loop)

@@ -134,7 +134,6 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
             scheduler=scheduler,
             send_updates=self._cluster.requests.send_updates,
             wake_all=self._cluster.wake,
-            max_steps_in_flight=self._config.max_steps_in_flight,
             step_timeout_s=self._config.step_timeout_s,
             recorder=worker.recorder,
         )

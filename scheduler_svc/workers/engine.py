@@ -39,7 +39,6 @@ class Engine:
         scheduler: Scheduler,
         send_updates: Callable[[StepOutcome], None],
         wake_all: Callable[[], None] = lambda: None,
-        max_steps_in_flight: int = 2,
         step_timeout_s: float = 10.0,
         recorder: WorkerRecorder = UNRECORDED,
         clock: Callable[[], float] = time.monotonic,
@@ -56,7 +55,6 @@ class Engine:
             prepare=self._to_prepare.put_nowait,
             wake=self._wakeup.set,
             wake_all=wake_all,
-            max_steps_in_flight=max_steps_in_flight,
             step_timeout_s=step_timeout_s,
             recorder=recorder,
         )

@@ -33,7 +33,6 @@ class StepLoop:
         prepare: has the worker compile a structured output, and calls `prepared` afterwards.
         wake: makes the driver call `fill`, because there may be something to plan.
         wake_all: wakes all drivers, when this loop has returned a request to the shared queue.
-        max_steps_in_flight: 2 keeps the worker busy while the next step is planned.
         step_timeout_s: least time that a step is given; longer if its size predicts more.
     """
 
@@ -45,7 +44,6 @@ class StepLoop:
         prepare: Callable[[Preparation], None],
         wake: Callable[[], None] = _nothing,
         wake_all: Callable[[], None] = _nothing,
-        max_steps_in_flight: int = 2,
         step_timeout_s: float = math.inf,
         recorder: WorkerRecorder = UNRECORDED,
     ) -> None:
@@ -55,7 +53,6 @@ class StepLoop:
         self._send_updates = send_updates
         self._prepare = prepare
         self._wake_all = wake_all
-        self._max_steps_in_flight = max_steps_in_flight
         self._step_timeout_s = step_timeout_s
         self._s_per_token = FIRST_GUESS_S_PER_TOKEN
         self._oldest_began_at = 0.0
@@ -79,7 +76,7 @@ class StepLoop:
         Returns None if enough steps are in flight, or if nothing can be computed at the moment.
         """
         scheduler = self.scheduler
-        if len(scheduler.inflight) >= self._max_steps_in_flight:
+        if len(scheduler.inflight) >= scheduler.limits.max_in_flight:
             return None
         self.recorder.planned(now)
         num_recomputes = scheduler.num_recomputes

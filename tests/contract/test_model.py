@@ -38,6 +38,7 @@ CAPACITY = WorkerCapacity(
     prefill_tokens_per_s=900.0,
     tensor_parallel_size=2,
     grammar_bytes=1 << 20,
+    max_steps_in_flight=2,
 )
 
 

@@ -59,6 +59,7 @@ def make_scheduler(
     max_num_seqs: int = 64,
     max_num_batched_tokens: int = 256,
     prefill_spread: int = 1,
+    max_in_flight: int = 2,
     max_model_len: int = 128,
     watermark: float = 0.0,
     admission: AdmissionQueue | None = None,
@@ -74,6 +75,7 @@ def make_scheduler(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             prefill_spread=prefill_spread,
+            max_in_flight=max_in_flight,
         ),
         cache=CacheShape(
             block_size=block_size,

@@ -68,7 +68,6 @@ class EngineCore:
             self.scheduler,
             send_updates=self.cluster.requests.send_updates,
             prepare=self._begin_compiling,
-            max_steps_in_flight=config.scheduling.max_steps_in_flight,
         )
         self.cluster.join(self._steps)
         self.profiler = LocalProfiler(worker, config.profile_folder)

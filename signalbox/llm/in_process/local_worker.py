@@ -22,6 +22,8 @@ from gpu_worker.sampling.grammars import MEMORY_BYTES, Constraint, Grammars
 from scheduler_svc.planning.worker_grammars import Preparation
 
 EPOCH = 1  # there is no other lease
+STEPS_IN_FLIGHT = 2
+"""One runs while the result of the other is read."""
 
 Execute = Callable[[], StepResult | Unfinished[StepResult]]
 
@@ -52,7 +54,9 @@ class LocalWorker:
             self.model: ModelInfo = runner.model
             self.tokenizer_files = self._thread.submit(runner.tokenizer_files).result()
             capacity = self._thread.submit(runner.profile).result()
-            self.capacity: WorkerCapacity = replace(capacity, grammar_bytes=grammar_bytes)
+            self.capacity: WorkerCapacity = replace(
+                capacity, grammar_bytes=grammar_bytes, max_steps_in_flight=STEPS_IN_FLIGHT
+            )
             files = tokenizer_files or self.tokenizer_files
             self._grammars = Grammars(
                 self.model,

@@ -26,7 +26,6 @@ class Driver:
     """Starts steps, and completes them when it is told to."""
 
     scheduler: Scheduler
-    max_steps_in_flight: int = 2
     step_timeout_s: float = math.inf
     now: float = 0.0
     started: deque[EncodedPlan] = field(default_factory=deque)
@@ -44,7 +43,6 @@ class Driver:
             prepare=self.preparations.append,
             wake=self._wake,
             wake_all=self._wake,
-            max_steps_in_flight=self.max_steps_in_flight,
             step_timeout_s=self.step_timeout_s,
         )
 
@@ -73,7 +71,7 @@ class Driver:
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_as_many_steps_as_allowed_are_in_flight_and_complete_in_order(depth: int) -> None:
-    driver = Driver(make_scheduler(), max_steps_in_flight=depth)
+    driver = Driver(make_scheduler(max_in_flight=depth))
     groups = [make_request([7 + i], max_tokens=12, arrival=float(i)) for i in range(3)]
     for group in groups:
         driver.scheduler.admission.add(group)
@@ -89,7 +87,7 @@ def test_as_many_steps_as_allowed_are_in_flight_and_complete_in_order(depth: int
 
 
 def test_a_step_is_overdue_by_its_size_and_by_how_long_tokens_have_taken() -> None:
-    driver = Driver(make_scheduler(), max_steps_in_flight=1, step_timeout_s=4.0)
+    driver = Driver(make_scheduler(max_in_flight=1), step_timeout_s=4.0)
     assert driver.loop.seconds_left(0.0) == math.inf
     driver.scheduler.admission.add(make_request([1] * 10, max_tokens=8))
     driver.fill()

@@ -1,0 +1,45 @@
+"""A worker's steps stay within its capacity and within the settings."""
+
+from dataclasses import replace
+
+import pytest
+
+from contract.model import WorkerCapacity
+from scheduler_svc.config import SchedulingSettings, StepLimits
+
+CAPACITY = WorkerCapacity(
+    block_size=16,
+    num_gpu_blocks=8,
+    num_cpu_blocks=0,
+    block_bytes=32,
+    max_num_seqs=32,
+    max_num_batched_tokens=512,
+    max_steps_in_flight=2,
+)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, StepLimits(max_num_seqs=32, max_num_batched_tokens=512, prefill_spread=16)),
+        (
+            {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_steps_in_flight": 1},
+            StepLimits(
+                max_num_seqs=8, max_num_batched_tokens=64, prefill_spread=16, max_in_flight=1
+            ),
+        ),
+        (
+            {"max_num_seqs": 999, "max_num_batched_tokens": 9999, "prefill_spread": 1},
+            StepLimits(max_num_seqs=32, max_num_batched_tokens=512),
+        ),
+    ],
+)
+def test_the_smaller_of_capacity_and_settings_is_the_limit(
+    settings: dict[str, int], expected: StepLimits
+) -> None:
+    assert SchedulingSettings(**settings).step_limits(CAPACITY) == expected
+
+
+def test_a_worker_that_takes_one_step_at_a_time_gets_no_second() -> None:
+    one = replace(CAPACITY, max_steps_in_flight=1)
+    assert SchedulingSettings().step_limits(one).max_in_flight == 1
