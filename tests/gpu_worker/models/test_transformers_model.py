@@ -182,5 +182,5 @@ def test_truncated_weights_are_refused(tmp_path: Path) -> None:
 
 
 def test_implementation_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(ValueError, match="model_impl is 'vllm'; use one of auto, signalbox"):
-        ModelConfig(model="m", model_impl="vllm")
+    with pytest.raises(ValueError, match="'auto', 'signalbox' or 'transformers'"):
+        ModelConfig(model="m", model_impl="other")

@@ -100,8 +100,11 @@ async def test_preemption_in_the_middle_changes_no_text(runner: ModelRunner) -> 
         assert conforms(text, constraint), text
     for mode in (PreemptionMode.SWAP, PreemptionMode.RECOMPUTE):
         async with make_stack([runner], make_config(mode)) as (cluster, stub):
-            assert await generate_all(stub) == expected, mode
             scheduler = cluster.engines[0].scheduler
+            for _ in range(20):  # a busy machine may let one end before the next begins
+                assert await generate_all(stub) == expected, mode
+                if scheduler.num_preemptions > 0:
+                    break
             assert scheduler.num_preemptions > 0
             swapped = scheduler.num_preemptions - scheduler.num_recomputes
             assert (swapped > 0) is (mode is PreemptionMode.SWAP)

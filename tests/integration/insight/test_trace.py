@@ -285,7 +285,7 @@ async def test_requests_that_are_aborted_while_a_worker_is_lost_leave_no_span_op
         check_time_is_accounted_for(spans, request)
 
 
-async def test_a_request_out_of_time_ends_its_spans_with_that_code(spans: Spans) -> None:
+async def test_a_request_out_of_time_ends_its_spans_with_an_error(spans: Spans) -> None:
     async with make_stack(step_ns=20_000_000) as stack:
         deadline_s = await deadline_after(ask(stack.stub, make_request([1], max_tokens=1)))
         late = stack.stub.Generate(make_request([1], max_tokens=2000), timeout=deadline_s)
@@ -295,6 +295,7 @@ async def test_a_request_out_of_time_ends_its_spans_with_that_code(spans: Spans)
         await stack.until_free()
         await spans.until_none_is_open()
     _, of_router = spans.named(ROUTER_SPAN)  # in the order of their ends
-    assert text(of_router, "error.type") == "DEADLINE_EXCEEDED"
+    # At its deadline the client also resets the stream, and either may reach the router first.
+    assert text(of_router, "error.type") in ("DEADLINE_EXCEEDED", "CANCELLED")
     _, of_scheduler = spans.named("scheduler.request")
     assert of_scheduler.status.status_code is StatusCode.ERROR
