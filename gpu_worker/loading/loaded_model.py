@@ -11,7 +11,6 @@ import torch
 from contract.model import ModelInfo
 from contract.startup import ReportProgress, StartupPhase, StartupProgress
 from gpu_worker.attention import AttentionBackend, AttentionShape, choose_attention_backend
-from gpu_worker.checkpoints.fingerprint import fingerprint
 from gpu_worker.checkpoints.quantization import choose_quantization, describe_form
 from gpu_worker.config import (
     AUTO_BLOCK_SIZE,
@@ -29,6 +28,7 @@ from gpu_worker.executors.native_program import make_program, why_not_natively
 from gpu_worker.layers import ParallelGroup, Placement
 from gpu_worker.layers.linear import kv_heads_per_rank
 from gpu_worker.loading.dummy_weights import dummy_placement
+from gpu_worker.loading.fingerprint import fingerprint
 from gpu_worker.loading.generation_config import read_generation_config, within_vocabulary
 from gpu_worker.loading.model_source import ModelSource, open_model
 from gpu_worker.loading.weight_loader import load_weights

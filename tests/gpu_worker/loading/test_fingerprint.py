@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_worker.checkpoints.fingerprint import fingerprint
+from gpu_worker.loading.fingerprint import fingerprint
 from gpu_worker.loading.hf_directory import DirectorySource
 from tests.gpu_worker.tiny_models import make_model
 
