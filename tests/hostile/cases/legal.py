@@ -4,9 +4,12 @@ import asyncio
 from typing import Any
 
 from protos.inference.v1 import inference_pb2 as pb
-from tests.hostile.case import VOCAB_SIZE, Answer, Attack, Case, Target
+from tests.hostile.case import VOCAB_SIZE, Answer, Attack, Case, Options, Target
 
 NUM_STREAMS = 1_000
+ACCEPTS_SLOWLY = Options(constants=(("rpc.limits.call_bounds.MAX_UNREQUESTED_S", 100),))
+"""gRPC accepts one call in each turn of the event loop. A turn writes the tokens of all streams, so
+that on a loaded machine a thousand calls are not accepted within the usual time."""
 TEXT = 'Say "a, b", then {c: [d]}, and {{}}. '
 HELLO = [{"role": "user", "content": "Hello"}]
 
@@ -109,5 +112,5 @@ CASES = (
         ),
         "200",
     ),
-    legal("1000-streams-of-one-connection", gateway, "OK"),
+    legal("1000-streams-of-one-connection", gateway, "OK", options=ACCEPTS_SLOWLY),
 )
