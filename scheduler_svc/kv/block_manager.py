@@ -282,6 +282,7 @@ class BlockSpaceManager:
         on_cpu: Counter[int] = Counter()
         for seq in sequences:
             (on_cpu if seq.status is SequenceStatus.SWAPPED else on_gpu).update(seq.block_table)
+            assert seq.num_published_blocks <= len(seq.block_table), seq.seq_id
         self.gpu.check(dict(on_gpu))
         self.cpu.check(dict(on_cpu))
 

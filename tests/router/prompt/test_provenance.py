@@ -143,6 +143,7 @@ def test_what_a_client_writes_never_counts_as_the_templates(data: Any) -> None:
         "('a<|' + x + '|>').removeprefix('a')", "('<|' + x + '|>').partition(x) | join",
         "('<|' if x else '') ~ x ~ ('|>' if x else '')", "(['<|', x, '|>'] | map('trim')) | join",
         "'' ~ '<' * 1 ~ '|' ~ x ~ '|>'", "('<|-' ~ x ~ '|>').replace('-', '')",
+        "('   <|' ~ x ~ '|>').strip()", "('<|' ~ x ~ '|>   ').strip()",
     ],
 )  # fmt: skip
 def test_what_a_template_writes_around_a_clients_text_is_its_own(expression: str) -> None:
