@@ -112,7 +112,7 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
             model, capacity = await worker.info()
             capacity.check()
         except ValueError as error:
-            raise FailedPrecondition(f"this worker is of no use: {error}") from None
+            raise FailedPrecondition(f"this worker cannot be used: {error}") from None
         self._check_served(model)
         files = self._cluster.tokenizer_files
         if not self._cluster.engines:

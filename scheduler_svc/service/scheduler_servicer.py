@@ -121,7 +121,7 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
         known = self._cluster.requests.explain(request.request_id)
         if known is None:
             raise NotFound(
-                f"no request {request.request_id!r} lives here, or is among the last"
+                f"no request {request.request_id!r} is live, or among the last"
                 f" {self._config.explain_history} that ended"
             )
         return insight_codec.explanation(known)

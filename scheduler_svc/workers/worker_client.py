@@ -199,7 +199,7 @@ class WorkerClient:
             raise WorkerLostError(f"it answered step {result.step_id} instead of {expected}")
         plan = self._unanswered[0].plan
         if fault := result_validation.find_fault(plan, result, vocab_size=self._vocab_size):
-            raise WorkerLostError(f"its answer to step {result.step_id} is of no use: {fault}")
+            raise WorkerLostError(f"its answer to step {result.step_id} cannot be used: {fault}")
         self._judge_failures(plan, result)
         return result
 
