@@ -27,9 +27,8 @@ class StepStats:
     swap_ns: int = 0
     forward_ns: int = 0
     sample_ns: int = 0
-    num_blocks_swapped_out: int = 0
-    num_blocks_swapped_in: int = 0
-    num_blocks_copied: int = 0
+    section_counts: Counter[str] = field(default_factory=Counter)
+    """Sums of `StepPlan.section_counts`."""
     _last_answer_at: float = 0.0
 
     def observe(self, plan: StepPlan, timings: StepTimings, now: float) -> None:
@@ -46,9 +45,9 @@ class StepStats:
         self.swap_ns += timings.swap_ns
         self.forward_ns += timings.forward_ns
         self.sample_ns += timings.sample_ns
-        self.num_blocks_swapped_out += len(plan.block_moves.swap_out)
-        self.num_blocks_swapped_in += len(plan.block_moves.swap_in)
-        self.num_blocks_copied += len(plan.block_moves.copy)
+        for name, number in plan.section_counts.items():
+            if number:
+                self.section_counts[name] += number
 
     def observe_preemptions(self, group: SequenceGroup, now: float) -> None:
         """Takes the gaps that preemptions left between the tokens of a request that has ended."""

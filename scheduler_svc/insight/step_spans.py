@@ -44,9 +44,7 @@ def _open(
         "signalbox.sequences": len(plan.seqs),
         "signalbox.prefill_tokens": plan.total_tokens - num_decode,
         "signalbox.decode_tokens": num_decode,
-        "signalbox.blocks_swapped_out": len(plan.block_moves.swap_out),
-        "signalbox.blocks_swapped_in": len(plan.block_moves.swap_in),
-        "signalbox.blocks_copied": len(plan.block_moves.copy),
+        **{f"signalbox.{name}": number for name, number in plan.section_counts.items()},
     }
     return StepTrace(parent, step_id=plan.step_id, attributes=attributes, start_ns=start_ns)
 

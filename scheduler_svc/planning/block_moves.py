@@ -16,6 +16,15 @@ class PlannedMoves:
     swap_in: list[BlockCopy] = field(default_factory=list)
     copy: list[BlockCopy] = field(default_factory=list)
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """Number of the blocks that are moved, under the names of statistics and spans."""
+        return {
+            "blocks_swapped_out": len(self.swap_out),
+            "blocks_swapped_in": len(self.swap_in),
+            "blocks_copied": len(self.copy),
+        }
+
     def to_section(self) -> BlockMoves:
         """Returns the section of the step, which shares no list with the plan."""
         named = {"swap_out": self.swap_out, "swap_in": self.swap_in, "copy": self.copy}

@@ -80,6 +80,11 @@ class StepPlan:
         return result.runs({seq.seq_id: seq.branch for seq in self.seqs})
 
     @property
+    def section_counts(self) -> dict[str, int]:
+        """What the sections of the step do, in numbers that each section names."""
+        return self.block_moves.counts
+
+    @property
     def total_tokens(self) -> int:
         return sum(self.num_new_tokens)
 

@@ -148,9 +148,9 @@ def _step_stats(steps: StepStats) -> stats_pb2.StepStats:
         swap_ns=steps.swap_ns,
         forward_ns=steps.forward_ns,
         sample_ns=steps.sample_ns,
-        num_blocks_swapped_out=steps.num_blocks_swapped_out,
-        num_blocks_swapped_in=steps.num_blocks_swapped_in,
-        num_blocks_copied=steps.num_blocks_copied,
+        num_blocks_swapped_out=steps.section_counts["blocks_swapped_out"],
+        num_blocks_swapped_in=steps.section_counts["blocks_swapped_in"],
+        num_blocks_copied=steps.section_counts["blocks_copied"],
     )
 
 

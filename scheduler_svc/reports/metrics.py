@@ -157,9 +157,9 @@ def _add_steps(engine: StepLoop, families: Families, of_worker: dict[str, str]) 
         **of_worker,
     )
     for direction, number in (
-        ("out", steps.num_blocks_swapped_out),
-        ("in", steps.num_blocks_swapped_in),
-        ("copy", steps.num_blocks_copied),
+        ("out", steps.section_counts["blocks_swapped_out"]),
+        ("in", steps.section_counts["blocks_swapped_in"]),
+        ("copy", steps.section_counts["blocks_copied"]),
     ):
         families.counter(
             "blocks_moved", "KV-cache blocks that steps moved.", number,
