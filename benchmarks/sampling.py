@@ -84,7 +84,6 @@ def make_table(runner: ModelRunner, params: Sequence[SamplingParams], rounds: in
             max_num_batched_tokens=len(params),
         ),
         num_gpu_blocks=each * len(params),
-        num_cpu_blocks=0,
     )
     new = [
         NewSequence(

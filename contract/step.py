@@ -80,6 +80,11 @@ class Step:
     forks: Sequence[Fork] = ()
     block_moves: BlockMoves = NO_MOVES
 
+    @property
+    def section_counts(self) -> dict[str, int]:
+        """What the sections do, in numbers that each section names."""
+        return self.block_moves.counts
+
 
 def encode_step(step: Step) -> pb.ExecuteModelRequest:
     message = pb.ExecuteModelRequest(

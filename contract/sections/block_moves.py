@@ -31,6 +31,15 @@ class BlockMoves:
     copy: BlockMapping = _NO_COPIES
     """Within the GPU pool."""
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """Number of the blocks that are moved, under the names of statistics and spans."""
+        return {
+            "blocks_swapped_out": len(self.swap_out.src),
+            "blocks_swapped_in": len(self.swap_in.src),
+            "blocks_copied": len(self.copy.src),
+        }
+
 
 NO_MOVES = BlockMoves()
 

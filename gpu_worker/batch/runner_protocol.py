@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from contract.model import ModelInfo, WorkerCapacity
-from contract.sections.block_moves import BlockMapping
+from contract.step import Step
 from gpu_worker.batch.batch import Batch, BatchOutput
 
 
@@ -35,29 +35,15 @@ class Runner(Protocol):
         """Allocates both pools, dropping what was there."""
         ...
 
-    def swap_out(self, mapping: BlockMapping) -> None:
-        """Copies blocks from the GPU pool to the CPU pool."""
-        ...
+    def apply(self, sections: Step) -> int:
+        """Applies sections to the KV cache; the core of the step is empty.
 
-    def swap_in(self, mapping: BlockMapping) -> None:
-        """Copies blocks from the CPU pool to the GPU pool."""
-        ...
-
-    def copy(self, mapping: BlockMapping) -> None:
-        """Copies blocks within the GPU pool."""
+        Returns the nanoseconds that this takes, beside the forward pass or not.
+        """
         ...
 
     def execute(self, batch: Batch) -> BatchOutput:
         """Writes the batch's K and V, attends over the block tables, draws the rows."""
-        ...
-
-
-@runtime_checkable
-class Overlapping(Protocol):
-    """A runner whose swaps may go on after the calls that begin them."""
-
-    def pop_copy_ns(self) -> int:
-        """Returns nanoseconds of the swaps since the last call, without the time of their calls."""
         ...
 
 

@@ -37,9 +37,7 @@ class StepSpan:
                 "rpc.system.name": "grpc",
                 "rpc.method": METHOD,
                 "signalbox.step_id": step.step_id,
-                "signalbox.blocks_swapped_out": len(step.block_moves.swap_out.src),
-                "signalbox.blocks_swapped_in": len(step.block_moves.swap_in.src),
-                "signalbox.blocks_copied": len(step.block_moves.copy.src),
+                **{f"signalbox.{name}": number for name, number in step.section_counts.items()},
             },
         )
         return cls(span)

@@ -8,6 +8,7 @@ of the step (out, in, copy, forward), and waits for that of the other stream whi
 a swap-in is there before the step that reads it, and a swap-out has read before a step overwrites.
 """
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -18,9 +19,11 @@ import torch
 from torch import Tensor
 
 from contract.sections.block_moves import BlockMapping
+from contract.step import Step
 from gpu_worker.batch.arrays import Int64Array
 from gpu_worker.device.device_choice import streams_of
 from gpu_worker.device.streams import Stream, Streams
+from gpu_worker.device.torch_profiler import span
 from gpu_worker.kv_cache.block_dependencies import BlockUse, WorkUnderWay
 from gpu_worker.kv_cache.copy_timer import CopyClock
 from gpu_worker.kv_cache.host_pool import SwapMemory
@@ -59,6 +62,20 @@ class CacheEngine:
         # Pages that are unmapped while they are pinned could not be pinned again at their address.
         self._closing = finalize(self, _end, self._copying, self._compute, self._swap_memory)
         self._closing.atexit = False  # the system does it, and CUDA may be gone by then
+
+    def apply(self, sections: Step) -> int:
+        """Moves the blocks that a section names; returns the nanoseconds that this takes."""
+        start, moves = time.monotonic_ns(), sections.block_moves
+        for name, move, mapping in (
+            ("swap_out", self.swap_out, moves.swap_out),
+            ("swap_in", self.swap_in, moves.swap_in),
+            ("copy_blocks", self.copy, moves.copy),
+        ):
+            if len(mapping.src):
+                with span(name):
+                    move(mapping)
+        called_ns = time.monotonic_ns() - start
+        return called_ns + self.pop_copy_ns()
 
     def swap_out(self, mapping: BlockMapping) -> None:
         """Copies blocks from the GPU pool to the CPU pool."""

@@ -21,7 +21,8 @@ from gpu_worker.device.device_errors import is_device_lost
 from gpu_worker.execution_thread import Unfinished
 from gpu_worker.insight.step_spans import StepSpan
 from gpu_worker.lease import failure_isolation
-from gpu_worker.lease.block_move_stage import move_blocks
+from gpu_worker.lease.block_move_stage import BlockMoveStage
+from gpu_worker.lease.section_stage import SectionStage
 from gpu_worker.lease.step_log import StepLog
 from gpu_worker.lease.step_pipeline import MakeResult, OnError, StepInFlight, StepPipeline
 from gpu_worker.lease.token_limit import TokenLimit
@@ -50,9 +51,10 @@ class Lease:
             model=runner.model,
             capacity=capacity,
             num_gpu_blocks=num_gpu_blocks,
-            num_cpu_blocks=num_cpu_blocks,
             grammars=grammars,
         )
+        pools = {"num_gpu_blocks": num_gpu_blocks, "num_cpu_blocks": num_cpu_blocks}
+        self._stages: tuple[SectionStage, ...] = (BlockMoveStage(runner, **pools),)
         self._runner = runner
         self._limit = TokenLimit(capacity.max_num_batched_tokens)
         self._pipeline: StepPipeline | None = None
@@ -81,10 +83,12 @@ class Lease:
         wait_ns = time.monotonic_ns() - arrived_ns
         span, start_ns = StepSpan.begin(step), time.time_ns()
         with span.current():
+            for stage in self._stages:
+                stage.check(step)
             batch = self.table.apply(step)
             self._num_executed = step.step_id
             try:
-                swap_ns = move_blocks(step.block_moves, self._runner)
+                swap_ns = sum(stage.apply(step) for stage in self._stages)
                 make_result = partial(
                     _result,
                     step,

@@ -13,6 +13,7 @@ import sys
 import threading
 from queue import SimpleQueue
 
+from contract.step import Step
 from gpu_worker.batch.batch import Batch
 from gpu_worker.device.device_errors import is_device_lost
 from gpu_worker.ranks import rank_codec
@@ -21,13 +22,11 @@ from gpu_worker.ranks.rank_messages import (
     Ask,
     CacheReady,
     Command,
-    Direction,
     Done,
     Failure,
     InitCacheEngine,
     InStep,
     LogLine,
-    MoveBlocks,
     Report,
     Start,
 )
@@ -83,9 +82,9 @@ class Follower:
         self.report(Done.LOADED)
 
     def _obey(self, command: Command) -> None:
-        """Executes a command; a failure is reported, but that of a block move ends the rank."""
-        if isinstance(command, MoveBlocks):
-            self._move(command)
+        """Executes a command; a failure is reported, but that of a section ends the rank."""
+        if isinstance(command, Step):
+            self._runner.apply(command)
             return
         try:
             self._perform(command)
@@ -105,15 +104,6 @@ class Follower:
             case InitCacheEngine():
                 self._runner.init_cache_engine(**command._asdict())
                 self.report(CacheReady(self._runner.num_graphs))
-
-    def _move(self, command: MoveBlocks) -> None:
-        match command.direction:
-            case Direction.SWAP_OUT:
-                self._runner.swap_out(command.mapping)
-            case Direction.SWAP_IN:
-                self._runner.swap_in(command.mapping)
-            case Direction.COPY:
-                self._runner.copy(command.mapping)
 
     def _fail(self, error: Exception) -> None:
         if not isinstance(error, MemoryError | ValueError):

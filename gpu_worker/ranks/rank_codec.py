@@ -2,33 +2,29 @@
 
 import json
 from dataclasses import asdict
-from typing import Any
 
 import numpy as np
 
 from contract.columns import pack_int32, pack_int64, unpack_int32, unpack_int64
 from contract.model import WorkerCapacity, decode_capacity, encode_capacity
-from contract.sections.block_moves import BlockMapping
+from contract.step import Step, decode_step, encode_step
 from gpu_worker.batch.batch import Batch
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig
 from gpu_worker.ranks.rank_messages import (
     Ask,
     CacheReady,
     Command,
-    Direction,
     Done,
     Failure,
     InitCacheEngine,
     InStep,
     LogLine,
-    MoveBlocks,
     Report,
     Start,
     prompt_rows_of,
     rows_of,
 )
 from protos.worker.v1 import rank_pb2 as pb
-from protos.worker.v1 import worker_pb2
 
 _NO_TOKENS = np.empty(0, dtype=np.int64)
 
@@ -41,9 +37,8 @@ def _command(command: Command) -> pb.RankCommand:
     match command:
         case Batch():
             return pb.RankCommand(execute=_batch_message(command))
-        case MoveBlocks(direction, mapping):
-            fields: dict[str, Any] = {direction.value: _mapping_message(mapping)}
-            return pb.RankCommand(**fields)
+        case Step():
+            return pb.RankCommand(apply=encode_step(command))
         case InitCacheEngine(num_gpu_blocks, num_cpu_blocks):
             cache = pb.RankCache(num_gpu_blocks=num_gpu_blocks, num_cpu_blocks=num_cpu_blocks)
             return pb.RankCommand(init_cache_engine=cache)
@@ -61,8 +56,8 @@ def decode_command(data: bytes) -> Command:
     match kind:
         case "execute":
             return _batch(message.execute)
-        case "swap_out" | "swap_in" | "copy":
-            return MoveBlocks(Direction(kind), _mapping(getattr(message, kind)))
+        case "apply":
+            return decode_step(message.apply)
         case "init_cache_engine":
             cache = message.init_cache_engine
             return InitCacheEngine(cache.num_gpu_blocks, cache.num_cpu_blocks)
@@ -171,11 +166,3 @@ def _batch(message: pb.RankBatch) -> Batch:
         rows=rows_of(unpack_int64(message.drawing_tokens).copy()),
         prompt_rows=prompt_rows_of(unpack_int64(message.prompt_tokens).copy()),
     )
-
-
-def _mapping_message(mapping: BlockMapping) -> worker_pb2.BlockMapping:
-    return worker_pb2.BlockMapping(src=pack_int32(mapping.src), dst=pack_int32(mapping.dst))
-
-
-def _mapping(message: worker_pb2.BlockMapping) -> BlockMapping:
-    return BlockMapping(unpack_int32(message.src).copy(), unpack_int32(message.dst).copy())

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from contract.model import WorkerCapacity
-from contract.sections.block_moves import BlockMapping
+from contract.step import Step
 from gpu_worker.batch.arrays import Int64Array
 from gpu_worker.batch.batch import Batch
 from gpu_worker.batch.sampling_rows import NO_LOGPROBS, PromptRows, SampleRows
@@ -41,22 +41,8 @@ class InitCacheEngine(NamedTuple):
     num_cpu_blocks: int
 
 
-class Direction(Enum):
-    """Pools between or within which blocks are moved."""
-
-    SWAP_OUT = "swap_out"
-    SWAP_IN = "swap_in"
-    COPY = "copy"
-
-
-class MoveBlocks(NamedTuple):
-    """Moves whole blocks."""
-
-    direction: Direction
-    mapping: BlockMapping
-
-
-Command = Start | Ask | InitCacheEngine | MoveBlocks | Batch
+Command = Start | Ask | InitCacheEngine | Step | Batch
+"""A `Step` is of sections alone, which every rank applies to its share of the KV cache."""
 
 
 class Done(Enum):

@@ -1,9 +1,10 @@
 """A runner over several ranks: rank 0 of a model, and what makes the others follow it.
 
-Satisfies `step.Runner`. Every call that touches weights or KV goes to the others first, as data,
-and then to this process's share. Sequences, grammars and the sampler are here alone: the others get
-the batch that was made of a step, not the step. So nothing has to be decided twice alike, and what
-fails for one sequence is run again in parts as on one rank (see `isolation`).
+Satisfies `Runner` of `batch`. Every call that touches weights or KV goes to the others first, as
+data, and then to this process's share. Sequences, grammars and the sampler are here alone: the
+others get the sections of a step that touch KV, and the batch that was made of the rest. So nothing
+has to be decided twice alike, and what fails for one sequence is run again in parts as on one rank
+(see `failure_isolation`).
 """
 
 import logging
@@ -16,8 +17,8 @@ from pathlib import Path
 import torch
 
 from contract.model import ModelInfo, WorkerCapacity
-from contract.sections.block_moves import BlockMapping
 from contract.startup import ReportProgress
+from contract.step import Step
 from gpu_worker.batch.batch import Batch, BatchOutput
 from gpu_worker.batch.runner_protocol import MemoryReport, ProfileOptions, Runner
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig
@@ -28,10 +29,8 @@ from gpu_worker.ranks.follower_handles import Followers
 from gpu_worker.ranks.rank_messages import (
     Ask,
     CacheReady,
-    Direction,
     Done,
     InitCacheEngine,
-    MoveBlocks,
     Start,
 )
 from gpu_worker.runner.model_runner import ModelRunner
@@ -165,20 +164,9 @@ class TensorParallelRunner:
         if counts != {self._rank.num_graphs}:  # steps would meet in different collectives
             raise DeviceLost("graphs could be recorded on some ranks only; set enforce_eager")
 
-    def swap_out(self, mapping: BlockMapping) -> None:
-        self._others.send(MoveBlocks(Direction.SWAP_OUT, mapping))
-        self._rank.swap_out(mapping)
-
-    def swap_in(self, mapping: BlockMapping) -> None:
-        self._others.send(MoveBlocks(Direction.SWAP_IN, mapping))
-        self._rank.swap_in(mapping)
-
-    def copy(self, mapping: BlockMapping) -> None:
-        self._others.send(MoveBlocks(Direction.COPY, mapping))
-        self._rank.copy(mapping)
-
-    def pop_copy_ns(self) -> int:
-        return self._rank.pop_copy_ns()
+    def apply(self, sections: Step) -> int:
+        self._others.send(sections)
+        return self._rank.apply(sections)
 
     def execute(self, batch: Batch) -> BatchOutput:
         """Raises MemoryError where a smaller batch may do."""

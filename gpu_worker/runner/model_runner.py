@@ -10,15 +10,15 @@ import numpy as np
 import torch
 
 from contract.model import ModelInfo, WorkerCapacity
-from contract.sections.block_moves import BlockMapping
 from contract.startup import ReportProgress, StartupPhase, StartupProgress, ignore_progress
+from contract.step import Step
 from gpu_worker.batch.batch import Batch, BatchOutput
 from gpu_worker.batch.runner_protocol import MemoryReport, ProfileOptions
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig
 from gpu_worker.device.device_choice import recorder_for
 from gpu_worker.device.graphs import GraphRecorder
 from gpu_worker.device.memory import device_use, is_out_of_memory
-from gpu_worker.device.torch_profiler import TorchRecording, span
+from gpu_worker.device.torch_profiler import TorchRecording
 from gpu_worker.executors.async_executor import AsyncExecutor, LaunchedStep
 from gpu_worker.executors.decode_graphs import DecodeGraphs
 from gpu_worker.kv_cache.block_dependencies import blocks_of
@@ -159,23 +159,11 @@ class ModelRunner:
             raise RuntimeError("init_cache_engine comes first")
         return self._cache
 
-    def swap_out(self, mapping: BlockMapping) -> None:
-        with span("swap_out"):
-            self.cache.swap_out(mapping)
-
-    def swap_in(self, mapping: BlockMapping) -> None:
-        with span("swap_in"):
-            self.cache.swap_in(mapping)
-
-    def copy(self, mapping: BlockMapping) -> None:
-        with span("copy_blocks"):
-            self.cache.copy(mapping)
+    def apply(self, sections: Step) -> int:
+        return self.cache.apply(sections)
 
     def prefault(self) -> bool:
         return self.cache.prefault()
-
-    def pop_copy_ns(self) -> int:
-        return self.cache.pop_copy_ns()
 
     def memory(self) -> MemoryReport:
         pools = self._cache

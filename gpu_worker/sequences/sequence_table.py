@@ -27,7 +27,6 @@ from gpu_worker.sequences import batch_builder
 from gpu_worker.sequences.batch_builder import PlannedBatch
 from gpu_worker.sequences.sequence_columns import SequenceRows
 from gpu_worker.sequences.step_staging import Limits, StagedStep
-from gpu_worker.sequences.step_validation import check_block_moves
 
 
 class SampledTokens(NamedTuple):
@@ -61,15 +60,9 @@ class SequenceTable:
         model: ModelInfo,
         capacity: WorkerCapacity,
         num_gpu_blocks: int,
-        num_cpu_blocks: int,
         grammars: Grammars | None = None,
     ) -> None:
-        self._limits = Limits(
-            model=model,
-            capacity=capacity,
-            num_gpu_blocks=num_gpu_blocks,
-            num_cpu_blocks=num_cpu_blocks,
-        )
+        self._limits = Limits(model=model, capacity=capacity, num_gpu_blocks=num_gpu_blocks)
         # More sequences than one step holds may be known: those that wait for their turn.
         num_rows = 2 * capacity.max_num_seqs
         self._rows = SequenceRows(
@@ -108,11 +101,6 @@ class SequenceTable:
         Raises InvalidArgument or FailedPrecondition, having changed nothing.
         """
         limits = self._limits
-        check_block_moves(
-            step.block_moves,
-            num_gpu_blocks=limits.num_gpu_blocks,
-            num_cpu_blocks=limits.num_cpu_blocks,
-        )
         self._reserve(len(step.forks) + len(step.new))
         staged = StagedStep(
             limits=limits,

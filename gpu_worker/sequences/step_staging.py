@@ -30,7 +30,6 @@ class Limits:
     model: ModelInfo
     capacity: WorkerCapacity
     num_gpu_blocks: int
-    num_cpu_blocks: int
 
     @property
     def max_blocks(self) -> int:

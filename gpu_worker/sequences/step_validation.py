@@ -1,4 +1,4 @@
-"""Checks of the parts of a step that need no sequence known before: maps and new sequences.
+"""Checks of the parts of a step that need no sequence known before.
 
 Everything is refused at the door, with a status that names the field, its value and what is
 allowed; nothing has been changed by then.
@@ -10,10 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.errors import FailedPrecondition, InvalidArgument
+from contract.errors import InvalidArgument
 from contract.model import ModelInfo, WorkerCapacity
 from contract.sampling_params import MAX_LOGPROB_TOKEN_IDS, SamplingParams
-from contract.sections.block_moves import BlockMapping, BlockMoves
 from contract.step import NewSequence
 
 MAX_PENALTY = 2
@@ -22,42 +21,6 @@ MAX_BIAS = 100
 MAX_BIASES = 1024
 MAX_BAD_TOKENS = 16_384
 """Most tokens of all bad words of a sequence."""
-
-
-def check_block_moves(moves: BlockMoves, *, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
-    """Checks the block maps of a step against the pools."""
-    gpu, cpu = num_gpu_blocks, num_cpu_blocks
-    if not cpu and (len(moves.swap_out.src) or len(moves.swap_in.src)):
-        raise FailedPrecondition("this lease has no swap space, and the step swaps blocks")
-    _check_mapping("block_moves.swap_out", moves.swap_out, num_src=gpu, num_dst=cpu)
-    _check_mapping("block_moves.swap_in", moves.swap_in, num_src=cpu, num_dst=gpu)
-    _check_mapping("block_moves.copy", moves.copy, num_src=gpu, num_dst=gpu)
-    _check_disjoint("block_moves.copy", moves.copy.src, moves.copy.dst)
-    # Out runs before in: it would overwrite the block before that is read.
-    _check_disjoint("block_moves.swap_out", moves.swap_in.src, moves.swap_out.dst)
-
-
-def _check_mapping(field: str, mapping: BlockMapping, *, num_src: int, num_dst: int) -> None:
-    if not len(mapping.src) and not len(mapping.dst):
-        return
-    if len(mapping.src) != len(mapping.dst):
-        raise InvalidArgument(f"{field}.dst", len(mapping.dst), f"{len(mapping.src)} elements")
-    check_range(f"{field}.src", mapping.src, num_src)
-    check_range(f"{field}.dst", mapping.dst, num_dst)
-    if len(np.unique(mapping.dst)) != len(mapping.dst):
-        raise InvalidArgument(f"{field}.dst", _first_repeated(mapping.dst), "distinct blocks")
-
-
-def _check_disjoint(field: str, src: NDArray[np.int32], dst: NDArray[np.int32]) -> None:
-    if len(src) and len(dst) and len(both := np.intersect1d(src, dst)):
-        raise InvalidArgument(
-            field, int(both[0]), "blocks that are not both source and destination of one step"
-        )
-
-
-def _first_repeated(values: NDArray[np.int32]) -> int:
-    found, counts = np.unique(values, return_counts=True)
-    return int(found[counts > 1][0])
 
 
 def check_range(field: str, values: NDArray[np.integer] | Sequence[int], end: int) -> None:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from contract.model import ModelInfo, WorkerCapacity
 from contract.sampling_defaults import NO_DEFAULTS, SamplingDefaults
-from contract.sections.block_moves import BlockMapping
+from contract.step import Step
 from gpu_worker.batch.arrays import Int64Array
 from gpu_worker.batch.batch import Batch, BatchOutput, Logprobs
 from gpu_worker.batch.sampling_rows import PromptRows, SampleRows
@@ -107,14 +107,15 @@ class SimulatedRunner:
         self.gpu_kv = self._make_pool(num_gpu_blocks)
         self.cpu_kv = self._make_pool(num_cpu_blocks)
 
-    def swap_out(self, mapping: BlockMapping) -> None:
-        self.cpu_kv[mapping.dst] = self.gpu_kv[mapping.src]
-
-    def swap_in(self, mapping: BlockMapping) -> None:
-        self.gpu_kv[mapping.dst] = self.cpu_kv[mapping.src]
-
-    def copy(self, mapping: BlockMapping) -> None:
-        self.gpu_kv[mapping.dst] = self.gpu_kv[mapping.src]
+    def apply(self, sections: Step) -> int:
+        start, moves = time.monotonic_ns(), sections.block_moves
+        for target, source, (src, dst) in (
+            (self.cpu_kv, self.gpu_kv, moves.swap_out),
+            (self.gpu_kv, self.cpu_kv, moves.swap_in),
+            (self.gpu_kv, self.gpu_kv, moves.copy),
+        ):
+            target[dst] = source[src]
+        return time.monotonic_ns() - start
 
     def execute(self, batch: Batch) -> BatchOutput:
         start = time.perf_counter_ns()

@@ -1,5 +1,6 @@
 """Builds steps, tables and runners for the tests of the worker."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,6 @@ def make_table(runner: SimulatedRunner, grammars: Grammars | None = None) -> Seq
         model=runner.model,
         capacity=runner.profile(),
         num_gpu_blocks=runner.config.num_gpu_blocks,
-        num_cpu_blocks=runner.config.num_cpu_blocks,
         grammars=grammars,
     )
 
@@ -74,6 +74,11 @@ def make_step(
         running_num_new_tokens=columns.int32s(list(running.values())),
         **fields,
     )
+
+
+def with_moves(step: Step, **mappings: BlockMapping) -> Step:
+    """Replaces some of the copies of a step."""
+    return replace(step, block_moves=replace(step.block_moves, **mappings))
 
 
 def make_mapping(pairs: dict[int, int]) -> BlockMapping:

@@ -15,7 +15,7 @@ from contract.errors import (
     RpcError,
 )
 from contract.model import WorkerCapacity
-from contract.sections.block_moves import BlockMapping
+from contract.step import Step
 from gpu_worker.batch.batch import Batch, BatchOutput
 from gpu_worker.lease.step_log import StepLog
 from gpu_worker.simulated.simulated_runner import SimulatedRunner, expected_tokens
@@ -138,10 +138,8 @@ async def test_a_kernel_that_raises_fails_its_sequences_alone(
 class BrokenSwapRunner(GatedRunner):
     """Cannot swap."""
 
-    def swap_out(self, mapping: BlockMapping) -> None:
+    def apply(self, sections: Step) -> int:
         raise RuntimeError("no pinned memory")
-
-    swap_in = swap_out
 
 
 @pytest.mark.parametrize("direction", ["swap_out", "swap_in"])

@@ -11,13 +11,15 @@ import random
 import pytest
 
 from contract.model import WorkerCapacity
-from contract.sections.block_moves import BlockMapping
+from contract.sections.block_moves import NO_MOVES, BlockMapping
+from contract.step import Step
 from gpu_worker.registration_client import RegistrationRefused
 from gpu_worker.simulated.simulated_runner import SimulatedConfig, SimulatedRunner, expected_tokens
 from protos.scheduler.v1 import scheduler_pb2 as pb
 from protos.scheduler.v1 import stats_pb2
 from protos.worker.v1 import worker_pb2 as worker_pb
 from scheduler_svc.config import PreemptionMode, SchedulerConfig
+from tests.gpu_worker.builders import with_moves
 from tests.integration.stack import (
     Got,
     Router,
@@ -177,15 +179,16 @@ async def test_evicted_prefixes_come_back_from_the_cpu() -> None:
 class ForgetfulRunner(SimulatedRunner):
     """Loses every copy-on-write."""
 
-    def copy(self, mapping: BlockMapping) -> None:
-        pass
+    def apply(self, sections: Step) -> int:
+        return super().apply(with_moves(sections, copy=NO_MOVES.copy))
 
 
 class CrossedRunner(RatedRunner):
     """Brings blocks back from swap in the wrong order."""
 
-    def swap_in(self, mapping: BlockMapping) -> None:
-        super().swap_in(BlockMapping(mapping.src, mapping.dst[::-1]))
+    def apply(self, sections: Step) -> int:
+        src, dst = sections.block_moves.swap_in
+        return super().apply(with_moves(sections, swap_in=BlockMapping(src, dst[::-1])))
 
 
 @pytest.mark.parametrize("runner", [ForgetfulRunner, CrossedRunner])

@@ -10,13 +10,14 @@ import yaml
 from google.protobuf.message import Message
 
 from contract.errors import RpcError
-from contract.sections.block_moves import BlockMapping
-from contract.step import decode_step
+from contract.sections.block_moves import NO_MOVES, BlockMapping
+from contract.step import Step, decode_step
 from contract.step_result import encode_result
 from gpu_worker.lease.step_log import Answer
 from gpu_worker.simulated.simulated_runner import SimulatedConfig, SimulatedRunner
 from gpu_worker.worker import Worker
 from protos.worker.v1 import worker_pb2 as pb
+from tests.gpu_worker.builders import with_moves
 
 TRACES = sorted((Path(__file__).parent / "traces").glob("*.yaml"))
 CONFIG = SimulatedConfig(
@@ -122,13 +123,14 @@ async def test_the_worker_answers_as_written(trace: Path) -> None:
 
 
 class SkipsCopies(SimulatedRunner):
-    def copy(self, mapping: BlockMapping) -> None:
-        pass
+    def apply(self, sections: Step) -> int:
+        return super().apply(with_moves(sections, copy=NO_MOVES.copy))
 
 
 class SwapsInBackwards(SimulatedRunner):
-    def swap_in(self, mapping: BlockMapping) -> None:
-        super().swap_in(BlockMapping(mapping.src, mapping.dst[::-1]))
+    def apply(self, sections: Step) -> int:
+        src, dst = sections.block_moves.swap_in
+        return super().apply(with_moves(sections, swap_in=BlockMapping(src, dst[::-1])))
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos.worker.v1 import worker_pb2 as protos_dot_worker_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bprotos/worker/v1/rank.proto\x12\x13signalbox.worker.v1\x1a\x1dprotos/worker/v1/worker.proto\"\xbd\x03\n\x0bRankCommand\x12/\n\x05start\x18\x01 \x01(\x0b\x32\x1e.signalbox.worker.v1.RankStartH\x00\x12\x33\n\x07profile\x18\x02 \x01(\x0b\x32 .signalbox.worker.v1.RankProfileH\x00\x12;\n\x11init_cache_engine\x18\x03 \x01(\x0b\x32\x1e.signalbox.worker.v1.RankCacheH\x00\x12\x35\n\x08swap_out\x18\x04 \x01(\x0b\x32!.signalbox.worker.v1.BlockMappingH\x00\x12\x34\n\x07swap_in\x18\x05 \x01(\x0b\x32!.signalbox.worker.v1.BlockMappingH\x00\x12\x31\n\x04\x63opy\x18\x06 \x01(\x0b\x32!.signalbox.worker.v1.BlockMappingH\x00\x12\x31\n\x07\x65xecute\x18\x07 \x01(\x0b\x32\x1e.signalbox.worker.v1.RankBatchH\x00\x12-\n\x04sync\x18\x08 \x01(\x0b\x32\x1d.signalbox.worker.v1.RankSyncH\x00\x42\t\n\x07\x63ommand\"{\n\tRankStart\x12\x19\n\x11model_config_json\x18\x01 \x01(\t\x12\x19\n\x11\x63\x61\x63he_config_json\x18\x02 \x01(\t\x12\x1c\n\x14parallel_config_json\x18\x03 \x01(\t\x12\x1a\n\x12\x64\x65vice_config_json\x18\x04 \x01(\t\"\r\n\x0bRankProfile\";\n\tRankCache\x12\x16\n\x0enum_gpu_blocks\x18\x01 \x01(\r\x12\x16\n\x0enum_cpu_blocks\x18\x02 \x01(\r\"\xb7\x01\n\tRankBatch\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\x11\n\tpositions\x18\x02 \x01(\x0c\x12\x14\n\x0cslot_mapping\x18\x03 \x01(\x0c\x12\x13\n\x0bquery_start\x18\x04 \x01(\x0c\x12\x14\n\x0c\x63ontext_lens\x18\x05 \x01(\x0c\x12\x14\n\x0c\x62lock_tables\x18\x06 \x01(\x0c\x12\x16\n\x0e\x64rawing_tokens\x18\x07 \x01(\x0c\x12\x15\n\rprompt_tokens\x18\x08 \x01(\x0c\"\n\n\x08RankSync\"\xa2\x03\n\nRankReport\x12\x33\n\x07joining\x18\x01 \x01(\x0b\x32 .signalbox.worker.v1.RankJoiningH\x00\x12\x31\n\x06loaded\x18\x02 \x01(\x0b\x32\x1f.signalbox.worker.v1.RankLoadedH\x00\x12\x37\n\x08\x63\x61pacity\x18\x03 \x01(\x0b\x32#.signalbox.worker.v1.WorkerCapacityH\x00\x12:\n\x0b\x63\x61\x63he_ready\x18\x04 \x01(\x0b\x32#.signalbox.worker.v1.RankCacheReadyH\x00\x12\x32\n\x06\x66\x61iled\x18\x05 \x01(\x0b\x32 .signalbox.worker.v1.RankFailureH\x00\x12\x34\n\x08log_line\x18\x06 \x01(\x0b\x32 .signalbox.worker.v1.RankLogLineH\x00\x12\x32\n\x07in_step\x18\x07 \x01(\x0b\x32\x1f.signalbox.worker.v1.RankInStepH\x00\x12\x0f\n\x07\x63ommand\x18\x08 \x01(\x04\x42\x08\n\x06report\"\r\n\x0bRankJoining\"\x0c\n\nRankLoaded\"$\n\x0eRankCacheReady\x12\x12\n\nnum_graphs\x18\x01 \x01(\r\"%\n\nRankInStep\x12\x17\n\x0fnum_collectives\x18\x01 \x01(\x04\"5\n\x0bRankFailure\x12\x0f\n\x07message\x18\x01 \x01(\t\x12\x15\n\rout_of_memory\x18\x02 \x01(\x08\"=\n\x0bRankLogLine\x12\r\n\x05level\x18\x01 \x01(\r\x12\x0e\n\x06logger\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bprotos/worker/v1/rank.proto\x12\x13signalbox.worker.v1\x1a\x1dprotos/worker/v1/worker.proto\"\xd8\x02\n\x0bRankCommand\x12/\n\x05start\x18\x01 \x01(\x0b\x32\x1e.signalbox.worker.v1.RankStartH\x00\x12\x33\n\x07profile\x18\x02 \x01(\x0b\x32 .signalbox.worker.v1.RankProfileH\x00\x12;\n\x11init_cache_engine\x18\x03 \x01(\x0b\x32\x1e.signalbox.worker.v1.RankCacheH\x00\x12\x39\n\x05\x61pply\x18\x04 \x01(\x0b\x32(.signalbox.worker.v1.ExecuteModelRequestH\x00\x12\x31\n\x07\x65xecute\x18\x05 \x01(\x0b\x32\x1e.signalbox.worker.v1.RankBatchH\x00\x12-\n\x04sync\x18\x06 \x01(\x0b\x32\x1d.signalbox.worker.v1.RankSyncH\x00\x42\t\n\x07\x63ommand\"{\n\tRankStart\x12\x19\n\x11model_config_json\x18\x01 \x01(\t\x12\x19\n\x11\x63\x61\x63he_config_json\x18\x02 \x01(\t\x12\x1c\n\x14parallel_config_json\x18\x03 \x01(\t\x12\x1a\n\x12\x64\x65vice_config_json\x18\x04 \x01(\t\"\r\n\x0bRankProfile\";\n\tRankCache\x12\x16\n\x0enum_gpu_blocks\x18\x01 \x01(\r\x12\x16\n\x0enum_cpu_blocks\x18\x02 \x01(\r\"\xb7\x01\n\tRankBatch\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\x11\n\tpositions\x18\x02 \x01(\x0c\x12\x14\n\x0cslot_mapping\x18\x03 \x01(\x0c\x12\x13\n\x0bquery_start\x18\x04 \x01(\x0c\x12\x14\n\x0c\x63ontext_lens\x18\x05 \x01(\x0c\x12\x14\n\x0c\x62lock_tables\x18\x06 \x01(\x0c\x12\x16\n\x0e\x64rawing_tokens\x18\x07 \x01(\x0c\x12\x15\n\rprompt_tokens\x18\x08 \x01(\x0c\"\n\n\x08RankSync\"\xa2\x03\n\nRankReport\x12\x33\n\x07joining\x18\x01 \x01(\x0b\x32 .signalbox.worker.v1.RankJoiningH\x00\x12\x31\n\x06loaded\x18\x02 \x01(\x0b\x32\x1f.signalbox.worker.v1.RankLoadedH\x00\x12\x37\n\x08\x63\x61pacity\x18\x03 \x01(\x0b\x32#.signalbox.worker.v1.WorkerCapacityH\x00\x12:\n\x0b\x63\x61\x63he_ready\x18\x04 \x01(\x0b\x32#.signalbox.worker.v1.RankCacheReadyH\x00\x12\x32\n\x06\x66\x61iled\x18\x05 \x01(\x0b\x32 .signalbox.worker.v1.RankFailureH\x00\x12\x34\n\x08log_line\x18\x06 \x01(\x0b\x32 .signalbox.worker.v1.RankLogLineH\x00\x12\x32\n\x07in_step\x18\x07 \x01(\x0b\x32\x1f.signalbox.worker.v1.RankInStepH\x00\x12\x0f\n\x07\x63ommand\x18\x08 \x01(\x04\x42\x08\n\x06report\"\r\n\x0bRankJoining\"\x0c\n\nRankLoaded\"$\n\x0eRankCacheReady\x12\x12\n\nnum_graphs\x18\x01 \x01(\r\"%\n\nRankInStep\x12\x17\n\x0fnum_collectives\x18\x01 \x01(\x04\"5\n\x0bRankFailure\x12\x0f\n\x07message\x18\x01 \x01(\t\x12\x15\n\rout_of_memory\x18\x02 \x01(\x08\"=\n\x0bRankLogLine\x12\r\n\x05level\x18\x01 \x01(\r\x12\x0e\n\x06logger\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,29 +33,29 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.worker.v1.rank_pb2',
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_RANKCOMMAND']._serialized_start=84
-  _globals['_RANKCOMMAND']._serialized_end=529
-  _globals['_RANKSTART']._serialized_start=531
-  _globals['_RANKSTART']._serialized_end=654
-  _globals['_RANKPROFILE']._serialized_start=656
-  _globals['_RANKPROFILE']._serialized_end=669
-  _globals['_RANKCACHE']._serialized_start=671
-  _globals['_RANKCACHE']._serialized_end=730
-  _globals['_RANKBATCH']._serialized_start=733
-  _globals['_RANKBATCH']._serialized_end=916
-  _globals['_RANKSYNC']._serialized_start=918
-  _globals['_RANKSYNC']._serialized_end=928
-  _globals['_RANKREPORT']._serialized_start=931
-  _globals['_RANKREPORT']._serialized_end=1349
-  _globals['_RANKJOINING']._serialized_start=1351
-  _globals['_RANKJOINING']._serialized_end=1364
-  _globals['_RANKLOADED']._serialized_start=1366
-  _globals['_RANKLOADED']._serialized_end=1378
-  _globals['_RANKCACHEREADY']._serialized_start=1380
-  _globals['_RANKCACHEREADY']._serialized_end=1416
-  _globals['_RANKINSTEP']._serialized_start=1418
-  _globals['_RANKINSTEP']._serialized_end=1455
-  _globals['_RANKFAILURE']._serialized_start=1457
-  _globals['_RANKFAILURE']._serialized_end=1510
-  _globals['_RANKLOGLINE']._serialized_start=1512
-  _globals['_RANKLOGLINE']._serialized_end=1573
+  _globals['_RANKCOMMAND']._serialized_end=428
+  _globals['_RANKSTART']._serialized_start=430
+  _globals['_RANKSTART']._serialized_end=553
+  _globals['_RANKPROFILE']._serialized_start=555
+  _globals['_RANKPROFILE']._serialized_end=568
+  _globals['_RANKCACHE']._serialized_start=570
+  _globals['_RANKCACHE']._serialized_end=629
+  _globals['_RANKBATCH']._serialized_start=632
+  _globals['_RANKBATCH']._serialized_end=815
+  _globals['_RANKSYNC']._serialized_start=817
+  _globals['_RANKSYNC']._serialized_end=827
+  _globals['_RANKREPORT']._serialized_start=830
+  _globals['_RANKREPORT']._serialized_end=1248
+  _globals['_RANKJOINING']._serialized_start=1250
+  _globals['_RANKJOINING']._serialized_end=1263
+  _globals['_RANKLOADED']._serialized_start=1265
+  _globals['_RANKLOADED']._serialized_end=1277
+  _globals['_RANKCACHEREADY']._serialized_start=1279
+  _globals['_RANKCACHEREADY']._serialized_end=1315
+  _globals['_RANKINSTEP']._serialized_start=1317
+  _globals['_RANKINSTEP']._serialized_end=1354
+  _globals['_RANKFAILURE']._serialized_start=1356
+  _globals['_RANKFAILURE']._serialized_end=1409
+  _globals['_RANKLOGLINE']._serialized_start=1411
+  _globals['_RANKLOGLINE']._serialized_end=1472
 # @@protoc_insertion_point(module_scope)

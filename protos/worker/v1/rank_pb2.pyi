@@ -7,24 +7,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class RankCommand(_message.Message):
-    __slots__ = ("start", "profile", "init_cache_engine", "swap_out", "swap_in", "copy", "execute", "sync")
+    __slots__ = ("start", "profile", "init_cache_engine", "apply", "execute", "sync")
     START_FIELD_NUMBER: _ClassVar[int]
     PROFILE_FIELD_NUMBER: _ClassVar[int]
     INIT_CACHE_ENGINE_FIELD_NUMBER: _ClassVar[int]
-    SWAP_OUT_FIELD_NUMBER: _ClassVar[int]
-    SWAP_IN_FIELD_NUMBER: _ClassVar[int]
-    COPY_FIELD_NUMBER: _ClassVar[int]
+    APPLY_FIELD_NUMBER: _ClassVar[int]
     EXECUTE_FIELD_NUMBER: _ClassVar[int]
     SYNC_FIELD_NUMBER: _ClassVar[int]
     start: RankStart
     profile: RankProfile
     init_cache_engine: RankCache
-    swap_out: _worker_pb2.BlockMapping
-    swap_in: _worker_pb2.BlockMapping
-    copy: _worker_pb2.BlockMapping
+    apply: _worker_pb2.ExecuteModelRequest
     execute: RankBatch
     sync: RankSync
-    def __init__(self, start: _Optional[_Union[RankStart, _Mapping]] = ..., profile: _Optional[_Union[RankProfile, _Mapping]] = ..., init_cache_engine: _Optional[_Union[RankCache, _Mapping]] = ..., swap_out: _Optional[_Union[_worker_pb2.BlockMapping, _Mapping]] = ..., swap_in: _Optional[_Union[_worker_pb2.BlockMapping, _Mapping]] = ..., copy: _Optional[_Union[_worker_pb2.BlockMapping, _Mapping]] = ..., execute: _Optional[_Union[RankBatch, _Mapping]] = ..., sync: _Optional[_Union[RankSync, _Mapping]] = ...) -> None: ...
+    def __init__(self, start: _Optional[_Union[RankStart, _Mapping]] = ..., profile: _Optional[_Union[RankProfile, _Mapping]] = ..., init_cache_engine: _Optional[_Union[RankCache, _Mapping]] = ..., apply: _Optional[_Union[_worker_pb2.ExecuteModelRequest, _Mapping]] = ..., execute: _Optional[_Union[RankBatch, _Mapping]] = ..., sync: _Optional[_Union[RankSync, _Mapping]] = ...) -> None: ...
 
 class RankStart(_message.Message):
     __slots__ = ("model_config_json", "cache_config_json", "parallel_config_json", "device_config_json")

@@ -7,7 +7,7 @@ import pytest
 from contract.sampling_params import SamplingParams
 from gpu_worker.runner.model_runner import ModelRunner
 from signalbox_kernels import native
-from tests.gpu_worker.builders import make_mapping
+from tests.gpu_worker.builders import make_mapping, make_step
 from tests.gpu_worker.generation import Driver, Generated, make_batch, make_sequence
 from tests.gpu_worker.model_runners import make_prompts, make_runner
 
@@ -59,9 +59,9 @@ def test_swapped_sequence_goes_on_as_if_nothing_had_happened(runner: ModelRunner
     driver, sequence = Driver(runner=runner), make_sequence(prompt, [9, 4, 30, 31])
     while len(sequence.token_ids) < len(prompt) + 8:
         driver.step([sequence])
-    runner.swap_out(make_mapping({9: 7, 4: 0, 30: 2}))
+    runner.apply(make_step(swap_out=make_mapping({9: 7, 4: 0, 30: 2})))
     runner.cache.gpu_pool[[9, 4, 30]] = 77
-    runner.swap_in(make_mapping({7: 50, 0: 51, 2: 3}))
+    runner.apply(make_step(swap_in=make_mapping({7: 50, 0: 51, 2: 3})))
     sequence.blocks[:3] = [50, 51, 3]
     while len(sequence.token_ids) < len(prompt) + 20:
         driver.step([sequence])

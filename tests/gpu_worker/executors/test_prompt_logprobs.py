@@ -30,7 +30,7 @@ def make_table(runner: ModelRunner) -> SequenceTable:
         max_num_batched_tokens=512,
     )
     runner.init_cache_engine(num_gpu_blocks=20, num_cpu_blocks=0)
-    return SequenceTable(model=runner.model, capacity=capacity, num_gpu_blocks=20, num_cpu_blocks=0)
+    return SequenceTable(model=runner.model, capacity=capacity, num_gpu_blocks=20)
 
 
 def prefill(runner: ModelRunner, chunk: int) -> list[PromptLogprobs]:

@@ -17,6 +17,7 @@ import psutil
 import pytest
 import torch
 
+from contract.step import Step
 from gpu_worker.batch.batch import Batch
 from gpu_worker.batch.runner_protocol import Runner
 from gpu_worker.batch.sampling_rows import PromptRows
@@ -33,13 +34,13 @@ from gpu_worker.device.device_errors import DeviceLost
 from gpu_worker.ranks import follower_handles, rank_codec
 from gpu_worker.ranks import tensor_parallel_runner as ranks_runner
 from gpu_worker.ranks.follower_handles import Followers
-from gpu_worker.ranks.rank_messages import Ask, Direction, Done, InitCacheEngine, MoveBlocks, Start
+from gpu_worker.ranks.rank_messages import Ask, Done, InitCacheEngine, Start
 from gpu_worker.ranks.tensor_parallel_runner import TensorParallelRunner, make_runner
 from gpu_worker.runner.model_runner import ModelRunner
 from scheduler_svc.config import PreemptionMode, SchedulingSettings
 from signalbox import LLM, EngineDeadError, RequestOutput, SamplingParams
 from signalbox.llm.in_process.wiring import CoreConfig
-from tests.gpu_worker.builders import make_mapping
+from tests.gpu_worker.builders import make_mapping, make_step
 from tests.gpu_worker.generation import Driver, make_batch, make_sequence
 from tests.gpu_worker.model_runners import make_prompts
 from tests.gpu_worker.tiny_models import make_model
@@ -344,9 +345,8 @@ def test_blocks_are_moved_on_every_rank(ranks: TensorParallelRunner) -> None:
     (expected,) = Driver(runner=cast(Any, ranks)).generate([prompt], num_tokens=4)
     sequence = make_sequence(prompt, [2])
     ranks.execute(make_batch([(sequence, 9)], block_size=16))
-    ranks.swap_out(make_mapping({2: 1}))
-    ranks.swap_in(make_mapping({1: 7}))
-    ranks.copy(make_mapping({7: 4}))
+    mapping = make_mapping
+    ranks.apply(make_step(swap_out=mapping({2: 1}), swap_in=mapping({1: 7}), copy=mapping({7: 4})))
     moved = make_sequence([*prompt, *expected[:1]], [4], num_computed=9)
     drawn = ranks.execute(make_batch([(moved, 1)], block_size=16)).token_ids.tolist()
     assert drawn == expected[1:2]
@@ -361,10 +361,11 @@ def test_what_is_sent_between_ranks_arrives_as_it_was() -> None:
     )
     for command in (start, Ask.SYNC, InitCacheEngine(5, 0)):
         assert rank_codec.decode_command(rank_codec.encode_command(command)) == command
-    move = MoveBlocks(Direction.SWAP_IN, make_mapping({5: 1, 2: 3}))
-    arrived = rank_codec.decode_command(rank_codec.encode_command(move))
-    assert isinstance(arrived, MoveBlocks) and arrived.direction is Direction.SWAP_IN
-    np.testing.assert_array_equal(arrived.mapping, move.mapping)
+    sections = make_step(swap_in=make_mapping({5: 1, 2: 3}))
+    arrived = rank_codec.decode_command(rank_codec.encode_command(sections))
+    assert isinstance(arrived, Step)
+    assert arrived.section_counts == sections.section_counts
+    np.testing.assert_array_equal(arrived.block_moves.swap_in, sections.block_moves.swap_in)
 
 
 def test_a_batch_arrives_with_the_tokens_whose_logits_are_wanted() -> None:

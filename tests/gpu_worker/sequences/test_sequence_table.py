@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from contract import columns
-from contract.errors import FailedPrecondition, InvalidArgument
+from contract.errors import InvalidArgument
 from contract.sampling_params import SamplingParams
-from contract.sections.block_moves import BlockMapping
 from contract.sections.forks import Fork
 from contract.step import NewSequence, Step, TablePatch
 from gpu_worker.batch.batch import Batch, BatchOutput, Logprobs
@@ -295,17 +294,6 @@ REFUSED: dict[str, Step] = {
     "running computes more than known": make_step(running={1: 2}),
     "too many sequences": make_step(new=[make_new(s, [1], [0]) for s in range(2, 7)]),
     "too many tokens": make_step(new=[make_new(2, [1] * 33, list(range(9)))]),
-    "copies out of the pool": make_step(copy=MAP({0: 16})),
-    "copies from outside the pool": make_step(copy=MAP({-1: 0})),
-    "copies twice to one block": make_step(copy=MAP({0: 5, 1: 5})),
-    "copies from a destination": make_step(copy=MAP({0: 1, 1: 2})),
-    "swaps out past the CPU pool": make_step(swap_out=MAP({0: 4})),
-    "swaps in from past the CPU pool": make_step(swap_in=MAP({4: 0})),
-    "swaps in twice to one block": make_step(swap_in=MAP({0: 5, 1: 5})),
-    "swaps out over what is swapped in": make_step(swap_out=MAP({5: 0}), swap_in=MAP({0: 6})),
-    "map of unequal columns": make_step(
-        copy=BlockMapping(np.array([1, 2], dtype=np.int32), np.array([3], dtype=np.int32))
-    ),
 }
 
 
@@ -349,18 +337,9 @@ def test_a_prompt_that_is_not_computed_cannot_be_forked() -> None:
         table.apply(make_step(2, forks=[Fork(1, 2, 1, 3)]))
 
 
-def test_swapping_without_swap_space_is_refused() -> None:
-    table = make_table(make_runner(num_cpu_blocks=0))
-    for step in (make_step(swap_out=MAP({0: 0})), make_step(swap_in=MAP({0: 0}))):
-        with pytest.raises(FailedPrecondition, match="swap space"):
-            table.apply(step)
-
-
 def run_all(runner: SimulatedRunner, table: SequenceTable, step: Step) -> SampledTokens:
     batch = table.apply(step)
-    runner.swap_out(step.block_moves.swap_out)
-    runner.swap_in(step.block_moves.swap_in)
-    runner.copy(step.block_moves.copy)
+    runner.apply(step)
     return table.append_tokens(runner.execute(batch))
 
 

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from contract.sampling_params import SamplingParams
 from contract.sections.block_moves import BlockMapping
-from contract.step import TablePatch
+from contract.step import Step, TablePatch
 from gpu_worker.batch.batch import Batch
 from gpu_worker.sequences.sequence_table import SequenceTable
 from gpu_worker.simulated.byte_tokenizer import END_OF_SEQUENCE, END_OF_SEQUENCE_ID, tokenizer_files
@@ -26,6 +26,7 @@ from tests.gpu_worker.builders import (
     make_runner,
     make_step,
     make_table,
+    with_moves,
 )
 
 PROMPT = [5, 6, 7, 8, 9, 10]
@@ -41,10 +42,10 @@ def generate(
     step = make_step(new=[new])
     while len(table) == 0 or len(table.token_ids(1)) < len(PROMPT) + num_tokens:
         batch = table.apply(step)
-        runner.swap_in(step.block_moves.swap_in)
-        runner.copy(step.block_moves.copy)
+        runner.apply(step)
         table.append_tokens(runner.execute(batch))
-        runner.swap_out(make_mapping({block: i for i, block in enumerate(blocks)}))
+        out = make_mapping({block: i for i, block in enumerate(blocks)})
+        runner.apply(make_step(swap_out=out))
         left = len(table.token_ids(1)) - int(batch.context_lens[0])
         moved = [(block + 3) % 16 for block in blocks]
         step = make_step(
@@ -70,8 +71,9 @@ def test_output_is_as_expected_whatever_the_chunks_and_blocks(
 
 
 class DropsOneSwap(SimulatedRunner):
-    def swap_in(self, mapping: BlockMapping) -> None:
-        super().swap_in(BlockMapping(mapping.src[1:], mapping.dst[1:]))
+    def apply(self, sections: Step) -> int:
+        src, dst = sections.block_moves.swap_in
+        return super().apply(with_moves(sections, swap_in=BlockMapping(src[1:], dst[1:])))
 
 
 class WritesOneSlotWrong(SimulatedRunner):
