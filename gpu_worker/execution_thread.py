@@ -1,15 +1,16 @@
-"""The worker's one execution thread: calls run in order, results are posted to the event loop.
+"""The worker's one execution thread: calls run in order, results go to futures.
 
-The event loop only moves messages; whatever touches the device runs here. A call may leave work
-under way on the device (`Unfinished`): a second thread does nothing but wait for that, and the call
-is finished here, between others. The threads are daemons, so that native code that does not return
-cannot keep the process from leaving.
+Whatever touches the device runs here, so that an event loop only moves messages. A call may leave
+work under way on the device (`Unfinished`): a second thread does nothing but wait for that, and the
+call is finished here, between others. The threads are daemons, so that native code that does not
+return cannot keep the process from leaving.
 """
 
 import asyncio
 import contextlib
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
@@ -34,6 +35,31 @@ class Unfinished(Generic[T]):
         raise NotImplementedError
 
 
+class _LoopFuture(Generic[T]):
+    """Completes a future of an event loop from another thread."""
+
+    __slots__ = ("_future",)
+
+    def __init__(self, future: "asyncio.Future[T]") -> None:
+        self._future = future
+
+    def set_result(self, result: T) -> None:
+        self._post(partial(self._future.set_result, result))
+
+    def set_exception(self, error: BaseException) -> None:
+        self._post(partial(self._future.set_exception, error))
+
+    def _post(self, complete: Callable[[], None]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has closed
+            self._future.get_loop().call_soon_threadsafe(self._unless_done, complete)
+
+    def _unless_done(self, complete: Callable[[], None]) -> None:
+        if not self._future.done():
+            complete()
+
+
+Call = Callable[[], T | Unfinished[T]]
+_Receiver = Future[T] | _LoopFuture[T]
 _UnderWay = tuple[Callable[[], None], Callable[[], None]]
 """Two functions: one waits for a call's work, the other finishes the call."""
 
@@ -49,18 +75,20 @@ class ExecutionThread:
         self._thread = threading.Thread(target=self._run, name="execution", daemon=True)
         self._thread.start()
 
-    def submit(self, call: Callable[[], T]) -> "asyncio.Future[T]":
-        """Queues a call; cancelling the future does not keep the call from running."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[T] = loop.create_future()
-        self._calls.put(partial(_perform, call, loop, future))
+    def submit(self, call: Call[T]) -> "asyncio.Future[T]":
+        """Queues a call of a task; cancelling the future does not keep the call from running.
+
+        If the call leaves work unfinished, others run meanwhile.
+        """
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._calls.put(partial(self._perform, call, _LoopFuture(future)))
         return future
 
-    def submit_in_parts(self, call: "Callable[[], T | Unfinished[T]]") -> "asyncio.Future[T]":
-        """Queues a call that may be finished later; others run meanwhile."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[T] = loop.create_future()
-        self._calls.put(partial(self._perform_first, call, loop, future))
+    def start(self, call: Call[T]) -> Future[T]:
+        """Queues a call of a thread without an event loop; the future cannot be cancelled."""
+        future = Future[T]()
+        future.set_running_or_notify_cancel()
+        self._calls.put(partial(self._perform, call, future))
         return future
 
     def when_idle(self, chore: Callable[[], bool]) -> None:
@@ -70,10 +98,12 @@ class ExecutionThread:
         """
         self._chore = chore
 
-    def close(self) -> None:
-        """Ends the thread after the queued calls; does not wait for that."""
+    def close(self, *, wait: bool = False) -> None:
+        """Ends the thread after the queued calls."""
         self._calls.put(None)
         self._under_way.put(None)
+        if wait and threading.current_thread() is not self._thread:
+            self._thread.join()
 
     def _run(self) -> None:
         while (call := self._next()) is not None:
@@ -89,24 +119,19 @@ class ExecutionThread:
                     self._chore = None
         return self._calls.get()
 
-    def _perform_first(
-        self,
-        call: "Callable[[], T | Unfinished[T]]",
-        loop: asyncio.AbstractEventLoop,
-        future: "asyncio.Future[T]",
-    ) -> None:
+    def _perform(self, call: Call[T], receiver: _Receiver[T]) -> None:
         try:
             outcome = call()
-        except BaseException as error:
-            _post_result(loop, partial(_set_exception, future, error))
+        except BaseException as error:  # the future's reader decides
+            receiver.set_exception(error)
             return
         if not isinstance(outcome, Unfinished):
-            _post_result(loop, partial(_set_result, future, outcome))
+            receiver.set_result(outcome)
             return
         if self._waiting is None:
             self._waiting = threading.Thread(target=self._wait, name="waiting", daemon=True)
             self._waiting.start()
-        self._under_way.put((outcome.wait, partial(_perform, outcome.finish, loop, future)))
+        self._under_way.put((outcome.wait, partial(self._perform, outcome.finish, receiver)))
 
     def _wait(self) -> None:
         """Waits for unfinished work, in order, and queues the calls that finish it."""
@@ -116,29 +141,3 @@ class ExecutionThread:
                 wait()
             self._calls.put(finish)
             del one, wait, finish
-
-
-def _perform(
-    call: Callable[[], T], loop: asyncio.AbstractEventLoop, future: "asyncio.Future[T]"
-) -> None:
-    set_outcome: Callable[[], None]
-    try:
-        set_outcome = partial(_set_result, future, call())
-    except BaseException as error:  # the future's reader decides
-        set_outcome = partial(_set_exception, future, error)
-    _post_result(loop, set_outcome)
-
-
-def _post_result(loop: asyncio.AbstractEventLoop, set_outcome: Callable[[], None]) -> None:
-    with contextlib.suppress(RuntimeError):  # the loop has closed
-        loop.call_soon_threadsafe(set_outcome)
-
-
-def _set_result(future: "asyncio.Future[T]", result: T) -> None:
-    if not future.done():
-        future.set_result(result)
-
-
-def _set_exception(future: "asyncio.Future[T]", error: BaseException) -> None:
-    if not future.done():
-        future.set_exception(error)

@@ -182,7 +182,7 @@ class Worker:
         )
 
     def _start(self, lease: Lease, step: Step, *, arrived_ns: int) -> Answer:
-        answer = self._thread.submit_in_parts(lambda: lease.execute(step, arrived_ns=arrived_ns))
+        answer = self._thread.submit(lambda: lease.execute(step, arrived_ns=arrived_ns))
         answer.add_done_callback(self._count)
         answer.add_done_callback(self._watch)
         return answer

@@ -1,6 +1,7 @@
 """Calls that leave work under way let others run, and are finished in order."""
 
 import asyncio
+import threading
 
 import pytest
 
@@ -26,9 +27,9 @@ class Later(Unfinished[str]):
 async def test_calls_run_while_others_are_under_way_and_end_in_order() -> None:
     thread, loop, done = ExecutionThread(), asyncio.get_running_loop(), asyncio.Event()
     try:
-        slow = thread.submit_in_parts(lambda: Later("slow", done, loop))
-        next_one = thread.submit_in_parts(lambda: Later("next", done, loop))
-        assert await asyncio.wait_for(thread.submit_in_parts(lambda: "at once"), 60) == "at once"
+        slow = thread.submit(lambda: Later("slow", done, loop))
+        next_one = thread.submit(lambda: Later("next", done, loop))
+        assert await asyncio.wait_for(thread.submit(lambda: "at once"), 60) == "at once"
         assert not slow.done()
         done.set()
         assert await asyncio.wait_for(next_one, 60) == "next"
@@ -52,9 +53,9 @@ async def test_an_error_of_either_part_reaches_who_waits() -> None:
     thread = ExecutionThread()
     try:
         with pytest.raises(TypeError, match="no such step"):
-            await asyncio.wait_for(thread.submit_in_parts(fail), 60)
+            await asyncio.wait_for(thread.submit(fail), 60)
         with pytest.raises(ValueError, match="the cache is lost"):
-            await asyncio.wait_for(thread.submit_in_parts(Failing), 60)
+            await asyncio.wait_for(thread.submit(Failing), 60)
     finally:
         thread.close()
 
@@ -79,3 +80,24 @@ async def test_a_chore_is_done_while_no_call_comes_until_it_has_no_more() -> Non
         assert left == 0
     finally:
         thread.close()
+
+
+def test_without_an_event_loop_futures_are_waited_for_and_closing_ends_all_calls() -> None:
+    done, ended = threading.Event(), list[str]()
+
+    class Slow(Unfinished[str]):
+        def wait(self) -> None:
+            assert done.wait(EVENT_S)
+
+        def finish(self) -> str:
+            return "slow"
+
+    thread = ExecutionThread()
+    slow = thread.start(Slow)
+    assert thread.start(lambda: "at once").result(EVENT_S) == "at once"
+    assert not slow.done() and not slow.cancel()
+    done.set()
+    assert slow.result(EVENT_S) == "slow"
+    thread.start(lambda: ended.append("last"))
+    thread.close(wait=True)
+    assert ended == ["last"]

@@ -1,21 +1,21 @@
-"""A worker in this process: a runner under one lease, on an execution thread of its own.
+"""A worker in this process: a runner under one lease, on an execution thread.
 
 The same classes as in a worker's service execute the steps. Steps are objects, and their answers
 are futures, so that the planner can compute meanwhile.
 """
 
-import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
+from weakref import finalize
 
 from contract.model import ModelInfo, WorkerCapacity
 from contract.step import Step
 from contract.step_result import StepResult
 from gpu_worker.batch.runner_protocol import Inspectable, ProfileOptions, Recording, Runner, close
-from gpu_worker.execution_thread import Unfinished
+from gpu_worker.execution_thread import ExecutionThread
 from gpu_worker.lease.lease import Lease
 from gpu_worker.sampling.compiled_grammar import CompiledGrammar
 from gpu_worker.sampling.grammars import MEMORY_BYTES, Constraint, Grammars
@@ -24,8 +24,6 @@ from scheduler_svc.planning.worker_grammars import Preparation
 EPOCH = 1  # there is no other lease
 STEPS_IN_FLIGHT = 2
 """One runs while the result of the other is read."""
-
-Execute = Callable[[], StepResult | Unfinished[StepResult]]
 
 
 class LocalWorker:
@@ -46,14 +44,15 @@ class LocalWorker:
         """
         # The model is made on its thread, because PyTorch's number of threads is set for each
         # thread.
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="execution")
-        self._waiting = ThreadPoolExecutor(1, thread_name_prefix="waiting")
+        self._thread = ExecutionThread()
+        # A process does not exit within native code of a step, even if this is never closed.
+        self._closing = finalize(self, self._thread.close, wait=True)
         self._runner: Runner | None = None
         try:
-            runner = self._runner = self._thread.submit(make_runner).result()
+            runner = self._runner = self._thread.start(make_runner).result()
             self.model: ModelInfo = runner.model
-            self.tokenizer_files = self._thread.submit(runner.tokenizer_files).result()
-            capacity = self._thread.submit(runner.profile).result()
+            self.tokenizer_files = self._thread.start(runner.tokenizer_files).result()
+            capacity = self._thread.start(runner.profile).result()
             self.capacity: WorkerCapacity = replace(
                 capacity, grammar_bytes=grammar_bytes, max_steps_in_flight=STEPS_IN_FLIGHT
             )
@@ -63,30 +62,28 @@ class LocalWorker:
                 tokenizer_json=files.get("tokenizer.json", b""),
                 memory_bytes=grammar_bytes,
             )
-            self._lease: Lease | None = self._thread.submit(self._open, runner).result()
+            self.restore_cache()
+            self._lease: Lease | None = Lease(
+                epoch=EPOCH,
+                runner=runner,
+                capacity=self.capacity,
+                num_gpu_blocks=self.capacity.num_gpu_blocks,
+                num_cpu_blocks=self.capacity.num_cpu_blocks,
+                grammars=self._grammars,
+            )
         except BaseException:
             if self._runner is not None:
                 close(self._runner)
-            self._thread.shutdown(wait=False, cancel_futures=True)
+            self._thread.close()
             raise
-
-    def _open(self, runner: Runner) -> Lease:
-        pools = {
-            "num_gpu_blocks": self.capacity.num_gpu_blocks,
-            "num_cpu_blocks": self.capacity.num_cpu_blocks,
-        }
-        runner.init_cache_engine(**pools)
-        return Lease(
-            epoch=EPOCH, runner=runner, capacity=self.capacity, grammars=self._grammars, **pools
-        )
 
     def submit(self, step: Step) -> Future[StepResult]:
         """Starts the next step; it is executed after those before it."""
         assert self._lease is not None, "closed"
         self._grammars.prepare_new(step.new)
-        answer: Future[StepResult] = Future()
-        self._run(answer, partial(self._lease.execute, step, arrived_ns=time.monotonic_ns()))
-        return answer
+        return self._thread.start(
+            partial(self._lease.execute, step, arrived_ns=time.monotonic_ns())
+        )
 
     def prepare(self, preparation: Preparation) -> Future[CompiledGrammar]:
         """Starts to compile a structured output beside the steps."""
@@ -102,61 +99,39 @@ class LocalWorker:
         self._allocate(num_gpu_blocks=1, num_cpu_blocks=0)
 
     def restore_cache(self) -> None:
-        """Allocates the pools again, empty. Raises MemoryError."""
+        """Allocates the pools, empty. Raises MemoryError."""
         self._allocate(
             num_gpu_blocks=self.capacity.num_gpu_blocks, num_cpu_blocks=self.capacity.num_cpu_blocks
         )
 
     def _allocate(self, *, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
         assert self._runner is not None, "closed"
-        self._thread.submit(
+        allocate = partial(
             self._runner.init_cache_engine,
             num_gpu_blocks=num_gpu_blocks,
             num_cpu_blocks=num_cpu_blocks,
-        ).result()
+        )
+        self._thread.start(allocate).result()
 
     def begin_recording(self, options: ProfileOptions) -> Recording:
         """Begins a profile. Raises RuntimeError for a runner that computes nothing."""
         runner = self._runner
         if not isinstance(runner, Inspectable):
             raise RuntimeError("a simulated model computes nothing that could be profiled")
-        return self._thread.submit(runner.begin_recording, options).result()
+        return self._thread.start(partial(runner.begin_recording, options)).result()
 
     def end_recording(self, recording: Recording) -> bytes:
         """Ends a profile; returns it as a gzipped Chrome trace."""
-        self._thread.submit(recording.end).result()
+        self._thread.start(recording.end).result()
         return recording.chrome_trace()
 
     def close(self) -> None:
         """Ends the thread after the running step, and frees the model."""
         if self._lease is not None:
             self._lease.revoke()
-        self._waiting.shutdown(wait=False, cancel_futures=True)
-        self._thread.shutdown(cancel_futures=True)
+        self._closing()
         if self._runner is not None:
             close(self._runner)
             self._runner = None
         self._grammars.close()
         self._lease = None
-
-    def _run(self, answer: Future[StepResult], call: Execute) -> None:
-        """Queues a call that completes the answer, unless it leaves work unfinished."""
-        with contextlib.suppress(RuntimeError):  # the worker is closed
-            queued = self._thread.submit(self._settle, answer, call)
-            queued.add_done_callback(lambda call: call.cancelled() and answer.cancel())
-
-    def _settle(self, answer: Future[StepResult], call: Execute) -> None:
-        try:
-            outcome = call()
-        except BaseException as error:  # the reader of the answer decides
-            answer.set_exception(error)
-            return
-        if isinstance(outcome, Unfinished):
-            self._waiting.submit(self._wait, answer, outcome)
-        else:
-            answer.set_result(outcome)
-
-    def _wait(self, answer: Future[StepResult], under_way: Unfinished[StepResult]) -> None:
-        with contextlib.suppress(Exception):  # finishing raises it again
-            under_way.wait()
-        self._run(answer, under_way.finish)
