@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from protos.worker.v1 import worker_pb2 as pb
+from protos.common.v1 import common_pb2 as pb
 
 
 class TokenLogprobs(NamedTuple):

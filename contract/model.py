@@ -1,10 +1,10 @@
-"""Model and capacity of a worker, with the fields of worker.v1."""
+"""Model and capacity of a worker, with the fields of common.v1."""
 
 from dataclasses import dataclass, fields
 
 from contract import sampling_defaults
 from contract.sampling_defaults import NO_DEFAULTS, SamplingDefaults
-from protos.worker.v1 import worker_pb2 as pb
+from protos.common.v1 import common_pb2 as pb
 
 MAX_BLOCKS = 1 << 22
 """Blocks of a pool that a worker may announce: the scheduler keeps some 50 bytes for each. With the

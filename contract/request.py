@@ -8,8 +8,8 @@ from contract.columns import int32_list, pack_int32
 from contract.errors import InvalidArgument
 from contract.sampling_params import SamplingParams
 from contract.updates import FinishReason
+from protos.common.v1 import common_pb2
 from protos.scheduler.v1 import scheduler_pb2 as pb
-from protos.worker.v1 import worker_pb2
 
 _MAX_HANDLE = (1 << 63) - 1
 """Updates have the handles in a column of int64."""
@@ -81,7 +81,7 @@ def encode(request: Request) -> pb.AddRequest:
         payer=request.payer,
         priority=request.priority,
         cache_salt=request.cache_salt,
-        trace_context=worker_pb2.TraceContext(
+        trace_context=common_pb2.TraceContext(
             traceparent=request.traceparent, tracestate=request.tracestate
         ),
         nonce=request.nonce,

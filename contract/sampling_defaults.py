@@ -7,7 +7,7 @@ them to the parameters that a request leaves unset.
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from protos.worker.v1 import worker_pb2 as pb
+from protos.common.v1 import common_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,14 +9,14 @@ from contract.columns import int32_list, pack_float32, pack_int32, unpack_float3
 from contract.errors import InvalidArgument
 from contract.structured_output import constraint_codec, grammar_cost
 from contract.structured_output.grammar_cost import UNMEASURED, GrammarCost
-from protos.worker.v1 import worker_pb2 as pb
+from protos.common.v1 import common_pb2 as pb
 
 MAX_LOGPROB_TOKEN_IDS = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """The fields of worker.v1's SamplingParams, which states their ranges; the defaults are greedy.
+    """The fields of common.v1's SamplingParams, which states their ranges; the defaults are greedy.
 
     The scheduler only reads the fields that bound or end a sequence.
     """

@@ -1,6 +1,7 @@
 """Who may import whom: the arrows of the architecture, and nothing else."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -29,6 +30,13 @@ ALLOWED: dict[str, set[str]] = {
         "signalbox_kernels",
         "signalbox_client",
     },
+}
+ALLOWED_OF_PROTOS: dict[str, set[str]] = {
+    "common": set(),
+    "inference": set(),
+    "worker": {"common"},
+    "scheduler": {"common"},
+    "recording": {"common", "worker", "scheduler"},  # files, which hold messages of both
 }
 FOLDERS = {name: ROOT / name for name in ALLOWED} | {
     "signalbox_kernels": ROOT / "kernels" / "signalbox_kernels",
@@ -80,6 +88,18 @@ def test_a_package_imports_only_what_is_below_it(package: str) -> None:
     assert paths
     found = {path: forbidden_imports(package, path.read_text(encoding="utf-8")) for path in paths}
     assert not {str(path): names for path, names in found.items() if names}
+
+
+@pytest.mark.parametrize("package", ALLOWED_OF_PROTOS)
+def test_no_contract_imports_another(package: str) -> None:
+    paths = sorted((ROOT / "protos" / package).rglob("*.proto"))
+    assert paths
+    found = {
+        name
+        for path in paths
+        for name in re.findall(r'^import "protos/(\w+)/', path.read_text("utf-8"), re.MULTILINE)
+    }
+    assert found <= ALLOWED_OF_PROTOS[package] | {package}
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,9 @@ import grpc
 
 from contract.columns import pack_int32, pack_int64
 from gpu_worker.simulated.byte_tokenizer import END_OF_SEQUENCE_ID, MIN_VOCAB_SIZE, tokenizer_files
+from protos.common.v1 import common_pb2
 from protos.scheduler.v1 import scheduler_pb2 as pb
 from protos.scheduler.v1 import scheduler_pb2_grpc as pb_grpc
-from protos.worker.v1 import worker_pb2
 
 NUM_STEP_IDS = 4096
 """Tokens that name a step: a message that is late by more steps would be taken for a newer one."""
@@ -106,7 +106,7 @@ class PacedScheduler(pb_grpc.SchedulerServiceServicer):
         return outputs
 
     async def GetModel(self, request: pb.GetModelRequest, context: Any) -> pb.GetModelResponse:
-        info = worker_pb2.ModelInfo(
+        info = common_pb2.ModelInfo(
             name="paced",
             architecture="simulated",
             dtype="float32",

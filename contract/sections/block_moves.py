@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.columns import check_lengths, pack_int32, unpack_int32
-from protos.worker.v1 import worker_pb2 as pb
+from protos.common.v1 import common_pb2 as pb
 
 
 class BlockMapping(NamedTuple):

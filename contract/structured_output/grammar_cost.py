@@ -6,7 +6,7 @@ next and which compiled grammars it keeps.
 
 from dataclasses import dataclass
 
-from protos.worker.v1 import worker_pb2 as pb
+from protos.common.v1 import common_pb2 as pb
 
 MAX_LEXER_STATES = 16_384
 """States that a compiled grammar's lexer may grow to while masks are computed. A grammar of a usual

@@ -1,4 +1,4 @@
-"""Writes records as record.proto has them, and the configuration in their header."""
+"""Writes records as recording.proto has them, and the configuration in their header."""
 
 import json
 import time
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from contract.model import ModelInfo, WorkerCapacity, encode_capacity, encode_model
 from contract.structured_output import constraint_codec
-from protos.scheduler.v1 import record_pb2 as pb
+from protos.recording.v1 import recording_pb2 as pb
 from protos.scheduler.v1 import scheduler_pb2
 from protos.worker.v1 import worker_pb2
 from scheduler_svc.config import SchedulerConfig
@@ -15,7 +15,7 @@ from scheduler_svc.replay.recording_file import RecordWriter
 from scheduler_svc.requests.sequence_ids import sequence_ids
 
 VERSION = 2
-"""Raised when worker.v1 or scheduler.v1 change so that older recordings mean something else."""
+"""Raised when a recorded contract changes so that older recordings mean something else."""
 
 
 class FileRecorder:

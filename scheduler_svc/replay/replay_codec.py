@@ -15,7 +15,7 @@ from contract.model import decode_capacity, decode_model
 from contract.step import encode_step
 from contract.step_result import decode_result
 from contract.structured_output import constraint_codec
-from protos.scheduler.v1 import record_pb2 as pb
+from protos.recording.v1 import recording_pb2 as pb
 from protos.scheduler.v1 import state_pb2
 from protos.worker.v1 import worker_pb2
 from scheduler_svc.replay.recording_codec import VERSION, decode_config

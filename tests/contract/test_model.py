@@ -14,7 +14,7 @@ from contract.model import (
     encode_model,
 )
 from contract.sampling_defaults import DefaultParams, SamplingDefaults
-from protos.worker.v1 import worker_pb2 as pb
+from protos.common.v1 import common_pb2 as pb
 
 MODEL = ModelInfo(
     name="tiny",

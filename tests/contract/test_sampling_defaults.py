@@ -8,7 +8,7 @@ from contract.sampling_defaults import (
     DefaultParams,
     SamplingDefaults,
 )
-from protos.worker.v1 import worker_pb2
+from protos.common.v1 import common_pb2
 
 UNITS = st.none() | st.floats(0, 1, width=32, exclude_min=True)
 PARAMS = st.builds(
@@ -28,7 +28,7 @@ def test_the_wire_keeps_what_is_set_and_what_is_not(
 ) -> None:
     defaults = SamplingDefaults(model=model, override=override)
     sent = sampling_defaults.encode(defaults).SerializeToString()
-    read = sampling_defaults.decode(worker_pb2.SamplingDefaults.FromString(sent))
+    read = sampling_defaults.decode(common_pb2.SamplingDefaults.FromString(sent))
     assert read == defaults
     for name, value in read.fields().items():  # the override comes first
         from_override = getattr(override, name)

@@ -9,7 +9,7 @@ from contract.columns import pack_float32, pack_int32
 from contract.errors import InvalidArgument
 from contract.sampling_params import SamplingParams
 from contract.structured_output.grammar_cost import GrammarCost
-from protos.worker.v1 import worker_pb2 as pb
+from protos.common.v1 import common_pb2 as pb
 
 EVERYTHING = SamplingParams(
     temperature=0.5,

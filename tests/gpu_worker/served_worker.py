@@ -9,6 +9,7 @@ from gpu_worker.batch.runner_protocol import Runner
 from gpu_worker.servicer import SERVICE_NAME, WorkerServicer
 from gpu_worker.simulated.simulated_runner import SimulatedRunner
 from gpu_worker.worker import Worker
+from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2 as pb
 from protos.worker.v1 import worker_pb2_grpc
 from rpc.transport.channel import open_channel
@@ -92,5 +93,5 @@ def make_group(seq_id: int, token_ids: list[int], blocks: list[int]) -> pb.Seque
     return pb.SequenceGroupMetadata(
         num_prompt_tokens=len(token_ids),
         sequences=[sequence],
-        sampling_params=pb.SamplingParams(top_p=1),
+        sampling_params=common_pb2.SamplingParams(top_p=1),
     )

@@ -10,6 +10,8 @@ from contract.sampling_params import SamplingParams
 from contract.sections.forks import Fork
 from contract.step import TablePatch, decode_step
 from gpu_worker.simulated.simulated_runner import SimulatedRunner
+from protos.common.v1 import common_pb2
+from protos.common.v1.common_pb2 import BlockMapping, BlockMoves, TraceContext
 from protos.worker.v1 import worker_pb2 as pb
 from tests.gpu_worker.builders import make_runner, make_table
 
@@ -29,7 +31,7 @@ def test_a_whole_request_is_decoded() -> None:
             new_groups=[
                 pb.SequenceGroupMetadata(
                     request_id="r",
-                    sampling_params=pb.SamplingParams(
+                    sampling_params=common_pb2.SamplingParams(
                         top_p=1, seed=(1 << 64) - 1, stop_token_ids=[3, 2], num_logprobs=0
                     ),
                     num_prompt_tokens=2,
@@ -55,10 +57,8 @@ def test_a_whole_request_is_decoded() -> None:
                 num_blocks=pack_int32([2, 1]),
                 blocks=pack_int32([7, 8, 9]),
             ),
-            block_moves=pb.BlockMoves(
-                swap_out=pb.BlockMapping(src=pack_int32([1]), dst=pack_int32([2]))
-            ),
-            trace_context=pb.TraceContext(traceparent="t", tracestate="s"),
+            block_moves=BlockMoves(swap_out=BlockMapping(src=pack_int32([1]), dst=pack_int32([2]))),
+            trace_context=TraceContext(traceparent="t", tracestate="s"),
         )
     )
     assert (step.epoch, step.step_id, step.finished.tolist()) == ((1 << 64) - 1, 4, [9])
@@ -86,7 +86,7 @@ MALFORMED = {
     "cut column": pb.ExecuteModelRequest(finished_seq_ids=b"1234567"),
     "running": pb.ExecuteModelRequest(running=pb.RunningSequences(num_new_tokens=ONE)),
     "forks": pb.ExecuteModelRequest(forks=pb.Forks(branches=ONE)),
-    "mapping": pb.ExecuteModelRequest(block_moves=pb.BlockMoves(copy=pb.BlockMapping(src=ONE))),
+    "mapping": pb.ExecuteModelRequest(block_moves=BlockMoves(copy=BlockMapping(src=ONE))),
     "patches": pb.ExecuteModelRequest(block_table_patches=pb.BlockTablePatches(num_blocks=ONE)),
     "patches with too few blocks": pb.ExecuteModelRequest(
         block_table_patches=pb.BlockTablePatches(
@@ -117,7 +117,7 @@ numbers = st.integers(min_value=-3, max_value=20)
 int32_columns = st.lists(numbers, max_size=3).map(pack_int32)
 int64_columns = st.lists(numbers, max_size=3).map(pack_int64)
 small = st.integers(min_value=0, max_value=20)
-mappings = st.builds(pb.BlockMapping, src=int32_columns, dst=int32_columns)
+mappings = st.builds(BlockMapping, src=int32_columns, dst=int32_columns)
 sequences = st.builds(
     pb.SequenceMetadata,
     seq_id=small,
@@ -133,7 +133,7 @@ groups = st.builds(
     num_prompt_tokens=small,
     sequences=st.lists(sequences, max_size=2),
     sampling_params=st.builds(
-        pb.SamplingParams, top_p=st.floats(width=32), top_k=st.integers(0, (1 << 32) - 1)
+        common_pb2.SamplingParams, top_p=st.floats(width=32), top_k=st.integers(0, (1 << 32) - 1)
     ),
 )
 requests = st.builds(
@@ -155,7 +155,7 @@ requests = st.builds(
         branches=int32_columns,
         token_ids=int32_columns,
     ),
-    block_moves=st.builds(pb.BlockMoves, swap_out=mappings, swap_in=mappings, copy=mappings),
+    block_moves=st.builds(BlockMoves, swap_out=mappings, swap_in=mappings, copy=mappings),
 )
 
 

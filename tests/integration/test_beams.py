@@ -14,9 +14,9 @@ from contract.request import BeamSearchParams
 from gpu_worker.batch.runner_protocol import Runner
 from gpu_worker.simulated.byte_tokenizer import END_OF_SEQUENCE_ID
 from gpu_worker.simulated.simulated_runner import expected_logprobs, expected_tokens
+from protos.common.v1 import common_pb2
 from protos.inference.v1 import inference_pb2 as pb
 from protos.scheduler.v1 import scheduler_pb2
-from protos.worker.v1 import worker_pb2
 from scheduler_svc.config import PreemptionMode, SchedulerConfig
 from scheduler_svc.requests.beam_search import BeamSearch, Candidates, Hypothesis
 from tests.integration.stack import (
@@ -181,11 +181,11 @@ async def test_a_search_that_is_cancelled_or_late_leaves_nothing() -> None:
 
 
 BEAMS = scheduler_pb2.BeamSearchParams(width=2)
-ANY = worker_pb2.StructuredOutput(json_object=worker_pb2.JsonObject())
+ANY = common_pb2.StructuredOutput(json_object=common_pb2.JsonObject())
 
 
-def params(**fields: object) -> worker_pb2.SamplingParams:
-    return worker_pb2.SamplingParams(top_p=1.0, **fields)
+def params(**fields: object) -> common_pb2.SamplingParams:
+    return common_pb2.SamplingParams(top_p=1.0, **fields)
 
 
 @pytest.mark.parametrize(

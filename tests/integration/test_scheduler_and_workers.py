@@ -15,9 +15,9 @@ from contract.sections.block_moves import NO_MOVES, BlockMapping
 from contract.step import Step
 from gpu_worker.registration_client import RegistrationRefused
 from gpu_worker.simulated.simulated_runner import SimulatedConfig, SimulatedRunner, expected_tokens
+from protos.common.v1 import common_pb2
 from protos.scheduler.v1 import scheduler_pb2 as pb
 from protos.scheduler.v1 import stats_pb2
-from protos.worker.v1 import worker_pb2 as worker_pb
 from scheduler_svc.config import PreemptionMode, SchedulerConfig
 from tests.gpu_worker.builders import with_moves
 from tests.integration.stack import (
@@ -56,8 +56,8 @@ def make_prompt(seed: int) -> list[int]:
     return [rng.randrange(300) for _ in range(rng.randrange(1, 60))]
 
 
-def sampling(seed: int) -> worker_pb.SamplingParams:
-    return worker_pb.SamplingParams(temperature=1.0, top_p=1.0, seed=seed)
+def sampling(seed: int) -> common_pb2.SamplingParams:
+    return common_pb2.SamplingParams(temperature=1.0, top_p=1.0, seed=seed)
 
 
 async def run_load(client: Router, *, num_requests: int, max_tokens: int = 24) -> None:
@@ -414,7 +414,7 @@ async def test_what_no_worker_would_compute_is_refused_and_harms_nobody(
         bad = pb.AddRequest(
             handle=2, request_id="bad", prompt_token_ids=[1], max_tokens=3, num_sequences=1
         )
-        bad.sampling_params.MergeFrom(worker_pb.SamplingParams(**params))  # type: ignore[arg-type]
+        bad.sampling_params.MergeFrom(common_pb2.SamplingParams(**params))  # type: ignore[arg-type]
         await client.call.write(pb.ConnectRequest(add_request=bad))
         good, refused = await client.ended(1, 2)
         assert refused.end is not None

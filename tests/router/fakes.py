@@ -12,9 +12,9 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from contract.columns import pack_int32, pack_int64
+from protos.common.v1 import common_pb2
 from protos.scheduler.v1 import scheduler_pb2 as pb
 from protos.scheduler.v1 import scheduler_pb2_grpc, stats_pb2
-from protos.worker.v1 import worker_pb2
 from router.served_model import ServedModel
 from router.tokenization.tokenizer import Tokenizer
 from tests.waiting import EVENT_S
@@ -105,7 +105,7 @@ def step(
     *runs: Run,
     sequences: Iterable[pb.FinishedSequence] = (),
     requests: Iterable[pb.FinishedRequest] = (),
-    logprobs: Iterable[worker_pb2.TokenLogprobs] = (),
+    logprobs: Iterable[common_pb2.TokenLogprobs] = (),
 ) -> pb.RequestUpdates:
     return pb.RequestUpdates(
         handles=pack_int64([handle for handle, _, _ in runs]),
@@ -151,7 +151,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.model_name = MODEL_NAME
         self.max_model_len = MAX_MODEL_LEN
         self.effective_max_model_len = 0
-        self.sampling_defaults = worker_pb2.SamplingDefaults()
+        self.sampling_defaults = common_pb2.SamplingDefaults()
         self.files = make_files()
         self.added: list[pb.AddRequest] = []
         self.aborted: list[int] = []
@@ -223,7 +223,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.num_model_calls += 1
         if not self.has_worker:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "no worker")
-        info = worker_pb2.ModelInfo(
+        info = common_pb2.ModelInfo(
             name=self.model_name,
             architecture="LlamaForCausalLM",
             dtype="float32",

@@ -8,10 +8,10 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from protos.common.v1 import common_pb2
 from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc
 from protos.scheduler.v1 import scheduler_pb2
-from protos.worker.v1 import worker_pb2
 from router.config import RouterConfig
 from router.inference.servicer import SERVICE_NAME
 from router.main import Router
@@ -85,7 +85,7 @@ async def make_stack(
     *,
     files: dict[str, bytes] | None = None,
     max_model_len: int = MAX_MODEL_LEN,
-    sampling_defaults: worker_pb2.SamplingDefaults | None = None,
+    sampling_defaults: common_pb2.SamplingDefaults | None = None,
     **config: Any,
 ) -> AsyncIterator[Stack]:
     scheduler = FakeScheduler(script)

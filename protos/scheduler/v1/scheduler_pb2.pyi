@@ -1,7 +1,7 @@
+from protos.common.v1 import common_pb2 as _common_pb2
 from protos.scheduler.v1 import explain_pb2 as _explain_pb2
 from protos.scheduler.v1 import state_pb2 as _state_pb2
 from protos.scheduler.v1 import stats_pb2 as _stats_pb2
-from protos.worker.v1 import worker_pb2 as _worker_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -90,11 +90,11 @@ class AddRequest(_message.Message):
     handle: int
     request_id: str
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    sampling_params: _worker_pb2.SamplingParams
+    sampling_params: _common_pb2.SamplingParams
     max_tokens: int
     num_sequences: int
     timeout_ns: int
-    trace_context: _worker_pb2.TraceContext
+    trace_context: _common_pb2.TraceContext
     cache_salt: str
     tenant: str
     priority: int
@@ -106,7 +106,7 @@ class AddRequest(_message.Message):
     age_ns: int
     max_tokens_is_default: bool
     payer: str
-    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling_params: _Optional[_Union[_worker_pb2.SamplingParams, _Mapping]] = ..., max_tokens: _Optional[int] = ..., num_sequences: _Optional[int] = ..., timeout_ns: _Optional[int] = ..., trace_context: _Optional[_Union[_worker_pb2.TraceContext, _Mapping]] = ..., cache_salt: _Optional[str] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., beam_search: _Optional[_Union[BeamSearchParams, _Mapping]] = ..., attempt: _Optional[int] = ..., nonce: _Optional[int] = ..., delivered: _Optional[_Iterable[_Union[DeliveredSequence, _Mapping]]] = ..., num_delivered_prompt_logprobs: _Optional[int] = ..., age_ns: _Optional[int] = ..., max_tokens_is_default: _Optional[bool] = ..., payer: _Optional[str] = ...) -> None: ...
+    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling_params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., max_tokens: _Optional[int] = ..., num_sequences: _Optional[int] = ..., timeout_ns: _Optional[int] = ..., trace_context: _Optional[_Union[_common_pb2.TraceContext, _Mapping]] = ..., cache_salt: _Optional[str] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., beam_search: _Optional[_Union[BeamSearchParams, _Mapping]] = ..., attempt: _Optional[int] = ..., nonce: _Optional[int] = ..., delivered: _Optional[_Iterable[_Union[DeliveredSequence, _Mapping]]] = ..., num_delivered_prompt_logprobs: _Optional[int] = ..., age_ns: _Optional[int] = ..., max_tokens_is_default: _Optional[bool] = ..., payer: _Optional[str] = ...) -> None: ...
 
 class DeliveredSequence(_message.Message):
     __slots__ = ("token_ids", "finish_reason")
@@ -157,12 +157,12 @@ class RequestUpdates(_message.Message):
     indices: bytes
     num_tokens: bytes
     token_ids: bytes
-    logprobs: _containers.RepeatedCompositeFieldContainer[_worker_pb2.TokenLogprobs]
+    logprobs: _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprobs]
     finished_sequences: _containers.RepeatedCompositeFieldContainer[FinishedSequence]
     finished_requests: _containers.RepeatedCompositeFieldContainer[FinishedRequest]
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[PromptLogprobs]
     admitted: _containers.RepeatedCompositeFieldContainer[AdmittedRequest]
-    def __init__(self, handles: _Optional[bytes] = ..., indices: _Optional[bytes] = ..., num_tokens: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[_Iterable[_Union[_worker_pb2.TokenLogprobs, _Mapping]]] = ..., finished_sequences: _Optional[_Iterable[_Union[FinishedSequence, _Mapping]]] = ..., finished_requests: _Optional[_Iterable[_Union[FinishedRequest, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ..., admitted: _Optional[_Iterable[_Union[AdmittedRequest, _Mapping]]] = ...) -> None: ...
+    def __init__(self, handles: _Optional[bytes] = ..., indices: _Optional[bytes] = ..., num_tokens: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., finished_sequences: _Optional[_Iterable[_Union[FinishedSequence, _Mapping]]] = ..., finished_requests: _Optional[_Iterable[_Union[FinishedRequest, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ..., admitted: _Optional[_Iterable[_Union[AdmittedRequest, _Mapping]]] = ...) -> None: ...
 
 class AdmittedRequest(_message.Message):
     __slots__ = ("handle", "max_tokens")
@@ -179,8 +179,8 @@ class PromptLogprobs(_message.Message):
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     handle: int
     first_position: int
-    logprobs: _containers.RepeatedCompositeFieldContainer[_worker_pb2.TokenLogprobs]
-    def __init__(self, handle: _Optional[int] = ..., first_position: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_worker_pb2.TokenLogprobs, _Mapping]]] = ...) -> None: ...
+    logprobs: _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprobs]
+    def __init__(self, handle: _Optional[int] = ..., first_position: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ...) -> None: ...
 
 class FinishedSequence(_message.Message):
     __slots__ = ("handle", "index", "reason", "stop_token_id", "error_message", "score")
@@ -246,9 +246,9 @@ class GetModelResponse(_message.Message):
     __slots__ = ("model", "effective_max_model_len")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     EFFECTIVE_MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
-    model: _worker_pb2.ModelInfo
+    model: _common_pb2.ModelInfo
     effective_max_model_len: int
-    def __init__(self, model: _Optional[_Union[_worker_pb2.ModelInfo, _Mapping]] = ..., effective_max_model_len: _Optional[int] = ...) -> None: ...
+    def __init__(self, model: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., effective_max_model_len: _Optional[int] = ...) -> None: ...
 
 class GetTokenizerRequest(_message.Message):
     __slots__ = ()
@@ -278,9 +278,9 @@ class Join(_message.Message):
     CAPACITY_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     address: str
-    model: _worker_pb2.ModelInfo
-    capacity: _worker_pb2.WorkerCapacity
-    def __init__(self, epoch: _Optional[int] = ..., address: _Optional[str] = ..., model: _Optional[_Union[_worker_pb2.ModelInfo, _Mapping]] = ..., capacity: _Optional[_Union[_worker_pb2.WorkerCapacity, _Mapping]] = ...) -> None: ...
+    model: _common_pb2.ModelInfo
+    capacity: _common_pb2.WorkerCapacity
+    def __init__(self, epoch: _Optional[int] = ..., address: _Optional[str] = ..., model: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., capacity: _Optional[_Union[_common_pb2.WorkerCapacity, _Mapping]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("state",)

@@ -1,5 +1,5 @@
+from protos.common.v1 import common_pb2 as _common_pb2
 from protos.scheduler.v1 import explain_pb2 as _explain_pb2
-from protos.worker.v1 import worker_pb2 as _worker_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -37,11 +37,11 @@ class ClusterState(_message.Message):
     WAITING_REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
     NOW_NS_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
-    model: _worker_pb2.ModelInfo
+    model: _common_pb2.ModelInfo
     waiting_request_ids: _containers.RepeatedScalarFieldContainer[str]
     now_ns: int
     settings: _containers.ScalarMap[str, str]
-    def __init__(self, model: _Optional[_Union[_worker_pb2.ModelInfo, _Mapping]] = ..., waiting_request_ids: _Optional[_Iterable[str]] = ..., now_ns: _Optional[int] = ..., settings: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    def __init__(self, model: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., waiting_request_ids: _Optional[_Iterable[str]] = ..., now_ns: _Optional[int] = ..., settings: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class WorkerSchedulerState(_message.Message):
     __slots__ = ("address", "is_draining", "max_num_seqs", "max_num_batched_tokens", "block_size", "running_request_ids", "swapped_request_ids", "gpu", "cpu", "inflight", "forget_seq_ids", "draining", "steady_seq_ids", "copy_bytes_per_second", "prefill_tokens_per_second", "block_bytes")
@@ -115,10 +115,10 @@ class PlannedStep(_message.Message):
     num_new_tokens: _containers.RepeatedScalarFieldContainer[int]
     num_samples: _containers.RepeatedScalarFieldContainer[int]
     forget_seq_ids: _containers.RepeatedScalarFieldContainer[int]
-    block_moves: _worker_pb2.BlockMoves
+    block_moves: _common_pb2.BlockMoves
     yielding_request_ids: _containers.RepeatedScalarFieldContainer[str]
     is_short_of_blocks: bool
-    def __init__(self, step_id: _Optional[int] = ..., age_ns: _Optional[int] = ..., seq_ids: _Optional[_Iterable[int]] = ..., num_new_tokens: _Optional[_Iterable[int]] = ..., num_samples: _Optional[_Iterable[int]] = ..., forget_seq_ids: _Optional[_Iterable[int]] = ..., block_moves: _Optional[_Union[_worker_pb2.BlockMoves, _Mapping]] = ..., yielding_request_ids: _Optional[_Iterable[str]] = ..., is_short_of_blocks: _Optional[bool] = ...) -> None: ...
+    def __init__(self, step_id: _Optional[int] = ..., age_ns: _Optional[int] = ..., seq_ids: _Optional[_Iterable[int]] = ..., num_new_tokens: _Optional[_Iterable[int]] = ..., num_samples: _Optional[_Iterable[int]] = ..., forget_seq_ids: _Optional[_Iterable[int]] = ..., block_moves: _Optional[_Union[_common_pb2.BlockMoves, _Mapping]] = ..., yielding_request_ids: _Optional[_Iterable[str]] = ..., is_short_of_blocks: _Optional[bool] = ...) -> None: ...
 
 class LiveRequest(_message.Message):
     __slots__ = ("explanation", "deadline_in_ns", "sampling_params", "is_steady", "num_lost_workers", "sequences", "prompt_token_ids")
@@ -131,12 +131,12 @@ class LiveRequest(_message.Message):
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     explanation: _explain_pb2.ExplainResponse
     deadline_in_ns: int
-    sampling_params: _worker_pb2.SamplingParams
+    sampling_params: _common_pb2.SamplingParams
     is_steady: bool
     num_lost_workers: int
     sequences: _containers.RepeatedCompositeFieldContainer[LiveSequence]
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, explanation: _Optional[_Union[_explain_pb2.ExplainResponse, _Mapping]] = ..., deadline_in_ns: _Optional[int] = ..., sampling_params: _Optional[_Union[_worker_pb2.SamplingParams, _Mapping]] = ..., is_steady: _Optional[bool] = ..., num_lost_workers: _Optional[int] = ..., sequences: _Optional[_Iterable[_Union[LiveSequence, _Mapping]]] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, explanation: _Optional[_Union[_explain_pb2.ExplainResponse, _Mapping]] = ..., deadline_in_ns: _Optional[int] = ..., sampling_params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., is_steady: _Optional[bool] = ..., num_lost_workers: _Optional[int] = ..., sequences: _Optional[_Iterable[_Union[LiveSequence, _Mapping]]] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class LiveSequence(_message.Message):
     __slots__ = ("seq_id", "branch", "status", "num_tokens", "num_computed_tokens", "num_inflight_tokens", "num_inflight_samples", "block_table", "num_sent_blocks", "num_published_blocks", "is_on_worker", "finish_reason", "output_token_ids")

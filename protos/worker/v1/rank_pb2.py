@@ -22,40 +22,41 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from protos.common.v1 import common_pb2 as protos_dot_common_dot_v1_dot_common__pb2
 from protos.worker.v1 import worker_pb2 as protos_dot_worker_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bprotos/worker/v1/rank.proto\x12\x13signalbox.worker.v1\x1a\x1dprotos/worker/v1/worker.proto\"\xd8\x02\n\x0bRankCommand\x12/\n\x05start\x18\x01 \x01(\x0b\x32\x1e.signalbox.worker.v1.RankStartH\x00\x12\x33\n\x07profile\x18\x02 \x01(\x0b\x32 .signalbox.worker.v1.RankProfileH\x00\x12;\n\x11init_cache_engine\x18\x03 \x01(\x0b\x32\x1e.signalbox.worker.v1.RankCacheH\x00\x12\x39\n\x05\x61pply\x18\x04 \x01(\x0b\x32(.signalbox.worker.v1.ExecuteModelRequestH\x00\x12\x31\n\x07\x65xecute\x18\x05 \x01(\x0b\x32\x1e.signalbox.worker.v1.RankBatchH\x00\x12-\n\x04sync\x18\x06 \x01(\x0b\x32\x1d.signalbox.worker.v1.RankSyncH\x00\x42\t\n\x07\x63ommand\"{\n\tRankStart\x12\x19\n\x11model_config_json\x18\x01 \x01(\t\x12\x19\n\x11\x63\x61\x63he_config_json\x18\x02 \x01(\t\x12\x1c\n\x14parallel_config_json\x18\x03 \x01(\t\x12\x1a\n\x12\x64\x65vice_config_json\x18\x04 \x01(\t\"\r\n\x0bRankProfile\";\n\tRankCache\x12\x16\n\x0enum_gpu_blocks\x18\x01 \x01(\r\x12\x16\n\x0enum_cpu_blocks\x18\x02 \x01(\r\"\xb7\x01\n\tRankBatch\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\x11\n\tpositions\x18\x02 \x01(\x0c\x12\x14\n\x0cslot_mapping\x18\x03 \x01(\x0c\x12\x13\n\x0bquery_start\x18\x04 \x01(\x0c\x12\x14\n\x0c\x63ontext_lens\x18\x05 \x01(\x0c\x12\x14\n\x0c\x62lock_tables\x18\x06 \x01(\x0c\x12\x16\n\x0e\x64rawing_tokens\x18\x07 \x01(\x0c\x12\x15\n\rprompt_tokens\x18\x08 \x01(\x0c\"\n\n\x08RankSync\"\xa2\x03\n\nRankReport\x12\x33\n\x07joining\x18\x01 \x01(\x0b\x32 .signalbox.worker.v1.RankJoiningH\x00\x12\x31\n\x06loaded\x18\x02 \x01(\x0b\x32\x1f.signalbox.worker.v1.RankLoadedH\x00\x12\x37\n\x08\x63\x61pacity\x18\x03 \x01(\x0b\x32#.signalbox.worker.v1.WorkerCapacityH\x00\x12:\n\x0b\x63\x61\x63he_ready\x18\x04 \x01(\x0b\x32#.signalbox.worker.v1.RankCacheReadyH\x00\x12\x32\n\x06\x66\x61iled\x18\x05 \x01(\x0b\x32 .signalbox.worker.v1.RankFailureH\x00\x12\x34\n\x08log_line\x18\x06 \x01(\x0b\x32 .signalbox.worker.v1.RankLogLineH\x00\x12\x32\n\x07in_step\x18\x07 \x01(\x0b\x32\x1f.signalbox.worker.v1.RankInStepH\x00\x12\x0f\n\x07\x63ommand\x18\x08 \x01(\x04\x42\x08\n\x06report\"\r\n\x0bRankJoining\"\x0c\n\nRankLoaded\"$\n\x0eRankCacheReady\x12\x12\n\nnum_graphs\x18\x01 \x01(\r\"%\n\nRankInStep\x12\x17\n\x0fnum_collectives\x18\x01 \x01(\x04\"5\n\x0bRankFailure\x12\x0f\n\x07message\x18\x01 \x01(\t\x12\x15\n\rout_of_memory\x18\x02 \x01(\x08\"=\n\x0bRankLogLine\x12\r\n\x05level\x18\x01 \x01(\r\x12\x0e\n\x06logger\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bprotos/worker/v1/rank.proto\x12\x13signalbox.worker.v1\x1a\x1dprotos/common/v1/common.proto\x1a\x1dprotos/worker/v1/worker.proto\"\xd8\x02\n\x0bRankCommand\x12/\n\x05start\x18\x01 \x01(\x0b\x32\x1e.signalbox.worker.v1.RankStartH\x00\x12\x33\n\x07profile\x18\x02 \x01(\x0b\x32 .signalbox.worker.v1.RankProfileH\x00\x12;\n\x11init_cache_engine\x18\x03 \x01(\x0b\x32\x1e.signalbox.worker.v1.RankCacheH\x00\x12\x39\n\x05\x61pply\x18\x04 \x01(\x0b\x32(.signalbox.worker.v1.ExecuteModelRequestH\x00\x12\x31\n\x07\x65xecute\x18\x05 \x01(\x0b\x32\x1e.signalbox.worker.v1.RankBatchH\x00\x12-\n\x04sync\x18\x06 \x01(\x0b\x32\x1d.signalbox.worker.v1.RankSyncH\x00\x42\t\n\x07\x63ommand\"{\n\tRankStart\x12\x19\n\x11model_config_json\x18\x01 \x01(\t\x12\x19\n\x11\x63\x61\x63he_config_json\x18\x02 \x01(\t\x12\x1c\n\x14parallel_config_json\x18\x03 \x01(\t\x12\x1a\n\x12\x64\x65vice_config_json\x18\x04 \x01(\t\"\r\n\x0bRankProfile\";\n\tRankCache\x12\x16\n\x0enum_gpu_blocks\x18\x01 \x01(\r\x12\x16\n\x0enum_cpu_blocks\x18\x02 \x01(\r\"\xb7\x01\n\tRankBatch\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\x11\n\tpositions\x18\x02 \x01(\x0c\x12\x14\n\x0cslot_mapping\x18\x03 \x01(\x0c\x12\x13\n\x0bquery_start\x18\x04 \x01(\x0c\x12\x14\n\x0c\x63ontext_lens\x18\x05 \x01(\x0c\x12\x14\n\x0c\x62lock_tables\x18\x06 \x01(\x0c\x12\x16\n\x0e\x64rawing_tokens\x18\x07 \x01(\x0c\x12\x15\n\rprompt_tokens\x18\x08 \x01(\x0c\"\n\n\x08RankSync\"\xa2\x03\n\nRankReport\x12\x33\n\x07joining\x18\x01 \x01(\x0b\x32 .signalbox.worker.v1.RankJoiningH\x00\x12\x31\n\x06loaded\x18\x02 \x01(\x0b\x32\x1f.signalbox.worker.v1.RankLoadedH\x00\x12\x37\n\x08\x63\x61pacity\x18\x03 \x01(\x0b\x32#.signalbox.common.v1.WorkerCapacityH\x00\x12:\n\x0b\x63\x61\x63he_ready\x18\x04 \x01(\x0b\x32#.signalbox.worker.v1.RankCacheReadyH\x00\x12\x32\n\x06\x66\x61iled\x18\x05 \x01(\x0b\x32 .signalbox.worker.v1.RankFailureH\x00\x12\x34\n\x08log_line\x18\x06 \x01(\x0b\x32 .signalbox.worker.v1.RankLogLineH\x00\x12\x32\n\x07in_step\x18\x07 \x01(\x0b\x32\x1f.signalbox.worker.v1.RankInStepH\x00\x12\x0f\n\x07\x63ommand\x18\x08 \x01(\x04\x42\x08\n\x06report\"\r\n\x0bRankJoining\"\x0c\n\nRankLoaded\"$\n\x0eRankCacheReady\x12\x12\n\nnum_graphs\x18\x01 \x01(\r\"%\n\nRankInStep\x12\x17\n\x0fnum_collectives\x18\x01 \x01(\x04\"5\n\x0bRankFailure\x12\x0f\n\x07message\x18\x01 \x01(\t\x12\x15\n\rout_of_memory\x18\x02 \x01(\x08\"=\n\x0bRankLogLine\x12\r\n\x05level\x18\x01 \x01(\r\x12\x0e\n\x06logger\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.worker.v1.rank_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_RANKCOMMAND']._serialized_start=84
-  _globals['_RANKCOMMAND']._serialized_end=428
-  _globals['_RANKSTART']._serialized_start=430
-  _globals['_RANKSTART']._serialized_end=553
-  _globals['_RANKPROFILE']._serialized_start=555
-  _globals['_RANKPROFILE']._serialized_end=568
-  _globals['_RANKCACHE']._serialized_start=570
-  _globals['_RANKCACHE']._serialized_end=629
-  _globals['_RANKBATCH']._serialized_start=632
-  _globals['_RANKBATCH']._serialized_end=815
-  _globals['_RANKSYNC']._serialized_start=817
-  _globals['_RANKSYNC']._serialized_end=827
-  _globals['_RANKREPORT']._serialized_start=830
-  _globals['_RANKREPORT']._serialized_end=1248
-  _globals['_RANKJOINING']._serialized_start=1250
-  _globals['_RANKJOINING']._serialized_end=1263
-  _globals['_RANKLOADED']._serialized_start=1265
-  _globals['_RANKLOADED']._serialized_end=1277
-  _globals['_RANKCACHEREADY']._serialized_start=1279
-  _globals['_RANKCACHEREADY']._serialized_end=1315
-  _globals['_RANKINSTEP']._serialized_start=1317
-  _globals['_RANKINSTEP']._serialized_end=1354
-  _globals['_RANKFAILURE']._serialized_start=1356
-  _globals['_RANKFAILURE']._serialized_end=1409
-  _globals['_RANKLOGLINE']._serialized_start=1411
-  _globals['_RANKLOGLINE']._serialized_end=1472
+  _globals['_RANKCOMMAND']._serialized_start=115
+  _globals['_RANKCOMMAND']._serialized_end=459
+  _globals['_RANKSTART']._serialized_start=461
+  _globals['_RANKSTART']._serialized_end=584
+  _globals['_RANKPROFILE']._serialized_start=586
+  _globals['_RANKPROFILE']._serialized_end=599
+  _globals['_RANKCACHE']._serialized_start=601
+  _globals['_RANKCACHE']._serialized_end=660
+  _globals['_RANKBATCH']._serialized_start=663
+  _globals['_RANKBATCH']._serialized_end=846
+  _globals['_RANKSYNC']._serialized_start=848
+  _globals['_RANKSYNC']._serialized_end=858
+  _globals['_RANKREPORT']._serialized_start=861
+  _globals['_RANKREPORT']._serialized_end=1279
+  _globals['_RANKJOINING']._serialized_start=1281
+  _globals['_RANKJOINING']._serialized_end=1294
+  _globals['_RANKLOADED']._serialized_start=1296
+  _globals['_RANKLOADED']._serialized_end=1308
+  _globals['_RANKCACHEREADY']._serialized_start=1310
+  _globals['_RANKCACHEREADY']._serialized_end=1346
+  _globals['_RANKINSTEP']._serialized_start=1348
+  _globals['_RANKINSTEP']._serialized_end=1385
+  _globals['_RANKFAILURE']._serialized_start=1387
+  _globals['_RANKFAILURE']._serialized_end=1440
+  _globals['_RANKLOGLINE']._serialized_start=1442
+  _globals['_RANKLOGLINE']._serialized_end=1503
 # @@protoc_insertion_point(module_scope)

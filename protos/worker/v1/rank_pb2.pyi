@@ -1,3 +1,4 @@
+from protos.common.v1 import common_pb2 as _common_pb2
 from protos.worker.v1 import worker_pb2 as _worker_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -82,13 +83,13 @@ class RankReport(_message.Message):
     COMMAND_FIELD_NUMBER: _ClassVar[int]
     joining: RankJoining
     loaded: RankLoaded
-    capacity: _worker_pb2.WorkerCapacity
+    capacity: _common_pb2.WorkerCapacity
     cache_ready: RankCacheReady
     failed: RankFailure
     log_line: RankLogLine
     in_step: RankInStep
     command: int
-    def __init__(self, joining: _Optional[_Union[RankJoining, _Mapping]] = ..., loaded: _Optional[_Union[RankLoaded, _Mapping]] = ..., capacity: _Optional[_Union[_worker_pb2.WorkerCapacity, _Mapping]] = ..., cache_ready: _Optional[_Union[RankCacheReady, _Mapping]] = ..., failed: _Optional[_Union[RankFailure, _Mapping]] = ..., log_line: _Optional[_Union[RankLogLine, _Mapping]] = ..., in_step: _Optional[_Union[RankInStep, _Mapping]] = ..., command: _Optional[int] = ...) -> None: ...
+    def __init__(self, joining: _Optional[_Union[RankJoining, _Mapping]] = ..., loaded: _Optional[_Union[RankLoaded, _Mapping]] = ..., capacity: _Optional[_Union[_common_pb2.WorkerCapacity, _Mapping]] = ..., cache_ready: _Optional[_Union[RankCacheReady, _Mapping]] = ..., failed: _Optional[_Union[RankFailure, _Mapping]] = ..., log_line: _Optional[_Union[RankLogLine, _Mapping]] = ..., in_step: _Optional[_Union[RankInStep, _Mapping]] = ..., command: _Optional[int] = ...) -> None: ...
 
 class RankJoining(_message.Message):
     __slots__ = ()

@@ -1,3 +1,4 @@
+from protos.common.v1 import common_pb2 as _common_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -5,78 +6,6 @@ from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
-
-class ModelInfo(_message.Message):
-    __slots__ = ("name", "architecture", "dtype", "vocab_size", "max_model_len", "eos_token_ids", "tokenizer_sha256", "sampling_defaults", "fingerprint")
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
-    DTYPE_FIELD_NUMBER: _ClassVar[int]
-    VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
-    MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
-    EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    TOKENIZER_SHA256_FIELD_NUMBER: _ClassVar[int]
-    SAMPLING_DEFAULTS_FIELD_NUMBER: _ClassVar[int]
-    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
-    name: str
-    architecture: str
-    dtype: str
-    vocab_size: int
-    max_model_len: int
-    eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    tokenizer_sha256: str
-    sampling_defaults: SamplingDefaults
-    fingerprint: str
-    def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., dtype: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., tokenizer_sha256: _Optional[str] = ..., sampling_defaults: _Optional[_Union[SamplingDefaults, _Mapping]] = ..., fingerprint: _Optional[str] = ...) -> None: ...
-
-class SamplingDefaults(_message.Message):
-    __slots__ = ("model", "override")
-    MODEL_FIELD_NUMBER: _ClassVar[int]
-    OVERRIDE_FIELD_NUMBER: _ClassVar[int]
-    model: DefaultParams
-    override: DefaultParams
-    def __init__(self, model: _Optional[_Union[DefaultParams, _Mapping]] = ..., override: _Optional[_Union[DefaultParams, _Mapping]] = ...) -> None: ...
-
-class DefaultParams(_message.Message):
-    __slots__ = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens")
-    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
-    TOP_P_FIELD_NUMBER: _ClassVar[int]
-    TOP_K_FIELD_NUMBER: _ClassVar[int]
-    MIN_P_FIELD_NUMBER: _ClassVar[int]
-    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
-    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    repetition_penalty: float
-    max_tokens: int
-    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., max_tokens: _Optional[int] = ...) -> None: ...
-
-class WorkerCapacity(_message.Message):
-    __slots__ = ("block_size", "num_gpu_blocks", "num_cpu_blocks", "block_bytes", "max_num_seqs", "max_num_batched_tokens", "copy_bytes_per_second", "prefill_tokens_per_second", "tensor_parallel_size", "grammar_bytes", "max_steps_in_flight")
-    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
-    NUM_GPU_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    NUM_CPU_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
-    MAX_NUM_SEQS_FIELD_NUMBER: _ClassVar[int]
-    MAX_NUM_BATCHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    COPY_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
-    PREFILL_TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
-    TENSOR_PARALLEL_SIZE_FIELD_NUMBER: _ClassVar[int]
-    GRAMMAR_BYTES_FIELD_NUMBER: _ClassVar[int]
-    MAX_STEPS_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
-    block_size: int
-    num_gpu_blocks: int
-    num_cpu_blocks: int
-    block_bytes: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    copy_bytes_per_second: int
-    prefill_tokens_per_second: int
-    tensor_parallel_size: int
-    grammar_bytes: int
-    max_steps_in_flight: int
-    def __init__(self, block_size: _Optional[int] = ..., num_gpu_blocks: _Optional[int] = ..., num_cpu_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., copy_bytes_per_second: _Optional[int] = ..., prefill_tokens_per_second: _Optional[int] = ..., tensor_parallel_size: _Optional[int] = ..., grammar_bytes: _Optional[int] = ..., max_steps_in_flight: _Optional[int] = ...) -> None: ...
 
 class GetWorkerInfoRequest(_message.Message):
     __slots__ = ()
@@ -89,10 +18,10 @@ class GetWorkerInfoResponse(_message.Message):
     CAPACITY_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
     epoch: int
-    model: ModelInfo
-    capacity: WorkerCapacity
+    model: _common_pb2.ModelInfo
+    capacity: _common_pb2.WorkerCapacity
     memory: MemoryReport
-    def __init__(self, epoch: _Optional[int] = ..., model: _Optional[_Union[ModelInfo, _Mapping]] = ..., capacity: _Optional[_Union[WorkerCapacity, _Mapping]] = ..., memory: _Optional[_Union[MemoryReport, _Mapping]] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., model: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., capacity: _Optional[_Union[_common_pb2.WorkerCapacity, _Mapping]] = ..., memory: _Optional[_Union[MemoryReport, _Mapping]] = ...) -> None: ...
 
 class MemoryReport(_message.Message):
     __slots__ = ("weights_bytes", "kv_bytes", "swap_bytes", "activations_bytes", "used_bytes", "unused_bytes", "total_bytes")
@@ -160,10 +89,10 @@ class PrepareGrammarRequest(_message.Message):
     COST_FIELD_NUMBER: _ClassVar[int]
     FORGOTTEN_FIELD_NUMBER: _ClassVar[int]
     epoch: int
-    structured_output: StructuredOutput
-    cost: GrammarCost
-    forgotten: _containers.RepeatedCompositeFieldContainer[StructuredOutput]
-    def __init__(self, epoch: _Optional[int] = ..., structured_output: _Optional[_Union[StructuredOutput, _Mapping]] = ..., cost: _Optional[_Union[GrammarCost, _Mapping]] = ..., forgotten: _Optional[_Iterable[_Union[StructuredOutput, _Mapping]]] = ...) -> None: ...
+    structured_output: _common_pb2.StructuredOutput
+    cost: _common_pb2.GrammarCost
+    forgotten: _containers.RepeatedCompositeFieldContainer[_common_pb2.StructuredOutput]
+    def __init__(self, epoch: _Optional[int] = ..., structured_output: _Optional[_Union[_common_pb2.StructuredOutput, _Mapping]] = ..., cost: _Optional[_Union[_common_pb2.GrammarCost, _Mapping]] = ..., forgotten: _Optional[_Iterable[_Union[_common_pb2.StructuredOutput, _Mapping]]] = ...) -> None: ...
 
 class PrepareGrammarResponse(_message.Message):
     __slots__ = ("fault",)
@@ -183,96 +112,6 @@ class GetTokenizerResponse(_message.Message):
     chunk: bytes
     def __init__(self, file_name: _Optional[str] = ..., chunk: _Optional[bytes] = ...) -> None: ...
 
-class TraceContext(_message.Message):
-    __slots__ = ("traceparent", "tracestate")
-    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
-    TRACESTATE_FIELD_NUMBER: _ClassVar[int]
-    traceparent: str
-    tracestate: str
-    def __init__(self, traceparent: _Optional[str] = ..., tracestate: _Optional[str] = ...) -> None: ...
-
-class SamplingParams(_message.Message):
-    __slots__ = ("temperature", "top_p", "top_k", "min_p", "seed", "min_tokens", "stop_token_ids", "num_logprobs", "presence_penalty", "frequency_penalty", "repetition_penalty", "typical_p", "logit_bias_token_ids", "logit_biases", "allowed_token_ids", "bad_words", "num_prompt_logprobs", "structured_output", "logprob_token_ids", "grammar_cost")
-    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
-    TOP_P_FIELD_NUMBER: _ClassVar[int]
-    TOP_K_FIELD_NUMBER: _ClassVar[int]
-    MIN_P_FIELD_NUMBER: _ClassVar[int]
-    SEED_FIELD_NUMBER: _ClassVar[int]
-    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    NUM_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
-    FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
-    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
-    TYPICAL_P_FIELD_NUMBER: _ClassVar[int]
-    LOGIT_BIAS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    LOGIT_BIASES_FIELD_NUMBER: _ClassVar[int]
-    ALLOWED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    BAD_WORDS_FIELD_NUMBER: _ClassVar[int]
-    NUM_PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    STRUCTURED_OUTPUT_FIELD_NUMBER: _ClassVar[int]
-    LOGPROB_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    GRAMMAR_COST_FIELD_NUMBER: _ClassVar[int]
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    seed: int
-    min_tokens: int
-    stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    num_logprobs: int
-    presence_penalty: float
-    frequency_penalty: float
-    repetition_penalty: float
-    typical_p: float
-    logit_bias_token_ids: bytes
-    logit_biases: bytes
-    allowed_token_ids: bytes
-    bad_words: _containers.RepeatedCompositeFieldContainer[TokenRun]
-    num_prompt_logprobs: int
-    structured_output: StructuredOutput
-    logprob_token_ids: bytes
-    grammar_cost: GrammarCost
-    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., num_logprobs: _Optional[int] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., typical_p: _Optional[float] = ..., logit_bias_token_ids: _Optional[bytes] = ..., logit_biases: _Optional[bytes] = ..., allowed_token_ids: _Optional[bytes] = ..., bad_words: _Optional[_Iterable[_Union[TokenRun, _Mapping]]] = ..., num_prompt_logprobs: _Optional[int] = ..., structured_output: _Optional[_Union[StructuredOutput, _Mapping]] = ..., logprob_token_ids: _Optional[bytes] = ..., grammar_cost: _Optional[_Union[GrammarCost, _Mapping]] = ...) -> None: ...
-
-class GrammarCost(_message.Message):
-    __slots__ = ("cpu_ns", "peak_bytes")
-    CPU_NS_FIELD_NUMBER: _ClassVar[int]
-    PEAK_BYTES_FIELD_NUMBER: _ClassVar[int]
-    cpu_ns: int
-    peak_bytes: int
-    def __init__(self, cpu_ns: _Optional[int] = ..., peak_bytes: _Optional[int] = ...) -> None: ...
-
-class TokenRun(_message.Message):
-    __slots__ = ("token_ids",)
-    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    token_ids: bytes
-    def __init__(self, token_ids: _Optional[bytes] = ...) -> None: ...
-
-class StructuredOutput(_message.Message):
-    __slots__ = ("json_schema", "json_object", "regex", "grammar", "choice")
-    JSON_SCHEMA_FIELD_NUMBER: _ClassVar[int]
-    JSON_OBJECT_FIELD_NUMBER: _ClassVar[int]
-    REGEX_FIELD_NUMBER: _ClassVar[int]
-    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
-    CHOICE_FIELD_NUMBER: _ClassVar[int]
-    json_schema: str
-    json_object: JsonObject
-    regex: str
-    grammar: str
-    choice: Choice
-    def __init__(self, json_schema: _Optional[str] = ..., json_object: _Optional[_Union[JsonObject, _Mapping]] = ..., regex: _Optional[str] = ..., grammar: _Optional[str] = ..., choice: _Optional[_Union[Choice, _Mapping]] = ...) -> None: ...
-
-class JsonObject(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class Choice(_message.Message):
-    __slots__ = ("choices",)
-    CHOICES_FIELD_NUMBER: _ClassVar[int]
-    choices: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, choices: _Optional[_Iterable[str]] = ...) -> None: ...
-
 class SequenceGroupMetadata(_message.Message):
     __slots__ = ("request_id", "sampling_params", "num_prompt_tokens", "sequences")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
@@ -280,10 +119,10 @@ class SequenceGroupMetadata(_message.Message):
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     request_id: str
-    sampling_params: SamplingParams
+    sampling_params: _common_pb2.SamplingParams
     num_prompt_tokens: int
     sequences: _containers.RepeatedCompositeFieldContainer[SequenceMetadata]
-    def __init__(self, request_id: _Optional[str] = ..., sampling_params: _Optional[_Union[SamplingParams, _Mapping]] = ..., num_prompt_tokens: _Optional[int] = ..., sequences: _Optional[_Iterable[_Union[SequenceMetadata, _Mapping]]] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., sampling_params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., num_prompt_tokens: _Optional[int] = ..., sequences: _Optional[_Iterable[_Union[SequenceMetadata, _Mapping]]] = ...) -> None: ...
 
 class SequenceMetadata(_message.Message):
     __slots__ = ("seq_id", "branch", "token_ids", "num_computed_tokens", "num_new_tokens", "block_table", "num_samples")
@@ -335,24 +174,6 @@ class Forks(_message.Message):
     token_ids: bytes
     def __init__(self, parent_seq_ids: _Optional[bytes] = ..., child_seq_ids: _Optional[bytes] = ..., branches: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ...) -> None: ...
 
-class BlockMapping(_message.Message):
-    __slots__ = ("src", "dst")
-    SRC_FIELD_NUMBER: _ClassVar[int]
-    DST_FIELD_NUMBER: _ClassVar[int]
-    src: bytes
-    dst: bytes
-    def __init__(self, src: _Optional[bytes] = ..., dst: _Optional[bytes] = ...) -> None: ...
-
-class BlockMoves(_message.Message):
-    __slots__ = ("swap_out", "swap_in", "copy")
-    SWAP_OUT_FIELD_NUMBER: _ClassVar[int]
-    SWAP_IN_FIELD_NUMBER: _ClassVar[int]
-    COPY_FIELD_NUMBER: _ClassVar[int]
-    swap_out: BlockMapping
-    swap_in: BlockMapping
-    copy: BlockMapping
-    def __init__(self, swap_out: _Optional[_Union[BlockMapping, _Mapping]] = ..., swap_in: _Optional[_Union[BlockMapping, _Mapping]] = ..., copy: _Optional[_Union[BlockMapping, _Mapping]] = ...) -> None: ...
-
 class ExecuteModelRequest(_message.Message):
     __slots__ = ("epoch", "step_id", "finished_seq_ids", "new_groups", "running", "block_table_patches", "trace_context", "forks", "block_moves")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -370,10 +191,10 @@ class ExecuteModelRequest(_message.Message):
     new_groups: _containers.RepeatedCompositeFieldContainer[SequenceGroupMetadata]
     running: RunningSequences
     block_table_patches: BlockTablePatches
-    trace_context: TraceContext
+    trace_context: _common_pb2.TraceContext
     forks: Forks
-    block_moves: BlockMoves
-    def __init__(self, epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., finished_seq_ids: _Optional[bytes] = ..., new_groups: _Optional[_Iterable[_Union[SequenceGroupMetadata, _Mapping]]] = ..., running: _Optional[_Union[RunningSequences, _Mapping]] = ..., block_table_patches: _Optional[_Union[BlockTablePatches, _Mapping]] = ..., trace_context: _Optional[_Union[TraceContext, _Mapping]] = ..., forks: _Optional[_Union[Forks, _Mapping]] = ..., block_moves: _Optional[_Union[BlockMoves, _Mapping]] = ...) -> None: ...
+    block_moves: _common_pb2.BlockMoves
+    def __init__(self, epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., finished_seq_ids: _Optional[bytes] = ..., new_groups: _Optional[_Iterable[_Union[SequenceGroupMetadata, _Mapping]]] = ..., running: _Optional[_Union[RunningSequences, _Mapping]] = ..., block_table_patches: _Optional[_Union[BlockTablePatches, _Mapping]] = ..., trace_context: _Optional[_Union[_common_pb2.TraceContext, _Mapping]] = ..., forks: _Optional[_Union[Forks, _Mapping]] = ..., block_moves: _Optional[_Union[_common_pb2.BlockMoves, _Mapping]] = ...) -> None: ...
 
 class ExecuteModelResponse(_message.Message):
     __slots__ = ("epoch", "step_id", "seq_ids", "branches", "num_tokens", "token_ids", "logprobs", "errors", "timings", "prompt_logprobs", "max_num_batched_tokens")
@@ -394,12 +215,12 @@ class ExecuteModelResponse(_message.Message):
     branches: bytes
     num_tokens: bytes
     token_ids: bytes
-    logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
+    logprobs: _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprobs]
     errors: _containers.RepeatedCompositeFieldContainer[SequenceError]
     timings: StepTimings
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[PromptLogprobs]
     max_num_batched_tokens: int
-    def __init__(self, epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., seq_ids: _Optional[bytes] = ..., branches: _Optional[bytes] = ..., num_tokens: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., errors: _Optional[_Iterable[_Union[SequenceError, _Mapping]]] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ..., max_num_batched_tokens: _Optional[int] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., seq_ids: _Optional[bytes] = ..., branches: _Optional[bytes] = ..., num_tokens: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., errors: _Optional[_Iterable[_Union[SequenceError, _Mapping]]] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ..., max_num_batched_tokens: _Optional[int] = ...) -> None: ...
 
 class PromptLogprobs(_message.Message):
     __slots__ = ("seq_id", "first_position", "logprobs")
@@ -408,22 +229,8 @@ class PromptLogprobs(_message.Message):
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     seq_id: int
     first_position: int
-    logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
-    def __init__(self, seq_id: _Optional[int] = ..., first_position: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ...) -> None: ...
-
-class TokenLogprobs(_message.Message):
-    __slots__ = ("row", "logprob", "rank", "top_token_ids", "top_logprobs")
-    ROW_FIELD_NUMBER: _ClassVar[int]
-    LOGPROB_FIELD_NUMBER: _ClassVar[int]
-    RANK_FIELD_NUMBER: _ClassVar[int]
-    TOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    row: int
-    logprob: float
-    rank: int
-    top_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    top_logprobs: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, row: _Optional[int] = ..., logprob: _Optional[float] = ..., rank: _Optional[int] = ..., top_token_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
+    logprobs: _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprobs]
+    def __init__(self, seq_id: _Optional[int] = ..., first_position: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ...) -> None: ...
 
 class SequenceError(_message.Message):
     __slots__ = ("seq_id", "code", "message")

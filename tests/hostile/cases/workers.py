@@ -6,6 +6,7 @@ from typing import Any
 
 import grpc
 
+from protos.common.v1 import common_pb2
 from protos.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from protos.worker.v1 import worker_pb2 as pb
 from protos.worker.v1 import worker_pb2_grpc
@@ -19,13 +20,13 @@ NUM_BLOCKS = 40_000_000
 class Boastful(worker_pb2_grpc.WorkerServiceServicer):
     """Says that it serves the model, in a pool of `NUM_BLOCKS`."""
 
-    def __init__(self, model: pb.ModelInfo) -> None:
+    def __init__(self, model: common_pb2.ModelInfo) -> None:
         self._model = model
 
     async def GetWorkerInfo(
         self, request: pb.GetWorkerInfoRequest, context: Any
     ) -> pb.GetWorkerInfoResponse:
-        capacity = pb.WorkerCapacity(
+        capacity = common_pb2.WorkerCapacity(
             block_size=16,
             num_gpu_blocks=NUM_BLOCKS,
             max_num_seqs=64,
@@ -40,7 +41,7 @@ class Boastful(worker_pb2_grpc.WorkerServiceServicer):
 
 
 @contextlib.asynccontextmanager
-async def boasting(model: pb.ModelInfo) -> AsyncIterator[int]:
+async def boasting(model: common_pb2.ModelInfo) -> AsyncIterator[int]:
     """Yields the port of such a worker."""
     server = grpc.aio.server()
     worker_pb2_grpc.add_WorkerServiceServicer_to_server(Boastful(model), server)

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from contract.columns import pack_int32
-from protos.scheduler.v1 import record_pb2, state_pb2
+from protos.common.v1 import common_pb2
+from protos.recording.v1 import recording_pb2
 from protos.scheduler.v1 import scheduler_pb2 as pb
-from protos.worker.v1 import worker_pb2
+from protos.scheduler.v1 import state_pb2
 from scheduler_svc.config import PreemptionMode, SchedulerConfig
 from scheduler_svc.replay.recording_codec import VERSION
 from scheduler_svc.replay.recording_file import RecordReader, RecordWriter
@@ -39,13 +40,13 @@ GOES_ON = {
 }
 
 
-def constrained(number: int) -> worker_pb2.SamplingParams:
+def constrained(number: int) -> common_pb2.SamplingParams:
     """Of seven structured outputs; one of them cannot be compiled."""
     regex = f"[a-z]{{{number},200}}" if number else "("
-    return worker_pb2.SamplingParams(
+    return common_pb2.SamplingParams(
         top_p=1.0,
-        structured_output=worker_pb2.StructuredOutput(regex=regex),
-        grammar_cost=worker_pb2.GrammarCost(cpu_ns=10**6 * number, peak_bytes=200 << 20),
+        structured_output=common_pb2.StructuredOutput(regex=regex),
+        grammar_cost=common_pb2.GrammarCost(cpu_ns=10**6 * number, peak_bytes=200 << 20),
     )
 
 
@@ -106,11 +107,11 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def records(path: Path) -> list[record_pb2.Record]:
-    return [record_pb2.Record.FromString(data) for data in RecordReader(str(path))]
+def records(path: Path) -> list[recording_pb2.Record]:
+    return [recording_pb2.Record.FromString(data) for data in RecordReader(str(path))]
 
 
-def write(path: Path, changed: list[record_pb2.Record]) -> Path:
+def write(path: Path, changed: list[recording_pb2.Record]) -> Path:
     writer = RecordWriter(str(path))
     for one in changed:
         writer.append(one.SerializeToString())
@@ -213,7 +214,7 @@ def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NotARecording):
         Replay(str(path)).run()
     for version in (VERSION - 1, VERSION + 1):
-        header = record_pb2.Record(now=1.0, header=record_pb2.RecordHeader(version=version))
+        header = recording_pb2.Record(now=1.0, header=recording_pb2.RecordHeader(version=version))
         with pytest.raises(NotARecording, match=f"version {version}; this is for {VERSION}"):
             Replay(str(write(tmp_path / str(version), [header])))
 

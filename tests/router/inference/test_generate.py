@@ -2,9 +2,9 @@
 
 import asyncio
 
+from protos.common.v1 import common_pb2
 from protos.inference.v1 import inference_pb2 as pb
 from protos.scheduler.v1 import scheduler_pb2
-from protos.worker.v1 import worker_pb2
 from tests.router.fakes import (
     BOS,
     EOS,
@@ -109,7 +109,7 @@ async def test_one_step_serves_many_requests(stack: Stack) -> None:
 
 
 async def test_logprobs_carry_text_and_ranks() -> None:
-    row = worker_pb2.TokenLogprobs(
+    row = common_pb2.TokenLogprobs(
         row=1, logprob=-1.5, rank=2, top_token_ids=[token("!"), token("a")], top_logprobs=[-1, -1.5]
     )
 

@@ -1,9 +1,9 @@
 """What a client asks for, as the scheduler gets it, and what comes back for it."""
 
 from contract.columns import unpack_float32, unpack_int32
+from protos.common.v1 import common_pb2
 from protos.inference.v1 import inference_pb2 as pb
 from protos.scheduler.v1 import scheduler_pb2
-from protos.worker.v1 import worker_pb2
 from tests.router.fakes import BOS, finished, ids_of, step, token
 from tests.router.stack import Outputs, make_stack, saying, text_of
 
@@ -64,7 +64,7 @@ async def test_an_echo_is_the_prompt_before_the_output() -> None:
 
 
 async def test_an_echo_leaves_logprobs_to_the_generated_tokens() -> None:
-    row = worker_pb2.TokenLogprobs(row=0, logprob=-1.5, rank=2)
+    row = common_pb2.TokenLogprobs(row=0, logprob=-1.5, rank=2)
 
     def script(add: scheduler_pb2.AddRequest) -> Outputs:
         yield step((add.handle, 0, [token("a")]), logprobs=[row], **finished(add.handle))
@@ -97,7 +97,7 @@ def prompt_run(
 ) -> scheduler_pb2.RequestUpdates:
     """Log probabilities of a run of the prompt; each is the negative of its position."""
     rows = [
-        worker_pb2.TokenLogprobs(
+        common_pb2.TokenLogprobs(
             row=i,
             logprob=-first - i,
             rank=2,

@@ -10,8 +10,8 @@ import openai
 import pytest
 
 from contract.columns import unpack_int32
+from protos.common.v1 import common_pb2
 from protos.scheduler.v1 import scheduler_pb2
-from protos.worker.v1 import worker_pb2
 from tests.router.fakes import (
     BOS,
     EOS,
@@ -37,10 +37,10 @@ TOOL = {
 }
 
 
-def logprobs_of(token_ids: Iterable[int]) -> list[worker_pb2.TokenLogprobs]:
+def logprobs_of(token_ids: Iterable[int]) -> list[common_pb2.TokenLogprobs]:
     """Each token is the second of two."""
     return [
-        worker_pb2.TokenLogprobs(
+        common_pb2.TokenLogprobs(
             row=row, logprob=-2.0, rank=2, top_token_ids=[token("a")], top_logprobs=[-1.0]
         )
         for row, _ in enumerate(token_ids)

@@ -6,8 +6,8 @@ import pytest
 from smg_grpc_proto import vllm_engine_pb2
 
 from contract.sampling_defaults import NO_DEFAULTS, DefaultParams, SamplingDefaults
+from protos.common.v1 import common_pb2
 from protos.inference.v1 import inference_pb2 as pb
-from protos.worker.v1 import worker_pb2
 from router.params.generation_params import GenerationParams
 from router.params.params_validation import check_sampling, resolve_params
 from tests.router.fakes import MAX_MODEL_LEN, finished, make_model, step
@@ -102,10 +102,10 @@ def ending(add: Any) -> Outputs:
     yield step((add.handle, 0, [5]), **finished(add.handle))
 
 
-def encoded() -> worker_pb2.SamplingDefaults:
-    return worker_pb2.SamplingDefaults(
-        model=worker_pb2.DefaultParams(**DEFAULTS.model.fields()),
-        override=worker_pb2.DefaultParams(**DEFAULTS.override.fields()),
+def encoded() -> common_pb2.SamplingDefaults:
+    return common_pb2.SamplingDefaults(
+        model=common_pb2.DefaultParams(**DEFAULTS.model.fields()),
+        override=common_pb2.DefaultParams(**DEFAULTS.override.fields()),
     )
 
 

@@ -17,8 +17,8 @@ from smg_grpc_proto import vllm_engine_pb2 as pb
 from smg_grpc_proto import vllm_engine_pb2_grpc
 from smg_grpc_proto.generated import common_pb2
 
+from protos.common.v1.common_pb2 import TokenLogprobs
 from protos.scheduler.v1 import scheduler_pb2, stats_pb2
-from protos.worker.v1 import worker_pb2
 from router.vllm.servicer import SERVICE_NAME
 from tests.grpc_errors import code_of
 from tests.router.fakes import (
@@ -140,8 +140,8 @@ async def test_sampling_fields_mean_what_they_mean_to_vllm() -> None:
 
 
 async def test_log_probabilities_come_with_tokens_and_prompt() -> None:
-    def entry(row: int, value: float) -> worker_pb2.TokenLogprobs:
-        return worker_pb2.TokenLogprobs(
+    def entry(row: int, value: float) -> TokenLogprobs:
+        return TokenLogprobs(
             row=row, logprob=value, rank=1, top_token_ids=[5, 6], top_logprobs=[value, -4]
         )
 

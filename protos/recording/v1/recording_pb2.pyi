@@ -1,3 +1,4 @@
+from protos.common.v1 import common_pb2 as _common_pb2
 from protos.scheduler.v1 import scheduler_pb2 as _scheduler_pb2
 from protos.worker.v1 import worker_pb2 as _worker_pb2
 from google.protobuf import descriptor as _descriptor
@@ -71,9 +72,9 @@ class WorkerJoined(_message.Message):
     worker: int
     address: str
     epoch: int
-    model: _worker_pb2.ModelInfo
-    capacity: _worker_pb2.WorkerCapacity
-    def __init__(self, worker: _Optional[int] = ..., address: _Optional[str] = ..., epoch: _Optional[int] = ..., model: _Optional[_Union[_worker_pb2.ModelInfo, _Mapping]] = ..., capacity: _Optional[_Union[_worker_pb2.WorkerCapacity, _Mapping]] = ...) -> None: ...
+    model: _common_pb2.ModelInfo
+    capacity: _common_pb2.WorkerCapacity
+    def __init__(self, worker: _Optional[int] = ..., address: _Optional[str] = ..., epoch: _Optional[int] = ..., model: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., capacity: _Optional[_Union[_common_pb2.WorkerCapacity, _Mapping]] = ...) -> None: ...
 
 class WorkerDrains(_message.Message):
     __slots__ = ("worker",)
@@ -115,9 +116,9 @@ class GrammarPrepared(_message.Message):
     STRUCTURED_OUTPUT_FIELD_NUMBER: _ClassVar[int]
     FAULT_FIELD_NUMBER: _ClassVar[int]
     worker: int
-    structured_output: _worker_pb2.StructuredOutput
+    structured_output: _common_pb2.StructuredOutput
     fault: str
-    def __init__(self, worker: _Optional[int] = ..., structured_output: _Optional[_Union[_worker_pb2.StructuredOutput, _Mapping]] = ..., fault: _Optional[str] = ...) -> None: ...
+    def __init__(self, worker: _Optional[int] = ..., structured_output: _Optional[_Union[_common_pb2.StructuredOutput, _Mapping]] = ..., fault: _Optional[str] = ...) -> None: ...
 
 class Tick(_message.Message):
     __slots__ = ()
