@@ -49,7 +49,7 @@ class Driver:
 
     def _request(self) -> pb.ConnectRequest:
         handle = next(self.handles)
-        request = pb.AddRequest(
+        request = pb.Request(
             handle=handle,
             request_id=f"r{handle}",
             prompt_token_ids=[handle % 256] * 32,

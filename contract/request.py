@@ -67,8 +67,8 @@ class Request:
     num_delivered_prompt_logprobs: int = 0
 
 
-def encode(request: Request) -> pb.AddRequest:
-    message = pb.AddRequest(
+def encode(request: Request) -> pb.Request:
+    message = pb.Request(
         handle=request.handle,
         request_id=request.request_id,
         prompt_token_ids=request.prompt_token_ids,
@@ -99,7 +99,7 @@ def encode(request: Request) -> pb.AddRequest:
     return message
 
 
-def decode(message: pb.AddRequest) -> Request:
+def decode(message: pb.Request) -> Request:
     """Raises InvalidArgument for a message that no router of ours sends."""
     if message.handle > _MAX_HANDLE:
         raise InvalidArgument("handle", message.handle, f"at most {_MAX_HANDLE}")

@@ -13,7 +13,7 @@ MAX_TOKENS = 32
 """What asks for more gets its first words and then waits."""
 
 
-def script(add: scheduler_pb2.AddRequest) -> Iterable[scheduler_pb2.RequestUpdates]:
+def script(add: scheduler_pb2.Request) -> Iterable[scheduler_pb2.RequestUpdates]:
     first, *words = ANSWER.split(" ")
     yield step((add.handle, 0, ids_of(first)))
     if add.max_tokens > MAX_TOKENS:

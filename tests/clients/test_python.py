@@ -62,7 +62,7 @@ async def test_a_stream_yields_pieces_of_text() -> None:
 
 
 async def test_chunks_are_what_comes_of_every_sequence() -> None:
-    def script(add: scheduler_pb2.AddRequest) -> list[scheduler_pb2.RequestUpdates]:
+    def script(add: scheduler_pb2.Request) -> list[scheduler_pb2.RequestUpdates]:
         pieces = [(add.handle, index, ids_of(text)) for index, text in ((0, "The"), (1, "Paris"))]
         ends = [
             scheduler_pb2.FinishedSequence(handle=add.handle, index=index, reason=STOP)

@@ -44,7 +44,7 @@ FULL = Request(
 
 @pytest.mark.parametrize("asked", [PLAIN, FULL])
 def test_a_request_comes_as_it_was_asked(asked: Request) -> None:
-    message = pb.AddRequest.FromString(request.encode(asked).SerializeToString())
+    message = pb.Request.FromString(request.encode(asked).SerializeToString())
     assert request.decode(message) == asked
 
 
@@ -63,7 +63,7 @@ def test_what_no_router_sends_is_refused_by_name(changes: dict[str, object], fie
     message = request.encode(PLAIN)
     for name in changes:
         message.ClearField(name)  # type: ignore[arg-type]
-    message.MergeFrom(pb.AddRequest(**changes))  # type: ignore[arg-type]
+    message.MergeFrom(pb.Request(**changes))  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument) as refused:
         request.decode(message)
     assert refused.value.field == field

@@ -167,12 +167,10 @@ class Router:
 
     async def add(self, handle: int, prompt: Iterable[int], **fields: object) -> None:
         self.got[handle] = Got()
-        request = pb.AddRequest(
-            handle=handle, request_id=f"r{handle}", prompt_token_ids=list(prompt)
-        )
+        request = pb.Request(handle=handle, request_id=f"r{handle}", prompt_token_ids=list(prompt))
         request.max_tokens, request.num_sequences = 16, 1
         request.sampling_params.top_p = 1.0
-        request.MergeFrom(pb.AddRequest(**fields))
+        request.MergeFrom(pb.Request(**fields))
         await self.call.write(pb.ConnectRequest(add_request=request))
 
     async def abort(self, handle: int) -> None:

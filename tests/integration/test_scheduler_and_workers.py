@@ -411,7 +411,7 @@ async def test_what_no_worker_would_compute_is_refused_and_harms_nobody(
         engines = list(scheduler.cluster.engines)
         await client.add(1, [1, 2, 3], max_tokens=40)
         client.got[2] = Got()
-        bad = pb.AddRequest(
+        bad = pb.Request(
             handle=2, request_id="bad", prompt_token_ids=[1], max_tokens=3, num_sequences=1
         )
         bad.sampling_params.MergeFrom(common_pb2.SamplingParams(**params))  # type: ignore[arg-type]

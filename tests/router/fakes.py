@@ -139,7 +139,7 @@ def request_finished(handle: int, **fields: Any) -> pb.FinishedRequest:
     return pb.FinishedRequest(handle=handle, usage=usage, timings=timings, **fields)
 
 
-Script = Callable[[pb.AddRequest], Iterable[pb.RequestUpdates]]
+Script = Callable[[pb.Request], Iterable[pb.RequestUpdates]]
 
 
 class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
@@ -153,7 +153,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.effective_max_model_len = 0
         self.sampling_defaults = common_pb2.SamplingDefaults()
         self.files = make_files()
-        self.added: list[pb.AddRequest] = []
+        self.added: list[pb.Request] = []
         self.aborted: list[int] = []
         self.stopped: list[tuple[int, int, int]] = []
         self.request_of_a_stop_ends = True

@@ -53,7 +53,7 @@ class Stack:
     async def generate(self, **fields: Any) -> list[pb.GenerateResponse]:
         return [message async for message in self.client.Generate(make_generate(**fields))]
 
-    async def added(self, count: int = 1) -> scheduler_pb2.AddRequest:
+    async def added(self, count: int = 1) -> scheduler_pb2.Request:
         """Waits until the scheduler has so many requests or attempts; returns the last."""
         await self.scheduler.wait_until(lambda: len(self.scheduler.added) >= count)
         return self.scheduler.added[-1]
@@ -81,7 +81,7 @@ def make_config(scheduler_address: str, **changes: Any) -> RouterConfig:
 
 @contextlib.asynccontextmanager
 async def make_stack(
-    script: Callable[[scheduler_pb2.AddRequest], Outputs] = lambda add: (),
+    script: Callable[[scheduler_pb2.Request], Outputs] = lambda add: (),
     *,
     files: dict[str, bytes] | None = None,
     max_model_len: int = MAX_MODEL_LEN,
@@ -112,10 +112,10 @@ async def routed(scheduler: FakeScheduler, config: RouterConfig) -> AsyncIterato
         await scheduler.stop()
 
 
-def saying(*texts: str) -> Callable[[scheduler_pb2.AddRequest], Outputs]:
+def saying(*texts: str) -> Callable[[scheduler_pb2.Request], Outputs]:
     """Returns a script that answers with one step for each text."""
 
-    def script(add: scheduler_pb2.AddRequest) -> Outputs:
+    def script(add: scheduler_pb2.Request) -> Outputs:
         for text in texts[:-1]:
             yield step((add.handle, 0, ids_of(text)))
         yield step((add.handle, 0, ids_of(texts[-1])), **finished(add.handle))

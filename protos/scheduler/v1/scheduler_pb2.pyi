@@ -55,10 +55,10 @@ class ConnectRequest(_message.Message):
     ADD_REQUEST_FIELD_NUMBER: _ClassVar[int]
     ABORT_REQUEST_FIELD_NUMBER: _ClassVar[int]
     STOP_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
-    add_request: AddRequest
+    add_request: Request
     abort_request: AbortRequest
     stop_sequence: StopSequence
-    def __init__(self, add_request: _Optional[_Union[AddRequest, _Mapping]] = ..., abort_request: _Optional[_Union[AbortRequest, _Mapping]] = ..., stop_sequence: _Optional[_Union[StopSequence, _Mapping]] = ...) -> None: ...
+    def __init__(self, add_request: _Optional[_Union[Request, _Mapping]] = ..., abort_request: _Optional[_Union[AbortRequest, _Mapping]] = ..., stop_sequence: _Optional[_Union[StopSequence, _Mapping]] = ...) -> None: ...
 
 class ConnectResponse(_message.Message):
     __slots__ = ("updates",)
@@ -66,7 +66,7 @@ class ConnectResponse(_message.Message):
     updates: RequestUpdates
     def __init__(self, updates: _Optional[_Union[RequestUpdates, _Mapping]] = ...) -> None: ...
 
-class AddRequest(_message.Message):
+class Request(_message.Message):
     __slots__ = ("handle", "request_id", "prompt_token_ids", "sampling_params", "max_tokens", "num_sequences", "timeout_ns", "trace_context", "cache_salt", "tenant", "priority", "beam_search", "attempt", "nonce", "delivered", "num_delivered_prompt_logprobs", "age_ns", "max_tokens_is_default", "payer")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]

@@ -79,7 +79,7 @@ class SchedulerServiceServicer:
         with one message per engine step that holds the new tokens of all of that router's requests.
 
         The end of the stream, from either side, aborts the requests on it; a router may send them again,
-        here or elsewhere, with what it has had of them (AddRequest.delivered). When too many messages
+        here or elsewhere, with what it has had of them (Request.delivered). When too many messages
         wait for a router that does not read, its requests are aborted; it finds the stream ended with
         RESOURCE_EXHAUSTED when it reads again.
         """

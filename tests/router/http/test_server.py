@@ -29,7 +29,7 @@ from tests.waiting import EVENT_S, eventually
 __all__ = ["exporter"]  # a fixture
 
 
-def beginning(add: scheduler_pb2.AddRequest) -> Outputs:
+def beginning(add: scheduler_pb2.Request) -> Outputs:
     yield step((add.handle, 0, ids_of("one")))
 
 

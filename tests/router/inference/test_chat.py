@@ -49,7 +49,7 @@ def writing(text: str, *, reason: int = scheduler_pb2.FINISH_REASON_STOP) -> Any
     All sequences of a request get the same.
     """
 
-    def script(add: scheduler_pb2.AddRequest) -> Outputs:
+    def script(add: scheduler_pb2.Request) -> Outputs:
         indices = range(add.num_sequences)
         for token_id in bytewise_ids(text):
             yield step(*((add.handle, index, [token_id]) for index in indices))
@@ -113,7 +113,7 @@ async def test_a_marker_that_is_a_special_token_is_seen_with_tools_alone() -> No
     renamed = json.dumps(settings).replace("<|im_start|>", "<|python_tag|>")
     files["tokenizer.json"] = renamed.encode()
 
-    def script(add: scheduler_pb2.AddRequest) -> Outputs:
+    def script(add: scheduler_pb2.Request) -> Outputs:
         ids = [token("<|im_start|>"), *bytewise_ids('{"name": "get_weather", "parameters": {}}')]
         yield step((add.handle, 0, ids), **finished(add.handle))
 

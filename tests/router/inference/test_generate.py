@@ -79,7 +79,7 @@ async def test_chat_uses_the_models_template() -> None:
 
 
 async def test_sequences_of_one_request_stream_beside_each_other() -> None:
-    def script(add: scheduler_pb2.AddRequest) -> Outputs:
+    def script(add: scheduler_pb2.Request) -> Outputs:
         yield step(*((add.handle, i, ids_of(f" {i}")) for i in range(3)))
         yield step(**finished(add.handle, num_sequences=3))
 
@@ -113,7 +113,7 @@ async def test_logprobs_carry_text_and_ranks() -> None:
         row=1, logprob=-1.5, rank=2, top_token_ids=[token("!"), token("a")], top_logprobs=[-1, -1.5]
     )
 
-    def script(add: scheduler_pb2.AddRequest) -> Outputs:
+    def script(add: scheduler_pb2.Request) -> Outputs:
         runs = (999, 0, [3]), (add.handle, 0, [token("a")])
         yield step(*runs, logprobs=[row], **finished(add.handle))
 

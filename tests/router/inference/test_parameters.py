@@ -66,7 +66,7 @@ async def test_an_echo_is_the_prompt_before_the_output() -> None:
 async def test_an_echo_leaves_logprobs_to_the_generated_tokens() -> None:
     row = common_pb2.TokenLogprobs(row=0, logprob=-1.5, rank=2)
 
-    def script(add: scheduler_pb2.AddRequest) -> Outputs:
+    def script(add: scheduler_pb2.Request) -> Outputs:
         yield step((add.handle, 0, [token("a")]), logprobs=[row], **finished(add.handle))
 
     async with make_stack(script) as stack:
@@ -111,7 +111,7 @@ def prompt_run(
 
 
 async def test_prompt_logprobs_come_once_in_the_first_message() -> None:
-    def script(add: scheduler_pb2.AddRequest) -> Outputs:
+    def script(add: scheduler_pb2.Request) -> Outputs:
         yield prompt_run(add.handle, first=1, count=2)
         # a scheduler that begins again repeats nothing to the client
         yield prompt_run(add.handle, first=1, count=3)
@@ -134,7 +134,7 @@ async def test_prompt_logprobs_come_once_in_the_first_message() -> None:
 async def test_a_long_prompts_logprobs_fit_what_a_client_takes_by_default() -> None:
     length = 16_000
 
-    def script(add: scheduler_pb2.AddRequest) -> Outputs:
+    def script(add: scheduler_pb2.Request) -> Outputs:
         yield prompt_run(add.handle, first=1, count=length - 1, num_top=20)
         yield step((add.handle, 0, ids_of("x")), **finished(add.handle))
 

@@ -143,7 +143,7 @@ async def test_malformed_bytes_are_an_invalid_argument(stack: Stack) -> None:
 
 
 async def test_a_request_that_the_scheduler_refuses_fails_with_its_status() -> None:
-    def script(add: scheduler_pb2.AddRequest) -> Outputs:
+    def script(add: scheduler_pb2.Request) -> Outputs:
         end = request_finished(
             add.handle, code=8, message="never fits", retry_after_ns=1_500_000_000
         )
@@ -160,7 +160,7 @@ async def test_a_request_that_the_scheduler_refuses_fails_with_its_status() -> N
 
 
 async def test_a_failed_sequence_is_the_status_of_a_request_of_one() -> None:
-    def script(add: scheduler_pb2.AddRequest) -> Outputs:
+    def script(add: scheduler_pb2.Request) -> Outputs:
         error = scheduler_pb2.FinishedSequence(
             handle=add.handle, reason=scheduler_pb2.FINISH_REASON_ERROR, error_message="NaN"
         )

@@ -50,7 +50,7 @@ def logprobs_of(token_ids: Iterable[int]) -> list[common_pb2.TokenLogprobs]:
 def scored(text: str) -> Any:
     """Returns a script that answers with a token for each byte and its log probability."""
 
-    def script(add: scheduler_pb2.AddRequest) -> Outputs:
+    def script(add: scheduler_pb2.Request) -> Outputs:
         ids = bytewise_ids(text)
         yield step((add.handle, 0, ids), logprobs=logprobs_of(ids), **finished(add.handle))
 
@@ -60,7 +60,7 @@ def scored(text: str) -> Any:
 def branches(*texts: str) -> Any:
     """Returns a script with a sequence for each text; they take turns."""
 
-    def script(add: scheduler_pb2.AddRequest) -> Outputs:
+    def script(add: scheduler_pb2.Request) -> Outputs:
         for index, text in enumerate(texts):
             yield step((add.handle, index, ids_of(text)))
         yield step(**finished(add.handle, num_sequences=len(texts)))
@@ -118,7 +118,7 @@ async def test_a_stream_ends_with_done(http: Http) -> None:
 
 @pytest.mark.parametrize("is_streamed", [False, True])
 async def test_several_prompts_are_choices_in_order(is_streamed: bool) -> None:
-    def script(add: scheduler_pb2.AddRequest) -> Outputs:
+    def script(add: scheduler_pb2.Request) -> Outputs:
         ids = list(add.prompt_token_ids)[-1:]  # says the prompt's last token, twice over
         yield step((add.handle, 0, ids), (add.handle, 1, ids * 2))
         yield step(**finished(add.handle, num_sequences=2))
@@ -160,7 +160,7 @@ async def test_a_completions_logprobs_are_those_of_its_tokens() -> None:
 
 
 async def test_an_echoed_prompt_has_logprobs_too() -> None:
-    def script(add: scheduler_pb2.AddRequest) -> Outputs:
+    def script(add: scheduler_pb2.Request) -> Outputs:
         prompt = add.prompt_token_ids
         rows = logprobs_of(prompt[1:])
         entries = [scheduler_pb2.PromptLogprobs(handle=add.handle, first_position=1, logprobs=rows)]
@@ -193,7 +193,7 @@ async def test_an_echoed_prompt_has_logprobs_too() -> None:
 async def test_an_echo_is_verbatim_and_offsets_index_it(skips: bool) -> None:
     prompt = "<|im_start|>é  東京<|im_end|>x"
 
-    def script(add: scheduler_pb2.AddRequest) -> Outputs:
+    def script(add: scheduler_pb2.Request) -> Outputs:
         ids = [*bytewise_ids("東!"), token(IM_END), *bytewise_ids("?")]
         outputs = step((add.handle, 0, ids), logprobs=logprobs_of(ids), **finished(add.handle))
         outputs.prompt_logprobs.extend(
@@ -383,7 +383,7 @@ async def test_stops_are_found_and_named() -> None:
 
 async def test_a_plain_end_names_no_stop() -> None:
     def ending(reason: int) -> Any:
-        def script(add: scheduler_pb2.AddRequest) -> Outputs:
+        def script(add: scheduler_pb2.Request) -> Outputs:
             ids = [token("a"), token(EOS)]
             yield step((add.handle, 0, ids), **finished(add.handle, reason, stop_token_id=ids[1]))
 
@@ -460,7 +460,7 @@ async def test_a_clients_template_and_an_open_message(http: Http) -> None:
 
 
 async def test_a_client_that_leaves_aborts() -> None:
-    def begin(add: scheduler_pb2.AddRequest) -> Outputs:
+    def begin(add: scheduler_pb2.Request) -> Outputs:
         yield step((add.handle, 0, ids_of("one")))
 
     async with make_http(begin) as http:
@@ -486,7 +486,7 @@ async def test_prompt_logprobs_of_one_answer_are_bounded_over_all_its_choices(
 ) -> None:
     monkeypatch.setattr("router.openai.logprobs.MAX_PROMPT_LOGPROBS", 2 * 3 * 4)
 
-    def script(add: scheduler_pb2.AddRequest) -> Outputs:
+    def script(add: scheduler_pb2.Request) -> Outputs:
         outputs = prompt_run(add.handle, first=1, count=len(add.prompt_token_ids) - 1, num_top=2)
         yield outputs
         yield from branches(*["a"] * add.num_sequences)(add)

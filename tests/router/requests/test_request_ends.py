@@ -63,7 +63,7 @@ async def test_a_deadline_of_a_millisecond_leaves_nothing(stack: Stack) -> None:
 
 async def test_a_deadline_beyond_what_the_wire_holds_is_no_deadline() -> None:
     assert timeout_ns(lambda: 99_999_999 * 3600.0) == MAX_TIMEOUT_NS
-    assert scheduler_pb2.AddRequest(timeout_ns=MAX_TIMEOUT_NS).timeout_ns == MAX_TIMEOUT_NS
+    assert scheduler_pb2.Request(timeout_ns=MAX_TIMEOUT_NS).timeout_ns == MAX_TIMEOUT_NS
 
 
 async def test_a_client_that_does_not_read_is_aborted_and_one_that_reads_is_not() -> None:

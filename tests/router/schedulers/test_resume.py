@@ -23,7 +23,7 @@ async def read(stack: Stack, **fields: Any) -> Answer:
     return answer
 
 
-def delivered(add: scheduler_pb2.AddRequest) -> list[tuple[list[int], int]]:
+def delivered(add: scheduler_pb2.Request) -> list[tuple[list[int], int]]:
     return [
         (unpack_int32(sequence.token_ids).tolist(), sequence.finish_reason)
         for sequence in add.delivered

@@ -14,7 +14,7 @@ from tests.router.stack import Stack, eventually, make_generate
 INVALID_ARGUMENT = 3
 
 
-def too_long(add: scheduler_pb2.AddRequest) -> Iterable[scheduler_pb2.RequestUpdates]:
+def too_long(add: scheduler_pb2.Request) -> Iterable[scheduler_pb2.RequestUpdates]:
     end = request_finished(add.handle, code=INVALID_ARGUMENT, message="no", exceeded_window=40)
     yield step(requests=[end])
 

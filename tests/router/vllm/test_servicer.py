@@ -78,7 +78,7 @@ async def test_a_stream_is_chunks_of_new_tokens_and_then_all_of_them() -> None:
 
 
 async def test_without_streaming_there_is_one_message_for_each_sequence() -> None:
-    def script(add: scheduler_pb2.AddRequest) -> Iterable[scheduler_pb2.RequestUpdates]:
+    def script(add: scheduler_pb2.Request) -> Iterable[scheduler_pb2.RequestUpdates]:
         yield step((add.handle, 0, [5]), (add.handle, 1, [6]))
         ends = [
             scheduler_pb2.FinishedSequence(handle=add.handle, index=0, reason=1),
@@ -145,7 +145,7 @@ async def test_log_probabilities_come_with_tokens_and_prompt() -> None:
             row=row, logprob=value, rank=1, top_token_ids=[5, 6], top_logprobs=[value, -4]
         )
 
-    def script(add: scheduler_pb2.AddRequest) -> Iterable[scheduler_pb2.RequestUpdates]:
+    def script(add: scheduler_pb2.Request) -> Iterable[scheduler_pb2.RequestUpdates]:
         outputs = step((add.handle, 0, [5]), logprobs=[entry(0, -0.5)], **finished(add.handle))
         run = outputs.prompt_logprobs.add(handle=add.handle, first_position=1)
         run.logprobs.extend(entry(0, -2) for _ in PROMPT[1:])

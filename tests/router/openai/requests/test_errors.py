@@ -289,7 +289,7 @@ async def test_other_refusals_have_their_codes(path: str, body: Any, status: int
 
 
 def failing(code: int, **fields: Any) -> Any:
-    def script(add: scheduler_pb2.AddRequest) -> Outputs:
+    def script(add: scheduler_pb2.Request) -> Outputs:
         yield step(requests=[request_finished(add.handle, code=code, message="why", **fields)])
 
     return script
@@ -324,7 +324,7 @@ async def test_a_server_that_is_full_says_when_to_come_back() -> None:
 
 
 async def test_a_live_request_id_is_a_conflict() -> None:
-    def begin(add: scheduler_pb2.AddRequest) -> Outputs:
+    def begin(add: scheduler_pb2.Request) -> Outputs:
         yield step((add.handle, 0, ids_of("one")))
 
     async with make_http(begin) as http:
@@ -338,7 +338,7 @@ async def test_a_live_request_id_is_a_conflict() -> None:
 
 
 async def test_a_failure_in_the_middle_is_an_event() -> None:
-    def script(add: scheduler_pb2.AddRequest) -> Outputs:
+    def script(add: scheduler_pb2.Request) -> Outputs:
         yield step((add.handle, 0, ids_of("one")))
         yield from failing(14)(add)
 
