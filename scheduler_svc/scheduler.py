@@ -292,7 +292,7 @@ class Scheduler:
         return self._sequence_release.draining
 
     @property
-    def steady(self) -> list[Sequence]:
+    def decode_column_seqs(self) -> list[Sequence]:
         """The sequences of the decode columns, in order of its rows."""
         return self._decode_columns.seqs
 

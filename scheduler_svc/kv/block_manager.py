@@ -208,7 +208,7 @@ class BlockSpaceManager:
         """Lets a new branch share all blocks of its parent."""
         child.block_table = list(parent.block_table)
         child.block_hashes = {size: list(names) for size, names in parent.block_hashes.items()}
-        child.num_published_blocks = parent.num_published_blocks
+        child.num_cached_blocks = parent.num_cached_blocks
         for block in child.block_table:
             self.gpu.share(block)
 
@@ -218,7 +218,7 @@ class BlockSpaceManager:
         for block in reversed(seq.block_table):  # of a chain the end is forgotten first
             pool.free(block)
         seq.block_table = []
-        seq.num_published_blocks = 0
+        seq.num_cached_blocks = 0
 
     def num_distinct_blocks(self, group: SequenceGroup) -> int:
         """Blocks that the group holds, each once however many of its sequences share it."""
@@ -282,7 +282,7 @@ class BlockSpaceManager:
         on_cpu: Counter[int] = Counter()
         for seq in sequences:
             (on_cpu if seq.status is SequenceStatus.SWAPPED else on_gpu).update(seq.block_table)
-            assert seq.num_published_blocks <= len(seq.block_table), seq.seq_id
+            assert seq.num_cached_blocks <= len(seq.block_table), seq.seq_id
         self.gpu.check(dict(on_gpu))
         self.cpu.check(dict(on_cpu))
 

@@ -46,4 +46,4 @@ def move(group: SequenceGroup, target: BlockAllocator, *, block_size: int, finds
 
 
 def _public_hash(seq: Sequence, index: int, block_size: int) -> BlockHash | None:
-    return seq.block_hashes[block_size][index] if index < seq.num_published_blocks else None
+    return seq.block_hashes[block_size][index] if index < seq.num_cached_blocks else None

@@ -90,16 +90,16 @@ class PrefixCache:
         """Takes the first blocks of a sequence as public: others hold them too, or did."""
         if self._is_on and num_blocks:
             self.hash(seq, num_blocks - 1)
-            seq.num_published_blocks = num_blocks
+            seq.num_cached_blocks = num_blocks
 
     def cache_blocks(self, seq: Sequence) -> None:
         """Lets whole computed blocks be found; to be called when their tokens are accepted."""
         if not self._is_on:
             return
         num_whole_blocks = seq.num_computed_tokens // self._block_size
-        for index in range(seq.num_published_blocks, num_whole_blocks):
+        for index in range(seq.num_cached_blocks, num_whole_blocks):
             self._gpu.cache_block(seq.block_table[index], self.hash(seq, index))
-        seq.num_published_blocks = num_whole_blocks
+        seq.num_cached_blocks = num_whole_blocks
 
     def retract(self, seq: Sequence) -> None:
         """Keeps the blocks of a sequence that went wrong, and copies of them, from being found."""

@@ -52,8 +52,8 @@ class DecodeColumns:
         if len(self._flow_indices) > 2 * len(self.seqs) + MAX_STALE_FLOWS:
             self._forget_flows()
         for row, seq in enumerate(seqs, start=len(self.seqs)):
-            seq.steady_row = row
-            seq.group.is_steady = True
+            seq.decode_row = row
+            seq.group.has_decode_rows = True
         self.seqs = self.seqs + seqs
         self._planned = _extended(self._planned, [seq.num_planned_tokens for seq in seqs])
         self._computed = _extended(self._computed, [seq.num_computed_tokens for seq in seqs])
@@ -81,19 +81,19 @@ class DecodeColumns:
 
     def release(self, *groups: SequenceGroup) -> None:
         """Removes groups and writes their counters back; ignores groups that are not in."""
-        leaving = {group for group in groups if group.is_steady}
+        leaving = {group for group in groups if group.has_decode_rows}
         if not leaving:
             return
         staying = np.ones(len(self.seqs), dtype=np.bool_)
         for group in leaving:
-            group.is_steady = False
+            group.has_decode_rows = False
             for seq in group.sequences:
-                if seq.steady_row >= 0:
-                    staying[seq.steady_row] = False
+                if seq.decode_row >= 0:
+                    staying[seq.decode_row] = False
                     self._write_back(seq)
-        self.seqs = [seq for seq in self.seqs if seq.steady_row >= 0]
+        self.seqs = [seq for seq in self.seqs if seq.decode_row >= 0]
         for row, seq in enumerate(self.seqs):
-            seq.steady_row = row
+            seq.decode_row = row
         self._planned, self._computed = self._planned[staying], self._computed[staying]
         self._room, self._end = self._room[staying], self._end[staying]
         self._flows = self._flows[staying]
@@ -103,17 +103,17 @@ class DecodeColumns:
         self.release(*{seq.group for seq in self.seqs})
 
     def _write_back(self, seq: Sequence) -> None:
-        counters, seq.steady_row = self.counters(seq), -1
+        counters, seq.decode_row = self.counters(seq), -1
         seq.num_computed_tokens = counters.num_computed_tokens
         seq.num_inflight_tokens = counters.num_inflight_tokens
         seq.num_inflight_samples = counters.num_inflight_samples
 
     def counters(self, seq: Sequence) -> Counters:
         """Returns how far a sequence is, in the columns or not."""
-        if seq.steady_row < 0:
+        if seq.decode_row < 0:
             return seq.counters
-        computed = int(self._computed[seq.steady_row])
-        inflight = int(self._planned[seq.steady_row]) - computed
+        computed = int(self._computed[seq.decode_row])
+        inflight = int(self._planned[seq.decode_row]) - computed
         return Counters(computed, inflight, inflight)
 
     def plan(self, plan: StepPlan) -> bool:
@@ -168,7 +168,7 @@ class DecodeColumns:
 
     def _advance(self, seqs: list[Sequence]) -> list[int]:
         """Counts a computed token of each; returns the indices of those that have all of theirs."""
-        rows = np.array([seq.steady_row for seq in seqs], dtype=np.int64)
+        rows = np.array([seq.decode_row for seq in seqs], dtype=np.int64)
         self._computed[rows] += 1
         computed, size = self._computed[rows], self._blocks.block_size
         self._charge(self._flows[rows], seqs)
@@ -215,11 +215,11 @@ class DecodeColumns:
 
     def check(self) -> None:
         """Asserts that rows belong to their sequences and that none writes a shared block."""
-        assert [seq.steady_row for seq in self.seqs] == list(range(len(self.seqs)))
+        assert [seq.decode_row for seq in self.seqs] == list(range(len(self.seqs)))
         flows = list(self._flow_indices)
         assert [flows[index] for index in self._flows] == [seq.group.flow for seq in self.seqs]
         for seq, planned, room in zip(self.seqs, self._planned, self._room, strict=True):
-            assert seq.group.is_steady
+            assert seq.group.has_decode_rows
             assert room == len(seq.block_table) * self._blocks.block_size
             assert planned <= room
             index = int(planned) // self._blocks.block_size

@@ -90,7 +90,7 @@ class Planner:
         if plan.is_short_of_blocks:
             self._decode_columns.release_all()
             return
-        decoding = dict.fromkeys(seq.group for seq in plan.seqs if seq.steady_row < 0)  # in order
+        decoding = dict.fromkeys(seq.group for seq in plan.seqs if seq.decode_row < 0)  # in order
         self._decode_columns.join(
             group for group in decoding if self._decode_columns.can_join(group)
         )
@@ -102,7 +102,7 @@ class Planner:
         running, index = self._queues.running, 0
         while index < len(running) and plan.token_budget:  # it may lose its last groups meanwhile
             group = running[index]
-            for seq in group.sequences if not group.is_steady and plan.takes(group) else ():
+            for seq in group.sequences if not group.has_decode_rows and plan.takes(group) else ():
                 if _can_decode(seq, plan) and self._preemption.make_room(seq, plan, now):
                     self._worker_state.add(plan, seq, 1)
                     if not plan.token_budget:
@@ -113,7 +113,7 @@ class Planner:
         """Leaves what a step that others wait for takes along of prompts."""
         num_tokens = self._queues.admission.num_prompt_tokens
         for group in self._queues.running:
-            if not group.is_steady and plan.takes(group):
+            if not group.has_decode_rows and plan.takes(group):
                 num_tokens += sum(
                     seq.num_remaining_tokens
                     for seq in group.sequences
@@ -127,7 +127,7 @@ class Planner:
     def _add_prefills(self, plan: StepPlan) -> None:
         """Spends what the decodes left on prompts, in chunks."""
         for group in self._queues.running:
-            if group.is_steady or group in plan.deferred_victims or not plan.takes(group):
+            if group.has_decode_rows or group in plan.deferred_victims or not plan.takes(group):
                 continue
             for seq in group.sequences:
                 if not plan.token_budget:

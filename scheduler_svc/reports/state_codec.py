@@ -62,7 +62,7 @@ def _worker(engine: StepLoop, now: float) -> pb.WorkerSchedulerState:
         inflight=[_step(plan, now) for plan in scheduler.inflight],
         forget_seq_ids=scheduler.forget_seq_ids,
         draining=[_sequence(seq, scheduler) for seq in scheduler.draining],
-        steady_seq_ids=[seq.seq_id for seq in scheduler.steady],
+        decode_column_seq_ids=[seq.seq_id for seq in scheduler.decode_column_seqs],
         copy_bytes_per_second=scheduler.cost.copy_bytes_per_s,
         prefill_tokens_per_second=scheduler.cost.prefill_tokens_per_s,
         block_bytes=scheduler.cost.block_bytes,
@@ -87,7 +87,7 @@ def _step(plan: StepPlan, now: float) -> pb.PlannedStep:
         num_samples=plan.num_samples,
         forget_seq_ids=plan.forget,
         block_moves=encode_block_moves(plan.block_moves.to_section()),
-        yielding_request_ids=_ids(plan.deferred_victims),
+        deferred_victim_request_ids=_ids(plan.deferred_victims),
         is_short_of_blocks=plan.is_short_of_blocks,
     )
 
@@ -99,7 +99,7 @@ def _request(
         explanation=insight_codec.explanation(explain(group, cluster.admission, now=now)),
         deadline_in_ns=None if group.deadline is None else int((group.deadline - now) * 1e9),
         sampling_params=sampling_params.encode(group.params),
-        is_steady=group.is_steady,
+        has_decode_rows=group.has_decode_rows,
         num_lost_workers=group.num_lost_workers,
         sequences=[_sequence(seq, scheduler) for seq in group.sequences],
     )
@@ -117,7 +117,7 @@ def _sequence(seq: Sequence, scheduler: Scheduler | None) -> pb.LiveSequence:
         num_inflight_samples=counters.num_inflight_samples,
         block_table=seq.block_table,
         num_sent_blocks=seq.num_sent_blocks,
-        num_published_blocks=seq.num_published_blocks,
+        num_cached_blocks=seq.num_cached_blocks,
         is_on_worker=seq.is_on_worker,
         finish_reason=seq.finish_reason.name if seq.finish_reason else "",
     )

@@ -52,11 +52,11 @@ class Sequence:
     block_hashes: dict[int, list[bytes]] = field(default_factory=dict, repr=False)
     """Hashes of the first whole blocks, as many as were needed; by block size, which differs
     between workers."""
-    num_published_blocks: int = 0
+    num_cached_blocks: int = 0
     """Leading blocks that may be found by their hashes."""
     num_sent_blocks: int = 0
     """Leading entries of the block table that the worker has."""
-    steady_row: int = -1
+    decode_row: int = -1
     """Row in the decode columns, which then keep the counters; -1 outside."""
     is_on_worker: bool = False
     """True if the worker knows the sequence, so that a step may name it by id."""
@@ -128,5 +128,5 @@ class Sequence:
     def forget_progress(self) -> None:
         """Drops everything that lives on a worker, so that the sequence can be recomputed."""
         self.num_computed_tokens = self.num_inflight_tokens = self.num_inflight_samples = 0
-        self.num_sent_blocks = self.num_published_blocks = 0
+        self.num_sent_blocks = self.num_cached_blocks = 0
         self.is_on_worker = False

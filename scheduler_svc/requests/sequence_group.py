@@ -62,7 +62,7 @@ class SequenceGroup:
     """Chooses the group's sequences together, if the request asks for that."""
     max_length: int = 0
     """Tokens of a sequence that has its last; set by the scheduler of the worker."""
-    is_steady: bool = False
+    has_decode_rows: bool = False
     """True while the group is in its scheduler's decode columns."""
     failure: RequestFailure | None = None
     """Set if the request ended without a result of its own making."""

@@ -66,16 +66,16 @@ class OutputProcessor:
     ) -> None:
         """Takes one token of each sequence: all of the columns at once, the others one by one."""
         seqs, token_ids = plan.seqs, result.token_ids.tolist()
-        steady = [i for i, seq in enumerate(seqs) if seq.steady_row >= 0]
-        if len(steady) < len(seqs):
-            others = [i for i, seq in enumerate(seqs) if seq.steady_row < 0]
+        inside = [i for i, seq in enumerate(seqs) if seq.decode_row >= 0]
+        if len(inside) < len(seqs):
+            others = [i for i, seq in enumerate(seqs) if seq.decode_row < 0]
             self._accept_each(others, plan, result, outcome, now)
-            seqs = [plan.seqs[i] for i in steady]
-            token_ids = [token_ids[i] for i in steady]
+            seqs = [plan.seqs[i] for i in inside]
+            token_ids = [token_ids[i] for i in inside]
         for seq, token_id in zip(seqs, token_ids, strict=True):
             seq.output_token_ids.append(token_id)
         may_end = self._decode_columns.count_tokens(seqs, token_ids)
-        logprobs = map(result.logprobs.get, steady) if result.logprobs else itertools.repeat(None)
+        logprobs = map(result.logprobs.get, inside) if result.logprobs else itertools.repeat(None)
         outcome.tokens += zip(seqs, token_ids, logprobs, strict=False)
         self.num_generated_tokens += len(seqs)
         ending = [

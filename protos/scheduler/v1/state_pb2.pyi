@@ -44,7 +44,7 @@ class ClusterState(_message.Message):
     def __init__(self, model: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., waiting_request_ids: _Optional[_Iterable[str]] = ..., now_ns: _Optional[int] = ..., settings: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class WorkerSchedulerState(_message.Message):
-    __slots__ = ("address", "is_draining", "max_num_seqs", "max_num_batched_tokens", "block_size", "running_request_ids", "swapped_request_ids", "gpu", "cpu", "inflight", "forget_seq_ids", "draining", "steady_seq_ids", "copy_bytes_per_second", "prefill_tokens_per_second", "block_bytes")
+    __slots__ = ("address", "is_draining", "max_num_seqs", "max_num_batched_tokens", "block_size", "running_request_ids", "swapped_request_ids", "gpu", "cpu", "inflight", "forget_seq_ids", "draining", "decode_column_seq_ids", "copy_bytes_per_second", "prefill_tokens_per_second", "block_bytes")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
     MAX_NUM_SEQS_FIELD_NUMBER: _ClassVar[int]
@@ -57,7 +57,7 @@ class WorkerSchedulerState(_message.Message):
     INFLIGHT_FIELD_NUMBER: _ClassVar[int]
     FORGET_SEQ_IDS_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
-    STEADY_SEQ_IDS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_COLUMN_SEQ_IDS_FIELD_NUMBER: _ClassVar[int]
     COPY_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     PREFILL_TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -73,11 +73,11 @@ class WorkerSchedulerState(_message.Message):
     inflight: _containers.RepeatedCompositeFieldContainer[PlannedStep]
     forget_seq_ids: _containers.RepeatedScalarFieldContainer[int]
     draining: _containers.RepeatedCompositeFieldContainer[LiveSequence]
-    steady_seq_ids: _containers.RepeatedScalarFieldContainer[int]
+    decode_column_seq_ids: _containers.RepeatedScalarFieldContainer[int]
     copy_bytes_per_second: float
     prefill_tokens_per_second: float
     block_bytes: int
-    def __init__(self, address: _Optional[str] = ..., is_draining: _Optional[bool] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., block_size: _Optional[int] = ..., running_request_ids: _Optional[_Iterable[str]] = ..., swapped_request_ids: _Optional[_Iterable[str]] = ..., gpu: _Optional[_Union[BlockPool, _Mapping]] = ..., cpu: _Optional[_Union[BlockPool, _Mapping]] = ..., inflight: _Optional[_Iterable[_Union[PlannedStep, _Mapping]]] = ..., forget_seq_ids: _Optional[_Iterable[int]] = ..., draining: _Optional[_Iterable[_Union[LiveSequence, _Mapping]]] = ..., steady_seq_ids: _Optional[_Iterable[int]] = ..., copy_bytes_per_second: _Optional[float] = ..., prefill_tokens_per_second: _Optional[float] = ..., block_bytes: _Optional[int] = ...) -> None: ...
+    def __init__(self, address: _Optional[str] = ..., is_draining: _Optional[bool] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., block_size: _Optional[int] = ..., running_request_ids: _Optional[_Iterable[str]] = ..., swapped_request_ids: _Optional[_Iterable[str]] = ..., gpu: _Optional[_Union[BlockPool, _Mapping]] = ..., cpu: _Optional[_Union[BlockPool, _Mapping]] = ..., inflight: _Optional[_Iterable[_Union[PlannedStep, _Mapping]]] = ..., forget_seq_ids: _Optional[_Iterable[int]] = ..., draining: _Optional[_Iterable[_Union[LiveSequence, _Mapping]]] = ..., decode_column_seq_ids: _Optional[_Iterable[int]] = ..., copy_bytes_per_second: _Optional[float] = ..., prefill_tokens_per_second: _Optional[float] = ..., block_bytes: _Optional[int] = ...) -> None: ...
 
 class BlockPool(_message.Message):
     __slots__ = ("num_blocks", "num_free", "cached_blocks", "num_owners")
@@ -99,7 +99,7 @@ class BlockPool(_message.Message):
     def __init__(self, num_blocks: _Optional[int] = ..., num_free: _Optional[int] = ..., cached_blocks: _Optional[_Iterable[int]] = ..., num_owners: _Optional[_Mapping[int, int]] = ...) -> None: ...
 
 class PlannedStep(_message.Message):
-    __slots__ = ("step_id", "age_ns", "seq_ids", "num_new_tokens", "num_samples", "forget_seq_ids", "block_moves", "yielding_request_ids", "is_short_of_blocks")
+    __slots__ = ("step_id", "age_ns", "seq_ids", "num_new_tokens", "num_samples", "forget_seq_ids", "block_moves", "deferred_victim_request_ids", "is_short_of_blocks")
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     AGE_NS_FIELD_NUMBER: _ClassVar[int]
     SEQ_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -107,7 +107,7 @@ class PlannedStep(_message.Message):
     NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     FORGET_SEQ_IDS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_MOVES_FIELD_NUMBER: _ClassVar[int]
-    YIELDING_REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
+    DEFERRED_VICTIM_REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
     IS_SHORT_OF_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     step_id: int
     age_ns: int
@@ -116,30 +116,30 @@ class PlannedStep(_message.Message):
     num_samples: _containers.RepeatedScalarFieldContainer[int]
     forget_seq_ids: _containers.RepeatedScalarFieldContainer[int]
     block_moves: _common_pb2.BlockMoves
-    yielding_request_ids: _containers.RepeatedScalarFieldContainer[str]
+    deferred_victim_request_ids: _containers.RepeatedScalarFieldContainer[str]
     is_short_of_blocks: bool
-    def __init__(self, step_id: _Optional[int] = ..., age_ns: _Optional[int] = ..., seq_ids: _Optional[_Iterable[int]] = ..., num_new_tokens: _Optional[_Iterable[int]] = ..., num_samples: _Optional[_Iterable[int]] = ..., forget_seq_ids: _Optional[_Iterable[int]] = ..., block_moves: _Optional[_Union[_common_pb2.BlockMoves, _Mapping]] = ..., yielding_request_ids: _Optional[_Iterable[str]] = ..., is_short_of_blocks: _Optional[bool] = ...) -> None: ...
+    def __init__(self, step_id: _Optional[int] = ..., age_ns: _Optional[int] = ..., seq_ids: _Optional[_Iterable[int]] = ..., num_new_tokens: _Optional[_Iterable[int]] = ..., num_samples: _Optional[_Iterable[int]] = ..., forget_seq_ids: _Optional[_Iterable[int]] = ..., block_moves: _Optional[_Union[_common_pb2.BlockMoves, _Mapping]] = ..., deferred_victim_request_ids: _Optional[_Iterable[str]] = ..., is_short_of_blocks: _Optional[bool] = ...) -> None: ...
 
 class LiveRequest(_message.Message):
-    __slots__ = ("explanation", "deadline_in_ns", "sampling_params", "is_steady", "num_lost_workers", "sequences", "prompt_token_ids")
+    __slots__ = ("explanation", "deadline_in_ns", "sampling_params", "has_decode_rows", "num_lost_workers", "sequences", "prompt_token_ids")
     EXPLANATION_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_IN_NS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_PARAMS_FIELD_NUMBER: _ClassVar[int]
-    IS_STEADY_FIELD_NUMBER: _ClassVar[int]
+    HAS_DECODE_ROWS_FIELD_NUMBER: _ClassVar[int]
     NUM_LOST_WORKERS_FIELD_NUMBER: _ClassVar[int]
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     explanation: _explain_pb2.ExplainResponse
     deadline_in_ns: int
     sampling_params: _common_pb2.SamplingParams
-    is_steady: bool
+    has_decode_rows: bool
     num_lost_workers: int
     sequences: _containers.RepeatedCompositeFieldContainer[LiveSequence]
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, explanation: _Optional[_Union[_explain_pb2.ExplainResponse, _Mapping]] = ..., deadline_in_ns: _Optional[int] = ..., sampling_params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., is_steady: _Optional[bool] = ..., num_lost_workers: _Optional[int] = ..., sequences: _Optional[_Iterable[_Union[LiveSequence, _Mapping]]] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, explanation: _Optional[_Union[_explain_pb2.ExplainResponse, _Mapping]] = ..., deadline_in_ns: _Optional[int] = ..., sampling_params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., has_decode_rows: _Optional[bool] = ..., num_lost_workers: _Optional[int] = ..., sequences: _Optional[_Iterable[_Union[LiveSequence, _Mapping]]] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class LiveSequence(_message.Message):
-    __slots__ = ("seq_id", "branch", "status", "num_tokens", "num_computed_tokens", "num_inflight_tokens", "num_inflight_samples", "block_table", "num_sent_blocks", "num_published_blocks", "is_on_worker", "finish_reason", "output_token_ids")
+    __slots__ = ("seq_id", "branch", "status", "num_tokens", "num_computed_tokens", "num_inflight_tokens", "num_inflight_samples", "block_table", "num_sent_blocks", "num_cached_blocks", "is_on_worker", "finish_reason", "output_token_ids")
     SEQ_ID_FIELD_NUMBER: _ClassVar[int]
     BRANCH_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
@@ -149,7 +149,7 @@ class LiveSequence(_message.Message):
     NUM_INFLIGHT_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     BLOCK_TABLE_FIELD_NUMBER: _ClassVar[int]
     NUM_SENT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    NUM_PUBLISHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     IS_ON_WORKER_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -162,8 +162,8 @@ class LiveSequence(_message.Message):
     num_inflight_samples: int
     block_table: _containers.RepeatedScalarFieldContainer[int]
     num_sent_blocks: int
-    num_published_blocks: int
+    num_cached_blocks: int
     is_on_worker: bool
     finish_reason: str
     output_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, seq_id: _Optional[int] = ..., branch: _Optional[int] = ..., status: _Optional[str] = ..., num_tokens: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ..., num_inflight_tokens: _Optional[int] = ..., num_inflight_samples: _Optional[int] = ..., block_table: _Optional[_Iterable[int]] = ..., num_sent_blocks: _Optional[int] = ..., num_published_blocks: _Optional[int] = ..., is_on_worker: _Optional[bool] = ..., finish_reason: _Optional[str] = ..., output_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, seq_id: _Optional[int] = ..., branch: _Optional[int] = ..., status: _Optional[str] = ..., num_tokens: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ..., num_inflight_tokens: _Optional[int] = ..., num_inflight_samples: _Optional[int] = ..., block_table: _Optional[_Iterable[int]] = ..., num_sent_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., is_on_worker: _Optional[bool] = ..., finish_reason: _Optional[str] = ..., output_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...

@@ -222,7 +222,7 @@ def test_a_shared_prefix_has_no_name_without_the_cache() -> None:
     seq.num_computed_tokens = 8
     blocks.start(seq, [FoundBlock(block) for block in group.sequences[0].block_table[:2]])
     seq.group.set_status(SequenceStatus.RUNNING)
-    assert seq.num_published_blocks == 0
+    assert seq.num_cached_blocks == 0
     assert len(swap_out(blocks, seq.group)) == 3
     blocks.check([*group.sequences, seq])
 

@@ -172,7 +172,7 @@ def test_a_swapped_group_goes_before_cached_blocks() -> None:
     assert groups[1].num_preemptions > 0
     for group in groups:
         assert outputs(group) == [expected(group.request.prompt_token_ids, num_tokens=12)]
-        assert group.sequences[0].num_published_blocks == 0
+        assert group.sequences[0].num_cached_blocks == 0
 
 
 def test_a_step_copies_no_more_evicted_blocks_than_its_time_allows() -> None:

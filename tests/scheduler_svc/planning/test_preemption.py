@@ -178,7 +178,7 @@ def test_a_branch_that_had_no_blocks_when_its_group_was_swapped_shares_its_promp
     assert_all_free(loop)
 
 
-def test_a_group_that_is_swapped_in_the_middle_of_its_prompt_publishes_what_is_computed() -> None:
+def test_a_group_that_is_swapped_in_the_middle_of_its_prompt_caches_what_is_computed() -> None:
     scheduler = make_scheduler(num_gpu_blocks=6, num_cpu_blocks=8)
     loop = make_loop(scheduler, depth=1)
     add(loop, make_request([1] * 4, max_tokens=8))
@@ -190,8 +190,8 @@ def test_a_group_that_is_swapped_in_the_middle_of_its_prompt_publishes_what_is_c
         step(loop)
     (seq,) = young.sequences
     assert 4 <= seq.num_computed_tokens < 16
-    published = seq.block_table[: seq.num_computed_tokens // 4]
-    assert sorted(scheduler.blocks.cpu.hashes) == sorted(published)
+    cached = seq.block_table[: seq.num_computed_tokens // 4]
+    assert sorted(scheduler.blocks.cpu.hashes) == sorted(cached)
     loop.run()
     assert_expected(young)
     assert_all_free(loop)
@@ -333,7 +333,7 @@ def test_a_beam_that_lacks_blocks_takes_those_of_a_group_that_decodes_at_once(de
     young = make_request([2], max_tokens=9, arrival=1.0)
     add(loop, young, *lost.scheduler.evacuate())
     loop.send()
-    assert young.is_steady
+    assert young.has_decode_rows
     loop.answer()
     loop.send()
     assert young.num_preemptions == 1

@@ -130,7 +130,7 @@ def test_other_requests_overlap_while_a_search_waits_for_its_answers() -> None:
     assert loop.send()
     assert loop.send()
     assert [len(plan.seq_ids) for plan in loop.sent] == [2, 1]
-    assert not search.is_steady
+    assert not search.has_decode_rows
     loop.run()
     assert_found(search)
     assert outputs(other) == [expected([1, 2], num_tokens=12)]
@@ -231,7 +231,7 @@ def test_a_stop_string_does_not_reach_into_a_search() -> None:
     assert_all_free(loop)
 
 
-def test_a_search_publishes_the_blocks_of_its_hypotheses() -> None:
+def test_a_search_caches_the_blocks_of_its_hypotheses() -> None:
     """What follows a hypothesis finds its blocks, whatever other beams wrote at these places."""
     loop = make_loop(make_scheduler())
     group = make_search(max_tokens=20, stops=())
