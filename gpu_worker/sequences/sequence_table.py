@@ -197,7 +197,7 @@ class SequenceTable:
 
     def _end_batch(self) -> PlannedBatch:
         planned, self._planned = self._planned, None
-        assert planned is not None, "take() without apply()"
+        assert planned is not None, "no batch was planned"
         self._rows.state["num_computed"][planned.rows] += planned.num_new
         return planned
 

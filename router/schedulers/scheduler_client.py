@@ -71,7 +71,7 @@ class SchedulerConnection:
         self._listener = listener
         self._tls = tls
         self._models = models
-        self._live = RequestTable[ActiveRequest]()
+        self._requests = RequestTable[ActiveRequest]()
         self._outgoing: asyncio.Queue[pb.ConnectRequest | None] | None = None
         self._waiting_for = ""
         self.absence = ""
@@ -84,24 +84,24 @@ class SchedulerConnection:
 
     @property
     def num_live(self) -> int:
-        return len(self._live)
+        return len(self._requests)
 
     def submit(self, request: ActiveRequest) -> None:
         """Sends a request on the stream, which must be open; from now on its tokens arrive."""
         assert self._outgoing is not None, "no stream"
-        self._live[request.handle] = request
+        self._requests[request.handle] = request
         message = pb.ConnectRequest(add_request=encode_request(request_of(request)))
         self._outgoing.put_nowait(message)
 
     def abort(self, handle: int) -> None:
         """Ends a request; does nothing if it has ended."""
-        if self._live.pop(handle, None) is not None and self._outgoing is not None:
+        if self._requests.pop(handle, None) is not None and self._outgoing is not None:
             abort = pb.AbortRequest(handle=handle)
             self._outgoing.put_nowait(pb.ConnectRequest(abort_request=abort))
 
     def stop_sequence(self, handle: int, *, index: int, keep_tokens: int) -> None:
         """Ends one sequence; does nothing if the request has ended."""
-        if handle in self._live and self._outgoing is not None:
+        if handle in self._requests and self._outgoing is not None:
             stop = pb.StopSequence(handle=handle, index=index, keep_tokens=keep_tokens)
             self._outgoing.put_nowait(pb.ConnectRequest(stop_sequence=stop))
 
@@ -170,7 +170,7 @@ class SchedulerConnection:
     def _lose(self, *, is_faulty: bool) -> None:
         self._outgoing = None
         self._waiting_for = self.absence = ""
-        lost, self._live = self._live, RequestTable[ActiveRequest]()
+        lost, self._requests = self._requests, RequestTable[ActiveRequest]()
         self._serve(None)
         self._listener.lost(list(lost.values()), is_faulty=is_faulty)
 
@@ -206,7 +206,7 @@ class SchedulerConnection:
 
     def _dispatch(self, news: RequestUpdates) -> None:
         """Adds one step's updates to their requests; each request's task wakes once."""
-        for request, finished in self._live.apply(news):
+        for request, finished in self._requests.apply(news):
             if finished.failure is not None:
                 error = error_of(finished.failure, request)
                 self._listener.failed(request, error, self)

@@ -81,7 +81,7 @@ class Schedulers:
         self._resume_wait_s = resume_wait_s
         self._on_serving = on_serving
         self._handles = itertools.count(1)
-        self._placed: dict[int, _Placement] = {}
+        self._placements: dict[int, _Placement] = {}
         self._served: ServedModel | None = None
 
     @property
@@ -94,7 +94,7 @@ class Schedulers:
 
     @property
     def num_live(self) -> int:
-        return len(self._placed)
+        return len(self._placements)
 
     @property
     def num_serving(self) -> int:
@@ -112,33 +112,33 @@ class Schedulers:
                     tasks.create_task(connection.run(), name=f"scheduler {connection.address}")
         finally:
             self._models.close()
-            for placed in list(self._placed.values()):
-                self._fail(placed, Unavailable("the router stops", RETRY_AFTER_S))
+            for placement in list(self._placements.values()):
+                self._fail(placement, Unavailable("the router stops", RETRY_AFTER_S))
 
     # Called by requests
 
     def submit(self, request: ActiveRequest) -> None:
         """Sends a request to the scheduler with the fewest of ours. Raises Unavailable."""
-        placed = _Placement(request, self.model)
-        if not self._place(placed):
+        placement = _Placement(request, self.model)
+        if not self._place(placement):
             raise Unavailable("the scheduler is lost", RETRY_AFTER_S)
-        self._placed[request.handle] = placed
+        self._placements[request.handle] = placement
 
     def abort(self, handle: int) -> None:
         """Ends a request; does nothing if it has ended."""
-        placed = self._placed.pop(handle, None)
-        if placed is not None and placed.connection is not None:
-            placed.connection.abort(handle)
+        placement = self._placements.pop(handle, None)
+        if placement is not None and placement.connection is not None:
+            placement.connection.abort(handle)
 
     def stop_sequence(self, handle: int, *, index: int, keep_tokens: int) -> None:
         """Ends one sequence; does nothing if the request has ended."""
-        placed = self._placed.get(handle)
-        if placed is None:
+        placement = self._placements.get(handle)
+        if placement is None:
             return
-        if placed.connection is not None:
-            placed.connection.stop_sequence(handle, index=index, keep_tokens=keep_tokens)
-        elif placed.request.is_complete:
-            self._end_complete(placed)
+        if placement.connection is not None:
+            placement.connection.stop_sequence(handle, index=index, keep_tokens=keep_tokens)
+        elif placement.request.is_complete:
+            self._end_complete(placement)
 
     # Called by connections
 
@@ -164,68 +164,67 @@ class Schedulers:
     def lost(self, requests: list[ActiveRequest], *, is_faulty: bool) -> None:
         """Resumes requests whose scheduler is lost, or ends them if their tokens may be wrong."""
         for request in requests:
-            placed = self._placed[request.handle]
+            placement = self._placements[request.handle]
             if is_faulty:
-                self._fail(placed, Unavailable("the scheduler makes no sense", RETRY_AFTER_S))
+                self._fail(placement, Unavailable("the scheduler makes no sense", RETRY_AFTER_S))
             elif request.is_complete:
-                self._end_complete(placed)
+                self._end_complete(placement)
             else:
-                self._begin_again(placed)
+                self._begin_again(placement)
         self._resume()
 
     def failed(self, request: ActiveRequest, error: RpcError, by: SchedulerConnection) -> None:
         """Ends a request, unless another scheduler may accept it or it was accepted before."""
-        placed = self._placed[request.handle]
-        others = [one for one in self._serving(placed.model) if one is not by]
+        placement = self._placements[request.handle]
+        others = [one for one in self._serving(placement.model) if one is not by]
         if isinstance(error, Unavailable) and (others or request.attempt):
-            if self._begin_again(placed) and others:
-                self._send(placed, _least_loaded(others))
+            if self._begin_again(placement) and others:
+                self._send(placement, _least_loaded(others))
         else:
-            self._fail(placed, error)
+            self._fail(placement, error)
 
     # Continuing on another scheduler
 
-    def _begin_again(self, placed: _Placement) -> bool:
+    def _begin_again(self, placement: _Placement) -> bool:
         """Makes a request wait for a scheduler; returns False if it ends instead."""
-        placed.lost_at_ns = time.time_ns()
-        is_fruitless = placed.request.num_generated_tokens == placed.num_tokens
-        placed.num_fruitless = placed.num_fruitless + 1 if is_fruitless else 0
-        if placed.num_fruitless >= MAX_FRUITLESS_ATTEMPTS:
+        placement.lost_at_ns = time.time_ns()
+        is_fruitless = placement.request.num_generated_tokens == placement.num_tokens
+        placement.num_fruitless = placement.num_fruitless + 1 if is_fruitless else 0
+        if placement.num_fruitless >= MAX_FRUITLESS_ATTEMPTS:
             reason = f"lost its scheduler {MAX_FRUITLESS_ATTEMPTS} times without a token between"
-            self._fail(placed, Unavailable(f"the request has {reason}", RETRY_AFTER_S))
+            self._fail(placement, Unavailable(f"the request has {reason}", RETRY_AFTER_S))
             return False
         loop = asyncio.get_running_loop()
-        placed.request.begin_again()
-        placed.connection, placed.gives_up_at = None, loop.time() + self._resume_wait_s
-        loop.call_at(placed.gives_up_at, self._give_up)
+        placement.request.begin_again()
+        placement.connection, placement.gives_up_at = None, loop.time() + self._resume_wait_s
+        loop.call_at(placement.gives_up_at, self._give_up)
         return True
 
     def _resume(self) -> None:
-        waiting = [placed for placed in self._placed.values() if placed.connection is None]
-        resumed = [placed for placed in waiting if self._place(placed)]
+        waiting = [one for one in self._placements.values() if one.connection is None]
+        resumed = [one for one in waiting if self._place(one)]
         if resumed:
             logger.warning("%d requests go on where they were, or elsewhere", len(resumed))
         if len(resumed) < len(waiting) and all(one.served for one in self._connections):
-            for placed in waiting:
-                if placed.connection is None:
-                    self._fail(placed, Unavailable("the model is no longer served", RETRY_AFTER_S))
+            for one in waiting:
+                if one.connection is None:
+                    self._fail(one, Unavailable("the model is no longer served", RETRY_AFTER_S))
 
-    def _place(self, placed: _Placement) -> bool:
-        """Sends a request to the scheduler with the fewest of ours; returns False if there is
-        none."""
-        serving = self._serving(placed.model)
-        num_needed = placed.request.num_needed_tokens
+    def _place(self, placement: _Placement) -> bool:
+        """Sends a request to the least loaded scheduler; returns False if there is none."""
+        serving = self._serving(placement.model)
+        num_needed = placement.request.num_needed_tokens
         roomy = [one for one in serving if one.served and one.served.window >= num_needed]
         serving = roomy or serving  # a window may have grown since the last query
         if serving:
-            self._send(placed, _least_loaded(serving))
+            self._send(placement, _least_loaded(serving))
         return bool(serving)
 
-    def _send(self, placed: _Placement, connection: SchedulerConnection) -> None:
-        placed.connection = connection
-        placed.num_tokens = placed.request.num_generated_tokens
-        with route_span(placed.request, scheduler=connection.address, since_ns=placed.lost_at_ns):
-            connection.submit(placed.request)
+    def _send(self, placement: _Placement, connection: SchedulerConnection) -> None:
+        request, placement.connection = placement.request, connection
+        placement.num_tokens = request.num_generated_tokens
+        with route_span(request, scheduler=connection.address, since_ns=placement.lost_at_ns):
+            connection.submit(request)
 
     def _serving(self, model: ServedModel) -> list[SchedulerConnection]:
         return [one for one in self._connections if one.is_open and one.served == model]
@@ -233,18 +232,18 @@ class Schedulers:
     def _give_up(self) -> None:
         """Ends requests that have waited too long."""
         now = asyncio.get_running_loop().time()
-        for placed in list(self._placed.values()):
-            if placed.connection is None and placed.gives_up_at <= now:
+        for one in list(self._placements.values()):
+            if one.connection is None and one.gives_up_at <= now:
                 waited = f"and none took the request over within {self._resume_wait_s:g} s"
-                self._fail(placed, Unavailable(f"the scheduler is lost, {waited}", RETRY_AFTER_S))
+                self._fail(one, Unavailable(f"the scheduler is lost, {waited}", RETRY_AFTER_S))
 
-    def _end_complete(self, placed: _Placement) -> None:
-        del self._placed[placed.request.handle]
-        placed.request.end(end_unmeasured(len(placed.request.prompt_token_ids)))
+    def _end_complete(self, placement: _Placement) -> None:
+        del self._placements[placement.request.handle]
+        placement.request.end(end_unmeasured(len(placement.request.prompt_token_ids)))
 
-    def _fail(self, placed: _Placement, error: RpcError) -> None:
-        del self._placed[placed.request.handle]
-        placed.request.fail(error)
+    def _fail(self, placement: _Placement, error: RpcError) -> None:
+        del self._placements[placement.request.handle]
+        placement.request.fail(error)
 
 
 def _least_loaded(connections: list[SchedulerConnection]) -> SchedulerConnection:

@@ -40,7 +40,7 @@ class AsyncLLMEngine:
         self._core = core
         self._controls = CoreControls(core)
         self._logs_requests = logs_requests
-        self._live: dict[str, InProcessRequest] = {}
+        self._requests: dict[str, InProcessRequest] = {}
         self._request_ids = map(str, itertools.count())
         self._driver: asyncio.Task[None] | None = None
 
@@ -87,8 +87,8 @@ class AsyncLLMEngine:
                 if output.finished:
                     return
         finally:
-            if self._live.get(request.request_id) is request:
-                del self._live[request.request_id]
+            if self._requests.get(request.request_id) is request:
+                del self._requests[request.request_id]
             self._core.abort(request)
 
     def beam_search(
@@ -104,7 +104,7 @@ class AsyncLLMEngine:
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """Ends requests; the last output of each stream has the finish reason "abort"."""
         for one in [request_id] if isinstance(request_id, str) else list(request_id):
-            if (request := self._live.get(one)) is not None:
+            if (request := self._requests.get(one)) is not None:
                 self._core.abort(request)
 
     async def get_tokenizer(self) -> Any:
@@ -207,7 +207,7 @@ class AsyncLLMEngine:
                 params,
             )
         request.output_kind = params.output_kind
-        self._live[request.request_id] = request
+        self._requests[request.request_id] = request
         if self._driver is None or self._driver.done():
             self._driver = asyncio.create_task(self._drive(), name="engine")
         return request
@@ -221,7 +221,7 @@ class AsyncLLMEngine:
                 await asyncio.sleep(0)  # woken tasks read their outputs while the worker computes
                 if core.oldest is not None:
                     await _settled(core.oldest)
-                core.take()
+                core.complete_step()
         except EngineDeadError:
             pass  # each task that reads a request raises it
         except Exception as error:

@@ -29,7 +29,7 @@ class LLMEngine(Controls):
 
     def __init__(self, core: EngineCore) -> None:
         self._core = core
-        self._live: dict[str, InProcessRequest] = {}
+        self._requests: dict[str, InProcessRequest] = {}
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> Self:
@@ -79,19 +79,19 @@ class LLMEngine(Controls):
         resolved = self._core.params.resolve(params, num_prompt_tokens=len(prompt.token_ids))
         request = self._core.add(request_id, prompt, resolved, priority=priority)
         request.output_kind = params.output_kind
-        self._live[request_id] = request
+        self._requests[request_id] = request
 
     def abort_request(self, request_id: str | Iterable[str]) -> None:
         """Ends requests without an output; ids that are not live are ignored."""
         for one in [request_id] if isinstance(request_id, str) else list(request_id):
-            if (request := self._live.pop(one, None)) is not None:
+            if (request := self._requests.pop(one, None)) is not None:
                 self._core.abort(request)
 
     def has_unfinished_requests(self) -> bool:
-        return bool(self._live)
+        return bool(self._requests)
 
     def get_num_unfinished_requests(self) -> int:
-        return len(self._live)
+        return len(self._requests)
 
     def step(self) -> list[RequestOutput]:
         """Waits for a step; returns the outputs of its requests that are due by their
@@ -108,13 +108,13 @@ class LLMEngine(Controls):
     def _step(self) -> list[InProcessRequest]:
         core = self._core
         core.send_steps()
-        touched = core.take()
+        touched = core.complete_step()
         core.send_steps()  # the worker goes on while the caller reads
         while not core.num_unfinished and core.oldest is not None:
-            touched += core.take()  # what a request that has ended left behind
+            touched += core.complete_step()  # what a request that has ended left behind
         for request in touched:
             if request.ended is not None:
-                del self._live[request.request_id]
+                del self._requests[request.request_id]
         return touched
 
     @property
@@ -160,7 +160,7 @@ class LLMEngine(Controls):
 
     def close(self) -> None:
         """Ends the execution thread; a second call does nothing."""
-        self._live.clear()
+        self._requests.clear()
         self._core.close()
 
     def shutdown(self) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from protos.scheduler.v1 import scheduler_pb2_grpc, stats_pb2
 from rpc.transport.channel import open_channel
-from tests.chaos.checks.leaks import Sample, take_sample
+from tests.chaos.checks.leaks import Sample, sample_of
 from tests.chaos.fault_proxy import FaultProxy, fault_proxy
 from tests.integration.stack import until_serving
 from tests.signalbox.stacks import COMMAND, environment, free_port
@@ -61,7 +61,7 @@ class Service:
         """What the process holds; it must serve."""
         url = f"http://127.0.0.1:{self.metrics_port}/metrics"
         with urllib.request.urlopen(url, timeout=START_S) as answer:
-            return take_sample(self.pid, metrics=answer.read().decode())
+            return sample_of(self.pid, metrics=answer.read().decode())
 
     def send(self, number: signal.Signals) -> None:
         assert self.process is not None

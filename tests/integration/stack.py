@@ -153,14 +153,14 @@ class Router:
     async def _read(self) -> None:
         async for message in self.call:
             outputs = message.updates
-            self._take_tokens(outputs)
+            self._add_tokens(outputs)
             for finished in outputs.finished_sequences:
                 self.got[finished.handle].reasons[finished.index] = finished.reason
             for ended in outputs.finished_requests:
                 assert self.got[ended.handle].end is None, "a request ended twice"
                 self.got[ended.handle].end = ended
 
-    def _take_tokens(self, outputs: pb.RequestUpdates) -> None:
+    def _add_tokens(self, outputs: pb.RequestUpdates) -> None:
         for handle, index, token_ids, _ in updates.decode(outputs).runs():
             assert self.got[handle].end is None, "a token came after the end"
             self.got[handle].tokens.setdefault(index, []).extend(token_ids)

@@ -202,10 +202,10 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def _read(self, requests: AsyncIterator[pb.ConnectRequest]) -> None:
         async for request in requests:
             async with self._changed:
-                self._take(request)
+                self._apply(request)
                 self._changed.notify_all()
 
-    def _take(self, request: pb.ConnectRequest) -> None:
+    def _apply(self, request: pb.ConnectRequest) -> None:
         match request.WhichOneof("message"):
             case "add_request":
                 self.added.append(request.add_request)

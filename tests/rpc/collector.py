@@ -34,13 +34,13 @@ class Collector:
     metrics: dict[str, dict[str, Metric]] = field(default_factory=dict)
     """By service and name; the last ones."""
 
-    def take(self, request: pb.ExportTraceServiceRequest) -> None:
+    def add_spans(self, request: pb.ExportTraceServiceRequest) -> None:
         for resource in request.resource_spans:
             service = service_of(resource.resource)
             for scope in resource.scope_spans:
                 self.received += [Received(service, span) for span in scope.spans]
 
-    def take_metrics(self, request: metrics_pb.ExportMetricsServiceRequest) -> None:
+    def add_metrics(self, request: metrics_pb.ExportMetricsServiceRequest) -> None:
         for resource in request.resource_metrics:
             of_service = self.metrics.setdefault(service_of(resource.resource), {})
             for scope in resource.scope_metrics:
@@ -60,12 +60,12 @@ def grpc_collector() -> Iterator[Collector]:
 
     class Servicer(pb_grpc.TraceServiceServicer):
         def Export(self, request: pb.ExportTraceServiceRequest, context: Any) -> Any:
-            collector.take(request)
+            collector.add_spans(request)
             return pb.ExportTraceServiceResponse()
 
     class MetricsServicer(metrics_pb_grpc.MetricsServiceServicer):
         def Export(self, request: metrics_pb.ExportMetricsServiceRequest, context: Any) -> Any:
-            collector.take_metrics(request)
+            collector.add_metrics(request)
             return metrics_pb.ExportMetricsServiceResponse()
 
     pb_grpc.add_TraceServiceServicer_to_server(Servicer(), server)
@@ -83,7 +83,7 @@ def http_collector() -> Iterator[Collector]:
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             assert self.path == "/v1/traces"
-            collector.take(pb.ExportTraceServiceRequest.FromString(body))
+            collector.add_spans(pb.ExportTraceServiceRequest.FromString(body))
             self.send_response(200)
             self.end_headers()
 

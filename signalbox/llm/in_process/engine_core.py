@@ -1,9 +1,9 @@
 """The engine of this process: scheduler, worker and text side, wired without a network.
 
 Not tied to an event loop: `send_steps` plans and starts steps, `oldest` is the future of the one to
-wait for, `take` says what it means. Two steps are in flight, so that the worker computes one while
-the other's answer is read, detokenised and followed by the next plan. All methods are for one
-thread; the worker has its own.
+wait for, `complete_step` says what it means. Two steps are in flight, so that the worker computes
+one while the other's answer is read, detokenised and followed by the next plan. All methods are for
+one thread; the worker has its own.
 """
 
 import time
@@ -137,7 +137,7 @@ class EngineCore:
 
     @property
     def oldest(self) -> Future[Any] | None:
-        """Future to wait for before `take`; None if no step is in flight and no grammar
+        """Future to wait for before `complete_step`; None if no step is in flight and no grammar
         compiles."""
         return self._answers[0] if self._answers else self._compiling
 
@@ -150,7 +150,7 @@ class EngineCore:
         if self._channel and self.oldest is None and not self._channel.has_news:
             self.die("no step can be planned for the requests that are left")
 
-    def take(self) -> list[InProcessRequest]:
+    def complete_step(self) -> list[InProcessRequest]:
         """Waits for the oldest answer; returns the requests with new output.
 
         Raises EngineDeadError if the step failed as a whole.
@@ -159,7 +159,7 @@ class EngineCore:
             self._update(self._answers[0])
         else:
             wait([self._compiling] if self._compiling is not None else [])
-        return self._channel.take()
+        return self._channel.pop_touched()
 
     def _update(self, future: Future[StepResult]) -> None:
         try:
@@ -202,7 +202,7 @@ class EngineCore:
         if self._channel:
             return False
         while self._answers:  # steps of ended requests
-            self.take()
+            self.complete_step()
         return self.scheduler.reset_prefix_cache()
 
     def sleep(self) -> None:

@@ -27,19 +27,19 @@ class InProcessChannel:
     def __init__(
         self, requests: RequestLifecycle, tokenizer: Tokenizer, *, stream_interval: int
     ) -> None:
-        self._requests = requests
+        self._lifecycle = requests
         self._tokenizer = tokenizer
         self._stream_interval = stream_interval
-        self._live = RequestTable[InProcessRequest]()
+        self._requests = RequestTable[InProcessRequest]()
         self._touched: dict[int, InProcessRequest] = {}
         self._handles = itertools.count(1)
 
     def __len__(self) -> int:
-        return len(self._live)
+        return len(self._requests)
 
     @property
     def has_news(self) -> bool:
-        """True if `take` would return a request."""
+        """True if `pop_touched` would return a request."""
         return bool(self._touched)
 
     def submit(
@@ -60,8 +60,8 @@ class InProcessChannel:
             scheduler=self,
         )
         request.group = new_group(request_of(request), reply_to=self, now=time.monotonic())
-        self._live[request.handle] = request
-        if not self._requests.add(request.group):
+        self._requests[request.handle] = request
+        if not self._lifecycle.add(request.group):
             del self._touched[request.handle]
             failure = request.group.failure
             assert failure is not None, "a refused request has a failure"
@@ -71,27 +71,27 @@ class InProcessChannel:
 
     def abort(self, handle: int) -> None:
         """Ends a request; does nothing if it has ended."""
-        if (request := self._live.pop(handle, None)) is not None:
+        if (request := self._requests.pop(handle, None)) is not None:
             request.abort()
-            self._requests.abort(request.group)
+            self._lifecycle.abort(request.group)
 
     def stop_sequence(self, handle: int, *, index: int, keep_tokens: int) -> None:
         """Ends one sequence; does nothing if the request has ended."""
-        if (request := self._live.get(handle)) is not None:
-            self._requests.stop_sequence(request.group, index=index, keep_tokens=keep_tokens)
+        if (request := self._requests.get(handle)) is not None:
+            self._lifecycle.stop_sequence(request.group, index=index, keep_tokens=keep_tokens)
 
     def send(self, updates: RequestUpdates) -> None:
         """Adds one step's updates to their requests."""
-        live, touched = self._live, self._touched
+        requests, touched = self._requests, self._touched
         for handle in updates.handles:
-            touched[handle] = live[handle]
+            touched[handle] = requests[handle]
         for sequence in updates.finished_sequences:
-            touched[sequence.handle] = live[sequence.handle]
-        for request, finished in live.apply(updates):
+            touched[sequence.handle] = requests[sequence.handle]
+        for request, finished in requests.apply(updates):
             touched[request.handle] = request
             request.finish(finished)
 
-    def take(self) -> list[InProcessRequest]:
+    def pop_touched(self) -> list[InProcessRequest]:
         """Returns the requests with updates since the last call."""
         taken, self._touched = self._touched, {}
         for request in taken.values():
@@ -102,7 +102,7 @@ class InProcessChannel:
 
     def forget_all(self) -> None:
         """Forgets all requests, and wakes the tasks that wait for them."""
-        requests = list(self._live.values())
-        self._live.clear()
+        requests = list(self._requests.values())
+        self._requests.clear()
         for request in requests:
             request.wake()

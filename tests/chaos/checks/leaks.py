@@ -43,7 +43,7 @@ SLACK = {
 }
 
 
-def take_sample(pid: int, *, metrics: str = "") -> Sample:
+def sample_of(pid: int, *, metrics: str = "") -> Sample:
     """`metrics` is what the process shows Prometheus."""
     tasks = re.search(r"^asyncio_tasks (\S+)$", metrics, re.MULTILINE)
     process = psutil.Process(pid)

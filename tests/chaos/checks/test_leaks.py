@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from rpc.metrics.registry import make_registry
-from tests.chaos.checks.leaks import MIN_SAMPLES, Sample, find_leaks, take_sample
+from tests.chaos.checks.leaks import MIN_SAMPLES, Sample, find_leaks, sample_of
 
 PREAMBLE = "import os, sys, threading, time\nkept = []\n"
 LEAKS = {
@@ -36,7 +36,7 @@ def observe(statement: str) -> list[Sample]:
             process.stdin.write("go\n")
             process.stdin.flush()
             assert process.stdout.readline() == "done\n"
-            samples.append(take_sample(process.pid))
+            samples.append(sample_of(process.pid))
             time.sleep(0.005)
     finally:
         process.kill()
@@ -55,7 +55,7 @@ async def test_planted_tasks_are_found_in_what_a_service_shows() -> None:
     kept, samples = [], []
     for _ in range(NUM_STEPS):
         kept += [asyncio.create_task(asyncio.sleep(3600)) for _ in range(4)]
-        samples.append(take_sample(os.getpid(), metrics=generate_latest(registry).decode()))
+        samples.append(sample_of(os.getpid(), metrics=generate_latest(registry).decode()))
     for task in kept:
         task.cancel()
     (line,) = find_leaks({"service": samples})

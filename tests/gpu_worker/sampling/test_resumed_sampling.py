@@ -23,7 +23,7 @@ RULED = SamplingParams(
 )
 
 
-def take(table: SequenceTable, batch: Batch, *tokens: int) -> None:
+def append(table: SequenceTable, batch: Batch, *tokens: int) -> None:
     table.append_tokens(BatchOutput(token_ids=np.array(tokens, dtype=np.int32)))
 
 
@@ -47,12 +47,12 @@ def run(step_of_resume: int | None) -> list[tuple[object, ...]]:
         assert rows.biases is not None
         assert (rows.allowed.masks[0] == make_mask((20, 21, 22, 40), vocab_size=512)).all()
         assert rows.biases.values.tolist() == [1.0]
-        take(table, batch, token)
+        append(table, batch, token)
         tokens.append(token)
         step = make_step(2, running={1: 1})
         if number == step_of_resume:
             table.apply(make_step(2, finished=[1]))
-            take(table, batch)
+            append(table, batch)
             new = make_new(9, tokens, [3, 4, 5], num_prompt_tokens=5, params=RULED)
             step = make_step(3, new=[new])
         elif step_of_resume is not None and number > step_of_resume:
@@ -82,7 +82,7 @@ def test_a_fork_counts_its_own_tokens() -> None:
     table = make_table(make_runner())
     params = SamplingParams(frequency_penalty=1.0)
     batch = table.apply(make_step(new=[make_new(1, PROMPT, [0, 1], params=params, num_samples=2)]))
-    take(table, batch, 30, 31)
+    append(table, batch, 30, 31)
     batch = table.apply(make_step(2, running={1: 1, 2: 1}, forks=[Fork(1, 2, 1, 31)]))
     penalties = batch.rows.penalties
     assert penalties is not None
@@ -108,11 +108,11 @@ def test_prompt_rows_are_the_tokens_that_the_prompt_goes_on_after() -> None:
     assert rows.token_index.tolist() == [2, 3]
     assert rows.targets.tolist() == [11, 12]
     assert (rows.first_position.tolist(), rows.lengths.tolist()) == ([1], [2])
-    take(table, batch, 50)
+    append(table, batch, 50)
     batch = table.apply(make_step(2, running={1: 3, 2: 1}))
     rows = batch.prompt_rows
     assert rows is not None
     assert rows.targets.tolist() == [13, 14]
     assert rows.first_position.tolist() == [3]
-    take(table, batch, 51, 52)
+    append(table, batch, 51, 52)
     assert table.apply(make_step(3, running={1: 1})).prompt_rows is None

@@ -41,7 +41,7 @@ def step(loop: Loop) -> None:
     loop.scheduler.check()
 
 
-def take_off(loop: Loop, group: SequenceGroup) -> None:
+def forget(loop: Loop, group: SequenceGroup) -> None:
     """Makes the worker forget a group, as if it had yielded."""
     loop.scheduler._decode_columns.release_all()
     for seq in group.sequences:
@@ -161,7 +161,7 @@ def test_a_branch_that_had_no_blocks_when_its_group_was_swapped_shares_its_promp
     while len(group.sequences[0].output_token_ids) < 3:
         step(loop)
     second = group.sequences[1]
-    take_off(loop, group)
+    forget(loop, group)
     scheduler.blocks.free(second)  # as if the group had been recomputed, and this one not yet
     second.forget_progress()
     copies = scheduler.blocks.swap_out(group)
@@ -256,7 +256,7 @@ def test_branches_that_are_recomputed_hold_their_prompt_once() -> None:
 
 def set_back(loop: Loop, group: SequenceGroup) -> None:
     """Lets a group be recomputed, as if it had yielded."""
-    take_off(loop, group)
+    forget(loop, group)
     for seq in group.sequences:
         loop.scheduler.blocks.free(seq)
         seq.forget_progress()

@@ -20,7 +20,7 @@ def make_waiting(flow: str, *, rank: float | None = None) -> SequenceGroup:
     return group
 
 
-def take_first(waiting: Flows) -> SequenceGroup:
+def pop_first(waiting: Flows) -> SequenceGroup:
     group = waiting.first()
     assert group is not None
     waiting.pop(group)
@@ -36,13 +36,13 @@ def test_the_first_is_always_of_least_virtual_time_and_then_of_least_rank(
     groups: list[SequenceGroup] = []
     names = st.sampled_from("abcd")
     for _ in range(data.draw(st.integers(1, 60))):
-        match data.draw(st.sampled_from(["add", "add", "take", "remove", "charge"])):
+        match data.draw(st.sampled_from(["add", "add", "pop", "remove", "charge"])):
             case "add":
                 rank = float(data.draw(st.integers(0, 9)))
                 groups.append(make_waiting(data.draw(names), rank=rank))
                 waiting.add(groups[-1])
-            case "take" if groups:
-                groups.remove(take_first(waiting))
+            case "pop" if groups:
+                groups.remove(pop_first(waiting))
             case "remove" if groups:
                 gone = groups.pop(data.draw(st.integers(0, len(groups) - 1)))
                 waiting.remove(gone)
@@ -72,7 +72,7 @@ def test_what_a_flow_was_served_is_not_forgotten_when_it_comes_back() -> None:
     waiting = Flows()
     for name in ("served much", "served little"):
         waiting.add(make_waiting(name))
-    assert take_first(waiting).flow == "served much"
+    assert pop_first(waiting).flow == "served much"
     waiting.charge("served much", 100.0)
     waiting.add(make_waiting("served much"))
     assert waiting.virtual_time("served much") == 100.0
@@ -81,7 +81,7 @@ def test_what_a_flow_was_served_is_not_forgotten_when_it_comes_back() -> None:
 def test_a_flow_that_nobody_waits_beside_begins_where_the_last_one_was() -> None:
     waiting = Flows()
     waiting.add(make_waiting("last"))
-    take_first(waiting)
+    pop_first(waiting)
     waiting.charge("last", 50.0)  # what it generates afterwards counts too
     waiting.add(make_waiting("new"))
     assert waiting.virtual_time("new") == 50.0
@@ -96,7 +96,7 @@ def test_flows_that_nobody_heard_of_do_not_overtake_an_old_one_for_ever() -> Non
     waiting.charge("old", 1000.0)
     for i in range(200):
         waiting.add(make_waiting(f"new {i}"))
-        taken = take_first(waiting)
+        taken = pop_first(waiting)
         if taken is old:
             return
         waiting.charge(taken.flow, 5.0)
@@ -108,7 +108,7 @@ def test_virtual_times_of_flows_that_matter_no_longer_are_dropped() -> None:
     waiting = Flows()
     for i in range(3 * fair_queue.MAX_RESTING):
         waiting.add(make_waiting(f"flow {i}"))
-        waiting.charge(take_first(waiting).flow, 1.0)
+        waiting.charge(pop_first(waiting).flow, 1.0)
     waiting.check()
     assert len(waiting._virtual_times) <= fair_queue.MAX_RESTING + 1
 
@@ -119,7 +119,7 @@ def test_virtual_times_are_bounded_while_some_flow_always_waits() -> None:
     waiting.add(make_waiting("flow"))
     for i in range(5 * fair_queue.MAX_RESTING):
         waiting.add(make_waiting(f"flow {i}"))
-        waiting.charge(take_first(waiting).flow, 1.0)
+        waiting.charge(pop_first(waiting).flow, 1.0)
     waiting.check()
     assert len(waiting._virtual_times) <= 2 * fair_queue.MAX_RESTING + 4
 
@@ -128,10 +128,10 @@ def test_flows_that_were_served_most_are_remembered_longest() -> None:
     waiting = Flows()
     waiting.add(make_waiting("greedy"))
     waiting.add(make_waiting("flow"))
-    waiting.charge(take_first(waiting).flow, 1000.0)
+    waiting.charge(pop_first(waiting).flow, 1000.0)
     for i in range(5 * fair_queue.MAX_RESTING):
         waiting.add(make_waiting(f"flow {i}"))
-        waiting.charge(take_first(waiting).flow, 1.0)
+        waiting.charge(pop_first(waiting).flow, 1.0)
     assert waiting.virtual_time("greedy") == 1000.0
     waiting.check()
 

@@ -35,7 +35,7 @@ async def at_rest(engine: AsyncLLMEngine) -> None:
     if engine._driver is not None:
         async with asyncio.timeout(EVENT_S):
             await engine._driver
-    assert not engine._live
+    assert not engine._requests
     assert_at_rest(engine)
 
 
