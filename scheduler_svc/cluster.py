@@ -76,14 +76,14 @@ class Cluster:
     def join(self, engine: StepLoop) -> None:
         self.engines.append(engine)
         engine.scheduler.grammars.join()
-        self._window_log.note(self.model, self.engines)
+        self._window_log.record(self.model, self.engines)
         self.requests.sort_out_waiting()
         engine.wake()
 
     def drain(self, engine: StepLoop) -> None:
         """Lets a worker finish what it has; requests that only it would have taken wait."""
         engine.scheduler.drain()
-        self._window_log.note(self.model, self.engines)
+        self._window_log.record(self.model, self.engines)
         self.requests.sort_out_waiting()
         self.wake()
 
@@ -92,7 +92,7 @@ class Cluster:
         if engine not in self.engines:
             return
         self.engines.remove(engine)
-        self._window_log.note(self.model, self.engines)
+        self._window_log.record(self.model, self.engines)
         is_lost = engine.scheduler.is_accepting  # else it has announced that it goes
         if is_lost:
             record_loss(self.worker_records, engine.scheduler)

@@ -124,7 +124,7 @@ def _compile(compiler: str, scratch: Path) -> Path:
     others = (*_COMMON, "kernels_portable")
     num_units = len(sets) + len(others)
     num_done = itertools.count(1)
-    _tell(0, num_units)
+    _report(0, num_units)
 
     def unit(name: str, flags: Sequence[str] = ()) -> Path:
         target = scratch / f"{name}.o"
@@ -132,7 +132,7 @@ def _compile(compiler: str, scratch: Path) -> Path:
         try:
             _run([compiler, *options, "-c", str(sources[name]), "-o", str(target)])
         finally:
-            _tell(next(num_done), num_units)
+            _report(next(num_done), num_units)
         return target
 
     def of_set(name: str) -> Path | None:
@@ -155,7 +155,7 @@ def _compile(compiler: str, scratch: Path) -> Path:
     return library
 
 
-def _tell(num_done: int, num_units: int) -> None:
+def _report(num_done: int, num_units: int) -> None:
     if on_compiled is not None:
         on_compiled(num_done, num_units)
 

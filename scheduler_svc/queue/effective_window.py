@@ -58,8 +58,8 @@ class WindowLog:
     def __init__(self) -> None:
         self._logged = 0
 
-    def note(self, model: ModelInfo | None, workers: JoinedWorkers) -> None:
-        """Looks at the workers that there are now."""
+    def record(self, model: ModelInfo | None, workers: JoinedWorkers) -> None:
+        """Logs the window of the workers that there are now, if it has changed."""
         window = workers.effective_max_model_len
         if model is None or window in (0, self._logged):
             return

@@ -31,7 +31,7 @@ class TimedAnswer:
     first: float | None = None
     last: float = 0.0
 
-    def note(self, chunk: Chunk) -> None:
+    def record(self, chunk: Chunk) -> None:
         """Records the time of a chunk with tokens."""
         if any(delta.token_ids for delta in chunk.deltas):
             self.last = time.monotonic()
@@ -87,7 +87,7 @@ async def show(stream: AsyncStream, *, address: str, as_json: bool) -> TimedAnsw
     with explained(address):
         async with stream:
             async for chunk in _with_patience(stream.chunks()):
-                timed.note(chunk)
+                timed.record(chunk)
                 if not as_json:
                     _print_reasoning(timed.answer, chunk)
                     print(chunk.text, end="", flush=True)

@@ -98,7 +98,7 @@ async def talk(options: dict[str, Any]) -> None:
     async with router_client(options["router"], connection(options)) as client:
         with explained(client.address):
             served = await client.model()
-        _say(chat_defaults(conversation.asked, served.default_sampling_params).told)
+        _say(chat_defaults(conversation.asked, served.default_sampling_params).summary)
 
         async def show_answer(asked: dict[str, Any]) -> TimedAnswer:
             stream = client.stream_chat(conversation.messages, **asked)

@@ -42,7 +42,7 @@ class ChatDefaults:
         return {**self.drawing, **cap}
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """Returns the parameters in one line; "" if there are none."""
         names = [*self.drawing, *(() if self.max_tokens is None else ("max_tokens",))]
         if not names:

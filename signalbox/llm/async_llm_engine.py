@@ -187,7 +187,7 @@ class AsyncLLMEngine:
         prompt_token_ids: list[int] | None,
         priority: int,
     ) -> InProcessRequest:
-        given = prompts.asked(
+        given = prompts.given_prompts(
             None if prompt is None else [prompt],
             None if prompt_token_ids is None else [prompt_token_ids],
         )

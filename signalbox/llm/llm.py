@@ -21,7 +21,7 @@ from signalbox.llm.requests.beam_search import (
 from signalbox.llm.requests.conversations import Turns, conversation
 from signalbox.llm.requests.outputs import RequestOutput
 from signalbox.llm.requests.pooling_params import refuse_pooling
-from signalbox.llm.requests.prompts import Prompt, PromptInput, asked
+from signalbox.llm.requests.prompts import Prompt, PromptInput, given_prompts
 from signalbox.llm.requests.sampling_params import SamplingParams, checked
 from signalbox.llm.vllm_options import check_arguments
 
@@ -85,7 +85,7 @@ class LLM(Controls):
         request that fails later has `finish_reason` "error" and says why in `error`.
         """
         check_arguments("generate", unserved)
-        given = asked(prompts, prompt_token_ids)
+        given = given_prompts(prompts, prompt_token_ids)
         params = _for_each(sampling_params, self.llm_engine.default_params, len(given))
         encode = self.llm_engine.encoder.encode
         encoded = [
@@ -166,7 +166,7 @@ class LLM(Controls):
             raise TypeError(f"params is a {type(params).__name__}; give BeamSearchParams")
         if concurrency_limit is not None and concurrency_limit < 1:
             raise ValueError(f"concurrency_limit is {concurrency_limit}; it must be at least 1")
-        given, encode = asked(prompts, None), self.llm_engine.encoder.encode
+        given, encode = given_prompts(prompts, None), self.llm_engine.encoder.encode
         encoded = [encode(prompt, field=f"prompts[{i}]") for i, prompt in enumerate(given)]
         sampling, size = params.sampling_params(), concurrency_limit or max(1, len(encoded))
         outputs: list[RequestOutput] = []

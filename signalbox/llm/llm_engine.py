@@ -57,7 +57,7 @@ class LLMEngine(Controls):
         Args:
             priority: lower comes first, if the scheduling policy uses it.
         """
-        given = prompts.asked(
+        given = prompts.given_prompts(
             None if prompt is None else [prompt],
             None if prompt_token_ids is None else [prompt_token_ids],
         )

@@ -42,7 +42,7 @@ class Beside:
         assert line, "the streams' process has ended; standard error says why"
         return line
 
-    def tell(self, word: str) -> None:
+    def send(self, word: str) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write(f"{word}\n")
         self.process.stdin.flush()
@@ -50,12 +50,12 @@ class Beside:
     @contextlib.contextmanager
     def streaming(self) -> Iterator[None]:
         """Within it all streams run; afterwards `report` has what they saw."""
-        self.tell("start")
+        self.send("start")
         assert self.read() == "streaming"
         try:
             yield
         finally:
-            self.tell("stop")
+            self.send("stop")
             self.report = Report(**json.loads(self.read()))
 
 

@@ -66,7 +66,7 @@ class BodyReader:
     ) -> tuple[B, T]:
         body = parse(content, kind)
         if ignored := check_unknown(body, refuses=self._refuses_unknown):
-            self._ignored.note(ignored)
+            self._ignored.record(ignored)
             request.state.ignored_fields = ignored
         request.state.body = body
         return body, into(body)

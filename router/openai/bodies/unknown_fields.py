@@ -75,7 +75,7 @@ class IgnoredLog:
     def __init__(self) -> None:
         self._seen: set[str] = set()
 
-    def note(self, names: Sequence[str]) -> None:
+    def record(self, names: Sequence[str]) -> None:
         text = _named(names)
         is_new = text not in self._seen and len(self._seen) < MAX_LOGGED_SETS
         if is_new:

@@ -48,7 +48,7 @@ class Prompt(NamedTuple):
     cache_salt: str = ""
 
 
-class Asked(NamedTuple):
+class GivenPrompt(NamedTuple):
     """A prompt as given; tokens take precedence over the text."""
 
     text: str | None = None
@@ -57,16 +57,16 @@ class Asked(NamedTuple):
     add_special_tokens: bool = True
 
 
-def asked(prompts: object, prompt_token_ids: object) -> list[Asked]:
+def given_prompts(prompts: object, prompt_token_ids: object) -> list[GivenPrompt]:
     """Returns one entry for each prompt, for every form. Raises ValueError or TypeError."""
     if prompts is None and prompt_token_ids is None:
         raise ValueError("give prompts or prompt_token_ids")
-    texts = None if prompts is None else [_asked(prompt) for prompt in _as_list(prompts)]
+    texts = None if prompts is None else [_given_prompt(prompt) for prompt in _as_list(prompts)]
     if prompt_token_ids is None:
         return texts or []
     ids = _as_list(prompt_token_ids)
     if texts is None:
-        return [Asked(token_ids=_checked_ids(one)) for one in ids]
+        return [GivenPrompt(token_ids=_checked_ids(one)) for one in ids]
     if len(texts) != len(ids):
         raise ValueError(f"{len(texts)} prompts and {len(ids)} prompt_token_ids do not match")
     pairs = zip(texts, ids, strict=True)
@@ -83,11 +83,11 @@ def _as_list(prompts: object) -> list[Any]:
     return list(prompts)
 
 
-def _asked(prompt: object) -> Asked:
+def _given_prompt(prompt: object) -> GivenPrompt:
     if isinstance(prompt, str):
-        return Asked(text=prompt)
+        return GivenPrompt(text=prompt)
     if not isinstance(prompt, Mapping):
-        return Asked(token_ids=_checked_ids(prompt))
+        return GivenPrompt(token_ids=_checked_ids(prompt))
     given = {name for name, value in prompt.items() if value is not None}
     if unserved := given - {_TEXT, _TOKENS, _SALT, _SPECIAL}:
         raise ValueError(f"prompt: {min(unserved)!r} is not served")
@@ -102,7 +102,7 @@ def _asked(prompt: object) -> Asked:
         raise TypeError(f"prompt: {_SALT!r} is a text, {_SPECIAL!r} True or False")
     with refusing():
         params_validation.check_cache_salt(salt)
-    return Asked(text, None if token_ids is None else _checked_ids(token_ids), salt, special)
+    return GivenPrompt(text, None if token_ids is None else _checked_ids(token_ids), salt, special)
 
 
 def _are_ids(value: object) -> bool:
@@ -127,7 +127,9 @@ class Encoder:
         self._model = model
         self._max_text_bytes = model.max_model_len * model.tokenizer.max_token_bytes
 
-    def encode(self, prompt: Asked, *, field: str = _TEXT, truncate: int | None = None) -> Prompt:
+    def encode(
+        self, prompt: GivenPrompt, *, field: str = _TEXT, truncate: int | None = None
+    ) -> Prompt:
         """Returns the tokens of a prompt, on the calling thread.
 
         Args:
@@ -142,7 +144,7 @@ class Encoder:
         return self.check(encoded, field=field, truncate=truncate)
 
     async def encode_async(
-        self, prompt: Asked, *, field: str = _TEXT, truncate: int | None = None
+        self, prompt: GivenPrompt, *, field: str = _TEXT, truncate: int | None = None
     ) -> Prompt:
         """Returns the same as `encode`, computed on the tokenizer's threads."""
         ids = prompt.token_ids
@@ -164,7 +166,7 @@ class Encoder:
         ids = tokenizer.encode_rendered(text, conversation)
         return self.check(Prompt(plain(text), ids), field=field, truncate=truncate)
 
-    def check_text(self, prompt: Asked, *, field: str, truncate: int | None) -> str:
+    def check_text(self, prompt: GivenPrompt, *, field: str, truncate: int | None) -> str:
         if not prompt.text:
             raise ValueError(f"{field}: the prompt is empty")
         if truncate is not None:

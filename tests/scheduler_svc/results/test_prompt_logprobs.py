@@ -34,7 +34,7 @@ def answer(scheduler: Scheduler, group: SequenceGroup, *, first: int, last: int)
     )
 
 
-def told(outcome: StepOutcome) -> list[tuple[int, float]]:
+def sent(outcome: StepOutcome) -> list[tuple[int, float]]:
     """Position and log probability of whatever the router is told."""
     return [
         (first + i, values.logprob)
@@ -47,11 +47,11 @@ def test_positions_that_a_lost_worker_reported_are_not_told_again() -> None:
     scheduler = make_scheduler(max_num_batched_tokens=4)
     group = make_request(PROMPT, max_tokens=1, num_prompt_logprobs=0)
     scheduler.admission.add(group)
-    assert told(step(scheduler, group, first=1, last=4)) == [(i, -i) for i in (1, 2, 3, 4)]
+    assert sent(step(scheduler, group, first=1, last=4)) == [(i, -i) for i in (1, 2, 3, 4)]
     other = make_scheduler(admission=scheduler.admission)
     for moved in scheduler.evacuate():
         other.admission.add(moved)
-    assert told(step(other, group, first=1, last=6)) == [(5, -5.0), (6, -6.0)]
+    assert sent(step(other, group, first=1, last=6)) == [(5, -5.0), (6, -6.0)]
     assert group.is_finished
     other.check()
 
@@ -62,5 +62,5 @@ def test_nobody_is_told_of_a_prompt_whose_request_was_aborted_in_flight() -> Non
     scheduler.admission.add(group)
     scheduler.schedule(1.0)
     scheduler.abort(group)
-    assert told(answer(scheduler, group, first=1, last=6)) == []
+    assert sent(answer(scheduler, group, first=1, last=6)) == []
     scheduler.blocks.check([])

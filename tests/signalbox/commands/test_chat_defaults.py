@@ -26,8 +26,8 @@ def test_a_model_that_brings_none_is_drawn_from_with_chats_own_and_a_cap() -> No
     for served in (make_served(), None):
         defaults = chat_defaults({}, served)
         assert defaults.options == OWN_DEFAULTS | {"max_tokens": MAX_TOKENS}
-        assert "temperature 0.2" in defaults.told and "chat's defaults" in defaults.told
-        assert "at most 1,024 tokens" in defaults.told and "--max-tokens" in defaults.told
+        assert "temperature 0.2" in defaults.summary and "chat's defaults" in defaults.summary
+        assert "at most 1,024 tokens" in defaults.summary and "--max-tokens" in defaults.summary
 
 
 def test_a_models_defaults_come_first() -> None:
@@ -36,7 +36,7 @@ def test_a_models_defaults_come_first() -> None:
     )
     # They are sent in words, so that they count with --seed too.
     assert chat_defaults({"seed": 1}, served).options == {"temperature": 0.6, "max_tokens": 200}
-    assert "the server's defaults" in chat_defaults({}, served).told
+    assert "the server's defaults" in chat_defaults({}, served).summary
 
 
 def test_flags_come_before_all() -> None:
@@ -44,7 +44,7 @@ def test_flags_come_before_all() -> None:
     defaults = chat_defaults(asked, make_served())
     assert not defaults.options.keys() & asked.keys()
     greedy = chat_defaults({"temperature": 0.0, "max_tokens": 7}, make_served())
-    assert greedy.options == {} and greedy.told == ""
+    assert greedy.options == {} and greedy.summary == ""
     assert chat_defaults({"min_tokens": 5000}, None).max_tokens == 5000
 
 
