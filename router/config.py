@@ -1,17 +1,19 @@
-"""Values that a router computes with; `router_settings` declares what users set of them."""
+"""Settings of the router, and values that no user sets."""
 
-import enum
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Annotated, ClassVar, Literal, Self
 
-from router.output_parsers import reasoning_reader, tool_call_formats
-from rpc.http.port_limits import NORMAL, HttpLimits
-from rpc.limits.call_bounds import NORMAL_BOUNDS, CallBounds
-from rpc.metrics.registry import NO_METRICS, MetricsConfig
-from rpc.transport.tls import CLEAR, TlsConfig
+from pydantic import BeforeValidator, Field, model_validator
+
+from router.prompt.known_templates import known_templates
+from rpc.settings.addresses import Addresses, Host
+from rpc.settings.quantities import joined, texts
+from rpc.settings.secrets import Secrets
+from rpc.settings.service_settings import NameSettings, TelemetrySettings
+from rpc.transport.tls import is_loopback
 
 
-class LoggedRequests(enum.Enum):
+class LoggedRequests(StrEnum):
     """Part of each request that the log contains."""
 
     NONE = "none"
@@ -21,80 +23,204 @@ class LoggedRequests(enum.Enum):
     """The text of each prompt as well."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RouterConfig:
-    """Values of one router process. `RouterSettings` has checked those that users set."""
+class ApiSettings(NameSettings):
+    """Settings of the router, shared by all commands with one."""
 
-    host: str = "127.0.0.1"
-    port: int = 50051
-    """Port of the gRPC API; 0 picks a free port."""
-    http_port: int | None = None
-    """Port of OpenAI's HTTP API, on the same host; 0 picks a free port, None serves no HTTP."""
+    GROUP: ClassVar[str] = "API"
+
+    resume_wait: float = Field(
+        30.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="seconds that a request whose scheduler is lost waits for another one",
+    )
+    client_stall_timeout: float = Field(
+        60.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="seconds after which a stream ends whose client reads nothing of it",
+    )
+    seed: int | None = Field(
+        None,
+        ge=0,
+        lt=1 << 64,
+        description="makes requests without a seed repeatable: theirs follow from this one, from"
+        " the prompt, and from how often the prompt has come (default: drawn at random)",
+    )
+    max_live_requests: int = Field(
+        4096, gt=0, description="requests that may run or wait; more are refused"
+    )
+    api_key: Secrets = Field(
+        (),
+        description="keys of which clients must show one; better set in the environment, since"
+        " other users of the machine see a command line",
+    )
+    api_keys: str | None = Field(
+        None,
+        description="YAML file of the API keys that clients must show; `signalbox keys create`"
+        " makes its entries",
+    )
+    log_requests: LoggedRequests = Field(
+        LoggedRequests.NONE,
+        description="ends logs the end of each request with its numbers; prompts logs the text of"
+        " its prompt as well",
+    )
+    trust_tenant_header: bool = Field(
+        False,
+        description="take a request's tenant from metadata x-signalbox-tenant; only behind a"
+        " gateway that sets it",
+    )
+    reflection: bool | None = Field(
+        None, description="serve gRPC reflection (default: on a loopback --host)"
+    )
+    max_grpc_connections: int = Field(
+        1024,
+        gt=0,
+        lt=1 << 31,
+        description="most connections of the gRPC API, and at most a quarter of the files that the"
+        " process may open; further ones are closed at once. Calls that wait on one take up to"
+        " 15 MB, so give a router behind a gateway fewer",
+    )
+    max_grpc_streams: int = Field(
+        1024,
+        gt=0,
+        lt=1 << 31,
+        description="most calls of one gRPC connection at a time; at the bound a client waits,"
+        " without an error, until one has ended, and a call that it sends too soon after is"
+        " UNAVAILABLE",
+    )
+    grpc_request_timeout: float = Field(
+        10.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="seconds after which a gRPC call ends whose request has not come whole",
+    )
+    http: bool = Field(True, description="serve OpenAI's HTTP API")
+    http_port: int = Field(
+        8000,
+        ge=0,
+        le=65535,
+        description="port of the HTTP API, on --host, as is vLLM's --port; 0 picks one",
+    )
+    allowed_origins: Annotated[str | None, BeforeValidator(joined)] = Field(
+        None,
+        description="origins of web pages that may call the HTTP API from a browser, with commas"
+        " between them, or * for any (CORS; default: none)",
+    )
+    max_http_connections: int = Field(
+        8192,
+        gt=0,
+        description="most connections of the HTTP API, and at most half of the files that the"
+        " process may open; a new client takes the place of one that has sent no whole request,"
+        " else it is answered 503",
+    )
+    max_http_connections_per_address: int | None = Field(
+        None,
+        gt=0,
+        description="most HTTP connections from one address (IPv6: from one /64 network), which may"
+        " be a proxy's with all clients behind it (default: no limit)",
+    )
+    min_http_body_rate: float = Field(
+        500.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="least bytes a second of an HTTP request's body; one that is late by 20 s is"
+        " answered 408; 0 is no limit",
+    )
+    unknown_fields: Literal["warn", "refuse"] = Field(
+        "warn",
+        description="what the HTTP API does with a field that it does not have: ignore it, and name"
+        " it in the response's header x-signalbox-ignored-fields and in the log, or answer 400",
+    )
+    tool_call_parser: Literal["auto", "hermes", "llama3_json", "mistral", "json", "none"] = Field(
+        "auto",
+        description="how tool calls are found in the model's text; auto goes by its chat template,"
+        " none leaves them there",
+    )
+
+    reasoning_parser: Literal[
+        "auto", "deepseek_r1", "qwen3", "granite", "mistral", "seed_oss", "none"
+    ] = Field(
+        "auto",
+        description="how reasoning (<think> and its kin) is found in the model's text; auto goes by"
+        " its chat template and tokens, none leaves it there",
+    )
+    chat_template: str | None = Field(
+        None,
+        description="chat template instead of the model's: a file with a Jinja template, or one of "
+        + ", ".join(known_templates()),
+    )
+    disable_additional_properties: bool = Field(
+        True,
+        description="refuse keys of an object that its JSON schema does not declare, unless it sets"
+        " additionalProperties",
+    )
+
+    max_grammar_cpu: float = Field(
+        3.0,
+        gt=0,
+        le=60,
+        description="seconds of CPU time that compiling a structured output may take; one that"
+        " takes more is refused",
+    )
+    max_grammar_memory: int = Field(
+        192,
+        gt=0,
+        lt=1 << 31,
+        le=65_536,
+        description="MiB of memory that compiling a structured output may take; one that takes"
+        " more is refused",
+    )
+
+
+class RouterSettings(ApiSettings, TelemetrySettings):
+    """`signalbox router`."""
+
+    GROUP: ClassVar[str] = "addresses"
+
+    host: Host = Field("127.0.0.1", description="address to listen on")
+    grpc_port: int = Field(
+        50051, ge=0, le=65535, description="port of the gRPC API, on --host; 0 picks one"
+    )
+    scheduler: Addresses = Field(
+        "127.0.0.1:50052",
+        description="HOST:PORT of the scheduler, or of several with commas between them",
+    )
+    metrics_sources: str | None = Field(
+        None,
+        description="NAME=SOCKET,... of services of this machine, each with its --metrics-socket;"
+        " /metrics of the HTTP port shows theirs too, with the label service (default: none)",
+    )
+
+    @property
+    def scheduler_addresses(self) -> tuple[str, ...]:
+        """Addresses as "host:port"; requests are spread over all of them."""
+        return tuple(texts(self.scheduler))
+
+    @property
+    def serves_reflection(self) -> bool:
+        """True if the gRPC port serves reflection."""
+        return is_loopback(self.host) if self.reflection is None else self.reflection
+
+    @model_validator(mode="after")
+    def _names_each_scheduler_once(self) -> Self:
+        addresses = self.scheduler_addresses
+        if len(set(addresses)) < len(addresses):
+            raise ValueError(f"scheduler addresses are {addresses}; give at least one, each once")
+        return self
+
+
+class RouterConfig(RouterSettings):
+    """The settings, and values that only tests and the router's caller change."""
+
     version: str = "unknown"
     """Version that the HTTP API reports."""
-    metrics: MetricsConfig = NO_METRICS
-    """Metrics port. The HTTP API serves /metrics as well, unless API keys are required."""
-    logged_requests: LoggedRequests = LoggedRequests.NONE
     max_http_body_bytes: int = 8 << 20
-    metrics_sources: Mapping[str, str] = field(default_factory=dict)
-    """Sockets of other services whose metrics the HTTP API's /metrics includes, by service name."""
-    allowed_origins: tuple[str, ...] = ()
-    """Origins of web pages that may call the HTTP API, such as "https://host"; "*" is any. Empty
-    allows none."""
-    allowed_hosts: tuple[str, ...] = ()
-    """Host names that the HTTP API answers in a request's `Host`; see rpc/http/host_check.py."""
-    http_limits: HttpLimits = NORMAL
-    grpc_bounds: CallBounds = NORMAL_BOUNDS
-    """Limits of the gRPC port's connections and calls."""
-    refuses_unknown_fields: bool = False
-    """True if the HTTP API refuses unknown fields; otherwise a response header lists them, and
-    they have no effect."""
-    scheduler_addresses: tuple[str, ...] = ("127.0.0.1:50052",)
-    """Addresses as "host:port"; requests are spread over all of them."""
-    resume_wait_s: float = 30.0
-    """Seconds that a request waits for a scheduler after it has lost its own; 0 ends it at once."""
-    model_names: tuple[str, ...] = ()
-    """Names that requests may use for the model, beside the model's own."""
-    tls: TlsConfig = CLEAR
-    """Certificates of the public ports and of the channels to the schedulers."""
-    api_keys: str | None = None
-    """File of the keys that clients must show; with None and no digests, no key is required."""
-    api_key_digests: tuple[bytes, ...] = ()
-    """SHA-256 of keys without limits, in addition to those in the file."""
-    reflection: bool = True
-    grace_s: float = 30.0
-    """Seconds that running requests may continue after SIGTERM."""
-    max_live_requests: int = 4096
-    """Most requests that run at a time; further ones get RESOURCE_EXHAUSTED."""
     max_prompt_bytes: int = 4 << 20
     """UTF-8 bytes of the longest text that is tokenised."""
-    max_grammar_cpu_s: float = 3.0
-    """CPU seconds for compiling a structured output; one that takes more is refused."""
-    max_grammar_bytes: int = 192 << 20
-    """Bytes of memory for compiling a structured output; one that takes more is refused."""
     max_unread_tokens: int = 16_384
     """Tokens that a client may leave unread before its request is aborted. Each alternative of a
     token's logprobs counts as a token."""
-    client_stall_timeout_s: float = 60.0
-    """Seconds after which a stream ends whose client reads nothing while output waits for it."""
-    seed: int | None = None
-    """Seed in [0, 2**64) of the sequence of seeds for requests without one; None is random."""
     tokenizer_threads: int = 2
-    trust_tenant_header: bool = False
-    """True if metadata `x-signalbox-tenant` names a request's tenant; see tenants.py."""
-    tool_call_parser: str = tool_call_formats.AUTO
-    """Format of tool calls in a model's text: one of tool_call_formats.CHOICES."""
-    reasoning_parser: str = reasoning_reader.AUTO
-    """Format of reasoning in a model's text: one of reasoning_reader.CHOICES."""
-    chat_template: str | None = None
-    """Source text of a chat template that replaces the model's."""
-    disable_additional_properties: bool = True
-    """True if objects of a JSON schema may have only the keys that it declares; see
-    closed_schema.py."""
     model_poll_s: float = 1.0
     """Seconds between two queries of the scheduler for the served model."""
-
-    def __post_init__(self) -> None:
-        addresses = self.scheduler_addresses
-        if not addresses or len(set(addresses)) < len(addresses) or not all(addresses):
-            raise ValueError(f"scheduler addresses are {addresses}; give at least one, each once")

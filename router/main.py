@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from hashlib import sha256
 from typing import TYPE_CHECKING
 
 from smg_grpc_proto import vllm_engine_pb2_grpc
@@ -18,6 +19,7 @@ from router.insight.request_observer import Observer
 from router.keys.api_keys import KeyRing
 from router.keys.key_interceptor import KeyInterceptor
 from router.keys.tenants import Tenants
+from router.prompt.known_templates import load_chat_template
 from router.request_admission import Admission
 from router.requests.live_requests import LiveRequests
 from router.schedulers.load_client import LoadClient
@@ -26,6 +28,7 @@ from router.vllm.servicer import OPERATIONS as VLLM_OPERATIONS
 from router.vllm.servicer import SERVICE_NAME as VLLM_SERVICE
 from router.vllm.servicer import VllmEngineServicer
 from rpc.interceptors.write_timeout import SlowClientInterceptor
+from rpc.limits.call_bounds import CallBounds
 from rpc.limits.large_messages import LargeMessages
 from rpc.metrics.metrics_server import metrics_server
 from rpc.metrics.registry import make_registry
@@ -53,14 +56,18 @@ class Router:
         self._messages = LargeMessages(self._count_malformed)
         self.server = Server(
             host=config.host,
-            port=config.port,
-            reflection=config.reflection,
+            port=config.grpc_port,
+            reflection=config.serves_reflection,
             interceptors=[
                 *([KeyInterceptor(keys)] if keys else []),
                 self._messages,
-                SlowClientInterceptor(config.client_stall_timeout_s),
+                SlowClientInterceptor(config.client_stall_timeout),
             ],
-            bounds=config.grpc_bounds,
+            bounds=CallBounds(
+                max_connections=config.max_grpc_connections,
+                max_streams=config.max_grpc_streams,
+                request_timeout_s=config.grpc_request_timeout,
+            ),
             tls=config.tls,
             on_malformed=self._count_malformed,
             remedy=GRPC_REMEDY,
@@ -68,12 +75,12 @@ class Router:
         self.schedulers = Schedulers(
             config.scheduler_addresses,
             tokenizer_threads=config.tokenizer_threads,
-            chat_template=config.chat_template,
+            chat_template=load_chat_template(config.chat_template),
             model_poll_s=config.model_poll_s,
-            resume_wait_s=config.resume_wait_s,
+            resume_wait_s=config.resume_wait,
             on_serving=self._set_serving,
             tls=config.tls,
-            model_names=config.model_names,
+            model_names=config.served_model_name,
         )
         self.admission = Admission(config, self.schedulers)
         self.live = LiveRequests(config.max_live_requests)
@@ -84,12 +91,12 @@ class Router:
             self.live,
             tool_call_parser=config.tool_call_parser,
             reasoning_parser=config.reasoning_parser,
-            observer=Observer(metrics, RequestLog(config.logged_requests)),
+            observer=Observer(metrics, RequestLog(config.log_requests)),
         )
         self._load = LoadClient(config.scheduler_addresses, tls=config.tls)
         tenants = Tenants(trust_header=config.trust_tenant_header, keys=keys)
         self.http: HttpServer | None = None
-        if config.http_port is not None:
+        if config.http:
             # This imports fastapi, which takes as long as all other imports of a router.
             from router.http.server_factory import make_http_server
 
@@ -181,16 +188,16 @@ async def run(
     router = Router(config, on_serving=on_serving)
     try:
         await router.start()
-        await run_until_signalled(router, grace_s=config.grace_s)
+        await run_until_signalled(router, grace_s=config.drain_timeout)
     finally:
         await router.stop()
 
 
 def _key_ring(config: RouterConfig, metrics: RouterMetrics) -> KeyRing | None:
-    if config.api_keys is None and not config.api_key_digests:
+    if config.api_keys is None and not config.api_key:
         return None
     return KeyRing(
         config.api_keys,
-        digests=config.api_key_digests,
+        digests=tuple(sha256(key.get_secret_value().encode()).digest() for key in config.api_key),
         on_refused=lambda: metrics.rejected("UNAUTHENTICATED"),
     )

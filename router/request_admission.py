@@ -53,8 +53,8 @@ class Admission:
         self._schedulers = schedulers
         self._grammars = GrammarChecker(
             disable_additional_properties=config.disable_additional_properties,
-            max_cpu_s=config.max_grammar_cpu_s,
-            max_memory_bytes=config.max_grammar_bytes,
+            max_cpu_s=config.max_grammar_cpu,
+            max_memory_bytes=config.max_grammar_memory << 20,
         )
         self._seeds = None if config.seed is None else RequestSeeds(config.seed)
 

@@ -151,7 +151,7 @@ def run(options: dict[str, Any]) -> int:
             raise
         text = _in_one_line(error)
         if command in _SERVICES:
-            from signalbox.stack.service_configs import in_words_of_flags
+            from signalbox.settings.loading import in_words_of_flags
 
             text = in_words_of_flags(text)
         print(f"signalbox {process_name(command)}: {text}", file=sys.stderr)

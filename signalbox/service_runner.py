@@ -12,14 +12,14 @@ from gpu_worker.batch.runner_protocol import Runner
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
 from gpu_worker.generation_fields import default_params
 from gpu_worker.worker_settings import WorkerSettings
-from router.router_settings import RouterSettings
+from router.config import RouterConfig, RouterSettings
 from rpc.settings.service_settings import Settings, TelemetrySettings
 from rpc.telemetry import tracing
-from scheduler_svc.config import SchedulerSettings
+from scheduler_svc.config import SchedulerConfig, SchedulerSettings
 from signalbox.settings.serve_settings import DemoSettings, ServeSettings
-from signalbox.stack import service_configs
 from signalbox.stack.child_processes import SERVING, STARTING, announce, has_listener
 from signalbox.startup_display import log_progress
+from signalbox.version import VERSION
 
 logger = logging.getLogger(__name__)
 
@@ -43,13 +43,12 @@ def run_demo(settings: ServeSettings) -> None:
 def run_router(settings: RouterSettings) -> None:
     from router.main import run
 
-    config = service_configs.router_config(settings)
     _configure_tracing("router", settings)
+    config = RouterConfig(**dict(settings), version=VERSION)
     asyncio.run(run(config, on_serving=partial(announce, SERVING)))
 
 
 def run_scheduler(settings: SchedulerSettings) -> None:
-    from scheduler_svc.config import SchedulerConfig
     from scheduler_svc.main import run
 
     _configure_tracing("scheduler", settings)

@@ -17,8 +17,10 @@ from router.keys.tenants import Tenants
 from router.openai.bodies.body_reader import BodyReader
 from router.openai.routes import Api
 from rpc.http.host_check import HttpAccess
+from rpc.http.port_limits import HttpLimits
 from rpc.metrics.merged_metrics import merged
 from rpc.metrics.registry import PREFIXES
+from rpc.settings.quantities import texts
 
 
 def make_http_server(
@@ -28,29 +30,33 @@ def make_http_server(
     keys: KeyRing | None,
     registry: CollectorRegistry,
 ) -> HttpServer:
-    """Returns the HTTP server of a router whose `http_port` is set."""
-    assert config.http_port is not None
+    """Returns the HTTP server of a router."""
     api = Api(
         generator,
         tenants=tenants,
         version=config.version,
         bodies=BodyReader(
-            max_bytes=config.max_http_body_bytes, refuses_unknown=config.refuses_unknown_fields
+            max_bytes=config.max_http_body_bytes,
+            refuses_unknown=config.unknown_fields == "refuse",
         ),
     )
     # Keys separate several clients, and no client may see the traffic of the others.
     shown = _metrics_page(config, registry) if keys is None else None
     app = make_app(api, version=config.version, metrics=shown)
     guarded = app if keys is None else KeyGate(app, keys)
-    shared = shared_with(guarded, config.allowed_origins)
-    bounded = StallGate(shared, timeout_s=config.client_stall_timeout_s)
+    origins = texts(config.allowed_origins or "")
+    bounded = StallGate(shared_with(guarded, origins), timeout_s=config.client_stall_timeout)
     return HttpServer(
         bounded,
         host=config.host,
         port=config.http_port,
         tls=config.tls,
-        access=HttpAccess(hosts=config.allowed_hosts, origins=config.allowed_origins),
-        limits=config.http_limits,
+        access=HttpAccess(hosts=texts(config.allowed_hosts or ""), origins=origins),
+        limits=HttpLimits(
+            max_connections=config.max_http_connections,
+            max_connections_per_address=config.max_http_connections_per_address,
+            min_body_rate=config.min_http_body_rate,
+        ),
     )
 
 
@@ -58,11 +64,13 @@ def _metrics_page(
     config: RouterConfig, registry: CollectorRegistry
 ) -> Callable[[], Awaitable[Collector]]:
     """Returns the function that collects the metrics of the HTTP API's page."""
+    named = (one.partition("=") for one in texts(config.metrics_sources or ""))
+    sources = {name: socket for name, _, socket in named}
+    prefix = PREFIXES[config.metrics_prefix]
 
     async def collect() -> Collector:
-        if not config.metrics_sources:
+        if not sources:
             return registry
-        prefix = PREFIXES[config.metrics.prefix]
-        return await merged(registry, name="router", sources=config.metrics_sources, prefix=prefix)
+        return await merged(registry, name="router", sources=sources, prefix=prefix)
 
     return collect

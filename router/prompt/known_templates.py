@@ -21,11 +21,13 @@ def known_templates() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in _FOLDER.glob("*.jinja")))
 
 
-def load_chat_template(name: str) -> str:
-    """Returns the source of a known template, or of a file.
+def load_chat_template(name: str | None) -> str | None:
+    """Returns the source of a known template, or of a file; None for None.
 
     Raises ValueError if `name` is neither, or if the file holds no valid template.
     """
+    if name is None:
+        return None
     is_known = name in known_templates()
     path = _FOLDER / f"{name}.jinja" if is_known else Path(name).expanduser()
     try:

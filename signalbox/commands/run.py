@@ -21,10 +21,9 @@ from signalbox.commands import chat
 from signalbox.flags.parser import Parser
 from signalbox.flags.service_flags import add_flags as add_service_flags
 from signalbox.settings.environment import ENV_PREFIX
-from signalbox.settings.loading import load
+from signalbox.settings.loading import in_words_of_flags, load
 from signalbox.settings.serve_settings import RunSettings
 from signalbox.stack.local_stack import LocalStack, running
-from signalbox.stack.service_configs import in_words_of_flags
 from signalbox_client import RequestError
 
 EXAMPLES = """\

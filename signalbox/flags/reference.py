@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic.fields import FieldInfo
 
 from gpu_worker.worker_settings import WorkerSettings
-from router.router_settings import RouterSettings
+from router.config import RouterSettings
 from rpc.settings.service_settings import Settings, flag_name
 from scheduler_svc.config import SchedulerSettings
 from signalbox.flags.service_flags import choices_of, group_of

@@ -188,9 +188,7 @@ class EngineArgs(VllmOptions):
             seed=self.seed,
             stream_interval=self.stream_interval,
             disable_additional_properties=self.disable_additional_properties,
-            chat_template=(
-                None if self.chat_template is None else load_chat_template(self.chat_template)
-            ),
+            chat_template=load_chat_template(self.chat_template),
             tokenizer_files=None if own else _tokenizer_files(str(self.tokenizer)),
             max_logprobs=None if self.max_logprobs == ALL_TOKENS else self.max_logprobs,
             profile_folder=(self.profiler_config or {}).get("torch_profiler_dir"),

@@ -1,5 +1,6 @@
 """Reads the settings of a command from flags, environment and file, in that order of precedence."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -8,7 +9,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from gpu_worker.worker_settings import WorkerSettings
-from router.router_settings import RouterSettings
+from router.config import RouterSettings
 from rpc.settings.secrets import is_secret
 from rpc.settings.service_settings import Settings, SettingsGroup, flag_name
 from scheduler_svc.config import SchedulerSettings
@@ -37,6 +38,9 @@ SERVICES: tuple[type[Settings], ...] = (
 )
 KNOWN = {field for service in SERVICES for field in service.model_fields}
 """Names of all settings: one file may serve several commands, so it may have any service's."""
+_NAMES = "|".join(sorted((name for name in KNOWN if "_" in name), key=len, reverse=True))
+# A name of one word counts as a field only at a message's start: "device is 'cuda', but".
+_FIELD = re.compile(rf"(?<![\w-])(?:{_NAMES})(?!\w)|\A(?:device|dtype|quantization)(?= is )")
 
 
 def load(
@@ -155,3 +159,8 @@ def describe(
     if field in settings_class.model_fields and is_secret(settings_class.model_fields[field]):
         return f"{name}: {reason[0].lower()}{reason[1:]}"
     return f"{name} is {first['input']!r}: {reason[0].lower()}{reason[1:]}"
+
+
+def in_words_of_flags(message: str) -> str:
+    """Returns a service's message with field names replaced by flags."""
+    return _FIELD.sub(lambda found: flag_name(found[0]), message)

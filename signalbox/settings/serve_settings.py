@@ -6,7 +6,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from gpu_worker.worker_settings import EngineSettings
-from router.router_settings import ApiSettings
+from router.config import ApiSettings
 from rpc.settings.addresses import Host
 from rpc.settings.service_settings import TelemetrySettings, flag_name
 from scheduler_svc.config import SchedulingSettings

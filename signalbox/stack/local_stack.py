@@ -15,7 +15,7 @@ from pathlib import Path
 
 from contract.startup import StartupPhase, StartupProgress
 from gpu_worker.worker_settings import WorkerSettings
-from router.router_settings import RouterSettings
+from router.config import RouterSettings
 from rpc.transport.listening_ports import BindError, check_free, join_address
 from scheduler_svc.config import SchedulerSettings
 from signalbox.flags.service_flags import to_environment, to_flags

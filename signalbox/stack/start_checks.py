@@ -30,8 +30,7 @@ def check_start(settings: ServeSettings) -> None:
     check_files(settings.tls)
     if settings.api_keys is not None:
         read_keys(Path(settings.api_keys))
-    if settings.chat_template is not None:
-        load_chat_template(settings.chat_template)
+    load_chat_template(settings.chat_template)
     _check_ports(settings)
     check_model(settings, num_workers=settings.workers)
 

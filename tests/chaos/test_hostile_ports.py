@@ -11,7 +11,6 @@ import psutil
 import pytest
 
 from protos.inference.v1 import inference_pb2_grpc as pb_grpc
-from router.config import RouterConfig
 from router.main import Router
 from rpc.transport.channel import open_channel
 from rpc.transport.tls import CLEAR, TlsConfig
@@ -21,6 +20,7 @@ from tests.chaos.hostile import ATTACKS, half_open
 from tests.integration.stack import running_worker, simulated
 from tests.integration.test_mtls import worker as mtls_worker
 from tests.integration.test_stack import ask, make_request
+from tests.router.stack import make_config
 from tests.rpc.certificates import Authority, tls_settings
 from tests.waiting import eventually
 
@@ -61,13 +61,7 @@ async def running(tls: dict[str, TlsConfig]) -> AsyncIterator[Attacked]:
             )
         serves = asyncio.Event()
         router = Router(
-            RouterConfig(
-                port=0,
-                http_port=0,
-                scheduler_addresses=(scheduler.address,),
-                model_poll_s=0.05,
-                tls=tls["router"],
-            ),
+            make_config(scheduler.address, http_port=0, **tls_settings(tls["router"])),
             on_serving=lambda _name: serves.set(),
         )
         await router.start()

@@ -11,8 +11,8 @@ import yaml
 
 from gpu_worker.servicer import SERVICE_NAME as WORKER_SERVICE
 from gpu_worker.worker_settings import WorkerSettings
+from router.config import RouterSettings
 from router.inference.servicer import SERVICE_NAME as ROUTER_SERVICE
-from router.router_settings import RouterSettings
 from rpc.interceptors.peer_roles import ROLES, PeerNames
 from rpc.transport.listening_ports import check_exposure
 from scheduler_svc.config import SchedulerSettings

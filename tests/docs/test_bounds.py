@@ -5,7 +5,6 @@ router/prompt/conversation.py, or a config's field such as `RouterConfig.max_pro
 router/config.py. The second column has the value of each, in any of the units below.
 """
 
-import dataclasses
 import importlib
 import math
 import re
@@ -82,16 +81,13 @@ def _in_bytes(field: FieldInfo) -> Any:
 
 
 def constant(name: str, file: str) -> Any:
-    """Returns a module's constant, or the default of a dataclass's field."""
+    """Returns a module's constant, or the default of a field."""
     found: Any = importlib.import_module(file.removesuffix(".py").replace("/", "."))
     for part in name.split("."):
-        if dataclasses.is_dataclass(found):
-            fields = {field.name: field.default for field in dataclasses.fields(found)}
-            assert part in fields, f"{name} is not in {file}"
-            return fields[part]
-        assert hasattr(found, part), f"{name} is not in {file}"
-        found = getattr(found, part)
-    return found
+        fields = getattr(found, "model_fields", None) or vars(found)
+        assert part in fields, f"{name} is not in {file}"
+        found = fields[part]
+    return found.default if isinstance(found, FieldInfo) else found
 
 
 def faults(row: Row) -> Iterator[str]:

@@ -40,9 +40,9 @@ sockets of your own (`asyncio.open_connection(target.host, target.http_port)`). 
 `options=Options(router=("--api-key=secret",))`; each different `Options` costs a start of about ten
 seconds, so few are best. Streams have no key: give options that let them in.
 
-`unbounded` names constants, or defaults of a config's fields (`router.config.RouterConfig.name`),
-by the module that *reads* them: a `from limits import MAX` copies the value. A case whose mending
-is not there yet has `waits_for="..."`, and then must fail; take it out together with the fault.
+`unbounded` names constants by the module that *reads* them: a `from limits import MAX` copies the
+value. A case whose mending is not there yet has `waits_for="..."`, and then must fail; take it out
+together with the fault.
 Scale an attack so that it shows its fault in a second or two: `make test` runs each once, but for
 those with `is_long=True`, which `make test-alone` runs.
 """

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -16,7 +17,6 @@ from gpu_worker.worker import Worker
 from protos.scheduler.v1 import scheduler_pb2 as pb
 from protos.scheduler.v1 import scheduler_pb2_grpc as pb_grpc
 from protos.worker.v1 import worker_pb2_grpc
-from router.config import RouterConfig
 from router.main import Router as RouterService
 from rpc.transport.channel import open_channel
 from rpc.transport.server import Server
@@ -24,6 +24,7 @@ from scheduler_svc.cluster import Cluster
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.main import serving
 from tests.chaos.fault_proxy import FaultProxy
+from tests.router.stack import make_config
 from tests.waiting import EVENT_S, eventually
 
 
@@ -101,13 +102,10 @@ async def running_worker(
 
 @contextlib.asynccontextmanager
 async def running_router(
-    *scheduler_addresses: str, http_port: int | None = None
+    *scheduler_addresses: str, **settings: Any
 ) -> AsyncIterator[RouterService]:
     """A router that knows the model."""
-    config = RouterConfig(
-        port=0, http_port=http_port, scheduler_addresses=scheduler_addresses, model_poll_s=0.05
-    )
-    service = RouterService(config)
+    service = RouterService(make_config(*scheduler_addresses, **settings))
     await service.start()
     try:
         await until_serving(service.server.address)

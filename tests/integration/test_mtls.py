@@ -15,7 +15,6 @@ from gpu_worker.worker import Worker
 from protos.inference.v1 import inference_pb2, inference_pb2_grpc
 from protos.scheduler.v1 import scheduler_pb2_grpc, stats_pb2
 from protos.worker.v1 import worker_pb2, worker_pb2_grpc
-from router.config import RouterConfig
 from router.main import Router
 from rpc.transport.channel import open_channel
 from rpc.transport.server import Server
@@ -23,6 +22,7 @@ from rpc.transport.tls import TlsConfig
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.main import serving
 from tests.integration.stack import simulated
+from tests.router.stack import make_config
 from tests.rpc.certificates import Authority, tls_settings
 
 STACK_S = 60
@@ -71,11 +71,7 @@ async def test_a_request_passes_every_hop_under_mtls(authority: Authority) -> No
         # Its address is in no certificate: it is known by the name that it registered with.
         await stack.enter_async_context(worker(scheduler.address, authority.member("worker.one")))
         router = Router(
-            RouterConfig(
-                port=0,
-                scheduler_addresses=(scheduler.address,),
-                tls=authority.member("router", "127.0.0.1"),
-            ),
+            make_config(scheduler.address, **tls_settings(authority.member("router", "127.0.0.1"))),
             on_serving=lambda _name: serves.set(),
         )
         await router.start()

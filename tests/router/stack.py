@@ -70,10 +70,13 @@ def make_generate(**fields: Any) -> pb.GenerateRequest:
     return pb.GenerateRequest(**fields)
 
 
-def make_config(scheduler_address: str, **changes: Any) -> RouterConfig:
+def make_config(*scheduler_addresses: str, **changes: Any) -> RouterConfig:
+    """Returns the configuration of a router on free ports; without `http_port` it serves no
+    HTTP."""
     fields: dict[str, Any] = {
-        "port": 0,
-        "scheduler_addresses": (scheduler_address,),
+        "grpc_port": 0,
+        "http": "http_port" in changes,
+        "scheduler": ",".join(scheduler_addresses),
         "model_poll_s": 0.05,
     }
     return RouterConfig(**fields | changes)

@@ -21,7 +21,7 @@ import asyncio, logging, sys
 from router.config import RouterConfig
 from router.main import run
 logging.basicConfig(level="INFO", stream=sys.stdout, format="%(message)s")
-asyncio.run(run(RouterConfig(port=0, scheduler_addresses=(sys.argv[1],))))
+asyncio.run(run(RouterConfig(grpc_port=0, http=False, scheduler=sys.argv[1])))
 """
 
 
@@ -66,18 +66,17 @@ async def test_a_drain_lets_requests_finish() -> None:
 
 
 async def test_a_port_in_use_is_an_error_of_one_line() -> None:
-    first = Router(RouterConfig(port=0))
+    first = Router(RouterConfig(grpc_port=0, http=False))
     port = await first.start()
     with pytest.raises(PortInUse, match=str(port)):
-        await run(RouterConfig(port=port))
+        await run(RouterConfig(grpc_port=port, http=False))
     await first.server.drain(grace_s=0)
     await first.stop()
 
 
-@pytest.mark.parametrize("addresses", [(), ("a:1", "a:1")])
-def test_schedulers_are_given_once_each(addresses: tuple[str, ...]) -> None:
+def test_schedulers_are_given_once_each() -> None:
     with pytest.raises(ValueError, match="give at least one, each once"):
-        RouterConfig(scheduler_addresses=addresses)
+        RouterConfig(scheduler="a:1, a:1")
 
 
 def test_a_router_needs_no_model_code() -> None:

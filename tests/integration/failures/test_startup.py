@@ -16,11 +16,11 @@ from gpu_worker.simulated.simulated_runner import SimulatedConfig, SimulatedRunn
 from gpu_worker.startup_client import Startup
 from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc as pb_grpc
-from router.config import RouterConfig
 from router.main import Router
 from rpc.transport.channel import open_channel
 from scheduler_svc.config import SchedulerConfig
 from tests.integration.stack import running_scheduler, until_serving
+from tests.router.stack import make_config
 
 WAIT_S = 60
 
@@ -57,10 +57,7 @@ class StartingWorker:
 @contextlib.asynccontextmanager
 async def starting_router(scheduler_address: str) -> AsyncIterator[Router]:
     """A router that listens and knows no model."""
-    config = RouterConfig(
-        port=0, http_port=0, scheduler_addresses=(scheduler_address,), model_poll_s=0.05
-    )
-    router = Router(config)
+    router = Router(make_config(scheduler_address, http_port=0))
     await router.start()
     try:
         yield router

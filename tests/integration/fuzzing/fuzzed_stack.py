@@ -18,7 +18,6 @@ from google.rpc import error_details_pb2, status_pb2
 
 from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc
-from router.config import RouterConfig
 from router.inference.servicer import SERVICE_NAME
 from router.main import Router
 from scheduler_svc.config import SchedulerConfig
@@ -29,6 +28,7 @@ from tests.integration.stack import (
     simulated,
     until_serving,
 )
+from tests.router.stack import make_config
 from tests.waiting import EVENT_S, eventually
 
 T = TypeVar("T")
@@ -141,8 +141,7 @@ async def _running() -> AsyncIterator[Services]:
     async with contextlib.AsyncExitStack() as stack:
         scheduler = await stack.enter_async_context(running_scheduler(config))
         await stack.enter_async_context(running_worker(scheduler.address, worker))
-        addresses = (scheduler.address,)
-        router = Router(RouterConfig(port=0, http_port=0, scheduler_addresses=addresses))
+        router = Router(make_config(scheduler.address, http_port=0))
         await router.start()
         try:
             address = router.server.address

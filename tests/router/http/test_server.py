@@ -34,7 +34,7 @@ def beginning(add: scheduler_pb2.Request) -> Outputs:
 
 
 async def test_each_name_of_the_model_is_listed_and_taken() -> None:
-    async with make_http(model_names=("gpt-4o", "org/other", "tiny")) as http:
+    async with make_http(served_model_name=("gpt-4o", "org/other", "tiny")) as http:
         cards = [model async for model in http.sdk.models.list()]
         assert [card.id for card in cards] == ["tiny", "gpt-4o", "org/other"]
         assert (await http.sdk.models.retrieve("org/other")).id == "org/other"
@@ -151,7 +151,7 @@ async def test_pages_of_allowed_origins_may_call(origins: str, tmp_path: Path) -
               "access-control-request-headers": "authorization,content-type"}  # fmt: skip
     keys = tmp_path / "keys.yaml"
     keys.write_text("[]")
-    async with make_http(allowed_origins=(origins,)) as http:
+    async with make_http(allowed_origins=origins) as http:
         answer = await http.raw.post("/tokenize", json={"prompt": "Hi"}, headers=ours)
         assert answer.headers["access-control-allow-origin"] == origins
         refused = await http.raw.post("/tokenize", json={}, headers=ours)
@@ -159,7 +159,7 @@ async def test_pages_of_allowed_origins_may_call(origins: str, tmp_path: Path) -
         assert refused.headers["access-control-allow-origin"] == origins
         answer = await http.raw.get("/version", headers=other)
         assert ("access-control-allow-origin" in answer.headers) is (origins == "*")
-    async with make_http(allowed_origins=(origins,), api_keys=str(keys)) as http:
+    async with make_http(allowed_origins=origins, api_keys=str(keys)) as http:
         preflight = await http.raw.options("/v1/chat/completions", headers=ours | asking)
         assert preflight.status_code == 200
         assert preflight.headers["access-control-allow-origin"] == origins
@@ -255,10 +255,10 @@ async def test_a_drain_cuts_off_what_takes_too_long() -> None:
 
 
 async def test_a_port_in_use_is_an_error_with_a_remedy() -> None:
-    first = Router(RouterConfig(port=0, http_port=0))
+    first = Router(RouterConfig(grpc_port=0, http_port=0))
     await first.start()
     assert first.http is not None
-    second = Router(RouterConfig(port=0, http_port=first.http.port))
+    second = Router(RouterConfig(grpc_port=0, http_port=first.http.port))
     with pytest.raises(PortInUse, match=rf"{first.http.port}.*--http-port"):
         await second.start()
     for router in (first, second):

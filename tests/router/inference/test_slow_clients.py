@@ -28,7 +28,7 @@ async def send_until_aborted(stack: Stack, *handles: int) -> int:
 
 
 async def test_a_grpc_client_that_never_reads_lets_go_of_what_it_held() -> None:
-    async with make_stack(client_stall_timeout_s=STALL_S, max_unread_tokens=1 << 30) as stack:
+    async with make_stack(client_stall_timeout=STALL_S, max_unread_tokens=1 << 30) as stack:
         reader = asyncio.create_task(stack.generate(request_id="reads"))
         async with grpc.aio.insecure_channel(stack.address) as channel:
             stalled = channel.unary_stream(
@@ -50,7 +50,7 @@ async def test_a_grpc_client_that_never_reads_lets_go_of_what_it_held() -> None:
 
 
 async def test_an_http_client_that_never_reads_lets_go_of_what_it_held() -> None:
-    settings = {"client_stall_timeout_s": STALL_S, "max_unread_tokens": 1 << 30}
+    settings = {"client_stall_timeout": STALL_S, "max_unread_tokens": 1 << 30}
     async with make_http(lambda add: (), **settings) as http:
         stack = http.stack
         _, port = str(http.raw.base_url).removeprefix("http://").rstrip("/").split(":")
@@ -68,7 +68,7 @@ async def test_an_http_client_that_never_reads_lets_go_of_what_it_held() -> None
 
 
 async def test_a_client_that_pauses_gets_everything() -> None:
-    async with make_stack(client_stall_timeout_s=60, max_unread_tokens=1 << 30) as stack:
+    async with make_stack(client_stall_timeout=60, max_unread_tokens=1 << 30) as stack:
         call = stack.client.Generate(make_generate())
         handle = (await stack.added()).handle
         for _ in range(100):

@@ -18,7 +18,6 @@ from protos.inference.v1 import inference_pb2 as pb
 from router.config import LoggedRequests
 from router.inference.servicer import SERVICE_NAME
 from router.vllm.servicer import SERVICE_NAME as VLLM_SERVICE
-from rpc.metrics.registry import MetricsConfig
 from rpc.telemetry import logs
 from tests.grpc_errors import code_of
 from tests.router.fakes import request_finished, step, token
@@ -109,7 +108,7 @@ async def test_the_tokens_of_a_request_that_does_not_end_well_are_timed_all_the_
     how: str, num_tokens: int
 ) -> None:
     """Clients who leave because tokens are slow would else make them look fast."""
-    async with make_stack(metrics=MetricsConfig(port=0)) as stack:
+    async with make_stack(metrics_port=0) as stack:
         call = stack.client.Generate(make_generate(request_id="a"))
         await stack.added()
         for _ in range(num_tokens):
@@ -194,8 +193,7 @@ async def test_a_slow_request_can_be_found_by_its_trace(exporter: InMemorySpanEx
 
 async def test_with_keys_clients_do_not_see_each_others_numbers(tmp_path: Path) -> None:
     keys = write_keys(tmp_path / "keys", entry())
-    metrics = MetricsConfig(port=0, prefix="vllm")
-    async with make_http(api_keys=keys, metrics=metrics) as http:
+    async with make_http(api_keys=keys, metrics_port=0, metrics_prefix="vllm") as http:
         headers = dict([BEARER])
         assert (await http.raw.get("/metrics")).status_code == 401
         assert (await http.raw.get("/metrics", headers=headers)).status_code == 404
@@ -227,7 +225,7 @@ def capture(lines: list[dict[str, str]]) -> Iterator[None]:
 @pytest.mark.parametrize("logged", LoggedRequests)
 async def test_prompts_are_in_the_log_only_if_asked_for(logged: LoggedRequests) -> None:
     lines: list[dict[str, str]] = []
-    async with make_stack(saying("an answer"), logged_requests=logged) as stack:
+    async with make_stack(saying("an answer"), log_requests=logged) as stack:
         with capture(lines):
             async for _ in stack.client.Generate(make_generate(request_id="mine", text="a secret")):
                 pass
@@ -243,7 +241,7 @@ async def test_prompts_are_in_the_log_only_if_asked_for(logged: LoggedRequests) 
 
 async def test_the_log_says_why_a_request_was_refused() -> None:
     lines: list[dict[str, str]] = []
-    async with make_stack(logged_requests=LoggedRequests.ENDS) as stack:
+    async with make_stack(log_requests=LoggedRequests.ENDS) as stack:
         with capture(lines), pytest.raises(grpc.aio.AioRpcError):
             async for _ in stack.client.Generate(
                 make_generate(request_id="mine", sampling_params={"max_tokens": 0})

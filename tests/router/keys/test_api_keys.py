@@ -93,18 +93,18 @@ async def test_a_key_for_other_models_is_denied(tmp_path: Path) -> None:
 
 async def test_a_key_for_an_alias_is_one_for_the_model(tmp_path: Path) -> None:
     keys = write_keys(tmp_path / "keys", entry(models=["another"]))
-    async with make_stack(saying("!"), api_keys=keys, model_names=("another",)) as stack:
+    async with make_stack(saying("!"), api_keys=keys, served_model_name="another") as stack:
         await generate(stack, BEARER)
         assert len(stack.scheduler.added) == 1
 
 
 async def test_keys_that_the_router_is_started_with_are_asked_for(tmp_path: Path) -> None:
-    digests = tuple(hashlib.sha256(key.encode()).digest() for key in ("one", "two"))
-    async with make_stack(saying("!"), api_key_digests=digests) as stack:
+    async with make_stack(saying("!"), api_key="one,two") as stack:
         assert await code_of(generate(stack)) is grpc.StatusCode.UNAUTHENTICATED
         await generate(stack, ("authorization", "Bearer one"))
         await generate(stack, ("authorization", "Bearer two"))
         assert [added.tenant for added in stack.scheduler.added] == ["api-key-1", "api-key-2"]
+    digests = tuple(hashlib.sha256(key.encode()).digest() for key in ("one", "two"))
     both = KeyRing(write_keys(tmp_path / "keys", entry()), digests=digests)
     assert both.authenticate([BEARER]).name == "blue"
     assert both.authenticate([("authorization", "Bearer two")]).name == "api-key-2"

@@ -10,8 +10,6 @@ from protos.inference.v1 import inference_pb2 as pb
 from router.prompt.chat_template import ChatTemplate
 from router.prompt.conversation import Conversation, Message, Tool, ToolCall, ToolChoice, ToolMode
 from router.prompt.known_templates import known_templates, load_chat_template
-from router.router_settings import RouterSettings
-from signalbox.stack.service_configs import router_config
 from tests.router.fakes import CHATML, make_files
 from tests.router.inference.test_chat import (
     ASSISTANT,
@@ -131,10 +129,9 @@ async def test_a_clients_template_without_tools_is_told_in_words() -> None:
 
 
 async def test_a_template_serves_instead_of_the_models() -> None:
-    chatml = load_chat_template("chatml")
     for template in (None, "{{ 'of the model' }}"):
         files = make_files(chat_template=template)
-        options = {"files": files, "max_model_len": 2048, "chat_template": chatml}
+        options = {"files": files, "max_model_len": 2048, "chat_template": "chatml"}
         async with make_stack(writing("ok"), **options) as stack:
             await ask(stack, make_chat())
             assert (await stack.client.GetModel(pb.GetModelRequest())).has_chat_template
@@ -146,13 +143,10 @@ async def test_a_template_serves_instead_of_the_models() -> None:
 
 
 def test_a_template_is_a_name_or_a_file(tmp_path: Path) -> None:
-    assert router_config(RouterSettings()).chat_template is None
-    named = router_config(RouterSettings(chat_template="chatml"))
-    assert named.chat_template == load_chat_template("chatml")
+    assert load_chat_template(None) is None
     file = tmp_path / "mine.jinja"
     file.write_text("{{ messages[0].content }}")
-    settings = RouterSettings(chat_template=str(file))
-    assert router_config(settings).chat_template == "{{ messages[0].content }}"
+    assert load_chat_template(str(file)) == "{{ messages[0].content }}"
     file.write_text("{% if %}")
     for wrong, why in (
         (str(file), "no valid template"),
@@ -160,4 +154,4 @@ def test_a_template_is_a_name_or_a_file(tmp_path: Path) -> None:
         ("chatmI", "No such file"),
     ):
         with pytest.raises(ValueError, match=why):
-            router_config(RouterSettings(chat_template=wrong))
+            load_chat_template(wrong)

@@ -117,7 +117,7 @@ async def test_a_search_that_goes_another_way_ends(stack: Stack) -> None:
 
 
 async def test_a_request_that_waits_too_long_for_a_scheduler_ends() -> None:
-    async with make_stack(resume_wait_s=0.2) as stack:
+    async with make_stack(resume_wait=0.2) as stack:
         call = asyncio.create_task(stack.generate())
         await stack.added()
         await stack.scheduler.stop()

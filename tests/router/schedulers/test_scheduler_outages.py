@@ -10,7 +10,6 @@ from google.rpc import error_details_pb2
 
 from protos.inference.v1 import inference_pb2 as pb
 from protos.scheduler.v1 import scheduler_pb2
-from router.config import RouterConfig
 from router.request_admission import EncodedPrompt
 from router.work_limits.payers import Payer
 from tests.grpc_errors import code_of, details_of
@@ -25,7 +24,7 @@ StatusCode = grpc.StatusCode
 
 
 async def test_a_broken_stream_ends_its_requests_and_is_mended() -> None:
-    async with make_stack(resume_wait_s=0.0) as stack:
+    async with make_stack(resume_wait=0.0) as stack:
         call = asyncio.create_task(stack.generate())
         await stack.added()
         stack.scheduler.end_stream()
@@ -74,7 +73,7 @@ async def test_the_router_waits_visibly(caplog: pytest.LogCaptureFixture) -> Non
     scheduler.has_worker = False
     address = await scheduler.start()
     await scheduler.stop()
-    async with routed(scheduler, RouterConfig(port=0, scheduler_addresses=(address,))) as stack:
+    async with routed(scheduler, make_config(address)) as stack:
         await stack.wait_serving(False)
         assert await code_of(stack.generate()) is StatusCode.UNAVAILABLE
         await wait_for_log(caplog, f"waiting for the scheduler at {address}")
@@ -130,7 +129,7 @@ async def test_a_lost_stream_leaves_no_task_behind() -> None:
     """gRPC's poller, which all loops share, may complain of another test's closed loop."""
     complaints: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
-    async with make_stack(resume_wait_s=0.0) as stack:
+    async with make_stack(resume_wait=0.0) as stack:
         for _ in range(3):
             stack.scheduler.added.clear()
             call = asyncio.create_task(stack.generate())

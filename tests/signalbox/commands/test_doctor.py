@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from signalbox.commands import doctor
+from signalbox.settings.loading import in_words_of_flags
 from signalbox.stack import machine_info
-from signalbox.stack.service_configs import in_words_of_flags
 from signalbox_kernels.native import ISA_VARIABLE
 from tests.signalbox.stacks import run_here, serve
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from router.router_settings import RouterSettings
+from router.config import RouterSettings
 from signalbox import cli
 from signalbox.settings.environment import own_variables
 from signalbox.settings.loading import check_environment, load

@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from gpu_worker.worker_settings import WorkerSettings
-from router.router_settings import RouterSettings
+from router.config import RouterSettings
 from rpc.settings.service_settings import Settings
 from scheduler_svc.config import SchedulerSettings
 from signalbox.flags.parser import Parser
@@ -13,9 +14,6 @@ from signalbox.flags.service_flags import add_flags, to_flags
 from signalbox.settings.loading import SERVICES, load
 from signalbox.settings.serve_settings import ServeSettings
 from signalbox.settings.sources import SettingsError
-from signalbox.stack.service_configs import (
-    router_config,
-)
 
 
 @pytest.fixture(autouse=True)
@@ -219,16 +217,14 @@ def test_flags_carry_settings_to_another_process() -> None:
     assert router.reflection is False
 
 
-def test_settings_become_frozen_configurations() -> None:
+def test_settings_are_frozen_and_have_values_in_other_units() -> None:
     worker = load(WorkerSettings, {"model": "m", "kv_cache_memory": 0.5, "swap_space": 0})
     assert (worker.kv_cache_bytes, worker.swap_space_bytes) == (1 << 29, 0)
-    router = router_config(load(RouterSettings, {"scheduler": "a:1"}))
-    assert router.scheduler_addresses == ("a:1",)
-    several = router_config(load(RouterSettings, {"scheduler": "a:1, b:2", "resume_wait": 5}))
-    assert (several.scheduler_addresses, several.resume_wait_s) == (("a:1", "b:2"), 5)
-    assert router_config(load(RouterSettings, {"trust_tenant_header": True})).trust_tenant_header
-    with pytest.raises(AttributeError):
-        router.port = 1  # type: ignore[misc]
+    assert load(RouterSettings, {"scheduler": "a:1"}).scheduler_addresses == ("a:1",)
+    router = load(RouterSettings, {"scheduler": "a:1, b:2"})
+    assert router.scheduler_addresses == ("a:1", "b:2")
+    with pytest.raises(ValidationError, match="frozen"):
+        router.scheduler = "c:1"
 
 
 @pytest.mark.parametrize(
@@ -243,7 +239,7 @@ def test_settings_become_frozen_configurations() -> None:
 def test_reflection_is_for_this_machine_unless_asked_for(
     flags: dict[str, object], served: bool
 ) -> None:
-    assert router_config(load(RouterSettings, flags)).reflection is served
+    assert load(RouterSettings, flags).serves_reflection is served
 
 
 def test_an_overriding_generation_config_is_json_or_a_mapping_of_the_file(tmp_path: Path) -> None:

@@ -102,12 +102,12 @@ async def test_the_docs_of_the_server_may_try_it_and_a_named_page_may_call_it() 
     typed = "Content-Type: application/json\r\n"
     ours = f"{typed}Origin: http://localhost\r\nSec-Fetch-Site: same-origin\r\n"
     page = f"{typed}Origin: https://a.example\r\nSec-Fetch-Site: cross-site\r\n"
-    async with make_http(allowed_origins=("https://a.example",)) as http:
+    async with make_http(allowed_origins="https://a.example") as http:
         assert (await post(http, "/tokenize", ours, body))[0] == 200
         assert (await post(http, "/tokenize", page, body))[0] == 200
         other = page.replace("a.example", "b.example")
         assert (await post(http, "/tokenize", other, body))[0] == 403
-    async with make_http(allowed_hosts=("llm.example",)) as http:
+    async with make_http(allowed_hosts="llm.example") as http:
         proxied = {"host": "llm.example"}
         assert (await http.raw.get("/v1/models", headers=proxied)).status_code == 200
         assert (await http.raw.get("/v1/models", headers={"host": "a.b"})).status_code == 403

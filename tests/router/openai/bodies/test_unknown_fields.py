@@ -79,7 +79,7 @@ async def test_many_unknown_names_are_refused_after_few_were_compared(
 
 @pytest.mark.parametrize("refuses", [False, True])
 async def test_an_error_holds_the_beginning_of_a_long_name(refuses: bool) -> None:
-    async with make_http(refuses_unknown_fields=refuses) as http:
+    async with make_http(unknown_fields="refuse" if refuses else "warn") as http:
         long = "max_tokens" + "s" * (1 << 20) if refuses else "presence_penalt" + "_" * (1 << 20)
         answer = await http.raw.post(COMPLETIONS, json={"prompt": "a", long: 1})
         assert answer.status_code == 400 and len(answer.content) < 1000
@@ -114,9 +114,9 @@ async def test_a_slip_is_refused_with_what_was_meant(
     assert http.stack.scheduler.added == []
 
 
-@pytest.mark.parametrize("refuses", [False, True])
-async def test_a_field_that_is_known_and_not_served_is_refused_by_name(refuses: bool) -> None:
-    async with make_http(refuses_unknown_fields=refuses) as http:
+@pytest.mark.parametrize("unknown_fields", ["warn", "refuse"])
+async def test_a_field_that_is_known_and_not_served_is_refused_by_name(unknown_fields: str) -> None:
+    async with make_http(unknown_fields=unknown_fields) as http:
         for path, name, value in (
             (CHAT, "functions", []),
             (CHAT, "echo", True),
@@ -134,7 +134,7 @@ async def test_a_field_that_is_known_and_not_served_is_refused_by_name(refuses: 
 
 
 async def test_unknown_fields_are_refused_if_the_server_is_told_to() -> None:
-    async with make_http(refuses_unknown_fields=True) as http:
+    async with make_http(unknown_fields="refuse") as http:
         for fields, param in (({"provider": 1}, "provider"), ({"stream_options": {"x": 1}}, "")):
             answer = await http.raw.post(COMPLETIONS, json={"prompt": "a", "stream": True} | fields)
             error = answer.json()["error"]

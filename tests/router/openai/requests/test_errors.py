@@ -100,7 +100,7 @@ BAD_COMPLETIONS: list[tuple[Any, str | None]] = [
 
 
 async def test_a_bad_completion_is_a_400_that_names_the_field() -> None:
-    async with make_http(refuses_unknown_fields=True) as http:
+    async with make_http(unknown_fields="refuse") as http:
         for body, param in BAD_COMPLETIONS:
             status, error = await refused(http, COMPLETIONS, body)
             assert (status, error["type"]) == (400, "invalid_request_error"), body
@@ -192,7 +192,7 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
 
 
 async def test_a_bad_chat_is_a_400_that_names_the_field() -> None:
-    async with make_http(refuses_unknown_fields=True) as http:
+    async with make_http(unknown_fields="refuse") as http:
         for fields, param in BAD_CHATS:
             status, error = await refused(http, CHAT, {"messages": HI, **fields})
             assert (status, error["param"]) == (400, param), fields
