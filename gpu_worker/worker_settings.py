@@ -5,8 +5,9 @@ from typing import ClassVar, Self
 from pydantic import Field, model_validator
 
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
-from rpc.settings.addresses import Address, Host, HostOrAddress
+from rpc.settings.addresses import Address, HostOrAddress, Port
 from rpc.settings.service_settings import (
+    HostSettings,
     InnerSettings,
     LimitSettings,
     NameSettings,
@@ -76,13 +77,12 @@ class EngineSettings(ModelConfig, CacheConfig, DeviceConfig, SimulationSettings)
         return self
 
 
-class WorkerSettings(EngineSettings, InnerSettings):
+class WorkerSettings(HostSettings, EngineSettings, InnerSettings):
     """`signalbox worker`."""
 
     GROUP: ClassVar[str] = "addresses"
 
-    host: Host = Field("127.0.0.1", description="address to listen on")
-    port: int = Field(0, ge=0, le=65535, description="port to listen on; 0 picks one")
+    port: Port = Field(0, description="port to listen on; 0 picks one")
     scheduler: Address = Field("127.0.0.1:50052", description="HOST:PORT of the scheduler to join")
     advertise: HostOrAddress | None = Field(
         None, description="HOST or HOST:PORT where the scheduler reaches this worker, if not --host"

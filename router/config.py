@@ -5,11 +5,12 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from router.output_parsers import reasoning_formats, tool_call_formats
 from router.prompt.known_templates import known_templates
-from rpc.settings.addresses import Addresses, Host
+from rpc.settings.addresses import Addresses, Port
 from rpc.settings.quantities import joined, texts
 from rpc.settings.secrets import Secrets
-from rpc.settings.service_settings import NameSettings, TelemetrySettings
+from rpc.settings.service_settings import HostSettings, NameSettings, TelemetrySettings
 from rpc.transport.tls import is_loopback
 
 
@@ -96,10 +97,8 @@ class ApiSettings(NameSettings):
         description="seconds after which a gRPC call ends whose request has not come whole",
     )
     http: bool = Field(True, description="serve OpenAI's HTTP API")
-    http_port: int = Field(
+    http_port: Port = Field(
         8000,
-        ge=0,
-        le=65535,
         description="port of the HTTP API, on --host, as is vLLM's --port; 0 picks one",
     )
     allowed_origins: Annotated[str | None, BeforeValidator(joined)] = Field(
@@ -132,15 +131,12 @@ class ApiSettings(NameSettings):
         description="what the HTTP API does with a field that it does not have: ignore it, and name"
         " it in the response's header x-signalbox-ignored-fields and in the log, or answer 400",
     )
-    tool_call_parser: Literal["auto", "hermes", "llama3_json", "mistral", "json", "none"] = Field(
+    tool_call_parser: Literal[tool_call_formats.CHOICES] = Field(  # type: ignore[valid-type]
         "auto",
         description="how tool calls are found in the model's text; auto goes by its chat template,"
         " none leaves them there",
     )
-
-    reasoning_parser: Literal[
-        "auto", "deepseek_r1", "qwen3", "granite", "mistral", "seed_oss", "none"
-    ] = Field(
+    reasoning_parser: Literal[reasoning_formats.CHOICES] = Field(  # type: ignore[valid-type]
         "auto",
         description="how reasoning (<think> and its kin) is found in the model's text; auto goes by"
         " its chat template and tokens, none leaves it there",
@@ -173,15 +169,19 @@ class ApiSettings(NameSettings):
     )
 
 
-class RouterSettings(ApiSettings, TelemetrySettings):
+class AddressSettings(HostSettings):
+    """Addresses of a router's ports, for all commands with one."""
+
+    GROUP: ClassVar[str] = "addresses"
+
+    grpc_port: Port = Field(50051, description="port of the gRPC API, on --host; 0 picks one")
+
+
+class RouterSettings(AddressSettings, ApiSettings, TelemetrySettings):
     """`signalbox router`."""
 
     GROUP: ClassVar[str] = "addresses"
 
-    host: Host = Field("127.0.0.1", description="address to listen on")
-    grpc_port: int = Field(
-        50051, ge=0, le=65535, description="port of the gRPC API, on --host; 0 picks one"
-    )
     scheduler: Addresses = Field(
         "127.0.0.1:50052",
         description="HOST:PORT of the scheduler, or of several with commas between them",

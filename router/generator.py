@@ -89,7 +89,7 @@ class Generator:
         observer: Observer | None = None,
     ) -> None:
         """Makes a generator; the parsers are one of `tool_call_formats.CHOICES` and of
-        `reasoning_reader.CHOICES`."""
+        `reasoning_formats.CHOICES`."""
         self.admission = admission
         self._schedulers = schedulers
         self._tool_call_parser = tool_call_parser

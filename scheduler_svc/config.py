@@ -7,8 +7,8 @@ from typing import Any, ClassVar, Self
 from pydantic import Field, model_validator
 
 from contract.model import WorkerCapacity
-from rpc.settings.addresses import Host
-from rpc.settings.service_settings import InnerSettings, LimitSettings, SettingsGroup
+from rpc.settings.addresses import Port
+from rpc.settings.service_settings import HostSettings, InnerSettings, LimitSettings, SettingsGroup
 from rpc.transport.tls import is_loopback
 
 POLICIES = ("fcfs", "priority", "shortest-prompt", "fair")
@@ -184,13 +184,12 @@ class SchedulingSettings(LimitSettings, PolicySettings, AdmissionBounds):
         )
 
 
-class SchedulerSettings(SchedulingSettings, InnerSettings):
+class SchedulerSettings(HostSettings, SchedulingSettings, InnerSettings):
     """`signalbox scheduler`."""
 
     GROUP: ClassVar[str] = "addresses"
 
-    host: Host = Field("127.0.0.1", description="address to listen on")
-    port: int = Field(50052, ge=0, le=65535, description="port to listen on; 0 picks one")
+    port: Port = Field(50052, description="port to listen on; 0 picks one")
 
     @property
     def reflection(self) -> bool:

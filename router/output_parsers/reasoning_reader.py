@@ -4,41 +4,18 @@ Reasoning is the text between two markers at the beginning of an answer; if the 
 first marker, the answer begins inside. White space around reasoning and answer is dropped.
 """
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
+from router.output_parsers.reasoning_formats import AUTO, FORMATS, NONE, THINK, ReasoningFormat
 from router.prompt.conversation import Conversation
 from router.requests.request_output import Update
 from router.served_model import ServedModel
 
-AUTO, NONE = "auto", "none"
 _NUM_TAIL_TOKENS = 16
 """Tokens at the prompt's end that are searched for a marker at the end of the template."""
 MAX_HELD_SPACE = 4096
 """Characters of white space that are held back until more text follows. More are output at once,
 because rescanning all of them with each piece would take quadratic time."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReasoningFormat:
-    """Markers that a model family puts around its reasoning."""
-
-    start: str
-    end: str
-    begins_within: bool = False
-    """True if answers begin with reasoning even without a start marker."""
-
-
-_THINK = ReasoningFormat(start="<think>", end="</think>")
-FORMATS = {
-    "deepseek_r1": ReasoningFormat(start="<think>", end="</think>", begins_within=True),
-    "qwen3": _THINK,
-    "granite": ReasoningFormat(start="Here is my thought process:", end="Here is my response:"),
-    "mistral": ReasoningFormat(start="[THINK]", end="[/THINK]"),
-    "seed_oss": ReasoningFormat(start="<seed:think>", end="</seed:think>"),
-}
-"""Formats by vLLM's names."""
-CHOICES = (AUTO, *FORMATS, NONE)
 
 
 class Split(NamedTuple):
@@ -145,7 +122,8 @@ async def reasoning_reader(
     """Returns the reader of the answer's reasoning; None leaves the text unchanged.
 
     Args:
-        setting: one of CHOICES; AUTO decides by the chat template, then by the model's tokens.
+        setting: one of `reasoning_formats.CHOICES`; AUTO decides by the chat template, then by the
+            model's tokens.
     """
     tokenizer = model.tokenizer
     template = tokenizer.chat_template
@@ -167,7 +145,7 @@ async def reasoning_reader(
 
 
 def _detect(template: str, model: ServedModel) -> ReasoningFormat | None:
-    for format_ in (_THINK, FORMATS["mistral"], FORMATS["seed_oss"]):
+    for format_ in (THINK, FORMATS["mistral"], FORMATS["seed_oss"]):
         if format_.end in template or model.tokenizer.token_id(format_.end) is not None:
             return format_
     return None

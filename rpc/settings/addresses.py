@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 
 from rpc.http.host_check import allowed_host_fault
 from rpc.transport.addresses import address_fault, host_fault
@@ -44,4 +44,5 @@ Address = Annotated[str, AfterValidator(_address)]
 Addresses = Annotated[str, AfterValidator(_addresses)]
 """Addresses with commas between them."""
 Host = Annotated[str, AfterValidator(_host)]
+Port = Annotated[int, Field(ge=0, le=65535)]
 HostOrAddress = Annotated[str, AfterValidator(_host_or_address)]

@@ -11,12 +11,14 @@ from typing import Annotated, ClassVar, Literal, Self, TypeVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from rpc.interceptors.peer_roles import PeerNames
-from rpc.metrics.registry import MetricsConfig
-from rpc.settings.addresses import checked_hosts
+from rpc.metrics.registry import OURS, PREFIXES, MetricsConfig
+from rpc.settings.addresses import Host, checked_hosts
 from rpc.settings.quantities import Count, Texts, count, in_lower_case, joined, texts
+from rpc.telemetry import logs
 from rpc.transport.tls import TlsConfig
 
 G = TypeVar("G", bound="SettingsGroup")
+LogLevel = Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(in_lower_case)]
 
 
 def flag_name(field: str) -> str:
@@ -42,13 +44,19 @@ class Settings(SettingsGroup):
 
     GROUP: ClassVar[str] = "general"
 
-    log_level: Annotated[
-        Literal["debug", "info", "warning", "error"], BeforeValidator(in_lower_case)
-    ] = Field("info", description="least severe log lines on standard error")
-    log_format: Literal["text", "json"] = Field(
+    log_level: LogLevel = Field("info", description="least severe log lines on standard error")
+    log_format: Literal[logs.FORMATS] = Field(  # type: ignore[valid-type]
         "text", description="format of log lines; json is one object a line, for log collectors"
     )
     debug: bool = Field(False, description="show tracebacks instead of one-line errors")
+
+
+class HostSettings(SettingsGroup):
+    """Address of a service's ports."""
+
+    GROUP: ClassVar[str] = "addresses"
+
+    host: Host = Field("127.0.0.1", description="address to listen on")
 
 
 class TlsSettings(Settings):
@@ -126,8 +134,8 @@ class TelemetrySettings(TlsSettings):
         description="port where Prometheus reads /metrics, on --host; 0 picks one; with serve it is"
         " the router's, and scheduler and workers take the next ones (default: none)",
     )
-    metrics_prefix: Literal["signalbox", "vllm"] = Field(
-        "signalbox", description="prefix of metric names; vllm suits dashboards made for it"
+    metrics_prefix: Literal[tuple(PREFIXES)] = Field(  # type: ignore[valid-type]
+        OURS, description="prefix of metric names; vllm suits dashboards made for it"
     )
     drain_timeout: float = Field(
         30.0,

@@ -1,26 +1,24 @@
 """Settings of the commands that start all three services on this machine."""
 
 from collections.abc import Iterator
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
 from gpu_worker.worker_settings import EngineSettings
-from router.config import ApiSettings
-from rpc.settings.addresses import Host
-from rpc.settings.service_settings import TelemetrySettings, flag_name
+from router.config import AddressSettings, ApiSettings
+from rpc.settings.addresses import Port
+from rpc.settings.service_settings import LogLevel, TelemetrySettings, flag_name
 from scheduler_svc.config import SchedulingSettings
 
 
-class ServeSettings(EngineSettings, SchedulingSettings, ApiSettings, TelemetrySettings):
+class ServeSettings(
+    AddressSettings, EngineSettings, SchedulingSettings, ApiSettings, TelemetrySettings
+):
     """`signalbox serve`: all three services on this machine."""
 
     GROUP: ClassVar[str] = "addresses"
 
-    host: Host = Field("127.0.0.1", description="address to listen on")
-    grpc_port: int = Field(
-        50051, ge=0, le=65535, description="port of the gRPC API, on --host; 0 picks one"
-    )
     workers: int = Field(1, gt=0, description="worker processes to start")
 
     def _ports(self) -> Iterator[tuple[str, int]]:
@@ -40,15 +38,18 @@ class ServeSettings(EngineSettings, SchedulingSettings, ApiSettings, TelemetrySe
         return self
 
 
+def _changed(name: str, default: Any) -> Any:
+    """Returns the declaration of a setting of serve with another default."""
+    return Field(default, description=ServeSettings.model_fields[name].description)
+
+
 class DemoSettings(ServeSettings):
     """`signalbox demo`: like serve, on ports that are free."""
 
     COMMAND: ClassVar[str] = "demo"
 
-    grpc_port: int = Field(
-        0, ge=0, le=65535, description="port of the gRPC API, on --host; 0 picks one"
-    )
-    http: bool = Field(False, description="serve OpenAI's HTTP API")
+    grpc_port: Port = _changed("grpc_port", 0)
+    http: bool = _changed("http", False)
 
     @model_validator(mode="after")
     def _is_in_the_clear(self) -> Self:
@@ -63,6 +64,4 @@ class RunSettings(DemoSettings):
 
     COMMAND: ClassVar[str] = "run"
 
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "warning", description="least severe log lines on standard error"
-    )
+    log_level: LogLevel = _changed("log_level", "warning")

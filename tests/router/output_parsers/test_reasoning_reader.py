@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protos.inference.v1 import inference_pb2 as pb
-from router.output_parsers.reasoning_reader import FORMATS, MAX_HELD_SPACE, ReasoningParser
+from router.output_parsers.reasoning_formats import FORMATS
+from router.output_parsers.reasoning_reader import MAX_HELD_SPACE, ReasoningParser
 from signalbox.client.terminal_answer import show
 from signalbox_client import AsyncClient
 from tests.router.fakes import make_files

@@ -1,5 +1,6 @@
 """Flags beat the environment, which beats the file, which beats the default."""
 
+import inspect
 from pathlib import Path
 
 import pytest
@@ -186,6 +187,16 @@ def test_a_setting_that_was_removed_is_named_with_its_remedy(
 @pytest.mark.parametrize("settings_class", SERVICES)
 def test_every_setting_has_a_description(settings_class: type[Settings]) -> None:
     assert all(field.description for field in settings_class.model_fields.values())
+
+
+def test_a_setting_of_several_commands_is_declared_once() -> None:
+    owners: dict[str, set[type]] = {}
+    for settings_class in SERVICES:
+        for one in settings_class.__mro__:
+            for name in inspect.get_annotations(one).keys() & settings_class.model_fields.keys():
+                owners.setdefault(name, set()).add(one)
+    several = {name for name, found in owners.items() if len(found) > 1}
+    assert several == {"port", "scheduler"}  # each service has a port and peers of its own
 
 
 def parse_flags(arguments: list[str]) -> dict[str, object]:

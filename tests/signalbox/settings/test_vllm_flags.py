@@ -13,7 +13,7 @@ from scheduler_svc.config import SchedulerSettings
 from signalbox import cli
 from signalbox.flags.service_flags import to_environment, to_flags
 from signalbox.settings.loading import SERVICES, load
-from signalbox.settings.serve_settings import ServeSettings
+from signalbox.settings.serve_settings import RunSettings, ServeSettings
 from signalbox.settings.sources import SettingsError
 from signalbox.settings.vllm_flags import (
     SHORT_FLAGS,
@@ -274,7 +274,7 @@ def test_vllms_variables_are_read_or_named(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("VLLM_USE_V1", "1")
     monkeypatch.setenv("VLLM_ATTENTION_BACKEND", "secret")
     settings, told = parse("--simulate")
-    assert settings.log_level == "debug"
+    assert settings.log_level == load(RunSettings, {"simulate": True}).log_level == "debug"
     assert told == ["VLLM_ATTENTION_BACKEND, VLLM_USE_V1 have no effect here"]
     monkeypatch.setenv("SIGNALBOX_LOG_LEVEL", "error")
     assert parse("--simulate")[0].log_level == "error"
