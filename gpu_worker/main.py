@@ -9,19 +9,17 @@ from functools import partial
 
 from gpu_worker.batch.runner_protocol import Runner
 from gpu_worker.registration_client import HAND_OVER_S, Registration
-from gpu_worker.sampling.grammars import MEMORY_BYTES as GRAMMAR_BYTES
 from gpu_worker.servicer import SERVICE_NAME, WorkerServicer
 from gpu_worker.startup_client import Startup, reporting
 from gpu_worker.worker import Worker
+from gpu_worker.worker_settings import WorkerSettings
 from protos.worker.v1 import worker_pb2_grpc
 from rpc.interceptors.peer_roles import OPERATOR, SCHEDULER
 from rpc.metrics.metrics_server import REMEDY as METRICS_REMEDY
 from rpc.metrics.metrics_server import serving_metrics
-from rpc.metrics.registry import NO_METRICS, MetricsConfig
 from rpc.transport.listening_ports import check_free, join_address
 from rpc.transport.server import INTERNAL_MAX_RECEIVE_BYTES, Server
 from rpc.transport.shutdown import run_until_signalled
-from rpc.transport.tls import CLEAR, TlsConfig
 
 logger = logging.getLogger(__name__)
 
@@ -35,39 +33,26 @@ _UNSPECIFIED_HOSTS = {"", "0.0.0.0", "::"}
 
 
 async def run(
-    make_runner: Callable[[], Runner],
-    *,
-    host: str,
-    port: int,
-    scheduler_address: str,
-    advertise_address: str | None = None,
-    grace_s: float = 30.0,
-    grammar_bytes: int = GRAMMAR_BYTES,
-    tls: TlsConfig = CLEAR,
-    metrics: MetricsConfig = NO_METRICS,
-    startup: Startup | None = None,
+    make_runner: Callable[[], Runner], settings: WorkerSettings, startup: Startup | None = None
 ) -> None:
     """Serves until SIGTERM or SIGINT.
 
     Args:
         make_runner: called on the execution thread; loads the model.
-        advertise_address: where the scheduler reaches this worker, "host" or "host:port"; by
-            default where it listens.
-        grace_s: longest time to finish what is running, before it is handed over.
-        grammar_bytes: what compiled structured outputs may count for together.
         startup: what loading reports to; the scheduler is told until it has accepted the worker.
 
     Raises RegistrationRefused, BindError, TlsError, DeviceLost, or whatever loading the model
     raises.
     """
-    check_free(host, port)  # before the model is loaded, which may take minutes
+    host, tls, metrics = settings.host, settings.tls, settings.metrics
+    check_free(host, settings.port)  # before the model is loaded, which may take minutes
     if metrics.port:
         check_free(host, metrics.port, remedy=METRICS_REMEDY)
-    async with reporting(startup or Startup(), scheduler_address, tls=tls) as end_reports:
-        worker = await Worker.load(make_runner, grammar_bytes=grammar_bytes)
+    async with reporting(startup or Startup(), settings.scheduler, tls=tls) as end_reports:
+        worker = await Worker.load(make_runner, grammar_bytes=settings.grammar_memory << 20)
         server = Server(
             host=host,
-            port=port,
+            port=settings.port,
             max_receive_bytes=INTERNAL_MAX_RECEIVE_BYTES,
             tls=tls,
             callers=CALLERS,
@@ -83,15 +68,15 @@ async def run(
             _log_ready(worker, server)
             registration = Registration(
                 worker=worker,
-                scheduler_address=scheduler_address,
+                scheduler_address=settings.scheduler,
                 advertised_address=advertised_address(
-                    host=host, port=bound_port, advertise=advertise_address
+                    host=host, port=bound_port, advertise=settings.advertise
                 ),
                 tls=tls,
                 on_accepted=end_reports,
             )
             async with serving_metrics(metrics, worker.read_metrics, host=host, tls=tls):
-                await _serve(server, registration, worker, grace_s=grace_s)
+                await _serve(server, registration, worker, grace_s=settings.drain_timeout)
         finally:
             await server.drain(grace_s=0.0)  # if it is not, such as where metrics cannot be shown
             worker.close()

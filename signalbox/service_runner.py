@@ -23,9 +23,7 @@ from signalbox.version import VERSION
 
 logger = logging.getLogger(__name__)
 
-SIMULATED_MODEL_LEN = 4096
-SIMULATED_STEP_TOKENS = 2048
-SIMULATED_BLOCK_SIZE = 16
+_LIMITS = ("max_model_len", "block_size", "max_num_seqs", "max_num_batched_tokens")
 
 
 def run_stack(settings: ServeSettings) -> None:
@@ -69,19 +67,7 @@ def run_worker(settings: WorkerSettings) -> None:
     else:
         make_runner = _model_runner(settings, startup.set)
     _configure_tracing("worker", settings)
-    serving = run(
-        make_runner,
-        host=settings.host,
-        port=settings.port,
-        scheduler_address=settings.scheduler,
-        advertise_address=settings.advertise,
-        grammar_bytes=settings.grammar_memory << 20,
-        grace_s=settings.drain_timeout,
-        tls=settings.tls,
-        metrics=settings.metrics,
-        startup=startup,
-    )
-    asyncio.run(serving)
+    asyncio.run(run(make_runner, settings, startup))
 
 
 def _announce_progress(progress: StartupProgress) -> None:
@@ -91,21 +77,19 @@ def _announce_progress(progress: StartupProgress) -> None:
 def _simulated_runner(settings: WorkerSettings) -> Callable[[], Runner]:
     from gpu_worker.simulated.simulated_runner import SimulatedConfig, SimulatedRunner
 
+    limits = {name: value for name in _LIMITS if (value := getattr(settings, name)) is not None}
     return partial(
         SimulatedRunner,
         SimulatedConfig(
             name=settings.served_name or "simulated",
-            max_model_len=settings.max_model_len or SIMULATED_MODEL_LEN,
-            block_size=settings.block_size or SIMULATED_BLOCK_SIZE,
             num_gpu_blocks=settings.simulated_gpu_blocks,
             num_cpu_blocks=settings.simulated_cpu_blocks,
-            max_num_seqs=settings.max_num_seqs,
-            max_num_batched_tokens=settings.max_num_batched_tokens or SIMULATED_STEP_TOKENS,
             step_ns=int(settings.simulated_step_ms * 1e6),
             token_ns=int(settings.simulated_token_us * 1e3),
             sampling_defaults=SamplingDefaults(
                 override=default_params(settings.generation_override)
             ),
+            **limits,
         ),
     )
 

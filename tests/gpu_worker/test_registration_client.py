@@ -16,6 +16,7 @@ from gpu_worker.main import advertised_address
 from gpu_worker.registration_client import Registration, RegistrationRefused
 from gpu_worker.simulated.simulated_runner import SimulatedRunner
 from gpu_worker.worker import NO_EPOCH, Worker
+from gpu_worker.worker_settings import WorkerSettings
 from protos.scheduler.v1 import scheduler_pb2 as pb
 from protos.scheduler.v1 import scheduler_pb2_grpc
 from rpc.transport.listening_ports import PortInUse
@@ -278,13 +279,9 @@ async def test_a_port_in_use_is_one_line() -> None:
 async def run_worker(*, scheduler_port: int, port: int = 0) -> None:
     loop = asyncio.get_running_loop()
     try:
-        await main.run(
-            lambda: SimulatedRunner(make_config()),
-            host="127.0.0.1",
-            port=port,
-            scheduler_address=f"127.0.0.1:{scheduler_port}",
-            grace_s=2.0,
-        )
+        scheduler = f"127.0.0.1:{scheduler_port}"
+        settings = WorkerSettings(simulate=True, port=port, scheduler=scheduler, drain_timeout=2)
+        await main.run(lambda: SimulatedRunner(make_config()), settings)
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)

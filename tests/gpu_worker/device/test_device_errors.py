@@ -10,6 +10,7 @@ from gpu_worker import main
 from gpu_worker.batch.batch import Batch, BatchOutput
 from gpu_worker.device.device_errors import DeviceLost, is_device_lost
 from gpu_worker.simulated.simulated_runner import SimulatedConfig, SimulatedRunner, expected_tokens
+from gpu_worker.worker_settings import WorkerSettings
 from scheduler_svc.config import SchedulerConfig
 from tests.gpu_worker.builders import make_config, make_new, make_step
 from tests.gpu_worker.served_worker import init_cache, make_worker
@@ -121,9 +122,7 @@ async def test_the_process_ends_with_an_error_and_its_requests_go_on_elsewhere()
         process = asyncio.create_task(
             main.run(
                 lambda: Failing(SimulatedConfig(num_gpu_blocks=32)),
-                host="127.0.0.1",
-                port=0,
-                scheduler_address=scheduler.address,
+                WorkerSettings(simulate=True, scheduler=scheduler.address),
             )
         )
         await eventually(lambda: len(scheduler.cluster.engines) == 1)

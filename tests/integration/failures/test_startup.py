@@ -14,6 +14,7 @@ from gpu_worker import main as worker_main
 from gpu_worker.batch.runner_protocol import Runner
 from gpu_worker.simulated.simulated_runner import SimulatedConfig, SimulatedRunner
 from gpu_worker.startup_client import Startup
+from gpu_worker.worker_settings import WorkerSettings
 from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc as pb_grpc
 from router.main import Router
@@ -34,10 +35,8 @@ class StartingWorker:
         self.task = asyncio.create_task(
             worker_main.run(
                 self._make_runner,
-                host="127.0.0.1",
-                port=0,
-                scheduler_address=scheduler_address,
-                startup=self.startup,
+                WorkerSettings(simulate=True, scheduler=scheduler_address),
+                self.startup,
             )
         )
 
