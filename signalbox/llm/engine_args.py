@@ -34,8 +34,8 @@ class EngineArgs(VllmOptions):
     Options of vLLM's without a counterpart here are taken at a neutral value; see `VllmOptions`.
 
     Those that are settings of a worker or a scheduler have their default, range and meaning, which
-    docs/configuration.md lists; `dtype` may be PyTorch's too, and None as `quantization` is "none".
-    The others are:
+    docs/reference/configuration.md lists; `dtype` may be PyTorch's too, and None as `quantization`
+    is "none". The others are:
 
     Args:
         tokenizer: a directory or .gguf file to take the tokenizer from; None is the model's own.

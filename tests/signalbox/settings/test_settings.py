@@ -1,7 +1,9 @@
 """Flags beat the environment, which beats the file, which beats the default."""
 
 import inspect
+import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from pydantic import ValidationError
@@ -187,6 +189,14 @@ def test_a_setting_that_was_removed_is_named_with_its_remedy(
 @pytest.mark.parametrize("settings_class", SERVICES)
 def test_every_setting_has_a_description(settings_class: type[Settings]) -> None:
     assert all(field.description for field in settings_class.model_fields.values())
+
+
+@pytest.mark.parametrize("settings_class", SERVICES)
+def test_every_number_that_is_no_count_names_its_unit(settings_class: type[Settings]) -> None:
+    for name, field in settings_class.model_fields.items():
+        if float in (field.annotation, *get_args(field.annotation)):
+            text = f"{name.replace('_', ' ')} {field.description}"
+            assert re.search(r"\b(seconds|ms|us|GiB|bytes a second|share|weight)\b", text), name
 
 
 def test_a_setting_of_several_commands_is_declared_once() -> None:
