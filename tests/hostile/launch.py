@@ -1,9 +1,11 @@
 """Starts a service with some of its constants replaced, to show what happens without a bound.
 
 `python -m tests.hostile.launch '{"router.prompt.conversation.MAX_TOOLS": 1e9}' router ...` is
-`signalbox router ...` with that constant. The last name but one is a module or a class.
+`signalbox router ...` with that constant. The last name but one is a module, a class, or a
+dataclass whose field's default is replaced.
 """
 
+import dataclasses
 import importlib
 import json
 import sys
@@ -11,9 +13,13 @@ from typing import Any
 
 
 def replace(path: str, value: object) -> None:
-    """Sets a module's or a class's attribute, which must exist."""
+    """Sets a module's or a class's attribute, or a dataclass field's default, which must exist."""
     owner_path, _, name = path.rpartition(".")
     owner = _owner(owner_path)
+    defaults = getattr(getattr(owner, "__init__", None), "__kwdefaults__", None) or {}
+    if dataclasses.is_dataclass(owner) and name in defaults:
+        defaults[name] = value
+        return
     if not hasattr(owner, name):
         raise SystemExit(f"{owner_path} has no {name}; a bound that is gone is not removed")
     setattr(owner, name, value)
