@@ -17,13 +17,13 @@ from scheduler_svc.requests.failures import model_changed
 from scheduler_svc.workers.loss_attribution import record_loss
 from scheduler_svc.workers.quarantine import WorkerRecords
 from scheduler_svc.workers.step_loop import StepLoop
-from scheduler_svc.workers.worker_pool import Engines
+from scheduler_svc.workers.worker_pool import StepLoops
 
 logger = logging.getLogger(__name__)
 
 
 class Cluster:
-    """The engines, the queue that their workers share, and the requests."""
+    """The step loops, the queue that their workers share, and the requests."""
 
     def __init__(
         self,
@@ -36,12 +36,12 @@ class Cluster:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.admission = AdmissionQueue(policy)
-        self.engines = Engines()
+        self.step_loops = StepLoops()
         self.tokenizer_files: dict[str, bytes] = {}
         self.worker_records = worker_records or WorkerRecords()
         self.requests = RequestLifecycle(
             admission=self.admission,
-            engines=self.engines,
+            step_loops=self.step_loops,
             bounds=bounds or AdmissionBounds(),
             worker_wait_s=worker_wait_s,
             worker_records=self.worker_records,
@@ -60,7 +60,7 @@ class Cluster:
     @property
     def is_serving(self) -> bool:
         """True if a worker accepts new requests."""
-        return self.engines.is_serving
+        return self.step_loops.is_serving
 
     @property
     def uptime_s(self) -> float:
@@ -73,45 +73,45 @@ class Cluster:
                 self.requests.fail(group, model_changed())
         self.requests.model = model
 
-    def join(self, engine: StepLoop) -> None:
-        self.engines.append(engine)
-        engine.scheduler.grammars.join()
-        self._window_log.record(self.model, self.engines)
+    def join(self, step_loop: StepLoop) -> None:
+        self.step_loops.append(step_loop)
+        step_loop.scheduler.grammars.join()
+        self._window_log.record(self.model, self.step_loops)
         self.requests.sort_out_waiting()
-        engine.wake()
+        step_loop.wake()
 
-    def drain(self, engine: StepLoop) -> None:
+    def drain(self, step_loop: StepLoop) -> None:
         """Lets a worker finish what it has; requests that only it would have taken wait."""
-        engine.scheduler.drain()
-        self._window_log.record(self.model, self.engines)
+        step_loop.scheduler.drain()
+        self._window_log.record(self.model, self.step_loops)
         self.requests.sort_out_waiting()
         self.wake()
 
-    def leave(self, engine: StepLoop) -> None:
+    def leave(self, step_loop: StepLoop) -> None:
         """Takes a worker out; what it was doing starts again on another, or waits for one."""
-        if engine not in self.engines:
+        if step_loop not in self.step_loops:
             return
-        self.engines.remove(engine)
-        self._window_log.record(self.model, self.engines)
-        is_lost = engine.scheduler.is_accepting  # else it has announced that it goes
+        self.step_loops.remove(step_loop)
+        self._window_log.record(self.model, self.step_loops)
+        is_lost = step_loop.scheduler.is_accepting  # else it has announced that it goes
         if is_lost:
-            record_loss(self.worker_records, engine.scheduler)
-        groups = engine.scheduler.evacuate()
+            record_loss(self.worker_records, step_loop.scheduler)
+        groups = step_loop.scheduler.evacuate()
         if groups:
-            logger.warning("worker %s left %d requests", engine.worker_name, len(groups))
+            logger.warning("worker %s left %d requests", step_loop.worker_name, len(groups))
         self.requests.requeue(groups, is_lost=is_lost)
         self.requests.sort_out_waiting()
         self.wake()
 
     def wake(self) -> None:
-        """Lets every engine look for work."""
-        self.engines.wake()
+        """Lets every step loop look for work."""
+        self.step_loops.wake()
 
     def check(self) -> None:
         """Asserts the invariants of every worker, and that each live request is in one place."""
         held = list(self.admission)
-        for engine in self.engines:
-            engine.scheduler.check()
-            held += engine.scheduler.running + engine.scheduler.swapped
+        for step_loop in self.step_loops:
+            step_loop.scheduler.check()
+            held += step_loop.scheduler.running + step_loop.scheduler.swapped
         assert len(held) == len(set(held)), "a request is in two queues"
         self.requests.check(held)

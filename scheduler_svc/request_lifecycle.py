@@ -32,7 +32,7 @@ from scheduler_svc.results.router_updates import finished_request, router_update
 from scheduler_svc.results.step_outcome import StepOutcome
 from scheduler_svc.workers.loss_attribution import clear, judge, shun
 from scheduler_svc.workers.quarantine import WorkerRecords
-from scheduler_svc.workers.worker_pool import Engines
+from scheduler_svc.workers.worker_pool import StepLoops
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class RequestLifecycle:
         self,
         *,
         admission: AdmissionQueue,
-        engines: Engines,
+        step_loops: StepLoops,
         bounds: AdmissionBounds,
         worker_wait_s: float,
         worker_records: WorkerRecords,
@@ -57,12 +57,12 @@ class RequestLifecycle:
         self.stats = RequestStats()
         self.num_refused: Counter[str] = Counter()
         self._admission = admission
-        self._engines = engines
+        self._step_loops = step_loops
         self._worker_records = worker_records
         self._clock = clock
         self._live = LiveRequests()
         self._placement_deadlines = PlacementDeadlines(worker_wait_s)
-        self._entry = Entry(admission=admission, live=self._live, workers=engines, bounds=bounds)
+        self._entry = Entry(admission=admission, live=self._live, workers=step_loops, bounds=bounds)
 
     def __len__(self) -> int:
         return len(self._live)
@@ -99,7 +99,7 @@ class RequestLifecycle:
         self._admission.record_arrival(group, self._clock() if is_resumed else group.times.arrival)
         if is_resumed:
             self.sort_out_waiting([group])
-        self._engines.wake()
+        self._step_loops.wake()
         return True
 
     def _end_earlier_attempt(self, group: SequenceGroup) -> None:
@@ -120,14 +120,14 @@ class RequestLifecycle:
 
     def stop_sequence(self, group: SequenceGroup, *, index: int, keep_tokens: int) -> None:
         """Ends one branch at a stop string."""
-        engine = self._engines.holder(group)
-        if engine is not None:
-            ended = engine.scheduler.stop_sequence(group, index=index, keep_tokens=keep_tokens)
+        step_loop = self._step_loops.holder(group)
+        if step_loop is not None:
+            ended = step_loop.scheduler.stop_sequence(group, index=index, keep_tokens=keep_tokens)
         else:
             ended = self._stop_waiting(group, index=index, keep_tokens=keep_tokens)
         if ended:
             self.send_updates(StepOutcome(ended=[group]))
-        self._engines.wake()
+        self._step_loops.wake()
 
     def _stop_waiting(self, group: SequenceGroup, *, index: int, keep_tokens: int) -> bool:
         for seq in group.unfinished:
@@ -165,24 +165,24 @@ class RequestLifecycle:
             self.send_updates(StepOutcome(ended=ended))
 
     def _remove(self, group: SequenceGroup) -> None:
-        engine = self._engines.holder(group)
-        if engine is not None:
-            engine.scheduler.abort(group)
+        step_loop = self._step_loops.holder(group)
+        if step_loop is not None:
+            step_loop.scheduler.abort(group)
         elif group in self._admission:
             self._admission.remove(group)
         for seq in group.unfinished:
             seq.finish(FinishReason.ERROR)
-        self._engines.wake()
+        self._step_loops.wake()
 
     def _forget(self, group: SequenceGroup) -> None:
         self._live.remove(group)
         self._placement_deadlines.discard(group)
         judge(self._worker_records, group)
         now = self._clock()
-        request_spans.end(group, now=now, block=self._engines.block_unit)
+        request_spans.end(group, now=now, block=self._step_loops.block_unit)
         self.history.keep(group, now)
         self.stats.observe(group, now)
-        self._engines.record_end(group, now)
+        self._step_loops.record_end(group, now)
 
     def send_updates(self, outcome: StepOutcome) -> None:
         """Sends each router what an answer means for its requests."""
@@ -217,8 +217,8 @@ class RequestLifecycle:
             if group.suspicion is not None and group.suspicion.is_proven:
                 self.fail(group, breaks_workers(group.suspicion))
                 continue
-            shun(group, self._engines.takers(group))
-            if self._engines.have_taker(group):
+            shun(group, self._step_loops.takers(group))
+            if self._step_loops.have_taker(group):
                 self._placement_deadlines.discard(group)
             else:
                 self._placement_deadlines.add(group, now)
@@ -229,7 +229,7 @@ class RequestLifecycle:
             self.expire()
 
     def _no_place(self, group: SequenceGroup) -> RequestFailure:
-        if not self._engines.is_serving:
+        if not self._step_loops.is_serving:
             return no_worker_came(self._placement_deadlines.wait_s)
         return no_room_left(group)
 
@@ -255,5 +255,5 @@ class RequestLifecycle:
         """Asserts that these groups, of the queue and of all workers, are those that live."""
         for group in self._admission:
             is_stranded = group in self._placement_deadlines
-            assert is_stranded is not self._engines.have_taker(group), group.request_id
+            assert is_stranded is not self._step_loops.have_taker(group), group.request_id
         self._live.check(held)

@@ -22,7 +22,7 @@ _WHOLE = "effective window: %(tokens)d tokens, all of the model's; --max-model-l
 
 
 class JoinedWorkers(Protocol):
-    """Bounds of all joined workers together; `Engines` is one."""
+    """Bounds of all joined workers together; `StepLoops` is one."""
 
     @property
     def is_serving(self) -> bool: ...

@@ -76,7 +76,7 @@ def stats(cluster: Cluster, *, max_live_requests: int = 0) -> stats_pb2.GetStats
         live_requests=map(_live_request, cluster.requests.explain_live(max_live_requests)),
         model_name=cluster.model.name if cluster.model else "",
         num_requests_waiting=len(cluster.admission),
-        workers=[_worker_stats(engine, cluster) for engine in cluster.engines],
+        workers=[_worker_stats(step_loop, cluster) for step_loop in cluster.step_loops],
         uptime_ns=nanoseconds(cluster.uptime_s),
         requests=_request_stats(cluster.requests.stats),
         num_refused=cluster.requests.num_refused,
@@ -107,11 +107,11 @@ def _live_request(known: Explanation) -> stats_pb2.RequestSummary:
     )
 
 
-def _worker_stats(engine: StepLoop, cluster: Cluster) -> stats_pb2.WorkerStats:
-    scheduler = engine.scheduler
+def _worker_stats(step_loop: StepLoop, cluster: Cluster) -> stats_pb2.WorkerStats:
+    scheduler = step_loop.scheduler
     gpu, cpu = scheduler.blocks.gpu, scheduler.blocks.cpu
     return stats_pb2.WorkerStats(
-        address=engine.worker_name,
+        address=step_loop.worker_name,
         num_requests_running=len(scheduler.running),
         num_requests_swapped=len(scheduler.swapped),
         num_gpu_blocks=gpu.num_blocks,
@@ -135,7 +135,7 @@ def _worker_stats(engine: StepLoop, cluster: Cluster) -> stats_pb2.WorkerStats:
         prefill_tokens_per_second=scheduler.cost.prefill_tokens_per_s,
         num_cpu_prefix_hits=scheduler.num_cpu_prefix_hits,
         num_cached_cpu_blocks=cpu.num_cached,
-        num_failures=cluster.worker_records.num_failures_of(engine.worker_name),
+        num_failures=cluster.worker_records.num_failures_of(step_loop.worker_name),
     )
 
 

@@ -15,11 +15,11 @@ def read(cluster: Cluster, families: Families) -> None:
     model = cluster.model.name if cluster.model is not None else ""
     _add_queue(cluster, families, model)
     _add_requests(cluster.requests.stats, families, model)
-    for engine in cluster.engines:
-        of_worker = {"model_name": model, "worker": engine.worker_name}
-        _add_gauges(engine, families, of_worker)
-        _add_counters(engine, families, of_worker)
-        _add_steps(engine, families, of_worker)
+    for step_loop in cluster.step_loops:
+        of_worker = {"model_name": model, "worker": step_loop.worker_name}
+        _add_gauges(step_loop, families, of_worker)
+        _add_counters(step_loop, families, of_worker)
+        _add_steps(step_loop, families, of_worker)
 
 
 def _add_queue(cluster: Cluster, families: Families, model: str) -> None:
@@ -40,9 +40,9 @@ def _add_queue(cluster: Cluster, families: Families, model: str) -> None:
             model_name=model,
             reason=reason,
         )
-    num_draining = sum(not engine.scheduler.is_accepting for engine in cluster.engines)
+    num_draining = sum(not step_loop.scheduler.is_accepting for step_loop in cluster.step_loops)
     for state, number in (
-        ("serving", len(cluster.engines) - num_draining),
+        ("serving", len(cluster.step_loops) - num_draining),
         ("draining", num_draining),
         ("quarantined", sum(1 for _ in cluster.worker_records.quarantined())),
     ):
@@ -91,8 +91,8 @@ def _add_requests(requests: RequestStats, families: Families, model: str) -> Non
     )
 
 
-def _add_gauges(engine: StepLoop, families: Families, of_worker: dict[str, str]) -> None:
-    scheduler = engine.scheduler
+def _add_gauges(step_loop: StepLoop, families: Families, of_worker: dict[str, str]) -> None:
+    scheduler = step_loop.scheduler
     gpu, cpu = scheduler.blocks.gpu, scheduler.blocks.cpu
     families.gauge(
         "cache_config_info",
@@ -123,11 +123,11 @@ def _add_gauges(engine: StepLoop, families: Families, of_worker: dict[str, str])
         families.gauge(name, meaning, value, **of_worker)
 
 
-def _add_counters(engine: StepLoop, families: Families, of_worker: dict[str, str]) -> None:
+def _add_counters(step_loop: StepLoop, families: Families, of_worker: dict[str, str]) -> None:
     def count(name: str, meaning: str, number: int) -> None:
         families.counter(name, meaning, number, **of_worker)
 
-    one = engine.scheduler
+    one = step_loop.scheduler
     count("prompt_tokens", "Prompt tokens of requests with a first token.", one.num_prompt_tokens)
     count("generation_tokens", "Tokens that were drawn.", one.num_generated_tokens)
     count("num_preemptions", "Times that a request had to yield.", one.num_preemptions)
@@ -137,8 +137,8 @@ def _add_counters(engine: StepLoop, families: Families, of_worker: dict[str, str
     count("cpu_prefix_cache_hits", "Of those, found in CPU memory.", one.num_cpu_prefix_hits)
 
 
-def _add_steps(engine: StepLoop, families: Families, of_worker: dict[str, str]) -> None:
-    steps = engine.scheduler.steps
+def _add_steps(step_loop: StepLoop, families: Families, of_worker: dict[str, str]) -> None:
+    steps = step_loop.scheduler.steps
     families.histogram(
         "iteration_tokens_total", "Tokens of a step.", steps.tokens, scale=1, **of_worker
     )

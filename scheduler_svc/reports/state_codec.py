@@ -24,10 +24,10 @@ def state(
     """Returns the parts of the state, all of this moment."""
     parts = [pb.DumpStateResponse(cluster=_cluster(cluster, config, now))]
     schedulers: dict[SequenceGroup, Scheduler] = {}
-    for engine in cluster.engines:
-        parts.append(pb.DumpStateResponse(worker=_worker(engine, now)))
-        groups = engine.scheduler.running + engine.scheduler.swapped
-        schedulers.update(dict.fromkeys(groups, engine.scheduler))
+    for step_loop in cluster.step_loops:
+        parts.append(pb.DumpStateResponse(worker=_worker(step_loop, now)))
+        groups = step_loop.scheduler.running + step_loop.scheduler.swapped
+        schedulers.update(dict.fromkeys(groups, step_loop.scheduler))
     for group in cluster.requests.live_groups:
         request = _request(group, schedulers.get(group), cluster, now)
         if include_token_ids:
@@ -47,10 +47,10 @@ def _cluster(cluster: Cluster, config: SchedulerConfig, now: float) -> pb.Cluste
     )
 
 
-def _worker(engine: StepLoop, now: float) -> pb.WorkerSchedulerState:
-    scheduler = engine.scheduler
+def _worker(step_loop: StepLoop, now: float) -> pb.WorkerSchedulerState:
+    scheduler = step_loop.scheduler
     return pb.WorkerSchedulerState(
-        address=engine.worker_name,
+        address=step_loop.worker_name,
         is_draining=not scheduler.is_accepting,
         max_num_seqs=scheduler.limits.max_num_seqs,
         max_num_batched_tokens=scheduler.token_budget,

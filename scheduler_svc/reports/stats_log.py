@@ -57,23 +57,23 @@ class StatsLog:
 
     def write(self, now: float) -> None:
         """Writes a line of each worker that did something since the last time or the one before."""
-        engines = list(self._cluster.engines)
-        for engine in engines:
-            counts = _Counts.of(engine.scheduler)
-            before = self._before.get(engine)
+        step_loops = list(self._cluster.step_loops)
+        for step_loop in step_loops:
+            counts = _Counts.of(step_loop.scheduler)
+            before = self._before.get(step_loop)
             is_busy = counts.num_steps > (before.num_steps if before else 0)
-            if is_busy or engine in self._was_busy:
-                logger.info(_LINE, self._fields(engine, before, counts, now - self._at))
-            (self._was_busy.add if is_busy else self._was_busy.discard)(engine)
-            self._before[engine] = counts
-        self._before = {engine: self._before[engine] for engine in engines}
-        self._was_busy &= set(engines)
+            if is_busy or step_loop in self._was_busy:
+                logger.info(_LINE, self._fields(step_loop, before, counts, now - self._at))
+            (self._was_busy.add if is_busy else self._was_busy.discard)(step_loop)
+            self._before[step_loop] = counts
+        self._before = {step_loop: self._before[step_loop] for step_loop in step_loops}
+        self._was_busy &= set(step_loops)
         self._at = now
 
     def _fields(
-        self, engine: StepLoop, before: _Counts | None, counts: _Counts, seconds: float
+        self, step_loop: StepLoop, before: _Counts | None, counts: _Counts, seconds: float
     ) -> dict[str, object]:
-        scheduler, gpu = engine.scheduler, engine.scheduler.blocks.gpu
+        scheduler, gpu = step_loop.scheduler, step_loop.scheduler.blocks.gpu
 
         def since(name: str) -> int:
             grown: int = getattr(counts, name) - (getattr(before, name) if before else 0)
@@ -81,7 +81,7 @@ class StatsLog:
 
         queries = since("num_prefix_queries")
         return {
-            "worker": engine.worker_name,
+            "worker": step_loop.worker_name,
             "prompt_tokens_per_s": round(since("num_prompt_tokens") / seconds, 1),
             "generated_tokens_per_s": round(since("num_generated_tokens") / seconds, 1),
             "steps_per_s": round(since("num_steps") / seconds, 1),

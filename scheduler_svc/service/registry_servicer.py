@@ -115,7 +115,7 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
             raise FailedPrecondition(f"this worker cannot be used: {error}") from None
         self._check_served(model)
         files = self._cluster.tokenizer_files
-        if not self._cluster.engines:
+        if not self._cluster.step_loops:
             files = await worker.tokenizer_files()
             _check_tokenizer(model, files)
         scheduler = make_scheduler(
@@ -175,7 +175,7 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
         self._cluster.serve(model)
 
     def _check_served(self, model: ModelInfo) -> None:
-        served = self._cluster.model if self._cluster.engines else None
+        served = self._cluster.model if self._cluster.step_loops else None
         if served and (difference := served.difference(model)):
             raise FailedPrecondition(f"this worker serves another model: its {difference}")
 

@@ -91,7 +91,7 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
             raise self._no_worker()
         return pb.GetModelResponse(
             model=encode_model(model),
-            effective_max_model_len=self._cluster.engines.effective_max_model_len,
+            effective_max_model_len=self._cluster.step_loops.effective_max_model_len,
         )
 
     async def GetTokenizer(

@@ -21,7 +21,7 @@ async def tokens_a_step(num_requests: int) -> tuple[float, Offered]:
         await asyncio.gather(
             *(ask(stack.stub, next(prompts), offered) for _ in range(num_requests))
         )
-        scheduler = stack.scheduler.cluster.engines[0].scheduler
+        scheduler = stack.scheduler.cluster.step_loops[0].scheduler
         await stack.until_free()
         return MAX_TOKENS * len(offered.ended_at) / scheduler.num_steps, offered
 

@@ -66,7 +66,7 @@ async def test_random_aborts_give_every_block_back_on_both_pools() -> None:
         num_gpu_blocks=48, num_cpu_blocks=24, max_num_batched_tokens=64, max_num_seqs=24
     ) as stack:
         await asyncio.gather(*(client(stack.stub, random.Random(i)) for i in range(NUM_CLIENTS)))
-        scheduler = stack.scheduler.cluster.engines[0].scheduler
+        scheduler = stack.scheduler.cluster.step_loops[0].scheduler
         assert scheduler.num_preemptions > NUM_ABORTS // 100
         await stack.until_free()  # free + cached == total, on both pools
     assert set(endings) <= {"left", "whole", "DEADLINE_EXCEEDED"}

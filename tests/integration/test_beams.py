@@ -120,8 +120,8 @@ async def test_searches_beside_other_requests_find_what_they_do_alone(
                 continue
             expected = found(prompt, width=4, max_tokens=14, early_stopping=i % 2 == 0)
             assert_found(answer, expected[: 1 + i % 4])
-        engines = stack.scheduler.cluster.engines
-        pressed = any(engine.scheduler.num_preemptions for engine in engines)
+        step_loops = stack.scheduler.cluster.step_loops
+        pressed = any(step_loop.scheduler.num_preemptions for step_loop in step_loops)
         assert pressed is (num_gpu_blocks < 100)
 
 
@@ -132,7 +132,7 @@ async def test_a_search_whose_worker_dies_is_found_on_another() -> None:
         running_scheduler(SchedulerConfig(port=0)) as scheduler,
         running_worker(scheduler.address, make) as first,
     ):
-        await eventually(lambda: len(scheduler.cluster.engines) == 1)
+        await eventually(lambda: len(scheduler.cluster.step_loops) == 1)
         async with router(scheduler.address) as client, running_worker(scheduler.address, make):
             await client.add(
                 1,
@@ -141,7 +141,7 @@ async def test_a_search_whose_worker_dies_is_found_on_another() -> None:
                 num_sequences=2,
                 beam_search=scheduler_pb2.BeamSearchParams(width=3, length_penalty=1.0),
             )
-            await eventually(lambda: scheduler.cluster.engines[0].scheduler.num_steps > 8)
+            await eventually(lambda: scheduler.cluster.step_loops[0].scheduler.num_steps > 8)
             await first.kill()
             (got,) = await client.ended(1)
         expected = found(prompt, width=3, max_tokens=30, stops=[])[:2]
@@ -149,7 +149,7 @@ async def test_a_search_whose_worker_dies_is_found_on_another() -> None:
         assert got.end.code == 0
         assert got.tokens == {i: one.token_ids for i, one in enumerate(expected)}
         await eventually(
-            lambda: not any(e.scheduler.has_unfinished for e in scheduler.cluster.engines)
+            lambda: not any(one.scheduler.has_unfinished for one in scheduler.cluster.step_loops)
         )
         scheduler.cluster.check()
 
@@ -215,7 +215,7 @@ async def test_searches_that_no_router_of_ours_asks_for_are_refused_alone(
         running_worker(scheduler.address, simulated()),
         router(scheduler.address) as client,
     ):
-        await eventually(lambda: len(scheduler.cluster.engines) == 1)
+        await eventually(lambda: len(scheduler.cluster.step_loops) == 1)
         await client.add(1, [1, 2, 3])
         await client.add(2, [1, 2, 3], **fields)
         good, refused = await client.ended(1, 2)

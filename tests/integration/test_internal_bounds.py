@@ -21,7 +21,7 @@ async def test_a_request_as_old_as_can_be_said_breaks_no_statistics() -> None:
         running_worker(scheduler.address, simulated(num_gpu_blocks=32)),
         router(scheduler.address) as client,
     ):
-        await eventually(lambda: len(scheduler.cluster.engines) == 1)
+        await eventually(lambda: len(scheduler.cluster.step_loops) == 1)
         longest = (1 << 64) - 1
         await client.add(1, [1, 2, 3], age_ns=longest, timeout_ns=longest)
         (got,) = await client.ended(1)

@@ -69,7 +69,9 @@ async def complete(client: httpx2.AsyncClient, *, max_tokens: int = 2) -> None:
 async def test_an_address_that_floods_delays_another_by_one_and_shares_its_cached_blocks() -> None:
     async with make_stack() as stack, stack.client(FLOOD) as flood, stack.client(OTHER) as other:
         held = asyncio.create_task(complete(flood, max_tokens=4000))
-        await eventually(lambda: any(e.scheduler.running for e in stack.scheduler.cluster.engines))
+        await eventually(
+            lambda: any(one.scheduler.running for one in stack.scheduler.cluster.step_loops)
+        )
         calls = [asyncio.create_task(complete(flood)) for _ in range(4)]
         await stack.waiting(4)
         calls.append(asyncio.create_task(complete(other)))

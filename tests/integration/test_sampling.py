@@ -116,7 +116,7 @@ async def make_stack(path: Path, *, num_workers: int, num_blocks: int) -> AsyncI
             for _ in range(num_workers)
         ]
         router = await stack.enter_async_context(running_router(scheduler.address))
-        await eventually(lambda: len(scheduler.cluster.engines) == num_workers)
+        await eventually(lambda: len(scheduler.cluster.step_loops) == num_workers)
         channel = await stack.enter_async_context(open_channel(router.server.address))
         yield Stack(scheduler, workers, pb_grpc.InferenceServiceStub(channel))
         scheduler.cluster.check()
@@ -132,8 +132,8 @@ async def test_tokens_do_not_depend_on_company_preemption_or_the_worker(tiny: Pa
         await eventually(lambda: stack.num_tokens > 150)
         await stack.workers[0].kill()
         assert await asyncio.gather(*asked) == alone
-        (engine,) = stack.scheduler.cluster.engines
-        assert engine.scheduler.num_preemptions > 0
+        (step_loop,) = stack.scheduler.cluster.step_loops
+        assert step_loop.scheduler.num_preemptions > 0
 
 
 async def test_tokens_do_not_depend_on_schedulers_that_are_lost(tiny: Path) -> None:

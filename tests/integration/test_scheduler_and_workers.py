@@ -39,16 +39,16 @@ def make_config(**fields: object) -> SchedulerConfig:
 async def assert_idle(scheduler: RunningScheduler) -> None:
     """Everything has ended, and every block is free."""
     cluster = scheduler.cluster
-    await eventually(lambda: not any(e.scheduler.has_unfinished for e in cluster.engines))
+    await eventually(lambda: not any(one.scheduler.has_unfinished for one in cluster.step_loops))
     cluster.check()
     assert len(cluster.requests) == 0
-    for engine in cluster.engines:
-        for pool in (engine.scheduler.blocks.gpu, engine.scheduler.blocks.cpu):
+    for step_loop in cluster.step_loops:
+        for pool in (step_loop.scheduler.blocks.gpu, step_loop.scheduler.blocks.cpu):
             assert pool.num_free == pool.num_blocks
 
 
 async def until_workers(scheduler: RunningScheduler, num_workers: int) -> None:
-    await eventually(lambda: len(scheduler.cluster.engines) == num_workers)
+    await eventually(lambda: len(scheduler.cluster.step_loops) == num_workers)
 
 
 def make_prompt(seed: int) -> list[int]:
@@ -125,10 +125,10 @@ async def test_tokens_are_right_under_load(
         async with router(scheduler.address) as client:
             await run_load(client, num_requests=40)
             assert_load(client, num_requests=40)
-            engines = scheduler.cluster.engines
-            assert all(engine.scheduler.num_steps for engine in engines)
+            step_loops = scheduler.cluster.step_loops
+            assert all(one.scheduler.num_steps for one in step_loops)
             pressed = num_gpu_blocks < 100
-            assert bool(sum(engine.scheduler.num_preemptions for engine in engines)) is pressed
+            assert any(one.scheduler.num_preemptions for one in step_loops) is pressed
         await assert_idle(scheduler)
 
 
@@ -234,7 +234,7 @@ async def test_requests_of_a_killed_worker_go_on_elsewhere() -> None:
             await first.kill()
             await load
             assert_load(client, num_requests=24, max_tokens=60)
-            assert len(scheduler.cluster.engines) == 1
+            assert len(scheduler.cluster.step_loops) == 1
             await assert_idle(scheduler)
 
 
@@ -336,7 +336,7 @@ async def test_abort_and_a_broken_stream_give_blocks_back() -> None:
         async with router(scheduler.address) as client:
             for i in range(8):
                 await client.add(i, make_prompt(i), max_tokens=2000)
-            await eventually(lambda: len(scheduler.cluster.engines[0].scheduler.running) == 8)
+            await eventually(lambda: len(scheduler.cluster.step_loops[0].scheduler.running) == 8)
             for i in range(4):
                 await client.abort(i)
             await eventually(lambda: len(scheduler.cluster.requests) == 4)
@@ -352,7 +352,7 @@ async def test_a_worker_of_another_model_is_refused() -> None:
         async with running_worker(scheduler.address, simulated(vocab_size=400)) as other:
             with pytest.raises(Exception, match="vocab_size is 400"):
                 await other.task
-        assert len(scheduler.cluster.engines) == 1
+        assert len(scheduler.cluster.step_loops) == 1
 
 
 class EmptyRunner(SimulatedRunner):
@@ -370,7 +370,7 @@ async def test_a_worker_that_can_hold_nothing_is_refused_for_good() -> None:
         async with asyncio.timeout(EVENT_S):
             with pytest.raises(RegistrationRefused, match="0 blocks of 16 tokens"):
                 await worker.task
-        assert not scheduler.cluster.engines
+        assert not scheduler.cluster.step_loops
 
 
 async def test_a_draining_worker_finishes_what_it_has() -> None:
@@ -408,7 +408,7 @@ async def test_what_no_worker_would_compute_is_refused_and_harms_nobody(
         router(scheduler.address) as client,
     ):
         await until_workers(scheduler, 1)
-        engines = list(scheduler.cluster.engines)
+        step_loops = list(scheduler.cluster.step_loops)
         await client.add(1, [1, 2, 3], max_tokens=40)
         client.got[2] = Got()
         bad = pb.Request(
@@ -420,7 +420,7 @@ async def test_what_no_worker_would_compute_is_refused_and_harms_nobody(
         assert refused.end is not None
         assert refused.end.code == 3
         assert good.tokens[0] == expected_tokens([1, 2, 3], num_tokens=40)
-        assert scheduler.cluster.engines == engines
+        assert scheduler.cluster.step_loops == step_loops
 
 
 async def test_a_draining_worker_finishes_what_was_preempted_and_takes_nothing_new() -> None:
@@ -436,7 +436,7 @@ async def test_a_draining_worker_finishes_what_was_preempted_and_takes_nothing_n
             await client.add(i, make_prompt(7), max_tokens=80)
         await eventually(lambda: len(client.got[3].tokens.get(0, [])) > 2)
         draining = asyncio.create_task(worker.registration.drain(timeout_s=60))
-        await eventually(lambda: any(e.is_draining for e in scheduler.cluster.engines))
+        await eventually(lambda: any(one.is_draining for one in scheduler.cluster.step_loops))
         await client.add(9, make_prompt(7), max_tokens=80)
         (refused,) = await client.ended(9)
         assert refused.end is not None
@@ -448,4 +448,4 @@ async def test_a_draining_worker_finishes_what_was_preempted_and_takes_nothing_n
             assert got.tokens[0] == expected_tokens(make_prompt(7), num_tokens=80)
         async with asyncio.timeout(EVENT_S):
             await draining
-        assert scheduler.cluster.engines == [] or scheduler.cluster.engines[0].is_drained
+        assert scheduler.cluster.step_loops == [] or scheduler.cluster.step_loops[0].is_drained

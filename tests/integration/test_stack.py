@@ -40,10 +40,12 @@ class Stack:
         """Waits until nothing is left of any request; checks the books."""
         cluster = self.scheduler.cluster
         await eventually(lambda: not len(cluster.requests))
-        await eventually(lambda: not any(e.scheduler.has_unfinished for e in cluster.engines))
+        await eventually(
+            lambda: not any(one.scheduler.has_unfinished for one in cluster.step_loops)
+        )
         cluster.check()
-        for engine in cluster.engines:
-            for pool in (engine.scheduler.blocks.gpu, engine.scheduler.blocks.cpu):
+        for step_loop in cluster.step_loops:
+            for pool in (step_loop.scheduler.blocks.gpu, step_loop.scheduler.blocks.cpu):
                 assert pool.num_free == pool.num_blocks
 
 
@@ -57,7 +59,7 @@ async def make_stack(
         for _ in range(num_workers):
             await stack.enter_async_context(running_worker(scheduler.address, simulated(**worker)))
         router = await stack.enter_async_context(running_router(scheduler.address))
-        await eventually(lambda: len(scheduler.cluster.engines) == num_workers)
+        await eventually(lambda: len(scheduler.cluster.step_loops) == num_workers)
         channel = await stack.enter_async_context(open_channel(router.server.address))
         running = Stack(scheduler, pb_grpc.InferenceServiceStub(channel))
         yield running
@@ -137,7 +139,7 @@ async def test_a_client_that_leaves_frees_its_blocks_within_two_steps(state: str
     ) as stack:
         cluster = stack.scheduler.cluster
         other = asyncio.create_task(ask(stack.stub, make_request([9], max_tokens=40)))
-        scheduler = cluster.engines[0].scheduler
+        scheduler = cluster.step_loops[0].scheduler
         await eventually(lambda: bool(scheduler.running))
         prompt = [1] * (3000 if state == "prefill" else 5)
         call = stack.stub.Generate(make_request(prompt, max_tokens=500))

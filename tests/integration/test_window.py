@@ -46,7 +46,7 @@ async def test_defaults_are_cut_and_the_window_follows_the_largest_worker() -> N
             answers = [answer async for answer in client.Generate(request)]
             return answers[-1].usage.completion_tokens
 
-        await eventually(lambda: len(scheduler.cluster.engines) == 2)
+        await eventually(lambda: len(scheduler.cluster.step_loops) == 2)
         await eventually(lambda: router.schedulers.model.window == LARGE * 16 + 1)
         assert await window() == LARGE * 16 + 1
         assert await num_tokens(make_request()) == LARGE * 16 + 1 - 20

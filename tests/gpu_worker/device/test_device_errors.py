@@ -125,7 +125,7 @@ async def test_the_process_ends_with_an_error_and_its_requests_go_on_elsewhere()
                 WorkerSettings(simulate=True, scheduler=scheduler.address),
             )
         )
-        await eventually(lambda: len(scheduler.cluster.engines) == 1)
+        await eventually(lambda: len(scheduler.cluster.step_loops) == 1)
         await client.add(1, prompt, num_sequences=2)
         async with running_worker(scheduler.address, simulated(num_gpu_blocks=32)):
             (got,) = await client.ended(1)

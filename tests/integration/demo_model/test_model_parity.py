@@ -76,15 +76,16 @@ async def make_stack(
             await stack.enter_async_context(
                 running_worker(scheduler.address, lambda runner=runner: runner)
             )
-        await eventually(lambda: len(scheduler.cluster.engines) == len(runners))
+        await eventually(lambda: len(scheduler.cluster.step_loops) == len(runners))
         router = await stack.enter_async_context(running_router(scheduler.address))
         channel = await stack.enter_async_context(open_channel(router.server.address))
         yield scheduler.cluster, pb_grpc.InferenceServiceStub(channel)
-        engines = scheduler.cluster.engines
-        await eventually(lambda: not any(e.scheduler.has_unfinished for e in engines))
+        step_loops = scheduler.cluster.step_loops
+        await eventually(lambda: not any(one.scheduler.has_unfinished for one in step_loops))
         scheduler.cluster.check()
-        for engine in engines:
-            assert engine.scheduler.blocks.gpu.num_free == engine.scheduler.blocks.gpu.num_blocks
+        for step_loop in step_loops:
+            pool = step_loop.scheduler.blocks.gpu
+            assert pool.num_free == pool.num_blocks
 
 
 async def generate_all(
@@ -141,7 +142,7 @@ async def test_greedy_tokens_are_those_of_transformers(
     async with make_stack(runners[:num_workers], config) as (cluster, stub):
         outputs = await generate_all(stub, concurrency=concurrency, prompts=PROMPTS[which])
         assert outputs == reference[which]
-        preemptions = sum(engine.scheduler.num_preemptions for engine in cluster.engines)
+        preemptions = sum(step_loop.scheduler.num_preemptions for step_loop in cluster.step_loops)
         assert bool(preemptions) is (config.num_gpu_blocks_override is not None)
 
 
@@ -152,7 +153,7 @@ async def test_cached_prefixes_do_not_change_the_tokens(
         for _ in range(2):
             outputs = await generate_all(stub, concurrency=16, prompts=PROMPTS[SOME])
             assert outputs == reference[SOME]
-        assert cluster.engines[0].scheduler.num_prefix_hits > 0
+        assert cluster.step_loops[0].scheduler.num_prefix_hits > 0
 
 
 async def test_prefixes_that_come_back_from_the_cpu_do_not_change_the_tokens(
@@ -165,7 +166,7 @@ async def test_prefixes_that_come_back_from_the_cpu_do_not_change_the_tokens(
         for _ in range(2):
             outputs = await generate_all(stub, concurrency=3, prompts=prompts)
             assert outputs == [reference[i] for i in longest]
-        assert cluster.engines[0].scheduler.num_cpu_prefix_hits > 0
+        assert cluster.step_loops[0].scheduler.num_cpu_prefix_hits > 0
 
 
 @pytest.mark.parametrize("num_gpu_blocks", [None, 15])  # 15: the CPU keeps what the GPU cannot
@@ -185,7 +186,7 @@ async def test_a_chat_finds_its_own_prompt_and_answer(
         num_computed = first.prompt_tokens + first.completion_tokens - 1  # the last is only drawn
         assert first.cached_tokens == 0
         assert second.cached_tokens >= num_computed // 16 * 16 > first.prompt_tokens
-        assert bool(cluster.engines[0].scheduler.num_cpu_prefix_hits) is bool(num_gpu_blocks)
+        assert bool(cluster.step_loops[0].scheduler.num_cpu_prefix_hits) is bool(num_gpu_blocks)
 
 
 def message(role: pb.ChatRole, text: str) -> pb.ChatMessage:

@@ -141,7 +141,7 @@ async def test_a_request_goes_on_where_a_worker_answers_nonsense(
         running_worker(scheduler.address, simulated(num_gpu_blocks=32)),
         router(scheduler.address) as client,
     ):
-        await eventually(lambda: len(scheduler.cluster.engines) == 2)
+        await eventually(lambda: len(scheduler.cluster.step_loops) == 2)
         await client.add(1, PROMPT, num_sequences=3)
         (got,) = await client.ended(1)
         await eventually(lambda: "the lease is over" in caplog.text)

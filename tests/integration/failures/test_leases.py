@@ -23,11 +23,11 @@ async def test_a_pause_of_the_process_costs_no_lease() -> None:
         running_scheduler(config) as scheduler,
         running_worker(scheduler.address, simulated()),
     ):
-        await eventually(lambda: len(scheduler.cluster.engines) == 1)
-        engine = scheduler.cluster.engines[0]
+        await eventually(lambda: len(scheduler.cluster.step_loops) == 1)
+        step_loop = scheduler.cluster.step_loops[0]
         time.sleep(1.5)  # noqa: ASYNC251 (both sides stand still, as on a machine that others load)
         await asyncio.sleep(1.0)
-        assert scheduler.cluster.engines == [engine]
+        assert scheduler.cluster.step_loops == [step_loop]
 
 
 async def test_breaks_with_time_between_cost_an_idle_worker_no_lease(
@@ -40,13 +40,13 @@ async def test_breaks_with_time_between_cost_an_idle_worker_no_lease(
         running_scheduler(SchedulerConfig(port=0, lease_s=60)) as scheduler,
         running_worker(scheduler.address, simulated(), behind=proxy),
     ):
-        await eventually(lambda: len(scheduler.cluster.engines) == 1)
-        engine = scheduler.cluster.engines[0]
+        await eventually(lambda: len(scheduler.cluster.step_loops) == 1)
+        step_loop = scheduler.cluster.step_loops[0]
         for num_breaks in (1, 2, 3):
             proxy.cut()
             await eventually(lambda n=num_breaks: caplog.text.count("opening it again") == n)  # type: ignore[misc]
             await asyncio.sleep(0.5)
-        assert scheduler.cluster.engines == [engine]
+        assert scheduler.cluster.step_loops == [step_loop]
     await proxy.close()
 
 
@@ -65,7 +65,7 @@ async def test_a_worker_that_hangs_keeps_no_other_from_joining() -> None:
             await eventually(lambda: hung.worker.epoch != NO_EPOCH)
             await asyncio.sleep(0.3)  # it is being admitted
             async with running_worker(scheduler.address, simulated()):
-                await eventually(lambda: len(scheduler.cluster.engines) == 1)
+                await eventually(lambda: len(scheduler.cluster.step_loops) == 1)
         finally:
             goes_on.set()
 

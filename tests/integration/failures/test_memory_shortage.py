@@ -31,8 +31,8 @@ async def test_the_steps_that_a_scheduler_plans_shrink_and_every_request_is_answ
         running_worker(scheduler.address, lambda: runner),
         router(scheduler.address) as client,
     ):
-        await eventually(lambda: len(scheduler.cluster.engines) == 1)
-        planning = scheduler.cluster.engines[0].scheduler
+        await eventually(lambda: len(scheduler.cluster.step_loops) == 1)
+        planning = scheduler.cluster.step_loops[0].scheduler
         for handle, prompt in enumerate(prompts):
             await client.add(handle, prompt)
         ended = await client.ended(*range(len(prompts)))

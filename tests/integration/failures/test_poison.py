@@ -58,7 +58,7 @@ async def test_poisoned_requests_end_alone_and_nothing_of_them_is_kept() -> None
         open_channel(router.server.address) as channel,
     ):
         stub = pb_grpc.InferenceServiceStub(channel)
-        pool = scheduler.cluster.engines[0].scheduler.blocks.gpu
+        pool = scheduler.cluster.step_loops[0].scheduler.blocks.gpu
         poisoned = [await ask_poisoned(stub, n, 1) for n in range(2)]
         assert pool.num_cached == 0
         healthy = [ask(stub, make_request(prompt_of(n), max_tokens=NUM_TOKENS)) for n in range(8)]
@@ -69,7 +69,7 @@ async def test_poisoned_requests_end_alone_and_nothing_of_them_is_kept() -> None
             assert isinstance(answer, Answer)
             assert answer.token_ids[0] == expected_tokens(prompt_of(number), num_tokens=NUM_TOKENS)
         assert {*poisoned, *results[8:]} == {grpc.StatusCode.INTERNAL}
-        await eventually(lambda: not scheduler.cluster.engines[0].scheduler.has_unfinished)
+        await eventually(lambda: not scheduler.cluster.step_loops[0].scheduler.has_unfinished)
         scheduler.cluster.check()
         assert pool.num_free == pool.num_blocks  # what is cached can be had
 
@@ -89,6 +89,6 @@ async def test_a_request_that_rules_out_every_token_is_told_so_and_counts_as_no_
             await ask(stub, stuck)
         assert raised.value.code() is grpc.StatusCode.FAILED_PRECONDITION
         assert await ask_poisoned(stub, 0, 1) is grpc.StatusCode.INTERNAL
-        stats = scheduler.cluster.engines[0].scheduler.request_stats
+        stats = scheduler.cluster.step_loops[0].scheduler.request_stats
         assert stats.num_corrupted == 1
         scheduler.cluster.check()

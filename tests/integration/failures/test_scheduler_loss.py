@@ -109,10 +109,10 @@ async def until_half_way(scheduler: RunningScheduler) -> None:
 
 async def until_idle(scheduler: RunningScheduler) -> None:
     cluster = scheduler.cluster
-    await eventually(lambda: not any(e.scheduler.has_unfinished for e in cluster.engines))
+    await eventually(lambda: not any(one.scheduler.has_unfinished for one in cluster.step_loops))
     cluster.check()
-    for engine in cluster.engines:
-        pool = engine.scheduler.blocks.gpu
+    for step_loop in cluster.step_loops:
+        pool = step_loop.scheduler.blocks.gpu
         assert pool.num_free == pool.num_blocks
 
 
@@ -185,7 +185,7 @@ async def test_an_attempt_takes_over_from_a_stream_that_is_not_missed_yet() -> N
         scheduler_client(scheduler.address) as cut,
         scheduler_client(scheduler.address) as mended,
     ):
-        await eventually(lambda: len(scheduler.cluster.engines) == 1)
+        await eventually(lambda: len(scheduler.cluster.step_loops) == 1)
         await cut.add(1, prompt, max_tokens=NUM_TOKENS, nonce=7)
         await eventually(lambda: len(cut.got[1].tokens.get(0, [])) > 9)
         had = DeliveredSequence(token_ids=pack_int32(whole[:5]))

@@ -125,4 +125,4 @@ async def test_a_worker_that_dies_while_it_loads_is_named_no_more() -> None:
             while "fetching" in await http_error(router):
                 pass
         assert "no worker serves" in await grpc_error(router)
-        assert not scheduler.cluster.engines
+        assert not scheduler.cluster.step_loops

@@ -104,7 +104,7 @@ async def test_a_worker_that_crashes_on_any_input_ends_no_request_and_is_quarant
 ) -> None:
     async with running_stack(SchedulerConfig(port=0), broken, SimulatedRunner) as started:
         scheduler, client = started
-        address = scheduler.cluster.engines[0].worker_name
+        address = scheduler.cluster.step_loops[0].worker_name
         records = scheduler.cluster.worker_records
         await ask_healthy(client, range(NUM_REQUESTS))
         for handle, got in enumerate(await client.ended(*range(NUM_REQUESTS))):
@@ -147,7 +147,7 @@ async def running_stack(
         for number, runner in enumerate(runners, start=1):
             worker = running_worker(scheduler.address, make(runner))
             await exits.enter_async_context(worker)
-            await eventually(lambda n=number: len(scheduler.cluster.engines) == n)  # type: ignore[misc]
+            await eventually(lambda n=number: len(scheduler.cluster.step_loops) == n)  # type: ignore[misc]
         yield scheduler, await exits.enter_async_context(router(scheduler.address))
 
 
@@ -169,12 +169,12 @@ async def test_a_request_that_crashes_any_worker_ends_after_three_losses_and_qua
         assert poisoned.end.code == 13
         assert poisoned.end.message == "3 workers were lost while they worked on the request"
         assert caplog.text.count("worker lost") == suspicion.MAX_LOSSES
-        await eventually(lambda: len(scheduler.cluster.engines) == num_workers)
+        await eventually(lambda: len(scheduler.cluster.step_loops) == num_workers)
         records = scheduler.cluster.worker_records
         assert "quarantined" not in caplog.text
-        assert [records.num_failures_of(e.worker_name) for e in scheduler.cluster.engines] == [
-            0
-        ] * num_workers
+        assert [
+            records.num_failures_of(one.worker_name) for one in scheduler.cluster.step_loops
+        ] == [0] * num_workers
         events = [event.kind for event in await explained(client, "r0")]
         assert events.count(explain_pb2.EVENT_KIND_SUSPECTED) == suspicion.MAX_LOSSES
         scheduler.cluster.check()
@@ -210,7 +210,7 @@ async def test_a_worker_that_answers_nonsense_alone_ends_no_request_and_is_quara
     monkeypatch.setattr(stack, "WorkerServicer", make_servicer)
     config = SchedulerConfig(port=0)
     async with running_stack(config, SimulatedRunner, SimulatedRunner) as (scheduler, client):
-        address = scheduler.cluster.engines[0].worker_name
+        address = scheduler.cluster.step_loops[0].worker_name
         await ask_healthy(client, range(NUM_REQUESTS))
         for handle, got in enumerate(await client.ended(*range(NUM_REQUESTS))):
             assert_right(handle, got)

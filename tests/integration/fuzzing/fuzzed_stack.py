@@ -112,12 +112,12 @@ class Services:
         cluster = self.scheduler.cluster
         await eventually(lambda: not self.router.live.num_live)
         await eventually(
-            lambda: not any(engine.scheduler.has_unfinished for engine in cluster.engines)
+            lambda: not any(step_loop.scheduler.has_unfinished for step_loop in cluster.step_loops)
         )
         cluster.check()
         assert len(cluster.requests) == 0
-        for engine in cluster.engines:
-            for pool in (engine.scheduler.blocks.gpu, engine.scheduler.blocks.cpu):
+        for step_loop in cluster.step_loops:
+            for pool in (step_loop.scheduler.blocks.gpu, step_loop.scheduler.blocks.cpu):
                 assert pool.num_free == pool.num_blocks
 
 

@@ -41,16 +41,16 @@ async def test_explain_tells_the_whole_way_of_requests_that_were_preempted() -> 
         running_worker(scheduler.address, make),
         router(scheduler.address) as client,
     ):
-        await eventually(lambda: bool(scheduler.cluster.engines))
+        await eventually(lambda: bool(scheduler.cluster.step_loops))
         for handle in range(3):
             await client.add(handle, [handle] * 20, max_tokens=40)
         await client.ended(0, 1, 2)
         answers = [await explain(client, f"r{handle}") for handle in range(3)]
-        [engine] = scheduler.cluster.engines
+        [step_loop] = scheduler.cluster.step_loops
     assert sum(answer.num_preemptions for answer in answers) > 0
     for answer in answers:
         assert answer.state == explain_pb2.REQUEST_STATE_ENDED
-        assert answer.worker == engine.worker_name
+        assert answer.worker == step_loop.worker_name
         assert kinds(answer)[:3] == ["QUEUED", "SCHEDULED", "PREFILL"]
         assert kinds(answer)[-1] == "ENDED"
         assert answer.events[-1].detail == "LENGTH"
@@ -80,7 +80,7 @@ async def test_stats_count_steps_tokens_and_how_requests_ended() -> None:
         await client.add(9, [1, 2, 3], max_tokens=5)
         await client.ended(9)
         async with running_worker(scheduler.address, make):
-            await eventually(lambda: bool(scheduler.cluster.engines))
+            await eventually(lambda: bool(scheduler.cluster.step_loops))
             for handle in range(2):
                 await client.add(handle, [7] * 20, max_tokens=5)
                 await client.ended(handle)
@@ -107,7 +107,7 @@ async def test_dump_shows_queues_tables_and_steps_in_flight_and_no_tokens_unless
         running_worker(scheduler.address, make),
         router(scheduler.address) as client,
     ):
-        await eventually(lambda: bool(scheduler.cluster.engines))
+        await eventually(lambda: bool(scheduler.cluster.step_loops))
         await client.add(0, [5] * 20, max_tokens=200)
         await client.add(1, [6] * 20, max_tokens=200)
         await eventually(
@@ -140,7 +140,7 @@ async def test_stats_list_the_oldest_live_requests_if_they_are_asked_for() -> No
         router(scheduler.address) as client,
     ):
         cluster = scheduler.cluster
-        await eventually(lambda: bool(cluster.engines))
+        await eventually(lambda: bool(cluster.step_loops))
         for handle in (1, 2):
             await client.add(handle, [7] * handle, max_tokens=3_900)
         await eventually(lambda: len(cluster.requests.live_groups) == 2)

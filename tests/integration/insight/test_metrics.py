@@ -95,7 +95,7 @@ async def test_a_worker_counts_its_steps_and_where_their_time_went() -> None:
         running_scheduler(SchedulerConfig(port=0)) as scheduler,
         running_worker(scheduler.address, simulated(step_ns=2_000_000)) as running,
     ):
-        await eventually(lambda: len(scheduler.cluster.engines) == 1)
+        await eventually(lambda: len(scheduler.cluster.step_loops) == 1)
         async with bare_router(scheduler.address) as router:
             await router.add(1, [1, 2, 3], max_tokens=10)
             await router.ended(1)

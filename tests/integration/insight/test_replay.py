@@ -95,9 +95,9 @@ async def record(path: Path) -> None:
         running_worker(scheduler.address, make) as second,
         router(scheduler.address) as client,
     ):
-        await eventually(lambda: len(scheduler.cluster.engines) == 2)
+        await eventually(lambda: len(scheduler.cluster.step_loops) == 2)
         await random_load(client, lambda: asyncio.ensure_future(second.kill()))
-        await eventually(lambda: len(scheduler.cluster.engines) == 1)
+        await eventually(lambda: len(scheduler.cluster.step_loops) == 1)
 
 
 @pytest.fixture(scope="module")

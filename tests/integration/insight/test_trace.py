@@ -195,7 +195,7 @@ async def test_a_failover_is_a_phase_of_the_request(spans: Spans) -> None:
         call = stack.stub.Generate(make_request([1, 2, 3], max_tokens=60))
         await call.read()
         async with running_worker(scheduler.address, simulated(step_ns=5_000_000)):
-            await eventually(lambda: len(scheduler.cluster.engines) == 2)
+            await eventually(lambda: len(scheduler.cluster.step_loops) == 2)
             await first.kill()
             while await call.read() is not grpc.aio.EOF:
                 pass
@@ -262,7 +262,7 @@ async def test_requests_that_are_aborted_while_a_worker_is_lost_leave_no_span_op
         running_router(scheduler.address) as router,
         open_channel(router.server.address) as channel,
     ):
-        await eventually(lambda: len(scheduler.cluster.engines) == 2)
+        await eventually(lambda: len(scheduler.cluster.step_loops) == 2)
         stack = Stack(scheduler, pb_grpc.InferenceServiceStub(channel))
         calls = [  # those that are cancelled would last longest
             stack.stub.Generate(make_request([i] * 20, max_tokens=300 if i % 2 else 600))

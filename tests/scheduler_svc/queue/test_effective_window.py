@@ -95,7 +95,7 @@ def test_a_default_is_cut_to_the_largest_worker_and_told() -> None:
     cluster, router = make_cluster(), Listening()
     _, loop = join_worker(cluster, num_gpu_blocks=LARGE)
     join_worker(cluster, num_gpu_blocks=SMALL)
-    assert cluster.engines.effective_max_model_len == LARGE * 4 + 1
+    assert cluster.step_loops.effective_max_model_len == LARGE * 4 + 1
     one = ask(cluster, router, 1)
     two = ask(cluster, router, 2, n=2)
     beams = ask(cluster, router, 3, beam_search=BeamSearchParams(width=3))
@@ -142,14 +142,14 @@ def test_the_window_follows_workers_and_says_so_once(caplog: pytest.LogCaptureFi
         small, _ = join_worker(cluster, num_gpu_blocks=SMALL)
         large, _ = join_worker(cluster, num_gpu_blocks=LARGE)
         join_worker(cluster, num_gpu_blocks=SMALL)
-        windows = [cluster.engines.effective_max_model_len]
+        windows = [cluster.step_loops.effective_max_model_len]
         cluster.drain(large)
-        windows.append(cluster.engines.effective_max_model_len)
+        windows.append(cluster.step_loops.effective_max_model_len)
         cluster.leave(large)
         cluster.leave(small)
-        windows.append(cluster.engines.effective_max_model_len)
+        windows.append(cluster.step_loops.effective_max_model_len)
         join_worker(cluster, num_gpu_blocks=64)
-        windows.append(cluster.engines.effective_max_model_len)
+        windows.append(cluster.step_loops.effective_max_model_len)
     assert windows == [33, 17, 17, MODEL.max_model_len]
     lines = [record.getMessage() for record in caplog.records]
     assert [line.split(",")[0] for line in lines] == [

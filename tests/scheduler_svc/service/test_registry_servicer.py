@@ -42,10 +42,10 @@ async def test_a_worker_leaves_even_if_its_handler_is_cancelled_while_it_ends() 
     )
     lease = asyncio.ensure_future(anext(servicer._lease(engine, no_heartbeats())))
     await run_ready_tasks()
-    assert cluster.engines == [engine.loop]
+    assert cluster.step_loops == [engine.loop]
     for _ in range(2):  # its heartbeats stop, then its connection closes
         lease.cancel()
         await run_ready_tasks()
     with contextlib.suppress(asyncio.CancelledError):
         await lease
-    await eventually(lambda: not cluster.engines)
+    await eventually(lambda: not cluster.step_loops)
