@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import yaml
 
-from rpc.metrics.registry import MetricsConfig
 from tests.router.stack import Stack, make_generate, make_stack, saying
 from tests.rpc.collector import Collector, grpc_collector
 from tests.waiting import eventually
@@ -67,7 +66,7 @@ async def test_a_collector_sends_what_it_scrapes_under_these_names(tmp_path: Pat
     if program is None:
         pytest.skip("otelcol-contrib is not installed (the OpenTelemetry collector's releases)")
     with grpc_collector() as received:
-        async with make_stack(saying("a", "b"), metrics=MetricsConfig(port=0)) as stack:
+        async with make_stack(saying("a", "b"), metrics_port=0) as stack:
             await ask(stack)
             server = stack.router.metrics_server
             assert server is not None
