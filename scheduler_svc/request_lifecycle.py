@@ -26,6 +26,7 @@ from scheduler_svc.requests.failures import (
     policy_fails,
 )
 from scheduler_svc.requests.live_requests import LiveRequests
+from scheduler_svc.requests.open_spans import RequestTrace
 from scheduler_svc.requests.sequence_group import SequenceGroup, make_group
 from scheduler_svc.requests.timeline import EventKind
 from scheduler_svc.results.router_updates import finished_request, router_updates
@@ -70,7 +71,7 @@ class RequestLifecycle:
     @property
     def has_deadlines(self) -> bool:
         """True if `expire` may have something to do."""
-        return self._live.has_deadlines or bool(self._placement_deadlines)
+        return bool(self._live.deadlines or self._placement_deadlines.until)
 
     @property
     def num_stranded(self) -> int:
@@ -187,7 +188,8 @@ class RequestLifecycle:
     def send_updates(self, outcome: StepOutcome) -> None:
         """Sends each router what an answer means for its requests."""
         now = self._clock()
-        request_spans.record_tokens(outcome, now)
+        if RequestTrace.num_open:
+            request_spans.record_tokens(outcome, now)
         updates = router_updates(outcome, now=now)
         for group in outcome.ended:
             self._forget(group)
@@ -195,8 +197,9 @@ class RequestLifecycle:
             clear(self._worker_records, suspicion)
         for session, news in updates.items():
             session.send(news)
-        for group in self._admission.pop_uncharged():
-            self.fail(group, policy_fails())
+        if self._admission.uncharged:
+            for group in self._admission.pop_uncharged():
+                self.fail(group, policy_fails())
         if self.has_deadlines:
             self.expire()
 

@@ -18,7 +18,7 @@ from contract.updates import FinishReason
 from scheduler_svc.config import CacheShape, PreemptionMode, StepLimits
 from scheduler_svc.insight.stats import RequestStats, StepStats
 from scheduler_svc.kv.block_manager import BlockSpaceManager
-from scheduler_svc.kv.cost_model import CostModel
+from scheduler_svc.kv.cost_model import STEPS_TO_RETRY, CostModel
 from scheduler_svc.planning.decode_columns import DecodeColumns
 from scheduler_svc.planning.group_selection import GroupSelection
 from scheduler_svc.planning.plan import StepPlan
@@ -55,6 +55,8 @@ class Scheduler:
     ) -> None:
         self.worker_name = worker_name
         self.limits = limits
+        self.token_budget = limits.max_num_batched_tokens
+        """Tokens of the next step."""
         self._memory_tokens: int | None = None
         self.cost = cost or CostModel()
         self.inflight: deque[StepPlan] = deque()
@@ -121,33 +123,35 @@ class Scheduler:
 
     # Steps
 
-    @property
-    def token_budget(self) -> int:
-        """Tokens of the next step."""
-        return token_budget(self.limits, memory_tokens=self._memory_tokens)
-
     def schedule(self, now: float) -> StepPlan | None:
         """Plans one step and books its blocks; None if there is nothing to do now."""
-        if self._trials.must_wait(self.inflight):
+        trials, worker_state = self._trials, self._worker_state
+        has_suspects = trials.begun is not None or bool(self._queues.admission.suspects)
+        if has_suspects and trials.must_wait(self.inflight):
             return None
         plan = StepPlan(
             step_id=self.num_steps + 1,
             token_budget=self.token_budget,
             planned_at=now,
         )
-        self._fill(plan, now)
-        self.grammars.plan()
-        plan.block_moves.swap_out += self.blocks.complete()
+        if has_suspects:
+            self._fill_in_turns(plan, now)
+        else:
+            self._planner.fill(plan, now)
+        if self.grammars.wanted is not None or self._queues.admission.parked.num_groups:
+            self.grammars.plan()
+        if self.blocks.cpu_tier.has_plan and (kept := self.blocks.complete()):
+            plan.need_block_moves().swap_out += kept
         if plan.is_empty:
             return None
-        self._worker_state.finish_plan(plan)
-        self._planner.update_decode_columns(plan)
+        if worker_state.forks or worker_state.forget_seq_ids:
+            worker_state.finish_plan(plan)
         self.num_steps = plan.step_id
         self.inflight.append(plan)
-        self._trials.is_turn = not plan.is_alone
+        trials.is_turn = not plan.is_alone
         return plan
 
-    def _fill(self, plan: StepPlan, now: float) -> None:
+    def _fill_in_turns(self, plan: StepPlan, now: float) -> None:
         """Plans for a suspect or for all others, whose turn it is; else for those with work."""
         tries = not self.inflight and self._trials.has_work
         if tries and self._trials.is_turn:
@@ -159,15 +163,17 @@ class Scheduler:
 
     def pop_failed(self) -> list[SequenceGroup]:
         """Returns the groups that planning had to end, each once."""
-        return self._sequence_release.pop_failed()
+        return self._sequence_release.pop_failed() if self._sequence_release.failed else []
 
     def update(self, result: StepResult, now: float) -> StepOutcome:
         """Processes the result of the oldest planned step."""
         plan = self.inflight.popleft()
         assert plan.step_id == result.step_id, "results come in the order of the steps"
-        self._memory_tokens = result.max_num_batched_tokens
+        if result.max_num_batched_tokens != self._memory_tokens:
+            self._memory_tokens = result.max_num_batched_tokens
+            self.token_budget = token_budget(self.limits, memory_tokens=self._memory_tokens)
         self._observe_costs(plan, result.timings)
-        self.steps.observe(plan, result.timings, now)
+        self.steps.observe(plan, result, now)
         outcome = self._output_processor.process(plan, result, now)
         if plan.is_alone and (cleared := pop_cleared(plan.seqs[0].group)):
             outcome.cleared.append(cleared)
@@ -175,16 +181,20 @@ class Scheduler:
         return outcome
 
     def _observe_costs(self, plan: StepPlan, timings: StepTimings) -> None:
-        self.cost.observe_swaps(
-            num_blocks=len(plan.block_moves.swap_out) + len(plan.block_moves.swap_in),
-            num_copies=len(plan.block_moves.copy),
-            swap_ns=timings.swap_ns,
-        )
-        self.cost.observe_prefill(
-            num_seqs=len(plan.seqs),
-            num_tokens=plan.total_tokens,
-            forward_ns=timings.forward_ns,
-        )
+        moves, num_seqs, num_tokens = plan.block_moves, len(plan.seqs), plan.total_tokens
+        if moves is not None and (num_blocks := len(moves.swap_out) + len(moves.swap_in)):
+            self.cost.observe_swaps(
+                step_id=plan.step_id,
+                num_blocks=num_blocks,
+                num_copies=len(moves.copy),
+                swap_ns=timings.swap_ns,
+            )
+        elif plan.step_id - self.cost.last_swap_step == STEPS_TO_RETRY:
+            self.cost.forget_swaps()
+        if num_tokens > num_seqs:
+            self.cost.observe_prefill(
+                num_seqs=num_seqs, num_tokens=num_tokens, forward_ns=timings.forward_ns
+            )
 
     # Ending
 
@@ -299,7 +309,7 @@ class Scheduler:
     @property
     def forget_seq_ids(self) -> list[int]:
         """Sequences that the worker forgets with the next step."""
-        return self._worker_state.forget_seq_ids
+        return list(self._worker_state.forget_seq_ids)
 
     def counters(self, seq: Sequence) -> Counters:
         """Returns how far a sequence is, wherever its counters are kept."""

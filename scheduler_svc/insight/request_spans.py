@@ -45,8 +45,6 @@ def begin(group: SequenceGroup, *, now: float) -> None:
 
 def record_tokens(outcome: StepOutcome, now: float) -> None:
     """Notes when tokens of sampled requests came."""
-    if not RequestTrace.num_open:
-        return
     for seq, _, _ in outcome.tokens:
         if (traced := seq.group.trace) is not None:
             traced.token_times.append(now)

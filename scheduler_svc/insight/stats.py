@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from contract.errors import Code
-from contract.step_result import StepTimings
+from contract.step_result import StepResult
 from rpc.metrics.histogram import Histogram, S, times, token_counts
 from rpc.telemetry.trace_ids import of_traceparent
 from scheduler_svc.planning.plan import StepPlan
@@ -31,7 +31,7 @@ class StepStats:
     """Sums of `StepPlan.section_counts`."""
     _last_answer_at: float = 0.0
 
-    def observe(self, plan: StepPlan, timings: StepTimings, now: float) -> None:
+    def observe(self, plan: StepPlan, result: StepResult, now: float) -> None:
         """Takes a step that was answered; it began when the one before it was."""
         num_tokens, num_decodes = plan.total_tokens, plan.num_new_tokens.count(1)
         duration_ns = int((now - max(plan.planned_at, self._last_answer_at)) * S)
@@ -41,6 +41,7 @@ class StepStats:
         if num_decodes:
             self.inter_token_ns.observe(duration_ns, times=num_decodes)
         self._last_answer_at = now
+        timings = result.timings
         self.wait_ns += timings.wait_ns
         self.swap_ns += timings.swap_ns
         self.forward_ns += timings.forward_ns

@@ -22,7 +22,7 @@ METHOD = "signalbox.worker.v1.WorkerService/ExecuteModel"
 
 def begin(plan: StepPlan, *, worker: str) -> None:
     """Opens the span of a step that is about to be sent, if a request asks for it."""
-    asking = _asking(plan) if RequestTrace.num_open else {}
+    asking = _asking(plan)
     if not asking:
         return
     first = next(iter(asking)).trace

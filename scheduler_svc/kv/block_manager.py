@@ -52,18 +52,18 @@ class BlockSpaceManager:
     ) -> None:
         self.block_size = block_size
         self.prefix_caching = prefix_caching
-        self._cpu_tier = CpuTier(
+        self.cpu_tier = CpuTier(
             num_blocks=num_cpu_blocks,
             block_size=block_size,
             is_cache=prefix_caching and cpu_prefix_cache,
             costs=costs,
         )
-        self.gpu = BlockAllocator(num_gpu_blocks, on_evict=self._cpu_tier.keep)
-        self.cpu = self._cpu_tier.pool
+        self.gpu = BlockAllocator(num_gpu_blocks, on_evict=self.cpu_tier.keep)
+        self.cpu = self.cpu_tier.pool
         self._num_watermark_blocks = num_watermark_blocks
         self._max_model_len = max_model_len
         self._prefix_cache = PrefixCache(
-            block_size=block_size, gpu=self.gpu, cpu_tier=self._cpu_tier, is_on=prefix_caching
+            block_size=block_size, gpu=self.gpu, cpu_tier=self.cpu_tier, is_on=prefix_caching
         )
 
     def num_blocks(self, num_tokens: int) -> int:
@@ -140,7 +140,7 @@ class BlockSpaceManager:
             if found.is_on_gpu:
                 self.gpu.share(found.block)
             else:
-                self._cpu_tier.hold([found.block], arriving=False)
+                self.cpu_tier.hold([found.block], arriving=False)
         copies = []
         for index, found in enumerate(prefix):
             block = found.block
@@ -229,7 +229,7 @@ class BlockSpaceManager:
 
     def can_swap_out(self, group: SequenceGroup) -> bool:
         hashes = self._distinct_blocks(group).values()
-        return self._cpu_tier.num_taken(hashes) <= self._cpu_tier.num_free
+        return self.cpu_tier.num_taken(hashes) <= self.cpu_tier.num_free
 
     def can_swap_in(self, group: SequenceGroup, *, num_lookahead_slots: int = 0) -> AllocStatus:
         """Says whether the group's blocks fit on the GPU, with one more for each sequence."""
@@ -242,17 +242,17 @@ class BlockSpaceManager:
         wanted = min(len(hashes) + growth, max(len(hashes), self.most_blocks(group)))
         if wanted > self.gpu.num_blocks:
             return AllocStatus.NEVER
-        if self._cpu_tier.is_arriving(blocks):
+        if self.cpu_tier.is_arriving(blocks):
             return AllocStatus.LATER
         return self._has_room(wanted - self.gpu.num_used(h for h in hashes if isinstance(h, bytes)))
 
     def swap_out(self, group: SequenceGroup) -> list[BlockCopy]:
         """Moves the group's blocks to CPU swap, each once however many sequences share it."""
-        self._cpu_tier.make_room(self._distinct_blocks(group).values())
+        self.cpu_tier.make_room(self._distinct_blocks(group).values())
         copies, left = move(
-            group, self.cpu, block_size=self.block_size, finds=self._cpu_tier.is_cache
+            group, self.cpu, block_size=self.block_size, finds=self.cpu_tier.is_cache
         )
-        self._cpu_tier.hold((copy.dst for copy in copies), arriving=True)
+        self.cpu_tier.hold((copy.dst for copy in copies), arriving=True)
         for block in reversed(left):  # of a chain the end is forgotten first
             self.gpu.free(block)
         return copies
@@ -260,12 +260,12 @@ class BlockSpaceManager:
     def swap_in(self, group: SequenceGroup) -> list[BlockCopy]:
         """Moves the group's blocks back to the GPU."""
         copies, left = move(group, self.gpu, block_size=self.block_size, finds=True)
-        self._cpu_tier.leave(left)
+        self.cpu_tier.leave(left)
         return copies
 
     def complete(self) -> list[BlockCopy]:
         """Ends the plan in the making; returns the copies to the CPU of what it evicted."""
-        return self._cpu_tier.complete()
+        return self.cpu_tier.complete()
 
     def reset_prefix_cache(self) -> bool:
         """Forgets all cached blocks of both pools; False, changing nothing, if any is in use."""

@@ -29,8 +29,9 @@ class CostModel:
     block_bytes: int = 0
     copy_bytes_per_s: float = 0.0
     prefill_tokens_per_s: float = 0.0
+    last_swap_step: int = 0
+    """Id of the last step that was answered and copied blocks from pool to pool."""
     _announced_copy_bytes_per_s: float = field(init=False)
-    _num_steps_without_copies: int = 0
 
     def __post_init__(self) -> None:
         self._announced_copy_bytes_per_s = self.copy_bytes_per_s
@@ -66,24 +67,25 @@ class CostModel:
                 weight=num_tokens / (num_tokens + PREFILL_WINDOW_TOKENS),
             )
 
-    def observe_swaps(self, *, num_blocks: int, num_copies: int, swap_ns: int) -> None:
+    def observe_swaps(
+        self, *, step_id: int, num_blocks: int, num_copies: int, swap_ns: int
+    ) -> None:
         """Follows the rate at which a step that was answered copied blocks from pool to pool.
 
         Args:
             num_copies: copies within the GPU pool, whose time is in `swap_ns` too.
         """
-        if not num_blocks:
-            self._num_steps_without_copies += 1
-            if self._num_steps_without_copies == STEPS_TO_RETRY:
-                self.copy_bytes_per_s = self._announced_copy_bytes_per_s
-            return
-        self._num_steps_without_copies = 0
+        self.last_swap_step = step_id
         if swap_ns and not num_copies:
             self.copy_bytes_per_s = _follow(
                 self.copy_bytes_per_s,
                 num_blocks * self.block_bytes / swap_ns * 1e9,
                 weight=num_blocks / (num_blocks + COPY_WINDOW_BLOCKS),
             )
+
+    def forget_swaps(self) -> None:
+        """Lets the announced rate of copies hold again, after `STEPS_TO_RETRY` without any."""
+        self.copy_bytes_per_s = self._announced_copy_bytes_per_s
 
 
 def _follow(known: float, seen: float, *, weight: float) -> float:

@@ -39,6 +39,8 @@ class CpuTier:
     ) -> None:
         self.pool = BlockAllocator(num_blocks)
         self.is_cache = is_cache
+        self.has_plan = False
+        """True if the plan in the making reads or writes a block here."""
         self._block_size = block_size
         self._costs = costs
         self._held: list[int] = []  # the plan is an owner of each
@@ -72,6 +74,7 @@ class CpuTier:
             self.pool.cache_block(block, block_hash)
             self._kept[block_hash] = BlockCopy(gpu_block, block)
             self._arriving.add(block)
+            self.has_plan = True
 
     def _keeps_another(self) -> bool:
         num_kept, size = len(self._kept), self._block_size
@@ -101,6 +104,7 @@ class CpuTier:
 
     def hold(self, blocks: Iterable[int], *, arriving: bool) -> None:
         """Keeps blocks that the plan copies out (`arriving`) or in as they are for its sake."""
+        self.has_plan = True
         for block in blocks:
             self.pool.share(block)
             self._held.append(block)
@@ -110,6 +114,7 @@ class CpuTier:
     def leave(self, blocks: Iterable[int]) -> None:
         """Takes an owner from each of some blocks once the plan is complete."""
         self._held += blocks
+        self.has_plan = True
 
     def complete(self) -> list[BlockCopy]:
         """Ends the plan in the making; returns the copies out that keep evicted blocks."""
@@ -121,6 +126,7 @@ class CpuTier:
         self._kept.clear()
         self._held.clear()
         self._arriving.clear()
+        self.has_plan = False
         return copies
 
     def forget(self, block_hash: BlockHash) -> None:

@@ -24,23 +24,24 @@ class BranchRecompute:
         self._blocks = blocks
         self._queues = queues
         self._preemption = preemption
-        self._incomplete: dict[SequenceGroup, None] = {}
+        self.incomplete: dict[SequenceGroup, None] = {}
+        """Groups that may have branches without blocks."""
 
     def note(self, group: SequenceGroup) -> None:
         """Notes that a group has come in, its first branch alone with blocks."""
         if len(group.unfinished) > 1:
-            self._incomplete[group] = None
+            self.incomplete[group] = None
 
     def make_room(self, plan: StepPlan, now: float) -> None:
         """Frees blocks for branches that lack them, at the cost of groups behind theirs.
 
         Is called before decodes are planned, as groups that yield must not be among them.
         """
-        for group in list(self._incomplete):
+        for group in list(self.incomplete):
             if not _lacks_blocks(group):
-                del self._incomplete[group]
-        if self._incomplete:
-            for group in [group for group in self._queues.running if group in self._incomplete]:
+                del self.incomplete[group]
+        if self.incomplete:
+            for group in [group for group in self._queues.running if group in self.incomplete]:
                 if not plan.takes(group):
                     continue
                 self._make_room(group, plan, now)

@@ -158,7 +158,8 @@ class DecodeColumns:
         if self._quiet_answers and seqs == self.seqs:
             self._quiet_answers -= 1
             self._computed += 1
-            self._charge(self._flows, seqs)
+            if self._admission.charges:
+                self._charge(self._flows, seqs)
             may_end = []
         else:
             may_end = self._advance(seqs)
@@ -171,7 +172,8 @@ class DecodeColumns:
         rows = np.array([seq.decode_row for seq in seqs], dtype=np.int64)
         self._computed[rows] += 1
         computed, size = self._computed[rows], self._blocks.block_size
-        self._charge(self._flows[rows], seqs)
+        if self._admission.charges:
+            self._charge(self._flows[rows], seqs)
         in_block = computed % size
         for index in np.flatnonzero(in_block == 0).tolist():
             seqs[index].num_computed_tokens = int(computed[index])

@@ -42,13 +42,13 @@ class GroupSelection:
         self._trials = trials
 
     def next_group(self) -> SequenceGroup | None:
-        """Returns the group that is admitted next; None if none can be now.
+        """Returns the waiting group that is admitted next; None if none can be now.
 
         No group passes one that this worker makes room for. A group that waits for room on another
         worker delays no group here.
         """
         admission = self._queues.admission
-        if not admission or self._is_full():
+        if self._is_full():
             return None
         self.obstacle = WaitReason.NO_WORKER
         for group in self._queues.candidates:

@@ -60,9 +60,18 @@ class Planner:
 
     def fill(self, plan: StepPlan, now: float) -> None:
         """Adds to an empty plan all that it has tokens, sequences and blocks for."""
-        self._branch_recompute.make_room(plan, now)
-        if not self._decode_columns.plan(plan):
-            self._decode_columns.release_all()
+        if self._branch_recompute.incomplete:
+            self._branch_recompute.make_room(plan, now)
+        columns, queues, admission = self._decode_columns, self._queues, self._queues.admission
+        if not columns.plan(plan):
+            columns.release_all()
+        all_in_columns = len(columns.seqs) == queues.num_sequence_slots
+        if not all_in_columns or queues.swapped or admission.groups:
+            self._fill_beside_columns(plan, now)
+        if admission.groups or admission.waits.reason is not WaitReason.NEXT_STEP:
+            admission.waits.note(self._what_waits(plan), now)
+
+    def _fill_beside_columns(self, plan: StepPlan, now: float) -> None:
         self._add_decodes(plan, now)
         if plan.seqs and self._limits.prefill_spread > 1:
             self._spread_prompts(plan)
@@ -70,22 +79,26 @@ class Planner:
         if not plan.is_short_of_blocks:  # a group that was just preempted must not preempt others
             self._add_swapped(plan, now)
             self._add_waiting(plan, now)
-        self._queues.admission.waits.note(self._what_waits(plan), now)
+        if not plan.is_empty:
+            self._update_decode_columns(plan)
 
     def fill_alone(self, plan: StepPlan, now: float) -> None:
         """Adds to an empty plan the work of one suspect, which comes in if none is tried yet."""
         plan.is_alone = True
-        self._branch_recompute.make_room(plan, now)
+        if self._branch_recompute.incomplete:
+            self._branch_recompute.make_room(plan, now)
         if self._trials.current is None:
             self._bring_in_suspect(plan, now)
         else:
             self._add_decodes(plan, now)
             self._add_prefills(plan)
         plan.is_alone = bool(plan.seqs)
-        if plan.is_alone and self._queues.admission:
+        if plan.is_alone:
+            self._update_decode_columns(plan)
+        if plan.is_alone and self._queues.admission.groups:
             self._queues.admission.waits.note(WaitReason.SUSPECT, now)
 
-    def update_decode_columns(self, plan: StepPlan) -> None:
+    def _update_decode_columns(self, plan: StepPlan) -> None:
         """Moves decoding groups into the columns; all leave them while blocks are short."""
         if plan.is_short_of_blocks:
             self._decode_columns.release_all()
@@ -166,8 +179,9 @@ class Planner:
     def _start(self, plan: StepPlan, seq: Sequence, prefix: list[FoundBlock]) -> None:
         seq.num_computed_tokens = len(prefix) * self._blocks.block_size
         copies = self._blocks.start(seq, prefix)
-        plan.block_moves.swap_in += copies
-        self.num_cpu_prefix_hits += len(copies) * self._blocks.block_size
+        if copies:
+            plan.need_block_moves().swap_in += copies
+            self.num_cpu_prefix_hits += len(copies) * self._blocks.block_size
         is_prompt = not seq.output_token_ids and not seq.group.num_preemptions
         if is_prompt and seq.group.times.first_token is None:
             seq.group.num_cached_tokens = seq.num_computed_tokens
@@ -187,7 +201,7 @@ class Planner:
             if status is AllocStatus.LATER or not self._group_selection.has_slots(group):
                 return
             del swapped[0]
-            plan.block_moves.swap_in += self._blocks.swap_in(group)
+            plan.need_block_moves().swap_in += self._blocks.swap_in(group)
             self._resume(group, now)
             group.timeline.add(
                 EventKind.RESUMED,
@@ -209,7 +223,8 @@ class Planner:
             self._worker_state.add(plan, seq, num_new_tokens)
 
     def _add_waiting(self, plan: StepPlan, now: float) -> None:
-        while plan.token_budget and not self._queues.swapped:
+        admission = self._queues.admission
+        while plan.token_budget and admission.groups and not self._queues.swapped:
             group = self._group_selection.next_group()
             if group is None:
                 return
@@ -245,9 +260,9 @@ class Planner:
     def _what_waits(self, plan: StepPlan) -> WaitReason:
         """Says why this step leaves groups in the admission queue."""
         admission = self._queues.admission
-        if not admission:
+        if not admission.groups:
             return WaitReason.NEXT_STEP
-        if len(admission.parked) == len(admission):
+        if admission.parked.num_groups == len(admission.groups):
             return WaitReason.GRAMMAR
         if plan.is_short_of_blocks:
             return WaitReason.BLOCKS

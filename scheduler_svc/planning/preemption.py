@@ -102,7 +102,7 @@ class Preemption:
             other_request_id=by.request_id,
         )
         if is_swap:
-            plan.block_moves.swap_out += self._blocks.swap_out(group)
+            plan.need_block_moves().swap_out += self._blocks.swap_out(group)
             self._queues.swap_out(group)
         else:
             self._set_back(group, now)

@@ -28,7 +28,8 @@ class SequenceRelease:
         self._blocks = blocks
         self._worker_state = worker_state
         self._draining: set[Sequence] = set()
-        self._failed: list[SequenceGroup] = []
+        self.failed: list[SequenceGroup] = []
+        """Groups that planning had to end, until `pop_failed`."""
 
     @property
     def draining(self) -> Set[Sequence]:
@@ -67,11 +68,11 @@ class SequenceRelease:
         """Ends a group while a plan is made; `pop_failed` hands it over."""
         group.fail(failure)
         self.end_all(group)
-        self._failed.append(group)
+        self.failed.append(group)
 
     def pop_failed(self) -> list[SequenceGroup]:
         """Returns the groups that planning had to end, each once."""
-        failed, self._failed = self._failed, []
+        failed, self.failed = self.failed, []
         return failed
 
     def release_answered(self, seq: Sequence) -> None:

@@ -8,6 +8,7 @@ of the other requests, which so wait for one step of a suspect at most.
 from collections.abc import Collection
 
 from scheduler_svc.planning.plan import StepPlan
+from scheduler_svc.queue.fair_queue import rank_of
 from scheduler_svc.queue.worker_queues import GroupQueues
 from scheduler_svc.requests.sequence_group import SequenceGroup
 from scheduler_svc.requests.suspicion import Suspicion
@@ -21,19 +22,20 @@ class Trials:
         """True if the next step is that of a suspect, if there is one."""
         self._queues = queues
         self._worker_name = worker_name
-        self._current: SequenceGroup | None = None
+        self.begun: SequenceGroup | None = None
+        """The suspect that came in last; None once `current` has found that its turn is over."""
 
     @property
     def current(self) -> SequenceGroup | None:
         """The suspect that runs; None once it has been cleared, preempted or ended."""
-        group = self._current
+        group = self.begun
         if group is not None and (group.suspicion is None or group not in self._queues):
-            self._current = None
-        return self._current
+            self.begun = None
+        return self.begun
 
     def begin(self, group: SequenceGroup) -> None:
         """Notes the suspect that has come in."""
-        self._current = group
+        self.begun = group
 
     @property
     def candidates(self) -> list[SequenceGroup]:
@@ -41,7 +43,7 @@ class Trials:
         suspects = self._queues.admission.suspects
         if not suspects or self.current is not None:
             return []
-        return [group for group in suspects if self.may_try(group)]
+        return [group for group in sorted(suspects, key=rank_of) if self.may_try(group)]
 
     def may_try(self, group: SequenceGroup) -> bool:
         """Returns whether a suspect that waits may come in here when its turn comes."""

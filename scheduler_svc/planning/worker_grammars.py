@@ -43,10 +43,12 @@ class WorkerGrammars:
         self._sequence_release = sequence_release
         self._admission = queues.admission
         self._ready: OrderedDict[Constraint, int] = OrderedDict()  # bytes, last used last
-        self._wanted: SequenceGroup | None = None
+        self.wanted: SequenceGroup | None = None
+        """The first group that would have come in if this worker had what it needs."""
         self._num_passed_over = 0
         self._compiling: Preparation | None = None
-        self._to_send: Preparation | None = None
+        self.to_send: Preparation | None = None
+        """Request to the worker that is not sent yet."""
         self._has_joined = False
 
     @property
@@ -67,7 +69,7 @@ class WorkerGrammars:
             self._admission.end_preparation(self._compiling.constraint, is_ready=False)
         for constraint in self._ready:
             self._admission.forget_grammar(constraint)
-        self._compiling = self._to_send = None
+        self._compiling = self.to_send = None
         self._ready.clear()
         if self._has_joined and not self.memory_bytes:
             self._admission.join_indifferent(joins=False)
@@ -80,7 +82,7 @@ class WorkerGrammars:
 
     def want(self, group: SequenceGroup) -> None:
         """Notes that a group would come in if this worker had what it needs."""
-        self._wanted = self._wanted or group
+        self.wanted = self.wanted or group
 
     def record_use(self, group: SequenceGroup) -> None:
         """Notes that a group comes in."""
@@ -90,7 +92,7 @@ class WorkerGrammars:
 
     def plan(self) -> None:
         """Chooses what the worker compiles next, if it compiles nothing and there is room."""
-        wanted, self._wanted = self._wanted, None
+        wanted, self.wanted = self.wanted, None
         if self._compiling is not None or not self.memory_bytes:
             return
         group = self._next(wanted)
@@ -100,7 +102,7 @@ class WorkerGrammars:
         assert constraint is not None, group.request_id
         forgotten = self._make_room(self._charged(cost))
         if forgotten is not None:
-            self._compiling = self._to_send = Preparation(constraint, cost, tuple(forgotten))
+            self._compiling = self.to_send = Preparation(constraint, cost, tuple(forgotten))
             self._admission.parked.begin(group)
 
     def _next(self, wanted: SequenceGroup | None) -> SequenceGroup | None:
@@ -117,7 +119,7 @@ class WorkerGrammars:
 
     def pop_preparation(self) -> Preparation | None:
         """Returns, once, what the worker is to be asked."""
-        to_send, self._to_send = self._to_send, None
+        to_send, self.to_send = self.to_send, None
         return to_send
 
     def prepared(self, constraint: Constraint, *, fault: str = "") -> None:

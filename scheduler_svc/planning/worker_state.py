@@ -18,8 +18,10 @@ class WorkerState:
 
     def __init__(self, blocks: BlockSpaceManager) -> None:
         self._blocks = blocks
-        self._forks: dict[Sequence, Sequence] = {}  # new branch to its parent, not sent yet
-        self._forget: list[int] = []  # ids that the worker still knows
+        self.forks: dict[Sequence, Sequence] = {}
+        """New branches that are not sent yet, with their parents."""
+        self.forget_seq_ids: list[int] = []
+        """Sequences that the worker forgets with the next plan."""
 
     def add(self, plan: StepPlan, seq: Sequence, num_new_tokens: int) -> None:
         """Adds a sequence that has the blocks of its new tokens to a plan."""
@@ -43,24 +45,24 @@ class WorkerState:
         copy = self._blocks.append_slots(seq, num_new_tokens)
         if copy is None:
             return
-        plan.block_moves.copy.append(copy)
+        plan.need_block_moves().copy.append(copy)
         if seq.is_on_worker:
             plan.patches.append(TablePatch(seq.seq_id, index, (copy.dst,)))
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Lets the next plan split `child` off, if it holds the child; else it is sent in full."""
         if parent.is_on_worker:  # else the plan that splits it off may be the one that sends it
-            self._forks[child] = parent
+            self.forks[child] = parent
             child.num_sent_blocks = len(parent.block_table)
 
     def replace_last(self, seq: Sequence) -> None:
         """Lets the plan that holds the sequence next replace the token that the worker drew."""
         if seq.is_on_worker:
-            self._forks[seq] = seq
+            self.forks[seq] = seq
 
     def _split_off(self, plan: StepPlan, seq: Sequence) -> None:
         """Tells the worker of a new branch or token, while the parent is where it was."""
-        parent = self._forks.pop(seq, None)
+        parent = self.forks.pop(seq, None)
         if parent is not None and parent.is_on_worker:
             fork = Fork(parent.seq_id, seq.seq_id, seq.branch, seq.output_token_ids[-1])
             plan.forks.append(fork)
@@ -68,24 +70,19 @@ class WorkerState:
 
     def forget(self, seq: Sequence) -> None:
         """Lets the worker forget a sequence with the next plan; a no-op if it knows nothing."""
-        self._forks.pop(seq, None)
+        self.forks.pop(seq, None)
         if seq.is_on_worker:
-            self._forget.append(seq.seq_id)
+            self.forget_seq_ids.append(seq.seq_id)
             seq.is_on_worker = False
         seq.num_sent_blocks = 0
 
-    @property
-    def forget_seq_ids(self) -> list[int]:
-        """Sequences that the worker forgets with the next plan."""
-        return list(self._forget)
-
     def finish_plan(self, plan: StepPlan) -> None:
-        """Completes a plan that is to be sent."""
-        plan.forget, self._forget = self._forget, []
+        """Completes a plan that is to be sent, if there are `forks` or `forget_seq_ids`."""
+        plan.forget, self.forget_seq_ids = self.forget_seq_ids, []
         # Parents have new tokens now, so a branch that was not split off is sent in full. Entries
         # of sequences whose last token is to be replaced stay.
-        self._forks = {child: parent for child, parent in self._forks.items() if child is parent}
+        self.forks = {child: parent for child, parent in self.forks.items() if child is parent}
 
     def check(self, sequences: Set[Sequence]) -> None:
         """Asserts that nothing is to be split off but sequences that are on this worker."""
-        assert self._forks.keys() <= sequences
+        assert self.forks.keys() <= sequences

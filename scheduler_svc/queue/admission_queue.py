@@ -29,28 +29,33 @@ class AdmissionQueue:
 
     def __init__(self, policy: SchedulingPolicy | None = None) -> None:
         self.policy = policy or FirstComeFirstServed()
+        self.charges = type(self.policy).cost is not FirstComeFirstServed.cost
+        """False if the policy charges nothing for tokens."""
         self.waits = WaitLedger()
         self.num_prompt_tokens = 0
         """Prompt tokens of all waiting groups."""
         self.parked = Parked()
         self._flows = Flows()
         self._constraints: Counter[Constraint] = Counter()  # of those in flows
-        self._groups: set[SequenceGroup] = set()
+        self.groups: set[SequenceGroup] = set()
+        """All groups that wait."""
         self._started: dict[SequenceGroup, None] = {}  # in an order that a replay repeats
-        self._suspects: dict[SequenceGroup, None] = {}
-        self._uncharged: dict[SequenceGroup, None] = {}
+        self.suspects: dict[SequenceGroup, None] = {}
+        """Groups that compute alone because a worker was lost with them."""
+        self.uncharged: dict[SequenceGroup, None] = {}
+        """Groups that were served what the policy has no cost for, until `pop_uncharged`."""
         self._reserved_by: dict[SequenceGroup, object] = {}
         self._reserved: dict[object, SequenceGroup] = {}  # one for a worker
 
     def __len__(self) -> int:
-        return len(self._groups)
+        return len(self.groups)
 
     def __iter__(self) -> Iterator[SequenceGroup]:
         """Yields all groups, in order of rank within a flow; those that are parked last."""
         return itertools.chain(self._flows, self.parked)
 
     def __contains__(self, group: SequenceGroup) -> bool:
-        return group in self._groups
+        return group in self.groups
 
     @property
     def candidates(self) -> Iterable[SequenceGroup]:
@@ -61,11 +66,6 @@ class AdmissionQueue:
     def started(self) -> list[SequenceGroup]:
         """Groups that a worker has worked on, by rank; a draining worker still admits them."""
         return sorted(self._started, key=rank_of)
-
-    @property
-    def suspects(self) -> list[SequenceGroup]:
-        """Groups that compute alone because a worker was lost with them, by rank."""
-        return sorted(self._suspects, key=rank_of) if self._suspects else []
 
     def behind(self, group: SequenceGroup, limit: int) -> list[SequenceGroup]:
         """Returns the groups that come next after one, as far as the policy holds them equal."""
@@ -96,12 +96,12 @@ class AdmissionQueue:
         if math.isnan(group.rank):
             self.rank(group)
         self._put(group)
-        self._groups.add(group)
+        self.groups.add(group)
         self.num_prompt_tokens += group.num_prompt_tokens
         if group.has_started:
             self._started[group] = None
         if group.suspicion is not None:
-            self._suspects[group] = None
+            self.suspects[group] = None
 
     def _put(self, group: SequenceGroup) -> None:
         """Lets a group queue, or park until a worker has compiled its structured output."""
@@ -138,9 +138,9 @@ class AdmissionQueue:
         self._forget(group)
 
     def _forget(self, group: SequenceGroup) -> None:
-        self._groups.remove(group)
+        self.groups.remove(group)
         self._started.pop(group, None)
-        self._suspects.pop(group, None)
+        self.suspects.pop(group, None)
         self.num_prompt_tokens -= group.num_prompt_tokens
         if (worker := self._reserved_by.pop(group, None)) is not None:
             del self._reserved[worker]
@@ -196,13 +196,11 @@ class AdmissionQueue:
             self._flows.charge(flow, float(cost))
         except Exception:
             logger.exception("the scheduling policy fails on the cost of flow %r", flow)
-            self._uncharged.update(dict.fromkeys(served))
+            self.uncharged.update(dict.fromkeys(served))
 
     def pop_uncharged(self) -> list[SequenceGroup]:
         """Returns, once, those that were served what the policy has no cost for; to be ended."""
-        if not self._uncharged:
-            return []
-        uncharged, self._uncharged = list(self._uncharged), {}
+        uncharged, self.uncharged = list(self.uncharged), {}
         return uncharged
 
     def reserve(self, group: SequenceGroup, worker: object) -> bool:
@@ -227,12 +225,12 @@ class AdmissionQueue:
         assert not held_back, "a group queues whose structured output no worker has"
         assert self._constraints == Counter(filter(None, map(_constraint, self._flows)))
         groups = list(self)
-        assert len(groups) == len(self._groups)
-        assert set(groups) == self._groups
+        assert len(groups) == len(self.groups)
+        assert set(groups) == self.groups
         assert self._started.keys() == {group for group in groups if group.has_started}
-        assert self._suspects.keys() == {group for group in groups if group.suspicion}
+        assert self.suspects.keys() == {group for group in groups if group.suspicion}
         assert self.num_prompt_tokens == sum(group.num_prompt_tokens for group in groups)
-        assert self._reserved_by.keys() <= self._groups
+        assert self._reserved_by.keys() <= self.groups
         assert {group: worker for worker, group in self._reserved.items()} == self._reserved_by
 
 

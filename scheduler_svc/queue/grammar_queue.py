@@ -24,7 +24,8 @@ class Parked:
 
     def __init__(self) -> None:
         self._groups: dict[Constraint, dict[SequenceGroup, None]] = {}
-        self._num_groups = 0
+        self.num_groups = 0
+        """Groups that wait here, also `len`."""
         self._heaps: dict[str, list[_Entry]] = {}  # by payer, in order of arrival
         self._spent_ns: Counter[str] = Counter()
         self._tiebreak = itertools.count()
@@ -33,7 +34,7 @@ class Parked:
         self._num_indifferent = 0
 
     def __len__(self) -> int:
-        return self._num_groups
+        return self.num_groups
 
     def __iter__(self) -> Iterator[SequenceGroup]:
         """Yields all groups, constraint by constraint."""
@@ -51,7 +52,7 @@ class Parked:
         constraint = _constraint(group)
         groups = self._groups.setdefault(constraint, {})
         groups[group] = None
-        self._num_groups += 1
+        self.num_groups += 1
         if constraint not in self._preparing:
             self._push(group)
 
@@ -59,7 +60,7 @@ class Parked:
         constraint = _constraint(group)
         groups = self._groups[constraint]
         del groups[group]
-        self._num_groups -= 1
+        self.num_groups -= 1
         if not groups:
             del self._groups[constraint]
         if not self._groups:
@@ -113,7 +114,7 @@ class Parked:
 
     def check(self) -> None:
         """Asserts that each group is here because it must be, and is found."""
-        assert self._num_groups == sum(map(len, self._groups.values()))
+        assert self.num_groups == sum(map(len, self._groups.values()))
         assert all(map(self.holds_back, self))
         queued = {entry[2] for heap in self._heaps.values() for entry in heap}
         assert self._groups.keys() <= queued | self._preparing

@@ -16,22 +16,23 @@ class PlacementDeadlines:
 
     def __init__(self, wait_s: float) -> None:
         self.wait_s = wait_s
-        self._until: dict[SequenceGroup, float] = {}
+        self.until: dict[SequenceGroup, float] = {}
+        """Seconds of the scheduler's clock at which each request has waited long enough."""
 
     def __len__(self) -> int:
-        return len(self._until)
+        return len(self.until)
 
     def __contains__(self, group: SequenceGroup) -> bool:
-        return group in self._until
+        return group in self.until
 
     def add(self, group: SequenceGroup, now: float) -> None:
         """Lets a request wait from now on; a no-op for one that waits already."""
-        self._until.setdefault(group, now + self.wait_s)
+        self.until.setdefault(group, now + self.wait_s)
 
     def discard(self, group: SequenceGroup) -> None:
         """Says that a request has a worker that takes it, or has ended."""
-        self._until.pop(group, None)
+        self.until.pop(group, None)
 
     def expired(self, now: float) -> list[SequenceGroup]:
         """Returns those that have waited long enough."""
-        return [group for group, until in self._until.items() if until <= now]
+        return [group for group, until in self.until.items() if until <= now]

@@ -86,7 +86,9 @@ def _step(plan: StepPlan, now: float) -> pb.PlannedStep:
         num_new_tokens=plan.num_new_tokens,
         num_samples=plan.num_samples,
         forget_seq_ids=plan.forget,
-        block_moves=encode_block_moves(plan.block_moves.to_section()),
+        block_moves=None
+        if plan.block_moves is None
+        else encode_block_moves(plan.block_moves.to_section()),
         deferred_victim_request_ids=_ids(plan.deferred_victims),
         is_short_of_blocks=plan.is_short_of_blocks,
     )

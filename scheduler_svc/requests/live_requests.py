@@ -19,7 +19,8 @@ class LiveRequests:
         self._groups: dict[SequenceGroup, None] = {}
         self._by_id: dict[tuple[str, str], SequenceGroup] = {}  # of a tenant
         self._num_of: Counter[str] = Counter()  # of a tenant
-        self._deadlines: list[tuple[float, int, SequenceGroup]] = []
+        self.deadlines: list[tuple[float, int, SequenceGroup]] = []
+        """A heap of the deadlines; requests that have ended may be in it."""
         self._tiebreak = itertools.count()
 
     def __len__(self) -> int:
@@ -32,11 +33,6 @@ class LiveRequests:
     def groups(self) -> Collection[SequenceGroup]:
         """The live requests in the order of arrival."""
         return self._groups.keys()
-
-    @property
-    def has_deadlines(self) -> bool:
-        """True if `expired` may yield a group."""
-        return bool(self._deadlines)
 
     def find(self, *, tenant: str, request_id: str) -> SequenceGroup | None:
         return self._by_id.get((tenant, request_id))
@@ -51,21 +47,21 @@ class LiveRequests:
         self._by_id[_id_of(group)] = group
         self._num_of[group.request.tenant] += 1
         if group.deadline is not None:
-            heapq.heappush(self._deadlines, (group.deadline, next(self._tiebreak), group))
+            heapq.heappush(self.deadlines, (group.deadline, next(self._tiebreak), group))
 
     def remove(self, group: SequenceGroup) -> None:
         del self._groups[group], self._by_id[_id_of(group)]
         self._num_of[group.request.tenant] -= 1
         if not self._num_of[group.request.tenant]:
             del self._num_of[group.request.tenant]
-        if len(self._deadlines) > 2 * len(self._groups) + MAX_STALE_DEADLINES:
-            self._deadlines = [entry for entry in self._deadlines if entry[2] in self._groups]
-            heapq.heapify(self._deadlines)
+        if len(self.deadlines) > 2 * len(self._groups) + MAX_STALE_DEADLINES:
+            self.deadlines = [entry for entry in self.deadlines if entry[2] in self._groups]
+            heapq.heapify(self.deadlines)
 
     def expired(self, now: float) -> Iterator[SequenceGroup]:
         """Yields the groups that are out of time, each once; one may have ended meanwhile."""
-        while self._deadlines and self._deadlines[0][0] <= now:
-            yield heapq.heappop(self._deadlines)[2]
+        while self.deadlines and self.deadlines[0][0] <= now:
+            yield heapq.heappop(self.deadlines)[2]
 
     def check(self, groups: Collection[SequenceGroup]) -> None:
         """Asserts that these groups are those that live, and that they are counted right."""
@@ -73,7 +69,7 @@ class LiveRequests:
         assert {_id_of(group) for group in groups} == self._by_id.keys()
         assert Counter(group.request.tenant for group in groups) == self._num_of
         with_deadline = {group for group in groups if group.deadline is not None}
-        assert with_deadline <= {group for _, _, group in self._deadlines}
+        assert with_deadline <= {group for _, _, group in self.deadlines}
 
 
 def _id_of(group: SequenceGroup) -> tuple[str, str]:

@@ -47,7 +47,8 @@ Account = tuple[tuple[float, int], ...]
 class WaitLedger:
     """The account, in which a reason holds from the planning that noted it to the next one."""
 
-    _reason: WaitReason = WaitReason.NEXT_STEP
+    reason: WaitReason = WaitReason.NEXT_STEP
+    """The reason that holds now."""
     _since: float = 0.0
     _seconds: dict[WaitReason, float] = field(
         default_factory=lambda: dict.fromkeys(WaitReason, 0.0)
@@ -57,7 +58,7 @@ class WaitLedger:
     def note(self, reason: WaitReason, now: float) -> None:
         """Says what a planning left the queue waiting for."""
         self._accrue(now)
-        self._reason = reason
+        self.reason = reason
         self._num_plans[reason] += 1
 
     def account(self, now: float) -> Account:
@@ -77,5 +78,5 @@ class WaitLedger:
         return tuple(sorted(held, key=lambda wait: -wait.seconds))
 
     def _accrue(self, now: float) -> None:
-        self._seconds[self._reason] += max(0.0, now - self._since)
+        self._seconds[self.reason] += max(0.0, now - self._since)
         self._since = max(self._since, now)

@@ -14,6 +14,7 @@ from scheduler_svc.planning.plan import StepPlan
 from scheduler_svc.planning.worker_grammars import Preparation
 from scheduler_svc.queue.grammar_queue import Constraint
 from scheduler_svc.recorder import UNRECORDED, WorkerRecorder
+from scheduler_svc.requests.open_spans import RequestTrace
 from scheduler_svc.results.step_outcome import StepOutcome
 from scheduler_svc.scheduler import Scheduler
 
@@ -84,12 +85,13 @@ class StepLoop:
         if scheduler.num_recomputes > num_recomputes:
             self._wake_all()  # an idle worker may have room for the preempted request
         self._send_failed()
-        if preparation := scheduler.grammars.pop_preparation():
+        if scheduler.grammars.to_send and (preparation := scheduler.grammars.pop_preparation()):
             self._prepare(preparation)
         if plan is not None:
             if len(scheduler.inflight) == 1:
                 self._oldest_began_at = now
-            step_spans.begin(plan, worker=self.worker_name)
+            if RequestTrace.num_open:
+                step_spans.begin(plan, worker=self.worker_name)
         return plan
 
     def complete(self, result: StepResult, now: float) -> None:
@@ -98,7 +100,8 @@ class StepLoop:
         self._learn(plan, now)
         self.recorder.answered(now)
         outcome = self.scheduler.update(result, now)
-        step_spans.end(plan, result, outcome, worker=self.worker_name)
+        if RequestTrace.num_open or plan.trace is not None:
+            step_spans.end(plan, result, outcome, worker=self.worker_name)
         self._send_updates(outcome)
 
     def prepared(self, constraint: Constraint, *, fault: str, now: float) -> None:

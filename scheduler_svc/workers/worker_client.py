@@ -200,7 +200,8 @@ class WorkerClient:
         plan = self._unanswered[0].plan
         if fault := result_validation.find_fault(plan, result, vocab_size=self._vocab_size):
             raise WorkerLostError(f"its answer to step {result.step_id} cannot be used: {fault}")
-        self._judge_failures(plan, result)
+        if result.failures or self._failed_all_before:
+            self._judge_failures(plan, result)
         return result
 
     def _judge_failures(self, plan: StepPlan, result: StepResult) -> None:

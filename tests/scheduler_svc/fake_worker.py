@@ -12,6 +12,7 @@ from contract.columns import int32s, int64s
 from contract.logprobs import TokenLogprobs
 from contract.request import BeamSearchParams
 from contract.step_result import StepResult
+from scheduler_svc.planning.block_moves import PlannedMoves
 from scheduler_svc.planning.plan import StepPlan
 from scheduler_svc.requests.beam_search import BeamSearch, Candidates, Hypothesis
 
@@ -232,7 +233,7 @@ class EncodedPlan:
         self.forget = list(plan.forget)
         self.forks = list(plan.forks)
         self.patches = list(plan.patches)
-        self.block_moves = plan.block_moves
+        self.block_moves = plan.block_moves or PlannedMoves()
         self.seq_ids = [seq.seq_id for seq in plan.seqs]
         self.num_new_tokens = list(plan.num_new_tokens)
         self.new = [

@@ -27,14 +27,15 @@ def test_a_step_shares_no_list_with_its_plan() -> None:
     plan = scheduler.schedule(0.0)
     assert plan is not None
     plan.forget.append(77)
-    plan.block_moves.copy.append(BlockCopy(src=4, dst=5))
+    moves = plan.need_block_moves()
+    moves.copy.append(BlockCopy(src=4, dst=5))
     step = plan.to_step(epoch=3)
     before = plain(step)
     for seq in plan.seqs:
         seq.block_table.append(9)
         seq.output_token_ids.append(5)
         seq.group.request.prompt_token_ids.append(4)
-    for part in (plan, plan.block_moves):
+    for part in (plan, moves):
         for f in dataclasses.fields(part):
             if isinstance(value := getattr(part, f.name), list):
                 value.clear()

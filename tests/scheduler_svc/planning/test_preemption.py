@@ -1,7 +1,6 @@
 """Who yields comes back, in bounded time, whole; and who can never fit ends instead of waiting."""
 
 import itertools
-from dataclasses import replace
 
 import pytest
 
@@ -110,7 +109,7 @@ def test_branches_that_a_step_has_no_tokens_for_come_back_without_computing(
     scheduler = make_scheduler(num_gpu_blocks=7, num_cpu_blocks=8)
     loop = make_loop(scheduler, depth=1)
     group = make_swapped(loop, n=2)
-    scheduler.limits = replace(scheduler.limits, max_num_batched_tokens=max_num_batched_tokens)
+    scheduler.token_budget = max_num_batched_tokens
     while group.sequences[0].status is SequenceStatus.SWAPPED:
         loop.answer()
         loop.send()
@@ -183,7 +182,7 @@ def test_a_group_that_is_swapped_in_the_middle_of_its_prompt_caches_what_is_comp
     loop = make_loop(scheduler, depth=1)
     add(loop, make_request([1] * 4, max_tokens=8))
     step(loop)
-    scheduler.limits = replace(scheduler.limits, max_num_batched_tokens=3)  # two for a prompt
+    scheduler.token_budget = 3  # two for a prompt
     young = make_request([2] * 16, max_tokens=4, arrival=1.0)
     add(loop, young)
     while not young.num_preemptions:
@@ -202,7 +201,7 @@ def test_what_a_prompt_finds_of_its_own_after_a_preemption_does_not_count_as_cac
     loop = make_loop(scheduler, depth=1)
     add(loop, make_request([1] * 4, max_tokens=8))
     step(loop)
-    scheduler.limits = replace(scheduler.limits, max_num_batched_tokens=3)  # two for a prompt
+    scheduler.token_budget = 3  # two for a prompt
     young = make_request([2] * 16, max_tokens=4, arrival=1.0)
     add(loop, young)
     while not young.num_preemptions:
