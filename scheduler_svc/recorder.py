@@ -55,7 +55,8 @@ class Recorder(Protocol):
 
     def router(self) -> RouterRecorder: ...
 
-    def worker(self) -> WorkerRecorder: ...
+    def worker(self) -> WorkerRecorder | None:
+        """Returns None if steps are not recorded."""
 
     def tick(self, now: float) -> None: ...
 
@@ -63,15 +64,14 @@ class Recorder(Protocol):
 
 
 class Unrecorded:
-    """Notes nothing; it is all three of the above."""
+    """Notes nothing."""
 
     clock = staticmethod(time.monotonic)
 
     def router(self) -> RouterRecorder:
         return self
 
-    def worker(self) -> WorkerRecorder:
-        return self
+    def worker(self) -> None: ...
 
     def tick(self, now: float) -> None: ...
 
@@ -79,25 +79,7 @@ class Unrecorded:
 
     def said(self, message: Any, now: float) -> None: ...
 
-    def describe(
-        self, *, address: str, epoch: int, model: ModelInfo, capacity: WorkerCapacity
-    ) -> None: ...
-
-    def joined(self, now: float) -> None: ...
-
-    def drains(self, now: float) -> None: ...
-
     def left(self, now: float) -> None: ...
-
-    def planned(self, now: float) -> None: ...
-
-    def sent(self, message: Any) -> None: ...
-
-    def received(self, message: Any) -> None: ...
-
-    def answered(self, now: float) -> None: ...
-
-    def prepared(self, constraint: Constraint, fault: str, now: float) -> None: ...
 
 
 UNRECORDED = Unrecorded()

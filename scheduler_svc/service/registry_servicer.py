@@ -126,9 +126,10 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
             worker_name=worker.address,
         )
         await self._open(worker, scheduler)
-        worker.recorder.describe(
-            address=worker.address, epoch=worker.epoch, model=model, capacity=capacity
-        )
+        if worker.recorder is not None:
+            worker.recorder.describe(
+                address=worker.address, epoch=worker.epoch, model=model, capacity=capacity
+            )
         engine = Engine(
             worker=worker,
             scheduler=scheduler,
@@ -184,7 +185,8 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
     ) -> AsyncGenerator[pb.RegisterResponse, None]:
         """Runs the engine while the worker gives signs of life; repeats each of them."""
         loop, address = engine.loop, engine.loop.worker_name
-        loop.recorder.joined(time.monotonic())
+        if loop.recorder is not None:
+            loop.recorder.joined(time.monotonic())
         self._cluster.join(loop)
         logger.info(_JOINED, _joined_fields(loop.scheduler))
         running = asyncio.create_task(engine.run())
@@ -197,7 +199,8 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
                     return
                 if heartbeat.state == pb.WORKER_STATE_DRAINING and not loop.is_draining:
                     logger.info("worker drains: %(worker)s", {"worker": address})
-                    loop.recorder.drains(time.monotonic())
+                    if loop.recorder is not None:
+                        loop.recorder.drains(time.monotonic())
                     self._cluster.drain(loop)
                 if loop.is_drained:
                     yield pb.RegisterResponse(drained=pb.Drained())
@@ -212,7 +215,8 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
             await asyncio.gather(running, return_exceptions=True)
 
     def _leave(self, loop: StepLoop) -> None:
-        loop.recorder.left(time.monotonic())
+        if loop.recorder is not None:
+            loop.recorder.left(time.monotonic())
         self._cluster.leave(loop)
         logger.info("worker left: %(worker)s", {"worker": loop.worker_name})
         self._log_quarantine(loop.worker_name)
