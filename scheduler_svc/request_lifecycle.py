@@ -29,8 +29,7 @@ from scheduler_svc.requests.live_requests import LiveRequests
 from scheduler_svc.requests.open_spans import RequestTrace
 from scheduler_svc.requests.sequence_group import SequenceGroup, make_group
 from scheduler_svc.requests.timeline import EventKind
-from scheduler_svc.results.router_updates import finished_request, router_updates
-from scheduler_svc.results.step_outcome import StepOutcome
+from scheduler_svc.results.step_outcome import StepOutcome, finished_request, router_updates
 from scheduler_svc.workers.loss_attribution import clear, judge, shun
 from scheduler_svc.workers.quarantine import WorkerRecords
 from scheduler_svc.workers.worker_pool import StepLoops

@@ -10,7 +10,7 @@ from contract.updates import RequestFailure, RequestUpdates
 from scheduler_svc.recorder import UNRECORDED, RouterRecorder
 from scheduler_svc.request_lifecycle import RequestLifecycle
 from scheduler_svc.requests.sequence_group import SequenceGroup, new_group
-from scheduler_svc.results.router_updates import finished_request
+from scheduler_svc.results.step_outcome import finished_request
 
 
 class Session:
