@@ -44,7 +44,6 @@ def wrap(
     around: Around | None = None,
     *,
     deserialize: Callable[[bytes], Any] | None = None,
-    check: Callable[[Requests], Requests] | None = None,
     read: Callable[[Requests], Awaitable[Requests]] | None = None,
     writing: Writing | None = None,
 ) -> Handler:
@@ -52,7 +51,6 @@ def wrap(
 
     Args:
         deserialize: used instead of the handler's own deserialiser.
-        check: sees the request, or the iterator of requests, inside of `around`.
         read: returns what the handler gets instead of a request, inside of `around`.
         writing: writes a generator's responses, unless an inner interceptor has set its own.
     """
@@ -64,13 +62,9 @@ def wrap(
     )
 
     async def checked(requests: Requests, context: Context) -> Any:
-        if check is not None:
-            requests = check(requests)
-        if read is not None:
-            requests = await read(requests)
-        return await run(requests, context)
+        return await run(requests if read is None else await read(requests), context)
 
-    inner = run if check is None and read is None else checked
+    inner = run if read is None else checked
 
     async def call(requests: Requests, context: Context) -> Any:
         assert around is not None

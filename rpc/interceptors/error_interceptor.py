@@ -6,9 +6,7 @@ Any exception that is not an `RpcError` becomes INTERNAL, and its text appears o
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -23,42 +21,12 @@ STATUS_TIMEOUT_S = 2.0
 """Seconds that a handler waits for its status to be written."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Malformed:
-    """Stands for a message that could not be parsed, until the handler's wrapper refuses it."""
-
-    num_bytes: int
-
-    def error(self) -> RpcError:
-        return MalformedRequest(self.num_bytes)
-
-
-class _CheckedRequests:
-    """The requests of a stream; raises on the first that could not be parsed."""
-
-    __slots__ = ("_on_malformed", "_requests")
-
-    def __init__(self, requests: AsyncIterator[Any], on_malformed: Callable[[], None]) -> None:
-        self._requests = requests
-        self._on_malformed = on_malformed
-
-    def __aiter__(self) -> "_CheckedRequests":
-        return self
-
-    async def __anext__(self) -> Any:
-        request = await anext(self._requests)
-        if isinstance(request, _Malformed):
-            self._on_malformed()
-            raise request.error()
-        return request
-
-
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """Maps exceptions to statuses; must be the outermost interceptor, around
     `CallBoundsInterceptor`.
 
-    It also wraps the deserialisers, because gRPC reports malformed bytes as UNKNOWN with the name
-    of a Python exception. Cancellation passes through.
+    It also wraps the deserialisers: a handler that reads a stream, as all handlers do inside
+    `CallBoundsInterceptor`, gets what they raise. Cancellation passes through.
     """
 
     def __init__(self, on_malformed: Callable[[str], None] = lambda _method: None) -> None:
@@ -84,24 +52,21 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             except Exception as error:
                 await _abort(method, error, context)
 
-        def check(requests: Requests) -> Requests:
-            return _CheckedRequests(requests, partial(self._on_malformed, method))
+        return wrap(handler, around, deserialize=self._deserializer(handler, method))
 
-        return wrap(handler, around, deserialize=_deserializer(handler), check=check)
+    def _deserializer(self, handler: Handler, method: str) -> Callable[[bytes], Any] | None:
+        parse = handler.request_deserializer
+        if parse is None:
+            return None
 
+        def parse_or_refuse(data: bytes) -> Any:
+            try:
+                return parse(data)
+            except Exception:  # protobuf, upb and UTF-8 errors share no narrower base
+                self._on_malformed(method)
+                raise MalformedRequest(len(data)) from None
 
-def _deserializer(handler: Handler) -> Callable[[bytes], Any] | None:
-    parse = handler.request_deserializer
-    if parse is None:
-        return None
-
-    def parse_or_mark(data: bytes) -> Any:
-        try:
-            return parse(data)
-        except Exception:  # protobuf, upb and UTF-8 errors share no narrower base
-            return _Malformed(len(data))
-
-    return parse_or_mark
+        return parse_or_refuse
 
 
 def _refusing(method: str, error: Exception) -> Handler:
