@@ -21,10 +21,9 @@ from router.output_parsers.reasoning_reader import ReasoningReader, reasoning_re
 from router.output_parsers.tool_call_reader import ToolCallReader, reader_of
 from router.prompt.conversation import Conversation
 from router.request_admission import Admission, EncodedPrompt
-from router.requests.active_request import ActiveRequest
 from router.requests.api_request import ApiRequest, TimeRemaining, now_ns, timeout_ns
 from router.requests.live_requests import LiveRequests
-from router.requests.output_buffer import Echo, OutputBuffer
+from router.requests.output_buffer import OutputBuffer
 from router.requests.request_output import Update
 from router.schedulers.scheduler_pool import Schedulers
 from router.served_model import ServedModel
@@ -52,15 +51,6 @@ class CallContext:
     """API key of the caller, if keys are required."""
     payer: Payer = ANYONE
     """Payer of the request's work, in the router and at the scheduler."""
-
-
-class Served(NamedTuple):
-    """The content of one message to a client."""
-
-    request: ActiveRequest
-    update: Update
-    echo: Echo | None = None
-    """The prompt that each sequence's first delta begins with, if it is echoed."""
 
 
 class Place(NamedTuple):
@@ -149,7 +139,7 @@ class Generator:
 
     async def generate(
         self, api_request: ApiRequest, call_context: CallContext
-    ) -> AsyncGenerator[Served]:
+    ) -> AsyncGenerator[Update]:
         """Yields the client's updates; when it is closed, all state of the request is released."""
         arrived_ns = now_ns()
         model = self._served_model(call_context)
@@ -176,7 +166,9 @@ class Generator:
             tool_calls = self._tool_call_reader(api_request, model)
             reasoning = await self._reasoning_reader(api_request, model, prompt)
             readers = [one for one in (reasoning, tool_calls) if one is not None]
-            output_buffer = OutputBuffer(api_request.delivery, prompt.echo)
+            output_buffer = None
+            if not api_request.delivery.is_plain or prompt.echo is not None:
+                output_buffer = OutputBuffer(api_request.delivery, prompt.echo)
             request = self.admission.submit(
                 api_request,
                 model,
@@ -201,14 +193,15 @@ class Generator:
                     is_last = update.end is not None
                     for reader in readers:
                         reader.read(update)
-                    span.add_update(update)
+                    if span.is_recording:
+                        span.add_update(update)
                     if update.end is not None:
                         observed.ended(request, update.end)
                     if account is not None:
                         account.spend(sum(len(delta.token_ids) for delta in update.deltas))
-                    due = output_buffer.push(update)
+                    due = update if output_buffer is None else output_buffer.push(update)
                     if due is not None:
-                        yield Served(request, due, prompt.echo)
+                        yield due
             finally:
                 request.release()
 

@@ -25,7 +25,7 @@ from router.requests.api_request import (
     TokensPrompt,
     timeout_ns,
 )
-from router.requests.output_buffer import Echo
+from router.requests.request_output import Echo
 from router.schedulers.scheduler_pool import Schedulers
 from router.served_model import ServedModel
 from router.work_limits.payers import ANYONE, Payer
@@ -158,6 +158,7 @@ class Admission:
             cache_salt=api_request.cache_salt,
             trace_context=trace_context,
             kept_token_ids=kept_token_ids,
+            echo=prompt.echo,
         )
         self._schedulers.submit(request)
         return request

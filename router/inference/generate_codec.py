@@ -11,7 +11,6 @@ from contract.errors import InvalidArgument
 from contract.logprobs import TokenLogprobs
 from contract.structured_output import constraint_codec
 from protos.inference.v1 import inference_pb2 as pb
-from router.generator import Served
 from router.inference import chat_codec
 from router.output_parsers.tool_call_schema import forced_schema
 from router.params.generation_params import SharedFields
@@ -24,6 +23,7 @@ from router.requests.request_output import (
     End,
     Finish,
     FinishReason,
+    Update,
 )
 from router.tokenization.tokenizer import Tokenizer
 
@@ -121,41 +121,40 @@ def _prompt(request: pb.GenerateRequest) -> TextPrompt | TokensPrompt:
     raise InvalidArgument("prompt", None, "exactly one of text and token_ids")
 
 
-def responses(kind: type[Response], served: Served) -> Iterable[Response]:
+def responses(kind: type[Response], update: Update) -> Iterable[Response]:
     """Returns the update's message, after the messages for a long prompt's log probabilities."""
-    update = served.update
-    message = kind(request_id=served.request.request_id)
+    message = kind(request_id=update.request.request_id)
     for delta in update.deltas:
-        _write_delta(message.outputs.add(), delta, served.request.tokenizer)
+        _write_delta(message.outputs.add(), delta, update.request.tokenizer)
     if update.end is not None:
         message.usage.CopyFrom(pb.Usage(**update.end.usage._asdict()))
         message.timings.CopyFrom(_timings(update.end))
     if update.prompt_logprobs:
-        return _after_prompt_logprobs(kind, served, message)
+        return _after_prompt_logprobs(kind, update, message)
     return (message,)
 
 
 def _after_prompt_logprobs(
-    kind: type[Response], served: Served, last: Response
+    kind: type[Response], update: Update, last: Response
 ) -> Iterator[Response]:
     """Yields messages with the prompt's log probabilities; the last ones go into `last`."""
     message: Response | None = None
-    for part in _prompt_logprobs(served):
+    for part in _prompt_logprobs(update):
         if message is not None:
             yield message
-        message = kind(request_id=served.request.request_id, prompt_logprobs=part)
+        message = kind(request_id=update.request.request_id, prompt_logprobs=part)
     if message is not None:
         last.prompt_logprobs.extend(message.prompt_logprobs)
     yield last
 
 
-def _prompt_logprobs(served: Served) -> Iterator[list[pb.TokenLogprobs]]:
+def _prompt_logprobs(update: Update) -> Iterator[list[pb.TokenLogprobs]]:
     """Yields the prompt's log probabilities in runs of at most MAX_RUN_BYTES."""
-    tokenizer = served.request.tokenizer
-    most_alternatives = max(len(one.top_token_ids) for one in served.update.prompt_logprobs)
+    tokenizer = update.request.tokenizer
+    most_alternatives = max(len(one.top_token_ids) for one in update.prompt_logprobs)
     token_bytes = 3 * tokenizer.max_token_bytes + 24  # a replacement character has three bytes
     length = max(1, MAX_RUN_BYTES // ((1 + most_alternatives) * token_bytes))
-    pairs = zip(served.request.prompt_token_ids[1:], served.update.prompt_logprobs, strict=True)
+    pairs = zip(update.request.prompt_token_ids[1:], update.prompt_logprobs, strict=True)
     while run := [_logprobs(*pair, tokenizer) for pair in islice(pairs, length)]:
         yield run
 

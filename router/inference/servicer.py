@@ -41,8 +41,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         with self._generator.reading(call_context):
             api_request = await self._messages.convert(request, generate_codec.generate_api_request)
         async with aclosing(self._generator.generate(api_request, call_context)) as updates:
-            async for served in updates:
-                for response in generate_codec.responses(pb.GenerateResponse, served):
+            async for update in updates:
+                for response in generate_codec.responses(pb.GenerateResponse, update):
                     yield response
 
     async def Chat(
@@ -52,8 +52,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         with self._generator.reading(call_context):
             api_request = await self._messages.convert(request, generate_codec.chat_api_request)
         async with aclosing(self._generator.generate(api_request, call_context)) as updates:
-            async for served in updates:
-                for response in generate_codec.responses(pb.ChatResponse, served):
+            async for update in updates:
+                for response in generate_codec.responses(pb.ChatResponse, update):
                     yield response
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:

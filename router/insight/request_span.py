@@ -57,7 +57,7 @@ def http_transport(
 class RequestSpan:
     """The SERVER span of one generation."""
 
-    __slots__ = ("_finish_reasons", "_recording", "_span", "_tracer", "_transport", "context")
+    __slots__ = ("_finish_reasons", "_span", "_tracer", "_transport", "context", "is_recording")
 
     def __init__(
         self, operation: str, *, model: str, transport: Transport, parent: Context
@@ -67,10 +67,10 @@ class RequestSpan:
         self._span: Span = self._tracer.start_span(
             f"{operation} {model}".rstrip(), context=parent, kind=SpanKind.SERVER
         )
-        self._recording = self._span.is_recording()
+        self.is_recording = self._span.is_recording()
         self._finish_reasons: dict[int, str] = {}
         self.context = trace.set_span_in_context(self._span, parent)
-        if self._recording:
+        if self.is_recording:
             self._span.set_attributes(
                 {
                     "gen_ai.operation.name": operation,
@@ -95,7 +95,7 @@ class RequestSpan:
             span.set_attribute("gen_ai.usage.input_tokens", len(token_ids))
 
     def set_request(self, request: ActiveRequest) -> None:
-        if not self._recording:
+        if not self.is_recording:
             return
         params, sampling = request.params, request.params.sampling
         self._span.set_attributes(
@@ -115,8 +115,7 @@ class RequestSpan:
         )
 
     def add_update(self, update: Update) -> None:
-        if not self._recording:
-            return
+        """Notes how sequences end, if the span is recording."""
         for delta in update.deltas:
             if delta.finish is not None:
                 self._finish_reasons[delta.index] = delta.finish.reason.name.lower()
@@ -146,7 +145,7 @@ class RequestSpan:
         try:
             yield
         except BaseException as error:
-            if self._recording:
+            if self.is_recording:
                 self._fail(code_of(error, is_late=time_remaining() == 0))
             raise
         finally:
@@ -154,7 +153,7 @@ class RequestSpan:
 
     def refused(self, code: Code) -> None:
         """Ends the span of a request that was not decoded or found no served model."""
-        if self._recording:
+        if self.is_recording:
             self._fail(code)
         self._span.end()
 

@@ -64,13 +64,13 @@ class ChatAnswer:
         answer = self._head.fields(KIND)
         async for part in parts:
             self._usage.add(part)
-            if update_logprobs := part.served.update.prompt_logprobs:
+            if update_logprobs := part.update.prompt_logprobs:
                 PromptBudget().spend(update_logprobs)
-                found = (self._tokens, part.served.request.prompt_token_ids, update_logprobs)
+                found = (self._tokens, part.update.request.prompt_token_ids, update_logprobs)
                 answer["prompt_logprobs"] = await asyncio.to_thread(prompt_logprobs, *found)
             if self._body.return_token_ids:
-                answer["prompt_token_ids"] = part.served.request.prompt_token_ids
-            for delta in part.served.update.deltas:
+                answer["prompt_token_ids"] = part.update.request.prompt_token_ids
+            for delta in part.update.deltas:
                 choice = choices.setdefault(delta.index, _Choice())
                 choice.add(delta)
                 if self._body.logprobs:
@@ -85,7 +85,7 @@ class ChatAnswer:
         head = self._head.fields(CHUNK_KIND)
         begun: set[int] = set()
         async for part in parts:
-            deltas = part.served.update.deltas
+            deltas = part.update.deltas
             self._usage.open(part)
             if plan.at_the_end:
                 head["usage"] = self._usage.so_far() if plan.in_every_event else None
@@ -113,7 +113,7 @@ class ChatAnswer:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
         fields: dict[str, Any] = {"choices": [choice]}
         if self._body.return_token_ids:
-            fields["prompt_token_ids"] = part.served.request.prompt_token_ids
+            fields["prompt_token_ids"] = part.update.request.prompt_token_ids
         return fields
 
     def _chunk(self, delta: Delta) -> dict[str, Any]:

@@ -11,8 +11,7 @@ from router.openai.multi_prompt import Part
 from router.openai.requests.request_codec import only_echoes
 from router.openai.requests.types import CompletionBody
 from router.openai.response_fields import Head, UsageCounter, finish_fields, to_event, usage_plan
-from router.requests.output_buffer import Echo
-from router.requests.request_output import Delta
+from router.requests.request_output import Delta, Echo
 
 KIND = "text_completion"
 
@@ -61,7 +60,7 @@ class CompletionAnswer:
                 prompt = self._prompts[part.position]
                 found = (self._tokens, prompt.token_ids, prompt.logprobs)
                 prompt.bodies = await asyncio.to_thread(prompt_logprobs, *found)
-            for delta in part.served.update.deltas:
+            for delta in part.update.deltas:
                 fields = self._fields(part, delta)
                 known = choices.get(fields["index"])
                 choices[fields["index"]] = fields if known is None else _joined(known, fields)
@@ -81,7 +80,7 @@ class CompletionAnswer:
             self._note(part)
             if plan.at_the_end:
                 head["usage"] = self._usage.so_far() if plan.in_every_event else None
-            choices = [self._fields(part, delta) for delta in part.served.update.deltas]
+            choices = [self._fields(part, delta) for delta in part.update.deltas]
             yield b"".join([to_event({**head, "choices": [one]}) for one in choices])
         if plan.at_the_end:
             yield to_event({**head, "choices": [], "usage": self._usage.body()})
@@ -106,15 +105,15 @@ class CompletionAnswer:
 
     def _note(self, part: Part) -> None:
         self._usage.add(part)
-        request, update, echo = part.served
+        update, request = part.update, part.update.request
         if part.position not in self._prompts:
-            self._prompts[part.position] = _Prompt(request.prompt_token_ids, echo)
+            self._prompts[part.position] = _Prompt(request.prompt_token_ids, request.echo)
         if update.prompt_logprobs:
             self._budget.spend(update.prompt_logprobs, num_choices=request.params.n)
             self._prompts[part.position].logprobs += update.prompt_logprobs
 
     def _choice(self, part: Part, delta: Delta) -> _Choice:
-        index = part.position * part.served.request.params.n + delta.index
+        index = part.position * part.update.request.params.n + delta.index
         choice = self._choices.get(index)
         if choice is None:
             logprobs = None if self._body.logprobs is None else self._logprobs(part)
@@ -122,7 +121,7 @@ class CompletionAnswer:
         return choice
 
     def _logprobs(self, part: Part) -> CompletionLogprobs:
-        request = part.served.request
+        request = part.update.request
         detokenizer = self._head.tokenizer.make_detokenizer(
             request.prompt_token_ids, skip_special_tokens=request.params.skip_special_tokens
         )

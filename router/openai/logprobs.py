@@ -5,8 +5,7 @@ from typing import Any, NamedTuple
 
 from contract.errors import InvalidArgument
 from contract.logprobs import TokenLogprobs
-from router.requests.output_buffer import Echo
-from router.requests.request_output import Delta
+from router.requests.request_output import Delta, Echo
 from router.tokenization.detokenizer import Detokenizer
 from router.tokenization.tokenizer import Tokenizer
 

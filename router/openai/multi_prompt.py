@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import NamedTuple
 
-from router.generator import Served
+from router.requests.request_output import Update
 
 MAX_WAITING_UPDATES = 1
 """Updates of each prompt that wait; later output is merged in its mailbox to fewer, larger ones."""
@@ -19,25 +19,25 @@ class Part(NamedTuple):
     """The next update, and the position of the prompt that it belongs to."""
 
     position: int
-    served: Served
+    update: Update
 
 
-async def merged(generations: Sequence[AsyncGenerator[Served]]) -> AsyncGenerator[Part]:
+async def merged(generations: Sequence[AsyncGenerator[Update]]) -> AsyncGenerator[Part]:
     """Yields updates as they arrive from any generation; closes all of them when it is closed.
 
     Raises the exception of the first generation that fails.
     """
     if len(generations) == 1:
         async with aclosing(generations[0]) as updates:
-            async for served in updates:
-                yield Part(0, served)
+            async for update in updates:
+                yield Part(0, update)
         return
     async with aclosing(_merged(generations)) as parts:
         async for part in parts:
             yield part
 
 
-async def _merged(generations: Sequence[AsyncGenerator[Served]]) -> AsyncGenerator[Part]:
+async def _merged(generations: Sequence[AsyncGenerator[Update]]) -> AsyncGenerator[Part]:
     queue: asyncio.Queue[Part | BaseException | None] = asyncio.Queue(
         MAX_WAITING_UPDATES * len(generations)
     )
@@ -64,13 +64,13 @@ async def _merged(generations: Sequence[AsyncGenerator[Served]]) -> AsyncGenerat
 
 async def _read(
     position: int,
-    updates: AsyncGenerator[Served],
+    updates: AsyncGenerator[Update],
     queue: "asyncio.Queue[Part | BaseException | None]",
 ) -> None:
     try:
         async with aclosing(updates):
-            async for served in updates:
-                await queue.put(Part(position, served))
+            async for update in updates:
+                await queue.put(Part(position, update))
     except Exception as error:
         await queue.put(error)
     else:

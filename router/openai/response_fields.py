@@ -92,12 +92,12 @@ class UsageCounter:
 
     def open(self, part: Part) -> None:
         """Counts the part's prompt once."""
-        num_prompt_tokens = len(part.served.request.prompt_token_ids)
+        num_prompt_tokens = len(part.update.request.prompt_token_ids)
         self._of_prompts.setdefault(part.position, Usage(num_prompt_tokens, 0, 0))
 
     def add(self, part: Part) -> None:
         self.open(part)
-        request, update, _ = part.served
+        update = part.update
         if update.end is not None:
             self._of_prompts[part.position] = update.end.usage
             return
@@ -105,7 +105,7 @@ class UsageCounter:
         num_new = sum(len(delta.token_ids) for delta in update.deltas)
         if self._echoes:
             begun = {(part.position, delta.index) for delta in update.deltas} - self._begun
-            num_new -= len(begun) * len(request.prompt_token_ids)
+            num_new -= len(begun) * len(update.request.prompt_token_ids)
             self._begun |= begun
         self._of_prompts[part.position] = usage._replace(
             completion_tokens=usage.completion_tokens + num_new

@@ -20,6 +20,7 @@ from router.requests.best_of import BestOf
 from router.requests.output_sequence import OutputSequence, make_branches
 from router.requests.request_output import (
     Delta,
+    Echo,
     End,
     Finish,
     FinishReason,
@@ -62,6 +63,7 @@ class ActiveRequest:
         cache_salt: str = "",
         trace_context: tuple[str, str] = ("", ""),
         kept_token_ids: frozenset[int] = frozenset(),
+        echo: Echo | None = None,
     ) -> None:
         self.handle = handle
         self.request_id = request_id
@@ -72,6 +74,8 @@ class ActiveRequest:
         self.payer = payer
         self.priority = priority
         self.cache_salt = cache_salt
+        self.echo = echo
+        """The prompt that each sequence's first delta begins with, if it is echoed."""
         self.prompt_field = prompt_field
         """Name of the prompt's field in the client's API, for error messages."""
         self.trace_context = trace_context
@@ -232,7 +236,7 @@ class ActiveRequest:
                 raise self._error
             deltas = self.read()
             if deltas or self._end is not None:
-                return Update(deltas, self._finish(), self.take_prompt_logprobs())
+                return Update(self, deltas, self._finish(), self.take_prompt_logprobs())
 
     async def wait(self) -> None:
         """Waits until something has happened since the last wait; for a single reader."""

@@ -6,10 +6,10 @@ Sequences are detokenised and searched for stop strings as tokens arrive, even i
 import copy
 import dataclasses
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from contract.logprobs import TokenLogprobs
-from router.requests.request_output import Delta, ToolCallDelta, Update
+from router.requests.request_output import Delta, Echo, ToolCallDelta, Update
 
 
 class OutputKind(enum.Enum):
@@ -34,16 +34,6 @@ class Delivery:
     def is_plain(self) -> bool:
         """True if each update is sent unchanged."""
         return self.kind is OutputKind.DELTA and self.stream_interval == 1
-
-
-@dataclass(frozen=True, slots=True)
-class Echo:
-    """The prompt as it precedes each sequence's output."""
-
-    text: str
-    token_ids: list[int]
-    text_offsets: list[int] = field(default_factory=list)
-    """Offset of each token in the text, in characters."""
 
 
 @dataclass(slots=True)
@@ -77,12 +67,9 @@ class OutputBuffer:
         self._prompt_logprobs: list[TokenLogprobs] = []
         self._begun: set[int] = set()
         self._has_sent = False
-        self._holds_nothing = delivery.is_plain and echo is None
 
     def push(self, update: Update) -> Update | None:
         """Adds new output; returns the update to send now, or None."""
-        if self._holds_nothing:
-            return update
         self._prompt_logprobs += update.prompt_logprobs
         for delta in update.deltas:
             self._hold(delta)
@@ -90,7 +77,7 @@ class OutputBuffer:
             return None
         self._has_sent = True
         prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, []
-        return Update(self._take(), update.end, prompt_logprobs)
+        return Update(update.request, self._take(), update.end, prompt_logprobs)
 
     def _hold(self, delta: Delta) -> None:
         held = self._held.get(delta.index)

@@ -3,11 +3,14 @@
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from contract import updates
 from contract.logprobs import TokenLogprobs
 from contract.updates import FinishedSequence, Timings, Usage
+
+if TYPE_CHECKING:
+    from router.requests.active_request import ActiveRequest
 
 
 class FinishReason(enum.Enum):
@@ -85,9 +88,20 @@ def end_unmeasured(num_prompt_tokens: int) -> End:
     return End(Usage(num_prompt_tokens, 0, 0), Timings(0, 0, 0, 0))
 
 
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """The prompt as it precedes each sequence's output."""
+
+    text: str
+    token_ids: list[int]
+    text_offsets: list[int] = field(default_factory=list)
+    """Offset of each token in the text, in characters."""
+
+
 class Update(NamedTuple):
     """Content of one message to the client."""
 
+    request: "ActiveRequest"
     deltas: list[Delta]
     end: End | None
     prompt_logprobs: Sequence[TokenLogprobs] = ()

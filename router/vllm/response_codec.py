@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from smg_grpc_proto import vllm_engine_pb2 as pb
 
 from contract.logprobs import TokenLogprobs
-from router.generator import Served
-from router.requests.request_output import Delta, Finish, FinishReason
+from router.requests.request_output import Delta, Finish, FinishReason, Update
 
 ABORTED = "abort"
 _REASONS = {
@@ -45,12 +44,11 @@ class Answer:
         self._num_prompt_tokens = 0
         self._prompt_logprobs: pb.InputLogProbs | None = None
 
-    def responses(self, served: Served) -> Iterator[pb.GenerateResponse]:
+    def responses(self, update: Update) -> Iterator[pb.GenerateResponse]:
         """Yields the responses for an update."""
-        update = served.update
-        self._num_prompt_tokens = len(served.request.prompt_token_ids)
+        self._num_prompt_tokens = len(update.request.prompt_token_ids)
         if update.prompt_logprobs:
-            ids = served.request.prompt_token_ids
+            ids = update.request.prompt_token_ids
             self._prompt_logprobs = _input_logprobs(ids, update.prompt_logprobs)
         for delta in update.deltas:
             sequence = self._sequences.setdefault(delta.index, _Sequence())

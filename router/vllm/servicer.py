@@ -67,8 +67,8 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         answer = Answer(is_streamed=request.stream, num_sequences=api_request.sampling.get("n", 1))
         try:
             async with aclosing(self._generator.generate(api_request, origin)) as updates:
-                async for served in updates:
-                    for response in answer.responses(served):
+                async for update in updates:
+                    for response in answer.responses(update):
                         yield response
         except Cancelled:  # by Abort; a client that disconnects cancels this task instead
             for response in answer.aborted():

@@ -2,6 +2,7 @@
 
 import json
 from typing import Any
+from unittest.mock import sentinel
 
 import jsonschema
 import pytest
@@ -106,7 +107,7 @@ def test_a_forced_answer_is_read_as_calls(choice: ToolChoice, text: str) -> None
     reader = reader_of(make_conversation(choice), make_model(), setting="auto")
     assert reader is not None
     delta = Delta(index=0, text=text, finish=Finish(FinishReason.STOP))
-    reader.read(Update([delta], None))
+    reader.read(Update(sentinel.request, [delta], None))
     (call,) = delta.tool_calls
     assert (delta.text, call.name, call.arguments) == ("", "add", '{"a": 1}')
     assert delta.finish == Finish(FinishReason.TOOL_CALLS)

@@ -1,13 +1,16 @@
 """When updates leave and what they hold, whatever the rhythm in which tokens come."""
 
+from unittest.mock import sentinel
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from contract.logprobs import TokenLogprobs
 from contract.updates import Timings, Usage
-from router.requests.output_buffer import Delivery, Echo, OutputBuffer, OutputKind
+from router.requests.output_buffer import Delivery, OutputBuffer, OutputKind
 from router.requests.request_output import (
     Delta,
+    Echo,
     End,
     Finish,
     FinishReason,
@@ -26,8 +29,8 @@ def make_delta(index: int, *token_ids: int, finish: Finish | None = None) -> Del
 
 def run(outbox: OutputBuffer, *deltas: Delta) -> list[list[Delta]]:
     """Pushes one delta after the other, the end after the last; returns the deltas sent."""
-    pushed = [Update([delta], None) for delta in deltas]
-    sent = [outbox.push(update) for update in [*pushed, Update([], END)]]
+    pushed = [Update(sentinel.request, [delta], None) for delta in deltas]
+    sent = [outbox.push(update) for update in [*pushed, Update(sentinel.request, [], END)]]
     assert [update.end for update in sent if update is not None][-1] is END
     return [update.deltas for update in sent if update is not None]
 
@@ -98,8 +101,8 @@ def test_tool_calls_grow_as_the_text_does() -> None:
 def test_prompt_logprobs_leave_with_the_first_update() -> None:
     prompt_logprobs = [TokenLogprobs(-1.0, 1, [], [])]
     outbox = OutputBuffer(Delivery(kind=OutputKind.FINAL_ONLY))
-    assert outbox.push(Update([make_delta(0, 97)], None, prompt_logprobs)) is None
-    final = outbox.push(Update([make_delta(0, 98, finish=LENGTH)], END))
+    assert outbox.push(Update(sentinel.request, [make_delta(0, 97)], None, prompt_logprobs)) is None
+    final = outbox.push(Update(sentinel.request, [make_delta(0, 98, finish=LENGTH)], END))
     assert final is not None
     assert final.prompt_logprobs == prompt_logprobs
 
