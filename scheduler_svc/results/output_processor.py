@@ -66,10 +66,11 @@ class OutputProcessor:
     ) -> None:
         """Takes one token of each sequence: all of the columns at once, the others one by one."""
         seqs, token_ids = plan.seqs, result.token_ids.tolist()
-        inside = [i for i, seq in enumerate(seqs) if seq.decode_row >= 0]
-        if len(inside) < len(seqs):
-            others = [i for i, seq in enumerate(seqs) if seq.decode_row < 0]
-            self._accept_each(others, plan, result, outcome, now)
+        inside: Iterable[int] = range(len(seqs))
+        if seqs != self._decode_columns.seqs:
+            inside = [i for i, seq in enumerate(seqs) if seq.decode_row >= 0]
+            if others := [i for i, seq in enumerate(seqs) if seq.decode_row < 0]:
+                self._accept_each(others, plan, result, outcome, now)
             seqs = [plan.seqs[i] for i in inside]
             token_ids = [token_ids[i] for i in inside]
         for seq, token_id in zip(seqs, token_ids, strict=True):
@@ -78,10 +79,15 @@ class OutputProcessor:
         logprobs = map(result.logprobs.get, inside) if result.logprobs else itertools.repeat(None)
         outcome.tokens += zip(seqs, token_ids, logprobs, strict=False)
         self.num_generated_tokens += len(seqs)
+        if may_end:
+            self._end_decodes([seqs[i] for i in may_end], outcome, now)
+
+    def _end_decodes(self, seqs: list[Sequence], outcome: StepOutcome, now: float) -> None:
+        """Ends those sequences of the columns whose newest token is their last."""
         ending = [
-            (seqs[i], reason)
-            for i in may_end
-            if (reason := end_reason(seqs[i], eos_token_ids=self._eos_token_ids))
+            (seq, reason)
+            for seq in seqs
+            if (reason := end_reason(seq, eos_token_ids=self._eos_token_ids))
         ]
         self._decode_columns.release(*{seq.group for seq, _ in ending})
         for seq, reason in ending:

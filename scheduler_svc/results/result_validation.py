@@ -47,7 +47,7 @@ def _fault_of_tokens(result: StepResult, vocab_size: int) -> str | None:
 
 def _fault_of_runs(plan: StepPlan, result: StepResult) -> str | None:
     """Compares runs and errors with the draws that were asked for."""
-    if plan.is_one_for_each(result) and all(count == 1 for count in plan.num_samples):
+    if plan.is_one_for_each(result) and plan.num_samples.count(1) == len(plan.seqs):
         return None
     seq_ids = result.seq_ids.tolist()
     if strangers := {*seq_ids, *result.failures} - {seq.seq_id for seq in plan.seqs}:
@@ -74,8 +74,10 @@ def _fault_of_logprobs(plan: StepPlan, result: StepResult, vocab_size: int) -> s
         for seq in plan.seqs
         if seq.group.params.num_logprobs is not None
     }
+    if not num_asked:
+        return None
     num_named = {seq.seq_id: len(seq.group.params.logprob_token_ids) for seq in plan.seqs}
-    for row, seq_id in enumerate(result.seq_ids.tolist()) if num_asked else ():
+    for row, seq_id in enumerate(result.seq_ids.tolist()):
         if seq_id not in num_asked:
             continue
         entry = result.logprobs.get(row)
