@@ -5,7 +5,7 @@ import logging
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rpc.interceptors.write_timeout import ClientStalled, StallGuard
+from rpc.interceptors.response_stream import ClientStalled, StallGuard
 
 logger = logging.getLogger(__name__)
 
@@ -26,11 +26,11 @@ class StallGate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         stalled = asyncio.Event()
-        guard = StallGuard(self._timeout_s)
+        guard = StallGuard(self._timeout_s, send)
 
         async def bounded_send(message: Message) -> None:
             try:
-                await guard.write(send(message))
+                await guard.write(message)
             except ClientStalled as error:
                 logger.warning("a client does not read: %s", error)
                 stalled.set()

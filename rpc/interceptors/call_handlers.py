@@ -4,11 +4,13 @@ import asyncio
 import inspect
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import AbstractContextManager, aclosing, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
 import grpc
+
+from rpc.interceptors.response_stream import Write, write_all
 
 if TYPE_CHECKING:  # generic only in the stubs
     Handler = grpc.RpcMethodHandler[Any, Any]
@@ -18,7 +20,6 @@ else:
     Context = grpc.aio.ServicerContext
 Requests = Any
 """One request, or an async iterator of them."""
-Write = Callable[[Any], Awaitable[None]]
 Writing = Callable[[Context], AbstractContextManager[Write]]
 Around = Callable[[Awaitable[Any], Context], Awaitable[Any]]
 
@@ -115,14 +116,8 @@ def _write_responses(
     if not inspect.isasyncgenfunction(behaviour):
         return behaviour
 
-    async def write_all(requests: Requests, context: Context) -> None:
-        with writing(context) as write:
-            async with aclosing(behaviour(requests, context)) as responses:
-                async for response in responses:
-                    await write(response)
-
     async def run(requests: Requests, context: Context) -> None:
-        await _in_a_task(write_all(requests, context))
+        await _in_a_task(write_all(behaviour(requests, context), writing(context)))
 
     return run
 
