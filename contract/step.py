@@ -121,7 +121,9 @@ def decode_step(message: pb.ExecuteModelRequest) -> Step:
         new=tuple(new for group in message.new_groups for new in _decode_group(group)),
         running_seq_ids=seq_ids,
         running_num_new_tokens=num_new_tokens,
-        patches=_decode_patches(message.block_table_patches),
+        patches=_decode_patches(message.block_table_patches)
+        if message.HasField("block_table_patches")
+        else (),
         traceparent=message.trace_context.traceparent,
         tracestate=message.trace_context.tracestate,
         forks=decode_forks(message.forks) if message.HasField("forks") else (),
