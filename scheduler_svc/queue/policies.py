@@ -41,6 +41,7 @@ class SchedulingPolicy(Protocol):
         """Says how far tokens that were served take a flow's virtual time; at least 0.
 
         Called for each flow that a step served, with the step's tokens; cached ones do not count.
+        Not called if the policy inherits this method of FirstComeFirstServed, which costs nothing.
         """
         ...
 

@@ -1,8 +1,8 @@
 """Accounts for the time in which the admission queue did not move, once for all its requests.
 
-What keeps the first of the queue out keeps out all others. So each planning notes one
-reason, whatever the length of the queue, and what a request waited for is the difference between
-the account when it left and when it came.
+What keeps the first of the queue out keeps out all others. So each planning that leaves requests
+waiting notes one reason, whatever the length of the queue, and so does the first that leaves none.
+What a request waited for is the difference between the account when it left and when it came.
 """
 
 from dataclasses import dataclass, field
