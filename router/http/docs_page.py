@@ -7,21 +7,23 @@ from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 
 PAGE = "/docs"
-_ASSETS = "docs/assets"
-"""Path of the assets, relative to the page as all its links, so that a proxy may add a prefix."""
+ASSETS = "/docs/assets"
+DESCRIPTION = "/openapi.json"
 
 
 def add_docs(app: FastAPI) -> None:
-    app.mount(f"/{_ASSETS}", StaticFiles(packages=[("fastapi_swagger", "resources")]))
+    app.mount(ASSETS, StaticFiles(packages=[("fastapi_swagger", "resources")]))
     app.add_route(PAGE, _page, include_in_schema=False)
 
 
 async def _page(request: Request) -> Response:
+    """Returns the page, whose links are relative, so that a proxy may add a prefix."""
+    assets = ASSETS.removeprefix("/")
     return get_swagger_ui_html(
-        openapi_url="openapi.json",
+        openapi_url=DESCRIPTION.removeprefix("/"),
         title="Signalbox",
-        swagger_js_url=f"{_ASSETS}/swagger-ui-bundle.js",
-        swagger_css_url=f"{_ASSETS}/swagger-ui.css",
-        swagger_favicon_url=f"{_ASSETS}/favicon-32x32.png",
+        swagger_js_url=f"{assets}/swagger-ui-bundle.js",
+        swagger_css_url=f"{assets}/swagger-ui.css",
+        swagger_favicon_url=f"{assets}/favicon-32x32.png",
         swagger_ui_parameters={"validatorUrl": None, "defaultModelsExpandDepth": 0},
     )

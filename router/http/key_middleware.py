@@ -1,12 +1,17 @@
-"""Checks HTTP's API keys before a byte of the body is read. /health needs none."""
+"""Checks HTTP's API keys before a byte of the body is read.
+
+/health and the pages that describe the API need no key: a probe has none, a browser cannot send one
+for a page, and the pages hold nothing of a request, a model or a tenant.
+"""
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from contract.errors import Unauthenticated
+from router.http.docs_page import ASSETS, DESCRIPTION, PAGE
 from router.keys.api_keys import KeyRing
 from router.openai.streaming import error_response
 
-OPEN_PATHS = {"/health"}
+OPEN_PATHS = {"/health", PAGE, DESCRIPTION}
 
 
 class KeyGate:
@@ -17,7 +22,7 @@ class KeyGate:
         self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+        if scope["type"] == "http" and not _is_open(scope["path"]):
             headers = [(name.decode("latin-1"), value) for name, value in scope["headers"]]
             try:
                 self._keys.authenticate(headers)
@@ -25,3 +30,7 @@ class KeyGate:
                 await error_response(error)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
+
+
+def _is_open(path: str) -> bool:
+    return path in OPEN_PATHS or path.startswith(f"{ASSETS}/")

@@ -219,7 +219,12 @@ def test_a_key_without_limits_costs_no_counting() -> None:
         ("/v1/models", [(b"authorization", b"Bearer wrong")], 401),
         ("/v1/models", [(b"authorization", b"Bearer sb-secret")] * 2, 401),
         ("/v1/models", [(b"authorization", b"Bearer sb-secret")], 200),
-        ("/docs", [], 401),
+        ("/docs/other", [], 401),
+        ("/docs/assetsother", [], 401),
+        ("/health/", [], 401),
+        ("/docs", [], 200),
+        ("/docs/assets/swagger-ui.css", [], 200),
+        ("/openapi.json", [], 200),
         ("/health", [], 200),
     ],
 )
