@@ -17,7 +17,7 @@ FAST := $(wildcard tests/test_*.py) $(addprefix tests/,contract gpu_worker kerne
 CLIENT_ENVIRONMENTS := $(patsubst tests/third_party/environments/%.txt,$(OTHERS)/%/.installed,$(wildcard tests/third_party/environments/*.txt))
 
 .DEFAULT_GOAL := help
-.PHONY: help install kernels model demo test test-fast test-alone test-gpu test-chaos test-clients check lint types protos protos-fresh docs wheel clients clean
+.PHONY: help install kernels model demo test test-docs test-fast test-alone test-gpu test-chaos test-clients check lint types protos protos-fresh docs wheel clients clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -37,9 +37,13 @@ demo: $(INSTALLED) $(MODEL) ## starts router, scheduler and worker, and asks the
 TEST = $(BIN)/python -c 'from signalbox_kernels import build; build.find_or_build()' 2>/dev/null || true; \
 	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder
 
-test: $(INSTALLED) $(MODEL) ## the whole suite, on the CPU; in two processes with JOBS=2
+test: $(INSTALLED) $(MODEL) ## the suite, on the CPU; in two processes with JOBS=2
 	@echo "Running the tests"
 	@$(TEST)
+
+test-docs: $(INSTALLED) $(MODEL) ## runs the commands and programs of README.md and docs/
+	@echo "Running the pages"
+	@$(TEST) -m pages tests/docs
 
 test-fast: JOBS = 2
 test-fast: $(INSTALLED) ## the tests to run while working: no model, no stack of processes, nothing slow
@@ -63,7 +67,7 @@ test-chaos: $(INSTALLED) ## kills, stops and cuts off real processes under load;
 test-clients: $(INSTALLED) $(MODEL) $(OTHERS)/.installed ## clients of other projects against a live stack; CLIENTS=--write-docs
 	@$(BIN)/python -m tests.third_party.run $(CLIENTS)
 
-check: lint types protos-fresh test ## test, and ruff, mypy --strict, buf, fresh generated code
+check: lint types protos-fresh test test-docs ## test and test-docs, ruff, mypy --strict, buf, fresh generated code
 
 lint: $(INSTALLED) ## ruff, buf lint, and buf breaking against the last released contract
 	@$(BIN)/ruff check .

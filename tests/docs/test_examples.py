@@ -1,4 +1,7 @@
-"""Every block of the README and of docs/ runs here, parses, or is marked as output."""
+"""Every block of the README and of docs/ runs here, parses, or is marked as output.
+
+`make test-docs` runs them; the other tests of this module are part of `make test`.
+"""
 
 import contextlib
 import io
@@ -21,6 +24,8 @@ MARKS = {
     "python": ("", "part"),
 }
 RUN = sorted({block.page for block in ALL if block.is_run})
+SERVES = {block.page for block in ALL if block.mark == "service"}
+"""Pages that start services of their own; the others share a stack."""
 SERVING = "signalbox serve models/SmolLM2-135M-Instruct.Q4_1.gguf --metrics-port 9464\n"
 
 
@@ -59,14 +64,21 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
         yield session
 
 
-@pytest.mark.model
-@pytest.mark.parametrize("page", RUN, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.pages
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=pytest.mark.xdist_group(page.name if page in SERVES else "shared"))
+        for page in RUN
+    ],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
 def test_the_blocks_of_a_page_run_in_order(
     page: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    todo = [block for block in blocks(page) if block.is_run]
-    starts_its_own = any(block.mark == "service" for block in todo)
-    ports = None if starts_its_own else request.getfixturevalue("serving").ports
+    ports = None if page in SERVES else request.getfixturevalue("serving").ports
     with Session(tmp_path, ports) as session:
-        for block in todo:
-            session.run(block)
+        for block in blocks(page):
+            if block.is_run:
+                session.run(block)
