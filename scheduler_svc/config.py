@@ -11,7 +11,14 @@ from rpc.settings.addresses import Port
 from rpc.settings.service_settings import HostSettings, InnerSettings, LimitSettings, SettingsGroup
 from rpc.transport.tls import is_loopback
 
-POLICIES = ("fcfs", "priority", "shortest-prompt", "fair")
+
+class PolicyName(StrEnum):
+    """The policies of scheduler_svc/queue/policies.py."""
+
+    FCFS = "fcfs"
+    PRIORITY = "priority"
+    SHORTEST_PROMPT = "shortest-prompt"
+    FAIR = "fair"
 
 
 class PreemptionMode(StrEnum):
@@ -59,10 +66,10 @@ class PolicySettings(SettingsGroup):
     GROUP: ClassVar[str] = "scheduling"
 
     scheduling_policy: str = Field(
-        "fcfs",
-        pattern=rf"^({'|'.join(POLICIES)}|[\w.]+:\w+)$",
-        description="which request comes first: fcfs, priority, shortest-prompt, fair (equal"
-        " service to tenants), or your own class as package.module:Class",
+        PolicyName.FCFS,
+        pattern=rf"^({'|'.join(PolicyName)}|[\w.]+:\w+)$",
+        description=f"which request comes first: {', '.join(PolicyName)} (equal service to"
+        " tenants), or your own class as package.module:Class",
     )
     ageing: float = Field(
         60.0,

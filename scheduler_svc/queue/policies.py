@@ -16,7 +16,7 @@ within a bound of the time of arrival.
 import importlib
 from typing import Protocol
 
-from scheduler_svc.config import PolicySettings
+from scheduler_svc.config import PolicyName, PolicySettings
 from scheduler_svc.requests.sequence_group import SequenceGroup
 
 AGEING_TOKENS = 1000
@@ -107,13 +107,13 @@ class Fair(FirstComeFirstServed):
 def make_policy(settings: PolicySettings) -> SchedulingPolicy:
     """Makes the policy of a name, or of an import path. Raises ValueError in one line."""
     match settings.scheduling_policy:
-        case "fcfs":
+        case PolicyName.FCFS:
             return FirstComeFirstServed()
-        case "priority":
+        case PolicyName.PRIORITY:
             return ByPriority(ageing_s=settings.ageing)
-        case "shortest-prompt":
+        case PolicyName.SHORTEST_PROMPT:
             return ShortestPromptFirst(ageing_s=settings.ageing)
-        case "fair":
+        case PolicyName.FAIR:
             return Fair(
                 input_weight=settings.fair_input_weight,
                 output_weight=settings.fair_output_weight,

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from contract.request import BeamSearchParams
 from contract.updates import FinishReason
-from scheduler_svc.config import POLICIES, PolicySettings, PreemptionMode
+from scheduler_svc.config import PolicyName, PolicySettings, PreemptionMode
 from scheduler_svc.kv.cost_model import CostModel
 from scheduler_svc.queue.admission_queue import AdmissionQueue
 from scheduler_svc.queue.policies import make_policy
@@ -53,7 +53,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         prefix_caching=st.sampled_from([True, True, False]),
         cpu_prefix_cache=st.sampled_from([True, True, False]),
         costs=st.sampled_from(sorted(COSTS)),
-        policy=st.sampled_from(POLICIES),
+        policy=st.sampled_from(PolicyName),
         grammar_bytes=st.sampled_from([0, 25 << 20, 50 << 20]),  # none, or for three or six
     )
     def start(

@@ -4,7 +4,7 @@ import pytest
 
 from contract.errors import Code
 from contract.request import BeamSearchParams
-from scheduler_svc.config import POLICIES, PolicySettings, PreemptionMode
+from scheduler_svc.config import PolicyName, PolicySettings, PreemptionMode
 from scheduler_svc.kv.block_manager import AllocStatus
 from scheduler_svc.planning.group_selection import MAX_PASSED_OVER
 from scheduler_svc.queue.admission_queue import AdmissionQueue
@@ -282,7 +282,7 @@ def test_a_worker_that_goes_makes_room_for_nobody_any_more(goes: str) -> None:
 # Who yields, and who comes back
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", PolicyName)
 def test_who_yields_is_the_youngest_of_the_lowest_priority(policy: str) -> None:
     admission = AdmissionQueue(make_policy(PolicySettings(scheduling_policy=policy)))
     scheduler = make_scheduler(
@@ -304,7 +304,7 @@ def test_who_yields_is_the_youngest_of_the_lowest_priority(policy: str) -> None:
     assert_done([loop], old, young, low)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", PolicyName)
 def test_nobody_comes_in_while_somebody_is_swapped(policy: str) -> None:
     admission = AdmissionQueue(make_policy(PolicySettings(scheduling_policy=policy)))
     scheduler = make_scheduler(admission=admission, num_gpu_blocks=6, num_cpu_blocks=6)

@@ -14,7 +14,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import Phase, given, settings
 
-from scheduler_svc.config import POLICIES, PolicySettings
+from scheduler_svc.config import PolicyName, PolicySettings
 from scheduler_svc.planning.group_selection import MAX_PASSED_OVER
 from scheduler_svc.queue.admission_queue import AdmissionQueue
 from scheduler_svc.queue.policies import make_policy
@@ -209,7 +209,7 @@ def make_workers(
 @settings(max_examples=60, phases=[Phase.reuse, Phase.generate])  # shrinks little
 @given(
     seed=st.integers(0, 1 << 32),
-    policy=st.sampled_from(POLICIES),
+    policy=st.sampled_from(PolicyName),
     num_workers=st.sampled_from([1, 2]),
     places=st.sampled_from([1, 3]),
     num_gpu_blocks=st.sampled_from([7, 14]),
