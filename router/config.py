@@ -10,7 +10,12 @@ from router.prompt.known_templates import known_templates
 from rpc.settings.addresses import Addresses, Port
 from rpc.settings.quantities import joined, texts
 from rpc.settings.secrets import Secrets
-from rpc.settings.service_settings import HostSettings, NameSettings, TelemetrySettings
+from rpc.settings.service_settings import (
+    HostSettings,
+    NameSettings,
+    SettingsGroup,
+    TelemetrySettings,
+)
 from rpc.transport.tls import is_loopback
 
 
@@ -24,7 +29,24 @@ class LoggedRequests(StrEnum):
     """The text of each prompt as well."""
 
 
-class ApiSettings(NameSettings):
+class RequestSettings(SettingsGroup):
+    """Settings for requests that an engine in the caller's process has, too."""
+
+    GROUP: ClassVar[str] = "API"
+
+    chat_template: str | None = Field(
+        None,
+        description="chat template instead of the model's: a file with a Jinja template, or one of "
+        + ", ".join(known_templates()),
+    )
+    disable_additional_properties: bool = Field(
+        True,
+        description="refuse keys of an object that its JSON schema does not declare, unless it sets"
+        " additionalProperties",
+    )
+
+
+class ApiSettings(RequestSettings, NameSettings):
     """Settings of the router, shared by all commands with one."""
 
     GROUP: ClassVar[str] = "API"
@@ -141,17 +163,6 @@ class ApiSettings(NameSettings):
         description="how reasoning (<think> and its kin) is found in the model's text; auto goes by"
         " its chat template and tokens, none leaves it there",
     )
-    chat_template: str | None = Field(
-        None,
-        description="chat template instead of the model's: a file with a Jinja template, or one of "
-        + ", ".join(known_templates()),
-    )
-    disable_additional_properties: bool = Field(
-        True,
-        description="refuse keys of an object that its JSON schema does not declare, unless it sets"
-        " additionalProperties",
-    )
-
     max_grammar_cpu: float = Field(
         3.0,
         gt=0,

@@ -33,7 +33,7 @@ class EngineArgs(VllmOptions):
 
     Options of vLLM's without a counterpart here are taken at a neutral value; see `VllmOptions`.
 
-    Those that are settings of a worker or a scheduler have their default, range and meaning, which
+    Those that are settings of a service have their default, range and meaning, which
     docs/reference/configuration.md lists; `dtype` may be PyTorch's too, and None as `quantization`
     is "none". The others are:
 
@@ -47,12 +47,8 @@ class EngineArgs(VllmOptions):
             "dummy" for random weights of a config.
         stream_interval: least tokens of a sequence between two outputs of an engine, the first and
             the last aside.
-        disable_additional_properties: whether objects of a JSON schema take only the keys that it
-            declares, unless it sets additionalProperties.
         max_logprobs: most log probabilities that a request may ask for at a position; -1 is no
             bound.
-        chat_template: a file, or the name of a well-known format, such as "chatml", instead of the
-            template that comes with the tokenizer.
         profiler_config: {"torch_profiler_dir": folder} says where `start_profile` leaves traces.
         disable_log_stats: False has an engine log what it does, at most every log_stats_interval
             seconds of work; `LLM` does not unless asked to.
@@ -100,10 +96,10 @@ class EngineArgs(VllmOptions):
     enforce_eager: bool = option("enforce_eager")
     grammar_memory: int = option("grammar_memory")
     stream_interval: int = 1
-    disable_additional_properties: bool = True
+    disable_additional_properties: bool = option("disable_additional_properties")
     kv_cache_memory_bytes: int | None = None
     max_logprobs: int = 20
-    chat_template: str | None = None
+    chat_template: str | None = option("chat_template")
     profiler_config: Mapping[str, Any] | None = None
     disable_log_stats: bool = False
     generation_config: str = option("generation_config")
@@ -187,8 +183,8 @@ class EngineArgs(VllmOptions):
             grammar_bytes=settings.grammar_memory << 20,
             seed=self.seed,
             stream_interval=self.stream_interval,
-            disable_additional_properties=self.disable_additional_properties,
-            chat_template=load_chat_template(self.chat_template),
+            disable_additional_properties=settings.disable_additional_properties,
+            chat_template=load_chat_template(settings.chat_template),
             tokenizer_files=None if own else _tokenizer_files(str(self.tokenizer)),
             max_logprobs=None if self.max_logprobs == ALL_TOKENS else self.max_logprobs,
             profile_folder=(self.profiler_config or {}).get("torch_profiler_dir"),

@@ -12,6 +12,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from pydantic import ValidationError
 
 from gpu_worker.worker_settings import EngineSettings
+from router.config import RequestSettings
 from scheduler_svc.config import SchedulingSettings
 from signalbox.settings.loading import SERVICES, in_one_line
 from signalbox.spelling import did_you_mean
@@ -39,8 +40,8 @@ SERVICE_ONLY: Mapping[str, str] = {
 """Options of worker and scheduler that an engine refuses, and why."""
 
 
-class InProcessSettings(EngineSettings, SchedulingSettings):  # type: ignore[misc] # of the plugin
-    """Settings of a worker and a scheduler in the caller's process."""
+class InProcessSettings(EngineSettings, SchedulingSettings, RequestSettings):
+    """Settings of the services in the caller's process."""
 
 
 def engine_fields() -> list[str]:
