@@ -13,7 +13,7 @@ from scheduler_svc.queue.grammar_queue import Constraint
 
 
 class RouterRecorder(Protocol):
-    """Notes what one router says. Called before the cluster is told."""
+    """Records what one router says. Called before the cluster is told."""
 
     def said(self, message: Any, now: float) -> None: ...
 
@@ -21,7 +21,7 @@ class RouterRecorder(Protocol):
 
 
 class WorkerRecorder(Protocol):
-    """Notes one lease. Called before the scheduler is told; `sent` after it has planned."""
+    """Records one lease. Called before the scheduler is told; `sent` after it has planned."""
 
     def describe(
         self, *, address: str, epoch: int, model: ModelInfo, capacity: WorkerCapacity
@@ -47,7 +47,7 @@ class WorkerRecorder(Protocol):
 
 
 class Recorder(Protocol):
-    """Notes everything, in order."""
+    """Records everything, in order."""
 
     @property
     def clock(self) -> Callable[[], float]:
@@ -64,7 +64,7 @@ class Recorder(Protocol):
 
 
 class Unrecorded:
-    """Notes nothing."""
+    """Records nothing."""
 
     clock = staticmethod(time.monotonic)
 

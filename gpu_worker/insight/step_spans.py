@@ -63,7 +63,7 @@ class StepSpan:
             self._span.end()
 
     def end(self, result: StepResult, *, start_ns: int) -> None:
-        """Notes what was drawn, writes the parts, which began at a wall-clock time, and ends."""
+        """Records what was drawn, writes the parts, which began at a wall-clock time, and ends."""
         if not self._span.is_recording():
             return
         self._span.set_attributes(

@@ -25,13 +25,13 @@ class CopyClock:
         self._new_bytes = 0
 
     def add(self, begin: Event, end: Event, *, num_bytes: int) -> None:
-        """Notes a copy between two events; one that is done already counts in its call's time."""
+        """Records a copy between two events; one that is done already counts in its call's time."""
         if not end.is_done:
             self._under_way.append(_Copy(begin, end, num_bytes))
             self._new_bytes += num_bytes
 
     def pop_ns(self) -> int:
-        """Returns the nanoseconds of the copies noted since the last call."""
+        """Returns the nanoseconds of the copies recorded since the last call."""
         if self._under_way and self._ns_per_byte is None:
             self._under_way[0].end.wait()
         while self._under_way and self._under_way[0].end.is_done:

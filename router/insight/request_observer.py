@@ -52,7 +52,7 @@ class Observed:
         self._log.begun(api_request)
 
     def admitted(self, request: ActiveRequest) -> None:
-        """Notes that the request was sent to a scheduler."""
+        """Records that the request was sent to a scheduler."""
         self._request = request
 
     def ended(self, request: ActiveRequest, end: End) -> None:

@@ -115,7 +115,7 @@ class RequestSpan:
         )
 
     def add_update(self, update: Update) -> None:
-        """Notes how sequences end, if the span is recording."""
+        """Records how sequences end, if the span is recording."""
         for delta in update.deltas:
             if delta.finish is not None:
                 self._finish_reasons[delta.index] = delta.finish.reason.name.lower()

@@ -55,7 +55,7 @@ class CompletionAnswer:
     async def whole(self, parts: AsyncIterator[Part]) -> dict[str, Any]:
         choices: dict[int, dict[str, Any]] = {}
         async for part in parts:
-            self._note(part)
+            self._record(part)
             if self._body.prompt_logprobs is not None:
                 prompt = self._prompts[part.position]
                 found = (self._tokens, prompt.token_ids, prompt.logprobs)
@@ -77,7 +77,7 @@ class CompletionAnswer:
         plan = usage_plan(self._body)
         head = self._head.fields(KIND)
         async for part in parts:
-            self._note(part)
+            self._record(part)
             if plan.at_the_end:
                 head["usage"] = self._usage.so_far() if plan.in_every_event else None
             choices = [self._fields(part, delta) for delta in part.update.deltas]
@@ -103,7 +103,7 @@ class CompletionAnswer:
             fields["prompt_logprobs"] = prompt.bodies
         return fields
 
-    def _note(self, part: Part) -> None:
+    def _record(self, part: Part) -> None:
         self._usage.add(part)
         update, request = part.update, part.update.request
         if part.position not in self._prompts:

@@ -236,7 +236,7 @@ class ActiveRequest:
                 raise self._error
             deltas = self.read()
             if deltas or self._end is not None:
-                return Update(self, deltas, self._finish(), self.take_prompt_logprobs())
+                return Update(self, deltas, self._finish(), self.pop_prompt_logprobs())
 
     async def wait(self) -> None:
         """Waits until something has happened since the last wait; for a single reader."""
@@ -257,10 +257,10 @@ class ActiveRequest:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def take_prompt_logprobs(self) -> list[TokenLogprobs]:
-        """Returns the log probabilities of the prompt that have arrived since the last call."""
-        taken, self._prompt_logprobs = self._prompt_logprobs, []
-        return taken
+    def pop_prompt_logprobs(self) -> list[TokenLogprobs]:
+        """Removes and returns the log probabilities of the prompt that have arrived."""
+        popped, self._prompt_logprobs = self._prompt_logprobs, []
+        return popped
 
     def read(self) -> list[Delta]:
         """Returns the new output of the sequences, as text; ends those with a stop string."""

@@ -77,7 +77,7 @@ class OutputBuffer:
             return None
         self._has_sent = True
         prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, []
-        return Update(update.request, self._take(), update.end, prompt_logprobs)
+        return Update(update.request, self._pop(), update.end, prompt_logprobs)
 
     def _hold(self, delta: Delta) -> None:
         held = self._held.get(delta.index)
@@ -98,14 +98,14 @@ class OutputBuffer:
             for held in self._held.values()
         )
 
-    def _take(self) -> list[Delta]:
-        taken = [held.delta for held in self._held.values() if held.is_new]
+    def _pop(self) -> list[Delta]:
+        popped = [held.delta for held in self._held.values() if held.is_new]
         if self._delivery.kind is not OutputKind.CUMULATIVE:
             self._held.clear()
-            return taken
+            return popped
         for held in self._held.values():
             held.num_new_tokens, held.is_new = 0, False
-        return [copy.deepcopy(delta) for delta in taken]
+        return [copy.deepcopy(delta) for delta in popped]
 
 
 def _add_call(calls: list[ToolCallDelta], new: ToolCallDelta) -> None:

@@ -44,7 +44,7 @@ def begin(group: SequenceGroup, *, now: float) -> None:
 
 
 def record_tokens(outcome: StepOutcome, now: float) -> None:
-    """Notes when tokens of sampled requests came."""
+    """Records when tokens of sampled requests came."""
     for seq, _, _ in outcome.tokens:
         if (traced := seq.group.trace) is not None:
             traced.token_times.append(now)

@@ -27,8 +27,8 @@ class BranchRecompute:
         self.incomplete: dict[SequenceGroup, None] = {}
         """Groups that may have branches without blocks."""
 
-    def note(self, group: SequenceGroup) -> None:
-        """Notes that a group has come in, its first branch alone with blocks."""
+    def record(self, group: SequenceGroup) -> None:
+        """Records that a group has come in, its first branch alone with blocks."""
         if len(group.unfinished) > 1:
             self.incomplete[group] = None
 

@@ -69,7 +69,7 @@ class Planner:
         if not all_in_columns or queues.swapped or admission.groups:
             self._fill_beside_columns(plan, now)
         if admission.groups or admission.waits.reason is not WaitReason.NEXT_STEP:
-            admission.waits.note(self._what_waits(plan), now)
+            admission.waits.record(self._what_waits(plan), now)
 
     def _fill_beside_columns(self, plan: StepPlan, now: float) -> None:
         self._add_decodes(plan, now)
@@ -96,7 +96,7 @@ class Planner:
         if plan.is_alone:
             self._update_decode_columns(plan)
         if plan.is_alone and self._queues.admission.groups:
-            self._queues.admission.waits.note(WaitReason.SUSPECT, now)
+            self._queues.admission.waits.record(WaitReason.SUSPECT, now)
 
     def _update_decode_columns(self, plan: StepPlan) -> None:
         """Moves decoding groups into the columns; all leave them while blocks are short."""
@@ -245,7 +245,7 @@ class Planner:
         self._resume(group, now)
         seq = group.unfinished[0]
         self._start(plan, seq, self._blocks.find_prefix(seq))
-        self._branch_recompute.note(group)
+        self._branch_recompute.record(group)
         if is_new:  # what is computed again is not the tenant's to pay
             num_new_tokens = group.num_prompt_tokens - group.num_cached_tokens
             admission.charge(group.flow, [group], num_prompt_tokens=num_new_tokens)

@@ -34,7 +34,7 @@ class Trials:
         return self.begun
 
     def begin(self, group: SequenceGroup) -> None:
-        """Notes the suspect that has come in."""
+        """Records the suspect that has come in."""
         self.begun = group
 
     @property

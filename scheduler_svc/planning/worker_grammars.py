@@ -81,11 +81,11 @@ class WorkerGrammars:
         return constraint is None or not self.memory_bytes or constraint in self._ready
 
     def want(self, group: SequenceGroup) -> None:
-        """Notes that a group would come in if this worker had what it needs."""
+        """Records that a group would come in if this worker had what it needs."""
         self.wanted = self.wanted or group
 
     def record_use(self, group: SequenceGroup) -> None:
-        """Notes that a group comes in."""
+        """Records that a group comes in."""
         constraint = group.params.structured_output
         if constraint is not None and constraint in self._ready:
             self._ready.move_to_end(constraint)

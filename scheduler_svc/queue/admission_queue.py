@@ -78,7 +78,7 @@ class AdmissionQueue:
         return self._flows.num_ahead(group)
 
     def record_arrival(self, group: SequenceGroup, now: float) -> None:
-        """Notes in a group's timeline that it has come to wait here."""
+        """Records in a group's timeline that it has come to wait here."""
         group.timeline.queued(
             now, num_ahead=self.num_ahead(group), num_waiting=len(self), ledger=self.waits
         )
@@ -156,18 +156,18 @@ class AdmissionQueue:
         return [group for group in self if _constraint(group) == constraint]
 
     def end_preparation(self, constraint: Constraint, *, is_ready: bool) -> None:
-        """Notes that a worker has compiled a structured output, or has not."""
+        """Records that a worker has compiled a structured output, or has not."""
         for group in self.parked.end(constraint, is_ready=is_ready):
             self.parked.remove(group)
             self._put(group)
 
     def forget_grammar(self, constraint: Constraint) -> None:
-        """Notes that a worker has a structured output no more; if none has, its groups park."""
+        """Records that a worker has a structured output no more; if none has, its groups park."""
         if self.parked.forget(constraint) and self.waits_for(constraint):
             self._put_again([one for one in self._flows if _constraint(one) == constraint])
 
     def join_indifferent(self, *, joins: bool) -> None:
-        """Notes that a worker joins, or leaves, that compiles structured outputs within steps."""
+        """Records that a worker joins, or leaves, that compiles structured outputs within steps."""
         self.parked.join_indifferent(joins=joins)
         moving = self.parked if joins else filter(self.parked.holds_back, self._flows)
         self._put_again(list(moving))

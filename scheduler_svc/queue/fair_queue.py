@@ -164,7 +164,7 @@ class Flows:
         return None
 
     def _push(self, flow: Flow) -> None:
-        """Notes a flow's new place; virtual times never fall, so a later one can wait."""
+        """Records a flow's new place; virtual times never fall, so a later one can wait."""
         if len(self._heap) > 4 * len(self._flows) + 64:  # entries that no longer count
             self._heap = [entry for entry in self._heap if entry[3].entry is entry]
             heapq.heapify(self._heap)

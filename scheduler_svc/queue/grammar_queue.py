@@ -85,7 +85,7 @@ class Parked:
         return list(self._groups.get(constraint, ()))
 
     def begin(self, group: SequenceGroup) -> None:
-        """Notes that a worker compiles what a group needs, at the cost of the group's payer."""
+        """Records that a worker compiles what a group needs, at the cost of the group's payer."""
         self._preparing.add(_constraint(group))
         if self._groups:
             self._spent_ns[group.payer] += group.params.grammar_cost.cpu_ns
@@ -101,7 +101,7 @@ class Parked:
         return []
 
     def forget(self, constraint: Constraint) -> bool:
-        """Notes that a worker has it no more; returns whether none has."""
+        """Records that a worker has it no more; returns whether none has."""
         self._ready[constraint] -= 1
         if self._ready[constraint]:
             return False
@@ -109,7 +109,7 @@ class Parked:
         return True
 
     def join_indifferent(self, *, joins: bool) -> None:
-        """Notes that a worker joins, or leaves, that compiles within its steps."""
+        """Records that a worker joins, or leaves, that compiles within its steps."""
         self._num_indifferent += 1 if joins else -1
 
     def check(self) -> None:

@@ -19,7 +19,7 @@ VERSION = 2
 
 
 class FileRecorder:
-    """Notes everything in a file; see recorder.py."""
+    """Records everything in a file; see recorder.py."""
 
     def __init__(self, config: SchedulerConfig, path: str) -> None:
         self._writer = RecordWriter(path)

@@ -2,9 +2,9 @@
 
 Beside it are the times at which its phases began, which the router gets at the end.
 
-Events are changes: queued, scheduled, a chunk of prefill, preempted. None is noted for a token that
-is decoded, so that a step costs the same with and without timelines. Times are the scheduler's
-clock, passed in.
+Events are changes: queued, scheduled, a chunk of prefill, preempted. None is recorded for a token
+that is decoded, so that a step costs the same with and without timelines. Times are the
+scheduler's clock, passed in.
 """
 
 from dataclasses import dataclass, field
@@ -69,14 +69,14 @@ class Timeline:
     _waits_from: Account | None = None
 
     def add(self, kind: EventKind, now: float, **numbers: Any) -> None:
-        """Notes an event at the worker where the request is."""
+        """Records an event at the worker where the request is."""
         if len(self.events) >= KEPT_FIRST + KEPT_LAST:
             del self.events[KEPT_FIRST]
             self.num_dropped += 1
         self.events.append(Event(kind, now, self.worker, **numbers))
 
     def queued(self, now: float, *, num_ahead: int, num_waiting: int, ledger: WaitLedger) -> None:
-        """Notes that the request waits in the admission queue, behind so many of so many."""
+        """Records that the request waits in the admission queue, behind so many of so many."""
         self.wait(ledger, now)
         self.add(EventKind.QUEUED, now, num_ahead=num_ahead, num_waiting=num_waiting)
 
@@ -87,7 +87,7 @@ class Timeline:
     def scheduled(
         self, ledger: WaitLedger, now: float, *, worker: str, step_id: int, resumes: bool
     ) -> None:
-        """Notes that a worker took the request out of the admission queue, and why not earlier."""
+        """Records that a worker took the request from the admission queue, and why not earlier."""
         waits, self._waits_from = self.waits(ledger, now), None
         self.worker = worker
         kind = EventKind.RESUMED if resumes else EventKind.SCHEDULED
@@ -99,7 +99,7 @@ class Timeline:
         return any(event.kind is EventKind.RESUMED for event in self.events)
 
     def moved(self, now: float, *, is_lost: bool) -> None:
-        """Notes that the request's worker has gone, and whether it had announced that."""
+        """Records that the request's worker has gone, and whether it had announced that."""
         self.add(EventKind.MOVED, now, detail="lost" if is_lost else "drained")
         self.worker = ""
 
@@ -122,7 +122,7 @@ class GroupTimes:
     """Seconds spent preempted, without a preemption that still lasts."""
 
     def resume(self, now: float) -> None:
-        """Notes that the group begins to run, or runs again."""
+        """Records that the group begins to run, or runs again."""
         if self.first_scheduled is None:
             self.first_scheduled = now
         if self.preempted_at is not None:

@@ -1,8 +1,8 @@
 """Accounts for the time in which the admission queue did not move, once for all its requests.
 
 What keeps the first of the queue out keeps out all others. So each planning that leaves requests
-waiting notes one reason, whatever the length of the queue, and so does the first that leaves none.
-What a request waited for is the difference between the account when it left and when it came.
+waiting records one reason, whatever the length of the queue, and so does the first that leaves
+none. What a request waited for is the difference between the account when it left and when it came.
 """
 
 from dataclasses import dataclass, field
@@ -45,7 +45,7 @@ Account = tuple[tuple[float, int], ...]
 
 @dataclass(slots=True)
 class WaitLedger:
-    """The account, in which a reason holds from the planning that noted it to the next one."""
+    """The account, in which a reason holds from the planning that recorded it to the next one."""
 
     reason: WaitReason = WaitReason.NEXT_STEP
     """The reason that holds now."""
@@ -55,8 +55,8 @@ class WaitLedger:
     )
     _num_plans: dict[WaitReason, int] = field(default_factory=lambda: dict.fromkeys(WaitReason, 0))
 
-    def note(self, reason: WaitReason, now: float) -> None:
-        """Says what a planning left the queue waiting for."""
+    def record(self, reason: WaitReason, now: float) -> None:
+        """Records what a planning left the queue waiting for."""
         self._accrue(now)
         self.reason = reason
         self._num_plans[reason] += 1

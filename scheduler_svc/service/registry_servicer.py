@@ -51,7 +51,7 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
         *,
         starting: StartingWorkers | None = None,
     ) -> None:
-        """Notes in `starting` what workers that start report."""
+        """Records in `starting` what workers that start report."""
         self._starting = StartingWorkers() if starting is None else starting
         self._recorder = recorder
         self._cluster = cluster

@@ -42,13 +42,13 @@ class StartingWorkers:
             self._num_reports -= 1
 
     def add(self, progress: StartupProgress) -> StartingWorker:
-        """Notes a worker's first report; `remove` it when the reports end."""
+        """Records a worker's first report; `remove` it when the reports end."""
         worker = StartingWorker(progress, self._clock())
         self._workers.append(worker)
         return worker
 
     def update(self, worker: StartingWorker, progress: StartupProgress) -> None:
-        """Notes a later report; another phase begins to count its time anew."""
+        """Records a later report; another phase begins to count its time anew."""
         if progress.phase is not worker.progress.phase:
             worker.since = self._clock()
         worker.progress = progress

@@ -99,7 +99,7 @@ class InProcessRequest(ActiveRequest):
                 completion.logprobs = [
                     TokenLogprobs(one.logprob, one.rank, [], []) for one in hypothesis.choices
                 ]
-        self._all_prompt_logprobs += self.take_prompt_logprobs()
+        self._all_prompt_logprobs += self.pop_prompt_logprobs()
 
     def output(self) -> RequestOutput:
         """Returns the complete output so far, or the new part with DELTA."""

@@ -27,10 +27,10 @@ def make_delta(index: int, *token_ids: int, finish: Finish | None = None) -> Del
     return Delta(index=index, text=text, token_ids=list(token_ids), finish=finish)
 
 
-def run(outbox: OutputBuffer, *deltas: Delta) -> list[list[Delta]]:
+def run(buffer: OutputBuffer, *deltas: Delta) -> list[list[Delta]]:
     """Pushes one delta after the other, the end after the last; returns the deltas sent."""
     pushed = [Update(sentinel.request, [delta], None) for delta in deltas]
-    sent = [outbox.push(update) for update in [*pushed, Update(sentinel.request, [], END)]]
+    sent = [buffer.push(update) for update in [*pushed, Update(sentinel.request, [], END)]]
     assert [update.end for update in sent if update is not None][-1] is END
     return [update.deltas for update in sent if update is not None]
 
@@ -41,8 +41,8 @@ def test_without_wishes_every_delta_leaves_as_it_comes() -> None:
 
 
 def test_an_interval_holds_tokens_back_but_not_the_first_nor_an_ending() -> None:
-    outbox = OutputBuffer(Delivery(stream_interval=3))
-    updates = run(outbox, *(make_delta(0, i) for i in range(97, 105)))
+    buffer = OutputBuffer(Delivery(stream_interval=3))
+    updates = run(buffer, *(make_delta(0, i) for i in range(97, 105)))
     assert [[d.token_ids for d in update] for update in updates] == [
         [[97]],
         [[98, 99, 100]],
@@ -56,8 +56,8 @@ def test_an_interval_holds_tokens_back_but_not_the_first_nor_an_ending() -> None
 
 
 def test_cumulative_updates_hold_everything_so_far() -> None:
-    outbox = OutputBuffer(Delivery(kind=OutputKind.CUMULATIVE))
-    updates = run(outbox, make_delta(0, 97), make_delta(1, 98), make_delta(0, 99, finish=LENGTH))
+    buffer = OutputBuffer(Delivery(kind=OutputKind.CUMULATIVE))
+    updates = run(buffer, make_delta(0, 97), make_delta(1, 98), make_delta(0, 99, finish=LENGTH))
     assert updates == [
         [make_delta(0, 97)],
         [make_delta(1, 98)],
@@ -67,18 +67,18 @@ def test_cumulative_updates_hold_everything_so_far() -> None:
 
 
 def test_a_final_update_holds_everything_at_the_end() -> None:
-    outbox = OutputBuffer(Delivery(kind=OutputKind.FINAL_ONLY))
+    buffer = OutputBuffer(Delivery(kind=OutputKind.FINAL_ONLY))
     deltas = [make_delta(0, 97), make_delta(1, 98, finish=LENGTH), make_delta(0, 99, finish=LENGTH)]
-    assert run(outbox, *deltas) == [
+    assert run(buffer, *deltas) == [
         [make_delta(0, 97, 99, finish=LENGTH), make_delta(1, 98, finish=LENGTH)]
     ]
 
 
 def test_an_echo_comes_once_before_each_sequence() -> None:
     for kind, number in ((OutputKind.DELTA, 1), (OutputKind.CUMULATIVE, 3)):
-        outbox = OutputBuffer(Delivery(kind=kind), Echo("Hi", [72, 105]))
+        buffer = OutputBuffer(Delivery(kind=kind), Echo("Hi", [72, 105]))
         first, second, other, _ = run(
-            outbox, make_delta(0, 97), make_delta(0, 98, 99), make_delta(1, 100)
+            buffer, make_delta(0, 97), make_delta(0, 98, 99), make_delta(1, 100)
         )
         assert first == [make_delta(0, 72, 105, 97)]
         assert second[0].token_ids[-2:] == [98, 99]
@@ -100,9 +100,9 @@ def test_tool_calls_grow_as_the_text_does() -> None:
 
 def test_prompt_logprobs_leave_with_the_first_update() -> None:
     prompt_logprobs = [TokenLogprobs(-1.0, 1, [], [])]
-    outbox = OutputBuffer(Delivery(kind=OutputKind.FINAL_ONLY))
-    assert outbox.push(Update(sentinel.request, [make_delta(0, 97)], None, prompt_logprobs)) is None
-    final = outbox.push(Update(sentinel.request, [make_delta(0, 98, finish=LENGTH)], END))
+    buffer = OutputBuffer(Delivery(kind=OutputKind.FINAL_ONLY))
+    assert buffer.push(Update(sentinel.request, [make_delta(0, 97)], None, prompt_logprobs)) is None
+    final = buffer.push(Update(sentinel.request, [make_delta(0, 98, finish=LENGTH)], END))
     assert final is not None
     assert final.prompt_logprobs == prompt_logprobs
 

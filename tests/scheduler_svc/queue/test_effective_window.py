@@ -27,7 +27,7 @@ SMALL, LARGE = 4, 8
 
 
 class Listening(Router):
-    """Notes what requests were cut to."""
+    """Records what requests were cut to."""
 
     def __init__(self) -> None:
         super().__init__()

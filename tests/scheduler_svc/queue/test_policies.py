@@ -202,7 +202,7 @@ def test_numbers_of_policies_have_bounds(numbers: dict[str, float], expected: st
 
 
 class Recorded(FirstComeFirstServed):
-    """Notes what it is asked to price."""
+    """Records what it is asked to price."""
 
     def __init__(self) -> None:
         self.num_tokens: list[int] = []

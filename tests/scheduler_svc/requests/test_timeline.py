@@ -141,10 +141,10 @@ def test_who_waits_behind_a_long_prompt_says_tokens() -> None:
 
 def test_account_of_waits_covers_the_time_exactly() -> None:
     ledger = WaitLedger()
-    ledger.note(WaitReason.BLOCKS, 10.0)
+    ledger.record(WaitReason.BLOCKS, 10.0)
     start = ledger.account(12.0)
-    ledger.note(WaitReason.TOKENS, 15.0)
-    ledger.note(WaitReason.BLOCKS, 16.0)
+    ledger.record(WaitReason.TOKENS, 15.0)
+    ledger.record(WaitReason.BLOCKS, 16.0)
     waits = ledger.since(start, 18.0)
     assert [(wait.reason, wait.seconds) for wait in waits] == [
         (WaitReason.BLOCKS, 5.0),
