@@ -81,6 +81,11 @@ class Step:
     block_moves: BlockMoves = NO_MOVES
 
     @property
+    def has_sections(self) -> bool:
+        """True if a section is present that a stage of the lease applies."""
+        return self.block_moves is not NO_MOVES
+
+    @property
     def section_counts(self) -> dict[str, int]:
         """What the sections do, in numbers that each section names."""
         return self.block_moves.counts

@@ -138,7 +138,8 @@ class Worker:
         if lease is None:
             raise FailedPrecondition("no cache: call InitCacheEngine first")
         arrived_ns = time.monotonic_ns()
-        self._grammars.prepare_new(step.new)
+        if step.new:
+            self._grammars.prepare_new(step.new)
         return lease.log.get_or_start(
             step.step_id, lambda: self._start(lease, step, arrived_ns=arrived_ns)
         )
@@ -183,17 +184,18 @@ class Worker:
 
     def _start(self, lease: Lease, step: Step, *, arrived_ns: int) -> Answer:
         answer = self._thread.submit(lambda: lease.execute(step, arrived_ns=arrived_ns))
-        answer.add_done_callback(self._count)
-        answer.add_done_callback(self._watch)
+        answer.add_done_callback(self._on_answered)
         return answer
+
+    def _on_answered(self, answer: Answer) -> None:
+        if not answer.cancelled() and answer.exception() is None:
+            self.steps.observe(answer.result())
+        else:
+            self._watch(answer)
 
     def _watch(self, called: "asyncio.Future[Any]") -> None:
         if not called.cancelled() and is_device_lost(called.exception()):
             self._device_lost.set()
-
-    def _count(self, answer: Answer) -> None:
-        if not answer.cancelled() and answer.exception() is None:
-            self.steps.observe(answer.result())
 
     def _open_lease(self, epoch: int, num_gpu_blocks: int, num_cpu_blocks: int) -> Lease:
         try:

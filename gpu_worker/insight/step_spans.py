@@ -3,11 +3,12 @@
 The parts are written when the step is done, from the times that it took anyhow.
 """
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from opentelemetry import trace
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode
+from opentelemetry.trace import SpanKind, Status, StatusCode
 
 from contract.step import Step
 from contract.step_result import StepResult
@@ -17,19 +18,13 @@ METHOD = "signalbox.worker.v1.WorkerService/ExecuteModel"
 
 
 class StepSpan:
-    """The open span of a step; without a trace its methods do nothing."""
+    """The open span of a step; if it is not sampled, its methods do nothing."""
 
-    __slots__ = ("_span",)
+    __slots__ = ("_span", "_start_ns")
 
-    def __init__(self, span: Span) -> None:
-        self._span = span
-
-    @classmethod
-    def begin(cls, step: Step) -> "StepSpan":
-        """Opens the span of a step, if the scheduler traces it."""
-        if not step.traceparent:
-            return cls(trace.INVALID_SPAN)
-        span = tracing.get_tracer().start_span(
+    def __init__(self, step: Step) -> None:
+        self._start_ns = time.time_ns()
+        self._span = tracing.get_tracer().start_span(
             "ExecuteModel",
             context=tracing.extract(step.traceparent, step.tracestate),
             kind=SpanKind.SERVER,
@@ -40,7 +35,6 @@ class StepSpan:
                 **{f"signalbox.{name}": number for name, number in step.section_counts.items()},
             },
         )
-        return cls(span)
 
     @contextmanager
     def current(self) -> Iterator[None]:
@@ -62,8 +56,8 @@ class StepSpan:
             self._span.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}: {error}"))
             self._span.end()
 
-    def end(self, result: StepResult, *, start_ns: int) -> None:
-        """Records what was drawn, writes the parts, which began at a wall-clock time, and ends."""
+    def end(self, result: StepResult) -> None:
+        """Records what was drawn, writes the parts, and ends."""
         if not self._span.is_recording():
             return
         self._span.set_attributes(
@@ -72,7 +66,7 @@ class StepSpan:
                 "signalbox.wait_ns": result.timings.wait_ns,
             }
         )
-        below, at = trace.set_span_in_context(self._span), start_ns
+        below, at = trace.set_span_in_context(self._span), self._start_ns
         for name, duration_ns in (
             ("swap", result.timings.swap_ns),
             ("forward", result.timings.forward_ns),

@@ -27,49 +27,47 @@ NO_MEMORY = "the worker has no memory to compute this sequence; lower max_num_ba
 _UNKNOWN = Logprobs(row=0, logprob=math.nan, rank=0, top_token_ids=[], top_logprobs=[])
 
 
-class _Fault(Enum):
-    """Reasons why a part could not be run, with the message for its sequences."""
+class Fault(Enum):
+    """Reasons why a batch could not be computed, with the message for its sequences."""
 
     RAISED = KERNEL_RAISED
     NO_MEMORY = NO_MEMORY
 
 
-def execute(runner: Runner, batch: Batch, limit: TokenLimit | None = None) -> BatchOutput:
-    """Computes a batch, in parts if it fails; sequences that fail alone are in `failed_seqs`.
+def fault_of(error: Exception, batch: Batch) -> Fault:
+    """Logs an error of a runner, and returns what it means. Raises DeviceLost.
 
-    A batch beyond `limit` is not tried as a whole. Where memory suffices for parts alone, the limit
-    becomes the largest of them.
+    The fault does not hold on to the error, whose frames may hold much memory.
     """
-    limit = limit or TokenLimit(len(batch.token_ids))
-    is_small = len(batch.token_ids) <= limit.tokens
-    outcome = _try(runner, batch) if is_small else _Fault.NO_MEMORY
-    if isinstance(outcome, BatchOutput):
-        limit.count_step()
-        return outcome
+    if isinstance(error, MemoryError):
+        logger.warning("no memory for %d tokens: %s", len(batch.token_ids), error)
+        return Fault.NO_MEMORY
+    if is_device_lost(error):
+        raise DeviceLost(str(error).partition("\n")[0]) from None
+    logger.error("%d sequences failed together", _num_seqs(batch), exc_info=error)
+    return Fault.RAISED
+
+
+def execute_parts(
+    runner: Runner, batch: Batch, limit: TokenLimit, fault: Fault | None
+) -> BatchOutput:
+    """Computes a batch in parts; sequences that fail alone are in `failed_seqs`.
+
+    Where memory suffices for parts alone, the limit becomes the largest of them.
+
+    Args:
+        fault: why the whole batch failed; None if it is beyond the limit, and was not tried.
+    """
     parts = _Parts(runner, batch, limit.tokens)
-    parts.is_short_of_memory = is_small and outcome is _Fault.NO_MEMORY
-    parts.split(0, len(batch.token_ids), outcome)
+    parts.is_short_of_memory = fault is Fault.NO_MEMORY
+    parts.split(0, len(batch.token_ids), fault or Fault.NO_MEMORY)
     if failed := parts.samples.failed_seqs:
         logger.warning("%d of %d sequences failed", len(failed), _num_seqs(batch))
     elif parts.is_short_of_memory:  # a sequence that fails alone may be the cause
         limit.lower(parts.largest)
-    else:
+    elif limit.lowered is not None:
         limit.count_step()
     return parts.samples
-
-
-def _try(runner: Runner, batch: Batch) -> BatchOutput | _Fault:
-    """Once it has returned nothing holds on to the error, whose frames may hold much memory."""
-    try:
-        return runner.execute(batch)
-    except MemoryError as error:
-        logger.warning("no memory for %d tokens: %s", len(batch.token_ids), error)
-        return _Fault.NO_MEMORY
-    except Exception as error:  # a kernel may raise anything; the service goes on
-        if is_device_lost(error):
-            raise DeviceLost(str(error).partition("\n")[0]) from None
-        logger.exception("%d sequences failed together", _num_seqs(batch))
-        return _Fault.RAISED
 
 
 class _Parts:
@@ -87,7 +85,7 @@ class _Parts:
             num_rows = len(batch.prompt_rows.targets)
             self.samples.prompt_logprobs = [_UNKNOWN._replace(row=i) for i in range(num_rows)]
 
-    def split(self, start: int, stop: int, fault: _Fault) -> None:
+    def split(self, start: int, stop: int, fault: Fault) -> None:
         """Computes tokens [start, stop) in two halves; fails their sequence if there are none."""
         middle = self._middle(start, stop, fault)
         if middle is None:
@@ -98,18 +96,22 @@ class _Parts:
 
     def _compute(self, start: int, stop: int) -> None:
         if stop - start > self._max_tokens:
-            self.split(start, stop, _Fault.NO_MEMORY)
+            self.split(start, stop, Fault.NO_MEMORY)
             return
-        outcome = _try(self._runner, part(self._batch, start, stop))
-        if isinstance(outcome, BatchOutput):
+        batch = part(self._batch, start, stop)
+        try:
+            samples = self._runner.execute(batch)
+        except Exception as error:
+            fault = fault_of(error, batch)
+        else:
             self.largest = max(self.largest, stop - start)
-            self._add(outcome, start)
+            self._add(samples, start)
             return
-        self.is_short_of_memory |= outcome is _Fault.NO_MEMORY
-        self.split(start, stop, outcome)
+        self.is_short_of_memory |= fault is Fault.NO_MEMORY
+        self.split(start, stop, fault)
 
-    def _middle(self, start: int, stop: int, fault: _Fault) -> int | None:
-        if fault is _Fault.NO_MEMORY:
+    def _middle(self, start: int, stop: int, fault: Fault) -> int | None:
+        if fault is Fault.NO_MEMORY:
             return None if stop - start < 2 else (start + stop) // 2
         first, last = self._owner(start), self._owner(stop - 1)
         return None if first == last else int(self._batch.query_start[(first + last + 1) // 2])

@@ -20,8 +20,8 @@ from gpu_worker.batch.runner_protocol import Launching, Runner
 from gpu_worker.device.device_errors import is_device_lost
 from gpu_worker.execution_thread import Unfinished
 from gpu_worker.insight.step_spans import StepSpan
-from gpu_worker.lease import failure_isolation
 from gpu_worker.lease.block_move_stage import BlockMoveStage
+from gpu_worker.lease.failure_isolation import Fault, execute_parts, fault_of
 from gpu_worker.lease.section_stage import SectionStage
 from gpu_worker.lease.step_log import StepLog
 from gpu_worker.lease.step_pipeline import MakeResult, OnError, StepInFlight, StepPipeline
@@ -81,37 +81,41 @@ class Lease:
                 f"step {step.step_id} sent, step {self._num_executed + 1} expected"
             )
         wait_ns = time.monotonic_ns() - arrived_ns
-        span, start_ns = StepSpan.begin(step), time.time_ns()
+        if not step.traceparent:
+            return self._execute(step, None, wait_ns=wait_ns)
+        span = StepSpan(step)
         with span.current():
-            for stage in self._stages:
-                stage.check(step)
-            batch = self.table.apply(step)
-            self._num_executed = step.step_id
-            try:
-                swap_ns = sum(stage.apply(step) for stage in self._stages)
-                make_result = partial(
-                    _result,
-                    step,
-                    span,
-                    start_ns=start_ns,
-                    wait_ns=wait_ns,
-                    swap_ns=swap_ns,
-                    limit=self._limit,
-                )
-                return self._compute(batch, make_result, on_error=partial(self._fail_later, span))
-            except Exception as error:
-                raise self._fail(error) from error
+            return self._execute(step, span, wait_ns=wait_ns)
+
+    def _execute(
+        self, step: Step, span: StepSpan | None, *, wait_ns: int
+    ) -> StepResult | Unfinished[StepResult]:
+        stages = self._stages if step.has_sections else ()
+        for stage in stages:
+            stage.check(step)
+        batch = self.table.apply(step)
+        self._num_executed = step.step_id
+        try:
+            swap_ns = 0
+            for stage in stages:
+                swap_ns += stage.apply(step)
+            make_result = partial(
+                _result, step, span, wait_ns=wait_ns, swap_ns=swap_ns, limit=self._limit
+            )
+            return self._compute(batch, make_result, on_error=partial(self._fail_later, span))
+        except Exception as error:
+            raise self._fail(error) from error
 
     def _compute(
         self, batch: Batch, make_result: MakeResult, on_error: OnError
     ) -> StepResult | Unfinished[StepResult]:
         """Computes an applied step; raises if more than the step's sequences are harmed."""
-        samples = _no_samples()
-        if len(batch.token_ids):
-            launched = self._launch(batch, make_result, on_error)
-            if launched is not None:
-                return launched
-            samples = failure_isolation.execute(self._runner, batch, self._limit)
+        if not len(batch.token_ids):
+            samples = BatchOutput(token_ids=np.empty(0, dtype=np.int32))
+        elif launched := self._launch(batch, make_result, on_error):
+            return launched
+        else:
+            samples = execute_batch(self._runner, batch, self._limit)
         return make_result(self.table.append_tokens(samples), samples)
 
     def _launch(
@@ -123,7 +127,8 @@ class Lease:
         try:
             if len(batch.token_ids) <= self._limit.tokens:
                 launched = self._pipeline.launch(batch, make_result, on_error)
-                self._limit.count_step()
+                if self._limit.lowered is not None:
+                    self._limit.count_step()
                 return launched
         except Exception as error:  # isolation will say what it is
             if is_device_lost(error):
@@ -132,9 +137,10 @@ class Lease:
         self._pipeline.know(batch)
         return None
 
-    def _fail_later(self, span: StepSpan, error: Exception) -> Exception:
+    def _fail_later(self, span: StepSpan | None, error: Exception) -> Exception:
         """Ends the span of a launched step by an error, and returns the error of the lease."""
-        span.fail(error)
+        if span is not None:
+            span.fail(error)
         return self._fail(error)
 
     def _fail(self, error: Exception) -> Exception:
@@ -146,17 +152,30 @@ class Lease:
         return failure
 
 
-def _no_samples() -> BatchOutput:
-    return BatchOutput(token_ids=np.empty(0, dtype=np.int32))
+def execute_batch(runner: Runner, batch: Batch, limit: TokenLimit) -> BatchOutput:
+    """Computes a batch, in parts if it is beyond the limit or fails as a whole.
+
+    Sequences that fail alone are in `failed_seqs` of the output.
+    """
+    fault: Fault | None = None
+    if len(batch.token_ids) <= limit.tokens:
+        try:
+            samples = runner.execute(batch)
+        except Exception as error:  # a kernel may raise anything; the service goes on
+            fault = fault_of(error, batch)
+        else:
+            if limit.lowered is not None:
+                limit.count_step()
+            return samples
+    return execute_parts(runner, batch, limit, fault)
 
 
 def _result(
     step: Step,
-    span: StepSpan,
+    span: StepSpan | None,
     outcome: SampledTokens,
     samples: BatchOutput,
     *,
-    start_ns: int,
     wait_ns: int,
     swap_ns: int,
     limit: TokenLimit,
@@ -173,5 +192,6 @@ def _result(
         timings=StepTimings(wait_ns, swap_ns, samples.forward_ns, samples.sample_ns),
         max_num_batched_tokens=limit.lowered,
     )
-    span.end(result, start_ns=start_ns)
+    if span is not None:
+        span.end(result)
     return result

@@ -7,7 +7,6 @@ be gone.
 """
 
 import logging
-from dataclasses import dataclass
 
 logger = logging.getLogger(__name__)
 
@@ -15,34 +14,30 @@ STEPS_TO_RETRY = 256
 """Steps between two attempts at a larger limit; a failed attempt costs about a step."""
 
 
-@dataclass(slots=True)
 class TokenLimit:
     """`announced` is what the worker was profiled for."""
 
-    announced: int
-    _lowered: int | None = None
-    _num_steps: int = 0
-
-    @property
-    def tokens(self) -> int:
-        return self.announced if self._lowered is None else self._lowered
-
-    @property
-    def lowered(self) -> int | None:
+    def __init__(self, announced: int) -> None:
+        self.tokens = announced
+        """Most tokens of a step that is tried as a whole."""
+        self.lowered: int | None = None
         """Limit to report to the scheduler; None while the announced one holds."""
-        return self._lowered
+        self._announced = announced
+        self._num_steps = 0
 
     def lower(self, tokens: int) -> None:
         """Records the most tokens that could be computed at once."""
         if tokens < self.tokens:
-            self._lowered, self._num_steps = max(1, tokens), 0
-            logger.warning("memory suffices for steps of %d tokens, not %d", tokens, self.announced)
+            self.tokens = self.lowered = max(1, tokens)
+            self._num_steps = 0
+            logger.warning(
+                "memory suffices for steps of %d tokens, not %d", tokens, self._announced
+            )
 
     def count_step(self) -> None:
-        """Records a step that was computed within the limit."""
-        if self._lowered is None:
-            return
+        """Records a step that was computed within a lowered limit."""
         self._num_steps += 1
         if self._num_steps == STEPS_TO_RETRY:
             self._num_steps = 0
-            self._lowered = 2 * self._lowered if 2 * self._lowered < self.announced else None
+            self.tokens = min(2 * self.tokens, self._announced)
+            self.lowered = self.tokens if self.tokens < self._announced else None

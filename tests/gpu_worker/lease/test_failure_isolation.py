@@ -11,8 +11,8 @@ from contract.sampling_params import SamplingParams
 from contract.step import NewSequence, Step
 from gpu_worker.batch.batch import Batch, BatchOutput
 from gpu_worker.batch.runner_protocol import Runner
-from gpu_worker.lease import failure_isolation
 from gpu_worker.lease.failure_isolation import KERNEL_RAISED, NO_MEMORY
+from gpu_worker.lease.lease import execute_batch
 from gpu_worker.lease.token_limit import STEPS_TO_RETRY, TokenLimit
 from gpu_worker.sequences.sequence_table import SampledTokens
 from gpu_worker.simulated.simulated_runner import SimulatedRunner
@@ -101,7 +101,9 @@ def run(
     runner.init_cache_engine(num_gpu_blocks=80, num_cpu_blocks=4)
     planted = Planted(runner, fault)
     table = make_table(runner)
-    outcome = table.append_tokens(failure_isolation.execute(planted, table.apply(step), limit))  # type: ignore[arg-type]
+    batch = table.apply(step)
+    samples = execute_batch(planted, batch, limit or TokenLimit(512))  # type: ignore[arg-type]
+    outcome = table.append_tokens(samples)
     table.check()
     return outcome, planted.sizes, runner
 
@@ -218,7 +220,7 @@ def test_a_model_says_the_same_in_parts(native_tiny: Path, cpu_backend: str) -> 
     found = []
     for one in (runner, Planted(runner, fault)):
         runner.init_cache_engine(num_gpu_blocks=64, num_cpu_blocks=0)
-        found.append(failure_isolation.execute(one, batch))  # type: ignore[arg-type]
+        found.append(execute_batch(one, batch, TokenLimit(512)))  # type: ignore[arg-type]
     whole, parts = found
     assert parts.failed_seqs == {4: KERNEL_RAISED}
     assert parts.token_ids[:4].tolist() == whole.token_ids[:4].tolist()
