@@ -81,6 +81,11 @@ class Step:
     block_moves: BlockMoves = NO_MOVES
 
     @property
+    def changes_sequences(self) -> bool:
+        """True if the worker's sequences change before the batch of the step is computed."""
+        return bool(len(self.finished) or self.forks or self.new or self.patches)
+
+    @property
     def has_sections(self) -> bool:
         """True if a section is present that a stage of the lease applies."""
         return self.block_moves is not NO_MOVES

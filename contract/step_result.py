@@ -35,7 +35,7 @@ class StepTimings(NamedTuple):
 _NO_TIMINGS = StepTimings()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class StepResult:
     """Result of one step; see ExecuteModelResponse in worker.proto.
 

@@ -10,7 +10,6 @@ from functools import partial
 
 import numpy as np
 
-from contract.columns import int32s, int64s
 from contract.errors import Aborted, FailedPrecondition, Internal
 from contract.model import WorkerCapacity
 from contract.step import Step
@@ -24,10 +23,10 @@ from gpu_worker.lease.block_move_stage import BlockMoveStage
 from gpu_worker.lease.failure_isolation import Fault, execute_parts, fault_of
 from gpu_worker.lease.section_stage import SectionStage
 from gpu_worker.lease.step_log import StepLog
-from gpu_worker.lease.step_pipeline import MakeResult, OnError, StepInFlight, StepPipeline
+from gpu_worker.lease.step_pipeline import FinishResult, OnError, StepInFlight, StepPipeline
 from gpu_worker.lease.token_limit import TokenLimit
 from gpu_worker.sampling.grammars import Grammars
-from gpu_worker.sequences.sequence_table import SampledTokens, SequenceTable
+from gpu_worker.sequences.sequence_table import SequenceTable
 
 logger = logging.getLogger(__name__)
 
@@ -99,34 +98,34 @@ class Lease:
             swap_ns = 0
             for stage in stages:
                 swap_ns += stage.apply(step)
-            make_result = partial(
-                _result, step, span, wait_ns=wait_ns, swap_ns=swap_ns, limit=self._limit
+            finish_result = partial(
+                _finish_result, span=span, wait_ns=wait_ns, swap_ns=swap_ns, limit=self._limit
             )
-            return self._compute(batch, make_result, on_error=partial(self._fail_later, span))
+            return self._compute(batch, finish_result, on_error=partial(self._fail_later, span))
         except Exception as error:
             raise self._fail(error) from error
 
     def _compute(
-        self, batch: Batch, make_result: MakeResult, on_error: OnError
+        self, batch: Batch, finish_result: FinishResult, on_error: OnError
     ) -> StepResult | Unfinished[StepResult]:
         """Computes an applied step; raises if more than the step's sequences are harmed."""
         if not len(batch.token_ids):
             samples = BatchOutput(token_ids=np.empty(0, dtype=np.int32))
-        elif launched := self._launch(batch, make_result, on_error):
+        elif launched := self._launch(batch, finish_result, on_error):
             return launched
         else:
             samples = execute_batch(self._runner, batch, self._limit)
-        return make_result(self.table.append_tokens(samples), samples)
+        return finish_result(self.table.append_tokens(samples), samples)
 
     def _launch(
-        self, batch: Batch, make_result: MakeResult, on_error: OnError
+        self, batch: Batch, finish_result: FinishResult, on_error: OnError
     ) -> StepInFlight | None:
         """Returns None where the batch must be computed at once; its tokens are known then."""
         if self._pipeline is None:
             return None
         try:
             if len(batch.token_ids) <= self._limit.tokens:
-                launched = self._pipeline.launch(batch, make_result, on_error)
+                launched = self._pipeline.launch(batch, finish_result, on_error)
                 if self._limit.lowered is not None:
                     self._limit.count_step()
                 return launched
@@ -170,28 +169,17 @@ def execute_batch(runner: Runner, batch: Batch, limit: TokenLimit) -> BatchOutpu
     return execute_parts(runner, batch, limit, fault)
 
 
-def _result(
-    step: Step,
-    span: StepSpan | None,
-    outcome: SampledTokens,
+def _finish_result(
+    result: StepResult,
     samples: BatchOutput,
     *,
+    span: StepSpan | None,
     wait_ns: int,
     swap_ns: int,
     limit: TokenLimit,
 ) -> StepResult:
-    result = StepResult(
-        epoch=step.epoch,
-        step_id=step.step_id,
-        seq_ids=int64s(outcome.seq_ids),
-        branches=None if outcome.branches is None else int32s(outcome.branches.astype(np.int32)),
-        token_ids=int32s(outcome.token_ids),
-        logprobs=outcome.logprobs,
-        prompt_logprobs=outcome.prompt_logprobs,
-        failures=outcome.failures,
-        timings=StepTimings(wait_ns, swap_ns, samples.forward_ns, samples.sample_ns),
-        max_num_batched_tokens=limit.lowered,
-    )
+    result.timings = StepTimings(wait_ns, swap_ns, samples.forward_ns, samples.sample_ns)
+    result.max_num_batched_tokens = limit.lowered
     if span is not None:
         span.end(result)
     return result

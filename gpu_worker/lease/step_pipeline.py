@@ -14,9 +14,10 @@ from contract.step_result import StepResult
 from gpu_worker.batch.batch import Batch, BatchOutput
 from gpu_worker.batch.runner_protocol import Launched, Launching
 from gpu_worker.execution_thread import Unfinished
-from gpu_worker.sequences.sequence_table import BookedBatch, SampledTokens, SequenceTable
+from gpu_worker.sequences.sequence_table import BookedBatch, SequenceTable
 
-MakeResult = Callable[[SampledTokens, BatchOutput], StepResult]
+FinishResult = Callable[[StepResult, BatchOutput], StepResult]
+"""Adds to a result, and returns, what the table of sequences does not know."""
 OnError = Callable[[Exception], Exception]
 """Takes the error of a device; returns the error that the sender of the step receives."""
 
@@ -28,8 +29,8 @@ class StepInFlight(Unfinished[StepResult]):
         "_pipeline",
         "booked",
         "error",
+        "finish_result",
         "launched",
-        "make_result",
         "on_error",
         "result",
         "samples",
@@ -40,13 +41,13 @@ class StepInFlight(Unfinished[StepResult]):
         pipeline: "StepPipeline",
         launched: Launched,
         booked: BookedBatch,
-        make_result: MakeResult,
+        finish_result: FinishResult,
         on_error: OnError,
     ) -> None:
         self._pipeline = pipeline
         self.launched = launched
         self.booked = booked
-        self.make_result = make_result
+        self.finish_result = finish_result
         self.on_error = on_error
         self.samples: BatchOutput | None = None
         self.result: StepResult | None = None
@@ -84,10 +85,10 @@ class StepPipeline:
         elif len(self._steps) > 1:
             self.collect_until(self._steps[-2])
 
-    def launch(self, batch: Batch, make_result: MakeResult, on_error: OnError) -> StepInFlight:
+    def launch(self, batch: Batch, finish_result: FinishResult, on_error: OnError) -> StepInFlight:
         """Begins the batch that was applied last; raises the runner's immediate errors."""
         launched = self._runner.launch(batch)
-        step = StepInFlight(self, launched, self._table.book(), make_result, on_error)
+        step = StepInFlight(self, launched, self._table.book(), finish_result, on_error)
         self._steps.append(step)
         return step
 
@@ -114,7 +115,7 @@ class StepPipeline:
     def _collect(self, step: StepInFlight) -> None:
         try:
             step.samples = step.launched.samples()
-            outcome = self._table.append_tokens(step.samples, step.booked)
-            step.result = step.make_result(outcome, step.samples)
+            result = self._table.append_tokens(step.samples, step.booked)
+            step.result = step.finish_result(result, step.samples)
         except Exception as error:
             step.error = step.on_error(error)

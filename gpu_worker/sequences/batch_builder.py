@@ -1,25 +1,31 @@
-"""Builds the batch of a step from the rows of its sequences, with no loop over them."""
+"""Plans and builds the batch of a step from the rows of its sequences, with no loop over them."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.errors import InvalidArgument
+from contract.step import Step
 from contract.updates import RequestFailure
 from gpu_worker.batch.arrays import Int64Array
 from gpu_worker.batch.batch import Batch
-from gpu_worker.batch.sampling_rows import Penalties, PromptRows, SampleRows, TokenRuns
-from gpu_worker.sampling import token_constraints
-from gpu_worker.sampling.grammar_masks import step_masks
-from gpu_worker.sampling.token_constraints import Mask, RuledRows
+from gpu_worker.batch.sampling_rows import PromptRows, SampleRows
+from gpu_worker.batch.sequence_failures import sequence_failure
+from gpu_worker.sequences import draw_options
 from gpu_worker.sequences.sequence_columns import SequenceRows
+from gpu_worker.sequences.step_validation import Limits
 
 
 @dataclass(slots=True, kw_only=True)
 class PlannedBatch:
     """The tokens that each sequence of a batch computes, and its draws."""
 
+    epoch: int
+    step_id: int
     seq_ids: Int64Array
     rows: Int64Array
     num_new: Int64Array
@@ -35,7 +41,100 @@ class PlannedBatch:
     """Reason by row, for draws to which no token is allowed."""
 
 
-def drawers(state: NDArray[Any], num_new: Int64Array) -> Int64Array:
+def plan(
+    step: Step,
+    *,
+    limits: Limits,
+    rows: SequenceRows,
+    row_of: Mapping[int, int],
+    failed: Mapping[int, str],
+    num_blocks: Int64Array,
+) -> PlannedBatch:
+    """Returns what the sequences of a step compute. Raises InvalidArgument if they may not.
+
+    Args:
+        row_of: row of each known sequence, by id.
+        failed: reason of each known sequence that has failed, by id.
+        num_blocks: number of blocks of every row.
+    """
+    seq_ids = step.running_seq_ids.tolist()
+    num_new = step.running_num_new_tokens.array().astype(np.int64)
+    if step.new:
+        seq_ids = [*seq_ids, *(new.seq_id for new in step.new)]
+        added = np.array([new.num_new_tokens for new in step.new], dtype=np.int64)
+        num_new = np.concatenate([num_new, added])
+    _check_size(seq_ids, num_new, limits)
+    planned_rows = find_rows(row_of, seq_ids, "running.seq_ids")
+    ids = np.array(seq_ids, dtype=np.int64)
+    failures = {}
+    if failed:
+        failures = {s: sequence_failure(failed[s]) for s in seq_ids if s in failed}
+        alive = np.array([s not in failed for s in seq_ids], dtype=np.bool_)
+        ids, planned_rows, num_new = ids[alive], planned_rows[alive], num_new[alive]
+    state = rows.state[planned_rows]
+    _check_running(ids, state, num_new, num_blocks[planned_rows], limits)
+    return PlannedBatch(
+        epoch=step.epoch,
+        step_id=step.step_id,
+        seq_ids=ids,
+        rows=planned_rows,
+        num_new=num_new,
+        drawers=_drawers(state, num_new),
+        failures=failures,
+    )
+
+
+def find_rows(row_of: Mapping[int, int], seq_ids: Sequence[int], field: str) -> Int64Array:
+    """Raises InvalidArgument for a sequence that is not known."""
+    rows = np.fromiter(map(row_of.get, seq_ids, repeat(-1)), dtype=np.int64, count=len(seq_ids))
+    if (rows < 0).any():
+        raise InvalidArgument(
+            field, seq_ids[int(np.argmin(rows))], "a sequence that this worker knows"
+        )
+    return rows
+
+
+def _check_size(seq_ids: list[int], num_new: Int64Array, limits: Limits) -> None:
+    limit = limits.capacity
+    if len(seq_ids) > limit.max_num_seqs:
+        raise InvalidArgument("sequences", len(seq_ids), f"at most {limit.max_num_seqs} a step")
+    if len(num_new) and num_new.min() < 1:
+        raise InvalidArgument("running.num_new_tokens", int(num_new.min()), "at least 1")
+    if (total := int(num_new.sum())) > limit.max_num_batched_tokens:
+        allowed = f"at most {limit.max_num_batched_tokens} a step"
+        raise InvalidArgument("num_new_tokens", total, allowed)
+    if len(set(seq_ids)) != len(seq_ids):
+        raise InvalidArgument("running.seq_ids", "a repeated sequence", "distinct sequences")
+
+
+def _check_running(
+    ids: Int64Array,
+    state: NDArray[Any],
+    num_new: Int64Array,
+    num_blocks: Int64Array,
+    limits: Limits,
+) -> None:
+    end = state["num_computed"] + num_new
+    known = np.minimum(state["num_tokens"], limits.model.max_model_len)
+    room = num_blocks * limits.capacity.block_size
+    if (end > known).any():
+        i = int(np.argmax(end > known))
+        raise InvalidArgument(
+            "running.num_new_tokens",
+            int(num_new[i]),
+            f"at most {int(known[i] - end[i] + num_new[i])}: the tokens of sequence "
+            f"{ids[i]} that are known and not computed",
+        )
+    if (end > room).any():
+        i = int(np.argmax(end > room))
+        raise InvalidArgument(
+            "block_table",
+            f"{num_blocks[i]} blocks of sequence {ids[i]}",
+            f"room for {end[i]} tokens",
+        )
+
+
+def _drawers(state: NDArray[Any], num_new: Int64Array) -> Int64Array:
     """Returns the sequence, as an index into the batch, of each token to draw.
 
     Args:
@@ -104,73 +203,13 @@ def _sample_rows(planned: PlannedBatch, rows: SequenceRows, query_start: Int64Ar
         num_logprobs=np.ascontiguousarray(state["num_logprobs"]),
     )
     if state["has_penalties"].any():
-        draws.penalties = _penalties(state, owners, rows)
+        draws.penalties = draw_options.penalties(state, owners, rows)
     if state["has_logprob_tokens"].any():
-        draws.logprob_tokens = _logprob_tokens(owners, rows)
+        draws.logprob_tokens = draw_options.logprob_tokens(owners, rows)
     is_starved = state["min_tokens"] > state["num_tokens"] - state["num_prompt"]
     if is_starved.any() or state["has_rules"].any():
-        _add_rules(draws, is_starved, owners, rows, planned.refused)
+        draw_options.add_rules(draws, is_starved, owners, rows, planned.refused)
     return draws
-
-
-def _logprob_tokens(owners: Int64Array, rows: SequenceRows) -> TokenRuns:
-    runs = [rows.logprob_tokens[owner] for owner in owners.tolist()]
-    ends = np.cumsum([len(run) for run in runs], dtype=np.int32)
-    return TokenRuns(ends, np.array([token for run in runs for token in run], dtype=np.int32))
-
-
-def _penalties(state: NDArray[Any], owners: Int64Array, rows: SequenceRows) -> Penalties:
-    return Penalties(
-        presence=np.ascontiguousarray(state["presence_penalty"]),
-        frequency=np.ascontiguousarray(state["frequency_penalty"]),
-        repetition=np.ascontiguousarray(state["repetition_penalty"]),
-        num_prompt=np.ascontiguousarray(state["num_prompt"]),
-        owners=owners,
-        tokens=rows.tokens,
-    )
-
-
-def _add_rules(
-    draws: SampleRows,
-    is_starved: NDArray[np.bool_],
-    owners: Int64Array,
-    rows: SequenceRows,
-    refused: dict[int, str],
-) -> None:
-    candidates = np.flatnonzero(is_starved | rows.state["has_rules"][owners])
-    found = [rows.rules[owner] for owner in owners[candidates].tolist()]
-    has_rules = np.array([one is not None for one in found], dtype=np.bool_)
-    index = candidates[has_rules]
-    ruled = RuledRows(
-        rules=[one for one in found if one is not None],
-        rows=index,
-        is_starved=is_starved[index],
-        owners=owners[index],
-        position=draws.position[index],
-    )
-    draws.suppressed = token_constraints.suppressed(ruled, tokens=rows.tokens, num_rows=len(draws))
-    draws.biases = token_constraints.biases(ruled, num_rows=len(draws))
-    masks = _grammar_masks(ruled, rows, refused)
-    draws.allowed = token_constraints.allowed(ruled, grammar_masks=masks, num_rows=len(draws))
-
-
-def _grammar_masks(
-    ruled: RuledRows, rows: SequenceRows, refused: dict[int, str]
-) -> list[Mask | None]:
-    """Returns the mask of each row, and notes those whose sequence its grammar has failed."""
-    owners: list[int] = ruled.owners.tolist()
-    first_rows: dict[int, int] = {}
-    for row, owner in zip(ruled.rows.tolist(), owners, strict=True):
-        first_rows.setdefault(owner, row)
-    grammars = {owner: grammar for owner in first_rows if (grammar := rows.grammars[owner])}
-    if not grammars:
-        return [None] * len(owners)
-    masks = step_masks({owner: (one, rows.output(owner)) for owner, one in grammars.items()})
-    nothing = token_constraints.make_mask((), vocab_size=rows.vocab_size)
-    for owner, reason in masks.refused.items():
-        refused[first_rows[owner]] = reason
-    found = {**masks.found, **dict.fromkeys(masks.refused, nothing)}
-    return [found.get(owner) for owner in owners]
 
 
 def _prompt_rows(

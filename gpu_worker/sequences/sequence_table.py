@@ -14,10 +14,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.columns import int32s, int64s
 from contract.logprobs import PromptLogprobs, TokenLogprobs
 from contract.model import ModelInfo, WorkerCapacity
 from contract.step import Step
-from contract.updates import RequestFailure
+from contract.step_result import StepResult
 from gpu_worker.batch.arrays import Int32Array, Int64Array
 from gpu_worker.batch.batch import Batch, BatchOutput, Logprobs
 from gpu_worker.batch.sampling_rows import PromptRows
@@ -26,19 +27,8 @@ from gpu_worker.sampling.grammars import Grammars
 from gpu_worker.sequences import batch_builder
 from gpu_worker.sequences.batch_builder import PlannedBatch
 from gpu_worker.sequences.sequence_columns import SequenceRows
-from gpu_worker.sequences.step_staging import Limits, StagedStep
-
-
-class SampledTokens(NamedTuple):
-    """Result of a batch: a row for each sampled token, and the sequences that failed."""
-
-    seq_ids: Int64Array
-    branches: Int64Array | None
-    """None if each row is of its sequence's own branch."""
-    token_ids: Int32Array
-    logprobs: dict[int, TokenLogprobs]
-    prompt_logprobs: list[PromptLogprobs]
-    failures: dict[int, RequestFailure]
+from gpu_worker.sequences.step_staging import StagedStep
+from gpu_worker.sequences.step_validation import Limits
 
 
 class BookedBatch(NamedTuple):
@@ -100,10 +90,32 @@ class SequenceTable:
 
         Raises InvalidArgument or FailedPrecondition, having changed nothing.
         """
-        limits = self._limits
-        self._reserve(len(step.forks) + len(step.new))
+        limits, rows = self._limits, self._rows
+        if step.changes_sequences:
+            planned = self._apply_changes(step)
+        else:
+            planned = batch_builder.plan(
+                step,
+                limits=limits,
+                rows=rows,
+                row_of=self._row_of,
+                failed=self._failed,
+                num_blocks=rows.state["num_blocks"],
+            )
+        batch = batch_builder.build(planned, rows, block_size=limits.capacity.block_size)
+        planned.prompt_rows = batch.prompt_rows
+        if (np.diff(planned.drawers) == 0).any():
+            planned.branches = batch.rows.branch
+        self._planned = planned
+        return batch
+
+    def _apply_changes(self, step: Step) -> PlannedBatch:
+        num_rows, num_new = len(self._rows), len(step.forks) + len(step.new)
+        if num_new > len(self._free):
+            self._rows.grow(max(2 * num_rows, num_rows + num_new))
+            self._free += range(num_rows, len(self._rows))
         staged = StagedStep(
-            limits=limits,
+            limits=self._limits,
             rows=self._rows,
             row_of=self._row_of.copy(),
             free=self._free.copy(),
@@ -111,13 +123,14 @@ class SequenceTable:
             num_blocks=self._rows.state["num_blocks"],
         )
         planned = staged.stage(step)
-        self._commit(staged)
-        batch = batch_builder.build(planned, self._rows, block_size=limits.capacity.block_size)
-        planned.prompt_rows = batch.prompt_rows
-        if (np.diff(planned.drawers) == 0).any():
-            planned.branches = batch.rows.branch
-        self._planned = planned
-        return batch
+        self._row_of, self._failed = staged.row_of, staged.failed
+        self._free = staged.free + staged.released
+        self._rows.release(staged.released)
+        if staged.patches is not None:
+            rows, columns, blocks = staged.patches
+            self._rows.state["num_blocks"] = staged.num_blocks
+            self._rows.block_tables[rows, columns] = blocks
+        return planned
 
     def must_know(self, step: Step) -> bool:
         """Returns whether `apply` needs unfinished tokens: for histories, or sequences that end."""
@@ -135,18 +148,16 @@ class SequenceTable:
     def book(self) -> BookedBatch:
         """Counts the applied batch as computed, and its draws as tokens that are not known yet."""
         planned = self._end_batch()
-        first, own = self._first_draws(planned.rows, planned.drawers)
+        first, own = _first_draws(planned.rows, planned.drawers)
         positions = self._rows.state["num_tokens"][own]
         self._rows.tokens[own, positions] = batch_builder.unknown_tokens(first)
         self._rows.state["num_tokens"][own] += 1
         return BookedBatch(planned, first, own, positions)
 
-    def append_tokens(
-        self, samples: BatchOutput, booked: BookedBatch | None = None
-    ) -> SampledTokens:
+    def append_tokens(self, samples: BatchOutput, booked: BookedBatch | None = None) -> StepResult:
         """Appends the drawn tokens to their sequences and ends the batch, by default the applied.
 
-        Booked batches are taken in order.
+        Returns the step's result, without its times. Booked batches are taken in order.
         """
         planned = self._end_batch() if booked is None else booked.planned
         prompt_rows = planned.prompt_rows
@@ -169,31 +180,19 @@ class SequenceTable:
         else:  # no token is left unknown, not even one of a sequence that has failed
             known_ids = np.maximum(samples.token_ids[booked.first], 0)
             self._rows.tokens[booked.rows, booked.positions] = known_ids
-        return SampledTokens(
-            seq_ids=planned.seq_ids[drawers],
-            branches=None if planned.branches is None else planned.branches[keep],
-            token_ids=token_ids,
+        branches = planned.branches
+        return StepResult(
+            epoch=planned.epoch,
+            step_id=planned.step_id,
+            seq_ids=int64s(planned.seq_ids[drawers]),
+            branches=None if branches is None else int32s(branches[keep].astype(np.int32)),
+            token_ids=int32s(token_ids),
             logprobs=_by_row(samples.logprobs, keep),
             prompt_logprobs=[]
             if prompt_rows is None
             else _prompt_runs(planned, prompt_rows, samples.prompt_logprobs, failed=reasons),
             failures=planned.failures,
         )
-
-    def _reserve(self, num_rows: int) -> None:
-        old = len(self._rows)
-        if num_rows > len(self._free):
-            self._rows.grow(max(2 * old, old + num_rows))
-            self._free += range(old, len(self._rows))
-
-    def _commit(self, staged: StagedStep) -> None:
-        self._row_of, self._failed = staged.row_of, staged.failed
-        self._free = staged.free + staged.released
-        self._rows.release(staged.released)
-        if staged.patches is not None:
-            rows, columns, blocks = staged.patches
-            self._rows.state["num_blocks"] = staged.num_blocks
-            self._rows.block_tables[rows, columns] = blocks
 
     def _end_batch(self) -> PlannedBatch:
         planned, self._planned = self._planned, None
@@ -209,15 +208,16 @@ class SequenceTable:
 
     def _append(self, rows: Int64Array, drawers: Int64Array, token_ids: Int32Array) -> None:
         """Makes the first draw of each sequence its newest token."""
-        first, own = self._first_draws(rows, drawers)
+        first, own = _first_draws(rows, drawers)
         num_tokens = self._rows.state["num_tokens"]
         self._rows.tokens[own, num_tokens[own]] = token_ids[first]
         num_tokens[own] += 1
 
-    def _first_draws(self, rows: Int64Array, drawers: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Returns the index of each sequence's first draw, and the sequence's row."""
-        first = np.flatnonzero(np.diff(drawers, prepend=-1))
-        return first, rows[drawers[first]]
+
+def _first_draws(rows: Int64Array, drawers: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Returns the index of each sequence's first draw, and the sequence's row."""
+    first = np.flatnonzero(np.diff(drawers, prepend=-1))
+    return first, rows[drawers[first]]
 
 
 def _by_row(logprobs: list[Logprobs], keep: NDArray[np.bool_]) -> dict[int, TokenLogprobs]:

@@ -6,6 +6,7 @@ allowed; nothing has been changed by then.
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,20 @@ MAX_BAD_TOKENS = 16_384
 """Most tokens of all bad words of a sequence."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Limits that the steps of a lease are checked against."""
+
+    model: ModelInfo
+    capacity: WorkerCapacity
+    num_gpu_blocks: int
+
+    @property
+    def max_blocks(self) -> int:
+        """Blocks of the longest sequence."""
+        return -(-self.model.max_model_len // self.capacity.block_size)
+
+
 def check_range(field: str, values: NDArray[np.integer] | Sequence[int], end: int) -> None:
     """Checks that all values are in [0, end)."""
     array = np.asarray(values)
@@ -33,11 +48,10 @@ def check_range(field: str, values: NDArray[np.integer] | Sequence[int], end: in
             raise InvalidArgument(field, value, f"in [0, {end})")
 
 
-def check_new(
-    new: NewSequence, *, model: ModelInfo, capacity: WorkerCapacity, num_gpu_blocks: int
-) -> None:
+def check_new(new: NewSequence, limits: Limits) -> None:
     """Checks all of a new sequence that does not depend on the sequences known."""
     where = "new_groups.sequences"
+    model, capacity = limits.model, limits.capacity
     num_tokens, block_size = len(new.token_ids), capacity.block_size
     end = new.num_computed_tokens + new.num_new_tokens
     for field, value, low, high in (
@@ -46,12 +60,12 @@ def check_new(
         ("num_new_tokens", new.num_new_tokens, 1, num_tokens - new.num_computed_tokens),
         ("num_samples", new.num_samples, 1, capacity.max_num_seqs),
         ("block_table", len(new.block_table), -(-end // block_size), None),
-        ("block_table", len(new.block_table), 1, -(-model.max_model_len // block_size)),
+        ("block_table", len(new.block_table), 1, limits.max_blocks),
     ):
         _check_between(f"{where}.{field}", value, low, high)
     _check_between("new_groups.num_prompt_tokens", new.num_prompt_tokens, 1, num_tokens)
     check_range(f"{where}.token_ids", new.token_ids, model.vocab_size)
-    check_range(f"{where}.block_table", new.block_table, num_gpu_blocks)
+    check_range(f"{where}.block_table", new.block_table, limits.num_gpu_blocks)
     _check_params(new.params, vocab_size=model.vocab_size)
 
 

@@ -9,12 +9,12 @@ import pytest
 
 from contract.sampling_params import SamplingParams
 from contract.step import NewSequence, Step
+from contract.step_result import StepResult
 from gpu_worker.batch.batch import Batch, BatchOutput
 from gpu_worker.batch.runner_protocol import Runner
 from gpu_worker.lease.failure_isolation import KERNEL_RAISED, NO_MEMORY
 from gpu_worker.lease.lease import execute_batch
 from gpu_worker.lease.token_limit import STEPS_TO_RETRY, TokenLimit
-from gpu_worker.sequences.sequence_table import SampledTokens
 from gpu_worker.simulated.simulated_runner import SimulatedRunner
 from tests.gpu_worker.builders import make_config, make_new, make_step, make_table
 from tests.gpu_worker.generation import make_batch, make_sequence
@@ -95,7 +95,7 @@ def make_sequences(*, seed: int, poisoned: set[int]) -> list[NewSequence]:
 
 def run(
     step: Step, fault: Fault, limit: TokenLimit | None = None
-) -> tuple[SampledTokens, list[int], SimulatedRunner]:
+) -> tuple[StepResult, list[int], SimulatedRunner]:
     config = make_config(num_gpu_blocks=80, max_num_seqs=16, max_num_batched_tokens=512)
     runner = SimulatedRunner(config)
     runner.init_cache_engine(num_gpu_blocks=80, num_cpu_blocks=4)
@@ -108,7 +108,7 @@ def run(
     return outcome, planted.sizes, runner
 
 
-def draws(outcome: SampledTokens, *, without: set[int]) -> list[object]:
+def draws(outcome: StepResult, *, without: set[int]) -> list[object]:
     """What was drawn and reported, row by row, of the sequences that are not named."""
     reported = outcome.logprobs
     rows = zip(outcome.seq_ids.tolist(), outcome.token_ids.tolist(), strict=True)

@@ -147,7 +147,7 @@ def test_a_sequence_that_resumes_goes_on_where_it_was(grammars: Grammars) -> Non
         9, tokens, [6, 7, 8, 9, 10, 11], params=PARAMS, num_prompt_tokens=len(PROMPT)
     )
     first = table.append_tokens(runner.execute(table.apply(make_step(1, new=[resumed]))))
-    assert [*whole[:5], *first.token_ids, *draw_to_the_end(table, runner, 9)] == whole
+    assert [*whole[:5], *first.token_ids.tolist(), *draw_to_the_end(table, runner, 9)] == whole
     table.check()
 
 

@@ -10,9 +10,10 @@ from contract.errors import InvalidArgument
 from contract.sampling_params import SamplingParams
 from contract.sections.forks import Fork
 from contract.step import NewSequence, Step, TablePatch
+from contract.step_result import StepResult
 from gpu_worker.batch.batch import Batch, BatchOutput, Logprobs
 from gpu_worker.batch.sequence_failures import sequence_failure
-from gpu_worker.sequences.sequence_table import SampledTokens, SequenceTable
+from gpu_worker.sequences.sequence_table import SequenceTable
 from gpu_worker.simulated.byte_tokenizer import END_OF_SEQUENCE_ID
 from gpu_worker.simulated.simulated_runner import SimulatedRunner, expected_tokens
 from tests.gpu_worker.builders import make_mapping, make_new, make_runner, make_step, make_table
@@ -25,7 +26,7 @@ def draw(batch: Batch, *tokens: int, failed: dict[int, str] | None = None) -> Ba
     return BatchOutput(token_ids=np.array(tokens, dtype=np.int32), failed=failed or {})
 
 
-def advance(table: SequenceTable, step: Step, *tokens: int) -> SampledTokens:
+def advance(table: SequenceTable, step: Step, *tokens: int) -> StepResult:
     return table.append_tokens(draw(table.apply(step), *tokens))
 
 
@@ -337,7 +338,7 @@ def test_a_prompt_that_is_not_computed_cannot_be_forked() -> None:
         table.apply(make_step(2, forks=[Fork(1, 2, 1, 3)]))
 
 
-def run_all(runner: SimulatedRunner, table: SequenceTable, step: Step) -> SampledTokens:
+def run_all(runner: SimulatedRunner, table: SequenceTable, step: Step) -> StepResult:
     batch = table.apply(step)
     runner.apply(step)
     return table.append_tokens(runner.execute(batch))
