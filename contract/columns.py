@@ -16,10 +16,11 @@ from contract.errors import InvalidArgument
 
 _Values = Iterable[int] | NDArray[np.integer]
 
-_INT32 = np.dtype("<i4")
-_INT64 = np.dtype("<i8")
+_INT32, _INT64 = "i", "q"
+"""Codes of `array.array`; dictionaries by dtype cost more than a short column."""
+_DTYPES: dict[str, np.dtype[np.signedinteger]] = {_INT32: np.dtype("<i4"), _INT64: np.dtype("<i8")}
+_SIZES = {_INT32: 4, _INT64: 8}
 _FLOAT32 = np.dtype("<f4")
-_TYPECODES = {_INT32: "i", _INT64: "q"}
 _IS_BIG_ENDIAN = sys.byteorder == "big"
 
 
@@ -59,35 +60,35 @@ def int64_list(data: bytes) -> list[int]:
 
 def unpack_float32(data: bytes) -> NDArray[np.float32]:
     """Returns a read-only view of `data`. Raises InvalidArgument if an element is cut off."""
-    return _unpack(data, _FLOAT32)
+    _check_size(data, _FLOAT32.itemsize)
+    return np.frombuffer(data, dtype=_FLOAT32)
 
 
-def _pack(values: _Values, dtype: np.dtype[np.signedinteger]) -> bytes:
+def _pack(values: _Values, code: str) -> bytes:
     if isinstance(values, np.ndarray):
-        return values.astype(dtype, copy=False).tobytes()
-    column = array(_TYPECODES[dtype], values)
+        return values.astype(_DTYPES[code], copy=False).tobytes()
+    column = array(code, values)
     if _IS_BIG_ENDIAN:
         column.byteswap()
     return column.tobytes()
 
 
-def _list(data: bytes, dtype: np.dtype[np.signedinteger]) -> list[int]:
+def _list(data: bytes, code: str) -> list[int]:
     if not data:
         return []
-    _check_size(data, dtype)
-    column = array(_TYPECODES[dtype], data)
+    _check_size(data, _SIZES[code])
+    column = array(code, data)
     if _IS_BIG_ENDIAN:
         column.byteswap()
     return column.tolist()
 
 
-def _unpack(data: bytes, dtype: np.dtype[Any]) -> NDArray[Any]:
-    _check_size(data, dtype)
-    return np.frombuffer(data, dtype=dtype)
+def _unpack(data: bytes, code: str) -> NDArray[Any]:
+    _check_size(data, _SIZES[code])
+    return np.frombuffer(data, dtype=_DTYPES[code])
 
 
-def _check_size(data: bytes, dtype: np.dtype[Any]) -> None:
-    size = dtype.itemsize
+def _check_size(data: bytes, size: int) -> None:
     if len(data) % size:
         raise InvalidArgument("column", f"{len(data)} bytes", f"a multiple of {size} bytes")
 
@@ -98,20 +99,21 @@ class Column:
     The caller must not change a list or an array after it has made a column of it.
     """
 
-    __slots__ = ("_array", "_data", "_dtype", "_list")
+    __slots__ = ("_array", "_code", "_data", "_list")
 
-    def __init__(
-        self,
-        dtype: np.dtype[np.signedinteger],
-        *,
-        values: list[int] | None = None,
-        array: NDArray[Any] | None = None,
-        data: bytes | None = None,
-    ) -> None:
-        """Has exactly one of the three forms. Raises InvalidArgument if bytes are cut off."""
-        if data is not None:
-            _check_size(data, dtype)
-        self._dtype, self._list, self._array, self._data = dtype, values, array, data
+    def __init__(self, code: str, values: list[int] | NDArray[Any] | bytes) -> None:
+        """Raises InvalidArgument if bytes are cut off."""
+        self._code = code
+        self._list: list[int] | None = None
+        self._array: NDArray[Any] | None = None
+        self._data: bytes | None = None
+        if isinstance(values, list):
+            self._list = values
+        elif isinstance(values, bytes):
+            _check_size(values, _SIZES[code])
+            self._data = values
+        else:
+            self._array = values
 
     def __len__(self) -> int:
         if self._list is not None:
@@ -119,18 +121,18 @@ class Column:
         if self._array is not None:
             return len(self._array)
         assert self._data is not None
-        return len(self._data) // self._dtype.itemsize
+        return len(self._data) // _SIZES[self._code]
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Column):
             return NotImplemented
-        return self._dtype == other._dtype and self.tolist() == other.tolist()
+        return self._code == other._code and self.tolist() == other.tolist()
 
     def __hash__(self) -> int:
-        return hash((self._dtype, tuple(self.tolist())))
+        return hash((self._code, tuple(self.tolist())))
 
     def __repr__(self) -> str:
-        return f"Column({self._dtype}, {self.tolist()})"
+        return f"Column({self._code!r}, {self.tolist()})"
 
     def tolist(self) -> list[int]:
         """Returns the numbers as a list, which is not to be changed."""
@@ -139,16 +141,16 @@ class Column:
                 self._list = self._array.tolist()
             else:
                 assert self._data is not None
-                self._list = _list(self._data, self._dtype)
+                self._list = _list(self._data, self._code)
         return self._list
 
     def array(self) -> NDArray[Any]:
         """Returns the numbers as an array, which is not to be changed."""
         if self._array is None:
             if self._data is not None:
-                self._array = np.frombuffer(self._data, dtype=self._dtype)
+                self._array = np.frombuffer(self._data, dtype=_DTYPES[self._code])
             else:
-                self._array = np.array(self._list, dtype=self._dtype)
+                self._array = np.array(self._list, dtype=_DTYPES[self._code])
         return self._array
 
     def pack(self) -> bytes:
@@ -156,32 +158,18 @@ class Column:
         if self._data is None:
             values = self._array if self._list is None else self._list
             assert values is not None
-            self._data = _pack(values, self._dtype)
+            self._data = _pack(values, self._code)
         return self._data
 
 
-def int64s(values: list[int] | NDArray[np.int64]) -> Column:
-    return _column(values, _INT64)
+def int64s(values: list[int] | NDArray[np.int64] | bytes) -> Column:
+    """Raises InvalidArgument if bytes are cut off."""
+    return Column(_INT64, values)
 
 
-def int32s(values: list[int] | NDArray[np.int32]) -> Column:
-    return _column(values, _INT32)
-
-
-def _column(values: list[int] | NDArray[Any], dtype: np.dtype[np.signedinteger]) -> Column:
-    if isinstance(values, np.ndarray):
-        return Column(dtype, array=values)
-    return Column(dtype, values=values)
-
-
-def int64_column(data: bytes) -> Column:
-    """Raises InvalidArgument if an element is cut off."""
-    return Column(_INT64, data=data)
-
-
-def int32_column(data: bytes) -> Column:
-    """Raises InvalidArgument if an element is cut off."""
-    return Column(_INT32, data=data)
+def int32s(values: list[int] | NDArray[np.int32] | bytes) -> Column:
+    """Raises InvalidArgument if bytes are cut off."""
+    return Column(_INT32, values)
 
 
 def check_lengths(field: str, expected: int, *lengths: int) -> None:

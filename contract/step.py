@@ -13,10 +13,8 @@ from contract import sampling_params
 from contract.columns import (
     Column,
     check_lengths,
-    int32_column,
     int32_list,
     int32s,
-    int64_column,
     int64_list,
     int64s,
     pack_int32,
@@ -121,14 +119,14 @@ def encode_step(step: Step) -> pb.ExecuteModelRequest:
 
 def decode_step(message: pb.ExecuteModelRequest) -> Step:
     """Raises InvalidArgument if columns that belong together differ in length."""
-    running = message.running
-    seq_ids, num_new_tokens = int64_column(running.seq_ids), int32_column(running.num_new_tokens)
+    running, groups = message.running, message.new_groups
+    seq_ids, num_new_tokens = int64s(running.seq_ids), int32s(running.num_new_tokens)
     check_lengths("running", len(seq_ids), len(num_new_tokens))
     return Step(
         epoch=message.epoch,
         step_id=message.step_id,
-        finished=int64_column(message.finished_seq_ids),
-        new=tuple(new for group in message.new_groups for new in _decode_group(group)),
+        finished=int64s(message.finished_seq_ids),
+        new=tuple(new for group in groups for new in _decode_group(group)) if groups else (),
         running_seq_ids=seq_ids,
         running_num_new_tokens=num_new_tokens,
         patches=_decode_patches(message.block_table_patches)

@@ -9,9 +9,7 @@ from contract import logprobs
 from contract.columns import (
     Column,
     check_lengths,
-    int32_column,
     int32s,
-    int64_column,
     int64s,
 )
 from contract.errors import Code, InvalidArgument
@@ -83,53 +81,64 @@ class StepResult:
 
 
 def encode_result(result: StepResult) -> pb.ExecuteModelResponse:
-    return pb.ExecuteModelResponse(
+    wait_ns, swap_ns, forward_ns, sample_ns = result.timings
+    message = pb.ExecuteModelResponse(
         epoch=result.epoch,
         step_id=result.step_id,
         seq_ids=result.seq_ids.pack(),
-        branches=b"" if result.branches is None else result.branches.pack(),
-        num_tokens=b"" if result.num_tokens is None else result.num_tokens.pack(),
         token_ids=result.token_ids.pack(),
-        logprobs=[logprobs.encode(one, row=row) for row, one in result.logprobs.items()],
-        prompt_logprobs=[_encode_prompt(run) for run in result.prompt_logprobs],
-        errors=[
-            pb.SequenceError(seq_id=seq_id, code=failure.code, message=failure.message)
-            for seq_id, failure in result.failures.items()
-        ],
-        timings=pb.StepTimings(**result.timings._asdict()),
+        timings=pb.StepTimings(
+            wait_ns=wait_ns, swap_ns=swap_ns, forward_ns=forward_ns, sample_ns=sample_ns
+        ),
         max_num_batched_tokens=result.max_num_batched_tokens or 0,
     )
+    if result.branches is not None:
+        message.branches = result.branches.pack()
+    if result.num_tokens is not None:
+        message.num_tokens = result.num_tokens.pack()
+    if result.logprobs:
+        rows = result.logprobs.items()
+        message.logprobs.extend([logprobs.encode(one, row=row) for row, one in rows])
+    if result.prompt_logprobs:
+        message.prompt_logprobs.extend(map(_encode_prompt, result.prompt_logprobs))
+    for seq_id, failure in result.failures.items():
+        message.errors.add(seq_id=seq_id, code=failure.code, message=failure.message)
+    return message
 
 
 def decode_result(message: pb.ExecuteModelResponse) -> StepResult:
     """Raises InvalidArgument if columns that belong together differ in length."""
-    seq_ids, token_ids = int64_column(message.seq_ids), int32_column(message.token_ids)
+    seq_ids, token_ids = int64s(message.seq_ids), int32s(message.token_ids)
     branches = num_tokens = None
     if message.branches:
-        branches = int32_column(message.branches)
+        branches = int32s(message.branches)
         check_lengths("branches", len(seq_ids), len(branches))
     num_expected = len(seq_ids)
     if message.num_tokens:
-        num_tokens = int32_column(message.num_tokens)
+        num_tokens = int32s(message.num_tokens)
         check_lengths("num_tokens", len(seq_ids), len(num_tokens))
         if (lowest := min(num_tokens.tolist())) < 1:
             raise InvalidArgument("num_tokens", lowest, "at least 1")
         num_expected = sum(num_tokens.tolist())
     check_lengths("token_ids", num_expected, len(token_ids))
     times = message.timings
-    return StepResult(
+    result = StepResult(
         epoch=message.epoch,
         step_id=message.step_id,
         seq_ids=seq_ids,
         branches=branches,
         num_tokens=num_tokens,
         token_ids=token_ids,
-        logprobs={entry.row: logprobs.decode(entry) for entry in message.logprobs},
-        prompt_logprobs=tuple(_decode_prompt(run) for run in message.prompt_logprobs),
-        failures={error.seq_id: _decode_failure(error) for error in message.errors},
         timings=StepTimings(times.wait_ns, times.swap_ns, times.forward_ns, times.sample_ns),
         max_num_batched_tokens=message.max_num_batched_tokens or None,
     )
+    if entries := message.logprobs:
+        result.logprobs = {entry.row: logprobs.decode(entry) for entry in entries}
+    if runs := message.prompt_logprobs:
+        result.prompt_logprobs = tuple(_decode_prompt(run) for run in runs)
+    if errors := message.errors:
+        result.failures = {error.seq_id: _decode_failure(error) for error in errors}
+    return result
 
 
 def _encode_prompt(run: PromptLogprobs) -> pb.PromptLogprobs:
