@@ -4,8 +4,13 @@ python -m scripts.trace_token
 
 Router, scheduler and simulated worker run in this process and talk over gRPC, as in production. A
 profile function notes calls while a request decodes. A module that is called for at least half of
-the tokens is on the path of a token; timers and health checks are not. A type is on the path if an
-instance goes from one module to another, as an argument or as a result.
+the tokens is on the path of a token; timers and health checks are not. A coroutine that continues
+is called, because its loop handles the token. The constructor that a dataclass generates is not:
+there is nothing to read in it, and its type is in the other list.
+
+A type is on the path if an instance goes from one module to another, as an argument or as a result.
+An instance counts for the token for which it is first seen, so objects that outlive a token, such
+as the worker's runner or the client's request, are not forms of the token.
 """
 
 import asyncio
@@ -22,6 +27,8 @@ from scheduler_svc.config import SchedulerConfig
 from tests.integration.stack import running_router, running_scheduler, running_worker, simulated
 
 PACKAGES = ("contract", "rpc", "router", "scheduler_svc", "gpu_worker")
+GENERATED = "<string>"
+"""File of the code that a dataclass generates."""
 NUM_WARM_TOKENS = 50
 NUM_TOKENS = 100
 
@@ -34,12 +41,14 @@ class Trace:
         """The number of the token whose calls are counted."""
         self.modules: defaultdict[str, set[int]] = defaultdict(set)
         self.types: defaultdict[str, set[int]] = defaultdict(set)
+        self._seen: dict[int, object] = {}
+        """Instances by identity; they are kept, so that no other gets the same."""
 
     def __call__(self, frame: FrameType, event: str, result: object) -> None:
         module = frame.f_globals.get("__name__", "")
         if event not in ("call", "return") or module.split(".")[0] not in PACKAGES:
             return
-        if event == "call":
+        if event == "call" and frame.f_code.co_filename != GENERATED:
             self.modules[module].add(self.token)
         caller = frame.f_back
         if caller is None or caller.f_globals.get("__name__") == module:
@@ -53,7 +62,9 @@ class Trace:
 
     def _count(self, value: object) -> None:
         kind = type(value)
-        if str(kind.__module__).split(".")[0] in (*PACKAGES, "protos"):
+        is_ours = str(kind.__module__).split(".")[0] in (*PACKAGES, "protos")
+        if is_ours and id(value) not in self._seen:
+            self._seen[id(value)] = value
             self.types[f"{kind.__module__}.{kind.__qualname__}"].add(self.token)
 
 
