@@ -1,6 +1,7 @@
 """Attention backends: each defines what is inside a cache block, and attends over blocks."""
 
 from gpu_worker.attention.backend import AttentionBackend, AttentionShape
+from gpu_worker.attention.backend_check import fault_of
 from gpu_worker.attention.registry import (
     attention_backend,
     attention_backends,
@@ -17,6 +18,7 @@ __all__ = [
     "attention_backends",
     "automatic_backend",
     "choose_attention_backend",
+    "fault_of",
     "installed_backends",
     "register_attention_backend",
 ]

@@ -16,11 +16,12 @@ from gpu_worker.layers.linear import (
 )
 from gpu_worker.layers.moe import Expert, MixtureOfExperts, TopKRouter
 from gpu_worker.layers.norm import LayerNorm, OffsetRMSNorm, RMSNorm
-from gpu_worker.layers.rotary import RotaryEmbedding
+from gpu_worker.layers.rotary import Angles, RotaryEmbedding
 from gpu_worker.layers.weight_placement import Placement, WeightTarget
 
 __all__ = [
     "Activation",
+    "Angles",
     "AttentionPlan",
     "Expert",
     "ForwardContext",

@@ -1,6 +1,7 @@
 """Models that a worker can serve, and the registry that finds them."""
 
-from gpu_worker.models.decoder_config import DecoderConfig
+from gpu_worker.config import ModelError
+from gpu_worker.models.decoder_config import DecoderConfig, decoder_shapes
 from gpu_worker.models.registry import (
     Model,
     ModelSpec,
@@ -16,11 +17,13 @@ from gpu_worker.models.registry import (
 __all__ = [
     "DecoderConfig",
     "Model",
+    "ModelError",
     "ModelSpec",
     "ServedConfig",
     "SoftCapped",
     "Stretched",
     "architectures",
+    "decoder_shapes",
     "find_model",
     "model_spec",
     "register_model",

@@ -1,6 +1,7 @@
 """In which order each policy lets requests in, and what is said of one that cannot be used."""
 
 import math
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +10,8 @@ from scheduler_svc.queue.admission_queue import AdmissionQueue
 from scheduler_svc.queue.policies import FirstComeFirstServed, SchedulingPolicy, make_policy
 from scheduler_svc.requests.sequence_group import SequenceGroup
 from tests.scheduler_svc.make import make_loop, make_request, make_scheduler
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "how_to" / "choose_a_policy.md"
 
 
 def make_queue(name: str, *groups: SequenceGroup, **numbers: float) -> AdmissionQueue:
@@ -138,13 +141,6 @@ def test_a_tenant_that_comes_back_has_saved_nothing_up() -> None:
     assert taken == ["a0", "b0", "a1", "b1", "a2", "b2"]
 
 
-class PaidFirst(FirstComeFirstServed):
-    """As in the documentation of policies."""
-
-    def rank(self, group: SequenceGroup) -> float:
-        return group.times.arrival + (0.0 if group.request.tenant == "paid" else 30.0)
-
-
 class Unfinished:
     def rank(self, group: SequenceGroup) -> float:
         return 0.0
@@ -159,9 +155,15 @@ class NotANumber(FirstComeFirstServed):
         return math.nan
 
 
-def test_a_policy_of_ones_own_is_used_by_its_import_path() -> None:
-    queue = make_queue(f"{__name__}:PaidFirst", request("a", 0.0), request("b", 9.0, tenant="paid"))
-    assert order(queue) == ["b", "a"]
+def test_the_documented_policy_is_used_by_its_import_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = DOCUMENT.read_text().split("```python part\n")[1].split("```")[0]
+    (tmp_path / "documented_policy.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    waiting = (request("a", 0.0), request("b", 9.0, tenant="acme"), request("c", 31.0, tenant="x"))
+    queue = make_queue("documented_policy:PaidFirst", *waiting)
+    assert order(queue) == ["b", "a", "c"]
 
 
 @pytest.mark.parametrize(

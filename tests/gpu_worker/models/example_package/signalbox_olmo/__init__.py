@@ -5,8 +5,8 @@ from typing import Any
 
 from torch import Tensor
 
-from gpu_worker.config import ModelError
 from gpu_worker.layers import (
+    Angles,
     ForwardContext,
     LayerNorm,
     ParallelGroup,
@@ -16,9 +16,13 @@ from gpu_worker.layers import (
     VocabParallelEmbedding,
     WeightTarget,
 )
-from gpu_worker.layers.rotary import Angles
-from gpu_worker.models import DecoderConfig, ModelSpec, register_model
-from gpu_worker.models.decoder_config import decoder_shapes
+from gpu_worker.models import (
+    DecoderConfig,
+    ModelError,
+    ModelSpec,
+    decoder_shapes,
+    register_model,
+)
 from gpu_worker.models.llama import Attention, FeedForward
 
 _EPS = 1e-5
