@@ -90,7 +90,7 @@ class Step:
 
     @property
     def section_counts(self) -> dict[str, int]:
-        """What the sections do, in numbers that each section names."""
+        """Amounts of work of the sections, under names that each section chooses."""
         return self.block_moves.counts
 
 

@@ -1,4 +1,4 @@
-"""What a worker computed in one step: sampled tokens, failures and times, with its codec."""
+"""The result of one step: sampled tokens, failures and times of a worker, with its codec."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -53,10 +53,10 @@ class StepResult:
     token_ids: Column = _NO_TOKENS
     """Tokens of all runs, one run after the other."""
     logprobs: Mapping[int, TokenLogprobs] = field(default_factory=dict)
-    """By index in `token_ids`."""
+    """Log probabilities of tokens, by index in `token_ids`."""
     prompt_logprobs: Sequence[PromptLogprobs] = ()
     failures: Mapping[int, RequestFailure] = field(default_factory=dict)
-    """By sequence id; the sequence has no run, and the others are unharmed."""
+    """Failures by sequence id. Such a sequence has no run; the others are unharmed."""
     timings: StepTimings = _NO_TIMINGS
     max_num_batched_tokens: int | None = None
     """Maximum of the next steps, if memory suffices for fewer than the worker announced."""

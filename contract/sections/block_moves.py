@@ -25,11 +25,11 @@ class BlockMoves:
     """Copies that are made before a step computes, in this order."""
 
     swap_out: BlockMapping = _NO_COPIES
-    """From the GPU pool to the CPU pool."""
+    """Blocks copied from the GPU pool to the CPU pool."""
     swap_in: BlockMapping = _NO_COPIES
-    """From the CPU pool to the GPU pool."""
+    """Blocks copied from the CPU pool to the GPU pool."""
     copy: BlockMapping = _NO_COPIES
-    """Within the GPU pool."""
+    """Blocks copied within the GPU pool."""
 
     @property
     def counts(self) -> dict[str, int]:

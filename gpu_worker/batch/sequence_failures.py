@@ -1,4 +1,4 @@
-"""Why one sequence of a step fails; the rest of the step is unharmed."""
+"""Failures of one sequence of a step, which leave the rest of the step unharmed."""
 
 from contract.errors import Code
 from contract.updates import RequestFailure

@@ -32,7 +32,8 @@ class PlannedBatch:
     drawers: Int64Array
     """[num draws], index of the sequence among those of the batch."""
     failures: dict[int, RequestFailure]
-    """By sequence id: those of sequences that had failed before, which are left out, come first."""
+    """Failures by sequence id. Sequences that had failed before are not in the batch; theirs come
+    first."""
     branches: Int64Array | None = None
     """[num draws]; None if each sequence draws for its own branch alone."""
     prompt_rows: PromptRows | None = None

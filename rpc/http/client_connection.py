@@ -68,7 +68,7 @@ class Bounds(Parser):
         self._timer: asyncio.TimerHandle | None = None
         self._unread_timer: asyncio.TimerHandle | None = None
         self._message_of: Any = None
-        """With httptools, the cycle of the message whose body is being received."""
+        """Cycle of the message whose body is being received, if httptools parses."""
         self._takes_no_more = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]

@@ -93,5 +93,5 @@ class PeerInterceptor(WrappingInterceptor):
 
 def _refusal(method: str, roles: tuple[str, ...], names: list[str]) -> str:
     shown = ", ".join(names[:4])[:200] or "no DNS name"
-    wanted = " or ".join(roles) or "nobody"
+    wanted = " or ".join(roles) or "no role"
     return f"{method} is for {wanted}; this certificate is for {shown} (--allow-peer-names)"

@@ -92,7 +92,7 @@ class StepPlan:
 
     @property
     def section_counts(self) -> dict[str, int]:
-        """What the sections of the step do, in numbers that each section names."""
+        """Amounts of work of the step's sections, under names that each section chooses."""
         return _NO_COUNTS if self.block_moves is None else self.block_moves.counts
 
     @property

@@ -56,8 +56,8 @@ class SequenceGroup:
     trace: RequestTrace | None = None
     """Set as long as the request lives if it is sampled; see request_spans.py."""
     sequences: list[Sequence] = field(default_factory=list)
-    """In order of branch. Until the prompt is computed there is branch 0 alone. While a search goes
-    on they are its live hypotheses, in its order."""
+    """Sequences in order of branch. Until the prompt is computed there is branch 0 alone. During a
+    search they are its live hypotheses, in its order."""
     search: BeamSearch | None = None
     """Chooses the group's sequences together, if the request asks for that."""
     max_length: int = 0

@@ -20,7 +20,7 @@ from scheduler_svc.workers.worker_client import WorkerLostError
 
 
 class StepChannel(Protocol):
-    """Where steps go; `WorkerClient` is one."""
+    """Interface to a worker that executes steps; `WorkerClient` is one."""
 
     async def send(self, plan: StepPlan) -> None: ...
 

@@ -32,13 +32,13 @@ INIT_TIMEOUT_S = 120.0
 """Allocating and touching pools of many gigabytes takes a while."""
 
 PREPARE_TIMEOUT_S = 60.0
-"""The router has let in only what compiles in a few seconds of CPU time, which a busy machine makes
-longer."""
+"""Seconds for a compilation. The router admits only what compiles in a few seconds of CPU time,
+which take longer on a busy machine."""
 CHECK_TIMEOUT_S = 20.0
-"""For a step of one token, by a worker that has failed before and may be slow to begin."""
+"""Seconds for a step of one token by a worker that has failed before and may start slowly."""
 
 RECONNECT_INTERVAL_S = 2.0
-"""A step stream that breaks again so soon, with no answer in between, is given up."""
+"""Seconds within which a step stream that breaks twice, with no answer in between, is given up."""
 
 _FAILS_CHECK = "it fails to compute a single token"
 
@@ -81,7 +81,7 @@ class WorkerClient:
         self._stub = pb_grpc.WorkerServiceStub(self._channel)
         self._unanswered: deque[_SentStep] = deque()
         self._failed_all_before = True
-        """Whether the last step that computed something failed as a whole, or there was none."""
+        """True if the last step that computed something failed as a whole, or there was none."""
         self._call: grpc.aio.StreamStreamCall[pb.ExecuteModelRequest, pb.ExecuteModelResponse]
         self._reconnected_at = float("-inf")
         self._vocab_size = 0  # until `info` has asked

@@ -98,7 +98,7 @@ class AsyncLLMEngine:
         return self.generate(prompt, params.sampling_params(), request_id)
 
     def encode(self, *_: object, **__: object) -> NoReturn:
-        """Not supported: raises NotImplementedError, because no model is pooled."""
+        """Raises NotImplementedError, because no model is pooled."""
         refuse_pooling("AsyncLLMEngine.encode")
 
     async def abort(self, request_id: str | Iterable[str]) -> None:

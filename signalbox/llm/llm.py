@@ -181,7 +181,7 @@ class LLM(Controls):
         return self.llm_engine.get_tokenizer()
 
     def encode(self, *_: object, **__: object) -> NoReturn:
-        """Not supported: raises NotImplementedError, because no pooling model is served.
+        """Raises NotImplementedError, because no pooling model is served.
 
         `embed`, `classify`, `score` and `reward` do the same.
         """

@@ -39,7 +39,7 @@ class StreamOptions(Body):
     continuous_usage_stats: bool | None = None
     """vLLM: true if each event has the usage so far; needs include_usage. Default false."""
     include_obfuscation: Literal[False] | None = None
-    """Not supported: events are not padded."""
+    """Must be false: events are not padded."""
 
 
 class JsonSchema(Body):
@@ -87,7 +87,7 @@ class Labels(Body):
     metadata: dict[str, str] | None = None
     """Labels; no effect."""
     store: Literal[False] | None = None
-    """Not supported: answers are not stored."""
+    """Must be false: answers are not stored."""
     service_tier: Literal["auto", "default"] | None = None
     """No effect: there is one tier. See priority."""
     safety_identifier: str | None = None
@@ -214,6 +214,6 @@ class CompletionBody(GenerationBody):
     echo: bool | None = None
     """True if the text begins with the prompt as it was sent. Default false."""
     suffix: Literal[""] | None = None
-    """Not supported, unless empty."""
+    """Must be empty: text before a given end is not supported."""
     add_special_tokens: bool | None = None
     """True if the tokenizer adds its special tokens, such as BOS, to a text. Default true."""

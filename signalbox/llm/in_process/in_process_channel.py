@@ -1,4 +1,4 @@
-"""Between the router's requests and the scheduler of this process: calls instead of a stream."""
+"""Connects the router's requests to the scheduler of this process by calls instead of a stream."""
 
 import itertools
 import time

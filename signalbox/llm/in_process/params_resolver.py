@@ -1,4 +1,4 @@
-"""From `SamplingParams` to the parameters of a request: defaults, seeds, checks."""
+"""Makes the parameters of a request from `SamplingParams`: defaults, seeds, checks."""
 
 import random
 from typing import Any

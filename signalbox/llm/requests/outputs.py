@@ -55,10 +55,10 @@ class CompletionOutput:
     text: str
     token_ids: list[int] = field(default_factory=list)
     cumulative_logprob: float | None = None
-    """None unless logprobs were requested, or order the sequences."""
+    """Sum of the log probabilities; None unless they were requested or order the sequences."""
     logprobs: list[dict[int, Logprob]] | None = None
-    """For each token the sampled one and the likeliest ones, by token id; for a beam, only its
-    own tokens, at its end."""
+    """Log probabilities at each token, by token id: of the sampled token and of the likeliest ones;
+    for a beam only of its own tokens, at its end."""
     finish_reason: str | None = None
     """"stop", "length", "abort" or "error"; None while it goes on."""
     stop_reason: StopReason = None
@@ -81,7 +81,7 @@ class RequestOutput:
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
-    """For each token of the prompt; None for the first, and None unless requested."""
+    """Log probabilities at each token of the prompt, None at the first; None unless requested."""
     finished: bool
     usage: Usage
     metrics: RequestMetrics
