@@ -112,7 +112,7 @@ def end_at_once(reason: str) -> None:
 
     The scheduler sees its lease end and goes on elsewhere.
     """
-    logger.critical("%s; the worker ends, and its requests go on elsewhere", reason)
+    logger.critical("%s; the worker exits, and its requests continue at other workers", reason)
     logging.shutdown()
     os._exit(1)
 

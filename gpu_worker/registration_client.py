@@ -121,7 +121,9 @@ class Registration:
             async with asyncio.timeout(timeout_s):
                 await self._drained.wait()
         except TimeoutError:
-            logger.warning("handing over what still runs after %.1f s", timeout_s)
+            logger.warning(
+                "the requests that still run after %.1f s continue at other workers", timeout_s
+            )
             await self._hand_over()
 
     async def _hand_over(self) -> None:
@@ -173,7 +175,7 @@ class Registration:
         await _write(call, pb.RegisterRequest(join=self._join(epoch)))
         accepted = await _read(call, timeout_s=ACCEPT_TIMEOUT_S)
         if not accepted.HasField("accepted"):
-            raise _SchedulerLost("it answered `join` with something else than `accepted`")
+            raise _SchedulerLost("its answer to `join` is not `accepted`")
         interval_s = max(0.01, accepted.accepted.heartbeat_interval_ns / 1e9)
         logger.debug("registered with the scheduler at %s", self._scheduler_address)
         self._accepted.set()

@@ -153,8 +153,8 @@ class Worker:
         """Waits until the device is lost; raises DeviceLost then."""
         await self._device_lost.wait()
         raise DeviceLost(
-            "the device has failed and answers nothing more to this process; start the worker "
-            "again (its requests go on at other workers)"
+            "the device has failed and no longer answers this process; start the worker again "
+            "(its requests continue at other workers)"
         )
 
     def close(self) -> None:

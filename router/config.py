@@ -155,13 +155,13 @@ class ApiSettings(RequestSettings, NameSettings):
     )
     tool_call_parser: Literal[tool_call_formats.CHOICES] = Field(  # type: ignore[valid-type]
         "auto",
-        description="how tool calls are found in the model's text; auto goes by its chat template,"
-        " none leaves them there",
+        description="how tool calls are found in the model's text; auto chooses by the chat"
+        " template, none leaves them in the text",
     )
     reasoning_parser: Literal[reasoning_formats.CHOICES] = Field(  # type: ignore[valid-type]
         "auto",
-        description="how reasoning (<think> and its kin) is found in the model's text; auto goes by"
-        " its chat template and tokens, none leaves it there",
+        description="how reasoning (such as text in <think>) is found in the model's text; auto"
+        " chooses by the chat template and the tokens, none leaves it in the text",
     )
     max_grammar_cpu: float = Field(
         3.0,

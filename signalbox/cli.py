@@ -52,11 +52,11 @@ Each flag of serve, router, scheduler and worker can also be set in the environm
 """
 
 _SERVICES = {
-    "serve": "router, scheduler and workers on this machine",
-    "demo": "a whole stack, asks it one question, and stops it",
-    "router": "the router alone",
-    "scheduler": "the scheduler alone",
-    "worker": "one worker alone",
+    "serve": "run router, scheduler and workers on this machine",
+    "demo": "run a whole stack, ask it one question, and stop it",
+    "router": "run the router alone",
+    "scheduler": "run the scheduler alone",
+    "worker": "run one worker alone",
 }
 _CLIENTS = {
     "run": "serve a model, chat with it, and stop the server",
@@ -64,7 +64,7 @@ _CLIENTS = {
     "chat": "answer a message, or hold a conversation",
     "tokenize": "turn text into tokens, or token ids into text",
     "bench": "put a load on a router or an OpenAI endpoint, and measure",
-    "models": "say what a router serves, and how busy it is",
+    "models": "show what a router serves, and its load",
     "keys": "make, list and revoke API keys for clients of the router",
     "pull": "fetch a model from the hub into the cache",
     "list": "list the models in the hub's cache, with their sizes",
@@ -72,15 +72,15 @@ _CLIENTS = {
 }
 """Commands that call a running router, or prepare calls."""
 _QUESTIONS = {
-    "health": "whether a router, scheduler or worker is serving, as exit status",
-    "doctor": "what this machine offers, what will be used, and what is wrong",
-    "config": "which settings a command has, from where, and whether a file of them is right",
-    "top": "what a scheduler and its workers do, live",
-    "explain": "what happened to one request, and why it took so long",
-    "trace": "where one request's time went, as a drawing of its spans",
-    "profile": "what a worker's steps and memory are spent on",
-    "dump": "what a scheduler holds: queues, sequences, blocks, steps in flight",
-    "replay": "whether a recorded scheduler's decisions come out the same again",
+    "health": "tell by the exit status whether a router, scheduler or worker is serving",
+    "doctor": "show what this machine offers, what will be used, and what is wrong",
+    "config": "show the settings of a command and their sources, or check a file of settings",
+    "top": "show what a scheduler and its workers do, live",
+    "explain": "show what happened to one request, and why it took so long",
+    "trace": "draw where one request's time went, from its spans",
+    "profile": "record a worker's steps, and show which operations took the time, or the memory",
+    "dump": "write what a scheduler holds: queues, sequences, blocks, steps in flight",
+    "replay": "make a recorded scheduler's decisions again, and compare them",
 }
 """Commands that change nothing."""
 _MODULES = {
@@ -169,13 +169,13 @@ def make_parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=signalbox.__version__)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for verb, summaries, fill in (
-        ("Runs", _SERVICES, _fill_service),
-        ("", _CLIENTS, _fill_client),
-        ("Says", _QUESTIONS, _fill_client),
+    for summaries, fill in (
+        (_SERVICES, _fill_service),
+        (_CLIENTS, _fill_client),
+        (_QUESTIONS, _fill_client),
     ):
         for name, summary in summaries.items():
-            text = f"{verb} {summary}." if verb else f"{summary[0].upper()}{summary[1:]}."
+            text = f"{summary[0].upper()}{summary[1:]}."
             command = commands.add_parser(name, help=summary, description=text)
             command.fill = partial(fill, name)
     return parser

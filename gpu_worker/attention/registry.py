@@ -223,7 +223,9 @@ def _first(wanted: str, names: tuple[str, ...], shape: AttentionShape) -> Chosen
             )
             return chosen
         refused.append(f"{name} does not work here")
-    raise ValueError(f"attention_backend {wanted!r} has none that serves: {'; '.join(refused)}")
+    raise ValueError(
+        f"no backend of attention_backend {wanted!r} can be used: {'; '.join(refused)}"
+    )
 
 
 def _works(chosen: ChosenBackend, shape: AttentionShape) -> bool:
@@ -232,7 +234,7 @@ def _works(chosen: ChosenBackend, shape: AttentionShape) -> bool:
     if fault is not None:
         triton.unregister_ops(shape.device.type)
         logger.warning(
-            "attention_backend %r does not work on this %s: %s; another serves instead",
+            "attention_backend %r does not work on this %s: %s; another one is used",
             chosen.name,
             shape.device,
             fault,

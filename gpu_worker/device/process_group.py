@@ -59,7 +59,9 @@ def join(config: ParallelConfig, device: torch.device) -> ParallelGroup:
     if size == 1:
         return ParallelGroup()
     if config.rendezvous is None:
-        raise ValueError(f"tensor_parallel_size is {size}, but the ranks have nowhere to meet")
+        raise ValueError(
+            f"tensor_parallel_size is {size}, but the ranks have no address to meet at"
+        )
     store = distributed.FileStore(config.rendezvous, size)  # type: ignore[attr-defined]
     make = partial(_connect, store, config.rank, size, device)
     together = _unless_lost(make, _lost_file(config.rendezvous))

@@ -121,7 +121,7 @@ class _Partial:
         self._url = hub.hf_hub_url(repository, path, revision=commit)
         metadata = hub.get_hf_file_metadata(self._url)
         if metadata.etag is None or metadata.size is None:
-            raise OSError(f"the hub tells no ETag or no size of {path}")
+            raise OSError(f"the hub gives no ETag or no size for {path}")
         self.size: int = metadata.size
         folder = cache_folder() / f"models--{repository.replace('/', '--')}" / "blobs"
         self._blob = folder / metadata.etag

@@ -148,7 +148,7 @@ class GGUFSource:
             )
         types = self._of_tokenizer("token_type", [TokenType.NORMAL] * len(tokens))
         if len(types) != len(tokens):
-            raise ModelError(f"{self._path} has types of {len(types)} of its {len(tokens)} tokens")
+            raise ModelError(f"{self._path} has {len(types)} token types for {len(tokens)} tokens")
         return GGUFVocab(
             model=model,
             pre=pre or DEFAULT_SPLIT,

@@ -103,12 +103,12 @@ class TransformersModel:
             reason = f"it does not run on packed tokens ({error})"
             raise _unsupported(self._config, reason) from None
         if self._body is None:
-            raise _unsupported(self._config, "its head cannot be told from the rest")
+            raise _unsupported(self._config, "its head cannot be told apart from its layers")
         if _mixes_tokens(self._model, self._body, self._config.vocab_size):
             raise _unsupported(
                 self._config,
-                "its tokens meet outside of attention (recurrent state, convolution), "
-                "or it ignores position_ids",
+                "its tokens depend on each other outside of attention (recurrent state, "
+                "convolution), or it ignores position_ids",
             )
         embeddings = self._model.get_input_embeddings().weight
         for parent in list(self._model.modules()):

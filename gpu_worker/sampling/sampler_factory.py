@@ -65,7 +65,7 @@ def _tried_triton_sampler(reference: Sampler, *, vocab_size: int, placement: Pla
     if fault is None:
         return _triton_sampler(placement.device)
     logger.warning(
-        "sampling_backend 'triton' does not work on this %s: %s; torch draws instead, slower",
+        "sampling_backend 'triton' does not work on this %s: %s; torch samples, more slowly",
         placement.device,
         fault,
     )

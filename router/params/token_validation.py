@@ -76,7 +76,7 @@ def check_lists(fields: Mapping[str, Any]) -> None:
     _check_strings(fields.get("bad_words", ()), name="bad_words", most_bytes=MAX_BAD_WORD_BYTES)
     for word in fields.get("bad_words", ()):
         if not word.strip():
-            raise InvalidArgument(f"{_PREFIX}.bad_words", word, "words of more than spaces")
+            raise InvalidArgument(f"{_PREFIX}.bad_words", word, "words that are not only spaces")
     _check_distinct(fields.get("allowed_token_ids", ()), f"{_PREFIX}.allowed_token_ids")
     _check_biases(fields.get("logit_bias", ()))
 

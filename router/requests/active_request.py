@@ -128,7 +128,9 @@ class ActiveRequest:
         if self._repeated and index == 0:
             num_repeated = min(len(token_ids), len(self._repeated))
             if token_ids[:num_repeated] != self._repeated[:num_repeated]:
-                self._abort(Unavailable("the search began again and went another way", RETRY_S))
+                self._abort(
+                    Unavailable("the beam search began again and found other tokens", RETRY_S)
+                )
                 return
             del self._repeated[:num_repeated]
             token_ids = token_ids[num_repeated:]

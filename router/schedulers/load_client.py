@@ -59,7 +59,7 @@ class LoadClient:
         answers = await asyncio.gather(*calls, return_exceptions=True)
         found = [one for one in answers if isinstance(one, stats_pb2.GetStatsResponse)]
         if not found:
-            raise Unavailable("no scheduler says how busy it is", RETRY_AFTER_S)
+            raise Unavailable("no scheduler reports its load", RETRY_AFTER_S)
         return found
 
 

@@ -113,7 +113,7 @@ class Schedulers:
         finally:
             self._models.close()
             for placement in list(self._placements.values()):
-                self._fail(placement, Unavailable("the router stops", RETRY_AFTER_S))
+                self._fail(placement, Unavailable("the router is shutting down", RETRY_AFTER_S))
 
     # Called by requests
 
@@ -166,7 +166,10 @@ class Schedulers:
         for request in requests:
             placement = self._placements[request.handle]
             if is_faulty:
-                self._fail(placement, Unavailable("the scheduler makes no sense", RETRY_AFTER_S))
+                self._fail(
+                    placement,
+                    Unavailable("the scheduler has sent updates that are not valid", RETRY_AFTER_S),
+                )
             elif request.is_complete:
                 self._end_complete(placement)
             else:
@@ -204,7 +207,9 @@ class Schedulers:
         waiting = [one for one in self._placements.values() if one.connection is None]
         resumed = [one for one in waiting if self._place(one)]
         if resumed:
-            logger.warning("%d requests go on where they were, or elsewhere", len(resumed))
+            logger.warning(
+                "%d requests continue on their scheduler or on another one", len(resumed)
+            )
         if len(resumed) < len(waiting) and all(one.served for one in self._connections):
             for one in waiting:
                 if one.connection is None:

@@ -3,8 +3,8 @@
 from scheduler_svc.config import StepLimits
 
 FEW_DECODES, MANY_DECODES = 8, 16
-"""Decodes beside which a chunk of a spread prompt gets at least an eighth, or a quarter, of a step's
-tokens. For a number of decodes between these the share is between these, too."""
+"""Decodes beside which a chunk of a spread prompt gets at least an eighth, or a quarter, of the
+tokens of a step. For a number of decodes between these the share is between these, too."""
 
 
 def token_budget(limits: StepLimits, *, memory_tokens: int | None) -> int:

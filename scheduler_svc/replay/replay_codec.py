@@ -182,7 +182,10 @@ def _begin(record: pb.Record | None, path: str) -> ReplayedCluster:
         raise NotARecording(f"{path} is not a recording of a scheduler")
     header = record.header
     if header.version != VERSION:
-        raise NotARecording(f"{path} has version {header.version}; this is for {VERSION}")
+        raise NotARecording(
+            f"{path} is a recording of version {header.version};"
+            f" this release replays version {VERSION}"
+        )
     config = decode_config(header.config_json)
     return ReplayedCluster(config, next_seq_id=header.next_seq_id, now=record.now)
 

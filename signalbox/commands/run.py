@@ -46,7 +46,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.conflict_handler = "resolve"  # a request's --seed hides that of vLLM's server
     add_service_flags(parser, RunSettings)
     parser.usage, parser.epilog = "%(prog)s MODEL [PROMPT ...] [FLAG ...]", EXAMPLES
-    parser.add_argument("prompt", metavar="PROMPT", nargs="*", help="message; none converses")
+    parser.add_argument(
+        "prompt", metavar="PROMPT", nargs="*", help="message (default: a conversation)"
+    )
     parser.words = "prompt"
     of_chat = argparse.ArgumentParser(add_help=False)
     of_chat.add_argument("--system", metavar="TEXT", help="instructions before the message")

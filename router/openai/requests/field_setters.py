@@ -59,6 +59,6 @@ def _out_of_range(message: Any, name: str, value: object, *, param: str) -> Inva
     if known is not None and (highest is None or known.high < highest):
         return InvalidArgument(param, value, known.text)
     if highest is None:
-        return InvalidArgument(param, value, "what the field's type holds")
+        return InvalidArgument(param, value, "a value of the field's type")
     lowest = 0 if known is None else int(known.low)
     return InvalidArgument(param, value, f"[{lowest}, {highest}]")

@@ -155,7 +155,7 @@ def test_tokens_that_meet_outside_of_attention_are_noticed(
     make_model(tmp_path, "olmo2")
     plain = Olmo2MLP.forward
     monkeypatch.setattr(Olmo2MLP, "forward", lambda self, x: plain(self, x + x.roll(1, 1)))
-    with pytest.raises(ModelError, match="its tokens meet outside of attention"):
+    with pytest.raises(ModelError, match="its tokens depend on each other outside of attention"):
         make_runner(tmp_path)
 
 

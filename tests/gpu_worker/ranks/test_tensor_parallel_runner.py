@@ -322,7 +322,7 @@ def test_a_rank_that_cannot_load_waits_until_rank_0_has_said_why() -> None:
     reasons: list[str] = []
     others = Followers([start], reasons.append)
     assert others.answers(Done) == [Done.JOINING]
-    with pytest.raises(RuntimeError, match=r"rank 1: .* the ranks have nowhere to meet"):
+    with pytest.raises(RuntimeError, match=r"rank 1: .* the ranks have no address to meet at"):
         others.answers(Done)
     (pid,) = others.pids
     with pytest.raises(psutil.TimeoutExpired):

@@ -179,7 +179,7 @@ def test_max_model_len_can_only_be_lowered(tiny: Path) -> None:
 
 
 def test_parallel_size_without_a_group_is_refused(tiny: Path) -> None:
-    with pytest.raises(ValueError, match="the ranks have nowhere to meet"):
+    with pytest.raises(ValueError, match="the ranks have no address to meet at"):
         make_runner(tiny, parallel_config=ParallelConfig(tensor_parallel_size=2))
 
 

@@ -140,4 +140,4 @@ def test_auto_draws_by_torch_where_triton_draws_other_tokens(
         reference, vocab_size=200, placement=make_placement(triton_device)
     )
     assert sampler is reference
-    assert "trial draws are other tokens; torch draws instead, slower" in caplog.text
+    assert "trial draws are other tokens; torch samples, more slowly" in caplog.text

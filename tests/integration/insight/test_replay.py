@@ -215,7 +215,9 @@ def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:
         Replay(str(path)).run()
     for version in (VERSION - 1, VERSION + 1):
         header = recording_pb2.Record(now=1.0, header=recording_pb2.RecordHeader(version=version))
-        with pytest.raises(NotARecording, match=f"version {version}; this is for {VERSION}"):
+        with pytest.raises(
+            NotARecording, match=f"version {version}; this release replays version {VERSION}"
+        ):
             Replay(str(write(tmp_path / str(version), [header])))
 
 

@@ -159,7 +159,7 @@ def test_logit_bias_names_tokens_and_is_bounded(token_id: int, bias: float) -> N
         ({"bad_words": ["x"] * 65}, "bad_words: .*65.*at most 64"),
         ({"bad_words": ["fine", "é" * 65]}, "bad_words: .*1 to 128 bytes"),
         ({"bad_words": [""]}, "bad_words"),
-        ({"bad_words": ["  "]}, "bad_words: .*more than spaces"),
+        ({"bad_words": ["  "]}, "bad_words: .*not only spaces"),
     ],
 )
 def test_lists_of_tokens_and_words_are_bounded(fields: dict[str, Any], message: str) -> None:
