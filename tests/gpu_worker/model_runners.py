@@ -57,21 +57,20 @@ def assert_greedy(
     *,
     chunks: Sequence[int] = (WHOLE,),
     alone: bool = False,
-    block_size: int = 16,
 ) -> None:
     """Checks that the runner generates what transformers does, whatever the size of its chunks.
 
     Args:
-        alone: generate from each prompt by itself too.
+        alone: generate from each prompt by itself too, in chunks of the last size.
     """
     expected = [reference_tokens(reference, prompt, num_tokens) for prompt in prompts]
-    batches = [(list(prompts), expected)]
+    batches = [(list(prompts), expected, chunk) for chunk in chunks]
     if alone:
-        batches += [([prompt], [tokens]) for prompt, tokens in zip(prompts, expected, strict=True)]
-    for batch, tokens in batches:
-        for chunk in chunks:
-            driver = Driver(runner=runner, block_size=block_size, chunk=chunk)
-            assert driver.generate(batch, num_tokens=num_tokens) == tokens
+        pairs = zip(prompts, expected, strict=True)
+        batches += [([prompt], [tokens], chunks[-1]) for prompt, tokens in pairs]
+    for batch, tokens, chunk in batches:
+        driver = Driver(runner=runner, chunk=chunk)
+        assert driver.generate(batch, num_tokens=num_tokens) == tokens
 
 
 @dataclass

@@ -37,11 +37,10 @@ STARVED = SamplingParams(min_tokens=6, stop_token_ids=tuple(range(40)))
 
 @pytest.fixture(scope="module")
 def runner(tiny: Path) -> ModelRunner:
-    return make_device_runner(tiny, GraphsOnCpu())
+    return make_device_runner(tiny, GraphsOnCpu(), max_num_seqs=4)
 
 
 def make_lease(runner: ModelRunner) -> Lease:
-    runner.init_cache_engine(num_gpu_blocks=40, num_cpu_blocks=0)
     capacity = runner.profile()
     runner.init_cache_engine(num_gpu_blocks=40, num_cpu_blocks=0)
     return Lease(
