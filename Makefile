@@ -11,7 +11,7 @@ RELEASED = $(shell ls tests/protos/released/*.binpb | sort -V | tail -n 1)
 INSTALLED := $(VENV)/.installed
 OTHERS := .venv-clients
 DOCS_VENV := .venv-docs
-JOBS ?= 0
+JOBS ?= $(shell test $$(nproc) -gt 1 && echo 2 || echo 0)
 FAST := $(wildcard tests/test_*.py) $(addprefix tests/,contract gpu_worker kernels protos router rpc scheduler_svc) \
 	$(addprefix tests/signalbox/,bench client flags llm settings trace)
 CLIENT_ENVIRONMENTS := $(patsubst tests/third_party/environments/%.txt,$(OTHERS)/%/.installed,$(wildcard tests/third_party/environments/*.txt))
@@ -32,12 +32,12 @@ model: $(MODEL) ## the demo model, SmolLM2-135M-Instruct (98 MB)
 demo: $(INSTALLED) $(MODEL) ## starts router, scheduler and worker, and asks them a question
 	@$(BIN)/signalbox demo $(MODEL)
 
-# The native kernels are built before, because each of the processes would. Threads that spin would
-# starve the services. Groups start in the order of the folders, not the ones with most tests first.
+# The native kernels are built before, because each of the processes would. Groups start in the order
+# of the folders, not the ones with most tests first.
 TEST = $(BIN)/python -c 'from signalbox_kernels import build; build.find_or_build()' 2>/dev/null || true; \
-	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder
 
-test: $(INSTALLED) $(MODEL) ## the suite, on the CPU; in two processes with JOBS=2
+test: $(INSTALLED) $(MODEL) ## the suite, on the CPU; in two processes, or in one with JOBS=0
 	@echo "Running the tests"
 	@$(TEST)
 
@@ -45,7 +45,6 @@ test-docs: $(INSTALLED) $(MODEL) ## runs the commands and programs of README.md 
 	@echo "Running the pages"
 	@$(TEST) -m pages tests/docs
 
-test-fast: JOBS = 2
 test-fast: $(INSTALLED) ## the tests to run while working: no model, no stack of processes, nothing slow
 	@$(TEST) -m "not (alone or model or slow)" $(FAST)
 

@@ -1,4 +1,4 @@
-"""What all tests share: where Triton's kernels run, property tests' examples, parallel runs."""
+"""What all tests share: threads, where Triton's kernels run, examples, parallel runs."""
 
 import os
 import signal
@@ -17,6 +17,12 @@ hypothesis.settings.register_profile(
     "repeatable", hypothesis.settings.get_profile("default"), derandomize=True
 )
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+
+# The tests' tensors are small, and two processes of tests share the processors with the services
+# that they start. Threads that spin, or wait for each other in each operation, take twice as long.
+# OpenMP decides when PyTorch is first imported; a test of several threads asks for them by number.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 # Triton decides when it is first imported. TRITON_INTERPRET=0 runs the same tests on a GPU.
 os.environ.setdefault("TRITON_INTERPRET", "1")
