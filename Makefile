@@ -17,7 +17,7 @@ FAST := $(wildcard tests/test_*.py) $(addprefix tests/,contract gpu_worker kerne
 CLIENT_ENVIRONMENTS := $(patsubst tests/third_party/environments/%.txt,$(OTHERS)/%/.installed,$(wildcard tests/third_party/environments/*.txt))
 
 .DEFAULT_GOAL := help
-.PHONY: help install kernels model demo test test-docs test-fast test-alone test-gpu test-chaos test-clients check lint types protos protos-fresh docs wheel clients clean
+.PHONY: help install kernels model demo test test-system test-docs test-fast test-alone test-gpu test-chaos test-clients check lint types protos protos-fresh docs wheel clients clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -39,14 +39,18 @@ TEST = $(BIN)/python -c 'from signalbox_kernels import build; build.find_or_buil
 
 test: $(INSTALLED) $(MODEL) ## the suite, on the CPU; in two processes, or in one with JOBS=0
 	@echo "Running the tests"
-	@$(TEST)
+	@$(TEST) -m "not (alone or pages or system)"
+
+test-system: $(INSTALLED) $(MODEL) ## the tests that serve the demo model, or start, attack and kill services as processes
+	@echo "Running the tests of the system"
+	@$(TEST) -m "system and not alone"
 
 test-docs: $(INSTALLED) $(MODEL) ## runs the commands and programs of README.md and docs/
 	@echo "Running the pages"
 	@$(TEST) -m pages tests/docs
 
-test-fast: $(INSTALLED) ## the tests to run while working: no model, no stack of processes, nothing slow
-	@$(TEST) -m "not (alone or model or slow)" $(FAST)
+test-fast: $(INSTALLED) ## what to run while working: packages' own tests without those marked slow, no system, no integration
+	@$(TEST) -m "not (alone or system or slow)" $(FAST)
 
 test-alone: $(INSTALLED) ## attacks with a clock, repeated, and without their bounds; on an idle machine
 	@$(BIN)/python -m pytest -m alone tests/hostile
@@ -66,7 +70,7 @@ test-chaos: $(INSTALLED) ## kills, stops and cuts off real processes under load;
 test-clients: $(INSTALLED) $(MODEL) $(OTHERS)/.installed ## clients of other projects against a live stack; CLIENTS=--write-docs
 	@$(BIN)/python -m tests.third_party.run $(CLIENTS)
 
-check: lint types protos-fresh test test-docs ## test and test-docs, ruff, mypy --strict, buf, fresh generated code
+check: lint types protos-fresh test test-system test-docs ## test, test-system and test-docs, ruff, mypy --strict, buf, fresh generated code
 
 lint: $(INSTALLED) ## ruff, buf lint, and buf breaking against the last released contract
 	@$(BIN)/ruff check .

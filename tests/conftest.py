@@ -9,6 +9,11 @@ import hypothesis
 import pytest
 
 TESTS = Path(__file__).parent
+SYSTEM = (
+    *("benchmarks/", "chaos/", "hostile/"),
+    *("signalbox/cached_models/", "signalbox/commands/", "signalbox/stack/"),
+)
+"""Folders whose tests start services or commands as processes, or benchmarks of them."""
 
 # Property tests draw the same examples in each run, so that a change breaks them and chance does
 # not. HYPOTHESIS_PROFILE=default draws new ones.
@@ -32,12 +37,16 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keeps the tests of a module in one process of a parallel run, unless they name a group."""
-    if hasattr(config, "workerinput"):
-        for item in items:
-            if item.get_closest_marker("xdist_group") is None:
-                module = item.path.relative_to(TESTS).with_suffix("").as_posix()
-                item.add_marker(pytest.mark.xdist_group(module))
+    """Marks tests of the whole system, and keeps those of a module in one process of a run.
+
+    Tests that name a group are kept together by it.
+    """
+    for item in items:
+        module = item.path.relative_to(TESTS).with_suffix("").as_posix()
+        if module.startswith(SYSTEM) or item.get_closest_marker("model"):
+            item.add_marker(pytest.mark.system)
+        if hasattr(config, "workerinput") and item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(module))
 
 
 @pytest.fixture

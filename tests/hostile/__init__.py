@@ -43,6 +43,6 @@ seconds, so few are best. Streams have no key: give options that let them in.
 `unbounded` names constants by the module that *reads* them: a `from limits import MAX` copies the
 value. A case whose mending is not there yet has `waits_for="..."`, and then must fail; take it out
 together with the fault.
-Scale an attack so that it shows its fault in a second or two: `make test` runs each once, but for
-those with `is_long=True`, which `make test-alone` runs.
+Scale an attack so that it shows its fault in a second or two: `make test-system` runs each once,
+but for those with `is_long=True`, which `make test-alone` runs.
 """

@@ -1,6 +1,6 @@
 """Each attack with a clock, or three times over, or without its bound: `make test-alone`.
 
-For a machine that does nothing else; `make test` leaves these tests out.
+For a machine that does nothing else; `make test-system` leaves these tests out.
 """
 
 from collections.abc import Callable

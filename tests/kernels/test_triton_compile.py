@@ -35,7 +35,7 @@ TARGETS = [("90", "bfloat16", "128"), ("80", "float16", "256")]
 """Capability, dtype and head size."""
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.system,
     pytest.mark.skipif(not triton.is_installed(), reason="Triton is not installed"),
 ]
 

@@ -48,7 +48,7 @@ from tests.rounding import LOGITS
 from tests.signalbox.llm.make import assert_at_rest
 from tests.waiting import EVENT_S, wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.system
 
 MAX_TOKENS = 26
 SAMPLING: list[dict[str, Any]] = [
