@@ -12,8 +12,9 @@ INSTALLED := $(VENV)/.installed
 OTHERS := .venv-clients
 DOCS_VENV := .venv-docs
 JOBS ?= $(shell test $$(nproc) -gt 1 && echo 2 || echo 0)
-FAST := $(wildcard tests/test_*.py) $(addprefix tests/,contract gpu_worker kernels protos router rpc scheduler_svc) \
-	$(addprefix tests/signalbox/,bench client flags llm settings trace)
+FAST := $(wildcard tests/test_*.py) $(addprefix tests/,contract gpu_worker kernels protos rpc scheduler_svc) \
+	$(addprefix tests/router/,output_parsers params prompt requests schedulers work_limits) \
+	$(addprefix tests/signalbox/,bench client flags settings trace)
 CLIENT_ENVIRONMENTS := $(patsubst tests/third_party/environments/%.txt,$(OTHERS)/%/.installed,$(wildcard tests/third_party/environments/*.txt))
 
 .DEFAULT_GOAL := help
@@ -49,7 +50,7 @@ test-docs: $(INSTALLED) $(MODEL) ## runs the commands and programs of README.md 
 	@echo "Running the pages"
 	@$(TEST) -m pages tests/docs
 
-test-fast: $(INSTALLED) ## what to run while working: packages' own tests without those marked slow, no system, no integration
+test-fast: $(INSTALLED) ## what to run while working; without the slow, the system, the integration, the HTTP API, tokenizers and LLM
 	@$(TEST) -m "not (alone or system or slow)" $(FAST)
 
 test-alone: $(INSTALLED) ## attacks with a clock, repeated, and without their bounds; on an idle machine

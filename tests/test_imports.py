@@ -139,6 +139,7 @@ def modules_of(package: str) -> list[str]:
     return sorted(".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("package", "absent"),
     [

@@ -41,7 +41,7 @@ class Kind(NamedTuple):
 
 NATIVE = [Kind(isa.name, isa, 200, (1, 2, 15, 16, 33, 1000, 49152)) for isa in ISAS]
 TRITON = Kind("triton", None, 20, (1, 33, 5000))  # interpreted, without a GPU
-KINDS = [*NATIVE, TRITON]
+KINDS = [*NATIVE, pytest.param(TRITON, marks=pytest.mark.slow)]
 
 
 @dataclass(frozen=True, slots=True)

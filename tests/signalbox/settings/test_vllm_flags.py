@@ -24,6 +24,8 @@ from signalbox.settings.vllm_flags import (
     Refused,
 )
 
+pytestmark = pytest.mark.slow
+
 PAGE = Path("docs", "reference", "vllm_flags.md")
 SECRET = "sk-do-not-show"
 FIELDS = {field for service in SERVICES for field in service.model_fields}
