@@ -19,8 +19,6 @@ from tests.gpu_worker.kv_cache.deferred_streams import DeferredStream, DeferredS
 
 NUM_GPU, NUM_CPU = 10, 6
 SIZES = {"num_gpu_blocks": NUM_GPU, "num_cpu_blocks": NUM_CPU, "block_bytes": 8}
-Pass = tuple[list[int], list[int]]
-"""Blocks that a forward pass reads, and writes."""
 
 
 def compute(engine: CacheEngine, streams: Streams, reads: list[int], writes: list[int]) -> None:
