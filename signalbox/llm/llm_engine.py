@@ -110,7 +110,7 @@ class LLMEngine(Controls):
         core.send_steps()
         touched = core.complete_step()
         core.send_steps()  # the worker goes on while the caller reads
-        while not core.num_unfinished and core.oldest is not None:
+        while core.is_busy and not core.num_unfinished:
             touched += core.complete_step()  # what a request that has ended left behind
         for request in touched:
             if request.ended is not None:

@@ -16,7 +16,7 @@ from gpu_worker.sampling import grammars
 from scheduler_svc.config import SchedulingSettings
 from signalbox import LLM, SamplingParams, StructuredOutputsParams
 from signalbox.llm.in_process.wiring import CoreConfig
-from tests.signalbox.llm.make import assert_at_rest, make_engine, make_llm
+from tests.signalbox.llm.make import assert_at_rest, make_engine, make_llm, run
 from tests.signalbox.llm.requests.schemas import make_schema
 
 pytestmark = pytest.mark.slow
@@ -138,9 +138,9 @@ def test_a_constraint_that_does_not_compile_is_refused() -> None:
         llm.generate("a", make_params({"regex": "(a"}), use_tqdm=False)
 
 
-def test_others_go_on_while_a_structured_output_is_compiled(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture
+def may_compile(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """No structured output is compiled before it is set."""
     may_compile, compile_grammar = threading.Event(), grammars.compile_grammar
 
     def compile_later(*args: Any, **kwargs: Any) -> Any:
@@ -148,6 +148,10 @@ def test_others_go_on_while_a_structured_output_is_compiled(
         return compile_grammar(*args, **kwargs)
 
     monkeypatch.setattr(grammars, "compile_grammar", compile_later)
+    return may_compile
+
+
+def test_others_go_on_while_a_structured_output_is_compiled(may_compile: threading.Event) -> None:
     with make_engine() as engine:
         engine.add_request("waits", "hello", make_params({"regex": "[0-9]{4}"}))
         engine.add_request("goes on", "hello", SamplingParams(max_tokens=8, temperature=0))
@@ -161,4 +165,19 @@ def test_others_go_on_while_a_structured_output_is_compiled(
                     may_compile.set()
         assert ended == ["goes on", "waits"]
         assert re.fullmatch("[0-9]{4}", texts["waits"])
+        assert_at_rest(engine)
+
+
+def test_others_end_though_an_aborted_request_still_compiles(may_compile: threading.Event) -> None:
+    params = make_params({"regex": "[0-9]{4}"}, max_tokens=8)
+    with make_engine() as engine:
+        engine.add_request("aborted", "hello", params)
+        engine.add_request("goes on", "hello", SamplingParams(max_tokens=8, temperature=0))
+        engine.step()
+        engine.abort_request("aborted")
+        assert len(run(engine)["goes on"]) == 7
+        assert_at_rest(engine)
+        may_compile.set()
+        engine.add_request("again", "hello", params)
+        assert re.fullmatch("[0-9]{4}", run(engine)["again"][-1].outputs[0].text)
         assert_at_rest(engine)
