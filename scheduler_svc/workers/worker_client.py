@@ -84,6 +84,7 @@ class WorkerClient:
         """True if the last step that computed something failed as a whole, or there was none."""
         self._call: grpc.aio.StreamStreamCall[pb.ExecuteModelRequest, pb.ExecuteModelResponse]
         self._reconnected_at = float("-inf")
+        self._is_reconnecting = False
         self._vocab_size = 0  # until `info` has asked
 
     async def info(self) -> tuple[ModelInfo, WorkerCapacity]:
@@ -152,6 +153,10 @@ class WorkerClient:
         self._unanswered.append(_SentStep(plan, request))
         if self.recorder is not None:
             self.recorder.sent(request)
+        if not self._is_reconnecting:  # else `_reconnect` sends it: gRPC takes one write at a time
+            await self._write(request)
+
+    async def _write(self, request: pb.ExecuteModelRequest) -> None:
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             await self._call.write(request)
 
@@ -238,6 +243,8 @@ class WorkerClient:
         logger.warning("step stream to %s broke (%s); opening it again", self.address, details)
         self._reconnected_at = now
         self._call = self._stub.ExecuteModel()
-        for sent in list(self._unanswered):
-            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                await self._call.write(sent.request)
+        self._is_reconnecting, num_sent = True, 0
+        while num_sent < len(self._unanswered):  # `send` may add to them meanwhile
+            await self._write(self._unanswered[num_sent].request)
+            num_sent += 1
+        self._is_reconnecting = False

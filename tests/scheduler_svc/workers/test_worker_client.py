@@ -1,0 +1,82 @@
+"""The step stream to a worker: it breaks, is opened again, and loses no step."""
+
+import asyncio
+
+import grpc
+
+from contract.columns import int32s, int64s
+from contract.step import decode_step
+from contract.step_result import StepResult, encode_result
+from protos.worker.v1 import worker_pb2 as pb
+from scheduler_svc.planning.plan import StepPlan
+from scheduler_svc.workers.probe_step import make_check_plan
+from scheduler_svc.workers.worker_client import WorkerClient
+from tests.waiting import run_ready_tasks
+
+EPOCH = 7
+
+
+class Stream:
+    """A stream of a worker that answers each step by token 1, until it breaks."""
+
+    def __init__(self) -> None:
+        self.takes = asyncio.Event()  # else what is written waits for the connection
+        self.takes.set()
+        self.step_ids: list[int] = []
+        self.breaks = asyncio.Event()
+        self._is_writing = False
+        self._requests: asyncio.Queue[pb.ExecuteModelRequest] = asyncio.Queue()
+
+    async def write(self, request: pb.ExecuteModelRequest) -> None:
+        assert not self._is_writing, "gRPC takes one message of a stream at a time"
+        self._is_writing = True
+        await self.takes.wait()
+        self._is_writing = False
+        self.step_ids.append(request.step_id)
+        self._requests.put_nowait(request)
+
+    async def read(self) -> pb.ExecuteModelResponse:
+        if self.breaks.is_set():
+            raise grpc.aio.AioRpcError(
+                grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata()
+            )
+        step = decode_step(await self._requests.get())
+        result = StepResult(
+            epoch=EPOCH, step_id=step.step_id, seq_ids=int64s([1]), token_ids=int32s([1])
+        )
+        return encode_result(result)
+
+    def cancel(self) -> None: ...
+
+
+def make_client(*streams: Stream) -> WorkerClient:
+    client, opened = WorkerClient(address="127.0.0.1:1", epoch=EPOCH), iter(streams)
+    client._stub.ExecuteModel = lambda: next(opened)
+    client._vocab_size = 2
+    client._call = client._stub.ExecuteModel()
+    return client
+
+
+def make_plan(step_id: int) -> StepPlan:
+    plan = make_check_plan()
+    plan.step_id = step_id
+    return plan
+
+
+async def test_a_step_that_is_planned_while_the_stream_is_opened_again_follows_the_others() -> None:
+    broken, again = Stream(), Stream()
+    client = make_client(broken, again)
+    await client.send(make_plan(1))
+    broken.breaks.set()
+    again.takes.clear()
+    answer = asyncio.create_task(client.read())
+    await run_ready_tasks()
+    sending = asyncio.create_task(client.send(make_plan(2)))
+    await run_ready_tasks()
+    again.takes.set()
+    await sending
+    assert [(await answer).step_id, (await client.read()).step_id] == [1, 2]
+    await client.send(make_plan(3))
+    assert (await client.read()).step_id == 3
+    assert again.step_ids == [1, 2, 3]
+    await client.close()
