@@ -18,7 +18,7 @@ from contract.updates import FinishReason
 from scheduler_svc.config import CacheShape, PreemptionMode, StepLimits
 from scheduler_svc.insight.stats import RequestStats, StepStats
 from scheduler_svc.kv.block_manager import BlockSpaceManager
-from scheduler_svc.kv.cost_model import STEPS_TO_RETRY, CostModel
+from scheduler_svc.kv.cost_model import CostModel
 from scheduler_svc.planning.decode_columns import DecodeColumns
 from scheduler_svc.planning.group_selection import GroupSelection
 from scheduler_svc.planning.plan import StepPlan
@@ -26,6 +26,7 @@ from scheduler_svc.planning.planner import Planner
 from scheduler_svc.planning.preemption import Preemption
 from scheduler_svc.planning.sequence_release import SequenceRelease
 from scheduler_svc.planning.suspect_turns import Trials, pop_cleared
+from scheduler_svc.planning.swapping import Swapping
 from scheduler_svc.planning.token_budget import token_budget
 from scheduler_svc.planning.worker_grammars import WorkerGrammars
 from scheduler_svc.planning.worker_state import WorkerState
@@ -79,15 +80,6 @@ class Scheduler:
         self._sequence_release = SequenceRelease(
             queues=queues, blocks=blocks, worker_state=worker_state
         )
-        self._preemption = Preemption(
-            queues=queues,
-            blocks=blocks,
-            decode_columns=decode_columns,
-            worker_state=worker_state,
-            sequence_release=self._sequence_release,
-            cost=self.cost,
-            mode=preemption_mode,
-        )
         self.grammars = WorkerGrammars(
             queues=queues, sequence_release=self._sequence_release, memory_bytes=grammar_bytes
         )
@@ -100,6 +92,22 @@ class Scheduler:
             grammars=self.grammars,
             trials=self._trials,
         )
+        self._swapping = Swapping(
+            queues=queues,
+            blocks=blocks,
+            group_selection=self._group_selection,
+            sequence_release=self._sequence_release,
+            cost=self.cost,
+            mode=preemption_mode,
+        )
+        self._preemption = Preemption(
+            queues=queues,
+            blocks=blocks,
+            decode_columns=decode_columns,
+            worker_state=worker_state,
+            sequence_release=self._sequence_release,
+            swapping=self._swapping,
+        )
         self._planner = Planner(
             limits=limits,
             queues=queues,
@@ -108,7 +116,7 @@ class Scheduler:
             decode_columns=decode_columns,
             worker_state=worker_state,
             preemption=self._preemption,
-            sequence_release=self._sequence_release,
+            swapping=self._swapping,
             trials=self._trials,
             worker_name=worker_name,
         )
@@ -140,9 +148,9 @@ class Scheduler:
             self._planner.fill(plan, now)
         if self.grammars.wanted is not None or self._queues.admission.parked.num_groups:
             self.grammars.plan()
-        if self.blocks.cpu_tier.has_plan and (kept := self.blocks.complete()):
-            plan.need_block_moves().swap_out += kept
-        if plan.is_empty:
+        is_empty = self._planner.is_empty(plan)
+        self._swapping.finish_plan(plan)
+        if is_empty:
             return None
         if worker_state.forks or worker_state.forget_seq_ids:
             worker_state.finish_plan(plan)
@@ -158,7 +166,7 @@ class Scheduler:
             self._planner.fill_alone(plan, now)
         if not plan.is_alone:
             self._planner.fill(plan, now)
-        if tries and plan.is_empty and not self._trials.is_turn:
+        if tries and self._planner.is_empty(plan) and not self._trials.is_turn:
             self._planner.fill_alone(plan, now)
 
     def pop_failed(self) -> list[SequenceGroup]:
@@ -181,16 +189,8 @@ class Scheduler:
         return outcome
 
     def _observe_costs(self, plan: StepPlan, timings: StepTimings) -> None:
-        moves, num_seqs, num_tokens = plan.block_moves, len(plan.seqs), plan.total_tokens
-        if moves is not None and (num_blocks := len(moves.swap_out) + len(moves.swap_in)):
-            self.cost.observe_swaps(
-                step_id=plan.step_id,
-                num_blocks=num_blocks,
-                num_copies=len(moves.copy),
-                swap_ns=timings.swap_ns,
-            )
-        elif plan.step_id - self.cost.last_swap_step == STEPS_TO_RETRY:
-            self.cost.forget_swaps()
+        self._swapping.observe(plan, swap_ns=timings.swap_ns)
+        num_seqs, num_tokens = len(plan.seqs), plan.total_tokens
         if num_tokens > num_seqs:
             self.cost.observe_prefill(
                 num_seqs=num_seqs, num_tokens=num_tokens, forward_ns=timings.forward_ns

@@ -1,7 +1,8 @@
 """The section of a step that copies blocks within a pool, or from one pool to the other."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +17,13 @@ class BlockMapping(NamedTuple):
     src: NDArray[np.int32]
     dst: NDArray[np.int32]
 
+    @classmethod
+    def of(cls, copies: Sequence[tuple[int, int]]) -> Self:
+        """Returns the mapping of pairs of blocks."""
+        return cls(*np.array(copies, dtype=np.int32).reshape(-1, 2).T.copy())
 
-_NO_COPIES = BlockMapping(np.empty(0, dtype=np.int32), np.empty(0, dtype=np.int32))
+
+_NO_COPIES = BlockMapping.of([])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +36,11 @@ class BlockMoves:
     """Blocks copied from the CPU pool to the GPU pool."""
     copy: BlockMapping = _NO_COPIES
     """Blocks copied within the GPU pool."""
+
+    @property
+    def num_swapped(self) -> int:
+        """Number of blocks that are copied from one pool to the other."""
+        return len(self.swap_out.src) + len(self.swap_in.src)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -51,7 +62,7 @@ def encode_block_moves(moves: BlockMoves) -> pb.BlockMoves:
         (message.swap_in, moves.swap_in),
         (message.copy, moves.copy),
     ):
-        if mapping is not _NO_COPIES:
+        if len(mapping.src):
             field.src, field.dst = pack_int32(mapping.src), pack_int32(mapping.dst)
     return message
 

@@ -1,13 +1,15 @@
 """Maps logical KV blocks of sequences to physical blocks on GPU and in CPU swap.
 
-Pure bookkeeping: no tensors, no I/O. A method that moves data returns the copies to make; the
-worker makes them. Follows PagedAttention (Kwon et al., SOSP 2023, sections 4.3 to 4.5).
+Pure bookkeeping: no tensors, no I/O. The copies that the methods call for are collected until
+`finish_plan` returns them; the worker makes them. Follows PagedAttention (Kwon et al., SOSP 2023,
+sections 4.3 to 4.5).
 """
 
 from collections import Counter
 from collections.abc import Iterable
 from enum import Enum, auto
 
+from contract.sections.block_moves import NO_MOVES, BlockMapping, BlockMoves
 from scheduler_svc.kv.block_allocator import BlockAllocator, BlockCopy, BlockHash
 from scheduler_svc.kv.block_moves import distinct_blocks, move
 from scheduler_svc.kv.cpu_tier import CopyCosts, CpuTier
@@ -60,6 +62,10 @@ class BlockSpaceManager:
         )
         self.gpu = BlockAllocator(num_gpu_blocks, on_evict=self.cpu_tier.keep)
         self.cpu = self.cpu_tier.pool
+        # Copies of the plan in the making, by pools.
+        self._out: list[BlockCopy] = []
+        self._in: list[BlockCopy] = []
+        self._within: list[BlockCopy] = []
         self._num_watermark_blocks = num_watermark_blocks
         self._max_model_len = max_model_len
         self._prefix_cache = PrefixCache(
@@ -130,27 +136,24 @@ class BlockSpaceManager:
         """Says whether a sequence without blocks fits, given blocks that it may share."""
         return self._num_taken(seq, prefix) <= self.gpu.num_free
 
-    def start(self, seq: Sequence, prefix: list[FoundBlock]) -> list[BlockCopy]:
+    def start(self, seq: Sequence, prefix: list[FoundBlock]) -> None:
         """Gives a sequence its first blocks: those of `prefix`, and new ones for its other tokens.
 
-        The sequence counts the tokens of `prefix` as computed already. Returns the copies from the
-        CPU pool that this calls for.
+        The sequence counts the tokens of `prefix` as computed already.
         """
         for found in prefix:  # before a new block is taken, which might be one of these
             if found.is_on_gpu:
                 self.gpu.share(found.block)
             else:
                 self.cpu_tier.hold([found.block], arriving=False)
-        copies = []
         for index, found in enumerate(prefix):
             block = found.block
             if not found.is_on_gpu:
                 block = self.gpu.obtain(self._prefix_cache.hash(seq, index)).block
-                copies.append(BlockCopy(found.block, block))
+                self._in.append(BlockCopy(found.block, block))
             seq.block_table.append(block)
         self._prefix_cache.record_shared(seq, len(prefix))
         self.append_slots(seq, seq.num_remaining_tokens)
-        return copies
 
     def cache_blocks(self, seq: Sequence) -> None:
         """Lets whole computed blocks be found; to be called when their tokens are accepted."""
@@ -183,12 +186,12 @@ class BlockSpaceManager:
 
     def append_slots(
         self, seq: Sequence, num_new_tokens: int, *, num_lookahead_slots: int = 0
-    ) -> BlockCopy | None:
-        """Makes room for the next tokens; returns the copy that a shared block calls for."""
-        copy = self._unshare(seq)
+    ) -> int | None:
+        """Makes room for the next tokens; returns the block that replaces a shared one, if any."""
+        block = self._unshare(seq)
         for _ in range(self._num_blocks_to_append(seq, num_new_tokens, num_lookahead_slots)):
             self.append_block(seq)
-        return copy
+        return block
 
     def _num_blocks_to_append(
         self, seq: Sequence, num_new_tokens: int, num_lookahead_slots: int
@@ -246,7 +249,7 @@ class BlockSpaceManager:
             return AllocStatus.LATER
         return self._has_room(wanted - self.gpu.num_used(h for h in hashes if isinstance(h, bytes)))
 
-    def swap_out(self, group: SequenceGroup) -> list[BlockCopy]:
+    def swap_out(self, group: SequenceGroup) -> None:
         """Moves the group's blocks to CPU swap, each once however many sequences share it."""
         self.cpu_tier.make_room(self._distinct_blocks(group).values())
         copies, left = move(
@@ -255,17 +258,29 @@ class BlockSpaceManager:
         self.cpu_tier.hold((copy.dst for copy in copies), arriving=True)
         for block in reversed(left):  # of a chain the end is forgotten first
             self.gpu.free(block)
-        return copies
+        self._out += copies
 
-    def swap_in(self, group: SequenceGroup) -> list[BlockCopy]:
+    def swap_in(self, group: SequenceGroup) -> None:
         """Moves the group's blocks back to the GPU."""
         copies, left = move(group, self.gpu, block_size=self.block_size, finds=True)
         self.cpu_tier.leave(left)
-        return copies
+        self._in += copies
 
-    def complete(self) -> list[BlockCopy]:
-        """Ends the plan in the making; returns the copies to the CPU of what it evicted."""
-        return self.cpu_tier.complete()
+    @property
+    def has_swaps(self) -> bool:
+        """True if the plan in the making copies blocks of its groups from one pool to the other."""
+        return bool(self._out or self._in)
+
+    def finish_plan(self) -> BlockMoves:
+        """Ends the plan in the making; returns its copies, with those that keep evicted blocks."""
+        if self.cpu_tier.has_plan:
+            self._out += self.cpu_tier.finish_plan()
+        if not (self._out or self._in or self._within):
+            return NO_MOVES
+        collected = (self._out, self._in, self._within)
+        self._out, self._in, self._within = [], [], []
+        out, back, within = map(BlockMapping.of, collected)
+        return BlockMoves(swap_out=out, swap_in=back, copy=within)
 
     def reset_prefix_cache(self) -> bool:
         """Forgets all cached blocks of both pools; False, changing nothing, if any is in use."""
@@ -297,11 +312,12 @@ class BlockSpaceManager:
             return index
         return None
 
-    def _unshare(self, seq: Sequence) -> BlockCopy | None:
+    def _unshare(self, seq: Sequence) -> int | None:
         index = self._shared_write_index(seq)
         if index is None:
             return None
         copy = BlockCopy(src=seq.block_table[index], dst=self.gpu.allocate())
         self.gpu.free(copy.src)
         seq.block_table[index] = copy.dst
-        return copy
+        self._within.append(copy)
+        return copy.dst

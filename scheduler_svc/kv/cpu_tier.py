@@ -1,9 +1,9 @@
 """The CPU pool: the blocks of swapped groups, and behind them a second tier of the prefix cache.
 
 A cached block that the GPU pool evicts is copied here if that pays, and is found by its hash. The
-blocks of swapped groups are found too, and those that are here already are not copied again: both
-are one mechanism, `swap_out` and `swap_in` of a step's block moves. Cached blocks make room for
-swapped ones. The tiers follow CachedAttention (Gao et al., USENIX ATC 2024).
+blocks of swapped groups are found too, and those that are here already are not copied again: a step
+makes both kinds of copies in the same way. Cached blocks make room for swapped ones. The tiers
+follow CachedAttention (Gao et al., USENIX ATC 2024).
 
 A worker swaps out before it swaps in. So whatever the plan in the making reads or writes here is
 held until the plan is complete: it is not handed out again, and what the plan brings is not found.
@@ -116,7 +116,7 @@ class CpuTier:
         self._held += blocks
         self.has_plan = True
 
-    def complete(self) -> list[BlockCopy]:
+    def finish_plan(self) -> list[BlockCopy]:
         """Ends the plan in the making; returns the copies out that keep evicted blocks."""
         copies = list(self._kept.values())
         for copy in copies:

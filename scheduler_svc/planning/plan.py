@@ -8,11 +8,10 @@ from dataclasses import dataclass, field, replace
 
 from contract.columns import int32s, int64s
 from contract.sampling_params import SamplingParams
-from contract.sections.block_moves import NO_MOVES
+from contract.sections.block_moves import NO_MOVES, BlockMoves
 from contract.sections.forks import Fork
 from contract.step import NewSequence, Step, TablePatch
 from contract.step_result import StepResult
-from scheduler_svc.planning.block_moves import PlannedMoves
 from scheduler_svc.requests.open_spans import StepTrace
 from scheduler_svc.requests.sequence import Sequence
 from scheduler_svc.requests.sequence_group import SequenceGroup
@@ -40,8 +39,8 @@ class StepPlan:
     patches: list[TablePatch] = field(default_factory=list)
     forks: list[Fork] = field(default_factory=list)
     forget: list[int] = field(default_factory=list)
-    block_moves: PlannedMoves | None = None
-    """None if the step copies no block."""
+    block_moves: BlockMoves = NO_MOVES
+    """Set when the plan is filled; see swapping.py."""
     preempted: list[SequenceGroup] = field(default_factory=list)
     deferred_victims: list[SequenceGroup] = field(default_factory=list)
     """Groups that sit this step out because they are preempted as soon as they are answered."""
@@ -55,18 +54,6 @@ class StepPlan:
     def takes(self, group: SequenceGroup) -> bool:
         """Returns whether the step may hold a group that runs: suspects have steps of their own."""
         return self.is_alone is (group.suspicion is not None)
-
-    @property
-    def is_empty(self) -> bool:
-        """True if the worker has nothing to do."""
-        moves = self.block_moves
-        return not self.seqs and (moves is None or not (moves.swap_out or moves.swap_in))
-
-    def need_block_moves(self) -> PlannedMoves:
-        """Returns the plan's block moves, to add to."""
-        if self.block_moves is None:
-            self.block_moves = PlannedMoves()
-        return self.block_moves
 
     def add_decodes(self, seqs: list[Sequence]) -> None:
         """Adds one token of each of some sequences that the worker knows."""
@@ -93,7 +80,7 @@ class StepPlan:
     @property
     def section_counts(self) -> dict[str, int]:
         """Amounts of work of the step's sections, under names that each section chooses."""
-        return _NO_COUNTS if self.block_moves is None else self.block_moves.counts
+        return _NO_COUNTS if self.block_moves is NO_MOVES else self.block_moves.counts
 
     @property
     def total_tokens(self) -> int:
@@ -117,7 +104,7 @@ class StepPlan:
             traceparent=traceparent,
             tracestate=tracestate,
             forks=tuple(self.forks),
-            block_moves=NO_MOVES if self.block_moves is None else self.block_moves.to_section(),
+            block_moves=self.block_moves,
         )
 
     def _new_sequences(self) -> tuple[NewSequence, ...]:

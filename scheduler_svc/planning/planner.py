@@ -13,8 +13,8 @@ from scheduler_svc.planning.decode_columns import DecodeColumns
 from scheduler_svc.planning.group_selection import GroupSelection
 from scheduler_svc.planning.plan import StepPlan
 from scheduler_svc.planning.preemption import Preemption
-from scheduler_svc.planning.sequence_release import NO_LONGER_FITS, SequenceRelease
 from scheduler_svc.planning.suspect_turns import Trials
+from scheduler_svc.planning.swapping import Swapping
 from scheduler_svc.planning.token_budget import prompt_budget
 from scheduler_svc.planning.worker_state import WorkerState
 from scheduler_svc.queue.worker_queues import GroupQueues
@@ -37,7 +37,7 @@ class Planner:
         decode_columns: DecodeColumns,
         worker_state: WorkerState,
         preemption: Preemption,
-        sequence_release: SequenceRelease,
+        swapping: Swapping,
         trials: Trials,
         worker_name: str = "",
     ) -> None:
@@ -51,7 +51,7 @@ class Planner:
         self._decode_columns = decode_columns
         self._worker_state = worker_state
         self._preemption = preemption
-        self._sequence_release = sequence_release
+        self._swapping = swapping
         self._trials = trials
         self._branch_recompute = BranchRecompute(
             blocks=blocks, queues=queues, preemption=preemption
@@ -79,7 +79,7 @@ class Planner:
         if not plan.is_short_of_blocks:  # a group that was just preempted must not preempt others
             self._add_swapped(plan, now)
             self._add_waiting(plan, now)
-        if not plan.is_empty:
+        if not self.is_empty(plan):
             self._update_decode_columns(plan)
 
     def fill_alone(self, plan: StepPlan, now: float) -> None:
@@ -97,6 +97,10 @@ class Planner:
             self._update_decode_columns(plan)
         if plan.is_alone and self._queues.admission.groups:
             self._queues.admission.waits.record(WaitReason.SUSPECT, now)
+
+    def is_empty(self, plan: StepPlan) -> bool:
+        """Returns whether the worker has nothing to do; it may swap groups that compute later."""
+        return not plan.seqs and not self._blocks.has_swaps
 
     def _update_decode_columns(self, plan: StepPlan) -> None:
         """Moves decoding groups into the columns; all leave them while blocks are short."""
@@ -173,15 +177,14 @@ class Planner:
         if not self._blocks.can_start(seq, prefix):
             plan.is_short_of_blocks = True
             return False
-        self._start(plan, seq, prefix)
+        self._start(seq, prefix)
         return True
 
-    def _start(self, plan: StepPlan, seq: Sequence, prefix: list[FoundBlock]) -> None:
+    def _start(self, seq: Sequence, prefix: list[FoundBlock]) -> None:
         seq.num_computed_tokens = len(prefix) * self._blocks.block_size
-        copies = self._blocks.start(seq, prefix)
-        if copies:
-            plan.need_block_moves().swap_in += copies
-            self.num_cpu_prefix_hits += len(copies) * self._blocks.block_size
+        self._blocks.start(seq, prefix)
+        num_fetched = sum(not found.is_on_gpu for found in prefix)
+        self.num_cpu_prefix_hits += num_fetched * self._blocks.block_size
         is_prompt = not seq.output_token_ids and not seq.group.num_preemptions
         if is_prompt and seq.group.times.first_token is None:
             seq.group.num_cached_tokens = seq.num_computed_tokens
@@ -191,17 +194,7 @@ class Planner:
     # Swapped and waiting groups
 
     def _add_swapped(self, plan: StepPlan, now: float) -> None:
-        swapped = self._queues.swapped
-        while swapped and plan.token_budget:
-            group = swapped[0]
-            status = self._blocks.can_swap_in(group)
-            if status is AllocStatus.NEVER:
-                self._sequence_release.fail_later(group, NO_LONGER_FITS)
-                continue
-            if status is AllocStatus.LATER or not self._group_selection.has_slots(group):
-                return
-            del swapped[0]
-            plan.need_block_moves().swap_in += self._blocks.swap_in(group)
+        while plan.token_budget and (group := self._swapping.pop_group()):
             self._resume(group, now)
             group.timeline.add(
                 EventKind.RESUMED,
@@ -244,7 +237,7 @@ class Planner:
         is_new = not group.has_started
         self._resume(group, now)
         seq = group.unfinished[0]
-        self._start(plan, seq, self._blocks.find_prefix(seq))
+        self._start(seq, self._blocks.find_prefix(seq))
         self._branch_recompute.record(group)
         if is_new:  # what is computed again is not the tenant's to pay
             num_new_tokens = group.num_prompt_tokens - group.num_cached_tokens

@@ -6,12 +6,11 @@ Preemption of whole groups, the last in line first, follows vLLM (SOSP 2023, sec
 import logging
 
 from rpc.telemetry import logs
-from scheduler_svc.config import PreemptionMode
 from scheduler_svc.kv.block_manager import AllocStatus, BlockSpaceManager
-from scheduler_svc.kv.cost_model import CostModel
 from scheduler_svc.planning.decode_columns import DecodeColumns
 from scheduler_svc.planning.plan import StepPlan
 from scheduler_svc.planning.sequence_release import NO_LONGER_FITS, SequenceRelease
+from scheduler_svc.planning.swapping import Swapping
 from scheduler_svc.planning.worker_state import WorkerState
 from scheduler_svc.queue.worker_queues import GroupQueues
 from scheduler_svc.requests.sequence import Sequence
@@ -32,8 +31,7 @@ class Preemption:
         decode_columns: DecodeColumns,
         worker_state: WorkerState,
         sequence_release: SequenceRelease,
-        cost: CostModel,
-        mode: PreemptionMode,
+        swapping: Swapping,
     ) -> None:
         self.num_preemptions = 0
         self.num_recomputes = 0  # of those; the others were swapped
@@ -42,8 +40,7 @@ class Preemption:
         self._decode_columns = decode_columns
         self._worker_state = worker_state
         self._sequence_release = sequence_release
-        self._cost = cost
-        self._mode = mode
+        self._swapping = swapping
 
     def make_room(self, seq: Sequence, plan: StepPlan, now: float) -> bool:
         """Gives a sequence the block of its next token, at the cost of those behind it.
@@ -92,7 +89,7 @@ class Preemption:
         group.times.preempted_at = now
         for seq in group.unfinished:
             self._worker_state.forget(seq)
-        is_swap = self._is_swapped_rather(group)
+        is_swap = self._swapping.is_preferred(group)
         group.timeline.add(
             EventKind.PREEMPTED,
             now,
@@ -102,8 +99,7 @@ class Preemption:
             other_request_id=by.request_id,
         )
         if is_swap:
-            plan.need_block_moves().swap_out += self._blocks.swap_out(group)
-            self._queues.swap_out(group)
+            self._swapping.preempt(group)
         else:
             self._set_back(group, now)
         with logs.of_request(group.request_id, group.request.traceparent):
@@ -122,14 +118,3 @@ class Preemption:
         group.forget_progress()
         self._queues.set_back(group)
         group.timeline.wait(self._queues.admission.waits, now)
-
-    def _is_swapped_rather(self, group: SequenceGroup) -> bool:
-        """Chooses between swap and recompute; without room in the CPU pool it is recompute."""
-        if group.suspicion is not None:  # it comes back in a step of its own, which swaps nothing
-            return False
-        if self._mode is PreemptionMode.RECOMPUTE or not self._blocks.can_swap_out(group):
-            return False
-        num_blocks = self._blocks.num_distinct_blocks(group)
-        return self._mode is PreemptionMode.SWAP or self._cost.prefers_swap(
-            num_blocks=num_blocks, num_tokens=num_blocks * self._blocks.block_size
-        )

@@ -42,12 +42,9 @@ class WorkerState:
         """Takes the blocks of the next tokens, which `can_append_slots` has allowed."""
         self._split_off(plan, seq)
         index = seq.num_planned_tokens // self._blocks.block_size
-        copy = self._blocks.append_slots(seq, num_new_tokens)
-        if copy is None:
-            return
-        plan.need_block_moves().copy.append(copy)
-        if seq.is_on_worker:
-            plan.patches.append(TablePatch(seq.seq_id, index, (copy.dst,)))
+        block = self._blocks.append_slots(seq, num_new_tokens)
+        if block is not None and seq.is_on_worker:
+            plan.patches.append(TablePatch(seq.seq_id, index, (block,)))
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Lets the next plan split `child` off, if it holds the child; else it is sent in full."""

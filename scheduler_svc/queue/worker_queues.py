@@ -51,7 +51,7 @@ class GroupQueues:
             self.num_sequence_slots += group.num_reserved_sequences - self._slots_of[group]
             self._slots_of[group] = group.num_reserved_sequences
 
-    def swap_out(self, group: SequenceGroup) -> None:
+    def set_aside(self, group: SequenceGroup) -> None:
         """Moves a running group to the swapped ones."""
         self._stop_running(group)
         group.set_status(SequenceStatus.SWAPPED)

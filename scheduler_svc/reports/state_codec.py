@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from contract import sampling_params
 from contract.model import encode_model
-from contract.sections.block_moves import encode_block_moves
+from contract.sections.block_moves import NO_MOVES, encode_block_moves
 from protos.scheduler.v1 import state_pb2 as pb
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.config import SchedulerConfig
@@ -86,9 +86,7 @@ def _step(plan: StepPlan, now: float) -> pb.PlannedStep:
         num_new_tokens=plan.num_new_tokens,
         num_samples=plan.num_samples,
         forget_seq_ids=plan.forget,
-        block_moves=None
-        if plan.block_moves is None
-        else encode_block_moves(plan.block_moves.to_section()),
+        block_moves=None if plan.block_moves is NO_MOVES else encode_block_moves(plan.block_moves),
         deferred_victim_request_ids=_ids(plan.deferred_victims),
         is_short_of_blocks=plan.is_short_of_blocks,
     )

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from contract.columns import int32s, int64s
 from contract.logprobs import TokenLogprobs
 from contract.request import BeamSearchParams
+from contract.sections.block_moves import BlockMapping
 from contract.step_result import StepResult
-from scheduler_svc.planning.block_moves import PlannedMoves
+from scheduler_svc.kv.block_allocator import BlockCopy
 from scheduler_svc.planning.plan import StepPlan
 from scheduler_svc.requests.beam_search import BeamSearch, Candidates, Hypothesis
 
@@ -20,6 +21,10 @@ VOCAB_SIZE = 97
 
 Block = dict[int, tuple[int, int]]
 """By offset: a token, and a hash of all tokens up to it."""
+
+
+def copies_of(mapping: BlockMapping) -> list[BlockCopy]:
+    return list(map(BlockCopy, mapping.src.tolist(), mapping.dst.tolist()))
 
 
 def chain(value: int, token_id: int) -> int:
@@ -160,15 +165,16 @@ class FakeWorker:
 
     def _move(self, plan: "EncodedPlan") -> None:
         moves = plan.block_moves
-        read = {copy.src for copy in moves.swap_in}
-        assert not read & {copy.dst for copy in moves.swap_out}, "written before it is read"
+        read = set(moves.swap_in.src.tolist())
+        assert not read & set(moves.swap_out.dst.tolist()), "written before it is read"
         self.num_swapped_in += len(read)
-        self.num_swapped_out += len(plan.block_moves.swap_out)
-        for copies, source, target in (
-            (plan.block_moves.swap_out, self.gpu, self.cpu),
-            (plan.block_moves.swap_in, self.cpu, self.gpu),
-            (plan.block_moves.copy, self.gpu, self.gpu),
+        self.num_swapped_out += len(moves.swap_out.src)
+        for mapping, source, target in (
+            (moves.swap_out, self.gpu, self.cpu),
+            (moves.swap_in, self.cpu, self.gpu),
+            (moves.copy, self.gpu, self.gpu),
         ):
+            copies = copies_of(mapping)
             assert len({copy.dst for copy in copies}) == len(copies), "a destination is double"
             if source is target:
                 assert not {copy.src for copy in copies} & {copy.dst for copy in copies}
@@ -233,7 +239,7 @@ class EncodedPlan:
         self.forget = list(plan.forget)
         self.forks = list(plan.forks)
         self.patches = list(plan.patches)
-        self.block_moves = plan.block_moves or PlannedMoves()
+        self.block_moves = plan.block_moves
         self.seq_ids = [seq.seq_id for seq in plan.seqs]
         self.num_new_tokens = list(plan.num_new_tokens)
         self.new = [

@@ -9,6 +9,7 @@ from scheduler_svc.kv.prefix_cache import FoundBlock
 from scheduler_svc.requests.sequence import Sequence, SequenceStatus
 from scheduler_svc.requests.sequence_group import SequenceGroup
 from scheduler_svc.requests.sequence_ids import next_seq_id
+from tests.scheduler_svc.fake_worker import copies_of
 from tests.scheduler_svc.make import make_request
 
 
@@ -57,16 +58,15 @@ def start(
 
 
 def swap_out(blocks: BlockSpaceManager, group: SequenceGroup) -> list[BlockCopy]:
-    copies = blocks.swap_out(group)
+    blocks.swap_out(group)
     group.set_status(SequenceStatus.SWAPPED)
-    return copies + blocks.complete()
+    return copies_of(blocks.finish_plan().swap_out)
 
 
 def swap_in(blocks: BlockSpaceManager, group: SequenceGroup) -> list[BlockCopy]:
-    copies = blocks.swap_in(group)
+    blocks.swap_in(group)
     group.set_status(SequenceStatus.RUNNING)
-    blocks.complete()
-    return copies
+    return copies_of(blocks.finish_plan().swap_in)
 
 
 @pytest.mark.parametrize(
@@ -150,8 +150,10 @@ def test_a_shared_block_is_copied_and_needs_room_for_the_copy() -> None:
     assert blocks.can_append_slots(first, 1) is AllocStatus.LATER
     blocks.gpu.free(other)
     assert blocks.can_append_slots(first, 1) is AllocStatus.OK
-    assert blocks.append_slots(first, 1) == BlockCopy(second.block_table[0], first.block_table[0])
+    assert blocks.append_slots(first, 1) == first.block_table[0]
     assert blocks.append_slots(second, 1) is None  # nobody reads it any more
+    copy = BlockCopy(second.block_table[0], first.block_table[0])
+    assert copies_of(blocks.finish_plan().copy) == [copy]
     blocks.check(group.sequences)
 
 
@@ -323,7 +325,7 @@ def test_a_group_cannot_come_back_in_the_step_that_takes_it_out() -> None:
     group = start(blocks, prompt_len=10)
     blocks.swap_out(group)
     assert blocks.can_swap_in(group) is AllocStatus.LATER
-    blocks.complete()
+    blocks.finish_plan()
     assert blocks.can_swap_in(group) is AllocStatus.OK
 
 
@@ -334,7 +336,7 @@ def test_blocks_that_a_plan_reads_on_the_cpu_are_not_written_by_it() -> None:
     blocks.swap_in(group)
     group.set_status(SequenceStatus.RUNNING)
     assert not blocks.can_swap_out(group)
-    blocks.complete()
+    blocks.finish_plan()
     assert blocks.can_swap_out(group)
 
 
@@ -347,10 +349,7 @@ def test_copies_of_evicted_blocks_give_way_to_a_group_in_the_same_plan() -> None
     taken = [blocks.gpu.allocate() for _ in range(5)]  # evicts two blocks, which are to be kept
     assert blocks.cpu.num_free == 1
     assert blocks.can_swap_out(group)
-    copies = blocks.swap_out(group)
-    group.set_status(SequenceStatus.SWAPPED)
-    assert sorted(copy.dst for copy in copies) == [0, 1, 2]
-    assert not blocks.complete()
+    assert sorted(copy.dst for copy in swap_out(blocks, group)) == [0, 1, 2]
     blocks.gpu.check(dict.fromkeys(taken, 1))
     blocks.cpu.check(dict.fromkeys(group.sequences[0].block_table, 1))
 
@@ -371,14 +370,13 @@ def test_a_group_may_share_an_evicted_block_that_the_plan_is_copying() -> None:
     while blocks.gpu.is_cached(evicted):
         blocks.gpu.allocate()
     assert blocks.can_swap_out(groups[1])
-    copies = blocks.swap_out(groups[1])
-    assert len(copies) == 1
+    blocks.swap_out(groups[1])
     assert blocks.cpu.num_free == 2
     third = make_request([3] * 12)  # of three blocks: it must not take what the second has got
     third.sequences[0].block_table = [0, 1, 2]
     assert not blocks.can_swap_out(third)
-    kept = blocks.complete()
-    assert kept == [BlockCopy(evicted, second.block_table[0])]
+    copies = copies_of(blocks.finish_plan().swap_out)
+    assert len(copies) == 2 and copies[1] == BlockCopy(evicted, second.block_table[0])
     assert blocks.cpu.is_shared(second.block_table[0]) is False
     blocks.cpu.check(dict.fromkeys(second.block_table, 1))
 
@@ -400,8 +398,7 @@ def test_a_copy_that_is_given_up_for_a_group_is_not_counted_as_its_own() -> None
         blocks.gpu.allocate()
     assert blocks.cpu.num_free == 0
     assert blocks.can_swap_out(groups[1])
-    assert len(blocks.swap_out(groups[1])) == 2
-    assert not blocks.complete()
+    assert len(swap_out(blocks, groups[1])) == 2
     blocks.cpu.check(dict.fromkeys(groups[1].sequences[0].block_table, 1))
 
 

@@ -125,7 +125,7 @@ def test_requests_of_one_step_share_what_comes_back() -> None:
         server.run([*range(first, first + 15)])
     groups = [server.add([*PROMPT, i], max_tokens=1) for i in range(2)]
     server.loop.send()
-    assert [len(plan.block_moves.swap_in) for plan in server.loop.sent] == [2]
+    assert [len(plan.block_moves.swap_in.src) for plan in server.loop.sent] == [2]
     first, second = (group.sequences[0].block_table for group in groups)
     assert first[:2] == second[:2]
     server.loop.run()
@@ -181,7 +181,7 @@ def test_a_step_copies_no_more_evicted_blocks_than_its_time_allows() -> None:
     server.run([1] * 20)
     server.add([2] * 20)
     server.loop.send()
-    assert len(server.loop.sent[0].block_moves.swap_out) == 3
+    assert len(server.loop.sent[0].block_moves.swap_out.src) == 3
     server.loop.run()
     server.check()
 

@@ -9,7 +9,7 @@ from scheduler_svc.config import PreemptionMode
 from scheduler_svc.requests.sequence import SequenceStatus
 from scheduler_svc.requests.sequence_group import SequenceGroup
 from tests.scheduler_svc.beams import assert_found, make_search
-from tests.scheduler_svc.fake_worker import expected
+from tests.scheduler_svc.fake_worker import copies_of, expected
 from tests.scheduler_svc.make import Loop, make_loop, make_request, make_scheduler, outputs
 
 
@@ -95,7 +95,7 @@ def test_a_swapped_group_computes_in_the_step_that_brings_it_back() -> None:
         loop.answer()
         loop.send()
     (plan,) = loop.sent
-    assert plan.block_moves.swap_in
+    assert len(plan.block_moves.swap_in.src)
     assert sorted(plan.seq_ids) == [seq.seq_id for seq in group.sequences]
     loop.run()
     assert_expected(group)
@@ -163,10 +163,9 @@ def test_a_branch_that_had_no_blocks_when_its_group_was_swapped_shares_its_promp
     forget(loop, group)
     scheduler.blocks.free(second)  # as if the group had been recomputed, and this one not yet
     second.forget_progress()
-    copies = scheduler.blocks.swap_out(group)
+    scheduler._swapping.preempt(group)
+    copies = copies_of(scheduler.blocks.finish_plan().swap_out)
     loop.worker.cpu |= {copy.dst: dict(loop.worker.gpu[copy.src]) for copy in copies}
-    scheduler._queues.swap_out(group)
-    scheduler.blocks.complete()
     loop.send()
     while not second.block_table:
         loop.answer()

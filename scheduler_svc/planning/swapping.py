@@ -1,0 +1,87 @@
+"""Swaps groups to the CPU pool and back: the part of the planner for a step's block moves.
+
+A worker moves the blocks of a step before it computes, so a group may compute in the step that
+brings it back.
+"""
+
+from contract.sections.block_moves import NO_MOVES
+from scheduler_svc.config import PreemptionMode
+from scheduler_svc.kv.block_manager import AllocStatus, BlockSpaceManager
+from scheduler_svc.kv.cost_model import STEPS_TO_RETRY, CostModel
+from scheduler_svc.planning.group_selection import GroupSelection
+from scheduler_svc.planning.plan import StepPlan
+from scheduler_svc.planning.sequence_release import NO_LONGER_FITS, SequenceRelease
+from scheduler_svc.queue.worker_queues import GroupQueues
+from scheduler_svc.requests.sequence_group import SequenceGroup
+
+
+class Swapping:
+    """Decides which groups of one worker are swapped."""
+
+    def __init__(
+        self,
+        *,
+        queues: GroupQueues,
+        blocks: BlockSpaceManager,
+        group_selection: GroupSelection,
+        sequence_release: SequenceRelease,
+        cost: CostModel,
+        mode: PreemptionMode,
+    ) -> None:
+        self._queues = queues
+        self._blocks = blocks
+        self._group_selection = group_selection
+        self._sequence_release = sequence_release
+        self._cost = cost
+        self._mode = mode
+
+    def is_preferred(self, group: SequenceGroup) -> bool:
+        """Chooses between swap and recompute; without room in the CPU pool it is recompute."""
+        if group.suspicion is not None:  # it comes back in a step of its own, which swaps nothing
+            return False
+        if self._mode is PreemptionMode.RECOMPUTE or not self._blocks.can_swap_out(group):
+            return False
+        num_blocks = self._blocks.num_distinct_blocks(group)
+        return self._mode is PreemptionMode.SWAP or self._cost.prefers_swap(
+            num_blocks=num_blocks, num_tokens=num_blocks * self._blocks.block_size
+        )
+
+    def preempt(self, group: SequenceGroup) -> None:
+        """Takes a running group's blocks off the GPU."""
+        self._blocks.swap_out(group)
+        self._queues.set_aside(group)
+
+    def pop_group(self) -> SequenceGroup | None:
+        """Brings back the first of the swapped groups, which is in no queue then.
+
+        Returns None if there is none, or if it has to wait. Groups that no longer fit end.
+        """
+        while swapped := self._queues.swapped:
+            group = swapped[0]
+            status = self._blocks.can_swap_in(group)
+            if status is AllocStatus.NEVER:
+                self._sequence_release.fail_later(group, NO_LONGER_FITS)
+                continue
+            if status is AllocStatus.LATER or not self._group_selection.has_slots(group):
+                return None
+            del swapped[0]
+            self._blocks.swap_in(group)
+            return group
+        return None
+
+    def finish_plan(self, plan: StepPlan) -> None:
+        """Gives a filled plan the copies that its sequences, and those it swaps, call for."""
+        plan.block_moves = self._blocks.finish_plan()
+
+    def observe(self, plan: StepPlan, *, swap_ns: int) -> None:
+        """Measures what the swaps of an answered step took."""
+        moves = plan.block_moves
+        if moves is not NO_MOVES and moves.num_swapped:
+            self._cost.observe_swaps(
+                step_id=plan.step_id,
+                num_blocks=moves.num_swapped,
+                num_copies=len(moves.copy.src),
+                swap_ns=swap_ns,
+            )
+        elif plan.step_id - self._cost.last_swap_step == STEPS_TO_RETRY:
+            self._cost.forget_swaps()
