@@ -1,4 +1,4 @@
-"""Log probabilities that a worker answers with: as many as were asked for, and no more."""
+"""A worker answers with as many tokens and log probabilities as were asked for, and no more."""
 
 from typing import Any
 
@@ -51,6 +51,21 @@ def test_a_row_names_as_many_tokens_as_were_asked_for(params: SamplingParams, al
 
     assert fault(allowed) is None
     assert fault(allowed + 1) == f"{allowed + 1} log probabilities of row 0"
+
+
+def test_a_run_has_one_token_since_no_step_asks_for_drafts() -> None:
+    plan = make_plan(SamplingParams())
+    seq_ids = int64s([seq.seq_id for seq in plan.seqs])
+
+    def fault(*token_ids: int) -> str | None:
+        lengths = int32s([len(token_ids)])
+        answer = StepResult(
+            step_id=1, seq_ids=seq_ids, num_tokens=lengths, token_ids=int32s(token_ids)
+        )
+        return find_fault(plan, answer, vocab_size=VOCAB_SIZE)
+
+    assert fault(1) is None
+    assert fault(1, 2) == "2 of 1 tokens"
 
 
 @pytest.mark.parametrize("asked", [None, 0, 3])
