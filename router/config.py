@@ -11,6 +11,7 @@ from rpc.settings.addresses import Addresses, Port
 from rpc.settings.quantities import joined, texts
 from rpc.settings.secrets import Secrets
 from rpc.settings.service_settings import (
+    FilePath,
     HostSettings,
     NameSettings,
     SettingsGroup,
@@ -78,7 +79,7 @@ class ApiSettings(RequestSettings, NameSettings):
         description="keys of which clients must show one; better set in the environment, since"
         " other users of the machine see a command line",
     )
-    api_keys: str | None = Field(
+    api_keys: FilePath | None = Field(
         None,
         description="YAML file of the API keys that clients must show; `signalbox keys create`"
         " makes its entries",

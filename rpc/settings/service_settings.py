@@ -6,9 +6,18 @@ are made of it; nothing else checks its range.
 """
 
 from collections.abc import Iterator
-from typing import Annotated, ClassVar, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from rpc.interceptors.peer_roles import PeerNames
 from rpc.metrics.registry import OURS, PREFIXES, MetricsConfig
@@ -18,6 +27,9 @@ from rpc.telemetry import logs
 from rpc.transport.tls import TlsConfig
 
 G = TypeVar("G", bound="SettingsGroup")
+FilePath = Annotated[str, Field(min_length=1)]
+"""A path. An empty one is refused: `--tls-client-ca "$CA"` without CA would ask for no
+certificate."""
 LogLevel = Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(in_lower_case)]
 
 
@@ -37,6 +49,15 @@ class SettingsGroup(BaseModel):
     def part(self, group: type[G]) -> G:
         """Returns the settings of one of the groups."""
         return group(**{name: getattr(self, name) for name in group.model_fields})
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _is_no_switch(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuses true and false for a number: `metrics_port: no` would pick a port."""
+        kind = cls.model_fields[info.field_name or ""].annotation
+        if isinstance(value, bool) and {int, float} & {kind, *get_args(kind)}:
+            raise ValueError("it is a number; leave it out for the default")
+        return value
 
 
 class Settings(SettingsGroup):
@@ -64,16 +85,16 @@ class TlsSettings(Settings):
 
     GROUP: ClassVar[str] = "protection"
 
-    tls_cert: str | None = Field(
+    tls_cert: FilePath | None = Field(
         None, description="PEM file: this process's certificate and chain; its ports speak TLS"
     )
-    tls_key: str | None = Field(None, description="PEM file: the certificate's private key")
-    tls_ca: str | None = Field(
+    tls_key: FilePath | None = Field(None, description="PEM file: the certificate's private key")
+    tls_ca: FilePath | None = Field(
         None,
         description="PEM file: certificate authority of the services that this one calls; its"
         " channels speak TLS",
     )
-    tls_client_ca: str | None = Field(
+    tls_client_ca: FilePath | None = Field(
         None,
         description="PEM file: certificate authority of clients; each must show a certificate"
         " (mTLS)",

@@ -71,6 +71,23 @@ def test_a_wrong_file_is_refused_in_one_line(tmp_path: Path, text: str, expected
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["metrics_port", "seed", "max_num_seqs", "drain_timeout"])
+@pytest.mark.parametrize("switch", ["no", "true"])
+def test_a_number_is_no_switch(tmp_path: Path, name: str, switch: str) -> None:
+    config = write_config(tmp_path, f"simulate: true\n{name}: {switch}\n")
+    with pytest.raises(SettingsError, match=f"--{name.replace('_', '-')} is .*: it is a number"):
+        load(ServeSettings, {"config": config})
+
+
+@pytest.mark.parametrize("name", ["tls_cert", "tls_key", "tls_ca", "tls_client_ca", "api_keys"])
+def test_an_empty_variable_turns_no_protection_off(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(f"SIGNALBOX_{name.upper()}", "")
+    with pytest.raises(SettingsError, match=f"--{name.replace('_', '-')} is ''"):
+        load(RouterSettings, {})
+
+
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="No such file"):
         load(RouterSettings, {"config": str(tmp_path / "none.yaml")})
