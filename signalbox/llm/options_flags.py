@@ -71,6 +71,14 @@ def _kind(one: Field[Any], hint: Any) -> Callable[[str], Any]:
         return json.loads if is_data else type(values[0]) if values else str
     kinds = [kind for kind in get_args(hint) or (hint,) if kind is not type(None)]
     first = kinds[0]
-    if first in (bool, int, float):
+    if first in (bool, float):
         return first  # type: ignore[no-any-return]
+    if first is int:
+        return whole_number
     return str if first in (str, object) else json.loads
+
+
+def whole_number(text: str) -> int:
+    from rpc.settings.quantities import count
+
+    return int(count(text))
