@@ -9,7 +9,8 @@ from signalbox.client.connection import PLAIN, Connection, dial
 from signalbox.client.tls_probe import tls_hint
 
 TIMEOUT_S = 10.0
-_NO_METHOD = "Method not found!"  # as gRPC's servers of Python say it
+NO_METHOD = "Method not found!"
+"""Details of UNIMPLEMENTED from a server that lacks the method."""
 
 
 class Unreachable(RuntimeError):
@@ -61,6 +62,6 @@ class ServiceClient:
         if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
             hint = tls_hint(self.address, uses_tls=self._uses_tls)
             return Unreachable(f"no {self._name} answers at {self.address}{hint}")
-        if code is grpc.StatusCode.UNIMPLEMENTED and details == _NO_METHOD:
+        if code is grpc.StatusCode.UNIMPLEMENTED and details == NO_METHOD:
             return Refused(f"{self.address} is no {self._name} of this version")
         return NotKnown(details) if code is grpc.StatusCode.NOT_FOUND else Refused(details)

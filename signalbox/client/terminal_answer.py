@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
+from signalbox.client.service_client import NO_METHOD
 from signalbox.client.tls_probe import listens, tls_hint
 from signalbox.settings.environment import ENV_PREFIX
 from signalbox_client import Answer, AsyncStream, Chunk, RequestError
@@ -151,7 +152,8 @@ def explained(address: str) -> Iterator[None]:
         yield
     except RequestError as error:
         if error.code is grpc.StatusCode.UNAVAILABLE and "connect" in error.message:
-            if hint := tls_hint(address):
+            uses_tls = "WRONG_VERSION_NUMBER" in error.message  # the answer is not of TLS
+            if hint := tls_hint(address, uses_tls=uses_tls):
                 raise RuntimeError(f"no router answers at {address}{hint}") from error
             if listens(address):
                 raise RuntimeError(
@@ -162,6 +164,8 @@ def explained(address: str) -> Iterator[None]:
                 f"nothing answers at {address}; start a server with `signalbox serve MODEL`, or"
                 " serve and chat in one command with `signalbox run MODEL`"
             ) from error
+        if error.code is grpc.StatusCode.UNIMPLEMENTED and error.message == NO_METHOD:
+            raise RuntimeError(f"{address} is no router of this version") from error
         if error.code is grpc.StatusCode.UNAUTHENTICATED:
             raise RuntimeError(f"{error}; set --api-key or {ENV_PREFIX}API_KEY") from error
         raise RuntimeError(str(error)) from error

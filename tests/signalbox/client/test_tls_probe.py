@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from rpc.transport.server import Server
-from rpc.transport.tls import CLEAR
-from signalbox.client.connection import router_client
+from rpc.transport.tls import CLEAR, TlsConfig
+from signalbox.client.connection import Connection, router_client
 from signalbox.client.scheduler_client import SchedulerClient
 from signalbox.client.service_client import Unreachable
 from signalbox.client.terminal_answer import explained
@@ -51,6 +51,32 @@ async def test_commands_without_tls_are_told_of_it(tmp_path: Path) -> None:
                 pytest.raises(RuntimeError, match="speaks TLS: --tls-ca"),
                 explained(server.address),
             ):
+                await client.model()
+    finally:
+        await server.drain(grace_s=0.0)
+
+
+async def test_commands_with_tls_are_told_of_a_port_without_it(tmp_path: Path) -> None:
+    how = Connection(tls=TlsConfig(ca=Authority(tmp_path).member("router").ca))
+    server = Server(host="127.0.0.1", port=0)
+    await server.start()
+    try:
+        async with router_client(server.address, how) as client:
+            with (
+                pytest.raises(RuntimeError, match="has no TLS: leave --tls-ca out"),
+                explained(server.address),
+            ):
+                await client.model()
+    finally:
+        await server.drain(grace_s=0.0)
+
+
+async def test_another_service_is_called_no_router() -> None:
+    server = Server(host="127.0.0.1", port=0)
+    await server.start()
+    try:
+        async with router_client(server.address) as client:
+            with pytest.raises(RuntimeError, match="no router of"), explained(server.address):
                 await client.model()
     finally:
         await server.drain(grace_s=0.0)
