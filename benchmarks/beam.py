@@ -86,7 +86,7 @@ async def run(options: argparse.Namespace) -> None:
         workload = Workload(
             prompt_tokens=options.prompt_tokens,
             max_tokens=options.max_tokens,
-            vocab_size=await vocab_size(stack.address),
+            vocab_size=await vocab_size(stack.addresses.router),
         )
         print(HEADER, flush=True)
         for width in options.widths:
@@ -95,9 +95,9 @@ async def run(options: argparse.Namespace) -> None:
                 "concurrency": options.concurrency,
                 "num_requests": options.concurrency * options.rounds,
             }
-            await measure(stack.address, workload, **loop | {"num_requests": 1})  # warm-up
-            searched = (await measure(stack.address, workload, **loop)).tokens_per_s
-            drawn = (await measure_drawn(stack.address, workload, **loop)).tokens_per_s
+            await measure(stack.addresses.router, workload, **loop | {"num_requests": 1})  # warm-up
+            searched = (await measure(stack.addresses.router, workload, **loop)).tokens_per_s
+            drawn = (await measure_drawn(stack.addresses.router, workload, **loop)).tokens_per_s
             print(
                 f"| {width} | {searched:.1f} | {drawn:.1f} | {searched / drawn:.2f} |", flush=True
             )

@@ -60,7 +60,7 @@ async def vocab_size(address: str) -> int:
 
 async def busy_s(stack: LocalStack) -> float:
     """Returns the time that workers have spent in steps, as they measure it themselves."""
-    async with open_channel(stack.scheduler_address) as channel:
+    async with open_channel(stack.addresses.scheduler) as channel:
         stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
         answer = await stub.GetStats(stats_pb2.GetStatsRequest())
     steps = [worker.steps for worker in answer.workers]
@@ -95,7 +95,7 @@ async def measure(
 ) -> Run:
     before, busy_before_s = usage_of(stack), await busy_s(stack)
     measured = await closed_loop(
-        stack.address, workload, concurrency=concurrency, num_requests=num_requests
+        stack.addresses.router, workload, concurrency=concurrency, num_requests=num_requests
     )
     after, busy_after_s = usage_of(stack), await busy_s(stack)
     spent = {
@@ -113,9 +113,11 @@ async def run(options: argparse.Namespace) -> None:
         workload = Workload(
             prompt_tokens=options.prompt_tokens,
             max_tokens=options.max_tokens,
-            vocab_size=await vocab_size(stack.address),
+            vocab_size=await vocab_size(stack.addresses.router),
         )
-        await closed_loop(stack.address, workload, concurrency=2, num_requests=4)  # warm-up
+        await closed_loop(
+            stack.addresses.router, workload, concurrency=2, num_requests=4
+        )  # warm-up
         seeds = itertools.count(1)  # prompts that are not in the prefix cache
         for concurrency in options.concurrency * options.repeats:
             run = await measure(

@@ -35,9 +35,9 @@ async def _measure(bench: Bench) -> list[Measure]:
         workload = Workload(
             prompt_tokens=bench.pick(512, 16),
             max_tokens=bench.pick(512, 16),
-            vocab_size=await vocab_size(stack.address),
+            vocab_size=await vocab_size(stack.addresses.router),
         )
-        await closed_loop(stack.address, workload, concurrency=2, num_requests=2)
+        await closed_loop(stack.addresses.router, workload, concurrency=2, num_requests=2)
         run = await measure_run(
             stack, workload, concurrency=concurrency, num_requests=concurrency, num_workers=1
         )

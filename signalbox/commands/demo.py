@@ -16,11 +16,11 @@ async def run(settings: ServeSettings) -> None:
     _say("Starting router, scheduler and worker")
     async with running(settings) as stack:
         processes = ", ".join(f"{name} {pid}" for name, pid in stack.pids.items())
-        _say(f"Serving at {stack.address} (processes: {processes})")
+        _say(f"Serving at {stack.addresses.router} (processes: {processes})")
         _say(f"Asking: {QUESTION}\n")
         keys = [key.get_secret_value() for key in settings.api_key]
         how = Connection(api_key=keys[0] if keys else None)
-        async with router_client(stack.address, how) as client:
+        async with router_client(stack.addresses.router, how) as client:
             stream = client.stream_chat(QUESTION, temperature=0.0, max_tokens=MAX_TOKENS)
             await show(stream, address=client.address, as_json=False)
         _say("\nShutting down")

@@ -86,7 +86,7 @@ async def _run(settings: RunSettings, asked: dict[str, Any], *, may_share: bool)
         await chat.talk({**asked, "router": address})
         return
     async with running(settings) as stack:
-        await _while_it_serves(chat.talk({**asked, "router": stack.address}), stack)
+        await _while_it_serves(chat.talk({**asked, "router": stack.addresses.router}), stack)
 
 
 async def _while_it_serves(talk: Coroutine[Any, Any, None], stack: LocalStack) -> None:

@@ -38,6 +38,14 @@ class Child:
     def is_alive(self) -> bool:
         return self.process.returncode is None
 
+    @property
+    def ending(self) -> str:
+        """Words for how the process has ended, such as "exited with status 1"."""
+        code = self.process.returncode or 0
+        if code < 0:
+            return f"was killed by {signal.Signals(-code).name}"
+        return f"exited with status {code}"
+
     async def end(self, *, within_s: float) -> None:
         """Asks the process to stop and waits; kills it if it takes longer."""
         self.send(signal.SIGTERM)

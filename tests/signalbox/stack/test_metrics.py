@@ -9,7 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from signalbox.settings.serve_settings import ServeSettings
-from signalbox.stack.local_stack import LocalStack
+from signalbox.stack.stack_addresses import StackAddresses
 from tests.signalbox.stacks import free_port, serve, signalbox
 from tests.waiting import EVENT_S
 
@@ -59,14 +59,14 @@ def samples_of(text: str) -> set[tuple[str, frozenset[tuple[str, str]]]]:
 
 def test_the_processes_of_serve_take_ports_one_after_the_other() -> None:
     settings = {"simulate": True, "workers": 2}
-    stack = LocalStack(ServeSettings(metrics_port=9000, **settings))
-    assert [stack._metrics_port(place) for place in (1, 2, 3)] == [9001, 9002, 9003]
-    assert LocalStack(ServeSettings(metrics_port=0, **settings))._metrics_port(1) == 0
-    assert LocalStack(ServeSettings(**settings))._metrics_port(1) is None
+    addresses = StackAddresses(ServeSettings(metrics_port=9000, **settings))
+    assert [addresses.metrics_port(place) for place in (1, 2, 3)] == [9001, 9002, 9003]
+    assert StackAddresses(ServeSettings(metrics_port=0, **settings)).metrics_port(1) == 0
+    assert StackAddresses(ServeSettings(**settings)).metrics_port(1) is None
 
 
 @pytest.mark.parametrize("name", ["http_port", "metrics_port"])
 def test_the_scheduler_leaves_a_port_that_was_asked_for_to_its_service(name: str) -> None:
     port = free_port()
-    stack = LocalStack(ServeSettings(simulate=True, grpc_port=port, **{name: port + 1}))
-    assert stack.scheduler_address != f"127.0.0.1:{port + 1}"
+    settings = ServeSettings(simulate=True, grpc_port=port, **{name: port + 1})
+    assert StackAddresses(settings).scheduler != f"127.0.0.1:{port + 1}"

@@ -1,0 +1,89 @@
+"""The ports and sockets of a local stack, chosen before its first process starts."""
+
+import socket
+import tempfile
+from pathlib import Path
+
+from rpc.transport.listening_ports import BindError, check_free, join_address
+from signalbox.settings.serve_settings import ServeSettings
+from signalbox.stack.start_checks import LOOPBACK
+
+
+class StackAddresses:
+    """Addresses of one `signalbox serve`. Only the router's can be other than loopback."""
+
+    def __init__(self, settings: ServeSettings) -> None:
+        self._settings = settings
+        self.grpc_port = settings.grpc_port or _free_port()
+        self.http_port = settings.http_port or _free_port()
+        self.scheduler_port = self._choose_scheduler_port()
+        self._folder = tempfile.TemporaryDirectory(prefix="signalbox-")
+        self._metrics_sockets: dict[str, str] = {}
+
+    @property
+    def router(self) -> str:
+        """Address of the router for clients."""
+        return join_address(_reachable(self._settings.host), self.grpc_port)
+
+    @property
+    def scheduler(self) -> str:
+        """Address of the scheduler, for `signalbox top` and similar commands."""
+        return join_address(LOOPBACK, self.scheduler_port)
+
+    @property
+    def http_url(self) -> str | None:
+        """URL of the HTTP API for clients, if it is on."""
+        if not self._settings.http:
+            return None
+        scheme = "https" if self._settings.tls_cert else "http"
+        address = join_address(_reachable(self._settings.host), self.http_port)
+        return f"{scheme}://{address}/v1"
+
+    def metrics_port(self, place: int) -> int | None:
+        """Returns the metrics port of a process behind the router: the next ones after the
+        router's."""
+        first = self._settings.metrics_port
+        return first + place if first else first
+
+    def metrics_socket(self, name: str) -> str | None:
+        """Returns the path of a process's metrics socket; None if the HTTP API is off."""
+        if not self._settings.http:
+            return None
+        path = Path(self._folder.name) / name.replace(" ", "-")
+        return self._metrics_sockets.setdefault(name, str(path))
+
+    @property
+    def metrics_sources(self) -> str:
+        """The metrics sockets, as the router takes them."""
+        return ",".join(f"{name}={path}" for name, path in self._metrics_sockets.items())
+
+    def close(self) -> None:
+        """Removes the folder of the sockets."""
+        self._folder.cleanup()
+
+    def _choose_scheduler_port(self) -> int:
+        """Returns the port after the router's, which `signalbox top` tries, or any if it is
+        taken.
+
+        Other configured ports are left free until their services start.
+        """
+        port, settings = self.grpc_port + 1, self._settings
+        others = {self.http_port} if settings.http else set()
+        if settings.metrics_port:
+            others |= {settings.metrics_port + place for place in range(2 + settings.workers)}
+        try:
+            check_free(LOOPBACK, port)
+        except (BindError, OverflowError):
+            return _free_port()
+        return _free_port() if port in others else port
+
+
+def _reachable(host: str) -> str:
+    return LOOPBACK if host in ("0.0.0.0", "::", "") else host
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        port: int = probe.getsockname()[1]
+        return port
