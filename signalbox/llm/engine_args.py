@@ -15,7 +15,7 @@ from scheduler_svc.queue.policies import make_policy
 from signalbox.llm import options_flags
 from signalbox.llm.engine_options import InProcessSettings, checked, description_of, option
 from signalbox.llm.in_process.wiring import CoreConfig
-from signalbox.llm.requests.sampling_params import ALL_TOKENS
+from signalbox.llm.requests.field_checks import ALL_TOKENS
 from signalbox.llm.vllm_options import VllmOptions
 from signalbox.startup_display import own_progress
 

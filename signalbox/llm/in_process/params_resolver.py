@@ -9,12 +9,8 @@ from router.params.generation_params import GenerationParams
 from router.served_model import ServedModel
 from signalbox.llm.in_process.wiring import CoreConfig
 from signalbox.llm.requests.errors import refusing
-from signalbox.llm.requests.sampling_params import (
-    ALL_TOKENS,
-    LOGPROBS,
-    SamplingParams,
-    bounded_by_engines,
-)
+from signalbox.llm.requests.field_checks import ALL_TOKENS
+from signalbox.llm.requests.sampling_params import LOGPROBS, SamplingParams, bounded_by_engines
 from signalbox.llm.requests.structured_outputs import prepare
 
 

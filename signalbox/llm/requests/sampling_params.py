@@ -7,7 +7,6 @@ default, so that scripts that set it continue to work; any other value is refuse
 import copy
 import dataclasses
 import enum
-import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -15,43 +14,31 @@ from typing import Any, Self
 from contract.sampling_defaults import SamplingDefaults
 from router.params import params_validation, token_validation
 from signalbox.llm.requests.errors import refusing
+from signalbox.llm.requests.field_checks import (
+    ALL_TOKENS,
+    FLAGS,
+    INTEGERS,
+    NUMBERS,
+    OPTIONAL_INTEGERS,
+    biases,
+    check_bounds,
+    check_types,
+    is_integer,
+    strings,
+    token_ids,
+    wrong_type,
+)
 from signalbox.llm.requests.structured_outputs import StructuredOutputsParams
 
 RANDOM_SEED = -1
-ALL_TOKENS = -1
 LOGPROBS = ("logprobs", "prompt_logprobs")
-_MAX_SEED = (1 << 64) - 1
 
-_INTEGERS = ("n", "top_k", "min_tokens")
-_OPTIONAL_INTEGERS = ("seed", "max_tokens", "logprobs", "prompt_logprobs", "best_of")
-_NUMBERS = (
-    "temperature",
-    "top_p",
-    "min_p",
-    "typical_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "length_penalty",
-)
-_FLAGS = (
-    "ignore_eos",
-    "include_stop_str_in_output",
-    "skip_special_tokens",
-    "use_beam_search",
-    "early_stopping",
-)
 _OF_BEAMS = ("length_penalty", "early_stopping")
-_LISTS = (
-    "stop",
-    "stop_token_ids",
-    "logit_bias",
-    "allowed_token_ids",
-    "bad_words",
-    "logprob_token_ids",
-)
+_STRINGS = ("stop", "bad_words")
+_TOKEN_IDS = ("stop_token_ids", "allowed_token_ids", "logprob_token_ids")
 _OF_THE_CALLER = ("truncate_prompt_tokens", "output_kind", "structured_outputs")
-_SERVED = {*_INTEGERS, *_OPTIONAL_INTEGERS, *_NUMBERS, *_FLAGS, *_LISTS, *_OF_THE_CALLER}
+_LISTS = (*_STRINGS, *_TOKEN_IDS, "logit_bias")
+_SERVED = {*INTEGERS, *OPTIONAL_INTEGERS, *NUMBERS, *FLAGS, *_LISTS, *_OF_THE_CALLER}
 
 
 class RequestOutputKind(enum.Enum):
@@ -167,23 +154,20 @@ class SamplingParams:
         """Returns the set fields, checked, under the router's names."""
         self._refuse_unserved()
         self._check_types()
-        given = {name: getattr(self, name) for name in (*_INTEGERS, *_OPTIONAL_INTEGERS)}
+        given = {name: getattr(self, name) for name in (*INTEGERS, *OPTIONAL_INTEGERS)}
         values: dict[str, Any] = {n: int(value) for n, value in given.items() if value is not None}
-        values |= {name: float(getattr(self, name)) for name in _NUMBERS}
-        values |= {name: getattr(self, name) for name in _FLAGS}
-        values |= {"stop": _strings("stop", self.stop)}
-        values |= {"bad_words": _strings("bad_words", self.bad_words)}
-        values |= {"stop_token_ids": _token_ids("stop_token_ids", self.stop_token_ids)}
-        values |= {"allowed_token_ids": _token_ids("allowed_token_ids", self.allowed_token_ids)}
-        values |= {"logprob_token_ids": _token_ids("logprob_token_ids", self.logprob_token_ids)}
-        values |= {"logit_bias": _biases(self.logit_bias)}
+        values |= {name: float(getattr(self, name)) for name in NUMBERS}
+        values |= {name: getattr(self, name) for name in FLAGS}
+        values |= {name: strings(name, getattr(self, name)) for name in _STRINGS}
+        values |= {name: token_ids(name, getattr(self, name)) for name in _TOKEN_IDS}
+        values |= {"logit_bias": biases(self.logit_bias)}
         if self.top_k == ALL_TOKENS:
             values["top_k"] = 0
         if self.seed == RANDOM_SEED:
             del values["seed"]
         if self.structured_outputs is not None:
             values["structured_output"] = _constraint(self.structured_outputs)
-        self._check_bounds(values)
+        check_bounds(values)
         self._check_logprob_token_ids()
         if self.logprob_token_ids:
             values.pop("logprobs", None)
@@ -200,21 +184,11 @@ class SamplingParams:
                 raise ValueError(f"sampling_params.{name} is not served yet; leave it {neutral!r}")
 
     def _check_types(self) -> None:
-        for name in (*_INTEGERS, *_OPTIONAL_INTEGERS):
-            value = getattr(self, name)
-            if not _is_integer(value) and not (value is None and name in _OPTIONAL_INTEGERS):
-                raise _wrong_type(name, value, "an integer")
-        for name in _NUMBERS:
-            value = getattr(self, name)
-            if not isinstance(value, numbers.Real) or isinstance(value, bool):
-                raise _wrong_type(name, value, "a number")
-        for name in _FLAGS:
-            if not isinstance(getattr(self, name), bool):
-                raise _wrong_type(name, getattr(self, name), "True or False")
+        check_types(self)
         if not isinstance(self.output_kind, RequestOutputKind):
-            raise _wrong_type("output_kind", self.output_kind, "a RequestOutputKind")
-        if not _is_integer(self.truncate_prompt_tokens or 0):
-            raise _wrong_type("truncate_prompt_tokens", self.truncate_prompt_tokens, "an integer")
+            raise wrong_type("output_kind", self.output_kind, "a RequestOutputKind")
+        if not is_integer(self.truncate_prompt_tokens or 0):
+            raise wrong_type("truncate_prompt_tokens", self.truncate_prompt_tokens, "an integer")
         if self.truncate_prompt_tokens == 0 or (self.truncate_prompt_tokens or 1) < ALL_TOKENS:
             raise ValueError(
                 f"sampling_params.truncate_prompt_tokens is {self.truncate_prompt_tokens}; "
@@ -229,27 +203,6 @@ class SamplingParams:
             raise ValueError(
                 f"sampling_params.logprobs is {self.logprobs}; with logprob_token_ids it must be"
                 f" None or as many as they are, {count}"
-            )
-
-    @staticmethod
-    def _check_bounds(values: Mapping[str, Any]) -> None:
-        """Checks values below 0 and above the types' ranges, which the router's unsigned numbers
-        exclude."""
-        for name, least, most in (
-            ("top_k", 0, None),
-            ("min_tokens", 0, None),
-            ("prompt_logprobs", ALL_TOKENS, None),
-            ("logprobs", ALL_TOKENS, None),
-            ("seed", 0, _MAX_SEED),
-        ):
-            value = values.get(name, 0)
-            if value < least or (most is not None and value > most):
-                raise ValueError(f"sampling_params.{name} is {value}; it is out of range")
-        max_tokens = values.get("max_tokens")
-        if max_tokens is not None and 1 <= max_tokens < values["min_tokens"]:
-            raise ValueError(
-                f"sampling_params.min_tokens is {values['min_tokens']}; "
-                f"it must be at most max_tokens, {max_tokens}"
             )
 
 
@@ -293,43 +246,5 @@ def _move_beam_search(values: dict[str, Any]) -> None:
 
 def _constraint(outputs: object) -> tuple[str, ...]:
     if not isinstance(outputs, StructuredOutputsParams):
-        raise _wrong_type("structured_outputs", outputs, "a StructuredOutputsParams")
+        raise wrong_type("structured_outputs", outputs, "a StructuredOutputsParams")
     return outputs.constraint()
-
-
-def _is_integer(value: object) -> bool:
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
-
-
-def _wrong_type(name: str, value: object, wanted: str) -> TypeError:
-    return TypeError(f"sampling_params.{name} is {value!r}; it must be {wanted}")
-
-
-def _strings(name: str, value: str | Sequence[str] | None) -> tuple[str, ...]:
-    strings = (value,) if isinstance(value, str) else tuple(value or ())
-    for string in strings:
-        if not isinstance(string, str):
-            raise _wrong_type(name, string, "a string or a list of strings")
-    return strings
-
-
-def _token_ids(name: str, value: Sequence[int] | None) -> tuple[int, ...]:
-    token_ids = tuple(value or ())
-    for token_id in token_ids:
-        if not _is_integer(token_id):
-            raise _wrong_type(name, token_id, "a list of integers")
-        if token_id < 0:
-            raise ValueError(f"sampling_params.{name} has {token_id}; ids are at least 0")
-    return tuple(int(token_id) for token_id in token_ids)
-
-
-def _biases(value: Mapping[int, float] | None) -> list[tuple[int, float]]:
-    if value is None:
-        return []
-    if not isinstance(value, Mapping):
-        raise _wrong_type("logit_bias", value, "a dictionary of token ids and numbers")
-    for bias in value.values():
-        if not isinstance(bias, numbers.Real) or isinstance(bias, bool):
-            raise _wrong_type("logit_bias", bias, "a dictionary of token ids and numbers")
-    biases = [float(bias) for bias in value.values()]
-    return list(zip(_token_ids("logit_bias", tuple(value)), biases, strict=True))
