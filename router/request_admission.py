@@ -168,7 +168,7 @@ class Admission:
         longer."""
         if is_truncated:
             return self._config.max_prompt_bytes
-        longest = model.max_model_len * model.tokenizer.max_token_bytes
+        longest = model.max_model_len * model.tokenizer.vocabulary.max_token_bytes
         return min(self._config.max_prompt_bytes, longest)
 
     def _max_text_bytes_of(self, api_request: ApiRequest, model: ServedModel) -> int:

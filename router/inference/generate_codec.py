@@ -152,7 +152,8 @@ def _prompt_logprobs(update: Update) -> Iterator[list[pb.TokenLogprobs]]:
     """Yields the prompt's log probabilities in runs of at most MAX_RUN_BYTES."""
     tokenizer = update.request.tokenizer
     most_alternatives = max(len(one.top_token_ids) for one in update.prompt_logprobs)
-    token_bytes = 3 * tokenizer.max_token_bytes + 24  # a replacement character has three bytes
+    most_bytes = tokenizer.vocabulary.max_token_bytes
+    token_bytes = 3 * most_bytes + 24  # a replacement character has three bytes
     length = max(1, MAX_RUN_BYTES // ((1 + most_alternatives) * token_bytes))
     pairs = zip(update.request.prompt_token_ids[1:], update.prompt_logprobs, strict=True)
     while run := [_logprobs(*pair, tokenizer) for pair in islice(pairs, length)]:
@@ -191,7 +192,7 @@ def _finish(finish: Finish) -> pb.Finish:
 
 def _logprobs(token_id: int, logprobs: TokenLogprobs, tokenizer: Tokenizer) -> pb.TokenLogprobs:
     def one(token_id: int, logprob: float, rank: int) -> pb.TokenLogprob:
-        text = tokenizer.token_text(token_id)
+        text = tokenizer.vocabulary.token_text(token_id)
         return pb.TokenLogprob(token_id=token_id, text=text, logprob=logprob, rank=rank)
 
     top = zip(logprobs.top_token_ids, logprobs.top_logprobs, strict=True)

@@ -29,7 +29,7 @@ def model(served: ServedModel) -> pb.GetModelResponse:
         dtype=served.dtype,
         vocab_size=served.vocab_size,
         max_model_len=served.max_model_len,
-        has_chat_template=served.tokenizer.has_chat_template,
+        has_chat_template=served.tokenizer.chat_template is not None,
         default_sampling_params=_defaults(served.sampling_defaults),
         effective_max_model_len=served.window,
         aliases=served.aliases,

@@ -38,7 +38,7 @@ async def tokens(
     async for piece in in_pieces(token_ids):
         response.token_ids.extend(piece)
         if request.return_texts:
-            response.texts.extend(map(tokenizer.token_text, piece))
+            response.texts.extend(map(tokenizer.vocabulary.token_text, piece))
     return response
 
 

@@ -122,7 +122,7 @@ class CompletionAnswer:
 
     def _logprobs(self, part: Part) -> CompletionLogprobs:
         request = part.update.request
-        detokenizer = self._head.tokenizer.make_detokenizer(
+        detokenizer = self._head.tokenizer.vocabulary.make_detokenizer(
             request.prompt_token_ids, skip_special_tokens=request.params.skip_special_tokens
         )
         return CompletionLogprobs(self._tokens, detokenizer)

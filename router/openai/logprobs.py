@@ -31,7 +31,7 @@ class Tokens:
         self._as_ids = as_ids
 
     def bytes_of(self, token_id: int) -> bytes:
-        return self._tokenizer.token_bytes(token_id)
+        return self._tokenizer.vocabulary.token_bytes(token_id)
 
     def text(self, token_id: int) -> str:
         if self._as_ids:

@@ -76,7 +76,7 @@ class Api:
 
     async def tokenizer_info(self, request: Request) -> Response:
         """Returns the tokenizer's configuration and chat template, as vLLM does."""
-        return json_response(self._generator.model.tokenizer.info())
+        return json_response(self._generator.model.tokenizer.settings.info())
 
     async def version(self, request: Request) -> Response:
         """Returns the server's version."""

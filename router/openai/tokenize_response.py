@@ -45,7 +45,7 @@ async def tokenized(
     head = to_json({"count": len(token_ids), "max_model_len": model.window})
     parts = [head[:-1], b',"tokens":[', await _items(token_ids, lambda token_id: token_id)]
     if body.return_token_strs:
-        entries = await _items(token_ids, model.tokenizer.vocabulary_entry)
+        entries = await _items(token_ids, model.tokenizer.vocabulary.entry)
         parts += [b'],"token_strs":[', entries]
     return b"".join([*parts, b"]}"])
 

@@ -136,7 +136,7 @@ async def reasoning_reader(
     tail = await tokenizer.decode(prompt_token_ids[-_NUM_TAIL_TOKENS:], skip_special_tokens=False)
     tail = tail.rstrip()
     is_closed = tail.endswith(format_.end) or not conversation.add_generation_prompt
-    ids = [tokenizer.token_id(marker) for marker in (format_.start, format_.end)]
+    ids = [tokenizer.vocabulary.token_id(marker) for marker in (format_.start, format_.end)]
     return ReasoningReader(
         format_,
         begins_within=tail.endswith(format_.start) or (format_.begins_within and not is_closed),
@@ -146,6 +146,6 @@ async def reasoning_reader(
 
 def _detect(template: str, model: ServedModel) -> ReasoningFormat | None:
     for format_ in (THINK, FORMATS["mistral"], FORMATS["seed_oss"]):
-        if format_.end in template or model.tokenizer.token_id(format_.end) is not None:
+        if format_.end in template or model.tokenizer.vocabulary.token_id(format_.end) is not None:
             return format_
     return None

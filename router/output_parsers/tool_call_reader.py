@@ -77,7 +77,7 @@ def _reader(
     *,
     is_certain: bool = False,
 ) -> ToolCallReader:
-    ids = [model.tokenizer.token_id(marker) for marker in format_.markers]
+    ids = [model.tokenizer.vocabulary.token_id(marker) for marker in format_.markers]
     return ToolCallReader(
         partial(
             ToolCallParser,

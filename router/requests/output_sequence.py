@@ -155,7 +155,7 @@ def make_branches(
             index,
             params=params,
             patterns=patterns,
-            detokenizer=tokenizer.make_detokenizer(
+            detokenizer=tokenizer.vocabulary.make_detokenizer(
                 prompt_token_ids,
                 skip_special_tokens=params.skip_special_tokens,
                 kept_token_ids=kept_token_ids,

@@ -62,7 +62,7 @@ class ModelClient:
         files = await _fetch_files(stub)
 
         def load() -> Tokenizer:
-            return Tokenizer.from_files(
+            return Tokenizer(
                 files,
                 vocab_size=vocab_size,
                 pool=self._pool,

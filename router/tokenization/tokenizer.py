@@ -6,38 +6,28 @@ the event loop continues meanwhile. Long texts are left to other processes (`lon
 """
 
 import asyncio
-import json
-import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import accumulate
-from types import MappingProxyType
 from typing import Any
 
-import jinja2
 import tokenizers
-import tokenizers.decoders
 
 from contract.errors import FailedPrecondition
 from router.prompt.chat_template import ChatTemplate, ClientTemplates, make_chat_template
 from router.prompt.conversation import Conversation
 from router.prompt.provenance import Text, plain
 from router.tokenization.control_tokens import ControlTokens
-from router.tokenization.detokenizer import BytesDetokenizer, Detokenizer, WindowDetokenizer
 from router.tokenization.long_texts import Encoded, LongTexts, TextProcess
-from router.tokenization.token_bytes import BytePieces
+from router.tokenization.tokenizer_settings import TokenizerSettings
+from router.tokenization.vocabulary import Vocabulary
 from router.work_limits.payers import ANYONE, Payer
 
-logger = logging.getLogger(__name__)
-
-_PATHS = {"vocab_file", "merges_file", "tokenizer_file", "name_or_path"}
 LONG_TEXT_CHARS = 64 << 10
 """Characters of the longest text that is tokenised in this process, in some 10 ms and 20 MB."""
 LONG_DECODE_TOKENS = 64 << 10
 """Most tokens that are decoded in this process."""
-_NUM_CONTEXT_TOKENS = 4
-"""Last tokens of the prompt, which decide the leading space of the text."""
 
 
 class Tokenizer:
@@ -45,109 +35,47 @@ class Tokenizer:
 
     def __init__(
         self,
-        backend: Any,
-        *,
-        control_tokens: ControlTokens,
-        vocab_size: int,
-        chat_template: ChatTemplate | None,
-        pool: ThreadPoolExecutor,
-        special_tokens: Mapping[str, str] = MappingProxyType({}),
-        files: Mapping[str, bytes] = MappingProxyType({}),
-    ) -> None:
-        """`special_tokens` are those that templates know by name, such as bos_token."""
-        self.files = files
-        """Contents of the files that it was made from, by name."""
-        self._special_tokens = special_tokens
-        self._backend = backend
-        self._chat_template = chat_template
-        self._client_templates = ClientTemplates(special_tokens=special_tokens)
-        self._pool = pool
-        self._control_tokens = control_tokens
-        self._long_texts = LongTexts([files.get("tokenizer.json", b""), control_tokens.file])
-        vocab: dict[str, int] = backend.get_vocab(with_added_tokens=True)
-        added = backend.get_added_tokens_decoder()
-        self._special_ids = {token_id for token_id, token in added.items() if token.special}
-        self.max_token_id = max(vocab.values())
-        self.max_token_bytes = max(len(token.encode()) for token in vocab)
-        self._pieces = self._make_pieces(vocab, vocab_size)
-
-    @classmethod
-    def from_files(
-        cls,
         files: Mapping[str, bytes],
         *,
         vocab_size: int,
         pool: ThreadPoolExecutor,
         chat_template: str | None = None,
-    ) -> "Tokenizer":
+    ) -> None:
         """Makes a tokenizer. Raises ValueError if a file is missing or cannot be read.
 
         Args:
+            files: contents by name; tokenizer.json, and tokenizer_config.json if there is one.
             chat_template: replaces the one in the files.
         """
         if "tokenizer.json" not in files:
             raise ValueError("the worker has sent no tokenizer.json")
         try:
-            backend = tokenizers.Tokenizer.from_buffer(files["tokenizer.json"])
-            settings = json.loads(files.get("tokenizer_config.json") or b"{}")
-            if chat_template is not None:
-                settings["chat_template"] = chat_template
-            template = _load_chat_template(settings)
-            control_tokens = ControlTokens(files["tokenizer.json"])
+            self._backend: Any = tokenizers.Tokenizer.from_buffer(files["tokenizer.json"])
+            self.settings = TokenizerSettings(
+                files.get("tokenizer_config.json", b""), chat_template=chat_template
+            )
+            self._control_tokens = ControlTokens(files["tokenizer.json"])
         except Exception as error:  # the package raises plain Exception
             raise ValueError(f"the model's tokenizer files cannot be read: {error}") from error
         # The file may hold the settings of training, which would truncate prompts silently.
-        backend.no_truncation()
-        backend.no_padding()
-        return cls(
-            backend,
-            control_tokens=control_tokens,
-            vocab_size=vocab_size,
-            chat_template=template,
-            pool=pool,
-            special_tokens=_special_tokens(settings),
-            files=files,
-        )
-
-    def _make_pieces(self, vocab: Mapping[str, int], vocab_size: int) -> BytePieces | None:
-        """Returns the tokens' bytes; None for a decoder that is not byte-level."""
-        if not isinstance(self._backend.decoder, tokenizers.decoders.ByteLevel):
-            return None
-        return BytePieces(vocab, vocab_size=vocab_size, special_ids=self._special_ids)
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self.files = files
+        self.vocabulary = Vocabulary(self._backend, vocab_size=vocab_size)
+        self._client_templates = ClientTemplates(special_tokens=self.settings.special_tokens)
+        self._pool = pool
+        self._long_texts = LongTexts([files["tokenizer.json"], self._control_tokens.file])
 
     @property
     def chat_template(self) -> ChatTemplate | None:
         """The model's own template, if it has one."""
-        return self._chat_template
-
-    @property
-    def has_chat_template(self) -> bool:
-        return self._chat_template is not None
-
-    def token_id(self, token: str) -> int | None:
-        """Returns the id of the token with this spelling, or None."""
-        token_id: int | None = self._backend.token_to_id(token)
-        return token_id
+        return self.settings.chat_template
 
     def special_token_id(self, name: str) -> int | None:
         """Returns the id of the token that templates know by this name, such as bos_token, or
         None."""
-        token = self._special_tokens.get(name)
-        return None if token is None else self.token_id(token)
-
-    def info(self) -> dict[str, Any]:
-        """Returns the model's tokenizer_config.json, with special tokens as text.
-
-        The class is PreTrainedTokenizerFast unless the file names one; paths are left out.
-        """
-        settings = json.loads(self.files.get("tokenizer_config.json") or b"{}")
-        info = {name: value for name, value in settings.items() if name not in _PATHS}
-        info.setdefault("tokenizer_class", "PreTrainedTokenizerFast")
-        info |= self._special_tokens
-        info.pop("chat_template", None)
-        if self._chat_template is not None:
-            info["chat_template"] = self._chat_template.source
-        return info
+        token = self.settings.special_tokens.get(name)
+        return None if token is None else self.vocabulary.token_id(token)
 
     async def encode(
         self,
@@ -273,13 +201,13 @@ class Tokenizer:
         InvalidArgument if it refuses the conversation.
         """
         if conversation.chat_template is not None:
-            own = make_chat_template(conversation.chat_template, self._special_tokens)
+            own = make_chat_template(conversation.chat_template, self.settings.special_tokens)
             return own.render(conversation, max_bytes=max_bytes)
-        if self._chat_template is None:
+        if self.chat_template is None:
             raise FailedPrecondition(
                 "the model has no chat template; use Generate, or give the router a --chat-template"
             )
-        return self._chat_template.render(conversation, max_bytes=max_bytes)
+        return self.chat_template.render(conversation, max_bytes=max_bytes)
 
     async def decode(
         self, token_ids: Sequence[int], *, skip_special_tokens: bool, payer: Payer = ANYONE
@@ -304,66 +232,10 @@ class Tokenizer:
         self._long_texts.close()
 
     async def decode_with_offsets(self, token_ids: Sequence[int]) -> tuple[str, list[int]]:
-        """Returns the text, including special tokens, and the place in it where each token
-        begins."""
-
-        def decode() -> tuple[str, list[int]]:
-            detokenizer = self.make_detokenizer((), skip_special_tokens=False)
-            text, offsets = "", []
-            for token_id in token_ids:
-                offsets.append(len(text))
-                text += detokenizer.push((token_id,))
-            return text + detokenizer.flush(), offsets
-
-        decoded: tuple[str, list[int]] = await self._run(partial(decode))
+        """Returns the same as `Vocabulary.decode_with_offsets`, computed in the pool."""
+        decode = partial(self.vocabulary.decode_with_offsets, token_ids)
+        decoded: tuple[str, list[int]] = await self._run(decode)
         return decoded
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """Returns the bytes of one token, which may be an incomplete character."""
-        if self._pieces is not None:
-            return self._pieces.of_all[token_id]
-        return str(self._backend.decode([token_id], skip_special_tokens=False)).encode()
-
-    def vocabulary_entry(self, token_id: int) -> str:
-        """Returns a token as the vocabulary spells it, such as "Ġthe"; "" for an unused id."""
-        return self._backend.id_to_token(token_id) or ""
-
-    def token_text(self, token_id: int) -> str:
-        """Returns the text of one token; replacement characters for an incomplete character."""
-        return self.token_bytes(token_id).decode(errors="replace")
-
-    def make_detokenizer(
-        self,
-        prompt_token_ids: Sequence[int],
-        *,
-        skip_special_tokens: bool,
-        kept_token_ids: frozenset[int] = frozenset(),
-    ) -> Detokenizer:
-        """Returns a detokenizer for a sequence that continues the prompt.
-
-        Args:
-            kept_token_ids: special tokens that are not skipped.
-        """
-        if self._pieces is None:
-            decode = self._make_decode(skip_special_tokens, kept_token_ids)
-            return WindowDetokenizer(decode, context=prompt_token_ids[-_NUM_CONTEXT_TOKENS:])
-        if not skip_special_tokens:
-            return BytesDetokenizer(self._pieces.of_all)
-        return BytesDetokenizer(self._pieces.without_special(kept_token_ids))
-
-    def _make_decode(
-        self, skip_special_tokens: bool, kept_token_ids: frozenset[int]
-    ) -> Callable[[list[int]], str]:
-        decode = partial(self._backend.decode, skip_special_tokens=skip_special_tokens)
-        if not (skip_special_tokens and kept_token_ids & self._special_ids):
-            return decode
-        skipped = self._special_ids - kept_token_ids
-        return lambda token_ids: str(
-            self._backend.decode(
-                [token_id for token_id in token_ids if token_id not in skipped],
-                skip_special_tokens=False,
-            )
-        )
 
     async def _run(self, call: "partial[Any]") -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._pool, call)
@@ -374,26 +246,3 @@ def _encode(process: TextProcess, last: int | None, text: str, places: Iterable[
     return process.encode(
         text, tokenizer=1, add_special_tokens=False, last=last, places=places, field="messages"
     )
-
-
-def _load_chat_template(settings: Mapping[str, Any]) -> ChatTemplate | None:
-    source = settings.get("chat_template")
-    if isinstance(source, list):  # several by name
-        source = {entry["name"]: entry["template"] for entry in source}.get("default")
-    if not source:
-        return None
-    try:
-        return ChatTemplate(source, special_tokens=_special_tokens(settings))
-    except jinja2.TemplateSyntaxError as error:
-        logger.warning("the model's chat template is not valid, so Chat is off: %s", error)
-        return None
-
-
-def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Returns bos_token, eos_token and so on, by their names in templates."""
-    tokens = {}
-    for name, value in settings.items():
-        content = value.get("content") if isinstance(value, dict) else value
-        if name.endswith("_token") and isinstance(content, str):
-            tokens[name] = content
-    return tokens

@@ -62,7 +62,7 @@ def make_files(**settings: object) -> dict[str, bytes]:
 
 def make_tokenizer(**settings: object) -> Tokenizer:
     size = make_backend().get_vocab_size()
-    return Tokenizer.from_files(make_files(**settings), vocab_size=size, pool=POOL)
+    return Tokenizer(make_files(**settings), vocab_size=size, pool=POOL)
 
 
 def make_model(**changes: Any) -> ServedModel:

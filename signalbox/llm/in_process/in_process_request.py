@@ -196,7 +196,7 @@ class InProcessRequest(ActiveRequest):
     def _position(
         self, token_id: int, values: TokenLogprobs, *, are_likeliest: bool = True
     ) -> dict[int, Logprob]:
-        text = self.tokenizer.token_text
+        text = self.tokenizer.vocabulary.token_text
         position = {token_id: Logprob(values.logprob, values.rank, text(token_id))}
         top = zip(values.top_token_ids, values.top_logprobs, strict=True)
         for rank, (top_id, logprob) in enumerate(top, start=1):

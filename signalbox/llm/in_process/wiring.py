@@ -47,12 +47,13 @@ def served_model(
 ) -> ServedModel:
     """Returns the model for the router's checks. Raises ValueError for unusable tokenizer files."""
     model = worker.model
-    tokenizer = Tokenizer.from_files(
+    tokenizer = Tokenizer(
         files, vocab_size=model.vocab_size, pool=pool, chat_template=chat_template
     )
-    if files is not worker.tokenizer_files and tokenizer.max_token_id >= model.vocab_size:
+    max_token_id = tokenizer.vocabulary.max_token_id
+    if files is not worker.tokenizer_files and max_token_id >= model.vocab_size:
         raise ValueError(
-            f"tokenizer has token ids up to {tokenizer.max_token_id}; "
+            f"tokenizer has token ids up to {max_token_id}; "
             f"{model.name} knows ids below {model.vocab_size}"
         )
     return ServedModel.of(model, tokenizer)

@@ -94,7 +94,7 @@ def _sequence(
     if found.finish_reason == "stop" and not params.include_stop_str_in_output:
         token_ids = token_ids[:-1]
     tokens = output.prompt_token_ids + token_ids
-    detokenizer = tokenizer.make_detokenizer([], skip_special_tokens=False)
+    detokenizer = tokenizer.vocabulary.make_detokenizer([], skip_special_tokens=False)
     return BeamSearchSequence(
         tokens=tokens,
         logprobs=found.logprobs or [],

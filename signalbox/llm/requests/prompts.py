@@ -125,7 +125,7 @@ class Encoder:
 
     def __init__(self, model: ServedModel) -> None:
         self._model = model
-        self._max_text_bytes = model.max_model_len * model.tokenizer.max_token_bytes
+        self._max_text_bytes = model.max_model_len * model.tokenizer.vocabulary.max_token_bytes
 
     def encode(
         self, prompt: GivenPrompt, *, field: str = _TEXT, truncate: int | None = None

@@ -33,7 +33,7 @@ async def test_a_long_answer_is_whole() -> None:
         ids = tokenizer.encode_blocking(TEXT, add_special_tokens=True)
         body = {"prompt": TEXT, "return_token_strs": True}
         answer = await post(http, "/tokenize", body)
-        strings = [tokenizer.vocabulary_entry(one) for one in ids]
+        strings = [tokenizer.vocabulary.entry(one) for one in ids]
         expected = {"count": len(ids), "max_model_len": MAX_MODEL_LEN, "tokens": ids}
         assert answer == {**expected, "token_strs": strings}
         assert len(ids) > LONG_DECODE_TOKENS
@@ -42,7 +42,7 @@ async def test_a_long_answer_is_whole() -> None:
         asked = pb.TokenizeRequest(text=TEXT, return_texts=True)
         tokenized = await http.stack.client.Tokenize(asked)
         assert list(tokenized.token_ids) == ids
-        assert list(tokenized.texts) == [tokenizer.token_text(one) for one in ids]
+        assert list(tokenized.texts) == [tokenizer.vocabulary.token_text(one) for one in ids]
         detokenized = await http.stack.client.Detokenize(pb.DetokenizeRequest(token_ids=ids))
         assert detokenized.text == TEXT
 

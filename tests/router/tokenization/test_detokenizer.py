@@ -13,7 +13,7 @@ TEXTS = st.text(max_size=40)
 
 
 def make_detokenizer(*, skip_special_tokens: bool = True) -> Detokenizer:
-    return TOKENIZER.make_detokenizer([], skip_special_tokens=skip_special_tokens)
+    return TOKENIZER.vocabulary.make_detokenizer([], skip_special_tokens=skip_special_tokens)
 
 
 def make_byte_fallback() -> Any:
@@ -68,8 +68,8 @@ def test_an_incomplete_character_is_flushed_as_a_replacement_character() -> None
 def test_ids_beyond_the_tokenizer_have_no_text() -> None:
     backend = make_backend()
     files = {"tokenizer.json": backend.to_str().encode()}
-    padded = type(TOKENIZER).from_files(files, vocab_size=backend.get_vocab_size() + 8, pool=POOL)
-    detokenizer = padded.make_detokenizer([], skip_special_tokens=True)
+    padded = type(TOKENIZER)(files, vocab_size=backend.get_vocab_size() + 8, pool=POOL)
+    detokenizer = padded.vocabulary.make_detokenizer([], skip_special_tokens=True)
     assert detokenizer.push([backend.get_vocab_size() + 7]) == ""
 
 

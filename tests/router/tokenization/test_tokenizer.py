@@ -51,7 +51,7 @@ async def test_training_settings_of_the_file_do_not_cut_prompts() -> None:
         "pad_id": 0, "pad_type_id": 0, "pad_token": "<s>",
     }  # fmt: skip
     files["tokenizer.json"] = json.dumps(settings).encode()
-    tokenizer = Tokenizer.from_files(files, vocab_size=400, pool=POOL)
+    tokenizer = Tokenizer(files, vocab_size=400, pool=POOL)
     text = "The capital of France is Paris. 東京"
     assert await tokenizer.encode(text, add_special_tokens=False) == ids_of(text)
 
@@ -110,7 +110,7 @@ async def test_a_templates_own_words_reach_the_client() -> None:
 @pytest.mark.parametrize("template", [None, "{% if %}"])
 async def test_without_a_valid_template_there_is_no_chat(template: str | None) -> None:
     tokenizer = make_tokenizer(chat_template=template)
-    assert not tokenizer.has_chat_template
+    assert tokenizer.chat_template is None
     with pytest.raises(FailedPrecondition):
         await tokenizer.encode_chat(OPEN, max_bytes=1000)
 
@@ -118,13 +118,13 @@ async def test_without_a_valid_template_there_is_no_chat(template: str | None) -
 @pytest.mark.parametrize("files", [{}, {"tokenizer.json": b"{"}, {"tokenizer.json": b"\xff"}])
 def test_files_that_cannot_be_read_are_refused(files: dict[str, bytes]) -> None:
     with pytest.raises(ValueError, match=r"tokenizer"):
-        Tokenizer.from_files(files, vocab_size=400, pool=POOL)
+        Tokenizer(files, vocab_size=400, pool=POOL)
 
 
 def test_a_tokens_text_alone_may_be_part_of_a_character() -> None:
     tokenizer = make_tokenizer()
-    assert tokenizer.token_text(token("ĠParis")) == " Paris"
-    assert tokenizer.token_text(token("Ã")) == "\ufffd"
+    assert tokenizer.vocabulary.token_text(token("ĠParis")) == " Paris"
+    assert tokenizer.vocabulary.token_text(token("Ã")) == "\ufffd"
 
 
 async def longest_part_without_the_loop(work: Awaitable[object]) -> float:

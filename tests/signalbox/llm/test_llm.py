@@ -121,11 +121,10 @@ def test_logprobs_name_the_drawn_token_and_the_likeliest(llm: LLM) -> None:
     (output,) = llm.generate("tell me", params, use_tqdm=False)
     (completion,) = output.outputs
     assert completion.logprobs is not None and len(completion.logprobs) == 4
+    token_text = llm._controlled.model.tokenizer.vocabulary.token_text
     for token_id, position in zip(completion.token_ids, completion.logprobs, strict=True):
         assert position[token_id].rank == 1 and len(position) == 2
-        assert position[token_id].decoded_token == llm._controlled.model.tokenizer.token_text(
-            token_id
-        )
+        assert position[token_id].decoded_token == token_text(token_id)
     drawn = [p[t].logprob for t, p in zip(completion.token_ids, completion.logprobs, strict=True)]
     assert completion.cumulative_logprob == pytest.approx(sum(drawn))
 

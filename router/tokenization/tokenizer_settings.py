@@ -1,0 +1,60 @@
+"""What a model's tokenizer_config.json sets: special tokens by name, and the chat template."""
+
+import json
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import jinja2
+
+from router.prompt.chat_template import ChatTemplate
+
+logger = logging.getLogger(__name__)
+
+_PATHS = {"vocab_file", "merges_file", "tokenizer_file", "name_or_path"}
+
+
+class TokenizerSettings:
+    """The settings of one tokenizer."""
+
+    def __init__(self, content: bytes, *, chat_template: str | None = None) -> None:
+        """Reads the file's content; `chat_template` replaces the template in it."""
+        self._settings: dict[str, Any] = json.loads(content or b"{}")
+        self.special_tokens = _special_tokens(self._settings)
+        """bos_token, eos_token and so on, by their names in templates."""
+        source = self._settings.get("chat_template") if chat_template is None else chat_template
+        self.chat_template = self._load_chat_template(source)
+        """The model's own template, if it has one."""
+
+    def _load_chat_template(self, source: Any) -> ChatTemplate | None:
+        if isinstance(source, list):  # several by name
+            source = {entry["name"]: entry["template"] for entry in source}.get("default")
+        if not source:
+            return None
+        try:
+            return ChatTemplate(source, special_tokens=self.special_tokens)
+        except jinja2.TemplateSyntaxError as error:
+            logger.warning("the model's chat template is not valid, so Chat is off: %s", error)
+            return None
+
+    def info(self) -> dict[str, Any]:
+        """Returns the settings with special tokens as text.
+
+        The class is PreTrainedTokenizerFast unless the file names one; paths are left out.
+        """
+        info = {name: value for name, value in self._settings.items() if name not in _PATHS}
+        info.setdefault("tokenizer_class", "PreTrainedTokenizerFast")
+        info |= self.special_tokens
+        info.pop("chat_template", None)
+        if self.chat_template is not None:
+            info["chat_template"] = self.chat_template.source
+        return info
+
+
+def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
+    tokens = {}
+    for name, value in settings.items():
+        content = value.get("content") if isinstance(value, dict) else value
+        if name.endswith("_token") and isinstance(content, str):
+            tokens[name] = content
+    return tokens
