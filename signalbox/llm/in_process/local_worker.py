@@ -46,10 +46,12 @@ class LocalWorker:
         # thread.
         self._thread = ExecutionThread()
         # A process does not exit within native code of a step, even if this is never closed.
-        self._closing = finalize(self, self._thread.close, wait=True)
+        runners: list[Runner] = []  # the finalizer must not refer to this object
+        self._closing = finalize(self, _end, self._thread, runners)
         self._runner: Runner | None = None
         try:
             runner = self._runner = self._thread.start(make_runner).result()
+            runners.append(runner)
             self.model: ModelInfo = runner.model
             self.tokenizer_files = self._thread.start(runner.tokenizer_files).result()
             capacity = self._thread.start(runner.profile).result()
@@ -72,8 +74,8 @@ class LocalWorker:
                 grammars=self._grammars,
             )
         except BaseException:
-            if self._runner is not None:
-                close(self._runner)
+            if runners:
+                close(runners.pop())
             self._thread.close()
             raise
 
@@ -130,8 +132,12 @@ class LocalWorker:
         if self._lease is not None:
             self._lease.revoke()
         self._closing()
-        if self._runner is not None:
-            close(self._runner)
-            self._runner = None
+        self._runner = self._lease = None
         self._grammars.close()
-        self._lease = None
+
+
+def _end(thread: ExecutionThread, runners: list[Runner]) -> None:
+    """Ends the thread after the running step, and what the runner has started."""
+    thread.close(wait=True)
+    for runner in runners:
+        close(runner)

@@ -5,10 +5,11 @@ import threading
 
 import pytest
 
-from gpu_worker.simulated.simulated_runner import expected_tokens
+from gpu_worker.simulated.simulated_runner import SimulatedRunner, expected_tokens
 from signalbox import EngineArgs, LLMEngine, SamplingParams
 from signalbox.llm.in_process.wiring import CoreConfig
-from tests.signalbox.llm.make import GREEDY, assert_at_rest, make_engine, run
+from tests.signalbox.llm.make import GREEDY, assert_at_rest, make_engine, make_runner, run
+from tests.waiting import EVENT_S
 
 
 def test_each_step_returns_all_that_was_generated_so_far(engine: LLMEngine) -> None:
@@ -140,16 +141,22 @@ def test_a_cached_prefix_is_counted(engine: LLMEngine) -> None:
         assert output.outputs[0].token_ids == expected_tokens(prompt, num_tokens=16)
 
 
-def test_an_engine_that_is_dropped_ends_its_thread() -> None:
+def test_an_engine_that_is_dropped_ends_its_thread_and_its_runner() -> None:
+    closed: list[bool] = []
+
+    class Closing(SimulatedRunner):
+        def close(self) -> None:
+            closed.append(thread.is_alive())
+
     before = set(threading.enumerate())
-    engine = make_engine()
+    engine = LLMEngine._from_runner(lambda: Closing(make_runner().config))
     engine.add_request("a", "hello", GREEDY)
     run(engine)
     (thread,) = set(threading.enumerate()) - before
     del engine
     gc.collect()
-    thread.join(5)
-    assert not thread.is_alive()
+    thread.join(EVENT_S)
+    assert closed == [False]
 
 
 def test_a_model_that_is_not_there_is_named() -> None:
