@@ -36,8 +36,12 @@ def fails_all(plan: StepPlan, result: StepResult) -> bool:
 
 
 def _fault_of_tokens(result: StepResult, vocab_size: int) -> str | None:
-    token_ids = result.token_ids.tolist()
-    reported = [max(entry.top_token_ids, default=0) for entry in result.logprobs.values()]
+    token_ids, reported = result.token_ids.tolist(), []
+    of_prompts = (entry for run in result.prompt_logprobs for entry in run.logprobs)
+    for entry in (*result.logprobs.values(), *of_prompts):
+        reported.append(max(entry.top_token_ids, default=0))
+        if (num_tokens := len(entry.top_token_ids)) != (num := len(entry.top_logprobs)):
+            return f"{num_tokens} tokens with {num} log probabilities"
     lowest = min(token_ids, default=0)
     highest = max(max(token_ids, default=0), max(reported, default=0))
     if lowest < 0 or highest >= vocab_size:
@@ -83,11 +87,11 @@ def _fault_of_logprobs(plan: StepPlan, result: StepResult, vocab_size: int) -> s
         entry = result.logprobs.get(row)
         if entry is None:
             return f"no log probability of row {row}"
-        num_told = min(len(entry.top_token_ids), len(entry.top_logprobs))
+        num_told = len(entry.top_token_ids)
         if num_told < num_asked[seq_id]:
             return f"{num_told} of {num_asked[seq_id]} log probabilities of row {row}"
-        if len(entry.top_token_ids) > max(num_asked[seq_id], num_named[seq_id]):
-            return f"{len(entry.top_token_ids)} log probabilities of row {row}"
+        if num_told > max(num_asked[seq_id], num_named[seq_id]):
+            return f"{num_told} log probabilities of row {row}"
     return None
 
 

@@ -81,3 +81,24 @@ def test_a_prompts_token_names_as_many_tokens_as_were_asked_for(asked: int | Non
     allowed = asked or 0
     assert fault(allowed) is None
     assert fault(allowed + 1) == f"{allowed + 1} log probabilities of a prompt's token"
+
+
+@pytest.mark.parametrize(
+    ("top_token_ids", "top_logprobs", "fault"),
+    [
+        ([VOCAB_SIZE - 1], [-1.0], None),
+        ([VOCAB_SIZE], [-1.0], "token 512 of a vocabulary of 512"),
+        ([1], [-1.0, -1.0], "1 tokens with 2 log probabilities"),
+    ],
+)
+def test_tokens_beside_a_prompts_and_a_drawn_one_are_checked_alike(
+    top_token_ids: list[int], top_logprobs: list[float], fault: str | None
+) -> None:
+    plan = make_plan(SamplingParams(num_logprobs=1, num_prompt_logprobs=1))
+    (seq,) = plan.seqs
+    good, entry = tops(1), TokenLogprobs(-1.0, 1, top_token_ids, top_logprobs)
+    drawn = make_result(seq, logprobs={0: entry})
+    run = PromptLogprobs(seq.seq_id, 1, [entry])
+    of_prompt = make_result(seq, logprobs={0: good}, prompt_logprobs=[run])
+    for answer in (drawn, of_prompt):
+        assert find_fault(plan, answer, vocab_size=VOCAB_SIZE) == fault
