@@ -219,14 +219,16 @@ class LLM(Controls):
             raise TypeError("use_tqdm is True or False; a progress bar of yours is not served")
         priorities = _priorities(priority, len(encoded))
         request_ids: list[str] = []
-        try:
-            for prompt, one, rank in zip(encoded, params, priorities, strict=True):
-                request_ids.append(next(self._request_ids))
-                self.llm_engine.add_prompt(request_ids[-1], prompt, one, priority=rank)
-            finished = self._finish(len(encoded), is_visible=use_tqdm)
-        except BaseException:
-            self.llm_engine.abort_request(request_ids)
-            raise
+        engine = self.llm_engine
+        with engine.interrupts:
+            try:
+                for prompt, one, rank in zip(encoded, params, priorities, strict=True):
+                    request_ids.append(next(self._request_ids))
+                    engine.add_prompt(request_ids[-1], prompt, one, priority=rank)
+                finished = self._finish(len(encoded), is_visible=use_tqdm)
+            except BaseException:
+                engine.abort_request(request_ids)
+                raise
         return [finished[request_id] for request_id in request_ids]
 
     def _finish(self, num_requests: int, *, is_visible: bool) -> dict[str, RequestOutput]:

@@ -10,6 +10,7 @@ from signalbox.llm.controls import Controls, Queues, queues
 from signalbox.llm.engine_args import EngineArgs
 from signalbox.llm.in_process.engine_core import EngineCore
 from signalbox.llm.in_process.in_process_request import InProcessRequest
+from signalbox.llm.in_process.interrupts import Interrupts
 from signalbox.llm.in_process.wiring import CoreConfig
 from signalbox.llm.requests import prompts
 from signalbox.llm.requests.beam_search import BeamSearchParams
@@ -30,6 +31,7 @@ class LLMEngine(Controls):
     def __init__(self, core: EngineCore) -> None:
         self._core = core
         self._requests: dict[str, InProcessRequest] = {}
+        self.interrupts = Interrupts()
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> Self:
@@ -77,15 +79,17 @@ class LLMEngine(Controls):
     ) -> None:
         """Queues a prompt that `encoder` has made."""
         resolved = self._core.params.resolve(params, num_prompt_tokens=len(prompt.token_ids))
-        request = self._core.add(request_id, prompt, resolved, priority=priority)
-        request.output_kind = params.output_kind
-        self._requests[request_id] = request
+        with self.interrupts:
+            request = self._core.add(request_id, prompt, resolved, priority=priority)
+            request.output_kind = params.output_kind
+            self._requests[request_id] = request
 
     def abort_request(self, request_id: str | Iterable[str]) -> None:
         """Ends requests without an output; ids that are not live are ignored."""
         for one in [request_id] if isinstance(request_id, str) else list(request_id):
-            if (request := self._requests.pop(one, None)) is not None:
-                self._core.abort(request)
+            with self.interrupts:
+                if (request := self._requests.pop(one, None)) is not None:
+                    self._core.abort(request)
 
     def has_unfinished_requests(self) -> bool:
         return bool(self._requests)
@@ -107,15 +111,18 @@ class LLMEngine(Controls):
 
     def _step(self) -> list[InProcessRequest]:
         core = self._core
-        core.send_steps()
-        touched = core.complete_step()
-        core.send_steps()  # the worker goes on while the caller reads
-        while core.is_busy and not core.num_unfinished:
-            touched += core.complete_step()  # what a request that has ended left behind
-        for request in touched:
-            if request.ended is not None:
-                del self._requests[request.request_id]
-        return touched
+        with self.interrupts:
+            core.send_steps()
+            if core.oldest is not None:
+                self.interrupts.wait(core.oldest)
+            touched = core.complete_step()
+            core.send_steps()  # the worker goes on while the caller reads
+            while core.is_busy and not core.num_unfinished:
+                touched += core.complete_step()  # what a request that has ended left behind
+            for request in touched:
+                if request.ended is not None:
+                    del self._requests[request.request_id]
+            return touched
 
     @property
     def _controlled(self) -> EngineCore:

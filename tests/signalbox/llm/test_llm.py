@@ -1,6 +1,7 @@
 """`LLM` over the simulated model, whose output is exact or wrong."""
 
 import gc
+import signal
 import threading
 import weakref
 from typing import Any
@@ -11,6 +12,9 @@ from gpu_worker.batch.batch import Batch, BatchOutput
 from gpu_worker.simulated.byte_tokenizer import END_OF_SEQUENCE_ID
 from gpu_worker.simulated.simulated_runner import SimulatedRunner, expected_tokens
 from scheduler_svc.config import PreemptionMode, SchedulingSettings
+from scheduler_svc.planning.worker_state import WorkerState
+from scheduler_svc.queue.admission_queue import AdmissionQueue
+from scheduler_svc.results.output_processor import OutputProcessor
 from signalbox import LLM, EngineDeadError, SamplingParams
 from signalbox.llm.in_process.wiring import CoreConfig
 from tests.signalbox.llm.make import (
@@ -267,20 +271,25 @@ def test_an_engine_whose_cache_is_lost_says_so() -> None:
             llm.generate("again", GREEDY, use_tqdm=False)
 
 
-def test_an_interrupt_leaves_the_engine_usable(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, steps = llm.llm_engine, iter([KeyboardInterrupt])
-    step = engine.step_finished
+@pytest.mark.parametrize(
+    ("owner", "method"),
+    [(AdmissionQueue, "add"), (WorkerState, "add"), (OutputProcessor, "process")],
+)
+def test_an_interrupt_leaves_the_engine_usable(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, owner: type, method: str
+) -> None:
+    """It comes when the state is half changed: by a request, a plan, a result."""
+    change = getattr(owner, method)
 
-    def interrupted() -> object:
-        step()
-        raise next(steps, AssertionError)
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        monkeypatch.undo()
+        signal.raise_signal(signal.SIGINT)
+        return change(*args, **kwargs)
 
-    monkeypatch.setattr(engine, "step_finished", interrupted)
+    monkeypatch.setattr(owner, method, interrupted)
     with pytest.raises(KeyboardInterrupt):
         llm.generate(PROMPTS, GREEDY, use_tqdm=False)
-    monkeypatch.undo()
-    outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
-    for output in outputs:
+    for output in llm.generate(PROMPTS, GREEDY, use_tqdm=False):
         assert_expected(output)
 
 
