@@ -107,13 +107,13 @@ class Column:
         self._list: list[int] | None = None
         self._array: NDArray[Any] | None = None
         self._data: bytes | None = None
-        if isinstance(values, list):
-            self._list = values
+        if isinstance(values, np.ndarray):
+            self._array = values
         elif isinstance(values, bytes):
             _check_size(values, _SIZES[code])
             self._data = values
         else:
-            self._array = values
+            self._list = values
 
     def __len__(self) -> int:
         if self._list is not None:
