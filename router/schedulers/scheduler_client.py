@@ -159,9 +159,7 @@ class SchedulerConnection:
             logger.warning("lost the scheduler at %s: %s", self.address, _reason(error))
         except (RpcError, ValueError, LookupError) as error:
             is_faulty = True
-            logger.warning(
-                "the scheduler at %s has sent updates that are not valid: %s", self.address, error
-            )
+            logger.warning("the scheduler at %s sent bad updates: %s", self.address, error)
         finally:
             call.cancel()
             outgoing.put_nowait(None)  # gRPC's task that reads the queue does not end by itself

@@ -166,10 +166,7 @@ class Schedulers:
         for request in requests:
             placement = self._placements[request.handle]
             if is_faulty:
-                self._fail(
-                    placement,
-                    Unavailable("the scheduler has sent updates that are not valid", RETRY_AFTER_S),
-                )
+                self._fail(placement, Unavailable("the scheduler sent bad updates", RETRY_AFTER_S))
             elif request.is_complete:
                 self._end_complete(placement)
             else:
@@ -207,9 +204,7 @@ class Schedulers:
         waiting = [one for one in self._placements.values() if one.connection is None]
         resumed = [one for one in waiting if self._place(one)]
         if resumed:
-            logger.warning(
-                "%d requests continue on their scheduler or on another one", len(resumed)
-            )
+            logger.warning("%d requests continue, here or elsewhere", len(resumed))
         if len(resumed) < len(waiting) and all(one.served for one in self._connections):
             for one in waiting:
                 if one.connection is None:

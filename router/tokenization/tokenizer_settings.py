@@ -1,4 +1,4 @@
-"""What a model's tokenizer_config.json sets: special tokens by name, and the chat template."""
+"""Reads a model's tokenizer_config.json: special tokens by name, and the chat template."""
 
 import json
 import logging
