@@ -13,7 +13,7 @@ OTHERS := .venv-clients
 DOCS_VENV := .venv-docs
 JOBS ?= $(shell test $$(nproc) -gt 1 && echo 2 || echo 0)
 FAST := $(wildcard tests/test_*.py) $(addprefix tests/,contract gpu_worker kernels protos rpc scheduler_svc) \
-	$(addprefix tests/router/,output_parsers params prompt requests schedulers work_limits) \
+	$(addprefix tests/router/,output_parsers prompt requests schedulers) \
 	$(addprefix tests/signalbox/,bench client flags settings trace)
 CLIENT_ENVIRONMENTS := $(patsubst tests/third_party/environments/%.txt,$(OTHERS)/%/.installed,$(wildcard tests/third_party/environments/*.txt))
 
@@ -50,7 +50,7 @@ test-docs: $(INSTALLED) $(MODEL) ## runs the commands and programs of README.md 
 	@echo "Running the pages"
 	@$(TEST) -m pages tests/docs
 
-test-fast: $(INSTALLED) ## what to run while working; without the slow, the system, the integration, the HTTP API, tokenizers and LLM
+test-fast: $(INSTALLED) ## what to run while working; without the slow, system, integration, LLM, and what the router does with HTTP, parameters and tokenizers
 	@$(TEST) -m "not (alone or system or slow)" $(FAST)
 
 test-alone: $(INSTALLED) ## attacks with a clock, repeated, and without their bounds; on an idle machine
