@@ -60,7 +60,7 @@ def test_a_run_has_one_token_since_no_step_asks_for_drafts() -> None:
     def fault(*token_ids: int) -> str | None:
         lengths = int32s([len(token_ids)])
         answer = StepResult(
-            step_id=1, seq_ids=seq_ids, num_tokens=lengths, token_ids=int32s(token_ids)
+            step_id=1, seq_ids=seq_ids, num_tokens=lengths, token_ids=int32s(list(token_ids))
         )
         return find_fault(plan, answer, vocab_size=VOCAB_SIZE)
 
