@@ -55,8 +55,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(options: dict[str, Any]) -> None:
     """Prints that the service is serving, or raises NotServing."""
-    address, service = options["address"], options["service"]
-    worker = asyncio.run(_wait(address, service, connection(options), wait_s=options["wait"]))
+    address, service, wait_s = options["address"], options["service"], options["wait"]
+    if not wait_s >= 0:  # NaN is not, either
+        raise ValueError(f"--wait is {wait_s}; it must be at least 0")
+    worker = asyncio.run(_wait(address, service, connection(options), wait_s=wait_s))
     print(f"{address} is serving{worker}")
 
 

@@ -181,6 +181,9 @@ def test_health_is_the_exit_status(tmp_path: Path) -> None:
     done = run_here("health", "--address", stack.address, "--wait", "0.5")
     assert done.returncode == 1
     assert done.stderr == f"signalbox health: {stack.address} does not answer\n"
+    for wait in ("nan", "-1"):  # waiting until NaN has no end
+        done = run_here("health", "--address", stack.address, f"--wait={wait}")
+        assert (done.returncode, "--wait is" in done.stderr) == (1, True)
 
 
 @pytest.mark.parametrize(
