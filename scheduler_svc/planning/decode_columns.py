@@ -30,6 +30,7 @@ class DecodeColumns:
 
     def __init__(self, blocks: BlockSpaceManager, admission: AdmissionQueue) -> None:
         self.seqs: list[Sequence] = []
+        self._seq_ids: list[int] = []
         self._blocks = blocks
         self._admission = admission
         self._flow_indices: dict[str, int] = {}
@@ -55,6 +56,7 @@ class DecodeColumns:
             seq.decode_row = row
             seq.group.has_decode_rows = True
         self.seqs = self.seqs + seqs
+        self._seq_ids += [seq.seq_id for seq in seqs]
         self._planned = _extended(self._planned, [seq.num_planned_tokens for seq in seqs])
         self._computed = _extended(self._computed, [seq.num_computed_tokens for seq in seqs])
         size = self._blocks.block_size
@@ -92,6 +94,7 @@ class DecodeColumns:
                     staying[seq.decode_row] = False
                     self._write_back(seq)
         self.seqs = [seq for seq in self.seqs if seq.decode_row >= 0]
+        self._seq_ids = [seq.seq_id for seq in self.seqs]
         for row, seq in enumerate(self.seqs):
             seq.decode_row = row
         self._planned, self._computed = self._planned[staying], self._computed[staying]
@@ -120,7 +123,7 @@ class DecodeColumns:
         """Adds the next token of each; returns False if blocks or budget do not suffice."""
         if self._quiet_plans and len(self.seqs) <= plan.token_budget:
             self._quiet_plans -= 1
-            plan.add_decodes(self.seqs)
+            plan.add_decodes(self.seqs, self._seq_ids)
             self._planned += 1
             return True
         rows = np.flatnonzero(self._planned + 1 < self._end)
@@ -129,8 +132,11 @@ class DecodeColumns:
             return False
         for row in needy.tolist():
             self._append_block(plan, row)
-        everybody = len(rows) == len(self.seqs)
-        plan.add_decodes(self.seqs if everybody else [self.seqs[row] for row in rows.tolist()])
+        seqs, seq_ids = self.seqs, self._seq_ids
+        if len(rows) < len(seqs):
+            seqs = [seqs[row] for row in rows.tolist()]
+            seq_ids = [seq.seq_id for seq in seqs]
+        plan.add_decodes(seqs, seq_ids)
         self._planned[rows] += 1
         self._quiet_plans = self._find_quiet(np.minimum(self._room, self._end - 1) - self._planned)
         return True
@@ -218,6 +224,7 @@ class DecodeColumns:
     def check(self) -> None:
         """Asserts that rows belong to their sequences and that none writes a shared block."""
         assert [seq.decode_row for seq in self.seqs] == list(range(len(self.seqs)))
+        assert self._seq_ids == [seq.seq_id for seq in self.seqs]
         flows = list(self._flow_indices)
         assert [flows[index] for index in self._flows] == [seq.group.flow for seq in self.seqs]
         for seq, planned, room in zip(self.seqs, self._planned, self._room, strict=True):

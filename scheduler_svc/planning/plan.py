@@ -21,7 +21,7 @@ _NO_COUNTS = NO_MOVES.counts
 
 @dataclass(slots=True, kw_only=True)
 class StepPlan:
-    """One step. `seqs`, `num_new_tokens` and `num_samples` are columns of the same length."""
+    """One step; `seqs`, `seq_ids`, `num_new_tokens` and `num_samples` have the same length."""
 
     step_id: int
     token_budget: int
@@ -29,6 +29,7 @@ class StepPlan:
     planned_at: float = 0.0
     """Seconds of the scheduler's clock."""
     seqs: list[Sequence] = field(default_factory=list)
+    seq_ids: list[int] = field(default_factory=list)
     num_new_tokens: list[int] = field(default_factory=list)
     num_samples: list[int] = field(default_factory=list)
     """Tokens that each sequence draws: 0 in the middle of a prefill, n at the end of a prompt."""
@@ -55,11 +56,12 @@ class StepPlan:
         """Returns whether the step may hold a group that runs: suspects have steps of their own."""
         return self.is_alone is (group.suspicion is not None)
 
-    def add_decodes(self, seqs: list[Sequence]) -> None:
+    def add_decodes(self, seqs: list[Sequence], seq_ids: list[int]) -> None:
         """Adds one token of each of some sequences that the worker knows."""
         first, count = len(self.seqs), len(seqs)
         self.running += range(first, first + count)
         self.seqs += seqs
+        self.seq_ids += seq_ids
         self.num_new_tokens += [1] * count
         self.num_samples += [1] * count
         self.token_budget -= count
@@ -68,10 +70,7 @@ class StepPlan:
         """Returns whether run i is one token of sequence i, as in a step of decodes."""
         if result.failures or result.branches is not None or result.num_tokens is not None:
             return False
-        seqs = self.seqs
-        return len(result.seq_ids) == len(seqs) and result.seq_ids.tolist() == [
-            seq.seq_id for seq in seqs
-        ]
+        return result.seq_ids.tolist() == self.seq_ids
 
     def runs(self, result: StepResult) -> dict[tuple[int, int], range]:
         """Returns the indices of each run of a result's tokens, by sequence and branch."""
@@ -91,15 +90,18 @@ class StepPlan:
 
         The step shares no list with the plan or its sequences.
         """
-        seqs, num_new_tokens = self.seqs, self.num_new_tokens
+        seq_ids, num_new_tokens = self.seq_ids.copy(), self.num_new_tokens.copy()
+        if self.new:
+            seq_ids = [seq_ids[i] for i in self.running]
+            num_new_tokens = [num_new_tokens[i] for i in self.running]
         traceparent, tracestate = self.trace.trace_context if self.trace else ("", "")
         return Step(
             epoch=epoch,
             step_id=self.step_id,
             finished=int64s(self.forget.copy()),
             new=self._new_sequences() if self.new else (),
-            running_seq_ids=int64s([seqs[i].seq_id for i in self.running]),
-            running_num_new_tokens=int32s([num_new_tokens[i] for i in self.running]),
+            running_seq_ids=int64s(seq_ids),
+            running_num_new_tokens=int32s(num_new_tokens),
             patches=tuple(self.patches),
             traceparent=traceparent,
             tracestate=tracestate,

@@ -28,6 +28,7 @@ class WorkerState:
         draws = num_new_tokens == seq.num_remaining_tokens
         (plan.running if seq.is_on_worker else plan.new).append(len(plan.seqs))
         plan.seqs.append(seq)
+        plan.seq_ids.append(seq.seq_id)
         plan.num_new_tokens.append(num_new_tokens)
         plan.num_samples.append(seq.group.num_draws if draws else 0)
         plan.token_budget -= num_new_tokens

@@ -82,7 +82,7 @@ def _step(plan: StepPlan, now: float) -> pb.PlannedStep:
     return pb.PlannedStep(
         step_id=plan.step_id,
         age_ns=insight_codec.nanoseconds(now - plan.planned_at),
-        seq_ids=[seq.seq_id for seq in plan.seqs],
+        seq_ids=plan.seq_ids,
         num_new_tokens=plan.num_new_tokens,
         num_samples=plan.num_samples,
         forget_seq_ids=plan.forget,

@@ -54,7 +54,7 @@ def _fault_of_runs(plan: StepPlan, result: StepResult) -> str | None:
     if plan.is_one_for_each(result) and plan.num_samples.count(1) == len(plan.seqs):
         return None
     seq_ids = result.seq_ids.tolist()
-    if strangers := {*seq_ids, *result.failures} - {seq.seq_id for seq in plan.seqs}:
+    if strangers := {*seq_ids, *result.failures}.difference(plan.seq_ids):
         return f"sequence {min(strangers)}, which is not in the step"
     wanted = {
         (seq.seq_id, seq.branch + i)

@@ -23,5 +23,11 @@ def make_check_plan() -> StepPlan:
     group = new_group(request, reply_to=_NoRouter(), now=0.0)
     seq = Sequence(seq_id=1, branch=0, group=group, block_table=[0])
     return StepPlan(
-        step_id=1, token_budget=0, seqs=[seq], num_new_tokens=[1], num_samples=[1], new=[0]
+        step_id=1,
+        token_budget=0,
+        seqs=[seq],
+        seq_ids=[seq.seq_id],
+        num_new_tokens=[1],
+        num_samples=[1],
+        new=[0],
     )
