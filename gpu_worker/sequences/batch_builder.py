@@ -28,14 +28,16 @@ class PlannedBatch:
     step_id: int
     seq_ids: Int64Array
     rows: Int64Array
+    state: NDArray[Any]
+    """State of each row before the batch is computed."""
     num_new: Int64Array
     drawers: Int64Array
     """[num draws], index of the sequence among those of the batch."""
+    branches: Int64Array | None
+    """[num draws]; None if each sequence draws for its own branch alone."""
     failures: dict[int, RequestFailure]
     """Failures by sequence id. Sequences that had failed before are not in the batch; theirs come
     first."""
-    branches: Int64Array | None = None
-    """[num draws]; None if each sequence draws for its own branch alone."""
     prompt_rows: PromptRows | None = None
     """Rows of the batch that report log probabilities of the prompt."""
     refused: dict[int, str] = field(default_factory=dict)
@@ -74,13 +76,16 @@ def plan(
         ids, planned_rows, num_new = ids[alive], planned_rows[alive], num_new[alive]
     state = rows.state[planned_rows]
     _check_running(ids, state, num_new, num_blocks[planned_rows], limits)
+    drawers, branches = _find_draws(state, num_new)
     return PlannedBatch(
         epoch=step.epoch,
         step_id=step.step_id,
         seq_ids=ids,
         rows=planned_rows,
+        state=state,
         num_new=num_new,
-        drawers=_drawers(state, num_new),
+        drawers=drawers,
+        branches=branches,
         failures=failures,
     )
 
@@ -118,6 +123,8 @@ def _check_running(
     end = state["num_computed"] + num_new
     known = np.minimum(state["num_tokens"], limits.model.max_model_len)
     room = num_blocks * limits.capacity.block_size
+    if not (end > np.minimum(known, room)).any():
+        return
     if (end > known).any():
         i = int(np.argmax(end > known))
         raise InvalidArgument(
@@ -126,36 +133,35 @@ def _check_running(
             f"at most {int(known[i] - end[i] + num_new[i])}: the tokens of sequence "
             f"{ids[i]} that are known and not computed",
         )
-    if (end > room).any():
-        i = int(np.argmax(end > room))
-        raise InvalidArgument(
-            "block_table",
-            f"{num_blocks[i]} blocks of sequence {ids[i]}",
-            f"room for {end[i]} tokens",
-        )
+    i = int(np.argmax(end > room))
+    has = f"{num_blocks[i]} blocks of sequence {ids[i]}"
+    raise InvalidArgument("block_table", has, f"room for {end[i]} tokens")
 
 
-def _drawers(state: NDArray[Any], num_new: Int64Array) -> Int64Array:
-    """Returns the sequence, as an index into the batch, of each token to draw.
-
-    Args:
-        state: [B], of the batch's sequences.
-        num_new: [B].
-    """
+def _find_draws(state: NDArray[Any], num_new: Int64Array) -> tuple[Int64Array, Int64Array | None]:
+    """Returns `drawers` and `branches` of a `PlannedBatch`."""
     num_tokens = state["num_tokens"]
     drawing = np.flatnonzero(state["num_computed"] + num_new == num_tokens)
-    draws = np.where(num_tokens == state["num_prompt"], state["num_samples"], 1)[drawing]
-    return np.repeat(drawing, draws)
+    is_prompt = num_tokens == state["num_prompt"]
+    if not is_prompt.any():
+        return drawing, None
+    num_draws = np.where(is_prompt, state["num_samples"], 1)[drawing]
+    drawers = np.repeat(drawing, num_draws)
+    if len(drawers) == len(drawing):
+        return drawers, None
+    return drawers, state["branch"][drawers] + offsets(num_draws)
 
 
 def build(planned: PlannedBatch, rows: SequenceRows, *, block_size: int) -> Batch:
     """Returns the batch that a runner computes."""
     num_new, size = planned.num_new, block_size
-    computed = rows.state["num_computed"][planned.rows]
+    computed = np.ascontiguousarray(planned.state["num_computed"])
     query_start = np.zeros(len(num_new) + 1, dtype=np.int64)
     np.cumsum(num_new, out=query_start[1:])
-    token_rows = np.repeat(planned.rows, num_new)
-    positions = np.repeat(computed, num_new) + offsets(num_new)
+    token_rows, positions = planned.rows, computed
+    if query_start[-1] > len(num_new):
+        token_rows = np.repeat(token_rows, num_new)
+        positions = np.repeat(computed, num_new) + offsets(num_new)
     blocks = rows.block_tables[token_rows, positions // size].astype(np.int64)
     context_lens = computed + num_new
     token_ids, fed_from = _tokens(rows.tokens[token_rows, positions].astype(np.int64))
@@ -188,12 +194,12 @@ def _tokens(found: Int64Array) -> tuple[Int64Array, Int64Array | None]:
 
 def _sample_rows(planned: PlannedBatch, rows: SequenceRows, query_start: Int64Array) -> SampleRows:
     drawers = planned.drawers
-    owners = planned.rows[drawers]
-    state = rows.state[owners]
+    owners, state = planned.rows[drawers], planned.state[drawers]
+    branches = planned.branches
     draws = SampleRows(
         seq_ids=planned.seq_ids[drawers],
         token_index=query_start[drawers + 1] - 1,
-        branch=state["branch"] + _index_in_run(drawers),
+        branch=np.ascontiguousarray(state["branch"]) if branches is None else branches,
         position=np.ascontiguousarray(state["num_tokens"]),
         temperature=np.ascontiguousarray(state["temperature"]),
         top_p=np.ascontiguousarray(state["top_p"]),
@@ -217,8 +223,10 @@ def _prompt_rows(
     planned: PlannedBatch, rows: SequenceRows, query_start: Int64Array
 ) -> PromptRows | None:
     """The tokens computed now that the prompt itself goes on after, where that was asked for."""
-    state = rows.state[planned.rows]
+    state = planned.state
     asked = state["num_prompt_logprobs"]
+    if not (asked >= 0).any():
+        return None
     left = state["num_prompt"] - 1 - state["num_computed"]
     runs = np.flatnonzero((asked >= 0) & (left > 0))
     if not len(runs):
@@ -241,9 +249,3 @@ def offsets(lengths: Int64Array) -> Int64Array:
     ends = np.cumsum(lengths)
     total = int(ends[-1]) if len(ends) else 0
     return np.arange(total, dtype=np.int64) - np.repeat(ends - lengths, lengths)
-
-
-def _index_in_run(values: Int64Array) -> Int64Array:
-    """Returns the index of each element within its run of equal elements."""
-    starts = np.flatnonzero(np.diff(values, prepend=-1))
-    return offsets(np.diff(starts, append=len(values)))

@@ -62,7 +62,7 @@ def add_rules(
 def _grammar_masks(
     ruled: RuledRows, rows: SequenceRows, refused: dict[int, str]
 ) -> list[Mask | None]:
-    """Returns the mask of each row, and notes those whose sequence its grammar has failed."""
+    """Returns the mask of each row, and records those whose sequence its grammar has failed."""
     owners: list[int] = ruled.owners.tolist()
     first_rows: dict[int, int] = {}
     for row, owner in zip(ruled.rows.tolist(), owners, strict=True):

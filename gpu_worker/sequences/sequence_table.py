@@ -104,8 +104,6 @@ class SequenceTable:
             )
         batch = batch_builder.build(planned, rows, block_size=limits.capacity.block_size)
         planned.prompt_rows = batch.prompt_rows
-        if (np.diff(planned.drawers) == 0).any():
-            planned.branches = batch.rows.branch
         self._planned = planned
         return batch
 
