@@ -1,4 +1,7 @@
-"""The interface of the stages of a lease: each owns one section of a step."""
+"""The interface of the stages of a lease: each owns one section of a step.
+
+The lease calls its stages for the steps of which `Step.has_sections` is true.
+"""
 
 from typing import Protocol
 
