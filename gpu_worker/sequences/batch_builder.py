@@ -94,9 +94,8 @@ def find_rows(row_of: Mapping[int, int], seq_ids: Sequence[int], field: str) -> 
     """Raises InvalidArgument for a sequence that is not known."""
     rows = np.fromiter(map(row_of.get, seq_ids, repeat(-1)), dtype=np.int64, count=len(seq_ids))
     if (rows < 0).any():
-        raise InvalidArgument(
-            field, seq_ids[int(np.argmin(rows))], "a sequence that this worker knows"
-        )
+        unknown = seq_ids[int(np.argmin(rows))]
+        raise InvalidArgument(field, unknown, "a sequence that this worker knows")
     return rows
 
 

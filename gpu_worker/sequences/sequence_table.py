@@ -146,7 +146,7 @@ class SequenceTable:
     def book(self) -> BookedBatch:
         """Counts the applied batch as computed, and its draws as tokens that are not known yet."""
         planned = self._end_batch()
-        first, own = _first_draws(planned.rows, planned.drawers)
+        first, own = _first_draws(planned, planned.drawers)
         positions = self._rows.state["num_tokens"][own]
         self._rows.tokens[own, positions] = batch_builder.unknown_tokens(first)
         self._rows.state["num_tokens"][own] += 1
@@ -174,7 +174,7 @@ class SequenceTable:
             keep = ~np.isin(planned.drawers, list(reasons))
         drawers, token_ids = planned.drawers[keep], samples.token_ids[keep]
         if booked is None:
-            self._append(planned.rows, drawers, token_ids)
+            self._append(planned, drawers, token_ids)
         else:  # no token is left unknown, not even one of a sequence that has failed
             known_ids = np.maximum(samples.token_ids[booked.first], 0)
             self._rows.tokens[booked.rows, booked.positions] = known_ids
@@ -204,18 +204,20 @@ class SequenceTable:
         self._failed[seq_id] = reason
         planned.failures[seq_id] = sequence_failure(reason)
 
-    def _append(self, rows: Int64Array, drawers: Int64Array, token_ids: Int32Array) -> None:
+    def _append(self, planned: PlannedBatch, drawers: Int64Array, token_ids: Int32Array) -> None:
         """Makes the first draw of each sequence its newest token."""
-        first, own = _first_draws(rows, drawers)
+        first, own = _first_draws(planned, drawers)
         num_tokens = self._rows.state["num_tokens"]
         self._rows.tokens[own, num_tokens[own]] = token_ids[first]
         num_tokens[own] += 1
 
 
-def _first_draws(rows: Int64Array, drawers: Int64Array) -> tuple[Int64Array, Int64Array]:
+def _first_draws(planned: PlannedBatch, drawers: Int64Array) -> tuple[Int64Array, Int64Array]:
     """Returns the index of each sequence's first draw, and the sequence's row."""
-    first = np.flatnonzero(np.diff(drawers, prepend=-1))
-    return first, rows[drawers[first]]
+    first = np.arange(len(drawers))
+    if planned.branches is not None:
+        first = np.flatnonzero(np.diff(drawers, prepend=-1))
+    return first, planned.rows[drawers[first]]
 
 
 def _by_row(logprobs: list[Logprobs], keep: NDArray[np.bool_]) -> dict[int, TokenLogprobs]:
