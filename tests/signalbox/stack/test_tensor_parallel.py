@@ -85,7 +85,7 @@ def test_requests_go_on_elsewhere_when_a_rank_dies_and_none_is_left_at_the_end(
                 for output in message.outputs:
                     tokens += output.token_ids
         assert tokens == expected_tokens(tmp_path)
-        eventually_in(log, "rank 1 was killed by SIGKILL; the worker ends")
+        eventually_in(log, "rank 1 was killed by SIGKILL; the worker exits")
         eventually_in(log, "exited with status 1; workers left: 1")
         (left,) = workers_of(stack)
         others = [left, *ranks_of(left)]
