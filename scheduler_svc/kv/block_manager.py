@@ -273,7 +273,7 @@ class BlockSpaceManager:
 
     def finish_plan(self) -> BlockMoves:
         """Ends the plan in the making; returns its copies, with those that keep evicted blocks."""
-        if self.cpu_tier.has_plan:
+        if self.cpu_tier.held or self.cpu_tier.kept:
             self._out += self.cpu_tier.finish_plan()
         if not (self._out or self._in or self._within):
             return NO_MOVES

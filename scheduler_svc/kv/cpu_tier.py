@@ -39,12 +39,12 @@ class CpuTier:
     ) -> None:
         self.pool = BlockAllocator(num_blocks)
         self.is_cache = is_cache
-        self.has_plan = False
-        """True if the plan in the making reads or writes a block here."""
         self._block_size = block_size
         self._costs = costs
-        self._held: list[int] = []  # the plan is an owner of each
-        self._kept: dict[BlockHash, BlockCopy] = {}  # evicted blocks that it copies; dst is held
+        self.held: list[int] = []
+        """Blocks that the plan in the making owns with others until it is finished."""
+        self.kept: dict[BlockHash, BlockCopy] = {}
+        """Evicted blocks that the plan in the making copies here; it owns their destinations."""
         self._arriving: set[int] = set()  # blocks that it writes
 
     @property
@@ -62,7 +62,7 @@ class CpuTier:
 
     def _revocable(self) -> list[BlockHash]:
         """Returns hashes of evicted blocks whose copies the plan can omit."""
-        return [h for h, copy in self._kept.items() if not self.pool.is_shared(copy.dst)]
+        return [h for h, copy in self.kept.items() if not self.pool.is_shared(copy.dst)]
 
     def keep(self, gpu_block: int, block_hash: BlockHash) -> None:
         """Takes a copy of a block that the GPU pool evicts, unless it has one or it is no use."""
@@ -72,12 +72,11 @@ class CpuTier:
         elif self.pool.num_free and self._keeps_another():
             block = self.pool.allocate()
             self.pool.cache_block(block, block_hash)
-            self._kept[block_hash] = BlockCopy(gpu_block, block)
+            self.kept[block_hash] = BlockCopy(gpu_block, block)
             self._arriving.add(block)
-            self.has_plan = True
 
     def _keeps_another(self) -> bool:
-        num_kept, size = len(self._kept), self._block_size
+        num_kept, size = len(self.kept), self._block_size
         return self.is_cache and self._costs.keeps_another(num_kept=num_kept, block_size=size)
 
     def find(self, block_hash: BlockHash) -> int | None:
@@ -93,7 +92,7 @@ class CpuTier:
         for block_hash in self._revocable():
             if self.pool.num_free >= wanted:
                 return
-            block = self._kept.pop(block_hash).dst
+            block = self.kept.pop(block_hash).dst
             self.pool.retract(block)
             self.pool.free(block)
             self._arriving.remove(block)
@@ -104,29 +103,26 @@ class CpuTier:
 
     def hold(self, blocks: Iterable[int], *, arriving: bool) -> None:
         """Keeps blocks that the plan copies out (`arriving`) or in as they are for its sake."""
-        self.has_plan = True
         for block in blocks:
             self.pool.share(block)
-            self._held.append(block)
+            self.held.append(block)
             if arriving:
                 self._arriving.add(block)
 
     def leave(self, blocks: Iterable[int]) -> None:
         """Takes an owner from each of some blocks once the plan is complete."""
-        self._held += blocks
-        self.has_plan = True
+        self.held += blocks
 
     def finish_plan(self) -> list[BlockCopy]:
         """Ends the plan in the making; returns the copies out that keep evicted blocks."""
-        copies = list(self._kept.values())
+        copies = list(self.kept.values())
         for copy in copies:
             self.pool.free(copy.dst)
-        for block in self._held:  # what was copied in is on the GPU as well: it can go first
+        for block in self.held:  # what was copied in is on the GPU as well: it can go first
             self.pool.free(block, evict_first=True)
-        self._kept.clear()
-        self._held.clear()
+        self.kept.clear()
+        self.held.clear()
         self._arriving.clear()
-        self.has_plan = False
         return copies
 
     def forget(self, block_hash: BlockHash) -> None:
