@@ -164,8 +164,7 @@ class DecodeColumns:
         if self._quiet_answers and seqs == self.seqs:
             self._quiet_answers -= 1
             self._computed += 1
-            if self._admission.charges:
-                self._charge(self._flows, seqs)
+            self._charge(self._flows, seqs)
             may_end = []
         else:
             may_end = self._advance(seqs)
@@ -178,8 +177,7 @@ class DecodeColumns:
         rows = np.array([seq.decode_row for seq in seqs], dtype=np.int64)
         self._computed[rows] += 1
         computed, size = self._computed[rows], self._blocks.block_size
-        if self._admission.charges:
-            self._charge(self._flows[rows], seqs)
+        self._charge(self._flows[rows], seqs)
         in_block = computed % size
         for index in np.flatnonzero(in_block == 0).tolist():
             seqs[index].num_computed_tokens = int(computed[index])
@@ -202,7 +200,7 @@ class DecodeColumns:
 
     def _charge(self, flows: Column, seqs: list[Sequence]) -> None:
         """Charges each flow the tokens of the sequences, of which `flows` has the indices."""
-        if not seqs:
+        if not seqs or not self._admission.charges:
             return
         if len(self._flow_indices) == 1:
             (flow,) = self._flow_indices
