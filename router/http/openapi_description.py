@@ -37,12 +37,10 @@ _REASONS = {
     503: "No worker serves the model, or the server is shutting down; see `retry-after`.",
     504: "The request took longer than its deadline.",
 }
-_KEYS = {
-    "key": {
-        "type": "http",
-        "scheme": "bearer",
-        "description": "An API key, if the server asks for one.",
-    }
+_KEY = {
+    "type": "http",
+    "scheme": "bearer",
+    "description": "An API key, if the server asks for one.",
 }
 _EVERY = (401, 403, 500, 503)
 _OF_BODIES = (400, 404, 413, 415, *_EVERY)
@@ -94,8 +92,11 @@ class DescribedApp(FastAPI):
                 [(model, "validation") for model in _DESCRIBED],
                 ref_template="#/components/schemas/{model}",
             )
-            schema["components"] = {"schemas": definitions["$defs"], "securitySchemes": _KEYS}
-            schema["security"] = [{}, *({name: []} for name in _KEYS)]
+            schema["components"] = {
+                "schemas": definitions["$defs"],
+                "securitySchemes": {"key": _KEY},
+            }
+            schema["security"] = [{}, {"key": []}]
         return self.openapi_schema or schema
 
 
