@@ -12,13 +12,10 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
-
-IDLE_S = 0.04
-"""Seconds without a call after which the thread does a part of its chore."""
 
 
 class Unfinished(Generic[T]):
@@ -71,7 +68,6 @@ class ExecutionThread:
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._under_way: SimpleQueue[_UnderWay | None] = SimpleQueue()
         self._waiting: threading.Thread | None = None  # until a call leaves work unfinished
-        self._chore: Callable[[], bool] | None = None
         self._thread = threading.Thread(target=self._run, name="execution", daemon=True)
         self._thread.start()
 
@@ -91,13 +87,6 @@ class ExecutionThread:
         self._calls.put(partial(self._perform, call, future))
         return future
 
-    def when_idle(self, chore: Callable[[], bool]) -> None:
-        """Has `chore` called again and again while no call comes, until it returns False.
-
-        To be called on this thread; takes the place of a chore that is not done.
-        """
-        self._chore = chore
-
     def close(self, *, wait: bool = False) -> None:
         """Ends the thread after the queued calls."""
         self._calls.put(None)
@@ -106,18 +95,9 @@ class ExecutionThread:
             self._thread.join()
 
     def _run(self) -> None:
-        while (call := self._next()) is not None:
+        while (call := self._calls.get()) is not None:
             call()
             del call  # or it holds the last call's objects while waiting for the next
-
-    def _next(self) -> Callable[[], None] | None:
-        while self._chore is not None:
-            try:
-                return self._calls.get(timeout=IDLE_S)
-            except Empty:
-                if not self._chore():
-                    self._chore = None
-        return self._calls.get()
 
     def _perform(self, call: Call[T], receiver: _Receiver[T]) -> None:
         try:

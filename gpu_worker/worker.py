@@ -18,7 +18,6 @@ from contract.tokenizer_files import hash_files
 from gpu_worker.batch.runner_protocol import (
     Inspectable,
     MemoryReport,
-    Prefaulting,
     ProfileOptions,
     Runner,
     close,
@@ -205,8 +204,6 @@ class Worker:
         except MemoryError as error:
             counts = f"{num_gpu_blocks} GPU and {num_cpu_blocks} CPU blocks"
             raise ResourceExhausted(str(error) or f"no memory for {counts}") from None
-        if isinstance(self._runner, Prefaulting):
-            self._thread.when_idle(self._runner.prefault)
         return Lease(
             epoch=epoch,
             runner=self._runner,

@@ -79,15 +79,6 @@ class Launching(Protocol):
 
 
 @runtime_checkable
-class Prefaulting(Protocol):
-    """A runner that can prepare for steps to come while none is there."""
-
-    def prefault(self) -> bool:
-        """Prepares for some milliseconds; returns whether there is more to do."""
-        ...
-
-
-@runtime_checkable
 class Closeable(Protocol):
     """A runner with more to end than its memory, such as processes."""
 

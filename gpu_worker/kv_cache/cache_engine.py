@@ -27,14 +27,13 @@ from gpu_worker.device.torch_profiler import span
 from gpu_worker.kv_cache.block_dependencies import BlockUse, WorkUnderWay
 from gpu_worker.kv_cache.copy_timer import CopyClock
 from gpu_worker.kv_cache.host_pool import SwapMemory
-from gpu_worker.kv_cache.page_prefault import PoolPages
 from signalbox_kernels import ops
 
 _NONE: Int64Array = np.empty(0, dtype=np.int64)
 
 
 class CacheEngine:
-    """Both pools, zeroed at first. Pageable RAM is not taken until it is used, or by `prefault`."""
+    """Both pools, zeroed at first. Pageable RAM is not taken before it is written to."""
 
     def __init__(
         self,
@@ -58,7 +57,6 @@ class CacheEngine:
         self._computed = WorkUnderWay(num_blocks=num_gpu_blocks)
         self._copied = WorkUnderWay(num_blocks=num_gpu_blocks)
         self._clock = CopyClock()
-        self._pages = PoolPages(self.gpu_pool) if device.type == "cpu" else None
         # Pages that are unmapped while they are pinned could not be pinned again at their address.
         self._closing = finalize(self, _end, self._copying, self._compute, self._swap_memory)
         self._closing.atexit = False  # the system does it, and CUDA may be gone by then
@@ -106,13 +104,6 @@ class CacheEngine:
             yield
         finally:  # work that raises half-way may have been enqueued
             self._computed.add(self._compute.record(), use)
-
-    def prefault(self) -> bool:
-        """Takes a little of the RAM that a pool on the CPU has not used yet; see page_prefault.py.
-
-        Returns False once there is nothing to do any more.
-        """
-        return self._pages is not None and self._pages.prefault()
 
     def pop_copy_ns(self) -> int:
         """Returns how long the swaps since the last call take beside the calls themselves."""

@@ -162,9 +162,6 @@ class ModelRunner:
     def apply(self, sections: Step) -> int:
         return self.cache.apply(sections)
 
-    def prefault(self) -> bool:
-        return self.cache.prefault()
-
     def memory(self) -> MemoryReport:
         pools = self._cache
         return MemoryReport(

@@ -60,28 +60,6 @@ async def test_an_error_of_either_part_reaches_who_waits() -> None:
         thread.close()
 
 
-async def test_a_chore_is_done_while_no_call_comes_until_it_has_no_more() -> None:
-    thread = ExecutionThread()
-    left = 3
-    done = asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    def chore() -> bool:
-        nonlocal left
-        left -= 1
-        if not left:
-            loop.call_soon_threadsafe(done.set)
-        return left > 0
-
-    try:
-        await thread.submit(lambda: thread.when_idle(chore))
-        await asyncio.wait_for(done.wait(), 60)
-        assert await thread.submit(lambda: "served") == "served"
-        assert left == 0
-    finally:
-        thread.close()
-
-
 def test_without_an_event_loop_futures_are_waited_for_and_closing_ends_all_calls() -> None:
     done, ended = threading.Event(), list[str]()
 
