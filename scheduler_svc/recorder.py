@@ -55,8 +55,7 @@ class Recorder(Protocol):
 
     def router(self) -> RouterRecorder: ...
 
-    def worker(self) -> WorkerRecorder | None:
-        """Returns None if steps are not recorded."""
+    def worker(self) -> WorkerRecorder: ...
 
     def tick(self, now: float) -> None: ...
 
@@ -64,14 +63,15 @@ class Recorder(Protocol):
 
 
 class Unrecorded:
-    """Records nothing."""
+    """Records nothing, whatever it is the recorder of."""
 
     clock = staticmethod(time.monotonic)
 
     def router(self) -> RouterRecorder:
         return self
 
-    def worker(self) -> None: ...
+    def worker(self) -> WorkerRecorder:
+        return self
 
     def tick(self, now: float) -> None: ...
 
@@ -79,7 +79,25 @@ class Unrecorded:
 
     def said(self, message: Any, now: float) -> None: ...
 
+    def describe(
+        self, *, address: str, epoch: int, model: ModelInfo, capacity: WorkerCapacity
+    ) -> None: ...
+
+    def joined(self, now: float) -> None: ...
+
+    def drains(self, now: float) -> None: ...
+
     def left(self, now: float) -> None: ...
+
+    def planned(self, now: float) -> None: ...
+
+    def sent(self, message: Any) -> None: ...
+
+    def received(self, message: Any) -> None: ...
+
+    def answered(self, now: float) -> None: ...
+
+    def prepared(self, constraint: Constraint, fault: str, now: float) -> None: ...
 
 
 UNRECORDED = Unrecorded()

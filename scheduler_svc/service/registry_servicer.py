@@ -126,10 +126,9 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
             worker_name=worker.address,
         )
         await self._open(worker, scheduler)
-        if worker.recorder is not None:
-            worker.recorder.describe(
-                address=worker.address, epoch=worker.epoch, model=model, capacity=capacity
-            )
+        worker.recorder.describe(
+            address=worker.address, epoch=worker.epoch, model=model, capacity=capacity
+        )
         engine = Engine(
             worker=worker,
             scheduler=scheduler,
@@ -185,8 +184,7 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
     ) -> AsyncGenerator[pb.RegisterResponse, None]:
         """Runs the engine while the worker gives signs of life; repeats each of them."""
         loop, address = engine.loop, engine.loop.worker_name
-        if loop.recorder is not None:
-            loop.recorder.joined(time.monotonic())
+        loop.recorder.joined(time.monotonic())
         self._cluster.join(loop)
         logger.info(_JOINED, _joined_fields(loop.scheduler))
         running = asyncio.create_task(engine.run())
@@ -199,8 +197,7 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
                     return
                 if heartbeat.state == pb.WORKER_STATE_DRAINING and not loop.is_draining:
                     logger.info("worker drains: %(worker)s", {"worker": address})
-                    if loop.recorder is not None:
-                        loop.recorder.drains(time.monotonic())
+                    loop.recorder.drains(time.monotonic())
                     self._cluster.drain(loop)
                 if loop.is_drained:
                     yield pb.RegisterResponse(drained=pb.Drained())
@@ -215,8 +212,7 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
             await asyncio.gather(running, return_exceptions=True)
 
     def _leave(self, loop: StepLoop) -> None:
-        if loop.recorder is not None:
-            loop.recorder.left(time.monotonic())
+        loop.recorder.left(time.monotonic())
         self._cluster.leave(loop)
         logger.info("worker left: %(worker)s", {"worker": loop.worker_name})
         self._log_quarantine(loop.worker_name)

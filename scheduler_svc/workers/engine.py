@@ -12,7 +12,7 @@ from typing import Protocol
 from contract.step_result import StepResult
 from scheduler_svc.planning.plan import StepPlan
 from scheduler_svc.planning.worker_grammars import Preparation
-from scheduler_svc.recorder import WorkerRecorder
+from scheduler_svc.recorder import UNRECORDED, WorkerRecorder
 from scheduler_svc.results.step_outcome import StepOutcome
 from scheduler_svc.scheduler import Scheduler
 from scheduler_svc.workers.step_loop import StepLoop
@@ -40,7 +40,7 @@ class Engine:
         send_updates: Callable[[StepOutcome], None],
         wake_all: Callable[[], None] = lambda: None,
         step_timeout_s: float = 10.0,
-        recorder: WorkerRecorder | None = None,
+        recorder: WorkerRecorder = UNRECORDED,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._worker = worker

@@ -13,7 +13,7 @@ from scheduler_svc.insight import step_spans
 from scheduler_svc.planning.plan import StepPlan
 from scheduler_svc.planning.worker_grammars import Preparation
 from scheduler_svc.queue.grammar_queue import Constraint
-from scheduler_svc.recorder import WorkerRecorder
+from scheduler_svc.recorder import UNRECORDED, WorkerRecorder
 from scheduler_svc.requests.open_spans import RequestTrace
 from scheduler_svc.results.step_outcome import StepOutcome
 from scheduler_svc.scheduler import Scheduler
@@ -46,7 +46,7 @@ class StepLoop:
         wake: Callable[[], None] = _nothing,
         wake_all: Callable[[], None] = _nothing,
         step_timeout_s: float = math.inf,
-        recorder: WorkerRecorder | None = None,
+        recorder: WorkerRecorder = UNRECORDED,
     ) -> None:
         self.scheduler = scheduler
         self.wake = wake
@@ -79,8 +79,7 @@ class StepLoop:
         scheduler = self.scheduler
         if len(scheduler.inflight) >= scheduler.limits.max_in_flight:
             return None
-        if self.recorder is not None:
-            self.recorder.planned(now)
+        self.recorder.planned(now)
         num_recomputes = scheduler.num_recomputes
         plan = scheduler.schedule(now)
         if scheduler.num_recomputes > num_recomputes:
@@ -99,8 +98,7 @@ class StepLoop:
         """Takes the result of the oldest step in flight."""
         plan = self.scheduler.inflight[0]
         self._learn(plan, now)
-        if self.recorder is not None:
-            self.recorder.answered(now)
+        self.recorder.answered(now)
         outcome = self.scheduler.update(result, now)
         if RequestTrace.num_open or plan.trace is not None:
             step_spans.end(plan, result, outcome, worker=self.worker_name)
@@ -108,8 +106,7 @@ class StepLoop:
 
     def prepared(self, constraint: Constraint, *, fault: str, now: float) -> None:
         """Takes the worker's answer about a structured output; an empty fault is success."""
-        if self.recorder is not None:
-            self.recorder.prepared(constraint, fault, now)
+        self.recorder.prepared(constraint, fault, now)
         self.scheduler.grammars.prepared(constraint, fault=fault)
         self._send_failed()
         self.wake()

@@ -20,7 +20,7 @@ from rpc.transport.channel import open_channel
 from rpc.transport.tls import CLEAR, TlsConfig
 from scheduler_svc.planning.plan import StepPlan
 from scheduler_svc.planning.worker_grammars import Preparation
-from scheduler_svc.recorder import WorkerRecorder
+from scheduler_svc.recorder import UNRECORDED, WorkerRecorder
 from scheduler_svc.results import result_validation
 from scheduler_svc.workers import worker_codec
 from scheduler_svc.workers.probe_step import make_check_plan
@@ -69,7 +69,7 @@ class WorkerClient:
         *,
         address: str,
         epoch: int,
-        recorder: WorkerRecorder | None = None,
+        recorder: WorkerRecorder = UNRECORDED,
         tls: TlsConfig = CLEAR,
         certified_name: str | None = None,
     ) -> None:
@@ -151,8 +151,7 @@ class WorkerClient:
         """Sends a step. A broken stream is left to `read`, which sees it too."""
         request = encode_step(plan.to_step(epoch=self.epoch))
         self._unanswered.append(_SentStep(plan, request))
-        if self.recorder is not None:
-            self.recorder.sent(request)
+        self.recorder.sent(request)
         if not self._is_reconnecting:  # else `_reconnect` sends it: gRPC takes one write at a time
             await self._write(request)
 
@@ -189,8 +188,7 @@ class WorkerClient:
             self._reconnected_at = float("-inf")
             result = self._checked(cast(pb.ExecuteModelResponse, response))
             self._unanswered.popleft()
-            if self.recorder is not None:
-                self.recorder.received(response)
+            self.recorder.received(response)
             return result
 
     def _checked(self, response: pb.ExecuteModelResponse) -> StepResult:
