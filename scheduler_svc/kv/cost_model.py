@@ -29,9 +29,8 @@ class CostModel:
     block_bytes: int = 0
     copy_bytes_per_s: float = 0.0
     prefill_tokens_per_s: float = 0.0
-    last_swap_step: int = 0
-    """Id of the last step that was answered and copied blocks from pool to pool."""
     _announced_copy_bytes_per_s: float = field(init=False)
+    _num_steps_without_swaps: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self._announced_copy_bytes_per_s = self.copy_bytes_per_s
@@ -67,15 +66,13 @@ class CostModel:
                 weight=num_tokens / (num_tokens + PREFILL_WINDOW_TOKENS),
             )
 
-    def observe_swaps(
-        self, *, step_id: int, num_blocks: int, num_copies: int, swap_ns: int
-    ) -> None:
+    def observe_swaps(self, *, num_blocks: int, num_copies: int, swap_ns: int) -> None:
         """Follows the rate at which a step that was answered copied blocks from pool to pool.
 
         Args:
             num_copies: copies within the GPU pool, whose time is in `swap_ns` too.
         """
-        self.last_swap_step = step_id
+        self._num_steps_without_swaps = 0
         if swap_ns and not num_copies:
             self.copy_bytes_per_s = _follow(
                 self.copy_bytes_per_s,
@@ -83,9 +80,11 @@ class CostModel:
                 weight=num_blocks / (num_blocks + COPY_WINDOW_BLOCKS),
             )
 
-    def forget_swaps(self) -> None:
-        """Lets the announced rate of copies hold again, after `STEPS_TO_RETRY` without any."""
-        self.copy_bytes_per_s = self._announced_copy_bytes_per_s
+    def observe_no_swaps(self) -> None:
+        """Counts a step without copies; the announced rate holds again after `STEPS_TO_RETRY`."""
+        self._num_steps_without_swaps += 1
+        if self._num_steps_without_swaps == STEPS_TO_RETRY:
+            self.copy_bytes_per_s = self._announced_copy_bytes_per_s
 
 
 def _follow(known: float, seen: float, *, weight: float) -> float:

@@ -7,7 +7,7 @@ brings it back.
 from contract.sections.block_moves import NO_MOVES
 from scheduler_svc.config import PreemptionMode
 from scheduler_svc.kv.block_manager import AllocStatus, BlockSpaceManager
-from scheduler_svc.kv.cost_model import STEPS_TO_RETRY, CostModel
+from scheduler_svc.kv.cost_model import CostModel
 from scheduler_svc.planning.group_selection import GroupSelection
 from scheduler_svc.planning.plan import StepPlan
 from scheduler_svc.planning.sequence_release import NO_LONGER_FITS, SequenceRelease
@@ -78,10 +78,9 @@ class Swapping:
         moves = plan.block_moves
         if moves is not NO_MOVES and moves.num_swapped:
             self._cost.observe_swaps(
-                step_id=plan.step_id,
                 num_blocks=moves.num_swapped,
                 num_copies=len(moves.copy.src),
                 swap_ns=swap_ns,
             )
-        elif plan.step_id - self._cost.last_swap_step == STEPS_TO_RETRY:
-            self._cost.forget_swaps()
+        else:
+            self._cost.observe_no_swaps()
