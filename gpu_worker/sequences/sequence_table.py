@@ -91,23 +91,27 @@ class SequenceTable:
         Raises InvalidArgument or FailedPrecondition, having changed nothing.
         """
         limits, rows = self._limits, self._rows
+        row_of, failed, num_blocks = self._row_of, self._failed, rows.state["num_blocks"]
+        staged = None
         if step.changes_sequences:
-            planned = self._apply_changes(step)
-        else:
-            planned = batch_builder.plan(
-                step,
-                limits=limits,
-                rows=rows,
-                row_of=self._row_of,
-                failed=self._failed,
-                num_blocks=rows.state["num_blocks"],
-            )
+            staged = self._stage(step)
+            row_of, failed, num_blocks = staged.row_of, staged.failed, staged.num_blocks
+        planned = batch_builder.plan(
+            step,
+            limits=limits,
+            rows=rows,
+            row_of=row_of,
+            failed=failed,
+            num_blocks=num_blocks,
+        )
+        if staged is not None:
+            self._commit(staged)
         batch = batch_builder.build(planned, rows, block_size=limits.capacity.block_size)
         planned.prompt_rows = batch.prompt_rows
         self._planned = planned
         return batch
 
-    def _apply_changes(self, step: Step) -> PlannedBatch:
+    def _stage(self, step: Step) -> StagedStep:
         num_rows, num_new = len(self._rows), len(step.forks) + len(step.new)
         if num_new > len(self._free):
             self._rows.grow(max(2 * num_rows, num_rows + num_new))
@@ -120,7 +124,10 @@ class SequenceTable:
             failed=self._failed.copy(),
             num_blocks=self._rows.state["num_blocks"],
         )
-        planned = staged.stage(step)
+        staged.stage(step)
+        return staged
+
+    def _commit(self, staged: StagedStep) -> None:
         self._row_of, self._failed = staged.row_of, staged.failed
         self._free = staged.free + staged.released
         self._rows.release(staged.released)
@@ -128,7 +135,6 @@ class SequenceTable:
             rows, columns, blocks = staged.patches
             self._rows.state["num_blocks"] = staged.num_blocks
             self._rows.block_tables[rows, columns] = blocks
-        return planned
 
     def must_know(self, step: Step) -> bool:
         """Returns whether `apply` needs unfinished tokens: for histories, or sequences that end."""

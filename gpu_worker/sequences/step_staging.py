@@ -16,7 +16,7 @@ from contract.errors import InvalidArgument
 from contract.sections.forks import Fork
 from contract.step import NewSequence, Step, TablePatch
 from gpu_worker.batch.arrays import Int32Array, Int64Array
-from gpu_worker.sequences.batch_builder import PlannedBatch, find_rows, offsets, plan
+from gpu_worker.sequences.batch_builder import find_rows, offsets
 from gpu_worker.sequences.sequence_columns import SequenceRows
 from gpu_worker.sequences.step_validation import Limits, check_new, check_range
 
@@ -44,8 +44,8 @@ class StagedStep:
     """Rows that are free once the step is applied."""
     patches: Patches | None = None
 
-    def stage(self, step: Step) -> PlannedBatch:
-        """Raises InvalidArgument if the step is not allowed."""
+    def stage(self, step: Step) -> None:
+        """Stages all but the batch. Raises InvalidArgument if the step is not allowed."""
         self._finish(step.finished)
         if step.forks:
             self._fork(step.forks)
@@ -54,14 +54,6 @@ class StagedStep:
         if step.patches:
             self.num_blocks = self.rows.state["num_blocks"].copy()
             self.patches = self._patch(step.patches)
-        return plan(
-            step,
-            limits=self.limits,
-            rows=self.rows,
-            row_of=self.row_of,
-            failed=self.failed,
-            num_blocks=self.num_blocks,
-        )
 
     def _finish(self, finished: Column) -> None:
         for seq_id in finished.tolist():
