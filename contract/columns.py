@@ -38,29 +38,29 @@ def pack_float32(values: Iterable[float]) -> bytes:
     return np.array(list(values), dtype=_FLOAT32).tobytes()
 
 
-def unpack_int32(data: bytes) -> NDArray[np.int32]:
+def unpack_int32(data: bytes, field: str = "column") -> NDArray[np.int32]:
     """Returns a read-only view of `data`. Raises InvalidArgument if an element is cut off."""
-    return _unpack(data, _INT32)
+    return _unpack(data, _INT32, field)
 
 
-def unpack_int64(data: bytes) -> NDArray[np.int64]:
+def unpack_int64(data: bytes, field: str = "column") -> NDArray[np.int64]:
     """Returns a read-only view of `data`. Raises InvalidArgument if an element is cut off."""
-    return _unpack(data, _INT64)
+    return _unpack(data, _INT64, field)
 
 
-def int32_list(data: bytes) -> list[int]:
+def int32_list(data: bytes, field: str = "column") -> list[int]:
     """Returns what `unpack_int32` does as a list."""
-    return _list(data, _INT32)
+    return _list(data, _INT32, field)
 
 
-def int64_list(data: bytes) -> list[int]:
+def int64_list(data: bytes, field: str = "column") -> list[int]:
     """Returns what `unpack_int64` does as a list."""
-    return _list(data, _INT64)
+    return _list(data, _INT64, field)
 
 
-def unpack_float32(data: bytes) -> NDArray[np.float32]:
+def unpack_float32(data: bytes, field: str = "column") -> NDArray[np.float32]:
     """Returns a read-only view of `data`. Raises InvalidArgument if an element is cut off."""
-    _check_size(data, _FLOAT32.itemsize)
+    _check_size(data, _FLOAT32.itemsize, field)
     return np.frombuffer(data, dtype=_FLOAT32)
 
 
@@ -73,24 +73,24 @@ def _pack(values: _Values, code: str) -> bytes:
     return column.tobytes()
 
 
-def _list(data: bytes, code: str) -> list[int]:
+def _list(data: bytes, code: str, field: str) -> list[int]:
     if not data:
         return []
-    _check_size(data, _SIZES[code])
+    _check_size(data, _SIZES[code], field)
     column = array(code, data)
     if _IS_BIG_ENDIAN:
         column.byteswap()
     return column.tolist()
 
 
-def _unpack(data: bytes, code: str) -> NDArray[Any]:
-    _check_size(data, _SIZES[code])
+def _unpack(data: bytes, code: str, field: str) -> NDArray[Any]:
+    _check_size(data, _SIZES[code], field)
     return np.frombuffer(data, dtype=_DTYPES[code])
 
 
-def _check_size(data: bytes, size: int) -> None:
+def _check_size(data: bytes, size: int, field: str) -> None:
     if len(data) % size:
-        raise InvalidArgument("column", f"{len(data)} bytes", f"a multiple of {size} bytes")
+        raise InvalidArgument(field, f"{len(data)} bytes", f"a multiple of {size} bytes")
 
 
 class Column:
@@ -101,8 +101,10 @@ class Column:
 
     __slots__ = ("_array", "_code", "_data", "_list")
 
-    def __init__(self, code: str, values: list[int] | NDArray[Any] | bytes) -> None:
-        """Raises InvalidArgument if bytes are cut off."""
+    def __init__(
+        self, code: str, values: list[int] | NDArray[Any] | bytes, field: str = "column"
+    ) -> None:
+        """Raises InvalidArgument, which names `field`, if bytes are cut off."""
         self._code = code
         self._list: list[int] | None = None
         self._array: NDArray[Any] | None = None
@@ -110,7 +112,7 @@ class Column:
         if isinstance(values, np.ndarray):
             self._array = values
         elif isinstance(values, bytes):
-            _check_size(values, _SIZES[code])
+            _check_size(values, _SIZES[code], field)
             self._data = values
         else:
             self._list = values
@@ -141,7 +143,7 @@ class Column:
                 self._list = self._array.tolist()
             else:
                 assert self._data is not None
-                self._list = _list(self._data, self._code)
+                self._list = _list(self._data, self._code, "column")
         return self._list
 
     def array(self) -> NDArray[Any]:
@@ -162,18 +164,23 @@ class Column:
         return self._data
 
 
-def int64s(values: list[int] | NDArray[np.int64] | bytes) -> Column:
-    """Raises InvalidArgument if bytes are cut off."""
-    return Column(_INT64, values)
+def int64s(values: list[int] | NDArray[np.int64] | bytes, field: str = "column") -> Column:
+    """Raises InvalidArgument, which names `field`, if bytes are cut off."""
+    return Column(_INT64, values, field)
 
 
-def int32s(values: list[int] | NDArray[np.int32] | bytes) -> Column:
-    """Raises InvalidArgument if bytes are cut off."""
-    return Column(_INT32, values)
+def int32s(values: list[int] | NDArray[np.int32] | bytes, field: str = "column") -> Column:
+    """Raises InvalidArgument, which names `field`, if bytes are cut off."""
+    return Column(_INT32, values, field)
 
 
-def check_lengths(field: str, expected: int, *lengths: int) -> None:
-    """Raises InvalidArgument if columns that belong together differ in length."""
-    for length in lengths:
-        if length != expected:
-            raise InvalidArgument(field, f"columns of {expected} and {length}", "equal lengths")
+def check_length(field: str, length: int, expected: int) -> None:
+    """Raises InvalidArgument if a column has not the length of the columns that it belongs to."""
+    if length != expected:
+        raise InvalidArgument(field, f"a column of {length}", f"a column of {expected}")
+
+
+def check_lowest(field: str, values: list[int], lowest: int) -> None:
+    """Raises InvalidArgument if a number of a column is below `lowest`."""
+    if values and (found := min(values)) < lowest:
+        raise InvalidArgument(field, found, f"at least {lowest}")

@@ -146,4 +146,4 @@ def _decode_delivered(message: pb.DeliveredSequence) -> DeliveredSequence:
     if reason is None and message.finish_reason:
         value = int(message.finish_reason)
         raise InvalidArgument("delivered.finish_reason", value, "a FinishReason")
-    return DeliveredSequence(int32_list(message.token_ids), reason)
+    return DeliveredSequence(int32_list(message.token_ids, "delivered.token_ids"), reason)

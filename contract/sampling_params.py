@@ -64,14 +64,14 @@ def decode(message: pb.SamplingParams) -> SamplingParams:
         repetition_penalty=_one_if_unset(message, "repetition_penalty"),
         typical_p=_one_if_unset(message, "typical_p"),
         logit_bias=_logit_bias(message),
-        allowed_token_ids=tuple(int32_list(message.allowed_token_ids)),
-        bad_words=tuple(tuple(int32_list(run.token_ids)) for run in message.bad_words),
+        allowed_token_ids=_token_ids(message.allowed_token_ids, "allowed_token_ids"),
+        bad_words=tuple(_token_ids(run.token_ids, "bad_words") for run in message.bad_words),
         num_prompt_logprobs=(
             message.num_prompt_logprobs if message.HasField("num_prompt_logprobs") else None
         ),
         structured_output=constraint_codec.read(message),
         grammar_cost=grammar_cost.decode(message.grammar_cost),
-        logprob_token_ids=tuple(int32_list(message.logprob_token_ids)),
+        logprob_token_ids=_token_ids(message.logprob_token_ids, "logprob_token_ids"),
     )
 
 
@@ -79,12 +79,17 @@ def _one_if_unset(message: pb.SamplingParams, name: str) -> float:
     return float(getattr(message, name)) if message.HasField(name) else 1.0
 
 
+def _token_ids(column: bytes, name: str) -> tuple[int, ...]:
+    return tuple(int32_list(column, f"sampling_params.{name}"))
+
+
 def _logit_bias(message: pb.SamplingParams) -> tuple[tuple[int, float], ...]:
-    token_ids = unpack_int32(message.logit_bias_token_ids)
-    biases = unpack_float32(message.logit_biases)
+    where = "sampling_params"
+    token_ids = unpack_int32(message.logit_bias_token_ids, f"{where}.logit_bias_token_ids")
+    biases = unpack_float32(message.logit_biases, f"{where}.logit_biases")
     if len(token_ids) != len(biases):
         lengths = f"{len(token_ids)} tokens and {len(biases)} biases"
-        raise InvalidArgument("sampling_params.logit_biases", lengths, "as many as tokens")
+        raise InvalidArgument(f"{where}.logit_biases", lengths, "as many as tokens")
     return tuple(zip(token_ids.tolist(), biases.tolist(), strict=True))
 
 

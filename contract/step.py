@@ -12,7 +12,8 @@ from typing import NamedTuple
 from contract import sampling_params
 from contract.columns import (
     Column,
-    check_lengths,
+    check_length,
+    check_lowest,
     int32_list,
     int32s,
     int64_list,
@@ -120,12 +121,13 @@ def encode_step(step: Step) -> pb.ExecuteModelRequest:
 def decode_step(message: pb.ExecuteModelRequest) -> Step:
     """Raises InvalidArgument if columns that belong together differ in length."""
     running, groups = message.running, message.new_groups
-    seq_ids, num_new_tokens = int64s(running.seq_ids), int32s(running.num_new_tokens)
-    check_lengths("running", len(seq_ids), len(num_new_tokens))
+    seq_ids = int64s(running.seq_ids, "running.seq_ids")
+    num_new_tokens = int32s(running.num_new_tokens, "running.num_new_tokens")
+    check_length("running.num_new_tokens", len(num_new_tokens), len(seq_ids))
     return Step(
         epoch=message.epoch,
         step_id=message.step_id,
-        finished=int64s(message.finished_seq_ids),
+        finished=int64s(message.finished_seq_ids, "finished_seq_ids"),
         new=tuple(new for group in groups for new in _decode_group(group)) if groups else (),
         running_seq_ids=seq_ids,
         running_num_new_tokens=num_new_tokens,
@@ -171,7 +173,8 @@ def _decode_group(group: pb.SequenceGroupMetadata) -> Iterator[NewSequence]:
     params = sampling_params.decode(group.sampling_params)
     for sequence in group.sequences:
         if sequence.seq_id > _MAX_SEQ_ID:
-            raise InvalidArgument("seq_id", sequence.seq_id, f"at most {_MAX_SEQ_ID}")
+            field = "new_groups.sequences.seq_id"
+            raise InvalidArgument(field, sequence.seq_id, f"at most {_MAX_SEQ_ID}")
         yield NewSequence(
             seq_id=sequence.seq_id,
             branch=sequence.branch,
@@ -196,12 +199,15 @@ def _encode_patches(patches: Sequence[TablePatch]) -> pb.BlockTablePatches:
 
 
 def _decode_patches(patches: pb.BlockTablePatches) -> tuple[TablePatch, ...]:
-    seq_ids, first_index = int64_list(patches.seq_ids), int32_list(patches.first_index)
-    num_blocks, blocks = int32_list(patches.num_blocks), int32_list(patches.blocks)
-    check_lengths("block_table_patches", len(seq_ids), len(first_index), len(num_blocks))
-    if (lowest := min(num_blocks, default=1)) < 1:
-        raise InvalidArgument("block_table_patches.num_blocks", lowest, "at least 1")
-    check_lengths("block_table_patches.blocks", sum(num_blocks), len(blocks))
+    where = "block_table_patches"
+    seq_ids = int64_list(patches.seq_ids, f"{where}.seq_ids")
+    first_index = int32_list(patches.first_index, f"{where}.first_index")
+    num_blocks = int32_list(patches.num_blocks, f"{where}.num_blocks")
+    blocks = int32_list(patches.blocks, f"{where}.blocks")
+    check_length(f"{where}.first_index", len(first_index), len(seq_ids))
+    check_length(f"{where}.num_blocks", len(num_blocks), len(seq_ids))
+    check_lowest(f"{where}.num_blocks", num_blocks, 1)
+    check_length(f"{where}.blocks", len(blocks), sum(num_blocks))
     found, start = [], 0
     for seq_id, first, count in zip(seq_ids, first_index, num_blocks, strict=True):
         found.append(TablePatch(seq_id, first, tuple(blocks[start : start + count])))

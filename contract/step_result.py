@@ -8,11 +8,12 @@ from typing import NamedTuple
 from contract import logprobs
 from contract.columns import (
     Column,
-    check_lengths,
+    check_length,
+    check_lowest,
     int32s,
     int64s,
 )
-from contract.errors import Code, InvalidArgument
+from contract.errors import Code
 from contract.logprobs import PromptLogprobs, TokenLogprobs
 from contract.updates import RequestFailure
 from protos.worker.v1 import worker_pb2 as pb
@@ -108,19 +109,18 @@ def encode_result(result: StepResult) -> pb.ExecuteModelResponse:
 
 def decode_result(message: pb.ExecuteModelResponse) -> StepResult:
     """Raises InvalidArgument if columns that belong together differ in length."""
-    seq_ids, token_ids = int64s(message.seq_ids), int32s(message.token_ids)
+    seq_ids, token_ids = int64s(message.seq_ids, "seq_ids"), int32s(message.token_ids, "token_ids")
     branches = num_tokens = None
     if message.branches:
-        branches = int32s(message.branches)
-        check_lengths("branches", len(seq_ids), len(branches))
+        branches = int32s(message.branches, "branches")
+        check_length("branches", len(branches), len(seq_ids))
     num_expected = len(seq_ids)
     if message.num_tokens:
-        num_tokens = int32s(message.num_tokens)
-        check_lengths("num_tokens", len(seq_ids), len(num_tokens))
-        if (lowest := min(num_tokens.tolist())) < 1:
-            raise InvalidArgument("num_tokens", lowest, "at least 1")
+        num_tokens = int32s(message.num_tokens, "num_tokens")
+        check_length("num_tokens", len(num_tokens), len(seq_ids))
+        check_lowest("num_tokens", num_tokens.tolist(), 1)
         num_expected = sum(num_tokens.tolist())
-    check_lengths("token_ids", num_expected, len(token_ids))
+    check_length("token_ids", len(token_ids), num_expected)
     times = message.timings
     result = StepResult(
         epoch=message.epoch,

@@ -6,7 +6,14 @@ from enum import Enum
 from typing import NamedTuple
 
 from contract import logprobs
-from contract.columns import int32_list, int64_list, pack_int32, pack_int64
+from contract.columns import (
+    check_length,
+    check_lowest,
+    int32_list,
+    int64_list,
+    pack_int32,
+    pack_int64,
+)
 from contract.errors import Code
 from contract.logprobs import TokenLogprobs
 from protos.scheduler.v1 import scheduler_pb2 as pb
@@ -132,15 +139,13 @@ class RequestUpdates:
         self.token_ids.append(token_id)
 
     def runs(self) -> Iterable[TokenRun]:
-        """Returns the new tokens by sequence. Raises ValueError if the columns do not fit."""
+        """Returns the new tokens by sequence."""
         if self.num_tokens or self.logprobs:
             return self._long_runs(self.num_tokens or [1] * len(self.handles))
         columns = zip(self.handles, self.indices, self.token_ids, strict=True)
         return [(handle, index, [token_id], []) for handle, index, token_id in columns]
 
     def _long_runs(self, lengths: list[int]) -> Iterator[TokenRun]:
-        if sum(lengths) != len(self.token_ids):
-            raise ValueError(f"{sum(lengths)} tokens are announced, and {len(self.token_ids)} sent")
         by_row = dict(self.logprobs)
         start = 0
         for handle, index, length in zip(self.handles, self.indices, lengths, strict=True):
@@ -171,12 +176,19 @@ def encode(updates: RequestUpdates) -> pb.RequestUpdates:
 
 
 def decode(message: pb.RequestUpdates) -> RequestUpdates:
-    updates = RequestUpdates(
-        int64_list(message.handles),
-        int32_list(message.indices),
-        int32_list(message.num_tokens),
-        int32_list(message.token_ids),
-    )
+    """Raises InvalidArgument if the columns do not fit together, or hold what no run can have."""
+    handles = int64_list(message.handles, "handles")
+    indices = int32_list(message.indices, "indices")
+    num_tokens = int32_list(message.num_tokens, "num_tokens")
+    token_ids = int32_list(message.token_ids, "token_ids")
+    check_length("indices", len(indices), len(handles))
+    check_lowest("indices", indices, 0)
+    if num_tokens:
+        check_length("num_tokens", len(num_tokens), len(handles))
+        check_lowest("num_tokens", num_tokens, 0)
+    check_length("token_ids", len(token_ids), sum(num_tokens) if num_tokens else len(handles))
+    check_lowest("token_ids", token_ids, 0)
+    updates = RequestUpdates(handles, indices, num_tokens, token_ids)
     if entries := message.logprobs:
         updates.logprobs = [(entry.row, logprobs.decode(entry)) for entry in entries]
     if runs := message.prompt_logprobs:

@@ -7,7 +7,7 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.columns import check_lengths, pack_int32, unpack_int32
+from contract.columns import check_length, pack_int32, unpack_int32
 from protos.common.v1 import common_pb2 as pb
 
 
@@ -79,6 +79,6 @@ def decode_block_moves(message: pb.BlockMoves) -> BlockMoves:
 def _decode_mapping(message: pb.BlockMapping, *, field: str) -> BlockMapping:
     if not message.src and not message.dst:
         return _NO_COPIES
-    src, dst = unpack_int32(message.src), unpack_int32(message.dst)
-    check_lengths(field, len(src), len(dst))
+    src, dst = unpack_int32(message.src, f"{field}.src"), unpack_int32(message.dst, f"{field}.dst")
+    check_length(f"{field}.dst", len(dst), len(src))
     return BlockMapping(src, dst)

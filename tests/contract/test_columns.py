@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from contract.columns import (
     int32_list,
     int64_list,
+    int64s,
     pack_int32,
     pack_int64,
     unpack_int32,
@@ -36,11 +37,11 @@ def test_bytes_are_little_endian() -> None:
 
 @pytest.mark.parametrize(
     ("unpack", "length"),
-    [(unpack_int32, 3), (unpack_int64, 12), (int32_list, 3), (int64_list, 12)],
+    [(unpack_int32, 3), (unpack_int64, 12), (int32_list, 3), (int64_list, 12), (int64s, 12)],
 )
 def test_a_cut_off_element_is_refused(unpack, length: int) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(InvalidArgument):
-        unpack(bytes(length))
+    with pytest.raises(InvalidArgument, match="seq_ids: "):
+        unpack(bytes(length), "seq_ids")
 
 
 def test_a_value_out_of_range_is_refused() -> None:

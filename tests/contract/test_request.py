@@ -56,7 +56,7 @@ def test_a_request_comes_as_it_was_asked(asked: Request) -> None:
         ({"max_tokens": 0}, "max_tokens"),
         ({"num_sequences": 0}, "num_sequences"),
         ({"delivered": [pb.DeliveredSequence(finish_reason=99)]}, "delivered.finish_reason"),  # type: ignore[arg-type]
-        ({"delivered": [pb.DeliveredSequence(token_ids=b"abc")]}, "column"),
+        ({"delivered": [pb.DeliveredSequence(token_ids=b"abc")]}, "delivered.token_ids"),
     ],
 )
 def test_what_no_router_sends_is_refused_by_name(changes: dict[str, object], field: str) -> None:

@@ -1,9 +1,11 @@
 """What a router reads of a scheduler's updates is what the scheduler has put in."""
 
+from dataclasses import replace
+
 import pytest
 
 from contract import updates
-from contract.errors import Code
+from contract.errors import Code, InvalidArgument
 from contract.logprobs import TokenLogprobs
 from contract.updates import (
     AdmittedRequest,
@@ -93,10 +95,19 @@ def test_tokens_are_cut_into_runs_with_their_log_probabilities(
     assert [[one.logprob for one in values] for *_, values in rich] == [[], [-float(last)]]
 
 
-@pytest.mark.parametrize("lengths", [[1], [1, 1, 1], [2], [2, 1], [2, 0, 0], [0, 1]])
-def test_columns_that_do_not_fit_together_are_refused(lengths: list[int]) -> None:
-    with pytest.raises(ValueError, match=r"shorter|longer|tokens"):
-        list(make_updates(lengths, [5, 6]).runs())
+@pytest.mark.parametrize(
+    ("lengths", "field"),
+    [
+        ([1], "num_tokens"),
+        ([1, 1, 1], "num_tokens"),
+        ([-1, 3], "num_tokens"),
+        ([2, 1], "token_ids"),
+        ([0, 1], "token_ids"),
+    ],
+)
+def test_columns_that_do_not_fit_together_are_refused(lengths: list[int], field: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"^{field}: "):
+        sent(make_updates(lengths, [5, 6]))
 
 
 @pytest.mark.parametrize("rows", [[], [0]])
@@ -104,5 +115,21 @@ def test_columns_that_do_not_fit_together_are_refused(lengths: list[int]) -> Non
 def test_one_token_is_expected_of_each_run_without_a_length(
     token_ids: list[int], rows: list[int]
 ) -> None:
-    with pytest.raises(ValueError, match=r"shorter|longer|tokens"):
-        list(make_updates([], token_ids, *rows).runs())
+    with pytest.raises(InvalidArgument, match=r"^token_ids: "):
+        sent(make_updates([], token_ids, *rows))
+
+
+@pytest.mark.parametrize(
+    ("columns", "field"),
+    [
+        ({"indices": [0]}, "indices"),
+        ({"indices": [0, -1]}, "indices"),
+        ({"handles": [1]}, "indices"),
+        ({"token_ids": [5, -1]}, "token_ids"),
+    ],
+)
+def test_a_column_that_no_run_can_have_is_refused(
+    columns: dict[str, list[int]], field: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=f"^{field}: "):
+        sent(replace(make_updates([], [5, 6]), **columns))  # type: ignore[arg-type]

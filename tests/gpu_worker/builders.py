@@ -10,6 +10,7 @@ from contract.sampling_params import SamplingParams
 from contract.sections.block_moves import BlockMapping, BlockMoves
 from contract.step import NewSequence, Step
 from gpu_worker.batch.arrays import Int64Array
+from gpu_worker.lease.lease import Lease
 from gpu_worker.sampling.grammars import Grammars
 from gpu_worker.sequences.sequence_table import SequenceTable
 from gpu_worker.simulated.simulated_runner import SimulatedConfig, SimulatedRunner
@@ -41,6 +42,18 @@ def make_table(runner: SimulatedRunner, grammars: Grammars | None = None) -> Seq
         capacity=runner.profile(),
         num_gpu_blocks=runner.config.num_gpu_blocks,
         grammars=grammars,
+    )
+
+
+def make_lease(*, num_cpu_blocks: int = 4) -> Lease:
+    runner = make_runner(num_cpu_blocks=num_cpu_blocks)
+    return Lease(
+        epoch=7,
+        runner=runner,
+        capacity=runner.profile(),
+        num_gpu_blocks=runner.config.num_gpu_blocks,
+        num_cpu_blocks=num_cpu_blocks,
+        grammars=Grammars(runner.model, tokenizer_json=b""),
     )
 
 

@@ -1,6 +1,7 @@
 """The wire of worker.v1, read and written."""
 
 import pytest
+from google.protobuf.message import Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,7 +14,7 @@ from gpu_worker.simulated.simulated_runner import SimulatedRunner
 from protos.common.v1 import common_pb2
 from protos.common.v1.common_pb2 import BlockMapping, BlockMoves, TraceContext
 from protos.worker.v1 import worker_pb2 as pb
-from tests.gpu_worker.builders import make_runner, make_table
+from tests.gpu_worker.builders import make_lease, make_new, make_runner, make_step, make_table
 
 
 def test_a_whole_request_is_decoded() -> None:
@@ -81,36 +82,82 @@ def test_an_empty_request_is_an_empty_step() -> None:
     assert len(step.running_seq_ids) == len(step.block_moves.copy.src) == 0
 
 
-ONE = pack_int32([1])
-MALFORMED = {
-    "cut column": pb.ExecuteModelRequest(finished_seq_ids=b"1234567"),
-    "running": pb.ExecuteModelRequest(running=pb.RunningSequences(num_new_tokens=ONE)),
-    "forks": pb.ExecuteModelRequest(forks=pb.Forks(branches=ONE)),
-    "mapping": pb.ExecuteModelRequest(block_moves=BlockMoves(copy=BlockMapping(src=ONE))),
-    "patches": pb.ExecuteModelRequest(block_table_patches=pb.BlockTablePatches(num_blocks=ONE)),
-    "patches with too few blocks": pb.ExecuteModelRequest(
-        block_table_patches=pb.BlockTablePatches(
-            seq_ids=pack_int64([1]), first_index=ONE, num_blocks=pack_int32([2]), blocks=ONE
-        )
-    ),
-    "patches with a negative count": pb.ExecuteModelRequest(
-        block_table_patches=pb.BlockTablePatches(
-            seq_ids=pack_int64([1, 1]),
-            first_index=pack_int32([0, 0]),
-            num_blocks=pack_int32([2, -1]),
-            blocks=ONE,
-        )
-    ),
-    "sequence id past int64": pb.ExecuteModelRequest(
-        new_groups=[pb.SequenceGroupMetadata(sequences=[pb.SequenceMetadata(seq_id=1 << 63)])]
-    ),
+COLUMNS = {
+    "finished_seq_ids": pack_int64([3]),
+    "running.seq_ids": pack_int64([1]),
+    "running.num_new_tokens": pack_int32([1]),
+    "block_table_patches.seq_ids": pack_int64([1]),
+    "block_table_patches.first_index": pack_int32([1]),
+    "block_table_patches.num_blocks": pack_int32([1]),
+    "block_table_patches.blocks": pack_int32([5]),
+    "forks.parent_seq_ids": pack_int64([1]),
+    "forks.child_seq_ids": pack_int64([2]),
+    "forks.branches": pack_int32([1]),
+    "forks.token_ids": pack_int32([7]),
+    "block_moves.swap_out.src": pack_int32([0]),
+    "block_moves.swap_out.dst": pack_int32([0]),
+    "block_moves.swap_in.src": pack_int32([1]),
+    "block_moves.swap_in.dst": pack_int32([8]),
+    "block_moves.copy.src": pack_int32([0]),
+    "block_moves.copy.dst": pack_int32([9]),
 }
+"""A step that is allowed after another has started the sequences 1 and 3."""
+COUNTED_BY = {
+    "running.seq_ids": "running.num_new_tokens",
+    "block_table_patches.seq_ids": "block_table_patches.first_index",
+    "forks.parent_seq_ids": "forks.child_seq_ids",
+    "block_moves.swap_out.src": "block_moves.swap_out.dst",
+    "block_moves.swap_in.src": "block_moves.swap_in.dst",
+    "block_moves.copy.src": "block_moves.copy.dst",
+}
+"""The field that an error names if the column before it has another length."""
 
 
-@pytest.mark.parametrize("request_", MALFORMED.values(), ids=MALFORMED)
-def test_columns_that_do_not_match_are_refused(request_: pb.ExecuteModelRequest) -> None:
-    with pytest.raises(InvalidArgument):
-        decode_step(request_)
+def execute_columns(**changed: bytes) -> None:
+    """Decodes and executes a step of COLUMNS."""
+    lease = make_lease()
+    started = make_step(new=[make_new(seq_id, [5], [seq_id]) for seq_id in (1, 3)])
+    lease.execute(started, arrived_ns=0)
+    request = pb.ExecuteModelRequest(epoch=7, step_id=2)
+    for path, column in (COLUMNS | changed).items():
+        *sections, name = path.split(".")
+        message: Message = request
+        for section in sections:
+            message = getattr(message, section)
+        setattr(message, name, column)
+    lease.execute(decode_step(request), arrived_ns=0)
+    lease.table.check()
+
+
+def test_a_step_of_all_columns_is_executed() -> None:
+    execute_columns()
+
+
+@pytest.mark.parametrize("path", COLUMNS)
+def test_a_cut_column_is_refused_by_name(path: str) -> None:
+    with pytest.raises(InvalidArgument, match="a multiple of") as refused:
+        execute_columns(**{path: COLUMNS[path] + b"x"})
+    assert refused.value.field == path
+
+
+@pytest.mark.parametrize("path", COLUMNS)
+def test_a_negative_number_is_refused_by_the_name_of_its_column(path: str) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        execute_columns(**{path: b"\xff" * len(COLUMNS[path])})
+    assert refused.value.field == path
+
+
+@pytest.mark.parametrize("path", list(COLUMNS)[1:])
+def test_a_column_of_another_length_is_refused_by_name(path: str) -> None:
+    with pytest.raises(InvalidArgument, match="a column of") as refused:
+        execute_columns(**{path: COLUMNS[path] * 2})
+    assert refused.value.field == COUNTED_BY.get(path, path)
+
+
+def test_a_sequence_id_past_int64_is_refused() -> None:
+    group = pb.SequenceGroupMetadata(sequences=[pb.SequenceMetadata(seq_id=1 << 63)])
+    with pytest.raises(InvalidArgument, match=r"new_groups\.sequences\.seq_id"):
+        decode_step(pb.ExecuteModelRequest(new_groups=[group]))
 
 
 numbers = st.integers(min_value=-3, max_value=20)

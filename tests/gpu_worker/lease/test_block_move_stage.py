@@ -8,23 +8,9 @@ import pytest
 from contract.errors import FailedPrecondition, InvalidArgument
 from contract.sections.block_moves import BlockMapping
 from contract.step import Step
-from gpu_worker.lease.lease import Lease
-from gpu_worker.sampling.grammars import Grammars
-from tests.gpu_worker.builders import make_mapping, make_new, make_runner, make_step
+from tests.gpu_worker.builders import make_lease, make_mapping, make_new, make_step
 
 MAP = make_mapping
-
-
-def make_lease(*, num_cpu_blocks: int = 4) -> Lease:
-    runner = make_runner(num_cpu_blocks=num_cpu_blocks)
-    return Lease(
-        epoch=7,
-        runner=runner,
-        capacity=runner.profile(),
-        num_gpu_blocks=runner.config.num_gpu_blocks,
-        num_cpu_blocks=num_cpu_blocks,
-        grammars=Grammars(runner.model, tokenizer_json=b""),
-    )
 
 
 REFUSED = {
