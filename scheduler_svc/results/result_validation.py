@@ -4,6 +4,8 @@ A result belongs to a plan: each branch that draws has a run of one token, or it
 error, and no other sequence is in it. The rules are those of ExecuteModelResponse in worker.proto.
 """
 
+import math
+
 from contract.errors import Code
 from contract.logprobs import PromptLogprobs
 from contract.step_result import StepResult
@@ -42,6 +44,8 @@ def _fault_of_tokens(result: StepResult, vocab_size: int) -> str | None:
         reported.append(max(entry.top_token_ids, default=0))
         if (num_tokens := len(entry.top_token_ids)) != (num := len(entry.top_logprobs)):
             return f"{num_tokens} tokens with {num} log probabilities"
+        if not math.isfinite(entry.logprob + sum(entry.top_logprobs)):
+            return "a log probability that is not finite"
     lowest = min(token_ids, default=0)
     highest = max(max(token_ids, default=0), max(reported, default=0))
     if lowest < 0 or highest >= vocab_size:
@@ -96,8 +100,26 @@ def _fault_of_logprobs(plan: StepPlan, result: StepResult, vocab_size: int) -> s
 
 
 def _fault_of_prompts(plan: StepPlan, result: StepResult) -> str | None:
-    if not result.prompt_logprobs:
+    """Looks for positions of a prompt that have none, and for runs that were not asked for."""
+    asked = [
+        (seq, num_new_tokens)
+        for seq, num_new_tokens in zip(plan.seqs, plan.num_new_tokens, strict=True)
+        if seq.group.params.num_prompt_logprobs is not None
+    ]
+    if not result.prompt_logprobs and not asked:
         return None
+    ends = {run.seq_id: run.first_position + len(run.logprobs) for run in result.prompt_logprobs}
+    for seq, num_new_tokens in asked:
+        if seq.is_finished or seq.seq_id in result.failures:
+            continue
+        wanted = min(seq.num_computed_tokens + num_new_tokens, seq.group.num_prompt_tokens - 1)
+        num_known = max(seq.group.num_known_prompt_logprobs, ends.get(seq.seq_id, 0) - 1)
+        if num_known < wanted:
+            return f"{num_known} of {wanted} log probabilities of a prompt"
+    return _fault_of_prompt_runs(plan, result)
+
+
+def _fault_of_prompt_runs(plan: StepPlan, result: StepResult) -> str | None:
     seqs = {seq.seq_id: seq for seq in plan.seqs}
     for run in result.prompt_logprobs:
         seq = seqs.get(run.seq_id)

@@ -1,13 +1,16 @@
 """A worker answers with as many tokens and log probabilities as were asked for, and no more."""
 
+import math
 from typing import Any
 
 import pytest
 
 from contract.columns import int32s, int64s
+from contract.errors import Code
 from contract.logprobs import PromptLogprobs, TokenLogprobs
 from contract.sampling_params import SamplingParams
 from contract.step_result import StepResult
+from contract.updates import FinishReason, RequestFailure
 from scheduler_svc.planning.plan import StepPlan
 from scheduler_svc.requests.sequence import Sequence
 from scheduler_svc.results.result_validation import find_fault
@@ -89,6 +92,9 @@ def test_a_prompts_token_names_as_many_tokens_as_were_asked_for(asked: int | Non
         ([VOCAB_SIZE - 1], [-1.0], None),
         ([VOCAB_SIZE], [-1.0], "token 512 of a vocabulary of 512"),
         ([1], [-1.0, -1.0], "1 tokens with 2 log probabilities"),
+        ([1], [math.nan], "a log probability that is not finite"),
+        ([1], [math.inf], "a log probability that is not finite"),
+        ([1], [-math.inf], "a log probability that is not finite"),
     ],
 )
 def test_tokens_beside_a_prompts_and_a_drawn_one_are_checked_alike(
@@ -97,8 +103,62 @@ def test_tokens_beside_a_prompts_and_a_drawn_one_are_checked_alike(
     plan = make_plan(SamplingParams(num_logprobs=1, num_prompt_logprobs=1))
     (seq,) = plan.seqs
     good, entry = tops(1), TokenLogprobs(-1.0, 1, top_token_ids, top_logprobs)
-    drawn = make_result(seq, logprobs={0: entry})
-    run = PromptLogprobs(seq.seq_id, 1, [entry])
-    of_prompt = make_result(seq, logprobs={0: good}, prompt_logprobs=[run])
-    for answer in (drawn, of_prompt):
+    for drawn, of_prompt in ((entry, good), (good, entry)):
+        run = PromptLogprobs(seq.seq_id, 1, [of_prompt])
+        answer = make_result(seq, logprobs={0: drawn}, prompt_logprobs=[run])
         assert find_fault(plan, answer, vocab_size=VOCAB_SIZE) == fault
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_the_log_probability_of_a_token_is_finite(value: float) -> None:
+    plan = make_plan(SamplingParams(num_logprobs=0, num_prompt_logprobs=0))
+    (seq,) = plan.seqs
+    good, bad = tops(0), TokenLogprobs(value, 1, [], [])
+    for drawn, of_prompt in ((bad, good), (good, bad)):
+        run = PromptLogprobs(seq.seq_id, 1, [of_prompt])
+        answer = make_result(seq, logprobs={0: drawn}, prompt_logprobs=[run])
+        fault = find_fault(plan, answer, vocab_size=VOCAB_SIZE)
+        assert fault == "a log probability that is not finite"
+
+
+def make_prompt_plan(*, num_computed: int, num_new: int, num_known: int) -> StepPlan:
+    """Returns a step of a part of a prompt of eight tokens, of which some are known."""
+    plan = make_plan(SamplingParams(num_prompt_logprobs=0))
+    (seq,) = plan.seqs
+    seq.group.num_prompt_tokens, seq.group.num_known_prompt_logprobs = 8, num_known
+    seq.num_computed_tokens, plan.num_new_tokens = num_computed, [num_new]
+    return plan
+
+
+@pytest.mark.parametrize(
+    ("num_computed", "num_new", "num_known", "reported", "fault"),
+    [
+        (0, 8, 0, range(1, 8), None),
+        (0, 8, 0, range(1, 7), "6 of 7 log probabilities of a prompt"),
+        (0, 8, 0, range(0), "0 of 7 log probabilities of a prompt"),
+        (0, 4, 0, range(1, 5), None),
+        (0, 4, 0, range(1, 4), "3 of 4 log probabilities of a prompt"),
+        (4, 3, 4, range(5, 8), None),
+        (4, 3, 4, range(0), "4 of 7 log probabilities of a prompt"),
+        (7, 1, 7, range(0), None),
+        (0, 4, 6, range(0), None),  # it is computed again, as far as was reported
+        (0, 8, 6, range(0), "6 of 7 log probabilities of a prompt"),
+    ],
+)
+def test_each_token_of_a_prompt_has_the_log_probability_that_was_asked_for(
+    num_computed: int, num_new: int, num_known: int, reported: range, fault: str | None
+) -> None:
+    plan = make_prompt_plan(num_computed=num_computed, num_new=num_new, num_known=num_known)
+    (seq,) = plan.seqs
+    runs = [PromptLogprobs(seq.seq_id, reported.start, [tops(0)] * len(reported))]
+    answer = make_result(seq, prompt_logprobs=runs if reported else [])
+    assert find_fault(plan, answer, vocab_size=VOCAB_SIZE) == fault
+
+
+def test_a_sequence_that_failed_or_ended_reports_no_prompt() -> None:
+    plan = make_prompt_plan(num_computed=0, num_new=8, num_known=0)
+    (seq,) = plan.seqs
+    failed = StepResult(step_id=1, failures={seq.seq_id: RequestFailure(Code.INTERNAL, "no")})
+    assert find_fault(plan, failed, vocab_size=VOCAB_SIZE) is None
+    seq.finish(FinishReason.STOP)
+    assert find_fault(plan, make_result(seq), vocab_size=VOCAB_SIZE) is None
