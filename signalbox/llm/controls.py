@@ -23,7 +23,10 @@ class Queues(NamedTuple):
 
 
 class Controls:
-    """Calls on an engine between requests; only one thread may use it at a time."""
+    """Calls on an engine between requests; only one thread may use it at a time.
+
+    A Ctrl-C takes effect after a call that changes the engine.
+    """
 
     __slots__ = ()
 
@@ -42,7 +45,8 @@ class Controls:
         """
         if reset_running_requests:
             raise ValueError("reset_running_requests is not served; finish or abort them first")
-        return self._controlled.reset_prefix_cache()
+        with self._controlled.interrupts:
+            return self._controlled.reset_prefix_cache()
 
     def sleep(self, level: int = 1) -> None:
         """Frees the memory of the KV cache; until `wake_up` no request is accepted.
@@ -52,7 +56,8 @@ class Controls:
         """
         if level != 1:
             raise ValueError(f"sleep level {level} is not served; 1 drops the KV cache")
-        self._controlled.sleep()
+        with self._controlled.interrupts:
+            self._controlled.sleep()
 
     def wake_up(self, tags: Sequence[str] | None = None) -> None:
         """Allocates the KV cache again, empty; does nothing if the engine is awake.
@@ -65,7 +70,8 @@ class Controls:
         if unknown := set(tags or ()) - {KV_CACHE, WEIGHTS}:
             raise ValueError(f"tags has {min(unknown)!r}; use {KV_CACHE!r} and {WEIGHTS!r}")
         if tags is None or KV_CACHE in tags:
-            self._controlled.wake_up()
+            with self._controlled.interrupts:
+                self._controlled.wake_up()
 
     def is_sleeping(self) -> bool:
         return self._controlled.is_asleep
@@ -75,14 +81,16 @@ class Controls:
 
         Raises RuntimeError without `profiler_config`, or if a recording is running.
         """
-        self._controlled.profiler.start(profile_prefix)
+        with self._controlled.interrupts:
+            self._controlled.profiler.start(profile_prefix)
 
     def stop_profile(self) -> None:
         """Ends the recording, and writes it to the folder of `profiler_config`.
 
         The file is a gzipped Chrome trace. Raises RuntimeError if no recording is running.
         """
-        self._controlled.profiler.stop()
+        with self._controlled.interrupts:
+            self._controlled.profiler.stop()
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Returns a copy of the defaults of a request: the model's, then the class's.

@@ -220,7 +220,7 @@ class LLM(Controls):
         priorities = _priorities(priority, len(encoded))
         request_ids: list[str] = []
         engine = self.llm_engine
-        with engine.interrupts:
+        with self._controlled.interrupts:
             try:
                 for prompt, one, rank in zip(encoded, params, priorities, strict=True):
                     request_ids.append(next(self._request_ids))

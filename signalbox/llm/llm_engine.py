@@ -10,7 +10,6 @@ from signalbox.llm.controls import Controls, Queues, queues
 from signalbox.llm.engine_args import EngineArgs
 from signalbox.llm.in_process.engine_core import EngineCore
 from signalbox.llm.in_process.in_process_request import InProcessRequest
-from signalbox.llm.in_process.interrupts import Interrupts
 from signalbox.llm.in_process.wiring import CoreConfig
 from signalbox.llm.requests import prompts
 from signalbox.llm.requests.beam_search import BeamSearchParams
@@ -31,7 +30,6 @@ class LLMEngine(Controls):
     def __init__(self, core: EngineCore) -> None:
         self._core = core
         self._requests: dict[str, InProcessRequest] = {}
-        self.interrupts = Interrupts()
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> Self:
@@ -79,7 +77,7 @@ class LLMEngine(Controls):
     ) -> None:
         """Queues a prompt that `encoder` has made."""
         resolved = self._core.params.resolve(params, num_prompt_tokens=len(prompt.token_ids))
-        with self.interrupts:
+        with self._core.interrupts:
             request = self._core.add(request_id, prompt, resolved, priority=priority)
             request.output_kind = params.output_kind
             self._requests[request_id] = request
@@ -87,7 +85,7 @@ class LLMEngine(Controls):
     def abort_request(self, request_id: str | Iterable[str]) -> None:
         """Ends requests without an output; ids that are not live are ignored."""
         for one in [request_id] if isinstance(request_id, str) else list(request_id):
-            with self.interrupts:
+            with self._core.interrupts:
                 if (request := self._requests.pop(one, None)) is not None:
                     self._core.abort(request)
 
@@ -111,10 +109,10 @@ class LLMEngine(Controls):
 
     def _step(self) -> list[InProcessRequest]:
         core = self._core
-        with self.interrupts:
+        with self._core.interrupts:
             core.send_steps()
             if core.oldest is not None:
-                self.interrupts.wait(core.oldest)
+                core.interrupts.wait(core.oldest)
             touched = core.complete_step()
             core.send_steps()  # the worker goes on while the caller reads
             while core.is_busy and not core.num_unfinished:
@@ -167,8 +165,9 @@ class LLMEngine(Controls):
 
     def close(self) -> None:
         """Ends the execution thread; a second call does nothing."""
-        self._requests.clear()
-        self._core.close()
+        with self._core.interrupts:
+            self._requests.clear()
+            self._core.close()
 
     def shutdown(self) -> None:
         """Does the same as `close`."""

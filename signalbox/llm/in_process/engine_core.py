@@ -29,6 +29,7 @@ from scheduler_svc.workers.step_loop import StepLoop
 from signalbox.llm.in_process import wiring
 from signalbox.llm.in_process.in_process_channel import InProcessChannel
 from signalbox.llm.in_process.in_process_request import InProcessRequest
+from signalbox.llm.in_process.interrupts import Interrupts
 from signalbox.llm.in_process.local_worker import EPOCH, LocalWorker
 from signalbox.llm.in_process.params_resolver import ParamsResolver
 from signalbox.llm.in_process.profiler import LocalProfiler
@@ -36,8 +37,6 @@ from signalbox.llm.in_process.wiring import CoreConfig
 from signalbox.llm.requests.errors import EngineDeadError
 from signalbox.llm.requests.prompts import Encoder, Prompt
 from signalbox.llm.requests.sampling_params import default_sampling_params
-
-UNBOUNDED = 1 << 62  # the caller keeps the prompts in this memory anyway
 
 
 class EngineCore:
@@ -53,7 +52,7 @@ class EngineCore:
         self.default_params = default_sampling_params(worker.model.sampling_defaults)
         """Sampling parameters of requests without their own."""
         self.cluster = Cluster(
-            bounds=AdmissionBounds(max_queued_requests=UNBOUNDED),
+            bounds=AdmissionBounds(max_queued_requests=1 << 62),  # prompts are in memory anyway
             policy=make_policy(config.scheduling),
         )
         self.cluster.serve(replace(worker.model, tokenizer_sha256=hash_files(files)))
@@ -70,6 +69,7 @@ class EngineCore:
             prepare=self._begin_compiling,
         )
         self.cluster.join(self._steps)
+        self.interrupts = Interrupts()
         self.profiler = LocalProfiler(worker, config.profile_folder)
         self._worker = worker
         self._answers: deque[Future[StepResult]] = deque()

@@ -1,10 +1,17 @@
 """What is asked of an engine between requests: its prefix cache, its sleep, its metrics."""
 
 import logging
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from scheduler_svc.kv.block_allocator import BlockAllocator
 from signalbox import LLM, LLMEngine
+from signalbox.llm.in_process.local_worker import LocalWorker
+from signalbox.llm.in_process.profiler import LocalProfiler
 from signalbox.llm.in_process.wiring import CoreConfig
 from signalbox.v1.metrics.reader import Counter, Gauge, Histogram
 from tests.signalbox.llm.make import (
@@ -14,6 +21,7 @@ from tests.signalbox.llm.make import (
     make_engine,
     make_llm,
     run,
+    tokens_of,
 )
 
 PROMPT = "a prompt that is longer than some blocks of the cache are, so that they are found again"
@@ -72,6 +80,57 @@ def test_a_sleeping_engine_holds_no_cache_and_takes_no_request(llm: LLM) -> None
     assert not llm.is_sleeping() and runner.gpu_kv.nbytes == whole  # type: ignore[union-attr]
     (output,) = llm.generate(PROMPT, GREEDY, use_tqdm=False)
     assert (output.outputs[0].token_ids, output.usage.cached_tokens) == (expected, 0)
+
+
+INTERRUPTED: dict[str, tuple[Callable[[LLM], object], type, str]] = {
+    "reset_prefix_cache": (LLM.reset_prefix_cache, BlockAllocator, "forget_cached"),
+    "sleep": (LLM.sleep, LocalWorker, "drop_cache"),
+    "wake_up": (LLM.wake_up, LocalWorker, "restore_cache"),
+}
+
+
+@pytest.mark.parametrize(("call", "owner", "method"), INTERRUPTED.values(), ids=INTERRUPTED)
+def test_an_interrupted_call_is_ended_first(
+    monkeypatch: pytest.MonkeyPatch, call: Callable[[LLM], object], owner: type, method: str
+) -> None:
+    with make_llm(num_gpu_blocks=16, num_cpu_blocks=64, max_model_len=128) as llm:
+        prompts = [f"{i} {PROMPT}" for i in range(8)]
+        expected = llm.generate(prompts, GREEDY, use_tqdm=False)
+        blocks = llm.llm_engine._core.scheduler.blocks
+        assert blocks.gpu.num_cached and blocks.cpu.num_cached
+        if call is LLM.wake_up:
+            llm.sleep()
+        interrupt_after(monkeypatch, owner, method)
+        with pytest.raises(KeyboardInterrupt):
+            call(llm)
+        assert llm.is_sleeping() is (call is LLM.sleep)
+        assert (blocks.gpu.num_cached, blocks.cpu.num_cached) == (0, 0)
+        llm.wake_up()
+        assert tokens_of(llm.generate(prompts, GREEDY, use_tqdm=False)) == tokens_of(expected)
+        assert_at_rest(llm.llm_engine)
+
+
+def test_an_interrupted_close_is_ended_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = set(threading.enumerate())
+    llm = make_llm()
+    interrupt_after(monkeypatch, LocalProfiler, "close")
+    with pytest.raises(KeyboardInterrupt):
+        llm.close()
+    assert set(threading.enumerate()) == before
+    llm.close()
+
+
+def interrupt_after(monkeypatch: pytest.MonkeyPatch, owner: type, method: str) -> None:
+    """Sends SIGINT after the first call of a method."""
+    change = getattr(owner, method)
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        monkeypatch.undo()
+        result = change(*args, **kwargs)
+        signal.raise_signal(signal.SIGINT)
+        return result
+
+    monkeypatch.setattr(owner, method, interrupted)
 
 
 def test_what_sleep_and_profiles_cannot_do_is_refused(llm: LLM) -> None:
