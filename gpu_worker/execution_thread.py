@@ -88,10 +88,14 @@ class ExecutionThread:
         return future
 
     def close(self, *, wait: bool = False) -> None:
-        """Ends the thread after the queued calls."""
-        self._calls.put(None)
-        self._under_way.put(None)
-        if wait and threading.current_thread() is not self._thread:
+        """Ends the thread after the queued calls.
+
+        Calls with work under way are finished if `wait` is set, else they never are.
+        """
+        self._calls.put(self._finish_all if wait else None)
+        if not wait:
+            self._under_way.put(None)
+        elif threading.current_thread() is not self._thread:
             self._thread.join()
 
     def _run(self) -> None:
@@ -112,6 +116,13 @@ class ExecutionThread:
             self._waiting = threading.Thread(target=self._wait, name="waiting", daemon=True)
             self._waiting.start()
         self._under_way.put((outcome.wait, partial(self._perform, outcome.finish, receiver)))
+
+    def _finish_all(self) -> None:
+        """Ends the thread once the calls with work under way are finished."""
+        self._under_way.put(None)
+        if self._waiting is not None:
+            self._waiting.join()
+        self._calls.put(None)
 
     def _wait(self) -> None:
         """Waits for unfinished work, in order, and queues the calls that finish it."""

@@ -79,3 +79,27 @@ def test_without_an_event_loop_futures_are_waited_for_and_closing_ends_all_calls
     thread.start(lambda: ended.append("last"))
     thread.close(wait=True)
     assert ended == ["last"]
+
+
+def test_a_closing_that_waits_finishes_what_is_under_way() -> None:
+    may_end, closed = threading.Event(), threading.Event()
+
+    class Slow(Unfinished[bool]):
+        def wait(self) -> None:
+            assert may_end.wait(EVENT_S)
+
+        def finish(self) -> bool:
+            return not closed.is_set()
+
+    def close() -> None:
+        thread.close(wait=True)
+        closed.set()
+
+    thread = ExecutionThread()
+    results = [thread.start(Slow) for _ in range(2)]
+    closing = threading.Thread(target=close)
+    closing.start()
+    may_end.set()
+    closing.join(EVENT_S)
+    assert closed.is_set()
+    assert [result.result(0) for result in results] == [True, True]

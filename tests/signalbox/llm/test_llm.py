@@ -10,12 +10,16 @@ import pytest
 
 from gpu_worker.batch.batch import Batch, BatchOutput
 from gpu_worker.simulated.byte_tokenizer import END_OF_SEQUENCE_ID
-from gpu_worker.simulated.simulated_runner import SimulatedRunner, expected_tokens
+from gpu_worker.simulated.simulated_runner import (
+    SimulatedConfig,
+    SimulatedRunner,
+    expected_tokens,
+)
 from scheduler_svc.config import PreemptionMode, SchedulingSettings
 from scheduler_svc.planning.worker_state import WorkerState
 from scheduler_svc.queue.admission_queue import AdmissionQueue
 from scheduler_svc.results.output_processor import OutputProcessor
-from signalbox import LLM, EngineDeadError, SamplingParams
+from signalbox import LLM, EngineDeadError, LLMEngine, SamplingParams
 from signalbox.llm.in_process.wiring import CoreConfig
 from tests.signalbox.llm.make import (
     GREEDY,
@@ -26,6 +30,7 @@ from tests.signalbox.llm.make import (
     make_runner,
     tokens_of,
 )
+from tests.waiting import EVENT_S
 
 PROMPTS = [f"prompt number {i}" + " and more" * (i % 7) for i in range(24)]
 
@@ -317,6 +322,50 @@ def test_closing_lets_the_model_go() -> None:
     llm.close()
     gc.collect()
     assert runners[0]() is None
+
+
+class Launched:
+    """A batch that ends when the test says so."""
+
+    can_feed = False
+
+    def __init__(self, samples: BatchOutput, may_end: threading.Event) -> None:
+        self._samples = samples
+        self._may_end = may_end
+
+    def wait(self) -> None:
+        assert self._may_end.wait(EVENT_S)
+
+    def samples(self) -> BatchOutput:
+        self.wait()
+        return self._samples
+
+
+class LaunchingRunner(SimulatedRunner):
+    launches = True
+
+    def __init__(self, config: SimulatedConfig, may_end: threading.Event) -> None:
+        super().__init__(config)
+        self._may_end = may_end
+
+    def launch(self, batch: Batch) -> Launched:
+        return Launched(self.execute(batch), self._may_end)
+
+
+def test_closing_ends_a_launched_step_and_lets_the_model_go() -> None:
+    may_end = threading.Event()
+    before = set(threading.enumerate())
+    engine = LLMEngine._from_runner(lambda: LaunchingRunner(make_runner().config, may_end))
+    runner = weakref.ref(engine._core._worker._runner)  # type: ignore[arg-type]
+    engine.add_request("0", PROMPTS[0], GREEDY)
+    engine._core.send_steps()
+    closing = threading.Thread(target=engine.close)
+    closing.start()
+    may_end.set()
+    closing.join(EVENT_S)
+    assert set(threading.enumerate()) == before
+    gc.collect()
+    assert runner() is None
 
 
 def test_params_of_another_type_are_refused(llm: LLM) -> None:
