@@ -5,6 +5,7 @@ Weights are packed one by one and given up as they go, so that a model is never 
 
 import logging
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -233,4 +234,4 @@ class _Compiler:
 
 def _rotary(config: DecoderConfig, max_model_len: int) -> Tensor:
     """[max_model_len, 2, head_size / 2] float32."""
-    return torch.stack(config.rope.cos_sin(config.head_size, max_model_len), dim=1)
+    return torch.from_numpy(np.stack(config.rope.cos_sin(config.head_size, max_model_len), axis=1))

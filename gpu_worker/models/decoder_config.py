@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpu_worker.config import ModelError
-from gpu_worker.layers.rotary import (
+from gpu_worker.models.rope import (
     FrequencyDivisors,
     Llama3Scaling,
     RopeConfig,

@@ -21,7 +21,7 @@ from gpu_worker.layers import (
     WeightTarget,
     gelu_tanh_and_mul,
 )
-from gpu_worker.layers.rotary import Angles, RopeConfig
+from gpu_worker.layers.rotary import Angles
 from gpu_worker.models.decoder_config import (
     DecoderConfig,
     decoder_shapes,
@@ -29,6 +29,7 @@ from gpu_worker.models.decoder_config import (
     sliding_windows,
 )
 from gpu_worker.models.llama import Attention, DecoderStack, FeedForward
+from gpu_worker.models.rope import RopeConfig
 
 _HEAD_SIZE = 256  # of every Gemma, where config.json leaves it out
 _WINDOW = 4096

@@ -7,27 +7,25 @@ A model is registered under the architecture that its config.json names:
 What is not registered may run through transformers: see `find_model`.
 """
 
+import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from gpu_worker.config import ModelError
-from gpu_worker.layers import ForwardContext, ParallelGroup, Placement, WeightTarget
 from gpu_worker.models.decoder_config import (
     llama_config,
     mistral_config,
     qwen2_config,
     qwen3_config,
 )
-from gpu_worker.models.gemma import GemmaDecoder, gemma2_config, gemma3_config, gemma_config
-from gpu_worker.models.gpt2 import Gpt2Decoder, gpt2_config
-from gpu_worker.models.llama import Decoder
-from gpu_worker.models.mixture import MoeDecoder, mixtral_config, qwen3_moe_config
-from gpu_worker.models.opt import OptDecoder, opt_config
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from gpu_worker.layers import ForwardContext, ParallelGroup, Placement, WeightTarget
 
 
 class ServedConfig(Protocol):
@@ -81,7 +79,7 @@ class Stretched(Protocol):
 class Model(Protocol):
     """A decoder-only language model over a paged cache."""
 
-    def weight_targets(self) -> dict[str, WeightTarget]:
+    def weight_targets(self) -> "dict[str, WeightTarget]":
         """Returns where each tensor of a checkpoint goes, by its name there."""
         ...
 
@@ -93,7 +91,9 @@ class Model(Protocol):
         """Packs the weights, after all of them are loaded."""
         ...
 
-    def forward(self, token_ids: Tensor, positions: Tensor, context: ForwardContext) -> Tensor:
+    def forward(
+        self, token_ids: "Tensor", positions: "Tensor", context: "ForwardContext"
+    ) -> "Tensor":
         """Returns the last layer's [num_tokens, hidden_size], not normed.
 
         Args:
@@ -102,7 +102,7 @@ class Model(Protocol):
         """
         ...
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: "Tensor") -> "Tensor":
         """Returns [num_rows, vocab_size] for [num_rows, hidden_size] of forward's result."""
         ...
 
@@ -113,8 +113,11 @@ class ModelSpec:
 
     architecture: str
     read_config: Callable[[Mapping[str, Any]], ServedConfig]
-    build: Callable[[Any, int, Placement, ParallelGroup], Model]
+    build: "Callable[[Any, int, Placement, ParallelGroup], Model]"
     """Takes what read_config returns, the longest sequence, the placement and the group."""
+    is_llama: bool = False
+    """True if `read_config` returns a `DecoderConfig` that describes the whole model: a native
+    program can compute it, and takes the weights by Llama's names."""
 
 
 _specs: dict[str, ModelSpec] = {}
@@ -184,30 +187,44 @@ def _transformers_spec(
 def _read_transformers_config(
     config: Mapping[str, Any], *, directory: Path | None, trust_remote_code: bool
 ) -> ServedConfig:
-    from gpu_worker.models.transformers_config import read_config  # its import takes seconds
+    from gpu_worker.models.transformers.config import read_config  # its import takes seconds
 
     return read_config(config, directory, trust_remote_code=trust_remote_code)
 
 
 def _build_transformers_model(
-    config: Any, max_model_len: int, placement: Placement, group: ParallelGroup
+    config: Any, max_model_len: int, placement: "Placement", group: "ParallelGroup"
 ) -> Model:
-    from gpu_worker.models.transformers_model import TransformersModel
+    from gpu_worker.models.transformers.model import TransformersModel
 
     return TransformersModel(config, max_model_len, placement, group)
 
 
-for _spec in (
-    ModelSpec("LlamaForCausalLM", llama_config, Decoder),
-    ModelSpec("MistralForCausalLM", mistral_config, Decoder),
-    ModelSpec("Qwen2ForCausalLM", qwen2_config, Decoder),
-    ModelSpec("Qwen3ForCausalLM", qwen3_config, Decoder),
-    ModelSpec("GemmaForCausalLM", gemma_config, GemmaDecoder),
-    ModelSpec("Gemma2ForCausalLM", gemma2_config, GemmaDecoder),
-    ModelSpec("Gemma3ForCausalLM", gemma3_config, GemmaDecoder),
-    ModelSpec("GPT2LMHeadModel", gpt2_config, Gpt2Decoder),
-    ModelSpec("MixtralForCausalLM", mixtral_config, MoeDecoder),
-    ModelSpec("OPTForCausalLM", opt_config, OptDecoder),
-    ModelSpec("Qwen3MoeForCausalLM", qwen3_moe_config, MoeDecoder),
+def _from(module: str, name: str) -> Callable[..., Any]:
+    """Returns a function of a module beside this one, which is imported by the first call."""
+
+    def call(*arguments: Any) -> Any:
+        function = getattr(importlib.import_module(f"gpu_worker.models.{module}"), name)
+        return function(*arguments)
+
+    return call
+
+
+for _name, _reader in (
+    ("LlamaForCausalLM", llama_config),
+    ("MistralForCausalLM", mistral_config),
+    ("Qwen2ForCausalLM", qwen2_config),
+    ("Qwen3ForCausalLM", qwen3_config),
 ):
-    register_model(_spec)
+    register_model(ModelSpec(_name, _reader, _from("llama", "Decoder"), is_llama=True))
+# These are imported when they are asked for: a native program is compiled without PyTorch.
+for _name, _module, _reader_name, _model_name in (
+    ("GemmaForCausalLM", "gemma", "gemma_config", "GemmaDecoder"),
+    ("Gemma2ForCausalLM", "gemma", "gemma2_config", "GemmaDecoder"),
+    ("Gemma3ForCausalLM", "gemma", "gemma3_config", "GemmaDecoder"),
+    ("GPT2LMHeadModel", "gpt2", "gpt2_config", "Gpt2Decoder"),
+    ("MixtralForCausalLM", "mixture", "mixtral_config", "MoeDecoder"),
+    ("OPTForCausalLM", "opt", "opt_config", "OptDecoder"),
+    ("Qwen3MoeForCausalLM", "mixture", "qwen3_moe_config", "MoeDecoder"),
+):
+    register_model(ModelSpec(_name, _from(_module, _reader_name), _from(_module, _model_name)))

@@ -77,7 +77,7 @@ def test_yarn_of_a_gguf_is_that_of_transformers(variant: dict[str, Any], tmp_pat
     rope = YARN_ROPE | variant
     reference = make_model(tmp_path / "hf", "qwen3", rope_parameters=rope)
     source = open_path(make_gguf(tmp_path / "x.gguf", reference, "qwen3"))
-    cos, sin = qwen3_config(source.config).rope.cos_sin(16, 256)
+    cos, sin = map(torch.from_numpy, qwen3_config(source.config).rope.cos_sin(16, 256))
     theirs = reference.model.rotary_emb(torch.zeros(1), torch.arange(256)[None])
     torch.testing.assert_close(cos, theirs[0][0, :, :8], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(sin, theirs[1][0, :, :8], rtol=1e-5, atol=1e-5)

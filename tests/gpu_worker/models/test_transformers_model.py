@@ -9,7 +9,7 @@ import torch
 
 from gpu_worker.config import ModelConfig, ModelError
 from gpu_worker.models import find_model
-from gpu_worker.models.transformers_model import TransformersModel
+from gpu_worker.models.transformers.model import TransformersModel
 from tests.gpu_worker.model_runners import (
     WHOLE,
     assert_greedy,

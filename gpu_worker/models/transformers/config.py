@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from gpu_worker.config import ModelError
-from gpu_worker.models.transformers_attention import (
+from gpu_worker.models.transformers.attention import (
     IMPLEMENTATION,
     PROBE,
     PagedLayers,
@@ -21,7 +21,7 @@ from gpu_worker.models.transformers_attention import (
     answering,
     register,
 )
-from gpu_worker.models.transformers_longrope import original_length
+from gpu_worker.models.transformers.longrope import original_length
 
 _LAYER_TYPES = {"full_attention", "sliding_attention", "attention"}
 _PROBE_TOKENS = 3

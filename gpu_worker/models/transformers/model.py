@@ -20,15 +20,15 @@ from contract.startup import ReportProgress
 from gpu_worker.config import ModelError
 from gpu_worker.layers import ForwardContext, ParallelGroup, Placement, WeightTarget
 from gpu_worker.layers.weight_placement import copy_checked
-from gpu_worker.models.transformers_attention import (
+from gpu_worker.models.transformers.attention import (
     IMPLEMENTATION,
     PagedStep,
     Recorder,
     answering,
     register,
 )
-from gpu_worker.models.transformers_config import TransformersConfig, make_model, prepared
-from gpu_worker.models.transformers_longrope import pin_longrope
+from gpu_worker.models.transformers.config import TransformersConfig, make_model, prepared
+from gpu_worker.models.transformers.longrope import pin_longrope
 from signalbox_kernels.linear import PackedWeight, pack_weight
 
 logger = logging.getLogger(__name__)

@@ -1,0 +1,102 @@
+"""Rotary position embedding (Su et al., 2021): frequencies, and the scalings that need no look at
+the input.
+
+Frequencies and angles are float32 numbers, rounded where transformers rounds them; powers, cosines
+and sines are computed in float64, so that they are correctly rounded on every machine.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpu_worker.batch.arrays import FloatArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Llama3Scaling:
+    """Llama 3.1's stretch of the low frequencies."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position: int
+
+    def apply(self, inv_freq: FloatArray, theta: float) -> FloatArray:
+        wavelength = 2 * math.pi / inv_freq
+        low_wavelength = self.original_max_position / self.low_freq_factor
+        high_wavelength = self.original_max_position / self.high_freq_factor
+        smooth = (self.original_max_position / wavelength - self.low_freq_factor) / (
+            self.high_freq_factor - self.low_freq_factor
+        )
+        between = (1 - smooth) * inv_freq / self.factor + smooth * inv_freq
+        stretched = np.where(wavelength > low_wavelength, inv_freq / self.factor, between)
+        return np.where(wavelength < high_wavelength, inv_freq, stretched)
+
+
+@dataclass(frozen=True, slots=True)
+class FrequencyDivisors:
+    """A divisor for each frequency: one for all (linear scaling), or the factors of a GGUF."""
+
+    divisors: tuple[float, ...]
+
+    def apply(self, inv_freq: FloatArray, theta: float) -> FloatArray:
+        divisors: FloatArray = np.array(self.divisors, dtype=np.float32)
+        return np.divide(inv_freq, divisors)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class YarnScaling:
+    """YaRN (Peng et al., 2023): divides the frequencies that turn seldom in the original context.
+
+    Those that turn `beta_fast` times or more stay, those that turn `beta_slow` times or fewer are
+    divided by `factor`, and a ramp over the index leads from one to the other.
+    """
+
+    factor: float
+    original_max_position: int
+    beta_fast: float
+    beta_slow: float
+    attention_factor: float
+    """Multiplies rotated queries and keys."""
+
+    def apply(self, inv_freq: FloatArray, theta: float) -> FloatArray:
+        size = 2 * len(inv_freq)
+        low = max(math.floor(self._index(self.beta_fast, size, theta)), 0)
+        high = min(math.ceil(self._index(self.beta_slow, size, theta)), size - 1)
+        indices = np.arange(len(inv_freq), dtype=np.float32)
+        divided = np.clip((indices - low) / max(high - low, 1e-3), 0, 1)
+        mixed: FloatArray = inv_freq / self.factor * divided + inv_freq * (1 - divided)
+        return mixed
+
+    def _index(self, turns: float, size: int, theta: float) -> float:
+        """Returns the (fractional) index of the frequency with `turns` rotations in the original
+        context."""
+        wavelength = self.original_max_position / turns
+        return size * math.log(wavelength / (2 * math.pi)) / (2 * math.log(theta))
+
+
+RopeScaling = Llama3Scaling | FrequencyDivisors | YarnScaling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeConfig:
+    """Frequencies of the rotation."""
+
+    theta: float
+    scaling: RopeScaling | None = None
+
+    def inv_freq(self, head_size: int) -> FloatArray:
+        """[head_size / 2] float32: radians per position."""
+        exponents = np.arange(0, head_size, 2, dtype=np.float32) / np.float32(head_size)
+        powers = np.power(self.theta, exponents.astype(np.float64)).astype(np.float32)
+        inv_freq: FloatArray = np.reciprocal(powers)
+        return inv_freq if self.scaling is None else self.scaling.apply(inv_freq, self.theta)
+
+    def cos_sin(self, head_size: int, max_position: int) -> tuple[FloatArray, FloatArray]:
+        """Returns the factors of each position, [max_position, head_size / 2] float32 each."""
+        positions = np.arange(max_position, dtype=np.float32)
+        radians = np.outer(positions, self.inv_freq(head_size)).astype(np.float64)
+        factor = self.scaling.attention_factor if isinstance(self.scaling, YarnScaling) else 1.0
+        cos, sin = np.cos(radians).astype(np.float32), np.sin(radians).astype(np.float32)
+        return cos * factor, sin * factor

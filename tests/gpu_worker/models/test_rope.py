@@ -1,0 +1,63 @@
+"""Frequencies and angles of the rotation beside those of transformers and PyTorch."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from gpu_worker.batch.arrays import FloatArray
+from gpu_worker.models.decoder_config import rope_config
+
+_ORIGINAL = {"original_max_position_embeddings": 8192}
+_LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+_SCALINGS: dict[str, dict[str, Any]] = {
+    "linear": {"rope_type": "linear", "factor": 3.0},
+    "llama3": _LLAMA3 | _ORIGINAL,
+    "yarn": {"rope_type": "yarn", "factor": 4.0} | _ORIGINAL,
+}
+
+
+def ulps(ours: FloatArray, theirs: FloatArray) -> int:
+    """Returns the largest distance, counted in float32 numbers between the two."""
+    ordered = [
+        np.where(bits < 0, -(bits & 0x7FFFFFFF), bits)
+        for bits in (values.view(np.int32).astype(np.int64) for values in (ours, theirs))
+    ]
+    return int(np.abs(ordered[0] - ordered[1]).max())
+
+
+@pytest.mark.parametrize("head_size", [64, 80, 128])
+@pytest.mark.parametrize("theta", [1e4, 1e5, 5e5, 1e6])
+def test_frequencies_are_within_one_rounding_of_those_of_pytorch(
+    theta: float, head_size: int
+) -> None:
+    exponents = torch.arange(0, head_size, 2, dtype=torch.int64).float() / head_size
+    ours = rope_config({"rope_theta": theta}, head_size).inv_freq(head_size)
+    # A power of PyTorch's may be the other neighbour; so may its reciprocal then.
+    assert ulps(ours, (1.0 / theta**exponents).numpy()) <= 1
+
+
+@pytest.mark.parametrize("scaling", _SCALINGS)
+def test_scaled_frequencies_are_those_of_transformers(scaling: str) -> None:
+    parameters = {"rope_theta": 500000.0, **_SCALINGS[scaling]}
+    config = LlamaConfig(
+        hidden_size=512,
+        num_attention_heads=8,
+        max_position_embeddings=32768,
+        rope_parameters=parameters,
+    )
+    theirs, _ = ROPE_INIT_FUNCTIONS[scaling](config, torch.device("cpu"))
+    ours = rope_config({"rope_parameters": parameters}, 64).inv_freq(64)
+    # Two roundings of the power and its reciprocal, and one of each of some five operations.
+    np.testing.assert_allclose(ours, theirs.numpy(), rtol=8 * 2.0**-24)
+
+
+def test_angles_are_within_one_rounding_of_those_of_pytorch() -> None:
+    rope = rope_config({"rope_theta": 1e4}, 64)
+    radians = torch.outer(torch.arange(8192.0), torch.from_numpy(rope.inv_freq(64)))
+    cos, sin = rope.cos_sin(64, 8192)
+    assert ulps(cos, radians.cos().numpy()) <= 1
+    assert ulps(sin, radians.sin().numpy()) <= 1
