@@ -43,6 +43,8 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", -1),
 )
 
+CUT_OFF_S = 5.0
+"""Seconds that calls get to end after they were cut off."""
 UNREAD_BYTES = 64 << 10
 """Bytes that a client may send of a call before it is read; then a message gets a window of a
 megabyte. All small requests of a connection share this window, so less would slow a distant
@@ -62,6 +64,26 @@ class _Calls(WrappingInterceptor):
         self._idle = asyncio.Event()
         self._idle.set()
         self._ending = asyncio.Event()
+        self._tasks = set[asyncio.Task[Any]]()
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return await super().intercept_service(continuation, handler_call_details)
+
+    async def end_cut_off(self) -> None:
+        """Waits for the `finally` blocks of calls that gRPC has cut off.
+
+        The end of the event loop would break them off, and gRPC would log a traceback of each.
+        """
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=CUT_OFF_S)
 
     async def end_when_idle(self, *, timeout_s: float) -> None:
         """Waits for our calls, then ends health watches and reflection."""
@@ -220,3 +242,4 @@ class Server:
             self._stopping = asyncio.ensure_future(self._server.stop(grace_s))
             await self._calls.end_when_idle(timeout_s=grace_s)
         await self._stopping
+        await self._calls.end_cut_off()

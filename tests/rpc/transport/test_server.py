@@ -18,7 +18,7 @@ from rpc.transport.server import Server
 from rpc.transport.tls import TlsConfig
 from tests.grpc_errors import code_of
 from tests.rpc.echo import NAME, Echo, call, serving, text
-from tests.waiting import EVENT_S
+from tests.waiting import EVENT_S, run_ready_tasks
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -182,6 +182,37 @@ async def test_a_drain_waits_for_running_calls_but_not_for_watches() -> None:
         assert await answer == ["a"]
         async with asyncio.timeout(EVENT_S):
             await drain
+
+
+async def test_a_drain_ends_after_what_a_call_does_when_it_is_cut_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rpc.transport.server.CUT_OFF_S", EVENT_S)
+    may_end, is_cut_off, has_ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def wait(_text: str) -> str:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            is_cut_off.set()
+            await may_end.wait()
+            has_ended.set()
+        return "never"
+
+    echo = Echo(wait)
+    async with serving(echo) as (server, channel):
+        cut_off = asyncio.ensure_future(call(channel, "unary", text("x")))
+        await echo.a_start.wait()
+        draining = asyncio.create_task(server.drain(grace_s=0))
+        await is_cut_off.wait()
+        assert server._stopping is not None
+        await server._stopping
+        await run_ready_tasks()
+        assert not draining.done()
+        may_end.set()
+        await draining
+        assert has_ended.is_set()
+        await asyncio.gather(cut_off, return_exceptions=True)
 
 
 async def test_a_drain_cuts_calls_off_after_the_grace_period() -> None:
