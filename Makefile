@@ -25,7 +25,7 @@ help: ## this list
 
 install: $(INSTALLED) ## .venv with everything that serving, tests and checks need
 
-kernels: $(INSTALLED) ## the native CPU kernels, which a worker otherwise builds when it first starts
+kernels: $(INSTALLED) ## the native CPU kernels of all instruction sets; a worker otherwise builds its own when it first starts
 	@$(BIN)/python -m signalbox_kernels.build
 
 model: $(MODEL) ## the demo model, SmolLM2-135M-Instruct (98 MB)
@@ -33,9 +33,9 @@ model: $(MODEL) ## the demo model, SmolLM2-135M-Instruct (98 MB)
 demo: $(INSTALLED) $(MODEL) ## starts router, scheduler and worker, and asks them a question
 	@$(BIN)/signalbox demo $(MODEL)
 
-# The native kernels are built before, because each of the processes would. Groups start in the order
-# of the folders, not the ones with most tests first.
-TEST = $(BIN)/python -c 'from signalbox_kernels import build; build.find_or_build()' 2>/dev/null || true; \
+# The kernels of all sets of this machine are built before, since a test's time is limited. Groups
+# start in the order of the folders, not the ones with most tests first.
+TEST = $(BIN)/python -c 'from signalbox_kernels import native; native.available_isas()' 2>/dev/null || true; \
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder
 
 test: $(INSTALLED) $(MODEL) ## the suite, on the CPU; in two processes, or in one with JOBS=0

@@ -1,13 +1,18 @@
 """The native CPU library through ctypes: its functions, and the instruction sets that it has."""
 
 import ctypes
+import logging
 import os
 from ctypes import POINTER, c_int32, c_int64, c_size_t, c_void_p
 from enum import IntEnum
 from functools import cache
+from pathlib import Path
 
 from signalbox_kernels import build
+from signalbox_kernels.compilation import BuildError, BuildTimeout, flags_of_sets, machine
 from signalbox_kernels.structs import SbBatch, SbBuffer, SbDraws, SbOp, SbShape
+
+logger = logging.getLogger(__name__)
 
 
 class Isa(IntEnum):
@@ -15,10 +20,11 @@ class Isa(IntEnum):
 
     PORTABLE = 0
     AVX2 = 1
-    AVX512 = 2
-    AVX512_VNNI = 3
-    AVX512_BF16 = 4
-    AMX = 5
+    AVX2_VNNI = 2
+    AVX512 = 3
+    AVX512_VNNI = 4
+    AVX512_BF16 = 5
+    AMX = 6
 
 
 ISA_VARIABLE = "SIGNALBOX_ISA"
@@ -26,7 +32,8 @@ ISA_VARIABLE = "SIGNALBOX_ISA"
 
 
 _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
-    "sb_best_isa": (c_int32, (c_int32,)),
+    "sb_machine_has": (c_int32, (c_int32,)),
+    "sb_use_kernels": (None, (c_int32, c_void_p)),
     "sb_packed_bytes": (c_size_t, (c_int32, c_int64, c_int64, c_int32)),
     "sb_pack": (None, (c_int32, c_void_p, c_int64, c_int64, c_int32, c_void_p)),
     "sb_format_of": (c_int32, (c_int32,)),
@@ -55,43 +62,102 @@ class NativeUnavailable(Exception):
     """There is no native library here; the message gives the reason in one line."""
 
 
+_loaded: dict[Isa, ctypes.CDLL] = {}
+
+
 @cache
 def library() -> ctypes.CDLL:
-    """Loads the library, building it first if need be. Raises NativeUnavailable."""
-    try:
-        loaded = ctypes.CDLL(str(build.find_or_build()))
-    except (build.BuildError, OSError) as error:
-        raise NativeUnavailable(str(error)) from None
+    """Loads what all sets share, building it first if need be. Raises NativeUnavailable."""
+    loaded = _load(build.COMMON)
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(loaded, name)
         function.restype, function.argtypes = result, arguments
     return loaded
 
 
+def _load(part: str) -> ctypes.CDLL:
+    try:
+        found = build.find_or_build(part)[part]
+        if isinstance(found, BuildError):
+            raise found
+        return ctypes.CDLL(str(found))
+    except (BuildError, OSError) as error:
+        raise NativeUnavailable(str(error)) from error
+
+
+def use(isa: Isa | None = None) -> Isa:
+    """Loads the kernels of a set, or of the best one, building them first if need be.
+
+    Returns the set. Raises NativeUnavailable if the machine or the compiler lacks it, and
+    ValueError as `isa_limit` does.
+    """
+    if isa is None:
+        return best_isa()
+    if isa not in _loaded:
+        if isa not in _machine_sets():
+            raise NativeUnavailable(f"this machine has no {isa.name}")
+        add_kernels(isa, _load(isa.name.lower()))
+    return isa
+
+
+def add_kernels(isa: Isa, kernels: ctypes.CDLL) -> None:
+    """Makes all later programs and samplers of a set use the kernels of a library."""
+    kernels.sb_kernel_table.restype = c_void_p
+    library().sb_use_kernels(isa, kernels.sb_kernel_table())
+    _loaded[isa] = kernels
+
+
 def isa_limit() -> Isa:
     """Returns the highest instruction set that SIGNALBOX_ISA permits; the last if it is unset.
 
-    Raises ValueError if it names none.
+    Raises ValueError if it names none of this architecture.
     """
     name = os.environ.get(ISA_VARIABLE, "").strip()
     if not name:
         return max(Isa)
-    try:
-        return Isa[name.upper()]
-    except KeyError:
-        names = ", ".join(isa.name.lower() for isa in Isa)
-        raise ValueError(f"{ISA_VARIABLE} is {name!r}; it is one of {names}") from None
+    names = tuple(flags_of_sets(machine()))
+    if name.lower() not in names:
+        raise ValueError(f"{ISA_VARIABLE} is {name!r}; it is one of {', '.join(names)}")
+    return Isa[name.upper()]
+
+
+def _machine_sets() -> list[Isa]:
+    """Returns the sets that the machine has, the lowest first."""
+    sets = [Isa[name.upper()] for name in flags_of_sets(machine())]
+    return [isa for isa in sets if library().sb_machine_has(isa)]
 
 
 def available_isas() -> list[Isa]:
-    """Returns the sets that library and machine support, up to `isa_limit`, the lowest first.
+    """Builds the sets that the machine has, up to `isa_limit`; returns them, the lowest first.
+
+    One that the compiler cannot build is left out. Raises NativeUnavailable, and ValueError as
+    `isa_limit` does.
+    """
+    limit = isa_limit()
+    sets = [isa for isa in _machine_sets() if isa <= limit]
+    try:
+        found = build.find_or_build(*(isa.name.lower() for isa in sets))
+    except BuildError as error:
+        raise NativeUnavailable(str(error)) from None
+    return [isa for isa in sets if isinstance(found[isa.name.lower()], Path)]
+
+
+def best_isa() -> Isa:
+    """Loads the highest set that `isa_limit`, machine and compiler permit; returns it.
 
     Raises NativeUnavailable, and ValueError as `isa_limit` does.
     """
     limit = isa_limit()
-    return [isa for isa in Isa if isa <= limit and library().sb_best_isa(isa) == isa]
-
-
-def best_isa() -> Isa:
-    """Returns the highest of `available_isas`."""
-    return available_isas()[-1]
+    unavailable: dict[str, NativeUnavailable] = {}
+    for isa in reversed([isa for isa in _machine_sets() if isa <= limit]):
+        try:
+            use(isa)
+        except NativeUnavailable as error:
+            if isinstance(error.__cause__, BuildTimeout):  # may pass, so it excludes no set
+                raise
+            unavailable[isa.name] = error
+            continue
+        for name, reason in unavailable.items():
+            logger.warning("the native CPU kernels do without %s: %s", name, reason)
+        return isa
+    raise next(iter(unavailable.values()))

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from signalbox_kernels.arena import Arena, Packed
-from signalbox_kernels.native import Isa, NativeUnavailable, best_isa, library
+from signalbox_kernels.native import Isa, NativeUnavailable, library, use
 from signalbox_kernels.quantised import Matrix
 from signalbox_kernels.structs import (
     Element,
@@ -182,7 +182,7 @@ class Program:
         self.weights_bytes = builder.arena.num_bytes
         self._num_threads = num_threads
         self._op_ns: NDArray[np.int64] | None = None  # set while the program is profiled
-        self.isa = best_isa() if isa is None else isa
+        self.isa = use(isa)
         shape = SbShape(
             **{name: getattr(self.shape, name) for name in ProgramShape.__slots__},
             rotary=self._arena.keep(rotary),

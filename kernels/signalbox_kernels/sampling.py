@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from signalbox_kernels.native import Isa, NativeUnavailable, best_isa, library
+from signalbox_kernels.native import Isa, NativeUnavailable, library, use
 from signalbox_kernels.program import Program
 from signalbox_kernels.structs import DRAW_ARRAYS, SbDraws
 
@@ -82,7 +82,7 @@ class NativeSampler:
         self._handle: int | None = None
         self._library = library()
         self._program = program  # whose threads must outlive us
-        isa = best_isa() if isa is None else isa
+        isa = use(isa)
         shared = None if program is None else program.handle
         self._handle = self._library.sb_sampler_new(shared, num_threads, isa)
         if not self._handle:

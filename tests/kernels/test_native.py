@@ -1,15 +1,13 @@
 """The native ops against the plain Torch meaning, on odd sizes, for every instruction set here."""
 
-import os
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from signalbox_kernels import build, native, reference
+from signalbox_kernels import native, reference
+from signalbox_kernels.compilation import flags_of_sets, machine
 from signalbox_kernels.native import ISA_VARIABLE, Isa, NativeUnavailable
 from signalbox_kernels.structs import Epilogue, Row
 from tests.kernels.native_programs import (
@@ -184,7 +182,7 @@ def test_numbers_that_the_kernels_cannot_do_are_refused(size: dict[str, int]) ->
         make_program(make_builder(torch.float32, **size))
 
 
-@pytest.mark.parametrize("limit", Isa, ids=lambda isa: isa.name)
+@pytest.mark.parametrize("limit", [Isa[name.upper()] for name in flags_of_sets(machine())])
 def test_a_limit_gives_the_best_set_up_to_it(limit: Isa, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(ISA_VARIABLE, raising=False)
     there = native.available_isas()
@@ -200,40 +198,6 @@ def test_a_limit_gives_the_best_set_up_to_it(limit: Isa, monkeypatch: pytest.Mon
 
 def test_a_limit_that_is_no_set_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ISA_VARIABLE, "sse")
-    names = "portable, avx2, avx512, avx512_vnni, avx512_bf16, amx"
+    names = ", ".join(flags_of_sets(machine()))
     with pytest.raises(ValueError, match=f"^SIGNALBOX_ISA is 'sse'; it is one of {names}$"):
         native.best_isa()
-
-
-def test_without_a_compiler_the_reason_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(build, "_folders", lambda: [tmp_path / "a", tmp_path / "b"])
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CXX", raising=False)
-    with pytest.raises(build.BuildError, match=r"no C\+\+ compiler"):
-        build.find_or_build()
-
-
-def test_a_library_that_is_there_is_not_built_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(build, "_folders", lambda: [tmp_path])
-    (tmp_path / build._library_name()).touch()
-    monkeypatch.setenv("PATH", os.devnull)
-    assert build.find_or_build().parent == tmp_path
-
-
-def test_each_unit_that_is_compiled_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The compiler is a program that writes an empty file."""
-    compiler = tmp_path / "g++"
-    compiler.write_text('#!/bin/sh\nfor last; do :; done\n: > "$last"\n')
-    compiler.chmod(0o755)
-    monkeypatch.setenv("CXX", str(compiler))
-    told: list[tuple[int, int]] = []
-    monkeypatch.setattr(build, "on_compiled", lambda *counts: told.append(counts))
-    build.build(tmp_path / "built")
-    total = told[0][1]
-    assert sorted(told) == [(done, total) for done in range(total + 1)]

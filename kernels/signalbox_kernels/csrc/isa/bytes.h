@@ -66,6 +66,10 @@ SB_INLINE VI dot_bytes(VI sum, VU codes, word four) {
   return reinterpret_cast<VI>(_mm512_dpbusd_epi32(reinterpret_cast<__m512i>(sum),
                                                   reinterpret_cast<__m512i>(codes),
                                                   _mm512_set1_epi32(static_cast<int>(four))));
+#elif defined(__AVXVNNI__)
+  return reinterpret_cast<VI>(_mm256_dpbusd_avx_epi32(reinterpret_cast<__m256i>(sum),
+                                                      reinterpret_cast<__m256i>(codes),
+                                                      _mm256_set1_epi32(static_cast<int>(four))));
 #elif defined(__AVX512BW__) || defined(__AVX2__)
 #if defined(__AVX512BW__)
   const __m512i right = _mm512_set1_epi32(static_cast<int>(four));

@@ -1,7 +1,6 @@
 // Vectors of one instruction set, in the compilers' vector extension; included once per set.
 //
-// SB_NS names the set and SB_WIDTH is its floats per vector. Everything is in that namespace and
-// internal, so that no function compiled for one set is ever linked into another.
+// SB_NS names the set and SB_WIDTH is its floats per vector; see kernels.h.
 #pragma once
 
 #include <cstdint>

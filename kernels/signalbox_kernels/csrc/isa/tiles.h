@@ -32,8 +32,8 @@ struct alignas(64) TileConfig {
   void load() const { asm volatile("ldtilecfg %0" : : "m"(*this)); }
 };
 
-// The thread's configuration of tiles; no palette if they are released.
-static thread_local TileConfig configured{0};
+// The thread's configuration of tiles; no palette if they are released. One for all units of the set.
+inline constinit thread_local TileConfig configured{0};
 
 // Configures the thread's tiles. Loading costs a quarter of a microsecond, a tenth of what
 // it takes to stream a panel, so they stay so until the step ends.

@@ -18,8 +18,6 @@ sb::Program& program_of(void* program) { return *static_cast<sb::Program*>(progr
 
 }  // namespace
 
-extern "C" int32_t sb_best_isa(int32_t limit) { return sb::best_isa(limit); }
-
 extern "C" void* sb_program_new(const SbShape* shape, const SbOp* ops, int32_t num_ops,
                                 const SbBuffer* buffers, int32_t num_buffers, int32_t num_threads,
                                 int32_t isa) {

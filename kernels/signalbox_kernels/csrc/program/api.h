@@ -11,15 +11,6 @@ extern "C" {
 
 enum SbElement : int32_t { SB_F32 = 0, SB_BF16 = 1 };
 
-enum SbIsa : int32_t {
-  SB_PORTABLE = 0,
-  SB_AVX2 = 1,
-  SB_AVX512 = 2,
-  SB_AVX512_VNNI = 3,
-  SB_AVX512_BF16 = 4,  // with VNNI
-  SB_AMX = 5,          // for bfloat16 and bytes, with all of the above
-};
-
 // Format of a packed weight: elements, or codes in groups of 32 along the sum; see formats.h.
 enum SbFormat : int32_t {
   SB_PLAIN = 0,
@@ -113,9 +104,6 @@ struct SbBatch {
 #pragma GCC visibility push(default)
 #endif
 
-// The best instruction set up to `limit` that this build and this machine have; see SbIsa.
-int32_t sb_best_isa(int32_t limit);
-
 // Bytes of a packed [n, k] matrix; interleaved: n counts gate and up together.
 size_t sb_packed_bytes(int32_t element, int64_t n, int64_t k, int32_t interleaved);
 
@@ -136,7 +124,7 @@ void sb_pack_blocks(int32_t block_type, const void* blocks, int64_t row_bytes, i
 // Makes `count` blocks of 32 values each: GGUF's Q8_0 or Q4_1. Returns 0, or 1 for another type.
 int32_t sb_quantise(int32_t block_type, const float* values, int64_t count, void* blocks);
 
-// Returns null if the instruction set is not there or a number is out of range.
+// Returns null if the instruction set's kernels are not loaded or a number is out of range.
 void* sb_program_new(const SbShape* shape, const SbOp* ops, int32_t num_ops,
                      const SbBuffer* buffers, int32_t num_buffers, int32_t num_threads,
                      int32_t isa);

@@ -80,21 +80,4 @@ constexpr int64_t scratch_bytes(int64_t task_rows, int64_t head_size) {
   return 4 * rows * (2 * (kKeyChunk + head_size) + 32) + 32 * head_size + kProductScratch;
 }
 
-#if defined(SB_HAVE_AMX)
-const KernelTable* amx_kernels();
-#endif
-#if defined(SB_HAVE_AVX512_BF16)
-const KernelTable* avx512_bf16_kernels();
-#endif
-#if defined(SB_HAVE_AVX512_VNNI)
-const KernelTable* avx512_vnni_kernels();
-#endif
-#if defined(SB_HAVE_AVX512)
-const KernelTable* avx512_kernels();
-#endif
-#if defined(SB_HAVE_AVX2)
-const KernelTable* avx2_kernels();
-#endif
-const KernelTable* portable_kernels();
-
 }  // namespace sb

@@ -58,7 +58,7 @@ struct SbDraws {
 #endif
 
 // A sampler that computes on the threads of `program`, or without one on threads of its own.
-// Returns null if the instruction set is not there.
+// Returns null if the instruction set's kernels are not loaded.
 void* sb_sampler_new(void* program, int32_t num_threads, int32_t isa);
 void sb_sampler_free(void* sampler);
 

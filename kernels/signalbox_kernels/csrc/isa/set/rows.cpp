@@ -1,0 +1,19 @@
+#include "attention/rows.h"
+#include "isa/kernels.h"
+
+namespace SB_NS {
+
+template <class E>
+static void add_rows_of(sb::TileFunction (&tile)[SB_NUM_KINDS]) {
+  tile[SB_EMBED] = embed_tile<E>;
+  tile[SB_NORM] = norm_tile<E>;
+  tile[SB_ROTATE] = rotate_tile<E>;
+  tile[SB_CODE] = code_tile<E>;
+}
+
+void add_rows(sb::KernelTable& table) {
+  add_rows_of<F32>(table.tile[SB_F32]);
+  add_rows_of<Bf16>(table.tile[SB_BF16]);
+}
+
+}  // namespace SB_NS
