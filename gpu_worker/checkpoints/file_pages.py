@@ -1,21 +1,21 @@
-"""Reads a part of a file into memory that goes back to the system when its tensor does.
+"""Reads a part of a file into memory that goes back to the system when its array does.
 
 A mapped file would stay resident beside the weights that are made of it, as long as it is mapped.
 """
 
 from io import FileIO
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from signalbox_kernels import pages
 
 
-def read_pages(file: FileIO, offset: int, num_bytes: int) -> Tensor | None:
+def read_pages(file: FileIO, offset: int, num_bytes: int) -> NDArray[np.uint8] | None:
     """Returns [num_bytes] uint8, or None if the file ends early."""
-    data = pages.empty((num_bytes,), torch.uint8)
+    data = pages.empty((num_bytes,), np.dtype(np.uint8))
     file.seek(offset)
-    into = memoryview(data.numpy().data)
+    into = memoryview(data.data)
     while len(into):  # one read returns 2 GiB at most
         count = file.readinto(into)
         if not count:

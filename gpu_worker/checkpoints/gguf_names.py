@@ -7,8 +7,11 @@ the order of interleaved rotation, and Gemma's norms as 1 + w. Both are undone h
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from operator import itemgetter
+from typing import NamedTuple
 
-from torch import Tensor
+from signalbox_kernels.floats import AnyArray, to_float32
 
 _TOP = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -40,6 +43,15 @@ _LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 _EXPERTS = re.compile(r"ffn_(gate|up|down)_exps")
 
 
+class Renamed(NamedTuple):
+    """A checkpoint's tensor that is made of one of the file."""
+
+    name: str
+    shape: tuple[int, ...]
+    change: Callable[[AnyArray], AnyArray]
+    """Makes its values, or its rows of blocks, of the file's."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
     """An architecture of GGUF files."""
@@ -53,32 +65,34 @@ class Family:
     expert_names: Mapping[str, str] = field(default_factory=dict)
 
     def renamed(
-        self, name: str, tensor: Tensor, heads: Callable[[str], int]
-    ) -> Iterator[tuple[str, Tensor]]:
+        self, name: str, shape: tuple[int, ...], heads: Callable[[str], int]
+    ) -> Iterator[Renamed]:
         """Yields the checkpoint's tensor, or tensors, for one of the file.
 
         Args:
             heads: number of heads of "attn_q" or "attn_k".
         """
         match = _LAYER_TENSOR.fullmatch(name)
+        change = _same
         if self.norm_offset and "norm" in name:
-            tensor = tensor - self.norm_offset
+            change = partial(_less, offset=self.norm_offset)
         if match is None:
-            yield _TOP.get(name, name), tensor
+            yield Renamed(_TOP.get(name, name), shape, change)
             return
         layer, part, kind = match.groups()
         if self.is_interleaved and part in ("attn_q", "attn_k"):
-            tensor = half_split(tensor, heads(part))
+            change = partial(half_split, num_heads=heads(part))
         prefix, experts = f"model.layers.{layer}.", _EXPERTS.fullmatch(part)
         if experts and self.expert_block:
             ours = self.expert_names[experts[1]]
-            for index, expert in enumerate(tensor.unbind(0)):
-                yield f"{prefix}{self.expert_block}.experts.{index}.{ours}.{kind}", expert
+            for index in range(shape[0]):
+                named = f"{prefix}{self.expert_block}.experts.{index}.{ours}.{kind}"
+                yield Renamed(named, shape[1:], itemgetter(index))
         elif part == "ffn_gate_inp" and self.expert_block:
-            yield f"{prefix}{self.expert_block}.gate.{kind}", tensor
+            yield Renamed(f"{prefix}{self.expert_block}.gate.{kind}", shape, change)
         else:
             known = self.layer_names.get(part) or _LAYER.get(part)
-            yield f"{prefix}{known}.{kind}" if known else name, tensor
+            yield Renamed(f"{prefix}{known}.{kind}" if known else name, shape, change)
 
 
 FAMILIES: Mapping[str, Family] = {
@@ -104,7 +118,15 @@ MISTRAL = Family(architecture="MistralForCausalLM", is_interleaved=True)
 """Files of "llama" with a sliding window."""
 
 
-def half_split(tensor: Tensor, num_heads: int) -> Tensor:
+def _same(values: AnyArray) -> AnyArray:
+    return values
+
+
+def _less(values: AnyArray, *, offset: float) -> AnyArray:
+    return to_float32(values) - offset
+
+
+def half_split(values: AnyArray, *, num_heads: int) -> AnyArray:
     """Puts rows (0, half, 1, half + 1, ...) of each head into the order (0, 1, ..., half, ...)."""
-    paired = tensor.reshape(num_heads, -1, 2, *tensor.shape[1:])
-    return paired.transpose(1, 2).reshape(tensor.shape)
+    paired = values.reshape(num_heads, -1, 2, *values.shape[1:])
+    return paired.swapaxes(1, 2).reshape(values.shape)

@@ -8,16 +8,15 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from numpy.typing import NDArray
 
+from gpu_worker.checkpoints.file_pages import read_pages
 from gpu_worker.config import ModelError
 from gpu_worker.hub.gguf_file_names import SPLIT_NAME
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _VERSIONS = (2, 3)
 _NUMBERS = ("<B", "<b", "<H", "<h", "<I", "<i", "<f", "<?", None, None, "<Q", "<q", "<d")
@@ -42,12 +41,8 @@ class GGUFTensor:
     num_bytes: int
 
     @property
-    def data(self) -> "Tensor":
-        """[num_bytes] uint8, read anew each time: a mapped file would stay resident."""
-        from gpu_worker.checkpoints.file_pages import (
-            read_pages,  # imports torch: heads are read without
-        )
-
+    def data(self) -> NDArray[np.uint8]:
+        """[num_bytes], read anew each time: a mapped file would stay resident."""
         with self.path.open("rb", buffering=0) as file:
             data = read_pages(file, self.offset, self.num_bytes)
         if data is None:

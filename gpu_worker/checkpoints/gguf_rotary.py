@@ -9,7 +9,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 
 from gpu_worker.checkpoints.gguf_fields import GGUFFields
 from gpu_worker.checkpoints.gguf_reader import GGUFContent
@@ -119,5 +119,5 @@ def _longrope(fields: GGUFFields, content: GGUFContent, path: Path) -> dict[str,
 
 
 def _values(content: GGUFContent, name: str) -> list[float]:
-    values: list[float] = content.tensors[name].data.view(torch.float32).tolist()
+    values: list[float] = content.tensors[name].data.view(np.float32).tolist()
     return values

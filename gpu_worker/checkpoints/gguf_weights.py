@@ -1,4 +1,4 @@
-"""Makes tensors of GGUF's stored ones; the gguf package knows the quantised types.
+"""Makes arrays of floats of GGUF's tensors; the gguf package knows the quantised types.
 
 A tensor is worked on in slices that stay in the CPU's cache, several at a time: the package alone
 goes through groups of 16 rows, one after another.
@@ -6,50 +6,57 @@ goes through groups of 16 rows, one after another.
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
-import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
-from torch import Tensor
+from numpy.typing import NDArray
 
 from gpu_worker.checkpoints.gguf_reader import GGUFTensor
 from gpu_worker.config import ModelError
-from signalbox_kernels.quantised import Quantised
+from signalbox_kernels.floats import BFLOAT16, AnyArray
 
-_PLAIN = {
-    GGMLQuantizationType.F32: torch.float32,
-    GGMLQuantizationType.F16: torch.float16,
-    GGMLQuantizationType.BF16: torch.bfloat16,
+_PLAIN: dict[GGMLQuantizationType, np.dtype[Any]] = {
+    GGMLQuantizationType.F32: np.dtype(np.float32),
+    GGMLQuantizationType.F16: np.dtype(np.float16),
+    GGMLQuantizationType.BF16: BFLOAT16,
 }
 _SLICE_VALUES = 1 << 18
 _MAX_THREADS = 8
 
 
 def make_pool() -> ThreadPoolExecutor:
-    """Returns the threads that `to_tensor` works with; NumPy lets go of the interpreter lock."""
+    """Returns the threads that `read_values` works with; NumPy lets go of the interpreter lock."""
     return ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1), "dequantise")
 
 
-def to_tensor(stored: GGUFTensor, pool: ThreadPoolExecutor) -> Tensor:
+def read_values(stored: GGUFTensor, pool: ThreadPoolExecutor) -> AnyArray:
     """Returns the values: of 16 bits where they are stored so, else float32."""
     plain = _PLAIN.get(stored.type)
     if plain is not None:
-        return stored.data.view(plain).view(stored.shape)
-    return _values(stored.data, stored.type, pool).view(stored.shape)
+        return stored.data.view(plain).reshape(stored.shape)
+    return _values(stored.data, stored.type, pool).reshape(stored.shape)
 
 
-def dequantised(matrix: Quantised) -> Tensor:
-    """Returns the values of blocks, [rows, columns] float32."""
+def dequantised(blocks: NDArray[np.uint8], type_number: int) -> NDArray[np.float32]:
+    """Returns the values of blocks, [rows, padded columns].
+
+    Args:
+        blocks: [rows, bytes of a row].
+        type_number: ggml's number of their type.
+    """
     with make_pool() as pool:
-        values = _values(matrix.blocks, GGMLQuantizationType(int(matrix.type)), pool)
-    return values.view(matrix.shape[0], -1)[:, : matrix.shape[1]]
+        values = _values(blocks, GGMLQuantizationType(type_number), pool)
+    return values.reshape(len(blocks), -1)
 
 
-def _values(data: Tensor, kind: GGMLQuantizationType, pool: ThreadPoolExecutor) -> Tensor:
-    """Dequantises [num_bytes] uint8 to [num_values] float32."""
+def _values(
+    data: NDArray[np.uint8], kind: GGMLQuantizationType, pool: ThreadPoolExecutor
+) -> NDArray[np.float32]:
+    """Dequantises bytes of any shape to [num_values]."""
     block_size, block_bytes = GGML_QUANT_SIZES[kind]
-    blocks = data.contiguous().numpy().reshape(-1, block_bytes)
+    blocks = np.ascontiguousarray(data).reshape(-1, block_bytes)
     values = np.empty(len(blocks) * block_size, dtype=np.float32)
     step = max(1, _SLICE_VALUES // block_size)
 
@@ -65,4 +72,4 @@ def _values(data: Tensor, kind: GGMLQuantizationType, pool: ThreadPoolExecutor) 
         raise ModelError(
             f"weights of type {kind.name} are not supported; use a file of another quantisation"
         ) from None
-    return torch.from_numpy(values)
+    return values

@@ -15,7 +15,9 @@ from torch import Tensor
 
 from gpu_worker.checkpoints.weight_sizes import WeightSizes
 from gpu_worker.config import ModelConfig, ModelError
+from signalbox_kernels.floats import AnyArray
 from signalbox_kernels.quantised import BlockType, Matrix, quantise
+from signalbox_kernels.tensors import as_tensor
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +27,7 @@ _TABLES = ("embed_tokens.weight", "lm_head.weight")
 class WeightSource(Protocol):
     """A source of tensors."""
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
+    def weights(self) -> Iterator[tuple[str, AnyArray]]:
         """Yields every tensor under its Hugging Face name."""
         ...
 
@@ -62,7 +64,8 @@ class Quantization:
         if self.layers is None and isinstance(source, StoresBlocks):
             yield from source.matrices()
             return
-        for name, tensor in source.weights():
+        for name, array in source.weights():
+            tensor = as_tensor(array)
             is_matrix = tensor.dim() == 2
             yield name, self.hold(tensor, is_table=name.endswith(_TABLES)) if is_matrix else tensor
 

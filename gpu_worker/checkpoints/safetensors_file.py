@@ -6,28 +6,28 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from gpu_worker.checkpoints.file_pages import read_pages
 from gpu_worker.checkpoints.safetensors_header import read_header, unreadable
 from gpu_worker.config import ModelError
+from signalbox_kernels.floats import BFLOAT16, AnyArray
 
 _DTYPES = {
-    "BOOL": torch.bool,
-    "U8": torch.uint8,
-    "I8": torch.int8,
-    "I16": torch.int16,
-    "I32": torch.int32,
-    "I64": torch.int64,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F32": torch.float32,
-    "F64": torch.float64,
+    "BOOL": np.dtype(np.bool_),
+    "U8": np.dtype(np.uint8),
+    "I8": np.dtype(np.int8),
+    "I16": np.dtype(np.int16),
+    "I32": np.dtype(np.int32),
+    "I64": np.dtype(np.int64),
+    "F16": np.dtype(np.float16),
+    "BF16": BFLOAT16,
+    "F32": np.dtype(np.float32),
+    "F64": np.dtype(np.float64),
 }
 
 
-def read_safetensors(path: Path) -> Iterator[tuple[str, Tensor]]:
+def read_safetensors(path: Path) -> Iterator[tuple[str, AnyArray]]:
     """Yields every tensor, in the order of the file."""
     with path.open("rb", buffering=0) as file:
         header, start = read_header(path, file)
@@ -35,7 +35,7 @@ def read_safetensors(path: Path) -> Iterator[tuple[str, Tensor]]:
             yield name, _tensor(path, file, start, name, entry)
 
 
-def _tensor(path: Path, file: FileIO, start: int, name: str, entry: dict[str, Any]) -> Tensor:
+def _tensor(path: Path, file: FileIO, start: int, name: str, entry: dict[str, Any]) -> AnyArray:
     dtype = _DTYPES.get(entry["dtype"])
     if dtype is None:
         raise ModelError(f"{path.name}: {name} has dtype {entry['dtype']}, which is not supported")
@@ -45,4 +45,4 @@ def _tensor(path: Path, file: FileIO, start: int, name: str, entry: dict[str, An
     data = read_pages(file, start + begin, end - begin)
     if data is None:
         raise unreadable(path, "it ends early")
-    return data.view(dtype).view(entry["shape"])
+    return data.view(dtype).reshape(entry["shape"])

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from gpu_worker.config import ModelError
+from signalbox_kernels.floats import AnyArray
+from signalbox_kernels.tensors import as_array
 
 
-def read_torch_file(path: Path) -> Iterator[tuple[str, Tensor]]:
+def read_torch_file(path: Path) -> Iterator[tuple[str, AnyArray]]:
     """Yields every tensor of a state dictionary."""
     can_map = zipfile.is_zipfile(path)  # files older than PyTorch 1.6 are read whole
     try:
@@ -19,4 +20,4 @@ def read_torch_file(path: Path) -> Iterator[tuple[str, Tensor]]:
     except (pickle.UnpicklingError, RuntimeError, EOFError, OSError):
         raise ModelError(f"{path} holds no plain tensors; fetch it again") from None
     for name in list(tensors):
-        yield name, tensors.pop(name)
+        yield name, as_array(tensors.pop(name).detach())

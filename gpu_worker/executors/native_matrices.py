@@ -52,8 +52,14 @@ class Matrices:
     def _as_floats(self, runs: list[Matrix]) -> Tensor:
         names = ", ".join(sorted({_type_of(run) for run in runs}))
         logger.info("a fused matrix has parts of types %s, and becomes floats", names)
-        floats = [dequantised(run) if isinstance(run, Quantised) else run for run in runs]
+        floats = [_values(run) if isinstance(run, Quantised) else run for run in runs]
         return torch.cat([values.to(self._dtype) for values in floats])
+
+
+def _values(matrix: Quantised) -> Tensor:
+    """[rows, columns] float32."""
+    values = torch.from_numpy(dequantised(matrix.blocks.numpy(), matrix.type))
+    return values[:, : matrix.shape[1]]
 
 
 def _type_of(matrix: Matrix) -> str:

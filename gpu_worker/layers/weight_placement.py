@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,7 +29,9 @@ class Placement:
             around: mean of the values that `loading.dummy` makes up.
         """
         if self.device.type == "cpu":
-            return pages.empty(shape, self.dtype)
+            size = torch.Size(shape).numel() * self.dtype.itemsize
+            memory = torch.from_numpy(pages.empty((size,), np.dtype(np.uint8)))
+            return memory.view(self.dtype).view(shape)
         return torch.empty(shape, device=self.device, dtype=self.dtype)
 
 

@@ -6,12 +6,10 @@ import re
 from collections.abc import Iterator, Mapping
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from gpu_worker.checkpoints.gguf_config import GGUFConfig
+from gpu_worker.checkpoints.gguf_names import Renamed
 from gpu_worker.checkpoints.gguf_reader import GGUFTensor, read_gguf
 from gpu_worker.checkpoints.gguf_tokenizer import (
     DEFAULT_SPLIT,
@@ -20,11 +18,15 @@ from gpu_worker.checkpoints.gguf_tokenizer import (
     adds_bos,
     build,
 )
-from gpu_worker.checkpoints.gguf_weights import make_pool, to_tensor
+from gpu_worker.checkpoints.gguf_weights import make_pool, read_values
 from gpu_worker.checkpoints.weight_sizes import WeightSizes, gguf_sizes, is_runnable
 from gpu_worker.config import ModelError
 from gpu_worker.hub.gguf_file_names import gguf_name
+from signalbox_kernels.floats import AnyArray
 from signalbox_kernels.quantised import BlockType, Matrix, Quantised
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 logger = logging.getLogger(__name__)
 
@@ -59,10 +61,12 @@ class GGUFSource:
     def files(self) -> list[Path]:
         return sorted({self._path, *(stored.path for stored in self._content.tensors.values())})
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
+    def weights(self) -> Iterator[tuple[str, AnyArray]]:
         with make_pool() as pool:
             for stored in self._stored():
-                yield from self._renamed(stored.name, to_tensor(stored, pool))
+                values = read_values(stored, pool)
+                for renamed in self._renamed(stored):
+                    yield renamed.name, renamed.change(values)
 
     @cached_property
     def sizes(self) -> WeightSizes:
@@ -73,27 +77,27 @@ class GGUFSource:
 
         Blocks are read when they are taken, so that few of them are in memory at a time.
         """
+        import torch
+
+        from signalbox_kernels.tensors import as_tensor
+
         with make_pool() as pool:
             for stored in self._stored():
-                if not is_runnable(stored):
-                    yield from self._renamed(stored.name, to_tensor(stored, pool))
-                    continue
-                nothing = torch.empty(stored.shape, device="meta")
-                for name, _ in self._renamed(stored.name, nothing):
-                    read = partial(self._blocks, stored, name)
-                    yield name, Quantised(BlockType(int(stored.type)), nothing.shape, read)
-
-    def _blocks(self, stored: GGUFTensor, name: str) -> Tensor:
-        """[rows, bytes of a row]; rows of blocks are put in order as rows of floats are."""
-        blocks = stored.data.view(stored.shape[0], -1)
-        return dict(self._renamed(stored.name, blocks))[name]
+                for renamed in self._renamed(stored):
+                    if is_runnable(stored):
+                        read = partial(_blocks, stored, renamed)
+                        shape, kind = torch.Size(renamed.shape), BlockType(int(stored.type))
+                        yield renamed.name, Quantised(kind, shape, read)
+                    else:
+                        values = renamed.change(read_values(stored, pool))
+                        yield renamed.name, as_tensor(values)
 
     def _stored(self) -> Iterator[GGUFTensor]:
         tensors = self._content.tensors.values()
         return (stored for stored in tensors if not self._config.is_part(stored.name))
 
-    def _renamed(self, name: str, values: Tensor) -> Iterator[tuple[str, Tensor]]:
-        return self._config.family.renamed(name, values, self._num_heads)
+    def _renamed(self, stored: GGUFTensor) -> Iterator[Renamed]:
+        return self._config.family.renamed(stored.name, stored.shape, self._num_heads)
 
     def _num_heads(self, part: str) -> int:
         name = "num_attention_heads" if part == "attn_q" else "num_key_value_heads"
@@ -174,3 +178,10 @@ class GGUFSource:
 
     def _of_tokenizer(self, key: str, *default: Any) -> Any:
         return self._config.fields.get(f"tokenizer.ggml.{key}", *default)
+
+
+def _blocks(stored: GGUFTensor, renamed: Renamed) -> "Tensor":
+    """[rows, bytes of a row]; rows of blocks are put in order as rows of floats are."""
+    from torch import from_numpy
+
+    return from_numpy(renamed.change(stored.data.reshape(stored.shape[0], -1)))

@@ -3,13 +3,12 @@
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from gpu_worker.checkpoints.safetensors_file import read_safetensors
 from gpu_worker.config import ModelError
 from gpu_worker.loading.tokenizer_files import directory_tokenizer_files, special_token, token_id
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from signalbox_kernels.floats import AnyArray
 
 GENERATION_CONFIG = "generation_config.json"
 
@@ -31,14 +30,14 @@ class DirectorySource:
     def files(self) -> list[Path]:
         return [self._path / "config.json", *self.shards()]
 
-    def weights(self) -> Iterator[tuple[str, "Tensor"]]:
-        # These import torch, which the rest of this module does without.
-        from gpu_worker.checkpoints.safetensors_file import read_safetensors
-        from gpu_worker.checkpoints.torch_file import read_torch_file
-
+    def weights(self) -> Iterator[tuple[str, AnyArray]]:
         for shard in self.shards():
-            is_safe = shard.suffix == ".safetensors"
-            yield from read_safetensors(shard) if is_safe else read_torch_file(shard)
+            if shard.suffix == ".safetensors":
+                yield from read_safetensors(shard)
+            else:
+                from gpu_worker.checkpoints.torch_file import read_torch_file
+
+                yield from read_torch_file(shard)
 
     def shards(self) -> list[Path]:
         """Returns the files of weights. Raises ModelError if one is missing."""

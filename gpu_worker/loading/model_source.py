@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from contract.startup import ReportProgress
 from gpu_worker.checkpoints.weight_sizes import WeightSizes, directory_sizes, gguf_sizes
@@ -11,9 +11,7 @@ from gpu_worker.config import ModelConfig, ModelError
 from gpu_worker.hub.download import download
 from gpu_worker.hub.gguf_file_names import find_variants, format_bytes, gguf_name
 from gpu_worker.hub.model_name import parse_hub_name
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from signalbox_kernels.floats import AnyArray
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 """Weight files of a directory in Hugging Face's layout."""
@@ -46,7 +44,7 @@ class ModelSource(Protocol):
         """Returns the files that decide what the model computes: configuration and weights."""
         ...
 
-    def weights(self) -> Iterator[tuple[str, "Tensor"]]:
+    def weights(self) -> Iterator[tuple[str, AnyArray]]:
         """Yields every tensor under its Hugging Face name."""
         ...
 

@@ -1,6 +1,6 @@
 """Puts a source's tensors into a model's packed weights."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -11,6 +11,7 @@ from gpu_worker.loading.dummy_weights import DummySource
 from gpu_worker.loading.model_source import ModelSource
 from gpu_worker.models import Model
 from signalbox_kernels.quantised import Matrix
+from signalbox_kernels.tensors import as_tensor
 
 
 @runtime_checkable
@@ -35,10 +36,19 @@ def load_weights(
     elif source.directory is not None and isinstance(model, LoadsItself):
         model.load(source.directory, progress)
     else:
-        weights = source.weights() if quantization is None else quantization.weights(source)
-        _load_each(model, weights, progress)
+        _load_each(model, _weights(source, quantization), progress)
     if pack:
         model.finish()
+
+
+def _weights(
+    source: ModelSource, quantization: Quantization | None
+) -> Iterator[tuple[str, Matrix]]:
+    if quantization is not None:
+        yield from quantization.weights(source)
+        return
+    for name, array in source.weights():
+        yield name, as_tensor(array)
 
 
 def _refuse_dummy_weights(model: Model) -> None:

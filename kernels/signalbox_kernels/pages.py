@@ -1,13 +1,16 @@
 """Memory in pages of its own, which returns to the system as soon as it is freed.
 
-malloc keeps freed memory for later, or between other allocations, so that a model whose tensors are
+malloc keeps freed memory for later, or between other allocations, so that a model whose arrays are
 replaced one by one would take twice its size.
 """
 
 import mmap
+from math import prod
+from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
+
+from signalbox_kernels.floats import AnyArray
 
 _FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # shared memory, the default, gets no huge pages
 
@@ -17,9 +20,9 @@ def map_pages(num_bytes: int) -> mmap.mmap:
     return mmap.mmap(-1, num_bytes, flags=_FLAGS)
 
 
-def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Returns a tensor of zeros on the CPU; no page is taken before it is written to."""
-    size = torch.Size(shape).numel() * dtype.itemsize
+def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> AnyArray:
+    """Returns an array of zeros; no page is taken before it is written to."""
+    size = prod(shape) * dtype.itemsize
     if size < mmap.PAGESIZE:
-        return torch.zeros(shape, dtype=dtype)
-    return torch.frombuffer(map_pages(size), dtype=dtype).view(shape)
+        return np.zeros(shape, dtype=dtype)
+    return np.frombuffer(map_pages(size), dtype=dtype).reshape(shape)

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import IntEnum
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -88,7 +89,7 @@ def quantise(matrix: Tensor, block_type: BlockType) -> Quantised:
     """Makes blocks of floats: Q8_0, symmetric by the largest value, or Q4_1, by least squares."""
     rows, columns = matrix.shape
     row_bytes = -(-columns // GROUP) * block_type.block_bytes
-    blocks = pages.empty((rows, row_bytes), torch.uint8)
+    blocks = torch.from_numpy(pages.empty((rows, row_bytes), np.dtype(np.uint8)))
     num_threads = torch.get_num_threads()
     step = -(-rows // num_threads)
 

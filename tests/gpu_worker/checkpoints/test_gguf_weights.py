@@ -6,14 +6,14 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 from numpy.typing import NDArray
 
 from gpu_worker.checkpoints.gguf_reader import read_gguf
-from gpu_worker.checkpoints.gguf_weights import make_pool, to_tensor
+from gpu_worker.checkpoints.gguf_weights import make_pool, read_values
 from gpu_worker.config import ModelError
+from signalbox_kernels.floats import BFLOAT16, AnyArray, to_float32
 from tests.gpu_worker.loading.gguf_files import make_gguf, open_path, write_tensors
 from tests.gpu_worker.tiny_models import make_model
 
@@ -38,9 +38,9 @@ def make_stored(kind: str, shape: tuple[int, ...]) -> NDArray[np.uint8]:
     return blocks.reshape(*shape[:-1], -1)
 
 
-def load(path: Path, name: str = "w") -> torch.Tensor:
+def load(path: Path, name: str = "w") -> AnyArray:
     with make_pool() as pool:
-        return to_tensor(read_gguf(path).tensors[name], pool)
+        return read_values(read_gguf(path).tensors[name], pool)
 
 
 @pytest.mark.parametrize("kind", [*PLAIN, *QUANTS, *K_QUANTS])
@@ -50,14 +50,14 @@ def test_weights_of_each_type_are_those_of_the_package(kind: str, tmp_path: Path
     values = load(write_tensors(tmp_path / "x.gguf", {"w": (kind, stored)}))
     expected = dequantize(stored, GGMLQuantizationType[kind]).reshape(shape)
     assert np.isfinite(expected).all()
-    torch.testing.assert_close(values.float(), torch.from_numpy(expected), rtol=0, atol=0)
+    np.testing.assert_array_equal(to_float32(values), expected)
 
 
 def test_weights_of_16_bits_are_not_widened(tmp_path: Path) -> None:
     tensors = {kind: (kind, make_stored(kind, (8, 32))) for kind in PLAIN}
     path = write_tensors(tmp_path / "x.gguf", tensors)
     dtypes = [load(path, kind).dtype for kind in PLAIN]
-    assert dtypes == [torch.float32, torch.float16, torch.bfloat16]
+    assert dtypes == [np.float32, np.float16, BFLOAT16]
 
 
 def test_stacks_of_matrices_keep_their_shape(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_weights_of_a_type_that_the_package_lacks_are_refused(tmp_path: Path) ->
 def test_loaded_weights_do_not_write_to_the_file(tmp_path: Path) -> None:
     path = write_tensors(tmp_path / "x.gguf", {"w": ("F32", make_stored("F32", (4, 8)))})
     before = path.read_bytes()
-    load(path).zero_()
+    load(path).fill(0)
     assert path.read_bytes() == before
 
 
