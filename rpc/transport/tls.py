@@ -108,12 +108,14 @@ def server_credentials(tls: TlsConfig) -> grpc.ServerCredentials:
 def channel_credentials(tls: TlsConfig) -> grpc.ChannelCredentials:
     """Returns the credentials of a channel, from the files as they are now. Raises TlsError."""
     if tls.ca is None:
-        raise TlsError("a channel with TLS needs tls_ca")
-    _load_authorities(ssl.create_default_context(), "tls_ca", tls.ca)
+        raise TlsError("a channel with TLS needs --tls-ca")
+    _load_authorities(ssl.create_default_context(), "--tls-ca", tls.ca)
     if tls.cert is None or tls.key is None:
-        return grpc.ssl_channel_credentials(_read(tls.ca))
+        return grpc.ssl_channel_credentials(_read("--tls-ca", tls.ca))
     _server_context(tls)
-    return grpc.ssl_channel_credentials(_read(tls.ca), _read(tls.key), _read(tls.cert))
+    return grpc.ssl_channel_credentials(
+        _read("--tls-ca", tls.ca), _read("--tls-key", tls.key), _read("--tls-cert", tls.cert)
+    )
 
 
 def check_files(tls: TlsConfig) -> None:
@@ -174,8 +176,8 @@ def _state_of(path: str) -> tuple[int, int, int] | None:
 def _server_certificates(tls: TlsConfig) -> grpc.ServerCertificateConfiguration:
     assert tls.cert is not None and tls.key is not None
     _server_context(tls)  # gRPC itself does not report what is wrong with a file
-    authorities = _read(tls.client_ca) if tls.client_ca else None
-    pair = (_read(tls.key), _read(tls.cert))
+    authorities = _read("--tls-client-ca", tls.client_ca) if tls.client_ca else None
+    pair = (_read("--tls-key", tls.key), _read("--tls-cert", tls.cert))
     return grpc.ssl_server_certificate_configuration([pair], authorities)
 
 
@@ -183,26 +185,31 @@ def _server_context(tls: TlsConfig) -> ssl.SSLContext:
     assert tls.cert is not None and tls.key is not None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    _read("--tls-cert", tls.cert)  # the call below names no file
+    _read("--tls-key", tls.key)
     try:
         # Otherwise a password would be asked for on the terminal.
         context.load_cert_chain(tls.cert, tls.key, password=lambda: b"")
     except OSError as error:
-        raise TlsError(f"cannot use tls_cert {tls.cert} with tls_key {tls.key}: {error}") from None
+        raise TlsError(
+            f"cannot use --tls-cert {tls.cert} with --tls-key {tls.key}: {error}"
+        ) from None
     if tls.client_ca:
-        _load_authorities(context, "tls_client_ca", tls.client_ca)
+        _load_authorities(context, "--tls-client-ca", tls.client_ca)
         context.verify_mode = ssl.CERT_REQUIRED
     return context
 
 
-def _load_authorities(context: ssl.SSLContext, setting: str, path: str) -> None:
+def _load_authorities(context: ssl.SSLContext, flag: str, path: str) -> None:
+    _read(flag, path)
     try:
         context.load_verify_locations(cafile=path)
     except OSError as error:
-        raise TlsError(f"cannot use {setting} {path}: {error}") from None
+        raise TlsError(f"cannot use {flag} {path}: {error}") from None
 
 
-def _read(path: str) -> bytes:
+def _read(flag: str, path: str) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError as error:
-        raise TlsError(f"cannot read {path}: {error.strerror}") from None
+        raise TlsError(f"cannot read {flag} {path}: {error.strerror}") from None

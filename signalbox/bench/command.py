@@ -21,6 +21,7 @@ from signalbox.bench.measurements import Measured
 from signalbox.bench.workload import Ask, Synthetic, poisson
 from signalbox.client.connection import connection
 from signalbox.client.tables import show
+from signalbox.named_files import writing
 
 EXAMPLES = flags.EXAMPLES
 add_flags = flags.add_flags
@@ -41,7 +42,8 @@ def run(options: dict[str, Any]) -> None:
     else:
         show(report.render(measured, title))
     if options["plot"]:
-        plot.draw(measured, title, Path(options["plot"]))
+        with writing(options["plot"], "--plot"):
+            plot.draw(measured, title, Path(options["plot"]))
     if measured.num_unfinished:
         sys.stdout.flush()
         raise KeyboardInterrupt
@@ -59,20 +61,21 @@ def _failure(measured: Measured) -> str:
 
 async def _run(options: dict[str, Any]) -> tuple[str, Measured]:
     how, timeout_s = connection(options), options["timeout"]
+    replayed = trace_file.read(options["replay"]) if options["replay"] else []
     if url := options["url"]:
         async with HttpTarget(url, how, model=options["model"], timeout_s=timeout_s) as http:
             name = await http.model()
-            asks = _asks(options, vocab_size=0)
+            asks = _asks(options, replayed, vocab_size=0)
             return await _load(options, http.send, asks, f"{name} at {url}")
     async with GrpcTarget(options["router"], how, timeout_s=timeout_s) as router:
         model = await router.model()
-        asks = _asks(options, vocab_size=model.vocab_size)
+        asks = _asks(options, replayed, vocab_size=model.vocab_size)
         return await _load(options, router.send, asks, f"{model.name} at {options['router']}")
 
 
-def _asks(options: dict[str, Any], *, vocab_size: int) -> list[Ask]:
-    if options["replay"]:
-        return trace_file.read(options["replay"])[: options["requests"]]
+def _asks(options: dict[str, Any], replayed: list[Ask], *, vocab_size: int) -> list[Ask]:
+    if replayed:
+        return replayed[: options["requests"]]
     given = {name: options[name] for name in flags.DEFAULTS if options[name] is not None}
     asked = {**flags.DEFAULTS, "vocab_size": vocab_size, **given}
     return Synthetic(

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from signalbox.bench.workload import Ask
+from signalbox.named_files import reading
 
 SAMPLING = frozenset(
     {
@@ -39,11 +40,8 @@ class BadLine(ValueError):
 
 def read(path: str) -> list[Ask]:
     """Returns the requests of a file. Raises ValueError."""
-    try:
+    with reading(path, "--replay"):
         text = Path(path).read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8"
-        raise ValueError(f"cannot read --replay {path}: {reason}") from None
     asks = []
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():

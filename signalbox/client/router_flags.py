@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from signalbox.client.connection import add_connection_flags
+from signalbox.named_files import reading
 from signalbox.settings.environment import ENV_PREFIX
 
 DEFAULT_ROUTER = "127.0.0.1:50051"
@@ -99,8 +100,5 @@ def set_option(asked: dict[str, Any], name: str, value: str) -> None:
 
 
 def _read(path: Path, name: str) -> str:
-    try:
+    with reading(path, f"--{name.replace('_', '-')}"):
         return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8"
-        raise ValueError(f"cannot read --{name.replace('_', '-')} {path}: {reason}") from None

@@ -18,7 +18,8 @@ from typing import IO, Any
 
 import yaml
 
-from router.keys.api_keys import ApiKey, parse_keys, read_keys
+from router.keys.api_keys import ApiKey, parse_keys
+from signalbox.named_files import reading, writing
 
 PREFIX = "sb-"
 EXAMPLES = """\
@@ -62,7 +63,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: dict[str, Any]) -> None:
-    """Creates, lists or revokes keys. Raises OSError, KeyFileError, ValueError."""
+    """Creates, lists or revokes keys. Raises ValueError."""
     {"create": _create, "list": _list, "revoke": _revoke}[options["action"]](options)
 
 
@@ -75,10 +76,10 @@ def _create(options: dict[str, Any]) -> None:
             _check_new(entry, _STANDARD_OUTPUT.read_text(encoding="utf-8"), "standard output")
         print(entry, end="", flush=True)
     else:
-        with _locked(Path(options["file"]), "a+") as file:
+        with writing(options["file"], "--file"), _locked(Path(options["file"]), "a+") as file:
             file.seek(0)
             before = file.read()
-            _check_new(entry, before, options["file"])
+            _check_new(entry, before, f"--file {options['file']}")
             file.write("\n" * bool(before and before[-1] != "\n") + entry)
     print(f"the key, which is shown only now: {key}", file=sys.stderr)
 
@@ -106,7 +107,7 @@ def _check_new(entry: str, before: str, place: str) -> None:
 
 
 def _list(options: dict[str, Any]) -> None:
-    keys = read_keys(Path(options["file"]))
+    keys = _read(options["file"])
     if options["json"]:
         print(json.dumps([_shown(key) for key in keys]))
         return
@@ -122,6 +123,12 @@ def _list(options: dict[str, Any]) -> None:
     Console(highlight=False, markup=False).print(table)
 
 
+def _read(path: str) -> tuple[ApiKey, ...]:
+    with reading(path, "--file"):
+        text = Path(path).read_text(encoding="utf-8")
+    return parse_keys(text, f"--file {path}")
+
+
 def _shown(key: ApiKey) -> dict[str, Any]:
     return {
         "name": key.name,
@@ -135,10 +142,9 @@ def _shown(key: ApiKey) -> dict[str, Any]:
 def _revoke(options: dict[str, Any]) -> None:
     """Removes the entry's lines from the file, and leaves the others unchanged."""
     path, name = options["file"], options["name"]
-    read_keys(Path(path))  # reports a faulty file before it is opened for writing
-    with _locked(Path(path), "r+") as file:
+    with writing(path, "--file"), _locked(Path(path), "r+") as file:
         before = file.read()
-        after = _without(before, name, path)
+        after = _without(before, name, f"--file {path}")
         # Written in place: a container that mounts the file itself would not see a replacement.
         file.seek(0)
         file.write(after)

@@ -13,6 +13,8 @@ from signalbox.spelling import did_you_mean
 
 _NAME = re.compile(r"--[\w-]+")
 _SHORT_NAME = re.compile(r"-[A-Za-z]{1,3}")
+_VALUE_FOR_NONE = re.compile(r"ignored explicit argument .*", re.DOTALL)
+"""Reason of argparse, with the value, for a flag that takes none."""
 ALL = "all"
 """Word of --help that shows every group, as in vLLM."""
 LIST_GROUPS = "listgroup"
@@ -67,6 +69,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Ends the process with a message of one line."""
+        message = _VALUE_FOR_NONE.sub("it takes no value", message)
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
     def format_help(self, word: str = "") -> str:
@@ -125,7 +128,18 @@ class Parser(argparse.ArgumentParser):
             close = did_you_mean(str(value), action.choices)
             name = f"command {value}" if str(value).isalpha() else "such command"
             raise argparse.ArgumentError(None, f"there is no {name}{close}")
-        super()._check_value(action, value)
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError:
+            choices = ", ".join(map(str, action.choices or ()))
+            raise argparse.ArgumentError(action, f"it takes one of {choices}") from None
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        try:
+            return super()._get_value(action, arg_string)
+        except argparse.ArgumentError:
+            kind = {int: "a whole number", float: "a number"}.get(action.type, "another value")
+            raise argparse.ArgumentError(action, f"it takes {kind}") from None
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
         """Returns the flags that an argument begins with: -n for -n2, but not -tp for -t.

@@ -11,6 +11,7 @@ from typing import Any
 from protos.scheduler.v1 import state_pb2
 from signalbox.client.connection import Connection, connection
 from signalbox.client.scheduler_client import SchedulerClient, add_address_flag, plain
+from signalbox.named_files import writing
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +32,8 @@ def run(options: dict[str, Any]) -> None:
     parts = asyncio.run(
         _ask(options["address"], connection(options), include_token_ids=options["token_ids"])
     )
-    write_state(parts, options["file"])
+    with writing(options["file"]):
+        write_state(parts, options["file"])
 
 
 async def _ask(

@@ -17,6 +17,7 @@ from signalbox.client.connection import Connection, connection
 from signalbox.client.scheduler_client import SchedulerClient, add_address_flag, plain
 from signalbox.client.tables import make_table, right
 from signalbox.client.worker_client import WorkerClient
+from signalbox.named_files import writing
 
 EXAMPLES = """\
   signalbox profile                             two seconds of the only worker
@@ -89,7 +90,8 @@ async def _run(options: dict[str, Any]) -> None:
             return
         with console.status(f"recording {options['seconds']:g} s of {address}"):
             recorded = await _record(worker, options)
-    options["output"].write_bytes(recorded.trace)
+    with writing(options["output"], "--output"):
+        options["output"].write_bytes(recorded.trace)
     num_steps, spent = recorded.num_steps, time_spent(recorded.trace)
     if options["json"]:
         names = {one.name: {"count": one.count, "total_us": one.total_us} for one in spent}

@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 from signalbox.inspect.dump import write_state
+from signalbox.named_files import reading, writing
 
 
 class Differs(RuntimeError):
@@ -35,10 +36,12 @@ def run(options: dict[str, Any]) -> None:
     """Prints the number of replayed steps. Raises Differs at the first step that differs."""
     from scheduler_svc.replay.replay_codec import Replay
 
-    replay = Replay(options["file"], until_step=options["until"], checks=options["check"])
+    with reading(options["file"]):
+        replay = Replay(options["file"], until_step=options["until"], checks=options["check"])
     difference = replay.run()
     if options["dump"] or (options["until"] is not None and difference is None):
-        write_state(replay.state(include_token_ids=options["token_ids"]), options["dump"])
+        with writing(options["dump"], "--dump"):
+            write_state(replay.state(include_token_ids=options["token_ids"]), options["dump"])
     if difference is not None:
         print("\n".join(_both(difference.recorded, difference.replayed)))
         raise Differs(

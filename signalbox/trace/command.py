@@ -8,6 +8,7 @@ from typing import Any
 from signalbox.client.connection import connection
 from signalbox.client.scheduler_client import SchedulerClient, add_address_flag
 from signalbox.client.tables import show
+from signalbox.named_files import reading, writing
 from signalbox.trace.from_explanation import draw_explained
 from signalbox.trace.from_spans import draw_traced
 from signalbox.trace.span_file import read_spans
@@ -41,11 +42,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: dict[str, Any]) -> None:
-    """Draws one request. Raises NotATrace, Refused or OSError."""
+    """Draws one request. Raises NotATrace, Refused or UnusableFile."""
     drawing = _drawing(options)
-    for path, text in ((options["html"], to_html), (options["svg"], to_svg)):
-        if path is not None:
-            path.write_text(text(drawing), encoding="utf-8")
+    for name, text in (("html", to_html), ("svg", to_svg)):
+        if (path := options[name]) is not None:
+            with writing(path, f"--{name}"):
+                path.write_text(text(drawing), encoding="utf-8")
     if options["html"] is None and options["svg"] is None:
         show(render(drawing))
 
@@ -53,8 +55,10 @@ def run(options: dict[str, Any]) -> None:
 def _drawing(options: dict[str, Any]) -> Drawing:
     path = Path(options["target"])
     if path.is_file():
-        return draw_traced(read_spans(path), options["request"])
-    if options["request"] is not None or path.suffix in (".json", ".jsonl"):
+        with reading(path):
+            spans = read_spans(path)
+        return draw_traced(spans, options["request"])
+    if options["request"] is not None or path.suffix in (".json", ".jsonl") or path.exists():
         raise FileNotFoundError(f"there is no file {path}")
     return asyncio.run(_explained(options))
 

@@ -103,8 +103,8 @@ def test_a_name_is_not_given_twice(path: Path, capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     ("text", "arguments", "expected"),
     [
-        (None, ["revoke", "red"], "no such file"),
-        (None, ["list"], "no such file"),
+        (None, ["revoke", "red"], "cannot write --file "),
+        (None, ["list"], "cannot read --file "),
         ("", ["revoke", "red"], "no key for red; it has: none"),
         ("- name: [", ["revoke", "red"], "cannot read"),
         ("- name: [", ["create", "red"], "cannot read"),

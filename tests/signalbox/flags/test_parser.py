@@ -38,11 +38,17 @@ def said(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[str,
         (["chat", "--temp", SECRET], "no flag --temp; did you mean --temperature?"),
         (["router", "--drain", "1"], "no flag --drain"),
         (["keys", "create", "a", "--token", SECRET], "no flag --token"),
+        (["serve", f"--debug={SECRET}"], "--debug/--no-debug: it takes no value (see"),
+        (["serve", f"--no-http={SECRET}"], "--http/--no-http: it takes no value (see"),
+        (["top", f"--once={SECRET}"], "--once: it takes no value (see"),
+        (["generate", "-n", SECRET, "a"], "-n: it takes a whole number (see"),
+        (["profile", "--seconds", SECRET], "--seconds: it takes a number (see"),
+        (["config", "check", "a.yaml", SECRET], "COMMAND: it takes one of serve, "),
         ([SECRET, "m"], "there is no such command (see"),
         (["serv", "m"], "there is no command serv; did you mean serve?"),
     ],
 )
-def test_an_unknown_flag_or_command_is_refused_without_its_value(
+def test_what_the_command_line_cannot_be_is_refused_without_its_value(
     arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, errors = said(arguments, capsys)
