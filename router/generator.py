@@ -9,48 +9,25 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from opentelemetry.context import Context
-
 from contract.errors import Code, RpcError, Unavailable
-from router.insight.request_observer import Observer
-from router.insight.request_span import RequestSpan, Transport
-from router.keys.api_keys import ApiKey
+from router.call_context import CallContext
+from router.insight.request_observer import Observed, Observer
+from router.insight.request_span import RequestSpan
 from router.keys.key_quota import Account, KeyLimits
 from router.keys.tenants import Caller
 from router.output_parsers.reasoning_reader import ReasoningReader, reasoning_reader
 from router.output_parsers.tool_call_reader import ToolCallReader, reader_of
 from router.prompt.conversation import Conversation
 from router.request_admission import Admission, EncodedPrompt
-from router.requests.api_request import ApiRequest, TimeRemaining, now_ns, timeout_ns
+from router.requests.active_request import Update
+from router.requests.api_request import ApiRequest, now_ns, timeout_ns
 from router.requests.live_requests import LiveRequests
 from router.requests.output_buffer import OutputBuffer
-from router.requests.request_output import Update
 from router.schedulers.scheduler_pool import Schedulers
 from router.served_model import ServedModel
-from router.work_limits.payers import ANYONE, Payer
 from rpc.telemetry import tracing
 
 MAX_NAME_CHARS = 100
-COMPLETION, CHAT = "text_completion", "chat"
-"""The GenAI conventions' names of the two operations."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallContext:
-    """Properties of a call that its transport knows, beside the request's content."""
-
-    operation: str
-    """COMPLETION or CHAT."""
-    transport: Transport
-    parent: Context
-    """Trace context of the caller."""
-    time_remaining: TimeRemaining
-    tenant: str = ""
-    """Owner of the request; empty if clients name no tenants."""
-    key: ApiKey | None = None
-    """API key of the caller, if keys are required."""
-    payer: Payer = ANYONE
-    """Payer of the request's work, in the router and at the scheduler."""
 
 
 class Place(NamedTuple):
@@ -63,6 +40,34 @@ class Place(NamedTuple):
     def spend(self, num_tokens: int) -> None:
         if self.account is not None:
             self.account.spend(num_tokens)
+
+
+OutputReader = ReasoningReader | ToolCallReader
+
+
+@dataclass(slots=True)
+class _UpdatePath:
+    """What happens to each update of a request before its client gets it."""
+
+    readers: list[OutputReader]
+    span: RequestSpan
+    observed: Observed
+    account: Account | None
+    """Account that is charged for tokens, if the caller's key limits them."""
+    buffer: OutputBuffer | None
+    """None if the client gets each update as it is."""
+
+    def push(self, update: Update) -> Update | None:
+        """Returns the update to send now, or None."""
+        for reader in self.readers:
+            reader.read(update)
+        if self.span.is_recording:
+            self.span.add_update(update)
+        if update.end is not None:
+            self.observed.ended(update.request, update.end)
+        if self.account is not None:
+            self.account.spend(sum(len(delta.token_ids) for delta in update.deltas))
+        return update if self.buffer is None else self.buffer.push(update)
 
 
 class Generator:
@@ -118,13 +123,7 @@ class Generator:
             yield
         except RpcError as error:
             model = self.unread(call_context.operation, error.code, error.message)
-            span = RequestSpan(
-                call_context.operation,
-                model=model,
-                transport=call_context.transport,
-                parent=call_context.parent,
-            )
-            span.refused(error.code)
+            _open_span(call_context, model).refused(error.code)
             raise
 
     def unread(self, operation: str, code: Code, reason: str) -> str:
@@ -143,12 +142,7 @@ class Generator:
         """Yields the client's updates; when it is closed, all state of the request is released."""
         arrived_ns = now_ns()
         model = self._served_model(call_context)
-        span = RequestSpan(
-            call_context.operation,
-            model=api_request.model[:MAX_NAME_CHARS] or model.name,
-            transport=call_context.transport,
-            parent=call_context.parent,
-        )
+        span = _open_span(call_context, api_request.model[:MAX_NAME_CHARS] or model.name)
         with (
             span.ending(call_context.time_remaining),
             self._observer.request(
@@ -163,21 +157,14 @@ class Generator:
         ):
             observed.begun(live.request_id, api_request)
             prompt = await self._tokenize(api_request, model, call_context, span)
-            tool_calls = self._tool_call_reader(api_request, model)
-            reasoning = await self._reasoning_reader(api_request, model, prompt)
-            readers = [one for one in (reasoning, tool_calls) if one is not None]
-            output_buffer = None
-            if not api_request.delivery.is_plain or prompt.echo is not None:
-                output_buffer = OutputBuffer(api_request.delivery, prompt.echo)
+            readers = await self._readers(api_request, model, prompt)
             request = self.admission.submit(
                 api_request,
                 model,
                 prompt,
+                call_context,
                 request_id=live.request_id,
-                tenant=call_context.tenant,
-                payer=call_context.payer,
                 arrived_ns=arrived_ns,
-                time_remaining=call_context.time_remaining,
                 trace_context=tracing.inject(span.context),
                 kept_token_ids=frozenset().union(*(one.kept_token_ids for one in readers)),
             )
@@ -186,21 +173,14 @@ class Generator:
             observed.admitted(request)
             if account is not None:
                 account.spend(len(prompt.token_ids))
+            buffer = _make_buffer(api_request, prompt)
+            path = _UpdatePath(readers, span, observed, account, buffer)
             try:
                 is_last = False
                 while not is_last:
                     update = await request.next_update()
                     is_last = update.end is not None
-                    for reader in readers:
-                        reader.read(update)
-                    if span.is_recording:
-                        span.add_update(update)
-                    if update.end is not None:
-                        observed.ended(request, update.end)
-                    if account is not None:
-                        account.spend(sum(len(delta.token_ids) for delta in update.deltas))
-                    due = update if output_buffer is None else output_buffer.push(update)
-                    if due is not None:
+                    if (due := path.push(update)) is not None:
                         yield due
             finally:
                 request.release()
@@ -223,23 +203,36 @@ class Generator:
             tokenized += prompt.token_ids
         return prompt
 
-    async def _reasoning_reader(
+    async def _readers(
         self, api_request: ApiRequest, model: ServedModel, prompt: EncodedPrompt
-    ) -> ReasoningReader | None:
-        """Returns the request's reasoning reader; a structured output leaves no room for
-        reasoning."""
-        if (
-            not isinstance(api_request.prompt, Conversation)
-            or "structured_output" in api_request.sampling
-        ):
-            return None
-        return await reasoning_reader(
-            api_request.prompt, model, prompt.token_ids, setting=self._reasoning_parser
-        )
+    ) -> list[OutputReader]:
+        """Returns what reads the text of a conversation, in order.
 
-    def _tool_call_reader(
-        self, api_request: ApiRequest, model: ServedModel
-    ) -> ToolCallReader | None:
-        if not isinstance(api_request.prompt, Conversation):
-            return None
-        return reader_of(api_request.prompt, model, setting=self._tool_call_parser)
+        A structured output leaves no room for reasoning.
+        """
+        conversation = api_request.prompt
+        if not isinstance(conversation, Conversation):
+            return []
+        tool_calls = reader_of(conversation, model, setting=self._tool_call_parser)
+        reasoning = None
+        if "structured_output" not in api_request.sampling:
+            reasoning = await reasoning_reader(
+                conversation, model, prompt.token_ids, setting=self._reasoning_parser
+            )
+        return [one for one in (reasoning, tool_calls) if one is not None]
+
+
+def _open_span(call_context: CallContext, model: str) -> RequestSpan:
+    return RequestSpan(
+        call_context.operation,
+        model=model,
+        transport=call_context.transport,
+        parent=call_context.parent,
+    )
+
+
+def _make_buffer(api_request: ApiRequest, prompt: EncodedPrompt) -> OutputBuffer | None:
+    """Returns None if the client gets each update as it is."""
+    if api_request.delivery.is_plain and prompt.echo is None:
+        return None
+    return OutputBuffer(api_request.delivery, prompt.echo)

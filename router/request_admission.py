@@ -9,9 +9,10 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from contract.errors import InvalidArgument, Unavailable
+from router.call_context import CallContext
 from router.config import RouterConfig
 from router.params import params_validation
-from router.params.generation_params import SharedFields
+from router.params.generation_params import GenerationParams, SharedFields
 from router.params.request_seeds import RequestSeeds
 from router.params.structured_output_check import GrammarChecker, Prepared
 from router.params.token_validation import check_token_ids
@@ -21,14 +22,13 @@ from router.requests.active_request import ActiveRequest
 from router.requests.api_request import (
     ApiRequest,
     TextPrompt,
-    TimeRemaining,
     TokensPrompt,
     timeout_ns,
 )
 from router.requests.request_output import Echo
 from router.schedulers.scheduler_pool import Schedulers
 from router.served_model import ServedModel
-from router.work_limits.payers import ANYONE, Payer
+from router.work_limits.payers import Payer
 
 RETRY_AFTER_S = 1.0
 
@@ -112,48 +112,32 @@ class Admission:
         api_request: ApiRequest,
         model: ServedModel,
         prompt: EncodedPrompt,
+        call_context: CallContext,
         *,
         request_id: str,
-        tenant: str = "",
-        payer: Payer = ANYONE,
         arrived_ns: int,
-        time_remaining: TimeRemaining,
         trace_context: tuple[str, str],
         kept_token_ids: frozenset[int],
     ) -> ActiveRequest:
-        """Sends the request to the scheduler. The caller must close the returned request.
+        """Sends the request to the scheduler; the caller must release it.
 
-        Args:
-            kept_token_ids: special tokens that the text always shows.
+        Special tokens of `kept_token_ids` are always in the text.
         """
         if model != self._schedulers.model:
             raise Unavailable("the served model has just changed", RETRY_AFTER_S)
-        sampling = dict(api_request.sampling)
-        if prompt.structured_output is not None:
-            sampling["structured_output"], sampling["grammar_cost"] = prompt.structured_output
-        if self._seeds is not None and "seed" not in sampling:
-            sampling["seed"] = self._seeds.next(prompt.token_ids)
-        params = params_validation.resolve_params(
-            sampling,
-            num_prompt_tokens=len(prompt.token_ids),
-            model=model,
-            defaults=model.sampling_defaults,
-            max_default_tokens=api_request.max_default_tokens,
-            bad_words=prompt.bad_words,
-        )
         request = ActiveRequest(
             handle=self._schedulers.new_handle(),
             request_id=request_id,
             prompt_token_ids=prompt.token_ids,
             prompt_field=prompt.field,
-            params=params,
+            params=self._params(api_request, model, prompt),
             tokenizer=model.tokenizer,
             scheduler=self._schedulers,
             arrived_ns=arrived_ns,
+            timeout_ns=timeout_ns(call_context.time_remaining),
             max_unread_tokens=self._config.max_unread_tokens,
-            timeout_ns=timeout_ns(time_remaining),
-            tenant=tenant,
-            payer=payer,
+            tenant=call_context.tenant,
+            payer=call_context.payer,
             priority=api_request.priority,
             cache_salt=api_request.cache_salt,
             trace_context=trace_context,
@@ -162,6 +146,23 @@ class Admission:
         )
         self._schedulers.submit(request)
         return request
+
+    def _params(
+        self, api_request: ApiRequest, model: ServedModel, prompt: EncodedPrompt
+    ) -> GenerationParams:
+        sampling = dict(api_request.sampling)
+        if prompt.structured_output is not None:
+            sampling["structured_output"], sampling["grammar_cost"] = prompt.structured_output
+        if self._seeds is not None and "seed" not in sampling:
+            sampling["seed"] = self._seeds.next(prompt.token_ids)
+        return params_validation.resolve_params(
+            sampling,
+            num_prompt_tokens=len(prompt.token_ids),
+            model=model,
+            defaults=model.sampling_defaults,
+            max_default_tokens=api_request.max_default_tokens,
+            bad_words=prompt.bad_words,
+        )
 
     def max_text_bytes(self, model: ServedModel, *, is_truncated: bool = False) -> int:
         """Returns the length of the longest text that can fit the window; truncated ones may be

@@ -16,6 +16,7 @@ from router.output_parsers.tool_call_schema import forced_schema
 from router.params.generation_params import SharedFields
 from router.params.token_validation import MAX_ITEMS, as_list, check_counts
 from router.prompt.conversation import Conversation
+from router.requests.active_request import Update
 from router.requests.api_request import ApiRequest, TextPrompt, TokensPrompt
 from router.requests.output_buffer import Delivery, OutputKind
 from router.requests.request_output import (
@@ -23,7 +24,6 @@ from router.requests.request_output import (
     End,
     Finish,
     FinishReason,
-    Update,
 )
 from router.tokenization.tokenizer import Tokenizer
 

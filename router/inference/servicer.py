@@ -6,7 +6,8 @@ from contextlib import aclosing
 from contract.errors import InvalidArgument
 from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc
-from router.generator import CHAT, COMPLETION, CallContext, Generator
+from router.call_context import CHAT, COMPLETION, CallContext
+from router.generator import Generator
 from router.inference import generate_codec, info_codec, tokenize_codec
 from router.insight.request_span import grpc_transport
 from router.keys.tenants import Caller, Tenants

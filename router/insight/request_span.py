@@ -14,8 +14,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
 from contract.errors import Code, RpcError
-from router.requests.active_request import ActiveRequest
-from router.requests.request_output import Update
+from router.requests.active_request import ActiveRequest, Update
 from rpc.telemetry import trace_ids, tracing
 
 

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import NamedTuple
 
-from router.requests.request_output import Update
+from router.requests.active_request import Update
 
 MAX_WAITING_UPDATES = 1
 """Updates of each prompt that wait; later output is merged in its mailbox to fewer, larger ones."""

@@ -9,7 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from contract.errors import Unavailable
-from router.generator import CHAT, COMPLETION, CallContext, Generator
+from router.call_context import CHAT, COMPLETION, CallContext
+from router.generator import Generator
 from router.insight.request_span import Transport, http_transport
 from router.keys.tenants import Caller, Tenants
 from router.openai.bodies.body_reader import BodyReader, Ids, ignored_header

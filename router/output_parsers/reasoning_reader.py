@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from router.output_parsers.reasoning_formats import AUTO, FORMATS, NONE, THINK, ReasoningFormat
 from router.prompt.conversation import Conversation
-from router.requests.request_output import Update
+from router.requests.active_request import Update
 from router.served_model import ServedModel
 
 _NUM_TAIL_TOKENS = 16

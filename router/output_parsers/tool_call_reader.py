@@ -10,7 +10,8 @@ from router.output_parsers.tool_call_formats import FORMATS, HERMES, JSON, ToolC
 from router.output_parsers.tool_call_parser import ToolCallParser
 from router.prompt.conversation import Conversation, ToolMode
 from router.prompt.template_facts import facts_of
-from router.requests.request_output import FinishReason, Update
+from router.requests.active_request import Update
+from router.requests.request_output import FinishReason
 from router.served_model import ServedModel
 
 _ENDS_WITH_CALLS = (FinishReason.STOP, FinishReason.STOP_TOKEN)

@@ -9,8 +9,9 @@ can continue on another scheduler if its own is lost.
 import asyncio
 import secrets
 import time
-from dataclasses import replace
-from typing import Protocol
+from collections.abc import Sequence
+from dataclasses import InitVar, dataclass, field, replace
+from typing import NamedTuple, Protocol
 
 from contract.errors import Internal, ResourceExhausted, RpcError, Unavailable
 from contract.logprobs import TokenLogprobs
@@ -24,7 +25,6 @@ from router.requests.request_output import (
     End,
     Finish,
     FinishReason,
-    Update,
     reason_of,
 )
 from router.tokenization.tokenizer import Tokenizer
@@ -41,70 +41,75 @@ class SchedulerHandle(Protocol):
     def abort(self, handle: int) -> None: ...
 
 
+class Update(NamedTuple):
+    """Content of one message to the client."""
+
+    request: "ActiveRequest"
+    deltas: list[Delta]
+    end: End | None
+    prompt_logprobs: Sequence[TokenLogprobs] = ()
+    """One entry for each token of the prompt but the first; only in the first updates."""
+
+
+@dataclass(eq=False, kw_only=True)
 class ActiveRequest:
     """One request that a scheduler works on; lives as long as its RPC."""
 
-    def __init__(
+    handle: int
+    request_id: str
+    prompt_token_ids: list[int]
+    prompt_field: str = "prompt"
+    """Name of the prompt's field in the client's API, for error messages."""
+    params: GenerationParams
+    tokenizer: Tokenizer
+    tenant: str = ""
+    payer: Payer = ANYONE
+    priority: int = 0
+    cache_salt: str = ""
+    trace_context: tuple[str, str] = ("", "")
+    """W3C traceparent and tracestate."""
+    echo: Echo | None = None
+    """The prompt that each sequence's first delta begins with, if it is echoed."""
+    scheduler: InitVar[SchedulerHandle]
+    arrived_ns: InitVar[int]
+    timeout_ns: InitVar[int | None] = None
+    max_unread_tokens: InitVar[int]
+    kept_token_ids: InitVar[frozenset[int]] = frozenset()
+    """Special tokens that the text always shows."""
+    attempt: int = field(default=0, init=False)
+    """Number of schedulers that the request was sent to and that were lost."""
+    nonce: int = field(default_factory=lambda: secrets.randbits(64), init=False)
+    """Random id, the same in every attempt."""
+    num_prompt_logprobs: int = field(default=0, init=False)
+    """Positions of the prompt whose log probabilities have arrived."""
+    time_to_first_token_ns: int | None = field(default=None, init=False)
+    time_to_last_token_ns: int = field(default=0, init=False)
+    """Nanoseconds from arrival until the last token so far was sent to the client."""
+
+    def __post_init__(
         self,
-        *,
-        handle: int,
-        request_id: str,
-        prompt_token_ids: list[int],
-        prompt_field: str = "prompt",
-        params: GenerationParams,
-        tokenizer: Tokenizer,
         scheduler: SchedulerHandle,
         arrived_ns: int,
+        timeout_ns: int | None,
         max_unread_tokens: int,
-        timeout_ns: int | None = None,
-        tenant: str = "",
-        payer: Payer = ANYONE,
-        priority: int = 0,
-        cache_salt: str = "",
-        trace_context: tuple[str, str] = ("", ""),
-        kept_token_ids: frozenset[int] = frozenset(),
-        echo: Echo | None = None,
+        kept_token_ids: frozenset[int],
     ) -> None:
-        self.handle = handle
-        self.request_id = request_id
-        self.prompt_token_ids = prompt_token_ids
-        self.params = params
-        self.tokenizer = tokenizer
-        self.tenant = tenant
-        self.payer = payer
-        self.priority = priority
-        self.cache_salt = cache_salt
-        self.echo = echo
-        """The prompt that each sequence's first delta begins with, if it is echoed."""
-        self.prompt_field = prompt_field
-        """Name of the prompt's field in the client's API, for error messages."""
-        self.trace_context = trace_context
-        """W3C traceparent and tracestate."""
-        self.attempt = 0
-        """Number of schedulers that the request was sent to and that were lost."""
-        self.nonce = secrets.randbits(64)
-        """Random id, the same in every attempt."""
-        self.num_prompt_logprobs = 0
-        """Positions of the prompt whose log probabilities have arrived."""
-        self.time_to_first_token_ns: int | None = None
-        self.time_to_last_token_ns = 0
-        """Nanoseconds from arrival until the last token so far was sent to the client."""
+        self._scheduler = scheduler
+        self._arrived_ns = arrived_ns
         self._created_ns = time.monotonic_ns()
         self._timeout_ns = timeout_ns
         self._repeated: list[int] = []  # that a restarted search sends again; not for the client
         self._branches = make_branches(
-            params,
-            prompt_token_ids=prompt_token_ids,
-            tokenizer=tokenizer,
+            self.params,
+            prompt_token_ids=self.prompt_token_ids,
+            tokenizer=self.tokenizer,
             kept_token_ids=kept_token_ids,
         )
-        self._best_of = BestOf(params) if params.is_ranked else None
+        self._best_of = BestOf(self.params) if self.params.is_ranked else None
         self._prompt_logprobs: list[TokenLogprobs] = []
         self._touched: dict[int, OutputSequence] = {}
-        self._scheduler = scheduler
-        self._arrived_ns = arrived_ns
         self._max_unread = max_unread_tokens
-        self._token_cost = 1 + (params.sampling.num_logprobs or 0)
+        self._token_cost = 1 + (self.params.sampling.num_logprobs or 0)
         self._unread = 0
         self._longest = 0
         self._has_news = False

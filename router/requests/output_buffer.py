@@ -9,7 +9,8 @@ import enum
 from dataclasses import dataclass
 
 from contract.logprobs import TokenLogprobs
-from router.requests.request_output import Delta, Echo, ToolCallDelta, Update
+from router.requests.active_request import Update
+from router.requests.request_output import Delta, Echo, ToolCallDelta
 
 
 class OutputKind(enum.Enum):

@@ -1,16 +1,12 @@
 """Output of a generation in plain types: deltas, finishes, usage, timings."""
 
 import enum
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from contract import updates
 from contract.logprobs import TokenLogprobs
 from contract.updates import FinishedSequence, Timings, Usage
-
-if TYPE_CHECKING:
-    from router.requests.active_request import ActiveRequest
 
 
 class FinishReason(enum.Enum):
@@ -96,13 +92,3 @@ class Echo:
     token_ids: list[int]
     text_offsets: list[int] = field(default_factory=list)
     """Offset of each token in the text, in characters."""
-
-
-class Update(NamedTuple):
-    """Content of one message to the client."""
-
-    request: "ActiveRequest"
-    deltas: list[Delta]
-    end: End | None
-    prompt_logprobs: Sequence[TokenLogprobs] = ()
-    """One entry for each token of the prompt but the first; only in the first updates."""

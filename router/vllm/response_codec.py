@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from smg_grpc_proto import vllm_engine_pb2 as pb
 
 from contract.logprobs import TokenLogprobs
-from router.requests.request_output import Delta, Finish, FinishReason, Update
+from router.requests.active_request import Update
+from router.requests.request_output import Delta, Finish, FinishReason
 
 ABORTED = "abort"
 _REASONS = {

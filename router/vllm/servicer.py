@@ -15,7 +15,8 @@ from smg_grpc_proto import vllm_engine_pb2_grpc
 from smg_grpc_proto.generated import common_pb2
 
 from contract.errors import Cancelled, Unimplemented
-from router.generator import COMPLETION, CallContext, Generator
+from router.call_context import COMPLETION, CallContext
+from router.generator import Generator
 from router.insight.request_span import grpc_transport
 from router.keys.tenants import Caller, Tenants
 from router.schedulers.load_client import LoadClient

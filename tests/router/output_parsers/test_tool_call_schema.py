@@ -13,7 +13,8 @@ from router.inference import generate_codec
 from router.output_parsers.tool_call_reader import reader_of
 from router.output_parsers.tool_call_schema import forced_schema
 from router.prompt.conversation import Conversation, Message, Tool, ToolChoice, ToolMode
-from router.requests.request_output import Delta, Finish, FinishReason, Update
+from router.requests.active_request import Update
+from router.requests.request_output import Delta, Finish, FinishReason
 from tests.router.fakes import make_model
 from tests.router.inference.test_chat import make_chat
 

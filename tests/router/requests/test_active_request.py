@@ -11,13 +11,12 @@ from contract.logprobs import TokenLogprobs
 from contract.sampling_params import SamplingParams
 from contract.updates import Timings, Usage
 from router.params.generation_params import GenerationParams
-from router.requests.active_request import ActiveRequest
+from router.requests.active_request import ActiveRequest, Update
 from router.requests.request_output import (
     Delta,
     End,
     Finish,
     FinishReason,
-    Update,
 )
 from tests.router.fakes import EOS, bytewise_ids, ids_of, make_tokenizer, token
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from contract.logprobs import TokenLogprobs
 from contract.updates import Timings, Usage
+from router.requests.active_request import Update
 from router.requests.output_buffer import Delivery, OutputBuffer, OutputKind
 from router.requests.request_output import (
     Delta,
@@ -15,7 +16,6 @@ from router.requests.request_output import (
     Finish,
     FinishReason,
     ToolCallDelta,
-    Update,
 )
 
 END = End(Usage(1, 1, 0), Timings(0, 0, 0, 0))

@@ -1,0 +1,31 @@
+"""What a transport knows of a call, for the two operations of the router."""
+
+from dataclasses import dataclass
+
+from opentelemetry.context import Context
+
+from router.insight.request_span import Transport
+from router.keys.api_keys import ApiKey
+from router.requests.api_request import TimeRemaining
+from router.work_limits.payers import ANYONE, Payer
+
+COMPLETION, CHAT = "text_completion", "chat"
+"""The GenAI conventions' names of the two operations."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallContext:
+    """Properties of a call that its transport knows, beside the request's content."""
+
+    operation: str
+    """COMPLETION or CHAT."""
+    transport: Transport
+    parent: Context
+    """Trace context of the caller."""
+    time_remaining: TimeRemaining
+    tenant: str = ""
+    """Owner of the request; empty if clients name no tenants."""
+    key: ApiKey | None = None
+    """API key of the caller, if keys are required."""
+    payer: Payer = ANYONE
+    """Payer of the request's work, in the router and at the scheduler."""
