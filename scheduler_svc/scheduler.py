@@ -149,7 +149,8 @@ class Scheduler:
         if self.grammars.wanted is not None or self._queues.admission.parked.num_groups:
             self.grammars.plan()
         is_empty = self._planner.is_empty(plan)
-        self._swapping.finish_plan(plan)
+        if self.blocks.has_copies:
+            self._swapping.finish_plan(plan)
         if is_empty:
             return None
         if worker_state.forks or worker_state.forget_seq_ids:
@@ -189,7 +190,8 @@ class Scheduler:
         return outcome
 
     def _observe_costs(self, plan: StepPlan, timings: StepTimings) -> None:
-        self._swapping.observe(plan, swap_ns=timings.swap_ns)
+        if plan.has_sections or self.cost.has_seen_swaps:
+            self._swapping.observe(plan, swap_ns=timings.swap_ns)
         num_seqs, num_tokens = len(plan.seqs), plan.total_tokens
         if num_tokens > num_seqs:
             self.cost.observe_prefill(

@@ -271,6 +271,12 @@ class BlockSpaceManager:
         """True if the plan in the making copies blocks of its groups from one pool to the other."""
         return bool(self._out or self._in)
 
+    @property
+    def has_copies(self) -> bool:
+        """True if the plan in the making copies blocks, or if `finish_plan` may add copies."""
+        tier = self.cpu_tier
+        return bool(self._out or self._in or self._within or tier.held or tier.kept)
+
     def finish_plan(self) -> BlockMoves:
         """Ends the plan in the making; returns its copies, with those that keep evicted blocks."""
         if self.cpu_tier.held or self.cpu_tier.kept:

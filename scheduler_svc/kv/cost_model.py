@@ -12,9 +12,6 @@ MIN_PREFILL_TOKENS = 32  # smaller steps say nothing of the rate of a prefill
 PREFILL_WINDOW_TOKENS = 1024  # as much as is known before weighs as much as so many tokens
 COPY_WINDOW_BLOCKS = 64
 MOST_AT_ONCE = 4  # a step that takes ten times as long was kept from its core, more likely
-STEPS_TO_RETRY = 1000
-"""Steps without copies after which the announced rate holds again: what seems too dear is not done,
-and so not seen to have become cheaper."""
 HIT_SHARE = 1 / 16
 """Evicted blocks are kept if one hit in so many pays for them all, so keeping them takes at most
 this share of the time that their tokens took to compute."""
@@ -29,8 +26,9 @@ class CostModel:
     block_bytes: int = 0
     copy_bytes_per_s: float = 0.0
     prefill_tokens_per_s: float = 0.0
+    has_seen_swaps: bool = field(default=False, init=False)
+    """True if the rate of copies may differ from the announced one."""
     _announced_copy_bytes_per_s: float = field(init=False)
-    _num_steps_without_swaps: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self._announced_copy_bytes_per_s = self.copy_bytes_per_s
@@ -72,7 +70,7 @@ class CostModel:
         Args:
             num_copies: copies within the GPU pool, whose time is in `swap_ns` too.
         """
-        self._num_steps_without_swaps = 0
+        self.has_seen_swaps = True
         if swap_ns and not num_copies:
             self.copy_bytes_per_s = _follow(
                 self.copy_bytes_per_s,
@@ -80,11 +78,10 @@ class CostModel:
                 weight=num_blocks / (num_blocks + COPY_WINDOW_BLOCKS),
             )
 
-    def observe_no_swaps(self) -> None:
-        """Counts a step without copies; the announced rate holds again after `STEPS_TO_RETRY`."""
-        self._num_steps_without_swaps += 1
-        if self._num_steps_without_swaps == STEPS_TO_RETRY:
-            self.copy_bytes_per_s = self._announced_copy_bytes_per_s
+    def forget_swaps(self) -> None:
+        """Lets the announced rate of copies hold again."""
+        self.copy_bytes_per_s = self._announced_copy_bytes_per_s
+        self.has_seen_swaps = False
 
 
 def _follow(known: float, seen: float, *, weight: float) -> float:

@@ -77,9 +77,14 @@ class StepPlan:
         return result.runs({seq.seq_id: seq.branch for seq in self.seqs})
 
     @property
+    def has_sections(self) -> bool:
+        """True if the step has work beside its core; see `section_counts`."""
+        return self.block_moves is not NO_MOVES
+
+    @property
     def section_counts(self) -> dict[str, int]:
         """Amounts of work of the step's sections, under names that each section chooses."""
-        return _NO_COUNTS if self.block_moves is NO_MOVES else self.block_moves.counts
+        return self.block_moves.counts if self.has_sections else _NO_COUNTS
 
     @property
     def total_tokens(self) -> int:

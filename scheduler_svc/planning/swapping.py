@@ -4,7 +4,6 @@ A worker moves the blocks of a step before it computes, so a group may compute i
 brings it back.
 """
 
-from contract.sections.block_moves import NO_MOVES
 from scheduler_svc.config import PreemptionMode
 from scheduler_svc.kv.block_manager import AllocStatus, BlockSpaceManager
 from scheduler_svc.kv.cost_model import CostModel
@@ -13,6 +12,10 @@ from scheduler_svc.planning.plan import StepPlan
 from scheduler_svc.planning.sequence_release import NO_LONGER_FITS, SequenceRelease
 from scheduler_svc.queue.worker_queues import GroupQueues
 from scheduler_svc.requests.sequence_group import SequenceGroup
+
+STEPS_TO_RETRY = 1000
+"""Steps without swaps after which the announced rate holds again: what seems too dear is not done,
+and so not seen to have become cheaper."""
 
 
 class Swapping:
@@ -34,6 +37,7 @@ class Swapping:
         self._sequence_release = sequence_release
         self._cost = cost
         self._mode = mode
+        self._num_steps_without = 0  # since the last step that swapped
 
     def is_preferred(self, group: SequenceGroup) -> bool:
         """Chooses between swap and recompute; without room in the CPU pool it is recompute."""
@@ -74,13 +78,19 @@ class Swapping:
         plan.block_moves = self._blocks.finish_plan()
 
     def observe(self, plan: StepPlan, *, swap_ns: int) -> None:
-        """Measures what the swaps of an answered step took."""
+        """Measures what the swaps of an answered step took.
+
+        Need not be called for a step without any while the announced rate of copies holds.
+        """
         moves = plan.block_moves
-        if moves is not NO_MOVES and moves.num_swapped:
+        if moves.num_swapped:
             self._cost.observe_swaps(
                 num_blocks=moves.num_swapped,
                 num_copies=len(moves.copy.src),
                 swap_ns=swap_ns,
             )
-        else:
-            self._cost.observe_no_swaps()
+            self._num_steps_without = 0
+            return
+        self._num_steps_without += 1
+        if self._num_steps_without == STEPS_TO_RETRY:
+            self._cost.forget_swaps()

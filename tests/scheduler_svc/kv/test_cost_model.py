@@ -3,7 +3,8 @@
 import pytest
 
 from scheduler_svc.config import PreemptionMode
-from scheduler_svc.kv.cost_model import STEPS_TO_RETRY, CostModel
+from scheduler_svc.kv.cost_model import CostModel
+from scheduler_svc.planning.swapping import STEPS_TO_RETRY
 from scheduler_svc.requests.sequence import SequenceStatus
 from tests.scheduler_svc.make import make_loop, make_request, make_scheduler
 
