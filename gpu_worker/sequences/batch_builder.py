@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from contract.errors import InvalidArgument
 from contract.step import Step
 from contract.updates import RequestFailure
-from gpu_worker.batch.arrays import Int64Array
+from gpu_worker.batch.arrays import Int64Array, offsets
 from gpu_worker.batch.batch import Batch
 from gpu_worker.batch.sampling_rows import PromptRows, SampleRows
 from gpu_worker.batch.sequence_failures import sequence_failure
-from gpu_worker.sequences import draw_options
+from gpu_worker.sequences import draw_options, prompt_logprobs
 from gpu_worker.sequences.sequence_columns import SequenceRows
 from gpu_worker.sequences.step_validation import Limits
 
@@ -60,12 +60,7 @@ def plan(
         failed: reason of each known sequence that has failed, by id.
         num_blocks: number of blocks of every row.
     """
-    seq_ids = step.running_seq_ids.tolist()
-    num_new = step.running_num_new_tokens.array().astype(np.int64)
-    if step.new:
-        seq_ids = [*seq_ids, *(new.seq_id for new in step.new)]
-        added = np.array([new.num_new_tokens for new in step.new], dtype=np.int64)
-        num_new = np.concatenate([num_new, added])
+    seq_ids, num_new = _work_of(step)
     _check_size(seq_ids, num_new, limits)
     planned_rows = find_rows(row_of, seq_ids, "running.seq_ids")
     ids = np.array(seq_ids, dtype=np.int64)
@@ -88,6 +83,17 @@ def plan(
         branches=branches,
         failures=failures,
     )
+
+
+def _work_of(step: Step) -> tuple[list[int], Int64Array]:
+    """Returns the sequences that compute, and the number of tokens of each."""
+    seq_ids = step.running_seq_ids.tolist()
+    num_new = step.running_num_new_tokens.array().astype(np.int64)
+    if step.new:
+        seq_ids = [*seq_ids, *(new.seq_id for new in step.new)]
+        added = np.array([new.num_new_tokens for new in step.new], dtype=np.int64)
+        num_new = np.concatenate([num_new, added])
+    return seq_ids, num_new
 
 
 def find_rows(row_of: Mapping[int, int], seq_ids: Sequence[int], field: str) -> Int64Array:
@@ -164,6 +170,11 @@ def build(planned: PlannedBatch, rows: SequenceRows, *, block_size: int) -> Batc
     blocks = rows.block_tables[token_rows, positions // size].astype(np.int64)
     context_lens = computed + num_new
     token_ids, fed_from = _tokens(rows.tokens[token_rows, positions].astype(np.int64))
+    prompt_rows = None
+    if (planned.state["num_prompt_logprobs"] >= 0).any():
+        prompt_rows = prompt_logprobs.rows_of(
+            planned.state, planned.rows, num_new, rows=rows, query_start=query_start
+        )
     width = -(-int(context_lens.max(initial=0)) // size)
     return Batch(
         token_ids=token_ids,
@@ -173,7 +184,7 @@ def build(planned: PlannedBatch, rows: SequenceRows, *, block_size: int) -> Batc
         context_lens=context_lens,
         block_tables=rows.block_tables[planned.rows, :width],
         rows=_sample_rows(planned, rows, query_start),
-        prompt_rows=_prompt_rows(planned, rows, query_start),
+        prompt_rows=prompt_rows,
         fed_from=fed_from,
     )
 
@@ -216,35 +227,3 @@ def _sample_rows(planned: PlannedBatch, rows: SequenceRows, query_start: Int64Ar
     if is_starved.any() or state["has_rules"].any():
         draw_options.add_rules(draws, is_starved, owners, rows, planned.refused)
     return draws
-
-
-def _prompt_rows(
-    planned: PlannedBatch, rows: SequenceRows, query_start: Int64Array
-) -> PromptRows | None:
-    """The tokens computed now that the prompt itself goes on after, where that was asked for."""
-    state = planned.state
-    asked = state["num_prompt_logprobs"]
-    if not (asked >= 0).any():
-        return None
-    left = state["num_prompt"] - 1 - state["num_computed"]
-    runs = np.flatnonzero((asked >= 0) & (left > 0))
-    if not len(runs):
-        return None
-    lengths = np.minimum(planned.num_new, left)[runs]
-    first_position = state["num_computed"][runs] + 1
-    positions = np.repeat(first_position, lengths) + offsets(lengths)
-    return PromptRows(
-        seq_index=runs,
-        first_position=first_position,
-        lengths=lengths,
-        token_index=np.repeat(query_start[runs], lengths) + offsets(lengths),
-        targets=rows.tokens[np.repeat(planned.rows[runs], lengths), positions],
-        num_logprobs=np.repeat(asked[runs], lengths),
-    )
-
-
-def offsets(lengths: Int64Array) -> Int64Array:
-    """Returns 0, 1, ..., lengths[0] - 1, 0, 1, ..., lengths[1] - 1, and so on."""
-    ends = np.cumsum(lengths)
-    total = int(ends[-1]) if len(ends) else 0
-    return np.arange(total, dtype=np.int64) - np.repeat(ends - lengths, lengths)

@@ -7,24 +7,21 @@ so the next step can compute it without hearing it from the scheduler. While a b
 Used on the execution thread alone.
 """
 
-import math
-from collections.abc import Container
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from contract.columns import int32s, int64s
-from contract.logprobs import PromptLogprobs, TokenLogprobs
+from contract.logprobs import TokenLogprobs
 from contract.model import ModelInfo, WorkerCapacity
 from contract.step import Step
 from contract.step_result import StepResult
 from gpu_worker.batch.arrays import Int32Array, Int64Array
 from gpu_worker.batch.batch import Batch, BatchOutput, Logprobs
-from gpu_worker.batch.sampling_rows import PromptRows
 from gpu_worker.batch.sequence_failures import sequence_failure
 from gpu_worker.sampling.grammars import Grammars
-from gpu_worker.sequences import batch_builder
+from gpu_worker.sequences import batch_builder, prompt_logprobs
 from gpu_worker.sequences.batch_builder import PlannedBatch
 from gpu_worker.sequences.sequence_columns import SequenceRows
 from gpu_worker.sequences.step_staging import StagedStep
@@ -169,7 +166,7 @@ class SequenceTable:
         failed = samples.failed | planned.refused
         reasons = {int(planned.drawers[row]): why for row, why in failed.items()}
         if prompt_rows is not None:
-            reasons |= _prompt_failures(prompt_rows, samples.prompt_logprobs)
+            reasons |= prompt_logprobs.failures(prompt_rows, samples.prompt_logprobs)
         reasons |= samples.failed_seqs
         if self._failed:  # a batch before may have been taken after this one was applied
             known = enumerate(planned.seq_ids.tolist())
@@ -194,7 +191,9 @@ class SequenceTable:
             logprobs=_by_row(samples.logprobs, keep),
             prompt_logprobs=[]
             if prompt_rows is None
-            else _prompt_runs(planned, prompt_rows, samples.prompt_logprobs, failed=reasons),
+            else prompt_logprobs.runs_of(
+                planned.seq_ids, prompt_rows, samples.prompt_logprobs, failed=reasons
+            ),
             failures=planned.failures,
         )
 
@@ -232,25 +231,3 @@ def _by_row(logprobs: list[Logprobs], keep: NDArray[np.bool_]) -> dict[int, Toke
         return {}
     new_row = (np.cumsum(keep) - 1).tolist()
     return {new_row[found.row]: found.values for found in logprobs if keep[found.row]}
-
-
-def _prompt_failures(rows: PromptRows, logprobs: list[Logprobs]) -> dict[int, str]:
-    """Returns the sequences, as indices into the batch, whose prompt the model cannot compute."""
-    if all(math.isfinite(found.logprob) for found in logprobs):
-        return {}
-    owners = np.repeat(rows.seq_index, rows.lengths).tolist()
-    bad = [i for i, found in zip(owners, logprobs, strict=True) if not math.isfinite(found.logprob)]
-    return dict.fromkeys(bad, "logits are not finite")
-
-
-def _prompt_runs(
-    planned: PlannedBatch, rows: PromptRows, logprobs: list[Logprobs], *, failed: Container[int]
-) -> list[PromptLogprobs]:
-    runs, start = [], 0
-    columns = (rows.seq_index.tolist(), rows.first_position.tolist(), rows.lengths.tolist())
-    for index, first_position, length in zip(*columns, strict=True):
-        if index not in failed:
-            found = [one.values for one in logprobs[start : start + length]]
-            runs.append(PromptLogprobs(int(planned.seq_ids[index]), first_position, found))
-        start += length
-    return runs

@@ -15,8 +15,8 @@ from contract.columns import Column
 from contract.errors import InvalidArgument
 from contract.sections.forks import Fork
 from contract.step import NewSequence, Step, TablePatch
-from gpu_worker.batch.arrays import Int32Array, Int64Array
-from gpu_worker.sequences.batch_builder import find_rows, offsets
+from gpu_worker.batch.arrays import Int32Array, Int64Array, offsets
+from gpu_worker.sequences.batch_builder import find_rows
 from gpu_worker.sequences.sequence_columns import SequenceRows
 from gpu_worker.sequences.step_validation import Limits, check_new, check_range
 
