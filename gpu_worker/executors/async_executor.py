@@ -18,8 +18,8 @@ from gpu_worker.attention import AttentionBackend
 from gpu_worker.batch.arrays import Int64Array
 from gpu_worker.batch.batch import Batch, BatchOutput
 from gpu_worker.device.input_transfer import InputPacker
+from gpu_worker.device.spans import span
 from gpu_worker.device.streams import Event, Stream
-from gpu_worker.device.torch_profiler import span
 from gpu_worker.executors.decode_graphs import DecodeGraphs, DevicePlanning, fed_tokens
 from gpu_worker.executors.torch_executor import TorchExecutor
 from gpu_worker.layers import ForwardContext
@@ -63,7 +63,7 @@ class AsyncExecutor(TorchExecutor):
         self,
         model: Model,
         attention: AttentionBackend,
-        sampler: Sampler,
+        sampler: Sampler[Tensor],
         device: torch.device,
         *,
         compute: Stream,

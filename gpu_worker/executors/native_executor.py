@@ -14,7 +14,7 @@ from gpu_worker.batch.arrays import Int64Array
 from gpu_worker.batch.batch import Batch, BatchOutput, Logprobs
 from gpu_worker.batch.sampling_rows import SampleRows, TokenRuns
 from gpu_worker.batch.sequence_failures import NONE_LEFT
-from gpu_worker.device.torch_profiler import span
+from gpu_worker.device.spans import span
 from gpu_worker.executors.prompt_logprobs import prompt_logprobs
 from gpu_worker.sampling.sampler import NOT_FINITE, Sampler
 from signalbox_kernels.program import Program
@@ -24,7 +24,7 @@ from signalbox_kernels.structs import AttentionArrays, StepArrays
 class NativeExecutor:
     """A program bound to a pool, with the sampler for what it does not draw itself."""
 
-    def __init__(self, program: Program, sampler: Sampler) -> None:
+    def __init__(self, program: Program, sampler: Sampler[Tensor]) -> None:
         self.program = program
         self.sampler = sampler
         self._vocab_size = program.shape.vocab_size

@@ -5,20 +5,21 @@ take more memory than the step itself. How logits are made of tokens is the step
 """
 
 from collections.abc import Callable
-
-from torch import Tensor
+from typing import TypeVar
 
 from gpu_worker.batch.arrays import Int64Array
 from gpu_worker.batch.batch import Logprobs
 from gpu_worker.batch.sampling_rows import PromptRows
 from gpu_worker.sampling.sampler import Sampler
 
+LogitsT = TypeVar("LogitsT")
+
 ROWS_AT_ONCE = 64
 """No more than a native program always has room for, else it would drop what the step has left."""
 
 
 def prompt_logprobs(
-    rows: PromptRows, sampler: Sampler, logits_of: Callable[[Int64Array], Tensor]
+    rows: PromptRows, sampler: Sampler[LogitsT], logits_of: Callable[[Int64Array], LogitsT]
 ) -> list[Logprobs]:
     """Returns one for each row, in their order.
 

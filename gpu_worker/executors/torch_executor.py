@@ -14,7 +14,7 @@ from gpu_worker.attention import AttentionBackend
 from gpu_worker.batch.arrays import Int64Array
 from gpu_worker.batch.batch import Batch, BatchOutput, Logprobs
 from gpu_worker.batch.sampling_rows import PromptRows
-from gpu_worker.device.torch_profiler import span
+from gpu_worker.device.spans import span
 from gpu_worker.executors.prompt_logprobs import prompt_logprobs
 from gpu_worker.layers import ForwardContext
 from gpu_worker.models import Model
@@ -25,7 +25,11 @@ class TorchExecutor:
     """A model with its attention, bound to a pool; the twin of `NativeExecutor`."""
 
     def __init__(
-        self, model: Model, attention: AttentionBackend, sampler: Sampler, device: torch.device
+        self,
+        model: Model,
+        attention: AttentionBackend,
+        sampler: Sampler[Tensor],
+        device: torch.device,
     ) -> None:
         self.sampler = sampler
         self._model = model

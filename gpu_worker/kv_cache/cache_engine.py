@@ -22,8 +22,8 @@ from contract.sections.block_moves import BlockMapping
 from contract.step import Step
 from gpu_worker.batch.arrays import Int64Array
 from gpu_worker.device.device_choice import streams_of
+from gpu_worker.device.spans import span
 from gpu_worker.device.streams import Stream, Streams
-from gpu_worker.device.torch_profiler import span
 from gpu_worker.kv_cache.block_dependencies import BlockUse, WorkUnderWay
 from gpu_worker.kv_cache.copy_timer import CopyClock
 from gpu_worker.kv_cache.host_pool import SwapMemory

@@ -8,15 +8,12 @@ sequences together can use.
 
 from collections.abc import Callable
 
-import torch
-
 from contract.model import WorkerCapacity
 from gpu_worker.batch.batch import Batch
 from gpu_worker.batch.largest_batch import largest_batch
 from gpu_worker.config import GIB, CacheConfig
-from gpu_worker.device.memory import peak_growth
 from gpu_worker.device.ram import available_ram
-from gpu_worker.kv_cache.measured_rates import copy_bytes_per_s, seconds
+from gpu_worker.kv_cache.measured_device import MeasuredDevice
 
 _CPU_SHARE, _CPU_LIMIT = 8, 2 * GIB
 _CPU_SWAP_SHARE, _CPU_SWAP_LIMIT = 16, 1 * GIB
@@ -31,7 +28,7 @@ def measure_capacity(
     block_size: int,
     max_model_len: int,
     block_bytes: int,
-    device: torch.device,
+    device: MeasuredDevice,
     execute: Callable[[Batch], None],
     num_ranks: int = 1,
     others_bytes: int = 0,
@@ -55,8 +52,8 @@ def measure_capacity(
     )
     times: list[float] = []
     try:
-        activations = peak_growth(
-            device, lambda: times.append(seconds(device, lambda: execute(batch)))
+        activations = device.peak_growth(
+            lambda: times.append(device.seconds(lambda: execute(batch)))
         )
     except MemoryError:
         raise MemoryError(
@@ -64,7 +61,7 @@ def measure_capacity(
             "lower max_num_batched_tokens or max_num_seqs"
         ) from None
     if device.type == "cuda":  # the first run compiled kernels, too
-        times = [seconds(device, lambda: execute(batch))]
+        times = [device.seconds(lambda: execute(batch))]
     budget = _budget(
         cache_config,
         device,
@@ -80,7 +77,7 @@ def measure_capacity(
         block_bytes=block_bytes,
         max_num_seqs=cache_config.max_num_seqs,
         max_num_batched_tokens=num_tokens,
-        copy_bytes_per_s=copy_bytes_per_s(device),
+        copy_bytes_per_s=device.copy_bytes_per_s(),
         prefill_tokens_per_s=num_tokens / times[0],
         activations_bytes=activations,
         tensor_parallel_size=num_ranks,
@@ -89,7 +86,7 @@ def measure_capacity(
     return capacity
 
 
-def _swap_space(cache_config: CacheConfig, device: torch.device) -> int:
+def _swap_space(cache_config: CacheConfig, device: MeasuredDevice) -> int:
     """Returns the bytes for swapped-out blocks."""
     if cache_config.swap_space_bytes is None:
         if device.type == "cpu":
@@ -100,7 +97,7 @@ def _swap_space(cache_config: CacheConfig, device: torch.device) -> int:
 
 def _budget(
     cache_config: CacheConfig,
-    device: torch.device,
+    device: MeasuredDevice,
     activations: int,
     *,
     num_ranks: int,
@@ -112,8 +109,7 @@ def _budget(
     if device.type == "cpu":
         free = available_ram() - num_ranks * activations
         return max(0, min(_CPU_LIMIT, free // _CPU_SHARE) // num_ranks)
-    torch.cuda.empty_cache()
-    free, total = torch.cuda.mem_get_info(device)
+    free, total = device.free_and_total()
     return share_left(
         free=free,
         total=total,
@@ -133,7 +129,7 @@ def share_left(*, free: int, total: int, others: int, utilization: float, activa
     return max(0, min(int(total * utilization) - own, free) - activations)
 
 
-def _check(capacity: WorkerCapacity, budget: int, device: torch.device) -> None:
+def _check(capacity: WorkerCapacity, budget: int, device: MeasuredDevice) -> None:
     if capacity.num_gpu_blocks < 1:
         remedy = "kv_cache_memory" if device.type == "cpu" else "gpu_memory_utilization"
         raise MemoryError(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from contract.model import ModelInfo
 from contract.startup import ReportProgress, StartupPhase, StartupProgress
@@ -59,7 +60,7 @@ class LoadedModel:
     attention: AttentionBackend
     block_size: int
     """Tokens in a block; the attention backend chooses it unless it is configured."""
-    sampler: Sampler
+    sampler: Sampler[Tensor]
     group: ParallelGroup
     weights_bytes: int
     others_bytes: int

@@ -1,6 +1,7 @@
 """Chooses and makes the executor of a loaded model's steps."""
 
 import torch
+from torch import Tensor
 
 from gpu_worker.config import CacheConfig
 from gpu_worker.device.device_choice import streams_of
@@ -75,7 +76,7 @@ def _async_executor(
     )
 
 
-def _drawing(sampler: Sampler, packer: InputPacker) -> DeviceDrawing | None:
+def _drawing(sampler: Sampler[Tensor], packer: InputPacker) -> DeviceDrawing | None:
     if isinstance(sampler, TorchSampler):
         return PlainDraws(packer)
     if not triton.is_installed():

@@ -17,13 +17,14 @@ from gpu_worker.batch.runner_protocol import MemoryReport, ProfileOptions
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig
 from gpu_worker.device.device_choice import recorder_for
 from gpu_worker.device.graphs import GraphRecorder
-from gpu_worker.device.memory import device_use, is_out_of_memory
+from gpu_worker.device.memory import is_out_of_memory
 from gpu_worker.device.torch_profiler import TorchRecording
 from gpu_worker.executors.async_executor import AsyncExecutor, LaunchedStep
 from gpu_worker.executors.decode_graphs import DecodeGraphs
 from gpu_worker.kv_cache.block_dependencies import blocks_of
 from gpu_worker.kv_cache.cache_engine import CacheEngine
 from gpu_worker.kv_cache.capacity import measure_capacity
+from gpu_worker.kv_cache.cuda_device import measured
 from gpu_worker.loading.loaded_model import load_model
 from gpu_worker.loading.model_source import naming
 from gpu_worker.runner.executor_factory import make_executor
@@ -94,7 +95,7 @@ class ModelRunner:
             block_size=self._loaded.block_size,
             max_model_len=self.model.max_model_len,
             block_bytes=self._executor.block_bytes,
-            device=self._loaded.device,
+            device=measured(self._loaded.device),
             execute=self._execute_without_cache,
             num_ranks=self._loaded.group.size,
             others_bytes=self._loaded.others_bytes,
@@ -168,7 +169,7 @@ class ModelRunner:
             weights=self._loaded.weights_bytes,
             kv=pools.gpu_pool.nbytes if pools else 0,
             swap=pools.cpu_pool.nbytes if pools else 0,
-            **device_use(self._loaded.device)._asdict(),
+            **measured(self._loaded.device).use()._asdict(),
         )
 
     def begin_recording(self, options: ProfileOptions) -> TorchRecording:

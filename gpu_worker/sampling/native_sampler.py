@@ -4,12 +4,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
-from gpu_worker.batch.arrays import Int32Array, Int64Array
+from gpu_worker.batch.arrays import FloatArray, Int32Array, Int64Array
 from gpu_worker.batch.batch import BatchOutput, Logprobs
-from gpu_worker.batch.sampling_rows import SampleRows
-from gpu_worker.sampling import logprobs
+from gpu_worker.batch.sampling_rows import SampleRows, TokenRuns
 from gpu_worker.sampling.sampler import failures
 from signalbox_kernels.program import Program
 from signalbox_kernels.random import race_keys
@@ -17,20 +15,19 @@ from signalbox_kernels.sampling import MAX_LOGPROBS, Drawn, Draws, NativeSampler
 
 
 class CpuSampler:
-    """A `Sampler`; gives the tokens that `TorchSampler` gives."""
+    """A `Sampler` of arrays; gives the tokens that `TorchSampler` gives."""
 
     def __init__(self, *, program: Program | None, num_threads: int) -> None:
         """Raises NativeUnavailable."""
         self._native = NativeSampler(program=program, num_threads=num_threads)
 
     def __call__(
-        self, logits: Tensor, rows: SampleRows, logits_row: Int64Array | None = None
+        self, logits: FloatArray, rows: SampleRows, logits_row: Int64Array | None = None
     ) -> BatchOutput:
-        floats = _floats(logits)
         logits_row = np.arange(len(rows)) if logits_row is None else logits_row
         drawn = self._native.run(
             Draws(
-                logits=floats,
+                logits=logits,
                 logits_row=logits_row,
                 num_logprobs=np.minimum(rows.num_logprobs, MAX_LOGPROBS),
                 keys=race_keys(rows.seed, rows.branch, rows.position),
@@ -43,31 +40,26 @@ class CpuSampler:
             )
         )
         reported = np.flatnonzero((rows.num_logprobs >= 0) & (drawn.status == 0))
-        found = _logprobs(drawn, reported, rows.num_logprobs, floats, logits_row)
+        found = _logprobs(drawn, reported, rows.num_logprobs, logits, logits_row)
         return BatchOutput(
             token_ids=drawn.drawn,
-            logprobs=logprobs.with_tokens(found, logits, rows.logprob_tokens, logits_row),
+            logprobs=_with_tokens(found, rows.logprob_tokens, logits, logits_row, drawn.drawn),
             failed=failures(drawn.status),
         )
 
     def logprobs(
-        self, logits: Tensor, targets: Int32Array, num_logprobs: Int64Array
+        self, logits: FloatArray, targets: Int32Array, num_logprobs: Int64Array
     ) -> list[Logprobs]:
-        index, floats = np.arange(len(targets)), _floats(logits)
+        index = np.arange(len(targets))
         drawn = self._native.run(
             Draws(
-                logits=floats,
+                logits=logits,
                 logits_row=index,
                 num_logprobs=np.minimum(num_logprobs, MAX_LOGPROBS),
                 targets=np.ascontiguousarray(targets),
             )
         )
-        return _logprobs(drawn, index, num_logprobs, floats, index)
-
-
-def _floats(logits: Tensor) -> NDArray[np.float32]:
-    array: NDArray[np.float32] = logits.float().contiguous().numpy()
-    return array
+        return _logprobs(drawn, index, num_logprobs, logits, index)
 
 
 def _edits(rows: SampleRows) -> dict[str, Any]:
@@ -110,6 +102,31 @@ def _logprobs(
         if count > MAX_LOGPROBS:
             _report_more(one, logits[logits_row[one.row]], count)
     return reported
+
+
+def _with_tokens(
+    found: list[Logprobs],
+    logprob_tokens: TokenRuns | None,
+    logits: FloatArray,
+    logits_row: Int64Array,
+    drawn: Int32Array,
+) -> list[Logprobs]:
+    """Returns `found`, with a row's run of tokens, if it has one, as its alternatives."""
+    if logprob_tokens is None:
+        return found
+    last = logprob_tokens.ends
+    named = []
+    for one in found:
+        first = last[one.row - 1] if one.row else 0
+        ids = logprob_tokens.token_ids[first : last[one.row]]
+        if len(ids):
+            row = logits[logits_row[one.row]]
+            log_sum = row[drawn[one.row]] - np.float32(one.logprob)
+            one = one._replace(
+                top_token_ids=ids.tolist(), top_logprobs=(row[ids] - log_sum).tolist()
+            )
+        named.append(one)
+    return named
 
 
 def _report_more(found: Logprobs, logits: NDArray[np.float32], count: int) -> None:

@@ -1,16 +1,17 @@
-"""The interface of samplers; all of them sample the same tokens."""
+"""The interface of samplers, of arrays or of tensors; all of them sample the same tokens."""
 
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from gpu_worker.batch.arrays import Int32Array, Int64Array
 from gpu_worker.batch.batch import BatchOutput, Logprobs
 from gpu_worker.batch.sampling_rows import SampleRows
 from gpu_worker.batch.sequence_failures import NONE_LEFT
 from signalbox_kernels.sampling import DrawStatus
+
+LogitsT = TypeVar("LogitsT", contravariant=True)
 
 NOT_FINITE = "logits are not finite"
 _REASONS = {DrawStatus.NOT_FINITE: NOT_FINITE, DrawStatus.NONE_LEFT: NONE_LEFT}
@@ -21,11 +22,11 @@ def failures(status: NDArray[np.integer]) -> dict[int, str]:
     return {row: _REASONS[DrawStatus(int(status[row]))] for row in status.nonzero()[0].tolist()}
 
 
-class Sampler(Protocol):
+class Sampler(Protocol[LogitsT]):
     """Draws from logits of one vocabulary."""
 
     def __call__(
-        self, logits: Tensor, rows: SampleRows, logits_row: Int64Array | None = None
+        self, logits: LogitsT, rows: SampleRows, logits_row: Int64Array | None = None
     ) -> BatchOutput:
         """Draws one token a row.
 
@@ -36,7 +37,7 @@ class Sampler(Protocol):
         ...
 
     def logprobs(
-        self, logits: Tensor, targets: Int32Array, num_logprobs: Int64Array
+        self, logits: LogitsT, targets: Int32Array, num_logprobs: Int64Array
     ) -> list[Logprobs]:
         """Returns the log probability of a given token for each row of logits; NaN may come out."""
         ...
@@ -46,11 +47,11 @@ class NoSampler:
     """Sampler of a rank that only helps to compute logits; rank 0 samples."""
 
     def __call__(
-        self, logits: Tensor, rows: SampleRows, logits_row: Int64Array | None = None
+        self, logits: object, rows: SampleRows, logits_row: Int64Array | None = None
     ) -> BatchOutput:
         return BatchOutput(token_ids=np.zeros(len(rows), dtype=np.int32))
 
     def logprobs(
-        self, logits: Tensor, targets: Int32Array, num_logprobs: Int64Array
+        self, logits: object, targets: Int32Array, num_logprobs: Int64Array
     ) -> list[Logprobs]:
         return []

@@ -8,7 +8,10 @@ import logging
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from gpu_worker.batch.arrays import Int32Array, Int64Array
+from gpu_worker.batch.batch import BatchOutput, Logprobs
 from gpu_worker.batch.sampling_rows import Biases, Penalties, SampleRows, TokenRuns
 from gpu_worker.config import DeviceConfig
 from gpu_worker.layers import ParallelGroup, Placement
@@ -22,6 +25,26 @@ from signalbox_kernels.program import Program
 logger = logging.getLogger(__name__)
 
 
+TensorSampler = Sampler[Tensor]
+
+
+class NativeTensorSampler:
+    """The native sampler for tensors on a CPU, whose memory it reads."""
+
+    def __init__(self, native: CpuSampler) -> None:
+        self._native = native
+
+    def __call__(
+        self, logits: Tensor, rows: SampleRows, logits_row: Int64Array | None = None
+    ) -> BatchOutput:
+        return self._native(logits.float().contiguous().numpy(), rows, logits_row)
+
+    def logprobs(
+        self, logits: Tensor, targets: Int32Array, num_logprobs: Int64Array
+    ) -> list[Logprobs]:
+        return self._native.logprobs(logits.float().contiguous().numpy(), targets, num_logprobs)
+
+
 def make_sampler(
     config: DeviceConfig,
     *,
@@ -29,7 +52,7 @@ def make_sampler(
     placement: Placement,
     program: Program | None,
     group: ParallelGroup,
-) -> Sampler:
+) -> TensorSampler:
     """Makes the sampler that `config` asks for. Raises ValueError where it cannot run."""
     if group.rank:
         return NoSampler()
@@ -46,7 +69,7 @@ def make_sampler(
 
 def _automatic_sampler(
     config: DeviceConfig, vocab_size: int, placement: Placement, program: Program | None
-) -> Sampler:
+) -> TensorSampler:
     device = placement.device
     reference = TorchSampler(vocab_size=vocab_size, device=device)
     if device.type == "cpu" and config.cpu_backend != "torch":
@@ -59,7 +82,9 @@ def _automatic_sampler(
     return reference
 
 
-def _tried_triton_sampler(reference: Sampler, *, vocab_size: int, placement: Placement) -> Sampler:
+def _tried_triton_sampler(
+    reference: TensorSampler, *, vocab_size: int, placement: Placement
+) -> TensorSampler:
     """Returns Triton's, or `reference` if Triton does not draw here what that does."""
     fault = fault_of_triton(reference, vocab_size=vocab_size, placement=placement)
     if fault is None:
@@ -72,11 +97,12 @@ def _tried_triton_sampler(reference: Sampler, *, vocab_size: int, placement: Pla
     return reference
 
 
-def _native_sampler(config: DeviceConfig, program: Program | None) -> Sampler:
-    return CpuSampler(program=program, num_threads=config.num_threads or torch.get_num_threads())
+def _native_sampler(config: DeviceConfig, program: Program | None) -> TensorSampler:
+    num_threads = config.num_threads or torch.get_num_threads()
+    return NativeTensorSampler(CpuSampler(program=program, num_threads=num_threads))
 
 
-def _triton_sampler(device: torch.device) -> Sampler:
+def _triton_sampler(device: torch.device) -> TensorSampler:
     _require(
         triton.is_installed(),
         "'triton', but Triton is not installed; install signalbox-serving[gpu], or use 'auto'",
@@ -97,7 +123,9 @@ def _require(condition: bool, problem: str) -> None:
         raise ValueError(f"sampling_backend is {problem}")
 
 
-def fault_of_triton(reference: Sampler, *, vocab_size: int, placement: Placement) -> str | None:
+def fault_of_triton(
+    reference: TensorSampler, *, vocab_size: int, placement: Placement
+) -> str | None:
     """Returns in one line how Triton's draws differ from `reference`'s on a device, or None."""
     rows = _trial_rows(vocab_size)
     generator = torch.Generator().manual_seed(0)

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from signalbox_kernels.random import exponentials, race_keys, token_hashes
+from signalbox_kernels.exponentials import exponentials, token_hashes
+from signalbox_kernels.random import race_keys
 
 MASK32, MASK64 = (1 << 32) - 1, (1 << 64) - 1
 

@@ -13,6 +13,7 @@ from gpu_worker.config import CacheConfig
 from gpu_worker.executors.async_executor import AsyncExecutor
 from gpu_worker.executors.decode_graphs import ladder
 from gpu_worker.kv_cache import capacity
+from gpu_worker.kv_cache.measured_device import HostDevice
 from gpu_worker.runner import executor_factory
 from gpu_worker.runner.model_runner import ModelRunner
 from tests.gpu_worker.attention.device_attention import make_device_runner
@@ -201,12 +202,12 @@ def test_memory_of_graphs_is_kept_from_the_kv_cache(
 ) -> None:
     taken: list[int] = []
 
-    def budget(config: CacheConfig, device: torch.device, bytes_taken: int, **_: int) -> int:
+    def budget(config: CacheConfig, device: HostDevice, bytes_taken: int, **_: int) -> int:
         taken.append(bytes_taken)
         return 1 << 20
 
     monkeypatch.setattr(capacity, "_budget", budget)
-    monkeypatch.setattr(capacity, "peak_growth", lambda device, work: (work(), 100)[1])
+    monkeypatch.setattr(HostDevice, "peak_growth", lambda device, work: (work(), 100)[1])
     runner = make_device_runner(tiny, None)
     recorder = GraphsOnCpu(bytes_each=(5000, 30))
     recording = make_device_runner(tiny, recorder)

@@ -74,7 +74,7 @@ from gpu_worker.config import ModelConfig
 from gpu_worker.layers import ParallelGroup, Placement
 from gpu_worker.loading.model_source import open_model
 from gpu_worker.loading.weight_loader import load_weights
-from gpu_worker.device.memory import peak_growth
+from gpu_worker.kv_cache.measured_device import HostDevice
 from gpu_worker.models import model_spec
 
 cpu = torch.device("cpu")
@@ -89,7 +89,7 @@ def load():
         loaded.append(spec.build(config, 128, placement, ParallelGroup()))
         load_weights(loaded[0], source, lambda _: None)
 
-print(peak_growth(cpu, load))
+print(HostDevice().peak_growth(load))
 """
 
 

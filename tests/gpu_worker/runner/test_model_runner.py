@@ -18,10 +18,10 @@ from gpu_worker.config import (
     ModelError,
     ParallelConfig,
 )
-from gpu_worker.device.memory import peak_growth
 from gpu_worker.device.ram import available_ram
 from gpu_worker.kv_cache import capacity
 from gpu_worker.kv_cache.cache_engine import CacheEngine
+from gpu_worker.kv_cache.measured_device import HostDevice
 from gpu_worker.runner.model_runner import ModelRunner
 from tests.gpu_worker.generation import Generated, make_batch, make_sequence
 from tests.gpu_worker.model_runners import make_prompts, make_runner
@@ -220,5 +220,5 @@ def test_peak_growth_sees_what_is_given_back() -> None:
         with mmap.mmap(-1, 64 * MIB) as fresh:  # an array might get memory that is free already
             fresh.write(b"x" * (64 * MIB))
 
-    assert 48 * MIB < peak_growth(torch.device("cpu"), work) < 256 * MIB
+    assert 48 * MIB < HostDevice().peak_growth(work) < 256 * MIB
     assert available_ram() > 0

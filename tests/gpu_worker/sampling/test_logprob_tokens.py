@@ -22,9 +22,10 @@ def make_torch() -> Sampler:
 
 def make_native() -> Sampler:
     from gpu_worker.sampling.native_sampler import CpuSampler
+    from gpu_worker.sampling.sampler_factory import NativeTensorSampler
 
     try:
-        return CpuSampler(program=None, num_threads=2)
+        return NativeTensorSampler(CpuSampler(program=None, num_threads=2))
     except NativeUnavailable as error:
         pytest.skip(str(error))
 

@@ -17,6 +17,7 @@ from gpu_worker.batch.batch import BatchOutput
 from gpu_worker.batch.sampling_rows import SampleRows
 from gpu_worker.sampling.native_sampler import CpuSampler
 from gpu_worker.sampling.sampler import Sampler
+from gpu_worker.sampling.sampler_factory import NativeTensorSampler
 from gpu_worker.sampling.torch_sampler import TorchSampler
 from signalbox_kernels import native
 from signalbox_kernels.native import Isa, NativeUnavailable
@@ -49,7 +50,7 @@ class Compared:
     """A sampler beside PyTorch's."""
 
     kind: Kind
-    make: Callable[[], Sampler]
+    make: Callable[[], Sampler[Tensor]]
     device: str
 
     def draw(
@@ -61,7 +62,7 @@ class Compared:
         assert_same(samples, self.reference(logits.shape[1])(logits, rows, logits_row))
         return samples
 
-    def reference(self, vocab_size: int) -> Sampler:
+    def reference(self, vocab_size: int) -> Sampler[Tensor]:
         return TorchSampler(vocab_size=vocab_size, device=torch.device(self.device))
 
 
@@ -74,10 +75,10 @@ def compared(request: pytest.FixtureRequest) -> Compared:
 
         return Compared(kind, lambda: TritonSampler(device=torch.device(device)), device)
 
-    def make_native() -> Sampler:
+    def make_native() -> Sampler[Tensor]:
         sampler = CpuSampler(program=None, num_threads=2)
         sampler._native = NativeSampler(num_threads=2, isa=kind.isa)
-        return sampler
+        return NativeTensorSampler(sampler)
 
     return Compared(kind, make_native, "cpu")
 

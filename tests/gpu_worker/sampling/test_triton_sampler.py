@@ -14,9 +14,8 @@ from gpu_worker.device.device_choice import streams_of
 from gpu_worker.device.input_transfer import NUM_BUFFERS, InputPacker, PinnedBuffers
 from gpu_worker.layers import ParallelGroup, Placement
 from gpu_worker.sampling import sampler_factory
-from gpu_worker.sampling.native_sampler import CpuSampler
 from gpu_worker.sampling.sampler import NoSampler, Sampler
-from gpu_worker.sampling.sampler_factory import make_sampler
+from gpu_worker.sampling.sampler_factory import NativeTensorSampler, make_sampler
 from gpu_worker.sampling.torch_sampler import TorchSampler
 from signalbox_kernels import triton
 from tests.gpu_worker.generation import make_rows
@@ -100,7 +99,7 @@ def test_the_sampler_is_the_one_asked_for(triton_device: str) -> None:
     assert type(make("triton", triton_device)) is type(triton_sampler)
     assert type(make("triton", triton_device, rank=1)) is NoSampler
     if triton_device == "cpu":
-        assert type(make("auto", "cpu")) is type(make("native", "cpu")) is CpuSampler
+        assert type(make("auto", "cpu")) is type(make("native", "cpu")) is NativeTensorSampler
         assert type(make("auto", "cpu", cpu_backend="torch")) is TorchSampler
 
 
