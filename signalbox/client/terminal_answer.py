@@ -15,7 +15,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from signalbox.client.service_client import NO_METHOD
-from signalbox.client.tls_probe import listens, tls_hint
+from signalbox.client.tls_probe import listens, speaks_http, tls_hint
 from signalbox.settings.environment import ENV_PREFIX
 from signalbox_client import Answer, AsyncStream, Chunk, RequestError
 
@@ -155,10 +155,15 @@ def explained(address: str) -> Iterator[None]:
             uses_tls = "WRONG_VERSION_NUMBER" in error.message  # the answer is not of TLS
             if hint := tls_hint(address, uses_tls=uses_tls):
                 raise RuntimeError(f"no router answers at {address}{hint}") from error
-            if listens(address):
+            if speaks_http(address):
                 raise RuntimeError(
                     f"what listens at {address} does not answer gRPC calls; --router takes the"
                     " router's gRPC port, not its HTTP port"
+                ) from error
+            if listens(address):
+                raise RuntimeError(
+                    f"the router at {address} takes no calls now; it may be starting, busy, or"
+                    " ending"
                 ) from error
             raise RuntimeError(
                 f"nothing answers at {address}; start a server with `signalbox serve MODEL`, or"

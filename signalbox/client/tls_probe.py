@@ -1,4 +1,4 @@
-"""Finds out whether an unreachable address speaks TLS, so that an error names the flag."""
+"""Finds out what an address that cannot be called speaks, so that an error names the flag."""
 
 import socket
 import ssl
@@ -11,6 +11,20 @@ def listens(address: str) -> bool:
     try:
         with _connect(address):
             return True
+    except (OSError, ValueError):
+        return False
+
+
+def speaks_http(address: str) -> bool:
+    """Returns whether a service at "HOST:PORT" answers in HTTP/1, which gRPC's never do.
+
+    Blocks for at most twice `PROBE_TIMEOUT_S` seconds.
+    """
+    request = f"GET / HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n"
+    try:
+        with _connect(address) as connection:
+            connection.sendall(request.encode())
+            return connection.recv(5) == b"HTTP/"
     except (OSError, ValueError):
         return False
 

@@ -1,6 +1,10 @@
 """An address that cannot be called names the TLS flag that is missing, or that is too much."""
 
 import asyncio
+import socketserver
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -82,14 +86,38 @@ async def test_another_service_is_called_no_router() -> None:
         await server.drain(grace_s=0.0)
 
 
-async def test_a_port_that_does_not_speak_grpc_is_not_called_silent() -> None:
-    async def answer_in_http(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n")
-        writer.close()
+@contextmanager
+def listening(answer: bytes) -> Iterator[str]:
+    """Yields the address of a port that answers each connection with some bytes, and closes it."""
 
-    server = await asyncio.start_server(answer_in_http, "127.0.0.1", 0)
-    address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    async with server, router_client(address) as client:
-        with pytest.raises(RuntimeError, match="not its HTTP port"), explained(address):
-            await client.model()
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(1024)
+            self.request.sendall(answer)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "not its HTTP port"),
+        (b"", "may be starting, busy, or"),
+    ],
+    ids=["HTTP", "a router that ends"],
+)
+async def test_a_port_that_answers_no_call_is_not_called_silent(
+    answer: bytes, expected: str
+) -> None:
+    with listening(answer) as address:
+        async with router_client(address) as client:
+            with pytest.raises(RuntimeError, match=expected), explained(address):
+                await client.model()
     assert not listens(address)
