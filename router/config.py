@@ -174,7 +174,6 @@ class ApiSettings(RequestSettings, NameSettings):
     max_grammar_memory: int = Field(
         192,
         gt=0,
-        lt=1 << 31,
         le=65_536,
         description="MiB of memory that compiling a structured output may take; one that takes"
         " more is refused",
