@@ -42,6 +42,11 @@ def count(value: Any) -> Any:
     return scaled // 10 ** len(fraction)
 
 
+def whole_number(text: str) -> int:
+    """Returns the number that `count` reads in a text. Raises ValueError."""
+    return int(str(count(text)).partition(".")[0])
+
+
 def window(value: Any) -> Any:
     """Returns the same as `count`, and None for vLLM's names of the default."""
     return None if str(value) in ("-1", "auto") else count(value)

@@ -62,9 +62,9 @@ _CORS = "answer browsers of other origins through a proxy"
 
 
 def _gib(text: str) -> float:
-    from rpc.settings.quantities import count
+    from rpc.settings.quantities import whole_number
 
-    return int(count(text)) / _BYTES_PER_GIB
+    return whole_number(text) / _BYTES_PER_GIB
 
 
 VLLM_FLAGS: Mapping[str, VllmFlag] = {

@@ -95,10 +95,23 @@ def test_engine_args_come_from_a_command_line() -> None:
 
 
 def test_a_whole_number_is_written_as_for_the_server() -> None:
-    flags = ("--model", "m", "--max-model-len", "8k", "--max-num-batched-tokens", "2K")
+    flags = (
+        "--model",
+        "m",
+        "--max-model-len",
+        "8k",
+        "--max-num-batched-tokens",
+        "2K",
+        "--seed",
+        "5.0",
+    )
     args = parse(*flags, "--kv-cache-memory-bytes", "1.5g")
     assert EngineArgs.from_cli_args(args) == EngineArgs(
-        "m", max_model_len=8000, max_num_batched_tokens=2048, kv_cache_memory_bytes=1_500_000_000
+        "m",
+        max_model_len=8000,
+        max_num_batched_tokens=2048,
+        seed=5,
+        kv_cache_memory_bytes=1_500_000_000,
     )
     with pytest.raises(SystemExit):
         parse("--max-num-seqs", "1.5")
