@@ -53,7 +53,7 @@ class WorkerCapacity:
     tensor_parallel_size: int = 1
     """Ranks, each with these blocks of `block_bytes`."""
     grammar_bytes: int = 0
-    """Bytes that compiled structured outputs may count for together."""
+    """Bytes that compiled structured outputs may count for together; a runner leaves it at 0."""
     max_steps_in_flight: int = 1
     """Most steps that the worker takes before it has answered the first of them."""
 
@@ -67,7 +67,8 @@ class WorkerCapacity:
         most = max(self.num_gpu_blocks, self.num_cpu_blocks)
         if most > MAX_BLOCKS:
             raise ValueError(f"a worker with {most} blocks has more than {MAX_BLOCKS}")
-        for name in ("max_num_seqs", "max_num_batched_tokens", "max_steps_in_flight"):
+        least_1 = ("max_num_seqs", "max_num_batched_tokens", "grammar_bytes", "max_steps_in_flight")
+        for name in least_1:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
 

@@ -75,7 +75,6 @@ class Cluster:
 
     def join(self, step_loop: StepLoop) -> None:
         self.step_loops.append(step_loop)
-        step_loop.scheduler.grammars.join()
         self._window_log.record(self.model, self.step_loops)
         self.requests.sort_out_waiting()
         step_loop.wake()

@@ -52,7 +52,7 @@ class Scheduler:
         cost: CostModel | None = None,
         eos_token_ids: frozenset[int] = frozenset(),
         worker_name: str = "",
-        grammar_bytes: int = 0,
+        grammar_bytes: int,
     ) -> None:
         self.worker_name = worker_name
         self.limits = limits

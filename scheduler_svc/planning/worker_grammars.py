@@ -32,7 +32,7 @@ class WorkerGrammars:
     """One worker's.
 
     Args:
-        memory_bytes: what its compiled grammars may count for; 0 if it compiles within steps.
+        memory_bytes: what its compiled grammars may count for.
     """
 
     def __init__(
@@ -49,19 +49,12 @@ class WorkerGrammars:
         self._compiling: Preparation | None = None
         self.to_send: Preparation | None = None
         """Request to the worker that is not sent yet."""
-        self._has_joined = False
 
     @property
     def num_bytes(self) -> int:
         """Bytes of the compiled grammars, the one that is being compiled included."""
         compiling = 0 if self._compiling is None else self._charged(self._compiling.cost)
         return sum(self._ready.values()) + compiling
-
-    def join(self) -> None:
-        """Says that the worker takes groups from now on."""
-        self._has_joined = True
-        if not self.memory_bytes:
-            self._admission.join_indifferent(joins=True)
 
     def leave(self) -> None:
         """Says that the worker is gone, and all that it has compiled."""
@@ -71,14 +64,11 @@ class WorkerGrammars:
             self._admission.forget_grammar(constraint)
         self._compiling = self.to_send = None
         self._ready.clear()
-        if self._has_joined and not self.memory_bytes:
-            self._admission.join_indifferent(joins=False)
-        self._has_joined = False
 
     def has(self, group: SequenceGroup) -> bool:
         """Returns whether a group may come in."""
         constraint = group.params.structured_output
-        return constraint is None or not self.memory_bytes or constraint in self._ready
+        return constraint is None or constraint in self._ready
 
     def want(self, group: SequenceGroup) -> None:
         """Records that a group would come in if this worker had what it needs."""
@@ -93,7 +83,7 @@ class WorkerGrammars:
     def plan(self) -> None:
         """Chooses what the worker compiles next, if it compiles nothing and there is room."""
         wanted, self.wanted = self.wanted, None
-        if self._compiling is not None or not self.memory_bytes:
+        if self._compiling is not None:
             return
         group = self._next(wanted)
         if group is None:
@@ -163,7 +153,7 @@ class WorkerGrammars:
 
     def check(self) -> None:
         """Asserts that what runs is compiled, and all of it within the memory."""
-        assert self.num_bytes <= self.memory_bytes or not self.memory_bytes
+        assert self.num_bytes <= self.memory_bytes
         for group in self._queues.running + self._queues.swapped:
             constraint = group.params.structured_output
-            assert constraint is None or not self.memory_bytes or constraint in self._ready
+            assert constraint is None or constraint in self._ready

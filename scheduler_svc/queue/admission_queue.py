@@ -166,12 +166,6 @@ class AdmissionQueue:
         if self.parked.forget(constraint) and self.waits_for(constraint):
             self._put_again([one for one in self._flows if _constraint(one) == constraint])
 
-    def join_indifferent(self, *, joins: bool) -> None:
-        """Records that a worker joins, or leaves, that compiles structured outputs within steps."""
-        self.parked.join_indifferent(joins=joins)
-        moving = self.parked if joins else filter(self.parked.holds_back, self._flows)
-        self._put_again(list(moving))
-
     def _put_again(self, groups: Iterable[SequenceGroup]) -> None:
         for group in groups:
             self._withdraw(group)

@@ -31,7 +31,6 @@ class Parked:
         self._tiebreak = itertools.count()
         self._ready: Counter[Constraint] = Counter()
         self._preparing: set[Constraint] = set()
-        self._num_indifferent = 0
 
     def __len__(self) -> int:
         return self.num_groups
@@ -46,7 +45,7 @@ class Parked:
     def holds_back(self, group: SequenceGroup) -> bool:
         """Returns whether a group must wait here, for no worker has what it needs."""
         constraint = group.params.structured_output
-        return not (constraint is None or self._num_indifferent or self._ready[constraint])
+        return constraint is not None and not self._ready[constraint]
 
     def add(self, group: SequenceGroup) -> None:
         constraint = _constraint(group)
@@ -107,10 +106,6 @@ class Parked:
             return False
         del self._ready[constraint]
         return True
-
-    def join_indifferent(self, *, joins: bool) -> None:
-        """Records that a worker joins, or leaves, that compiles within its steps."""
-        self._num_indifferent += 1 if joins else -1
 
     def check(self) -> None:
         """Asserts that each group is here because it must be, and is found."""

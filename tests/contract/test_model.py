@@ -67,6 +67,7 @@ def test_models_differ_in_the_first_field_that_does() -> None:
         ({"num_cpu_blocks": MAX_BLOCKS + 1}, "has more than 4194304"),
         ({"max_num_seqs": 0}, "max_num_seqs is 0"),
         ({"max_num_batched_tokens": 0}, "max_num_batched_tokens is 0"),
+        ({"grammar_bytes": 0}, "grammar_bytes is 0"),
     ],
 )
 def test_a_capacity_that_holds_nothing_or_too_much_is_refused(

@@ -42,6 +42,7 @@ def capacity(num_blocks: int) -> WorkerCapacity:
         block_bytes=1,
         max_num_seqs=1,
         max_num_batched_tokens=1,
+        grammar_bytes=1,
     )
 
 

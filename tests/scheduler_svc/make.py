@@ -67,7 +67,7 @@ def make_scheduler(
     prefix_caching: bool = True,
     cpu_prefix_cache: bool = True,
     cost: CostModel | None = None,
-    grammar_bytes: int = 0,
+    grammar_bytes: int = 1 << 30,
     worker_name: str = "",
 ) -> Scheduler:
     return Scheduler(

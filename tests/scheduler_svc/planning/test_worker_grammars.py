@@ -12,7 +12,7 @@ from scheduler_svc.planning.worker_grammars import Preparation
 from scheduler_svc.queue.admission_queue import AdmissionQueue
 from scheduler_svc.requests.sequence_group import SequenceGroup
 from scheduler_svc.scheduler import Scheduler
-from tests.scheduler_svc.fake_worker import EncodedPlan, FakeWorker, expected
+from tests.scheduler_svc.fake_worker import FakeWorker, expected
 from tests.scheduler_svc.make import Loop, make_request, make_scheduler, outputs
 
 MB = 1 << 20
@@ -82,7 +82,6 @@ def make_loop(admission: AdmissionQueue | None = None, **fields: Any) -> Compili
     scheduler = make_scheduler(
         admission=admission, **{"grammar_bytes": MEMORY, "num_gpu_blocks": 256, **fields}
     )
-    scheduler.grammars.join()
     return CompilingLoop(scheduler, FakeWorker(block_size=BLOCK_SIZE))
 
 
@@ -227,25 +226,6 @@ def test_what_cannot_be_compiled_fails_and_is_asked_for_again_next_time() -> Non
     submit(loop, again)
     loop.finish()
     check_outputs(again)
-
-
-def test_a_worker_that_compiles_within_steps_takes_all() -> None:
-    admission = AdmissionQueue()
-    compiling = make_loop(admission)
-    groups = [make_group(i) for i in range(3)]
-    submit(compiling, *groups)
-    assert len(admission.parked) == 3
-    older = make_scheduler(admission=admission)
-    older.grammars.join()
-    assert not len(admission.parked)
-    admission.check()
-    loop = Loop(older, FakeWorker(block_size=BLOCK_SIZE))
-    assert loop.send()
-    assert isinstance(loop.sent[0], EncodedPlan)
-    for group in older.evacuate():
-        admission.add(group)
-    assert len(admission.parked) == 3
-    admission.check()
 
 
 def test_one_that_ends_while_it_waits_is_forgotten() -> None:

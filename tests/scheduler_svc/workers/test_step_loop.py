@@ -135,7 +135,6 @@ def test_a_request_that_returns_to_the_queue_wakes_all_drivers() -> None:
 def test_a_request_waits_for_its_structured_output_and_fails_with_it(fault: str) -> None:
     driver = Driver(make_scheduler(grammar_bytes=64 * MB))
     group = make_request([7], structured_output=("regex", "a+"))
-    driver.scheduler.grammars.join()
     driver.scheduler.admission.add(group)
     assert driver.fill() == 0
     (preparation,) = driver.preparations
