@@ -138,7 +138,7 @@ class Parser(argparse.ArgumentParser):
         try:
             return super()._get_value(action, arg_string)
         except argparse.ArgumentError:
-            kind = {int: "a whole number", float: "a number"}.get(action.type, "another value")
+            kind = "a whole number" if action.type is int else "a number"
             raise argparse.ArgumentError(action, f"it takes {kind}") from None
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
