@@ -35,6 +35,8 @@ class FakeHub(http.server.ThreadingHTTPServer):
         self.stall_after: int | None = None
         """Bytes of the next download after which the hub waits for `go_on`."""
         self.go_on = threading.Event()
+        self.is_ill = False
+        """True if it answers each request with the status 503."""
 
     @property
     def url(self) -> str:
@@ -87,7 +89,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         org, name, *rest = path.removeprefix("/api/models").strip("/").split("/")
         repository = f"{org}/{name}"
         folder = self.server.root / repository
-        if token not in (None, f"Bearer {TOKEN}"):
+        if self.server.is_ill:
+            self._refuse(503, "", "Service unavailable")
+        elif token not in (None, f"Bearer {TOKEN}"):
             self._refuse(401, "", "Invalid credentials in Authorization header")
         elif not folder.is_dir():
             self._refuse(404, "RepoNotFound", "Repository not found")

@@ -6,7 +6,10 @@ Of a repository of GGUF files only the model that is meant is fetched.
 
 import errno
 import glob
+import json
 import logging
+import threading
+from collections.abc import Collection
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -27,7 +30,17 @@ from gpu_worker.hub.model_name import HubName, parse_hub_name
 logger = logging.getLogger(__name__)
 
 _FILES = ("*.json", "*.jinja", "*.py", "tokenizer.model", "merges.txt", "vocab.txt")
+_CONFIG = "config.json"
 _SAFETENSORS, _TORCH_FILES = "*.safetensors", "pytorch_model*.bin"
+_INDEXES = {
+    _SAFETENSORS: "model.safetensors.index.json",
+    _TORCH_FILES: "pytorch_model.bin.index.json",
+}
+"""Lists of the files of weights, where they are several."""
+_SERVER_ERROR = 500
+ANSWER_S = 5.0
+"""Seconds in which the hub must answer if the cache has the model; huggingface_hub itself tries
+for 23 s, or longer where packets are dropped."""
 
 
 def download(
@@ -53,9 +66,14 @@ def download(
 def _download(
     name: HubName, revision: str | None, progress: ReportProgress, *, with_weights: bool
 ) -> Path:
+    cached = _find_cached(name, revision, with_weights=with_weights)
+    if cached is not None and not _answers(name.repository, revision):
+        logger.info("the hub does not answer; using the copy of %s in the cache: %s", name, cached)
+        return cached
     files = _list_files(name.repository, revision)
     variant = _choose_gguf(name, files) if with_weights else None
     if variant is not None:
+        _tell_choice(name, variant, files)
         patterns = [glob.escape(file) for file in variant.files]
         return fetch(name.repository, revision, patterns, progress) / variant.files[0]
     if name.tag is not None:
@@ -63,6 +81,54 @@ def _download(
     weights = [_SAFETENSORS] if _has(files, _SAFETENSORS) else [_TORCH_FILES]
     patterns = [*_FILES, *(weights if with_weights else ())]
     return fetch(name.repository, revision, patterns, progress)
+
+
+def _find_cached(name: HubName, revision: str | None, *, with_weights: bool) -> Path | None:
+    """Returns the copy of a model in the cache, as `download` does; None if it is not whole."""
+    try:
+        folder = _snapshot(name.repository, revision)
+        files = _list_folder(folder)
+        variant = _choose_gguf(name, files) if with_weights else None
+        if variant is not None:
+            return folder / variant.files[0]
+        is_whole = _CONFIG in files and (not with_weights or _has_weights(folder, files))
+    except (ModelError, OSError, ValueError, LookupError):  # nothing, a part, or a bad index
+        return None
+    return folder if is_whole and name.tag is None else None
+
+
+def _has_weights(folder: Path, files: Collection[str]) -> bool:
+    """Returns whether a folder in Hugging Face's layout has all files of weights."""
+    for weights, index in _INDEXES.items():
+        if index in files:
+            return set(json.loads((folder / index).read_bytes())["weight_map"].values()) <= {*files}
+        if _has(files, weights):
+            return True
+    return False
+
+
+def _answers(repository: str, revision: str | None) -> bool:
+    """Returns whether the hub answers in time: with the model, or that it may not be had."""
+    answers: list[bool] = []
+    thread = threading.Thread(  # a name that is not resolved obeys no timeout
+        target=lambda: answers.append(_asks(repository, revision)), name="hub", daemon=True
+    )
+    thread.start()
+    thread.join(ANSWER_S)
+    return any(answers)
+
+
+def _asks(repository: str, revision: str | None) -> bool:
+    import huggingface_hub as hub
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        hub.HfApi().model_info(repository, revision=revision, timeout=ANSWER_S)
+    except HfHubHTTPError as error:
+        return error.response.status_code < _SERVER_ERROR
+    except Exception:  # those of the HTTP library, which differ between versions
+        return False
+    return True
 
 
 def _choose_gguf(name: HubName, files: dict[str, int]) -> GGUFVariant | None:
@@ -74,6 +140,12 @@ def _choose_gguf(name: HubName, files: dict[str, int]) -> GGUFVariant | None:
         return None
     chosen = choose_variant(name.repository, variants, name.tag)
     check_parts(name.repository, chosen)
+    return chosen
+
+
+def _tell_choice(name: HubName, chosen: GGUFVariant, files: dict[str, int]) -> None:
+    """Warns of a choice that the name has left open."""
+    variants = find_variants(files)
     if name.tag is None and len(variants) > 1:
         why = "" if chosen.label == PREFERRED else f", the nearest in size to {PREFERRED}"
         logger.warning(
@@ -82,12 +154,11 @@ def _choose_gguf(name: HubName, files: dict[str, int]) -> GGUFVariant | None:
             f"{chosen.files[0]} ({format_bytes(chosen.num_bytes)})",
             why,
             name.repository,
-            describe([one for one in variants if one is not chosen]),
+            describe([one for one in variants if one != chosen]),
         )
-    return chosen
 
 
-def _has(files: dict[str, int], pattern: str) -> bool:
+def _has(files: Collection[str], pattern: str) -> bool:
     return any(
         fnmatch(file, pattern) and not any(fnmatch(file, other) for other in DUPLICATES)
         for file in files
@@ -112,7 +183,7 @@ def _list_files(repository: str, revision: str | None) -> dict[str, int]:
     except Exception as error:
         logger.info("the hub does not answer (%s); looking into the cache", type(error).__name__)
         try:
-            return _list_cached(repository, revision)
+            return _list_folder(_snapshot(repository, revision))
         except LocalEntryNotFoundError:
             if isinstance(error, HfHubHTTPError):
                 raise error from None
@@ -120,15 +191,18 @@ def _list_files(repository: str, revision: str | None) -> dict[str, int]:
     return {entry.path: entry.size for entry in entries if isinstance(entry, hub.RepoFile)}
 
 
-def _list_cached(repository: str, revision: str | None) -> dict[str, int]:
+def _snapshot(repository: str, revision: str | None) -> Path:
     """Raises LocalEntryNotFoundError for a revision of which nothing is cached."""
     import huggingface_hub as hub
 
-    folder = Path(
+    return Path(
         hub.snapshot_download(
             repository, revision=revision, local_files_only=True, allow_patterns=[]
         )
     )
+
+
+def _list_folder(folder: Path) -> dict[str, int]:
     found = (path for path in folder.rglob("*") if path.is_file())
     return {path.relative_to(folder).as_posix(): path.stat().st_size for path in found}
 

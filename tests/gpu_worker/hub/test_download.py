@@ -3,8 +3,10 @@
 import logging
 import os
 import shutil
+import socket
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -107,6 +109,78 @@ def test_cached_model_needs_no_hub(hub: FakeHub, monkeypatch: pytest.MonkeyPatch
     open_path("some-org/Some-Model")
     point_at(monkeypatch, "http://127.0.0.1:9")
     assert open_path("some-org/Some-Model").name == "Some-Model"
+
+
+@contextmanager
+def silent_hub() -> Iterator[str]:
+    """Yields the URL of a port that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+def refuse_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails where huggingface_hub would wait before it tries again."""
+
+    def sleep(seconds: float) -> None:
+        pytest.fail(f"it waits {seconds} s to try again")
+
+    at_once = SimpleNamespace(**vars(time) | {"sleep": sleep})
+    monkeypatch.setattr("huggingface_hub.utils._http.time", at_once)
+
+
+@pytest.mark.parametrize("name", ["some-org/Some-Model", f"{GGUF}:Q4_K_M"])
+@pytest.mark.parametrize("hub_is", ["gone", "silent", "ill"])
+def test_a_whole_copy_is_used_at_once_where_the_hub_does_not_answer(
+    name: str,
+    hub_is: str,
+    hub: FakeHub,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    make_model(hub.repository())
+    make_repository(hub)
+    path = fetch(name)
+    with silent_hub() as url:
+        if hub_is == "ill":
+            hub.is_ill = True
+        else:
+            point_at(monkeypatch, url if hub_is == "silent" else "http://127.0.0.1:9")
+        if hub_is == "silent":
+            monkeypatch.setattr("gpu_worker.hub.download.ANSWER_S", 0.1)
+        refuse_to_wait(monkeypatch)
+        with caplog.at_level(logging.INFO):
+            assert fetch(name) == path
+    line = f"the hub does not answer; using the copy of {name} in the cache: {path}"
+    assert caplog.messages.count(line) == 1
+
+
+@pytest.mark.parametrize("missing", ["config.json", "*-00002-of-*", "*.safetensors", None])
+def test_a_part_of_a_model_is_no_copy_of_it(
+    missing: str | None,
+    hub: FakeHub,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    make_model(hub.repository())
+    copy = fetch("some-org/Some-Model")
+    if missing is not None:
+        remove_files(copy, missing)
+    point_at(monkeypatch, "http://127.0.0.1:9")
+    with caplog.at_level(logging.INFO), suppress(ModelError):  # by huggingface_hub's version
+        fetch("some-org/Some-Model")
+    assert ("using the copy" in caplog.text) is (missing is None)
+
+
+def test_a_hub_that_answers_is_asked_though_there_is_a_copy(
+    hub: FakeHub, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_model(hub.repository())
+    fetch("some-org/Some-Model")
+    hub.asked.clear()
+    with caplog.at_level(logging.INFO):
+        fetch("some-org/Some-Model")
+    assert "using the copy" not in caplog.text
+    assert "/api/models/some-org/Some-Model/tree/main" in {one.path for one in hub.asked}
 
 
 @pytest.mark.parametrize(
