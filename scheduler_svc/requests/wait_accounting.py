@@ -64,14 +64,14 @@ class WaitLedger:
     def account(self, now: float) -> Account:
         """Returns the account as of now, to be given to `since` later."""
         self._accrue(now)
-        return tuple((self._seconds[reason], self._num_plans[reason]) for reason in WaitReason)
+        return tuple(zip(self._seconds.values(), self._num_plans.values(), strict=True))
 
     def since(self, start: Account, now: float) -> tuple[Wait, ...]:
         """Returns what the queue has waited for since then, the longest first."""
         waits = [
             Wait(reason, seconds - seconds_then, num_plans - num_plans_then)
             for reason, (seconds, num_plans), (seconds_then, num_plans_then) in zip(
-                WaitReason, self.account(now), start, strict=True
+                self._seconds, self.account(now), start, strict=True
             )
         ]
         held = [wait for wait in waits if wait.seconds > 0]
