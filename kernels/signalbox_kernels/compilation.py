@@ -26,7 +26,7 @@ FLAGS = (
     "-Wextra",
     "-Wno-psabi",
 )
-_PORTABLE = ("-DSB_WIDTH=8",)
+_PORTABLE = ("-DSB_WIDTH=4",)
 _AVX2 = ("-DSB_WIDTH=8", "-mavx2", "-mfma")
 _WIDE = ("-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
 _AVX512 = ("-DSB_WIDTH=16", *_WIDE)
@@ -41,6 +41,11 @@ _SETS = {
         "avx512_vnni": _VNNI,
         "avx512_bf16": _BF16,
         "amx": (*_BF16, "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
+    },
+    "aarch64": {
+        "portable": _PORTABLE,
+        "neon_dotprod": ("-DSB_WIDTH=4", "-march=armv8.2-a+dotprod"),
+        "neon_i8mm": ("-DSB_WIDTH=4", "-march=armv8.2-a+dotprod+i8mm"),
     },
 }
 _MACHINES = {"AMD64": "x86_64", "arm64": "aarch64"}

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 class Isa(IntEnum):
-    """Instruction sets, from the one that runs anywhere to the fastest."""
+    """Instruction sets; of one architecture's, a higher number is a faster set."""
 
     PORTABLE = 0
     AVX2 = 1
@@ -25,6 +25,8 @@ class Isa(IntEnum):
     AVX512_VNNI = 4
     AVX512_BF16 = 5
     AMX = 6
+    NEON_DOTPROD = 7
+    NEON_I8MM = 8
 
 
 ISA_VARIABLE = "SIGNALBOX_ISA"

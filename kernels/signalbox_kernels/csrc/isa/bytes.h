@@ -29,6 +29,10 @@ SB_INLINE void store_bytes(int8_t* p, VI v) {
   const __m256i fours = _mm256_packs_epi16(pairs, _mm256_setzero_si256());
   const int32_t halves[2] = {_mm256_extract_epi32(fours, 0), _mm256_extract_epi32(fours, 4)};
   std::memcpy(p, halves, sizeof halves);
+#elif defined(__aarch64__)
+  const int16x4_t pairs = vmovn_s32(reinterpret_cast<int32x4_t>(v));
+  const int8x8_t fours = vmovn_s16(vcombine_s16(pairs, pairs));
+  std::memcpy(p, &fours, W);
 #else
   for (int i = 0; i < W; ++i) p[i] = static_cast<int8_t>(v[i]);
 #endif
@@ -39,6 +43,10 @@ SB_INLINE V load_halves(const void* p) {
   __m256i halves;
   std::memcpy(&halves, p, sizeof halves);
   return reinterpret_cast<V>(_mm512_maskz_cvtph_ps(0xffff, halves));
+#elif defined(__aarch64__)
+  float16x4_t halves;
+  std::memcpy(&halves, p, sizeof halves);
+  return reinterpret_cast<V>(vcvt_f32_f16(halves));
 #else
   VH halves;
   std::memcpy(&halves, p, sizeof halves);
@@ -91,6 +99,19 @@ SB_INLINE VI dot_bytes(VI sum, VU codes, word four) {
   if (!IsWide) return sum + add(pairs(codes), 1);
   // Pairs of wide products would not fit into 16 bits: by halves of the unsigned bytes.
   return sum + add(pairs(codes & 0x0f0f0f0fu), 1) + add(pairs((codes >> 4) & 0x0f0f0f0fu), 16);
+#elif defined(__ARM_FEATURE_MATMUL_INT8)
+  const auto right = reinterpret_cast<int8x16_t>(vdupq_n_u32(four));
+  return reinterpret_cast<VI>(vusdotq_s32(reinterpret_cast<int32x4_t>(sum),
+                                          reinterpret_cast<uint8x16_t>(codes), right));
+#elif defined(__ARM_FEATURE_DOTPROD)
+  const auto right = reinterpret_cast<int8x16_t>(vdupq_n_u32(four));
+  const auto left = reinterpret_cast<int8x16_t>(IsWide ? codes ^ 0x80808080u : codes);
+  const int32x4_t dot = vdotq_s32(reinterpret_cast<int32x4_t>(sum), left, right);
+  if (!IsWide) return reinterpret_cast<VI>(dot);
+  // Both sides are signed: what was subtracted from the codes, 128 times the right side, is added.
+  const int8x16_t half = vdupq_n_s8(64);
+  const int32x4_t missing = vdotq_s32(vdotq_s32(vdupq_n_s32(0), half, right), half, right);
+  return reinterpret_cast<VI>(vaddq_s32(dot, missing));
 #else
   for (int i = 0; i < 4; ++i) {
     const auto right = static_cast<int8_t>(four >> (8 * i));

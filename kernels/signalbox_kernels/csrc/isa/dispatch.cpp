@@ -1,4 +1,4 @@
-// Reads the processor's own registers: the compiler's __builtin_cpu_supports needs a table that only
+// Reads the processor's own registers on x86-64: the compiler's __builtin_cpu_supports needs a table that only
 // some C libraries fill, and is false throughout in a library that is linked without one.
 
 #include "isa/dispatch.h"
@@ -11,6 +11,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
 #endif
 
 namespace sb {
@@ -103,6 +105,14 @@ bool machine_has(int32_t isa) {
     case SB_AMX: return has_amx(f);
     default: return false;
   }
+}
+
+#elif defined(__aarch64__) && defined(__linux__)
+
+bool machine_has(int32_t isa) {
+  const bool has_dot_products = getauxval(AT_HWCAP) & 1u << 20;  // HWCAP_ASIMDDP
+  const bool has_i8mm = getauxval(AT_HWCAP2) & 1u << 13;         // HWCAP2_I8MM
+  return has_dot_products && (isa == SB_NEON_DOTPROD || (isa == SB_NEON_I8MM && has_i8mm));
 }
 
 #else

@@ -14,8 +14,10 @@ enum SbIsa : int32_t {
   SB_AVX512_VNNI = 4,
   SB_AVX512_BF16 = 5,  // with VNNI
   SB_AMX = 6,          // for bfloat16 and bytes, with all AVX-512 sets
+  SB_NEON_DOTPROD = 7,
+  SB_NEON_I8MM = 8,  // products of unsigned by signed bytes
 };
-#define SB_NUM_ISAS 7
+#define SB_NUM_ISAS 9
 
 #if defined(__GNUC__)
 #pragma GCC visibility push(default)

@@ -20,6 +20,8 @@ SB_INLINE bool any(VI mask) {
   return _mm512_movepi32_mask(reinterpret_cast<__m512i>(mask)) != 0;
 #elif defined(__AVX2__)
   return _mm256_movemask_ps(reinterpret_cast<__m256>(mask)) != 0;
+#elif defined(__aarch64__)
+  return vmaxvq_u32(reinterpret_cast<uint32x4_t>(mask)) != 0;
 #else
   int32_t lanes[W];
   std::memcpy(lanes, &mask, sizeof lanes);

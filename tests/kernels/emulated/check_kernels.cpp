@@ -1,0 +1,274 @@
+// Products, attention and draws of one instruction set against plain loops; needs no Python.
+//
+//   check_kernels COMMON_LIBRARY              prints the numbers of the sets that the machine has
+//   check_kernels COMMON_LIBRARY SET NUMBER   checks the kernels of a set's library
+#include "harness.h"
+
+namespace {
+
+constexpr double kUnit = 0x1p-24;  // half a unit in the last place of 1
+
+// Two sums of `depth` products, each rounded.
+void check_products(int32_t element) {
+  for (const auto& [n, k] : {std::pair{1, 1}, {33, 50}, {70, 96}}) {
+    const Elements weight(element, random_numbers(n * k));
+    char* packed = aligned(CALL(sb_packed_bytes)(element, n, k, 0));
+    CALL(sb_pack)(element, weight.bytes.data(), n, k, 0, packed);
+    SbOp op{};
+    op.kind = SB_LINEAR;
+    op.dst = 1;
+    op.n = n;
+    op.weight = packed;
+    Run run(make_shape(element), {op}, {{k, SB_ELEMENTS}, {n, SB_FLOATS}});
+    for (const int rows : {1, 2, 5, 13}) {
+      const Elements x(element, random_numbers(rows * k));
+      const size_t size = x.bytes.size() / x.values.size(), width = sb::round_up(k, sb::kPanel);
+      char* left = run.buffer(0, 16);
+      for (int r = 0; r < rows; ++r)
+        std::memcpy(left + r * width * size, x.bytes.data() + r * k * size, k * size);
+      run.step(0, rows);
+      const auto* out = reinterpret_cast<float*>(run.buffer(1, 16));
+      for (int r = 0; r < rows; ++r)
+        for (int c = 0; c < n; ++c) {
+          double sum = 0, terms = 0;
+          for (int i = 0; i < k; ++i) {
+            const double term = static_cast<double>(x.values[r * k + i]) * weight.values[c * k + i];
+            sum += term;
+            terms += std::fabs(term);
+          }
+          check_near("product", out[r * sb::round_up(n, sb::kPanel) + c], sum,
+                     2 * (k + 2) * kUnit * terms);
+        }
+    }
+    std::free(packed);
+  }
+}
+
+// A type of ggml's blocks of 32 values.
+struct Blocks {
+  const char* name;
+  int32_t type;
+  int bytes;
+  float (*value)(const uint8_t* block, int i);
+};
+
+float half(const uint8_t* p) {  // a normal one
+  uint16_t h;
+  std::memcpy(&h, p, sizeof h);
+  const float x = std::ldexp(1.0f + (h & 0x3ff) / 1024.0f, (h >> 10 & 31) - 15);
+  return h & 0x8000 ? -x : x;
+}
+
+int nibble(const uint8_t* bytes, int i) { return i < 16 ? bytes[i] & 15 : bytes[i - 16] >> 4; }
+
+const Blocks kBlocks[] = {
+    {"Q4_0", 2, 18, [](const uint8_t* b, int i) { return half(b) * (nibble(b + 2, i) - 8); }},
+    {"Q4_1", 3, 20,
+     [](const uint8_t* b, int i) { return half(b) * nibble(b + 4, i) + half(b + 2); }},
+    {"Q5_0", 6, 22,
+     [](const uint8_t* b, int i) {
+       return half(b) * ((nibble(b + 6, i) | (b[2 + i / 8] >> i % 8 & 1) << 4) - 16);
+     }},
+    {"Q8_0", 8, 34,
+     [](const uint8_t* b, int i) { return half(b) * static_cast<int8_t>(b[2 + i]); }},
+};
+
+std::vector<uint8_t> random_blocks(const Blocks& kind, int64_t count) {
+  std::vector<uint8_t> made(static_cast<size_t>(count * kind.bytes));
+  for (uint8_t& byte : made) byte = static_cast<uint8_t>(128.0f + 128.0f * random_number());
+  for (int64_t i = 0; i < count; ++i) {
+    uint8_t* block = made.data() + i * kind.bytes;
+    block[1] = 0x20 | (block[1] & 0x8f);  // scale and minimum: some hundredths
+    if (kind.type == 3) block[3] = 0x20 | (block[3] & 0x8f);
+  }
+  return made;
+}
+
+// A row is coded in 8 bits before; sums within a group of 32 are exact, and of the groups' `scale`,
+// `minimum` and sum some ten operations are rounded.
+void check_coded_products(const Blocks& kind) {
+  constexpr int n = 70, groups = 3, k = groups * sb::kGroup, rows = 5;
+  const std::vector<uint8_t> blocks = random_blocks(kind, n * groups);
+  const int32_t format = CALL(sb_format_of)(kind.type);
+  char* packed = aligned(CALL(sb_quantised_bytes)(format, n, k, 0));
+  CALL(sb_pack_blocks)(kind.type, blocks.data(), groups * kind.bytes, n, k, 0, packed);
+  SbOp code{}, product{};
+  code.kind = SB_CODE;
+  code.dst = 1;
+  product.kind = SB_LINEAR;
+  product.src = 1;
+  product.dst = 2;
+  product.n = n;
+  product.weight = packed;
+  product.format = format;
+  Run run(make_shape(SB_F32), {code, product}, {{k, SB_ELEMENTS}, {k, SB_CODES}, {n, SB_FLOATS}});
+  const std::vector<float> x = random_numbers(rows * k);
+  std::memcpy(run.buffer(0, 16), x.data(), 4 * x.size());
+  run.step(0, rows);
+  const auto* coded = reinterpret_cast<sb::CodedGroup*>(run.buffer(1, 16));
+  const auto* out = reinterpret_cast<float*>(run.buffer(2, 16));
+  for (int r = 0; r < rows; ++r)
+    for (int c = 0; c < n; ++c) {
+      double sum = 0, terms = 0;
+      for (int i = 0; i < k; ++i) {
+        const sb::CodedGroup& group = coded[r * groups + i / sb::kGroup];
+        const double left = static_cast<double>(group.scale) * group.codes[i % sb::kGroup];
+        check_near("code", left, x[r * k + i], 0.51 * group.scale);
+        const uint8_t* block = blocks.data() + (c * groups + i / sb::kGroup) * kind.bytes;
+        const double term = left * kind.value(block, i % sb::kGroup);
+        sum += term;
+        terms += std::fabs(left) * 32 * std::fabs(half(block)) + std::fabs(term);
+      }
+      check_near(kind.name, out[r * sb::round_up(n, sb::kPanel) + c], sum, 16 * kUnit * terms);
+    }
+  std::free(packed);
+}
+
+// Rotation, cache and attention: a prompt of 37 tokens in two parts, then single tokens.
+void check_attention(int32_t element) {
+  constexpr int size = 16, heads = 2, tokens = 40, width = (heads + 2) * size;
+  SbShape shape = make_shape(element);
+  shape.num_heads = heads;
+  shape.scale = 0.25f;
+  std::vector<float> angles(64 * size);
+  for (int t = 0; t < 64; ++t)
+    for (int i = 0; i < size / 2; ++i) {
+      const double angle = t * std::pow(10000.0, -2.0 * i / size);
+      angles[t * size + i] = static_cast<float>(std::cos(angle));
+      angles[t * size + size / 2 + i] = static_cast<float>(std::sin(angle));
+    }
+  shape.rotary = angles.data();
+  SbOp rotate{}, attend{};
+  rotate.kind = SB_ROTATE;
+  rotate.dst = 1;
+  attend.kind = SB_ATTEND;
+  attend.src = 1;
+  attend.dst = 2;
+  Run run(shape, {rotate, attend},
+          {{width, SB_FLOATS}, {heads * size, SB_ELEMENTS}, {heads * size, SB_ELEMENTS}});
+  constexpr int64_t block_bytes = 2 * 16 * size * 4;
+  char* pool = aligned(8 * block_bytes);
+  CALL(sb_program_bind)(run.program, pool, block_bytes);
+  std::vector<float> rows = random_numbers(tokens * width), turned = rows;
+  for (int t = 0; t < tokens; ++t)
+    for (int h = 0; h < heads + 1; ++h)
+      for (int i = 0; i < size / 2; ++i) {
+        const float* x = rows.data() + t * width + h * size + i;
+        float* y = turned.data() + t * width + h * size + i;
+        const float* cosine = angles.data() + t * size + i;
+        y[0] = x[0] * cosine[0] - x[size / 2] * cosine[size / 2];
+        y[size / 2] = x[size / 2] * cosine[0] + x[0] * cosine[size / 2];
+      }
+  // Scores are at most 0.25 * 16 * 2: an error of theirs is one of the same size of a weight. In
+  // bfloat16 queries, keys, values, weights and results are rounded to 8 bits.
+  const double allowed = element == SB_F32 ? 1e-4 : 6e-2;
+  int past = 0;
+  for (const int count : {20, 17, 1, 1, 1}) {
+    std::memcpy(run.buffer(0, 48), rows.data() + past * width, 4 * width * count);
+    run.step(past, count);
+    const char* out = run.buffer(2, 48);
+    for (int t = past; t < past + count; ++t)
+      for (int h = 0; h < heads; ++h) {
+        double total = 0, sums[size] = {};
+        for (int j = 0; j <= t; ++j) {
+          double score = 0;
+          for (int i = 0; i < size; ++i)
+            score += static_cast<double>(turned[t * width + h * size + i]) *
+                     turned[j * width + heads * size + i];
+          const double weight = std::exp(0.25 * score);
+          total += weight;
+          for (int i = 0; i < size; ++i) sums[i] += weight * rows[j * width + (heads + 1) * size + i];
+        }
+        for (int i = 0; i < size; ++i) {
+          const int at = ((t - past) * heads + h) * size + i;
+          float actual;
+          uint16_t narrow;
+          std::memcpy(&actual, out + 4 * at, sizeof actual);
+          std::memcpy(&narrow, out + 2 * at, sizeof narrow);
+          check_near("attention", element == SB_F32 ? actual : of_bfloat16(narrow), sums[i] / total,
+                     allowed);
+        }
+      }
+    past += count;
+  }
+  std::free(pool);
+}
+
+// The race's number in (0, 1) for a token; see sampling/race.h.
+double number_of(uint64_t key, int token) {
+  uint32_t x = static_cast<uint32_t>(token) * 0x9e3779b1u + static_cast<uint32_t>(key);
+  x = (x ^ x >> 16) * 0x21f0aaadu;
+  x = ((x ^ x >> 15) + static_cast<uint32_t>(key >> 32)) * 0x735a2d97u;
+  x = (x ^ x >> 15) * 0x846ca68bu;
+  x ^= x >> 16;
+  return std::fmax(0x1p-33, static_cast<float>(x) * 0x1p-32f);
+}
+
+void check_draws() {
+  constexpr int rows = 64, vocab = 1031;
+  std::vector<float> logits = random_numbers(rows * vocab), logprobs(rows);
+  for (float& x : logits) x *= 8;
+  std::vector<int64_t> row_of(rows), zeros(rows), reported(rows);
+  std::vector<uint64_t> keys(rows);
+  std::vector<float> temperature(rows), ones(rows, 1.0f), none(rows);
+  std::vector<int32_t> drawn(rows), ranks(rows);
+  std::vector<uint8_t> status(rows);
+  for (int r = 0; r < rows; ++r) {
+    row_of[r] = r;
+    keys[r] = static_cast<uint64_t>(r) * 0x9e3779b97f4a7c15u;
+    temperature[r] = r % 2 ? 1.0f : 0.0f;
+  }
+  SbDraws draws{};
+  draws.num_rows = rows;
+  draws.vocab_size = vocab;
+  draws.logits = logits.data();
+  draws.logits_row = row_of.data();
+  draws.keys = keys.data();
+  draws.temperature = temperature.data();
+  draws.top_p = draws.typical_p = ones.data();
+  draws.min_p = none.data();
+  draws.top_k = zeros.data();
+  draws.num_logprobs = reported.data();
+  draws.drawn = drawn.data();
+  draws.status = status.data();
+  draws.logprob = logprobs.data();
+  draws.rank = ranks.data();
+  void* sampler = CALL(sb_sampler_new)(nullptr, 2, isa);
+  if (!sampler || CALL(sb_sampler_run)(sampler, &draws)) stop("no sampler");
+  CALL(sb_sampler_free)(sampler);
+  for (int r = 0; r < rows; ++r) {
+    const float* row = logits.data() + r * vocab;
+    double mass = 0, best = -INFINITY, actual = 0;
+    for (int t = 0; t < vocab; ++t) {
+      const double weight = std::exp(static_cast<double>(row[t]));
+      const double score = r % 2 ? weight / -std::log1p(-number_of(keys[r], t)) : weight;
+      mass += weight;
+      if (score > best) best = score;
+      if (t == drawn[r]) actual = score;
+    }
+    check(actual >= best * (1 - 1e-5), "drawn score", actual, best);
+    check_near("log probability", logprobs[r], row[drawn[r]] - std::log(mass), 1e-4);
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  common = open_library(argv[1]);
+  if (argc < 4) {
+    for (int32_t number = 0; number < SB_NUM_ISAS; ++number)
+      if (CALL(sb_machine_has)(number)) std::printf("%d\n", number);
+    return 0;
+  }
+  isa = std::atoi(argv[3]);
+  const auto table = reinterpret_cast<const void* (*)()>(dlsym(open_library(argv[2]), "sb_kernel_table"));
+  CALL(sb_use_kernels)(isa, table());
+  for (const int32_t element : {SB_F32, SB_BF16}) {
+    check_products(element);
+    check_attention(element);
+  }
+  for (const Blocks& kind : kBlocks) check_coded_products(kind);
+  check_draws();
+  std::printf("%d checks passed, %d failed\n", num_passed, num_failed);
+  return num_failed ? 1 : 0;
+}
