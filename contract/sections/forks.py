@@ -3,14 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from contract.columns import (
-    check_length,
-    check_lowest,
-    int32_list,
-    int64_list,
-    pack_int32,
-    pack_int64,
-)
+from contract.columns import check_length, int32_list, int64_list, pack_int32, pack_int64
 from protos.worker.v1 import worker_pb2 as pb
 
 
@@ -33,7 +26,7 @@ def encode_forks(forks: Sequence[Fork]) -> pb.Forks:
 
 
 def decode_forks(message: pb.Forks) -> tuple[Fork, ...]:
-    """Raises InvalidArgument if the columns differ in length, or a child's id is negative."""
+    """Raises InvalidArgument if the columns differ in length."""
     parents = int64_list(message.parent_seq_ids, "forks.parent_seq_ids")
     children = int64_list(message.child_seq_ids, "forks.child_seq_ids")
     branches = int32_list(message.branches, "forks.branches")
@@ -41,5 +34,4 @@ def decode_forks(message: pb.Forks) -> tuple[Fork, ...]:
     check_length("forks.child_seq_ids", len(children), len(parents))
     check_length("forks.branches", len(branches), len(parents))
     check_length("forks.token_ids", len(token_ids), len(parents))
-    check_lowest("forks.child_seq_ids", children, 0)
     return tuple(map(Fork, parents, children, branches, token_ids))

@@ -83,6 +83,8 @@ class StagedStep:
         state = self.rows.state[source]
         if fork.child in children or (fork.child in self.row_of and fork.child != fork.parent):
             raise InvalidArgument("forks.child_seq_ids", fork.child, "a sequence not known yet")
+        if fork.child < 0:
+            raise InvalidArgument("forks.child_seq_ids", fork.child, "at least 0")
         if fork.branch < 0:
             raise InvalidArgument("forks.branches", fork.branch, "at least 0")
         if state["num_computed"] < state["num_prompt"]:

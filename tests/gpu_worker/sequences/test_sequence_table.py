@@ -247,6 +247,7 @@ REFUSED: dict[str, Step] = {
     "unknown parent": make_step(forks=[Fork(9, 2, 1, 3)]),
     "child known": make_step(new=[], forks=[Fork(1, 2, 1, 3), Fork(1, 2, 1, 3)]),
     "fork's token past the vocabulary": make_step(forks=[Fork(1, 2, 1, 512)]),
+    "fork's child negative": make_step(forks=[Fork(1, -2, 1, 5)]),
     "fork's branch negative": make_step(forks=[Fork(1, 2, -1, 5)]),
     "new is known": make_step(new=[make_new(1, [1], [0])]),
     "new twice": make_step(new=[GOOD, GOOD]),
