@@ -3,6 +3,7 @@
 import pytest
 
 from scheduler_svc.kv.block_allocator import BlockAllocator
+from scheduler_svc.kv.block_manager import AllocStatus
 from scheduler_svc.requests.sequence_group import SequenceGroup
 from tests.scheduler_svc.fake_worker import expected
 from tests.scheduler_svc.make import (
@@ -46,6 +47,18 @@ def test_whole_blocks_of_a_common_prefix_are_not_computed_again(
     group = make_request(second, arrival=1.0, max_tokens=4)
     run(loop, group)
     assert group.num_cached_tokens == num_cached_tokens
+
+
+def test_blocks_that_a_running_sequence_shares_need_no_room() -> None:
+    loop = make_loop(make_scheduler(num_gpu_blocks=4))
+    first = make_request([*PREFIX, 3], max_tokens=4)
+    loop.scheduler.admission.add(first)
+    assert loop.send()
+    loop.answer()
+    assert loop.scheduler.blocks.gpu.num_free == 1
+    sharing, other = (make_request([*prompt, 1], max_tokens=2) for prompt in (PREFIX, PREFIX[1:]))
+    assert loop.scheduler.blocks.can_allocate(sharing) is AllocStatus.OK
+    assert loop.scheduler.blocks.can_allocate(other) is AllocStatus.LATER
 
 
 def test_a_conversation_finds_its_own_answer() -> None:
