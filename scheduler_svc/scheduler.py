@@ -4,34 +4,27 @@ Pure planning: no clock, no I/O. `schedule` books what it plans; `update` takes 
 steps may be planned before the first is answered, so a sequence counts its tokens in flight, and
 while there are any it is not preempted, forked or freed.
 
-Its parts own the state: `GroupQueues` the queue of each group, `BlockSpaceManager` the blocks,
-`WorkerState` what the worker knows, `DecodeColumns` the counters of sequences that only decode.
-`Planner`, `GroupSelection` and `Preemption` decide one step; `OutputProcessor` says what its answer
-means, and `SequenceRelease` ends sequences.
+`Bookkeeping` has the owners of the state. `Planner`, `GroupSelection`, `Preemption` and `Swapping`
+decide one step; `OutputProcessor` processes its result.
 """
 
 from collections import deque
-from collections.abc import Set
 
 from contract.step_result import StepResult, StepTimings
 from contract.updates import FinishReason
 from scheduler_svc.config import CacheShape, PreemptionMode, StepLimits
 from scheduler_svc.insight.stats import RequestStats, StepStats
-from scheduler_svc.kv.block_manager import BlockSpaceManager
 from scheduler_svc.kv.cost_model import CostModel
-from scheduler_svc.planning.decode_columns import DecodeColumns
+from scheduler_svc.planning.bookkeeping import Bookkeeping
 from scheduler_svc.planning.group_selection import GroupSelection
 from scheduler_svc.planning.plan import StepPlan
 from scheduler_svc.planning.planner import Planner
 from scheduler_svc.planning.preemption import Preemption
-from scheduler_svc.planning.sequence_release import SequenceRelease
 from scheduler_svc.planning.suspect_turns import Trials, pop_cleared
 from scheduler_svc.planning.swapping import Swapping
 from scheduler_svc.planning.token_budget import token_budget
 from scheduler_svc.planning.worker_grammars import WorkerGrammars
-from scheduler_svc.planning.worker_state import WorkerState
 from scheduler_svc.queue.admission_queue import AdmissionQueue
-from scheduler_svc.queue.worker_queues import GroupQueues
 from scheduler_svc.requests.sequence import Counters, Sequence, SequenceStatus
 from scheduler_svc.requests.sequence_group import SequenceGroup
 from scheduler_svc.requests.timeline import EventKind
@@ -64,76 +57,34 @@ class Scheduler:
         self.num_steps = 0
         self.steps = StepStats()
         self.request_stats = RequestStats()  # of those that ended here
-        self.blocks = blocks = BlockSpaceManager(
-            block_size=cache.block_size,
-            num_gpu_blocks=cache.num_gpu_blocks,
-            num_cpu_blocks=cache.num_cpu_blocks,
-            num_watermark_blocks=cache.num_watermark_blocks,
-            max_model_len=cache.max_model_len,
-            prefix_caching=cache.prefix_caching,
-            cpu_prefix_cache=cache.cpu_prefix_cache,
-            costs=self.cost,
-        )
-        self._queues = queues = GroupQueues(admission)
-        self._decode_columns = decode_columns = DecodeColumns(blocks, admission)
-        self._worker_state = worker_state = WorkerState(blocks)
-        self._sequence_release = SequenceRelease(
-            queues=queues, blocks=blocks, worker_state=worker_state
-        )
-        self.grammars = WorkerGrammars(
-            queues=queues, sequence_release=self._sequence_release, memory_bytes=grammar_bytes
-        )
-        self._trials = Trials(queues, worker_name=worker_name)
+        self.books = books = Bookkeeping.make(cache, admission=admission, costs=self.cost)
+        self.blocks = books.blocks
+        self._queues = books.queues
+        self.grammars = WorkerGrammars(books, memory_bytes=grammar_bytes)
+        self._trials = Trials(books.queues, worker_name=worker_name)
         self._group_selection = GroupSelection(
-            limits=limits,
-            queues=queues,
-            blocks=blocks,
-            sequence_release=self._sequence_release,
-            grammars=self.grammars,
-            trials=self._trials,
+            books, limits=limits, grammars=self.grammars, trials=self._trials
         )
         self._swapping = Swapping(
-            queues=queues,
-            blocks=blocks,
-            group_selection=self._group_selection,
-            sequence_release=self._sequence_release,
-            cost=self.cost,
-            mode=preemption_mode,
+            books, group_selection=self._group_selection, cost=self.cost, mode=preemption_mode
         )
-        self._preemption = Preemption(
-            queues=queues,
-            blocks=blocks,
-            decode_columns=decode_columns,
-            worker_state=worker_state,
-            sequence_release=self._sequence_release,
-            swapping=self._swapping,
-        )
-        self._planner = Planner(
+        self.preemption = Preemption(books, swapping=self._swapping)
+        self.planner = Planner(
+            books,
             limits=limits,
-            queues=queues,
             group_selection=self._group_selection,
-            blocks=blocks,
-            decode_columns=decode_columns,
-            worker_state=worker_state,
-            preemption=self._preemption,
+            preemption=self.preemption,
             swapping=self._swapping,
             trials=self._trials,
             worker_name=worker_name,
         )
-        self._output_processor = OutputProcessor(
-            blocks=blocks,
-            decode_columns=decode_columns,
-            worker_state=worker_state,
-            sequence_release=self._sequence_release,
-            admission=admission,
-            eos_token_ids=eos_token_ids,
-        )
+        self.output_processor = OutputProcessor(books, eos_token_ids=eos_token_ids)
 
     # Steps
 
     def schedule(self, now: float) -> StepPlan | None:
         """Plans one step and books its blocks; None if there is nothing to do now."""
-        trials, worker_state = self._trials, self._worker_state
+        trials, worker_state = self._trials, self.books.worker_state
         has_suspects = trials.begun is not None or bool(self._queues.admission.suspects)
         if has_suspects and trials.must_wait(self.inflight):
             return None
@@ -145,10 +96,10 @@ class Scheduler:
         if has_suspects:
             self._fill_in_turns(plan, now)
         else:
-            self._planner.fill(plan, now)
+            self.planner.fill(plan, now)
         if self.grammars.wanted is not None or self._queues.admission.parked.num_groups:
             self.grammars.plan()
-        is_empty = self._planner.is_empty(plan)
+        is_empty = self.planner.is_empty(plan)
         if self.blocks.has_copies:
             self._swapping.finish_plan(plan)
         if is_empty:
@@ -164,15 +115,16 @@ class Scheduler:
         """Plans for a suspect or for all others, whose turn it is; else for those with work."""
         tries = not self.inflight and self._trials.has_work
         if tries and self._trials.is_turn:
-            self._planner.fill_alone(plan, now)
+            self.planner.fill_alone(plan, now)
         if not plan.is_alone:
-            self._planner.fill(plan, now)
-        if tries and self._planner.is_empty(plan) and not self._trials.is_turn:
-            self._planner.fill_alone(plan, now)
+            self.planner.fill(plan, now)
+        if tries and self.planner.is_empty(plan) and not self._trials.is_turn:
+            self.planner.fill_alone(plan, now)
 
     def pop_failed(self) -> list[SequenceGroup]:
         """Returns the groups that planning had to end, each once."""
-        return self._sequence_release.pop_failed() if self._sequence_release.failed else []
+        sequence_release = self.books.sequence_release
+        return sequence_release.pop_failed() if sequence_release.failed else []
 
     def update(self, result: StepResult, now: float) -> StepOutcome:
         """Processes the result of the oldest planned step."""
@@ -183,7 +135,7 @@ class Scheduler:
             self.token_budget = token_budget(self.limits, memory_tokens=self._memory_tokens)
         self._observe_costs(plan, result.timings)
         self.steps.observe(plan, result, now)
-        outcome = self._output_processor.process(plan, result, now)
+        outcome = self.output_processor.process(plan, result, now)
         if plan.is_alone and (cleared := pop_cleared(plan.seqs[0].group)):
             outcome.cleared.append(cleared)
             plan.seqs[0].group.timeline.add(EventKind.CLEARED, now, step_id=plan.step_id)
@@ -205,17 +157,17 @@ class Scheduler:
 
         Does nothing for a branch that is unknown or has ended, and while the group awaits answers.
         """
-        self._decode_columns.release(group)
+        self.books.decode_columns.release(group)
         for seq in () if group.awaits_answers else group.unfinished:
             if seq.branch == index:
                 seq.truncate(keep_tokens)
-                self._sequence_release.end(seq, FinishReason.STOP_STRING)
+                self.books.sequence_release.end(seq, FinishReason.STOP_STRING)
         return group.is_finished
 
     def abort(self, group: SequenceGroup) -> None:
         """Ends a group that runs or is swapped. Blocks come back once no step holds them."""
-        self._decode_columns.release(group)
-        self._sequence_release.end_all(group)
+        self.books.decode_columns.release(group)
+        self.books.sequence_release.end_all(group)
 
     def reset_prefix_cache(self) -> bool:
         """Forgets all cached prefixes; False, changing nothing, unless all work has ended."""
@@ -230,7 +182,7 @@ class Scheduler:
 
         The scheduler is not used afterwards; the groups can be recomputed elsewhere.
         """
-        self._decode_columns.release_all()
+        self.books.decode_columns.release_all()
         self.grammars.leave()
         groups = self._queues.remove_all()
         for group in groups:
@@ -266,56 +218,9 @@ class Scheduler:
         """True if a group is running, swapped or to be recomputed, or a step is in flight."""
         return bool(self.running or self.swapped or self.inflight or self.admission.started)
 
-    @property
-    def num_preemptions(self) -> int:
-        return self._preemption.num_preemptions
-
-    @property
-    def num_recomputes(self) -> int:
-        """Preemptions whose KV is recomputed; the others were swapped."""
-        return self._preemption.num_recomputes
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        """Tokens of the prompts that have had their first token."""
-        return self._output_processor.num_prompt_tokens
-
-    @property
-    def num_generated_tokens(self) -> int:
-        return self._output_processor.num_generated_tokens
-
-    @property
-    def num_prefix_queries(self) -> int:
-        """Tokens that were looked for in the prefix cache; `num_prefix_hits` were found."""
-        return self._planner.num_prefix_queries
-
-    @property
-    def num_prefix_hits(self) -> int:
-        return self._planner.num_prefix_hits
-
-    @property
-    def num_cpu_prefix_hits(self) -> int:
-        """Tokens that were found in the CPU pool and copied back, a part of `num_prefix_hits`."""
-        return self._planner.num_cpu_prefix_hits
-
-    @property
-    def draining(self) -> Set[Sequence]:
-        """Sequences that have ended and still hold blocks, for a step in flight holds them."""
-        return self._sequence_release.draining
-
-    @property
-    def decode_column_seqs(self) -> list[Sequence]:
-        """The sequences of the decode columns, in order of its rows."""
-        return self._decode_columns.seqs
-
-    @property
-    def forget_seq_ids(self) -> list[int]:
-        """Sequences that the worker forgets with the next step."""
-        return list(self._worker_state.forget_seq_ids)
-
     def counters(self, seq: Sequence) -> Counters:
         """Returns how far a sequence is, wherever its counters are kept."""
-        return self._decode_columns.counters(seq)
+        return self.books.decode_columns.counters(seq)
 
     def holds(self, group: SequenceGroup) -> bool:
         """Says whether the group runs or is swapped here."""
@@ -339,8 +244,8 @@ class Scheduler:
     def check(self) -> None:
         """Asserts that blocks are conserved and each group is in one queue, in its status."""
         self._queues.check()
-        self._decode_columns.check()
+        self.books.decode_columns.check()
         queued = {seq for group in self.running + self.swapped for seq in group.sequences}
-        self.blocks.check(queued | self._sequence_release.draining)
-        self._worker_state.check(queued)
+        self.blocks.check(queued | self.books.sequence_release.draining)
+        self.books.worker_state.check(queued)
         self.grammars.check()

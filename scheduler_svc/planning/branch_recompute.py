@@ -6,11 +6,10 @@ wait for each other: a group that could not start all of them would never contin
 blocks from the groups behind it.
 """
 
-from scheduler_svc.kv.block_manager import BlockSpaceManager
 from scheduler_svc.kv.prefix_cache import FoundBlock
+from scheduler_svc.planning.bookkeeping import Bookkeeping
 from scheduler_svc.planning.plan import StepPlan
 from scheduler_svc.planning.preemption import Preemption
-from scheduler_svc.queue.worker_queues import GroupQueues
 from scheduler_svc.requests.sequence import Sequence
 from scheduler_svc.requests.sequence_group import SequenceGroup
 
@@ -18,11 +17,9 @@ from scheduler_svc.requests.sequence_group import SequenceGroup
 class BranchRecompute:
     """Knows which groups have branches without blocks, and what those can share."""
 
-    def __init__(
-        self, *, blocks: BlockSpaceManager, queues: GroupQueues, preemption: Preemption
-    ) -> None:
-        self._blocks = blocks
-        self._queues = queues
+    def __init__(self, books: Bookkeeping, *, preemption: Preemption) -> None:
+        self._blocks = books.blocks
+        self._queues = books.queues
         self._preemption = preemption
         self.incomplete: dict[SequenceGroup, None] = {}
         """Groups that may have branches without blocks."""

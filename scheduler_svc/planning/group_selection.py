@@ -5,11 +5,10 @@ behind the first a group may come before it whose prefix this worker has cached,
 """
 
 from scheduler_svc.config import StepLimits
-from scheduler_svc.kv.block_manager import AllocStatus, BlockSpaceManager
-from scheduler_svc.planning.sequence_release import SequenceRelease
+from scheduler_svc.kv.block_manager import AllocStatus
+from scheduler_svc.planning.bookkeeping import Bookkeeping
 from scheduler_svc.planning.suspect_turns import Trials
 from scheduler_svc.planning.worker_grammars import WorkerGrammars
-from scheduler_svc.queue.worker_queues import GroupQueues
 from scheduler_svc.requests.sequence_group import SequenceGroup
 from scheduler_svc.requests.wait_accounting import WaitReason
 
@@ -24,20 +23,18 @@ class GroupSelection:
 
     def __init__(
         self,
+        books: Bookkeeping,
         *,
         limits: StepLimits,
-        queues: GroupQueues,
-        blocks: BlockSpaceManager,
-        sequence_release: SequenceRelease,
         grammars: WorkerGrammars,
         trials: Trials,
     ) -> None:
         self.obstacle = WaitReason.NEXT_STEP
         """Reason why the first group of the queue was not admitted."""
         self._limits = limits
-        self._queues = queues
-        self._blocks = blocks
-        self._sequence_release = sequence_release
+        self._queues = books.queues
+        self._blocks = books.blocks
+        self._sequence_release = books.sequence_release
         self._grammars = grammars
         self._trials = trials
 

@@ -6,18 +6,16 @@ budget of tokens as there but a share of what waits.
 """
 
 from scheduler_svc.config import StepLimits
-from scheduler_svc.kv.block_manager import AllocStatus, BlockSpaceManager
+from scheduler_svc.kv.block_manager import AllocStatus
 from scheduler_svc.kv.prefix_cache import FoundBlock
+from scheduler_svc.planning.bookkeeping import Bookkeeping
 from scheduler_svc.planning.branch_recompute import BranchRecompute
-from scheduler_svc.planning.decode_columns import DecodeColumns
 from scheduler_svc.planning.group_selection import GroupSelection
 from scheduler_svc.planning.plan import StepPlan
 from scheduler_svc.planning.preemption import Preemption
 from scheduler_svc.planning.suspect_turns import Trials
 from scheduler_svc.planning.swapping import Swapping
 from scheduler_svc.planning.token_budget import prompt_budget
-from scheduler_svc.planning.worker_state import WorkerState
-from scheduler_svc.queue.worker_queues import GroupQueues
 from scheduler_svc.requests.sequence import Sequence, SequenceStatus
 from scheduler_svc.requests.sequence_group import SequenceGroup
 from scheduler_svc.requests.timeline import EventKind
@@ -29,13 +27,10 @@ class Planner:
 
     def __init__(
         self,
+        books: Bookkeeping,
         *,
         limits: StepLimits,
-        queues: GroupQueues,
         group_selection: GroupSelection,
-        blocks: BlockSpaceManager,
-        decode_columns: DecodeColumns,
-        worker_state: WorkerState,
         preemption: Preemption,
         swapping: Swapping,
         trials: Trials,
@@ -45,17 +40,15 @@ class Planner:
         self.num_prefix_hits = 0
         self.num_cpu_prefix_hits = 0  # of those, found in the CPU pool
         self._limits = limits
-        self._queues = queues
+        self._queues = books.queues
         self._group_selection = group_selection
-        self._blocks = blocks
-        self._decode_columns = decode_columns
-        self._worker_state = worker_state
+        self._blocks = books.blocks
+        self._decode_columns = books.decode_columns
+        self._worker_state = books.worker_state
         self._preemption = preemption
         self._swapping = swapping
         self._trials = trials
-        self._branch_recompute = BranchRecompute(
-            blocks=blocks, queues=queues, preemption=preemption
-        )
+        self._branch_recompute = BranchRecompute(books, preemption=preemption)
         self._worker_name = worker_name
 
     def fill(self, plan: StepPlan, now: float) -> None:

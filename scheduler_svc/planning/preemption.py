@@ -6,13 +6,11 @@ Preemption of whole groups, the last in line first, follows vLLM (SOSP 2023, sec
 import logging
 
 from rpc.telemetry import logs
-from scheduler_svc.kv.block_manager import AllocStatus, BlockSpaceManager
-from scheduler_svc.planning.decode_columns import DecodeColumns
+from scheduler_svc.kv.block_manager import AllocStatus
+from scheduler_svc.planning.bookkeeping import Bookkeeping
 from scheduler_svc.planning.plan import StepPlan
-from scheduler_svc.planning.sequence_release import NO_LONGER_FITS, SequenceRelease
+from scheduler_svc.planning.sequence_release import NO_LONGER_FITS
 from scheduler_svc.planning.swapping import Swapping
-from scheduler_svc.planning.worker_state import WorkerState
-from scheduler_svc.queue.worker_queues import GroupQueues
 from scheduler_svc.requests.sequence import Sequence
 from scheduler_svc.requests.sequence_group import SequenceGroup
 from scheduler_svc.requests.timeline import EventKind
@@ -25,21 +23,17 @@ class Preemption:
 
     def __init__(
         self,
+        books: Bookkeeping,
         *,
-        queues: GroupQueues,
-        blocks: BlockSpaceManager,
-        decode_columns: DecodeColumns,
-        worker_state: WorkerState,
-        sequence_release: SequenceRelease,
         swapping: Swapping,
     ) -> None:
         self.num_preemptions = 0
         self.num_recomputes = 0  # of those; the others were swapped
-        self._queues = queues
-        self._blocks = blocks
-        self._decode_columns = decode_columns
-        self._worker_state = worker_state
-        self._sequence_release = sequence_release
+        self._queues = books.queues
+        self._blocks = books.blocks
+        self._decode_columns = books.decode_columns
+        self._worker_state = books.worker_state
+        self._sequence_release = books.sequence_release
         self._swapping = swapping
 
     def make_room(self, seq: Sequence, plan: StepPlan, now: float) -> bool:

@@ -5,12 +5,12 @@ brings it back.
 """
 
 from scheduler_svc.config import PreemptionMode
-from scheduler_svc.kv.block_manager import AllocStatus, BlockSpaceManager
+from scheduler_svc.kv.block_manager import AllocStatus
 from scheduler_svc.kv.cost_model import CostModel
+from scheduler_svc.planning.bookkeeping import Bookkeeping
 from scheduler_svc.planning.group_selection import GroupSelection
 from scheduler_svc.planning.plan import StepPlan
-from scheduler_svc.planning.sequence_release import NO_LONGER_FITS, SequenceRelease
-from scheduler_svc.queue.worker_queues import GroupQueues
+from scheduler_svc.planning.sequence_release import NO_LONGER_FITS
 from scheduler_svc.requests.sequence_group import SequenceGroup
 
 STEPS_TO_RETRY = 1000
@@ -23,18 +23,16 @@ class Swapping:
 
     def __init__(
         self,
+        books: Bookkeeping,
         *,
-        queues: GroupQueues,
-        blocks: BlockSpaceManager,
         group_selection: GroupSelection,
-        sequence_release: SequenceRelease,
         cost: CostModel,
         mode: PreemptionMode,
     ) -> None:
-        self._queues = queues
-        self._blocks = blocks
+        self._queues = books.queues
+        self._blocks = books.blocks
         self._group_selection = group_selection
-        self._sequence_release = sequence_release
+        self._sequence_release = books.sequence_release
         self._cost = cost
         self._mode = mode
         self._num_steps_without = 0  # since the last step that swapped

@@ -124,17 +124,23 @@ def _add_gauges(step_loop: StepLoop, families: Families, of_worker: dict[str, st
 
 
 def _add_counters(step_loop: StepLoop, families: Families, of_worker: dict[str, str]) -> None:
-    def count(name: str, meaning: str, number: int) -> None:
+    scheduler = step_loop.scheduler
+    planner, preemption = scheduler.planner, scheduler.preemption
+    processor = scheduler.output_processor
+    for name, meaning, number in (
+        (
+            "prompt_tokens",
+            "Prompt tokens of requests with a first token.",
+            processor.num_prompt_tokens,
+        ),
+        ("generation_tokens", "Tokens that were drawn.", processor.num_generated_tokens),
+        ("num_preemptions", "Times that a request had to yield.", preemption.num_preemptions),
+        ("num_recomputes", "Preemptions that were not swaps.", preemption.num_recomputes),
+        ("prefix_cache_queries", "Prompt tokens that were looked for.", planner.num_prefix_queries),
+        ("prefix_cache_hits", "Prompt tokens that were found.", planner.num_prefix_hits),
+        ("cpu_prefix_cache_hits", "Of those, found in CPU memory.", planner.num_cpu_prefix_hits),
+    ):
         families.counter(name, meaning, number, **of_worker)
-
-    one = step_loop.scheduler
-    count("prompt_tokens", "Prompt tokens of requests with a first token.", one.num_prompt_tokens)
-    count("generation_tokens", "Tokens that were drawn.", one.num_generated_tokens)
-    count("num_preemptions", "Times that a request had to yield.", one.num_preemptions)
-    count("num_recomputes", "Preemptions that were not swaps.", one.num_recomputes)
-    count("prefix_cache_queries", "Prompt tokens that were looked for.", one.num_prefix_queries)
-    count("prefix_cache_hits", "Prompt tokens that were found.", one.num_prefix_hits)
-    count("cpu_prefix_cache_hits", "Of those, found in CPU memory.", one.num_cpu_prefix_hits)
 
 
 def _add_steps(step_loop: StepLoop, families: Families, of_worker: dict[str, str]) -> None:

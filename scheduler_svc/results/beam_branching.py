@@ -9,9 +9,7 @@ beams with none are dropped.
 
 from contract.logprobs import TokenLogprobs
 from contract.updates import FinishReason
-from scheduler_svc.kv.block_manager import BlockSpaceManager
-from scheduler_svc.planning.sequence_release import SequenceRelease
-from scheduler_svc.planning.worker_state import WorkerState
+from scheduler_svc.planning.bookkeeping import Bookkeeping
 from scheduler_svc.requests.beam_search import BeamSearch, Candidates, Draw
 from scheduler_svc.requests.sequence import Sequence, SequenceStatus
 from scheduler_svc.requests.sequence_group import SequenceGroup
@@ -25,15 +23,13 @@ class BeamGroups:
 
     def __init__(
         self,
+        books: Bookkeeping,
         *,
-        blocks: BlockSpaceManager,
-        worker_state: WorkerState,
-        sequence_release: SequenceRelease,
         eos_token_ids: frozenset[int],
     ) -> None:
-        self._blocks = blocks
-        self._worker_state = worker_state
-        self._sequence_release = sequence_release
+        self._blocks = books.blocks
+        self._worker_state = books.worker_state
+        self._sequence_release = books.sequence_release
         self._eos_token_ids = eos_token_ids
 
     def process(

@@ -6,12 +6,8 @@ from collections.abc import Iterable
 from contract.errors import Code
 from contract.step_result import StepResult
 from contract.updates import FinishReason, RequestFailure
-from scheduler_svc.kv.block_manager import BlockSpaceManager
-from scheduler_svc.planning.decode_columns import DecodeColumns
+from scheduler_svc.planning.bookkeeping import Bookkeeping
 from scheduler_svc.planning.plan import StepPlan
-from scheduler_svc.planning.sequence_release import SequenceRelease
-from scheduler_svc.planning.worker_state import WorkerState
-from scheduler_svc.queue.admission_queue import AdmissionQueue
 from scheduler_svc.requests.sequence import Sequence, SequenceStatus
 from scheduler_svc.requests.sequence_group import SequenceGroup
 from scheduler_svc.requests.sequence_ids import next_seq_id
@@ -26,28 +22,19 @@ class OutputProcessor:
 
     def __init__(
         self,
+        books: Bookkeeping,
         *,
-        blocks: BlockSpaceManager,
-        decode_columns: DecodeColumns,
-        worker_state: WorkerState,
-        sequence_release: SequenceRelease,
-        admission: AdmissionQueue,
         eos_token_ids: frozenset[int],
     ) -> None:
         self.num_prompt_tokens = 0
         self.num_generated_tokens = 0
-        self._blocks = blocks
-        self._decode_columns = decode_columns
-        self._worker_state = worker_state
-        self._sequence_release = sequence_release
-        self._admission = admission
+        self._blocks = books.blocks
+        self._decode_columns = books.decode_columns
+        self._worker_state = books.worker_state
+        self._sequence_release = books.sequence_release
+        self._admission = books.queues.admission
         self._eos_token_ids = eos_token_ids
-        self._searches = BeamGroups(
-            blocks=blocks,
-            worker_state=worker_state,
-            sequence_release=sequence_release,
-            eos_token_ids=eos_token_ids,
-        )
+        self._searches = BeamGroups(books, eos_token_ids=eos_token_ids)
 
     def process(self, plan: StepPlan, result: StepResult, now: float) -> StepOutcome:
         """Processes the result of a plan; results come in the order of the plans."""

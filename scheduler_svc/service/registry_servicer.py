@@ -12,7 +12,6 @@ import grpc
 
 from contract.errors import Aborted, FailedPrecondition, InvalidArgument, Unavailable
 from contract.model import ModelInfo
-from contract.startup import StartupPhase, StartupProgress
 from contract.tokenizer_files import hash_files
 from protos.scheduler.v1 import scheduler_pb2 as pb
 from protos.scheduler.v1 import scheduler_pb2_grpc as pb_grpc
@@ -24,6 +23,7 @@ from scheduler_svc.factory import make_scheduler
 from scheduler_svc.recorder import UNRECORDED, Recorder
 from scheduler_svc.requests.failures import RETRY_AFTER_S
 from scheduler_svc.scheduler import Scheduler
+from scheduler_svc.service.startup_reports import read_reports
 from scheduler_svc.workers.engine import Engine
 from scheduler_svc.workers.starting_workers import StartingWorkers
 from scheduler_svc.workers.step_loop import StepLoop
@@ -36,8 +36,6 @@ Requests = AsyncIterator[pb.RegisterRequest]
 
 JOIN_S = 10.0
 """Seconds within which a worker that registers must send `join`."""
-STARTUP_SILENCE_S = 10.0
-"""A worker that starts says something each second, unless an import holds it up."""
 
 
 class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
@@ -91,21 +89,8 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
         self, requests: AsyncIterator[pb.ReportStartupRequest], context: Context
     ) -> pb.ReportStartupResponse:
         with self._starting.reporting():
-            await self._read_reports(requests)
+            await read_reports(requests, self._starting)
         return pb.ReportStartupResponse()
-
-    async def _read_reports(self, requests: AsyncIterator[pb.ReportStartupRequest]) -> None:
-        worker = None
-        try:
-            while (request := await _next_report(requests)) is not None:
-                progress = _startup_progress(request)
-                if worker is None:
-                    worker = self._starting.add(progress)
-                else:
-                    self._starting.update(worker, progress)
-        finally:
-            if worker is not None:
-                self._starting.remove(worker)
 
     async def _admit(self, worker: WorkerClient) -> tuple[Engine, ModelInfo, dict[str, bytes]]:
         try:
@@ -245,30 +230,6 @@ async def _first(requests: Requests) -> pb.Join:
     if first is None or first.WhichOneof("message") != "join" or not first.join.epoch:
         raise InvalidArgument("join", "missing", "a first message `join` with an epoch")
     return first.join
-
-
-async def _next_report(
-    requests: AsyncIterator[pb.ReportStartupRequest],
-) -> pb.ReportStartupRequest | None:
-    """Returns None at the end of the stream. Raises Aborted after too long a silence."""
-    message = asyncio.ensure_future(anext(requests, None))
-    try:
-        if not await wait_for_first(message, within_s=STARTUP_SILENCE_S):
-            raise Aborted(f"no report within {STARTUP_SILENCE_S:g} s")
-        return message.result()
-    finally:
-        message.cancel()
-
-
-def _startup_progress(request: pb.ReportStartupRequest) -> StartupProgress:
-    try:
-        phase = StartupPhase(request.phase)
-    except ValueError:
-        raise InvalidArgument("phase", request.phase, "a known phase") from None
-    try:
-        return StartupProgress(phase, request.num_done, request.num_total)
-    except ValueError:
-        raise InvalidArgument("num_done", request.num_done, "at most num_total") from None
 
 
 def _address(advertised: str, peer: str) -> str:

@@ -80,9 +80,9 @@ class StepLoop:
         if len(scheduler.inflight) >= scheduler.limits.max_in_flight:
             return None
         self.recorder.planned(now)
-        num_recomputes = scheduler.num_recomputes
+        num_recomputes = scheduler.preemption.num_recomputes
         plan = scheduler.schedule(now)
-        if scheduler.num_recomputes > num_recomputes:
+        if scheduler.preemption.num_recomputes > num_recomputes:
             self._wake_all()  # an idle worker may have room for the preempted request
         self._send_failed()
         if scheduler.grammars.to_send and (preparation := scheduler.grammars.pop_preparation()):

@@ -152,12 +152,12 @@ class LLMEngine(Controls):
     @property
     def num_generated_tokens(self) -> int:
         """Generated tokens since the engine was made."""
-        return self._core.scheduler.num_generated_tokens
+        return self._core.scheduler.output_processor.num_generated_tokens
 
     @property
     def num_prompt_tokens(self) -> int:
         """Tokens of computed prompts since the engine was made."""
-        return self._core.scheduler.num_prompt_tokens
+        return self._core.scheduler.output_processor.num_prompt_tokens
 
     def get_tokenizer(self) -> Any:
         """Returns the model's tokenizer as transformers has it, made at the first call."""

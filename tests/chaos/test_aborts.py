@@ -67,7 +67,7 @@ async def test_random_aborts_give_every_block_back_on_both_pools() -> None:
     ) as stack:
         await asyncio.gather(*(client(stack.stub, random.Random(i)) for i in range(NUM_CLIENTS)))
         scheduler = stack.scheduler.cluster.step_loops[0].scheduler
-        assert scheduler.num_preemptions > NUM_ABORTS // 100
+        assert scheduler.preemption.num_preemptions > NUM_ABORTS // 100
         await stack.until_free()  # free + cached == total, on both pools
     assert set(endings) <= {"left", "whole", "DEADLINE_EXCEEDED"}
     assert endings["left"] + endings["DEADLINE_EXCEEDED"] >= NUM_ABORTS

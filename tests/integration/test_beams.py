@@ -121,7 +121,7 @@ async def test_searches_beside_other_requests_find_what_they_do_alone(
             expected = found(prompt, width=4, max_tokens=14, early_stopping=i % 2 == 0)
             assert_found(answer, expected[: 1 + i % 4])
         step_loops = stack.scheduler.cluster.step_loops
-        pressed = any(step_loop.scheduler.num_preemptions for step_loop in step_loops)
+        pressed = any(step_loop.scheduler.preemption.num_preemptions for step_loop in step_loops)
         assert pressed is (num_gpu_blocks < 100)
 
 

@@ -133,7 +133,7 @@ async def test_tokens_do_not_depend_on_company_preemption_or_the_worker(tiny: Pa
         await stack.workers[0].kill()
         assert await asyncio.gather(*asked) == alone
         (step_loop,) = stack.scheduler.cluster.step_loops
-        assert step_loop.scheduler.num_preemptions > 0
+        assert step_loop.scheduler.preemption.num_preemptions > 0
 
 
 async def test_tokens_do_not_depend_on_schedulers_that_are_lost(tiny: Path) -> None:

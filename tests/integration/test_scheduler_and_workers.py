@@ -128,7 +128,7 @@ async def test_tokens_are_right_under_load(
             step_loops = scheduler.cluster.step_loops
             assert all(one.scheduler.num_steps for one in step_loops)
             pressed = num_gpu_blocks < 100
-            assert any(one.scheduler.num_preemptions for one in step_loops) is pressed
+            assert any(one.scheduler.preemption.num_preemptions for one in step_loops) is pressed
         await assert_idle(scheduler)
 
 

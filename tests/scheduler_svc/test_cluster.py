@@ -151,7 +151,7 @@ def test_a_preempted_request_waits_for_the_draining_worker_that_had_it() -> None
     engine, loop = join_worker(cluster, num_gpu_blocks=6)
     for handle in (1, 2):
         add_request(cluster, router, handle, max_tokens=16)
-    while not engine.scheduler.num_preemptions:
+    while not engine.scheduler.preemption.num_preemptions:
         loop.send()
         if (outcome := loop.answer()) is not None:
             cluster.requests.send_updates(outcome)

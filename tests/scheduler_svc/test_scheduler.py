@@ -135,7 +135,7 @@ def test_output_under_preemption_is_what_it_is_without(
     for group in groups:
         scheduler.admission.add(group)
     loop.run()
-    assert scheduler.num_preemptions > 0
+    assert scheduler.preemption.num_preemptions > 0
     for group in groups:
         assert_expected(group)
     assert len(loop.ended) == len(groups)

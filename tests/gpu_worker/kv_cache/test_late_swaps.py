@@ -31,7 +31,7 @@ def generate(path: Path, *, num_blocks: int) -> tuple[list[list[int]], int]:
     with LLM._from_runner(lambda: load(path, num_blocks), config) as llm:
         found = llm.generate(prompt_token_ids=prompts, sampling_params=params, use_tqdm=False)
         assert_at_rest(llm.llm_engine)
-        return tokens_of(found), llm.llm_engine._core.scheduler.num_preemptions
+        return tokens_of(found), llm.llm_engine._core.scheduler.preemption.num_preemptions
 
 
 def test_swaps_that_come_as_late_as_they_may_change_no_token(

@@ -137,7 +137,7 @@ def test_two_ranks_give_the_tokens_of_one(
     for size in (1, 2):
         with make_llm(tmp_path, size, mode, num_blocks=16) as llm:
             outputs.append(generate(llm))
-            assert llm.llm_engine._core.scheduler.num_preemptions > 0
+            assert llm.llm_engine._core.scheduler.preemption.num_preemptions > 0
             assert_at_rest(llm.llm_engine)
     one, two = outputs
     assert tokens_of(two) == tokens_of(one)

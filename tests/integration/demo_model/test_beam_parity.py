@@ -135,7 +135,7 @@ async def test_hypotheses_are_those_of_transformers(
 ) -> None:
     async with make_stack([runner], config) as (cluster, stub):
         answers = await asyncio.gather(*(search(stub, case) for case in CASES))
-        preempted = cluster.step_loops[0].scheduler.num_preemptions > 0
+        preempted = cluster.step_loops[0].scheduler.preemption.num_preemptions > 0
     for case, answer, expected in zip(CASES, answers, reference, strict=True):
         assert answer.token_ids == expected.token_ids, case
         assert answer.scores == pytest.approx(expected.scores, abs=1e-4), case

@@ -142,7 +142,9 @@ async def test_greedy_tokens_are_those_of_transformers(
     async with make_stack(runners[:num_workers], config) as (cluster, stub):
         outputs = await generate_all(stub, concurrency=concurrency, prompts=PROMPTS[which])
         assert outputs == reference[which]
-        preemptions = sum(step_loop.scheduler.num_preemptions for step_loop in cluster.step_loops)
+        preemptions = sum(
+            step_loop.scheduler.preemption.num_preemptions for step_loop in cluster.step_loops
+        )
         assert bool(preemptions) is (config.num_gpu_blocks_override is not None)
 
 
@@ -153,7 +155,7 @@ async def test_cached_prefixes_do_not_change_the_tokens(
         for _ in range(2):
             outputs = await generate_all(stub, concurrency=16, prompts=PROMPTS[SOME])
             assert outputs == reference[SOME]
-        assert cluster.step_loops[0].scheduler.num_prefix_hits > 0
+        assert cluster.step_loops[0].scheduler.planner.num_prefix_hits > 0
 
 
 async def test_prefixes_that_come_back_from_the_cpu_do_not_change_the_tokens(
@@ -166,7 +168,7 @@ async def test_prefixes_that_come_back_from_the_cpu_do_not_change_the_tokens(
         for _ in range(2):
             outputs = await generate_all(stub, concurrency=3, prompts=prompts)
             assert outputs == [reference[i] for i in longest]
-        assert cluster.step_loops[0].scheduler.num_cpu_prefix_hits > 0
+        assert cluster.step_loops[0].scheduler.planner.num_cpu_prefix_hits > 0
 
 
 @pytest.mark.parametrize("num_gpu_blocks", [None, 15])  # 15: the CPU keeps what the GPU cannot
@@ -186,7 +188,9 @@ async def test_a_chat_finds_its_own_prompt_and_answer(
         num_computed = first.prompt_tokens + first.completion_tokens - 1  # the last is only drawn
         assert first.cached_tokens == 0
         assert second.cached_tokens >= num_computed // 16 * 16 > first.prompt_tokens
-        assert bool(cluster.step_loops[0].scheduler.num_cpu_prefix_hits) is bool(num_gpu_blocks)
+        assert bool(cluster.step_loops[0].scheduler.planner.num_cpu_prefix_hits) is bool(
+            num_gpu_blocks
+        )
 
 
 def message(role: pb.ChatRole, text: str) -> pb.ChatMessage:

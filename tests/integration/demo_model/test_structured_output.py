@@ -94,7 +94,7 @@ def make_config(mode: PreemptionMode) -> SchedulerConfig:
 async def test_preemption_in_the_middle_changes_no_text(runner: ModelRunner) -> None:
     async with make_stack([runner], SchedulerConfig(port=0)) as (cluster, stub):
         expected = await generate_all(stub)
-        assert cluster.step_loops[0].scheduler.num_preemptions == 0
+        assert cluster.step_loops[0].scheduler.preemption.num_preemptions == 0
     for (text, reason), constraint in zip(expected, make_constraints(), strict=True):
         assert reason == pb.FINISH_REASON_STOP, text
         assert conforms(text, constraint), text
@@ -103,8 +103,8 @@ async def test_preemption_in_the_middle_changes_no_text(runner: ModelRunner) -> 
             scheduler = cluster.step_loops[0].scheduler
             for _ in range(20):  # a busy machine may let one end before the next begins
                 assert await generate_all(stub) == expected, mode
-                if scheduler.num_preemptions > 0:
+                if scheduler.preemption.num_preemptions > 0:
                     break
-            assert scheduler.num_preemptions > 0
-            swapped = scheduler.num_preemptions - scheduler.num_recomputes
+            assert scheduler.preemption.num_preemptions > 0
+            swapped = scheduler.preemption.num_preemptions - scheduler.preemption.num_recomputes
             assert (swapped > 0) is (mode is PreemptionMode.SWAP)

@@ -24,7 +24,7 @@ def test_auto_takes_what_costs_less(cost: CostModel, status: SequenceStatus) -> 
     groups = [make_request([i + 1] * 8, max_tokens=12, arrival=float(i)) for i in range(2)]
     for group in groups:
         scheduler.admission.add(group)
-    while not scheduler.num_preemptions:
+    while not scheduler.preemption.num_preemptions:
         loop.send()
         loop.answer()
     assert groups[1].sequences[0].status is status

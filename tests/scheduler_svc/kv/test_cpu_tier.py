@@ -60,7 +60,7 @@ def test_an_evicted_prefix_is_copied_back_and_not_computed_again() -> None:
     assert server.loop.scheduler.blocks.cpu.num_cached == 2
     again = server.run(PROMPT)
     assert again.num_cached_tokens == 8
-    assert server.loop.scheduler.num_cpu_prefix_hits == 8
+    assert server.loop.scheduler.planner.num_cpu_prefix_hits == 8
     assert server.loop.worker.num_swapped_in == 2
 
 
@@ -69,7 +69,7 @@ def test_half_of_a_prefix_may_be_on_the_gpu() -> None:
     server.run(PROMPT)
     server.run(OTHER[:9])  # takes three blocks of four: the last of the prefix goes
     assert server.run(PROMPT).num_cached_tokens == 8
-    assert server.loop.scheduler.num_cpu_prefix_hits == 4
+    assert server.loop.scheduler.planner.num_cpu_prefix_hits == 4
 
 
 def test_a_lost_copy_is_noticed() -> None:
@@ -95,7 +95,7 @@ def test_nothing_is_kept_that_may_not_or_does_not_pay(fields: dict[str, object])
     server = Server(**fields)
     for prompt in (PROMPT, OTHER, PROMPT):
         server.run(prompt)
-    assert server.loop.scheduler.num_cpu_prefix_hits == 0
+    assert server.loop.scheduler.planner.num_cpu_prefix_hits == 0
     assert server.loop.scheduler.blocks.cpu.num_cached == 0
     assert not server.loop.worker.cpu
 
@@ -192,7 +192,7 @@ def test_a_group_that_is_recomputed_finds_its_own_blocks_on_the_cpu() -> None:
     server.loop.run()
     server.check()
     assert groups[1].num_preemptions > 0
-    assert server.loop.scheduler.num_cpu_prefix_hits > 0
+    assert server.loop.scheduler.planner.num_cpu_prefix_hits > 0
     for group in groups:
         assert outputs(group) == [expected(group.request.prompt_token_ids, num_tokens=16)]
         assert group.num_cached_tokens == 0  # of its own making
@@ -209,7 +209,7 @@ def test_a_lost_worker_takes_both_tiers_with_it() -> None:
     other = make_loop(make_scheduler(num_cpu_blocks=8, admission=server.loop.scheduler.admission))
     other.run()
     assert outputs(group) == [expected(PROMPT, num_tokens=2)]
-    assert other.scheduler.num_prefix_hits == 0
+    assert other.scheduler.planner.num_prefix_hits == 0
     other.scheduler.check()
 
 

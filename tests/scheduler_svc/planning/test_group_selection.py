@@ -295,7 +295,7 @@ def test_who_yields_is_the_youngest_of_the_lowest_priority(policy: str) -> None:
         make_request([3] * 11, max_tokens=16, arrival=0.1, tenant="a", priority=1),
     )
     add(loop, old, young, low)
-    while not scheduler.num_preemptions:
+    while not scheduler.preemption.num_preemptions:
         loop.send()
         loop.answer()
     victim = low if policy in ("priority", "shortest-prompt") else young
@@ -356,7 +356,7 @@ def test_nobody_comes_in_with_the_step_that_has_somebody_yield() -> None:
     groups = [make_request([i] * 7, max_tokens=12, arrival=float(i)) for i in (1, 2)]
     add(loop, *groups)
     newcomer = make_request([9], max_tokens=2, arrival=9.0)
-    while not scheduler.num_preemptions:
+    while not scheduler.preemption.num_preemptions:
         loop.answer()
         if scheduler.blocks.gpu.num_free == 0 and newcomer not in scheduler.admission:
             add(loop, newcomer)

@@ -42,9 +42,9 @@ def step(loop: Loop) -> None:
 
 def forget(loop: Loop, group: SequenceGroup) -> None:
     """Makes the worker forget a group, as if it had yielded."""
-    loop.scheduler._decode_columns.release_all()
+    loop.scheduler.books.decode_columns.release_all()
     for seq in group.sequences:
-        loop.scheduler._worker_state.forget(seq)
+        loop.scheduler.books.worker_state.forget(seq)
 
 
 def make_swapped(loop: Loop, *, n: int = 1) -> SequenceGroup:
@@ -128,7 +128,7 @@ def test_a_swapped_group_without_a_place_waits_until_there_is_one() -> None:
     scheduler.abort(scheduler.running[0])
     late = make_request([3] * 4, n=2, max_tokens=1, arrival=0.5)  # of one block
     late.max_length = 5
-    scheduler._queues.run(late)  # it took the places while the group was out
+    scheduler.books.queues.run(late)  # it took the places while the group was out
     assert scheduler.blocks.gpu.num_free == 7
     loop.send()
     assert group.sequences[0].status is SequenceStatus.SWAPPED
@@ -207,7 +207,7 @@ def test_what_a_prompt_finds_of_its_own_after_a_preemption_does_not_count_as_cac
         step(loop)
     assert young.times.first_token is None
     loop.run()
-    assert scheduler.num_prefix_hits
+    assert scheduler.planner.num_prefix_hits
     assert young.num_cached_tokens == 0
     assert_expected(young)
     assert_all_free(loop)
@@ -248,7 +248,7 @@ def test_branches_that_are_recomputed_hold_their_prompt_once() -> None:
         assert all(table == tables[0] for table in tables)
     for each in (group, twin):
         assert_expected(each)
-    assert other.scheduler.num_prefix_hits == 8
+    assert other.scheduler.planner.num_prefix_hits == 8
     assert_all_free(other)
 
 
@@ -258,7 +258,7 @@ def set_back(loop: Loop, group: SequenceGroup) -> None:
     for seq in group.sequences:
         loop.scheduler.blocks.free(seq)
         seq.forget_progress()
-    loop.scheduler._queues.set_back(group)
+    loop.scheduler.books.queues.set_back(group)
 
 
 def test_a_branch_does_not_share_a_prompt_that_is_on_its_way() -> None:
@@ -286,10 +286,10 @@ def test_branches_that_are_recomputed_find_what_they_drew() -> None:
     while len(group.sequences[0].output_token_ids) < 10:
         step(loop)
     set_back(loop, group)
-    num_prefix_hits = scheduler.num_prefix_hits
+    num_prefix_hits = scheduler.planner.num_prefix_hits
     while not group.sequences[1].block_table:
         step(loop)
-    assert scheduler.num_prefix_hits - num_prefix_hits == 2 * 16
+    assert scheduler.planner.num_prefix_hits - num_prefix_hits == 2 * 16
     loop.run()
     assert_expected(group)
     assert_all_free(loop)
@@ -411,7 +411,7 @@ def test_nobody_waits_for_longer_than_those_before_take_alone(
             add(loop, *itertools.islice(waiting, 1))  # they keep coming
         assert group in loop.ended
     loop.run()
-    assert scheduler.num_preemptions > 0
+    assert scheduler.preemption.num_preemptions > 0
     for group in groups:
         assert_expected(group)
     assert_all_free(loop)

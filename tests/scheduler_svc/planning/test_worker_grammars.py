@@ -172,7 +172,7 @@ def test_preemption_and_forks_need_no_second_compilation(mode: PreemptionMode) -
     groups = [make_group(i, max_tokens=20, n=1 + i % 2) for i in range(4)]
     submit(loop, *groups)
     loop.finish()
-    assert loop.scheduler.num_preemptions > 0
+    assert loop.scheduler.preemption.num_preemptions > 0
     assert len(loop.asked) == len(groups)
     check_outputs(*groups)
 

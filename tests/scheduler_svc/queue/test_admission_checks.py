@@ -176,7 +176,7 @@ def bring(case: Deadlined, state: str) -> None:
             case.loop.send()
             assert case.status is SequenceStatus.RUNNING
         case "swapped" | "preempted":
-            while not case.engine.scheduler.num_preemptions:
+            while not case.engine.scheduler.preemption.num_preemptions:
                 case.step()
             is_swapped = case.status is SequenceStatus.SWAPPED
             assert is_swapped if state == "swapped" else case.status is SequenceStatus.WAITING

@@ -127,7 +127,7 @@ def test_what_is_computed_again_is_not_charged_again() -> None:
     for _ in range(8):
         service.ask("alone", max_tokens=24)
     service.finish()
-    assert service.loops[0].scheduler.num_preemptions > 0
+    assert service.loops[0].scheduler.preemption.num_preemptions > 0
     flows = service.admission._flows
     assert flows.virtual_time("alone") == service.served["alone"]
 

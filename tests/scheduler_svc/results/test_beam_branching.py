@@ -154,7 +154,7 @@ def test_tokens_of_the_best_go_out_as_they_are_settled_and_never_change() -> Non
     assert num_early > 0
     assert told == dict(enumerate(outputs(group)))
     assert group.num_completion_tokens == sum(map(len, told.values()))
-    assert loop.scheduler.num_generated_tokens == group.num_completion_tokens
+    assert loop.scheduler.output_processor.num_generated_tokens == group.num_completion_tokens
     assert_all_free(loop)
 
 

@@ -127,7 +127,7 @@ def test_a_request_that_returns_to_the_queue_wakes_all_drivers() -> None:
     for i in range(2):
         driver.scheduler.admission.add(make_request([i + 1] * 8, max_tokens=12, arrival=float(i)))
     driver.run()
-    assert driver.num_wakes == driver.scheduler.num_recomputes > 0
+    assert driver.num_wakes == driver.scheduler.preemption.num_recomputes > 0
     assert len(driver.ended) == 2
 
 

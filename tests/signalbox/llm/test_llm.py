@@ -54,7 +54,7 @@ def test_preempted_requests_give_the_same_tokens(mode: PreemptionMode) -> None:
         params = SamplingParams(temperature=1, seed=5, n=2, max_tokens=50, ignore_eos=True)
         for output in llm.generate(PROMPTS, params, use_tqdm=False):
             assert_expected(output, 50, temperature=1, seed=5)
-        assert llm.llm_engine._core.scheduler.num_preemptions > 0
+        assert llm.llm_engine._core.scheduler.preemption.num_preemptions > 0
         assert_at_rest(llm.llm_engine)
 
 

@@ -81,7 +81,7 @@ def test_aborts_give_blocks_back_under_pressure() -> None:
             engine.abort_request(str(i))
             engine._core.cluster.check()
         outputs = run(engine)
-        assert engine._core.scheduler.num_preemptions
+        assert engine._core.scheduler.preemption.num_preemptions
         assert {"1", "3", "5", "7", "9", "11"} <= outputs.keys()
         for of_request in outputs.values():
             last = of_request[-1]

@@ -111,7 +111,7 @@ def test_a_recompute_does_not_ask_for_the_prompt_again() -> None:
     runner = CountingRunner(config)
     with LLM._from_runner(lambda: runner) as llm:
         outputs = llm.generate(prompts, asks, use_tqdm=False)
-        assert llm.llm_engine._core.scheduler.num_preemptions > 0
+        assert llm.llm_engine._core.scheduler.preemption.num_preemptions > 0
     assert [prompt_logprobs(one) for one in outputs] == expected
     assert runner.num_asked == sum(len(prompt) - 1 for prompt in prompts)
     for output in outputs:

@@ -93,7 +93,7 @@ def test_preemption_changes_no_text() -> None:
         sizes = {"num_gpu_blocks": 12, "num_cpu_blocks": num_cpu_blocks, "max_model_len": 200}
         with make_llm(config, **sizes) as llm:
             assert texts_of(llm) == expected
-            assert llm.llm_engine._core.scheduler.num_preemptions > 0
+            assert llm.llm_engine._core.scheduler.preemption.num_preemptions > 0
             assert_at_rest(llm.llm_engine)
 
 

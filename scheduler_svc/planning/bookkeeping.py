@@ -1,0 +1,56 @@
+"""What the scheduler keeps about one worker: each part of it has one owner, named here."""
+
+from dataclasses import dataclass
+from typing import Self
+
+from scheduler_svc.config import CacheShape
+from scheduler_svc.kv.block_manager import BlockSpaceManager
+from scheduler_svc.kv.cpu_tier import CopyCosts
+from scheduler_svc.planning.decode_columns import DecodeColumns
+from scheduler_svc.planning.sequence_release import SequenceRelease
+from scheduler_svc.planning.worker_state import WorkerState
+from scheduler_svc.queue.admission_queue import AdmissionQueue
+from scheduler_svc.queue.worker_queues import GroupQueues
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bookkeeping:
+    """The owners of one worker's state, for the parts that decide a step or process its result."""
+
+    queues: GroupQueues
+    blocks: BlockSpaceManager
+    decode_columns: DecodeColumns
+    """Counters of the sequences that only decode."""
+    worker_state: WorkerState
+    """What the worker knows of each sequence."""
+    sequence_release: SequenceRelease
+    """Sequences that have ended and still hold blocks."""
+
+    @classmethod
+    def make(cls, cache: CacheShape, *, admission: AdmissionQueue, costs: CopyCosts) -> Self:
+        """Returns that of a worker which has just joined.
+
+        Args:
+            admission: the queue that all workers share.
+            costs: decides which copies for the sake of the prefix cache are worth it.
+        """
+        blocks = BlockSpaceManager(
+            block_size=cache.block_size,
+            num_gpu_blocks=cache.num_gpu_blocks,
+            num_cpu_blocks=cache.num_cpu_blocks,
+            num_watermark_blocks=cache.num_watermark_blocks,
+            max_model_len=cache.max_model_len,
+            prefix_caching=cache.prefix_caching,
+            cpu_prefix_cache=cache.cpu_prefix_cache,
+            costs=costs,
+        )
+        queues, worker_state = GroupQueues(admission), WorkerState(blocks)
+        return cls(
+            queues=queues,
+            blocks=blocks,
+            decode_columns=DecodeColumns(blocks, admission),
+            worker_state=worker_state,
+            sequence_release=SequenceRelease(
+                queues=queues, blocks=blocks, worker_state=worker_state
+            ),
+        )
