@@ -54,24 +54,7 @@ class Router:
         metrics = RouterMetrics()
         keys = _key_ring(config, metrics)
         self._messages = LargeMessages(self._count_malformed)
-        self.server = Server(
-            host=config.host,
-            port=config.grpc_port,
-            reflection=config.serves_reflection,
-            interceptors=[
-                *([KeyInterceptor(keys)] if keys else []),
-                self._messages,
-                SlowClientInterceptor(config.client_stall_timeout),
-            ],
-            bounds=CallBounds(
-                max_connections=config.max_grpc_connections,
-                max_streams=config.max_grpc_streams,
-                request_timeout_s=config.grpc_request_timeout,
-            ),
-            tls=config.tls,
-            on_malformed=self._count_malformed,
-            remedy=GRPC_REMEDY,
-        )
+        self.server = _grpc_server(config, keys, self._messages, self._count_malformed)
         self.schedulers = Schedulers(
             config.scheduler_addresses,
             tokenizer_threads=config.tokenizer_threads,
@@ -95,15 +78,22 @@ class Router:
         )
         self._load = LoadClient(config.scheduler_addresses, tls=config.tls)
         tenants = Tenants(trust_header=config.trust_tenant_header, keys=keys)
-        self.http: HttpServer | None = None
-        if config.http:
-            # This imports fastapi, which takes as long as all other imports of a router.
-            from router.http.server_factory import make_http_server
-
-            self.http = make_http_server(config, self.generator, tenants, keys, self.registry)
+        self.http = self._http_server(config, tenants, keys) if config.http else None
         self.metrics_server = metrics_server(
             config.metrics, self.registry, host=config.host, tls=config.tls, names_callers=False
         )
+        self._add_services(tenants, config)
+        self._connecting: asyncio.Task[None] | None = None
+
+    def _http_server(
+        self, config: RouterConfig, tenants: Tenants, keys: KeyRing | None
+    ) -> "HttpServer":
+        # This imports fastapi, which takes as long as all other imports of a router.
+        from router.http.server_factory import make_http_server
+
+        return make_http_server(config, self.generator, tenants, keys, self.registry)
+
+    def _add_services(self, tenants: Tenants, config: RouterConfig) -> None:
         self.server.add(
             InferenceServicer(
                 self.generator, tenants=tenants, load=self._load, messages=self._messages
@@ -123,7 +113,6 @@ class Router:
             vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server,
             name=VLLM_SERVICE,
         )
-        self._connecting: asyncio.Task[None] | None = None
 
     async def start(self) -> int:
         """Listens, begins to look for schedulers, returns the port. Raises PortInUse."""
@@ -191,6 +180,32 @@ async def run(
         await run_until_signalled(router, grace_s=config.drain_timeout)
     finally:
         await router.stop()
+
+
+def _grpc_server(
+    config: RouterConfig,
+    keys: KeyRing | None,
+    messages: LargeMessages,
+    on_malformed: Callable[[str], None],
+) -> Server:
+    return Server(
+        host=config.host,
+        port=config.grpc_port,
+        reflection=config.serves_reflection,
+        interceptors=[
+            *([KeyInterceptor(keys)] if keys else []),
+            messages,
+            SlowClientInterceptor(config.client_stall_timeout),
+        ],
+        bounds=CallBounds(
+            max_connections=config.max_grpc_connections,
+            max_streams=config.max_grpc_streams,
+            request_timeout_s=config.grpc_request_timeout,
+        ),
+        tls=config.tls,
+        on_malformed=on_malformed,
+        remedy=GRPC_REMEDY,
+    )
 
 
 def _key_ring(config: RouterConfig, metrics: RouterMetrics) -> KeyRing | None:
