@@ -42,6 +42,43 @@ def measure_capacity(
         graphs_bytes: what graphs will take, which are not there yet.
     """
     num_tokens = cache_config.num_batched_tokens(device.type)
+    activations, step_s = _measure_step(
+        cache_config, device, execute, max_model_len=max_model_len, block_size=block_size
+    )
+    budget = _budget(
+        cache_config,
+        device,
+        activations + graphs_bytes,
+        num_ranks=num_ranks,
+        others_bytes=others_bytes,
+    )
+    useful = cache_config.max_num_seqs * -(-max_model_len // block_size)
+    capacity = WorkerCapacity(
+        block_size=block_size,
+        num_gpu_blocks=min(budget // block_bytes, useful),
+        num_cpu_blocks=min(_swap_space(cache_config, device) // num_ranks // block_bytes, useful),
+        block_bytes=block_bytes,
+        max_num_seqs=cache_config.max_num_seqs,
+        max_num_batched_tokens=num_tokens,
+        copy_bytes_per_s=device.copy_bytes_per_s(),
+        prefill_tokens_per_s=num_tokens / step_s,
+        activations_bytes=activations,
+        tensor_parallel_size=num_ranks,
+    )
+    _check(capacity, budget, device)
+    return capacity
+
+
+def _measure_step(
+    cache_config: CacheConfig,
+    device: MeasuredDevice,
+    execute: Callable[[Batch], None],
+    *,
+    max_model_len: int,
+    block_size: int,
+) -> tuple[int, float]:
+    """Returns the bytes and the seconds that the largest step takes. Raises MemoryError."""
+    num_tokens = cache_config.num_batched_tokens(device.type)
     batch = largest_batch(
         num_tokens=num_tokens,
         num_seqs=cache_config.max_num_seqs,
@@ -62,28 +99,7 @@ def measure_capacity(
         ) from None
     if device.type == "cuda":  # the first run compiled kernels, too
         times = [device.seconds(lambda: execute(batch))]
-    budget = _budget(
-        cache_config,
-        device,
-        activations + graphs_bytes,
-        num_ranks=num_ranks,
-        others_bytes=others_bytes,
-    )
-    useful = cache_config.max_num_seqs * -(-max_model_len // block_size)
-    capacity = WorkerCapacity(
-        block_size=block_size,
-        num_gpu_blocks=min(budget // block_bytes, useful),
-        num_cpu_blocks=min(_swap_space(cache_config, device) // num_ranks // block_bytes, useful),
-        block_bytes=block_bytes,
-        max_num_seqs=cache_config.max_num_seqs,
-        max_num_batched_tokens=num_tokens,
-        copy_bytes_per_s=device.copy_bytes_per_s(),
-        prefill_tokens_per_s=num_tokens / times[0],
-        activations_bytes=activations,
-        tensor_parallel_size=num_ranks,
-    )
-    _check(capacity, budget, device)
-    return capacity
+    return activations, times[0]
 
 
 def _swap_space(cache_config: CacheConfig, device: MeasuredDevice) -> int:
