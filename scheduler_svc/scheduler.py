@@ -239,7 +239,7 @@ class Scheduler:
     @property
     def effective_max_model_len(self) -> int:
         """Tokens of the longest sequence of a new group that is taken here; 0 if none is."""
-        return self.blocks.longest_alone if self.is_accepting else 0
+        return self.blocks.sizes.longest_alone if self.is_accepting else 0
 
     def check(self) -> None:
         """Asserts that blocks are conserved and each group is in one queue, in its status."""

@@ -11,8 +11,9 @@ from enum import Enum, auto
 
 from contract.sections.block_moves import NO_MOVES, BlockMapping, BlockMoves
 from scheduler_svc.kv.block_allocator import BlockAllocator, BlockCopy, BlockHash
-from scheduler_svc.kv.block_moves import distinct_blocks, move
+from scheduler_svc.kv.block_moves import PlannedCopies, distinct_blocks, move
 from scheduler_svc.kv.cpu_tier import CopyCosts, CpuTier
+from scheduler_svc.kv.group_sizes import GroupSizes
 from scheduler_svc.kv.prefix_cache import FoundBlock, PrefixCache
 from scheduler_svc.requests.sequence import Sequence, SequenceStatus
 from scheduler_svc.requests.sequence_group import SequenceGroup
@@ -53,6 +54,9 @@ class BlockSpaceManager:
         costs: CopyCosts,
     ) -> None:
         self.block_size = block_size
+        self.sizes = GroupSizes(
+            block_size=block_size, num_gpu_blocks=num_gpu_blocks, max_model_len=max_model_len
+        )
         self.prefix_caching = prefix_caching
         self.cpu_tier = CpuTier(
             num_blocks=num_cpu_blocks,
@@ -62,52 +66,15 @@ class BlockSpaceManager:
         )
         self.gpu = BlockAllocator(num_gpu_blocks, on_evict=self.cpu_tier.keep)
         self.cpu = self.cpu_tier.pool
-        # Copies of the plan in the making, by pools.
-        self._out: list[BlockCopy] = []
-        self._in: list[BlockCopy] = []
-        self._within: list[BlockCopy] = []
+        self._copies = PlannedCopies()
         self._num_watermark_blocks = num_watermark_blocks
-        self._max_model_len = max_model_len
         self._prefix_cache = PrefixCache(
             block_size=block_size, gpu=self.gpu, cpu_tier=self.cpu_tier, is_on=prefix_caching
         )
 
-    def num_blocks(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.block_size)
-
-    def num_prefix_tokens(self, group: SequenceGroup) -> int:
-        """Tokens of the prompt in whole blocks, which branches share for good."""
-        return group.num_prompt_tokens // self.block_size * self.block_size
-
-    def longest(self, group: SequenceGroup) -> int:
-        """Length in tokens at which a sequence of the group has its last."""
-        return min(group.num_prompt_tokens + group.max_tokens, self._max_model_len)
-
-    def most_blocks(self, group: SequenceGroup) -> int:
-        """Blocks that the group takes at its longest, all branches, sharing what they must."""
-        # The last token sampled is never computed.
-        num_blocks = self.num_blocks(self.longest(group) - 1)
-        shared = self.num_prefix_tokens(group) // self.block_size
-        return shared + group.num_branches * (num_blocks - shared)
-
-    @property
-    def longest_alone(self) -> int:
-        """Tokens of the longest sequence that the GPU pool holds; the last is never computed."""
-        return min(self.gpu.num_blocks * self.block_size + 1, self._max_model_len)
-
-    def most_new_tokens(self, group: SequenceGroup) -> int:
-        """Returns the greatest max_tokens with which the group fits the GPU pool; else below 1."""
-        shared = self.num_prefix_tokens(group) // self.block_size
-        num_blocks = shared + (self.gpu.num_blocks - shared) // group.num_branches
-        longest = min(num_blocks * self.block_size + 1, self._max_model_len)
-        return longest - group.num_prompt_tokens
-
-    def can_ever_hold(self, group: SequenceGroup) -> bool:
-        return self.most_blocks(group) <= self.gpu.num_blocks
-
     def can_allocate(self, group: SequenceGroup, *, num_lookahead_slots: int = 0) -> AllocStatus:
         """Says whether the group's first sequence fits: all its known tokens, and some slots."""
-        if not self.can_ever_hold(group):
+        if not self.sizes.can_ever_hold(group):
             return AllocStatus.NEVER
         seq = group.unfinished[0]
         prefix = self.find_prefix(seq)
@@ -150,7 +117,7 @@ class BlockSpaceManager:
             block = found.block
             if not found.is_on_gpu:
                 block = self.gpu.obtain(self._prefix_cache.hash(seq, index)).block
-                self._in.append(BlockCopy(found.block, block))
+                self._copies.into_gpu.append(BlockCopy(found.block, block))
             seq.block_table.append(block)
         self._prefix_cache.record_shared(seq, len(prefix))
         self.append_slots(seq, seq.num_remaining_tokens)
@@ -197,9 +164,9 @@ class BlockSpaceManager:
         self, seq: Sequence, num_new_tokens: int, num_lookahead_slots: int
     ) -> int:
         num_tokens = seq.num_planned_tokens + num_new_tokens
-        end = max(num_tokens, self.longest(seq.group) - 1)  # the last token is never computed
+        end = max(num_tokens, self.sizes.longest(seq.group) - 1)  # the last token is never computed
         num_slots = min(num_tokens + num_lookahead_slots, end)
-        return max(self.num_blocks(num_slots) - len(seq.block_table), 0)
+        return max(self.sizes.num_blocks(num_slots) - len(seq.block_table), 0)
 
     def append_block(self, seq: Sequence) -> int:
         """Adds a GPU block to the sequence's table and returns it; ask `gpu.num_free` first."""
@@ -242,7 +209,7 @@ class BlockSpaceManager:
             max(1, self._num_blocks_to_append(seq, 1, num_lookahead_slots))
             for seq in group.unfinished
         )
-        wanted = min(len(hashes) + growth, max(len(hashes), self.most_blocks(group)))
+        wanted = min(len(hashes) + growth, max(len(hashes), self.sizes.most_blocks(group)))
         if wanted > self.gpu.num_blocks:
             return AllocStatus.NEVER
         if self.cpu_tier.is_arriving(blocks):
@@ -258,35 +225,36 @@ class BlockSpaceManager:
         self.cpu_tier.hold((copy.dst for copy in copies), arriving=True)
         for block in reversed(left):  # of a chain the end is forgotten first
             self.gpu.free(block)
-        self._out += copies
+        self._copies.out_of_gpu += copies
 
     def swap_in(self, group: SequenceGroup) -> None:
         """Moves the group's blocks back to the GPU."""
         copies, left = move(group, self.gpu, block_size=self.block_size, finds=True)
         self.cpu_tier.leave(left)
-        self._in += copies
+        self._copies.into_gpu += copies
 
     @property
     def has_swaps(self) -> bool:
         """True if the plan in the making copies blocks of its groups from one pool to the other."""
-        return bool(self._out or self._in)
+        return self._copies.has_swaps
 
     @property
     def has_copies(self) -> bool:
         """True if the plan in the making copies blocks, or if `finish_plan` may add copies."""
-        tier = self.cpu_tier
-        return bool(self._out or self._in or self._within or tier.held or tier.kept)
+        return bool(self._copies) or bool(self.cpu_tier.held or self.cpu_tier.kept)
 
     def finish_plan(self) -> BlockMoves:
         """Ends the plan in the making; returns its copies, with those that keep evicted blocks."""
         if self.cpu_tier.held or self.cpu_tier.kept:
-            self._out += self.cpu_tier.finish_plan()
-        if not (self._out or self._in or self._within):
+            self._copies.out_of_gpu += self.cpu_tier.finish_plan()
+        copies, self._copies = self._copies, PlannedCopies()
+        if not copies:
             return NO_MOVES
-        collected = (self._out, self._in, self._within)
-        self._out, self._in, self._within = [], [], []
-        out, back, within = map(BlockMapping.of, collected)
-        return BlockMoves(swap_out=out, swap_in=back, copy=within)
+        return BlockMoves(
+            swap_out=BlockMapping.of(copies.out_of_gpu),
+            swap_in=BlockMapping.of(copies.into_gpu),
+            copy=BlockMapping.of(copies.within_gpu),
+        )
 
     def reset_prefix_cache(self) -> bool:
         """Forgets all cached blocks of both pools; False, changing nothing, if any is in use."""
@@ -325,5 +293,5 @@ class BlockSpaceManager:
         copy = BlockCopy(src=seq.block_table[index], dst=self.gpu.allocate())
         self.gpu.free(copy.src)
         seq.block_table[index] = copy.dst
-        self._within.append(copy)
+        self._copies.within_gpu.append(copy)
         return copy.dst

@@ -54,7 +54,7 @@ class BranchRecompute:
     def prefix_of(self, seq: Sequence) -> list[FoundBlock] | None:
         """Returns the blocks that a branch without any can share; None if it has to wait."""
         prefix = self._blocks.find_prefix(seq)
-        num_prefix_tokens = self._blocks.num_prefix_tokens(seq.group)
+        num_prefix_tokens = self._blocks.sizes.num_prefix_tokens(seq.group)
         started = [other for other in seq.group.unfinished if other.block_table]
         ready = [other for other in started if other.num_computed_tokens >= num_prefix_tokens]
         if not ready:

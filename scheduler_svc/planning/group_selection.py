@@ -136,12 +136,12 @@ class GroupSelection:
     def can_ever_run(self, group: SequenceGroup) -> bool:
         """Says whether the group could run here if it were alone."""
         fits_step = group.num_branches <= self._limits.max_num_seqs
-        return fits_step and self._blocks.can_ever_hold(group)
+        return fits_step and self._blocks.sizes.can_ever_hold(group)
 
     def most_new_tokens(self, group: SequenceGroup) -> int:
         """Returns the greatest max_tokens with which the group could run here; else below 1."""
         fits_step = group.num_branches <= self._limits.max_num_seqs
-        return self._blocks.most_new_tokens(group) if fits_step else 0
+        return self._blocks.sizes.most_new_tokens(group) if fits_step else 0
 
     @property
     def _num_free_slots(self) -> int:

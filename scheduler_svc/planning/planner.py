@@ -257,7 +257,7 @@ class Planner:
         return self._group_selection.obstacle if plan.token_budget else WaitReason.TOKENS
 
     def _resume(self, group: SequenceGroup, now: float) -> None:
-        group.max_length = self._blocks.longest(group)
+        group.max_length = self._blocks.sizes.longest(group)
         self._queues.run(group)
         group.times.resume(now)
 

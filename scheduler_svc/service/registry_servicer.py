@@ -23,7 +23,7 @@ from scheduler_svc.factory import make_scheduler
 from scheduler_svc.recorder import UNRECORDED, Recorder
 from scheduler_svc.requests.failures import RETRY_AFTER_S
 from scheduler_svc.scheduler import Scheduler
-from scheduler_svc.service.startup_reports import read_reports
+from scheduler_svc.service.startup_servicer import read_reports
 from scheduler_svc.workers.engine import Engine
 from scheduler_svc.workers.starting_workers import StartingWorkers
 from scheduler_svc.workers.step_loop import StepLoop

@@ -164,7 +164,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             stop_token_ids=(3, 14, 15, 92, 65) if stops else (),
             structured_output=("regex", grammar or "") if has_grammar else None,
         )
-        if self.loops[0].scheduler.blocks.can_ever_hold(group):
+        if self.loops[0].scheduler.blocks.sizes.can_ever_hold(group):
             self.groups.append(group)
             self.admission.add(group)
             if beam_search is None:

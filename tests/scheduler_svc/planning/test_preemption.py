@@ -239,7 +239,7 @@ def test_branches_that_are_recomputed_hold_their_prompt_once() -> None:
     add(other, *lost)
     twin = make_request([1] * 8, max_tokens=12)
     add(other, twin)  # computes the same prompt in the same step: neither finds the other's
-    most = other.scheduler.blocks.most_blocks(group)
+    most = other.scheduler.blocks.sizes.most_blocks(group)
     while other.send() or other.send() or other.sent:
         if len(other.sent) == 2 or not other.send():
             other.answer()

@@ -11,7 +11,7 @@ from contract.startup import StartupPhase, StartupProgress
 from protos.scheduler.v1 import scheduler_pb2 as pb
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.config import SchedulerConfig
-from scheduler_svc.service import registry_servicer, startup_reports
+from scheduler_svc.service import registry_servicer, startup_servicer
 from scheduler_svc.service.registry_servicer import WorkerRegistryServicer
 from scheduler_svc.workers import starting_workers
 from scheduler_svc.workers.starting_workers import StartingWorkers
@@ -72,7 +72,7 @@ async def test_a_report_that_makes_no_sense_is_refused(fields: dict[str, Any], n
 
 
 async def test_a_worker_that_falls_silent_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(startup_reports, "STARTUP_SILENCE_S", 0.05)
+    monkeypatch.setattr(startup_servicer, "STARTUP_SILENCE_S", 0.05)
     servicer, starting = make_servicer()
 
     async def silent() -> AsyncIterator[pb.ReportStartupRequest]:

@@ -1,4 +1,4 @@
-"""Reads what a worker reports while it loads its model."""
+"""The half of WorkerRegistryService that reads what workers report while they load a model."""
 
 import asyncio
 from collections.abc import AsyncIterator
