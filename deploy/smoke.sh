@@ -14,7 +14,6 @@ PROJECT=signalbox-smoke
 export ROUTER_ADDRESS
 : "${SIGNALBOX_NUM_THREADS:=1}" # of each worker: two that want every core slow each other down
 export SIGNALBOX_NUM_THREADS
-export SIGNALBOX_DTYPE=float32 # in which neither the batch nor the worker changes a token
 PATH=$PWD/.venv/bin:$PATH
 scratch=$(mktemp -d)
 
@@ -74,9 +73,9 @@ stack up --detach --no-build
 signalbox health --address "$ROUTER_ADDRESS" --wait 120 || fail "not serving"
 
 say "an answer through all three"
-ask "What is the capital of France?" --max-tokens 32 >"$scratch/one" || fail "no answer"
+ask "What is the capital of South Korea?" --max-tokens 32 >"$scratch/one" || fail "no answer"
 text "$scratch/one"
-text "$scratch/one" | grep -q Paris || fail "the answer is not Paris"
+text "$scratch/one" | grep -q Seoul || fail "the answer is not Seoul"
 
 say "metrics of all three"
 for service in router scheduler gpu-worker; do
@@ -112,8 +111,8 @@ done <"$scratch/pids"
 for i in 1 2 3 4; do
     [ "$(text "$scratch/story$i")" = "$(text "$scratch/expected")" ] || fail "story $i differs"
 done
-ask "What is the capital of France?" --max-tokens 32 >"$scratch/two" || fail "no answer after it"
-text "$scratch/two" | grep -q Paris || fail "the answer after it is not Paris"
+ask "What is the capital of South Korea?" --max-tokens 32 >"$scratch/two" || fail "no answer after it"
+text "$scratch/two" | grep -q Seoul || fail "the answer after it is not Seoul"
 
 say "down"
 stack stop --timeout 40

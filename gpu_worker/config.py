@@ -58,13 +58,16 @@ class ModelConfig(NameSettings):
         Literal["auto", "float32", "bfloat16", "float16"],
         BeforeValidator(renamed({"half": "float16", "float": "float32"})),
     ] = Field(
-        "auto", description="type of weights, activations and KV cache; auto suits model and device"
+        "auto",
+        description="type of activations, KV cache and all weights that are not quantised; auto"
+        " suits model and device",
     )
     quantization: Literal["auto", "none", "gguf", "int8", "int4"] = Field(
-        "none",
-        description="form of the weights on a CPU: gguf runs a file's own types as they are, int8"
-        " and int4 are made at load, none computes with --dtype; auto is gguf where that can be,"
-        " unless a dtype is set",
+        "auto",
+        description="form of the weights on a CPU: auto runs the quantised blocks of a GGUF file"
+        " as they are where the native implementation can, unless --dtype is float32; gguf"
+        " refuses a model where it cannot; int8 and int4 are made at load; none expands all"
+        " weights to --dtype",
     )
     load_format: Annotated[
         Literal["auto", "dummy"],
@@ -102,6 +105,11 @@ class ModelConfig(NameSettings):
     def served_name(self) -> str | None:
         """Name of the model in answers; None makes one of `model`."""
         return next(iter(self.served_model_name), None)
+
+    @property
+    def keeps_blocks(self) -> bool:
+        """True if quantised blocks of a file stay as they are, where they can be run."""
+        return self.quantization == "auto" and self.dtype != "float32"
 
     @property
     def plugins(self) -> tuple[str, ...]:

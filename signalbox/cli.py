@@ -32,9 +32,9 @@ scheduler (tokens and KV-cache blocks) and workers (tensors), each a process of 
 
   on one machine
     signalbox serve models/SmolLM2-135M-Instruct.Q4_1.gguf
-    signalbox chat "What is the capital of Japan?"
+    signalbox chat "What is the capital of South Korea?"
   or both in one
-    signalbox run models/SmolLM2-135M-Instruct.Q4_1.gguf "What is the capital of Japan?"
+    signalbox run models/SmolLM2-135M-Instruct.Q4_1.gguf "What is the capital of South Korea?"
 
   on several
     signalbox scheduler --host 0.0.0.0                           on host a, port 50052

@@ -52,7 +52,7 @@ Violations violations_of(const grpc::Status& failed) {
 }
 
 bool answer(pb::InferenceService::Stub& stub) {
-  pb::ChatRequest question = make_request("What is the capital of France?");
+  pb::ChatRequest question = make_request("What is the capital of South Korea?");
   question.mutable_sampling_params()->set_temperature(0);
   question.mutable_sampling_params()->set_max_tokens(24);
   grpc::ClientContext context;

@@ -35,7 +35,7 @@ func main() {
 
 func run(client pb.InferenceServiceClient) error {
 	greedy, maxTokens, ignoreEos, tooHot := float32(0), uint32(24), true, float32(9)
-	question := chatRequest("What is the capital of France?",
+	question := chatRequest("What is the capital of South Korea?",
 		&pb.SamplingParams{Temperature: &greedy, MaxTokens: &maxTokens})
 	endless := chatRequest("Tell me a story.", &pb.SamplingParams{IgnoreEos: &ignoreEos})
 	refused := chatRequest("Hello", &pb.SamplingParams{Temperature: &tooHot})

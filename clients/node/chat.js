@@ -57,7 +57,7 @@ async function failureOf(pieces) {
 
 async function main() {
   process.stdout.write("answer: ");
-  const question = chatRequest("What is the capital of France?", { temperature: 0, max_tokens: 24 });
+  const question = chatRequest("What is the capital of South Korea?", { temperature: 0, max_tokens: 24 });
   for await (const piece of chat(question)) process.stdout.write(piece);
   console.log();
 

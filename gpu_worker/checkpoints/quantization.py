@@ -1,11 +1,11 @@
 """Chooses the format of matrices by `--quantization`, and converts each as it is loaded.
 
-Only a native program computes with quantised matrices. "int8" and "int4" are made at load, weights
-only, in groups of 32 along the sum: Q8_0 and Q4_1 by ggml's names. The table that ids look up and
-the head keep 8 bits under "int4", as llama.cpp's files do.
+Only a native program computes with quantised matrices. "auto" keeps the blocks of a file where one
+runs. "int8" and "int4" are made at load, weights only, in groups of 32 along the sum: Q8_0 and Q4_1
+by ggml's names. The table that ids look up and the head keep 8 bits under "int4", as llama.cpp's
+files do.
 """
 
-import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -19,13 +19,16 @@ from signalbox_kernels.floats import AnyArray
 from signalbox_kernels.quantised import BlockType, Matrix, quantise
 from signalbox_kernels.tensors import as_tensor
 
-logger = logging.getLogger(__name__)
-
 _TABLES = ("embed_tokens.weight", "lm_head.weight")
 
 
 class WeightSource(Protocol):
     """A source of tensors."""
+
+    @property
+    def sizes(self) -> WeightSizes | None:
+        """Counts over all tensors; None for a source without a checkpoint."""
+        ...
 
     def weights(self) -> Iterator[tuple[str, AnyArray]]:
         """Yields every tensor under its Hugging Face name."""
@@ -35,11 +38,6 @@ class WeightSource(Protocol):
 @runtime_checkable
 class StoresBlocks(Protocol):
     """A source whose file may hold quantised blocks."""
-
-    @property
-    def sizes(self) -> WeightSizes:
-        """Counts over all tensors of the file."""
-        ...
 
     def matrices(self) -> Iterator[tuple[str, Matrix]]:
         """Yields every tensor under its Hugging Face name; blocks as they are, where they run."""
@@ -75,26 +73,6 @@ class Quantization:
         return matrix if kind is None or not isinstance(matrix, Tensor) else quantise(matrix, kind)
 
 
-def describe_form(source: WeightSource, dtype: torch.dtype, chosen: Quantization | None) -> str:
-    """Says what a file's quantised weights are held in, and what the other form takes; else ""."""
-    if not isinstance(source, StoresBlocks) or not source.sizes.has_blocks:
-        return ""
-    kind, num_bytes = source.sizes.block_type, source.sizes.stored_bytes
-    floats = str(dtype).removeprefix("torch.")
-    as_floats = source.sizes.bytes_in(floats)
-    if chosen is None:
-        return (
-            f"weights: {kind} of the file expanded to {floats}, {as_floats >> 20} MiB;"
-            f" --quantization gguf, where it runs natively, takes {num_bytes >> 20} MiB"
-        )
-    if chosen.name != "gguf":
-        return f"weights: {kind} of the file made {chosen.name} at load"
-    return (
-        f"weights: {kind} of the file as it is, {num_bytes >> 20} MiB;"
-        f" --quantization none takes {as_floats >> 20} MiB in {floats}"
-    )
-
-
 _OF_NAME = {
     "gguf": Quantization("gguf"),
     "int8": Quantization("int8", BlockType.Q8_0, BlockType.Q8_0),
@@ -113,23 +91,53 @@ def choose_quantization(
     Raises ModelError for what was asked for and cannot be.
     """
     name = config.quantization
-    has_blocks = isinstance(source, StoresBlocks) and source.sizes.has_blocks
+    has_blocks = source.sizes is not None and source.sizes.has_blocks
+    if name == "auto":
+        as_stored = config.keeps_blocks and has_blocks and why_not is None
+        return _OF_NAME["gguf"] if as_stored else None
+    if name == "none":
+        return None
     if name == "gguf" and not has_blocks:
         raise ModelError(
             "quantization is 'gguf', but the model has no quantised blocks that can be run as they "
-            "are; use 'int8', 'int4' or 'none'"
+            "are; use 'auto', 'int8', 'int4' or 'none'"
         )
-    if name == "auto":
-        if not has_blocks or config.dtype != "auto":
-            return None  # a dtype is asked for: of the weights, too
-        if why_not is not None:
-            logger.info("the file's quantised weights become floats: natively, %s", why_not)
-            return None
-        name = "gguf"
-    if name == "none":
-        return None
     if why_not is not None:
         raise ModelError(
-            f"quantization is {name!r}, which takes a native program, but {why_not}; use 'none'"
+            f"quantization is {name!r}, which takes a native program, but {why_not}; use 'auto'"
         )
     return _OF_NAME[name]
+
+
+def describe_form(
+    sizes: WeightSizes | None,
+    dtype: torch.dtype,
+    chosen: Quantization | None,
+    why_not: str | None,
+) -> str:
+    """Returns one line: the form of the weights, its size, and what the other choice takes.
+
+    Args:
+        sizes: None for random weights.
+        chosen: what `choose_quantization` returned.
+        why_not: what keeps the model from running natively, if anything does.
+    """
+    floats = str(dtype).removeprefix("torch.")
+    if sizes is None:
+        reason = "" if why_not is None else f"; the native implementation is not used: {why_not}"
+        return f"weights: random, {chosen.name if chosen else floats}{reason}"
+    stored = f"{sizes.block_type} of the file"
+    if chosen is not None:
+        form = f"{stored} as it is" if chosen.name == "gguf" else f"{chosen.name}, made at load"
+        other = f"--quantization none takes {_mib(sizes, floats)} in {floats}"
+        return f"weights: {form}, {_mib(sizes, chosen.name)}; {other}"
+    form = f"{stored} expanded to {floats}" if sizes.has_blocks else floats
+    smaller = "gguf" if sizes.has_blocks else "int8"
+    other = f"--quantization {smaller} takes {_mib(sizes, smaller)}"
+    if why_not is not None:
+        other += f" in the native implementation, but {why_not}"
+    return f"weights: {form}, {_mib(sizes, floats)}; {other}"
+
+
+def _mib(sizes: WeightSizes, form: str) -> str:
+    return f"{sizes.bytes_in(form) / (1 << 20):,.0f} MiB"

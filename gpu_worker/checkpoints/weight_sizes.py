@@ -22,6 +22,12 @@ RUNNABLE_TYPES = (2, 3, 6, 7, 8, 12, 13, 14)
 
 _INT8_BYTES, _INT4_BYTES = 34 / 32, 20 / 32
 """Bytes of a value in Q8_0 and in Q4_1."""
+NATIVE_ARCHITECTURES = frozenset(
+    ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+)
+"""Families that native programs are for, as config.json names them."""
+NATIVE_KINDS = frozenset(("llama", "qwen2", "qwen3"))
+"""The same as GGUF files name them; those of files with experts are other families."""
 _TABLES = ("token_embd", "output", "embed_tokens", "lm_head")
 """The table of embeddings and the head, which keep 8 bits under "int4"."""
 
@@ -36,6 +42,8 @@ class WeightSizes:
     stored_bytes: int
     is_half: bool
     """True if 16 bits are enough to hold each weight."""
+    is_native: bool
+    """True for a family of models that native programs are for."""
     block_type: str = ""
     """Commonest type of the matrices in blocks that native programs run, such as "Q4_1"."""
 
@@ -62,9 +70,10 @@ def is_runnable(stored: "GGUFTensor") -> bool:
     return len(stored.shape) == 2 and int(stored.type) in RUNNABLE_TYPES
 
 
-def gguf_sizes(stored_tensors: Iterable["GGUFTensor"]) -> WeightSizes:
-    """Counts tensors of a GGUF file and its parts."""
+def gguf_sizes(stored_tensors: Iterable["GGUFTensor"], *, kind: str) -> WeightSizes:
+    """Counts tensors of a GGUF file and its parts; `kind` is its general.architecture."""
     tensors = list(stored_tensors)
+    has_experts = any(len(stored.shape) > 2 for stored in tensors)
     types = Counter(stored.type.name for stored in tensors if is_runnable(stored))
     values = {stored.name: prod(stored.shape) for stored in tensors}
     return WeightSizes(
@@ -72,11 +81,14 @@ def gguf_sizes(stored_tensors: Iterable["GGUFTensor"]) -> WeightSizes:
         num_table_values=_num_table_values(values),
         stored_bytes=sum(stored.num_bytes for stored in tensors),
         is_half=True,
+        is_native=kind in NATIVE_KINDS and not has_experts,
         block_type=next((name for name, _ in types.most_common(1)), ""),
     )
 
 
-def directory_sizes(shards: Iterable[Path], *, is_half: bool) -> WeightSizes:
+def directory_sizes(
+    shards: Iterable[Path], *, is_half: bool, architectures: Iterable[str]
+) -> WeightSizes:
     """Counts tensors of a checkpoint's files. Raises ModelError for a file that is broken."""
     values: dict[str, int] = {}
     stored_bytes = 0
@@ -96,6 +108,7 @@ def directory_sizes(shards: Iterable[Path], *, is_half: bool) -> WeightSizes:
         num_table_values=_num_table_values(values),
         stored_bytes=stored_bytes,
         is_half=is_half,
+        is_native=any(name in NATIVE_ARCHITECTURES for name in architectures),
     )
 
 

@@ -48,8 +48,6 @@ def why_not_natively(
     reason = reason or _why_no_library(warn=wanted == "auto")
     if reason is not None and wanted == "native":
         raise ValueError(f"cpu_backend is 'native', but {reason}; use 'auto' or 'torch'")
-    if reason is not None and placement.device.type == "cpu":
-        logger.info("steps run through PyTorch; the native implementation is not used: %s", reason)
     return reason
 
 

@@ -39,6 +39,8 @@ def dummy_placement(placement: Placement) -> DummyPlacement:
 class DummySource(DirectorySource):
     """A directory whose weights, if it has any, are not read."""
 
+    sizes = None
+
     def files(self) -> list[Path]:
         return [self._path / "config.json"]
 

@@ -70,7 +70,7 @@ class GGUFSource:
 
     @cached_property
     def sizes(self) -> WeightSizes:
-        return gguf_sizes(self._stored())
+        return gguf_sizes(self._stored(), kind=self._config.fields.kind)
 
     def matrices(self) -> Iterator[tuple[str, Matrix]]:
         """Yields the same as `weights`, with quantised blocks unchanged for native programs.

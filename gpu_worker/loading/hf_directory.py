@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_worker.checkpoints.safetensors_file import read_safetensors
+from gpu_worker.checkpoints.weight_sizes import WeightSizes, directory_sizes
 from gpu_worker.config import ModelError
 from gpu_worker.loading.tokenizer_files import directory_tokenizer_files, special_token, token_id
 from signalbox_kernels.floats import AnyArray
@@ -26,6 +27,11 @@ class DirectorySource:
     @property
     def is_half(self) -> bool:
         return self.config.get("dtype", self.config.get("torch_dtype")) in ("bfloat16", "float16")
+
+    @property
+    def sizes(self) -> WeightSizes | None:
+        architectures = self.config.get("architectures") or ()
+        return directory_sizes(self.shards(), is_half=self.is_half, architectures=architectures)
 
     def files(self) -> list[Path]:
         return [self._path / "config.json", *self.shards()]

@@ -168,8 +168,7 @@ def _load(
         model, device_config, placement=placement, group=group, block_size=block_size
     )
     quantization = choose_quantization(model_config, source, why_not)
-    if form := describe_form(source, placement.dtype, quantization):
-        logger.info("%s", form)
+    logger.info("%s", describe_form(source.sizes, placement.dtype, quantization, why_not))
     load_weights(model, source, progress, quantization=quantization, pack=why_not is not None)
     if why_not is not None:
         return None

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from contract.startup import ReportProgress
-from gpu_worker.checkpoints.weight_sizes import WeightSizes, directory_sizes, gguf_sizes
+from gpu_worker.checkpoints.weight_sizes import WeightSizes, gguf_sizes
 from gpu_worker.config import ModelConfig, ModelError
 from gpu_worker.hub.download import download
 from gpu_worker.hub.gguf_file_names import find_variants, format_bytes, gguf_name
@@ -38,6 +38,11 @@ class ModelSource(Protocol):
     @property
     def is_half(self) -> bool:
         """Returns whether 16 bits can hold each weight."""
+        ...
+
+    @property
+    def sizes(self) -> WeightSizes | None:
+        """Counts over all tensors; None for a source without a checkpoint."""
         ...
 
     def files(self) -> Sequence[Path]:
@@ -166,10 +171,10 @@ def weight_sizes(config: ModelConfig) -> WeightSizes | None:
             read_gguf,  # needs a package that services lack
         )
 
-        return gguf_sizes(read_gguf(path).tensors.values())
+        content = read_gguf(path)
+        kind = str(content.fields.get("general.architecture", ""))
+        return gguf_sizes(content.tensors.values(), kind=kind)
     from gpu_worker.loading.hf_directory import DirectorySource
 
     source = DirectorySource(path, name=path.name)
-    if config.load_format == "dummy":
-        return None
-    return directory_sizes(source.shards(), is_half=source.is_half)
+    return None if config.load_format == "dummy" else source.sizes

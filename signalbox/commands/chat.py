@@ -27,7 +27,7 @@ from signalbox_client import Answer
 
 EXAMPLES = """\
 examples
-  signalbox chat "What is the capital of Japan?"
+  signalbox chat "What is the capital of South Korea?"
   signalbox chat                                       # a conversation; /help lists its commands
   signalbox chat --system "Answer in French." --temperature 0 "Good morning"
   echo "Summarise: ..." | signalbox chat --json --router gpu1:50051

@@ -7,7 +7,7 @@ from signalbox.client.terminal_answer import show
 from signalbox.settings.serve_settings import ServeSettings
 from signalbox.stack.local_stack import running
 
-QUESTION = "What is the capital of Japan?"
+QUESTION = "What is the capital of South Korea?"
 MAX_TOKENS = 64
 
 

@@ -28,7 +28,7 @@ from signalbox_client import RequestError
 
 EXAMPLES = """\
 examples
-  signalbox run models/SmolLM2-135M-Instruct.Q4_1.gguf "What is the capital of Japan?"
+  signalbox run models/SmolLM2-135M-Instruct.Q4_1.gguf "What is the capital of South Korea?"
   signalbox run models/SmolLM2-135M-Instruct.Q4_1.gguf          # a conversation
   cat article.txt | signalbox run org/name "Summarise this:"    # what is piped goes first
 Flags of serve and of chat both work; --help=WORD shows those that are about a word.

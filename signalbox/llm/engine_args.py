@@ -35,7 +35,7 @@ class EngineArgs(VllmOptions):
 
     Those that are settings of a service have their default, range and meaning, which
     docs/reference/configuration.md lists; `dtype` may be PyTorch's too, and None as `quantization`
-    is "none". The others are:
+    is "auto". The others are:
 
     Args:
         tokenizer: a directory or .gguf file to take the tokenizer from; None is the model's own.

@@ -46,7 +46,7 @@ def _check_memory(settings: EngineSettings, sizes: WeightSizes, *, num_workers: 
     raise MemoryError(
         f"{settings.model} takes {_gib(needed)} in {form}, and weights of at most {_gib(fitting)}"
         f" fit in the memory that is free{_for_each(num_workers)};"
-        f" {_remedy(sizes, fitting=fitting, num_workers=num_workers)}"
+        f" {_remedy(settings, sizes, fitting=fitting, num_workers=num_workers)}"
     )
 
 
@@ -60,7 +60,7 @@ def _chosen_form(settings: EngineSettings, sizes: WeightSizes) -> str:
     """Returns the form that `choose_quantization` and `dtype_for_half` choose on a CPU."""
     if settings.quantization in ("gguf", "int8", "int4"):
         return settings.quantization
-    if settings.quantization == "auto" and sizes.has_blocks and settings.dtype == "auto":
+    if settings.keeps_blocks and sizes.has_blocks and _runs_natively(settings, sizes):
         return "gguf"
     if settings.dtype != "auto":
         return settings.dtype
@@ -69,15 +69,30 @@ def _chosen_form(settings: EngineSettings, sizes: WeightSizes) -> str:
     return "bfloat16" if sizes.is_half and has_bf16 and may_use_it else "float32"
 
 
-def _remedy(sizes: WeightSizes, *, fitting: int, num_workers: int) -> str:
+def _runs_natively(settings: EngineSettings, sizes: WeightSizes) -> bool:
+    """Says whether `why_not_natively` is to find no reason, as far as settings and heads tell."""
+    return (
+        sizes.is_native
+        and settings.cpu_backend != "torch"
+        and settings.attention_backend == "auto"
+        and settings.tensor_parallel_size == 1
+        and settings.dtype != "float16"
+    )
+
+
+def _remedy(settings: EngineSettings, sizes: WeightSizes, *, fitting: int, num_workers: int) -> str:
     for form, flag in _SMALLER_FORMS.items():
+        if form != "bfloat16" and not _runs_natively(settings, sizes):
+            continue
         if form == "gguf" and not sizes.has_blocks:
             continue
+        if form == "bfloat16" and sizes.has_blocks:
+            flag += " --quantization none"
         if (needed := sizes.bytes_in(form)) <= fitting:
             return f"{flag} takes {_gib(needed)}"
     if num_workers > 1:
         return "start fewer --workers"
-    return "use a smaller model, or a file of a stronger quantisation with --quantization gguf"
+    return "use a smaller model, or a file of a stronger quantisation"
 
 
 def _for_each(num_workers: int) -> str:

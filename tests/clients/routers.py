@@ -7,8 +7,8 @@ from protos.scheduler.v1 import scheduler_pb2
 from tests.router.fakes import MAX_MODEL_LEN, finished, ids_of, step
 from tests.router.stack import Stack, make_stack
 
-ANSWER = "The capital of France is Paris."
-QUESTION = "What is the capital of France?"
+ANSWER = "The capital of South Korea is Seoul."
+QUESTION = "What is the capital of South Korea?"
 MAX_TOKENS = 32
 """What asks for more gets its first words and then waits."""
 

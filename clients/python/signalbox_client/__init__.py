@@ -3,7 +3,7 @@
     from signalbox_client import Client
 
     with Client("127.0.0.1:50051") as client:
-        print(client.chat("What is the capital of Japan?", temperature=0).text)
+        print(client.chat("What is the capital of South Korea?", temperature=0).text)
         for piece in client.stream_chat("Tell me a story.", max_tokens=100):
             print(piece, end="", flush=True)
 

@@ -1,6 +1,7 @@
 """Quantised weights run as they are: what the blocks stand for, less what 8-bit rows cost."""
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,9 @@ import torch
 from gpu_worker.batch.sampling_rows import PromptRows
 from gpu_worker.checkpoints.quantization import Quantization, describe_form
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ModelError
-from gpu_worker.loading.gguf_model import GGUFSource
 from gpu_worker.loading.model_source import open_model
 from gpu_worker.runner.model_runner import ModelRunner
+from signalbox_kernels.quantised import BlockType
 from tests.gpu_worker.generation import make_batch, make_sequence
 from tests.gpu_worker.loading.gguf_files import make_gguf
 from tests.gpu_worker.tiny_models import VOCAB, make_model
@@ -27,7 +28,7 @@ PROMPT = np.random.default_rng(5).integers(3, VOCAB, 100).tolist()
 
 def make_runner(path: Path, *, backend: str = "auto", **model: Any) -> ModelRunner:
     runner = ModelRunner(
-        ModelConfig(model=str(path), **{"quantization": "auto", **model}),
+        ModelConfig(model=str(path), **model),
         CacheConfig(max_num_seqs=4, block_size=16),
         device_config=DeviceConfig(device="cpu", cpu_backend=backend),
     )
@@ -78,7 +79,7 @@ def test_types_of_a_file_run_as_they_are(
 ) -> None:
     path = make_gguf(tmp_path / "x.gguf", llama[1], "llama", kind_of=lambda _: kind)
     with caplog.at_level(logging.INFO):
-        runner = make_runner(path)
+        runner = make_runner(path)  # in the default form
     assert f"matrices: 13 of {kind};" in caplog.text
     floats = make_runner(path, dtype="float32")
     assert 0 < difference(floats, runner) < 0.08
@@ -114,16 +115,27 @@ def test_fused_matrices_may_mix_types(
     assert difference(make_runner(path, dtype="float32"), runner) < 0.08
 
 
-def test_a_dtype_asks_for_weights_of_it(
-    llama: tuple[Path, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("options", "is_expanded"),
+    [
+        ({}, False),
+        ({"dtype": "bfloat16"}, False),
+        ({"dtype": "float32"}, True),
+        ({"quantization": "none"}, True),
+    ],
+)
+def test_blocks_stay_unless_float32_or_floats_are_asked_for(
+    options: dict[str, str],
+    is_expanded: bool,
+    llama: tuple[Path, Any],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     path = make_gguf(tmp_path / "x.gguf", llama[1], "llama", kind_of=lambda _: "Q8_0")
-    for options in ({"dtype": "float32"}, {"quantization": "none"}):
-        caplog.clear()
-        with caplog.at_level(logging.INFO):
-            make_runner(path, **options)
-        assert "matrices: 13 of " in caplog.text
-        assert " of Q8_0" not in caplog.text
+    with caplog.at_level(logging.INFO):
+        make_runner(path, **options)
+    assert "matrices: 13 of " in caplog.text
+    assert ("13 of Q8_0" not in caplog.text) is is_expanded
 
 
 def test_made_up_weights_are_quantised_too(
@@ -141,7 +153,7 @@ def test_what_cannot_run_natively_is_said(
     path = make_gguf(tmp_path / "x.gguf", llama[1], "llama", kind_of=lambda _: "Q4_0")
     with caplog.at_level(logging.INFO):
         make_runner(path, backend="torch")
-    assert "the file's quantised weights become floats: natively, cpu_backend" in caplog.text
+    assert "in the native implementation, but cpu_backend is 'torch'" in caplog.text
     for options, reason in (
         ({"quantization": "gguf"}, "takes a native program, but cpu_backend is 'torch'"),
         ({"quantization": "int8"}, "takes a native program, but cpu_backend is 'torch'"),
@@ -160,20 +172,29 @@ def test_models_of_another_program_are_refused(tmp_path: Path) -> None:
         make_runner(tmp_path, quantization="int8")
 
 
-def test_the_form_of_a_files_weights_is_told_with_the_size_of_the_other(
+def test_one_line_tells_the_form_its_size_and_what_the_other_choice_takes(
     llama: tuple[Path, Any], tmp_path: Path
 ) -> None:
     path = make_gguf(tmp_path / "m.gguf", llama[1], "llama", kind_of=lambda _: "Q8_0")
     source = open_model(ModelConfig(model=str(path)), lambda _: None)
-    assert isinstance(source, GGUFSource)
     sizes = source.sizes
-    as_floats = sizes.bytes_in("bfloat16")
+    assert sizes is not None
     num_floats = sum(values.size for _, values in source.weights())
-    assert (sizes.block_type, as_floats) == ("Q8_0", 2 * num_floats)
-    assert (
-        num_floats < sizes.stored_bytes < as_floats
-    )  # 8.5 bits of a matrix's value, 32 of a norm's
-    expanded = describe_form(source, torch.bfloat16, None)
-    assert "Q8_0 of the file expanded to bfloat16" in expanded
-    assert "--quantization gguf" in expanded
-    assert "--quantization none" in describe_form(source, torch.float32, Quantization("gguf"))
+    assert (sizes.block_type, sizes.bytes_in("bfloat16")) == ("Q8_0", 2 * num_floats)
+    # 8.5 bits of a matrix's value, 32 of a norm's
+    assert num_floats < sizes.stored_bytes < 2 * num_floats
+    large = replace(sizes, num_values=300 << 20, stored_bytes=2_000 << 20, num_table_values=0)
+    plain = replace(large, block_type="")
+    gguf, int8 = Quantization("gguf"), Quantization("int8", BlockType.Q8_0, BlockType.Q8_0)
+    reason, native = "it has no program for Gpt2Decoder", "in the native implementation, but it has"
+    for weights, chosen, why_not, line in (
+        (large, gguf, None, "Q8_0 of the file as it is, 2,000 MiB; --quantization none takes 600"),
+        (large, None, None, "Q8_0 of the file expanded to bfloat16, 600 MiB; --quantization gguf"),
+        (plain, None, None, "bfloat16, 600 MiB; --quantization int8 takes 319 MiB"),
+        (plain, int8, None, "int8, made at load, 319 MiB; --quantization none takes 600 MiB in"),
+        (plain, None, reason, f"bfloat16, 600 MiB; --quantization int8 takes 319 MiB {native}"),
+        (None, None, reason, f"random, bfloat16; the native implementation is not used: {reason}"),
+    ):
+        described = describe_form(weights, torch.bfloat16, chosen, why_not)
+        assert described.startswith(f"weights: {line}")
+        assert why_not is None or described.endswith(why_not)

@@ -2,9 +2,11 @@
 
 import pytest
 
-from gpu_worker.checkpoints.weight_sizes import RUNNABLE_TYPES
+from gpu_worker.checkpoints.gguf_names import FAMILIES, MISTRAL, MIXTRAL
+from gpu_worker.checkpoints.weight_sizes import NATIVE_ARCHITECTURES, NATIVE_KINDS, RUNNABLE_TYPES
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
 from gpu_worker.loading.model_source import weight_sizes
+from gpu_worker.models.registry import architectures, model_spec
 from gpu_worker.runner.model_runner import ModelRunner
 from signalbox_kernels.quantised import BlockType
 
@@ -15,6 +17,14 @@ MODEL = "models/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 def test_the_types_that_run_are_those_of_the_kernels() -> None:
     assert {*RUNNABLE_TYPES} == {int(kind) for kind in BlockType}
+
+
+def test_the_families_that_run_natively_are_those_of_the_llama_decoder() -> None:
+    native = {name for name in architectures() if model_spec({"architectures": [name]}).is_llama}
+    assert native == NATIVE_ARCHITECTURES
+    kinds = {kind for kind, family in FAMILIES.items() if family.architecture in native}
+    assert kinds == NATIVE_KINDS
+    assert MISTRAL.architecture in native and MIXTRAL.architecture not in native
 
 
 @pytest.mark.model

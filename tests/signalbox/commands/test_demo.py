@@ -21,5 +21,5 @@ def test_demo_question_is_answered_rightly_in_every_form(form: str) -> None:
     with LLM(str(DEMO), kv_cache_memory=0.1, max_model_len=512, **FORMS[form]) as llm:
         asks = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
         (answer,) = llm.chat([{"role": "user", "content": QUESTION}], asks, use_tqdm=False)
-    assert answer.outputs[0].text == "The capital of Japan is Tokyo."
+    assert answer.outputs[0].text == "The capital of South Korea is Seoul."
     assert answer.outputs[0].finish_reason == "stop"

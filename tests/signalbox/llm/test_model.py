@@ -18,6 +18,7 @@ pytestmark = [pytest.mark.model, pytest.mark.timeout(600), pytest.mark.xdist_gro
 
 MODEL = DEMO
 NUM_NEW_TOKENS = 16
+# In float32 the tokens are those of transformers.
 OPTIONS = {"dtype": "float32", "max_model_len": 512, "kv_cache_memory": 0.25, "swap_space": 0.0625}
 
 

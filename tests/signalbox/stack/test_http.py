@@ -47,12 +47,12 @@ def test_http_and_grpc_give_the_same_text(log: Path) -> None:
 def test_a_model_answers_over_http(log: Path) -> None:
     with serve(log, MODEL, "--device=cpu") as stack, make_client(stack.http_url()) as client:
         (model,) = client.models.list().data
-        question: Any = [{"role": "user", "content": "What is the capital of France?"}]
+        question: Any = [{"role": "user", "content": "What is the capital of South Korea?"}]
         answer = client.chat.completions.create(
             model=model.id, messages=question, logprobs=True, **GREEDY
         )
         (choice,) = answer.choices
-        assert "Paris" in (choice.message.content or "")
+        assert "Seoul" in (choice.message.content or "")
         assert choice.logprobs is not None
         assert len(choice.logprobs.content or ()) == answer.usage.completion_tokens  # type: ignore[union-attr]
         named: Any = {"return_tokens_as_token_ids": True, "logprob_token_ids": [17, 5]}

@@ -197,10 +197,10 @@ def test_a_second_signal_ends_the_stack_at_once_with_status_1(log: Path) -> None
 
 
 @pytest.mark.model
-def test_the_demo_answers_with_tokyo_and_ends() -> None:
+def test_the_demo_answers_with_seoul_and_ends() -> None:
     done = signalbox("demo", MODEL, "--device", "cpu")
     assert done.returncode == 0, done.stderr
-    assert "Tokyo" in done.stdout
+    assert "Seoul" in done.stdout
     assert "loading" in done.stderr
     assert "tokens/s" in done.stderr
     assert "All processes have ended" in done.stderr

@@ -19,10 +19,16 @@ from signalbox_kernels.native import ISA_VARIABLE
 MODEL = "models/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
-def make_directory(path: Path, *, num_values: int, is_cut_off: bool = False) -> str:
+def make_directory(
+    path: Path,
+    *,
+    num_values: int,
+    is_cut_off: bool = False,
+    architecture: str = "LlamaForCausalLM",
+) -> str:
     """A model of 16-bit weights whose file has holes instead of data."""
     (path / "config.json").write_text(
-        json.dumps({"architectures": ["LlamaForCausalLM"], "dtype": "bfloat16"})
+        json.dumps({"architectures": [architecture], "dtype": "bfloat16"})
     )
     num_bytes = 2 * num_values
     entry = {"dtype": "BF16", "shape": [num_values], "data_offsets": [0, num_bytes]}
@@ -68,6 +74,38 @@ def test_weights_must_fit_in_the_form_that_is_chosen(
     have_free(machine_with_bf16, takes * GIB - 1)
     with pytest.raises(MemoryError, match=f"takes {takes:.1f} GiB in {form}, and weights of at"):
         check_model(settings)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    ("flags", "form"),
+    [
+        ({}, "gguf"),
+        ({"dtype": "bfloat16"}, "gguf"),
+        ({"dtype": "float32"}, "float32"),
+        ({"quantization": "none"}, "bfloat16"),
+        ({"cpu_backend": "torch"}, "bfloat16"),
+        ({"attention_backend": "torch"}, "bfloat16"),
+        ({"tensor_parallel_size": 2}, "bfloat16"),
+        ({"dtype": "float16"}, "float16"),
+    ],
+)
+def test_blocks_of_a_file_are_counted_as_they_are_where_they_run(
+    machine_with_bf16: pytest.MonkeyPatch, flags: dict[str, Any], form: str
+) -> None:
+    settings = WorkerSettings(model=MODEL, **flags)
+    have_free(machine_with_bf16, 0)
+    with pytest.raises(MemoryError, match=rf"takes [\d.]+ \w+ in {form}, and weights of at"):
+        check_model(settings)
+
+
+def test_a_family_without_a_native_program_is_told_of_no_form_that_needs_one(
+    tmp_path: Path, machine_with_bf16: pytest.MonkeyPatch
+) -> None:
+    model = make_directory(tmp_path, num_values=GIB, architecture="GPT2LMHeadModel")
+    have_free(machine_with_bf16, 1.5 * GIB)
+    with pytest.raises(MemoryError, match="GiB fit in the memory that is free; use a smaller"):
+        check_model(WorkerSettings(model=model))
 
 
 def test_a_forced_instruction_set_without_bf16_makes_floats_of_32_bits(
@@ -208,7 +246,7 @@ def test_the_check_needs_no_pytorch() -> None:
     code = (
         "import sys; from signalbox.stack.model_check import check_model;"
         "from gpu_worker.worker_settings import WorkerSettings;"
-        f"check_model(WorkerSettings(model={MODEL!r}, quantization='gguf'));"
+        f"check_model(WorkerSettings(model={MODEL!r}));"
         "sys.exit(bool({'torch', 'transformers'} & {*sys.modules}))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -5,8 +5,8 @@ import { fileURLToPath } from "node:url";
 
 export const ROOT = path.join(path.dirname(fileURLToPath(import.meta.url)), "../../..");
 export const GRPC = process.env.SIGNALBOX_ROUTER;
-export const QUESTION = "What is the capital of France?";
-export const ANSWER = "The capital of France is Paris.";
-export const [PROMPT_TOKENS, COMPLETION_TOKENS] = [37, 8];
+export const QUESTION = "What is the capital of South Korea?";
+export const ANSWER = "The capital of South Korea is Seoul.";
+export const [PROMPT_TOKENS, COMPLETION_TOKENS] = [38, 9];
 export const BAD_TEMPERATURE = 9.0;
 export const REFUSAL = "temperature: 9.0 is not allowed; allowed: [0, 2]";

@@ -8,10 +8,10 @@ HTTP = os.environ["SIGNALBOX_HTTP"]
 """URL of the HTTP API, `/v1` included."""
 
 MODEL = "SmolLM2-135M-Instruct"
-QUESTION = "What is the capital of France?"
-ANSWER = "The capital of France is Paris."
+QUESTION = "What is the capital of South Korea?"
+ANSWER = "The capital of South Korea is Seoul."
 MESSAGES = [{"role": "user", "content": QUESTION}]
-PROMPT_TOKENS, COMPLETION_TOKENS = 37, 8
+PROMPT_TOKENS, COMPLETION_TOKENS = 38, 9
 """Tokens of QUESTION in the chat template, and of ANSWER with the end of sequence."""
 BAD_TEMPERATURE = 9.0
 REFUSAL = "temperature: 9.0 is not allowed; allowed: [0, 2]"

@@ -10,9 +10,9 @@ require "protos/inference/v1/inference_services_pb"
 
 include Signalbox::Inference::V1
 
-QUESTION = "What is the capital of France?"
-ANSWER = "The capital of France is Paris."
-PROMPT_TOKENS, COMPLETION_TOKENS = 37, 8
+QUESTION = "What is the capital of South Korea?"
+ANSWER = "The capital of South Korea is Seoul."
+PROMPT_TOKENS, COMPLETION_TOKENS = 38, 9
 BAD_TEMPERATURE = 9.0
 REFUSAL = "temperature: 9.0 is not allowed; allowed: [0, 2]"
 ROUTER = InferenceService::Stub.new(ENV.fetch("SIGNALBOX_ROUTER"), :this_channel_is_insecure)

@@ -1,0 +1,139 @@
+"""The table of docs/reference/weights.md against what a worker chooses, row by row."""
+
+import itertools
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+import pytest
+import torch
+
+from gpu_worker.config import ModelConfig, ModelError
+from gpu_worker.device.device_choice import dtype_for_half
+from gpu_worker.runner.model_runner import ModelRunner
+from signalbox_kernels.native import ISA_VARIABLE, Isa, available_isas
+from tests.gpu_worker.generation import Driver
+from tests.gpu_worker.loading.gguf_files import make_gguf
+from tests.gpu_worker.model_runners import WEIGHTS, make_prompts, make_runner, remove_files
+from tests.gpu_worker.tiny_models import make_model, reference_tokens
+from tests.native_kernels import skip_without_native_kernels
+
+pytestmark = pytest.mark.slow
+
+skip_without_native_kernels()
+
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "weights.md"
+HEAD = "| model | `--dtype` | `--quantization` |"
+KINDS = {"GGUF in blocks": ["blocks"], "others": ["floats"], "both": ["blocks", "floats"]}
+BLOCK_TYPE = "Q5_1"
+"""Of the tiny file's matrices: none of the forms that are made at load."""
+HEADS = {"head_dim": 16, "num_attention_heads": 4, "num_key_value_heads": 2}
+SHAPE = HEADS | {"hidden_size": 64, "intermediate_size": 96}
+BLOCK_SIZE = 16
+SET_WITHOUT_BF16 = Isa.AVX2
+PROMPTS = make_prompts(1, 17, 40)
+
+
+class Row(NamedTuple):
+    """What the table says about one kind of model under one pair of options."""
+
+    kind: str
+    dtype: str
+    quantization: str
+    weights: str
+    factors: str
+    kv: str
+    tokens: str
+
+
+def rows() -> Iterator[Row]:
+    """A row of the table for each model, dtype and quantization that it names."""
+    _, _, table = PAGE.read_text(encoding="utf-8").partition(HEAD)
+    for line in table.split("\n\n")[0].splitlines()[2:]:
+        model, dtypes, forms, *rest = [cell.strip() for cell in line.strip("|").split("|")]
+        names = (re.findall(r"`(\w+)`", cell) for cell in (dtypes, forms))
+        for kind, dtype, form in itertools.product(KINDS[model], *names):
+            yield Row(kind, dtype, form, *rest)
+
+
+ROWS = list(rows())
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Any]]:
+    """A file in blocks and a directory of 16-bit weights, each with its model in transformers."""
+    from tests.transformers_demo import load_model
+
+    folder = tmp_path_factory.mktemp("models")
+    reference = make_model(folder, "llama2", **SHAPE)
+    remove_files(folder, *WEIGHTS)
+    reference.to(torch.bfloat16).save_pretrained(folder)
+    file = make_gguf(folder / "m.gguf", reference.float(), "llama", kind_of=lambda _: BLOCK_TYPE)
+    return {"blocks": (file, load_model(file)), "floats": (folder, reference)}
+
+
+def test_the_table_has_each_pair_of_options_once() -> None:
+    choices = [get_args(ModelConfig.model_fields["quantization"].annotation)]
+    dtypes = ["auto", "float32", "bfloat16", "float16"]
+    every = itertools.product(["blocks", "floats"], dtypes, *choices)
+    assert sorted(row[:3] for row in ROWS) == sorted(every)
+
+
+@pytest.mark.parametrize("has_bf16", [True, False])
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(row[:3]))
+def test_a_worker_chooses_what_the_table_says(
+    row: Row,
+    has_bf16: bool,
+    models: dict[str, tuple[Path, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path, reference = models[row.kind]
+    if not has_bf16:
+        monkeypatch.setenv(ISA_VARIABLE, SET_WITHOUT_BF16.name)
+    half = dtype_for_half(torch.device("cpu"))
+    if has_bf16 and half is not torch.bfloat16:
+        pytest.skip("this processor has no BF16 instructions")
+    options = {"dtype": row.dtype, "quantization": row.quantization, "block_size": BLOCK_SIZE}
+    if row.weights == "refused":
+        with pytest.raises(ModelError, match=f"quantization is '{row.quantization}'"):
+            make_runner(path, **options)
+        return
+    runner = make_runner(path, **options)
+    dtype = half if row.dtype == "auto" else getattr(torch, row.dtype)
+    assert row.kv == "D" and bytes_of_k(runner) == dtype.itemsize
+    program = runner._loaded.program
+    assert (program is None) is row.weights.endswith("in PyTorch")
+    assert runner.model.dtype == str(dtype).removeprefix("torch.")
+    if program is None:
+        assert (row.factors, row.tokens) == ("D", "")
+        return
+    assert program.isa is max(available_isas())
+    types = {*re.findall(r"\d of (\w+)", program.weights)}
+    assert types == named_types(row.weights, dtype)
+    assert row.factors == ("8 bits" if types & {"Q8_0", BLOCK_TYPE} else "D")
+    assert_tokens(row, runner, reference)
+
+
+def named_types(cell: str, dtype: torch.dtype) -> set[str]:
+    own = {"as in the file": BLOCK_TYPE, "D": str(dtype).removeprefix("torch.").upper()}
+    return {own[cell]} if cell in own else {*re.findall(r"Q\d_\d", cell)}
+
+
+def bytes_of_k(runner: ModelRunner) -> int:
+    """Bytes of an element of K; K and V of a token have as many."""
+    num_layers = runner._loaded.source.config["num_hidden_layers"]
+    of_token = 2 * HEADS["num_key_value_heads"] * HEADS["head_dim"]
+    return runner.profile().block_bytes // (num_layers * BLOCK_SIZE * of_token)
+
+
+def assert_tokens(row: Row, runner: ModelRunner, reference: Any) -> None:
+    runner.init_cache_engine(num_gpu_blocks=40, num_cpu_blocks=0)
+    together = Driver(runner=runner).generate(PROMPTS, num_tokens=8)
+    assert row.tokens.startswith("the same in any batch")
+    alone = [Driver(runner=runner, chunk=7).generate([p], num_tokens=8)[0] for p in PROMPTS]
+    assert alone == together
+    if row.tokens.endswith("those of transformers"):
+        assert together == [reference_tokens(reference, prompt, 8) for prompt in PROMPTS]
+    else:
+        assert row.dtype != "float32" or row.factors == "8 bits"  # the page promises no less
