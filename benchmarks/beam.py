@@ -1,6 +1,6 @@
 """Beam search through the stack: returned tokens a second, beside as many drawn sequences.
 
-    python -m benchmarks.beam MODEL [--widths 1 2 4 8] [--concurrency 4] [--dtype bfloat16] ...
+    python -m benchmarks.beam MODEL [--widths 1 2 4 8] [--concurrency 4] [--quantization none] ...
 
 Starts `signalbox serve` itself. A search of width W returns all W hypotheses; the plain requests
 beside it draw n = W sequences of the same prompts, so that the ratio is the price of searching.
@@ -80,6 +80,7 @@ async def run(options: argparse.Namespace) -> None:
         "grpc_port": 0,
         "model": options.model,
         "dtype": options.dtype,
+        "quantization": options.quantization,
         "log_level": "warning",
     }
     async with running(load(ServeSettings, settings)) as stack:
@@ -107,6 +108,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
     parser.add_argument("model")
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--quantization", default="auto")
     parser.add_argument("--widths", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--concurrency", type=int, default=4)
     parser.add_argument("--prompt-tokens", type=int, default=128)

@@ -21,7 +21,12 @@ from pathlib import Path
 import grpc
 
 from benchmarks.comparison.loads import BY_NAME, LOADS, Kind, Load
-from benchmarks.comparison.participants import Participant, Setting, participants
+from benchmarks.comparison.participants import (
+    BFLOAT16_FLAGS,
+    Participant,
+    Setting,
+    participants,
+)
 from benchmarks.comparison.report import write
 from benchmarks.comparison.results import Result, Results
 from benchmarks.harness.closed_loop import WrongTokenCount, drive
@@ -31,8 +36,6 @@ from signalbox.bench.http_stream import HttpError
 from signalbox.bench.measurements import Measured, percentile_ms
 
 FOLDER = Path(__file__).parent / "results"
-FLAGS = "--dtype bfloat16 --quantization none"
-QUANTIZED_FLAGS = "--quantization gguf"
 _FAILURES = (PeerUnavailable, WrongTokenCount, HttpError, OSError, grpc.aio.AioRpcError)
 
 
@@ -161,11 +164,11 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="or a part of it")
     parser.add_argument("--loads", nargs="+", choices=[*BY_NAME, "offline"], default=list(BY_NAME))
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--flags", default=FLAGS, help=f"of `signalbox serve` (default: {FLAGS})")
     parser.add_argument(
-        "--quantized-flags",
-        default=QUANTIZED_FLAGS,
-        help=f"of the quantized one (default: {QUANTIZED_FLAGS})",
+        "--flags",
+        default=BFLOAT16_FLAGS,
+        help="of ours beside peers that compute in bfloat16 (default: %(default)s); the others of"
+        " ours run with no flag",
     )
     parser.add_argument("--shrink", type=int, default=1, help="divide all lengths, for a try")
     parser.add_argument("--output", type=Path, default=FOLDER, metavar="FOLDER")
@@ -181,8 +184,7 @@ def main() -> None:
         peers=options.peers.resolve(),
         num_threads=options.threads,
         log_folder=options.output,
-        our_flags=shlex.split(options.flags),
-        quantized_flags=shlex.split(options.quantized_flags),
+        bfloat16_flags=shlex.split(options.flags),
     )
     loads = [
         load.repeated(options.waves).shrunk(options.shrink) for load in chosen_loads(options.loads)

@@ -61,7 +61,7 @@ CASES = {
 def make_runner(args: argparse.Namespace) -> ModelRunner:
     num_blocks = args.seqs * (-(-(CONTEXT + 4 * args.rounds * 20) // BLOCK_SIZE))
     runner = ModelRunner(
-        ModelConfig(model=args.model, dtype=args.dtype),
+        ModelConfig(model=args.model, dtype=args.dtype, quantization="none"),
         CacheConfig(block_size=BLOCK_SIZE, max_num_seqs=args.seqs),
         device_config=DeviceConfig(device="cpu", num_threads=args.threads),
     )

@@ -1,6 +1,6 @@
 """Throughput, latency, CPU and memory of a local stack under a closed loop.
 
-    python -m benchmarks.serving MODEL [--concurrency 1 8 32] [--dtype bfloat16] ...
+    python -m benchmarks.serving MODEL [--concurrency 1 8 32] [--quantization none] ...
 
 Starts `signalbox serve` itself, on this machine, and prints a Markdown table. CPU-seconds are those
 of each process, per generated token; the load generator runs beside the stack and is not counted.
@@ -137,13 +137,15 @@ def _settings(options: argparse.Namespace) -> dict[str, object]:
     common |= {"workers": options.workers}
     if options.model is None:
         return common | {"simulate": True, "simulated_step_ms": options.simulated_step_ms}
-    return common | {"model": options.model, "dtype": options.dtype}
+    form = {"dtype": options.dtype, "quantization": options.quantization}
+    return common | {"model": options.model, **form}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
     parser.add_argument("model", nargs="?", help="without one the workers are simulated")
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--quantization", default="auto")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--prompt-tokens", type=int, default=128)

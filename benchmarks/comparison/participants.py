@@ -13,8 +13,11 @@ from benchmarks.peers.process import PeerProcess
 from benchmarks.peers.signalbox_server import SignalboxServer
 from benchmarks.peers.vllm_server import VllmGrpcServer, VllmHttpServer
 
-OURS, OURS_QUANTIZED, OURS_PRESSED = "signalbox", "signalbox, quantized", "signalbox, half the KV"
-OURS_OFFLINE, OURS_OFFLINE_QUANTIZED = "signalbox LLM", "signalbox LLM, quantized"
+OURS, OURS_BF16, OURS_PRESSED = "signalbox", "signalbox, bfloat16", "signalbox, half the KV"
+OURS_OFFLINE, OURS_OFFLINE_BF16 = "signalbox LLM", "signalbox LLM, bfloat16"
+"""Ours without a flag, which run the file's own blocks, and those with `BFLOAT16_FLAGS`."""
+BFLOAT16_FLAGS = "--dtype bfloat16 --quantization none"
+"""The form that peers without quantised weights compute in."""
 
 OUR_BLOCK_SIZE, VLLM_BLOCK_SIZE = 16, 32
 """Block sizes for the memory pressure; vLLM's CPU kernels need multiples of 32."""
@@ -43,8 +46,8 @@ class Setting:
     peers: Path
     num_threads: int
     log_folder: Path
-    our_flags: Sequence[str]
-    quantized_flags: Sequence[str]
+    bfloat16_flags: Sequence[str]
+    """Flags of ours in the rows beside peers that compute in bfloat16."""
 
 
 def participants(setting: Setting) -> list[Participant]:
@@ -54,27 +57,25 @@ def participants(setting: Setting) -> list[Participant]:
 
 def _servers(setting: Setting) -> list[Participant]:
     logs, model = setting.log_folder, setting.model
-    ours = SignalboxServer(model, log_folder=logs, extra_arguments=setting.our_flags)
-    quantized = SignalboxServer(
-        model, log_folder=logs, extra_arguments=setting.quantized_flags, label="quantized"
+    ours = SignalboxServer(model, log_folder=logs)
+    bfloat16 = SignalboxServer(
+        model, log_folder=logs, extra_arguments=setting.bfloat16_flags, label="bfloat16"
     )
     peers = {"num_threads": setting.num_threads, "log_folder": logs}
     stream = frozenset({Kind.STREAM})
     served = stream | {Kind.PREFILL}
     return [
         Participant(process=ours, kinds=served | {Kind.BEAM}),
-        Participant(process=quantized, kinds=stream),
+        Participant(process=bfloat16, kinds=served | {Kind.BEAM}),
         Participant(
             process=VllmHttpServer(setting.peers, **peers),
             kinds=served | {Kind.BEAM},
-            beside=OURS,
+            beside=OURS_BF16,
         ),
-        Participant(process=VllmGrpcServer(setting.peers, **peers), kinds=stream, beside=OURS),
-        Participant(process=LlamaServer(setting.peers, **peers), kinds=served, beside=OURS),
+        Participant(process=VllmGrpcServer(setting.peers, **peers), kinds=stream, beside=OURS_BF16),
+        Participant(process=LlamaServer(setting.peers, **peers), kinds=served, beside=OURS_BF16),
         Participant(
-            process=QuantizedLlamaServer(setting.peers, **peers),
-            kinds=stream,
-            beside=OURS_QUANTIZED,
+            process=QuantizedLlamaServer(setting.peers, **peers), kinds=stream, beside=OURS
         ),
     ]
 
@@ -86,7 +87,7 @@ def _pressed(setting: Setting) -> list[Participant]:
     ours = SignalboxServer(
         setting.model,
         log_folder=setting.log_folder,
-        extra_arguments=[*setting.our_flags, *_blocks(num_tokens, OUR_BLOCK_SIZE)],
+        extra_arguments=[*setting.bfloat16_flags, *_blocks(num_tokens, OUR_BLOCK_SIZE)],
         label=label,
     )
     vllm = VllmHttpServer(
@@ -121,13 +122,13 @@ def _offline(setting: Setting) -> list[Participant]:
             label=label,
             **common,
         )
-        for flags, label in ((setting.our_flags, ""), (setting.quantized_flags, "quantized"))
+        for flags, label in (((), ""), (setting.bfloat16_flags, "bfloat16"))
     ]
     peers: list[tuple[type[offline.OfflineProcess], str]] = [
-        (offline.VllmOffline, OURS_OFFLINE),
-        (offline.LlamaBatchedBench, OURS_OFFLINE),
-        (offline.QuantizedLlamaBatchedBench, OURS_OFFLINE_QUANTIZED),
-        (offline.OpenVinoOffline, OURS_OFFLINE),
+        (offline.VllmOffline, OURS_OFFLINE_BF16),
+        (offline.LlamaBatchedBench, OURS_OFFLINE_BF16),
+        (offline.QuantizedLlamaBatchedBench, OURS_OFFLINE),
+        (offline.OpenVinoOffline, OURS_OFFLINE_BF16),
     ]
     return [
         *(Participant(process=process, kinds=kinds) for process in ours),
@@ -138,7 +139,7 @@ def _offline(setting: Setting) -> list[Participant]:
         Participant(
             process=offline.TransformersOffline(setting.peers, **common),
             kinds=kinds,
-            beside=OURS_OFFLINE,
+            beside=OURS_OFFLINE_BF16,
             max_rounds=1,
         ),
     ]

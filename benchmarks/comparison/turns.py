@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import median
 
+from benchmarks.comparison.participants import BFLOAT16_FLAGS
 from benchmarks.peers.process import PeerUnavailable, ServerProcess
 from benchmarks.peers.signalbox_server import SignalboxServer
 from benchmarks.peers.vllm_server import VllmHttpServer
@@ -30,7 +31,7 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
     made.add_argument("model", nargs="?", type=Path, help="without one the worker is simulated")
     made.add_argument("--peers", type=Path, help="folder with vllm/ and smol/, as for compare")
     made.add_argument("--threads", type=int, default=2, help="of a peer")
-    made.add_argument("--flags", default="--dtype bfloat16", help="of ours, where there is a MODEL")
+    made.add_argument("--flags", default=BFLOAT16_FLAGS, help="of ours, where there is a MODEL")
     made.add_argument("--rounds", type=int, default=5)
     made.add_argument("--shrink", type=int, default=1, help="divides every length, to try it out")
     return made

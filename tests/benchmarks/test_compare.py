@@ -35,8 +35,7 @@ def make_setting(folder: Path) -> Setting:
         peers=folder,
         num_threads=2,
         log_folder=folder,
-        our_flags=[],
-        quantized_flags=["--quantization", "gguf"],
+        bfloat16_flags=["--dtype", "bfloat16"],
     )
 
 
