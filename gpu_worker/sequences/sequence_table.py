@@ -163,14 +163,7 @@ class SequenceTable:
         planned = self._end_batch() if booked is None else booked.planned
         prompt_rows = planned.prompt_rows
         keep = np.ones(len(planned.drawers), dtype=np.bool_)
-        failed = samples.failed | planned.refused
-        reasons = {int(planned.drawers[row]): why for row, why in failed.items()}
-        if prompt_rows is not None:
-            reasons |= prompt_logprobs.failures(prompt_rows, samples.prompt_logprobs)
-        reasons |= samples.failed_seqs
-        if self._failed:  # a batch before may have been taken after this one was applied
-            known = enumerate(planned.seq_ids.tolist())
-            reasons |= {i: self._failed[seq_id] for i, seq_id in known if seq_id in self._failed}
+        reasons = self._failure_reasons(planned, samples)
         if reasons:
             for index, reason in reasons.items():
                 self._fail(planned, index, reason)
@@ -196,6 +189,18 @@ class SequenceTable:
             ),
             failures=planned.failures,
         )
+
+    def _failure_reasons(self, planned: PlannedBatch, samples: BatchOutput) -> dict[int, str]:
+        """Returns why sequences of a batch have failed, by index into the batch."""
+        failed = samples.failed | planned.refused
+        reasons = {int(planned.drawers[row]): why for row, why in failed.items()}
+        if planned.prompt_rows is not None:
+            reasons |= prompt_logprobs.failures(planned.prompt_rows, samples.prompt_logprobs)
+        reasons |= samples.failed_seqs
+        if self._failed:  # a batch before may have been taken after this one was applied
+            known = enumerate(planned.seq_ids.tolist())
+            reasons |= {i: self._failed[seq_id] for i, seq_id in known if seq_id in self._failed}
+        return reasons
 
     def _end_batch(self) -> PlannedBatch:
         planned, self._planned = self._planned, None
