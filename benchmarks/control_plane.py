@@ -43,6 +43,7 @@ def make_scheduler(num_sequences: int, *, num_steps: int) -> Scheduler:
             block_size=16, num_gpu_blocks=num_sequences * (tokens // 16 + 2), max_model_len=8192
         ),
         admission=AdmissionQueue(),
+        grammar_bytes=1,  # no request has a structured output
     )
     for i in range(num_sequences):
         request = Request(
