@@ -55,6 +55,12 @@ def test_an_interval_holds_tokens_back_but_not_the_first_nor_an_ending() -> None
     assert ending[1] == [make_delta(0, 2, finish=LENGTH)]
 
 
+def test_an_interval_counts_the_new_tokens_of_cumulative_updates() -> None:
+    buffer = OutputBuffer(Delivery(kind=OutputKind.CUMULATIVE, stream_interval=3))
+    updates = run(buffer, *(make_delta(0, i) for i in range(97, 105)))
+    assert [len(delta.token_ids) for update in updates for delta in update] == [1, 4, 7, 8]
+
+
 def test_cumulative_updates_hold_everything_so_far() -> None:
     buffer = OutputBuffer(Delivery(kind=OutputKind.CUMULATIVE))
     updates = run(buffer, make_delta(0, 97), make_delta(1, 98), make_delta(0, 99, finish=LENGTH))
