@@ -138,10 +138,11 @@ class FakeWorker:
             contexts[seq_id] += self._write(self.sequences[seq_id], num_new_tokens)
         for seq_id, _ in work:
             self._sample(seq_id, contexts[seq_id], drawn)
+        own_branches = [self.sequences[seq_id].branch for seq_id in drawn.seq_ids]
         return StepResult(
             step_id=plan.step_id,
             seq_ids=int64s(drawn.seq_ids),
-            branches=int32s(drawn.branches),
+            branches=None if drawn.branches == own_branches else int32s(drawn.branches),
             token_ids=int32s(drawn.token_ids),
             logprobs=drawn.logprobs,
         )
