@@ -12,13 +12,14 @@ import argparse
 import statistics
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from gpu_worker.batch.batch import Batch
 from gpu_worker.batch.largest_batch import largest_batch
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
-from gpu_worker.runner.model_runner import ModelRunner
+from gpu_worker.runner_factory import make_runner as make_loaded
 
 BLOCK_SIZE = 16
 NUM_BLOCKS = 600
@@ -44,10 +45,10 @@ CASES = (
 )
 
 
-def make_runner(args: argparse.Namespace, form: str) -> ModelRunner:
+def make_runner(args: argparse.Namespace, form: str) -> Any:
     is_quantised = form not in ("torch", "native")
     backend = "native" if is_quantised else form
-    runner = ModelRunner(
+    runner: Any = make_loaded(
         ModelConfig(
             model=args.model, dtype=args.dtype, quantization=form if is_quantised else "none"
         ),
@@ -82,7 +83,7 @@ def make_batch(case: Case, vocab_size: int) -> Batch:
     )
 
 
-def measure(runners: dict[str, ModelRunner], batch: Batch, rounds: int) -> dict[str, list[float]]:
+def measure(runners: dict[str, Any], batch: Batch, rounds: int) -> dict[str, list[float]]:
     """Returns seconds of each round; the first, which warms up, is not counted."""
     seconds: dict[str, list[float]] = {name: [] for name in runners}
     for _ in range(rounds + 1):

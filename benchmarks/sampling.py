@@ -13,6 +13,7 @@ import dataclasses
 import statistics
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,9 +22,12 @@ from contract.columns import int32s, int64s
 from contract.model import WorkerCapacity
 from contract.sampling_params import SamplingParams
 from contract.step import NewSequence, Step
+from gpu_worker.batch.arrays import FloatArray, Int64Array
+from gpu_worker.batch.batch import BatchOutput
+from gpu_worker.batch.sampling_rows import SampleRows
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
-from gpu_worker.runner.model_runner import ModelRunner
-from gpu_worker.sampling.sampler import Sampler
+from gpu_worker.native.native_runner import NativeRunner
+from gpu_worker.runner_factory import make_runner as make_loaded
 from gpu_worker.sampling.torch_sampler import TorchSampler
 from gpu_worker.sequences.sequence_table import SequenceTable
 
@@ -58,18 +62,21 @@ CASES = {
 }
 
 
-def make_runner(args: argparse.Namespace) -> ModelRunner:
+def make_runner(args: argparse.Namespace) -> NativeRunner:
     num_blocks = args.seqs * (-(-(CONTEXT + 4 * args.rounds * 20) // BLOCK_SIZE))
-    runner = ModelRunner(
+    runner = make_loaded(
         ModelConfig(model=args.model, dtype=args.dtype, quantization="none"),
         CacheConfig(block_size=BLOCK_SIZE, max_num_seqs=args.seqs),
-        device_config=DeviceConfig(device="cpu", num_threads=args.threads),
+        device_config=DeviceConfig(device="cpu", num_threads=args.threads, cpu_backend="native"),
     )
+    assert isinstance(runner, NativeRunner)
     runner.init_cache_engine(num_gpu_blocks=num_blocks, num_cpu_blocks=0)
     return runner
 
 
-def make_table(runner: ModelRunner, params: Sequence[SamplingParams], rounds: int) -> SequenceTable:
+def make_table(
+    runner: NativeRunner, params: Sequence[SamplingParams], rounds: int
+) -> SequenceTable:
     """Returns sequences that look as if all but their last token were computed."""
     rng = np.random.default_rng(0)
     each = -(-(CONTEXT + rounds + 1) // BLOCK_SIZE)
@@ -104,7 +111,7 @@ def make_table(runner: ModelRunner, params: Sequence[SamplingParams], rounds: in
 
 
 def measure(
-    runner: ModelRunner, params: Sequence[SamplingParams], rounds: int
+    runner: NativeRunner, params: Sequence[SamplingParams], rounds: int
 ) -> tuple[float, float, float]:
     """Returns the median milliseconds of packing, forward pass and sampling of a decode step."""
     table = make_table(runner, params, rounds)
@@ -130,7 +137,19 @@ def measure(
     return packed, forward, sample
 
 
-def use(runner: ModelRunner, sampler: Sampler) -> None:
+class OfArrays:
+    """PyTorch's sampler for the logits of a native step."""
+
+    def __init__(self, sampler: TorchSampler) -> None:
+        self._sampler = sampler
+
+    def __call__(
+        self, logits: FloatArray, rows: SampleRows, logits_row: Int64Array | None = None
+    ) -> BatchOutput:
+        return self._sampler(torch.from_numpy(logits), rows, logits_row)
+
+
+def use(runner: NativeRunner, sampler: Any) -> None:
     """Gives a loaded model another sampler."""
     runner._executor.sampler = sampler
 
@@ -145,7 +164,7 @@ def main() -> None:
     args = parser.parse_args()
     runner = make_runner(args)
     native = runner._executor.sampler
-    plain = TorchSampler(vocab_size=runner.model.vocab_size, device=torch.device("cpu"))
+    plain = OfArrays(TorchSampler(vocab_size=runner.model.vocab_size, device=torch.device("cpu")))
     mixed = list(CASES.values()) * -(-args.seqs // len(CASES))
     cases = {name: [params] * args.seqs for name, params in CASES.items()}
     print("| parameters | pack ms | forward ms | sample ms | of the step | PyTorch's sample ms |")

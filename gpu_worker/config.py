@@ -197,7 +197,7 @@ class DeviceConfig(SettingsGroup):
     sampling_backend: Literal["auto", "native", "triton", "torch"] = Field(
         "auto",
         description="implementation of sampling; auto is native (C++) on a CPU, and triton on CUDA"
-        " where it works",
+        " where it works; on a CPU any other name turns --cpu-backend native off",
     )
     enforce_eager: bool = Field(
         False,

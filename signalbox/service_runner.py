@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from contract.sampling_defaults import SamplingDefaults
-from contract.startup import ReportProgress, StartupPhase, StartupProgress
+from contract.startup import ReportProgress, StartupProgress
 from gpu_worker.batch.runner_protocol import Runner
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
 from gpu_worker.generation_fields import default_params
@@ -111,14 +111,13 @@ def _model_runner(settings: WorkerSettings, progress: ReportProgress) -> Callabl
 
 
 def _load_model(*args: Any, progress: ReportProgress, **options: Any) -> Runner:
-    """Calls `make_runner` of the ranks; imports it on the thread that loads the model."""
-    progress(StartupProgress(StartupPhase.IMPORT))
+    """Calls `make_runner`; imports it on the thread that loads the model."""
     try:
-        from gpu_worker.ranks.tensor_parallel_runner import make_runner  # imports torch: seconds
+        from gpu_worker.runner_factory import make_runner  # may import torch: seconds
     except ModuleNotFoundError as error:
         raise RuntimeError(
             f"a worker with a model needs {error.name}, which is not installed; "
-            "pip install 'signalbox-serving[worker]'"
+            "pip install 'signalbox-serving[cpu]'"
         ) from error
     return make_runner(*args, progress=progress, **options)
 

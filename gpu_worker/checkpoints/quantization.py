@@ -1,4 +1,4 @@
-"""Chooses the format of matrices by `--quantization`, and converts each as it is loaded.
+"""Chooses the format of matrices by `--quantization`.
 
 Only a native program computes with quantised matrices. "auto" keeps the blocks of a file where one
 runs. "int8" and "int4" are made at load, weights only, in groups of 32 along the sum: Q8_0 and Q4_1
@@ -6,20 +6,12 @@ by ggml's names. The table that ids look up and the head keep 8 bits under "int4
 files do.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
-
-import torch
-from torch import Tensor
+from typing import Protocol
 
 from gpu_worker.checkpoints.weight_sizes import WeightSizes
 from gpu_worker.config import ModelConfig, ModelError
-from signalbox_kernels.floats import AnyArray
-from signalbox_kernels.quantised import BlockType, Matrix, quantise
-from signalbox_kernels.tensors import as_tensor
-
-_TABLES = ("embed_tokens.weight", "lm_head.weight")
+from signalbox_kernels.quantised import BlockType
 
 
 class WeightSource(Protocol):
@@ -28,19 +20,6 @@ class WeightSource(Protocol):
     @property
     def sizes(self) -> WeightSizes | None:
         """Counts over all tensors; None for a source without a checkpoint."""
-        ...
-
-    def weights(self) -> Iterator[tuple[str, AnyArray]]:
-        """Yields every tensor under its Hugging Face name."""
-        ...
-
-
-@runtime_checkable
-class StoresBlocks(Protocol):
-    """A source whose file may hold quantised blocks."""
-
-    def matrices(self) -> Iterator[tuple[str, Matrix]]:
-        """Yields every tensor under its Hugging Face name; blocks as they are, where they run."""
         ...
 
 
@@ -57,20 +36,14 @@ class Quantization:
     layers: BlockType | None = None
     tables: BlockType | None = None
 
-    def weights(self, source: WeightSource) -> Iterator[tuple[str, Matrix]]:
-        """Yields a source's tensors, matrices in blocks."""
-        if self.layers is None and isinstance(source, StoresBlocks):
-            yield from source.matrices()
-            return
-        for name, array in source.weights():
-            tensor = as_tensor(array)
-            is_matrix = tensor.dim() == 2
-            yield name, self.hold(tensor, is_table=name.endswith(_TABLES)) if is_matrix else tensor
+    @property
+    def keeps_blocks(self) -> bool:
+        """True if blocks of a file stay as they are."""
+        return self.layers is None
 
-    def hold(self, matrix: Matrix, *, is_table: bool) -> Matrix:
-        """Returns what a matrix is held in; blocks stay."""
-        kind = self.tables if is_table else self.layers
-        return matrix if kind is None or not isinstance(matrix, Tensor) else quantise(matrix, kind)
+    def block_type(self, *, is_table: bool) -> BlockType | None:
+        """Returns what a matrix of floats becomes; None leaves it."""
+        return self.tables if is_table else self.layers
 
 
 _OF_NAME = {
@@ -111,7 +84,7 @@ def choose_quantization(
 
 def describe_form(
     sizes: WeightSizes | None,
-    dtype: torch.dtype,
+    dtype: str,
     chosen: Quantization | None,
     why_not: str | None,
 ) -> str:
@@ -122,21 +95,20 @@ def describe_form(
         chosen: what `choose_quantization` returned.
         why_not: what keeps the model from running natively, if anything does.
     """
-    floats = str(dtype).removeprefix("torch.")
     if sizes is None:
         reason = "" if why_not is None else f"; the native implementation is not used: {why_not}"
-        return f"weights: random, {chosen.name if chosen else floats}{reason}"
+        return f"weights: random, {chosen.name if chosen else dtype}{reason}"
     stored = f"{sizes.block_type} of the file"
     if chosen is not None:
         form = f"{stored} as it is" if chosen.name == "gguf" else f"{chosen.name}, made at load"
-        other = f"--quantization none takes {_mib(sizes, floats)} in {floats}"
+        other = f"--quantization none takes {_mib(sizes, dtype)} in {dtype}"
         return f"weights: {form}, {_mib(sizes, chosen.name)}; {other}"
-    form = f"{stored} expanded to {floats}" if sizes.has_blocks else floats
+    form = f"{stored} expanded to {dtype}" if sizes.has_blocks else dtype
     smaller = "gguf" if sizes.has_blocks else "int8"
     other = f"--quantization {smaller} takes {_mib(sizes, smaller)}"
     if why_not is not None:
         other += f" in the native implementation, but {why_not}"
-    return f"weights: {form}, {_mib(sizes, floats)}; {other}"
+    return f"weights: {form}, {_mib(sizes, dtype)}; {other}"
 
 
 def _mib(sizes: WeightSizes, form: str) -> str:

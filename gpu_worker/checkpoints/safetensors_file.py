@@ -1,6 +1,13 @@
-"""Reads a safetensors file tensor by tensor, so that it is never in memory beside its weights."""
+"""Reads safetensors files: their headers, and tensor by tensor, so that a file is never in memory
+beside its weights.
 
+The format: 8 bytes that hold the header's length, a JSON header with each tensor's dtype, shape and
+offsets, then the tensors' bytes.
+"""
+
+import json
 from collections.abc import Iterator
+from functools import partial
 from io import FileIO
 from math import prod
 from pathlib import Path
@@ -9,10 +16,11 @@ from typing import Any
 import numpy as np
 
 from gpu_worker.checkpoints.file_pages import read_pages
-from gpu_worker.checkpoints.safetensors_header import read_header, unreadable
+from gpu_worker.checkpoints.stored_tensor import StoredTensor
 from gpu_worker.config import ModelError
 from signalbox_kernels.floats import BFLOAT16, AnyArray
 
+_MAX_HEADER_BYTES = 100_000_000  # the format's own bound
 _DTYPES = {
     "BOOL": np.dtype(np.bool_),
     "U8": np.dtype(np.uint8),
@@ -29,20 +37,54 @@ _DTYPES = {
 
 def read_safetensors(path: Path) -> Iterator[tuple[str, AnyArray]]:
     """Yields every tensor, in the order of the file."""
+    for name, tensor in stored_safetensors(path):
+        yield name, tensor.read()
+
+
+def stored_safetensors(path: Path) -> Iterator[tuple[str, StoredTensor]]:
+    """Yields every tensor, in the order of the file, unread. Raises ModelError."""
     with path.open("rb", buffering=0) as file:
         header, start = read_header(path, file)
-        for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
-            yield name, _tensor(path, file, start, name, entry)
+    for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+        read = partial(_read, path, start, name, entry)
+        yield name, StoredTensor(tuple(entry["shape"]), read)
 
 
-def _tensor(path: Path, file: FileIO, start: int, name: str, entry: dict[str, Any]) -> AnyArray:
+def _read(path: Path, start: int, name: str, entry: dict[str, Any]) -> AnyArray:
     dtype = _DTYPES.get(entry["dtype"])
     if dtype is None:
         raise ModelError(f"{path.name}: {name} has dtype {entry['dtype']}, which is not supported")
     begin, end = entry["data_offsets"]
     if prod(entry["shape"]) * dtype.itemsize != end - begin:
         raise unreadable(path, f"{name} has another size than its shape")
-    data = read_pages(file, start + begin, end - begin)
+    with path.open("rb", buffering=0) as file:
+        data = read_pages(file, start + begin, end - begin)
     if data is None:
         raise unreadable(path, "it ends early")
     return data.view(dtype).reshape(entry["shape"])
+
+
+def read_header(path: Path, file: FileIO) -> tuple[dict[str, Any], int]:
+    """Returns the header's tensors, and where the tensors' bytes start. Raises ModelError."""
+    length = int.from_bytes(file.read(8), "little")
+    if not 2 <= length <= min(_MAX_HEADER_BYTES, path.stat().st_size - 8):
+        raise unreadable(path, "its header has no sound length")
+    try:
+        header = json.loads(file.read(length))
+        tensors = {k: v for k, v in header.items() if k != "__metadata__"}
+        for entry in tensors.values():
+            begin, end = entry["data_offsets"]
+            if not all(isinstance(length, int) and length >= 0 for length in entry["shape"]):
+                raise TypeError
+            if not 0 <= begin <= end <= path.stat().st_size - 8 - length:
+                raise unreadable(path, "it ends early")
+    except ModelError:
+        raise
+    except (ValueError, AttributeError, TypeError, KeyError, RecursionError):
+        raise unreadable(path, "its header is no description of tensors") from None
+    return tensors, 8 + length
+
+
+def unreadable(path: Path, reason: str) -> ModelError:
+    """Returns the error for a file that is broken."""
+    return ModelError(f"{path} cannot be read ({reason}); fetch it again")

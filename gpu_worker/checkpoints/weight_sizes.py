@@ -11,7 +11,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpu_worker.checkpoints.safetensors_header import read_header, unreadable
+from gpu_worker.checkpoints.safetensors_file import read_header, unreadable
 
 if TYPE_CHECKING:
     from gpu_worker.checkpoints.gguf_reader import GGUFTensor

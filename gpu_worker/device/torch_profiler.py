@@ -12,17 +12,13 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from gpu_worker.batch.runner_protocol import ProfileOptions
 from gpu_worker.device import spans
-from signalbox_kernels.program import Program
 
 
 class TorchRecording:
     """A recording in progress. It begins and ends on the execution thread."""
 
-    def __init__(
-        self, options: ProfileOptions, device: torch.device, program: Program | None = None
-    ) -> None:
+    def __init__(self, options: ProfileOptions, device: torch.device) -> None:
         self.kernel_ns: Mapping[str, int] = {}
-        self._program = program
         activities = [ProfilerActivity.CPU]
         if device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
@@ -32,14 +28,10 @@ class TorchRecording:
             with_stack=options.with_stack,
         )
         self._profile.start()
-        if program is not None:
-            program.begin_profile()
         spans.begin(record_function)
 
     def end(self) -> None:
         spans.end(record_function)
-        if self._program is not None:
-            self.kernel_ns = self._program.end_profile()
         self._profile.stop()
 
     def chrome_trace(self) -> bytes:

@@ -22,7 +22,7 @@ from gpu_worker.sampling.sampler import Sampler
 
 
 class TorchExecutor:
-    """A model with its attention, bound to a pool; the twin of `NativeExecutor`."""
+    """A model with its attention, bound to a pool."""
 
     def __init__(
         self,

@@ -5,9 +5,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gpu_worker.device.parallel_group import ParallelGroup
-from gpu_worker.layers.weight_placement import Placement, check_shape, copy_checked
+from gpu_worker.layers.weight_placement import Placement, copy_checked
 from signalbox_kernels.linear import PackedWeight, pack_weight
-from signalbox_kernels.quantised import Matrix, Quantised
 
 
 class _VocabShard:
@@ -21,23 +20,9 @@ class _VocabShard:
         rows = -(-vocab_size // group.size)
         self._start = group.rank * rows
         self._weight = placement.empty(rows, hidden_size)
-        self._blocks: Quantised | None = None
 
-    def pop_matrix(self) -> Matrix:
-        """Removes and returns the loaded matrix, which is not packed then."""
-        weight = self._weight if self._blocks is None else self._blocks
-        self._weight, self._blocks = torch.empty(0), None
-        return weight
-
-    def load_weight(self, tensor: Matrix) -> None:
-        """Takes the checkpoint's whole matrix; rows past vocab_size, padding there, are dropped.
-
-        Blocks are for a native program to take, on a single rank.
-        """
-        if isinstance(tensor, Quantised):
-            self._blocks = tensor.rows(0, min(tensor.shape[0], self._vocab_size))
-            check_shape(self._weight, self._blocks)
-            return
+    def load_weight(self, tensor: Tensor) -> None:
+        """Takes the checkpoint's whole matrix; rows past vocab_size, padding there, are dropped."""
         rows = tensor[: self._vocab_size][self._start : self._start + self._weight.shape[0]]
         self._weight[len(rows) :].zero_()
         expected = min(self._weight.shape[0], max(0, self._vocab_size - self._start))

@@ -1,8 +1,7 @@
 """Linear layers, packed (Q, K and V in one matrix, gate and up in one) and tensor-parallel.
 
 A layer is filled shard by shard through `load_weight` and `load_bias`, then `finish` hands the
-matrix to the device's own layout. Until then it cannot be called. Quantised blocks are kept as they
-are for a native program, which takes them; only it can compute with them.
+matrix to the device's own layout. Until then it cannot be called.
 """
 
 from dataclasses import dataclass
@@ -11,9 +10,8 @@ from functools import partial
 from torch import Tensor
 
 from gpu_worker.device.parallel_group import ParallelGroup
-from gpu_worker.layers.weight_placement import Placement, WeightTarget, check_shape, copy_checked
+from gpu_worker.layers.weight_placement import Placement, WeightTarget, copy_checked
 from signalbox_kernels.linear import PackedWeight, pack_weight
-from signalbox_kernels.quantised import Matrix, Quantised
 
 _ALL = "all"
 
@@ -38,7 +36,6 @@ class _Linear:
         for name, size in parts.items():
             self._parts[name] = _Part(start, size)
             start += size
-        self._blocks: dict[str, Quantised] = {}
         self._raw: Tensor | None = placement.empty(out_features, in_features)
         self._bias = placement.empty(out_features) if bias else None
         self._packed: PackedWeight | None = None
@@ -48,24 +45,6 @@ class _Linear:
         assert self._raw is not None
         self._packed = pack_weight(self._raw)
         self._raw = None
-
-    def pop_parts(self) -> tuple[list[Matrix], Tensor | None]:
-        """Removes and returns the parts of the weight, and the bias, which are not packed then.
-
-        One tensor if all are floats; otherwise each part by itself, in order.
-        """
-        assert self._raw is not None
-        raw, blocks, parts = self._raw, self._blocks, self._parts
-        self._raw, self._blocks = None, {}
-        if not blocks:
-            return [raw], self._bias
-        return [
-            blocks.get(name, raw.narrow(0, part.start, part.size)) for name, part in parts.items()
-        ], self._bias
-
-    def _keep_blocks(self, blocks: Quantised, part: str) -> None:
-        check_shape(self._weight_rows(self._parts[part]), blocks)
-        self._blocks[part] = blocks
 
     def _weight_rows(self, part: _Part) -> Tensor:
         assert self._raw is not None, "weights are loaded before finish()"
@@ -86,12 +65,9 @@ class _ColumnParallelLinear(_Linear):
     def _shard(self, tensor: Tensor, part: str) -> Tensor:
         raise NotImplementedError
 
-    def load_weight(self, tensor: Matrix, part: str) -> None:
-        """Takes the checkpoint's whole matrix of `part`; blocks only on a single rank."""
-        if isinstance(tensor, Quantised):
-            self._keep_blocks(tensor, part)
-        else:
-            copy_checked(self._weight_rows(self._parts[part]), self._shard(tensor, part))
+    def load_weight(self, tensor: Tensor, part: str) -> None:
+        """Takes the checkpoint's whole matrix of `part`."""
+        copy_checked(self._weight_rows(self._parts[part]), self._shard(tensor, part))
 
     def load_bias(self, tensor: Tensor, part: str) -> None:
         copy_checked(self._bias_rows(self._parts[part]), self._shard(tensor, part))
@@ -195,12 +171,9 @@ class RowParallelLinear(_Linear):
             placement=placement,
         )
 
-    def load_weight(self, tensor: Matrix) -> None:
-        """Takes the checkpoint's whole matrix; blocks only on a single rank."""
-        if isinstance(tensor, Quantised):
-            self._keep_blocks(tensor, _ALL)
-        else:
-            copy_checked(self._weight_rows(self._parts[_ALL]), self._group.shard(tensor, 1))
+    def load_weight(self, tensor: Tensor) -> None:
+        """Takes the checkpoint's whole matrix."""
+        copy_checked(self._weight_rows(self._parts[_ALL]), self._group.shard(tensor, 1))
 
     def load_bias(self, tensor: Tensor) -> None:
         """Loads the bias on rank 0 and zeros elsewhere, because the ranks' results are summed."""

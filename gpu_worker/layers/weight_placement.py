@@ -9,7 +9,6 @@ from torch import Tensor
 
 from gpu_worker.config import ModelError
 from signalbox_kernels import pages
-from signalbox_kernels.quantised import Matrix
 
 WeightTarget = Callable[[Tensor], None]
 """Takes a whole tensor of the checkpoint and keeps this rank's share of it."""
@@ -36,15 +35,10 @@ class Placement:
 
 
 def copy_checked(target: Tensor, source: Tensor) -> None:
-    """Copies a shard into its place; shapes must agree."""
-    check_shape(target, source)
-    target.copy_(source)
-
-
-def check_shape(target: Tensor, source: Matrix) -> None:
-    """Raises ModelError if a shard does not fit into its place."""
+    """Copies a shard into its place. Raises ModelError if their shapes differ."""
     if target.shape != source.shape:
         raise ModelError(
             f"a weight has shape {tuple(source.shape)} where {tuple(target.shape)} is expected; "
             "config.json does not belong to these weights"
         )
+    target.copy_(source)

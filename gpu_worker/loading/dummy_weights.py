@@ -1,23 +1,15 @@
-"""Made-up weights (`load_format` "dummy"): a model's speed and memory without its checkpoint.
+"""Made-up weights of models that PyTorch runs: speed and memory without a checkpoint.
 
-Every weight that a model allocates is random from the start, so nothing is loaded. The model's
-directory needs no more than config.json; without a tokenizer there it speaks bytes.
+Every weight that a model allocates is random from the start, so nothing is loaded.
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from gpu_worker.config import ModelError
 from gpu_worker.layers import Placement
-from gpu_worker.loading.hf_directory import DirectorySource
-from gpu_worker.loading.tokenizer_files import has_tokenizer
-from gpu_worker.simulated.byte_tokenizer import MIN_VOCAB_SIZE, tokenizer_files
-
-_SPREAD = 0.035
-"""A standard deviation of 0.02, as models are initialised with."""
+from gpu_worker.loading.dummy_source import SPREAD
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,30 +20,9 @@ class DummyPlacement(Placement):
 
     def empty(self, *shape: int, around: float = 0.0) -> Tensor:
         weight = torch.empty(shape, device=self.device, dtype=self.dtype)
-        return weight.uniform_(around - _SPREAD, around + _SPREAD, generator=self.generator)
+        return weight.uniform_(around - SPREAD, around + SPREAD, generator=self.generator)
 
 
 def dummy_placement(placement: Placement) -> DummyPlacement:
     generator = torch.Generator(placement.device).manual_seed(0)
     return DummyPlacement(placement.device, placement.dtype, generator)
-
-
-class DummySource(DirectorySource):
-    """A directory whose weights, if it has any, are not read."""
-
-    sizes = None
-
-    def files(self) -> list[Path]:
-        return [self._path / "config.json"]
-
-    def tokenizer_files(self) -> dict[str, bytes]:
-        if has_tokenizer(self._path):
-            return super().tokenizer_files()
-        vocab_size = int(self.config.get("vocab_size") or 0)
-        if vocab_size < MIN_VOCAB_SIZE:
-            raise ModelError(
-                f"{self._path} has no tokenizer, and a vocabulary of {vocab_size} cannot hold the "
-                f"{MIN_VOCAB_SIZE} tokens of a byte-level one; add tokenizer.json"
-            )
-        max_model_len = int(self.config.get("max_position_embeddings") or 2048)
-        return tokenizer_files(vocab_size=vocab_size, max_model_len=max_model_len)

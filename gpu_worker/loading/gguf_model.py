@@ -6,7 +6,10 @@ import re
 from collections.abc import Iterator, Mapping
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from gpu_worker.checkpoints.gguf_config import GGUFConfig
 from gpu_worker.checkpoints.gguf_names import Renamed
@@ -19,14 +22,12 @@ from gpu_worker.checkpoints.gguf_tokenizer import (
     build,
 )
 from gpu_worker.checkpoints.gguf_weights import make_pool, read_values
+from gpu_worker.checkpoints.stored_tensor import StoredTensor
 from gpu_worker.checkpoints.weight_sizes import WeightSizes, gguf_sizes, is_runnable
 from gpu_worker.config import ModelError
 from gpu_worker.hub.gguf_file_names import gguf_name
 from signalbox_kernels.floats import AnyArray
-from signalbox_kernels.quantised import BlockType, Matrix, Quantised
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from signalbox_kernels.quantised import BlockType, Quantised
 
 logger = logging.getLogger(__name__)
 
@@ -72,25 +73,12 @@ class GGUFSource:
     def sizes(self) -> WeightSizes:
         return gguf_sizes(self._stored(), kind=self._config.fields.kind)
 
-    def matrices(self) -> Iterator[tuple[str, Matrix]]:
-        """Yields the same as `weights`, with quantised blocks unchanged for native programs.
-
-        Blocks are read when they are taken, so that few of them are in memory at a time.
-        """
-        import torch
-
-        from signalbox_kernels.tensors import as_tensor
-
-        with make_pool() as pool:
-            for stored in self._stored():
-                for renamed in self._renamed(stored):
-                    if is_runnable(stored):
-                        read = partial(_blocks, stored, renamed)
-                        shape, kind = torch.Size(renamed.shape), BlockType(int(stored.type))
-                        yield renamed.name, Quantised(kind, shape, read)
-                    else:
-                        values = renamed.change(read_values(stored, pool))
-                        yield renamed.name, as_tensor(values)
+    def stored(self) -> dict[str, StoredTensor]:
+        return {
+            renamed.name: _stored_tensor(stored, renamed)
+            for stored in self._stored()
+            for renamed in self._renamed(stored)
+        }
 
     def _stored(self) -> Iterator[GGUFTensor]:
         tensors = self._content.tensors.values()
@@ -180,8 +168,19 @@ class GGUFSource:
         return self._config.fields.get(f"tokenizer.ggml.{key}", *default)
 
 
-def _blocks(stored: GGUFTensor, renamed: Renamed) -> "Tensor":
-    """[rows, bytes of a row]; rows of blocks are put in order as rows of floats are."""
-    from torch import from_numpy
+def _stored_tensor(stored: GGUFTensor, renamed: Renamed) -> StoredTensor:
+    blocks = None
+    if is_runnable(stored):
+        kind = BlockType(int(stored.type))
+        blocks = Quantised(kind, renamed.shape, partial(_blocks, stored, renamed))
+    return StoredTensor(renamed.shape, partial(_values, stored, renamed), blocks)
 
-    return from_numpy(renamed.change(stored.data.reshape(stored.shape[0], -1)))
+
+def _values(stored: GGUFTensor, renamed: Renamed) -> AnyArray:
+    with make_pool() as pool:
+        return renamed.change(read_values(stored, pool))
+
+
+def _blocks(stored: GGUFTensor, renamed: Renamed) -> NDArray[np.uint8]:
+    """[rows, bytes of a row]; rows of blocks are put in order as rows of floats are."""
+    return renamed.change(stored.data.reshape(stored.shape[0], -1))

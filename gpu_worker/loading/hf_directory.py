@@ -2,10 +2,12 @@
 
 import json
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gpu_worker.checkpoints.safetensors_file import read_safetensors
+from gpu_worker.checkpoints.safetensors_file import read_safetensors, stored_safetensors
+from gpu_worker.checkpoints.stored_tensor import StoredTensor
 from gpu_worker.checkpoints.weight_sizes import WeightSizes, directory_sizes
 from gpu_worker.config import ModelError
 from gpu_worker.loading.tokenizer_files import directory_tokenizer_files, special_token, token_id
@@ -41,9 +43,17 @@ class DirectorySource:
             if shard.suffix == ".safetensors":
                 yield from read_safetensors(shard)
             else:
-                from gpu_worker.checkpoints.torch_file import read_torch_file
+                yield from _of_torch_file(shard)
 
-                yield from read_torch_file(shard)
+    def stored(self) -> dict[str, StoredTensor]:
+        found: dict[str, StoredTensor] = {}
+        for shard in self.shards():
+            if shard.suffix == ".safetensors":
+                found |= stored_safetensors(shard)
+            else:
+                for name, values in _of_torch_file(shard):
+                    found[name] = StoredTensor(values.shape, partial(_same, values))
+        return found
 
     def shards(self) -> list[Path]:
         """Returns the files of weights. Raises ModelError if one is missing."""
@@ -83,6 +93,21 @@ class DirectorySource:
         eos = special_token(json.loads(files["tokenizer_config.json"]).get("eos_token"))
         known = None if eos is None else token_id(files["tokenizer.json"], eos)
         return set() if known is None else {known}
+
+
+def _of_torch_file(path: Path) -> Iterator[tuple[str, AnyArray]]:
+    try:
+        from gpu_worker.checkpoints.torch_file import read_torch_file
+    except ModuleNotFoundError as error:
+        raise ModelError(
+            f"{path} is in PyTorch's own format, and {error.name} is not installed; "
+            "pip install 'signalbox-serving[worker]', or convert it to safetensors"
+        ) from error
+    yield from read_torch_file(path)
+
+
+def _same(values: AnyArray) -> AnyArray:
+    return values
 
 
 def read_json(path: Path) -> Mapping[str, Any]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from contract.startup import ReportProgress
+from gpu_worker.checkpoints.stored_tensor import StoredTensor
 from gpu_worker.checkpoints.weight_sizes import WeightSizes, gguf_sizes
 from gpu_worker.config import ModelConfig, ModelError
 from gpu_worker.hub.download import download
@@ -51,6 +52,10 @@ class ModelSource(Protocol):
 
     def weights(self) -> Iterator[tuple[str, AnyArray]]:
         """Yields every tensor under its Hugging Face name."""
+        ...
+
+    def stored(self) -> dict[str, StoredTensor]:
+        """Returns the same by name, read when they are asked for."""
         ...
 
     def tokenizer_files(self) -> dict[str, bytes]:
@@ -133,7 +138,7 @@ def _gguf_file_in(path: Path) -> Path | None:
 
 
 def _open_directory(path: Path, *, name: str, is_dummy: bool) -> ModelSource:
-    from gpu_worker.loading.dummy_weights import DummySource
+    from gpu_worker.loading.dummy_source import DummySource
     from gpu_worker.loading.hf_directory import DirectorySource
 
     return DummySource(path, name=name) if is_dummy else DirectorySource(path, name=name)

@@ -1,16 +1,15 @@
 """Puts a source's tensors into a model's packed weights."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from contract.startup import ReportProgress, StartupPhase, StartupProgress
-from gpu_worker.checkpoints.quantization import Quantization
 from gpu_worker.config import ModelError
-from gpu_worker.loading.dummy_weights import DummySource
+from gpu_worker.loading.dummy_source import DummySource
 from gpu_worker.loading.model_source import ModelSource
 from gpu_worker.models import Model
-from signalbox_kernels.quantised import Matrix
+from signalbox_kernels.floats import AnyArray
 from signalbox_kernels.tensors import as_tensor
 
 
@@ -25,30 +24,16 @@ def load_weights(
     model: Model,
     source: ModelSource,
     progress: ReportProgress,
-    *,
-    quantization: Quantization | None = None,
-    pack: bool = True,
 ) -> None:
-    """Loads every weight and packs them, unless another backend will; all must be there."""
+    """Loads every weight and packs them; all must be there."""
     progress(StartupProgress(StartupPhase.LOAD))
     if isinstance(source, DummySource):
         _refuse_dummy_weights(model)
     elif source.directory is not None and isinstance(model, LoadsItself):
         model.load(source.directory, progress)
     else:
-        _load_each(model, _weights(source, quantization), progress)
-    if pack:
-        model.finish()
-
-
-def _weights(
-    source: ModelSource, quantization: Quantization | None
-) -> Iterator[tuple[str, Matrix]]:
-    if quantization is not None:
-        yield from quantization.weights(source)
-        return
-    for name, array in source.weights():
-        yield name, as_tensor(array)
+        _load_each(model, source.weights(), progress)
+    model.finish()
 
 
 def _refuse_dummy_weights(model: Model) -> None:
@@ -60,16 +45,16 @@ def _refuse_dummy_weights(model: Model) -> None:
 
 
 def _load_each(
-    model: Model, weights: Iterable[tuple[str, Matrix]], progress: ReportProgress
+    model: Model, weights: Iterable[tuple[str, AnyArray]], progress: ReportProgress
 ) -> None:
     targets = model.weight_targets()
     of_bare_model = {name.partition(".")[2]: name for name in targets}
     total = len(targets)
-    for name, tensor in weights:
+    for name, array in weights:
         # some checkpoints were saved from the model within the model, and lack its name
         target = targets.pop(name, None) or targets.pop(of_bare_model.get(name, ""), None)
         if target is not None:
-            target(tensor)  # type: ignore[arg-type]  # layers of matrices take blocks, too
+            target(as_tensor(array))
         elif not model.ignores(name):
             raise ModelError(f"unexpected weight {name!r}; config.json names another architecture")
         progress(StartupProgress(StartupPhase.LOAD, total - len(targets), total))

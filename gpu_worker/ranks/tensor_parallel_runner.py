@@ -20,7 +20,7 @@ from contract.model import ModelInfo, WorkerCapacity
 from contract.startup import ReportProgress
 from contract.step import Step
 from gpu_worker.batch.batch import Batch, BatchOutput
-from gpu_worker.batch.runner_protocol import MemoryReport, ProfileOptions, Runner
+from gpu_worker.batch.runner_protocol import MemoryReport, ProfileOptions
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig
 from gpu_worker.device.device_errors import DeviceLost, is_device_lost
 from gpu_worker.device.process_group import call_off
@@ -36,30 +36,6 @@ from gpu_worker.ranks.rank_messages import (
 from gpu_worker.runner.model_runner import ModelRunner
 
 logger = logging.getLogger(__name__)
-
-
-def make_runner(
-    model_config: ModelConfig,
-    cache_config: CacheConfig,
-    *,
-    tensor_parallel_size: int = 1,
-    device_config: DeviceConfig,
-    progress: ReportProgress,
-    on_lost: Callable[[str], None],
-) -> Runner:
-    """Loads a model here, or over several ranks; see `TensorParallelRunner`."""
-    if tensor_parallel_size == 1:
-        return ModelRunner(
-            model_config, cache_config, device_config=device_config, progress=progress
-        )
-    return TensorParallelRunner(
-        model_config,
-        cache_config,
-        tensor_parallel_size=tensor_parallel_size,
-        device_config=device_config,
-        progress=progress,
-        on_lost=on_lost,
-    )
 
 
 class TensorParallelRunner:

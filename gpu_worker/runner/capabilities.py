@@ -1,6 +1,5 @@
-"""Reports what PyTorch and our kernels support on this machine, and what a worker would use."""
+"""Reports what PyTorch supports on this machine, and what a worker would use of it."""
 
-import os
 from dataclasses import dataclass
 
 import torch
@@ -24,24 +23,16 @@ class Probe:
     """Widest instructions that PyTorch's own kernels use."""
     torch_backends: tuple[str, ...]
     attention_backends: tuple[str, ...]
-    native_kernels: str
-    """Instruction set of ours, or why there are none."""
-    quantizations: str
-    """Values of `--quantization` that can run here, besides "none"."""
     device: str
     half_dtype: str
     """Type that holds 16-bit weights."""
     attention_backend: str
     tensor_parallel: str
     """Ranks over which `--tensor-parallel-size` can divide a model."""
-    num_threads: int
 
 
 def probe() -> Probe:
-    """Finds out; compiles the native kernels unless they exist.
-
-    Raises ValueError if SIGNALBOX_ISA names no instruction set.
-    """
+    """Finds out. Raises ValueError if SIGNALBOX_ISA names no instruction set."""
     config = DeviceConfig()
     device = choose_device(config)
     return Probe(
@@ -51,13 +42,10 @@ def probe() -> Probe:
         cpu_capability=torch.backends.cpu.get_cpu_capability(),
         torch_backends=tuple(_torch_backends()),
         attention_backends=installed_backends(),
-        native_kernels=(kernels := _native_kernels()),
-        quantizations="become floats" if kernels.startswith("none") else "gguf int8 int4",
         device=str(device),
         half_dtype=str(dtype_for_half(device)).removeprefix("torch."),
         attention_backend=automatic_backend(device),
         tensor_parallel=_tensor_parallel(device),
-        num_threads=torch.get_num_threads(),
     )
 
 
@@ -82,14 +70,3 @@ def _tensor_parallel(device: torch.device) -> str:
     if not distributed.is_nccl_available():
         return "none: this PyTorch is built without NCCL"
     return f"up to {torch.cuda.device_count()} GPUs, over NCCL"
-
-
-def _native_kernels() -> str:
-    from signalbox_kernels import native
-
-    try:
-        found = native.best_isa().name.lower()
-    except native.NativeUnavailable as error:
-        return f"none: {error}"
-    limit = os.environ.get(native.ISA_VARIABLE)
-    return f"{found}, with {native.ISA_VARIABLE}={limit}" if limit else found

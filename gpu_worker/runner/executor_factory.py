@@ -10,7 +10,6 @@ from gpu_worker.device.input_transfer import InputPacker, PinnedBuffers
 from gpu_worker.executors.async_executor import AsyncExecutor
 from gpu_worker.executors.decode_graphs import DecodeGraphs, DevicePlanning, ladder
 from gpu_worker.executors.graph_inputs import DecodeBuffers
-from gpu_worker.executors.native_executor import NativeExecutor
 from gpu_worker.executors.torch_executor import TorchExecutor
 from gpu_worker.loading.loaded_model import LoadedModel
 from gpu_worker.sampling.async_sampling import DeviceDrawing, PlainDraws
@@ -23,10 +22,8 @@ _DRAWS_A_SEQUENCE = 4  # that are kept for the next step, on average; prompts dr
 
 def make_executor(
     loaded: LoadedModel, cache_config: CacheConfig, recorder: GraphRecorder | None
-) -> NativeExecutor | TorchExecutor:
+) -> TorchExecutor:
     """Makes the executor; without a recorder of graphs, kernels are launched one by one."""
-    if loaded.program is not None:
-        return NativeExecutor(loaded.program, loaded.sampler)
     on_device = loaded.device.type == "cuda" or recorder is not None
     if on_device and isinstance(loaded.attention, DevicePlanning):
         return _async_executor(loaded, loaded.attention, cache_config, recorder)

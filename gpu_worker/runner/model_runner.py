@@ -1,7 +1,8 @@
-"""Runs one model on one device: loads it, measures what fits, owns its caches, computes batches.
+"""Runs one model on one device through PyTorch.
 
-Satisfies `Runner` of `batch`. A `NativeExecutor`, `TorchExecutor` or `AsyncExecutor` computes
-each batch.
+Loads it, measures what fits, owns its caches, computes batches.
+
+Satisfies `Runner` of `batch`. A `TorchExecutor` or `AsyncExecutor` computes each batch.
 """
 
 from functools import partial
@@ -27,6 +28,7 @@ from gpu_worker.kv_cache.capacity import measure_capacity
 from gpu_worker.kv_cache.cuda_device import measured
 from gpu_worker.loading.loaded_model import load_model
 from gpu_worker.loading.model_source import naming
+from gpu_worker.loading.opened_model import OpenedModel
 from gpu_worker.runner.executor_factory import make_executor
 
 
@@ -42,8 +44,16 @@ class ModelRunner:
         device_config: DeviceConfig | None = None,
         recorder: GraphRecorder | None = None,
         progress: ReportProgress = ignore_progress,
+        opened: OpenedModel | None = None,
+        why_not_natively: str = "PyTorch is asked for",
     ) -> None:
-        """Args: recorder: records decode steps as graphs; by default that of the device."""
+        """Loads the model.
+
+        Args:
+            recorder: records decode steps as graphs; by default that of the device.
+            opened: the model, if it is opened already.
+            why_not_natively: what keeps the model from running natively, for messages.
+        """
         self._progress = progress
         device_config = device_config or DeviceConfig()
         self._model = model_config.model
@@ -54,6 +64,8 @@ class ModelRunner:
                 parallel_config or ParallelConfig(),
                 device_config,
                 progress=progress,
+                opened=opened,
+                why_not_natively=why_not_natively,
             )
         self._cache_config = cache_config
         if device_config.enforce_eager:
@@ -173,7 +185,7 @@ class ModelRunner:
         )
 
     def begin_recording(self, options: ProfileOptions) -> TorchRecording:
-        return TorchRecording(options, self._loaded.device, self._loaded.program)
+        return TorchRecording(options, self._loaded.device)
 
     @property
     def launches(self) -> bool:

@@ -20,7 +20,6 @@ from gpu_worker.sampling.sampler import NoSampler, Sampler
 from gpu_worker.sampling.torch_sampler import TorchSampler
 from signalbox_kernels import triton
 from signalbox_kernels.native import NativeUnavailable
-from signalbox_kernels.program import Program
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +49,6 @@ def make_sampler(
     *,
     vocab_size: int,
     placement: Placement,
-    program: Program | None,
     group: ParallelGroup,
 ) -> TensorSampler:
     """Makes the sampler that `config` asks for. Raises ValueError where it cannot run."""
@@ -58,23 +56,23 @@ def make_sampler(
         return NoSampler()
     device, wanted = placement.device, config.sampling_backend
     if wanted == "auto":
-        return _automatic_sampler(config, vocab_size, placement, program)
+        return _automatic_sampler(config, vocab_size, placement)
     if wanted == "native":
         _require(device.type == "cpu", "'native', which draws on a CPU only; use 'auto'")
-        return _native_sampler(config, program)
+        return _native_sampler(config)
     if wanted == "triton":
         return _triton_sampler(device)
     return TorchSampler(vocab_size=vocab_size, device=device)
 
 
 def _automatic_sampler(
-    config: DeviceConfig, vocab_size: int, placement: Placement, program: Program | None
+    config: DeviceConfig, vocab_size: int, placement: Placement
 ) -> TensorSampler:
     device = placement.device
     reference = TorchSampler(vocab_size=vocab_size, device=device)
     if device.type == "cpu" and config.cpu_backend != "torch":
         try:
-            return _native_sampler(config, program)
+            return _native_sampler(config)
         except NativeUnavailable:  # which loading the model has warned of
             return reference
     if device.type == "cuda" and triton.is_installed():
@@ -97,9 +95,9 @@ def _tried_triton_sampler(
     return reference
 
 
-def _native_sampler(config: DeviceConfig, program: Program | None) -> TensorSampler:
+def _native_sampler(config: DeviceConfig) -> TensorSampler:
     num_threads = config.num_threads or torch.get_num_threads()
-    return NativeTensorSampler(CpuSampler(program=program, num_threads=num_threads))
+    return NativeTensorSampler(CpuSampler(program=None, num_threads=num_threads))
 
 
 def _triton_sampler(device: torch.device) -> TensorSampler:

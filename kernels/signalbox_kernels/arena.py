@@ -8,9 +8,9 @@ import mmap
 from collections import Counter
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from signalbox_kernels.floats import BFLOAT16, AnyArray
 from signalbox_kernels.native import library
 from signalbox_kernels.pages import map_pages
 from signalbox_kernels.quantised import Matrix, Quantised
@@ -18,7 +18,7 @@ from signalbox_kernels.structs import Element, Format
 
 _ALIGNMENT = 64
 _REGION = 64 << 20
-DTYPES = {torch.float32: Element.FLOAT32, torch.bfloat16: Element.BFLOAT16}
+DTYPES = {np.dtype(np.float32): Element.FLOAT32, BFLOAT16: Element.BFLOAT16}
 
 
 class Packed(NamedTuple):
@@ -35,15 +35,15 @@ class Arena:
     def __init__(self, element: Element) -> None:
         self._element = element
         self._regions: list[mmap.mmap] = []
-        self._tensors: list[Tensor] = []
+        self._arrays: list[AnyArray] = []
         self._next = self._end = 0
         self._num_bytes = 0
         self._types: Counter[str] = Counter()
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the packed matrices and of the tensors kept beside them."""
-        return self._num_bytes + sum(tensor.nbytes for tensor in self._tensors)
+        """Bytes of the packed matrices and of the arrays kept beside them."""
+        return self._num_bytes + sum(array.nbytes for array in self._arrays)
 
     @property
     def description(self) -> str:
@@ -71,23 +71,24 @@ class Arena:
         """Packs [out_features, in_features], of the arena's element or in blocks."""
         if isinstance(weight, Quantised):
             return self._pack_blocks(weight, interleaved)
-        weight = weight.contiguous()
+        weight = np.ascontiguousarray(weight)
         assert DTYPES[weight.dtype] is self._element
         rows, columns = weight.shape
         lib = library()
         address = self._room(
             self._element.name, lib.sb_packed_bytes(self._element, rows, columns, interleaved)
         )
-        lib.sb_pack(self._element, weight.data_ptr(), rows, columns, interleaved, address)
+        lib.sb_pack(self._element, weight.ctypes.data, rows, columns, interleaved, address)
         return Packed(address, rows)
 
     def _pack_blocks(self, weight: Quantised, interleaved: bool) -> Packed:
-        blocks, kind, lib = weight.blocks.contiguous(), weight.type.format, library()
+        blocks, kind = np.ascontiguousarray(weight.blocks), weight.type.format
+        lib = library()
         rows, columns = weight.shape
         address = self._room(
             weight.type.name, lib.sb_quantised_bytes(kind, rows, columns, interleaved)
         )
-        source = (weight.type, blocks.data_ptr(), blocks.stride(0))
+        source = (weight.type, blocks.ctypes.data, blocks.strides[0])
         lib.sb_pack_blocks(*source, rows, columns, interleaved, address)
         return Packed(address, rows, kind)
 
@@ -96,8 +97,8 @@ class Arena:
         self._num_bytes += size
         return self.allocate(size)
 
-    def keep(self, tensor: Tensor) -> int:
-        """Keeps a tensor alive; returns its address."""
-        tensor = tensor.contiguous()
-        self._tensors.append(tensor)
-        return tensor.data_ptr()
+    def keep(self, array: AnyArray) -> int:
+        """Keeps an array alive, and contiguous; returns its address."""
+        array = np.ascontiguousarray(array)
+        self._arrays.append(array)
+        return int(array.ctypes.data)

@@ -13,15 +13,18 @@ AnyArray = NDArray[Any]
 
 BFLOAT16 = np.dtype([("bfloat16", "<u2")])
 """The upper half of a float32."""
-_NAMES = {np.dtype(np.float32): "float32", np.dtype(np.float16): "float16", BFLOAT16: "bfloat16"}
-DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+DTYPES: dict[str, np.dtype[Any]] = {
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "bfloat16": BFLOAT16,
+}
 """Types of floats that models are stored in, by name."""
 _QUIET_NAN = np.uint32(0x7FC00000)
 
 
 def dtype_name(dtype: np.dtype[Any]) -> str:
     """Returns "bfloat16" or NumPy's name."""
-    return _NAMES.get(dtype, dtype.name)
+    return "bfloat16" if dtype == BFLOAT16 else dtype.name
 
 
 def to_float32(values: AnyArray) -> NDArray[np.float32]:

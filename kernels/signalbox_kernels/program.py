@@ -6,14 +6,13 @@ describes the ops; each must equal its op in `reference.py`, with sums in float3
 
 import ctypes
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor
 
 from signalbox_kernels.arena import Arena, Packed
+from signalbox_kernels.floats import AnyArray, to_float32
 from signalbox_kernels.native import Isa, NativeUnavailable, library, use
 from signalbox_kernels.quantised import Matrix
 from signalbox_kernels.structs import (
@@ -73,12 +72,12 @@ class ProgramBuilder:
         head."""
         self._add(OpKind.EMBED, mode=1, dst=dst, weight=table.address, format=table.format)
 
-    def embed_plain(self, dst: int, table: Tensor) -> None:
+    def embed_plain(self, dst: int, table: AnyArray) -> None:
         """Adds an op that turns token ids to rows of a table of the program's element type."""
         self._add(OpKind.EMBED, dst=dst, weight=self.arena.keep(table))
 
     def norm(
-        self, src: int, dst: int, weight: Tensor, *, eps: float, of_rows: bool = False
+        self, src: int, dst: int, weight: AnyArray, *, eps: float, of_rows: bool = False
     ) -> None:
         """Adds RMSNorm of every token, or only of the tokens with logits."""
         address = self._floats(weight)
@@ -93,7 +92,7 @@ class ProgramBuilder:
         src: int,
         dst: int,
         weight: Matrix,
-        bias: Tensor | None,
+        bias: AnyArray | None,
         epilogue: Epilogue,
         *,
         column: int = 0,
@@ -124,7 +123,7 @@ class ProgramBuilder:
         dst: int,
         *,
         layer: int,
-        norms: tuple[Tensor, Tensor] | None = None,
+        norms: tuple[AnyArray, AnyArray] | None = None,
         eps: float = 0.0,
     ) -> None:
         """Adds an op that normalises if `norms` are given, rotates, and writes K and V to the
@@ -147,18 +146,20 @@ class ProgramBuilder:
     def _add(self, kind: OpKind, **fields: object) -> None:
         self.ops.append(SbOp(kind=kind, **fields))
 
-    def _floats(self, vector: Tensor) -> int:
+    def _floats(self, vector: AnyArray) -> int:
         """Keeps a vector as float32, padded as rows are; returns its address."""
-        return self.arena.keep(F.pad(vector.float(), (0, -len(vector) % PANEL)))
+        return self.arena.keep(np.pad(to_float32(vector), (0, -len(vector) % PANEL)))
 
-    def _bias(self, bias: Tensor, *, interleaved: bool) -> int:
+    def _bias(self, bias: AnyArray, *, interleaved: bool) -> int:
         if not interleaved:
             return self._floats(bias)
-        halves = bias.float().view(2, -1)
-        halves = F.pad(halves, (0, -halves.shape[1] % _HALF)).view(2, -1, _HALF)
-        return self.arena.keep(halves.transpose(0, 1).reshape(-1))
+        halves = to_float32(bias).reshape(2, -1)
+        padded = np.pad(halves, ((0, 0), (0, -halves.shape[1] % _HALF))).reshape(2, -1, _HALF)
+        return self.arena.keep(padded.swapaxes(0, 1).reshape(-1))
 
-    def build(self, rotary: Tensor, *, num_threads: int, isa: Isa | None = None) -> "Program":
+    def build(
+        self, rotary: NDArray[np.float32], *, num_threads: int, isa: Isa | None = None
+    ) -> "Program":
         """Finishes the program.
 
         Args:
@@ -171,12 +172,17 @@ class Program:
     """A built program with its thread pool. Run from one thread at a time."""
 
     def __init__(
-        self, builder: ProgramBuilder, rotary: Tensor, *, num_threads: int, isa: Isa | None
+        self,
+        builder: ProgramBuilder,
+        rotary: NDArray[np.float32],
+        *,
+        num_threads: int,
+        isa: Isa | None,
     ) -> None:
         self._library = library()
         self._handle: int | None = None
         self._arena = builder.arena
-        self._pool: Tensor | None = None
+        self._pool: NDArray[np.uint8] | None = None
         self.shape = builder.shape
         self.weights = builder.arena.description
         self.weights_bytes = builder.arena.num_bytes
@@ -199,10 +205,10 @@ class Program:
         if not self._handle:
             raise NativeUnavailable(f"no native program of {self.shape} on {self.isa.name}")
 
-    def bind(self, pool: Tensor) -> None:
-        """Sets the pool of KV blocks, [num_blocks, block_bytes] uint8."""
+    def bind(self, pool: NDArray[np.uint8]) -> None:
+        """Sets the pool of KV blocks, [num_blocks, block_bytes]."""
         self._pool = pool
-        self._library.sb_program_bind(self._handle, pool.data_ptr(), pool.stride(0))
+        self._library.sb_program_bind(self._handle, pool.ctypes.data, pool.strides[0])
 
     def run(self, arrays: StepArrays) -> None:
         """Computes one step; other Python threads run meanwhile."""
@@ -226,14 +232,15 @@ class Program:
         """Handle for other native objects that use this program's threads."""
         return self._handle
 
-    def view(self, index: int, *, width: int, num_tokens: int, dtype: torch.dtype) -> Tensor:
-        """Returns a buffer as a tensor [num_tokens, padded width], for tests; valid until it
+    def view(self, index: int, *, width: int, num_tokens: int, dtype: np.dtype[Any]) -> AnyArray:
+        """Returns a buffer as an array [num_tokens, padded width], for tests; valid until it
         grows."""
         padded = -(-width // PANEL) * PANEL
         address = self._library.sb_program_buffer(self._handle, index, num_tokens)
         count = num_tokens * padded * dtype.itemsize
         memory = (ctypes.c_char * count).from_address(address)
-        return torch.frombuffer(memory, dtype=dtype).view(num_tokens, padded)
+        buffer: AnyArray = np.frombuffer(memoryview(memory), dtype=dtype)
+        return buffer.reshape(num_tokens, padded)
 
     def __del__(self) -> None:
         if self._handle:

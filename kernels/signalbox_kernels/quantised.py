@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
-import torch
-import torch.nn.functional as F
-from torch import Tensor
+from numpy.typing import NDArray
 
 from signalbox_kernels import pages
+from signalbox_kernels.floats import AnyArray, to_float32
 from signalbox_kernels.native import library
 from signalbox_kernels.structs import Format
 
@@ -70,35 +69,35 @@ class Quantised:
     """
 
     type: BlockType
-    shape: torch.Size
-    read: Callable[[], Tensor]
+    shape: tuple[int, ...]
+    read: Callable[[], NDArray[np.uint8]]
 
     @property
-    def blocks(self) -> Tensor:
+    def blocks(self) -> NDArray[np.uint8]:
         return self.read()
 
     def rows(self, start: int, count: int) -> "Quantised":
-        shape = torch.Size((count, self.shape[1]))
-        return Quantised(self.type, shape, lambda: self.read().narrow(0, start, count))
+        shape = (count, self.shape[1])
+        return Quantised(self.type, shape, lambda: self.read()[start : start + count])
 
 
-Matrix = Tensor | Quantised
+Matrix = AnyArray | Quantised
 
 
-def quantise(matrix: Tensor, block_type: BlockType) -> Quantised:
+def quantise(matrix: AnyArray, block_type: BlockType, *, num_threads: int = 1) -> Quantised:
     """Makes blocks of floats: Q8_0, symmetric by the largest value, or Q4_1, by least squares."""
     rows, columns = matrix.shape
     row_bytes = -(-columns // GROUP) * block_type.block_bytes
-    blocks = torch.from_numpy(pages.empty((rows, row_bytes), np.dtype(np.uint8)))
-    num_threads = torch.get_num_threads()
+    blocks = pages.empty((rows, row_bytes), np.dtype(np.uint8))
     step = -(-rows // num_threads)
 
     def fill(first: int) -> None:  # the library runs without the interpreter's lock
-        part = F.pad(matrix[first : first + step].float(), (0, -columns % GROUP)).contiguous()
-        count, into = part.numel() // GROUP, blocks[first : first + step]
-        if library().sb_quantise(block_type, part.data_ptr(), count, into.data_ptr()):
+        values = to_float32(matrix[first : first + step])
+        part = np.ascontiguousarray(np.pad(values, ((0, 0), (0, -columns % GROUP))))
+        count, into = part.size // GROUP, blocks[first : first + step]
+        if library().sb_quantise(block_type, part.ctypes.data, count, into.ctypes.data):
             raise ValueError(f"floats can be made Q8_0 and Q4_1, not {block_type.name}")
 
     with ThreadPoolExecutor(num_threads) as pool:
         list(pool.map(fill, range(0, rows, step)))
-    return Quantised(block_type, matrix.shape, lambda: blocks)
+    return Quantised(block_type, (rows, columns), lambda: blocks)

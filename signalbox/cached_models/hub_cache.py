@@ -11,7 +11,7 @@ def require_hub() -> None:
     if find_spec("huggingface_hub") is None:
         raise RuntimeError(
             "models on the hub need huggingface_hub, which is not installed;"
-            " pip install 'signalbox-serving[worker]'"
+            " pip install 'signalbox-serving[cpu]'"
         )
 
 

@@ -1,7 +1,7 @@
 """`signalbox doctor`: reports what the machine offers, what will be used, and problems.
 
-It works without PyTorch, and then leaves out what only PyTorch knows. Its exit status is 0 unless a
-problem keeps Signalbox from running as installed.
+It works without PyTorch, and then leaves out what only PyTorch can tell. Its exit status is 0
+unless a problem keeps Signalbox from running as installed.
 """
 
 import argparse
@@ -34,8 +34,11 @@ OUR_PACKAGES = (
     "signalbox_kernels",
     "signalbox",
 )
-WORKER_EXTRA = "worker"
+CPU_EXTRA, WORKER_EXTRA = "cpu", "worker"
+INSTALL_CPU = f"pip install '{DISTRIBUTION}[{CPU_EXTRA}]'"
 INSTALL_WORKER = f"pip install '{DISTRIBUTION}[{WORKER_EXTRA}]'"
+_SIGNS = {CPU_EXTRA: "gguf", WORKER_EXTRA: "torch"}
+"""A package of each extra; without it the extra is not installed."""
 
 _GIB = 1 << 30
 _REQUIREMENT = re.compile(
@@ -126,13 +129,14 @@ def _folder_of(package: str) -> Path | None:
 
 
 def _packages(report: Report) -> dict[str, str | None]:
-    """Returns the versions of dependencies; those of a worker only if PyTorch is installed."""
+    """Returns the versions of dependencies; those of an extra are checked if it is installed."""
     versions: dict[str, str | None] = {}
-    has_torch = _has_torch()
     for name, least, extra in _requirements(report):
         found = versions[name] = _version_of(name)
-        remedy = INSTALL_WORKER if extra else f"pip install '{name}>={least}'"
-        if extra and not has_torch:
+        remedy = (
+            f"pip install '{DISTRIBUTION}[{extra}]'" if extra else f"pip install '{name}>={least}'"
+        )
+        if extra and not _is_there(_SIGNS[extra]):
             continue
         if found is None:
             report.problems.append(f"{name} is not installed; {remedy}")
@@ -151,12 +155,12 @@ def _requirements(report: Report) -> Iterator[tuple[str, str, str | None]]:
         return
     for line in lines:
         found = _REQUIREMENT.fullmatch(line)
-        if found and found["extra"] in (None, WORKER_EXTRA):
+        if found and found["extra"] in (None, *_SIGNS):
             yield found["name"], found["least"], found["extra"]
 
 
-def _has_torch() -> bool:
-    return importlib.util.find_spec("torch") is not None
+def _is_there(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
 
 
 def _version_of(name: str) -> str | None:
@@ -189,18 +193,39 @@ def _surroundings(report: Report) -> dict[str, str | None]:
 
 
 def _add_worker(report: Report) -> None:
-    """Adds what PyTorch reports, and what a worker with a model would use."""
-    if not _has_torch():
-        report.sections["will be used"] = {"worker": "simulated only, without PyTorch"}
-        report.notes.append(f"no worker with a model can run here; {INSTALL_WORKER}")
+    """Adds what native programs and PyTorch support, and what a worker with a model would use."""
+    if not _is_there("gguf"):
+        report.sections["will be used"] = {"worker": "simulated only"}
+        report.notes.append(f"no worker with a model can run here; {INSTALL_CPU}")
         return
-    from gpu_worker.runner.capabilities import probe  # imports torch: seconds
+    from gpu_worker.native.capabilities import probe_natively
 
     try:
-        found = probe()
+        found = probe_natively()
     except ValueError as error:  # an environment variable would stop any worker from starting
         report.problems.append(str(error))
         return
+    report.sections["worker"] = {
+        "native CPU kernels": found.kernels,
+        "quantised weights": found.quantizations,
+    }
+    report.sections["will be used"] = {
+        "device": "cpu",
+        "dtype of 16-bit models": found.half_dtype,
+        "threads": str(found.num_threads),
+    }
+    if _is_there("torch"):
+        _add_pytorch(report)
+    else:
+        report.notes.append(
+            f"only models that run natively can be served, without PyTorch; {INSTALL_WORKER}"
+        )
+
+
+def _add_pytorch(report: Report) -> None:
+    from gpu_worker.runner.capabilities import probe  # imports torch: seconds
+
+    found = probe()
     report.sections["pytorch"] = {
         "version": found.torch_version,
         "built for CUDA": found.cuda_version,
@@ -208,18 +233,14 @@ def _add_worker(report: Report) -> None:
         "CPU kernels": found.cpu_capability,
         "backends": " ".join(found.torch_backends),
     }
-    report.sections["worker"] = {
+    report.sections["worker"] |= {
         "attention backends": " ".join(found.attention_backends),
-        "native CPU kernels": found.native_kernels,
-        "quantised weights": found.quantizations,
         "tensor parallelism": found.tensor_parallel,
     }
-    report.sections["will be used"] = {
-        "device": found.device,
-        "dtype of 16-bit models": found.half_dtype,
-        "attention backend": found.attention_backend,
-        "threads": str(found.num_threads),
-    }
+    report.sections["will be used"]["attention backend"] = found.attention_backend
+    if found.device != "cpu":
+        report.sections["will be used"]["device"] = found.device
+        report.sections["will be used"]["dtype of 16-bit models"] = found.half_dtype
     if machine_info.nvidia_gpus() and not found.gpus:
         report.notes.append("there is a GPU, but this PyTorch cannot use it; is it a CPU build?")
 

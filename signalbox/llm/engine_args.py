@@ -149,9 +149,7 @@ class EngineArgs(VllmOptions):
         device_config = settings.part(DeviceConfig)
 
         def make() -> Runner:
-            from gpu_worker.ranks.tensor_parallel_runner import (
-                make_runner,  # imports torch: seconds
-            )
+            from gpu_worker.runner_factory import make_runner  # may import torch: seconds
 
             with own_progress() as progress:
                 return make_runner(

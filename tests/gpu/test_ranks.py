@@ -9,7 +9,7 @@ from torch import distributed
 
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
 from gpu_worker.device.process_group import GroupCollectives, _nccl
-from gpu_worker.ranks.tensor_parallel_runner import make_runner
+from gpu_worker.runner_factory import make_runner
 from tests.gpu_worker.generation import Driver
 from tests.gpu_worker.model_runners import make_prompts
 from tests.gpu_worker.tiny_models import make_model

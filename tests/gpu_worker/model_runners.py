@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 from torch import Tensor
 
+from gpu_worker import runner_factory as factory
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
 from gpu_worker.runner.model_runner import ModelRunner
 from tests.gpu_worker.generation import Driver, make_batch, make_sequence
@@ -20,20 +21,21 @@ WEIGHTS = ("*.safetensors", "*.index.json")
 Config = TypeVar("Config", ModelConfig, CacheConfig, DeviceConfig)
 
 
-def make_runner(path: Path, *, num_gpu_blocks: int = 200, **options: Any) -> ModelRunner:
+def make_runner(path: Path, *, num_gpu_blocks: int = 200, **options: Any) -> Any:
     """Loads a model and gives it a cache.
 
     Args:
         options: fields of the model's, the cache's or the device's configuration; any other goes
-            to the runner.
+            to the runner through PyTorch.
+
+    Returns a NativeRunner or a ModelRunner, as a worker would.
     """
     num_cpu_blocks = options.pop("num_cpu_blocks", 8)
-    runner = ModelRunner(
-        _make_config(ModelConfig, {"model": str(path), "dtype": "float32"}, options),
-        _make_config(CacheConfig, {"max_num_seqs": 16}, options),
-        device_config=_make_config(DeviceConfig, {"device": "cpu"}, options),
-        **options,
-    )
+    model_config = _make_config(ModelConfig, {"model": str(path), "dtype": "float32"}, options)
+    cache_config = _make_config(CacheConfig, {"max_num_seqs": 16}, options)
+    device_config = _make_config(DeviceConfig, {"device": "cpu"}, options)
+    load = ModelRunner if {"parallel_config", "recorder"} & options.keys() else factory.make_runner
+    runner: Any = load(model_config, cache_config, device_config=device_config, **options)
     runner.init_cache_engine(num_gpu_blocks=num_gpu_blocks, num_cpu_blocks=num_cpu_blocks)
     return runner
 

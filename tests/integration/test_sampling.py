@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gpu_worker import runner_factory as factory
+from gpu_worker.batch.runner_protocol import Runner
 from gpu_worker.config import GIB, CacheConfig, DeviceConfig, ModelConfig
-from gpu_worker.runner.model_runner import ModelRunner
 from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc as pb_grpc
 from rpc.transport.channel import open_channel
@@ -49,9 +50,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def make_runner(path: Path, num_blocks: int | None) -> ModelRunner:
+def make_runner(path: Path, num_blocks: int | None) -> Runner:
     size = 0 if num_blocks is None else num_blocks * block_bytes(path)
-    return ModelRunner(
+    return factory.make_runner(
         ModelConfig(model=str(path), dtype="float32"),
         CacheConfig(
             block_size=16,

@@ -2,7 +2,9 @@
 
 import ctypes
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,11 +12,12 @@ import torch
 from torch import Tensor
 
 from signalbox_kernels import build, native
-from signalbox_kernels.arena import DTYPES, Arena
+from signalbox_kernels.arena import Arena
 from signalbox_kernels.compilation import Toolchain, machine
 from signalbox_kernels.native import Isa, NativeUnavailable, library
 from signalbox_kernels.program import Program, ProgramBuilder, ProgramShape
-from signalbox_kernels.structs import AttentionArrays, StepArrays
+from signalbox_kernels.structs import AttentionArrays, Element, StepArrays
+from signalbox_kernels.tensors import as_array, as_tensor
 
 
 def add_avx2_vnni() -> list[Isa]:
@@ -44,6 +47,7 @@ try:
 except (NativeUnavailable, build.BuildError):
     pytest.skip("no C++ compiler, and no library that was built before", allow_module_level=True)
 
+DTYPES = {torch.float32: Element.FLOAT32, torch.bfloat16: Element.BFLOAT16}
 DTYPE_IDS = {"argvalues": list(DTYPES), "ids": ["float32", "bfloat16"]}
 # Of a function of sums: normed or gated rows, attention. The terms of 128 products of random
 # numbers of magnitude 1 add up to 128 * 0.64, times 0.2 where a softmax reads them: the sum's
@@ -57,7 +61,47 @@ TOLERANCE = {
 }
 
 
-def make_builder(dtype: torch.dtype, **shape: int) -> ProgramBuilder:
+def arrays_of(value: Any) -> Any:
+    """Returns tensors, alone or in a tuple, as arrays, and all else as it is."""
+    if isinstance(value, tuple):
+        return tuple(map(arrays_of, value))
+    return as_array(value) if isinstance(value, Tensor) else value
+
+
+def taking_tensors(method: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*arguments: Any, **options: Any) -> Any:
+        named = {name: arrays_of(value) for name, value in options.items()}
+        return method(*map(arrays_of, arguments), **named)
+
+    return call
+
+
+class TensorArena(Arena):
+    """An arena that packs tensors."""
+
+    pack = taking_tensors(Arena.pack)
+
+
+class TensorProgram(Program):
+    """A program whose pool and buffers are tensors."""
+
+    bind = taking_tensors(Program.bind)
+
+    def view(self, index: int, *, width: int, num_tokens: int, dtype: torch.dtype) -> Any:
+        of_array = as_array(torch.empty(0, dtype=dtype)).dtype
+        return as_tensor(super().view(index, width=width, num_tokens=num_tokens, dtype=of_array))
+
+
+class TensorBuilder(ProgramBuilder):
+    """A builder of programs with tensors for weights."""
+
+    embed_plain = taking_tensors(ProgramBuilder.embed_plain)
+    norm = taking_tensors(ProgramBuilder.norm)
+    linear = taking_tensors(ProgramBuilder.linear)
+    rotate = taking_tensors(ProgramBuilder.rotate)
+
+
+def make_builder(dtype: torch.dtype, **shape: int) -> TensorBuilder:
     sizes = {
         "num_layers": 2,
         "num_heads": 3,
@@ -69,11 +113,14 @@ def make_builder(dtype: torch.dtype, **shape: int) -> ProgramBuilder:
     }
     element = DTYPES[dtype]
     full = ProgramShape(element=element, scale=0.2, **(sizes | shape))
-    return ProgramBuilder(full, Arena(element))
+    return TensorBuilder(full, TensorArena(element))
 
 
-def make_program(builder: ProgramBuilder, isa: Isa | None = None, num_threads: int = 2) -> Program:
-    return builder.build(angles(builder.shape.head_size), num_threads=num_threads, isa=isa)
+def make_program(
+    builder: TensorBuilder, isa: Isa | None = None, num_threads: int = 2
+) -> TensorProgram:
+    rotary = as_array(angles(builder.shape.head_size))
+    return TensorProgram(builder, rotary, num_threads=num_threads, isa=isa)
 
 
 def angles(head_size: int) -> Tensor:

@@ -27,11 +27,11 @@ def make_blocks(kind: BlockType, n: int, k: int, *, seed: int = 0) -> Quantised:
     for at in _SCALES_AT[kind]:
         scales = rng.uniform(-0.01, 0.01, blocks.shape[:2]).astype(np.float16)
         blocks[:, :, at : at + 2] = scales[..., None].view(np.uint8)
-    packed = torch.from_numpy(blocks.reshape(n, -1))
-    return Quantised(kind, torch.Size((n, k)), lambda: packed)
+    packed = blocks.reshape(n, -1)
+    return Quantised(kind, (n, k), lambda: packed)
 
 
 def values_of(matrix: Quantised) -> Tensor:
     """[rows, columns] float32."""
     kind = GGMLQuantizationType(int(matrix.type))
-    return torch.from_numpy(dequantize(matrix.blocks.numpy(), kind))[:, : matrix.shape[1]]
+    return torch.from_numpy(dequantize(matrix.blocks, kind))[:, : matrix.shape[1]]

@@ -129,7 +129,8 @@ class WorkerServiceServicer:
         format, gzipped. Steps go on meanwhile, more slowly. Cancelling ends it early.
 
         INVALID_ARGUMENT if the duration is out of range, FAILED_PRECONDITION while another profile is
-        taken, UNIMPLEMENTED where there is no profiler, as on a simulated worker.
+        taken, UNIMPLEMENTED where there is no profiler, as on a simulated worker, and for shapes and
+        stacks of a model that runs natively.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

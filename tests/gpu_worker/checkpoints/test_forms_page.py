@@ -11,7 +11,7 @@ import torch
 
 from gpu_worker.config import ModelConfig, ModelError
 from gpu_worker.device.device_choice import dtype_for_half
-from gpu_worker.runner.model_runner import ModelRunner
+from gpu_worker.native.native_runner import NativeRunner
 from signalbox_kernels.native import ISA_VARIABLE, Isa, available_isas
 from tests.gpu_worker.generation import Driver
 from tests.gpu_worker.loading.gguf_files import make_gguf
@@ -101,8 +101,8 @@ def test_a_worker_chooses_what_the_table_says(
         return
     runner = make_runner(path, **options)
     dtype = half if row.dtype == "auto" else getattr(torch, row.dtype)
-    assert row.kv == "D" and bytes_of_k(runner) == dtype.itemsize
-    program = runner._loaded.program
+    assert row.kv == "D" and bytes_of_k(runner, reference) == dtype.itemsize
+    program = runner.program if isinstance(runner, NativeRunner) else None
     assert (program is None) is row.weights.endswith("in PyTorch")
     assert runner.model.dtype == str(dtype).removeprefix("torch.")
     if program is None:
@@ -120,14 +120,14 @@ def named_types(cell: str, dtype: torch.dtype) -> set[str]:
     return {own[cell]} if cell in own else {*re.findall(r"Q\d_\d", cell)}
 
 
-def bytes_of_k(runner: ModelRunner) -> int:
+def bytes_of_k(runner: Any, reference: Any) -> int:
     """Bytes of an element of K; K and V of a token have as many."""
-    num_layers = runner._loaded.source.config["num_hidden_layers"]
+    num_layers = reference.config.num_hidden_layers
     of_token = 2 * HEADS["num_key_value_heads"] * HEADS["head_dim"]
     return runner.profile().block_bytes // (num_layers * BLOCK_SIZE * of_token)
 
 
-def assert_tokens(row: Row, runner: ModelRunner, reference: Any) -> None:
+def assert_tokens(row: Row, runner: NativeRunner, reference: Any) -> None:
     runner.init_cache_engine(num_gpu_blocks=40, num_cpu_blocks=0)
     together = Driver(runner=runner).generate(PROMPTS, num_tokens=8)
     assert row.tokens.startswith("the same in any batch")

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from gpu_worker import runner_factory as factory
+from gpu_worker.batch.runner_protocol import Runner
 from gpu_worker.batch.sampling_rows import PromptRows
 from gpu_worker.checkpoints.quantization import Quantization, describe_form
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ModelError
 from gpu_worker.loading.model_source import open_model
-from gpu_worker.runner.model_runner import ModelRunner
 from signalbox_kernels.quantised import BlockType
 from tests.gpu_worker.generation import make_batch, make_sequence
 from tests.gpu_worker.loading.gguf_files import make_gguf
@@ -26,8 +27,8 @@ SHAPE = {"head_dim": 16, "hidden_size": 64, "intermediate_size": 96, "num_attent
 PROMPT = np.random.default_rng(5).integers(3, VOCAB, 100).tolist()
 
 
-def make_runner(path: Path, *, backend: str = "auto", **model: Any) -> ModelRunner:
-    runner = ModelRunner(
+def make_runner(path: Path, *, backend: str = "auto", **model: Any) -> Any:
+    runner: Any = factory.make_runner(
         ModelConfig(model=str(path), **model),
         CacheConfig(max_num_seqs=4, block_size=16),
         device_config=DeviceConfig(device="cpu", cpu_backend=backend),
@@ -36,7 +37,7 @@ def make_runner(path: Path, *, backend: str = "auto", **model: Any) -> ModelRunn
     return runner
 
 
-def log_probabilities(runner: ModelRunner) -> torch.Tensor:
+def log_probabilities(runner: Runner) -> torch.Tensor:
     """Of each token of the prompt but the first."""
     batch = make_batch([(make_sequence(PROMPT, range(10)), len(PROMPT))], block_size=16)
     batch.prompt_rows = PromptRows(
@@ -51,7 +52,7 @@ def log_probabilities(runner: ModelRunner) -> torch.Tensor:
     return torch.tensor([one.logprob for one in sorted(found, key=lambda one: one.row)])
 
 
-def difference(first: ModelRunner, second: ModelRunner) -> float:
+def difference(first: Runner, second: Runner) -> float:
     return float((log_probabilities(first) - log_probabilities(second)).abs().mean())
 
 
@@ -186,7 +187,10 @@ def test_one_line_tells_the_form_its_size_and_what_the_other_choice_takes(
     large = replace(sizes, num_values=300 << 20, stored_bytes=2_000 << 20, num_table_values=0)
     plain = replace(large, block_type="")
     gguf, int8 = Quantization("gguf"), Quantization("int8", BlockType.Q8_0, BlockType.Q8_0)
-    reason, native = "it has no program for Gpt2Decoder", "in the native implementation, but it has"
+    reason, native = (
+        "it has no program for GPT2LMHeadModel",
+        "in the native implementation, but it has",
+    )
     for weights, chosen, why_not, line in (
         (large, gguf, None, "Q8_0 of the file as it is, 2,000 MiB; --quantization none takes 600"),
         (large, None, None, "Q8_0 of the file expanded to bfloat16, 600 MiB; --quantization gguf"),
@@ -195,6 +199,6 @@ def test_one_line_tells_the_form_its_size_and_what_the_other_choice_takes(
         (plain, None, reason, f"bfloat16, 600 MiB; --quantization int8 takes 319 MiB {native}"),
         (None, None, reason, f"random, bfloat16; the native implementation is not used: {reason}"),
     ):
-        described = describe_form(weights, torch.bfloat16, chosen, why_not)
+        described = describe_form(weights, "bfloat16", chosen, why_not)
         assert described.startswith(f"weights: {line}")
         assert why_not is None or described.endswith(why_not)

@@ -1,5 +1,7 @@
 """The size of weights that heads of files tell, against what a runner holds in the end."""
 
+from typing import Any
+
 import pytest
 
 from gpu_worker.checkpoints.gguf_names import FAMILIES, MISTRAL, MIXTRAL
@@ -7,7 +9,7 @@ from gpu_worker.checkpoints.weight_sizes import NATIVE_ARCHITECTURES, NATIVE_KIN
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
 from gpu_worker.loading.model_source import weight_sizes
 from gpu_worker.models.registry import architectures, model_spec
-from gpu_worker.runner.model_runner import ModelRunner
+from gpu_worker.runner_factory import make_runner
 from signalbox_kernels.quantised import BlockType
 
 pytestmark = pytest.mark.slow
@@ -35,5 +37,5 @@ def test_a_model_takes_what_was_told_and_a_little_more(form: str) -> None:
     config = ModelConfig(model=MODEL, **flags)  # type: ignore[arg-type]
     sizes = weight_sizes(config)
     assert sizes is not None
-    runner = ModelRunner(config, CacheConfig(), device_config=DeviceConfig(device="cpu"))
+    runner: Any = make_runner(config, CacheConfig(), device_config=DeviceConfig(device="cpu"))
     assert sizes.bytes_in(form) <= runner.memory().weights <= 1.25 * sizes.bytes_in(form)

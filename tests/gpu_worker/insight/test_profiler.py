@@ -141,10 +141,22 @@ async def test_the_memory_report_adds_up(cpu_backend: str, native_tiny: Path) ->
 
 async def test_native_kernels_say_what_the_forward_pass_consists_of(native_tiny: Path) -> None:
     async with serving(load(native_tiny, cpu_backend="native"), **BLOCKS) as stub:
-        first, _ = await execute_during(stub, asyncio.create_task(profile(stub)))
-    assert first.num_steps > 0
+        first, trace = await execute_during(stub, asyncio.create_task(profile(stub)))
+    names = {one.name: one.count for one in time_spent(trace)}
+    assert names["forward"] == names["sample"] == first.num_steps > 0
     assert set(first.kernel_ns) >= {"embed", "norm", "linear", "rotate", "attend", "head"}
     assert all(0 < ns < 60 * 10**9 for ns in first.kernel_ns.values())
+
+
+@pytest.mark.parametrize("option", ["record_shapes", "with_stack"])
+async def test_a_native_profile_has_neither_shapes_nor_stacks(
+    option: str, native_tiny: Path
+) -> None:
+    async with serving(load(native_tiny, cpu_backend="native"), **BLOCKS) as stub:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await profile(stub, **{option: True})
+        assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        await execute_during(stub, asyncio.create_task(profile(stub)))  # others are taken
 
 
 def test_each_memory_is_counted_once() -> None:

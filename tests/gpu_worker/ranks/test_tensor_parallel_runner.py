@@ -35,8 +35,9 @@ from gpu_worker.ranks import follower_handles, rank_codec
 from gpu_worker.ranks import tensor_parallel_runner as ranks_runner
 from gpu_worker.ranks.follower_handles import Followers
 from gpu_worker.ranks.rank_messages import Ask, Done, InitCacheEngine, Start
-from gpu_worker.ranks.tensor_parallel_runner import TensorParallelRunner, make_runner
+from gpu_worker.ranks.tensor_parallel_runner import TensorParallelRunner
 from gpu_worker.runner.model_runner import ModelRunner
+from gpu_worker.runner_factory import make_runner
 from scheduler_svc.config import PreemptionMode, SchedulingSettings
 from signalbox import LLM, EngineDeadError, RequestOutput, SamplingParams
 from signalbox.llm.in_process.wiring import CoreConfig

@@ -88,7 +88,6 @@ def make(backend: str, device: str, *, rank: int = 0, cpu_backend: str = "auto")
         config,
         vocab_size=100,
         placement=make_placement(device),
-        program=None,
         group=ParallelGroup(rank, rank + 1),
     )
 

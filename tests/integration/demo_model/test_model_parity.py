@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from gpu_worker import runner_factory as factory
+from gpu_worker.batch.runner_protocol import Runner
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
-from gpu_worker.runner.model_runner import ModelRunner
 from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc as pb_grpc
 from rpc.transport.channel import open_channel
@@ -35,17 +36,17 @@ NUM_NEW_TOKENS = 16
 
 
 @pytest.fixture(scope="module")
-def runners(runner: ModelRunner) -> list[ModelRunner]:
+def runners(runner: Runner) -> list[Runner]:
     """Two loaded models, for as many workers."""
     return [runner, make_runner()]
 
 
 @pytest.fixture(scope="module")
-def reference(runners: list[ModelRunner]) -> list[list[int]]:
+def reference(runners: list[Runner]) -> list[list[int]]:
     return greedy_texts(demo().model, PROMPTS, guess_tokens(runners[0]))
 
 
-def guess_tokens(runner: ModelRunner) -> list[list[int]]:
+def guess_tokens(runner: Runner) -> list[list[int]]:
     """What our own model says, without a service: to make the reference of, not to be believed."""
     tokenizer, num_blocks = demo().tokenizer, 256
     runner.init_cache_engine(num_gpu_blocks=num_blocks, num_cpu_blocks=0)
@@ -59,9 +60,9 @@ def guess_tokens(runner: ModelRunner) -> list[list[int]]:
     ]
 
 
-def make_runner(path: Path = DEMO, **form: Any) -> ModelRunner:
+def make_runner(path: Path = DEMO, **form: Any) -> Runner:
     """In float32, in which tokens are to be those of transformers, or in another form."""
-    return ModelRunner(
+    return factory.make_runner(
         ModelConfig(model=str(path), max_model_len=512, **(form or {"dtype": "float32"})),
         CacheConfig(kv_cache_memory=1 / 4, swap_space=1 / 16, max_num_seqs=32),
         device_config=DeviceConfig(device="cpu"),
@@ -70,7 +71,7 @@ def make_runner(path: Path = DEMO, **form: Any) -> ModelRunner:
 
 @contextlib.asynccontextmanager
 async def make_stack(
-    runners: list[ModelRunner], config: SchedulerConfig
+    runners: list[Runner], config: SchedulerConfig
 ) -> AsyncIterator[tuple[Cluster, pb_grpc.InferenceServiceStub]]:
     async with contextlib.AsyncExitStack() as stack:
         scheduler = await stack.enter_async_context(running_scheduler(config))
@@ -138,7 +139,7 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 async def test_greedy_tokens_are_those_of_transformers(
-    case: str, runners: list[ModelRunner], reference: list[list[int]]
+    case: str, runners: list[Runner], reference: list[list[int]]
 ) -> None:
     num_workers, concurrency, which, config = CASES[case]
     async with make_stack(runners[:num_workers], config) as (cluster, stub):
@@ -151,7 +152,7 @@ async def test_greedy_tokens_are_those_of_transformers(
 
 
 async def test_cached_prefixes_do_not_change_the_tokens(
-    runners: list[ModelRunner], reference: list[list[int]]
+    runners: list[Runner], reference: list[list[int]]
 ) -> None:
     async with make_stack(runners[:1], SchedulerConfig(port=0)) as (cluster, stub):
         for _ in range(2):
@@ -161,7 +162,7 @@ async def test_cached_prefixes_do_not_change_the_tokens(
 
 
 async def test_prefixes_that_come_back_from_the_cpu_do_not_change_the_tokens(
-    runners: list[ModelRunner], reference: list[list[int]]
+    runners: list[Runner], reference: list[list[int]]
 ) -> None:
     longest = sorted(range(len(PROMPTS)), key=lambda i: -len(PROMPTS[i]))[:6]
     prompts = [PROMPTS[i] for i in longest]
@@ -175,7 +176,7 @@ async def test_prefixes_that_come_back_from_the_cpu_do_not_change_the_tokens(
 
 @pytest.mark.parametrize("num_gpu_blocks", [None, 15])  # 15: the CPU keeps what the GPU cannot
 async def test_a_chat_finds_its_own_prompt_and_answer(
-    num_gpu_blocks: int | None, runners: list[ModelRunner]
+    num_gpu_blocks: int | None, runners: list[Runner]
 ) -> None:
     config = SchedulerConfig(port=0, num_gpu_blocks_override=num_gpu_blocks)
     async with make_stack(runners[:1], config) as (cluster, stub):

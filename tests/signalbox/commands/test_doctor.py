@@ -21,6 +21,7 @@ from tests.signalbox.stacks import run_here, serve
 REQUIREMENTS = [
     "grpcio>=1.81.1",
     "pydantic-settings>=2.8",
+    'gguf>=0.17; extra == "cpu"',
     'torch>=2.11; extra == "worker"',
     'ruff>=0.16; extra == "dev"',
 ]
@@ -28,7 +29,7 @@ find_spec = importlib.util.find_spec
 
 
 def install(monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:
-    """Pretends that these are installed, torch or no torch, and nothing else is."""
+    """Pretends that these are installed, with or without torch and gguf, and nothing else is."""
 
     def version(name: str) -> str:
         try:
@@ -37,7 +38,7 @@ def install(monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:
             raise metadata.PackageNotFoundError(name) from None
 
     def find(name: str) -> ModuleSpec | None:
-        is_hidden = name == "torch" and "torch" not in versions
+        is_hidden = name in ("torch", "gguf") and name not in versions
         return None if is_hidden else find_spec(name)
 
     monkeypatch.setattr(metadata, "requires", lambda _: REQUIREMENTS)
@@ -45,19 +46,30 @@ def install(monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", find)
 
 
-def test_without_torch_the_report_says_so_and_finds_nothing_amiss(
+def test_without_an_extra_the_report_says_so_and_finds_nothing_amiss(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     install(monkeypatch, grpcio="1.82.0", pydantic_settings="2.8.0")
     report = doctor.examine()
     assert report.problems == []
     assert "simulated only" in str(report.sections["will be used"])
-    assert any("signalbox-serving[worker]" in note for note in report.notes)
+    assert any("signalbox-serving[cpu]" in note for note in report.notes)
     assert report.sections["packages"] == {
         "grpcio": "1.82.0",
         "pydantic-settings": "2.8.0",
+        "gguf": None,
         "torch": None,
     }
+
+
+def test_without_torch_native_programs_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, grpcio="1.82.0", pydantic_settings="2.8.0", gguf="0.17")
+    report = doctor.examine()
+    assert report.problems == []
+    assert report.sections["will be used"]["device"] == "cpu"
+    assert report.sections["worker"]["native CPU kernels"]
+    assert "pytorch" not in report.sections
+    assert any("signalbox-serving[worker]" in note for note in report.notes)
 
 
 @pytest.mark.parametrize(

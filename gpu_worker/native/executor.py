@@ -6,16 +6,15 @@ Rows that sample, or that report logprobs, get their logits from the call and go
 import time
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from gpu_worker.batch.arrays import Int64Array
+from gpu_worker.batch.arrays import FloatArray, Int64Array
 from gpu_worker.batch.batch import Batch, BatchOutput, Logprobs
 from gpu_worker.batch.sampling_rows import SampleRows, TokenRuns
 from gpu_worker.batch.sequence_failures import NONE_LEFT
 from gpu_worker.device.spans import span
 from gpu_worker.executors.prompt_logprobs import prompt_logprobs
+from gpu_worker.native.block_pools import Pool
 from gpu_worker.sampling.sampler import NOT_FINITE, Sampler
 from signalbox_kernels.program import Program
 from signalbox_kernels.structs import AttentionArrays, StepArrays
@@ -24,7 +23,7 @@ from signalbox_kernels.structs import AttentionArrays, StepArrays
 class NativeExecutor:
     """A program bound to a pool, with the sampler for what it does not draw itself."""
 
-    def __init__(self, program: Program, sampler: Sampler[Tensor]) -> None:
+    def __init__(self, program: Program, sampler: Sampler[FloatArray]) -> None:
         self.program = program
         self.sampler = sampler
         self._vocab_size = program.shape.vocab_size
@@ -34,7 +33,7 @@ class NativeExecutor:
     def block_bytes(self) -> int:
         return self.program.shape.block_bytes
 
-    def bind(self, pool: Tensor) -> None:
+    def bind(self, pool: Pool) -> None:
         self.program.bind(pool)
 
     def execute(self, batch: Batch) -> BatchOutput:
@@ -49,8 +48,8 @@ class NativeExecutor:
         with span("sample"):
             if len(drawn):
                 logits_row = arrays.logits_of_row[row_of[drawn]].astype(np.int64)
-                logits = torch.from_numpy(self._logits)
-                _merge(samples, self.sampler(logits, batch.rows.take(drawn), logits_row), drawn)
+                rows = batch.rows.take(drawn)
+                _merge(samples, self.sampler(self._logits, rows, logits_row), drawn)
             if batch.prompt_rows is not None:
                 samples.prompt_logprobs = prompt_logprobs(
                     batch.prompt_rows, self.sampler, self._logits_of
@@ -59,11 +58,11 @@ class NativeExecutor:
         samples.sample_ns = time.perf_counter_ns() - forwarded
         return samples
 
-    def _logits_of(self, tokens: Int64Array) -> Tensor:
+    def _logits_of(self, tokens: Int64Array) -> FloatArray:
         """Runs the head again over the hidden states that the step left of some tokens."""
         self._reserve(len(tokens))
         self.program.run(_head_alone(tokens, self._logits))
-        return torch.from_numpy(self._logits[: len(tokens)])
+        return self._logits[: len(tokens)]
 
     def _reserve(self, num_rows: int) -> None:
         if num_rows > len(self._logits):

@@ -8,8 +8,8 @@ import pytest
 
 from contract.sampling_params import SamplingParams
 from gpu_worker.config import DeviceConfig
-from gpu_worker.executors import native_program
-from gpu_worker.runner.model_runner import ModelRunner
+from gpu_worker.native import eligibility
+from gpu_worker.native.native_runner import NativeRunner
 from signalbox_kernels.native import NativeUnavailable
 from tests.gpu_worker.generation import Driver, make_batch, make_runs, make_sequence
 from tests.gpu_worker.model_runners import WHOLE, assert_greedy, make_prompts, make_runner
@@ -34,7 +34,7 @@ FAMILIES = {
 }
 
 
-def make_native_runner(path: Path, **options: Any) -> ModelRunner:
+def make_native_runner(path: Path, **options: Any) -> NativeRunner:
     return make_runner(path, **{"cpu_backend": "native", "block_size": 16} | options)
 
 
@@ -113,7 +113,7 @@ def test_without_a_library_torch_serves_and_one_line_warns(
     def unavailable() -> None:
         raise NativeUnavailable("there is no C++ compiler (g++ or clang++)")
 
-    monkeypatch.setattr(native_program, "best_isa", unavailable)
+    monkeypatch.setattr(eligibility, "best_isa", unavailable)
     Driver(runner=make_runner(native_tiny)).generate(make_prompts(20), num_tokens=2)
     warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     assert len([line for line in warnings if "no C++ compiler" in line]) == 1

@@ -1,0 +1,21 @@
+"""A tensor of a checkpoint that is read when it is asked for."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from signalbox_kernels.floats import AnyArray
+from signalbox_kernels.quantised import Quantised
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor in a file.
+
+    Args:
+        read: returns its values; those of quantised blocks as float32.
+    """
+
+    shape: tuple[int, ...]
+    read: Callable[[], AnyArray]
+    blocks: Quantised | None = None
+    """The same as quantised blocks, if it is stored in blocks that native programs run."""

@@ -1,0 +1,96 @@
+"""Opens a model: finds its files, its family and its configuration, and reads no weights."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+from contract.model import ModelInfo
+from contract.startup import ReportProgress, StartupPhase, StartupProgress
+from gpu_worker.config import ModelConfig, ModelError
+from gpu_worker.loading.fingerprint import fingerprint
+from gpu_worker.loading.generation_config import read_generation_config, within_vocabulary
+from gpu_worker.loading.model_source import ModelSource, open_model
+from gpu_worker.models import ModelSpec, ServedConfig, Stretched, find_model
+from gpu_worker.models.plugins import import_plugins
+from signalbox_kernels import build
+
+logger = logging.getLogger(__name__)
+
+_OF_EXTRA = {"torch", "transformers"}
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedModel:
+    """A model on disk, the family that serves it, and what that read of its config.json."""
+
+    source: ModelSource
+    spec: ModelSpec
+    config: ServedConfig
+
+
+def open_with_config(model_config: ModelConfig, progress: ReportProgress) -> OpenedModel:
+    """Raises ModelError or FileNotFoundError with what is wrong and the remedy."""
+    build.on_compiled = partial(_report_compiled, progress)
+    source = open_model(model_config, progress)
+    import_plugins(model_config.plugins, source.config)
+    with needing_pytorch():
+        spec = find_model(
+            source.config,
+            impl=model_config.model_impl,
+            directory=source.directory,
+            trust_remote_code=model_config.trust_remote_code,
+        )
+        return OpenedModel(source, spec, spec.read_config(source.config))
+
+
+@contextmanager
+def needing_pytorch() -> Iterator[None]:
+    """Makes an import of PyTorch or transformers that fails a ModelError with the remedy."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name not in _OF_EXTRA:
+            raise
+        raise ModelError(
+            f"it runs through PyTorch and transformers, and {error.name} is not installed; "
+            "pip install 'signalbox-serving[worker]'"
+        ) from error
+
+
+def _report_compiled(progress: ReportProgress, num_done: int, num_total: int) -> None:
+    progress(StartupProgress(StartupPhase.COMPILE, num_done, num_total))
+
+
+def model_info(model_config: ModelConfig, opened: OpenedModel, dtype: str) -> ModelInfo:
+    """Describes a model whose floats are computed in `dtype`. Raises ModelError."""
+    source, config = opened.source, opened.config
+    length = model_config.max_model_len or _usual_length(config)
+    if length > config.max_position:
+        raise ModelError(
+            f"max_model_len is {length}; {source.name} allows at most {config.max_position}"
+        )
+    generation = read_generation_config(model_config, source)
+    return ModelInfo(
+        name=model_config.served_name or source.name,
+        architecture=config.architecture,
+        dtype=dtype,
+        vocab_size=config.vocab_size,
+        max_model_len=length,
+        eos_token_ids=within_vocabulary(generation.eos_token_ids, config.vocab_size),
+        sampling_defaults=generation.defaults,
+        fingerprint=fingerprint(source.files()),
+    )
+
+
+def _usual_length(config: ServedConfig) -> int:
+    if not isinstance(config, Stretched) or config.usual_length == config.max_position:
+        return config.max_position
+    logger.info(
+        "max_model_len is %d, the original window; --max-model-len takes up to %d, with the long "
+        "factors of the rotation for all prompts",
+        config.usual_length,
+        config.max_position,
+    )
+    return config.usual_length

@@ -1,0 +1,83 @@
+"""Decides before anything is loaded whether a native program runs a model.
+
+It looks at configurations, device files and the instruction set. PyTorch is asked only where there
+is a device that it may be able to use.
+"""
+
+import logging
+from importlib.util import find_spec
+from pathlib import Path
+
+from gpu_worker.config import USUAL_BLOCK_SIZE, CacheConfig, DeviceConfig, ModelConfig
+from gpu_worker.loading.opened_model import OpenedModel
+from signalbox_kernels.native import NativeUnavailable, best_isa
+
+logger = logging.getLogger(__name__)
+
+_GRAIN = 16  # tokens and head elements come in vectors of so many
+_DEVICE_FILES = tuple(
+    map(Path, ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/dxg", "/dev/nvmap", "/dev/kfd"))
+)
+"""Of drivers that PyTorch calls CUDA: NVIDIA's, also of WSL and of Tegra, and AMD's."""
+
+
+def why_not_natively(
+    opened: OpenedModel,
+    model_config: ModelConfig,
+    cache_config: CacheConfig,
+    device_config: DeviceConfig,
+) -> str | None:
+    """Says what keeps a model from running natively; None if it can, and is to.
+
+    Raises ValueError if it must, or if SIGNALBOX_ISA names no instruction set.
+    """
+    wanted = device_config.cpu_backend
+    if wanted == "torch":
+        return "cpu_backend is 'torch'"
+    is_on_cpu = _is_on_cpu(device_config)
+    reason = None if is_on_cpu else "it runs on a CPU, not on cuda"
+    reason = reason or _why_no_program(opened, model_config, cache_config)
+    for name in ("attention_backend", "sampling_backend"):
+        value = getattr(device_config, name)
+        if value not in ("auto", "native"):
+            reason = f"{name} is {value!r}"
+    reason = reason or _why_no_library(warn=wanted == "auto")
+    if reason is not None and wanted == "native":
+        raise ValueError(f"cpu_backend is 'native', but {reason}; use 'auto' or 'torch'")
+    return reason
+
+
+def _is_on_cpu(config: DeviceConfig) -> bool:
+    if config.device != "auto":
+        return config.device == "cpu"
+    if not any(file.exists() for file in _DEVICE_FILES) or find_spec("torch") is None:
+        return True
+    from gpu_worker.device.device_choice import choose_device  # imports torch: seconds
+
+    return choose_device(config).type == "cpu"
+
+
+def _why_no_library(*, warn: bool) -> str | None:
+    try:
+        best_isa()
+    except NativeUnavailable as error:
+        if warn:
+            logger.warning("no native CPU kernels: %s; PyTorch computes, more slowly", error)
+        return str(error)
+    return None
+
+
+def _why_no_program(
+    opened: OpenedModel, model_config: ModelConfig, cache_config: CacheConfig
+) -> str | None:
+    """Says what the native path lacks for this model; None if it can run it."""
+    block_size = cache_config.block_size or USUAL_BLOCK_SIZE
+    if not opened.spec.is_llama:
+        return f"it has no program for {opened.spec.architecture}"
+    if model_config.dtype == "float16":
+        return "it computes in float32 and bfloat16, not in float16"
+    if opened.config.head_size % _GRAIN:
+        return f"head size {opened.config.head_size} is no multiple of {_GRAIN}"
+    if block_size % _GRAIN:
+        return f"block size {block_size} is no multiple of {_GRAIN}"
+    return None

@@ -1,0 +1,97 @@
+"""Loads an opened model into a native program, with the sampler that shares its threads."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from contract.model import ModelInfo
+from contract.startup import ReportProgress, StartupPhase, StartupProgress
+from gpu_worker.checkpoints.quantization import choose_quantization, describe_form
+from gpu_worker.checkpoints.stored_tensor import StoredTensor
+from gpu_worker.config import USUAL_BLOCK_SIZE, CacheConfig, DeviceConfig, ModelConfig
+from gpu_worker.loading.dummy_source import DummySource
+from gpu_worker.loading.model_source import ModelSource
+from gpu_worker.loading.opened_model import OpenedModel, model_info
+from gpu_worker.models.decoder_config import DecoderConfig
+from gpu_worker.native.compiler import compile_decoder
+from gpu_worker.native.random_weights import random_tensors
+from gpu_worker.native.threads import default_num_threads
+from gpu_worker.native.weights import Weights
+from gpu_worker.sampling.native_sampler import CpuSampler
+from signalbox_kernels.floats import DTYPES
+from signalbox_kernels.native import Isa, best_isa
+from signalbox_kernels.program import Program
+
+logger = logging.getLogger(__name__)
+
+_MULTIPLY_BFLOAT16 = (Isa.AVX512_BF16, Isa.AMX)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NativeModel:
+    """A program with its weights, without a cache."""
+
+    info: ModelInfo
+    program: Program
+    sampler: CpuSampler
+
+
+def load_natively(
+    opened: OpenedModel,
+    model_config: ModelConfig,
+    cache_config: CacheConfig,
+    device_config: DeviceConfig,
+    *,
+    progress: ReportProgress,
+) -> NativeModel:
+    """Loads a model of which `why_not_natively` is None. Raises ModelError."""
+    dtype = _dtype_name(model_config.dtype, is_half=opened.source.is_half)
+    info = model_info(model_config, opened, dtype)
+    num_threads = device_config.num_threads or default_num_threads()
+    quantization = choose_quantization(model_config, opened.source, None)
+    logger.info("%s", describe_form(opened.source.sizes, dtype, quantization, None))
+    config = opened.config
+    assert isinstance(config, DecoderConfig), "of a family that is Llama's"
+    weights = Weights(
+        config,
+        _stored(opened.source, config, progress),
+        dtype=DTYPES[dtype],
+        quantization=quantization,
+        num_threads=num_threads,
+        on_taken=partial(_report, progress),
+    )
+    program = compile_decoder(
+        config,
+        weights,
+        block_size=cache_config.block_size or USUAL_BLOCK_SIZE,
+        max_model_len=info.max_model_len,
+        num_threads=num_threads,
+    )
+    sampler = CpuSampler(program=program, num_threads=num_threads)
+    logger.info("steps run natively on %s; %s", program.isa.name, program.weights)
+    logger.info("%s is loaded on cpu in %s", info.name, info.dtype)
+    return NativeModel(info=info, program=program, sampler=sampler)
+
+
+def _stored(
+    source: ModelSource, config: DecoderConfig, progress: ReportProgress
+) -> Mapping[str, StoredTensor]:
+    progress(StartupProgress(StartupPhase.LOAD))
+    return random_tensors(config) if isinstance(source, DummySource) else source.stored()
+
+
+def _report(progress: ReportProgress, num_taken: int, num_total: int) -> None:
+    progress(StartupProgress(StartupPhase.LOAD, num_taken, num_total))
+
+
+def _dtype_name(name: str, *, is_half: bool) -> str:
+    """Resolves the flag."""
+    if name != "auto":
+        return name
+    return dtype_for_half() if is_half else "float32"
+
+
+def dtype_for_half() -> str:
+    """Returns the dtype of activations of 16-bit models: bfloat16 where its products are fast."""
+    return "bfloat16" if best_isa() in _MULTIPLY_BFLOAT16 else "float32"

@@ -1,0 +1,126 @@
+"""Runs one model on a CPU through a native program: satisfies `Runner` of `batch`.
+
+The twin of `ModelRunner`, which runs models through PyTorch.
+"""
+
+import numpy as np
+
+from contract.model import ModelInfo, WorkerCapacity
+from contract.startup import ReportProgress, StartupPhase, StartupProgress
+from contract.step import Step
+from gpu_worker.batch.batch import Batch, BatchOutput
+from gpu_worker.batch.runner_protocol import MemoryReport, ProfileOptions
+from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
+from gpu_worker.kv_cache.capacity import measure_capacity
+from gpu_worker.kv_cache.measured_device import HostDevice
+from gpu_worker.loading.model_source import naming
+from gpu_worker.loading.opened_model import OpenedModel
+from gpu_worker.native.block_pools import BlockPools
+from gpu_worker.native.executor import NativeExecutor
+from gpu_worker.native.native_model import load_natively
+from gpu_worker.native.recording import NativeRecording
+from signalbox_kernels.program import Program
+
+
+class NativeRunner:
+    """A loaded model with its pools of KV blocks. Call from one thread."""
+
+    def __init__(
+        self,
+        opened: OpenedModel,
+        model_config: ModelConfig,
+        cache_config: CacheConfig,
+        device_config: DeviceConfig,
+        *,
+        progress: ReportProgress,
+    ) -> None:
+        """Loads a model of which `why_not_natively` is None."""
+        self._progress = progress
+        self._source, self._cache_config = opened.source, cache_config
+        self._name = model_config.model
+        loaded = load_natively(opened, model_config, cache_config, device_config, progress=progress)
+        self._info, self._program = loaded.info, loaded.program
+        self._executor = NativeExecutor(loaded.program, loaded.sampler)
+        self._device = HostDevice()
+        self._cache: BlockPools | None = None
+
+    @property
+    def model(self) -> ModelInfo:
+        return self._info
+
+    @property
+    def program(self) -> Program:
+        """The program that computes the steps."""
+        return self._program
+
+    def tokenizer_files(self) -> dict[str, bytes]:
+        with naming(self._name):
+            return self._source.tokenizer_files()
+
+    def profile(self) -> WorkerCapacity:
+        self._progress(StartupProgress(StartupPhase.PROFILE))
+        shape = self._program.shape
+        return measure_capacity(
+            cache_config=self._cache_config,
+            block_size=shape.block_size,
+            max_model_len=self._info.max_model_len,
+            block_bytes=shape.block_bytes,
+            device=self._device,
+            execute=self._execute_without_cache,
+        )
+
+    def _execute_without_cache(self, batch: Batch) -> None:
+        """Runs a batch whose blocks are all block 0 of a pool of one."""
+        self.init_cache_engine(num_gpu_blocks=1, num_cpu_blocks=0)
+        self.execute(batch)
+        self._drop_cache()
+
+    def init_cache_engine(self, *, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
+        self._drop_cache()  # the old pools go before the new ones come
+        try:
+            self._cache = BlockPools(
+                num_gpu_blocks=num_gpu_blocks,
+                num_cpu_blocks=num_cpu_blocks,
+                block_bytes=self._executor.block_bytes,
+            )
+        except MemoryError as error:
+            raise MemoryError(
+                f"no memory for {num_gpu_blocks} GPU and {num_cpu_blocks} CPU blocks; lower "
+                f"kv_cache_memory or swap_space ({error})"
+            ) from None
+        self._executor.bind(self._cache.gpu_pool)
+
+    def _drop_cache(self) -> None:
+        if self._cache is not None:
+            self._cache = None
+            # The program holds the pool, which would stay in memory.
+            self._executor.bind(np.zeros((1, self._executor.block_bytes), dtype=np.uint8))
+
+    @property
+    def cache(self) -> BlockPools:
+        if self._cache is None:
+            raise RuntimeError("init_cache_engine comes first")
+        return self._cache
+
+    def apply(self, sections: Step) -> int:
+        return self.cache.apply(sections)
+
+    def execute(self, batch: Batch) -> BatchOutput:
+        """Raises MemoryError where a smaller batch may do."""
+        if self._cache is None:
+            raise RuntimeError("init_cache_engine comes first")
+        if not len(batch.token_ids):
+            return BatchOutput(token_ids=np.empty(0, dtype=np.int32))
+        return self._executor.execute(batch)
+
+    def memory(self) -> MemoryReport:
+        pools = self._cache
+        return MemoryReport(
+            weights=self._program.weights_bytes,
+            kv=pools.gpu_pool.nbytes if pools else 0,
+            swap=pools.cpu_pool.nbytes if pools else 0,
+            **self._device.use()._asdict(),
+        )
+
+    def begin_recording(self, options: ProfileOptions) -> NativeRecording:
+        return NativeRecording(options, self._program)

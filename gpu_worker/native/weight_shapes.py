@@ -1,0 +1,56 @@
+"""Names and shapes of the tensors that make up a decoder of the Llama family."""
+
+from gpu_worker.models.decoder_config import DecoderConfig
+
+Shape = tuple[int, ...]
+
+EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+TABLES = (EMBEDDING, HEAD)
+"""Matrices with a row for each token of the vocabulary, or more, which are not used."""
+
+
+def weight_shapes(config: DecoderConfig) -> dict[str, Shape]:
+    """Returns all tensors by their names in Hugging Face's checkpoints."""
+    table = (config.vocab_size, config.hidden_size)
+    shapes: dict[str, Shape] = {EMBEDDING: table, NORM: (config.hidden_size,)}
+    if not config.tie_embeddings:
+        shapes[HEAD] = table
+    of_layer = _attention(config) | _feed_forward(config)
+    for index in range(config.num_layers):
+        shapes |= {f"{layer_prefix(index)}{name}": shape for name, shape in of_layer.items()}
+    return shapes
+
+
+def layer_prefix(index: int) -> str:
+    """Returns what the names of a layer's tensors begin with."""
+    return f"model.layers.{index}."
+
+
+def is_ignored(name: str, config: DecoderConfig) -> bool:
+    """Says whether a tensor may be in a checkpoint although the model does not need it."""
+    return (config.tie_embeddings and name == HEAD) or name.endswith(".rotary_emb.inv_freq")
+
+
+def _attention(config: DecoderConfig) -> dict[str, Shape]:
+    hidden, head_size = config.hidden_size, config.head_size
+    query, key = config.num_heads * head_size, config.num_kv_heads * head_size
+    shapes: dict[str, Shape] = {"input_layernorm.weight": (hidden,)}
+    for name, rows in (("q", query), ("k", key), ("v", key)):
+        shapes |= _linear(f"self_attn.{name}_proj", (rows, hidden), has_bias=config.qkv_bias)
+    shapes |= _linear("self_attn.o_proj", (hidden, query), has_bias=config.o_bias)
+    if config.qk_norm:
+        shapes |= {f"self_attn.{name}_norm.weight": (head_size,) for name in "qk"}
+    return shapes
+
+
+def _feed_forward(config: DecoderConfig) -> dict[str, Shape]:
+    hidden, inner, has_bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+    shapes: dict[str, Shape] = {"post_attention_layernorm.weight": (hidden,)}
+    for name in ("gate", "up"):
+        shapes |= _linear(f"mlp.{name}_proj", (inner, hidden), has_bias=has_bias)
+    return shapes | _linear("mlp.down_proj", (hidden, inner), has_bias=has_bias)
+
+
+def _linear(name: str, shape: Shape, *, has_bias: bool) -> dict[str, Shape]:
+    bias = {f"{name}.bias": shape[:1]} if has_bias else {}
+    return {f"{name}.weight": shape} | bias

@@ -1,0 +1,98 @@
+"""The weights of a decoder as a native program packs them, each read when it is taken.
+
+So a model is never in memory twice: a tensor is read from its file, packed, and given up.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from gpu_worker.checkpoints.quantization import Quantization
+from gpu_worker.checkpoints.stored_tensor import StoredTensor
+from gpu_worker.config import ModelError
+from gpu_worker.models.decoder_config import DecoderConfig
+from gpu_worker.native.weight_shapes import TABLES, is_ignored, weight_shapes
+from signalbox_kernels.floats import AnyArray, to_dtype, to_float32
+from signalbox_kernels.quantised import Matrix, quantise
+
+
+class Weights:
+    """Tensors by their names in Hugging Face's checkpoints."""
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        stored: Mapping[str, StoredTensor],
+        *,
+        dtype: np.dtype[Any],
+        quantization: Quantization | None,
+        num_threads: int,
+        on_taken: Callable[[int, int], None] = lambda num_taken, num_total: None,
+    ) -> None:
+        """Reads nothing yet. Raises ModelError if tensors are missing, or not of this model.
+
+        Args:
+            dtype: type of matrices that are floats, and that all vectors are rounded to.
+            on_taken: called after each tensor with the number taken so far and that of all.
+        """
+        self.dtype, self._quantization = dtype, quantization
+        self._num_threads, self._on_taken = num_threads, on_taken
+        self._shapes = weight_shapes(config)
+        self._stored = _matched(self._shapes, stored, config)
+        self._num_taken = 0
+
+    def matrix(self, name: str) -> Matrix:
+        """Returns a matrix in the form that it is packed in: blocks, or floats of `dtype`."""
+        tensor, shape = self._take(name), self._shapes[name]
+        form = self._quantization
+        if form is not None and form.keeps_blocks and tensor.blocks is not None:
+            return tensor.blocks.rows(0, shape[0])
+        values = tensor.read()[: shape[0]]
+        kind = None if form is None else form.block_type(is_table=name in TABLES)
+        if kind is None:
+            return to_dtype(values, self.dtype)
+        return quantise(values, kind, num_threads=self._num_threads)
+
+    def vector(self, name: str) -> AnyArray:
+        """Returns a vector as float32."""
+        return to_float32(to_dtype(self._take(name).read(), self.dtype))
+
+    def vector_if_any(self, name: str) -> AnyArray | None:
+        """Returns a vector, or None if the model has none of this name."""
+        return self.vector(name) if name in self._shapes else None
+
+    def _take(self, name: str) -> StoredTensor:
+        self._num_taken += 1
+        self._on_taken(self._num_taken, len(self._shapes))
+        tensor, expected = self._stored[name], self._shapes[name]
+        has_padding = name in TABLES and tensor.shape[0] > expected[0]
+        shape = (expected[0], *tensor.shape[1:]) if has_padding else tensor.shape
+        if shape != expected:
+            raise ModelError(
+                f"{name} has shape {tensor.shape} where {expected} is expected; "
+                "config.json does not belong to these weights"
+            )
+        return tensor
+
+
+def _matched(
+    shapes: Mapping[str, object], stored: Mapping[str, StoredTensor], config: DecoderConfig
+) -> dict[str, StoredTensor]:
+    """Returns the tensors by the model's own names, some checkpoints being of the bare model."""
+    left, found = dict(stored), dict[str, StoredTensor]()
+    for name in shapes:
+        for alias in (name, name.partition(".")[2]):
+            if alias in left:
+                found[name] = left.pop(alias)
+                break
+    unexpected = [name for name in left if not is_ignored(name, config)]
+    if unexpected:
+        raise ModelError(
+            f"unexpected weight {unexpected[0]!r}; config.json names another architecture"
+        )
+    if missing := shapes.keys() - found.keys():
+        raise ModelError(
+            f"{len(missing)} weights are missing, such as {min(missing)!r}; the model is incomplete"
+        )
+    return found

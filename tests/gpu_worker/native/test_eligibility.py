@@ -1,0 +1,79 @@
+"""What runs natively is decided from configurations, before any weight is read."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
+from gpu_worker.loading.opened_model import open_with_config
+from gpu_worker.native import eligibility
+from gpu_worker.native.eligibility import why_not_natively
+from tests.gpu_worker.tiny_models import make_model
+from tests.native_kernels import skip_without_native_kernels
+
+skip_without_native_kernels()
+
+
+def reason(path: Path, **options: Any) -> str | None:
+    def part(kind: type[Any], **others: Any) -> Any:
+        return kind(**{k: v for k, v in options.items() if k in kind.model_fields} | others)
+
+    model_config = part(ModelConfig, model=str(path))
+    opened = open_with_config(model_config, lambda _: None)
+    return why_not_natively(opened, model_config, part(CacheConfig), part(DeviceConfig))
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"device": "cpu"}, None),
+        ({"device": "cpu", "dtype": "bfloat16", "block_size": 32}, None),
+        ({"device": "cpu", "cpu_backend": "native", "sampling_backend": "native"}, None),
+        ({"device": "cpu", "cpu_backend": "torch"}, "cpu_backend is 'torch'"),
+        ({"device": "cpu", "attention_backend": "torch"}, "attention_backend is 'torch'"),
+        ({"device": "cpu", "sampling_backend": "torch"}, "sampling_backend is 'torch'"),
+        ({"device": "cpu", "dtype": "float16"}, "not in float16"),
+        ({"device": "cpu", "block_size": 8}, "block size 8 is no multiple of 16"),
+        ({"device": "cuda"}, "not on cuda"),
+    ],
+    ids=str,
+)
+def test_options_decide(options: dict[str, Any], expected: str | None, native_tiny: Path) -> None:
+    found = reason(native_tiny, **options)
+    assert found is None if expected is None else expected in str(found)
+
+
+def test_families_without_a_program_run_through_pytorch(tmp_path: Path) -> None:
+    make_model(tmp_path, "gemma2")
+    assert reason(tmp_path, device="cpu") == "it has no program for Gemma2ForCausalLM"
+
+
+def test_what_must_run_natively_and_cannot_is_refused(native_tiny: Path) -> None:
+    with pytest.raises(ValueError, match="cpu_backend is 'native', but block size 8"):
+        reason(native_tiny, device="cpu", cpu_backend="native", block_size=8)
+
+
+def test_weights_are_not_read(native_tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text((native_tiny / "config.json").read_text())
+    assert reason(tmp_path, device="cpu") is None
+
+
+def test_without_pytorch_the_device_is_the_cpu(
+    native_tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = tmp_path / "nvidiactl"
+    driver.touch()
+    monkeypatch.setattr(eligibility, "_DEVICE_FILES", (driver,))
+    monkeypatch.setattr(eligibility, "find_spec", lambda _: None)
+    assert reason(native_tiny) is None
+
+
+def test_a_driver_makes_pytorch_find_the_device(
+    native_tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "nvidiactl").touch()
+    monkeypatch.setattr(eligibility, "_DEVICE_FILES", (tmp_path / "nvidiactl",))
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.current_device", lambda: 0)
+    assert reason(native_tiny) == "it runs on a CPU, not on cuda"

@@ -1,0 +1,117 @@
+"""A worker with a native program loads neither PyTorch nor transformers, nor needs them."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.gpu_worker.loading.gguf_files import make_gguf
+from tests.gpu_worker.tiny_models import make_model, reference_tokens
+from tests.native_kernels import skip_without_native_kernels
+
+pytestmark = pytest.mark.slow
+
+skip_without_native_kernels()
+
+PROMPTS = [[3, 4, 5, 6], [7, 8]]
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 64,
+}
+
+SERVE = """
+import json, sys
+
+class Absent:
+    '''Finds no package of some names, as where they are not installed.'''
+
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "transformers", "safetensors", "scipy", "sympy"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Absent())
+
+from signalbox import LLM, SamplingParams
+from signalbox.sampling_params import BeamSearchParams, StructuredOutputsParams
+
+llm = LLM(sys.argv[1], load_format=sys.argv[3], device="cpu", dtype="float32", num_threads=1,
+          swap_space=0.001, kv_cache_memory_bytes=1 << 22, max_num_seqs=8)
+prompts = [{"prompt_token_ids": ids} for ids in json.loads(sys.argv[2])]
+greedy = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=6, ignore_eos=True))
+drawn = llm.generate(prompts, SamplingParams(
+    temperature=1.0, top_p=0.9, seed=3, n=2, logprobs=2, prompt_logprobs=1, max_tokens=4,
+    repetition_penalty=1.1, ignore_eos=True))
+formed = llm.generate(prompts[:1], SamplingParams(
+    temperature=0, max_tokens=8,
+    structured_outputs=StructuredOutputsParams(regex="[a-c]{2}")))
+beams = llm.beam_search(prompts, BeamSearchParams(beam_width=2, max_tokens=4))
+loaded = {name.partition(".")[0] for name in sys.modules}
+llm.close()
+print(json.dumps({
+    "greedy": [list(one.outputs[0].token_ids) for one in greedy],
+    "branches": [len(one.outputs) for one in drawn],
+    "logprobs": [len(one.outputs[0].logprobs) for one in drawn],
+    "prompt_logprobs": [len(one.prompt_logprobs) for one in drawn],
+    "beams": [len(one.sequences) for one in beams],
+    "formed": formed[0].outputs[0].text,
+    "loaded": sorted(loaded & {"torch", "transformers", "safetensors", "scipy", "sympy"}),
+}))
+"""
+
+
+def run(path: Path, *, load_format: str = "auto") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", SERVE, str(path), json.dumps(PROMPTS), load_format],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def serve(path: Path, *, load_format: str = "auto") -> dict[str, object]:
+    done = run(path, load_format=load_format)
+    assert done.returncode == 0, done.stderr
+    result: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+@pytest.mark.parametrize("form", ["safetensors", "GGUF"])
+def test_a_model_is_served_without_pytorch(form: str, tmp_path: Path) -> None:
+    path = tmp_path
+    reference = make_model(path, "llama3", head_dim=16, num_hidden_layers=2)
+    if form == "GGUF":
+        path = make_gguf(tmp_path / "x.gguf", reference, "llama", kind_of=lambda _: "F32")
+    found = serve(path)
+    assert found["loaded"] == []
+    assert found["branches"] == [2, 2]
+    assert found["logprobs"] == [4, 4]
+    assert found["prompt_logprobs"] == [4, 2]
+    assert found["beams"] == [2, 2]
+    assert found["greedy"] == [reference_tokens(reference, prompt, 6) for prompt in PROMPTS]
+
+
+def test_made_up_weights_are_served_without_pytorch(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    found = serve(tmp_path, load_format="dummy")  # it speaks bytes
+    assert found["loaded"] == []
+    assert re.fullmatch("[a-c]{2}", str(found["formed"]))
+    assert serve(tmp_path, load_format="dummy") == found
+
+
+def test_a_model_that_needs_pytorch_names_the_extra(tmp_path: Path) -> None:
+    make_model(tmp_path, "gemma2")
+    (tmp_path / "model.safetensors").write_bytes(b"")  # it is not read
+    done = run(tmp_path)
+    assert done.returncode != 0
+    assert "torch is not installed; pip install 'signalbox-serving[worker]'" in done.stderr
