@@ -1,4 +1,4 @@
-"""What a transport knows of a call, for the two operations of the router."""
+"""The context of a call, which its transport gives to the router."""
 
 from dataclasses import dataclass
 

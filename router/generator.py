@@ -47,7 +47,7 @@ OutputReader = ReasoningReader | ToolCallReader
 
 @dataclass(slots=True)
 class _UpdatePath:
-    """What happens to each update of a request before its client gets it."""
+    """Passes each update of a request through its readers, statistics and buffer."""
 
     readers: list[OutputReader]
     span: RequestSpan

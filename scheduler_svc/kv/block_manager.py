@@ -241,14 +241,17 @@ class BlockSpaceManager:
     @property
     def has_copies(self) -> bool:
         """True if the plan in the making copies blocks, or if `finish_plan` may add copies."""
-        return bool(self._copies) or bool(self.cpu_tier.held or self.cpu_tier.kept)
+        copies, tier = self._copies, self.cpu_tier
+        if copies.within_gpu or copies.out_of_gpu or copies.into_gpu:
+            return True
+        return bool(tier.held or tier.kept)
 
     def finish_plan(self) -> BlockMoves:
         """Ends the plan in the making; returns its copies, with those that keep evicted blocks."""
         if self.cpu_tier.held or self.cpu_tier.kept:
             self._copies.out_of_gpu += self.cpu_tier.finish_plan()
         copies, self._copies = self._copies, PlannedCopies()
-        if not copies:
+        if not (copies.within_gpu or copies.has_swaps):
             return NO_MOVES
         return BlockMoves(
             swap_out=BlockMapping.of(copies.out_of_gpu),

@@ -19,9 +19,6 @@ class PlannedCopies:
     into_gpu: list[BlockCopy] = field(default_factory=list)
     within_gpu: list[BlockCopy] = field(default_factory=list)
 
-    def __bool__(self) -> bool:
-        return bool(self.out_of_gpu or self.into_gpu or self.within_gpu)
-
     @property
     def has_swaps(self) -> bool:
         """True if blocks are copied from one pool to the other."""

@@ -1,4 +1,4 @@
-"""How many tokens and blocks a group takes at most, and how many the GPU pool has for it."""
+"""Bounds of the tokens and blocks of a group, from the sizes of a worker's GPU pool."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""What the scheduler keeps about one worker: each part of it has one owner, named here."""
+"""Names the owners of what the scheduler keeps about one worker."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -22,7 +22,7 @@ class Bookkeeping:
     decode_columns: DecodeColumns
     """Counters of the sequences that only decode."""
     worker_state: WorkerState
-    """What the worker knows of each sequence."""
+    """State of each sequence that the worker has."""
     sequence_release: SequenceRelease
     """Sequences that have ended and still hold blocks."""
 
