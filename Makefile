@@ -11,6 +11,7 @@ RELEASED = $(shell ls tests/protos/released/*.binpb | sort -V | tail -n 1)
 INSTALLED := $(VENV)/.installed
 OTHERS := .venv-clients
 DOCS_VENV := .venv-docs
+WHEELS_VENV := .venv-wheels
 JOBS ?= $(shell test $$(nproc) -gt 1 && echo 2 || echo 0)
 FAST := $(wildcard tests/test_*.py) $(addprefix tests/,contract gpu_worker kernels protos rpc scheduler_svc) \
 	$(addprefix tests/router/,output_parsers prompt requests schedulers) \
@@ -18,7 +19,7 @@ FAST := $(wildcard tests/test_*.py) $(addprefix tests/,contract gpu_worker kerne
 CLIENT_ENVIRONMENTS := $(patsubst tests/third_party/environments/%.txt,$(OTHERS)/%/.installed,$(wildcard tests/third_party/environments/*.txt))
 
 .DEFAULT_GOAL := help
-.PHONY: help install kernels model demo test test-system test-docs test-fast test-alone test-gpu test-chaos test-clients check lint types protos protos-fresh docs wheel clients clean
+.PHONY: help install kernels model demo test test-system test-docs test-fast test-alone test-gpu test-chaos test-clients check lint types protos protos-fresh docs wheel wheels test-wheels clients clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -98,9 +99,15 @@ protos-fresh: $(INSTALLED) ## fails if the committed generated code is not what 
 		diff -u "$(CURDIR)/$$file" "$$file" || exit 1; done \
 		|| { echo "The generated code is stale; run make protos" >&2; exit 1; }
 
-wheel: $(INSTALLED) ## dist/*.whl
+wheel: $(INSTALLED) ## dist/*.whl, without compiled kernels
 	@rm -rf build/lib build/bdist.* dist/*.whl
 	@$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+
+wheels: $(WHEELS_VENV)/.installed ## dist/: an sdist, and wheels with the compiled kernels of x86-64 and of Arm
+	@$(WHEELS_VENV)/bin/python scripts/build_wheels.py
+
+test-wheels: $(INSTALLED) wheels ## wheels with compiled kernels, where no compiler is; in a bare system if root has debootstrap
+	@$(BIN)/python -m pytest -m system tests/packaging/test_platform_wheels.py
 
 clients: ## the examples in Node, Go and C++, whose toolchains clients/README.md names
 	cd clients/node && npm install --no-audit --no-fund
@@ -108,7 +115,7 @@ clients: ## the examples in Node, Go and C++, whose toolchains clients/README.md
 	$(MAKE) -C clients/cpp
 
 clean: ## removes everything that make made, but the model
-	rm -rf $(VENV) $(OTHERS) $(DOCS_VENV) build dist *.egg-info kernels/signalbox_kernels/_build
+	rm -rf $(VENV) $(OTHERS) $(DOCS_VENV) $(WHEELS_VENV) build dist *.egg-info kernels/signalbox_kernels/_build
 	rm -rf $(OTHERS) tests/third_party/node_modules clients/node/node_modules clients/go/build clients/cpp/build
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -133,6 +140,12 @@ $(DOCS_VENV)/.installed: pyproject.toml constraints.txt
 		> $(DOCS_VENV)/requirements.txt
 	@$(DOCS_VENV)/bin/python -m pip install --disable-pip-version-check --quiet -c constraints.txt \
 		-r $(DOCS_VENV)/requirements.txt
+	@touch $@
+
+$(WHEELS_VENV)/.installed: constraints.txt
+	@echo "Installing into $(WHEELS_VENV)"
+	@$(PYTHON) -m venv $(WHEELS_VENV)
+	@$(WHEELS_VENV)/bin/python -m pip install --disable-pip-version-check --quiet -c constraints.txt setuptools ziglang
 	@touch $@
 
 $(OTHERS)/.installed: $(CLIENT_ENVIRONMENTS) tests/third_party/package-lock.json

@@ -6,9 +6,9 @@ A part is a library: the one that all processors share, or the kernels of one in
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 COMMON = "common"
@@ -67,6 +67,13 @@ class Toolchain:
     command: tuple[str, ...]
     machine: str
     """As `machine` gives it."""
+    spelled: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """What this compiler takes in place of a flag of GCC's."""
+    link_flags: tuple[str, ...] = ()
+
+    def flags(self, flags: Sequence[str]) -> list[str]:
+        """Returns flags as this compiler spells them."""
+        return [own for flag in flags for own in self.spelled.get(flag, (flag,))]
 
 
 def machine() -> str:
@@ -110,7 +117,8 @@ def _compile(
     target = folder / f"{part}-{source.stem}.o"
     flags = [*FLAGS, f"-I{SOURCES}"]
     if part != COMMON:
-        flags += [f"-DSB_NS=sb_{part}", *flags_of_sets(toolchain.machine)[part]]
+        flags += [f"-DSB_NS=sb_{part}"]
+        flags += toolchain.flags(flags_of_sets(toolchain.machine)[part])
     try:
         _run([*toolchain.command, *flags, "-c", str(source), "-o", str(target)])
     finally:
@@ -124,7 +132,8 @@ def _link(
     library = folder / f"{part}.so"
     try:
         files = [str(unit.result()) for unit in objects]
-        _run([*toolchain.command, "-shared", "-pthread", *files, "-o", str(library)])
+        command = [*toolchain.command, "-shared", "-pthread", *toolchain.link_flags]
+        _run([*command, *files, "-o", str(library)])
     except BuildTimeout:
         raise
     except BuildError as error:

@@ -5,10 +5,8 @@ qemu or the cross compiler is missing, the tests skip. On Debian both come with
 `apt-get install qemu-user g++-aarch64-linux-gnu`.
 """
 
-import re
 import shutil
 import subprocess
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +15,6 @@ import pytest
 from signalbox_kernels import build
 from signalbox_kernels.compilation import (
     COMMON,
-    SOURCES,
     BuildError,
     Toolchain,
     compile_parts,
@@ -25,6 +22,8 @@ from signalbox_kernels.compilation import (
     machine,
 )
 from signalbox_kernels.native import Isa
+from tests.kernels.emulated.checks import ARM_COMPILER, assert_all_passed, compile_check, emulate
+from tests.kernels.emulated.opcodes import assert_has_its_opcodes_alone
 
 pytestmark = [
     pytest.mark.system,
@@ -33,7 +32,6 @@ pytestmark = [
 ]
 
 ARM = "aarch64"
-ARM_COMPILER = "aarch64-linux-gnu-g++"
 X86 = "x86_64"
 NEON = [Isa.PORTABLE, Isa.NEON_DOTPROD, Isa.NEON_I8MM]
 
@@ -65,14 +63,6 @@ class Compiled:
         return [str(self.check), self.path_of(COMMON)]
 
 
-def compile_check(compiler: str, folder: Path) -> Path:
-    target, here = folder / "check_kernels", Path(__file__).parent
-    flags = ["-std=c++20", "-O1", f"-I{SOURCES}"]
-    source = str(here / "check_kernels.cpp")
-    subprocess.run([compiler, *flags, source, "-ldl", "-o", str(target)], check=True)
-    return target
-
-
 @pytest.fixture(scope="module")
 def x86(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
     if machine() != X86:
@@ -93,22 +83,6 @@ def arm(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
     toolchain = Toolchain(command=(ARM_COMPILER,), machine=ARM)
     parts = compile_parts([COMMON, *flags_of_sets(ARM)], folder, toolchain, lambda: None)
     return Compiled(parts, compile_check(ARM_COMPILER, folder))
-
-
-def emulate(command: list[str], emulator: str, cpu: str) -> str:
-    """Returns what a program writes on an emulated processor."""
-    if not shutil.which(emulator):
-        pytest.skip(f"there is no {emulator}")
-    root = ["-L", "/usr/aarch64-linux-gnu"] if emulator == "qemu-aarch64" else []
-    done = subprocess.run([emulator, *root, "-cpu", cpu, *command], capture_output=True, text=True)
-    assert done.returncode == 0, f"{done.stdout[-2000:]}{done.stderr[-2000:]}"
-    return done.stdout
-
-
-def assert_all_passed(output: str) -> None:
-    passed, failed = map(int, re.findall(r"(\d+) checks passed, (\d+) failed", output)[0])
-    assert passed > 10_000
-    assert not failed
 
 
 @pytest.mark.parametrize(
@@ -145,53 +119,11 @@ def test_kernels_on_this_machine(x86: Compiled) -> None:
         assert_all_passed(done.stdout)
 
 
-def opcodes(library: str, objdump: str) -> Counter[str]:
-    """Counts the instructions of a library, by name; of vectors with the widest register."""
-    if not shutil.which(objdump):
-        pytest.skip(f"there is no {objdump}")
-    command = [objdump, "-d", "--no-show-raw-insn", library]
-    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    found: Counter[str] = Counter()
-    for name, operands in re.findall(r"^ +[0-9a-f]+:\t(?:\{vex\} )?(\w+)(.*)$", text, re.MULTILINE):
-        found[name] += 1
-        found.update({width for width in ("ymm", "zmm") if f"%{width}" in operands})
-    return found
-
-
-# What a set's library must hold; what it must not, since lesser processors would stop there.
-X86_OPCODES = {
-    "avx2": ({"vfmadd231ps", "vpmaddubsw", "ymm"}, {"zmm", "vpdpbusd"}),
-    "avx2_vnni": ({"vfmadd231ps", "vpdpbusd", "ymm"}, {"zmm"}),
-    "avx512": ({"vpmaddubsw", "zmm"}, {"vpdpbusd", "vdpbf16ps"}),
-    "avx512_vnni": ({"vpdpbusd", "zmm"}, {"vdpbf16ps", "tdpbf16ps"}),
-    "avx512_bf16": ({"vpdpbusd", "vdpbf16ps"}, {"tdpbf16ps", "tdpbsud", "ldtilecfg"}),
-    "amx": ({"tdpbf16ps", "tdpbsud", "ldtilecfg", "vpdpbusd"}, set[str]()),
-}
-ARM_OPCODES = {
-    "portable": ({"fmla"}, {"sdot", "udot", "usdot"}),
-    "neon_dotprod": ({"fmla", "sdot"}, {"usdot"}),
-    "neon_i8mm": ({"fmla", "usdot"}, set[str]()),
-}
-
-
-@pytest.mark.parametrize("part", X86_OPCODES)
+@pytest.mark.parametrize("part", [COMMON, *flags_of_sets(X86)])
 def test_a_library_of_x86_holds_the_instructions_of_its_set_alone(x86: Compiled, part: str) -> None:
-    found = opcodes(x86.path_of(part), "objdump")
-    needed, forbidden = X86_OPCODES[part]
-    assert needed <= set(found)
-    assert not forbidden & set(found)
+    assert_has_its_opcodes_alone(x86.path_of(part), X86, part)
 
 
-@pytest.mark.parametrize("part", [COMMON, "portable"])
-def test_what_runs_on_any_x86_holds_no_vector_extension(x86: Compiled, part: str) -> None:
-    found = opcodes(x86.path_of(part), "objdump")
-    assert "mulps" in found
-    assert not [name for name in found if name.startswith("v") or name in ("ymm", "zmm")]
-
-
-@pytest.mark.parametrize("part", ARM_OPCODES)
+@pytest.mark.parametrize("part", [COMMON, *flags_of_sets(ARM)])
 def test_a_library_of_arm_holds_the_instructions_of_its_set_alone(arm: Compiled, part: str) -> None:
-    found = opcodes(arm.path_of(part), "aarch64-linux-gnu-objdump")
-    needed, forbidden = ARM_OPCODES[part]
-    assert needed <= set(found)
-    assert not forbidden & set(found)
+    assert_has_its_opcodes_alone(arm.path_of(part), ARM, part)

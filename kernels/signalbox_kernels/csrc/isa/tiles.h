@@ -37,13 +37,13 @@ inline constinit thread_local TileConfig configured{0};
 
 // Configures the thread's tiles. Loading costs a quarter of a microsecond, a tenth of what
 // it takes to stream a panel, so they stay so until the step ends.
-static void use_tiles(const TileConfig& config) {
+inline void use_tiles(const TileConfig& config) {
   if (!std::memcmp(&configured, &config, sizeof config)) return;
   config.load();
   configured = config;
 }
 
-static void give_tiles_back() {
+inline void give_tiles_back() {
   if (!configured.palette) return;
   _tile_release();
   configured.palette = 0;

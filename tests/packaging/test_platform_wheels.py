@@ -1,0 +1,197 @@
+"""The wheels with compiled kernels that `make wheels` has put into dist/, where no compiler is."""
+
+import base64
+import csv
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from signalbox.version import VERSION
+from signalbox_kernels import build, native
+from signalbox_kernels.compilation import COMMON, flags_of_sets, machine
+from signalbox_kernels.native import ISA_VARIABLE, Isa
+from tests.kernels.emulated.checks import ARM_COMPILER, assert_all_passed, compile_check, emulate
+from tests.kernels.emulated.opcodes import OBJDUMP, assert_has_its_opcodes_alone
+
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.timeout(1800),  # makes a system
+    pytest.mark.xdist_group("wheels"),
+]
+
+DIST = Path(__file__).parent.parent.parent / "dist"
+MACHINES = ("x86_64", "aarch64")
+GLIBC = (2, 17)
+DEBIAN = "trixie"  # not the release that anything of ours is built on
+
+REPORT = """
+import json, os, shutil, sys
+from pathlib import Path
+from signalbox_kernels import build, native
+
+best = native.best_isa()
+print(json.dumps({
+    "isa": best.name,
+    "folders": sorted({str(Path(path).parent) for path in (
+        build.find_or_build(build.COMMON, best.name.lower()).values())}),
+    "compilers": [name for name in ("cc", "g++", "clang++", "c++") if shutil.which(name)],
+    "home": os.listdir(Path.home()),
+}))
+"""
+
+
+@dataclass(frozen=True)
+class Wheel:
+    machine: str
+    archive: Path
+    installed: Path
+    """Folder that the wheel is unpacked into."""
+
+    def path_of(self, part: str) -> str:
+        name = build.file_name(part, self.machine)
+        return str(self.installed / "signalbox_kernels" / "_build" / name)
+
+    @property
+    def parts(self) -> list[str]:
+        return [COMMON, *flags_of_sets(self.machine)]
+
+
+@pytest.fixture(scope="module", params=MACHINES)
+def wheel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Wheel:
+    return unpacked(request.param, tmp_path_factory.mktemp(request.param))
+
+
+def unpacked(of_machine: str, folder: Path) -> Wheel:
+    tag = f"py3-none-manylinux_2_28_{of_machine}"
+    archive = DIST / f"signalbox_serving-{VERSION}-{tag}.whl"
+    if not archive.is_file():
+        pytest.skip("there are no wheels with kernels; make wheels")
+    with zipfile.ZipFile(archive) as files:
+        files.extractall(folder)
+    wheel = Wheel(of_machine, archive, folder)
+    if not Path(wheel.path_of(COMMON)).is_file():
+        pytest.skip("the wheels in dist/ are of other sources; make wheels")
+    return wheel
+
+
+def test_a_wheel_holds_the_kernels_of_all_sets_beside_the_pure_one(wheel: Wheel) -> None:
+    (pure,) = DIST.glob("*-py3-none-any.whl")
+    names = set(zipfile.ZipFile(wheel.archive).namelist())
+    built = {str(Path(wheel.path_of(part)).relative_to(wheel.installed)) for part in wheel.parts}
+    assert names == set(zipfile.ZipFile(pure).namelist()) | built
+
+
+def test_tag_and_record_are_of_the_platform(wheel: Wheel) -> None:
+    archive = zipfile.ZipFile(wheel.archive)
+    (record,) = [name for name in archive.namelist() if name.endswith(".dist-info/RECORD")]
+    text = archive.read(record.replace("RECORD", "WHEEL")).decode()
+    assert f"Tag: py3-none-manylinux_2_28_{wheel.machine}\n" in text
+    assert "Root-Is-Purelib: false\n" in text
+    rows = {row[0]: row[1:] for row in csv.reader(io.StringIO(archive.read(record).decode()))}
+    assert set(rows) == set(archive.namelist())
+    for name, (digest, size) in rows.items():
+        if name == record:
+            continue
+        content = archive.read(name)
+        found = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).decode().rstrip("=")
+        assert (digest, size) == (f"sha256={found}", str(len(content)))
+
+
+def test_libraries_need_no_newer_glibc_and_export_our_functions_alone(wheel: Wheel) -> None:
+    objdump = OBJDUMP[wheel.machine]
+    if not shutil.which(objdump):
+        pytest.skip(f"there is no {objdump}")
+    for part in wheel.parts:
+        command = [objdump, "-T", wheel.path_of(part)]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        needed = re.findall(r"GLIBC_([\d.]+)", text)
+        assert max(tuple(map(int, version.split("."))) for version in needed) <= GLIBC
+        exported = re.findall(r" g +DF \.text.* (\S+)$", text, re.MULTILINE)
+        assert exported
+        assert all(name.startswith("sb_") for name in exported)
+
+
+def test_libraries_hold_the_instructions_of_their_set_alone(wheel: Wheel) -> None:
+    for part in wheel.parts:
+        assert_has_its_opcodes_alone(wheel.path_of(part), wheel.machine, part)
+
+
+def test_kernels_of_arm(tmp_path: Path) -> None:
+    wheel = unpacked("aarch64", tmp_path / "wheel")
+    if not shutil.which(ARM_COMPILER):
+        pytest.skip(f"there is no {ARM_COMPILER}")
+    check = str(compile_check(ARM_COMPILER, tmp_path))
+    command = [check, wheel.path_of(COMMON)]
+    for number in emulate(command, "qemu-aarch64", "max").split():
+        part = Isa(int(number)).name.lower()
+        checks = [*command, wheel.path_of(part), number]
+        assert_all_passed(emulate(checks, "qemu-aarch64", "max"))
+
+
+@pytest.fixture(scope="module")
+def bare_system(tmp_path_factory: pytest.TempPathFactory) -> Path | None:
+    """Another release of Debian without a compiler; None where root or debootstrap is missing."""
+    if os.geteuid() or not shutil.which("debootstrap"):
+        return None
+    root = tmp_path_factory.mktemp("debian") / "root"
+    command = ["debootstrap", "--variant=minbase", "--include=python3", DEBIAN, str(root)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        print(f"no {DEBIAN}: {done.stdout[-500:]}{done.stderr[-500:]}", file=sys.stderr)
+        return None
+    return root
+
+
+def run_bare(command: Sequence[str], wheel: Wheel, root: Path | None, home: Path) -> str:
+    """Runs a command beside the unpacked wheel, without a compiler, and returns what it writes."""
+    environment = {"PYTHONPATH": ".", "PATH": str(home), "HOME": str(home)}
+    before: list[str] = []
+    if root is not None:
+        shutil.copytree(wheel.installed, root / "wheel", dirs_exist_ok=True)
+        (root / "home").mkdir(exist_ok=True)
+        environment = {"PYTHONPATH": ".", "PATH": "/usr/bin:/bin", "HOME": "/home"}
+        before = ["/usr/sbin/chroot", str(root), "/usr/bin/env", "-C", "/wheel"]
+    done = subprocess.run(
+        [*before, *command], env=environment, cwd=wheel.installed, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_nothing_is_compiled_where_the_wheel_is(
+    bare_system: Path | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The set that is chosen is that of a build by this machine's compiler; all sets are right."""
+    monkeypatch.delenv(ISA_VARIABLE, raising=False)
+    wheel, home = unpacked(machine(), tmp_path / "wheel"), tmp_path / "home"
+    home.mkdir()
+    python = "/usr/bin/python3" if bare_system else sys.executable
+    report = json.loads(run_bare([python, "-c", REPORT], wheel, bare_system, home))
+    folder = Path("/wheel" if bare_system else wheel.installed) / "signalbox_kernels" / "_build"
+    assert report == {
+        "isa": native.best_isa().name,
+        "folders": [str(folder)],
+        "compilers": [],
+        "home": [],
+    }
+    check = compile_check(build.compiler(), tmp_path)
+    shutil.copy(check, wheel.installed / "check_kernels")
+
+    def path_of(part: str) -> str:
+        return f"./{Path(wheel.path_of(part)).relative_to(wheel.installed)}"
+
+    command = ["./check_kernels", path_of(COMMON)]
+    for number in run_bare(command, wheel, bare_system, home).split():
+        checks = [*command, path_of(Isa(int(number)).name.lower()), number]
+        assert_all_passed(run_bare(checks, wheel, bare_system, home))
