@@ -9,8 +9,9 @@ from collections.abc import Callable
 from contract.startup import ReportProgress, StartupPhase, StartupProgress, ignore_progress
 from gpu_worker.batch.runner_protocol import Runner
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
+from gpu_worker.loading.missing_packages import needing_pytorch
 from gpu_worker.loading.model_source import naming
-from gpu_worker.loading.opened_model import needing_pytorch, open_with_config
+from gpu_worker.loading.opened_model import THROUGH_PYTORCH, open_with_config
 from gpu_worker.native.eligibility import why_not_natively
 from gpu_worker.native.native_runner import NativeRunner
 
@@ -48,7 +49,7 @@ def make_runner(
                 opened, model_config, cache_config, device_config, progress=progress
             )
         progress(StartupProgress(StartupPhase.IMPORT))
-        with needing_pytorch():
+        with needing_pytorch(THROUGH_PYTORCH):
             from gpu_worker.runner.model_runner import ModelRunner
         return ModelRunner(
             model_config,
@@ -75,7 +76,7 @@ def _over_ranks(
             " 'torch'"
         )
     progress(StartupProgress(StartupPhase.IMPORT))
-    with needing_pytorch():
+    with needing_pytorch(THROUGH_PYTORCH):
         from gpu_worker.ranks.tensor_parallel_runner import TensorParallelRunner
     return TensorParallelRunner(
         model_config,

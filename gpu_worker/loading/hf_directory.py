@@ -10,6 +10,7 @@ from gpu_worker.checkpoints.safetensors_file import read_safetensors, stored_saf
 from gpu_worker.checkpoints.stored_tensor import StoredTensor
 from gpu_worker.checkpoints.weight_sizes import WeightSizes, directory_sizes
 from gpu_worker.config import ModelError
+from gpu_worker.loading.missing_packages import needing_pytorch
 from gpu_worker.loading.tokenizer_files import directory_tokenizer_files, special_token, token_id
 from signalbox_kernels.floats import AnyArray
 
@@ -96,13 +97,8 @@ class DirectorySource:
 
 
 def _of_torch_file(path: Path) -> Iterator[tuple[str, AnyArray]]:
-    try:
+    with needing_pytorch(f"{path} is in PyTorch's own format"):
         from gpu_worker.checkpoints.torch_file import read_torch_file
-    except ModuleNotFoundError as error:
-        raise ModelError(
-            f"{path} is in PyTorch's own format, and {error.name} is not installed; "
-            "pip install 'signalbox-serving[worker]', or convert it to safetensors"
-        ) from error
     yield from read_torch_file(path)
 
 

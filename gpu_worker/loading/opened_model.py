@@ -1,8 +1,6 @@
 """Opens a model: finds its files, its family and its configuration, and reads no weights."""
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -11,6 +9,7 @@ from contract.startup import ReportProgress, StartupPhase, StartupProgress
 from gpu_worker.config import ModelConfig, ModelError
 from gpu_worker.loading.fingerprint import fingerprint
 from gpu_worker.loading.generation_config import read_generation_config, within_vocabulary
+from gpu_worker.loading.missing_packages import needing_pytorch
 from gpu_worker.loading.model_source import ModelSource, open_model
 from gpu_worker.models import ModelSpec, ServedConfig, Stretched, find_model
 from gpu_worker.models.plugins import import_plugins
@@ -18,7 +17,8 @@ from signalbox_kernels import build
 
 logger = logging.getLogger(__name__)
 
-_OF_EXTRA = {"torch", "transformers"}
+THROUGH_PYTORCH = "it runs through PyTorch and transformers"
+"""Reason why a model needs the extra `worker`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ def open_with_config(model_config: ModelConfig, progress: ReportProgress) -> Ope
     build.on_compiled = partial(_report_compiled, progress)
     source = open_model(model_config, progress)
     import_plugins(model_config.plugins, source.config)
-    with needing_pytorch():
+    with needing_pytorch(THROUGH_PYTORCH):
         spec = find_model(
             source.config,
             impl=model_config.model_impl,
@@ -43,20 +43,6 @@ def open_with_config(model_config: ModelConfig, progress: ReportProgress) -> Ope
             trust_remote_code=model_config.trust_remote_code,
         )
         return OpenedModel(source, spec, spec.read_config(source.config))
-
-
-@contextmanager
-def needing_pytorch() -> Iterator[None]:
-    """Makes an import of PyTorch or transformers that fails a ModelError with the remedy."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if error.name not in _OF_EXTRA:
-            raise
-        raise ModelError(
-            f"it runs through PyTorch and transformers, and {error.name} is not installed; "
-            "pip install 'signalbox-serving[worker]'"
-        ) from error
 
 
 def _report_compiled(progress: ReportProgress, num_done: int, num_total: int) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_worker.config import ModelError
+from gpu_worker.loading.missing_packages import needing_pytorch
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
 _CONVERTIBLE = ("tokenizer.model", "vocab.json", "vocab.txt")
@@ -43,7 +44,8 @@ def _directory_config(path: Path) -> dict[str, Any]:
 
 def convert_tokenizer(directory: str, *, gguf_file: str | None = None) -> dict[str, bytes]:
     """Converts a tokenizer of another format through transformers."""
-    from transformers import AutoTokenizer
+    with needing_pytorch(f"{directory} has no tokenizer.json, which transformers can make"):
+        from transformers import AutoTokenizer
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(directory, gguf_file=gguf_file)

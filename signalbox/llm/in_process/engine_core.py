@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 from contract.step_result import StepResult
 from contract.tokenizer_files import hash_files
 from gpu_worker.batch.runner_protocol import Runner
+from gpu_worker.loading.missing_packages import needing_pytorch
 from gpu_worker.sampling.compiled_grammar import fault_of
 from router.params.generation_params import GenerationParams
 from scheduler_svc.cluster import Cluster
@@ -102,7 +103,8 @@ class EngineCore:
     @cached_property
     def transformers_tokenizer(self) -> Any:
         """The tokenizer as a `PreTrainedTokenizerFast`, for callers; requests do not use it."""
-        from gpu_worker.loading.transformers_tokenizer import load
+        with needing_pytorch("it is a tokenizer of transformers that is asked for"):
+            from gpu_worker.loading.transformers_tokenizer import load
 
         tokenizer = load(self.model.tokenizer.files)
         if self._config.chat_template is not None:

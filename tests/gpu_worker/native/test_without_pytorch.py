@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.gpu_worker.loading.gguf_files import make_gguf
+from tests.gpu_worker.model_runners import remove_files
 from tests.gpu_worker.tiny_models import make_model, reference_tokens
 from tests.native_kernels import skip_without_native_kernels
 
@@ -115,3 +116,22 @@ def test_a_model_that_needs_pytorch_names_the_extra(tmp_path: Path) -> None:
     done = run(tmp_path)
     assert done.returncode != 0
     assert "torch is not installed; pip install 'signalbox-serving[worker]'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("remove", "leave", "expected"),
+    [
+        ("*.safetensors", "pytorch_model.bin", "pytorch_model.bin is in PyTorch's own format"),
+        ("tokenizer.json", "vocab.json", "has no tokenizer.json, which transformers can make"),
+    ],
+)
+def test_a_file_that_needs_pytorch_names_the_extra(
+    remove: str, leave: str, expected: str, tmp_path: Path
+) -> None:
+    make_model(tmp_path, "llama3", head_dim=16)
+    remove_files(tmp_path, remove, "*.index.json")
+    (tmp_path / leave).write_bytes(b"it is not read")
+    done = run(tmp_path)
+    assert done.returncode != 0
+    assert f"{expected}, and " in done.stderr
+    assert "is not installed; pip install 'signalbox-serving[worker]'" in done.stderr
