@@ -8,16 +8,27 @@ import sys
 import tomllib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 PYPROJECT = Path(__file__).parent.parent / "pyproject.toml"
 
 
 def main(extras: Iterable[str]) -> None:
     project = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))["project"]
-    requirements = list(project["dependencies"])
+    print("\n".join(lowest(requirements(project, extras))))
+
+
+def requirements(project: dict[str, Any], extras: Iterable[str]) -> list[str]:
+    """Returns the dependencies of a project and of extras, those that they include as well."""
+    found = list(project["dependencies"])
     for extra in extras:
-        requirements += project["optional-dependencies"][extra]
-    print("\n".join(lowest(requirements)))
+        for requirement in project["optional-dependencies"][extra]:
+            included = re.match(rf"{project['name']}\[(.*)\]", requirement)
+            if included is None:
+                found.append(requirement)
+            else:
+                found += requirements(project, included[1].split(","))
+    return list(dict.fromkeys(found))
 
 
 def lowest(requirements: Iterable[str]) -> Iterator[str]:

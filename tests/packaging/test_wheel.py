@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from scripts.lowest_versions import lowest
+from scripts.lowest_versions import lowest, requirements
 
 ROOT = Path(__file__).parent.parent.parent
 SOURCES = ("pyproject.toml", "README.md", "LICENSE")
@@ -96,9 +96,8 @@ def test_links_of_the_description_lead_to_what_is_here(wheel: zipfile.ZipFile) -
 
 
 def test_every_dependency_has_a_lower_bound() -> None:
-    project = pyproject()["project"]
-    for extra in (project["dependencies"], project["optional-dependencies"]["worker"]):
-        assert len(list(lowest(extra))) == len(extra)
+    all_of_worker = requirements(pyproject()["project"], ["worker"])
+    assert len(list(lowest(all_of_worker))) == len(all_of_worker)
 
 
 def test_lower_bounds_admit_what_gpu_images_carry() -> None:
@@ -110,12 +109,11 @@ def test_lower_bounds_admit_what_gpu_images_carry() -> None:
         "safetensors": (0, 8),
         "huggingface-hub": (1, 33),
     }
-    project = pyproject()["project"]
-    requirements = project["dependencies"] + project["optional-dependencies"]["worker"]
-    bounds = dict(requirement.split("==") for requirement in lowest(requirements))
+    all_of_worker = requirements(pyproject()["project"], ["worker"])
+    bounds = dict(requirement.split("==") for requirement in lowest(all_of_worker))
     for name, version in carried.items():
         assert tuple(map(int, bounds[name].split("."))) <= version
-    assert not [requirement for requirement in requirements if "<" in requirement]
+    assert not [requirement for requirement in all_of_worker if "<" in requirement]
 
 
 def test_constraints_are_within_the_bounds() -> None:
@@ -126,6 +124,16 @@ def test_constraints_are_within_the_bounds() -> None:
         name, _, least = requirement.partition("==")
         pinned = re.findall(r"\d+", pins[name])
         assert [int(part) for part in pinned] >= [int(part) for part in least.split(".")]
+
+
+def test_images_install_what_the_worker_needs_before_the_wheel(tmp_path: Path) -> None:
+    """The lists of the Dockerfile name no package of ours, which pip would look for on PyPI."""
+    dockerfile = (ROOT / "deploy" / "Dockerfile").read_text(encoding="utf-8")
+    (script,) = re.findall(r'RUN python -c "(.*?)"\n', dockerfile, re.DOTALL)
+    (tmp_path / "pyproject.toml").write_bytes((ROOT / "pyproject.toml").read_bytes())
+    subprocess.run([sys.executable, "-c", script.replace("\\\n", "")], cwd=tmp_path, check=True)
+    listed = [(tmp_path / name).read_text().splitlines() for name in ("service.txt", "worker.txt")]
+    assert set(listed[0] + listed[1]) == set(requirements(pyproject()["project"], ["worker"]))
 
 
 def test_compose_runs_each_target_of_the_dockerfile() -> None:
