@@ -75,6 +75,8 @@ def load_model(
     device = _device(device_config, parallel_config)
     others_bytes = bytes_in_use(device)
     group = join(parallel_config, device)
+    if group.size > 1:
+        why_not_natively = "it does not divide a model over ranks"
     opened = opened or open_with_config(model_config, progress)
     source, config = opened.source, opened.config
     placement = Placement(device, _dtype(model_config.dtype, source, device))

@@ -22,6 +22,8 @@ from gpu_worker.device.ram import available_ram
 from gpu_worker.kv_cache import capacity
 from gpu_worker.kv_cache.cache_engine import CacheEngine
 from gpu_worker.kv_cache.measured_device import HostDevice
+from gpu_worker.layers import ParallelGroup
+from gpu_worker.loading import loaded_model
 from gpu_worker.runner.model_runner import ModelRunner
 from tests.gpu_worker.generation import Generated, make_batch, make_sequence
 from tests.gpu_worker.model_runners import make_prompts, make_runner
@@ -181,6 +183,17 @@ def test_max_model_len_can_only_be_lowered(tiny: Path) -> None:
 def test_parallel_size_without_a_group_is_refused(tiny: Path) -> None:
     with pytest.raises(ValueError, match="the ranks have no address to meet at"):
         make_runner(tiny, parallel_config=ParallelConfig(tensor_parallel_size=2))
+
+
+def test_blocks_over_ranks_are_refused_for_the_ranks(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loaded_model, "join", lambda *_: ParallelGroup(0, 2))
+    message = "'int8', which takes a native program, but it does not divide a model over ranks"
+    with pytest.raises(ModelError, match=message):
+        make_runner(
+            tiny, quantization="int8", parallel_config=ParallelConfig(tensor_parallel_size=2)
+        )
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
