@@ -65,8 +65,8 @@ class ModelConfig(NameSettings):
     quantization: Literal["auto", "none", "gguf", "int8", "int4"] = Field(
         "auto",
         description="form of the weights on a CPU: auto runs the quantised blocks of a GGUF file"
-        " as they are where the native implementation can, unless --dtype is float32; gguf"
-        " refuses a model where it cannot; int8 and int4 are made at load; none expands all"
+        " as they are where the native implementation can, in 8 bits unless --dtype is float32;"
+        " gguf refuses a model where it cannot; int8 and int4 are made at load; none computes all"
         " weights to --dtype",
     )
     load_format: Annotated[

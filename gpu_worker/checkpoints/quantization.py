@@ -95,20 +95,25 @@ def describe_form(
         chosen: what `choose_quantization` returned.
         why_not: what keeps the model from running natively, if anything does.
     """
+    in_float32 = why_not is None and dtype == "float32"  # which computes with every type
+    expanded = "gguf" if in_float32 else dtype
     if sizes is None:
         reason = "" if why_not is None else f"; the native implementation is not used: {why_not}"
         return f"weights: random, {chosen.name if chosen else dtype}{reason}"
     stored = f"{sizes.block_type} of the file"
     if chosen is not None:
         form = f"{stored} as it is" if chosen.name == "gguf" else f"{chosen.name}, made at load"
-        other = f"--quantization none takes {_mib(sizes, dtype)} in {dtype}"
+        other = f"--quantization none takes {_mib(sizes, expanded)} in {dtype}"
         return f"weights: {form}, {_mib(sizes, chosen.name)}; {other}"
-    form = f"{stored} expanded to {dtype}" if sizes.has_blocks else dtype
+    if in_float32:
+        form = f"{stored if sizes.has_blocks else 'types of the files'}, computed in float32"
+    else:
+        form = f"{stored} expanded to {dtype}" if sizes.has_blocks else dtype
     smaller = "gguf" if sizes.has_blocks else "int8"
     other = f"--quantization {smaller} takes {_mib(sizes, smaller)}"
     if why_not is not None:
         other += f" in the native implementation, but {why_not}"
-    return f"weights: {form}, {_mib(sizes, dtype)}; {other}"
+    return f"weights: {form}, {_mib(sizes, expanded)}; {other}"
 
 
 def _mib(sizes: WeightSizes, form: str) -> str:

@@ -20,6 +20,8 @@ _FLOAT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 RUNNABLE_TYPES = (2, 3, 6, 7, 8, 12, 13, 14)
 """ggml's numbers of the block types that native programs run."""
 
+OWN_TYPES = "its own types"
+"""Form of weights that float32 computes with as they are stored."""
 _INT8_BYTES, _INT4_BYTES = 34 / 32, 20 / 32
 """Bytes of a value in Q8_0 and in Q4_1."""
 NATIVE_ARCHITECTURES = frozenset(
@@ -53,9 +55,9 @@ class WeightSizes:
         return bool(self.block_type)
 
     def bytes_in(self, form: str) -> int:
-        """Returns what the weights take at least: as a dtype, "gguf", "int8" or "int4"."""
+        """Returns what the weights take at least: as a dtype, "gguf", int8, int4, or OWN_TYPES."""
         match form:
-            case "gguf":
+            case "gguf" | "its own types":
                 return self.stored_bytes
             case "int8":
                 return int(self.num_values * _INT8_BYTES)

@@ -4,18 +4,20 @@ The description is the one that PyTorch's model is built of; the weights come by
 Hugging Face's checkpoints.
 """
 
+from functools import cached_property
+
 import numpy as np
 
 from gpu_worker.models.decoder_config import DecoderConfig
-from gpu_worker.native.matrices import as_one, side_by_side
+from gpu_worker.native.matrices import joined
 from gpu_worker.native.weight_shapes import EMBEDDING, HEAD, NORM, layer_prefix
 from gpu_worker.native.weights import Weights
-from signalbox_kernels.arena import DTYPES, Arena, Packed
-from signalbox_kernels.floats import AnyArray
-from signalbox_kernels.native import Isa
-from signalbox_kernels.program import Program, ProgramBuilder, ProgramShape
-from signalbox_kernels.quantised import Matrix, Quantised
-from signalbox_kernels.structs import Epilogue, Format, Row
+from signalbox_kernels.arena import Arena, Packed
+from signalbox_kernels.floats import BFLOAT16, AnyArray
+from signalbox_kernels.native import Isa, best_isa, multiplies_bfloat16
+from signalbox_kernels.program import PANEL, Program, ProgramBuilder, ProgramShape
+from signalbox_kernels.quantised import Matrix, stored
+from signalbox_kernels.structs import Element, Epilogue, Row
 
 
 def compile_decoder(
@@ -25,11 +27,21 @@ def compile_decoder(
     block_size: int,
     max_model_len: int,
     num_threads: int,
+    in_float32: bool = False,
     isa: Isa | None = None,
 ) -> Program:
-    """Makes a program of a decoder's weights, which are read and packed one by one."""
+    """Makes a program of a decoder's weights, which are read and packed one by one.
+
+    Without instructions for bfloat16, a program of that dtype stores its weights so and computes in
+    float32.
+
+    Args:
+        in_float32: multiplies blocks in float32, not in 8 bits.
+    """
+    isa = best_isa() if isa is None else isa
+    is_bfloat16 = weights.dtype == BFLOAT16 and multiplies_bfloat16(isa)
     shape = ProgramShape(
-        element=DTYPES[weights.dtype],
+        element=Element.BFLOAT16 if is_bfloat16 else Element.FLOAT32,
         num_layers=config.num_layers,
         num_heads=config.num_heads,
         num_kv_heads=config.num_kv_heads,
@@ -39,74 +51,79 @@ def compile_decoder(
         vocab_size=config.vocab_size,
         scale=config.scale,
     )
-    builder = ProgramBuilder(shape, Arena(shape.element))
-    _Compiler(builder, config, weights).add()
+    builder = ProgramBuilder(shape, Arena())
+    _Compiler(builder, config, weights, in_float32=in_float32).add()
     # [positions, 2, head_size / 2] float32
     rotary = np.stack(config.rope.cos_sin(config.head_size, max_model_len), axis=1)
     return builder.build(rotary, num_threads=num_threads, isa=isa)
 
 
 class _Rows:
-    """A buffer that products read: as elements, as codes for quantised weights, or as both."""
+    """A buffer that products read: as elements, as codes of 8 bits, or as both."""
 
     def __init__(self, builder: ProgramBuilder, width: int) -> None:
         self.elements = builder.buffer(width)
         self.codes = builder.buffer(width, row=Row.CODES)
 
-    def of(self, weight: Matrix) -> int:
-        return self.codes if isinstance(weight, Quantised) else self.elements
-
 
 class _Compiler:
     """Appends a decoder's ops; layers share their buffers."""
 
-    def __init__(self, builder: ProgramBuilder, config: DecoderConfig, weights: Weights) -> None:
+    def __init__(
+        self,
+        builder: ProgramBuilder,
+        config: DecoderConfig,
+        weights: Weights,
+        *,
+        in_float32: bool,
+    ) -> None:
         heads = config.num_heads * config.head_size
-        both = 2 * config.num_kv_heads * config.head_size
+        keys = config.num_kv_heads * config.head_size
         self._builder, self._config, self._weights = builder, config, weights
+        self._in_float32 = in_float32
         self._residual = builder.buffer(config.hidden_size, row=Row.FLOATS)
         self._normed = _Rows(builder, config.hidden_size)
-        self._qkv = builder.buffer(heads + both, row=Row.FLOATS)
+        whole_panels = -(-keys // PANEL) * PANEL  # of V, if it is a matrix of its own
+        self._qkv = builder.buffer(heads + keys + whole_panels, row=Row.FLOATS)
         self._query = builder.buffer(heads)
         self._attended = _Rows(builder, heads)
         self._activated = _Rows(builder, config.intermediate_size)
 
     def add(self) -> None:
-        head = self._add_embedding()
+        head, of = self._add_embedding()
         for index in range(self._config.num_layers):
             self._add_attention(index)
             self._add_feed_forward(index)
-        of = self._normed.elements if head.format is Format.PLAIN else self._normed.codes
         eps, norm = self._config.rms_norm_eps, self._weights.vector(NORM)
         self._builder.norm(self._residual, of, norm, eps=eps, of_rows=True)
         self._builder.head(of, head)
 
-    def _add_embedding(self) -> Packed:
-        """Adds the embedding and returns the packed head; a tied model uses one matrix for both."""
+    def _add_embedding(self) -> tuple[Packed, int]:
+        """Adds the embedding; returns the packed head and the buffer that it reads.
+
+        A tied model uses one matrix for both.
+        """
         build = self._builder
         table = self._weights.matrix(EMBEDDING)
+        packed = build.arena.pack(table)
+        build.embed(self._residual, packed)
         if self._config.tie_embeddings:
-            head = build.arena.pack(table)
-            build.embed(self._residual, head)
-            return head
-        if isinstance(table, Quantised):
-            build.embed(self._residual, build.arena.pack(table))
-        else:
-            build.embed_plain(self._residual, table)
-        return build.arena.pack(self._weights.matrix(HEAD))
+            return packed, self._source(self._normed, table)
+        head = self._weights.matrix(HEAD)
+        return build.arena.pack(head), self._source(self._normed, head)
 
     def _add_attention(self, index: int) -> None:
         build, weights, eps = self._builder, self._weights, self._config.rms_norm_eps
         prefix = f"{layer_prefix(index)}self_attn."
         names = [f"{prefix}{part}_proj" for part in "qkv"]
         parts = [weights.matrix(f"{name}.weight") for name in names]
-        matrices, bias = side_by_side(parts, weights.dtype), self._bias(names)
+        matrices, bias = joined(parts), self._bias(names)
         self._add_norm(f"{layer_prefix(index)}input_layernorm.weight", matrices)
         column = 0
         for matrix in matrices:
             end = column + matrix.shape[0]
             part_of_bias = None if bias is None else bias[column:end]
-            source = self._normed.of(matrix)
+            source = self._source(self._normed, matrix)
             build.linear(source, self._qkv, matrix, part_of_bias, Epilogue.STORE, column=column)
             column = end
         norms = None
@@ -125,11 +142,36 @@ class _Compiler:
         prefix = f"{layer_prefix(index)}mlp."
         names = [f"{prefix}{part}_proj" for part in ("gate", "up")]
         parts = [self._weights.matrix(f"{name}.weight") for name in names]
-        matrix = as_one(parts, self._weights.dtype)
-        self._add_norm(f"{layer_prefix(index)}post_attention_layernorm.weight", [matrix])
-        source, out = self._normed.of(matrix), self._activated.elements
-        self._builder.linear(source, out, matrix, self._bias(names), Epilogue.SWIGLU)
+        matrices, bias = joined(parts), self._bias(names)
+        self._add_norm(f"{layer_prefix(index)}post_attention_layernorm.weight", matrices)
+        if len(matrices) == 1:
+            self._add_gated(matrices[0], bias, Epilogue.SWIGLU)
+        else:
+            self._add_gate_and_up(matrices[0], matrices[1], bias)
         self._add_down(self._activated, f"{prefix}down_proj")
+
+    def _add_gate_and_up(self, gate: Matrix, up: Matrix, bias: AnyArray | None) -> None:
+        """Adds two products for matrices that are stored apart."""
+        rows = gate.shape[0]
+        of_gate, of_up = (None, None) if bias is None else (bias[:rows], bias[rows:])
+        source = self._source(self._normed, gate)
+        self._builder.linear(source, self._gate, gate, of_gate, Epilogue.STORE)
+        self._add_gated(up, of_up, Epilogue.GATE, gate=self._gate)
+
+    def _add_gated(
+        self, matrix: Matrix, bias: AnyArray | None, epilogue: Epilogue, *, gate: int = 0
+    ) -> None:
+        source, out = self._source(self._normed, matrix), self._activated.elements
+        self._builder.linear(source, out, matrix, bias, epilogue, gate=gate)
+
+    @cached_property
+    def _gate(self) -> int:
+        return self._builder.buffer(self._config.intermediate_size, row=Row.FLOATS)
+
+    def _source(self, rows: _Rows, matrix: Matrix) -> int:
+        """Returns the buffer that a product with a matrix reads."""
+        is_coded = stored(matrix).type.is_quantised and not self._in_float32
+        return rows.codes if is_coded else rows.elements
 
     def _bias(self, names: list[str]) -> AnyArray | None:
         """Returns the biases of several matrices as one, or None if they have none."""
@@ -139,13 +181,14 @@ class _Compiler:
 
     def _add_norm(self, name: str, readers: list[Matrix]) -> None:
         weight, eps = self._weights.vector(name), self._config.rms_norm_eps
-        for out in sorted({self._normed.of(reader) for reader in readers}):
+        for out in sorted({self._source(self._normed, reader) for reader in readers}):
             self._builder.norm(self._residual, out, weight, eps=eps)
 
     def _add_down(self, rows: _Rows, name: str) -> None:
         """Adds a product whose result is added to the residual."""
         matrix = self._weights.matrix(f"{name}.weight")
-        if isinstance(matrix, Quantised):
+        source = self._source(rows, matrix)
+        if source == rows.codes:
             self._builder.code(rows.elements, rows.codes)
         bias = self._weights.vector_if_any(f"{name}.bias")
-        self._builder.linear(rows.of(matrix), self._residual, matrix, bias, Epilogue.ADD)
+        self._builder.linear(source, self._residual, matrix, bias, Epilogue.ADD)

@@ -67,9 +67,15 @@ def load_natively(
         block_size=cache_config.block_size or USUAL_BLOCK_SIZE,
         max_model_len=info.max_model_len,
         num_threads=num_threads,
+        in_float32=model_config.dtype == "float32" or quantization is None,
     )
     sampler = CpuSampler(program=program, num_threads=num_threads)
-    logger.info("steps run natively on %s; %s", program.isa.name, program.weights)
+    logger.info(
+        "steps run natively on %s, products in %s; %s",
+        program.isa.name,
+        program.arithmetic,
+        program.weights,
+    )
     logger.info("%s is loaded on cpu in %s", info.name, info.dtype)
     return NativeModel(info=info, program=program, sampler=sampler)
 

@@ -43,15 +43,19 @@ class Weights:
         self._num_taken = 0
 
     def matrix(self, name: str) -> Matrix:
-        """Returns a matrix in the form that it is packed in: blocks, or floats of `dtype`."""
+        """Returns a matrix in the form that it is packed in: blocks, or floats.
+
+        Where `dtype` is float32, which computes with every type, it is as it is stored.
+        """
         tensor, shape = self._take(name), self._shapes[name]
-        form = self._quantization
-        if form is not None and form.keeps_blocks and tensor.blocks is not None:
+        form, as_stored = self._quantization, self.dtype == np.float32
+        keeps_blocks = as_stored if form is None else form.keeps_blocks
+        if keeps_blocks and tensor.blocks is not None:
             return tensor.blocks.rows(0, shape[0])
         values = tensor.read()[: shape[0]]
         kind = None if form is None else form.block_type(is_table=name in TABLES)
         if kind is None:
-            return to_dtype(values, self.dtype)
+            return values if as_stored else to_dtype(values, self.dtype)
         return quantise(values, kind, num_threads=self._num_threads)
 
     def vector(self, name: str) -> AnyArray:

@@ -10,30 +10,27 @@ from typing import NamedTuple
 
 import numpy as np
 
-from signalbox_kernels.floats import BFLOAT16, AnyArray
+from signalbox_kernels.floats import AnyArray
 from signalbox_kernels.native import library
 from signalbox_kernels.pages import map_pages
-from signalbox_kernels.quantised import Matrix, Quantised
-from signalbox_kernels.structs import Element, Format
+from signalbox_kernels.quantised import BlockType, Matrix, stored
 
 _ALIGNMENT = 64
 _REGION = 64 << 20
-DTYPES = {np.dtype(np.float32): Element.FLOAT32, BFLOAT16: Element.BFLOAT16}
 
 
 class Packed(NamedTuple):
-    """A packed matrix: its address and its format."""
+    """A packed matrix: its address and how it is stored."""
 
     address: int
     num_rows: int
-    format: Format = Format.PLAIN
+    type: BlockType
 
 
 class Arena:
     """Allocates zeroed memory that lives as long as the arena."""
 
-    def __init__(self, element: Element) -> None:
-        self._element = element
+    def __init__(self) -> None:
         self._regions: list[mmap.mmap] = []
         self._arrays: list[AnyArray] = []
         self._next = self._end = 0
@@ -68,29 +65,15 @@ class Arena:
         self._end = self._next + size
 
     def pack(self, weight: Matrix, *, interleaved: bool = False) -> Packed:
-        """Packs [out_features, in_features], of the arena's element or in blocks."""
-        if isinstance(weight, Quantised):
-            return self._pack_blocks(weight, interleaved)
-        weight = np.ascontiguousarray(weight)
-        assert DTYPES[weight.dtype] is self._element
-        rows, columns = weight.shape
-        lib = library()
-        address = self._room(
-            self._element.name, lib.sb_packed_bytes(self._element, rows, columns, interleaved)
-        )
-        lib.sb_pack(self._element, weight.ctypes.data, rows, columns, interleaved, address)
-        return Packed(address, rows)
-
-    def _pack_blocks(self, weight: Quantised, interleaved: bool) -> Packed:
-        blocks, kind = np.ascontiguousarray(weight.blocks), weight.type.format
-        lib = library()
-        rows, columns = weight.shape
-        address = self._room(
-            weight.type.name, lib.sb_quantised_bytes(kind, rows, columns, interleaved)
-        )
-        source = (weight.type, blocks.ctypes.data, blocks.strides[0])
-        lib.sb_pack_blocks(*source, rows, columns, interleaved, address)
-        return Packed(address, rows, kind)
+        """Packs [out_features, in_features] as it is stored."""
+        matrix, lib = stored(weight), library()
+        blocks = np.ascontiguousarray(matrix.blocks)
+        rows, columns = matrix.shape
+        size = lib.sb_packed_bytes(matrix.type, rows, columns, interleaved)
+        address = self._room(matrix.type.name, size)
+        source = (blocks.ctypes.data, blocks.strides[0])
+        lib.sb_pack(matrix.type, *source, rows, columns, interleaved, address)
+        return Packed(address, rows, matrix.type)
 
     def _room(self, kind: str, size: int) -> int:
         self._types[kind] += 1

@@ -21,6 +21,7 @@ FLAGS = (
     "-fPIC",
     "-pthread",
     "-fno-math-errno",
+    "-ffp-contract=off",
     "-fvisibility=hidden",
     "-Wall",
     "-Wextra",

@@ -36,14 +36,9 @@ ISA_VARIABLE = "SIGNALBOX_ISA"
 _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "sb_machine_has": (c_int32, (c_int32,)),
     "sb_use_kernels": (None, (c_int32, c_void_p)),
+    "sb_multiplies_bfloat16": (c_int32, (c_int32,)),
     "sb_packed_bytes": (c_size_t, (c_int32, c_int64, c_int64, c_int32)),
-    "sb_pack": (None, (c_int32, c_void_p, c_int64, c_int64, c_int32, c_void_p)),
-    "sb_format_of": (c_int32, (c_int32,)),
-    "sb_quantised_bytes": (c_size_t, (c_int32, c_int64, c_int64, c_int32)),
-    "sb_pack_blocks": (
-        None,
-        (c_int32, c_void_p, c_int64, c_int64, c_int64, c_int32, c_void_p),
-    ),
+    "sb_pack": (None, (c_int32, c_void_p, c_int64, c_int64, c_int64, c_int32, c_void_p)),
     "sb_quantise": (c_int32, (c_int32, c_void_p, c_int64, c_void_p)),
     "sb_program_new": (
         c_void_p,
@@ -163,3 +158,8 @@ def best_isa() -> Isa:
             logger.warning("the native CPU kernels do without %s: %s", name, reason)
         return isa
     raise next(iter(unavailable.values()))
+
+
+def multiplies_bfloat16(isa: Isa) -> bool:
+    """Returns whether a set has products of bfloat16; programs of float32 run on any."""
+    return bool(library().sb_multiplies_bfloat16(use(isa)))

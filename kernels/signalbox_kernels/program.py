@@ -24,10 +24,10 @@ from signalbox_kernels.structs import (
     SbOp,
     SbShape,
     StepArrays,
+    arithmetic_of,
 )
 
-PANEL = 32
-"""Columns of a packed matrix that are stored together; a product's first column is a multiple."""
+PANEL = 32  # columns of a packed matrix, stored together
 _HALF = PANEL // 2
 
 
@@ -70,11 +70,7 @@ class ProgramBuilder:
     def embed(self, dst: int, table: Packed) -> None:
         """Adds an op that turns token ids to rows of a packed matrix, which may also be the
         head."""
-        self._add(OpKind.EMBED, mode=1, dst=dst, weight=table.address, format=table.format)
-
-    def embed_plain(self, dst: int, table: AnyArray) -> None:
-        """Adds an op that turns token ids to rows of a table of the program's element type."""
-        self._add(OpKind.EMBED, dst=dst, weight=self.arena.keep(table))
+        self._add(OpKind.EMBED, dst=dst, weight=table.address, storage=table.type)
 
     def norm(
         self, src: int, dst: int, weight: AnyArray, *, eps: float, of_rows: bool = False
@@ -96,12 +92,15 @@ class ProgramBuilder:
         epilogue: Epilogue,
         *,
         column: int = 0,
+        gate: int = 0,
     ) -> None:
         """Adds a product; for SWIGLU the weight is [gate; up].
 
         Args:
             src: a buffer of elements, or of codes for a quantised weight.
-            column: first column of dst for STORE, a multiple of 32.
+            column: first column of dst for STORE, which writes whole panels: what comes behind this
+                matrix is stored later, and dst is wide enough for the last one's padding.
+            gate: buffer of floats that GATE multiplies the product with.
         """
         interleaved = epilogue is Epilogue.SWIGLU
         packed = self.arena.pack(weight, interleaved=interleaved)
@@ -113,8 +112,9 @@ class ProgramBuilder:
             n=packed.num_rows,
             weight=packed.address,
             bias=None if bias is None else self._bias(bias, interleaved=interleaved),
-            format=packed.format,
+            storage=packed.type,
             column=column,
+            gate=gate,
         )
 
     def rotate(
@@ -140,7 +140,7 @@ class ProgramBuilder:
             src=src,
             n=self.shape.vocab_size,
             weight=weight.address,
-            format=weight.format,
+            storage=weight.type,
         )
 
     def _add(self, kind: OpKind, **fields: object) -> None:
@@ -186,6 +186,7 @@ class Program:
         self.shape = builder.shape
         self.weights = builder.arena.description
         self.weights_bytes = builder.arena.num_bytes
+        self.arithmetic = arithmetic_of(builder.ops, builder.buffers, self.shape.element)
         self._num_threads = num_threads
         self._op_ns: NDArray[np.int64] | None = None  # set while the program is profiled
         self.isa = use(isa)

@@ -1,7 +1,7 @@
-"""Matrices in quantised blocks, as in GGUF files, and the conversion of floats to such blocks.
+"""Matrices as files store them, and the conversion of floats to quantised blocks.
 
-A block is a run of values along a row: 32 of them, or 256 for the K types. Native programs compute
-with the types of `is_native` without converting a matrix to floats.
+A block is a run of values along a row: 32 of them, 256 for the K types, or one that is a float.
+Native programs compute with every type without converting a matrix.
 """
 
 from collections.abc import Callable
@@ -13,9 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from signalbox_kernels import pages
-from signalbox_kernels.floats import AnyArray, to_float32
+from signalbox_kernels.floats import BFLOAT16, AnyArray, to_float32
 from signalbox_kernels.native import library
-from signalbox_kernels.structs import Format
 
 GROUP = 32
 """Values that share a scale, along the sum, on both sides of a product."""
@@ -24,6 +23,8 @@ GROUP = 32
 class BlockType(IntEnum):
     """Types of blocks, with ggml's numbers."""
 
+    F32 = 0
+    F16 = 1
     Q4_0 = 2
     Q4_1 = 3
     Q5_0 = 6
@@ -32,22 +33,34 @@ class BlockType(IntEnum):
     Q4_K = 12
     Q5_K = 13
     Q6_K = 14
+    BF16 = 30
+
+    @property
+    def is_quantised(self) -> bool:
+        """True for codes with scales; False for floats."""
+        return self.block_size > 1
 
     @property
     def block_size(self) -> int:
-        return 256 if self >= BlockType.Q4_K else GROUP
+        return 1 if self in _FLOATS else 256 if self >= BlockType.Q4_K else GROUP
 
     @property
     def block_bytes(self) -> int:
         return _BLOCK_BYTES[self]
 
-    @property
-    def format(self) -> Format:
-        """Format of a packed matrix of this type."""
-        return Format(library().sb_format_of(self))
 
+_FLOATS = {
+    BlockType.F32: np.dtype(np.float32),
+    BlockType.F16: np.dtype(np.float16),
+    BlockType.BF16: BFLOAT16,
+}
+QUANTISED = tuple(kind for kind in BlockType if kind not in _FLOATS)
+"""The types that are codes with scales."""
 
 _BLOCK_BYTES = {
+    BlockType.F32: 4,
+    BlockType.F16: 2,
+    BlockType.BF16: 2,
     BlockType.Q4_0: 18,
     BlockType.Q4_1: 20,
     BlockType.Q5_0: 22,
@@ -61,7 +74,7 @@ _BLOCK_BYTES = {
 
 @dataclass(frozen=True, slots=True)
 class Quantised:
-    """A matrix in blocks along its rows.
+    """A matrix in blocks along its rows, which may be floats of 16 bits.
 
     Args:
         shape: [rows, columns], before the padding that whole blocks may need.
@@ -82,6 +95,14 @@ class Quantised:
 
 
 Matrix = AnyArray | Quantised
+
+
+def stored(matrix: Matrix) -> Quantised:
+    """Returns a matrix of floats as blocks of one, without a copy; others as they are."""
+    if isinstance(matrix, Quantised):
+        return matrix
+    kind = next(kind for kind, dtype in _FLOATS.items() if dtype == matrix.dtype)
+    return Quantised(kind, matrix.shape, lambda: np.ascontiguousarray(matrix).view(np.uint8))
 
 
 def quantise(matrix: AnyArray, block_type: BlockType, *, num_threads: int = 1) -> Quantised:

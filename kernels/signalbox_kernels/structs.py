@@ -3,7 +3,7 @@
 from __future__ import annotations  # a health probe that imports this loads no NumPy
 
 import ctypes
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from ctypes import c_float, c_int32, c_void_p
 from dataclasses import dataclass
 from enum import IntEnum
@@ -15,21 +15,10 @@ if TYPE_CHECKING:
 
 
 class Element(IntEnum):
-    """Element type of weights, activations between products, K and V."""
+    """Element type of activations, of K and V, and of products that are not of codes."""
 
     FLOAT32 = 0
     BFLOAT16 = 1
-
-
-class Format(IntEnum):
-    """Format of a packed weight: elements, or codes with scales."""
-
-    PLAIN = 0
-    BITS4 = 1
-    BITS4_MINIMUM = 2
-    BITS6 = 3
-    BITS6_MINIMUM = 4
-    BITS8 = 5
 
 
 class Row(IntEnum):
@@ -56,6 +45,7 @@ class Epilogue(IntEnum):
     STORE = 0
     ADD = 1
     SWIGLU = 2
+    GATE = 3
 
 
 class SbOp(ctypes.Structure):
@@ -72,8 +62,9 @@ class SbOp(ctypes.Structure):
         ("bias", c_void_p),
         ("norm_q", c_void_p),
         ("norm_k", c_void_p),
-        ("format", c_int32),
+        ("storage", c_int32),
         ("column", c_int32),
+        ("gate", c_int32),
     )
 
 
@@ -219,3 +210,9 @@ class StepArrays:
 
 def _addresses(arrays: object, names: Iterable[str]) -> dict[str, int]:
     return {name: getattr(arrays, name).ctypes.data for name in names}
+
+
+def arithmetic_of(ops: Iterable[SbOp], buffers: Sequence[SbBuffer], element: Element) -> str:
+    """Returns the type of the factors of most products: "8 bits", or the elements'."""
+    rows = [buffers[op.src].row for op in ops if op.kind == OpKind.LINEAR]
+    return "8 bits" if rows.count(Row.CODES) > len(rows) // 2 else element.name.lower()

@@ -3,7 +3,7 @@
 It reads only the heads of files. The worker checks what needs PyTorch or the hub.
 """
 
-from gpu_worker.checkpoints.weight_sizes import WeightSizes
+from gpu_worker.checkpoints.weight_sizes import OWN_TYPES, WeightSizes
 from gpu_worker.config import GIB
 from gpu_worker.device.ram import available_ram
 from gpu_worker.loading.model_source import weight_sizes
@@ -60,13 +60,16 @@ def _chosen_form(settings: EngineSettings, sizes: WeightSizes) -> str:
     """Returns the form that `choose_quantization` and `dtype_for_half` choose on a CPU."""
     if settings.quantization in ("gguf", "int8", "int4"):
         return settings.quantization
-    if settings.keeps_blocks and sizes.has_blocks and _runs_natively(settings, sizes):
+    natively = _runs_natively(settings, sizes)
+    if settings.keeps_blocks and sizes.has_blocks and natively:
         return "gguf"
     if settings.dtype != "auto":
-        return settings.dtype
+        return OWN_TYPES if settings.dtype == "float32" and natively else settings.dtype
     has_bf16 = {"avx512_bf16", "bf16"} & {*machine_info.cpu_features()}
     may_use_it = isa_limit() >= Isa.AVX512_BF16
-    return "bfloat16" if sizes.is_half and has_bf16 and may_use_it else "float32"
+    if sizes.is_half and has_bf16 and may_use_it:
+        return "bfloat16"
+    return OWN_TYPES if natively else "float32"
 
 
 def _runs_natively(settings: EngineSettings, sizes: WeightSizes) -> bool:

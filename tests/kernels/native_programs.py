@@ -48,7 +48,14 @@ except (NativeUnavailable, build.BuildError):
     pytest.skip("no C++ compiler, and no library that was built before", allow_module_level=True)
 
 DTYPES = {torch.float32: Element.FLOAT32, torch.bfloat16: Element.BFLOAT16}
-DTYPE_IDS = {"argvalues": list(DTYPES), "ids": ["float32", "bfloat16"]}
+ELEMENTS = [
+    pytest.param(isa, dtype, id=f"{isa.name.lower()}-{DTYPES[dtype].name.lower()}")
+    for isa in ISAS
+    for dtype in DTYPES
+    if dtype is torch.float32 or native.multiplies_bfloat16(isa)
+]
+"""Instruction sets, each with the dtypes that it computes in."""
+
 # Of a function of sums: normed or gated rows, attention. The terms of 128 products of random
 # numbers of magnitude 1 add up to 128 * 0.64, times 0.2 where a softmax reads them: the sum's
 # error is below gamma(128) * 16 = 1.2e-4 were all roundings in one direction, and some
@@ -95,7 +102,6 @@ class TensorProgram(Program):
 class TensorBuilder(ProgramBuilder):
     """A builder of programs with tensors for weights."""
 
-    embed_plain = taking_tensors(ProgramBuilder.embed_plain)
     norm = taking_tensors(ProgramBuilder.norm)
     linear = taking_tensors(ProgramBuilder.linear)
     rotate = taking_tensors(ProgramBuilder.rotate)
@@ -113,7 +119,7 @@ def make_builder(dtype: torch.dtype, **shape: int) -> TensorBuilder:
     }
     element = DTYPES[dtype]
     full = ProgramShape(element=element, scale=0.2, **(sizes | shape))
-    return TensorBuilder(full, TensorArena(element))
+    return TensorBuilder(full, TensorArena())
 
 
 def make_program(

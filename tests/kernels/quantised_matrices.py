@@ -35,3 +35,18 @@ def values_of(matrix: Quantised) -> Tensor:
     """[rows, columns] float32."""
     kind = GGMLQuantizationType(int(matrix.type))
     return torch.from_numpy(dequantize(matrix.blocks, kind))[:, : matrix.shape[1]]
+
+
+def make_extreme(kind: BlockType, n: int) -> Quantised:
+    """Halves that are subnormal, largest or zero, of both signs, under random and extreme codes."""
+    matrix = make_blocks(kind, n, 3 * 256)
+    blocks = matrix.blocks.reshape(n, -1, kind.block_bytes).copy()
+    blocks[::3] = 255  # largest codes and scales of scales, or -1
+    blocks[1::3] = 128  # the least signed bytes
+    halves = np.array([2.0**-24, -(2.0**-15), 0.0, 65504.0, -65504.0], dtype=np.float16)
+    for step, at in enumerate(_SCALES_AT[kind]):
+        chosen = np.arange(blocks.shape[0] * blocks.shape[1]) * (step + 1) % len(halves)
+        scales = halves[chosen].reshape(blocks.shape[:2])
+        blocks[:, :, at : at + 2] = scales[..., None].view(np.uint8)
+    packed = blocks.reshape(n, -1)
+    return Quantised(kind, matrix.shape, lambda: packed)

@@ -11,7 +11,7 @@ from signalbox_kernels.compilation import flags_of_sets, machine
 from signalbox_kernels.native import ISA_VARIABLE, Isa, NativeUnavailable
 from signalbox_kernels.structs import Epilogue, Row
 from tests.kernels.native_programs import (
-    DTYPE_IDS,
+    ELEMENTS,
     ISAS,
     TOLERANCE,
     make_arrays,
@@ -24,8 +24,7 @@ from tests.rounding import relative_error
 MOST_TOKENS = 64
 
 
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("dtype", **DTYPE_IDS)
+@pytest.mark.parametrize(("isa", "dtype"), ELEMENTS)
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (33, 50), (64, 96), (131, 77)])
 def test_products_equal_the_reference(isa: Isa, dtype: torch.dtype, n: int, k: int) -> None:
     builder = make_builder(dtype)
@@ -46,8 +45,7 @@ def test_products_equal_the_reference(isa: Isa, dtype: torch.dtype, n: int, k: i
         assert not actual[:rows, n:].any()  # padding stays zero
 
 
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("dtype", **DTYPE_IDS)
+@pytest.mark.parametrize(("isa", "dtype"), ELEMENTS)
 def test_rows_of_products_depend_on_nothing_but_themselves(isa: Isa, dtype: torch.dtype) -> None:
     """Bit for bit, whatever share of a tile they fill, and with NaN beside them."""
     n, k, most = 40, 70, 230
@@ -72,8 +70,7 @@ def test_rows_of_products_depend_on_nothing_but_themselves(isa: Isa, dtype: torc
         assert torch.equal(product(x[first : first + count]), together[first : first + count])
 
 
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("dtype", **DTYPE_IDS)
+@pytest.mark.parametrize(("isa", "dtype"), ELEMENTS)
 @pytest.mark.parametrize("size", [1, 16, 45])
 def test_gated_products_equal_silu_and_mul(isa: Isa, dtype: torch.dtype, size: int) -> None:
     builder = make_builder(dtype)
@@ -89,17 +86,12 @@ def test_gated_products_equal_silu_and_mul(isa: Isa, dtype: torch.dtype, size: i
     torch.testing.assert_close(actual, expected.to(dtype), **TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("dtype", **DTYPE_IDS)
-@pytest.mark.parametrize("is_packed", [False, True])
-def test_embedding_then_norm(isa: Isa, dtype: torch.dtype, is_packed: bool) -> None:
+@pytest.mark.parametrize(("isa", "dtype"), ELEMENTS)
+def test_embedding_then_norm(isa: Isa, dtype: torch.dtype) -> None:
     builder = make_builder(dtype)
     residual, normed = builder.buffer(50, row=Row.FLOATS), builder.buffer(50)
     table, weight = make_matrix(97, 50, dtype=dtype), make_matrix(50, dtype=dtype, seed=2)
-    if is_packed:
-        builder.embed(residual, builder.arena.pack(table))
-    else:
-        builder.embed_plain(residual, table)
+    builder.embed(residual, builder.arena.pack(table))
     builder.norm(residual, normed, weight, eps=1e-5)
     program = make_program(builder, isa)
     arrays = make_arrays(40)
@@ -192,7 +184,8 @@ def test_a_limit_gives_the_best_set_up_to_it(limit: Isa, monkeypatch: pytest.Mon
     assert native.best_isa() is expected
     assert native.available_isas() == [isa for isa in there if isa <= limit]
     builder = make_builder(torch.float32)
-    builder.embed_plain(builder.buffer(50, row=Row.FLOATS), make_matrix(97, 50))
+    residual = builder.buffer(50, row=Row.FLOATS)
+    builder.embed(residual, builder.arena.pack(make_matrix(97, 50)))
     assert make_program(builder).isa is expected
 
 

@@ -13,8 +13,7 @@ from signalbox_kernels.native import Isa
 from signalbox_kernels.program import Program
 from signalbox_kernels.structs import Row, StepArrays
 from tests.kernels.native_programs import (
-    DTYPE_IDS,
-    ISAS,
+    ELEMENTS,
     TOLERANCE,
     angles,
     make_arrays,
@@ -132,8 +131,7 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("dtype", **DTYPE_IDS)
+@pytest.mark.parametrize(("isa", "dtype"), ELEMENTS)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("variant", [{}, {"qk_norm": True}, {"window": 21}], ids=str)
 def test_attention_over_blocks_equals_the_reference(
@@ -148,8 +146,7 @@ def test_attention_over_blocks_equals_the_reference(
         torch.testing.assert_close(actual, expected, **TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("dtype", **DTYPE_IDS)
+@pytest.mark.parametrize(("isa", "dtype"), ELEMENTS)
 def test_long_contexts_pass_several_softmax_chunks(isa: Isa, dtype: torch.dtype) -> None:
     cached = make_cached(dtype, isa=isa, num_heads=4, num_kv_heads=2)
     arrays: StepArrays | None = None
@@ -159,10 +156,11 @@ def test_long_contexts_pass_several_softmax_chunks(isa: Isa, dtype: torch.dtype)
         torch.testing.assert_close(actual, expected, **TOLERANCE[dtype])
 
 
-def test_a_row_does_not_depend_on_the_rows_beside_it() -> None:
+@pytest.mark.parametrize(("isa", "dtype"), ELEMENTS)
+def test_a_row_does_not_depend_on_the_rows_beside_it(isa: Isa, dtype: torch.dtype) -> None:
     """Bit for bit: alone or in a batch, in one piece or token by token."""
     shape = {"num_heads": 6, "num_kv_heads": 2, "head_size": 64}
-    whole, piecewise = make_cached(torch.bfloat16, **shape), make_cached(torch.bfloat16, **shape)
+    whole, piecewise = make_cached(dtype, isa=isa, **shape), make_cached(dtype, isa=isa, **shape)
     arrays, heads = make_step(whole, [45], [45], seed=0)
     expected, _ = whole.step(arrays, heads)
     expected = expected.clone()

@@ -1,6 +1,7 @@
 """Quantised weights run as they are: what the blocks stand for, less what 8-bit rows cost."""
 
 import logging
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,12 @@ from gpu_worker.batch.sampling_rows import PromptRows
 from gpu_worker.checkpoints.quantization import Quantization, describe_form
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ModelError
 from gpu_worker.loading.model_source import open_model
+from gpu_worker.native.weights import Weights
+from signalbox_kernels.floats import AnyArray, to_float32
+from signalbox_kernels.native import ISA_VARIABLE
 from signalbox_kernels.quantised import BlockType
 from tests.gpu_worker.generation import make_batch, make_sequence
-from tests.gpu_worker.loading.gguf_files import make_gguf
+from tests.gpu_worker.loading.gguf_files import ARCHITECTURES, make_gguf
 from tests.gpu_worker.tiny_models import VOCAB, make_model
 from tests.native_kernels import skip_without_native_kernels
 
@@ -93,15 +97,15 @@ def test_untied_tables_of_a_file_are_two(tmp_path: Path, caplog: pytest.LogCaptu
         tmp_path / "x.gguf", reference, "llama", kind_of=lambda name: kinds.get(name, "F16")
     )
     with caplog.at_level(logging.INFO):
-        runner = make_runner(path, quantization="gguf", dtype="float32")
-    assert "12 of FLOAT32, 1 of Q4_0, 1 of Q8_0" in caplog.text
+        runner = make_runner(path, quantization="gguf")
+    assert re.search(r"12 of B?F16, 1 of Q4_0, 1 of Q8_0", caplog.text)
     assert difference(make_runner(path, dtype="float32"), runner) < 0.08
 
 
 def test_fused_matrices_may_mix_types(
     llama: tuple[Path, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """V stands beside Q and K; gate and up interleave, and become floats."""
+    """V stands beside Q and K, and up multiplies the gate in a product of its own."""
     kinds = {"attn_v": "Q8_0", "ffn_up": "Q5_1", "attn_output": "F16"}
     path = make_gguf(
         tmp_path / "x.gguf",
@@ -110,10 +114,65 @@ def test_fused_matrices_may_mix_types(
         kind_of=lambda name: kinds.get(name.split(".")[2], "Q4_1") if "blk" in name else "Q8_0",
     )
     with caplog.at_level(logging.INFO):
-        runner = make_runner(path, quantization="gguf", dtype="float32")
-    assert "parts of types Q4_1, Q5_1, and becomes floats" in caplog.text
-    assert "6 of Q4_1, 6 of FLOAT32, 4 of Q8_0" in caplog.text
-    assert difference(make_runner(path, dtype="float32"), runner) < 0.08
+        runner = make_runner(path, quantization="gguf")
+    assert re.search(r"9 of Q4_1, 4 of Q8_0, 3 of B?F16, 3 of Q5_1", caplog.text)
+    assert 0 < difference(make_runner(path, dtype="float32"), runner) < 0.08
+
+
+KINDS = ("F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "mixed")
+MIXED = {"attn_v": "Q8_0", "attn_k": "F16", "ffn_up": "Q5_1", "attn_output": "BF16"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("family", ["llama3", "qwen2"])
+def test_float32_over_the_types_of_a_file_has_the_bits_of_expanded_weights(
+    kind: str,
+    family: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Tied and separate heads, biases, and fused matrices of one type and of several."""
+
+    def kind_of(name: str) -> str:
+        part = name.split(".")[2] if "blk" in name else ""
+        return MIXED.get(part, "Q4_1") if kind == "mixed" else kind
+
+    options = {"num_key_value_heads": 1, "tie_word_embeddings": family == "llama3"}
+    reference = make_model(tmp_path, family, **SHAPE | options)
+    path = make_gguf(tmp_path / "x.gguf", reference, ARCHITECTURES[family], kind_of=kind_of)
+    with caplog.at_level(logging.INFO):
+        stored = log_probabilities(make_runner(path, dtype="float32"))
+    assert "FLOAT32" not in caplog.text
+    assert f" of {'Q5_1' if kind == 'mixed' else kind}" in caplog.text
+
+    def expanded_matrix(self: Weights, name: str) -> AnyArray:
+        return to_float32(self._take(name).read()[: self._shapes[name][0]])
+
+    monkeypatch.setattr(Weights, "matrix", expanded_matrix)
+    with caplog.at_level(logging.INFO):
+        expanded = log_probabilities(make_runner(path, dtype="float32"))
+    assert " of F32; " in caplog.text
+    assert torch.equal(stored, expanded)
+
+
+@pytest.mark.parametrize("kind", ["BF16", "F16"])
+def test_bfloat16_without_its_instructions_is_a_storage(
+    kind: str,
+    llama: tuple[Path, Any],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The tokens are those of float32 over weights that are rounded to bfloat16."""
+    monkeypatch.setenv(ISA_VARIABLE, "portable")
+    path = make_gguf(tmp_path / "x.gguf", llama[1], "llama", kind_of=lambda _: kind)
+    with caplog.at_level(logging.INFO):
+        runner = make_runner(path, dtype="bfloat16")
+    assert "matrices: 13 of BF16; " in caplog.text
+    if kind == "BF16":
+        exact = make_runner(path, dtype="float32")
+        assert difference(exact, runner) < 0.05  # the vectors of norms are rounded
 
 
 @pytest.mark.parametrize(
@@ -121,11 +180,12 @@ def test_fused_matrices_may_mix_types(
     [
         ({}, False),
         ({"dtype": "bfloat16"}, False),
-        ({"dtype": "float32"}, True),
-        ({"quantization": "none"}, True),
+        ({"dtype": "float32"}, False),
+        ({"dtype": "float32", "quantization": "none"}, False),
+        ({"dtype": "bfloat16", "quantization": "none"}, True),
     ],
 )
-def test_blocks_stay_unless_float32_or_floats_are_asked_for(
+def test_blocks_stay_unless_floats_of_16_bits_are_asked_for(
     options: dict[str, str],
     is_expanded: bool,
     llama: tuple[Path, Any],

@@ -142,7 +142,7 @@ def test_matrices_become_blocks_and_vectors_stay() -> None:
     assert weights.vector(NORM).tolist() == list(range(32))
 
 
-def test_blocks_of_a_file_stay_only_if_the_form_keeps_them() -> None:
+def test_blocks_of_a_file_stay_if_the_form_keeps_them_or_float32_computes() -> None:
     config = make_config()
     blocks = Quantised(BlockType.Q8_0, (40, 32), lambda: np.zeros((40, 34), dtype=np.uint8))
     stored = make_stored(config)
@@ -150,4 +150,7 @@ def test_blocks_of_a_file_stay_only_if_the_form_keeps_them() -> None:
     kept = make_weights(config, stored, quantization=Quantization("gguf")).matrix(EMBEDDING)
     assert isinstance(kept, Quantised)
     assert kept.blocks.shape == (40, 34)
-    assert isinstance(make_weights(config, stored).matrix(EMBEDDING), np.ndarray)
+    in_float32 = make_weights(config, stored).matrix(EMBEDDING)
+    assert isinstance(in_float32, Quantised)
+    narrow = make_weights(config, stored, dtype=BFLOAT16).matrix(EMBEDDING)
+    assert isinstance(narrow, np.ndarray)

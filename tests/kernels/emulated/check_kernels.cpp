@@ -8,17 +8,20 @@ namespace {
 
 constexpr double kUnit = 0x1p-24;  // half a unit in the last place of 1
 
-// Two sums of `depth` products, each rounded.
-void check_products(int32_t element) {
+// Two sums of `depth` products, each rounded. `stored` is the weight's element type.
+void check_products(int32_t element, int32_t stored) {
+  const int32_t storage = stored == SB_F32 ? SB_STORED_F32 : SB_STORED_BF16;
   for (const auto& [n, k] : {std::pair{1, 1}, {33, 50}, {70, 96}}) {
-    const Elements weight(element, random_numbers(n * k));
-    char* packed = aligned(CALL(sb_packed_bytes)(element, n, k, 0));
-    CALL(sb_pack)(element, weight.bytes.data(), n, k, 0, packed);
+    const Elements weight(stored, random_numbers(n * k));
+    char* packed = aligned(CALL(sb_packed_bytes)(storage, n, k, 0));
+    const int64_t row_bytes = k * (stored == SB_F32 ? 4 : 2);
+    CALL(sb_pack)(storage, weight.bytes.data(), row_bytes, n, k, 0, packed);
     SbOp op{};
     op.kind = SB_LINEAR;
     op.dst = 1;
     op.n = n;
     op.weight = packed;
+    op.storage = storage;
     Run run(make_shape(element), {op}, {{k, SB_ELEMENTS}, {n, SB_FLOATS}});
     for (const int rows : {1, 2, 5, 13}) {
       const Elements x(element, random_numbers(rows * k));
@@ -85,22 +88,21 @@ std::vector<uint8_t> random_blocks(const Blocks& kind, int64_t count) {
 }
 
 // A row is coded in 8 bits before; sums within a group of 32 are exact, and of the groups' `scale`,
-// `minimum` and sum some ten operations are rounded.
-void check_coded_products(const Blocks& kind) {
+// `minimum` and sum some ten operations are rounded. In float32 each term of the sum is.
+void check_block_products(const Blocks& kind, bool reads_codes) {
   constexpr int n = 70, groups = 3, k = groups * sb::kGroup, rows = 5;
   const std::vector<uint8_t> blocks = random_blocks(kind, n * groups);
-  const int32_t format = CALL(sb_format_of)(kind.type);
-  char* packed = aligned(CALL(sb_quantised_bytes)(format, n, k, 0));
-  CALL(sb_pack_blocks)(kind.type, blocks.data(), groups * kind.bytes, n, k, 0, packed);
+  char* packed = aligned(CALL(sb_packed_bytes)(kind.type, n, k, 0));
+  CALL(sb_pack)(kind.type, blocks.data(), groups * kind.bytes, n, k, 0, packed);
   SbOp code{}, product{};
   code.kind = SB_CODE;
   code.dst = 1;
   product.kind = SB_LINEAR;
-  product.src = 1;
+  product.src = reads_codes;
   product.dst = 2;
   product.n = n;
   product.weight = packed;
-  product.format = format;
+  product.storage = kind.type;
   Run run(make_shape(SB_F32), {code, product}, {{k, SB_ELEMENTS}, {k, SB_CODES}, {n, SB_FLOATS}});
   const std::vector<float> x = random_numbers(rows * k);
   std::memcpy(run.buffer(0, 16), x.data(), 4 * x.size());
@@ -112,14 +114,16 @@ void check_coded_products(const Blocks& kind) {
       double sum = 0, terms = 0;
       for (int i = 0; i < k; ++i) {
         const sb::CodedGroup& group = coded[r * groups + i / sb::kGroup];
-        const double left = static_cast<double>(group.scale) * group.codes[i % sb::kGroup];
-        check_near("code", left, x[r * k + i], 0.51 * group.scale);
+        const double code = static_cast<double>(group.scale) * group.codes[i % sb::kGroup];
+        check_near("code", code, x[r * k + i], 0.51 * group.scale);
+        const double left = reads_codes ? code : x[r * k + i];
         const uint8_t* block = blocks.data() + (c * groups + i / sb::kGroup) * kind.bytes;
         const double term = left * kind.value(block, i % sb::kGroup);
         sum += term;
         terms += std::fabs(left) * 32 * std::fabs(half(block)) + std::fabs(term);
       }
-      check_near(kind.name, out[r * sb::round_up(n, sb::kPanel) + c], sum, 16 * kUnit * terms);
+      const int roundings = reads_codes ? 16 : k + 2;
+      check_near(kind.name, out[r * sb::round_up(n, sb::kPanel) + c], sum, roundings * kUnit * terms);
     }
   std::free(packed);
 }
@@ -263,11 +267,15 @@ int main(int argc, char** argv) {
   isa = std::atoi(argv[3]);
   const auto table = reinterpret_cast<const void* (*)()>(dlsym(open_library(argv[2]), "sb_kernel_table"));
   CALL(sb_use_kernels)(isa, table());
-  for (const int32_t element : {SB_F32, SB_BF16}) {
-    check_products(element);
-    check_attention(element);
+  check_products(SB_F32, SB_F32);
+  check_products(SB_F32, SB_BF16);
+  check_attention(SB_F32);
+  if (CALL(sb_multiplies_bfloat16)(isa)) {
+    check_products(SB_BF16, SB_BF16);
+    check_attention(SB_BF16);
   }
-  for (const Blocks& kind : kBlocks) check_coded_products(kind);
+  for (const Blocks& kind : kBlocks)
+    for (const bool reads_codes : {true, false}) check_block_products(kind, reads_codes);
   check_draws();
   std::printf("%d checks passed, %d failed\n", num_passed, num_failed);
   return num_failed ? 1 : 0;

@@ -206,7 +206,7 @@ struct Attend {
     const V shift = splat(now == -INFINITY ? 0.0f : is_rough ? now * log2_e : now);
     V added{};
     for (int t = 0; t < count; t += W) {
-      const V weight = power(load(s + t) * scale - shift);
+      const V weight = power(fused(load(s + t), scale, -shift));
       added += weight;
       E::store(p + t, weight);
     }

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "matmul/coding.h"
+#include "matmul/values.h"
 #include "program/step.h"
 
 namespace SB_NS {
@@ -18,30 +19,15 @@ SB_INLINE Range rows_of_tile(const sb::Phase& phase, int32_t tile) {
   return {first, end < phase.rows ? end : phase.rows};
 }
 
-template <class E>
-static void embed_tile(const sb::Phase& phase, const sb::Claim& claim) {
-  const auto* weight = static_cast<const typename E::scalar*>(phase.op->weight);
-  const int64_t size = phase.shape->hidden_size, depth = phase.depth;
+inline void embed_tile(const sb::Phase& phase, const sb::Claim& claim) {
+  const auto* packed = static_cast<const char*>(phase.op->weight);
   const Range range = rows_of_tile(phase, claim.tile);
   for (int64_t row = range.first; row < range.end; ++row) {
     float* out = static_cast<float*>(phase.dst.data) + row * phase.dst.stride;
     const int64_t token = phase.batch->token_ids[row];
-    if (phase.op->format != SB_PLAIN) {  // its padding is zero
-      sb::with_format(phase.op->format, [&](auto format) {
-        const auto* packed = static_cast<const char*>(phase.op->weight);
-        read_row<decltype(format)>(packed, token, depth / kGroup, out);
-      });
-      continue;
-    }
-    for (int64_t i = size; i < phase.dst.stride; ++i) out[i] = 0.0f;  // a failed row left NaN there
-    if (phase.op->mode == 0) {
-      for (int64_t i = 0; i < size; ++i) out[i] = E::widen(weight[token * size + i]);
-      continue;
-    }
-    const auto* column = weight + token / sb::kPanel * depth * sb::kPanel +
-                         token % sb::kPanel * E::G;
-    for (int64_t i = 0; i < size; ++i)
-      out[i] = E::widen(column[i / E::G * sb::kPanel * E::G + i % E::G]);
+    sb::with_storage(phase.op->storage, [&](auto s) SB_LAMBDA {
+      read_row<decltype(s)>(packed, token, phase.dst.stride, out);
+    });
   }
 }
 
@@ -81,7 +67,7 @@ static void norm_tile(const sb::Phase& phase, const sb::Claim& claim) {
     const int64_t token = phase.op->mode ? phase.batch->row_tokens[row] : row;
     const float* x = static_cast<const float*>(phase.src.data) + token * phase.src.stride;
     V squares{};
-    for (int64_t i = 0; i < padded; i += W) squares += load(x + i) * load(x + i);
+    for (int64_t i = 0; i < padded; i += W) squares = fused(load(x + i), load(x + i), squares);
     const float mean = sum(squares) / static_cast<float>(phase.shape->hidden_size);
     const V factor = splat(1.0f / std::sqrt(mean + phase.op->eps));
     put_row<E>(phase, row, padded, [=](int64_t i) SB_LAMBDA {

@@ -38,6 +38,27 @@ SB_INLINE void store_bytes(int8_t* p, VI v) {
 #endif
 }
 
+// Signed bytes as floats.
+SB_INLINE V load_bytes(const void* p) {
+#if defined(__AVX512F__)
+  __m128i bytes;
+  std::memcpy(&bytes, p, sizeof bytes);
+  return to_floats(reinterpret_cast<VI>(_mm512_maskz_cvtepi8_epi32(0xffff, bytes)));
+#elif defined(__AVX2__)
+  return to_floats(reinterpret_cast<VI>(
+      _mm256_cvtepi8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(p)))));
+#elif defined(__aarch64__)
+  uint32_t bytes;
+  std::memcpy(&bytes, p, sizeof bytes);
+  const int16x8_t pairs = vmovl_s8(vcreate_s8(bytes));
+  return to_floats(reinterpret_cast<VI>(vmovl_s16(vget_low_s16(pairs))));
+#else
+  V v;
+  for (int i = 0; i < W; ++i) v[i] = static_cast<float>(static_cast<const int8_t*>(p)[i]);
+  return v;
+#endif
+}
+
 SB_INLINE V load_halves(const void* p) {
 #if defined(__AVX512F__)
   __m256i halves;
@@ -52,18 +73,9 @@ SB_INLINE V load_halves(const void* p) {
   std::memcpy(&halves, p, sizeof halves);
   const VU u = __builtin_convertvector(halves, VU);
   const V magnitude = from_bits((u & 0x7fffu) << 13) * 0x1p112f;  // a subnormal one, too
-  return from_bits(bits(magnitude) | (u & 0x8000u) << 16);
+  const VU infinite = reinterpret_cast<VU>((u & 0x7c00u) == 0x7c00u) & 0x7f800000u;  // or NaN
+  return from_bits(bits(magnitude) | infinite | (u & 0x8000u) << 16);
 #endif
-}
-
-SB_INLINE float half_to_float(const void* p) {
-  uint16_t h;
-  std::memcpy(&h, p, sizeof h);
-  const uint32_t u = (h & 0x7fffu) << 13;
-  float magnitude;
-  std::memcpy(&magnitude, &u, sizeof u);
-  magnitude *= 0x1p112f;
-  return h & 0x8000u ? -magnitude : magnitude;
 }
 
 // sum + the products of each word's four unsigned bytes with the four signed ones of `four`, exact.

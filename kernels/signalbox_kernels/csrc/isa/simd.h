@@ -35,6 +35,28 @@ SB_INLINE void store(float* p, V v) { std::memcpy(p, &v, sizeof v); }
 
 SB_INLINE V splat(float x) { return x - V{}; }
 
+// a * b + c, rounded once where the set has the instruction. The compilers fuse nothing by themselves
+// (-ffp-contract=off), so that each of them gives the same bits.
+SB_INLINE V fused(V a, V b, V c) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<V>(_mm512_fmadd_ps(reinterpret_cast<__m512>(a),
+                                             reinterpret_cast<__m512>(b),
+                                             reinterpret_cast<__m512>(c)));
+#elif defined(__FMA__)
+  return reinterpret_cast<V>(_mm256_fmadd_ps(reinterpret_cast<__m256>(a),
+                                             reinterpret_cast<__m256>(b),
+                                             reinterpret_cast<__m256>(c)));
+#elif defined(__aarch64__)
+  return reinterpret_cast<V>(vfmaq_f32(reinterpret_cast<float32x4_t>(c),
+                                       reinterpret_cast<float32x4_t>(a),
+                                       reinterpret_cast<float32x4_t>(b)));
+#else
+  return a * b + c;
+#endif
+}
+
+SB_INLINE V fused(V a, V b, float c) { return fused(a, b, splat(c)); }
+
 SB_INLINE VU bits(V v) { return reinterpret_cast<VU>(v); }
 
 SB_INLINE V from_bits(VU u) { return reinterpret_cast<V>(u); }
@@ -100,16 +122,17 @@ SB_INLINE V exp(V x) {
 #else
   const V clamped = larger(splat(-87.0f), x);
 #endif
-  const V shifted = clamped * 1.44269504088896341f + magic;
+  const V shifted = fused(clamped, splat(1.44269504088896341f), magic);
   const V n = shifted - magic;
-  const V r = (clamped - n * 0.693145751953125f) - n * 1.42860682030941723e-6f;
+  const V high = fused(n, splat(-0.693145751953125f), clamped);
+  const V r = fused(n, splat(-1.42860682030941723e-6f), high);
   V p = splat(1.9875691500e-4f);
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * r * r + r + 1.0f;
+  p = fused(p, r, 1.3981999507e-3f);
+  p = fused(p, r, 8.3334519073e-3f);
+  p = fused(p, r, 4.1665795894e-2f);
+  p = fused(p, r, 1.6666665459e-1f);
+  p = fused(p, r, 5.0000001201e-1f);
+  p = fused(p * r, r, r) + 1.0f;
 #if defined(__AVX512F__)
   return scale_by_power(p, shifted, n);
 #else
@@ -124,10 +147,10 @@ SB_INLINE V exp2_roughly(V x) {
   const V r = reinterpret_cast<V>(
       _mm512_maskz_reduce_ps(0xffff, reinterpret_cast<__m512>(x), below));
   V p = splat(1.3534167e-2f);
-  p = p * r + 5.2011464e-2f;
-  p = p * r + 2.4144275e-1f;
-  p = p * r + 6.9300383e-1f;
-  p = p * r + 1.0000026f;
+  p = fused(p, r, 5.2011464e-2f);
+  p = fused(p, r, 2.4144275e-1f);
+  p = fused(p, r, 6.9300383e-1f);
+  p = fused(p, r, 1.0000026f);
   return scale_by_power(p, x, x);
 #else
   return exp(x * 0.6931471805599453f);
@@ -146,7 +169,7 @@ SB_INLINE V silu_roughly(V x) {
   const V divisor = 1.0f + exp2_roughly(low * -1.44269504088896341f);
   const V share = reinterpret_cast<V>(
       _mm512_maskz_rcp14_ps(0xffff, reinterpret_cast<__m512>(divisor)));
-  return x * (share * (2.0f - divisor * share));
+  return x * (share * fused(-divisor, share, 2.0f));
 #else
   return silu(x);
 #endif

@@ -6,19 +6,9 @@
 
 #include "matmul/coding.h"
 #include "matmul/linear.h"
+#include "matmul/values.h"
 
 namespace SB_NS {
-
-// The codes of W columns, word `i` of a group: four bytes for each column.
-template <class Q>
-SB_INLINE VU coded_word(const word* at, int i) {
-  constexpr int half = kGroupWords / 2;
-  if (Q::Bits == 8) return load_words(at + i * kPanel);
-  const VU low = (load_words(at + i % half * kPanel) >> (i / half * 4)) & 0x0f0f0f0fu;
-  if (Q::Bits == 4) return low;
-  const VU high = load_words(at + (half + i / 4) * kPanel) >> (i % 4 * 2);
-  return low | (high & 0x03030303u) << 4;
-}
 
 // Adds a part of a group, exactly: dot[R, NV * W]. Words that share bytes follow each other.
 template <class Q, int R, int NV>
@@ -41,33 +31,24 @@ SB_INLINE void dot_words(VI (&dot)[R][NV], const char* a, int64_t a_stride, cons
   }
 }
 
-// What the exact sums of a part of a group, W columns, are multiplied with.
+// What the exact sum of a row's part of a group begins with, in place of codes around zero.
 template <class Q>
-struct Scales {
-  V scale, minimum;
+SB_INLINE int32_t start_of(const CodedGroup& left, int part) {
+  return (Q::parts == 1 ? left.minus : left.minus_part[part]) * Q::zero;
+}
 
-  SB_INLINE Scales of(const char* b, int part, int column) {
-    const int64_t at = 2 * (part * kPanel + column);
-    return {load_halves(b + Q::scales + at),
-            Q::HasMinimum ? load_halves(b + Q::minima + at) : V{}};
-  }
+// Adds the exact sums of a part of a group, W columns, to those of the groups before.
+template <class Q>
+SB_INLINE void add_scaled(const Scales<Q>& scales, VI dot, const CodedGroup& left, float* to) {
+  V x = to_floats(dot) * scales.scale;
+  if (Q::HasMinimum) x = fused(scales.minimum, splat(left.total), x);
+  store(to, fused(x, splat(left.scale), load(to)));
+}
 
-  SB_INLINE int32_t start(const CodedGroup& left, int part) {
-    if (Q::HasMinimum) return 0;
-    return (Q::parts == 1 ? left.minus : left.minus_part[part]) * (1 << Q::offset_shift);
-  }
-
-  __attribute__((always_inline)) void add(VI dot, const CodedGroup& left, float* to) const {
-    V x = to_floats(dot) * scale;
-    if (Q::HasMinimum) x += minimum * splat(left.total);
-    store(to, load(to) + x * splat(left.scale));
-  }
-};
-
-// Adds one part of a group, with its scales, to c[R, NV * W].
+// Adds one part of group g, with its scales, to c[R, NV * W].
 template <class Q, int R, int NV>
-SB_INLINE void add_part(const char* a, int64_t a_stride, const char* b, int column, int part,
-                        float* c) {
+SB_INLINE void add_part(const char* a, int64_t a_stride, const char* b, int64_t g, int column,
+                        int part, float* c) {
   const auto group = [=](int r) SB_LAMBDA {
     return reinterpret_cast<const CodedGroup*>(a + r * a_stride);
   };
@@ -76,15 +57,16 @@ SB_INLINE void add_part(const char* a, int64_t a_stride, const char* b, int colu
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
     for (int v = 0; v < NV; ++v)
-      dot[r][v] = Scales<Q>::start(*group(r), part) + VI{};
-  dot_words<Q>(dot, a, a_stride, reinterpret_cast<const word*>(b) + column, part);
+      dot[r][v] = start_of<Q>(*group(r), part) + VI{};
+  dot_words<Q>(dot, a, a_stride, reinterpret_cast<const word*>(b + Q::at(g)) + column, part);
   Scales<Q> scales[NV];
 #pragma GCC unroll 8
-  for (int v = 0; v < NV; ++v) scales[v] = Scales<Q>::of(b, part, column + v * W);
+  for (int v = 0; v < NV; ++v) scales[v] = Scales<Q>::of(b, g, part, column + v * W);
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
-    for (int v = 0; v < NV; ++v) scales[v].add(dot[r][v], *group(r), c + r * kPanel + v * W);
+    for (int v = 0; v < NV; ++v)
+      add_scaled(scales[v], dot[r][v], *group(r), c + r * kPanel + v * W);
 }
 
 // c[R, NV * W] of the columns from `column` on; `next` is fetched to L2 meanwhile, if there is one.
@@ -93,16 +75,16 @@ static void coded_product(const char* a, int64_t a_stride, const char* b, int co
                           int64_t groups, float* c, const char* next) {
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < NV; ++v) store(c + r * kPanel + v * W, V{});
-  for (int64_t g = 0; g < groups; ++g, a += sizeof(CodedGroup), b += Q::bytes) {
+  for (int64_t g = 0; g < groups; ++g, a += sizeof(CodedGroup)) {
     if (next)
 #pragma GCC unroll 1
-      for (int64_t line = 0; line < Q::bytes; line += 64) {  // as in tiled_linear
-        prefetch(b + 4 * Q::bytes + line);
-        prefetch_l2(next + g * Q::bytes + line);
+      for (int64_t line = g * Q::fetched; line < (g + 1) * Q::fetched; line += 64) {
+        prefetch(b + 4 * Q::fetched + line);  // as in tiled_linear
+        prefetch_l2(next + line);
       }
 #pragma GCC unroll 2
     for (int part = 0; part < Q::parts; ++part)
-      add_part<Q, R, NV>(a, a_stride, b, column, part, c);
+      add_part<Q, R, NV>(a, a_stride, b, g, column, part, c);
   }
 }
 
@@ -114,8 +96,8 @@ constexpr int kCodedRows = 4;
 constexpr int kCodedRows = 2;  // no registers for more, and less to compile
 #endif
 
-template <class E, class Q>
-static void coded_tile(const sb::Phase& phase, const sb::Claim& claim) {
+template <class Q>
+static void coded_tile(const sb::Phase& phase, const sb::Claim& claim, Finish finish) {
   auto* c = reinterpret_cast<float*>(claim.scratch);
   const auto* a = static_cast<const char*>(phase.src.data);
   const int64_t a_stride = phase.src.stride, groups = phase.depth;
@@ -125,7 +107,7 @@ static void coded_tile(const sb::Phase& phase, const sb::Claim& claim) {
         coded_product<Q, decltype(count)::value, 2>(a + at.row * a_stride, a_stride, b, column,
                                                     groups, c + column, column || at.part ? nullptr : next);
     });
-    finish<E>(phase, at, c);
+    finish(phase, at, c);
   });
 }
 

@@ -58,12 +58,12 @@ struct PartOfGroup {
   int part;
   Scales<Q> low, high;
 
-  PartOfGroup(const char* left, int64_t stride, const char* b, int which)
+  PartOfGroup(const char* left, int64_t stride, const char* b, int64_t g, int which)
       : a(left),
         a_stride(stride),
         part(which),
-        low(Scales<Q>::of(b, part, 0)),
-        high(Scales<Q>::of(b, part, half)) {}
+        low(Scales<Q>::of(b, g, part, 0)),
+        high(Scales<Q>::of(b, g, part, half)) {}
 
   void load_right(const word* codes) const {
     const word* right = codes + part * (kGroupWords / 2) * kPanel;
@@ -88,9 +88,9 @@ struct PartOfGroup {
     if (first + kTileRows < rows) multiply_rows<2 - First>(first + kTileRows);
     for (int r = first; r < rows && r < first + kTileRows; ++r, dot += kPanel) {
       const auto& left = *reinterpret_cast<const CodedGroup*>(a + r * a_stride);
-      const int32_t start = Scales<Q>::start(left, part);
-      low.add(load_ints(dot) + start, left, c + r * kPanel);
-      high.add(load_ints(dot + half) + start, left, c + r * kPanel + half);
+      const int32_t start = start_of<Q>(left, part);
+      add_scaled(low, load_ints(dot) + start, left, c + r * kPanel);
+      add_scaled(high, load_ints(dot + half) + start, left, c + r * kPanel + half);
     }
   }
 
@@ -104,25 +104,26 @@ struct PartOfGroup {
   }
 };
 
-template <class E, class Q>
-static void tiled_coded(const sb::Phase& phase, const sb::Claim& claim) {
+template <class Q>
+static void tiled_coded(const sb::Phase& phase, const sb::Claim& claim, Finish finish) {
   auto& scratch = *reinterpret_cast<CodedScratch*>(claim.scratch);
   const int64_t a_stride = phase.src.stride, groups = phase.depth;
   use_tiles(coded_config<Q>());
   over_parts<sb::kRowsAtOnce>(phase, claim, [&](const Spot& at, const char* b, const char* next) {
     const char* a = static_cast<const char*>(phase.src.data) + at.row * a_stride;
     std::memset(scratch.sum, 0, sizeof(float) * static_cast<size_t>(at.rows) * kPanel);
-    for (int64_t g = 0; g < groups; ++g, a += sizeof(CodedGroup), b += Q::bytes) {
+    for (int64_t g = 0; g < groups; ++g, a += sizeof(CodedGroup)) {
       if (next && !at.part)
-        for (int64_t line = 0; line < Q::bytes; line += 64) prefetch_l2(next + g * Q::bytes + line);
-      const word* codes = codes_of<Q>(b, scratch.unpacked);
+        for (int64_t line = g * Q::fetched; line < (g + 1) * Q::fetched; line += 64)
+          prefetch_l2(next + line);
+      const word* codes = codes_of<Q>(b + Q::at(g), scratch.unpacked);
       for (int part = 0; part < Q::parts; ++part) {
-        const PartOfGroup<Q> group(a, a_stride, b, part);
+        const PartOfGroup<Q> group(a, a_stride, b, g, part);
         group.load_right(codes);
         group.add_all(at.rows, scratch.dot, scratch.sum);
       }
     }
-    finish<E>(phase, at, scratch.sum);
+    finish(phase, at, scratch.sum);
   });
 }
 #endif

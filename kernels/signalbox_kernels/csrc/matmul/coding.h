@@ -1,4 +1,4 @@
-// Codes rows in 8 bits, and reads single rows of a quantised matrix.
+// Codes rows in 8 bits.
 #pragma once
 
 #include <cmath>
@@ -54,30 +54,6 @@ SB_INLINE void code_group(const V (&x)[kGroupVectors], CodedGroup* out) {
   out->minus_part[1] = -sum_of_bytes(out->codes + 16);
   out->minus = out->minus_part[0] + out->minus_part[1];
   out->total = static_cast<float>(-out->minus);
-}
-
-// One value of a packed group: column `column`, place `i` along the sum.
-template <class Q>
-SB_INLINE float coded_value(const char* group, int column, int i) {
-  const auto byte = [&](int w) SB_LAMBDA {
-    return static_cast<uint8_t>(group[(w * sb::kPanel + column) * 4 + i % 4]);
-  };
-  const int w = i / 4, half = kGroupWords / 2;
-  int code = Q::Bits == 8 ? byte(w) : byte(w % half) >> (w / half * 4) & 15;
-  if (Q::Bits == 6) code |= (byte(half + w / 4) >> (w % 4 * 2) & 3) << 4;
-  const int64_t at = 2 * (i / Q::Part * sb::kPanel + column);
-  const float scale = half_to_float(group + Q::scales + at);
-  if (Q::HasMinimum) return static_cast<float>(code) * scale + half_to_float(group + Q::minima + at);
-  return static_cast<float>(code - (1 << Q::offset_shift)) * scale;
-}
-
-// Row `row` of a packed matrix.
-template <class Q>
-static void read_row(const char* packed, int64_t row, int64_t groups, float* out) {
-  packed += row / sb::kPanel * groups * Q::bytes;
-  for (int64_t g = 0; g < groups; ++g, packed += Q::bytes)
-    for (int i = 0; i < kGroup; ++i)
-      out[g * kGroup + i] = coded_value<Q>(packed, static_cast<int>(row % sb::kPanel), i);
 }
 
 }  // namespace SB_NS

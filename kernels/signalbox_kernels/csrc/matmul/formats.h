@@ -1,10 +1,13 @@
-// How quantised weights lie in panels, and how the left side of their products is coded.
+// How packed weights lie in panels, and how the left side of products of bytes is coded.
 //
-// Along the sum everything comes in groups of 32. A weight's group is 32 columns of codes in words
-// of four (as the byte dot products of all instruction sets read them), then each column's scale
-// and, where the format has one, its minimum, in half precision. The left side is coded anew for
-// every row, 8 bits and a scale per group (llama.cpp's Q8 blocks do the same), so that a row's
-// result depends on nothing but the row.
+// A panel is 32 columns. Along the sum blocks come in groups of 32. A group is codes in words of four
+// (as the byte dot products of all instruction sets read them), then each column's scale and, where
+// the type has one, its minimum. The K types nest them: a scale is a small whole number times a half
+// for 256 values, and these halves follow each eight groups. So every block type takes the bytes of
+// its file, but for K scales of six bits, which are whole bytes here: at most 1.03 times as many.
+//
+// Where a weight is multiplied as bytes, the left side is coded anew for every row, 8 bits and a scale
+// per group (llama.cpp's Q8 blocks do the same), so that a row's result depends on nothing but the row.
 #pragma once
 
 #include "program/step.h"
@@ -24,40 +27,93 @@ struct CodedGroup {
 };
 
 // `Bits` per code; `Part` codes share a scale. With a minimum a weight is scale * code + minimum,
-// without one it is scale * (code - offset).
-template <int Bits_, int Part_, bool HasMinimum_>
-struct Format {
+// without one it is scale * (code - zero).
+template <int Bits_, int Part_, bool HasMinimum_, bool IsNested_>
+struct Blocks {
   static constexpr int Bits = Bits_;
   static constexpr int Part = Part_;
   static constexpr bool HasMinimum = HasMinimum_;
+  static constexpr bool IsNested = IsNested_;
   static constexpr int parts = kGroup / Part;
   static_assert(parts == 1 || !HasMinimum, "a left side's total is that of a group");
-  static constexpr int offset_shift = Bits - 1;
-  // Codes of 4 and 6 bits: word i holds the low four bits of words i and i + 4. Codes of 6 bits
-  // have two more words: bits 2 i of word h are the high ones of word 4 h + i.
+  static_assert(parts == 1 || IsNested, "scales of parts are bytes");
+  static constexpr int zero = HasMinimum ? 0 : 1 << (Bits - 1);
+  // Codes below 8 bits: word i holds the low four bits of words i and i + 4. Bits i of the bytes of
+  // one more word are the fifth ones of word i; bits 2 i of word h of two more are those above the
+  // fourth of word 4 h + i.
   static constexpr int low_words = Bits == 8 ? kGroupWords : kGroupWords / 2;
-  static constexpr int words = low_words + (Bits == 6 ? 2 : 0);
+  static constexpr int words = low_words + (Bits == 8 ? 0 : Bits - 4);
+  static constexpr int64_t scale_bytes = IsNested ? 1 : 2;
   static constexpr int64_t scales = words * 4 * kPanel;  // where they begin, in bytes
-  static constexpr int64_t minima = scales + parts * 2 * kPanel;
-  static constexpr int64_t bytes = minima + (HasMinimum ? 2 * kPanel : 0);
+  static constexpr int64_t minima = scales + parts * scale_bytes * kPanel;
+  static constexpr int64_t group_bytes = minima + (HasMinimum ? scale_bytes * kPanel : 0);
+  static constexpr int64_t groups = IsNested ? 8 : 1;  // that share halves, which follow them
+  static constexpr int64_t halves = groups * group_bytes;
+  static constexpr int64_t run_bytes = halves + (IsNested ? 2 * kPanel * (1 + HasMinimum) : 0);
+  static constexpr int64_t fetched = run_bytes / groups;  // a group
+
+  // Where group g begins in its panel, and the halves that it shares.
+  static constexpr int64_t at(int64_t g) { return g / groups * run_bytes + g % groups * group_bytes; }
+  static constexpr int64_t halves_at(int64_t g) { return g / groups * run_bytes + halves; }
+  static constexpr int64_t panel_bytes(int64_t depth) {
+    return round_up(depth, groups * kGroup) / (groups * kGroup) * run_bytes;
+  }
 };
 
-using Bits4 = Format<4, 32, false>;
-using Bits4Minimum = Format<4, 32, true>;
-using Bits6 = Format<6, 16, false>;
-using Bits6Minimum = Format<6, 32, true>;
-using Bits8 = Format<8, 32, false>;
+using Q4_0 = Blocks<4, 32, false, false>;
+using Q4_1 = Blocks<4, 32, true, false>;
+using Q5_0 = Blocks<5, 32, false, false>;
+using Q5_1 = Blocks<5, 32, true, false>;
+using Q8_0 = Blocks<8, 32, false, false>;
+using Q4_K = Blocks<4, 32, true, true>;
+using Q5_K = Blocks<5, 32, true, true>;
+using Q6_K = Blocks<6, 16, false, true>;
 
-// Calls f with the format's type.
+// Weights of `Size` bytes, `Pair` of a column beside each other.
+template <int Size_, int Pair_>
+struct Floats {
+  static constexpr int Size = Size_, Pair = Pair_;
+  static constexpr int64_t fetched = kGroup * kPanel * Size;  // a group
+  static constexpr int64_t panel_bytes(int64_t depth) { return depth * kPanel * Size; }
+};
+
+using Float32 = Floats<4, 1>;
+using Float16 = Floats<2, 1>;
+using Bfloat16 = Floats<2, 2>;
+
+constexpr bool is_blocks(int32_t storage) {
+  return storage >= SB_STORED_Q4_0 && storage <= SB_STORED_Q6_K;
+}
+
+// Calls f with the type of a storage that is blocks.
 template <class F>
-__attribute__((always_inline)) inline auto with_format(int32_t format, F&& f) {
-  switch (format) {
-    case SB_BITS4: return f(Bits4{});
-    case SB_BITS4_MINIMUM: return f(Bits4Minimum{});
-    case SB_BITS6: return f(Bits6{});
-    case SB_BITS6_MINIMUM: return f(Bits6Minimum{});
-    default: return f(Bits8{});
+__attribute__((always_inline)) inline auto with_blocks(int32_t storage, F&& f) {
+  switch (storage) {
+    case SB_STORED_Q4_0: return f(Q4_0{});
+    case SB_STORED_Q4_1: return f(Q4_1{});
+    case SB_STORED_Q5_0: return f(Q5_0{});
+    case SB_STORED_Q5_1: return f(Q5_1{});
+    case SB_STORED_Q4_K: return f(Q4_K{});
+    case SB_STORED_Q5_K: return f(Q5_K{});
+    case SB_STORED_Q6_K: return f(Q6_K{});
+    default: return f(Q8_0{});
   }
+}
+
+// Calls f with the type of any storage.
+template <class F>
+__attribute__((always_inline)) inline auto with_storage(int32_t storage, F&& f) {
+  switch (storage) {
+    case SB_STORED_F32: return f(Float32{});
+    case SB_STORED_F16: return f(Float16{});
+    case SB_STORED_BF16: return f(Bfloat16{});
+    default: return with_blocks(storage, static_cast<F&&>(f));
+  }
+}
+
+// Bytes of a panel; depth is a multiple of 32.
+inline int64_t panel_bytes(int32_t storage, int64_t depth) {
+  return with_storage(storage, [=](auto s) { return decltype(s)::panel_bytes(depth); });
 }
 
 constexpr int64_t coded_row_bytes(int64_t width) {

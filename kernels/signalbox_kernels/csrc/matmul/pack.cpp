@@ -1,40 +1,175 @@
-// Packing of weights: panels of 32 columns, each panel a run of words along the sum. The layout is
-// the same for every instruction set.
+// Packing of weights: panels of 32 columns, from rows of floats or of GGUF's blocks.
+//
+// The block types are those of ggml (Q4_0 and its kin: blocks of 32 along a row; the K types: 256,
+// with scales of scales). Codes and scales are kept as they are. The layout is the same for every
+// instruction set.
 
 #include "matmul/pack.h"
+
+#include <cstring>
+
+#include "matmul/formats.h"
 
 namespace sb {
 
 namespace {
 
-template <class T, int G>
-void pack(const T* weight, int64_t n, int64_t k, bool interleaved, T* packed) {
-  const int64_t depth = round_up(k, kPanel);
-  for (int64_t column = 0; column < padded_columns(n, interleaved); ++column) {
-    const int64_t row = row_of(column, n, interleaved);
-    if (row < 0) continue;
-    const T* from = weight + row * k;
-    T* to = packed + column / kPanel * kPanel * depth + column % kPanel * G;
-    for (int64_t i = 0; i < k; ++i) to[i / G * kPanel * G + i % G] = from[i];
+// A group of a row, which becomes a column of a packed group.
+struct Group {
+  uint8_t codes[kGroup];
+  const uint8_t* scale;    // a half: of the group, or of 256 values
+  const uint8_t* minimum;  // likewise, or null
+  uint8_t scales[2];       // of nested ones: of each part
+  uint8_t low;             // of nested ones: of the minimum
+};
+
+void nibbles(const uint8_t* bytes, uint8_t* codes) {
+  for (int i = 0; i < 16; ++i) {
+    codes[i] = bytes[i] & 15;
+    codes[i + 16] = bytes[i] >> 4;
   }
+}
+
+void add_fifth_bits(const uint8_t* bits, uint8_t* codes) {
+  for (int i = 0; i < kGroup; ++i) codes[i] |= static_cast<uint8_t>((bits[i / 8] >> i % 8 & 1) << 4);
+}
+
+void read(Q4_0, const uint8_t* row, int64_t g, Group& out) {
+  out.scale = row + g * 18;
+  nibbles(out.scale + 2, out.codes);
+}
+
+void read(Q4_1, const uint8_t* row, int64_t g, Group& out) {
+  out.scale = row + g * 20;
+  out.minimum = out.scale + 2;
+  nibbles(out.scale + 4, out.codes);
+}
+
+void read(Q5_0, const uint8_t* row, int64_t g, Group& out) {
+  out.scale = row + g * 22;
+  nibbles(out.scale + 6, out.codes);
+  add_fifth_bits(out.scale + 2, out.codes);
+}
+
+void read(Q5_1, const uint8_t* row, int64_t g, Group& out) {
+  out.scale = row + g * 24;
+  out.minimum = out.scale + 2;
+  nibbles(out.scale + 8, out.codes);
+  add_fifth_bits(out.scale + 4, out.codes);
+}
+
+void read(Q8_0, const uint8_t* row, int64_t g, Group& out) {
+  out.scale = row + g * 34;
+  for (int i = 0; i < kGroup; ++i) out.codes[i] = out.scale[2 + i] ^ 0x80u;
+}
+
+// Scale and minimum of Q4_K and Q5_K: eight pairs of six bits in twelve bytes, after the halves.
+void read_k_scales(const uint8_t* block, int64_t j, Group& out) {
+  const uint8_t* s = block + 4;
+  out.scale = block;
+  out.minimum = block + 2;
+  out.scales[0] = static_cast<uint8_t>(j < 4 ? s[j] & 63 : (s[j + 4] & 15) | s[j - 4] >> 6 << 4);
+  out.low = static_cast<uint8_t>(j < 4 ? s[j + 4] & 63 : s[j + 4] >> 4 | s[j] >> 6 << 4);
+}
+
+void read(Q4_K, const uint8_t* row, int64_t g, Group& out) {
+  const uint8_t* block = row + g / 8 * 144;
+  const int64_t j = g % 8;
+  read_k_scales(block, j, out);
+  for (int i = 0; i < kGroup; ++i) out.codes[i] = block[16 + j / 2 * 32 + i] >> j % 2 * 4 & 15;
+}
+
+void read(Q5_K, const uint8_t* row, int64_t g, Group& out) {
+  const uint8_t* block = row + g / 8 * 176;
+  const int64_t j = g % 8;
+  read_k_scales(block, j, out);
+  for (int i = 0; i < kGroup; ++i)
+    out.codes[i] = static_cast<uint8_t>((block[48 + j / 2 * 32 + i] >> j % 2 * 4 & 15) |
+                                        (block[16 + i] >> j & 1) << 4);
+}
+
+void read(Q6_K, const uint8_t* row, int64_t g, Group& out) {
+  const uint8_t* block = row + g / 8 * 210;
+  const int64_t half = g % 8 / 4, j = g % 4;
+  const uint8_t* low = block + half * 64 + j % 2 * 32;
+  const uint8_t* high = block + 128 + half * 32;
+  for (int i = 0; i < kGroup; ++i)
+    out.codes[i] = static_cast<uint8_t>((low[i] >> j / 2 * 4 & 15) | (high[i] >> j * 2 & 3) << 4);
+  std::memcpy(out.scales, block + 192 + g % 8 * 2, 2);
+  out.scale = block + 208;
+}
+
+template <class Q>
+void put_codes(const uint8_t* codes, int column, uint8_t* packed) {
+  constexpr int half = kGroupWords / 2;
+  const auto byte = [&](int word, int i) -> uint8_t& {
+    return packed[(word * kPanel + column) * 4 + i % 4];
+  };
+  for (int i = 0; i < kGroup; ++i) {
+    const int word = i / 4, code = codes[i];
+    if (Q::Bits == 8) {
+      byte(word, i) = static_cast<uint8_t>(code);
+      continue;
+    }
+    byte(word % half, i) |= static_cast<uint8_t>((code & 15) << word / half * 4);
+    if (Q::Bits == 5) byte(half, i) |= static_cast<uint8_t>(code >> 4 << word);
+    if (Q::Bits == 6) byte(half + word / 4, i) |= static_cast<uint8_t>(code >> 4 << word % 4 * 2);
+  }
+}
+
+template <class Q>
+void put_group(const Group& group, int64_t g, int column, uint8_t* panel) {
+  uint8_t* packed = panel + Q::at(g);
+  put_codes<Q>(group.codes, column, packed);
+  if constexpr (!Q::IsNested) {
+    std::memcpy(packed + Q::scales + 2 * column, group.scale, 2);
+    if (Q::HasMinimum) std::memcpy(packed + Q::minima + 2 * column, group.minimum, 2);
+  } else {
+    for (int part = 0; part < Q::parts; ++part)
+      packed[Q::scales + part * kPanel + column] = group.scales[part];
+    uint8_t* halves = panel + Q::halves_at(g) + 2 * column;
+    std::memcpy(halves, group.scale, 2);
+    if (!Q::HasMinimum) return;
+    packed[Q::minima + column] = group.low;
+    std::memcpy(halves + 2 * kPanel, group.minimum, 2);
+  }
+}
+
+template <class Q>
+void pack_column(Q blocks, const uint8_t* row, int64_t k, int column, uint8_t* panel) {
+  Group group;
+  for (int64_t g = 0; g < round_up(k, kGroup) / kGroup; ++g) {
+    read(blocks, row, g, group);
+    put_group<Q>(group, g, column, panel);
+  }
+}
+
+template <int Size, int Pair>
+void pack_column(Floats<Size, Pair>, const uint8_t* row, int64_t k, int column, uint8_t* panel) {
+  for (int64_t i = 0; i < k; ++i)
+    std::memcpy(panel + ((i / Pair * kPanel + column) * Pair + i % Pair) * Size, row + i * Size, Size);
 }
 
 }  // namespace
 
 }  // namespace sb
 
-extern "C" size_t sb_packed_bytes(int32_t element, int64_t n, int64_t k, int32_t interleaved) {
-  const int64_t size = element == SB_BF16 ? 2 : 4;
-  return static_cast<size_t>(sb::padded_columns(n, interleaved != 0) *
-                             sb::round_up(k, sb::kPanel) * size);
+extern "C" size_t sb_packed_bytes(int32_t storage, int64_t n, int64_t k, int32_t interleaved) {
+  const int64_t panels = sb::padded_columns(n, interleaved != 0) / sb::kPanel;
+  return static_cast<size_t>(panels * sb::panel_bytes(storage, sb::round_up(k, sb::kPanel)));
 }
 
-extern "C" void sb_pack(int32_t element, const void* weight, int64_t n, int64_t k,
+extern "C" void sb_pack(int32_t storage, const void* rows, int64_t row_bytes, int64_t n, int64_t k,
                         int32_t interleaved, void* packed) {
-  if (element == SB_BF16)
-    sb::pack<uint16_t, 2>(static_cast<const uint16_t*>(weight), n, k, interleaved != 0,
-                          static_cast<uint16_t*>(packed));
-  else
-    sb::pack<float, 1>(static_cast<const float*>(weight), n, k, interleaved != 0,
-                       static_cast<float*>(packed));
+  const int64_t bytes = sb::panel_bytes(storage, sb::round_up(k, sb::kPanel));
+  const auto* from = static_cast<const uint8_t*>(rows);
+  auto* to = static_cast<uint8_t*>(packed);
+  sb::with_storage(storage, [&](auto type) {
+    for (int64_t column = 0; column < sb::padded_columns(n, interleaved != 0); ++column) {
+      const int64_t row = sb::row_of(column, n, interleaved != 0);
+      if (row < 0) continue;
+      sb::pack_column(type, from + row * row_bytes, k, static_cast<int>(column % sb::kPanel),
+                      to + column / sb::kPanel * bytes);
+    }
+  });
 }

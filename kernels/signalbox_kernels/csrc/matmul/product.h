@@ -12,17 +12,17 @@ struct Columns {
   int64_t step;  // words
 };
 
-// c[R, NV * W] = a[R, depth] b[depth, NV * W]; depth in words. Every element is summed in the order
+// c[R, NV * W] = a[R, depth] b[depth, NV * W], or += if Adds; depth in words. Every element is summed in the order
 // of depth by one accumulator, so a row's result does not depend on the rows beside it. ahead(k)
 // fetches what comes after, while step k computes.
-template <class E, int R, int NV, class Ahead>
+template <class E, int R, int NV, bool Adds = false, class Ahead>
 SB_INLINE void multiply(const word* a, int64_t a_stride, Columns<NV> b, int64_t depth, float* c,
                         int64_t c_stride, Ahead&& ahead) {
   V sum[R][NV];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
-    for (int v = 0; v < NV; ++v) sum[r][v] = V{};
+    for (int v = 0; v < NV; ++v) sum[r][v] = Adds ? load(c + r * c_stride + v * W) : V{};
   for (int64_t k = 0; k < depth; ++k) {
     typename E::Right right[NV];
 #pragma GCC unroll 8

@@ -3,6 +3,7 @@
 #include <exception>
 
 #include "isa/dispatch.h"
+#include "matmul/formats.h"
 #include "program/program.h"
 
 namespace {
@@ -14,15 +15,30 @@ bool is_valid(const SbShape& s) {
          (sb::kKeyChunk % s.block_size == 0 || s.block_size % sb::kKeyChunk == 0);
 }
 
+// Whether a weight has a storage that the op computes with.
+bool is_valid(const SbOp& op, const SbBuffer* buffers, int32_t element) {
+  if (op.kind != SB_LINEAR && op.kind != SB_HEAD) return true;
+  if (buffers[op.src].row == SB_CODES) return sb::is_blocks(op.storage);
+  return element == SB_F32 || op.storage == SB_STORED_BF16;
+}
+
 sb::Program& program_of(void* program) { return *static_cast<sb::Program*>(program); }
 
 }  // namespace
+
+extern "C" int32_t sb_multiplies_bfloat16(int32_t isa) {
+  const sb::KernelTable* kernels = sb::kernels_for(isa);
+  return kernels && kernels->tile[SB_BF16][SB_LINEAR];
+}
 
 extern "C" void* sb_program_new(const SbShape* shape, const SbOp* ops, int32_t num_ops,
                                 const SbBuffer* buffers, int32_t num_buffers, int32_t num_threads,
                                 int32_t isa) {
   const sb::KernelTable* kernels = sb::kernels_for(isa);
   if (!kernels || !is_valid(*shape) || num_threads < 1) return nullptr;
+  if (!kernels->tile[shape->element][SB_LINEAR]) return nullptr;
+  for (int32_t i = 0; i < num_ops; ++i)
+    if (!is_valid(ops[i], buffers, shape->element)) return nullptr;
   try {
     return new sb::Program(*shape, {ops, ops + num_ops}, {buffers, buffers + num_buffers},
                            num_threads, *kernels);

@@ -9,23 +9,30 @@
 
 extern "C" {
 
+// Of activations, of K and V, and of products that are not of codes. In SB_F32 a weight may have any
+// storage; SB_BF16 takes SB_STORED_BF16 and an instruction set that multiplies it.
 enum SbElement : int32_t { SB_F32 = 0, SB_BF16 = 1 };
 
-// Format of a packed weight: elements, or codes in groups of 32 along the sum; see formats.h.
-enum SbFormat : int32_t {
-  SB_PLAIN = 0,
-  SB_BITS4 = 1,
-  SB_BITS4_MINIMUM = 2,
-  SB_BITS6 = 3,  // a scale for each half of a group
-  SB_BITS6_MINIMUM = 4,
-  SB_BITS8 = 5,
+// Type of a weight's values in memory, with ggml's numbers; see formats.h for how they are packed.
+enum SbStorage : int32_t {
+  SB_STORED_F32 = 0,
+  SB_STORED_F16 = 1,
+  SB_STORED_Q4_0 = 2,
+  SB_STORED_Q4_1 = 3,
+  SB_STORED_Q5_0 = 6,
+  SB_STORED_Q5_1 = 7,
+  SB_STORED_Q8_0 = 8,
+  SB_STORED_Q4_K = 12,
+  SB_STORED_Q5_K = 13,
+  SB_STORED_Q6_K = 14,
+  SB_STORED_BF16 = 30,
 };
 
 // Format of a buffer's rows.
 enum SbRow : int32_t { SB_ELEMENTS = 0, SB_FLOATS = 1, SB_CODES = 2 };
 
 enum SbOpKind : int32_t {
-  SB_EMBED = 0,   // token ids -> dst (float32); mode 1 reads a packed matrix
+  SB_EMBED = 0,   // token ids -> dst (float32): rows of a packed matrix
   SB_NORM = 1,    // RMSNorm of src (float32) -> dst (elements, codes); mode 1: of logit rows only
   SB_LINEAR = 2,  // src (elements, codes) times a packed weight; mode is an SbEpilogue
   SB_ROTATE = 3,  // src (Q, K, V in float32): rotated Q -> dst (elements), K and V -> the cache
@@ -39,6 +46,7 @@ enum SbEpilogue : int32_t {
   SB_STORE = 0,   // dst (float32) = product + bias
   SB_ADD = 1,     // dst (float32) += product + bias
   SB_SWIGLU = 2,  // dst (elements) = silu(gate + bias) * (up + bias); weight packed interleaved
+  SB_GATE = 3,    // dst (elements) = silu(gate) * (product + bias), of a gate in float32
 };
 
 struct SbOp {
@@ -50,12 +58,13 @@ struct SbOp {
   int32_t window;  // positions that a query sees; 0 is all
   int32_t n;       // output columns of a product, before padding
   float eps;
-  const void* weight;   // packed, or [rows, width] for SB_EMBED; float32 for SB_NORM
+  const void* weight;   // packed; float32 for SB_NORM
   const float* bias;    // padded as the weight's columns, or null
   const float* norm_q;  // [head_size] or null
   const float* norm_k;
-  int32_t format;  // of the weight, an SbFormat; src of a product is codes unless it is SB_PLAIN
-  int32_t column;  // of dst where SB_STORE begins, a multiple of 32
+  int32_t storage;  // of the weight, an SbStorage; a product of codes takes blocks
+  int32_t column;   // of dst where SB_STORE begins; writes whole panels, so that padding may follow
+  int32_t gate;     // buffer that SB_GATE reads
 };
 
 struct SbBuffer {
@@ -104,27 +113,22 @@ struct SbBatch {
 #pragma GCC visibility push(default)
 #endif
 
+// Whether the kernels that are loaded for an instruction set have products of bfloat16.
+int32_t sb_multiplies_bfloat16(int32_t isa);
+
 // Bytes of a packed [n, k] matrix; interleaved: n counts gate and up together.
-size_t sb_packed_bytes(int32_t element, int64_t n, int64_t k, int32_t interleaved);
+size_t sb_packed_bytes(int32_t storage, int64_t n, int64_t k, int32_t interleaved);
 
-// Packs a row-major [n, k] matrix into `packed` (zeroed by the caller).
-void sb_pack(int32_t element, const void* weight, int64_t n, int64_t k, int32_t interleaved,
-             void* packed);
+// Packs a matrix whose [n] rows of floats or blocks are `row_bytes` apart into `packed` (zeroed by the
+// caller).
+void sb_pack(int32_t storage, const void* rows, int64_t row_bytes, int64_t n, int64_t k,
+             int32_t interleaved, void* packed);
 
-// Bytes of a packed [n, k] matrix of a format.
-size_t sb_quantised_bytes(int32_t format, int64_t n, int64_t k, int32_t interleaved);
+// Makes `count` blocks of 32 values each: Q8_0 or Q4_1. Returns 0, or 1 for another storage.
+int32_t sb_quantise(int32_t storage, const float* values, int64_t count, void* blocks);
 
-// The format that blocks of a type of GGUF's are packed in, or -1 if there is none.
-int32_t sb_format_of(int32_t block_type);
-
-// Packs a matrix whose [n] rows are blocks of a type of GGUF's, `row_bytes` apart.
-void sb_pack_blocks(int32_t block_type, const void* blocks, int64_t row_bytes, int64_t n, int64_t k,
-                    int32_t interleaved, void* packed);
-
-// Makes `count` blocks of 32 values each: GGUF's Q8_0 or Q4_1. Returns 0, or 1 for another type.
-int32_t sb_quantise(int32_t block_type, const float* values, int64_t count, void* blocks);
-
-// Returns null if the instruction set's kernels are not loaded or a number is out of range.
+// Returns null if the instruction set's kernels are not loaded or lack the element's products, a
+// number is out of range, or a weight's storage does not suit its op.
 void* sb_program_new(const SbShape* shape, const SbOp* ops, int32_t num_ops,
                      const SbBuffer* buffers, int32_t num_buffers, int32_t num_threads,
                      int32_t isa);

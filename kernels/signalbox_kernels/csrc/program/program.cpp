@@ -22,13 +22,8 @@ constexpr int32_t kTaskRows = 48;           // of attention: as many as share ke
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-int64_t bytes_of_panel(const Phase& phase, int32_t element) {
-  if (phase.op->format == SB_PLAIN) return phase.depth * kPanel * (element == SB_F32 ? 4 : 2);
-  return phase.depth * with_format(phase.op->format, [](auto format) { return format.bytes; });
-}
-
 int64_t bytes_of_row(const Phase& phase, int32_t element) {
-  if (phase.op->format != SB_PLAIN) return phase.src.stride;
+  if (phase.reads_codes) return phase.src.stride;
   return phase.src.stride * (element == SB_F32 ? 4 : 2);
 }
 
@@ -176,6 +171,10 @@ Stretch Program::ahead(int32_t phase, int32_t tile, int32_t thread) const {
   return after_[i * static_cast<size_t>(num_threads_) + static_cast<size_t>(thread)];
 }
 
+bool Program::has_codes(int32_t buffer) const {
+  return buffers_[static_cast<size_t>(buffer)].row == SB_CODES;
+}
+
 View Program::view(int32_t buffer) const {
   const auto i = static_cast<size_t>(buffer);
   return {memory_[i].data(), stride(buffers_[i])};
@@ -190,14 +189,14 @@ Phase Program::plan(const SbOp& op, const SbBatch& batch) {
   phase.dst = view(op.dst);
   const bool is_of_rows = op.kind == SB_HEAD || (op.kind == SB_NORM && op.mode);
   phase.rows = is_of_rows ? batch.num_rows : batch.num_tokens;
-  phase.depth = op.format == SB_PLAIN
-                    ? phase.src.stride
-                    : phase.src.stride / static_cast<int64_t>(sizeof(CodedGroup));
-  phase.is_coded = buffers_[static_cast<size_t>(op.dst)].row == SB_CODES;
+  phase.gate = view(op.gate);
+  phase.reads_codes = has_codes(op.src);
+  phase.is_coded = has_codes(op.dst);
+  phase.depth = phase.reads_codes ? phase.src.stride / static_cast<int64_t>(sizeof(CodedGroup))
+                                  : phase.src.stride;
   phase.pool = pool_memory_;
   phase.block_bytes = block_bytes_;
   phase.tasks = tasks_.data();
-  if (op.kind == SB_EMBED) phase.depth = round_up(shape_.hidden_size, kPanel);
   if (is_product(op)) {
     plan_product(phase);
   } else if (op.kind == SB_ATTEND) {
@@ -219,7 +218,7 @@ void Program::plan_product(Phase& phase) const {
   const SbOp& op = *phase.op;
   const bool interleaved = op.kind == SB_LINEAR && op.mode == SB_SWIGLU;
   phase.panels = interleaved ? ceil_div(op.n / 2, kPanel / 2) : ceil_div(op.n, kPanel);
-  phase.panel_bytes = bytes_of_panel(phase, shape_.element);
+  phase.panel_bytes = panel_bytes(op.storage, phase.depth * (phase.reads_codes ? kGroup : 1));
   if (!phase.rows) return;
   phase.rows_per_tile = rows_of_tile(phase, shape_.element);
   const int64_t row_tiles = ceil_div(phase.rows, phase.rows_per_tile);

@@ -45,6 +45,7 @@ class Program final : public Pool::Work {
   Stretch ahead(int32_t phase, int32_t tile, int32_t thread) const;
   void plan_product(Phase& phase) const;
   void plan_attention(const SbBatch& batch);
+  bool has_codes(int32_t buffer) const;
   View view(int32_t buffer) const;
   void reduce(const SbBatch& batch) const;
 

@@ -8,8 +8,9 @@ namespace sb {
 
 constexpr int kPanel = 32;      // columns of a packed weight's panel
 constexpr int kRowTile = 12;    // rows of a product at once in vector registers, at most
-constexpr int kRowsAtOnce = 192;  // of a coded product, at most: their sums are held in scratch
-constexpr int64_t kProductScratch = 4 * kRowsAtOnce * kPanel + 4096;  // bytes
+constexpr int kRowsAtOnce = 192;  // of a product, at most: their sums are held in scratch
+constexpr int kWidened = 128;  // steps along the sum of a panel that is widened: they stay in L1
+constexpr int64_t kProductScratch = 4 * (kRowsAtOnce + kWidened) * kPanel;  // bytes
 constexpr int kKeyChunk = 256;  // keys between two corrections of a running softmax
 
 constexpr int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
@@ -38,8 +39,9 @@ struct Phase {
   const SbOp* op;
   const SbShape* shape;
   const SbBatch* batch;
-  View src, dst;
-  bool is_coded;    // whether dst is codes
+  View src, dst, gate;
+  bool reads_codes;  // whether src is codes
+  bool is_coded;     // whether dst is codes
   int64_t rows;
   int64_t depth;    // of a product's sum: padded elements, or groups of codes
   int64_t panels;   // of a product

@@ -64,7 +64,7 @@ static Best copy_row(const float* logits, int64_t size, const DrawScratch& s) {
   int64_t i = 0;
   for (; i + W <= size; i += W) {
     const V v = load(logits + i);
-    poison += v * 0.0f;
+    poison = fused(v, V{}, poison);
     best = larger(best, v);
     store(s.x + i, v);
   }

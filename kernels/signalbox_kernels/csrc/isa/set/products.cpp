@@ -11,7 +11,9 @@ static void add_products_of(sb::TileFunction (&tile)[SB_NUM_KINDS]) {
 
 void add_products(sb::KernelTable& table) {
   add_products_of<F32>(table.tile[SB_F32]);
+#if defined(__AVX512BF16__)
   add_products_of<Bf16>(table.tile[SB_BF16]);
+#endif
 }
 
 }  // namespace SB_NS

@@ -5,7 +5,7 @@ namespace SB_NS {
 
 template <class E>
 static void add_rows_of(sb::TileFunction (&tile)[SB_NUM_KINDS]) {
-  tile[SB_EMBED] = embed_tile<E>;
+  tile[SB_EMBED] = embed_tile;
   tile[SB_NORM] = norm_tile<E>;
   tile[SB_ROTATE] = rotate_tile<E>;
   tile[SB_CODE] = code_tile<E>;
@@ -13,7 +13,9 @@ static void add_rows_of(sb::TileFunction (&tile)[SB_NUM_KINDS]) {
 
 void add_rows(sb::KernelTable& table) {
   add_rows_of<F32>(table.tile[SB_F32]);
+#if defined(__AVX512BF16__)
   add_rows_of<Bf16>(table.tile[SB_BF16]);
+#endif
 }
 
 }  // namespace SB_NS

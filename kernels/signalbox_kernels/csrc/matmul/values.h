@@ -1,0 +1,132 @@
+// The values that stored weights stand for, in float32: of a group of 32 along the sum by the columns
+// of a panel, and of single rows.
+//
+// A float is widened. A code times its scale has at most 24 significant bits, and so has the product
+// of two scales: they are exact, and a minimum is added with one rounding, fused or not. So values
+// equal, by bits, those that ggml's and the gguf package's dequantisation give.
+#pragma once
+
+#include "isa/bytes.h"
+#include "isa/elements.h"
+#include "matmul/formats.h"
+#include "matmul/half.h"
+
+namespace SB_NS {
+
+using sb::kGroup;
+using sb::kGroupWords;
+using sb::kPanel;
+
+// The codes of W columns, word `i` of a group: four bytes for each column.
+template <class Q>
+SB_INLINE VU coded_word(const word* at, int i) {
+  constexpr int half = kGroupWords / 2;
+  if (Q::Bits == 8) return load_words(at + i * kPanel);
+  const VU low = (load_words(at + i % half * kPanel) >> (i / half * 4)) & 0x0f0f0f0fu;
+  if (Q::Bits == 4) return low;
+  if (Q::Bits == 5) return low | ((load_words(at + half * kPanel) >> i) & 0x01010101u) << 4;
+  const VU high = load_words(at + (half + i / 4) * kPanel) >> (i % 4 * 2);
+  return low | (high & 0x03030303u) << 4;
+}
+
+// Scales and minima of W columns, for a part of a group.
+template <class Q>
+struct Scales {
+  V scale, minimum;
+
+  SB_INLINE Scales of(const char* panel, int64_t g, int part, int column) {
+    const char* group = panel + Q::at(g);
+    if constexpr (Q::IsNested) {
+      const char* halves = panel + Q::halves_at(g) + 2 * column;
+      const V scale = load_bytes(group + Q::scales + part * kPanel + column) * load_halves(halves);
+      if (!Q::HasMinimum) return {scale, V{}};
+      const V low = load_bytes(group + Q::minima + column);
+      return {scale, -(low * load_halves(halves + 2 * kPanel))};
+    }
+    return {load_halves(group + Q::scales + 2 * column),
+            Q::HasMinimum ? load_halves(group + Q::minima + 2 * column) : V{}};
+  }
+};
+
+// Calls take(i, x) with the values of W columns at each place i of group g of a panel, in order.
+template <class Q, class Take>
+SB_INLINE void widen(Q, const char* panel, int64_t g, int column, Take&& take) {
+  const auto* codes = reinterpret_cast<const word*>(panel + Q::at(g)) + column;
+  Scales<Q> scales = Scales<Q>::of(panel, g, 0, column);
+#pragma GCC unroll 8
+  for (int i = 0; i < kGroupWords; ++i) {
+    if (i == kGroupWords / Q::parts) scales = Scales<Q>::of(panel, g, 1, column);
+    const VU four = coded_word<Q>(codes, i);
+#pragma GCC unroll 4
+    for (int t = 0; t < 4; ++t) {
+      const V x = to_floats(reinterpret_cast<VI>((four >> (8 * t)) & 255u) - Q::zero);
+      take(4 * i + t, Q::HasMinimum ? fused(x, scales.scale, scales.minimum) : x * scales.scale);
+    }
+  }
+}
+
+template <class Take>
+SB_INLINE void widen(sb::Float16, const char* panel, int64_t g, int column, Take&& take) {
+#pragma GCC unroll 4
+  for (int i = 0; i < kGroup; ++i)
+    take(i, load_halves(panel + 2 * ((g * kGroup + i) * kPanel + column)));
+}
+
+template <class Take>
+SB_INLINE void widen(sb::Bfloat16, const char* panel, int64_t g, int column, Take&& take) {
+  const auto* from = reinterpret_cast<const word*>(panel + 2 * g * kGroup * kPanel) + column;
+#pragma GCC unroll 4
+  for (int i = 0; i < kGroup / 2; ++i) {
+    const VU both = load_words(from + i * kPanel);
+    take(2 * i, from_bits(both << 16));
+    take(2 * i + 1, from_bits(both & 0xffff0000u));
+  }
+}
+
+// One value of a packed group: place `i` along the sum.
+template <class Q>
+SB_INLINE float value_of(Q, const char* panel, int64_t g, int column, int i) {
+  const char* group = panel + Q::at(g);
+  const auto byte = [&](int w) SB_LAMBDA {
+    return static_cast<uint8_t>(group[(w * kPanel + column) * 4 + i % 4]);
+  };
+  const int w = i / 4, half = kGroupWords / 2;
+  int code = Q::Bits == 8 ? byte(w) : byte(w % half) >> (w / half * 4) & 15;
+  if (Q::Bits == 5) code |= (byte(half) >> w & 1) << 4;
+  if (Q::Bits == 6) code |= (byte(half + w / 4) >> (w % 4 * 2) & 3) << 4;
+  const auto x = static_cast<float>(code - Q::zero);
+  if constexpr (!Q::IsNested) {
+    const float scaled = x * sb::from_half(group + Q::scales + 2 * column);
+    return Q::HasMinimum ? scaled + sb::from_half(group + Q::minima + 2 * column) : scaled;
+  } else {
+    const char* halves = panel + Q::halves_at(g) + 2 * column;
+    const auto scale = static_cast<int8_t>(group[Q::scales + i / Q::Part * kPanel + column]);
+    const float scaled = x * (sb::from_half(halves) * static_cast<float>(scale));
+    if (!Q::HasMinimum) return scaled;
+    const auto low = static_cast<int8_t>(group[Q::minima + column]);
+    return scaled - sb::from_half(halves + 2 * kPanel) * static_cast<float>(low);
+  }
+}
+
+template <int Size, int Pair>
+SB_INLINE float value_of(sb::Floats<Size, Pair>, const char* panel, int64_t g, int column, int i) {
+  const char* at = panel + (((g * kGroup + i) / Pair * kPanel + column) * Pair + i % Pair) * Size;
+  if (Size == 2 && Pair == 1) return sb::from_half(at);
+  uint32_t u = 0;
+  std::memcpy(&u, at, Size);
+  if (Size == 2) u <<= 16;
+  float x;
+  std::memcpy(&x, &u, sizeof x);
+  return x;
+}
+
+// Row `row` of a packed matrix, with zeros up to `depth`.
+template <class S>
+static void read_row(const char* packed, int64_t row, int64_t depth, float* out) {
+  const char* panel = packed + row / kPanel * S::panel_bytes(depth);
+  for (int64_t g = 0; g < depth / kGroup; ++g)
+    for (int i = 0; i < kGroup; ++i)
+      out[g * kGroup + i] = value_of(S{}, panel, g, static_cast<int>(row % kPanel), i);
+}
+
+}  // namespace SB_NS

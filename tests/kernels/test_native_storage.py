@@ -1,0 +1,208 @@
+"""Products in float32 over every storage: bits of the expanded weights, and bytes they take."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from signalbox_kernels.arena import Arena
+from signalbox_kernels.native import Isa, NativeUnavailable, multiplies_bfloat16
+from signalbox_kernels.quantised import QUANTISED, BlockType, Matrix, Quantised, stored
+from signalbox_kernels.structs import Epilogue, Row
+from signalbox_kernels.tensors import as_array
+from tests.kernels.native_programs import ISAS, make_arrays, make_builder, make_matrix, make_program
+from tests.kernels.quantised_matrices import make_blocks, make_extreme, values_of
+
+STORAGES = [kind for kind in BlockType if kind is not BlockType.F32]
+ROWS = (1, 2, 5, 12, 13, 33, 200)
+HALVES = {BlockType.F16: torch.float16, BlockType.BF16: torch.bfloat16}
+
+
+def make_stored(kind: BlockType, n: int, k: int, *, seed: int = 0) -> Quantised:
+    if kind in HALVES:
+        return stored(as_array(make_matrix(n, k, seed=seed).to(HALVES[kind])))
+    return make_blocks(kind, n, k, seed=seed)
+
+
+def expanded(matrix: Quantised) -> Tensor:
+    if matrix.type in HALVES:
+        return torch.from_numpy(matrix.blocks).view(HALVES[matrix.type]).float()
+    return values_of(matrix)
+
+
+def assert_same_bits(actual: Tensor, expected: Tensor) -> None:
+    assert torch.equal(actual.view(torch.int32), expected.contiguous().view(torch.int32))
+
+
+def products(
+    isa: Isa, weight: Matrix, bias: Tensor, epilogue: Epilogue, *, num_threads: int = 2
+) -> list[Tensor]:
+    """[rows, n] of each number of rows, alike for all weights of a shape."""
+    (n, k), wide = weight.shape, epilogue is not Epilogue.SWIGLU
+    builder = make_builder(torch.float32)
+    source = builder.buffer(k)
+    width = n if wide else n // 2
+    out = builder.buffer(width, row=Row.FLOATS if wide else Row.ELEMENTS)
+    builder.linear(source, out, weight, bias, epilogue)
+    program = make_program(builder, isa, num_threads)
+    found = []
+    for rows in ROWS:
+        x = make_matrix(rows, k, seed=rows)
+        program.view(source, width=k, num_tokens=max(ROWS), dtype=torch.float32)[:rows, :k] = x
+        program.view(out, width=width, num_tokens=max(ROWS), dtype=torch.float32)[:rows] = 0
+        program.run(make_arrays(rows))
+        result = program.view(out, width=width, num_tokens=max(ROWS), dtype=torch.float32)
+        found.append(result[:rows, :width].clone())
+    return found
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kind", STORAGES)
+@pytest.mark.parametrize("epilogue", [Epilogue.STORE, Epilogue.ADD, Epilogue.SWIGLU])
+def test_products_have_the_bits_of_the_expanded_weight(
+    isa: Isa, kind: BlockType, epilogue: Epilogue
+) -> None:
+    weight, bias = make_stored(kind, 70, 3 * 256), make_matrix(70, seed=1)
+    expected = products(isa, expanded(weight), bias, epilogue)
+    actual = products(isa, weight, bias, epilogue, num_threads=1)
+    for ours, theirs in zip(actual, expected, strict=True):
+        assert_same_bits(ours, theirs)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kind", QUANTISED)
+def test_extreme_scales_are_exact(isa: Isa, kind: BlockType) -> None:
+    """Subnormal, largest and zero halves, under the largest and least codes and nested scales."""
+    weight = make_extreme(kind, 64)
+    bias = torch.zeros(64)
+    expected = products(isa, values_of(weight), bias, Epilogue.STORE)
+    for ours, theirs in zip(products(isa, weight, bias, Epilogue.STORE), expected, strict=True):
+        assert_same_bits(ours, theirs)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kind", STORAGES)
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_lookup_and_head_have_the_bits_of_the_expanded_tables(
+    isa: Isa, kind: BlockType, is_tied: bool
+) -> None:
+    size, vocab = 256, 97
+    table = make_stored(kind, vocab, size)
+    head = table if is_tied else make_stored(kind, vocab, size, seed=1)
+
+    def run(table: Matrix, head: Matrix) -> tuple[Tensor, Tensor, list[int]]:
+        builder = make_builder(torch.float32, hidden_size=size)
+        residual, normed = builder.buffer(size, row=Row.FLOATS), builder.buffer(size)
+        packed = builder.arena.pack(table)
+        builder.embed(residual, packed)
+        builder.norm(residual, normed, make_matrix(size, seed=2), eps=1e-5, of_rows=True)
+        builder.head(normed, packed if is_tied else builder.arena.pack(head))
+        program = make_program(builder, isa)
+        arrays = make_arrays(40, num_rows=3)
+        arrays.token_ids = np.arange(96, 56, -1, dtype=np.int64)
+        arrays.row_tokens[:], arrays.logits_of_row[:] = [0, 7, 39], [2, 0, 1]
+        program.run(arrays)
+        rows = program.view(residual, width=size, num_tokens=40, dtype=torch.float32).clone()
+        return rows, torch.from_numpy(arrays.logits), arrays.argmax.tolist()
+
+    rows, logits, tokens = run(table, head)
+    expected = run(expanded(table), expanded(head))
+    assert_same_bits(rows, expected[0])
+    assert_same_bits(rows, expanded(table)[torch.arange(96, 56, -1)])
+    assert_same_bits(logits, expected[1])
+    assert tokens == expected[2]
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("is_coded", [True, False])
+def test_a_gate_that_is_stored_apart_gives_the_bits_of_the_fused_matrix(
+    isa: Isa, is_coded: bool
+) -> None:
+    size, k, rows = 45, 96, 5
+    gate_up, bias = make_blocks(BlockType.Q5_0, 2 * size, k), make_matrix(2 * size, seed=1)
+    builder = make_builder(torch.float32)
+    raw, codes = builder.buffer(k), builder.buffer(k, row=Row.CODES)
+    gate = builder.buffer(size, row=Row.FLOATS)
+    fused, apart = builder.buffer(size), builder.buffer(size)
+    source = codes if is_coded else raw
+    builder.code(raw, codes)
+    builder.linear(source, fused, gate_up, bias, Epilogue.SWIGLU)
+    builder.linear(source, gate, gate_up.rows(0, size), bias[:size], Epilogue.STORE)
+    up = gate_up.rows(size, size)
+    builder.linear(source, apart, up, bias[size:], Epilogue.GATE, gate=gate)
+    program = make_program(builder, isa)
+    x = make_matrix(rows, k)
+    program.view(raw, width=k, num_tokens=rows, dtype=torch.float32)[:] = x
+    program.run(make_arrays(rows))
+    first, second = (
+        program.view(buffer, width=size, num_tokens=rows, dtype=torch.float32)
+        for buffer in (fused, apart)
+    )
+    assert_same_bits(first, second)
+    assert first[:, :size].any(dim=1).all()
+    assert not first[:, size:].any()  # padding stays zero
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kind", [BlockType.F16, BlockType.BF16, BlockType.Q5_1, BlockType.Q6_K])
+def test_rows_depend_on_nothing_but_themselves(isa: Isa, kind: BlockType) -> None:
+    n, k, most = 40, 256, 230
+    builder = make_builder(torch.float32)
+    source, out = builder.buffer(k), builder.buffer(n, row=Row.FLOATS)
+    builder.linear(source, out, make_stored(kind, n, k), None, Epilogue.STORE)
+    program = make_program(builder, isa)
+    x = make_matrix(most, k)
+
+    def product(rows: Tensor) -> Tensor:
+        count = len(rows)
+        program.view(source, width=k, num_tokens=count, dtype=torch.float32)[:] = rows
+        program.run(make_arrays(count))
+        return program.view(out, width=n, num_tokens=count, dtype=torch.float32)[:, :n].clone()
+
+    together = product(x)
+    poisoned = x.clone()
+    poisoned[7] = float("nan")
+    others = [row for row in range(most) if row != 7]
+    assert_same_bits(product(poisoned)[others], together[others])
+    for first, count in ((0, 1), (5, 16), (100, 33), (229, 1)):
+        assert_same_bits(product(x[first : first + count]), together[first : first + count])
+
+
+@pytest.mark.parametrize("kind", BlockType)
+@pytest.mark.parametrize("n", [64, 1000])
+def test_packed_weights_take_the_bytes_of_the_file(kind: BlockType, n: int) -> None:
+    matrix = (
+        stored(as_array(make_matrix(n, 512)))
+        if kind is BlockType.F32
+        else make_stored(kind, n, 512)
+    )
+    arena = Arena()
+    arena.pack(matrix)
+    whole_panels = -(-n // 32) * 32 / n
+    assert arena.num_bytes <= 1.03 * whole_panels * matrix.blocks.nbytes
+
+
+def test_storage_that_does_not_suit_the_arithmetic_is_refused() -> None:
+    for dtype, kind, row in (
+        (torch.float32, BlockType.F16, Row.CODES),
+        (torch.bfloat16, BlockType.F16, Row.ELEMENTS),
+        (torch.bfloat16, BlockType.Q4_0, Row.ELEMENTS),
+    ):
+        builder = make_builder(dtype)
+        source, out = builder.buffer(32, row=row), builder.buffer(32, row=Row.FLOATS)
+        builder.linear(source, out, make_stored(kind, 32, 32), None, Epilogue.STORE)
+        with pytest.raises(NativeUnavailable):
+            make_program(builder)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_bfloat16_is_no_arithmetic_without_its_instructions(isa: Isa) -> None:
+    builder = make_builder(torch.bfloat16)
+    source, out = builder.buffer(32), builder.buffer(32, row=Row.FLOATS)
+    weight = make_matrix(32, 32, dtype=torch.bfloat16)
+    builder.linear(source, out, weight, None, Epilogue.STORE)
+    if multiplies_bfloat16(isa):
+        make_program(builder, isa)
+    else:
+        with pytest.raises(NativeUnavailable):
+            make_program(builder, isa)
