@@ -196,7 +196,8 @@ class Bounds(Parser):
     def _close(self, error: HttpError) -> bool:
         if self.transport.get_write_buffer_size():
             return False
-        self._let_go(error if self._phase is not Phase.IDLE else None)
+        if not self._takes_no_more:  # else it has been refused, and nothing can be written
+            self._let_go(error if self._phase is not Phase.IDLE else None)
         self.transport.abort()
         return True
 

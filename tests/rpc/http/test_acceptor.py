@@ -64,6 +64,21 @@ async def test_clients_that_send_slowly_make_room_for_new_ones(
         await eventually(lambda: port.num_connections == 0)
 
 
+@pytest.mark.parametrize("parser", PARSERS)
+async def test_a_client_that_was_refused_and_lingers_makes_room(
+    parser: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_parser(parser, monkeypatch)
+    monkeypatch.setattr(port_limits, "HEAD_S", 0.05)
+    async with serving(limits=HttpLimits(max_connections=1)) as port:
+        async with connections(port.port, 1, b"GET / HT") as (late,):
+            async with asyncio.timeout(EVENT_S):
+                assert status_of(await late.readline()) == 408
+            monkeypatch.setattr(port_limits, "HEAD_S", EVENT_S)
+            assert status_of(await say(port.port, GET)) == 200
+        await eventually(lambda: port.num_connections == 0)
+
+
 async def test_without_the_limit_each_of_them_stays() -> None:
     limits = HttpLimits(max_connections=100)
     async with serving(limits=limits) as port, connections(port.port, 30, SLOW_BODY):
