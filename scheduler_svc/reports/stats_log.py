@@ -37,7 +37,15 @@ class _Counts:
 
     @classmethod
     def of(cls, scheduler: Scheduler) -> "_Counts":
-        return cls(**{name: getattr(scheduler, name) for name in cls.__slots__})
+        planner, processor = scheduler.planner, scheduler.output_processor
+        return cls(
+            num_steps=scheduler.num_steps,
+            num_prompt_tokens=processor.num_prompt_tokens,
+            num_generated_tokens=processor.num_generated_tokens,
+            num_preemptions=scheduler.preemption.num_preemptions,
+            num_prefix_queries=planner.num_prefix_queries,
+            num_prefix_hits=planner.num_prefix_hits,
+        )
 
 
 class StatsLog:
