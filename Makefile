@@ -9,6 +9,7 @@ PROTOC := $(BIN)/python -m grpc_tools.protoc -I.
 GENERATED := build/generated
 RELEASED = $(shell ls tests/protos/released/*.binpb | sort -V | tail -n 1)
 INSTALLED := $(VENV)/.installed
+SERVES := $(VENV)/.serves
 OTHERS := .venv-clients
 DOCS_VENV := .venv-docs
 WHEELS_VENV := .venv-wheels
@@ -31,7 +32,7 @@ kernels: $(INSTALLED) ## the native CPU kernels of all instruction sets; a worke
 
 model: $(MODEL) ## the demo model, SmolLM2-135M-Instruct (98 MB)
 
-demo: $(INSTALLED) $(MODEL) ## starts router, scheduler and worker, and asks them a question
+demo: $(SERVES) $(MODEL) ## installs what serving on a CPU needs, starts router, scheduler and worker, and asks them a question
 	@$(BIN)/signalbox demo $(MODEL)
 
 # The kernels of all sets of this machine are built before, since a test's time is limited. Groups
@@ -129,6 +130,12 @@ $(BIN)/python:
 $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing into $(VENV) (the first time takes minutes)"
 	@$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@ $(SERVES)
+
+# Serving models that run natively: no PyTorch, and nothing for development.
+$(SERVES): pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing into $(VENV)"
+	@$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[cpu]'
 	@touch $@
 
 # Only what the extra `docs` names: the site needs none of what serving needs.
