@@ -131,7 +131,7 @@ def test_what_cannot_be_done_is_one_line(hub: FakeHub, arguments: list[str], rea
 
 def test_without_huggingface_hub_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_cache, "find_spec", lambda _: None)
-    with pytest.raises(RuntimeError, match=r"pip install 'signalbox-serving\[worker\]'"):
+    with pytest.raises(RuntimeError, match=r"pip install 'signalbox-serving\[cpu\]'"):
         hub_cache.require_hub()
 
 
