@@ -66,8 +66,8 @@ class ModelConfig(NameSettings):
         "auto",
         description="form of the weights on a CPU: auto runs the quantised blocks of a GGUF file"
         " as they are where the native implementation can, in 8 bits unless --dtype is float32;"
-        " gguf refuses a model where it cannot; int8 and int4 are made at load; none computes all"
-        " weights to --dtype",
+        " gguf refuses a model where it cannot; int8 and int4 are made at load; none multiplies"
+        " floats of --dtype",
     )
     load_format: Annotated[
         Literal["auto", "dummy"],
@@ -105,11 +105,6 @@ class ModelConfig(NameSettings):
     def served_name(self) -> str | None:
         """Name of the model in answers; None makes one of `model`."""
         return next(iter(self.served_model_name), None)
-
-    @property
-    def keeps_blocks(self) -> bool:
-        """True if quantised blocks of a file stay as they are, where they can be run."""
-        return self.quantization == "auto" and self.dtype != "float32"
 
     @property
     def plugins(self) -> tuple[str, ...]:

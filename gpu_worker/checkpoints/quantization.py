@@ -66,8 +66,7 @@ def choose_quantization(
     name = config.quantization
     has_blocks = source.sizes is not None and source.sizes.has_blocks
     if name == "auto":
-        as_stored = config.keeps_blocks and has_blocks and why_not is None
-        return _OF_NAME["gguf"] if as_stored else None
+        return _OF_NAME["gguf"] if has_blocks and why_not is None else None
     if name == "none":
         return None
     if name == "gguf" and not has_blocks:
@@ -102,8 +101,10 @@ def describe_form(
         return f"weights: random, {chosen.name if chosen else dtype}{reason}"
     stored = f"{sizes.block_type} of the file"
     if chosen is not None:
-        form = f"{stored} as it is" if chosen.name == "gguf" else f"{chosen.name}, made at load"
+        form = f"{stored} as it is" if chosen.keeps_blocks else f"{chosen.name}, made at load"
         other = f"--quantization none takes {_mib(sizes, expanded)} in {dtype}"
+        if chosen.keeps_blocks and in_float32:  # the same weights
+            other = "--quantization none multiplies them in float32"
         return f"weights: {form}, {_mib(sizes, chosen.name)}; {other}"
     if in_float32:
         form = f"{stored if sizes.has_blocks else 'types of the files'}, computed in float32"

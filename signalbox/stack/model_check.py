@@ -61,7 +61,7 @@ def _chosen_form(settings: EngineSettings, sizes: WeightSizes) -> str:
     if settings.quantization in ("gguf", "int8", "int4"):
         return settings.quantization
     natively = _runs_natively(settings, sizes)
-    if settings.keeps_blocks and sizes.has_blocks and natively:
+    if settings.quantization == "auto" and sizes.has_blocks and natively:
         return "gguf"
     if settings.dtype != "auto":
         return OWN_TYPES if settings.dtype == "float32" and natively else settings.dtype

@@ -251,6 +251,8 @@ def test_one_line_tells_the_form_its_size_and_what_the_other_choice_takes(
         "it has no program for GPT2LMHeadModel",
         "in the native implementation, but it has",
     )
+    as_it_is = "Q8_0 of the file as it is, 2,000 MiB; --quantization none multiplies them in"
+    assert describe_form(large, "float32", gguf, None) == f"weights: {as_it_is} float32"
     for weights, chosen, why_not, line in (
         (large, gguf, None, "Q8_0 of the file as it is, 2,000 MiB; --quantization none takes 600"),
         (large, None, None, "Q8_0 of the file expanded to bfloat16, 600 MiB; --quantization gguf"),

@@ -84,7 +84,8 @@ def test_weights_must_fit_in_the_form_that_is_chosen(
     [
         ({}, "gguf"),
         ({"dtype": "bfloat16"}, "gguf"),
-        ({"dtype": "float32"}, "its own types"),
+        ({"dtype": "float32"}, "gguf"),
+        ({"dtype": "float32", "quantization": "none"}, "its own types"),
         ({"dtype": "float32", "cpu_backend": "torch"}, "float32"),
         ({"quantization": "none"}, "bfloat16"),
         ({"cpu_backend": "torch"}, "bfloat16"),
