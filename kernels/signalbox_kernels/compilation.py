@@ -67,9 +67,9 @@ class Toolchain:
 
     command: tuple[str, ...]
     machine: str
-    """As `machine` gives it."""
+    """Architecture, as `machine` returns it."""
     spelled: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """What this compiler takes in place of a flag of GCC's."""
+    """Flags of this compiler for those of GCC that it does not have."""
     link_flags: tuple[str, ...] = ()
 
     def flags(self, flags: Sequence[str]) -> list[str]:
