@@ -18,7 +18,7 @@ _GRAIN = 16  # tokens and head elements come in vectors of so many
 _DEVICE_FILES = tuple(
     map(Path, ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/dxg", "/dev/nvmap", "/dev/kfd"))
 )
-"""Device files of the drivers that PyTorch calls CUDA: NVIDIA, also of WSL and of Tegra, and AMD."""
+"""Device files of what PyTorch calls CUDA: NVIDIA, also in WSL and on Tegra, and AMD."""
 
 
 def why_not_natively(
