@@ -117,8 +117,6 @@ class WorkerServiceServicer:
         """Compiles a structured output, beside the steps, and answers when it is compiled or cannot be. A
         sequence of it may then be in a step that does not wait. What is compiled is kept until the
         scheduler has it forgotten, or the lease ends. ABORTED if `epoch` is not the lease's.
-
-        A worker that announces no grammar_bytes is not asked.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
