@@ -20,12 +20,10 @@ from gpu_worker.native.threads import default_num_threads
 from gpu_worker.native.weights import Weights
 from gpu_worker.sampling.native_sampler import CpuSampler
 from signalbox_kernels.floats import DTYPES
-from signalbox_kernels.native import Isa, best_isa
+from signalbox_kernels.native import best_isa, multiplies_bfloat16
 from signalbox_kernels.program import Program
 
 logger = logging.getLogger(__name__)
-
-_MULTIPLY_BFLOAT16 = (Isa.AVX512_BF16, Isa.AMX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,4 +98,4 @@ def _dtype_name(name: str, *, is_half: bool) -> str:
 
 def dtype_for_half() -> str:
     """Returns the dtype of activations of 16-bit models: bfloat16 where its products are fast."""
-    return "bfloat16" if best_isa() in _MULTIPLY_BFLOAT16 else "float32"
+    return "bfloat16" if multiplies_bfloat16(best_isa()) else "float32"
