@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ class DirectorySource:
     def is_half(self) -> bool:
         return self.config.get("dtype", self.config.get("torch_dtype")) in ("bfloat16", "float16")
 
-    @property
+    @cached_property  # reads the headers of all files
     def sizes(self) -> WeightSizes | None:
         architectures = self.config.get("architectures") or ()
         return directory_sizes(self.shards(), is_half=self.is_half, architectures=architectures)
