@@ -11,7 +11,7 @@ from typing import Protocol
 
 from gpu_worker.checkpoints.weight_sizes import WeightSizes
 from gpu_worker.config import ModelConfig, ModelError
-from signalbox_kernels.quantised import BlockType
+from signalbox_kernels.storage import Storage
 
 
 class WeightSource(Protocol):
@@ -33,23 +33,23 @@ class Quantization:
     """
 
     name: str
-    layers: BlockType | None = None
-    tables: BlockType | None = None
+    layers: Storage | None = None
+    tables: Storage | None = None
 
     @property
     def keeps_blocks(self) -> bool:
         """True if blocks of a file stay as they are."""
         return self.layers is None
 
-    def block_type(self, *, is_table: bool) -> BlockType | None:
+    def block_type(self, *, is_table: bool) -> Storage | None:
         """Returns what a matrix of floats becomes; None leaves it."""
         return self.tables if is_table else self.layers
 
 
 _OF_NAME = {
     "gguf": Quantization("gguf"),
-    "int8": Quantization("int8", BlockType.Q8_0, BlockType.Q8_0),
-    "int4": Quantization("int4", BlockType.Q4_1, BlockType.Q8_0),
+    "int8": Quantization("int8", Storage.Q8_0, Storage.Q8_0),
+    "int4": Quantization("int4", Storage.Q4_1, Storage.Q8_0),
 }
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from signalbox_kernels.floats import AnyArray
-from signalbox_kernels.quantised import Quantised
+from signalbox_kernels.storage import StoredMatrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,5 +17,5 @@ class StoredTensor:
 
     shape: tuple[int, ...]
     read: Callable[[], AnyArray]
-    blocks: Quantised | None = None
+    blocks: StoredMatrix | None = None
     """The same as quantised blocks, if it is stored in blocks that native programs run."""

@@ -27,7 +27,7 @@ from gpu_worker.checkpoints.weight_sizes import WeightSizes, gguf_sizes, is_runn
 from gpu_worker.config import ModelError
 from gpu_worker.hub.gguf_file_names import gguf_name
 from signalbox_kernels.floats import AnyArray
-from signalbox_kernels.quantised import BlockType, Quantised
+from signalbox_kernels.storage import Storage, StoredMatrix
 
 logger = logging.getLogger(__name__)
 
@@ -171,8 +171,8 @@ class GGUFSource:
 def _stored_tensor(stored: GGUFTensor, renamed: Renamed) -> StoredTensor:
     blocks = None
     if is_runnable(stored):
-        kind = BlockType(int(stored.type))
-        blocks = Quantised(kind, renamed.shape, partial(_blocks, stored, renamed))
+        kind = Storage(int(stored.type))
+        blocks = StoredMatrix(kind, renamed.shape, partial(_blocks, stored, renamed))
     return StoredTensor(renamed.shape, partial(_values, stored, renamed), blocks)
 
 

@@ -16,7 +16,7 @@ from signalbox_kernels.arena import Arena, Packed
 from signalbox_kernels.floats import BFLOAT16, AnyArray
 from signalbox_kernels.native import Isa, best_isa, multiplies_bfloat16
 from signalbox_kernels.program import PANEL, Program, ProgramBuilder, ProgramShape
-from signalbox_kernels.quantised import Matrix, stored
+from signalbox_kernels.storage import Matrix, stored
 from signalbox_kernels.structs import Element, Epilogue, Row
 
 

@@ -8,7 +8,7 @@ from itertools import groupby
 
 import numpy as np
 
-from signalbox_kernels.quantised import Matrix, Quantised, stored
+from signalbox_kernels.storage import Matrix, StoredMatrix, stored
 
 
 def joined(parts: list[Matrix]) -> list[Matrix]:
@@ -22,4 +22,4 @@ def _joined(run: list[Matrix]) -> Matrix:
         return run[0]
     shape = (sum(part.shape[0] for part in run), first.shape[1])
     blocks = [stored(part) for part in run]
-    return Quantised(first.type, shape, lambda: np.concatenate([part.blocks for part in blocks]))
+    return StoredMatrix(first.type, shape, lambda: np.concatenate([part.blocks for part in blocks]))

@@ -14,7 +14,7 @@ from gpu_worker.config import ModelError
 from gpu_worker.models.decoder_config import DecoderConfig
 from gpu_worker.native.weight_shapes import TABLES, is_ignored, weight_shapes
 from signalbox_kernels.floats import AnyArray, to_dtype, to_float32
-from signalbox_kernels.quantised import Matrix, quantise
+from signalbox_kernels.storage import Matrix, quantise
 
 
 class Weights:

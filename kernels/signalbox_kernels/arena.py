@@ -13,7 +13,7 @@ import numpy as np
 from signalbox_kernels.floats import AnyArray
 from signalbox_kernels.native import library
 from signalbox_kernels.pages import map_pages
-from signalbox_kernels.quantised import BlockType, Matrix, stored
+from signalbox_kernels.storage import Matrix, Storage, stored
 
 _ALIGNMENT = 64
 _REGION = 64 << 20
@@ -24,7 +24,7 @@ class Packed(NamedTuple):
 
     address: int
     num_rows: int
-    type: BlockType
+    type: Storage
 
 
 class Arena:

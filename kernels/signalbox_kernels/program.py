@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from signalbox_kernels.arena import Arena, Packed
 from signalbox_kernels.floats import AnyArray, to_float32
 from signalbox_kernels.native import Isa, NativeUnavailable, library, use
-from signalbox_kernels.quantised import Matrix
+from signalbox_kernels.storage import Matrix
 from signalbox_kernels.structs import (
     Element,
     Epilogue,

@@ -6,21 +6,21 @@ from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
 from torch import Tensor
 
-from signalbox_kernels.quantised import BlockType, Quantised
+from signalbox_kernels.storage import Storage, StoredMatrix
 
 _SCALES_AT = {  # bytes of a block that are half-precision scales
-    BlockType.Q4_0: (0,),
-    BlockType.Q4_1: (0, 2),
-    BlockType.Q5_0: (0,),
-    BlockType.Q5_1: (0, 2),
-    BlockType.Q8_0: (0,),
-    BlockType.Q4_K: (0, 2),
-    BlockType.Q5_K: (0, 2),
-    BlockType.Q6_K: (208,),
+    Storage.Q4_0: (0,),
+    Storage.Q4_1: (0, 2),
+    Storage.Q5_0: (0,),
+    Storage.Q5_1: (0, 2),
+    Storage.Q8_0: (0,),
+    Storage.Q4_K: (0, 2),
+    Storage.Q5_K: (0, 2),
+    Storage.Q6_K: (208,),
 }
 
 
-def make_blocks(kind: BlockType, n: int, k: int, *, seed: int = 0) -> Quantised:
+def make_blocks(kind: Storage, n: int, k: int, *, seed: int = 0) -> StoredMatrix:
     """Random codes under random scales; k is a multiple of the type's block."""
     rng = np.random.default_rng(seed)
     blocks = rng.integers(0, 256, (n, k // kind.block_size, kind.block_bytes), dtype=np.uint8)
@@ -28,16 +28,16 @@ def make_blocks(kind: BlockType, n: int, k: int, *, seed: int = 0) -> Quantised:
         scales = rng.uniform(-0.01, 0.01, blocks.shape[:2]).astype(np.float16)
         blocks[:, :, at : at + 2] = scales[..., None].view(np.uint8)
     packed = blocks.reshape(n, -1)
-    return Quantised(kind, (n, k), lambda: packed)
+    return StoredMatrix(kind, (n, k), lambda: packed)
 
 
-def values_of(matrix: Quantised) -> Tensor:
+def values_of(matrix: StoredMatrix) -> Tensor:
     """[rows, columns] float32."""
     kind = GGMLQuantizationType(int(matrix.type))
     return torch.from_numpy(dequantize(matrix.blocks, kind))[:, : matrix.shape[1]]
 
 
-def make_extreme(kind: BlockType, n: int) -> Quantised:
+def make_extreme(kind: Storage, n: int) -> StoredMatrix:
     """Halves that are subnormal, largest or zero, of both signs, under random and extreme codes."""
     matrix = make_blocks(kind, n, 3 * 256)
     blocks = matrix.blocks.reshape(n, -1, kind.block_bytes).copy()
@@ -49,4 +49,4 @@ def make_extreme(kind: BlockType, n: int) -> Quantised:
         scales = halves[chosen].reshape(blocks.shape[:2])
         blocks[:, :, at : at + 2] = scales[..., None].view(np.uint8)
     packed = blocks.reshape(n, -1)
-    return Quantised(kind, matrix.shape, lambda: packed)
+    return StoredMatrix(kind, matrix.shape, lambda: packed)

@@ -8,7 +8,7 @@ from torch import Tensor
 from signalbox_kernels import reference
 from signalbox_kernels.native import Isa
 from signalbox_kernels.program import Program
-from signalbox_kernels.quantised import QUANTISED, BlockType, Quantised, quantise
+from signalbox_kernels.storage import QUANTISED, Storage, StoredMatrix, quantise
 from signalbox_kernels.structs import Epilogue, Row
 from tests.kernels.native_programs import (
     ELEMENTS,
@@ -43,7 +43,7 @@ def assert_product(actual: Tensor, x: Tensor, weight: Tensor, *, times: int = 1)
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("kind", QUANTISED)
 @pytest.mark.parametrize("n", [1, 70])
-def test_products_equal_the_reference(isa: Isa, kind: BlockType, n: int) -> None:
+def test_products_equal_the_reference(isa: Isa, kind: Storage, n: int) -> None:
     k = 3 * kind.block_size
     weight, bias = make_blocks(kind, n, k), make_matrix(n, seed=1)
     builder = make_builder(torch.float32)
@@ -60,10 +60,10 @@ def test_products_equal_the_reference(isa: Isa, kind: BlockType, n: int) -> None
 
 
 @pytest.mark.parametrize(("isa", "dtype"), ELEMENTS)
-@pytest.mark.parametrize("kind", [BlockType.Q4_1, BlockType.Q8_0])
+@pytest.mark.parametrize("kind", [Storage.Q4_1, Storage.Q8_0])
 @pytest.mark.parametrize("size", [1, 45])
 def test_gated_products_equal_silu_and_mul(
-    isa: Isa, dtype: torch.dtype, kind: BlockType, size: int
+    isa: Isa, dtype: torch.dtype, kind: Storage, size: int
 ) -> None:
     weight = make_blocks(kind, 2 * size, 96)
     builder = make_builder(dtype)
@@ -82,7 +82,7 @@ def test_gated_products_equal_silu_and_mul(
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("kind", QUANTISED)
-def test_tied_table_serves_lookup_and_head(isa: Isa, kind: BlockType) -> None:
+def test_tied_table_serves_lookup_and_head(isa: Isa, kind: Storage) -> None:
     size = kind.block_size
     table = make_blocks(kind, 97, size)
     builder = make_builder(torch.float32, hidden_size=size)
@@ -108,7 +108,7 @@ def test_tied_table_serves_lookup_and_head(isa: Isa, kind: BlockType) -> None:
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("kind", QUANTISED)
-def test_rows_depend_on_nothing_but_themselves(isa: Isa, kind: BlockType) -> None:
+def test_rows_depend_on_nothing_but_themselves(isa: Isa, kind: Storage) -> None:
     k, n = kind.block_size, 40
     builder = make_builder(torch.float32)
     raw, codes = builder.buffer(k), builder.buffer(k, row=Row.CODES)
@@ -135,7 +135,7 @@ def test_product_writes_to_its_columns_alone(isa: Isa) -> None:
     builder = make_builder(torch.float32)
     raw, codes = builder.buffer(32), builder.buffer(32, row=Row.CODES)
     out = builder.buffer(128, row=Row.FLOATS)
-    first, second = make_blocks(BlockType.Q4_0, 64, 32), make_blocks(BlockType.Q8_0, 50, 32)
+    first, second = make_blocks(Storage.Q4_0, 64, 32), make_blocks(Storage.Q8_0, 50, 32)
     builder.code(raw, codes)
     builder.linear(codes, out, second, None, Epilogue.STORE, column=64)
     builder.linear(codes, out, first, None, Epilogue.STORE)
@@ -149,7 +149,7 @@ def test_product_writes_to_its_columns_alone(isa: Isa) -> None:
 def test_eight_bits_made_at_load_are_within_half_a_step() -> None:
     values = make_matrix(5, 70)
     values[2] = 0
-    made = quantise(values, BlockType.Q8_0)
+    made = quantise(values, Storage.Q8_0)
     assert made.shape == values.shape
     groups = torch.nn.functional.pad(values, (0, 26)).view(5, 3, 32)
     step = groups.abs().amax(-1, keepdim=True) / 127
@@ -163,16 +163,16 @@ def test_four_bits_made_at_load_beat_rounding_over_the_whole_range() -> None:
     low = groups.amin(-1, keepdim=True)
     step = (groups.amax(-1, keepdim=True) - low) / 15
     plain = low + ((groups - low) / step).round() * step
-    error = (values_of(quantise(values, BlockType.Q4_1)) - values).square().mean()
+    error = (values_of(quantise(values, Storage.Q4_1)) - values).square().mean()
     assert error < 0.97 * (plain - groups).square().mean()
 
 
 def test_floats_are_made_no_other_type() -> None:
     with pytest.raises(ValueError, match="not Q4_K"):
-        quantise(make_matrix(1, 256), BlockType.Q4_K)
+        quantise(make_matrix(1, 256), Storage.Q4_K)
 
 
 def test_padding_of_a_row_is_no_part_of_it() -> None:
-    made = quantise(make_matrix(3, 33), BlockType.Q4_1)
+    made = quantise(make_matrix(3, 33), Storage.Q4_1)
     assert (made.shape, made.blocks.shape) == ((3, 33), (3, 40))
-    assert Quantised.rows(made, 1, 2).shape == (2, 33)
+    assert StoredMatrix.rows(made, 1, 2).shape == (2, 33)

@@ -7,24 +7,24 @@ from torch import Tensor
 
 from signalbox_kernels.arena import Arena
 from signalbox_kernels.native import Isa, NativeUnavailable, multiplies_bfloat16
-from signalbox_kernels.quantised import QUANTISED, BlockType, Matrix, Quantised, stored
+from signalbox_kernels.storage import QUANTISED, Matrix, Storage, StoredMatrix, stored
 from signalbox_kernels.structs import Epilogue, Row
 from signalbox_kernels.tensors import as_array
 from tests.kernels.native_programs import ISAS, make_arrays, make_builder, make_matrix, make_program
 from tests.kernels.quantised_matrices import make_blocks, make_extreme, values_of
 
-STORAGES = [kind for kind in BlockType if kind is not BlockType.F32]
+STORAGES = [kind for kind in Storage if kind is not Storage.F32]
 ROWS = (1, 2, 5, 12, 13, 33, 200)
-HALVES = {BlockType.F16: torch.float16, BlockType.BF16: torch.bfloat16}
+HALVES = {Storage.F16: torch.float16, Storage.BF16: torch.bfloat16}
 
 
-def make_stored(kind: BlockType, n: int, k: int, *, seed: int = 0) -> Quantised:
+def make_stored(kind: Storage, n: int, k: int, *, seed: int = 0) -> StoredMatrix:
     if kind in HALVES:
         return stored(as_array(make_matrix(n, k, seed=seed).to(HALVES[kind])))
     return make_blocks(kind, n, k, seed=seed)
 
 
-def expanded(matrix: Quantised) -> Tensor:
+def expanded(matrix: StoredMatrix) -> Tensor:
     if matrix.type in HALVES:
         return torch.from_numpy(matrix.blocks).view(HALVES[matrix.type]).float()
     return values_of(matrix)
@@ -60,7 +60,7 @@ def products(
 @pytest.mark.parametrize("kind", STORAGES)
 @pytest.mark.parametrize("epilogue", [Epilogue.STORE, Epilogue.ADD, Epilogue.SWIGLU])
 def test_products_have_the_bits_of_the_expanded_weight(
-    isa: Isa, kind: BlockType, epilogue: Epilogue
+    isa: Isa, kind: Storage, epilogue: Epilogue
 ) -> None:
     weight, bias = make_stored(kind, 70, 3 * 256), make_matrix(70, seed=1)
     expected = products(isa, expanded(weight), bias, epilogue)
@@ -71,7 +71,7 @@ def test_products_have_the_bits_of_the_expanded_weight(
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("kind", QUANTISED)
-def test_extreme_scales_are_exact(isa: Isa, kind: BlockType) -> None:
+def test_extreme_scales_are_exact(isa: Isa, kind: Storage) -> None:
     """Subnormal, largest and zero halves, under the largest and least codes and nested scales."""
     weight = make_extreme(kind, 64)
     bias = torch.zeros(64)
@@ -84,7 +84,7 @@ def test_extreme_scales_are_exact(isa: Isa, kind: BlockType) -> None:
 @pytest.mark.parametrize("kind", STORAGES)
 @pytest.mark.parametrize("is_tied", [True, False])
 def test_lookup_and_head_have_the_bits_of_the_expanded_tables(
-    isa: Isa, kind: BlockType, is_tied: bool
+    isa: Isa, kind: Storage, is_tied: bool
 ) -> None:
     size, vocab = 256, 97
     table = make_stored(kind, vocab, size)
@@ -119,7 +119,7 @@ def test_a_gate_that_is_stored_apart_gives_the_bits_of_the_fused_matrix(
     isa: Isa, is_coded: bool
 ) -> None:
     size, k, rows = 45, 96, 5
-    gate_up, bias = make_blocks(BlockType.Q5_0, 2 * size, k), make_matrix(2 * size, seed=1)
+    gate_up, bias = make_blocks(Storage.Q5_0, 2 * size, k), make_matrix(2 * size, seed=1)
     builder = make_builder(torch.float32)
     raw, codes = builder.buffer(k), builder.buffer(k, row=Row.CODES)
     gate = builder.buffer(size, row=Row.FLOATS)
@@ -144,8 +144,8 @@ def test_a_gate_that_is_stored_apart_gives_the_bits_of_the_fused_matrix(
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("kind", [BlockType.F16, BlockType.BF16, BlockType.Q5_1, BlockType.Q6_K])
-def test_rows_depend_on_nothing_but_themselves(isa: Isa, kind: BlockType) -> None:
+@pytest.mark.parametrize("kind", [Storage.F16, Storage.BF16, Storage.Q5_1, Storage.Q6_K])
+def test_rows_depend_on_nothing_but_themselves(isa: Isa, kind: Storage) -> None:
     n, k, most = 40, 256, 230
     builder = make_builder(torch.float32)
     source, out = builder.buffer(k), builder.buffer(n, row=Row.FLOATS)
@@ -168,13 +168,11 @@ def test_rows_depend_on_nothing_but_themselves(isa: Isa, kind: BlockType) -> Non
         assert_same_bits(product(x[first : first + count]), together[first : first + count])
 
 
-@pytest.mark.parametrize("kind", BlockType)
+@pytest.mark.parametrize("kind", Storage)
 @pytest.mark.parametrize("n", [64, 1000])
-def test_packed_weights_take_the_bytes_of_the_file(kind: BlockType, n: int) -> None:
+def test_packed_weights_take_the_bytes_of_the_file(kind: Storage, n: int) -> None:
     matrix = (
-        stored(as_array(make_matrix(n, 512)))
-        if kind is BlockType.F32
-        else make_stored(kind, n, 512)
+        stored(as_array(make_matrix(n, 512))) if kind is Storage.F32 else make_stored(kind, n, 512)
     )
     arena = Arena()
     arena.pack(matrix)
@@ -184,9 +182,9 @@ def test_packed_weights_take_the_bytes_of_the_file(kind: BlockType, n: int) -> N
 
 def test_storage_that_does_not_suit_the_arithmetic_is_refused() -> None:
     for dtype, kind, row in (
-        (torch.float32, BlockType.F16, Row.CODES),
-        (torch.bfloat16, BlockType.F16, Row.ELEMENTS),
-        (torch.bfloat16, BlockType.Q4_0, Row.ELEMENTS),
+        (torch.float32, Storage.F16, Row.CODES),
+        (torch.bfloat16, Storage.F16, Row.ELEMENTS),
+        (torch.bfloat16, Storage.Q4_0, Row.ELEMENTS),
     ):
         builder = make_builder(dtype)
         source, out = builder.buffer(32, row=row), builder.buffer(32, row=Row.FLOATS)

@@ -19,7 +19,7 @@ from gpu_worker.loading.model_source import open_model
 from gpu_worker.native.weights import Weights
 from signalbox_kernels.floats import AnyArray, to_float32
 from signalbox_kernels.native import ISA_VARIABLE
-from signalbox_kernels.quantised import BlockType
+from signalbox_kernels.storage import Storage
 from tests.gpu_worker.generation import make_batch, make_sequence
 from tests.gpu_worker.loading.gguf_files import ARCHITECTURES, make_gguf
 from tests.gpu_worker.tiny_models import VOCAB, make_model
@@ -246,7 +246,7 @@ def test_one_line_tells_the_form_its_size_and_what_the_other_choice_takes(
     assert num_floats < sizes.stored_bytes < 2 * num_floats
     large = replace(sizes, num_values=300 << 20, stored_bytes=2_000 << 20, num_table_values=0)
     plain = replace(large, block_type="")
-    gguf, int8 = Quantization("gguf"), Quantization("int8", BlockType.Q8_0, BlockType.Q8_0)
+    gguf, int8 = Quantization("gguf"), Quantization("int8", Storage.Q8_0, Storage.Q8_0)
     reason, native = (
         "it has no program for GPT2LMHeadModel",
         "in the native implementation, but it has",

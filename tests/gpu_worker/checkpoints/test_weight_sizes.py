@@ -15,7 +15,7 @@ from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
 from gpu_worker.loading.model_source import weight_sizes
 from gpu_worker.models.registry import architectures, model_spec
 from gpu_worker.runner_factory import make_runner
-from signalbox_kernels.quantised import QUANTISED
+from signalbox_kernels.storage import QUANTISED
 
 pytestmark = pytest.mark.slow
 

@@ -14,7 +14,7 @@ from gpu_worker.models.decoder_config import DecoderConfig, qwen2_config
 from gpu_worker.native.weight_shapes import EMBEDDING, HEAD, NORM, weight_shapes
 from gpu_worker.native.weights import Weights
 from signalbox_kernels.floats import BFLOAT16, to_float32
-from signalbox_kernels.quantised import BlockType, Quantised
+from signalbox_kernels.storage import Storage, StoredMatrix
 from tests.native_kernels import skip_without_native_kernels
 
 skip_without_native_kernels()
@@ -131,26 +131,26 @@ def test_floats_are_rounded_to_the_models_type() -> None:
 
 def test_matrices_become_blocks_and_vectors_stay() -> None:
     config = make_config()
-    form = Quantization("int4", BlockType.Q4_1, BlockType.Q8_0)
+    form = Quantization("int4", Storage.Q4_1, Storage.Q8_0)
     weights = make_weights(config, make_stored(config), quantization=form)
     kinds = [weights.matrix(name) for name in (QUERY, EMBEDDING, HEAD)]
-    assert [one.type for one in kinds if isinstance(one, Quantised)] == [
-        BlockType.Q4_1,
-        BlockType.Q8_0,
-        BlockType.Q8_0,
+    assert [one.type for one in kinds if isinstance(one, StoredMatrix)] == [
+        Storage.Q4_1,
+        Storage.Q8_0,
+        Storage.Q8_0,
     ]
     assert weights.vector(NORM).tolist() == list(range(32))
 
 
 def test_blocks_of_a_file_stay_if_the_form_keeps_them_or_float32_computes() -> None:
     config = make_config()
-    blocks = Quantised(BlockType.Q8_0, (40, 32), lambda: np.zeros((40, 34), dtype=np.uint8))
+    blocks = StoredMatrix(Storage.Q8_0, (40, 32), lambda: np.zeros((40, 34), dtype=np.uint8))
     stored = make_stored(config)
     stored[EMBEDDING] = replace(stored[EMBEDDING], blocks=blocks)
     kept = make_weights(config, stored, quantization=Quantization("gguf")).matrix(EMBEDDING)
-    assert isinstance(kept, Quantised)
+    assert isinstance(kept, StoredMatrix)
     assert kept.blocks.shape == (40, 34)
     in_float32 = make_weights(config, stored).matrix(EMBEDDING)
-    assert isinstance(in_float32, Quantised)
+    assert isinstance(in_float32, StoredMatrix)
     narrow = make_weights(config, stored, dtype=BFLOAT16).matrix(EMBEDDING)
     assert isinstance(narrow, np.ndarray)

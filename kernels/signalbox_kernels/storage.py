@@ -20,8 +20,8 @@ GROUP = 32
 """Values that share a scale, along the sum, on both sides of a product."""
 
 
-class BlockType(IntEnum):
-    """Types of blocks, with ggml's numbers."""
+class Storage(IntEnum):
+    """How a matrix is stored: types of blocks, with ggml's numbers."""
 
     F32 = 0
     F16 = 1
@@ -42,7 +42,7 @@ class BlockType(IntEnum):
 
     @property
     def block_size(self) -> int:
-        return 1 if self in _FLOATS else 256 if self >= BlockType.Q4_K else GROUP
+        return 1 if self in _FLOATS else 256 if self >= Storage.Q4_K else GROUP
 
     @property
     def block_bytes(self) -> int:
@@ -50,30 +50,30 @@ class BlockType(IntEnum):
 
 
 _FLOATS = {
-    BlockType.F32: np.dtype(np.float32),
-    BlockType.F16: np.dtype(np.float16),
-    BlockType.BF16: BFLOAT16,
+    Storage.F32: np.dtype(np.float32),
+    Storage.F16: np.dtype(np.float16),
+    Storage.BF16: BFLOAT16,
 }
-QUANTISED = tuple(kind for kind in BlockType if kind not in _FLOATS)
+QUANTISED = tuple(kind for kind in Storage if kind not in _FLOATS)
 """The types that are codes with scales."""
 
 _BLOCK_BYTES = {
-    BlockType.F32: 4,
-    BlockType.F16: 2,
-    BlockType.BF16: 2,
-    BlockType.Q4_0: 18,
-    BlockType.Q4_1: 20,
-    BlockType.Q5_0: 22,
-    BlockType.Q5_1: 24,
-    BlockType.Q8_0: 34,
-    BlockType.Q4_K: 144,
-    BlockType.Q5_K: 176,
-    BlockType.Q6_K: 210,
+    Storage.F32: 4,
+    Storage.F16: 2,
+    Storage.BF16: 2,
+    Storage.Q4_0: 18,
+    Storage.Q4_1: 20,
+    Storage.Q5_0: 22,
+    Storage.Q5_1: 24,
+    Storage.Q8_0: 34,
+    Storage.Q4_K: 144,
+    Storage.Q5_K: 176,
+    Storage.Q6_K: 210,
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Quantised:
+class StoredMatrix:
     """A matrix in blocks along its rows, which may be floats of 16 bits.
 
     Args:
@@ -81,7 +81,7 @@ class Quantised:
         read: returns the blocks, [rows, bytes of a row] uint8; a file's are not in memory before.
     """
 
-    type: BlockType
+    type: Storage
     shape: tuple[int, ...]
     read: Callable[[], NDArray[np.uint8]]
 
@@ -89,26 +89,26 @@ class Quantised:
     def blocks(self) -> NDArray[np.uint8]:
         return self.read()
 
-    def rows(self, start: int, count: int) -> "Quantised":
+    def rows(self, start: int, count: int) -> "StoredMatrix":
         shape = (count, self.shape[1])
-        return Quantised(self.type, shape, lambda: self.read()[start : start + count])
+        return StoredMatrix(self.type, shape, lambda: self.read()[start : start + count])
 
 
-Matrix = AnyArray | Quantised
+Matrix = AnyArray | StoredMatrix
 
 
-def stored(matrix: Matrix) -> Quantised:
+def stored(matrix: Matrix) -> StoredMatrix:
     """Returns a matrix of floats as blocks of one, without a copy; others as they are."""
-    if isinstance(matrix, Quantised):
+    if isinstance(matrix, StoredMatrix):
         return matrix
     kind = next(kind for kind, dtype in _FLOATS.items() if dtype == matrix.dtype)
-    return Quantised(kind, matrix.shape, lambda: np.ascontiguousarray(matrix).view(np.uint8))
+    return StoredMatrix(kind, matrix.shape, lambda: np.ascontiguousarray(matrix).view(np.uint8))
 
 
-def quantise(matrix: AnyArray, block_type: BlockType, *, num_threads: int = 1) -> Quantised:
+def quantise(matrix: AnyArray, storage: Storage, *, num_threads: int = 1) -> StoredMatrix:
     """Makes blocks of floats: Q8_0, symmetric by the largest value, or Q4_1, by least squares."""
     rows, columns = matrix.shape
-    row_bytes = -(-columns // GROUP) * block_type.block_bytes
+    row_bytes = -(-columns // GROUP) * storage.block_bytes
     blocks = pages.empty((rows, row_bytes), np.dtype(np.uint8))
     step = -(-rows // num_threads)
 
@@ -116,9 +116,9 @@ def quantise(matrix: AnyArray, block_type: BlockType, *, num_threads: int = 1) -
         values = to_float32(matrix[first : first + step])
         part = np.ascontiguousarray(np.pad(values, ((0, 0), (0, -columns % GROUP))))
         count, into = part.size // GROUP, blocks[first : first + step]
-        if library().sb_quantise(block_type, part.ctypes.data, count, into.ctypes.data):
-            raise ValueError(f"floats can be made Q8_0 and Q4_1, not {block_type.name}")
+        if library().sb_quantise(storage, part.ctypes.data, count, into.ctypes.data):
+            raise ValueError(f"floats can be made Q8_0 and Q4_1, not {storage.name}")
 
     with ThreadPoolExecutor(num_threads) as pool:
         list(pool.map(fill, range(0, rows, step)))
-    return Quantised(block_type, (rows, columns), lambda: blocks)
+    return StoredMatrix(storage, (rows, columns), lambda: blocks)
