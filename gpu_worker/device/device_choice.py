@@ -8,7 +8,7 @@ import torch
 from gpu_worker.config import DeviceConfig, ParallelConfig
 from gpu_worker.device.graphs import GraphRecorder
 from gpu_worker.device.streams import HostStreams, Streams
-from signalbox_kernels.native import Isa, isa_limit
+from signalbox_kernels.native import limit_permits_bfloat16
 
 
 def choose_device(config: DeviceConfig, parallel: ParallelConfig | None = None) -> torch.device:
@@ -41,7 +41,7 @@ def dtype_for_half(device: torch.device) -> torch.dtype:
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
     capabilities = torch.cpu.get_capabilities()
     has_bf16 = capabilities.get("avx512_bf16") or capabilities.get("bf16")
-    return torch.bfloat16 if has_bf16 and isa_limit() >= Isa.AVX512_BF16 else torch.float32
+    return torch.bfloat16 if has_bf16 and limit_permits_bfloat16() else torch.float32
 
 
 def streams_of(device: torch.device) -> Streams:

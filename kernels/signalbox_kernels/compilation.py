@@ -32,7 +32,9 @@ _AVX2 = ("-DSB_WIDTH=8", "-mavx2", "-mfma")
 _WIDE = ("-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
 _AVX512 = ("-DSB_WIDTH=16", *_WIDE)
 _VNNI = (*_AVX512, "-mavx512vnni")
-_BF16 = (*_VNNI, "-mavx512bf16")
+BFLOAT16_FLAG = "-mavx512bf16"
+"""Flag of the sets that multiply bfloat16."""
+_BF16 = (*_VNNI, BFLOAT16_FLAG)
 _SETS = {
     "x86_64": {
         "portable": _PORTABLE,

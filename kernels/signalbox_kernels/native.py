@@ -9,7 +9,13 @@ from functools import cache
 from pathlib import Path
 
 from signalbox_kernels import build
-from signalbox_kernels.compilation import BuildError, BuildTimeout, flags_of_sets, machine
+from signalbox_kernels.compilation import (
+    BFLOAT16_FLAG,
+    BuildError,
+    BuildTimeout,
+    flags_of_sets,
+    machine,
+)
 from signalbox_kernels.structs import SbBatch, SbBuffer, SbDraws, SbOp, SbShape
 
 logger = logging.getLogger(__name__)
@@ -116,6 +122,17 @@ def isa_limit() -> Isa:
     if name.lower() not in names:
         raise ValueError(f"{ISA_VARIABLE} is {name!r}; it is one of {', '.join(names)}")
     return Isa[name.upper()]
+
+
+def limit_permits_bfloat16() -> bool:
+    """Returns whether SIGNALBOX_ISA is unset, or names a set that multiplies bfloat16.
+
+    Raises ValueError as `isa_limit` does.
+    """
+    limit = isa_limit()
+    if not os.environ.get(ISA_VARIABLE, "").strip():
+        return True
+    return BFLOAT16_FLAG in flags_of_sets(machine())[limit.name.lower()]
 
 
 def _machine_sets() -> list[Isa]:

@@ -10,7 +10,7 @@ from gpu_worker.loading.model_source import weight_sizes
 from gpu_worker.worker_settings import EngineSettings
 from signalbox.stack import machine_info
 from signalbox.stack.gpu_assignment import visible_gpus
-from signalbox_kernels.native import Isa, isa_limit
+from signalbox_kernels.native import limit_permits_bfloat16
 
 WORKER_BYTES = GIB // 2
 """Estimated bytes of a worker beside weights and KV cache: PyTorch, and the largest step."""
@@ -65,9 +65,9 @@ def _chosen_form(settings: EngineSettings, sizes: WeightSizes) -> str:
         return "gguf"
     if settings.dtype != "auto":
         return OWN_TYPES if settings.dtype == "float32" and natively else settings.dtype
-    has_bf16 = {"avx512_bf16", "bf16"} & {*machine_info.cpu_features()}
-    may_use_it = isa_limit() >= Isa.AVX512_BF16
-    if sizes.is_half and has_bf16 and may_use_it:
+    usable = {"avx512_bf16"} if natively else {"avx512_bf16", "bf16"}  # the latter is Arm's
+    has_bf16 = usable & {*machine_info.cpu_features()} and limit_permits_bfloat16()
+    if sizes.is_half and has_bf16:
         return "bfloat16"
     return OWN_TYPES if natively else "float32"
 

@@ -14,6 +14,7 @@ from gpu_worker.config import GIB, ModelError
 from gpu_worker.worker_settings import WorkerSettings
 from signalbox.stack import machine_info, model_check
 from signalbox.stack.model_check import WORKER_BYTES, check_model
+from signalbox_kernels import native
 from signalbox_kernels.native import ISA_VARIABLE
 
 MODEL = "models/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -122,6 +123,30 @@ def test_a_forced_instruction_set_without_bf16_computes_in_float32_with_16_bits(
     check_model(settings)
     have_free(machine_with_bf16, 2 * GIB - 1)
     with pytest.raises(MemoryError, match=r"takes 2\.0 GiB in its own types"):
+        check_model(settings)
+
+
+@pytest.mark.parametrize(
+    ("limit", "flags", "form"),
+    [
+        ("", {}, "its own types"),  # no set of Arm multiplies bfloat16
+        ("", {"cpu_backend": "torch"}, "bfloat16"),
+        ("neon_i8mm", {"cpu_backend": "torch"}, "float32"),
+    ],
+)
+def test_on_arm_bfloat16_is_what_pytorch_computes_in_unless_a_set_is_forced(
+    tmp_path: Path,
+    machine_with_bf16: pytest.MonkeyPatch,
+    limit: str,
+    flags: dict[str, Any],
+    form: str,
+) -> None:
+    machine_with_bf16.setattr(native, "machine", lambda: "aarch64")
+    machine_with_bf16.setattr(machine_info, "cpu_features", lambda: ["asimd", "i8mm", "bf16"])
+    machine_with_bf16.setenv(ISA_VARIABLE, limit)
+    settings = WorkerSettings(model=make_directory(tmp_path, num_values=GIB), **flags)
+    have_free(machine_with_bf16, 0)
+    with pytest.raises(MemoryError, match=f"in {form}, and weights"):
         check_model(settings)
 
 
