@@ -1,9 +1,6 @@
 """Small native programs for tests. Importing this skips the module where there is no library."""
 
-import ctypes
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,41 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from signalbox_kernels import build, native
+from signalbox_kernels import native
 from signalbox_kernels.arena import Arena
-from signalbox_kernels.compilation import Toolchain, machine
-from signalbox_kernels.native import Isa, NativeUnavailable, library
+from signalbox_kernels.native import Isa
 from signalbox_kernels.program import Program, ProgramBuilder, ProgramShape
+from signalbox_kernels.storage import StoredMatrix
 from signalbox_kernels.structs import AttentionArrays, Element, StepArrays
 from signalbox_kernels.tensors import as_array, as_tensor
-
-
-def add_avx2_vnni() -> list[Isa]:
-    """Loads AVX2_VNNI as AVX-512 encodes it, where the machine can run only that; returns it.
-
-    It is built into the user's cache, once for each state of the sources.
-    """
-    machine_has = library().sb_machine_has
-    has_other = machine_has(Isa.AVX512_VNNI) and native.isa_limit() >= Isa.AVX2_VNNI
-    if machine_has(Isa.AVX2_VNNI) or not has_other:
-        return []
-    folder, part = build.cache_folder() / "evex", "avx2_vnni"
-    compiler = (sys.executable, str(Path(__file__).with_name("evex_compiler.py")))
-    with build.only_builder(folder):
-        path = folder / build.file_name(part, machine())
-        if not path.is_file():
-            toolchain = Toolchain(command=(*compiler, build.compiler()), machine=machine())
-            result = build.build([part], folder, toolchain)[part]
-            if isinstance(result, build.BuildError):
-                raise result
-    native.add_kernels(Isa.AVX2_VNNI, ctypes.CDLL(str(path)))
-    return [Isa.AVX2_VNNI]
-
-
-try:
-    ISAS = native.available_isas() + add_avx2_vnni()
-except (NativeUnavailable, build.BuildError):
-    pytest.skip("no C++ compiler, and no library that was built before", allow_module_level=True)
+from tests.kernels.instruction_sets import ISAS
+from tests.kernels.quantised_matrices import expand
 
 DTYPES = {torch.float32: Element.FLOAT32, torch.bfloat16: Element.BFLOAT16}
 ELEMENTS = [
@@ -159,3 +130,8 @@ def make_arrays(num_tokens: int, *, num_rows: int = 0, vocab: int = 97) -> StepA
 def make_matrix(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=generator).to(dtype)
+
+
+def values_of(matrix: StoredMatrix) -> Tensor:
+    """[rows, columns] float32 of blocks."""
+    return torch.from_numpy(expand(matrix))

@@ -1,10 +1,9 @@
 """Matrices in blocks of every type, with the values that the gguf package says they stand for."""
 
 import numpy as np
-import torch
 from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
-from torch import Tensor
+from numpy.typing import NDArray
 
 from signalbox_kernels.storage import Storage, StoredMatrix
 
@@ -31,10 +30,11 @@ def make_blocks(kind: Storage, n: int, k: int, *, seed: int = 0) -> StoredMatrix
     return StoredMatrix(kind, (n, k), lambda: packed)
 
 
-def values_of(matrix: StoredMatrix) -> Tensor:
-    """[rows, columns] float32."""
+def expand(matrix: StoredMatrix) -> NDArray[np.float32]:
+    """Returns the values of blocks, [rows, columns]."""
     kind = GGMLQuantizationType(int(matrix.type))
-    return torch.from_numpy(dequantize(matrix.blocks, kind))[:, : matrix.shape[1]]
+    values: NDArray[np.float32] = dequantize(matrix.blocks, kind)
+    return values[:, : matrix.shape[1]]
 
 
 def make_extreme(kind: Storage, n: int) -> StoredMatrix:

@@ -10,9 +10,9 @@ from signalbox_kernels import native, reference
 from signalbox_kernels.compilation import flags_of_sets, machine
 from signalbox_kernels.native import ISA_VARIABLE, Isa, NativeUnavailable
 from signalbox_kernels.structs import Epilogue, Row
+from tests.kernels.instruction_sets import ISAS
 from tests.kernels.native_programs import (
     ELEMENTS,
-    ISAS,
     TOLERANCE,
     make_arrays,
     make_builder,

@@ -10,16 +10,17 @@ from signalbox_kernels.native import Isa
 from signalbox_kernels.program import Program
 from signalbox_kernels.storage import QUANTISED, Storage, StoredMatrix, quantise
 from signalbox_kernels.structs import Epilogue, Row
+from tests.kernels.instruction_sets import ISAS
 from tests.kernels.native_programs import (
     ELEMENTS,
-    ISAS,
     TOLERANCE,
     make_arrays,
     make_builder,
     make_matrix,
     make_program,
+    values_of,
 )
-from tests.kernels.quantised_matrices import make_blocks, values_of
+from tests.kernels.quantised_matrices import make_blocks
 
 ROWS = (1, 2, 3, 4, 5, 8, 11, 12, 13, 33)
 MOST_ROWS = max(ROWS)

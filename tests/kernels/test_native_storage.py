@@ -10,8 +10,15 @@ from signalbox_kernels.native import Isa, NativeUnavailable, multiplies_bfloat16
 from signalbox_kernels.storage import QUANTISED, Matrix, Storage, StoredMatrix, stored
 from signalbox_kernels.structs import Epilogue, Row
 from signalbox_kernels.tensors import as_array
-from tests.kernels.native_programs import ISAS, make_arrays, make_builder, make_matrix, make_program
-from tests.kernels.quantised_matrices import make_blocks, make_extreme, values_of
+from tests.kernels.instruction_sets import ISAS
+from tests.kernels.native_programs import (
+    make_arrays,
+    make_builder,
+    make_matrix,
+    make_program,
+    values_of,
+)
+from tests.kernels.quantised_matrices import make_blocks, make_extreme
 
 STORAGES = [kind for kind in Storage if kind is not Storage.F32]
 ROWS = (1, 2, 5, 12, 13, 33, 200)

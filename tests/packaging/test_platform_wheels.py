@@ -30,7 +30,8 @@ pytestmark = [
     pytest.mark.xdist_group("wheels"),
 ]
 
-DIST = Path(__file__).parent.parent.parent / "dist"
+ROOT = Path(__file__).parent.parent.parent
+DIST = ROOT / "dist"
 MACHINES = ("x86_64", "aarch64")
 GLIBC = (2, 17)
 DEBIAN = "trixie"  # not the release that anything of ours is built on
@@ -195,3 +196,35 @@ def test_nothing_is_compiled_where_the_wheel_is(
     for number in run_bare(command, wheel, bare_system, home).split():
         checks = [*command, path_of(Isa(int(number)).name.lower()), number]
         assert_all_passed(run_bare(checks, wheel, bare_system, home))
+
+
+def numbers_of(packages: Path) -> dict[str, dict[str, str]]:
+    """Returns the hashes that tests.kernels.small_decoder prints, of the kernels in a folder.
+
+    Each is of one storage and arithmetic, or of draws; they are grouped by instruction set.
+    """
+    environment = {name: value for name, value in os.environ.items() if name != ISA_VARIABLE}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.kernels.small_decoder"],
+        env=environment | {"PYTHONPATH": f"{packages}{os.pathsep}{ROOT}"},
+        cwd=packages,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout.splitlines()[-1])
+    if packages != ROOT / "kernels":  # whose libraries are there or in the user's cache
+        assert all(Path(library).is_relative_to(packages) for library in report["libraries"])
+    hashes: dict[str, dict[str, str]] = report["hashes"]
+    return hashes
+
+
+def test_both_compilers_builds_give_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of a wheel, by Zig, and of a checkout, by this machine's compiler; of all sets here."""
+    wheel = unpacked(machine(), tmp_path)
+    monkeypatch.delenv(ISA_VARIABLE, raising=False)
+    of_wheel, of_checkout = numbers_of(wheel.installed), numbers_of(ROOT / "kernels")
+    assert set(of_wheel) == set(of_checkout) == {isa.name for isa in native.available_isas()}
+    assert of_wheel == of_checkout

@@ -1,0 +1,269 @@
+"""A decoder of one layer over matrices of any storage, as a native program and as its meaning.
+
+It needs no PyTorch. `python -m tests.kernels.small_decoder` prints, as JSON, the libraries that it
+has run and a hash of all numbers that each instruction set computes: programs that two compilers
+have made give the same.
+"""
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from signalbox_kernels import build, native
+from signalbox_kernels.arena import Arena
+from signalbox_kernels.floats import BFLOAT16, AnyArray, to_dtype, to_float32
+from signalbox_kernels.native import Isa
+from signalbox_kernels.program import Program, ProgramBuilder, ProgramShape
+from signalbox_kernels.random import race_keys
+from signalbox_kernels.sampling import Drawn, Draws, NativeSampler
+from signalbox_kernels.storage import QUANTISED, Storage, StoredMatrix, quantise, stored
+from signalbox_kernels.structs import AttentionArrays, Element, Epilogue, Row, StepArrays
+from tests.kernels.quantised_matrices import expand, make_blocks
+
+HIDDEN, HEADS, HEAD_SIZE, VOCAB, BLOCK_SIZE = 256, 3, 16, 97, 16
+QUERIES = HEADS * HEAD_SIZE
+EPS = 1e-5
+SCALE = 0.25
+STEPS = (37, 1, 1, 2)
+"""Tokens of each step of the one sequence."""
+NUM_TOKENS = sum(STEPS)
+FLOAT_TYPES = {Storage.F16: np.dtype(np.float16), Storage.BF16: BFLOAT16}
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """Storage of the matrices, and what they are multiplied with."""
+
+    storage: Storage
+    element: Element = Element.FLOAT32
+    is_coded: bool = False
+
+    def __str__(self) -> str:
+        factors = "8 bits" if self.is_coded else self.element.name.lower()
+        return f"{self.storage.name} in {factors} with {self.element.name.lower()}"
+
+
+def forms_of(isa: Isa) -> Iterator[Form]:
+    """Yields the forms that an instruction set computes."""
+    yield from (Form(storage) for storage in Storage)
+    yield from (Form(storage, is_coded=True) for storage in QUANTISED)
+    if native.multiplies_bfloat16(isa):
+        yield Form(Storage.BF16, Element.BFLOAT16)
+        yield from (Form(storage, Element.BFLOAT16, is_coded=True) for storage in QUANTISED)
+
+
+def make_vector(size: int, seed: int) -> Floats:
+    return np.random.default_rng(seed).standard_normal(size, dtype=np.float32)
+
+
+def make_matrix(storage: Storage, n: int, k: int, seed: int) -> StoredMatrix:
+    if storage in QUANTISED:
+        return make_blocks(storage, n, k, seed=seed)
+    values = make_vector(n * k, seed).reshape(n, k)
+    return stored(to_dtype(values, FLOAT_TYPES.get(storage, np.dtype(np.float32))))
+
+
+def values_of(matrix: StoredMatrix) -> Floats:
+    if matrix.type in QUANTISED:
+        return expand(matrix)
+    return to_float32(matrix.blocks.view(FLOAT_TYPES.get(matrix.type, np.float32)))
+
+
+def angles() -> Floats:
+    """[positions, 2, half a head]."""
+    frequencies = 10000.0 ** -(np.arange(0, HEAD_SIZE, 2) / HEAD_SIZE)
+    radians = np.outer(np.arange(64), frequencies)
+    return np.stack([np.cos(radians), np.sin(radians)], axis=1).astype(np.float32)
+
+
+class SmallDecoder:
+    """Weights of a form; queries, keys and values have a bias and norms, and the head is tied."""
+
+    def __init__(self, form: Form) -> None:
+        self.form = form
+        sizes = {
+            "table": (VOCAB, HIDDEN),
+            "qkv": (QUERIES + 2 * HEAD_SIZE, HIDDEN),
+            "out": (HIDDEN, HIDDEN),  # its first columns meet the heads; the rest meets zeros
+            "gate_up": (2 * HIDDEN, HIDDEN),
+            "down": (HIDDEN, HIDDEN),
+        }
+        self.matrices = {
+            name: make_matrix(form.storage, n, k, seed)
+            for seed, (name, (n, k)) in enumerate(sizes.items())
+        }
+        self.bias = make_vector(QUERIES + 2 * HEAD_SIZE, 10)
+        self.norms = {name: make_vector(HIDDEN, 11 + i) for i, name in enumerate("amf")}
+        self.norm_q, self.norm_k = make_vector(HEAD_SIZE, 20), make_vector(HEAD_SIZE, 21)
+        self.tokens = np.random.default_rng(5).integers(0, VOCAB, NUM_TOKENS)
+
+    def program(self, isa: Isa, num_threads: int) -> Program:
+        element, matrices = self.form.element, self.matrices
+        shape = ProgramShape(
+            element=element,
+            num_layers=1,
+            num_heads=HEADS,
+            num_kv_heads=1,
+            head_size=HEAD_SIZE,
+            block_size=BLOCK_SIZE,
+            hidden_size=HIDDEN,
+            vocab_size=VOCAB,
+            scale=SCALE,
+        )
+        builder = ProgramBuilder(shape, Arena())
+        residual = builder.buffer(HIDDEN, row=Row.FLOATS)
+        left = builder.buffer(HIDDEN, row=Row.CODES if self.form.is_coded else Row.ELEMENTS)
+        wide = builder.buffer(len(self.bias), row=Row.FLOATS)
+        turned, attended = builder.buffer(QUERIES), builder.buffer(HIDDEN)
+        gated = builder.buffer(HIDDEN)
+
+        def factors(elements: int) -> int:
+            if not self.form.is_coded:
+                return elements
+            builder.code(elements, left)
+            return left
+
+        table = builder.arena.pack(matrices["table"])
+        builder.embed(residual, table)
+        builder.norm(residual, left, self.norms["a"], eps=EPS)
+        builder.linear(left, wide, matrices["qkv"], self.bias, Epilogue.STORE)
+        builder.rotate(wide, turned, layer=0, norms=(self.norm_q, self.norm_k), eps=EPS)
+        builder.attend(turned, attended, layer=0)
+        builder.linear(factors(attended), residual, matrices["out"], None, Epilogue.ADD)
+        builder.norm(residual, left, self.norms["m"], eps=EPS)
+        builder.linear(left, gated, matrices["gate_up"], None, Epilogue.SWIGLU)
+        builder.linear(factors(gated), residual, matrices["down"], None, Epilogue.ADD)
+        builder.norm(residual, left, self.norms["f"], eps=EPS, of_rows=True)
+        builder.head(left, table)
+        return builder.build(angles(), num_threads=num_threads, isa=isa)
+
+    def logits(self, isa: Isa, *, num_threads: int = 2) -> tuple[Floats, AnyArray]:
+        """Returns the logits of all tokens, [NUM_TOKENS, VOCAB], and the blocks of K and V."""
+        program = self.program(isa, num_threads)
+        pool = np.zeros((4, program.shape.block_bytes), dtype=np.uint8)
+        program.bind(pool)
+        ends = list(itertools.accumulate(STEPS))
+        parts = [
+            self._step(program, end - count, end) for count, end in zip(STEPS, ends, strict=True)
+        ]
+        return np.concatenate(parts), pool
+
+    def _step(self, program: Program, start: int, end: int) -> Floats:
+        count = end - start
+        places = np.arange(start, end, dtype=np.int64)
+        arrays = StepArrays(
+            token_ids=self.tokens[start:end].astype(np.int64),
+            positions=places,
+            attention=AttentionArrays(
+                slots=places,
+                query_start=np.array([0, count], dtype=np.int64),
+                context_lens=np.array([end], dtype=np.int64),
+                block_tables=np.arange(4, dtype=np.int32)[None],
+            ),
+            row_tokens=np.arange(count, dtype=np.int64),
+            logits_of_row=np.arange(count, dtype=np.int32),
+            suppressed_end=np.zeros(count, dtype=np.int32),
+            suppressed=np.empty(0, dtype=np.int32),
+            argmax=np.empty(count, dtype=np.int32),
+            is_finite=np.empty(count, dtype=np.uint8),
+            logits=np.zeros((count, VOCAB), dtype=np.float32),
+        )
+        program.run(arrays)
+        assert arrays.is_finite.all()
+        assert arrays.argmax.tolist() == arrays.logits.argmax(axis=1).tolist()
+        return arrays.logits
+
+    def exact_logits(self) -> NDArray[np.float64]:
+        """Returns what the logits mean, in double precision and with no other rounding."""
+        weights = {name: values_of(m).astype(np.float64) for name, m in self.matrices.items()}
+        hidden = weights["table"][self.tokens]
+        fused = _norm(hidden, self.norms["a"]) @ weights["qkv"].T + self.bias
+        heads = fused.reshape(NUM_TOKENS, HEADS + 2, HEAD_SIZE)
+        query = _rotate(_norm(heads[:, :HEADS], self.norm_q))
+        key, value = _rotate(_norm(heads[:, HEADS : HEADS + 1], self.norm_k))[:, 0], heads[:, -1]
+        scores = SCALE * np.einsum("qhd,kd->hqk", query, key)
+        scores[:, np.triu(np.ones((NUM_TOKENS, NUM_TOKENS), dtype=bool), 1)] = -np.inf
+        weight = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        weight /= weight.sum(axis=-1, keepdims=True)
+        attended = np.einsum("hqk,kd->qhd", weight, value).reshape(NUM_TOKENS, QUERIES)
+        hidden = hidden + attended @ weights["out"][:, :QUERIES].T
+        gate, up = np.split(_norm(hidden, self.norms["m"]) @ weights["gate_up"].T, 2, axis=1)
+        hidden = hidden + (gate / (1 + np.exp(-gate)) * up) @ weights["down"].T
+        result: NDArray[np.float64] = _norm(hidden, self.norms["f"]) @ weights["table"].T
+        return result
+
+
+def _norm(x: AnyArray, weight: Floats) -> NDArray[np.float64]:
+    result: NDArray[np.float64] = x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + EPS) * weight
+    return result
+
+
+def _rotate(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Turns [tokens, heads, HEAD_SIZE] by the tokens' positions."""
+    cosine, sine = angles()[: len(x), :, None].astype(np.float64).swapaxes(0, 1)
+    first, second = np.split(x, 2, axis=-1)
+    return np.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
+
+
+def draw(isa: Isa, logits: Floats) -> Drawn:
+    """Draws from rows at several temperatures, by every filter and penalty."""
+    rows = len(logits)
+    index = np.arange(rows)
+    seen = np.random.default_rng(1).integers(0, VOCAB, (rows, 8)).astype(np.int32)
+    draws = Draws(
+        logits=logits,
+        logits_row=index.astype(np.int64),
+        num_logprobs=np.full(rows, 5, dtype=np.int64),
+        keys=race_keys(np.full(rows, 3, np.uint64), index.astype(np.int64), index.astype(np.int64)),
+        temperature=(0.1 + 0.05 * index).astype(np.float32),
+        top_p=np.where(index % 2, 0.9, 1.0).astype(np.float32),
+        min_p=np.where(index % 3, 0.0, 0.01).astype(np.float32),
+        typical_p=np.where(index % 5, 1.0, 0.9).astype(np.float32),
+        top_k=np.where(index % 4, 0, 20).astype(np.int64),
+        presence=np.full(rows, 0.1, dtype=np.float32),
+        frequency=np.full(rows, 0.2, dtype=np.float32),
+        repetition=np.full(rows, 1.1, dtype=np.float32),
+        owners=index.astype(np.int64),
+        num_prompt=np.full(rows, 3, dtype=np.int64),
+        num_tokens=np.full(rows, 8, dtype=np.int64),
+        tokens=seen,
+    )
+    return NativeSampler(num_threads=2, isa=isa).run(draws)
+
+
+def digest(*arrays: AnyArray) -> str:
+    found = hashlib.sha256()
+    for array in arrays:
+        found.update(np.ascontiguousarray(array).tobytes())
+    return found.hexdigest()[:16]
+
+
+def hashes_of(isa: Isa) -> dict[str, str]:
+    """Returns a hash of the results of each form, of draws, and of what floats are coded to."""
+    found: dict[str, str] = {}
+    for form in forms_of(isa):
+        found[str(form)] = digest(*SmallDecoder(form).logits(isa))
+    logits = 4 * make_vector(40 * VOCAB, 30).reshape(40, VOCAB)
+    drawn = draw(isa, logits)
+    found["draws"] = digest(*(getattr(drawn, name) for name in Drawn.__slots__))
+    for storage in (Storage.Q8_0, Storage.Q4_1):
+        found[f"floats to {storage.name}"] = digest(quantise(logits, storage).blocks)
+    return found
+
+
+if __name__ == "__main__":
+    sets = native.available_isas()
+    names = [isa.name.lower() for isa in sets]
+    libraries = build.find_or_build(build.COMMON, *names)
+    result = {
+        "libraries": sorted(map(str, libraries.values())),
+        "hashes": {isa.name: hashes_of(isa) for isa in sets},
+    }
+    print(json.dumps(result))

@@ -1,0 +1,38 @@
+"""Whole native programs of every storage, arithmetic and set against their meaning in doubles.
+
+It runs where PyTorch is not installed.
+"""
+
+import numpy as np
+import pytest
+
+from signalbox_kernels.native import Isa
+from signalbox_kernels.structs import Element
+from tests.kernels.instruction_sets import ISAS
+from tests.kernels.small_decoder import Form, SmallDecoder, digest, forms_of
+
+
+def allowed_error(form: Form) -> float:
+    """Returns the error that is allowed, as a part of the logits' root mean square.
+
+    Each of five products in sequence adds errors of its left side. In float32 these are of sums
+    of 256 terms in random signs: at most gamma(256) times 16 sizes of the result, 2.4e-4. An
+    element of bfloat16 is rounded by 2^-9, some ten times on the way. A code in 8 bits is wrong by
+    1/254 of the largest of 32 numbers, some 1 % of their root mean square; gates multiply two.
+    """
+    if form.is_coded:
+        return 0.2
+    return 0.05 if form.element is Element.BFLOAT16 else 5 * 2.4e-4
+
+
+@pytest.mark.parametrize(
+    ("isa", "form"),
+    [pytest.param(isa, form, id=f"{isa.name}-{form}") for isa in ISAS for form in forms_of(isa)],
+)
+def test_logits_are_those_of_the_weights(isa: Isa, form: Form) -> None:
+    decoder = SmallDecoder(form)
+    logits, pool = decoder.logits(isa)
+    exact = decoder.exact_logits()
+    error = np.sqrt(((logits - exact) ** 2).mean() / (exact**2).mean())
+    assert error <= allowed_error(form)
+    assert digest(logits, pool) == digest(*decoder.logits(isa, num_threads=1))
