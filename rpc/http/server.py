@@ -9,9 +9,11 @@ import socket
 import ssl
 import time
 from collections.abc import Iterator
+from email.utils import formatdate
 from typing import Any
 
 import uvicorn
+from uvicorn.server import ServerState
 
 from rpc.http import client_connection, port_limits
 from rpc.http.acceptor import Acceptor
@@ -101,8 +103,30 @@ class HttpPort:
         if self._serving is None:
             return
         self._config.timeout_graceful_shutdown = flush_s
-        self._server.should_exit = True
+        self._server.end()
         await self._serving
+
+
+class _State(ServerState):
+    """State that connections share, with a Date header that is made when an answer needs one."""
+
+    def __init__(self, headers: list[tuple[bytes, bytes]]) -> None:
+        self._headers = headers
+        self._second = -1
+        super().__init__()
+
+    @property
+    def default_headers(self) -> list[tuple[bytes, bytes]]:
+        """Headers of each answer."""
+        second = int(time.time())
+        if second != self._second:
+            self._second = second
+            self._dated = [(b"date", formatdate(second, usegmt=True).encode()), *self._headers]
+        return self._dated
+
+    @default_headers.setter
+    def default_headers(self, _: list[tuple[bytes, bytes]]) -> None:
+        """Ignores the empty list that uvicorn begins with."""
 
 
 class _Server(uvicorn.Server):
@@ -116,6 +140,16 @@ class _Server(uvicorn.Server):
         )
         self._bodies = UnfinishedBodies(port_limits.MAX_UNFINISHED_BYTES, time.monotonic)
         self._limits = limits
+        self._ending = asyncio.Event()
+
+    def end(self) -> None:
+        """Lets the server close its port and end."""
+        self.should_exit = True
+        self._ending.set()
+
+    async def main_loop(self) -> None:
+        """Waits for `end`: uvicorn's own loop wakes an idle process ten times a second."""
+        await self._ending.wait()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -123,6 +157,7 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await self.lifespan.startup()
+        self.server_state = _State(self.config.encoded_headers)
         acceptors = [
             Acceptor(listener, self.places, self._connect, context=self.context)
             for listener in sockets or ()

@@ -56,6 +56,20 @@ def status_of(answer: bytes) -> int:
     return int(answer[9:12])
 
 
+async def test_each_answer_has_the_date_of_its_second(
+    port: HttpPort, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for second in (0, 86_400):
+        monkeypatch.setattr("rpc.http.server.time.time", lambda second=second: second + 0.5)
+        answer = await say(port.port, b"GET / HTTP/1.1\r\n" + HOST + b"Connection: close\r\n\r\n")
+        head = answer.lower()
+        assert head.count(b"\r\ndate: ") == 1
+        assert (
+            b"date: %s 00:00:00 gmt" % (b"thu, 01 jan 1970", b"fri, 02 jan 1970")[second > 0]
+            in head
+        )
+
+
 def error_of(answer: bytes) -> str:
     """Returns the message of an error in OpenAI's shape."""
     error = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
