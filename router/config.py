@@ -234,4 +234,4 @@ class RouterConfig(RouterSettings):
     token's logprobs counts as a token."""
     tokenizer_threads: int = 2
     model_poll_s: float = 1.0
-    """Seconds between two queries of the scheduler for the served model."""
+    """Seconds between two queries of a scheduler that serves no model, for which one it serves."""

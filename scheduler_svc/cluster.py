@@ -51,6 +51,8 @@ class Cluster:
         self._started_at = clock()
         self._clock = clock
         self._window_log = WindowLog()
+        self.watchers: dict[Callable[[], None], None] = {}
+        """Called when what is served may have changed: whether, which model, which window."""
 
     @property
     def model(self) -> ModelInfo | None:
@@ -75,14 +77,14 @@ class Cluster:
 
     def join(self, step_loop: StepLoop) -> None:
         self.step_loops.append(step_loop)
-        self._window_log.record(self.model, self.step_loops)
+        self.tell_watchers()
         self.requests.sort_out_waiting()
         step_loop.wake()
 
     def drain(self, step_loop: StepLoop) -> None:
         """Lets a worker finish what it has; requests that only it would have taken wait."""
         step_loop.scheduler.drain()
-        self._window_log.record(self.model, self.step_loops)
+        self.tell_watchers()
         self.requests.sort_out_waiting()
         self.wake()
 
@@ -91,7 +93,7 @@ class Cluster:
         if step_loop not in self.step_loops:
             return
         self.step_loops.remove(step_loop)
-        self._window_log.record(self.model, self.step_loops)
+        self.tell_watchers()
         is_lost = step_loop.scheduler.is_accepting  # else it has announced that it goes
         if is_lost:
             record_loss(self.worker_records, step_loop.scheduler)
@@ -105,6 +107,12 @@ class Cluster:
     def wake(self) -> None:
         """Lets every step loop look for work."""
         self.step_loops.wake()
+
+    def tell_watchers(self) -> None:
+        """Says that what is served may have changed."""
+        self._window_log.record(self.model, self.step_loops)
+        for watcher in self.watchers:
+            watcher()
 
     def check(self) -> None:
         """Asserts the invariants of every worker, and that each live request is in one place."""

@@ -39,7 +39,7 @@ CALLERS = {
 
 TICK_S = 0.05
 IDLE_TICK_S = 0.25
-"""Interval while no request has a deadline and only the health status is kept up to date."""
+"""Interval while requests live but none has a deadline."""
 
 
 async def run(config: SchedulerConfig) -> None:
@@ -83,7 +83,8 @@ async def serving(config: SchedulerConfig) -> AsyncIterator[tuple[Server, Cluste
     )
     await server.start()
     server.set_serving(REGISTRY_SERVICE, serving=True)
-    ticker = asyncio.create_task(_tick(server, cluster, recorder))
+    cluster.watchers[partial(_set_health, server, cluster)] = None
+    ticker = asyncio.create_task(_tick(cluster, recorder))
     shown = serving_metrics(
         config.metrics, partial(metrics.read, cluster), host=config.host, tls=config.tls
     )
@@ -103,18 +104,22 @@ async def _log_stats(cluster: Cluster, interval_s: float) -> None:
         await StatsLog(cluster).run(interval_s)
 
 
-async def _tick(server: Server, cluster: Cluster, recorder: Recorder) -> None:
-    """Ends requests that are out of time; keeps health up to date."""
+def _set_health(server: Server, cluster: Cluster) -> None:
+    server.set_serving(SCHEDULER_SERVICE, serving=cluster.is_serving)
+
+
+async def _tick(cluster: Cluster, recorder: Recorder) -> None:
+    """Ends requests that are out of time; sleeps while there are none."""
     while True:
-        if len(cluster.requests):
-            recorder.tick(time.monotonic())
-            cluster.requests.expire()
-        server.set_serving(SCHEDULER_SERVICE, serving=cluster.is_serving)
+        await cluster.requests.wait_for_any()
+        recorder.tick(time.monotonic())
+        cluster.requests.expire()
         await asyncio.sleep(TICK_S if cluster.requests.has_deadlines else IDLE_TICK_S)
 
 
 async def _drain(server: Server, cluster: Cluster) -> None:
     """Lets the requests end; then cuts the streams, which do not end by themselves."""
+    cluster.tell_watchers()
     while len(cluster.requests):  # noqa: ASYNC110 (an event for this alone is not worth it)
         await asyncio.sleep(TICK_S)
     await server.drain(grace_s=0)

@@ -67,6 +67,10 @@ class RequestLifecycle:
     def __len__(self) -> int:
         return len(self._live)
 
+    async def wait_for_any(self) -> None:
+        """Returns when a request lives."""
+        await self._live.exist.wait()
+
     @property
     def has_deadlines(self) -> bool:
         """True if `expire` may have something to do."""

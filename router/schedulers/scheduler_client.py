@@ -6,6 +6,7 @@ breaks.
 """
 
 import asyncio
+import contextlib
 import itertools
 import logging
 from collections.abc import AsyncIterator
@@ -33,6 +34,9 @@ logger = logging.getLogger(__name__)
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 RECONNECT_AFTER_S = 0.5
+SERVED_POLLS = 10
+"""Intervals of the poll between two while a model is served. The scheduler says when it changes;
+one of a version that does not say so is noticed after this time."""
 _BACKOFF_S = (0.1, 0.2, 0.5, 1.0)
 
 
@@ -73,6 +77,7 @@ class SchedulerConnection:
         self._models = models
         self._requests = RequestTable[ActiveRequest]()
         self._outgoing: asyncio.Queue[pb.ConnectRequest | None] | None = None
+        self._model_changed = asyncio.Event()
         self._waiting_for = ""
         self.absence = ""
         """The scheduler's reason for serving no model; "" if it serves one or does not answer."""
@@ -153,7 +158,10 @@ class SchedulerConnection:
         try:
             self._serve(served)
             async for answer in call:
-                self._dispatch(updates.decode(answer.updates))
+                if answer.model_changed:
+                    self._model_changed.set()
+                else:
+                    self._dispatch(updates.decode(answer.updates))
             logger.warning("the scheduler at %s has ended the stream", self.address)
         except grpc.aio.AioRpcError as error:
             logger.warning("lost the scheduler at %s: %s", self.address, _reason(error))
@@ -175,15 +183,21 @@ class SchedulerConnection:
         self._listener.lost(list(lost.values()), is_faulty=is_faulty)
 
     async def _watch_model(self, stub: scheduler_pb2_grpc.SchedulerServiceStub) -> None:
-        """Polls for the last worker's end, and for the next worker's model."""
+        """Asks for the model when the scheduler says that it has changed, and now and then."""
+        wait_s = self._model_poll_s
         while True:
-            await asyncio.sleep(self._model_poll_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._model_changed.wait()
+            self._model_changed.clear()
+            wait_s = self._model_poll_s
             try:
                 served = await self._models.fetch(stub)
             except (grpc.aio.AioRpcError, ValueError) as error:
                 self._doubt_model(error)
                 continue
             self._serve(served)
+            wait_s *= SERVED_POLLS
 
     def _doubt_model(self, error: Exception) -> None:
         self.absence = _said_by_scheduler(error)

@@ -1,5 +1,6 @@
 """The requests that have not ended: found by group or id, counted by tenant, ended by deadline."""
 
+import asyncio
 import heapq
 import itertools
 from collections import Counter
@@ -17,6 +18,8 @@ class LiveRequests:
 
     def __init__(self) -> None:
         self._groups: dict[SequenceGroup, None] = {}
+        self.exist = asyncio.Event()
+        """Set while a request lives."""
         self._by_id: dict[tuple[str, str], SequenceGroup] = {}  # of a tenant
         self._num_of: Counter[str] = Counter()  # of a tenant
         self.deadlines: list[tuple[float, int, SequenceGroup]] = []
@@ -44,6 +47,7 @@ class LiveRequests:
     def add(self, group: SequenceGroup) -> None:
         """Adds a request whose id no other of its tenant has."""
         self._groups[group] = None
+        self.exist.set()
         self._by_id[_id_of(group)] = group
         self._num_of[group.request.tenant] += 1
         if group.deadline is not None:
@@ -51,6 +55,8 @@ class LiveRequests:
 
     def remove(self, group: SequenceGroup) -> None:
         del self._groups[group], self._by_id[_id_of(group)]
+        if not self._groups:
+            self.exist.clear()
         self._num_of[group.request.tenant] -= 1
         if not self._num_of[group.request.tenant]:
             del self._num_of[group.request.tenant]

@@ -13,6 +13,15 @@ from scheduler_svc.requests.sequence_group import SequenceGroup, new_group
 from scheduler_svc.results.step_outcome import finished_request
 
 
+class ModelChanged:
+    """Says that the router should ask for the served model again."""
+
+
+MODEL_CHANGED = ModelChanged()
+
+Message = RequestUpdates | ModelChanged
+
+
 class Session:
     """A `RouterSession` over a bounded buffer.
 
@@ -31,7 +40,7 @@ class Session:
         self._lifecycle = lifecycle
         self._groups: dict[int, SequenceGroup] = {}  # by handle
         self._max_messages = max_messages
-        self._messages: deque[RequestUpdates | None] = deque()
+        self._messages: deque[Message | None] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._overflowed = False
 
@@ -44,7 +53,12 @@ class Session:
             self._overflowed = True
             asyncio.get_running_loop().call_soon(self.abort_all)  # not amid a `send_updates`
 
-    async def next_message(self) -> RequestUpdates | None:
+    def model_changed(self) -> None:
+        """Lets the router ask for the model again; a no-op if such a message waits."""
+        if MODEL_CHANGED not in self._messages:
+            self._put(MODEL_CHANGED)
+
+    async def next_message(self) -> Message | None:
         """Returns what is to be sent next; None after `end`. For one reader.
 
         Raises ResourceExhausted if too much waits.
@@ -58,7 +72,7 @@ class Session:
             self._check_read()
         return message
 
-    def _put(self, message: RequestUpdates | None) -> None:
+    def _put(self, message: Message | None) -> None:
         self._messages.append(message)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)

@@ -20,7 +20,7 @@ from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.recorder import UNRECORDED, Recorder
 from scheduler_svc.reports import insight_codec, state_codec
 from scheduler_svc.requests.failures import RETRY_AFTER_S, drains
-from scheduler_svc.service.router_session import Session
+from scheduler_svc.service.router_session import Message, ModelChanged, Session
 from scheduler_svc.workers.starting_workers import StartingWorkers
 
 MAX_LIVE_REQUESTS = 100
@@ -60,13 +60,16 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
             recorder=self._recorder.router(),
         )
         reader = asyncio.create_task(self._read(requests, session))
+        watcher = session.model_changed
+        self._cluster.watchers[watcher] = None
         try:
             # Headers at once, so that a router knows that it is connected before it asks.
             await context.send_initial_metadata(())
             while (message := await session.next_message()) is not None:
-                yield pb.ConnectResponse(updates=encode_updates(message))
+                yield _encode(message)
             reader.result()
         finally:
+            del self._cluster.watchers[watcher]
             reader.cancel()
             session.abort_all()
 
@@ -136,6 +139,12 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
             include_token_ids=request.include_token_ids,
         ):
             yield part
+
+
+def _encode(message: Message) -> pb.ConnectResponse:
+    if isinstance(message, ModelChanged):
+        return pb.ConnectResponse(model_changed=True)
+    return pb.ConnectResponse(updates=encode_updates(message))
 
 
 def apply_message(request: pb.ConnectRequest, session: Session, now: float) -> None:

@@ -146,10 +146,12 @@ class Router:
         self.stub = pb_grpc.SchedulerServiceStub(self._channel)
         self.call = self.stub.Connect()
         self.got: dict[int, Got] = {}
+        self.num_model_changes = 0
         self._reader = asyncio.create_task(self._read())
 
     async def _read(self) -> None:
         async for message in self.call:
+            self.num_model_changes += message.model_changed
             outputs = message.updates
             self._add_tokens(outputs)
             for finished in outputs.finished_sequences:

@@ -19,6 +19,7 @@ from protos.common.v1 import common_pb2
 from protos.scheduler.v1 import scheduler_pb2 as pb
 from protos.scheduler.v1 import stats_pb2
 from scheduler_svc.config import PreemptionMode, SchedulerConfig
+from scheduler_svc.main import SCHEDULER_SERVICE
 from tests.gpu_worker.builders import with_moves
 from tests.integration.stack import (
     Got,
@@ -371,6 +372,18 @@ async def test_a_worker_that_can_hold_nothing_is_refused_for_good() -> None:
             with pytest.raises(RegistrationRefused, match="0 blocks of 16 tokens"):
                 await worker.task
         assert not scheduler.cluster.step_loops
+
+
+async def test_routers_are_told_when_workers_join_and_drain() -> None:
+    async with running_scheduler(make_config()) as scheduler, router(scheduler.address) as client:
+        await client.call.initial_metadata()
+        async with running_worker(scheduler.address, simulated()) as worker:
+            await eventually(lambda: client.num_model_changes == 1)
+            await client.stub.GetModel(pb.GetModelRequest())
+            assert scheduler.server.is_serving(SCHEDULER_SERVICE)
+            await worker.registration.drain(timeout_s=60)
+            await eventually(lambda: client.num_model_changes > 1)
+            assert not scheduler.server.is_serving(SCHEDULER_SERVICE)
 
 
 async def test_a_draining_worker_finishes_what_it_has() -> None:

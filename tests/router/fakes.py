@@ -163,7 +163,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.stats = stats_pb2.GetStatsResponse()
         self.port = 0
         self._changed = asyncio.Condition()
-        self._outgoing: asyncio.Queue[pb.RequestUpdates | None] = asyncio.Queue()
+        self._outgoing: asyncio.Queue[pb.ConnectResponse | None] = asyncio.Queue()
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> str:
@@ -179,7 +179,10 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
             self._server = None
 
     def send(self, outputs: pb.RequestUpdates) -> None:
-        self._outgoing.put_nowait(outputs)
+        self._outgoing.put_nowait(pb.ConnectResponse(updates=outputs))
+
+    def say_model_changed(self) -> None:
+        self._outgoing.put_nowait(pb.ConnectResponse(model_changed=True))
 
     def end_stream(self) -> None:
         self._outgoing.put_nowait(None)
@@ -194,8 +197,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         reading = asyncio.create_task(self._read(requests))
         self._outgoing = asyncio.Queue()
         try:
-            while (outputs := await self._outgoing.get()) is not None:
-                yield pb.ConnectResponse(updates=outputs)
+            while (answer := await self._outgoing.get()) is not None:
+                yield answer
         finally:
             reading.cancel()
 

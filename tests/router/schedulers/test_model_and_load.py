@@ -51,6 +51,21 @@ async def test_get_model_says_what_is_served(stack: Stack) -> None:
     assert model.has_chat_template
 
 
+async def test_a_model_that_the_scheduler_says_has_changed_is_asked_for_at_once() -> None:
+    async with make_stack(model_poll_s=1000.0) as stack:
+        for has_worker in (False, True):
+            stack.scheduler.has_worker = has_worker
+            stack.scheduler.say_model_changed()
+            await stack.wait_serving(has_worker)
+
+
+async def test_a_change_that_the_scheduler_does_not_tell_is_noticed(stack: Stack) -> None:
+    stack.scheduler.has_worker = False
+    await stack.wait_serving(False)
+    stack.scheduler.has_worker = True
+    await stack.wait_serving()
+
+
 async def test_tokens_come_with_their_texts_if_asked_for(stack: Stack) -> None:
     asked = pb.TokenizeRequest(text="Paris is nice", return_texts=True)
     tokens = await stack.client.Tokenize(asked)

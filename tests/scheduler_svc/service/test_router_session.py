@@ -8,7 +8,7 @@ from contract.errors import InvalidArgument, ResourceExhausted
 from contract.request import Request
 from contract.sampling_params import SamplingParams
 from contract.updates import RequestUpdates
-from scheduler_svc.service.router_session import Session
+from scheduler_svc.service.router_session import MODEL_CHANGED, Session
 from tests.scheduler_svc.make import join_worker, make_cluster
 
 
@@ -40,13 +40,24 @@ async def test_a_router_that_does_not_read_loses_its_requests_and_then_its_strea
         await session.next_message()
 
 
+async def test_changes_of_the_model_are_one_message_while_the_router_does_not_read() -> None:
+    cluster = make_cluster()
+    session = Session(cluster.requests, max_messages=2)
+    cluster.watchers[session.model_changed] = None
+    for _ in range(3):
+        cluster.tell_watchers()
+    session.end()
+    assert await session.next_message() is MODEL_CHANGED
+    assert await session.next_message() is None
+
+
 async def test_what_waits_is_sent_before_the_end() -> None:
     cluster = make_cluster()
     session = Session(cluster.requests, max_messages=2)
     session.send(RequestUpdates(handles=[1]))
     session.end()
     message = await session.next_message()
-    assert message is not None
+    assert isinstance(message, RequestUpdates)
     assert message.handles == [1]
     assert await session.next_message() is None
 
