@@ -28,6 +28,7 @@ def compile_decoder(
     max_model_len: int,
     num_threads: int,
     in_float32: bool = False,
+    kv_dtype: str = "auto",
     isa: Isa | None = None,
 ) -> Program:
     """Makes a program of a decoder's weights, which are read and packed one by one.
@@ -37,11 +38,14 @@ def compile_decoder(
 
     Args:
         in_float32: multiplies blocks in float32, not in 8 bits.
+        kv_dtype: "float32", "bfloat16", or "auto" for the type of activations.
     """
     isa = best_isa() if isa is None else isa
     is_bfloat16 = weights.dtype == BFLOAT16 and multiplies_bfloat16(isa)
+    element = Element.BFLOAT16 if is_bfloat16 else Element.FLOAT32
     shape = ProgramShape(
-        element=Element.BFLOAT16 if is_bfloat16 else Element.FLOAT32,
+        element=element,
+        kv_element=element if kv_dtype == "auto" else Element[kv_dtype.upper()],
         num_layers=config.num_layers,
         num_heads=config.num_heads,
         num_kv_heads=config.num_kv_heads,

@@ -36,6 +36,7 @@ class ProgramShape:
     """Sizes and types that all ops of a program share."""
 
     element: Element
+    kv_element: Element
     num_layers: int
     num_heads: int
     num_kv_heads: int
@@ -48,7 +49,7 @@ class ProgramShape:
     @property
     def block_bytes(self) -> int:
         """Bytes of a block of the cache: all layers, K and V."""
-        itemsize = 2 if self.element is Element.BFLOAT16 else 4
+        itemsize = 2 if self.kv_element is Element.BFLOAT16 else 4
         token = 2 * self.num_layers * self.num_kv_heads * self.head_size
         return token * self.block_size * itemsize
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Element(IntEnum):
-    """Element type of activations, of K and V, and of products that are not of codes."""
+    """Element type of activations and of products that are not of codes; or of K and V."""
 
     FLOAT32 = 0
     BFLOAT16 = 1
@@ -75,6 +75,7 @@ class SbBuffer(ctypes.Structure):
 class SbShape(ctypes.Structure):
     _fields_ = (
         ("element", c_int32),
+        ("kv_element", c_int32),
         ("num_layers", c_int32),
         ("num_heads", c_int32),
         ("num_kv_heads", c_int32),

@@ -78,7 +78,9 @@ class TensorBuilder(ProgramBuilder):
     rotate = taking_tensors(ProgramBuilder.rotate)
 
 
-def make_builder(dtype: torch.dtype, **shape: int) -> TensorBuilder:
+def make_builder(
+    dtype: torch.dtype, *, kv_dtype: torch.dtype | None = None, **shape: int
+) -> TensorBuilder:
     sizes = {
         "num_layers": 2,
         "num_heads": 3,
@@ -88,8 +90,8 @@ def make_builder(dtype: torch.dtype, **shape: int) -> TensorBuilder:
         "hidden_size": 50,
         "vocab_size": 97,
     }
-    element = DTYPES[dtype]
-    full = ProgramShape(element=element, scale=0.2, **(sizes | shape))
+    elements = {"element": DTYPES[dtype], "kv_element": DTYPES[kv_dtype or dtype]}
+    full = ProgramShape(**elements, scale=0.2, **(sizes | shape))
     return TensorBuilder(full, TensorArena())
 
 

@@ -39,24 +39,28 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Storage of the matrices, and what they are multiplied with."""
+    """Storage of the matrices, what they are multiplied with, and the type of K and V."""
 
     storage: Storage
     element: Element = Element.FLOAT32
+    kv_element: Element = Element.FLOAT32
     is_coded: bool = False
 
     def __str__(self) -> str:
         factors = "8 bits" if self.is_coded else self.element.name.lower()
-        return f"{self.storage.name} in {factors} with {self.element.name.lower()}"
+        elements = f"{self.element.name.lower()} and {self.kv_element.name.lower()}"
+        return f"{self.storage.name} in {factors} with {elements}"
 
 
 def forms_of(isa: Isa) -> Iterator[Form]:
     """Yields the forms that an instruction set computes."""
     yield from (Form(storage) for storage in Storage)
     yield from (Form(storage, is_coded=True) for storage in QUANTISED)
+    narrow = Element.BFLOAT16
+    yield Form(Storage.F32, kv_element=narrow)
     if native.multiplies_bfloat16(isa):
-        yield Form(Storage.BF16, Element.BFLOAT16)
-        yield from (Form(storage, Element.BFLOAT16, is_coded=True) for storage in QUANTISED)
+        yield from (Form(Storage.BF16, narrow, kv_element) for kv_element in Element)
+        yield from (Form(storage, narrow, narrow, is_coded=True) for storage in QUANTISED)
 
 
 def make_vector(size: int, seed: int) -> Floats:
@@ -105,9 +109,10 @@ class SmallDecoder:
         self.tokens = np.random.default_rng(5).integers(0, VOCAB, NUM_TOKENS)
 
     def program(self, isa: Isa, num_threads: int) -> Program:
-        element, matrices = self.form.element, self.matrices
+        matrices = self.matrices
         shape = ProgramShape(
-            element=element,
+            element=self.form.element,
+            kv_element=self.form.kv_element,
             num_layers=1,
             num_heads=HEADS,
             num_kv_heads=1,

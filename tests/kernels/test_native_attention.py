@@ -13,7 +13,9 @@ from signalbox_kernels.native import Isa
 from signalbox_kernels.program import Program
 from signalbox_kernels.structs import Row, StepArrays
 from tests.kernels.native_programs import (
+    DTYPES,
     ELEMENTS,
+    ISAS,
     TOLERANCE,
     angles,
     make_arrays,
@@ -21,6 +23,13 @@ from tests.kernels.native_programs import (
     make_matrix,
     make_program,
 )
+
+CACHES = [
+    pytest.param(*element.values, kv_dtype, id=f"{element.id}-{DTYPES[kv_dtype].name.lower()}")
+    for element in ELEMENTS
+    for kv_dtype in DTYPES
+]
+"""Instruction sets, each with the dtypes that it computes in and those of K and V."""
 
 
 @dataclass
@@ -30,13 +39,24 @@ class Cached:
     program: Program
     buffers: tuple[int, int, int]
     dtype: torch.dtype
+    kv_dtype: torch.dtype
     norms: tuple[Tensor, Tensor] | None
     window: int | None
+    pool: Tensor
+    """[num_blocks, block_bytes] uint8, which the program uses."""
     cache: Tensor
-    """[num_blocks, 2, block_size, num_kv_heads, head_size] float32."""
+    """[num_blocks, 2, block_size, num_kv_heads, head_size] float32, of the reference."""
+
+    @property
+    def tolerance(self) -> dict[str, float]:
+        """One for float32 on both sides, or that of values which the two sides may round apart."""
+        return TOLERANCE[self.dtype if self.kv_dtype is torch.float32 else self.kv_dtype]
 
     def step(self, arrays: StepArrays, heads: Tensor) -> tuple[Tensor, Tensor]:
         """Returns what the program and the reference make of [num_tokens, all heads, head_size]."""
+        return self.run(arrays, heads), self._expected(arrays, heads.clone())
+
+    def run(self, arrays: StepArrays, heads: Tensor) -> Tensor:
         shape, count = self.program.shape, len(heads)
         source, _, out = self.buffers
         width = heads.shape[1] * shape.head_size
@@ -45,8 +65,7 @@ class Cached:
         self.program.run(arrays)
         width = shape.num_heads * shape.head_size
         actual = self.program.view(out, width=width, num_tokens=200, dtype=self.dtype)
-        actual = actual[:count, :width].reshape(count, shape.num_heads, -1)
-        return actual, self._expected(arrays, heads.clone())
+        return actual[:count, :width].reshape(count, shape.num_heads, -1)
 
     def _expected(self, arrays: StepArrays, heads: Tensor) -> Tensor:
         shape = self.program.shape
@@ -58,8 +77,9 @@ class Cached:
         cos, sin = angles(shape.head_size)[torch.from_numpy(arrays.positions)].unbind(dim=1)
         cos, sin = torch.cat([cos, cos], -1)[:, None], torch.cat([-sin, sin], -1)[:, None]
         reference.rotary_embedding(heads[:, :end], cos, sin)
+        cached = heads.to(self.kv_dtype).float()
         heads = heads.to(self.dtype).float()
-        keys, values = heads[:, shape.num_heads : end], heads[:, end:]
+        keys, values = cached[:, shape.num_heads : end], cached[:, end:]
         at = arrays.attention
         reference.reshape_and_cache(keys, values, self.cache, torch.from_numpy(at.slots))
         return reference.paged_attention(
@@ -75,13 +95,14 @@ class Cached:
 
 def make_cached(
     dtype: torch.dtype,
+    kv_dtype: torch.dtype,
     *,
     isa: Isa | None = None,
     qk_norm: bool = False,
     window: int | None = None,
     **shape: int,
 ) -> Cached:
-    builder = make_builder(dtype, **shape)
+    builder = make_builder(dtype, kv_dtype=kv_dtype, **shape)
     sizes = builder.shape
     both = sizes.num_heads + 2 * sizes.num_kv_heads
     buffers = (
@@ -97,7 +118,7 @@ def make_cached(
     pool = torch.full((60, sizes.block_bytes), 255, dtype=torch.uint8)  # NaN everywhere
     program.bind(pool)
     cache = torch.zeros(60, 2, sizes.block_size, sizes.num_kv_heads, sizes.head_size)
-    return Cached(program, buffers, dtype, used, window, cache)
+    return Cached(program, buffers, dtype, kv_dtype, used, window, pool, cache)
 
 
 def make_step(
@@ -131,36 +152,44 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize(("isa", "dtype"), ELEMENTS)
+@pytest.mark.parametrize(("isa", "dtype", "kv_dtype"), CACHES)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("variant", [{}, {"qk_norm": True}, {"window": 21}], ids=str)
 def test_attention_over_blocks_equals_the_reference(
-    isa: Isa, dtype: torch.dtype, shape: dict[str, int], variant: dict[str, int]
+    isa: Isa,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    shape: dict[str, int],
+    variant: dict[str, int],
 ) -> None:
-    cached = make_cached(dtype, isa=isa, **shape, **variant)  # type: ignore[arg-type]
+    cached = make_cached(dtype, kv_dtype, isa=isa, **shape, **variant)  # type: ignore[arg-type]
     steps = [([15, 31, 1, 60], [15, 31, 1, 60]), ([16, 32, 2, 63], [1, 1, 1, 3])]
     steps += [([17, 61, 3, 64], [1, 29, 1, 1]), ([18, 62, 20, 65], [1, 1, 17, 1])]
     steps += [([19, 63, 21, 66], [1, 1, 1, 1]), ([20, 64, 22, 67], [1, 1, 1, 1])]
     for i, (contexts, queries) in enumerate(steps):
         actual, expected = cached.step(*make_step(cached, contexts, queries, seed=i))
-        torch.testing.assert_close(actual, expected, **TOLERANCE[dtype])
+        torch.testing.assert_close(actual, expected, **cached.tolerance)
 
 
-@pytest.mark.parametrize(("isa", "dtype"), ELEMENTS)
-def test_long_contexts_pass_several_softmax_chunks(isa: Isa, dtype: torch.dtype) -> None:
-    cached = make_cached(dtype, isa=isa, num_heads=4, num_kv_heads=2)
+@pytest.mark.parametrize(("isa", "dtype", "kv_dtype"), CACHES)
+def test_long_contexts_pass_several_softmax_chunks(
+    isa: Isa, dtype: torch.dtype, kv_dtype: torch.dtype
+) -> None:
+    cached = make_cached(dtype, kv_dtype, isa=isa, num_heads=4, num_kv_heads=2)
     arrays: StepArrays | None = None
     for i, (context, count) in enumerate([(190, 190), (380, 190), (570, 190), (571, 1), (575, 4)]):
         arrays, heads = make_step(cached, [context], [count], seed=i)
         actual, expected = cached.step(arrays, heads)
-        torch.testing.assert_close(actual, expected, **TOLERANCE[dtype])
+        torch.testing.assert_close(actual, expected, **cached.tolerance)
 
 
-@pytest.mark.parametrize(("isa", "dtype"), ELEMENTS)
-def test_a_row_does_not_depend_on_the_rows_beside_it(isa: Isa, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("isa", "dtype", "kv_dtype"), CACHES)
+def test_a_row_does_not_depend_on_the_rows_beside_it(
+    isa: Isa, dtype: torch.dtype, kv_dtype: torch.dtype
+) -> None:
     """Bit for bit: alone or in a batch, in one piece or token by token."""
     shape = {"num_heads": 6, "num_kv_heads": 2, "head_size": 64}
-    whole, piecewise = make_cached(dtype, isa=isa, **shape), make_cached(dtype, isa=isa, **shape)
+    whole, piecewise = (make_cached(dtype, kv_dtype, isa=isa, **shape) for _ in range(2))
     arrays, heads = make_step(whole, [45], [45], seed=0)
     expected, _ = whole.step(arrays, heads)
     expected = expected.clone()
@@ -168,3 +197,20 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(isa: Isa, dtype: torch.dtyp
         one, _ = make_step(piecewise, [position + 1], [1], seed=0)
         actual, _ = piecewise.step(one, heads[position : position + 1])
         assert torch.equal(actual[0], expected[position])
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_widened_k_and_v_give_the_bits_of_float32_that_holds_rounded_values(isa: Isa) -> None:
+    shape = {"num_heads": 6, "num_kv_heads": 2, "head_size": 48}
+    narrow = make_cached(torch.float32, torch.bfloat16, isa=isa, **shape)
+    wide = make_cached(torch.float32, torch.float32, isa=isa, **shape)
+    assert 2 * narrow.pool.shape[1] == wide.pool.shape[1]
+    steps = [([150, 31], [150, 31]), ([280, 60], [130, 29]), ([281, 61], [1, 1])]
+    for i, (contexts, queries) in enumerate(steps):
+        arrays, heads = make_step(narrow, contexts, queries, seed=i)
+        actual = narrow.run(arrays, heads).clone()
+        wide.run(arrays, heads)
+        values = wide.pool.view(torch.float32)
+        values.copy_(values.bfloat16().float())
+        arrays.attention.slots[:] = -1  # attention alone, over the rounded values
+        assert torch.equal(actual, wide.run(arrays, heads))

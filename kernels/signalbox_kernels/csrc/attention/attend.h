@@ -8,7 +8,7 @@
 namespace SB_NS {
 
 #if defined(__AMX_BF16__)
-struct TiledAttend : Attend<Bf16> {
+struct TiledAttend : Attend<Bf16, Bf16> {
   static constexpr int half = kTileWords / 2;  // words of 16 tokens
 
   static constexpr int64_t kFetchedTokens = 512;  // of one head: they stay in L2
@@ -18,7 +18,7 @@ struct TiledAttend : Attend<Bf16> {
 
   TiledAttend(const sb::Phase& p, int32_t tile, char* scratch)
       : Attend(p, tile, scratch),
-        last(query + stored * (size / Bf16::G)),
+        last(query + stored * query_words),
         next(p, tile + 1 < p.tiles ? tile + 1 : tile) {
     if (tile + 1 == p.tiles) next.end = 0;
     use_tiles(attention_config(rows < kTileRows ? rows : kTileRows));
@@ -151,21 +151,21 @@ struct TiledAttend : Attend<Bf16> {
 };
 #endif
 
-template <class E>
+template <class A, class E>
 static void attend_tile(const sb::Phase& phase, const sb::Claim& claim) {
   if (phase.rotation) {
     const int head = claim.tile % phase.shape->num_kv_heads;
     const int64_t row = phase.tasks[claim.tile / phase.shape->num_kv_heads].first;
-    rotate_group<E>(*phase.rotation, row, head);
+    rotate_group<A, E>(*phase.rotation, row, head);
     put_value_of<E>(*phase.rotation, row, head);
   }
 #if defined(__AMX_BF16__)
-  if constexpr (E::G == 2) {
+  if constexpr (E::Factors::G == 2) {
     TiledAttend attend(phase, claim.tile, claim.scratch);
     return attend.run(attend);
   }
 #endif
-  Attend<E> attend(phase, claim.tile, claim.scratch);
+  Attend<A, E> attend(phase, claim.tile, claim.scratch);
   attend.run(attend);
 }
 

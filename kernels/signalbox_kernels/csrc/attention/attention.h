@@ -15,9 +15,12 @@ namespace SB_NS {
 
 using sb::kKeyChunk;
 
-template <class E>
+// A: elements of queries and results. E: products with K and V, and their elements in the cache.
+template <class A, class E>
 struct Attend {
   typedef typename E::scalar scalar;
+  typedef typename E::Factors Factors;
+  typedef typename Factors::scalar factor_scalar;
 
   // The places of a task's keys in the cache.
   struct Keys {
@@ -50,7 +53,7 @@ struct Attend {
       return keys(p, token - offset) + size / E::G * p.shape->block_size + offset / E::G * size;
     }
   };
-  static constexpr int chunk_words = kKeyChunk / E::G;
+  static constexpr int chunk_words = kKeyChunk / Factors::G;
 
   const sb::Phase& phase;
   const SbShape& shape;
@@ -60,11 +63,12 @@ struct Attend {
   int rows;   // task.count * group; row r is query r / group, head r % group
   int stored;  // rows that there is memory for
   int size, block_size;
+  int query_words;
   int64_t first_position;
   Keys lie;
-  word* query;        // [rows, size / G]
+  word* query;        // [rows, query_words] of factors
   float* scores;      // [rows, kKeyChunk]
-  word* weights;      // [rows, kKeyChunk / G]
+  word* weights;      // [rows, chunk_words] of factors
   float* out;         // [rows, size]
   float *top, *total, *factor;  // [rows]
 
@@ -78,6 +82,7 @@ struct Attend {
         stored(static_cast<int>(sb::round_up(rows, 16))),
         size(shape.head_size),
         block_size(shape.block_size),
+        query_words(size / Factors::G),
         first_position(p.batch->positions[task.first]),
         lie(p, tile) {
     out = reinterpret_cast<float*>(scratch);
@@ -104,10 +109,11 @@ struct Attend {
   void begin() {
     fetch_first(first_position + task.count);
     for (int r = 0; r < rows; ++r) {
-      const auto* q = static_cast<const scalar*>(phase.src.data) +
+      const auto* q = static_cast<const typename A::scalar*>(phase.src.data) +
                       (task.first + r / group) * phase.src.stride +
                       (head * group + r % group) * size;
-      std::memcpy(query + r * (size / E::G), q, sizeof(scalar) * static_cast<size_t>(size));
+      auto* to = reinterpret_cast<factor_scalar*>(query + r * query_words);
+      for (int d = 0; d < size; d += W) Factors::store(to + d, A::load(q + d));
       top[r] = -INFINITY;
       total[r] = 0.0f;
     }
@@ -126,12 +132,12 @@ struct Attend {
     const int depth = size / E::G;
     int r = 0;
     for (; r + R <= rows; r += R)
-      multiply<E, R, NV>(query + r * depth, depth, columns, depth, c + r * kKeyChunk, kKeyChunk,
-                         ahead);
+      multiply<E, R, NV>(query + r * query_words, query_words, columns, depth, c + r * kKeyChunk,
+                         kKeyChunk, ahead);
     if (r < rows)
       with_rows<R>(rows - r, [&](auto count) SB_LAMBDA {
-        multiply<E, decltype(count)::value, NV>(query + r * depth, depth, columns, depth,
-                                                c + r * kKeyChunk, kKeyChunk, ahead);
+        multiply<E, decltype(count)::value, NV>(query + r * query_words, query_words, columns,
+                                                depth, c + r * kKeyChunk, kKeyChunk, ahead);
       });
   }
 
@@ -182,7 +188,7 @@ struct Attend {
     }
   }
 
-  static constexpr bool is_rough = E::G == 2;  // weights become bfloat16
+  static constexpr bool is_rough = Factors::G == 2;  // weights become bfloat16
 
   SB_INLINE V power(V x) {
     if constexpr (is_rough) return exp2_roughly(x);
@@ -193,7 +199,7 @@ struct Attend {
   // written.
   void soften(int r, int low, int high, int count) {
     float* s = scores + r * kKeyChunk;
-    auto* p = reinterpret_cast<scalar*>(weights + r * chunk_words);
+    auto* p = reinterpret_cast<factor_scalar*>(weights + r * chunk_words);
     constexpr float log2_e = 1.44269504088896341f;
     const float factor_of_power = is_rough ? shape.scale * log2_e : shape.scale;
     const V scale = splat(factor_of_power), none = splat(-INFINITY);
@@ -208,7 +214,7 @@ struct Attend {
     for (int t = 0; t < count; t += W) {
       const V weight = power(fused(load(s + t), scale, -shift));
       added += weight;
-      E::store(p + t, weight);
+      Factors::store(p + t, weight);
     }
     factor[r] = old == -INFINITY ? 0.0f : std::exp(old - now);
     total[r] = total[r] * factor[r] + sum(added);
@@ -228,7 +234,7 @@ struct Attend {
     for (int t = 0; t < count; t += block_size) {
       const word* block = values(first + t) + d;
       const int pairs = ((count - t < block_size ? count - t : block_size) + E::G - 1) / E::G;
-      for (int k = 0; k < pairs; ++k, ++p) {
+      for (int k = 0; k < pairs; ++k, p += E::kLeftWords) {
         typename E::Right right[NV];
 #pragma GCC unroll 8
         for (int v = 0; v < NV; ++v) right[v] = E::right(block + k * size + v * W);
@@ -260,7 +266,7 @@ struct Attend {
   }
 
   void gather_chunk(int64_t first, int count) {
-    constexpr int wide = W == 16 ? 4 : 2;
+    constexpr int wide = W == 16 ? 4 / E::kLeftWords : 2;  // the sums stay in registers
     int d = 0;
     for (; d + wide * W <= size; d += wide * W) gather_columns<wide>(d, first, count);
     for (; d < size; d += W) gather_columns<1>(d, first, count);
@@ -287,10 +293,10 @@ struct Attend {
 
   void finish() const {
     for (int r = 0; r < rows; ++r) {
-      auto* to = static_cast<scalar*>(phase.dst.data) +
+      auto* to = static_cast<typename A::scalar*>(phase.dst.data) +
                  (task.first + r / group) * phase.dst.stride + (head * group + r % group) * size;
       const V share = splat(1.0f / total[r]);
-      for (int d = 0; d < size; d += W) E::store(to + d, load(out + r * size + d) * share);
+      for (int d = 0; d < size; d += W) A::store(to + d, load(out + r * size + d) * share);
     }
   }
 };

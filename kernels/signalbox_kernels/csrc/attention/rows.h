@@ -166,7 +166,7 @@ struct CacheSlot {
 };
 
 // Rotates a token's K of one head and the queries that attend to it; the K goes to the cache.
-template <class E>
+template <class A, class E>
 static void rotate_group(const sb::Phase& phase, int64_t row, int kv_head) {
   const SbShape& shape = *phase.shape;
   const int size = shape.head_size, group = shape.num_heads / shape.num_kv_heads;
@@ -181,9 +181,9 @@ static void rotate_group(const sb::Phase& phase, int64_t row, int kv_head) {
   if (phase.batch->attention.slots[row] >= 0) CacheSlot<E>(phase, row).put_key(kv_head, key);
   float* query = heads + kv_head * group * size;
   for (int h = 0; h < group; ++h) turn(query + h * size, phase.op->norm_q);
-  auto* out = static_cast<typename E::scalar*>(phase.dst.data) + row * phase.dst.stride +
+  auto* out = static_cast<typename A::scalar*>(phase.dst.data) + row * phase.dst.stride +
               kv_head * group * size;
-  for (int i = 0; i < group * size; i += W) E::store(out + i, load(query + i));
+  for (int i = 0; i < group * size; i += W) A::store(out + i, load(query + i));
 }
 
 SB_INLINE const float* value_of(const sb::Phase& phase, int64_t row, int kv_head) {
@@ -219,12 +219,12 @@ static void put_values_of_tile(const sb::Phase& phase, const Range& range) {
   }
 }
 
-template <class E>
+template <class A, class E>
 static void rotate_tile(const sb::Phase& phase, const sb::Claim& claim) {
   const Range range = rows_of_tile(phase, claim.tile);
   for (int64_t row = range.first; row < range.end; ++row)
     for (int head = 0; head < phase.shape->num_kv_heads; ++head)
-      rotate_group<E>(phase, row, head);
+      rotate_group<A, E>(phase, row, head);
   put_values_of_tile<E>(phase, range);
 }
 

@@ -1,6 +1,7 @@
-// The two element types, seen as 32-bit words: one float32, or two bfloat16 along the sum.
+// The element types of products, seen as 32-bit words: one float32, or two bfloat16 along the sum.
 //
-// A product accumulates word by word, so the same kernel serves both. E::G elements make a word.
+// A product accumulates word by word, so the same kernel serves all. E::G elements make a word of the
+// right side; the left side has elements of E::Factors, E::kLeftWords words of them for each.
 #pragma once
 
 #include "isa/simd.h"
@@ -8,8 +9,9 @@
 namespace SB_NS {
 
 struct F32 {
-  static constexpr int G = 1;
+  static constexpr int G = 1, kLeftWords = 1;
   typedef float scalar;
+  typedef F32 Factors;
   typedef V Left;
   typedef V Right;
 
@@ -28,11 +30,43 @@ struct F32 {
   SB_INLINE void store(scalar* p, V v) { SB_NS::store(p, v); }
 };
 
+// bfloat16 that is widened in registers: products and sums are those of float32, in the same order, so
+// that they have the bits of a float32 right side that holds the rounded values.
+struct WideBf16 {
+  static constexpr int G = 2, kLeftWords = 2;
+  typedef uint16_t scalar;
+  typedef F32 Factors;
+  struct Pair {
+    V even, odd;
+  };
+  typedef Pair Left;
+  typedef Pair Right;
+
+  SB_INLINE Left broadcast(const word* p) { return {F32::broadcast(p), F32::broadcast(p + 1)}; }
+  SB_INLINE Right right(const word* p) {
+    VU both;
+    std::memcpy(&both, p, sizeof both);
+    return {from_bits(both << 16), from_bits(both & 0xffff0000u)};
+  }
+  SB_INLINE V mac(V sum, Left a, Right b) {
+    return fused(a.odd, b.odd, fused(a.even, b.even, sum));
+  }
+  // Rounds to nearest, ties to even; NaN stays NaN.
+  SB_INLINE void store(scalar* p, V v) {
+    const VU u = bits(v);
+    const VU rounded = (u + 0x7fffu + (u >> 16 & 1u)) >> 16;
+    const VU quiet = u >> 16 | 0x40u;
+    const VU chosen = (u & 0x7fffffffu) > 0x7f800000u ? quiet : rounded;
+    const VH halves = __builtin_convertvector(chosen, VH);
+    std::memcpy(p, &halves, sizeof halves);
+  }
+};
+
 #if defined(__AVX512BF16__)
 struct Bf16 {
-  static constexpr int G = 2;
+  static constexpr int G = 2, kLeftWords = 1;
   typedef uint16_t scalar;
-
+  typedef Bf16 Factors;
   typedef __m512bh Left;
   typedef __m512bh Right;
 

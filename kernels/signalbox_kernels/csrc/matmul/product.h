@@ -12,7 +12,7 @@ struct Columns {
   int64_t step;  // words
 };
 
-// c[R, NV * W] = a[R, depth] b[depth, NV * W], or += if Adds; depth in words. Every element is summed in the order
+// c[R, NV * W] = a[R, depth] b[depth, NV * W], or += if Adds; depth in words of b. Every element is summed in the order
 // of depth by one accumulator, so a row's result does not depend on the rows beside it. ahead(k)
 // fetches what comes after, while step k computes.
 template <class E, int R, int NV, bool Adds = false, class Ahead>
@@ -30,7 +30,7 @@ SB_INLINE void multiply(const word* a, int64_t a_stride, Columns<NV> b, int64_t 
     ahead(k);
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
-      const typename E::Left left = E::broadcast(a + r * a_stride + k);
+      const typename E::Left left = E::broadcast(a + r * a_stride + k * E::kLeftWords);
 #pragma GCC unroll 8
       for (int v = 0; v < NV; ++v) sum[r][v] = E::mac(sum[r][v], left, right[v]);
     }

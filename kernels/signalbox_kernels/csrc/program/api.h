@@ -9,8 +9,9 @@
 
 extern "C" {
 
-// Of activations, of K and V, and of products that are not of codes. In SB_F32 a weight may have any
-// storage; SB_BF16 takes SB_STORED_BF16 and an instruction set that multiplies it.
+// Of activations and of products that are not of codes: in SB_F32 a weight may have any storage;
+// SB_BF16 takes SB_STORED_BF16 and an instruction set that multiplies it. K and V have an element of
+// their own: attention multiplies bfloat16 where both are SB_BF16, and else computes in float32.
 enum SbElement : int32_t { SB_F32 = 0, SB_BF16 = 1 };
 
 // Type of a weight's values in memory, with ggml's numbers; see formats.h for how they are packed.
@@ -74,6 +75,7 @@ struct SbBuffer {
 
 struct SbShape {
   int32_t element;
+  int32_t kv_element;
   int32_t num_layers;
   int32_t num_heads;
   int32_t num_kv_heads;

@@ -126,12 +126,18 @@ Stretch Program::tile(int32_t phase, int32_t tile, int32_t thread) {
   const auto start = profile_ns_ ? Clock::now() : Clock::time_point();
   const Stretch next = ahead(phase, tile, thread);
   const Claim claim{tile, next.first, scratch_[static_cast<size_t>(thread)].data()};
-  kernels_.tile[shape_.element][p.op->kind](p, claim);
+  function_of(p.op->kind)(p, claim);
   if (profile_ns_) {
     const auto spent = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start);
     profile_ns_[thread * SB_NUM_KINDS + p.op->kind] += spent.count();
   }
   return next.first ? Stretch{next.first + p.panel_bytes, next.end} : Stretch{};
+}
+
+TileFunction Program::function_of(int32_t kind) const {
+  if (kind == SB_ROTATE) return kernels_.rotate[shape_.element][shape_.kv_element];
+  if (kind == SB_ATTEND) return kernels_.attend[shape_.element][shape_.kv_element];
+  return kernels_.tile[shape_.element][kind];
 }
 
 // Lets attention rotate its own inputs. With one token in each sequence, no sequence and no head reads

@@ -39,6 +39,7 @@ class Program final : public Pool::Work {
   int32_t num_threads() const { return num_threads_; }
 
  private:
+  TileFunction function_of(int32_t kind) const;
   Phase plan(const SbOp& op, const SbBatch& batch);
   void plan_ahead();
   void join_rotations();

@@ -71,7 +71,9 @@ using TileFunction = void (*)(const Phase& phase, const Claim& claim);
 using DrawFunction = void (*)(const SbDraws& draws, int64_t row, char* scratch);
 
 struct KernelTable {
-  TileFunction tile[2][7];  // [element][op kind]
+  TileFunction tile[2][7];    // [element][op kind]; those that use the cache have tables of their own
+  TileFunction rotate[2][2];  // [element][element of K and V]
+  TileFunction attend[2][2];
   DrawFunction draw;
   void (*rest)();  // called on each thread when it has done its part of a step
 };

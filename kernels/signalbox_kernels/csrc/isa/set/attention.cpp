@@ -4,9 +4,11 @@
 namespace SB_NS {
 
 void add_attention(sb::KernelTable& table) {
-  table.tile[SB_F32][SB_ATTEND] = attend_tile<F32>;
+  table.attend[SB_F32][SB_F32] = attend_tile<F32, F32>;
+  table.attend[SB_F32][SB_BF16] = attend_tile<F32, WideBf16>;
 #if defined(__AVX512BF16__)
-  table.tile[SB_BF16][SB_ATTEND] = attend_tile<Bf16>;
+  table.attend[SB_BF16][SB_F32] = attend_tile<Bf16, F32>;
+  table.attend[SB_BF16][SB_BF16] = attend_tile<Bf16, Bf16>;
 #endif
 }
 

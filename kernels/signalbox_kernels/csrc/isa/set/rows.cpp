@@ -7,14 +7,17 @@ template <class E>
 static void add_rows_of(sb::TileFunction (&tile)[SB_NUM_KINDS]) {
   tile[SB_EMBED] = embed_tile;
   tile[SB_NORM] = norm_tile<E>;
-  tile[SB_ROTATE] = rotate_tile<E>;
   tile[SB_CODE] = code_tile<E>;
 }
 
 void add_rows(sb::KernelTable& table) {
   add_rows_of<F32>(table.tile[SB_F32]);
+  table.rotate[SB_F32][SB_F32] = rotate_tile<F32, F32>;
+  table.rotate[SB_F32][SB_BF16] = rotate_tile<F32, WideBf16>;
 #if defined(__AVX512BF16__)
   add_rows_of<Bf16>(table.tile[SB_BF16]);
+  table.rotate[SB_BF16][SB_F32] = rotate_tile<Bf16, F32>;
+  table.rotate[SB_BF16][SB_BF16] = rotate_tile<Bf16, Bf16>;
 #endif
 }
 
