@@ -1,6 +1,6 @@
 """Model and capacity of a worker, with the fields of common.v1."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 from contract import sampling_defaults
 from contract.sampling_defaults import NO_DEFAULTS, SamplingDefaults
@@ -9,6 +9,18 @@ from protos.common.v1 import common_pb2 as pb
 MAX_BLOCKS = 1 << 22
 """Blocks of a pool that a worker may announce: the scheduler keeps some 50 bytes for each. With the
 smallest blocks of a small model, 0.4 MB, they are 1.6 TB."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arithmetic:
+    """How a worker computes; KV may move among workers with equal ones alone. See common.proto."""
+
+    factors: str
+    kernels: str
+    kv_cache_dtype: str
+
+    def __str__(self) -> str:
+        return f"products in {self.factors} on {self.kernels}, K and V in {self.kv_cache_dtype}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,10 +38,14 @@ class ModelInfo:
     sampling_defaults: SamplingDefaults = NO_DEFAULTS
     fingerprint: str = ""
     """Identity of configuration and weights; empty if there are none, as in a simulation."""
+    arithmetic: Arithmetic | None = field(default=None, compare=False)
+    """Workers of one model may differ in it; None if the worker does not say."""
 
     def difference(self, other: "ModelInfo") -> str | None:
         """Names the first field in which another model differs, with both values."""
         for entry in fields(self):
+            if not entry.compare:
+                continue
             mine, theirs = getattr(self, entry.name), getattr(other, entry.name)
             if mine != theirs:
                 return f"{entry.name} is {theirs!r}, but the scheduler serves {mine!r}"
@@ -84,6 +100,7 @@ def encode_model(model: ModelInfo) -> pb.ModelInfo:
         tokenizer_sha256=model.tokenizer_sha256,
         sampling_defaults=sampling_defaults.encode(model.sampling_defaults),
         fingerprint=model.fingerprint,
+        arithmetic=_encode_arithmetic(model.arithmetic),
     )
 
 
@@ -98,6 +115,27 @@ def decode_model(message: pb.ModelInfo) -> ModelInfo:
         tokenizer_sha256=message.tokenizer_sha256,
         sampling_defaults=sampling_defaults.decode(message.sampling_defaults),
         fingerprint=message.fingerprint,
+        arithmetic=_decode_arithmetic(message.arithmetic)
+        if message.HasField("arithmetic")
+        else None,
+    )
+
+
+def _encode_arithmetic(arithmetic: Arithmetic | None) -> pb.Arithmetic | None:
+    if arithmetic is None:
+        return None
+    return pb.Arithmetic(
+        factors=arithmetic.factors,
+        kernels=arithmetic.kernels,
+        kv_cache_dtype=arithmetic.kv_cache_dtype,
+    )
+
+
+def _decode_arithmetic(message: pb.Arithmetic) -> Arithmetic:
+    return Arithmetic(
+        factors=message.factors,
+        kernels=message.kernels,
+        kv_cache_dtype=message.kv_cache_dtype,
     )
 
 

@@ -55,6 +55,7 @@ def make_scheduler(
             prefill_tokens_per_s=capacity.prefill_tokens_per_s,
         ),
         eos_token_ids=frozenset(model.eos_token_ids),
+        arithmetic=model.arithmetic,
         worker_name=worker_name,
         grammar_bytes=capacity.grammar_bytes,
     )

@@ -10,6 +10,7 @@ decide one step; `OutputProcessor` processes its result.
 
 from collections import deque
 
+from contract.model import Arithmetic
 from contract.step_result import StepResult, StepTimings
 from contract.updates import FinishReason
 from scheduler_svc.config import CacheShape, PreemptionMode, StepLimits
@@ -44,6 +45,7 @@ class Scheduler:
         preemption_mode: PreemptionMode = PreemptionMode.AUTO,
         cost: CostModel | None = None,
         eos_token_ids: frozenset[int] = frozenset(),
+        arithmetic: Arithmetic | None = None,
         worker_name: str = "",
         grammar_bytes: int,
     ) -> None:
@@ -76,6 +78,7 @@ class Scheduler:
             preemption=self.preemption,
             swapping=self._swapping,
             trials=self._trials,
+            arithmetic=arithmetic,
             worker_name=worker_name,
         )
         self.output_processor = OutputProcessor(books, eos_token_ids=eos_token_ids)

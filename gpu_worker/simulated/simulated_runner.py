@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.model import ModelInfo, WorkerCapacity
+from contract.model import Arithmetic, ModelInfo, WorkerCapacity
 from contract.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from contract.step import Step
 from gpu_worker.batch.arrays import Int64Array
@@ -34,6 +34,8 @@ POISON = 0xDEAD_BEEF_DEAD_BEEF
 _MASK = (1 << 64) - 1
 _TOKEN, _POSITION, _SALT = 0x9E37_79B9_7F4A_7C15, 0xD1B5_4A32_D192_ED03, 0x8CB9_2BA7_2F3D_8DD7
 _MAX_GATHERED = 1 << 21  # slots read at once: 16 MiB
+
+SIMULATED = Arithmetic(factors="uint64", kernels="simulated", kv_cache_dtype="uint64")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +55,7 @@ class SimulatedConfig:
     token_ns: int = 0
     """Time of each token of a forward pass, on top of step_ns."""
     sampling_defaults: SamplingDefaults = NO_DEFAULTS
+    arithmetic: Arithmetic = SIMULATED
 
     def __post_init__(self) -> None:
         if self.vocab_size < MIN_VOCAB_SIZE:
@@ -86,6 +89,7 @@ class SimulatedRunner:
             max_model_len=self.config.max_model_len,
             eos_token_ids=(END_OF_SEQUENCE_ID,),
             sampling_defaults=self.config.sampling_defaults,
+            arithmetic=self.config.arithmetic,
         )
 
     def tokenizer_files(self) -> dict[str, bytes]:

@@ -5,9 +5,11 @@ decodes Sarathi-Serve (Agrawal et al., OSDI 2024). How much of the prompts goes 
 budget of tokens as there but a share of what waits.
 """
 
+from contract.model import Arithmetic
 from scheduler_svc.config import StepLimits
 from scheduler_svc.kv.block_manager import AllocStatus
 from scheduler_svc.kv.prefix_cache import FoundBlock
+from scheduler_svc.planning.arithmetic_changes import ArithmeticChanges
 from scheduler_svc.planning.bookkeeping import Bookkeeping
 from scheduler_svc.planning.branch_recompute import BranchRecompute
 from scheduler_svc.planning.group_selection import GroupSelection
@@ -34,6 +36,7 @@ class Planner:
         preemption: Preemption,
         swapping: Swapping,
         trials: Trials,
+        arithmetic: Arithmetic | None = None,
         worker_name: str = "",
     ) -> None:
         self.num_prefix_queries = 0  # tokens asked for, and found
@@ -49,6 +52,7 @@ class Planner:
         self._swapping = swapping
         self._trials = trials
         self._branch_recompute = BranchRecompute(books, preemption=preemption)
+        self.arithmetic_changes = ArithmeticChanges(arithmetic, worker_name=worker_name)
         self._worker_name = worker_name
 
     def fill(self, plan: StepPlan, now: float) -> None:
@@ -227,6 +231,7 @@ class Planner:
             step_id=plan.step_id,
             resumes=group.has_started,
         )
+        self.arithmetic_changes.record(group)
         is_new = not group.has_started
         self._resume(group, now)
         seq = group.unfinished[0]

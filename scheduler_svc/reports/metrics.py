@@ -94,6 +94,7 @@ def _add_requests(requests: RequestStats, families: Families, model: str) -> Non
 def _add_gauges(step_loop: StepLoop, families: Families, of_worker: dict[str, str]) -> None:
     scheduler = step_loop.scheduler
     gpu, cpu = scheduler.blocks.gpu, scheduler.blocks.cpu
+    arithmetic = scheduler.planner.arithmetic_changes.arithmetic
     families.gauge(
         "cache_config_info",
         "How a worker's KV cache is set up; always 1.",
@@ -103,6 +104,7 @@ def _add_gauges(step_loop: StepLoop, families: Families, of_worker: dict[str, st
         num_gpu_blocks=str(gpu.num_blocks),
         num_cpu_blocks=str(cpu.num_blocks),
         enable_prefix_caching=str(scheduler.blocks.prefix_caching),
+        cache_dtype=arithmetic.kv_cache_dtype if arithmetic else "",
     )
     for name, meaning, value in (
         ("num_requests_running", "Requests in a worker's batch.", len(scheduler.running)),
@@ -136,6 +138,11 @@ def _add_counters(step_loop: StepLoop, families: Families, of_worker: dict[str, 
         ("generation_tokens", "Tokens that were drawn.", processor.num_generated_tokens),
         ("num_preemptions", "Times that a request had to yield.", preemption.num_preemptions),
         ("num_recomputes", "Preemptions that were not swaps.", preemption.num_recomputes),
+        (
+            "num_arithmetic_changes",
+            "Requests that go on here with tokens of a worker with another arithmetic.",
+            planner.arithmetic_changes.num_requests,
+        ),
         ("prefix_cache_queries", "Prompt tokens that were looked for.", planner.num_prefix_queries),
         ("prefix_cache_hits", "Prompt tokens that were found.", planner.num_prefix_hits),
         ("cpu_prefix_cache_hits", "Of those, found in CPU memory.", planner.num_cpu_prefix_hits),

@@ -8,6 +8,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from contract.model import Arithmetic
 from contract.request import Request
 from contract.sampling_params import SamplingParams
 from contract.updates import RequestFailure, RequestUpdates
@@ -66,6 +67,8 @@ class SequenceGroup:
     """True while the group is in its scheduler's decode columns."""
     failure: RequestFailure | None = None
     """Set if the request ended without a result of its own making."""
+    arithmetic: Arithmetic | None = None
+    """Arithmetic of the worker that took the group last; None before, or if it did not say."""
     num_preemptions: int = 0
     num_lost_workers: int = 0
     """Workers that were lost while one of their steps held the group."""

@@ -250,7 +250,7 @@ def _check_tokenizer(model: ModelInfo, files: dict[str, bytes]) -> None:
 _JOINED = (
     "worker joined: %(worker)s, KV cache of %(kv_cache_tokens)d tokens and swap space of"
     " %(swap_space_tokens)d in blocks of %(block_size)d, steps of at most"
-    " %(max_num_seqs)d sequences and %(max_num_batched_tokens)d tokens"
+    " %(max_num_seqs)d sequences and %(max_num_batched_tokens)d tokens; %(arithmetic)s"
 )
 
 
@@ -262,6 +262,7 @@ _QUARANTINED = (
 
 def _joined_fields(scheduler: Scheduler) -> dict[str, object]:
     blocks, limits = scheduler.blocks, scheduler.limits
+    arithmetic = scheduler.planner.arithmetic_changes.arithmetic
     return {
         "worker": scheduler.worker_name,
         "kv_cache_tokens": blocks.gpu.num_blocks * blocks.block_size,
@@ -269,4 +270,5 @@ def _joined_fields(scheduler: Scheduler) -> dict[str, object]:
         "block_size": blocks.block_size,
         "max_num_seqs": limits.max_num_seqs,
         "max_num_batched_tokens": limits.max_num_batched_tokens,
+        "arithmetic": str(arithmetic or "arithmetic unknown"),
     }

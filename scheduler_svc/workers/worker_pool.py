@@ -16,7 +16,7 @@ class StepLoops(list[StepLoop]):
 
     @property
     def block_unit(self) -> BlockUnit:
-        """Size of a block. Workers of one model have the same."""
+        """Size of a block of the first worker; K and V of others may have another type."""
         for loop in self:
             scheduler = loop.scheduler
             return BlockUnit(

@@ -125,7 +125,7 @@ async def until_serving(address: str) -> None:
                 return
 
 
-def simulated(**settings: int) -> Callable[[], Runner]:
+def simulated(**settings: Any) -> Callable[[], Runner]:
     return lambda: SimulatedRunner(SimulatedConfig(**settings))
 
 

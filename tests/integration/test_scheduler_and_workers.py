@@ -14,12 +14,19 @@ from contract.model import WorkerCapacity
 from contract.sections.block_moves import NO_MOVES, BlockMapping
 from contract.step import Step
 from gpu_worker.registration_client import RegistrationRefused
-from gpu_worker.simulated.simulated_runner import SimulatedConfig, SimulatedRunner, expected_tokens
+from gpu_worker.simulated.simulated_runner import (
+    SIMULATED,
+    SimulatedConfig,
+    SimulatedRunner,
+    expected_tokens,
+)
 from protos.common.v1 import common_pb2
 from protos.scheduler.v1 import scheduler_pb2 as pb
 from protos.scheduler.v1 import stats_pb2
+from rpc.metrics.registry import make_registry
 from scheduler_svc.config import PreemptionMode, SchedulerConfig
 from scheduler_svc.main import SCHEDULER_SERVICE
+from scheduler_svc.reports import metrics
 from tests.gpu_worker.builders import with_moves
 from tests.integration.stack import (
     Got,
@@ -237,6 +244,30 @@ async def test_requests_of_a_killed_worker_go_on_elsewhere() -> None:
             assert_load(client, num_requests=24, max_tokens=60)
             assert len(scheduler.cluster.step_loops) == 1
             await assert_idle(scheduler)
+
+
+async def test_requests_that_go_on_with_another_arithmetic_are_counted() -> None:
+    other = dataclasses.replace(SIMULATED, kv_cache_dtype="uint32")
+    async with running_scheduler(make_config()) as scheduler, router(scheduler.address) as client:
+        make = simulated(step_ns=2_000_000)
+        async with running_worker(scheduler.address, make) as first:
+            await until_workers(scheduler, 1)
+            load = asyncio.create_task(run_load(client, num_requests=12, max_tokens=60))
+            await eventually(lambda: any(len(got.tokens) > 0 for got in client.got.values()))
+            await first.kill()
+        await until_workers(scheduler, 0)
+        async with running_worker(scheduler.address, simulated(arithmetic=other)):
+            await load
+            assert_load(client, num_requests=12, max_tokens=60)
+            (loop,) = scheduler.cluster.step_loops
+            num_requests = loop.scheduler.planner.arithmetic_changes.num_requests
+            assert num_requests > 0
+            registry = make_registry(lambda families: metrics.read(scheduler.cluster, families))
+            shown = registry.get_sample_value(
+                "signalbox_num_arithmetic_changes_total",
+                {"model_name": "simulated", "worker": loop.worker_name},
+            )
+            assert shown == num_requests
 
 
 async def test_requests_of_the_only_worker_go_on_at_the_next() -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from contract.errors import Code
-from contract.model import ModelInfo
+from contract.model import Arithmetic, ModelInfo
 from contract.request import BeamSearchParams, Request
 from contract.sampling_params import SamplingParams
 from contract.structured_output.grammar_cost import UNMEASURED, GrammarCost
@@ -68,6 +68,7 @@ def make_scheduler(
     cpu_prefix_cache: bool = True,
     cost: CostModel | None = None,
     grammar_bytes: int = 1 << 30,
+    arithmetic: Arithmetic | None = None,
     worker_name: str = "",
 ) -> Scheduler:
     return Scheduler(
@@ -91,6 +92,7 @@ def make_scheduler(
         cost=cost,
         eos_token_ids=frozenset({EOS}),
         grammar_bytes=grammar_bytes,
+        arithmetic=arithmetic,
         worker_name=worker_name,
     )
 
@@ -275,7 +277,7 @@ def make_cluster(
     return cluster
 
 
-def join_worker(cluster: Cluster, *, name: str = "", **options: int) -> tuple[StepLoop, Loop]:
+def join_worker(cluster: Cluster, *, name: str = "", **options: Any) -> tuple[StepLoop, Loop]:
     options = {"num_gpu_blocks": 64} | options
     scheduler = make_scheduler(admission=cluster.admission, worker_name=name, **options)
     steps = StepLoop(scheduler, send_updates=cluster.requests.send_updates, prepare=lambda _: None)

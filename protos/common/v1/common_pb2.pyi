@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ModelInfo(_message.Message):
-    __slots__ = ("name", "architecture", "dtype", "vocab_size", "max_model_len", "eos_token_ids", "tokenizer_sha256", "sampling_defaults", "fingerprint")
+    __slots__ = ("name", "architecture", "dtype", "vocab_size", "max_model_len", "eos_token_ids", "tokenizer_sha256", "sampling_defaults", "fingerprint", "arithmetic")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -17,6 +17,7 @@ class ModelInfo(_message.Message):
     TOKENIZER_SHA256_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_DEFAULTS_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    ARITHMETIC_FIELD_NUMBER: _ClassVar[int]
     name: str
     architecture: str
     dtype: str
@@ -26,7 +27,18 @@ class ModelInfo(_message.Message):
     tokenizer_sha256: str
     sampling_defaults: SamplingDefaults
     fingerprint: str
-    def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., dtype: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., tokenizer_sha256: _Optional[str] = ..., sampling_defaults: _Optional[_Union[SamplingDefaults, _Mapping]] = ..., fingerprint: _Optional[str] = ...) -> None: ...
+    arithmetic: Arithmetic
+    def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., dtype: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., tokenizer_sha256: _Optional[str] = ..., sampling_defaults: _Optional[_Union[SamplingDefaults, _Mapping]] = ..., fingerprint: _Optional[str] = ..., arithmetic: _Optional[_Union[Arithmetic, _Mapping]] = ...) -> None: ...
+
+class Arithmetic(_message.Message):
+    __slots__ = ("factors", "kernels", "kv_cache_dtype")
+    FACTORS_FIELD_NUMBER: _ClassVar[int]
+    KERNELS_FIELD_NUMBER: _ClassVar[int]
+    KV_CACHE_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    factors: str
+    kernels: str
+    kv_cache_dtype: str
+    def __init__(self, factors: _Optional[str] = ..., kernels: _Optional[str] = ..., kv_cache_dtype: _Optional[str] = ...) -> None: ...
 
 class SamplingDefaults(_message.Message):
     __slots__ = ("model", "override")
