@@ -59,8 +59,8 @@ class ModelConfig(NameSettings):
         BeforeValidator(renamed({"half": "float16", "float": "float32"})),
     ] = Field(
         "auto",
-        description="type of activations, KV cache and all weights that are not quantised; auto"
-        " suits model and device",
+        description="type of activations and all weights that are not quantised, and of the KV"
+        " cache unless --kv-cache-dtype says otherwise; auto suits model and device",
     )
     quantization: Literal["auto", "none", "gguf", "int8", "int4"] = Field(
         "auto",
@@ -118,7 +118,7 @@ class ModelConfig(NameSettings):
 
 
 class CacheConfig(LimitSettings):
-    """Size of the KV cache, and of the largest step."""
+    """Type and size of the KV cache, and size of the largest step."""
 
     GROUP: ClassVar[str] = "model and device"
 
@@ -127,6 +127,12 @@ class CacheConfig(LimitSettings):
         gt=0,
         le=256,
         description="tokens in a KV-cache block (default: 16, or what the attention backend takes)",
+    )
+    kv_cache_dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto",
+        description="type of K and V in the cache; auto is that of --dtype, or float32 on a CPU"
+        " without instructions for bfloat16. Of 32-bit K and V bfloat16 takes half the memory and"
+        " rounds them; PyTorch takes the type of --dtype alone",
     )
     swap_space: float | None = Field(
         None,

@@ -3,12 +3,12 @@
 import contextlib
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from contract.model import ModelInfo
+from contract.model import Arithmetic, ModelInfo
 from contract.startup import ReportProgress
 from gpu_worker.attention import AttentionBackend, AttentionShape, choose_attention_backend
 from gpu_worker.checkpoints.quantization import choose_quantization, describe_form
@@ -17,6 +17,7 @@ from gpu_worker.config import (
     CacheConfig,
     DeviceConfig,
     ModelConfig,
+    ModelError,
     ParallelConfig,
 )
 from gpu_worker.device.device_choice import choose_device, dtype_for_half
@@ -83,7 +84,9 @@ def load_model(
     if model_config.load_format == "dummy":
         placement = dummy_placement(placement)
     info = model_info(model_config, opened, str(placement.dtype).removeprefix("torch."))
+    info = replace(info, arithmetic=_arithmetic(info.dtype, device))
     choose_quantization(model_config, source, why_not_natively)  # refuses what floats are not
+    _check_kv_dtype(cache_config.kv_cache_dtype, info.dtype, why_not_natively)
     logger.info("%s", describe_form(source.sizes, info.dtype, None, why_not_natively))
     with _out_of_memory_named(info, device), torch.inference_mode():
         model = opened.spec.build(config, info.max_model_len, placement, group)
@@ -137,6 +140,25 @@ def _dtype(name: str, source: ModelSource, device: torch.device) -> torch.dtype:
     if name != "auto":
         return _DTYPES[name]
     return dtype_for_half(device) if source.is_half else torch.float32
+
+
+def _check_kv_dtype(kv_dtype: str, dtype: str, why_not_natively: str) -> None:
+    """Raises ModelError for K and V of another type than activations."""
+    if kv_dtype not in ("auto", dtype):
+        raise ModelError(
+            f"kv_cache_dtype is {kv_dtype!r}, but PyTorch's attention takes K and V in the type of "
+            f"activations, which is {dtype}, and the native implementation is not used: "
+            f"{why_not_natively}; use 'auto'"
+        )
+
+
+def _arithmetic(dtype: str, device: torch.device) -> Arithmetic:
+    if device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(device)
+        name = f"sm_{major}{minor}"
+    else:
+        name = torch.backends.cpu.get_cpu_capability().lower()
+    return Arithmetic(factors=dtype, kernels=f"torch {name}", kv_cache_dtype=dtype)
 
 
 def _attention_shape(

@@ -2,10 +2,10 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
-from contract.model import ModelInfo
+from contract.model import Arithmetic, ModelInfo
 from contract.startup import ReportProgress, StartupPhase, StartupProgress
 from gpu_worker.checkpoints.quantization import choose_quantization, describe_form
 from gpu_worker.checkpoints.stored_tensor import StoredTensor
@@ -66,16 +66,33 @@ def load_natively(
         max_model_len=info.max_model_len,
         num_threads=num_threads,
         in_float32=model_config.dtype == "float32" or quantization is None,
+        kv_dtype=cache_config.kv_cache_dtype,
     )
+    arithmetic = _arithmetic(program)
     sampler = CpuSampler(program=program, num_threads=num_threads)
     logger.info(
-        "steps run natively on %s, products in %s; %s",
+        "steps run natively on %s, products in %s, K and V in %s; %s",
         program.isa.name,
         program.arithmetic,
+        _described(arithmetic.kv_cache_dtype),
         program.weights,
     )
     logger.info("%s is loaded on cpu in %s", info.name, info.dtype)
+    info = replace(info, arithmetic=arithmetic)
     return NativeModel(info=info, program=program, sampler=sampler)
+
+
+def _arithmetic(program: Program) -> Arithmetic:
+    in_codes = program.arithmetic == "8 bits"
+    return Arithmetic(
+        factors="int8" if in_codes else program.arithmetic,
+        kernels=f"native {program.isa.name.lower()}",
+        kv_cache_dtype=program.shape.kv_element.name.lower(),
+    )
+
+
+def _described(kv_dtype: str) -> str:
+    return kv_dtype if kv_dtype == "float32" else f"{kv_dtype}, which rounds them"
 
 
 def _stored(

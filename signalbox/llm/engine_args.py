@@ -66,6 +66,7 @@ class EngineArgs(VllmOptions):
     revision: str | None = option("revision")
     seed: int | None = 0
     gpu_memory_utilization: float = option("gpu_memory_utilization")
+    kv_cache_dtype: str = option("kv_cache_dtype")
     swap_space: float | None = option("swap_space")
     max_model_len: int | None = option("max_model_len")
     max_num_seqs: int = option("max_num_seqs")

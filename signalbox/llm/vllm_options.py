@@ -64,7 +64,6 @@ class VllmOptions:
     rope_theta: object = _taken(None)
     cpu_offload_gb: object = _taken(0)
     enable_lora: object = _taken(False, None)
-    kv_cache_dtype: object = _taken("auto")
     calculate_kv_scales: object = _taken(False)
     # Parallelism.
     pipeline_parallel_size: object = _taken(1)

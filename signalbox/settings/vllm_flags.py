@@ -103,11 +103,6 @@ VLLM_FLAGS: Mapping[str, VllmFlag] = {
     "kv_cache_memory_bytes": Alias(
         setting="kv_cache_memory", convert=_gib, meaning="in bytes, 8G or 8g instead of GiB"
     ),
-    "kv_cache_dtype": NoEffect(
-        why="the KV cache has the type of --dtype",
-        values=("auto",),
-        otherwise="--dtype is that of the KV cache too",
-    ),
     "calculate_kv_scales": Refused(remedy="the KV cache is not quantised", takes=SWITCH),
     "cpu_offload_gb": NoEffect(
         why="weights stay on one device",

@@ -1,4 +1,4 @@
-"""The table of docs/reference/weights.md against what a worker chooses, row by row."""
+"""The tables of docs/reference/weights.md against what a worker chooses, row by row."""
 
 import itertools
 import re
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, get_args
 import pytest
 import torch
 
-from gpu_worker.config import ModelConfig, ModelError
+from gpu_worker.config import CacheConfig, ModelConfig, ModelError
 from gpu_worker.device.device_choice import dtype_for_half
 from gpu_worker.native.native_runner import NativeRunner
 from signalbox_kernels.native import ISA_VARIABLE, Isa, available_isas
@@ -58,6 +58,26 @@ def rows() -> Iterator[Row]:
 
 
 ROWS = list(rows())
+KV_HEAD = "| runs | `--dtype` | `--kv-cache-dtype auto` |"
+KV_DTYPES = get_args(CacheConfig.model_fields["kv_cache_dtype"].annotation)
+
+
+class KvRow(NamedTuple):
+    """What the table of K and V says about one pair of options."""
+
+    runs: str
+    dtype: str
+    kv_dtype: str
+    chosen: str
+
+
+def kv_rows() -> Iterator[KvRow]:
+    _, _, table = PAGE.read_text(encoding="utf-8").partition(KV_HEAD)
+    for line in table.split("\n\n")[0].splitlines()[2:]:
+        runs, dtypes, *chosen = [cell.strip() for cell in line.strip("|").split("|")]
+        for dtype in re.findall(r"`(\w+)`", dtypes):
+            for kv_dtype, cell in zip(KV_DTYPES, chosen, strict=True):
+                yield KvRow(runs, dtype, kv_dtype, cell)
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +135,27 @@ def test_a_worker_chooses_what_the_table_says(
     assert types == named_types(row, dtype)
     assert row.factors == ("8 bits" if program.arithmetic == "8 bits" else "D")
     assert_tokens(row, runner, reference)
+
+
+@pytest.mark.parametrize("row", list(kv_rows()), ids="-".join)
+def test_k_and_v_have_the_type_that_the_table_says(
+    row: KvRow, models: dict[str, tuple[Path, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, reference = models["floats"]
+    if "without BF16" in row.runs:
+        monkeypatch.setenv(ISA_VARIABLE, SET_WITHOUT_BF16.name)
+    if "with BF16" in row.runs and dtype_for_half(torch.device("cpu")) is not torch.bfloat16:
+        pytest.skip("this processor has no BF16 instructions")
+    backend = "auto" if row.runs.startswith("natively") else "torch"
+    options = {"dtype": row.dtype, "kv_cache_dtype": row.kv_dtype, "block_size": BLOCK_SIZE}
+    if row.chosen == "refused":
+        with pytest.raises(ModelError, match=f"kv_cache_dtype is '{row.kv_dtype}'"):
+            make_runner(path, cpu_backend=backend, **options)
+        return
+    runner = make_runner(path, cpu_backend=backend, **options)
+    assert isinstance(runner, NativeRunner) is (backend == "auto")
+    assert runner.model.arithmetic.kv_cache_dtype == row.chosen
+    assert bytes_of_k(runner, reference) == getattr(torch, row.chosen).itemsize
 
 
 def named_types(row: Row, dtype: torch.dtype) -> set[str]:
