@@ -1,4 +1,5 @@
-"""Finds how many KV blocks fit beside weights and activations, by running the largest step.
+"""Finds how many KV blocks fit beside weights and activations, by running the largest step or, of
+a program whose memory grows with the tokens alone, a part of it.
 
 On a CUDA device the budget is a share of its memory, less what this worker uses and what the step
 took. On a CPU the cache shares RAM with everything else, so the default takes an eighth of what is
@@ -33,17 +34,25 @@ def measure_capacity(
     num_ranks: int = 1,
     others_bytes: int = 0,
     graphs_bytes: int = 0,
+    step_divisor: int = 1,
 ) -> WorkerCapacity:
     """Runs the largest step; returns what fits. Raises MemoryError if not one block does.
 
     Args:
+        step_divisor: a step of so much fewer tokens and sequences is run, and its memory
+            multiplied; for programs whose memory grows no faster than these.
         num_ranks: that divide RAM, and what is asked for, evenly.
         others_bytes: of the device, in use before this worker took any.
         graphs_bytes: what graphs will take, which are not there yet.
     """
     num_tokens = cache_config.num_batched_tokens(device.type)
-    activations, step_s = _measure_step(
-        cache_config, device, execute, max_model_len=max_model_len, block_size=block_size
+    activations, tokens_per_s = _measure_step(
+        cache_config,
+        device,
+        execute,
+        max_model_len=max_model_len,
+        block_size=block_size,
+        divisor=step_divisor,
     )
     budget = _budget(
         cache_config,
@@ -61,7 +70,7 @@ def measure_capacity(
         max_num_seqs=cache_config.max_num_seqs,
         max_num_batched_tokens=num_tokens,
         copy_bytes_per_s=device.copy_bytes_per_s(),
-        prefill_tokens_per_s=num_tokens / step_s,
+        prefill_tokens_per_s=tokens_per_s,
         activations_bytes=activations,
         tensor_parallel_size=num_ranks,
     )
@@ -76,12 +85,16 @@ def _measure_step(
     *,
     max_model_len: int,
     block_size: int,
+    divisor: int,
 ) -> tuple[int, float]:
-    """Returns the bytes and the seconds that the largest step takes. Raises MemoryError."""
+    """Returns the bytes that the largest step takes, and its tokens per second. Raises
+    MemoryError."""
     num_tokens = cache_config.num_batched_tokens(device.type)
+    num_seqs = -(-cache_config.max_num_seqs // divisor)
+    num_run = max(num_seqs, -(-num_tokens // divisor))
     batch = largest_batch(
-        num_tokens=num_tokens,
-        num_seqs=cache_config.max_num_seqs,
+        num_tokens=num_run,
+        num_seqs=num_seqs,
         max_model_len=max_model_len,
         block_size=block_size,
         # A wide nucleus takes the most memory; on a CPU without native kernels it takes seconds.
@@ -99,7 +112,7 @@ def _measure_step(
         ) from None
     if device.type == "cuda":  # the first run compiled kernels, too
         times = [device.seconds(lambda: execute(batch))]
-    return activations, times[0]
+    return divisor * activations, num_run / times[0]
 
 
 def _swap_space(cache_config: CacheConfig, device: MeasuredDevice) -> int:

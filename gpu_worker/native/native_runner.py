@@ -21,6 +21,10 @@ from gpu_worker.native.native_model import load_natively
 from gpu_worker.native.recording import NativeRecording
 from signalbox_kernels.program import Program
 
+_STEP_DIVISOR = 8
+"""Part of the largest step that a start runs; its attention is by blocks, so that all buffers grow
+with tokens and rows."""
+
 
 class NativeRunner:
     """A loaded model with its pools of KV blocks. Call from one thread."""
@@ -67,6 +71,7 @@ class NativeRunner:
             block_bytes=shape.block_bytes,
             device=self._device,
             execute=self._execute_without_cache,
+            step_divisor=_STEP_DIVISOR,
         )
 
     def _execute_without_cache(self, batch: Batch) -> None:
