@@ -7,7 +7,6 @@ breaks.
 
 import asyncio
 import contextlib
-import itertools
 import logging
 from collections.abc import AsyncIterator
 from typing import Protocol
@@ -37,7 +36,9 @@ RECONNECT_AFTER_S = 0.5
 SERVED_POLLS = 10
 """Intervals of the poll between two while a model is served. The scheduler says when it changes;
 one of a version that does not say so is noticed after this time."""
-_BACKOFF_S = (0.1, 0.2, 0.5, 1.0)
+_MIN_POLL_S, _MAX_POLL_S = 0.05, 1.0
+_POLL_SHARE = 1 / 20
+"""Part of the time waited so far for a worker after which it is asked for again."""
 
 
 class ConnectionListener(Protocol):
@@ -125,14 +126,16 @@ class SchedulerConnection:
     async def _wait_for_model(
         self, channel: grpc.aio.Channel, stub: scheduler_pb2_grpc.SchedulerServiceStub
     ) -> ServedModel:
-        for attempt in itertools.count():
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        while True:
             try:
                 return await self._models.fetch(stub)
             except (grpc.aio.AioRpcError, ValueError) as error:
                 self.absence = _said_by_scheduler(error)
                 self._log_waiting(channel, error)
-            await asyncio.sleep(_BACKOFF_S[min(attempt, len(_BACKOFF_S) - 1)])
-        raise AssertionError("unreachable")
+            waited_s = loop.time() - began
+            await asyncio.sleep(min(_MAX_POLL_S, max(_MIN_POLL_S, waited_s * _POLL_SHARE)))
 
     def _log_waiting(self, channel: grpc.aio.Channel, error: Exception) -> None:
         """Logs what is missing, when that changes."""
