@@ -59,8 +59,9 @@ class Child:
     def send(self, number: signal.Signals) -> None:
         """Sends a signal, unless it has ended."""
         if self.is_alive:
+            # Not through `process`, which would take the status of an ended one from asyncio.
             with suppress(ProcessLookupError):
-                self.process.send_signal(number)
+                os.kill(self.process.pid, number)
 
 
 async def spawn(
