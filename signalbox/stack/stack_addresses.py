@@ -14,8 +14,8 @@ class StackAddresses:
 
     def __init__(self, settings: ServeSettings) -> None:
         self._settings = settings
-        self.grpc_port = settings.grpc_port or _free_port()
-        self.http_port = settings.http_port or _free_port()
+        self.grpc_port = settings.grpc_port or free_port()
+        self.http_port = settings.http_port or free_port()
         self.scheduler_port = self._choose_scheduler_port()
         self._folder = tempfile.TemporaryDirectory(prefix="signalbox-")
         self._metrics_sockets: dict[str, str] = {}
@@ -74,15 +74,16 @@ class StackAddresses:
         try:
             check_free(LOOPBACK, port)
         except (BindError, OverflowError):
-            return _free_port()
-        return _free_port() if port in others else port
+            return free_port()
+        return free_port() if port in others else port
 
 
 def _reachable(host: str) -> str:
     return LOOPBACK if host in ("0.0.0.0", "::", "") else host
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Returns a port of the loopback interface that nothing listens on."""
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
         port: int = probe.getsockname()[1]
