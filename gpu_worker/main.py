@@ -15,9 +15,8 @@ from gpu_worker.worker import Worker
 from gpu_worker.worker_settings import WorkerSettings
 from protos.worker.v1 import worker_pb2_grpc
 from rpc.interceptors.peer_roles import OPERATOR, SCHEDULER
-from rpc.metrics.metrics_server import REMEDY as METRICS_REMEDY
-from rpc.metrics.metrics_server import serving_metrics
-from rpc.transport.listening_ports import check_free, join_address
+from rpc.metrics.serving_metrics import serving_metrics
+from rpc.transport.listening_ports import METRICS_REMEDY, check_free, join_address
 from rpc.transport.server import INTERNAL_MAX_RECEIVE_BYTES, Server
 from rpc.transport.shutdown import run_until_signalled
 

@@ -30,8 +30,8 @@ from router.vllm.servicer import VllmEngineServicer
 from rpc.interceptors.write_timeout import SlowClientInterceptor
 from rpc.limits.call_bounds import CallBounds
 from rpc.limits.large_messages import LargeMessages
-from rpc.metrics.metrics_server import metrics_server
 from rpc.metrics.registry import make_registry
+from rpc.metrics.serving_metrics import metrics_server
 from rpc.transport.listening_ports import GRPC_REMEDY
 from rpc.transport.server import Server
 from rpc.transport.shutdown import run_until_signalled

@@ -9,7 +9,7 @@ from functools import partial
 
 from protos.scheduler.v1 import scheduler_pb2_grpc as pb_grpc
 from rpc.interceptors.peer_roles import OPERATOR, ROUTER, WORKER
-from rpc.metrics.metrics_server import serving_metrics
+from rpc.metrics.serving_metrics import serving_metrics
 from rpc.transport.server import INTERNAL_MAX_RECEIVE_BYTES, Server
 from rpc.transport.shutdown import run_until_signalled
 from scheduler_svc.cluster import Cluster

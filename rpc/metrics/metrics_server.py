@@ -3,9 +3,7 @@
 It runs on the service's event loop, so a scrape sees numbers of one moment and needs no lock.
 """
 
-import contextlib
 import logging
-from collections.abc import AsyncIterator
 
 from prometheus_client import CollectorRegistry
 from starlette.requests import Request
@@ -16,8 +14,7 @@ from rpc.http import port_limits
 from rpc.http.host_check import HttpAccess
 from rpc.http.server import HttpPort
 from rpc.metrics.exposition import encoder_for
-from rpc.metrics.metrics_socket import serving_socket
-from rpc.metrics.registry import MetricsConfig, Read, make_registry
+from rpc.transport.listening_ports import METRICS_REMEDY
 from rpc.transport.tls import CLEAR, TlsConfig
 
 logger = logging.getLogger(__name__)
@@ -25,7 +22,6 @@ logger = logging.getLogger(__name__)
 PATH = "/metrics"
 FLUSH_S = 1
 """Seconds for a scrape to be read and for idle connections to be closed."""
-REMEDY = "choose another --metrics-port"
 
 
 class MetricsServer:
@@ -48,7 +44,7 @@ class MetricsServer:
             host=host,
             port=port,
             tls=tls,
-            remedy=REMEDY,
+            remedy=METRICS_REMEDY,
             names_callers=names_callers,
             access=HttpAccess(hosts=allowed_hosts),
             limits=port_limits.OF_METRICS,
@@ -72,44 +68,6 @@ class MetricsServer:
     async def stop(self) -> None:
         """Closes the port, to be called when all else has ended."""
         await self._listener.stop(flush_s=FLUSH_S)
-
-
-def metrics_server(
-    config: MetricsConfig,
-    registry: CollectorRegistry,
-    *,
-    host: str,
-    tls: TlsConfig,
-    names_callers: bool = True,
-) -> MetricsServer | None:
-    """Returns the server that a process must start and stop; None if no port is configured."""
-    if config.port is None:
-        return None
-    return MetricsServer(
-        registry,
-        host=host,
-        port=config.port,
-        tls=tls,
-        names_callers=names_callers,
-        allowed_hosts=config.allowed_hosts,
-    )
-
-
-@contextlib.asynccontextmanager
-async def serving_metrics(
-    config: MetricsConfig, read: Read, *, host: str, tls: TlsConfig
-) -> AsyncIterator[MetricsServer | None]:
-    """Serves the metrics that `read` adds while the context lasts, if configured."""
-    registry = make_registry(read, prefix=config.prefix)
-    server = metrics_server(config, registry, host=host, tls=tls)
-    if server is not None:
-        await server.start()
-    try:
-        async with serving_socket(registry, config.socket):
-            yield server
-    finally:
-        if server is not None:
-            await server.stop()
 
 
 def _shown(registry: CollectorRegistry) -> ASGIApp:

@@ -64,6 +64,8 @@ class Settings(SettingsGroup):
     """Settings of every command."""
 
     GROUP: ClassVar[str] = "general"
+    IS_WHOLE_STACK: ClassVar[bool] = False
+    """True of a command that starts all services."""
 
     log_level: LogLevel = Field("info", description="least severe log lines on standard error")
     log_format: Literal[logs.FORMATS] = Field(  # type: ignore[valid-type]

@@ -4,10 +4,10 @@ from pathlib import Path
 
 from router.keys.api_keys import read_keys
 from router.prompt.known_templates import load_chat_template
-from rpc.metrics.metrics_server import REMEDY as METRICS_REMEDY
 from rpc.transport.listening_ports import (
     GRPC_REMEDY,
     HTTP_REMEDY,
+    METRICS_REMEDY,
     check_exposure,
     check_free,
     join_address,

@@ -10,8 +10,8 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 
 from rpc.http import port_limits
 from rpc.metrics.histogram import Histogram
-from rpc.metrics.metrics_server import serving_metrics
 from rpc.metrics.registry import Families, MetricsConfig, make_registry
+from rpc.metrics.serving_metrics import serving_metrics
 from rpc.transport.listening_ports import BindError, PortInUse
 from rpc.transport.tls import CLEAR, TlsConfig
 from tests.rpc.certificates import Authority
