@@ -184,10 +184,10 @@ def make_parser() -> Parser:
 def _fill_service(name: str, parser: argparse.ArgumentParser) -> None:
     from rpc.limits.open_files import raise_open_files_limit
     from signalbox.flags.service_flags import add_flags
-    from signalbox.service_runner import SERVICES
+    from signalbox.service_runner import service
     from signalbox.settings.loading import load
 
-    settings_class, run = SERVICES[name]
+    settings_class, run = service(name)
 
     def load_and_run(flags: dict[str, Any]) -> None:
         notices: list[str] = []

@@ -7,7 +7,7 @@ import yaml
 
 from rpc.settings.service_settings import Settings
 from signalbox.flags.service_flags import add_flags as add_service_flags
-from signalbox.service_runner import SERVICES
+from signalbox.service_runner import COMMANDS, service
 from signalbox.settings.effective import HIDDEN, Effective, effective, faults
 from signalbox.settings.sources import SettingsError
 
@@ -29,10 +29,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         " comments.",
     )
     commands = show.add_subparsers(dest="of", metavar="COMMAND", required=True)
-    for name, (settings_class, _) in SERVICES.items():
+    for name in COMMANDS:
         text = f"Shows the settings of {name}, which takes the same flags."
         command = commands.add_parser(name, help=f"those of {name}", description=text)
-        add_service_flags(command, settings_class)
+        add_service_flags(command, service(name)[0])
     check = actions.add_parser(
         "check",
         help="check a file for --config",
@@ -45,7 +45,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "of",
         metavar="COMMAND",
         nargs="?",
-        choices=SERVICES,
+        choices=COMMANDS,
         help="command that the file is for (default: serve, or the services one by one)",
     )
     check.add_argument("--debug", action="store_true", help="show tracebacks")
@@ -54,7 +54,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(options: dict[str, Any]) -> None:
     """Shows settings, or checks a file. Raises SettingsError for a fault."""
     action, of = options.pop("action"), options.pop("of")
-    settings_class = None if of is None else SERVICES[of][0]
+    settings_class = None if of is None else service(of)[0]
     if action == "check":
         _check(options["file"], settings_class)
     elif settings_class is not None:

@@ -1,44 +1,48 @@
-"""Runs one service, or the whole stack, in this process; imports a service's code only here."""
+"""Runs one service, or the whole stack, in this process; imports a service's code only here.
+
+Each function imports what its command needs: the three processes of a local stack start at once,
+often on two cores.
+"""
 
 import asyncio
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from contract.sampling_defaults import SamplingDefaults
 from contract.startup import ReportProgress, StartupProgress
-from gpu_worker.batch.runner_protocol import Runner
-from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
-from gpu_worker.generation_fields import default_params
-from gpu_worker.worker_settings import WorkerSettings
-from router.config import RouterConfig, RouterSettings
-from rpc.settings.service_settings import Settings, TelemetrySettings
-from rpc.telemetry import tracing
-from scheduler_svc.config import SchedulerConfig, SchedulerSettings
-from signalbox.settings.serve_settings import DemoSettings, ServeSettings
 from signalbox.stack.child_processes import SERVING, STARTING, announce, has_listener
-from signalbox.startup_display import log_progress
 from signalbox.version import VERSION
+
+if TYPE_CHECKING:
+    from gpu_worker.batch.runner_protocol import Runner
+    from gpu_worker.worker_settings import WorkerSettings
+    from router.config import RouterSettings
+    from rpc.settings.service_settings import Settings, TelemetrySettings
+    from scheduler_svc.config import SchedulerSettings
+    from signalbox.settings.serve_settings import ServeSettings
 
 logger = logging.getLogger(__name__)
 
+COMMANDS = ("serve", "demo", "router", "scheduler", "worker")
+"""Commands that run services."""
 _LIMITS = ("max_model_len", "block_size", "max_num_seqs", "max_num_batched_tokens")
 
 
-def run_stack(settings: ServeSettings) -> None:
+def run_stack(settings: "ServeSettings") -> None:
     from signalbox.stack.local_stack import serve
 
     asyncio.run(serve(settings))
 
 
-def run_demo(settings: ServeSettings) -> None:
+def run_demo(settings: "ServeSettings") -> None:
     from signalbox.commands.demo import run
 
     asyncio.run(run(settings))
 
 
-def run_router(settings: RouterSettings) -> None:
+def run_router(settings: "RouterSettings") -> None:
+    from router.config import RouterConfig
     from router.main import run
 
     _configure_tracing("router", settings)
@@ -46,22 +50,26 @@ def run_router(settings: RouterSettings) -> None:
     asyncio.run(run(config, on_serving=partial(announce, SERVING)))
 
 
-def run_scheduler(settings: SchedulerSettings) -> None:
+def run_scheduler(settings: "SchedulerSettings") -> None:
+    from scheduler_svc.config import SchedulerConfig
     from scheduler_svc.main import run
 
     _configure_tracing("scheduler", settings)
     asyncio.run(run(SchedulerConfig(**dict(settings))))
 
 
-def run_worker(settings: WorkerSettings) -> None:
+def run_worker(settings: "WorkerSettings") -> None:
     from gpu_worker.main import run
     from gpu_worker.startup_client import Startup
-    from signalbox.stack.model_check import check_model
 
-    if not has_listener():  # else the parent has done so
+    if has_listener():  # the parent has checked the model
+        startup = Startup(_announce_progress)
+    else:
+        from signalbox.stack.model_check import check_model
+        from signalbox.startup_display import log_progress
+
         check_model(settings)
-
-    startup = Startup(_announce_progress if has_listener() else log_progress())
+        startup = Startup(log_progress())
     if settings.simulate:
         make_runner = _simulated_runner(settings)
     else:
@@ -74,7 +82,9 @@ def _announce_progress(progress: StartupProgress) -> None:
     announce(STARTING, f"{progress.phase.name} {progress.num_done} {progress.num_total}")
 
 
-def _simulated_runner(settings: WorkerSettings) -> Callable[[], Runner]:
+def _simulated_runner(settings: "WorkerSettings") -> "Callable[[], Runner]":
+    from contract.sampling_defaults import SamplingDefaults
+    from gpu_worker.generation_fields import default_params
     from gpu_worker.simulated.simulated_runner import SimulatedConfig, SimulatedRunner
 
     limits = {name: value for name in _LIMITS if (value := getattr(settings, name)) is not None}
@@ -94,7 +104,8 @@ def _simulated_runner(settings: WorkerSettings) -> Callable[[], Runner]:
     )
 
 
-def _model_runner(settings: WorkerSettings, progress: ReportProgress) -> Callable[[], Runner]:
+def _model_runner(settings: "WorkerSettings", progress: ReportProgress) -> "Callable[[], Runner]":
+    from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
     from gpu_worker.main import end_at_once
 
     make = partial(
@@ -110,7 +121,7 @@ def _model_runner(settings: WorkerSettings, progress: ReportProgress) -> Callabl
     return make
 
 
-def _load_model(*args: Any, progress: ReportProgress, **options: Any) -> Runner:
+def _load_model(*args: Any, progress: ReportProgress, **options: Any) -> "Runner":
     """Calls `make_runner`; imports it on the thread that loads the model."""
     try:
         from gpu_worker.runner_factory import make_runner  # may import torch: seconds
@@ -122,15 +133,27 @@ def _load_model(*args: Any, progress: ReportProgress, **options: Any) -> Runner:
     return make_runner(*args, progress=progress, **options)
 
 
-def _configure_tracing(service: str, settings: TelemetrySettings) -> None:
-    tracing.configure(service_name=f"signalbox-{service}", exporter=settings.trace_exporter)
+def _configure_tracing(name: str, settings: "TelemetrySettings") -> None:
+    from rpc.telemetry import tracing
+
+    tracing.configure(service_name=f"signalbox-{name}", exporter=settings.trace_exporter)
 
 
-SERVICES: dict[str, tuple[type[Settings], Callable[[Any], None]]] = {
-    "serve": (ServeSettings, run_stack),
-    "demo": (DemoSettings, run_demo),
-    "router": (RouterSettings, run_router),
-    "scheduler": (SchedulerSettings, run_scheduler),
-    "worker": (WorkerSettings, run_worker),
-}
-"""Settings class and function of each command that runs services."""
+def service(command: str) -> "tuple[type[Settings], Callable[[Any], None]]":
+    """Returns the settings class and the function of one of COMMANDS."""
+    match command:
+        case "router":
+            from router.config import RouterSettings
+
+            return RouterSettings, run_router
+        case "scheduler":
+            from scheduler_svc.config import SchedulerSettings
+
+            return SchedulerSettings, run_scheduler
+        case "worker":
+            from gpu_worker.worker_settings import WorkerSettings
+
+            return WorkerSettings, run_worker
+    from signalbox.settings.serve_settings import DemoSettings, ServeSettings
+
+    return (DemoSettings, run_demo) if command == "demo" else (ServeSettings, run_stack)

@@ -12,7 +12,6 @@ from rpc.settings.secrets import in_plain_text, is_secret
 from rpc.settings.service_settings import Settings, flag_name
 from signalbox.flags.parser import Parser
 from signalbox.settings.environment import ENV_PREFIX
-from signalbox.settings.serve_settings import ServeSettings
 from signalbox.settings.setting_names import REMOVED, effect
 from signalbox.settings.sources import CONFIG_FILE
 from signalbox.settings.vllm_flags import (
@@ -71,7 +70,7 @@ def add_flags(parser: argparse.ArgumentParser, settings_class: type[Settings]) -
 
 def _add_vllm_flags(parser: argparse.ArgumentParser, settings_class: type[Settings]) -> None:
     fields = settings_class.model_fields
-    is_whole = issubclass(settings_class, ServeSettings)
+    is_whole = settings_class.IS_WHOLE_STACK
     group = parser.add_argument_group(VLLM_GROUP)
     for name, flag in VLLM_FLAGS.items():
         if name in fields or not (is_whole or (isinstance(flag, Alias) and flag.setting in fields)):

@@ -14,7 +14,8 @@ from pydantic import ValidationError
 from gpu_worker.worker_settings import EngineSettings
 from router.config import RequestSettings
 from scheduler_svc.config import SchedulingSettings
-from signalbox.settings.loading import SERVICES, in_one_line
+from signalbox.settings.all_settings import SERVICES
+from signalbox.settings.loading import in_one_line
 from signalbox.spelling import did_you_mean
 
 P = ParamSpec("P")

@@ -8,9 +8,8 @@ from pydantic import ValidationError
 
 from rpc.settings.secrets import is_secret
 from rpc.settings.service_settings import Settings
+from signalbox.settings.all_settings import KNOWN, SERVICES
 from signalbox.settings.loading import (
-    KNOWN,
-    SERVICES,
     describe,
     in_one_line,
     merge,

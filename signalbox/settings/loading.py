@@ -1,6 +1,5 @@
 """Reads the settings of a command from flags, environment and file, in that order of precedence."""
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -8,14 +7,10 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from gpu_worker.worker_settings import WorkerSettings
-from router.config import RouterSettings
 from rpc.settings.secrets import is_secret
 from rpc.settings.service_settings import Settings, SettingsGroup, flag_name
-from scheduler_svc.config import SchedulerSettings
 from signalbox.settings.environment import CLIENT_VARIABLES, ENV_PREFIX, OTHER_VARIABLES
 from signalbox.settings.port_flag import is_off, split_port
-from signalbox.settings.serve_settings import ServeSettings
 from signalbox.settings.setting_names import REMOVED, check_known, translate
 from signalbox.settings.sources import (
     CONFIG_FILE,
@@ -29,18 +24,6 @@ from signalbox.settings.vllm_flags import VLLM_FLAGS
 from signalbox.spelling import did_you_mean
 
 S = TypeVar("S", bound=Settings)
-
-SERVICES: tuple[type[Settings], ...] = (
-    ServeSettings,
-    RouterSettings,
-    SchedulerSettings,
-    WorkerSettings,
-)
-KNOWN = {field for service in SERVICES for field in service.model_fields}
-"""Names of all settings: one file may serve several commands, so it may have any service's."""
-_NAMES = "|".join(sorted((name for name in KNOWN if "_" in name), key=len, reverse=True))
-# A name of one word counts as a field only at a message's start: "device is 'cuda', but".
-_FIELD = re.compile(rf"(?<![\w-])(?:{_NAMES})(?!\w)|\A(?:device|dtype|quantization)(?= is )")
 
 
 def load(
@@ -72,7 +55,10 @@ def merge(
 ) -> tuple[dict[str, Any], dict[str, Source]]:
     """Returns the raw value of each setting that is given, and its source. Raises SettingsError."""
     file = config_file(flags, CONFIG_FILE)
-    check_known(file, KNOWN)
+    if file.values:
+        from signalbox.settings.all_settings import KNOWN
+
+        check_known(file, KNOWN)
     check_environment()
     given = Source(values={name: flags[name] for name in flags if name != CONFIG_FILE})
     fields = settings_class.model_fields
@@ -87,9 +73,14 @@ def merge(
 
 def check_environment() -> None:
     """Raises SettingsError for a variable with our prefix that nothing reads."""
+    given = environment().values
+    if not given:
+        return  # as in each process of a local stack, which imports one service's settings
+    from signalbox.settings.all_settings import KNOWN
+
     others = {name.lower() for name in CLIENT_VARIABLES | OTHER_VARIABLES}
     known = {*KNOWN, *others, *VLLM_FLAGS, *REMOVED}
-    for name in sorted(environment().values):
+    for name in sorted(given):
         if name not in known:
             variables = (ENV_PREFIX + one.upper() for one in known)
             variable = ENV_PREFIX + name.upper()
@@ -163,4 +154,6 @@ def describe(
 
 def in_words_of_flags(message: str) -> str:
     """Returns a service's message with field names replaced by flags."""
-    return _FIELD.sub(lambda found: flag_name(found[0]), message)
+    from signalbox.settings.all_settings import FIELD
+
+    return FIELD.sub(lambda found: flag_name(found[0]), message)

@@ -18,6 +18,7 @@ class ServeSettings(
     """`signalbox serve`: all three services on this machine."""
 
     GROUP: ClassVar[str] = "addresses"
+    IS_WHOLE_STACK: ClassVar[bool] = True
 
     workers: int = Field(1, gt=0, description="worker processes to start")
 

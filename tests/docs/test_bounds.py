@@ -16,7 +16,7 @@ import pytest
 from pydantic.fields import FieldInfo
 
 from rpc.settings.service_settings import flag_name
-from signalbox.settings.loading import SERVICES
+from signalbox.settings.all_settings import SERVICES
 from tests.docs.blocks import ROOT
 
 PAGE = ROOT / "THREAT_MODEL.md"

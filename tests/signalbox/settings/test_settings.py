@@ -14,7 +14,8 @@ from rpc.settings.service_settings import Settings
 from scheduler_svc.config import SchedulerSettings
 from signalbox.flags.parser import Parser
 from signalbox.flags.service_flags import add_flags, to_flags
-from signalbox.settings.loading import SERVICES, load
+from signalbox.settings.all_settings import SERVICES
+from signalbox.settings.loading import load
 from signalbox.settings.serve_settings import ServeSettings
 from signalbox.settings.sources import SettingsError
 

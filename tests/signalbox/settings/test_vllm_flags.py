@@ -12,7 +12,8 @@ from rpc.settings.service_settings import flag_name
 from scheduler_svc.config import SchedulerSettings
 from signalbox import cli
 from signalbox.flags.service_flags import to_environment, to_flags
-from signalbox.settings.loading import SERVICES, load
+from signalbox.settings.all_settings import SERVICES
+from signalbox.settings.loading import load
 from signalbox.settings.serve_settings import RunSettings, ServeSettings
 from signalbox.settings.sources import SettingsError
 from signalbox.settings.vllm_flags import (

@@ -1,0 +1,25 @@
+"""The settings of all services, and their names.
+
+A process that runs one service imports this only for an error, or to check a file or variables.
+"""
+
+import re
+
+from gpu_worker.worker_settings import WorkerSettings
+from router.config import RouterSettings
+from rpc.settings.service_settings import Settings
+from scheduler_svc.config import SchedulerSettings
+from signalbox.settings.serve_settings import ServeSettings
+
+SERVICES: tuple[type[Settings], ...] = (
+    ServeSettings,
+    RouterSettings,
+    SchedulerSettings,
+    WorkerSettings,
+)
+KNOWN = {field for service in SERVICES for field in service.model_fields}
+"""Names of all settings: one file may serve several commands, so it may have any service's."""
+_NAMES = "|".join(sorted((name for name in KNOWN if "_" in name), key=len, reverse=True))
+# A name of one word counts as a field only at a message's start: "device is 'cuda', but".
+FIELD = re.compile(rf"(?<![\w-])(?:{_NAMES})(?!\w)|\A(?:device|dtype|quantization)(?= is )")
+"""A field's name in a message."""
