@@ -1,11 +1,12 @@
 """One step of a model on the CPU, in each form that it can run in: decode and prefill.
 
     python -m benchmarks.cpu_step MODEL [--forms torch native gguf int8 int4] [--rounds 30]
-        [--threads 2] [--dtype bfloat16]
+        [--threads 2] [--dtype bfloat16] [--cases "prefill 2048" "prefill 8064"]
 
 All forms compute the same batches in turn, so that what else the machine does hurts all alike; the
 figures are milliseconds, medians, with the median of each round's ratio of the first form to this
 one. "torch" and "native" hold floats, the others run quantised weights. Greedy rows, random tokens.
+Below a case stand the milliseconds of all threads by kind of op, in one more step.
 """
 
 import argparse
@@ -42,6 +43,7 @@ CASES = (
     Case("decode 32", 32, 1, 192),
     Case("prefill 8 x 128", 8, 128, 128),
     Case("prefill 2048", 1, 2048, 2048),
+    Case("prefill 8064", 1, 8064, 8064),
 )
 
 
@@ -56,7 +58,7 @@ def make_runner(args: argparse.Namespace, form: str) -> Any:
         device_config=DeviceConfig(device="cpu", num_threads=args.threads, cpu_backend=backend),
     )
     runner.init_cache_engine(num_gpu_blocks=NUM_BLOCKS, num_cpu_blocks=0)
-    runner.cache.gpu_pool.zero_()  # a page that was never written is read from the cache
+    runner.cache.gpu_pool[...] = 0  # a page that was never written is read from the cache
     return runner
 
 
@@ -94,6 +96,14 @@ def measure(runners: dict[str, Any], batch: Batch, rounds: int) -> dict[str, lis
     return {name: times[1:] for name, times in seconds.items()}
 
 
+def ops_in_words(runner: Any, batch: Batch) -> str:
+    """Milliseconds of all threads by kind of op, the longest first."""
+    runner.program.begin_profile()
+    runner.execute(batch)
+    profile = sorted(runner.program.end_profile().items(), key=lambda item: -item[1])
+    return ", ".join(f"{kind} {ns / 1e6:.1f}" for kind, ns in profile)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model")
@@ -101,14 +111,18 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--forms", nargs="+", choices=FORMS, default=["torch", "native"])
+    names = [case.name for case in CASES]
+    parser.add_argument("--cases", nargs="+", choices=names, default=names)
     args = parser.parse_args()
     runners = {form: make_runner(args, form) for form in args.forms}
     print(f"{'':16}" + "".join(f"{form:>16}" for form in runners))
-    for case in CASES:
+    for case in (case for case in CASES if case.name in args.cases):
         batch = make_batch(case, runners[args.forms[0]].model.vocab_size)
-        rounds = args.rounds if case.num_new == 1 else max(3, args.rounds // 6)
+        rounds = args.rounds if case.num_new == 1 else max(min(3, args.rounds), args.rounds // 6)
         seconds = measure(runners, batch, rounds)
         print(f"{case.name:16}" + "".join(in_words(seconds, form) for form in runners), flush=True)
+        for form in (form for form in runners if form != "torch"):
+            print(f"    {form}: {ops_in_words(runners[form], batch)}", flush=True)
 
 
 def in_words(seconds: dict[str, list[float]], form: str) -> str:

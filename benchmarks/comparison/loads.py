@@ -92,6 +92,18 @@ LOADS = [
         prompt_tokens=2048,
         max_tokens=64,
     ),
+    *(
+        Load(
+            name=f"prefill-{count}",
+            title=f"prefill alone, 1 client, {count:,} + 4",
+            kind=Kind.PREFILL,
+            concurrency=1,
+            num_requests=1,
+            prompt_tokens=count,
+            max_tokens=4,
+        )
+        for count in (2048, 8064)  # the demo model's context is 8,192
+    ),
     Load(
         name="shared",
         title="shared prefix, 1,024 + 32 + 32, 64 requests of 32 clients",

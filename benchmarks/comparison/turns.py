@@ -20,7 +20,8 @@ Measure = Callable[[ServerProcess, int], Awaitable[Measured]]
 
 BLOCK_SIZE, VLLM_BLOCK_SIZE = 16, 32
 HEADER = (
-    "| {} | tokens/s | of the first | TTFT p50 / p99 ms | between tokens p50 / p99 ms | rounds |\n"
+    "| {} | tokens/s | of the first | TTFT p50 / p99 ms | between tokens p50 / p99 / longest ms |"
+    " rounds |\n"
     "|---|---|---|---|---|---|"
 )
 
@@ -97,14 +98,15 @@ def table(title: str, results: dict[str, list[Measured]]) -> str:
         rate = _median(run.tokens_per_s for run in runs)
         lines.append(
             f"| {name} | {rate:.1f} | {rate / first:.2f}"
-            f" | {_percentiles([run.first_token_s for run in runs], digits=0)}"
-            f" | {_percentiles([run.between_tokens_s for run in runs], digits=1)} | {len(runs)} |"
+            f" | {_percentiles([run.first_token_s for run in runs], (50, 99), digits=0)}"
+            f" | {_percentiles([run.between_tokens_s for run in runs], (50, 99, 100), digits=1)}"
+            f" | {len(runs)} |"
         )
     return "\n".join(lines)
 
 
-def _percentiles(runs: list[list[float]], *, digits: int) -> str:
-    found = (_median(percentile_ms(values, percent) for values in runs) for percent in (50, 99))
+def _percentiles(runs: list[list[float]], percents: Sequence[int], *, digits: int) -> str:
+    found = (_median(percentile_ms(values, percent) for values in runs) for percent in percents)
     return " / ".join(f"{value:.{digits}f}" for value in found)
 
 
