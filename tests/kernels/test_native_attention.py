@@ -214,3 +214,23 @@ def test_widened_k_and_v_give_the_bits_of_float32_that_holds_rounded_values(isa:
         values.copy_(values.bfloat16().float())
         arrays.attention.slots[:] = -1  # attention alone, over the rounded values
         assert torch.equal(actual, wide.run(arrays, heads))
+
+
+@pytest.mark.parametrize(("isa", "dtype", "kv_dtype"), CACHES)
+def test_a_row_does_not_depend_on_how_a_long_prompt_was_cut(
+    isa: Isa, dtype: torch.dtype, kv_dtype: torch.dtype
+) -> None:
+    """Bit for bit, with chunks of the running softmax that begin and end inside of steps."""
+
+    def computed(ends: Sequence[int]) -> Tensor:
+        cached = make_cached(dtype, kv_dtype, isa=isa, num_heads=6, num_kv_heads=2)
+        outputs = []
+        for start, end in zip([0, *ends], ends, strict=False):
+            arrays, _ = make_step(cached, [end], [end - start], seed=0)
+            outputs.append(cached.run(arrays, rows[start:end]).clone())
+        return torch.cat(outputs)
+
+    rows = make_matrix(560, 10, 16, seed=0)
+    expected = computed([190, 380, 560])
+    assert torch.equal(computed([7, 190, 255, 256, 257, 400, 560]), expected)
+    assert torch.equal(computed([150, 300, 450, 559, 560]), expected)
