@@ -83,6 +83,7 @@ class GGUFConfig:
             ),
             "tie_word_embeddings": "output.weight" not in tensors,
             "attention_bias": "blk.0.attn_output.bias" in tensors,
+            "mlp_bias": "blk.0.ffn_up.bias" in tensors,
         }
 
     def _context_length(self) -> int:

@@ -48,7 +48,7 @@ GEMMA3_ROPE = {
 
 @pytest.mark.parametrize("family", ARCHITECTURES)
 def test_gguf_of_each_family_equals_transformers(family: str, tmp_path: Path) -> None:
-    flags: dict[str, Any] = {"mlp_bias": False} if family == "llama-biased" else {}
+    flags: dict[str, Any] = {}
     if family in ("gemma2", "gemma3"):  # files do not say it: it is the head size
         flags["query_pre_attn_scalar"] = 8
     if family == "gemma3":
