@@ -4,8 +4,9 @@
 
 makes `llama_cpp_logprobs.json` with a llama-server (build 11434 on AVX-512 made the one that is
 here): the demo model's values as F32, its own Q4_1, and the types that gguf's quantizer makes,
-which the test makes again. K-quants are missing: only llama-quantize makes them, and their blocks
-of 256 do not divide the demo model's rows of 576.
+which the test makes again. K-quants are missing: only llama-quantize makes them. Its own Q4_K_M,
+Q5_K_M and Q6_K of the demo model differed by 0.09 on average, single values up to 0.6, with 88 to
+95 first tokens the same; llama.cpp codes activations of K types 256 at a time.
 """
 
 import json
