@@ -1,7 +1,8 @@
 """Finds the libraries of the native CPU path, or builds them with the system's C++ compiler.
 
 A worker that finds no library of the present sources builds the common part and the instruction
-set that it needs into the user's cache, once. `python -m signalbox_kernels.build` puts all parts of
+set that it needs into the user's cache, once, and removes what no process has used for a month.
+`python -m signalbox_kernels.build` puts all parts of
 this architecture into the package's _build/ folder, where a wheel has them. A set that the compiler
 cannot build is left out, and the next best serves.
 """
@@ -15,6 +16,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -40,6 +42,8 @@ on_compiled: Callable[[int, int], None] | None = None
 """Called with the number of compiled units and of all that a worker needs, on any thread; None by
 default."""
 
+UNUSED_S = 30 * 86400
+"""Seconds without a use after which a library leaves the cache when another is built."""
 _PACKAGE = Path(__file__).resolve().parent
 
 
@@ -61,7 +65,16 @@ def find_or_build(*parts: str) -> dict[str, Path | BuildError]:
             names = ", ".join(missing)
             logger.warning("compiling CPU kernels (%s) into %s; this is done once", names, folder)
             found |= build(missing, folder, toolchain)
+            _remove_unused(folder)
     return found
+
+
+def _remove_unused(folder: Path) -> None:
+    """Removes libraries of any sources that were neither built nor found for `UNUSED_S`."""
+    for library in folder.glob("signalbox_*.so"):
+        with contextlib.suppress(OSError):
+            if time.time() - library.stat().st_mtime > UNUSED_S:
+                library.unlink()
 
 
 def build(parts: Sequence[str], folder: Path, toolchain: Toolchain) -> dict[str, Path | BuildError]:
@@ -96,7 +109,11 @@ def _reporter(parts: Sequence[str]) -> Callable[[], None]:
 
 def _find(part: str) -> Path | None:
     name = file_name(part, machine())
-    return next((folder / name for folder in _folders() if (folder / name).is_file()), None)
+    found = next((folder / name for folder in _folders() if (folder / name).is_file()), None)
+    if found is not None:
+        with contextlib.suppress(OSError):  # a folder of another user
+            os.utime(found)  # the last use
+    return found
 
 
 def _folders() -> list[Path]:

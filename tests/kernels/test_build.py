@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,25 @@ def test_only_the_parts_that_are_asked_for_are_compiled(
     log.write_text("")
     build.find_or_build(COMMON, best)
     assert not log.read_text()
+
+
+def test_libraries_that_no_process_uses_any_more_leave_the_cache(
+    folders: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_compiler(tmp_path)
+    monkeypatch.setenv("CXX", str(tmp_path / "g++"))
+    library = build.find_or_build(COMMON)[COMMON]
+    assert isinstance(library, Path)
+    stale, recent = (library.with_name(f"signalbox_{name}.so") for name in ("a-1", "b-2"))
+    for path, unused_s in ((library, 60), (stale, 60), (recent, -60)):
+        path.touch()
+        then = time.time() - build.UNUSED_S - unused_s
+        os.utime(path, (then, then))
+    build.find_or_build(COMMON)
+    assert stale.exists()  # nothing was built
+    build.find_or_build(SETS[-1])
+    assert not stale.exists()
+    assert recent.exists() and library.exists()
 
 
 def test_each_unit_that_is_compiled_is_told(
