@@ -24,7 +24,7 @@ def known_templates() -> tuple[str, ...]:
 def load_chat_template(name: str | None) -> str | None:
     """Returns the source of a known template, or of a file; None for None.
 
-    Raises ValueError if `name` is neither, or if the file holds no valid template.
+    Raises ValueError if `name` is neither, or if the file is empty or no valid template.
     """
     if name is None:
         return None
@@ -41,4 +41,6 @@ def load_chat_template(name: str | None) -> str | None:
         ) from None
     except jinja2.TemplateSyntaxError as error:
         raise ValueError(f"chat_template {name} is no valid template: {error}") from None
+    if not source.strip():
+        raise ValueError(f"chat_template {name} is empty")
     return source

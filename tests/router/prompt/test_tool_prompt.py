@@ -147,9 +147,12 @@ def test_a_template_is_a_name_or_a_file(tmp_path: Path) -> None:
     file = tmp_path / "mine.jinja"
     file.write_text("{{ messages[0].content }}")
     assert load_chat_template(str(file)) == "{{ messages[0].content }}"
-    file.write_text("{% if %}")
+    broken, empty = tmp_path / "broken.jinja", tmp_path / "empty.jinja"
+    broken.write_text("{% if %}")
+    empty.write_text(" \n")
     for wrong, why in (
-        (str(file), "no valid template"),
+        (str(broken), "no valid template"),
+        (str(empty), "is empty"),
         (str(tmp_path), "none of chatml"),
         ("chatmI", "No such file"),
     ):
