@@ -67,6 +67,8 @@ def connection(options: dict[str, Any]) -> Connection:
     """Returns the connection that the flags describe. Raises ValueError."""
     if (options.get("tls_cert") or options.get("tls_server_name")) and not options.get("tls_ca"):
         raise ValueError("--tls-cert and --tls-server-name need --tls-ca")
+    if bool(options.get("tls_cert")) is not bool(options.get("tls_key")):
+        raise ValueError("--tls-cert and --tls-key go together; give both")
     return Connection(
         tls=TlsConfig(
             ca=options.get("tls_ca"), cert=options.get("tls_cert"), key=options.get("tls_key")

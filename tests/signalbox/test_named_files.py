@@ -1,10 +1,15 @@
 """A file that a command cannot use is one line with its flag, its path and the reason."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from signalbox import cli
+from signalbox.bench import command as bench
+from signalbox.bench.measurements import Measured
+from signalbox.inspect import dump, profile
 
 KINDS = ("missing", "folder", "not UTF-8")
 READ: dict[str, tuple[list[str], str]] = {
@@ -66,6 +71,56 @@ def test_the_authority_of_a_connection_is_named(
     path = tmp_path / "ca.pem"
     reason = f"cannot read --tls-ca {path}: No such file or directory"
     assert said(["generate", "a", "--tls-ca", str(path)], capsys).endswith(reason)
+
+
+def test_a_certificate_without_its_key_is_named_by_flags(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for given in ("--tls-cert", "--tls-key"):
+        line = said(["generate", "a", "--tls-ca", "ca.pem", given, "x.pem"], capsys)
+        assert line == "signalbox generate: --tls-cert and --tls-key go together; give both"
+
+
+def test_a_file_of_results_that_cannot_be_written_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of `dump`, `profile` and `bench`, whose services are not asked here."""
+
+    class Worker:
+        def __init__(self, *_: object) -> None:
+            self.info = self.__aenter__
+
+        async def __aenter__(self) -> "Worker":
+            return self
+
+        async def __aexit__(self, *_: object) -> None: ...
+
+    async def state(*_: object, **__: object) -> list[object]:
+        return []
+
+    async def recorded(*_: object) -> SimpleNamespace:
+        return SimpleNamespace(trace=b"")
+
+    async def measured(_: dict[str, Any]) -> tuple[str, Measured]:
+        return "a run", Measured(
+            duration_s=1.0, first_token_s=[0.1], between_tokens_s=[0.1], whole_s=[0.1]
+        )
+
+    monkeypatch.setattr(dump, "_ask", state)
+    monkeypatch.setattr(profile, "WorkerClient", Worker)
+    monkeypatch.setattr(profile, "_record", recorded)
+    monkeypatch.setattr(bench, "_run", measured)
+    folder = tmp_path / "folder.png"
+    folder.mkdir()
+    reason = "Is a directory"
+    assert said(["dump", str(folder)], capsys) == (
+        f"signalbox dump: cannot write {folder}: {reason}"
+    )
+    asked = ["profile", "--worker", "127.0.0.1:1", "--output", str(folder)]
+    assert said(asked, capsys) == f"signalbox profile: cannot write --output {folder}: {reason}"
+    pytest.importorskip("matplotlib")
+    line = said(["bench", "--plot", str(folder)], capsys)
+    assert line == f"signalbox bench: cannot write --plot {folder}: {reason}"
 
 
 @pytest.mark.parametrize("action", ["create", "revoke"])
