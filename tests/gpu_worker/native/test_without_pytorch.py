@@ -1,17 +1,17 @@
 """A worker with a native program loads neither PyTorch nor transformers, nor needs them."""
 
 import json
+import os
 import re
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
 
-from tests.gpu_worker.loading.gguf_files import make_gguf
-from tests.gpu_worker.model_runners import remove_files
-from tests.gpu_worker.tiny_models import make_model, reference_tokens
 from tests.native_kernels import skip_without_native_kernels
+from tests.signalbox.stacks import serve as serving
 
 pytestmark = pytest.mark.slow
 
@@ -31,8 +31,8 @@ CONFIG = {
     "max_position_embeddings": 64,
 }
 
-SERVE = """
-import json, sys
+ABSENT = """
+import sys
 
 class Absent:
     '''Finds no package of some names, as where they are not installed.'''
@@ -42,7 +42,11 @@ class Absent:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Absent())
-
+"""
+SERVE = (
+    ABSENT
+    + """
+import json
 from signalbox import LLM, SamplingParams
 from signalbox.sampling_params import BeamSearchParams, StructuredOutputsParams
 
@@ -69,6 +73,7 @@ print(json.dumps({
     "loaded": sorted(loaded & {"torch", "transformers", "safetensors", "scipy", "sympy"}),
 }))
 """
+)
 
 
 def run(path: Path, *, load_format: str = "auto") -> subprocess.CompletedProcess[str]:
@@ -89,6 +94,10 @@ def serve(path: Path, *, load_format: str = "auto") -> dict[str, object]:
 
 @pytest.mark.parametrize("form", ["safetensors", "GGUF"])
 def test_a_model_is_served_without_pytorch(form: str, tmp_path: Path) -> None:
+    pytest.importorskip("torch")  # which makes the model
+    from tests.gpu_worker.loading.gguf_files import make_gguf
+    from tests.gpu_worker.tiny_models import make_model, reference_tokens
+
     path = tmp_path
     reference = make_model(path, "llama3", head_dim=16, num_hidden_layers=2)
     if form == "GGUF":
@@ -110,7 +119,35 @@ def test_made_up_weights_are_served_without_pytorch(tmp_path: Path) -> None:
     assert serve(tmp_path, load_format="dummy") == found
 
 
+@pytest.mark.system
+def test_services_run_without_pytorch(tmp_path: Path) -> None:
+    """`serve` and the router, scheduler and worker that it starts."""
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "sitecustomize.py").write_text(ABSENT)
+    paths = [str(tmp_path), os.environ.get("PYTHONPATH", "")]
+    flags = ["--load-format", "dummy", "--device", "cpu", "--kv-cache-memory", "0.01"]
+    variables = {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    with serving(tmp_path / "log", str(tmp_path), *flags, variables=variables) as stack:
+        body = {"prompt": "abc", "max_tokens": 4, "temperature": 0, "ignore_eos": True}
+        request = urllib.request.Request(
+            f"{stack.http_url()}/completions",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request) as answer:
+            usage = json.load(answer)["usage"]
+        children = stack.children()
+        mapped = {entry.path for child in children.values() for entry in child.memory_maps()}
+    assert usage["completion_tokens"] == 4
+    assert {"router", "scheduler", "worker"} <= children.keys()
+    assert any("signalbox_common" in path for path in mapped)
+    assert not [path for path in mapped if "torch" in path]
+
+
 def test_a_model_that_needs_pytorch_names_the_extra(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from tests.gpu_worker.tiny_models import make_model
+
     make_model(tmp_path, "gemma2")
     (tmp_path / "model.safetensors").write_bytes(b"")  # it is not read
     done = run(tmp_path)
@@ -128,6 +165,10 @@ def test_a_model_that_needs_pytorch_names_the_extra(tmp_path: Path) -> None:
 def test_a_file_that_needs_pytorch_names_the_extra(
     remove: str, leave: str, expected: str, tmp_path: Path
 ) -> None:
+    pytest.importorskip("torch")
+    from tests.gpu_worker.model_runners import remove_files
+    from tests.gpu_worker.tiny_models import make_model
+
     make_model(tmp_path, "llama3", head_dim=16)
     remove_files(tmp_path, remove, "*.index.json")
     (tmp_path / leave).write_bytes(b"it is not read")
