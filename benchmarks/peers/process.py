@@ -70,6 +70,10 @@ class PeerProcess(ABC):
         """Returns the environment variables of the process, beside our own."""
         return {}
 
+    def build(self) -> str:
+        """Returns its version and the instruction sets of its build, for readers of its figures."""
+        return ""
+
     def process_name(self, process: psutil.Process) -> str:
         """Returns the name under which the CPU time of a process of its tree is listed."""
         return process.name()

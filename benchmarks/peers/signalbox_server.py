@@ -1,5 +1,6 @@
 """Ourselves: `signalbox serve`, asked over the public gRPC API."""
 
+import os
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
@@ -13,8 +14,20 @@ from benchmarks.peers.process import HOST, ServerProcess
 from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc as pb_grpc
 from rpc.transport.channel import open_channel
+from signalbox.version import VERSION
+from signalbox_kernels.native import ISA_VARIABLE, NativeUnavailable, best_isa
 
 _SERVICES = ("router", "scheduler", "worker")
+
+
+def our_build() -> str:
+    """Returns our version and the instruction set that a native worker takes here."""
+    try:
+        isa = best_isa().name.lower()
+    except NativeUnavailable as why:
+        return f"{VERSION}, no native worker: {why}"
+    forced = f", forced by {ISA_VARIABLE}" if os.environ.get(ISA_VARIABLE) else ""
+    return f"{VERSION}, {isa}{forced}"
 
 
 class SignalboxServer(ServerProcess):
@@ -47,6 +60,9 @@ class SignalboxServer(ServerProcess):
             await pb_grpc.InferenceServiceStub(self._channel).GetModel(pb.GetModelRequest())
             return True
         return False
+
+    def build(self) -> str:
+        return our_build() if self._model else ""
 
     def stream(self, token_ids: list[int], *, max_tokens: int) -> AsyncIterator[int]:
         return generate(self._stub(), token_ids, max_tokens=max_tokens)

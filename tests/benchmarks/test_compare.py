@@ -1,11 +1,13 @@
 """The comparison: who is in it, in which order, and what its tables say."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks.compare import chosen, chosen_loads, compare
+from benchmarks.comparison.bound import Needs, Rates, tokens_per_s
 from benchmarks.comparison.loads import BY_NAME, Kind, Load
 from benchmarks.comparison.participants import OURS, Participant, Setting, participants
 from benchmarks.comparison.report import markdown, write
@@ -46,7 +48,7 @@ class MissingServer(SignalboxServer):
 
 def test_every_peer_is_compared_with_one_of_ours_that_takes_the_same_loads(tmp_path: Path) -> None:
     everybody = {one.name: one for one in participants(make_setting(tmp_path))}
-    assert len(everybody) == 15
+    assert len(everybody) == 25
     for one in everybody.values():
         ours = everybody[one.beside] if one.beside else one
         assert "signalbox" in ours.name
@@ -56,8 +58,14 @@ def test_every_peer_is_compared_with_one_of_ours_that_takes_the_same_loads(tmp_p
 def test_loads_and_participants_are_chosen_by_name(tmp_path: Path) -> None:
     loads = chosen_loads(["8", "offline"])
     assert [load.name for load in loads] == ["8", "offline-1", "offline-8", "offline-32"]
+    # Not the one under memory pressure.
     names = [one.name for one in chosen(participants(make_setting(tmp_path)), ["vllm"], loads)]
-    assert names == ["vLLM HTTP", "vLLM gRPC", "vLLM LLM"]  # not the one under memory pressure
+    assert names == [
+        "vLLM HTTP",
+        "vLLM + zentorch",
+        "vLLM gRPC",
+        "vLLM LLM",
+    ]  # not the one under memory pressure
 
 
 def test_rounds_have_prompts_of_their_own_and_share_what_they_should() -> None:
@@ -98,6 +106,51 @@ def test_a_table_has_medians_spread_and_ratios_of_rounds() -> None:
     assert "| signalbox | 100.0 (90.0 to 110.0) |  |" in text
     assert "| peer | 50.0 (44.0 to 60.0) | 2.00 (1.50 to 2.50) |" in text
     assert "| 64.0 / 80.0 | 10.0 / 20.0 | 2,000 | engine 2.00, server 0.50 | 1,234 |" in text
+
+
+def test_ours_is_compared_with_the_best_of_the_peers_beside_it() -> None:
+    results = Results(
+        loads=[BY_NAME["8"]], beside={"signalbox": "", "a": "signalbox", "b": "signalbox"}
+    )
+    for name, rate in (("signalbox", 120), ("a", 50), ("b", 60)):
+        results.add(name, "8", make_result(rate))
+    text = markdown(results)
+    assert "| signalbox: tokens/s | 2.00 (b) |" in text
+    assert "| signalbox: TTFT p50 | 1.00 (a) |" in text
+
+
+def test_a_bound_is_what_must_be_read_or_multiplied() -> None:
+    rates = Rates(read_bytes=1e9, float_operations=1e12, byte_operations=2e12)
+    needs = Needs(
+        weight_bytes=10**8,
+        weights=5 * 10**7,
+        output_weights=10**7,
+        kv_bytes_per_token=0,
+        in_bytes=False,
+    )
+    alone = tokens_per_s(BY_NAME["offline-1"], needs, rates)
+    step_s, prompt_s = 0.1, 2 * (4e7 * 128 + 1e7) / 1e12
+    assert alone == pytest.approx(128 / (127 * step_s + prompt_s))
+    many = replace(BY_NAME["offline-32"], concurrency=2048, num_requests=2048)
+    step_s = 2 * 2048 * 5e7 / 1e12  # more than the 0.1 s of reading
+    assert tokens_per_s(many, needs, rates) == pytest.approx(
+        2048 * 128 / (127 * step_s + 2048 * prompt_s)
+    )
+
+
+def test_a_share_of_the_bound_is_in_the_report() -> None:
+    results = Results(
+        loads=[BY_NAME["offline-1"]],
+        beside={"signalbox LLM": ""},
+        bounds={"offline-1": {"signalbox LLM": 200.0}},
+        rates="2 threads read 20 GB/s",
+        builds={"signalbox LLM": "0.1, avx2"},
+    )
+    results.add("signalbox LLM", "offline-1", make_result(170.0))
+    text = markdown(results)
+    assert "2 threads read 20 GB/s" in text
+    assert "| signalbox LLM, 1 prompts at once, 128 + 128 | 170.0 | 200.0 | 0.85 |" in text
+    assert "- signalbox LLM: 0.1, avx2" in text
 
 
 def test_throughput_is_of_the_whole_run() -> None:

@@ -1,0 +1,103 @@
+"""The most tokens/s that this machine could give offline: what a step must read and multiply.
+
+A decode step takes at least the time to read all matrices, and K and V of its sequences, once, and
+at least the time to multiply; a prompt takes the time to multiply. The machine's rates are measured
+by machine_rates.cpp, compiled for the instruction set that our kernels take, on as many threads.
+"""
+
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+from gguf import GGUFReader
+
+from benchmarks.comparison.loads import Load
+from signalbox_kernels.compilation import flags_of_sets, machine
+from signalbox_kernels.native import NativeUnavailable, best_isa
+
+_SOURCE = Path(__file__).with_name("machine_rates.cpp")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """What all threads together do in a second at the most."""
+
+    read_bytes: float
+    float_operations: float
+    """Multiplications and additions in the arithmetic of bfloat16 weights."""
+    byte_operations: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What a model in one form needs."""
+
+    weight_bytes: int
+    """Of all matrices, the output layer included; a step reads them once."""
+    weights: int
+    """Matrix elements that a token is multiplied with, the output layer included."""
+    output_weights: int
+    """Those of the output layer, which a prompt needs for its last token alone."""
+    kv_bytes_per_token: int
+    in_bytes: bool
+    """True if products are of 8 bits."""
+
+
+def measure_rates(num_threads: int) -> Rates:
+    """Compiles and runs the probe. Raises NativeUnavailable if there is nothing to compile for."""
+    name = best_isa().name.lower()
+    flags = flags_of_sets(machine())[name]
+    if machine() != "x86_64" or name == "portable":
+        raise NativeUnavailable(f"no probe of the machine's rates for {name}")
+    with tempfile.TemporaryDirectory() as folder:
+        program = str(Path(folder) / "machine_rates")
+        command = ["g++", "-std=c++20", "-O3", "-pthread", *flags, str(_SOURCE), "-o", program]
+        try:
+            subprocess.run(command, check=True, capture_output=True)
+            ran = subprocess.run(
+                [program, str(num_threads)], check=True, capture_output=True, text=True
+            )
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise NativeUnavailable(f"the probe of the machine's rates: {error}") from error
+    read_bytes, floats, of_bytes = map(float, ran.stdout.split())
+    return Rates(read_bytes=read_bytes, float_operations=floats, byte_operations=of_bytes)
+
+
+def needs_of(model: Path, *, in_bytes: bool) -> Needs:
+    """Returns what a GGUF file needs in its own blocks, or with all weights in 16 bits."""
+    reader = GGUFReader(model)
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    output = "output.weight" if "output.weight" in tensors else "token_embd.weight"
+    matrices = [
+        tensor
+        for name, tensor in tensors.items()
+        if len(tensor.shape) == 2 and (name == output or name != "token_embd.weight")
+    ]
+    sizes = {tensor.name: prod(int(size) for size in tensor.shape) for tensor in matrices}
+    own_bytes = sum(int(tensor.n_bytes) for tensor in matrices)
+    kv_elements = sum(
+        int(tensor.shape[1])
+        for tensor in matrices
+        if tensor.name.endswith((".attn_k.weight", ".attn_v.weight"))
+    )
+    return Needs(
+        weight_bytes=own_bytes if in_bytes else 2 * sum(sizes.values()),
+        weights=sum(sizes.values()),
+        output_weights=sizes[output],
+        kv_bytes_per_token=2 * kv_elements,
+        in_bytes=in_bytes,
+    )
+
+
+def tokens_per_s(load: Load, needs: Needs, rates: Rates) -> float:
+    """Returns the bound for a load whose requests are all there at the beginning."""
+    count = load.num_requests
+    operations = rates.byte_operations if needs.in_bytes else rates.float_operations
+    rows = (needs.weights - needs.output_weights) * load.prompt_tokens + needs.output_weights
+    prompts_s = 2 * count * rows / operations
+    context = load.prompt_tokens + load.max_tokens / 2
+    read = needs.weight_bytes + count * context * needs.kv_bytes_per_token
+    step_s = max(read / rates.read_bytes, 2 * count * needs.weights / operations)
+    return count * load.max_tokens / (prompts_s + (load.max_tokens - 1) * step_s)
