@@ -6,6 +6,7 @@
 
 #include "matmul/coding.h"
 #include "matmul/linear.h"
+#include "matmul/product.h"
 #include "matmul/values.h"
 
 namespace SB_NS {
@@ -39,16 +40,16 @@ SB_INLINE int32_t start_of(const CodedGroup& left, int part) {
 
 // Adds the exact sums of a part of a group, W columns, to those of the groups before.
 template <class Q>
-SB_INLINE void add_scaled(const Scales<Q>& scales, VI dot, const CodedGroup& left, float* to) {
+SB_INLINE V add_scaled(const Scales<Q>& scales, VI dot, const CodedGroup& left, V sum) {
   V x = to_floats(dot) * scales.scale;
   if (Q::HasMinimum) x = fused(scales.minimum, splat(left.total), x);
-  store(to, fused(x, splat(left.scale), load(to)));
+  return fused(x, splat(left.scale), sum);
 }
 
 // Adds one part of group g, with its scales, to c[R, NV * W].
 template <class Q, int R, int NV>
 SB_INLINE void add_part(const char* a, int64_t a_stride, const char* b, int64_t g, int column,
-                        int part, float* c) {
+                        int part, V (&sum)[R][NV]) {
   const auto group = [=](int r) SB_LAMBDA {
     return reinterpret_cast<const CodedGroup*>(a + r * a_stride);
   };
@@ -66,15 +67,18 @@ SB_INLINE void add_part(const char* a, int64_t a_stride, const char* b, int64_t 
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
     for (int v = 0; v < NV; ++v)
-      add_scaled(scales[v], dot[r][v], *group(r), c + r * kPanel + v * W);
+      sum[r][v] = add_scaled(scales[v], dot[r][v], *group(r), sum[r][v]);
 }
 
 // c[R, NV * W] of the columns from `column` on; `next` is fetched to L2 meanwhile, if there is one.
 template <class Q, int R, int NV>
 static void coded_product(const char* a, int64_t a_stride, const char* b, int column,
                           int64_t groups, float* c, const char* next) {
+  V sum[R][NV];
+#pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
-    for (int v = 0; v < NV; ++v) store(c + r * kPanel + v * W, V{});
+#pragma GCC unroll 8
+    for (int v = 0; v < NV; ++v) sum[r][v] = V{};
   for (int64_t g = 0; g < groups; ++g, a += sizeof(CodedGroup)) {
     if (next)
 #pragma GCC unroll 1
@@ -84,12 +88,16 @@ static void coded_product(const char* a, int64_t a_stride, const char* b, int co
       }
 #pragma GCC unroll 2
     for (int part = 0; part < Q::parts; ++part)
-      add_part<Q, R, NV>(a, a_stride, b, g, column, part, c);
+      add_part<Q, R, NV>(a, a_stride, b, g, column, part, sum);
   }
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+    for (int v = 0; v < NV; ++v) store(c + r * kPanel + v * W, sum[r][v]);
 }
 
 #if defined(__AVX512F__)
-constexpr int kCodedRows = kRowTile;
+constexpr int kCodedRows = 6;
 #elif defined(__AVX2__)
 constexpr int kCodedRows = 4;
 #else

@@ -89,8 +89,9 @@ struct PartOfGroup {
     for (int r = first; r < rows && r < first + kTileRows; ++r, dot += kPanel) {
       const auto& left = *reinterpret_cast<const CodedGroup*>(a + r * a_stride);
       const int32_t start = start_of<Q>(left, part);
-      add_scaled(low, load_ints(dot) + start, left, c + r * kPanel);
-      add_scaled(high, load_ints(dot + half) + start, left, c + r * kPanel + half);
+      float* to = c + r * kPanel;
+      store(to, add_scaled(low, load_ints(dot) + start, left, load(to)));
+      store(to + half, add_scaled(high, load_ints(dot + half) + start, left, load(to + half)));
     }
   }
 
