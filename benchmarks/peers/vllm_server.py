@@ -4,6 +4,8 @@ The setting is the best that we know on two cores: both threads bound, no core r
 OpenMP preloaded.
 """
 
+import asyncio
+import os
 from collections.abc import AsyncIterator, Sequence
 from itertools import count
 from pathlib import Path
@@ -20,7 +22,7 @@ from rpc.transport.channel import open_channel
 from signalbox.bench.http_stream import Endpoint, is_healthy, post, post_for_events
 
 _COMPLETIONS = "/v1/completions"
-_ZEN_PLATFORM = b"using ZenCpuPlatform"
+_TELL_PLATFORM = "from vllm.platforms import current_platform as p; print(type(p).__name__)"
 
 
 def vllm_environment(folder: Path, *, num_threads: int) -> dict[str, str]:
@@ -126,12 +128,27 @@ class ZentorchServer(VllmHttpServer):
 
     name = "vLLM + zentorch"
     environment_name = "zentorch"
+    _has_plugin = False
 
     async def start(self) -> None:
+        await self._check_platform()
         await super().start()
-        if _ZEN_PLATFORM not in self._log_path.read_bytes():
-            self.stop()
-            raise PeerUnavailable("vLLM runs without zentorch here: this is not a Zen processor")
+
+    async def _check_platform(self) -> None:
+        """Raises PeerUnavailable where vLLM would run without the plugin, which it does not say."""
+        if self._has_plugin:
+            return
+        python = existing(self._folder / "zentorch/bin/python")
+        process = await asyncio.create_subprocess_exec(
+            *(str(python), "-c", _TELL_PLATFORM),
+            env=os.environ | self.environment(),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        said, _ = await process.communicate()
+        self._has_plugin = b"ZenCpuPlatform" in said
+        if not self._has_plugin:
+            raise PeerUnavailable("vLLM takes zentorch on Zen processors with AVX-512 alone")
 
     def build(self) -> str:
         environment = self._folder / "zentorch"
