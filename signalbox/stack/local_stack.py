@@ -6,11 +6,11 @@ Only the router listens on the configured address; the others use loopback ports
 import asyncio
 import contextlib
 import logging
-import os
 import signal
 from collections.abc import AsyncIterator, Mapping
 
 from contract.startup import StartupPhase, StartupProgress
+from gpu_worker.native.threads import num_cores
 from gpu_worker.worker_settings import WorkerSettings
 from router.config import RouterSettings
 from scheduler_svc.config import SchedulerSettings
@@ -244,4 +244,4 @@ async def _start_and_wait(stack: LocalStack) -> None:
 def _threads_per_worker(settings: ServeSettings) -> int | None:
     if settings.num_threads or settings.workers == 1 or settings.simulate:
         return settings.num_threads
-    return max(1, (os.cpu_count() or 1) // settings.workers)
+    return max(1, num_cores() // settings.workers)

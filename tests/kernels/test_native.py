@@ -143,7 +143,7 @@ def test_ties_go_to_the_lowest_token_and_nothing_allowed_is_minus_one() -> None:
     assert arrays.argmax.tolist() == [0, -1]
 
 
-@pytest.mark.parametrize("num_threads", [1, 2, 5])  # more than there are cores, too
+@pytest.mark.parametrize("num_threads", [1, 2, 5, 16, 64])  # more than there are cores, too
 def test_many_steps_on_many_threads_give_one_result(num_threads: int) -> None:
     builder = make_builder(torch.float32)
     x_buffer, out = builder.buffer(64), builder.buffer(64, row=Row.FLOATS)

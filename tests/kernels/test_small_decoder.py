@@ -36,3 +36,12 @@ def test_logits_are_those_of_the_weights(isa: Isa, form: Form) -> None:
     error = np.sqrt(((logits - exact) ** 2).mean() / (exact**2).mean())
     assert error <= allowed_error(form)
     assert digest(logits, pool) == digest(*decoder.logits(isa, num_threads=1))
+
+
+@pytest.mark.parametrize("num_threads", [4, 8, 16, 64])  # more than there are tiles, too
+def test_any_number_of_threads_gives_the_same_bits(num_threads: int) -> None:
+    isa = ISAS[-1]
+    for form in forms_of(isa):
+        decoder = SmallDecoder(form)
+        one = digest(*decoder.logits(isa, num_threads=1))
+        assert digest(*decoder.logits(isa, num_threads=num_threads)) == one
