@@ -13,7 +13,7 @@ smallest blocks of a small model, 0.4 MB, they are 1.6 TB."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arithmetic:
-    """How a worker computes; KV may move among workers with equal ones alone. See common.proto."""
+    """Arithmetic of a worker; KV may move only between workers with equal ones. See common.v1."""
 
     factors: str
     kernels: str

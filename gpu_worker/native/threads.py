@@ -7,7 +7,7 @@ _VARIABLE = "OMP_NUM_THREADS"
 """The usual limit of a process's threads, which PyTorch follows, too."""
 _CPUS = Path("/sys/devices/system/cpu")
 _CGROUP = Path("/sys/fs/cgroup")
-"""What a container sees here is its own group."""
+"""Mount of the control groups; a container finds its own group here."""
 
 
 def default_num_threads(cpus: Path = _CPUS, cgroup: Path = _CGROUP) -> int:

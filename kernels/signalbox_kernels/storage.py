@@ -21,7 +21,7 @@ GROUP = 32
 
 
 class Storage(IntEnum):
-    """How a matrix is stored: types of blocks, with ggml's numbers."""
+    """Types of the blocks that a matrix is stored in, with ggml's numbers."""
 
     F32 = 0
     F16 = 1

@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 class ArithmeticChanges:
-    """Those of one worker, from its lease on."""
+    """Counter of the requests that one worker continues, since its lease began."""
 
     def __init__(self, arithmetic: Arithmetic | None, *, worker_name: str) -> None:
         self.arithmetic = arithmetic
