@@ -5,6 +5,7 @@ import logging
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from router.openai.streaming import BODY_SENDER
 from rpc.interceptors.response_stream import ClientStalled, StallGuard
 
 logger = logging.getLogger(__name__)
@@ -42,6 +43,7 @@ class StallGate:
             return await _first_of(receive, stalled)
 
         try:
+            scope[BODY_SENDER] = bounded_send
             await self._app(scope, receive_or_leave, bounded_send)
         finally:
             guard.close()

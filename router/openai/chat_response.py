@@ -6,9 +6,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from router.openai.logprobs import PromptBudget, Tokens, chat_logprobs, prompt_logprobs
-from router.openai.multi_prompt import Part
 from router.openai.requests.chat_types import ChatBody
-from router.openai.response_fields import Head, UsageCounter, finish_fields, to_event, usage_plan
+from router.openai.response_fields import (
+    Head,
+    TextEvent,
+    UsageCounter,
+    finish_fields,
+    to_event,
+    usage_plan,
+)
+from router.requests.active_request import Update
 from router.requests.request_output import Delta, Finish, ToolCallDelta
 
 KIND = "chat.completion"
@@ -57,20 +64,30 @@ class ChatAnswer:
         self._body = body
         self._head = head
         self._tokens = Tokens(head.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
-        self._usage = UsageCounter()
+        self._plan = usage_plan(body)
+        self._usage = UsageCounter(self._plan)
+        self._top = head.fields(CHUNK_KIND)
+        """The fields of an event beside its choices."""
+        self._begun: set[int] = set()
+        self._has_text_alone = not (
+            body.logprobs or body.return_token_ids or self._plan.in_every_event
+        )
+        """True if events of a running sequence with text differ in this text alone."""
+        self._text_events: dict[int, TextEvent] = {}
+        """The events of deltas that have only text, by sequence."""
 
-    async def whole(self, parts: AsyncIterator[Part]) -> dict[str, Any]:
+    async def whole(self, updates: AsyncIterator[Update]) -> dict[str, Any]:
         choices: dict[int, _Choice] = {}
         answer = self._head.fields(KIND)
-        async for part in parts:
-            self._usage.add(part)
-            if update_logprobs := part.update.prompt_logprobs:
+        async for update in updates:
+            self._usage.add(update)
+            if update_logprobs := update.prompt_logprobs:
                 PromptBudget().spend(update_logprobs)
-                found = (self._tokens, part.update.request.prompt_token_ids, update_logprobs)
+                found = (self._tokens, update.request.prompt_token_ids, update_logprobs)
                 answer["prompt_logprobs"] = await asyncio.to_thread(prompt_logprobs, *found)
             if self._body.return_token_ids:
-                answer["prompt_token_ids"] = part.update.request.prompt_token_ids
-            for delta in part.update.deltas:
+                answer["prompt_token_ids"] = update.request.prompt_token_ids
+            for delta in update.deltas:
                 choice = choices.setdefault(delta.index, _Choice())
                 choice.add(delta)
                 if self._body.logprobs:
@@ -79,26 +96,41 @@ class ChatAnswer:
         answer["usage"] = self._usage.body()
         return answer
 
-    async def events(self, parts: AsyncIterator[Part]) -> AsyncIterator[bytes]:
-        """Yields the bytes to send at once: an event for each sequence that has new output."""
-        plan = usage_plan(self._body)
-        head = self._head.fields(CHUNK_KIND)
-        begun: set[int] = set()
-        async for part in parts:
-            deltas = part.update.deltas
-            self._usage.open(part)
-            if plan.at_the_end:
-                head["usage"] = self._usage.so_far() if plan.in_every_event else None
-            new = [delta.index for delta in deltas if delta.index not in begun]
-            events = [to_event({**head, **self._opening(part, index)}) for index in new]
-            begun.update(new)
-            self._usage.add(part)
-            if plan.in_every_event:
-                head["usage"] = self._usage.so_far()
-            events += [to_event({**head, "choices": [self._chunk(delta)]}) for delta in deltas]
-            yield b"".join(events)
-        if plan.at_the_end:
-            yield to_event({**head, "choices": [], "usage": self._usage.body()})
+    def events(self, update: Update) -> bytes:
+        """Returns the bytes to send at once: an event for each sequence that has new output."""
+        deltas = update.deltas
+        self._usage.open(update)
+        if self._plan.at_the_end:
+            self._top["usage"] = self._usage.so_far() if self._plan.in_every_event else None
+        new = [delta.index for delta in deltas if delta.index not in self._begun]
+        events = [to_event({**self._top, **self._opening(update, index)}) for index in new]
+        self._begun.update(new)
+        self._usage.add(update)
+        if self._plan.in_every_event:
+            self._top["usage"] = self._usage.so_far()
+        events += [self._event(delta) for delta in deltas]
+        return b"".join(events)
+
+    def last_event(self) -> bytes:
+        """Returns the event with the usage, if it was asked for."""
+        if not self._plan.at_the_end:
+            return b""
+        return to_event({**self._top, "choices": [], "usage": self._usage.body()})
+
+    def _event(self, delta: Delta) -> bytes:
+        if (
+            not self._has_text_alone
+            or not delta.text
+            or delta.reasoning
+            or delta.tool_calls
+            or delta.finish is not None
+        ):
+            return to_event({**self._top, "choices": [self._chunk(delta)]})
+        event = self._text_events.get(delta.index)
+        if event is None:
+            chunk = self._chunk(Delta(index=delta.index, text=TextEvent.TEXT))
+            event = self._text_events[delta.index] = TextEvent({**self._top, "choices": [chunk]})
+        return event.of(delta.text)
 
     def _whole(self, index: int, choice: _Choice) -> dict[str, Any]:
         logprobs = {"content": choice.logprobs, "refusal": None} if self._body.logprobs else None
@@ -108,12 +140,12 @@ class ChatAnswer:
             fields["token_ids"] = choice.token_ids
         return fields
 
-    def _opening(self, part: Part, index: int) -> dict[str, Any]:
+    def _opening(self, update: Update, index: int) -> dict[str, Any]:
         delta = {"role": "assistant", "content": ""}
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
         fields: dict[str, Any] = {"choices": [choice]}
         if self._body.return_token_ids:
-            fields["prompt_token_ids"] = part.update.request.prompt_token_ids
+            fields["prompt_token_ids"] = update.request.prompt_token_ids
         return fields
 
     def _chunk(self, delta: Delta) -> dict[str, Any]:

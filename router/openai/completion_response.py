@@ -7,10 +7,17 @@ from typing import Any
 
 from contract.logprobs import TokenLogprobs
 from router.openai.logprobs import CompletionLogprobs, PromptBudget, Tokens, prompt_logprobs
-from router.openai.multi_prompt import Part
 from router.openai.requests.request_codec import only_echoes
 from router.openai.requests.types import CompletionBody
-from router.openai.response_fields import Head, UsageCounter, finish_fields, to_event, usage_plan
+from router.openai.response_fields import (
+    Head,
+    TextEvent,
+    UsageCounter,
+    finish_fields,
+    to_event,
+    usage_plan,
+)
+from router.requests.active_request import ActiveRequest, Update
 from router.requests.request_output import Delta, Echo
 
 KIND = "text_completion"
@@ -23,6 +30,8 @@ class _Choice:
     index: int
     logprobs: CompletionLogprobs | None
     has_begun: bool = False
+    text_event: TextEvent | None = None
+    """The event of a delta that has only text."""
 
 
 @dataclass(slots=True)
@@ -41,7 +50,7 @@ class _Prompt:
 
 
 class CompletionAnswer:
-    """Converts the parts of one HTTP request's generations to OpenAI's shape."""
+    """Converts the updates of one HTTP request's generations to OpenAI's shape."""
 
     def __init__(self, body: CompletionBody, head: Head) -> None:
         self._body = body
@@ -50,18 +59,28 @@ class CompletionAnswer:
         self._choices: dict[int, _Choice] = {}
         self._prompts: dict[int, _Prompt] = {}
         self._budget = PromptBudget()
-        self._usage = UsageCounter(echoes=bool(body.echo))
+        self._plan = usage_plan(body)
+        self._usage = UsageCounter(self._plan, echoes=bool(body.echo))
+        self._top = head.fields(KIND)
+        """The fields of an event beside its choices."""
+        self._has_text_alone = (
+            body.logprobs is None
+            and body.prompt_logprobs is None
+            and not body.return_token_ids
+            and not self._plan.in_every_event
+        )
+        """True if events of a running sequence differ in their text alone."""
 
-    async def whole(self, parts: AsyncIterator[Part]) -> dict[str, Any]:
+    async def whole(self, updates: AsyncIterator[Update]) -> dict[str, Any]:
         choices: dict[int, dict[str, Any]] = {}
-        async for part in parts:
-            self._record(part)
+        async for update in updates:
+            self._record(update)
             if self._body.prompt_logprobs is not None:
-                prompt = self._prompts[part.position]
+                prompt = self._prompts[update.position]
                 found = (self._tokens, prompt.token_ids, prompt.logprobs)
                 prompt.bodies = await asyncio.to_thread(prompt_logprobs, *found)
-            for delta in part.update.deltas:
-                fields = self._fields(part, delta)
+            for delta in update.deltas:
+                fields = self._fields(update, delta)
                 known = choices.get(fields["index"])
                 choices[fields["index"]] = fields if known is None else _joined(known, fields)
         if only_echoes(self._body):
@@ -72,22 +91,31 @@ class CompletionAnswer:
             "usage": self._usage.body(),
         }
 
-    async def events(self, parts: AsyncIterator[Part]) -> AsyncIterator[bytes]:
-        """Yields the bytes to send at once: an event for each sequence that has new output."""
-        plan = usage_plan(self._body)
-        head = self._head.fields(KIND)
-        async for part in parts:
-            self._record(part)
-            if plan.at_the_end:
-                head["usage"] = self._usage.so_far() if plan.in_every_event else None
-            choices = [self._fields(part, delta) for delta in part.update.deltas]
-            yield b"".join([to_event({**head, "choices": [one]}) for one in choices])
-        if plan.at_the_end:
-            yield to_event({**head, "choices": [], "usage": self._usage.body()})
+    def events(self, update: Update) -> bytes:
+        """Returns the bytes to send at once: an event for each sequence that has new output."""
+        self._record(update)
+        if self._plan.at_the_end:
+            self._top["usage"] = self._usage.so_far() if self._plan.in_every_event else None
+        return b"".join([self._event(update, delta) for delta in update.deltas])
 
-    def _fields(self, part: Part, delta: Delta) -> dict[str, Any]:
+    def last_event(self) -> bytes:
+        """Returns the event with the usage, if it was asked for."""
+        if not self._plan.at_the_end:
+            return b""
+        return to_event({**self._top, "choices": [], "usage": self._usage.body()})
+
+    def _event(self, update: Update, delta: Delta) -> bytes:
+        choice = self._choice(update, delta)
+        if not self._has_text_alone or delta.finish is not None or not choice.has_begun:
+            return to_event({**self._top, "choices": [self._fields(update, delta)]})
+        if choice.text_event is None:
+            fields = self._fields(update, Delta(index=delta.index, text=TextEvent.TEXT))
+            choice.text_event = TextEvent({**self._top, "choices": [fields]})
+        return choice.text_event.of(delta.text)
+
+    def _fields(self, update: Update, delta: Delta) -> dict[str, Any]:
         """Returns the fields that a delta adds to a choice."""
-        prompt, choice = self._prompts[part.position], self._choice(part, delta)
+        prompt, choice = self._prompts[update.position], self._choice(update, delta)
         begins, choice.has_begun = not choice.has_begun, True
         fields: dict[str, Any] = {"index": choice.index, "text": delta.text, "logprobs": None}
         echo = prompt.echo if begins else None
@@ -103,25 +131,24 @@ class CompletionAnswer:
             fields["prompt_logprobs"] = prompt.bodies
         return fields
 
-    def _record(self, part: Part) -> None:
-        self._usage.add(part)
-        update, request = part.update, part.update.request
-        if part.position not in self._prompts:
-            self._prompts[part.position] = _Prompt(request.prompt_token_ids, request.echo)
+    def _record(self, update: Update) -> None:
+        self._usage.add(update)
+        request = update.request
+        if update.position not in self._prompts:
+            self._prompts[update.position] = _Prompt(request.prompt_token_ids, request.echo)
         if update.prompt_logprobs:
             self._budget.spend(update.prompt_logprobs, num_choices=request.params.n)
-            self._prompts[part.position].logprobs += update.prompt_logprobs
+            self._prompts[update.position].logprobs += update.prompt_logprobs
 
-    def _choice(self, part: Part, delta: Delta) -> _Choice:
-        index = part.position * part.update.request.params.n + delta.index
+    def _choice(self, update: Update, delta: Delta) -> _Choice:
+        index = update.position * update.request.params.n + delta.index
         choice = self._choices.get(index)
         if choice is None:
-            logprobs = None if self._body.logprobs is None else self._logprobs(part)
+            logprobs = None if self._body.logprobs is None else self._logprobs(update.request)
             choice = self._choices[index] = _Choice(index, logprobs)
         return choice
 
-    def _logprobs(self, part: Part) -> CompletionLogprobs:
-        request = part.update.request
+    def _logprobs(self, request: ActiveRequest) -> CompletionLogprobs:
         detokenizer = self._head.tokenizer.vocabulary.make_detokenizer(
             request.prompt_token_ids, skip_special_tokens=request.params.skip_special_tokens
         )

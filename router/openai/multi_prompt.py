@@ -1,9 +1,8 @@
 """Merges several generations into one stream, for a request with a list of prompts."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import NamedTuple
 
 from router.requests.active_request import Update
 
@@ -15,30 +14,16 @@ STARTED_TOGETHER = 16
 """Prompts that are started before the event loop gets a turn."""
 
 
-class Part(NamedTuple):
-    """The next update, and the position of the prompt that it belongs to."""
-
-    position: int
-    update: Update
-
-
-async def merged(generations: Sequence[AsyncGenerator[Update]]) -> AsyncGenerator[Part]:
+def merged(generations: Sequence[AsyncGenerator[Update]]) -> AsyncGenerator[Update]:
     """Yields updates as they arrive from any generation; closes all of them when it is closed.
 
     Raises the exception of the first generation that fails.
     """
-    if len(generations) == 1:
-        async with aclosing(generations[0]) as updates:
-            async for update in updates:
-                yield Part(0, update)
-        return
-    async with aclosing(_merged(generations)) as parts:
-        async for part in parts:
-            yield part
+    return generations[0] if len(generations) == 1 else _merged(generations)
 
 
-async def _merged(generations: Sequence[AsyncGenerator[Update]]) -> AsyncGenerator[Part]:
-    queue: asyncio.Queue[Part | BaseException | None] = asyncio.Queue(
+async def _merged(generations: Sequence[AsyncGenerator[Update]]) -> AsyncGenerator[Update]:
+    queue: asyncio.Queue[Update | BaseException | None] = asyncio.Queue(
         MAX_WAITING_UPDATES * len(generations)
     )
     tasks = []
@@ -49,13 +34,13 @@ async def _merged(generations: Sequence[AsyncGenerator[Update]]) -> AsyncGenerat
                 await asyncio.sleep(0)
         num_running = len(tasks)
         while num_running:
-            part = await queue.get()
-            if part is None:
+            update = await queue.get()
+            if update is None:
                 num_running -= 1
-            elif isinstance(part, BaseException):
-                raise part
+            elif isinstance(update, BaseException):
+                raise update
             else:
-                yield part
+                yield update
     finally:
         for task in tasks:
             task.cancel()
@@ -65,25 +50,13 @@ async def _merged(generations: Sequence[AsyncGenerator[Update]]) -> AsyncGenerat
 async def _read(
     position: int,
     updates: AsyncGenerator[Update],
-    queue: "asyncio.Queue[Part | BaseException | None]",
+    queue: "asyncio.Queue[Update | BaseException | None]",
 ) -> None:
     try:
         async with aclosing(updates):
             async for update in updates:
-                await queue.put(Part(position, update))
+                await queue.put(update._replace(position=position))
     except Exception as error:
         await queue.put(error)
     else:
         await queue.put(None)
-
-
-async def first_and_rest(parts: AsyncGenerator[Part]) -> AsyncIterator[Part]:
-    """Waits for the first part, so that an earlier failure is raised; returns the whole stream."""
-    first = await anext(parts)
-
-    async def all_parts() -> AsyncIterator[Part]:
-        yield first
-        async for part in parts:
-            yield part
-
-    return all_parts()

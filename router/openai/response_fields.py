@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from contract.updates import Usage
-from router.openai.multi_prompt import Part
 from router.openai.requests.types import GenerationBody
+from router.requests.active_request import Update
 from router.requests.request_output import Finish, FinishReason
 from router.tokenization.tokenizer import Tokenizer
 
@@ -30,6 +30,22 @@ def to_json(body: object) -> bytes:
 def to_event(body: object) -> bytes:
     """Returns a server-sent event."""
     return b"data: " + to_json(body) + b"\n\n"
+
+
+class TextEvent:
+    """An event that is the same each time but for one text, with all else encoded once."""
+
+    TEXT = "\0"
+    """Stands for the text. No string of the client's may follow it in the event."""
+
+    __slots__ = ("_after", "_before")
+
+    def __init__(self, body: object) -> None:
+        """`body` has TEXT once, as a value."""
+        self._before, _, self._after = _encode(body).rpartition(_encode(self.TEXT))
+
+    def of(self, text: str) -> bytes:
+        return f"data: {self._before}{_encode(text)}{self._after}\n\n".encode()
 
 
 def finish_fields(finish: Finish | None) -> dict[str, Any]:
@@ -83,31 +99,37 @@ def usage_plan(body: GenerationBody) -> UsagePlan:
 class UsageCounter:
     """Sums the tokens of all prompts of an HTTP request."""
 
-    def __init__(self, *, echoes: bool = False) -> None:
+    def __init__(self, plan: UsagePlan, *, echoes: bool = False) -> None:
         """`echoes` is True if each sequence begins with its prompt, which is not counted as
         generated."""
         self._of_prompts: dict[int, Usage] = {}
+        self._counts_tokens = plan.in_every_event
+        """False if the usage is asked for only when it is in the requests' ends."""
         self._echoes = echoes
         self._begun: set[tuple[int, int]] = set()
 
-    def open(self, part: Part) -> None:
-        """Counts the part's prompt once."""
-        num_prompt_tokens = len(part.update.request.prompt_token_ids)
-        self._of_prompts.setdefault(part.position, Usage(num_prompt_tokens, 0, 0))
+    def open(self, update: Update) -> None:
+        """Counts the update's prompt once."""
+        if update.position not in self._of_prompts:
+            num_prompt_tokens = len(update.request.prompt_token_ids)
+            self._of_prompts[update.position] = Usage(num_prompt_tokens, 0, 0)
 
-    def add(self, part: Part) -> None:
-        self.open(part)
-        update = part.update
+    def add(self, update: Update) -> None:
+        self.open(update)
         if update.end is not None:
-            self._of_prompts[part.position] = update.end.usage
-            return
-        usage = self._of_prompts[part.position]
+            self._of_prompts[update.position] = update.end.usage
+        elif self._counts_tokens:
+            self._count(update)
+
+    def _count(self, update: Update) -> None:
+        position = update.position
+        usage = self._of_prompts[position]
         num_new = sum(len(delta.token_ids) for delta in update.deltas)
         if self._echoes:
-            begun = {(part.position, delta.index) for delta in update.deltas} - self._begun
+            begun = {(position, delta.index) for delta in update.deltas} - self._begun
             num_new -= len(begun) * len(update.request.prompt_token_ids)
             self._begun |= begun
-        self._of_prompts[part.position] = usage._replace(
+        self._of_prompts[position] = usage._replace(
             completion_tokens=usage.completion_tokens + num_new
         )
 

@@ -16,7 +16,7 @@ from router.keys.tenants import Caller, Tenants
 from router.openai.bodies.body_reader import BodyReader, Ids, ignored_header
 from router.openai.chat_response import ChatAnswer
 from router.openai.completion_response import CompletionAnswer
-from router.openai.multi_prompt import Part, merged
+from router.openai.multi_prompt import merged
 from router.openai.requests import request_codec
 from router.openai.requests.chat_types import ChatBody, DetokenizeBody, TokenizeBody
 from router.openai.requests.errors import http_status
@@ -30,6 +30,7 @@ from router.openai.streaming import (
 )
 from router.openai.tokenize_response import conversation_of, detokenized, tokenized
 from router.params import params_validation
+from router.requests.active_request import Update
 from router.requests.api_request import ApiRequest
 from router.served_model import ServedModel
 from rpc.telemetry import tracing
@@ -102,8 +103,8 @@ class Api:
                 request, CompletionBody, into=lambda body: self._completions(request, body)
             )
         answer = CompletionAnswer(body, self._head(ids))
-        parts = self._generate(many, _streamed(call_context, request, body))
-        return _response(body, parts, answer, ids)
+        updates = self._generate(many, _streamed(call_context, request, body))
+        return _response(body, updates, answer, ids)
 
     async def chat_completions(self, request: Request) -> Response:
         """Answers a conversation."""
@@ -113,8 +114,8 @@ class Api:
                 request, ChatBody, into=lambda body: self._chat(request, body)
             )
         answer = ChatAnswer(body, self._head(ids))
-        parts = self._generate([asked], _streamed(call_context, request, body))
-        return _response(body, parts, answer, ids)
+        updates = self._generate([asked], _streamed(call_context, request, body))
+        return _response(body, updates, answer, ids)
 
     async def tokenize(self, request: Request) -> Response:
         """Turns a prompt or a conversation into token ids."""
@@ -151,7 +152,7 @@ class Api:
 
     def _generate(
         self, many: Sequence[ApiRequest], call_context: CallContext
-    ) -> AsyncGenerator[Part]:
+    ) -> AsyncGenerator[Update]:
         return merged([self._generator.generate(asked, call_context) for asked in many])
 
     def _head(self, ids: Ids) -> Head:
@@ -220,10 +221,10 @@ def _transport(request: Request, *, is_streamed: bool) -> Transport:
 
 def _response(
     body: GenerationBody,
-    parts: AsyncGenerator[Part],
+    updates: AsyncGenerator[Update],
     answer: CompletionAnswer | ChatAnswer,
     ids: Ids,
 ) -> Response:
-    if body.stream:
-        return GeneratedResponse(parts, body=body, events=answer.events, headers=ids.headers)
-    return GeneratedResponse(parts, body=body, whole=answer.whole, headers=ids.headers)
+    return GeneratedResponse(
+        updates, answer, body=body, is_streamed=bool(body.stream), headers=ids.headers
+    )

@@ -2,31 +2,44 @@
 
 import asyncio
 import logging
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Coroutine,
-    Mapping,
-)
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping
 from contextlib import aclosing, suppress
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from contract.errors import Internal, RpcError
-from router.openai.multi_prompt import Part, first_and_rest
 from router.openai.requests.errors import error_body, error_headers, status_of
 from router.openai.requests.types import Body
 from router.openai.response_fields import DONE, to_event, to_json
+from router.requests.active_request import Update
 
 logger = logging.getLogger(__name__)
 
 Headers = Mapping[str, str]
 T = TypeVar("T")
+
+BODY_SENDER = "signalbox.body_sender"
+"""Key of a scope: the function that sends the messages of a body. Whatever lies above it looks at
+the head of an answer alone, and passes each message of the body on."""
+
+
+class Answer(Protocol):
+    """Converts the updates of one HTTP request to OpenAI's shape."""
+
+    async def whole(self, updates: AsyncIterator[Update]) -> object:
+        """Returns the answer that is not streamed."""
+        ...
+
+    def events(self, update: Update) -> bytes:
+        """Returns the bytes to send at once: an event for each sequence that has new output."""
+        ...
+
+    def last_event(self) -> bytes:
+        """Returns the event that follows all updates; empty if there is none."""
+        ...
 
 
 def json_response(body: object, *, status: int = 200, headers: Headers | None = None) -> Response:
@@ -54,55 +67,58 @@ class GeneratedResponse(Response):
 
     def __init__(
         self,
-        parts: AsyncGenerator[Part],
+        updates: AsyncGenerator[Update],
+        answer: Answer,
         *,
         body: Body,
-        whole: Callable[[AsyncIterator[Part]], Awaitable[object]] | None = None,
-        events: Callable[[AsyncIterator[Part]], AsyncIterator[bytes]] | None = None,
+        is_streamed: bool,
         headers: Headers,
     ) -> None:
-        """Exactly one of `whole` and `events` is set; `body` is the request's."""
-        media_type = "application/json" if whole else "text/event-stream"
+        """`body` is the request's."""
+        media_type = "text/event-stream" if is_streamed else "application/json"
         super().__init__(headers=headers, media_type=media_type)
         del self.headers["content-length"]
-        self._parts = parts
+        self._updates = updates
+        self._answer = answer
         self._body = body
-        self._whole = whole
-        self._events = events
+        self._is_streamed = is_streamed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with suppress(ClientDisconnect):
             await until_disconnected(receive, self._write(scope, receive, send))
 
     async def _write(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with aclosing(self._parts):
-            if self._whole is not None:
-                await json_response(await self._whole(self._parts), headers=dict(self.headers))(
-                    scope, receive, send
-                )
+        async with aclosing(self._updates) as updates:
+            if not self._is_streamed:
+                content = await self._answer.whole(updates)
+                await json_response(content, headers=dict(self.headers))(scope, receive, send)
                 return
-            parts = await first_and_rest(self._parts)
+            first = await anext(updates)
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            assert self._events is not None
-            await _write_events(self._events(parts), send, body=self._body)
+            await self._write_events(first, updates, scope.get(BODY_SENDER, send))
+
+    async def _write_events(self, first: Update, rest: AsyncGenerator[Update], send: Send) -> None:
+        """Writes the events, then an event with the error if there is one, then [DONE]."""
+        events = self._answer.events
+        try:
+            if content := events(first):
+                await send(_part(content))
+            async for update in rest:
+                if content := events(update):  # the end of a request may add no event
+                    await send(_part(content))
+            last = self._answer.last_event()
+        except RpcError as error:
+            last = to_event(error_body(error, self._body))
+        except Exception:
+            logger.exception("a stream failed")
+            last = to_event(error_body(Internal("internal error; the server's log says more")))
+        if last:
+            await send(_part(last))
+        await send({"type": "http.response.body", "body": DONE, "more_body": False})
 
 
-async def _write_events(events: AsyncIterator[bytes], send: Send, *, body: Body) -> None:
-    """Writes the events, then an event with the error if there is one, then [DONE]."""
-
-    async def write(content: bytes, *, more: bool = True) -> None:
-        await send({"type": "http.response.body", "body": content, "more_body": more})
-
-    try:
-        async for event in events:
-            if event:  # the end of a request may add no event
-                await write(event)
-    except RpcError as error:
-        await write(to_event(error_body(error, body)))
-    except Exception:
-        logger.exception("a stream failed")
-        await write(to_event(error_body(Internal("internal error; the server's log says more"))))
-    await write(DONE, more=False)
+def _part(content: bytes) -> Message:
+    return {"type": "http.response.body", "body": content, "more_body": True}
 
 
 async def until_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:

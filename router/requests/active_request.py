@@ -49,6 +49,8 @@ class Update(NamedTuple):
     end: End | None
     prompt_logprobs: Sequence[TokenLogprobs] = ()
     """One entry for each token of the prompt but the first; only in the first updates."""
+    position: int = 0
+    """Position of the request's prompt among those of one HTTP request."""
 
 
 @dataclass(eq=False, kw_only=True)
