@@ -22,7 +22,6 @@ class Kind(Enum):
     STREAM = "served"
     PREFILL = "served, long prompts"
     BEAM = "beam search"
-    PRESSURE = "memory pressure"
     OFFLINE = "offline"
 
 
@@ -73,11 +72,6 @@ class Load:
             shared_tokens=self.shared_tokens // factor,
         )
 
-    @property
-    def num_tokens(self) -> int:
-        """KV tokens that its concurrent requests need at the end."""
-        return self.concurrency * (self.shared_tokens + self.prompt_tokens + self.max_tokens)
-
 
 LOADS = [
     Load(name="1", title="1 client, 128 + 128", concurrency=1, num_requests=2),
@@ -122,13 +116,6 @@ LOADS = [
         num_requests=4,
         max_tokens=64,
         beam_width=4,
-    ),
-    Load(
-        name="pressure",
-        title="32 clients, 128 + 128, KV room for half",
-        kind=Kind.PRESSURE,
-        concurrency=32,
-        num_requests=32,
     ),
     *(
         Load(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.comparison.loads import BY_NAME, Kind
+from benchmarks.comparison.loads import Kind
 from benchmarks.peers import offline
 from benchmarks.peers.llama_server import (
     IkLlamaServer,
@@ -18,14 +18,11 @@ from benchmarks.peers.process import PeerProcess
 from benchmarks.peers.signalbox_server import SignalboxServer
 from benchmarks.peers.vllm_server import VllmGrpcServer, VllmHttpServer, ZentorchServer
 
-OURS, OURS_BF16, OURS_PRESSED = "signalbox", "signalbox, bfloat16", "signalbox, half the KV"
+OURS, OURS_BF16 = "signalbox", "signalbox, bfloat16"
 OURS_OFFLINE, OURS_OFFLINE_BF16 = "signalbox LLM", "signalbox LLM, bfloat16"
 """Ours without a flag, which run the file's own blocks, and those with `BFLOAT16_FLAGS`."""
 BFLOAT16_FLAGS = "--dtype bfloat16 --quantization none"
 """The form that peers without quantised weights compute in."""
-
-OUR_BLOCK_SIZE, VLLM_BLOCK_SIZE = 16, 32
-"""Block sizes for the memory pressure; vLLM's CPU kernels need multiples of 32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +54,7 @@ class Setting:
 
 def participants(setting: Setting) -> list[Participant]:
     """Returns all participants; one that is not installed fails when it is started."""
-    return [*_servers(setting), *_pressed(setting), *_offline(setting)]
+    return [*_servers(setting), *_offline(setting)]
 
 
 def _servers(setting: Setting) -> list[Participant]:
@@ -88,38 +85,6 @@ def _servers(setting: Setting) -> list[Participant]:
             process=QuantizedIkLlamaServer(setting.peers, **peers), kinds=stream, beside=OURS
         ),
     ]
-
-
-def _pressed(setting: Setting) -> list[Participant]:
-    """The same number of KV tokens for each: half of what the load needs."""
-    num_tokens = BY_NAME["pressure"].num_tokens // 2
-    label, kinds = OURS_PRESSED.partition(", ")[2], frozenset({Kind.PRESSURE})
-    ours = SignalboxServer(
-        setting.model,
-        log_folder=setting.log_folder,
-        extra_arguments=[*setting.bfloat16_flags, *_blocks(num_tokens, OUR_BLOCK_SIZE)],
-        label=label,
-    )
-    vllm = VllmHttpServer(
-        setting.peers,
-        num_threads=setting.num_threads,
-        log_folder=setting.log_folder,
-        extra_arguments=[  # it refuses a model length that its KV cannot hold
-            *_blocks(num_tokens, VLLM_BLOCK_SIZE),
-            *("--max-model-len", str(num_tokens // 2)),
-        ],
-        label=label,
-    )
-    return [
-        Participant(process=ours, kinds=kinds),
-        Participant(process=vllm, kinds=kinds, beside=OURS_PRESSED),
-    ]
-
-
-def _blocks(num_tokens: int, block_size: int) -> list[str]:
-    """Flags that happen to be the same here and there."""
-    count = str(num_tokens // block_size)
-    return ["--block-size", str(block_size), "--num-gpu-blocks-override", count]
 
 
 def _offline(setting: Setting) -> list[Participant]:

@@ -96,7 +96,7 @@ def _lines(lines: list[list[str]]) -> str:
 
 
 def _load_table(results: Results, load: Load) -> str:
-    has_latency = load.kind in (Kind.STREAM, Kind.PREFILL, Kind.PRESSURE)
+    has_latency = load.kind in (Kind.STREAM, Kind.PREFILL)
     latency = ["TTFT p50 / p99 ms", "between tokens p50 / p99 ms", "prompt tokens/s"]
     header = ["", "tokens/s", "ours / theirs", *(latency if has_latency else [])]
     header += ["ms CPU/token", "peak RSS MiB"]
