@@ -37,7 +37,7 @@ from benchmarks.harness.paced_scheduler import (
     serve,
 )
 from benchmarks.harness.stream_readers import Readers, Seen
-from signalbox.stack.child_processes import spawn
+from signalbox.stack.child_processes import start, watch
 
 UNENDING = 1 << 19
 """Tokens of a request that lasts as long as the run."""
@@ -156,11 +156,11 @@ async def router(scheduler_port: int, arguments: list[str]) -> AsyncIterator[tup
     address = f"127.0.0.1:{free_port()}"
     flags = ["--scheduler", f"127.0.0.1:{scheduler_port}", "--grpc-port", address.partition(":")[2]]
     flags += ["--no-http", "--log-level", "warning", "--trace-exporter", "none", *arguments]
-    child = await spawn("router", ["router", *flags])
+    child = await watch(start("router", ["router", *flags]))
     try:
         async with asyncio.timeout(60):
             await child.news.readline()
-        yield address, child.process.pid
+        yield address, child.pid
     finally:
         await child.end(within_s=5)
 

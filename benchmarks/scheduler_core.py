@@ -19,7 +19,7 @@ from protos.scheduler.v1 import scheduler_pb2 as pb
 from protos.scheduler.v1 import scheduler_pb2_grpc as pb_grpc
 from protos.scheduler.v1 import stats_pb2
 from rpc.transport.channel import open_channel
-from signalbox.stack.child_processes import Child, spawn
+from signalbox.stack.child_processes import Child, start, watch
 
 PORT = 50152
 STEP_MS = 20.0
@@ -61,10 +61,11 @@ class Driver:
 
 
 async def start_services(num_workers: int) -> list[Child]:
-    scheduler = await spawn("scheduler", ["scheduler", "--port", str(PORT)])
+    scheduler = start("scheduler", ["scheduler", "--port", str(PORT)])
     worker = ["worker", "--simulate", "--scheduler", f"127.0.0.1:{PORT}"]
     worker += ["--max-num-seqs", str(SEQUENCES), "--simulated-step-ms", str(STEP_MS)]
-    return [scheduler, *[await spawn(f"worker {i}", worker) for i in range(num_workers)]]
+    workers = [start(f"worker {i}", worker) for i in range(num_workers)]
+    return [await watch(one) for one in (scheduler, *workers)]
 
 
 async def until_joined(num_workers: int) -> None:
@@ -78,7 +79,7 @@ async def until_joined(num_workers: int) -> None:
 
 
 def cpu_s(child: Child) -> float:
-    times = psutil.Process(child.process.pid).cpu_times()
+    times = psutil.Process(child.pid).cpu_times()
     return float(times.user + times.system)
 
 

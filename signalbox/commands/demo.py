@@ -1,20 +1,29 @@
 """`signalbox demo`: starts the stack, asks one question over the public API, and stops it."""
 
+import asyncio
 import sys
 
 from signalbox.client.connection import Connection, router_client
 from signalbox.client.terminal_answer import show
 from signalbox.settings.serve_settings import ServeSettings
-from signalbox.stack.local_stack import running
+from signalbox.stack.child_processes import RunCommand
+from signalbox.stack.local_stack import LocalStack, serving
 
 QUESTION = "What is the capital of South Korea?"
 MAX_TOKENS = 64
 
 
-async def run(settings: ServeSettings) -> None:
+def run(settings: ServeSettings, fork_to: RunCommand | None) -> None:
     """Prints progress, the answer as it streams, and a summary."""
     _say("Starting router, scheduler and worker")
-    async with running(settings) as stack:
+    stack = LocalStack(settings)
+    stack.launch(fork_to)
+    asyncio.run(_ask(stack, settings))
+    _say("All processes have ended")
+
+
+async def _ask(stack: LocalStack, settings: ServeSettings) -> None:
+    async with serving(stack):
         processes = ", ".join(f"{name} {pid}" for name, pid in stack.pids.items())
         _say(f"Serving at {stack.addresses.router} (processes: {processes})")
         _say(f"Asking: {QUESTION}\n")
@@ -24,7 +33,6 @@ async def run(settings: ServeSettings) -> None:
             stream = client.stream_chat(QUESTION, temperature=0.0, max_tokens=MAX_TOKENS)
             await show(stream, address=client.address, as_json=False)
         _say("\nShutting down")
-    _say("All processes have ended")
 
 
 def _say(text: str) -> None:

@@ -1,16 +1,26 @@
-"""Child processes that end with their parent in every case."""
+"""Child processes that end with their parent in every case.
+
+A child is forked where the parent may be copied, so that it need not import again what the parent
+has imported; otherwise its program is started anew. Either way it has a session of its own, so that
+Ctrl-C reaches only the parent, which ends children in order; settings only from its arguments and a
+part of the environment; no input; and none of the parent's files but standard output and error.
+"""
 
 import asyncio
 import ctypes
+import logging
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
+from pathlib import Path
+from typing import NamedTuple
 
 from signalbox.settings.environment import CHILD_VARIABLES, ENV_PREFIX, VLLM_PREFIX
 from signalbox_kernels.native import ISA_VARIABLE
@@ -20,91 +30,185 @@ PARENT_PID, PROCESS_NAME, NEWS_FD = (ENV_PREFIX + name for name in CHILD_VARIABL
 SERVING, STARTING = "serving", "starting"
 """Kinds of a child's announcements: with the model's name, and with a phase and its progress."""
 
+RunCommand = Callable[[Sequence[str]], int]
+"""Runs `signalbox ARGUMENTS` in this process and returns the exit status."""
+
 _PR_SET_PDEATHSIG = 1
 _PARENT_POLL_S = 0.5
+_ARG_START, _ARG_END = 45, 46
+"""Places in /proc/PID/stat, counted from the state, of the memory that holds the arguments."""
+_STOPPING = (signal.SIGINT, signal.SIGTERM)
+
+
+class Started(NamedTuple):
+    """A process that no event loop watches yet."""
+
+    name: str
+    pid: int
+    news: int
+    """File descriptor that the announcements are read from."""
+    wait: Callable[[], int]
+    """Takes the exit status, or the negative number of a signal, of the process when it ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Child:
-    """A running `signalbox` command."""
+    """A running `signalbox` command that this event loop watches."""
 
     name: str
-    process: asyncio.subprocess.Process
+    pid: int
     news: asyncio.StreamReader
     """Announcements of the child, one line each with kind and text; see `announce`. They must be
     read until the end."""
+    ended: asyncio.Future[int]
+    """The exit status, or the negative number of a signal."""
 
     @property
     def is_alive(self) -> bool:
-        return self.process.returncode is None
+        return not self.ended.done()
 
     @property
     def ending(self) -> str:
         """Words for how the process has ended, such as "exited with status 1"."""
-        code = self.process.returncode or 0
+        code = self.ended.result()
         if code < 0:
             return f"was killed by {signal.Signals(-code).name}"
         return f"exited with status {code}"
+
+    async def wait(self) -> int:
+        """Returns the exit status once the process has ended."""
+        return await asyncio.shield(self.ended)
 
     async def end(self, *, within_s: float) -> None:
         """Asks the process to stop and waits; kills it if it takes longer."""
         self.send(signal.SIGTERM)
         try:
             async with asyncio.timeout(within_s):
-                await self.process.wait()
+                await self.wait()
         except TimeoutError:
             self.send(signal.SIGKILL)
-            await self.process.wait()
+            await self.wait()
 
     def send(self, number: signal.Signals) -> None:
         """Sends a signal, unless it has ended."""
         if self.is_alive:
-            # Not through `process`, which would take the status of an ended one from asyncio.
             with suppress(ProcessLookupError):
-                os.kill(self.process.pid, number)
+                os.kill(self.pid, number)
 
 
-async def spawn(
-    name: str, arguments: Sequence[str], environment: Mapping[str, str] | None = None
-) -> Child:
-    """Starts `signalbox ARGUMENTS` with settings only from its flags, and a part of the
-    environment.
+def start(
+    name: str,
+    arguments: Sequence[str],
+    environment: Mapping[str, str] | None = None,
+    *,
+    fork_to: RunCommand | None = None,
+) -> Started:
+    """Starts `signalbox ARGUMENTS` with a part of this process's environment, and more.
 
-    It gets a session of its own, so that Ctrl-C reaches only the parent, which ends children in
-    order.
+    Args:
+        fork_to: runs the arguments in a copy of this process, which `may_fork` has permitted; no
+            event loop may run. The caller lets pass the SystemExit that ends the copy.
     """
+    readable, writable = os.pipe()
     inherited = {
         key: value
         for key, value in os.environ.items()
         if key == ISA_VARIABLE or not key.startswith((ENV_PREFIX, VLLM_PREFIX))
     }
-    readable, writable = os.pipe()
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "signalbox",
-        *arguments,
-        env={
-            **inherited,
-            **(environment or {}),
-            PARENT_PID: str(os.getpid()),
-            PROCESS_NAME: name,
-            NEWS_FD: str(writable),
-        },
-        pass_fds=(writable,),
-        stdin=asyncio.subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    variables = {
+        **inherited,
+        **(environment or {}),
+        PARENT_PID: str(os.getpid()),
+        PROCESS_NAME: name,
+        NEWS_FD: str(writable),
+    }
+    if fork_to is None:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "signalbox", *arguments],
+            env=variables,
+            pass_fds=(writable,),
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        started = Started(name, process.pid, readable, process.wait)
+    else:
+        pid = os.fork()
+        if not pid:
+            _become(name, variables, keep=writable)
+            sys.exit(fork_to(arguments))
+        started = Started(name, pid, readable, partial(_status, pid))
     os.close(writable)
-    return Child(name=name, process=process, news=await _reader(readable))
+    return started
 
 
-async def _reader(readable: int) -> asyncio.StreamReader:
-    reader = asyncio.StreamReader()
-    protocol = asyncio.StreamReaderProtocol(reader)
+async def watch(started: Started) -> Child:
+    """Watches a process from this event loop."""
     loop = asyncio.get_running_loop()
-    await loop.connect_read_pipe(lambda: protocol, os.fdopen(readable, "rb"))
-    return reader
+    news, ended = asyncio.StreamReader(), loop.create_future()
+    await loop.connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(news), os.fdopen(started.news, "rb")
+    )
+
+    def reap() -> None:
+        ended.set_result(started.wait())
+
+    def wait() -> None:
+        # The status is taken in the loop, so that until `ended` is known the pid is no other's.
+        os.waitid(os.P_PID, started.pid, os.WEXITED | os.WNOWAIT)
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(reap)
+
+    threading.Thread(target=wait, name=f"waits for {started.name}", daemon=True).start()
+    return Child(name=started.name, pid=started.pid, news=news, ended=ended)
+
+
+def may_fork() -> bool:
+    """Returns whether a copy of this process can go on: it would lack all threads but one.
+
+    To be asked before numpy is imported. Its BLAS starts threads, but ends them before a fork.
+    gRPC starts some with its first channel or server, which no copy can use.
+    """
+    return sys.platform == "linux" and len([*Path("/proc/self/task").iterdir()]) == 1
+
+
+@contextmanager
+def stopping_later() -> Iterator[None]:
+    """Lets SIGINT and SIGTERM wait until the block ends."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPING)
+
+
+def _status(pid: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def _become(name: str, variables: Mapping[str, str], *, keep: int) -> None:
+    """Gives a forked process the state of a program that starts; `keep` is the file it keeps."""
+    os.setsid()
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    for number in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
+        if number > 2 and number != keep:
+            with suppress(OSError):  # the one that listed the folder
+                os.close(number)
+    os.environ.clear()
+    os.environ.update(variables)
+    logging.getLogger().handlers.clear()
+    _show_as(name)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPING)
+
+
+def _show_as(name: str) -> None:
+    """Makes `ps` and `top` show a forked process by its name, as far as there is room."""
+    Path("/proc/self/comm").write_text(name, encoding="ascii")
+    fields = Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    first, end = int(fields[_ARG_START]), int(fields[_ARG_END])
+    if first:  # 0 is unknown
+        words = "\0".join(["signalbox", *name.split()]).encode()
+        ctypes.memmove(first, words[: end - first - 1].ljust(end - first, b"\0"), end - first)
 
 
 @cache

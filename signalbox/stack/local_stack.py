@@ -16,7 +16,16 @@ from router.config import RouterSettings
 from scheduler_svc.config import SchedulerSettings
 from signalbox.flags.service_flags import to_environment, to_flags
 from signalbox.settings.serve_settings import ServeSettings
-from signalbox.stack.child_processes import SERVING, STARTING, Child, spawn
+from signalbox.stack.child_processes import (
+    SERVING,
+    STARTING,
+    Child,
+    RunCommand,
+    Started,
+    start,
+    stopping_later,
+    watch,
+)
 from signalbox.stack.gpu_assignment import gpu_shares, visible_gpus
 from signalbox.stack.stack_addresses import StackAddresses
 from signalbox.stack.start_checks import LOOPBACK, check_start
@@ -44,6 +53,7 @@ class LocalStack:
     def __init__(self, settings: ServeSettings) -> None:
         self._settings = settings
         self.addresses = StackAddresses(settings)
+        self._started: list[Started] = []
         self._router: Child | None = None
         self._scheduler: Child | None = None
         self._workers: list[Child] = []
@@ -55,55 +65,74 @@ class LocalStack:
     @property
     def pids(self) -> dict[str, int]:
         """Process ids of the running processes, by name."""
-        return {child.name: child.process.pid for child in self._children()}
+        return {child.name: child.pid for child in self._children()}
 
-    async def start(self) -> None:
-        """Starts the processes and returns when the router serves.
+    def launch(self, fork_to: RunCommand | None = None) -> None:
+        """Starts the processes. Raises the exceptions of `check_start`.
 
-        Raises ServiceDied, and the exceptions of `check_start`.
+        Args:
+            fork_to: runs a command in a copy of this process; see `start`.
         """
+        if fork_to is None:
+            check_start(self._settings)
+            self._launch(None)
+            return
+        with stopping_later():
+            check_start(self._settings)
+            import signalbox.stack.shared_imports  # noqa: F401
+
+            self._launch(fork_to)
+
+    def _launch(self, fork_to: RunCommand | None) -> None:
         addresses = self.addresses
-        check_start(self._settings)
-        self._scheduler = await self._spawn(
+        self._start(
             "scheduler",
             SchedulerSettings,
+            fork_to,
             host=LOOPBACK,
             port=addresses.scheduler_port,
             metrics_port=addresses.metrics_port(1),
             metrics_socket=addresses.metrics_socket("scheduler"),
         )
-        for index, gpus in enumerate(await self._gpu_shares()):
-            self._workers.append(await self._start_worker(index, gpus))
-        self._router = await self._spawn(
+        for index, gpus in enumerate(self._gpu_shares()):
+            name = f"worker {index}"
+            self._start(
+                "worker",
+                WorkerSettings,
+                fork_to,
+                name=name,
+                environment=gpus,
+                host=LOOPBACK,
+                port=0,
+                scheduler=addresses.scheduler,
+                metrics_port=addresses.metrics_port(2 + index),
+                metrics_socket=addresses.metrics_socket(name),
+                num_threads=_threads_per_worker(self._settings),
+            )
+        self._start(
             "router",
             RouterSettings,
+            fork_to,
             grpc_port=addresses.grpc_port,
             http_port=addresses.http_port,
             scheduler=addresses.scheduler,
             metrics_sources=addresses.metrics_sources,
         )
+
+    async def watch(self) -> None:
+        """Watches the processes from this event loop; to be called once, after `launch`."""
+        self._scheduler, *self._workers, self._router = [await watch(one) for one in self._started]
+        self._listening = [asyncio.create_task(self._listen(one)) for one in self._children()]
+
+    async def until_serving(self) -> None:
+        """Shows progress, and returns when the router serves. Raises ServiceDied."""
         async with self._display.refreshed():
             await self._until_serving()
-
-    async def _start_worker(self, index: int, gpus: Mapping[str, str]) -> Child:
-        name = f"worker {index}"
-        return await self._spawn(
-            "worker",
-            WorkerSettings,
-            name=name,
-            environment=gpus,
-            host=LOOPBACK,
-            port=0,
-            scheduler=self.addresses.scheduler,
-            metrics_port=self.addresses.metrics_port(2 + index),
-            metrics_socket=self.addresses.metrics_socket(name),
-            num_threads=_threads_per_worker(self._settings),
-        )
 
     async def wait(self) -> None:
         """Never returns; raises ServiceDied when the stack can no longer serve."""
         while True:
-            waits = {asyncio.create_task(child.process.wait()): child for child in self._children()}
+            waits = {asyncio.create_task(child.wait()): child for child in self._children()}
             try:
                 done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             finally:
@@ -128,34 +157,34 @@ class LocalStack:
     def _children(self) -> list[Child]:
         return [child for child in (self._router, self._scheduler, *self._workers) if child]
 
-    async def _gpu_shares(self) -> list[dict[str, str]]:
+    def _gpu_shares(self) -> list[dict[str, str]]:
         """Returns the GPU variables of each worker's environment."""
         settings = self._settings
         if settings.simulate or settings.device == "cpu":
             return [{}] * settings.workers
         return gpu_shares(
-            await asyncio.to_thread(visible_gpus) if settings.workers > 1 else [],
+            visible_gpus() if settings.workers > 1 else [],
             num_workers=settings.workers,
             num_ranks=settings.tensor_parallel_size,
         )
 
-    async def _spawn(
+    def _start(
         self,
         command: str,
         settings_class: type[RouterSettings | SchedulerSettings | WorkerSettings],
+        fork_to: RunCommand | None,
         *,
         name: str = "",
         environment: Mapping[str, str] | None = None,
         **replaced: object,
-    ) -> Child:
+    ) -> None:
         # Certificates are for the public ports; the rest stays on the loopback interface.
         if settings_class is not RouterSettings:
             replaced |= dict.fromkeys(_TLS)
         arguments = [command, *to_flags(self._settings, settings_class, **replaced)]
         secrets = to_environment(self._settings, settings_class)
-        child = await spawn(name or command, arguments, {**(environment or {}), **secrets})
-        self._listening.append(asyncio.create_task(self._listen(child)))
-        return child
+        variables = {**(environment or {}), **secrets}
+        self._started.append(start(name or command, arguments, variables, fork_to=fork_to))
 
     async def _until_serving(self) -> None:
         watching = asyncio.ensure_future(self.wait())
@@ -195,19 +224,28 @@ class LocalStack:
 
 @contextlib.asynccontextmanager
 async def running(settings: ServeSettings) -> AsyncIterator[LocalStack]:
-    """Yields a stack that serves; ends it afterwards."""
+    """Yields a stack that serves; ends it afterwards. Raises the exceptions of `check_start`."""
     stack = LocalStack(settings)
-    try:
-        await stack.start()
+    stack.launch()
+    async with serving(stack):
         yield stack
+
+
+@contextlib.asynccontextmanager
+async def serving(stack: LocalStack) -> AsyncIterator[None]:
+    """Lets a launched stack serve while the context lasts; ends it afterwards."""
+    try:
+        await stack.watch()
+        await stack.until_serving()
+        yield
         await stack.stop()
     finally:
         stack.kill()
 
 
-async def serve(settings: ServeSettings) -> None:
-    """Runs a stack until SIGTERM or SIGINT; a second signal kills it at once, and raises CutOff."""
-    stack = LocalStack(settings)
+async def serve(stack: LocalStack) -> None:
+    """Runs a launched stack until SIGTERM or SIGINT; a second signal kills it at once, and raises
+    CutOff."""
     stopping, cut_off = asyncio.Event(), asyncio.Event()
 
     def on_signal() -> None:
@@ -218,7 +256,8 @@ async def serve(settings: ServeSettings) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, on_signal)
-    work = asyncio.ensure_future(_start_and_wait(stack))
+    await stack.watch()
+    work = asyncio.ensure_future(_serve_and_wait(stack))
     stop = asyncio.ensure_future(stopping.wait())
     try:
         await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
@@ -233,8 +272,8 @@ async def serve(settings: ServeSettings) -> None:
         raise CutOff("ended at once by a second signal")
 
 
-async def _start_and_wait(stack: LocalStack) -> None:
-    await stack.start()
+async def _serve_and_wait(stack: LocalStack) -> None:
+    await stack.until_serving()
     addresses = stack.addresses
     http = f" and {addresses.http_url}" if addresses.http_url else ""
     logger.info("serving %s at %s%s; Ctrl-C stops", stack.model_name, addresses.router, http)

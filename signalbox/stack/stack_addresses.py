@@ -1,5 +1,8 @@
 """The ports and sockets of a local stack, chosen before its first process starts."""
 
+import atexit
+import os
+import shutil
 import socket
 import tempfile
 from pathlib import Path
@@ -17,7 +20,9 @@ class StackAddresses:
         self.grpc_port = settings.grpc_port or free_port()
         self.http_port = settings.http_port or free_port()
         self.scheduler_port = self._choose_scheduler_port()
-        self._folder = tempfile.TemporaryDirectory(prefix="signalbox-")
+        self._folder = Path(tempfile.mkdtemp(prefix="signalbox-"))
+        self._owner_pid = os.getpid()
+        atexit.register(self.close)
         self._metrics_sockets: dict[str, str] = {}
 
     @property
@@ -49,7 +54,7 @@ class StackAddresses:
         """Returns the path of a process's metrics socket; None if the HTTP API is off."""
         if not self._settings.http:
             return None
-        path = Path(self._folder.name) / name.replace(" ", "-")
+        path = self._folder / name.replace(" ", "-")
         return self._metrics_sockets.setdefault(name, str(path))
 
     @property
@@ -58,8 +63,9 @@ class StackAddresses:
         return ",".join(f"{name}={path}" for name, path in self._metrics_sockets.items())
 
     def close(self) -> None:
-        """Removes the folder of the sockets."""
-        self._folder.cleanup()
+        """Removes the folder of the sockets; does nothing in a process forked from its owner."""
+        if os.getpid() == self._owner_pid:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def _choose_scheduler_port(self) -> int:
         """Returns the port after the router's, which `signalbox top` tries, or any if it is

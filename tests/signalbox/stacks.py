@@ -95,7 +95,7 @@ class Stack:
     def children(self) -> dict[str, psutil.Process]:
         """The services' processes, by command; of several workers one."""
         children = psutil.Process(self.process.pid).children()
-        return {child.cmdline()[3]: child for child in children}
+        return {child.cmdline()[1]: child for child in children}
 
     def http_url(self) -> str:
         """Where the HTTP API is."""

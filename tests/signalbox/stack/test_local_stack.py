@@ -1,6 +1,7 @@
 """The local stack as a user sees it: real processes, no model."""
 
 import json
+import re
 import resource
 import signal
 import socket
@@ -40,7 +41,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """A stack for tests that only ask it something."""
     log = tmp_path_factory.mktemp("shared") / "log"
     flags = ("--simulate", "--simulated-step-ms=5", "--workers=2", "--no-http")
-    with serve(log, *flags, variables={ISA_VARIABLE: "portable"}) as stack:
+    with serve(log, *flags) as stack:
         yield stack
         assert stack.stop() == 0
 
@@ -169,10 +170,9 @@ def test_ctrl_c_during_an_import_is_status_130_and_not_a_word(
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
-def test_workers_inherit_the_forced_instruction_set(
-    shared: Stack, monkeypatch: pytest.MonkeyPatch
+def test_an_unknown_instruction_set_is_refused_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert shared.children()["worker"].environ()[ISA_VARIABLE] == "portable"
     monkeypatch.setenv(ISA_VARIABLE, "sse")
     done = signalbox("serve", "--simulate", "--grpc-port", "0", "--no-http")
     assert (done.returncode, done.stdout) == (1, "")
@@ -285,8 +285,10 @@ def test_too_little_memory_for_one_block_is_one_line() -> None:
 
 
 def test_a_worker_with_another_model_is_refused_in_one_line(shared: Stack) -> None:
-    (flag,) = [f for f in shared.children()["worker"].cmdline() if f.startswith("--scheduler")]
-    done = signalbox("worker", "--simulate", "--served-model-name", "other", flag)
+    found = re.search(r"listening on (\S+);", shared.log.read_text())
+    assert found is not None
+    flags = ("--served-model-name", "other", "--scheduler", found[1])
+    done = signalbox("worker", "--simulate", *flags)
     assert_one_line_error(done, "refuses this worker", "other")
     done = run_here("generate", "hello", "--max-tokens=3", "--router", shared.address)
     assert done.returncode == 0, done.stderr
