@@ -11,14 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from contract.startup import ReportProgress, StartupProgress
-from signalbox.stack.child_processes import (
-    SERVING,
-    STARTING,
-    RunCommand,
-    announce,
-    has_listener,
-    may_fork,
-)
+from signalbox.stack.child_processes import SERVING, STARTING, announce, has_listener, may_fork
 from signalbox.version import VERSION
 
 if TYPE_CHECKING:
@@ -37,26 +30,19 @@ _LIMITS = ("max_model_len", "block_size", "max_num_seqs", "max_num_batched_token
 
 
 def run_stack(settings: "ServeSettings") -> None:
-    fork_to = _fork_to()
+    fork = may_fork()
     from signalbox.stack.local_stack import LocalStack, serve
 
     stack = LocalStack(settings)
-    stack.launch(fork_to)
+    stack.launch(fork=fork)
     asyncio.run(serve(stack))
 
 
 def run_demo(settings: "ServeSettings") -> None:
-    fork_to = _fork_to()
+    fork = may_fork()
     from signalbox.commands.demo import run
 
-    run(settings, fork_to)
-
-
-def _fork_to() -> RunCommand | None:
-    """Returns what a forked child runs; None if this process cannot be forked."""
-    from signalbox.cli import main
-
-    return main if may_fork() else None
+    run(settings, fork=fork)
 
 
 def run_router(settings: "RouterSettings") -> None:

@@ -6,18 +6,17 @@ import sys
 from signalbox.client.connection import Connection, router_client
 from signalbox.client.terminal_answer import show
 from signalbox.settings.serve_settings import ServeSettings
-from signalbox.stack.child_processes import RunCommand
 from signalbox.stack.local_stack import LocalStack, serving
 
 QUESTION = "What is the capital of South Korea?"
 MAX_TOKENS = 64
 
 
-def run(settings: ServeSettings, fork_to: RunCommand | None) -> None:
+def run(settings: ServeSettings, *, fork: bool) -> None:
     """Prints progress, the answer as it streams, and a summary."""
     _say("Starting router, scheduler and worker")
     stack = LocalStack(settings)
-    stack.launch(fork_to)
+    stack.launch(fork=fork)
     asyncio.run(_ask(stack, settings))
     _say("All processes have ended")
 

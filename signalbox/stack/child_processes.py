@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
+from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,9 +31,7 @@ PARENT_PID, PROCESS_NAME, NEWS_FD = (ENV_PREFIX + name for name in CHILD_VARIABL
 SERVING, STARTING = "serving", "starting"
 """Kinds of a child's announcements: with the model's name, and with a phase and its progress."""
 
-RunCommand = Callable[[Sequence[str]], int]
-"""Runs `signalbox ARGUMENTS` in this process and returns the exit status."""
-
+_PROGRAM = "signalbox"
 _PR_SET_PDEATHSIG = 1
 _PARENT_POLL_S = 0.5
 _ARG_START, _ARG_END = 45, 46
@@ -101,13 +100,13 @@ def start(
     arguments: Sequence[str],
     environment: Mapping[str, str] | None = None,
     *,
-    fork_to: RunCommand | None = None,
+    fork: bool = False,
 ) -> Started:
     """Starts `signalbox ARGUMENTS` with a part of this process's environment, and more.
 
     Args:
-        fork_to: runs the arguments in a copy of this process, which `may_fork` has permitted; no
-            event loop may run. The caller lets pass the SystemExit that ends the copy.
+        fork: copies this process, as `may_fork` has permitted; no event loop may run. Callers let
+            the SystemExit pass that ends the copy.
     """
     readable, writable = os.pipe()
     inherited = {
@@ -122,21 +121,21 @@ def start(
         PROCESS_NAME: name,
         NEWS_FD: str(writable),
     }
-    if fork_to is None:
+    if fork:
+        pid = os.fork()
+        if not pid:
+            _become(name, arguments, variables, keep=writable)
+            sys.exit(import_module(f"{_PROGRAM}.__main__").main())
+        started = Started(name, pid, readable, partial(_status, pid))
+    else:
         process = subprocess.Popen(
-            [sys.executable, "-m", "signalbox", *arguments],
+            [sys.executable, "-m", _PROGRAM, *arguments],
             env=variables,
             pass_fds=(writable,),
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
         started = Started(name, process.pid, readable, process.wait)
-    else:
-        pid = os.fork()
-        if not pid:
-            _become(name, variables, keep=writable)
-            sys.exit(fork_to(arguments))
-        started = Started(name, pid, readable, partial(_status, pid))
     os.close(writable)
     return started
 
@@ -185,7 +184,9 @@ def _status(pid: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def _become(name: str, variables: Mapping[str, str], *, keep: int) -> None:
+def _become(
+    name: str, arguments: Sequence[str], variables: Mapping[str, str], *, keep: int
+) -> None:
     """Gives a forked process the state of a program that starts; `keep` is the file it keeps."""
     os.setsid()
     null = os.open(os.devnull, os.O_RDONLY)
@@ -194,6 +195,7 @@ def _become(name: str, variables: Mapping[str, str], *, keep: int) -> None:
         if number > 2 and number != keep:
             with suppress(OSError):  # the one that listed the folder
                 os.close(number)
+    sys.argv[1:] = arguments
     os.environ.clear()
     os.environ.update(variables)
     logging.getLogger().handlers.clear()
@@ -207,7 +209,7 @@ def _show_as(name: str) -> None:
     fields = Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()
     first, end = int(fields[_ARG_START]), int(fields[_ARG_END])
     if first:  # 0 is unknown
-        words = "\0".join(["signalbox", *name.split()]).encode()
+        words = "\0".join([_PROGRAM, *name.split()]).encode()
         ctypes.memmove(first, words[: end - first - 1].ljust(end - first, b"\0"), end - first)
 
 

@@ -20,7 +20,6 @@ from signalbox.stack.child_processes import (
     SERVING,
     STARTING,
     Child,
-    RunCommand,
     Started,
     start,
     stopping_later,
@@ -67,28 +66,28 @@ class LocalStack:
         """Process ids of the running processes, by name."""
         return {child.name: child.pid for child in self._children()}
 
-    def launch(self, fork_to: RunCommand | None = None) -> None:
+    def launch(self, *, fork: bool = False) -> None:
         """Starts the processes. Raises the exceptions of `check_start`.
 
         Args:
-            fork_to: runs a command in a copy of this process; see `start`.
+            fork: makes copies of this process; see `child_processes.start`.
         """
-        if fork_to is None:
+        if not fork:
             check_start(self._settings)
-            self._launch(None)
+            self._launch(fork=False)
             return
         with stopping_later():
             check_start(self._settings)
             import signalbox.stack.shared_imports  # noqa: F401
 
-            self._launch(fork_to)
+            self._launch(fork=True)
 
-    def _launch(self, fork_to: RunCommand | None) -> None:
+    def _launch(self, *, fork: bool) -> None:
         addresses = self.addresses
         self._start(
             "scheduler",
             SchedulerSettings,
-            fork_to,
+            fork=fork,
             host=LOOPBACK,
             port=addresses.scheduler_port,
             metrics_port=addresses.metrics_port(1),
@@ -99,7 +98,7 @@ class LocalStack:
             self._start(
                 "worker",
                 WorkerSettings,
-                fork_to,
+                fork=fork,
                 name=name,
                 environment=gpus,
                 host=LOOPBACK,
@@ -112,7 +111,7 @@ class LocalStack:
         self._start(
             "router",
             RouterSettings,
-            fork_to,
+            fork=fork,
             grpc_port=addresses.grpc_port,
             http_port=addresses.http_port,
             scheduler=addresses.scheduler,
@@ -172,8 +171,8 @@ class LocalStack:
         self,
         command: str,
         settings_class: type[RouterSettings | SchedulerSettings | WorkerSettings],
-        fork_to: RunCommand | None,
         *,
+        fork: bool,
         name: str = "",
         environment: Mapping[str, str] | None = None,
         **replaced: object,
@@ -184,7 +183,7 @@ class LocalStack:
         arguments = [command, *to_flags(self._settings, settings_class, **replaced)]
         secrets = to_environment(self._settings, settings_class)
         variables = {**(environment or {}), **secrets}
-        self._started.append(start(name or command, arguments, variables, fork_to=fork_to))
+        self._started.append(start(name or command, arguments, variables, fork=fork))
 
     async def _until_serving(self) -> None:
         watching = asyncio.ensure_future(self.wait())

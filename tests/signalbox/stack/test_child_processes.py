@@ -18,9 +18,11 @@ from tests.waiting import EVENT_S
 FORKING = """
 import json, logging, os, signal, sys, threading
 from pathlib import Path
+from types import SimpleNamespace
 from signalbox.stack.child_processes import announce, may_fork, process_name, start, stopping_later
 
-def report(arguments):
+def report():
+    arguments = sys.argv[1:]
     def words(name):
         return Path("/proc/self", name).read_text().replace(chr(0), " ").split()
     files = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.exists()]
@@ -40,11 +42,12 @@ def report(arguments):
     return 3
 
 assert may_fork()
+sys.modules["signalbox.__main__"] = SimpleNamespace(main=report)
 logging.basicConfig()
 opened = open(sys.argv[1] + ".opened", "w")
 with stopping_later():
     started = [
-        start(f"worker {n}", [f"{sys.argv[1]}.{n}", ending], {"GIVEN": "1"}, fork_to=report)
+        start(f"worker {n}", [f"{sys.argv[1]}.{n}", ending], {"GIVEN": "1"}, fork=True)
         for n, ending in enumerate(("exits", "killed"))
     ]
 print(json.dumps([[one.pid, os.read(one.news, 99).decode(), one.wait()] for one in started]))
