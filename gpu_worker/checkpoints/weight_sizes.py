@@ -12,24 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpu_worker.checkpoints.safetensors_file import read_header, unreadable
+from signalbox_kernels.storage import GROUP, QUANTISED, Storage
 
 if TYPE_CHECKING:
     from gpu_worker.checkpoints.gguf_reader import GGUFTensor
 
 _FLOAT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-RUNNABLE_TYPES = (2, 3, 6, 7, 8, 12, 13, 14)
-"""ggml's numbers of the block types that native programs run."""
-
 OWN_TYPES = "its own types"
 """Form of weights that float32 computes with as they are stored."""
-_INT8_BYTES, _INT4_BYTES = 34 / 32, 20 / 32
-"""Bytes of a value in Q8_0 and in Q4_1."""
-NATIVE_ARCHITECTURES = frozenset(
-    ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-)
-"""Families that native programs are for, as config.json names them."""
-NATIVE_KINDS = frozenset(("llama", "qwen2", "qwen3"))
-"""The same as GGUF files name them; those of files with experts are other families."""
+_INT8_BYTES, _INT4_BYTES = (kind.block_bytes / GROUP for kind in (Storage.Q8_0, Storage.Q4_1))
+"""Bytes of a value."""
 _TABLES = ("token_embd", "output", "embed_tokens", "lm_head")
 """The table of embeddings and the head, which keep 8 bits under "int4"."""
 
@@ -69,11 +61,14 @@ class WeightSizes:
 
 def is_runnable(stored: "GGUFTensor") -> bool:
     """Says whether native programs can run a tensor's blocks."""
-    return len(stored.shape) == 2 and int(stored.type) in RUNNABLE_TYPES
+    return len(stored.shape) == 2 and int(stored.type) in QUANTISED
 
 
-def gguf_sizes(stored_tensors: Iterable["GGUFTensor"], *, kind: str) -> WeightSizes:
-    """Counts tensors of a GGUF file and its parts; `kind` is its general.architecture."""
+def gguf_sizes(stored_tensors: Iterable["GGUFTensor"], *, is_native: bool) -> WeightSizes:
+    """Counts tensors of a GGUF file and its parts, of a family with native programs or without.
+
+    Files with experts may name a family that has none.
+    """
     tensors = list(stored_tensors)
     has_experts = any(len(stored.shape) > 2 for stored in tensors)
     types = Counter(stored.type.name for stored in tensors if is_runnable(stored))
@@ -83,14 +78,12 @@ def gguf_sizes(stored_tensors: Iterable["GGUFTensor"], *, kind: str) -> WeightSi
         num_table_values=_num_table_values(values),
         stored_bytes=sum(stored.num_bytes for stored in tensors),
         is_half=True,
-        is_native=kind in NATIVE_KINDS and not has_experts,
+        is_native=is_native and not has_experts,
         block_type=next((name for name, _ in types.most_common(1)), ""),
     )
 
 
-def directory_sizes(
-    shards: Iterable[Path], *, is_half: bool, architectures: Iterable[str]
-) -> WeightSizes:
+def directory_sizes(shards: Iterable[Path], *, is_half: bool, is_native: bool) -> WeightSizes:
     """Counts tensors of a checkpoint's files. Raises ModelError for a file that is broken."""
     values: dict[str, int] = {}
     stored_bytes = 0
@@ -110,7 +103,7 @@ def directory_sizes(
         num_table_values=_num_table_values(values),
         stored_bytes=stored_bytes,
         is_half=is_half,
-        is_native=any(name in NATIVE_ARCHITECTURES for name in architectures),
+        is_native=is_native,
     )
 
 

@@ -26,6 +26,7 @@ from gpu_worker.checkpoints.stored_tensor import StoredTensor
 from gpu_worker.checkpoints.weight_sizes import WeightSizes, gguf_sizes, is_runnable
 from gpu_worker.config import ModelError
 from gpu_worker.hub.gguf_file_names import gguf_name
+from gpu_worker.models import has_native_program
 from signalbox_kernels.floats import AnyArray
 from signalbox_kernels.storage import Storage, StoredMatrix
 
@@ -71,7 +72,8 @@ class GGUFSource:
 
     @cached_property
     def sizes(self) -> WeightSizes:
-        return gguf_sizes(self._stored(), kind=self._config.fields.kind)
+        is_native = has_native_program([self._config.family.architecture])
+        return gguf_sizes(self._stored(), is_native=is_native)
 
     def stored(self) -> dict[str, StoredTensor]:
         return {

@@ -12,6 +12,7 @@ from gpu_worker.checkpoints.weight_sizes import WeightSizes, directory_sizes
 from gpu_worker.config import ModelError
 from gpu_worker.loading.missing_packages import needing_pytorch
 from gpu_worker.loading.tokenizer_files import directory_tokenizer_files, special_token, token_id
+from gpu_worker.models import has_native_program
 from signalbox_kernels.floats import AnyArray
 
 GENERATION_CONFIG = "generation_config.json"
@@ -33,8 +34,8 @@ class DirectorySource:
 
     @cached_property  # reads the headers of all files
     def sizes(self) -> WeightSizes | None:
-        architectures = self.config.get("architectures") or ()
-        return directory_sizes(self.shards(), is_half=self.is_half, architectures=architectures)
+        is_native = has_native_program(self.config.get("architectures") or ())
+        return directory_sizes(self.shards(), is_half=self.is_half, is_native=is_native)
 
     def files(self) -> list[Path]:
         return [self._path / "config.json", *self.shards()]

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from contract.startup import ReportProgress
+from gpu_worker.checkpoints.gguf_names import FAMILIES
 from gpu_worker.checkpoints.stored_tensor import StoredTensor
 from gpu_worker.checkpoints.weight_sizes import WeightSizes, gguf_sizes
 from gpu_worker.config import ModelConfig, ModelError
 from gpu_worker.hub.download import download
 from gpu_worker.hub.gguf_file_names import find_variants, format_bytes, gguf_name
 from gpu_worker.hub.model_name import parse_hub_name
+from gpu_worker.models import has_native_program
 from signalbox_kernels.floats import AnyArray
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
@@ -177,8 +179,9 @@ def weight_sizes(config: ModelConfig) -> WeightSizes | None:
         )
 
         content = read_gguf(path)
-        kind = str(content.fields.get("general.architecture", ""))
-        return gguf_sizes(content.tensors.values(), kind=kind)
+        family = FAMILIES.get(str(content.fields.get("general.architecture", "")))
+        is_native = family is not None and has_native_program([family.architecture])
+        return gguf_sizes(content.tensors.values(), is_native=is_native)
     from gpu_worker.loading.hf_directory import DirectorySource
 
     source = DirectorySource(path, name=path.name)

@@ -10,6 +10,7 @@ from gpu_worker.models.registry import (
     Stretched,
     architectures,
     find_model,
+    has_native_program,
     model_spec,
     register_model,
 )
@@ -25,6 +26,7 @@ __all__ = [
     "architectures",
     "decoder_shapes",
     "find_model",
+    "has_native_program",
     "model_spec",
     "register_model",
 ]

@@ -8,7 +8,7 @@ What is not registered may run through transformers: see `find_model`.
 """
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -131,6 +131,11 @@ def register_model(spec: ModelSpec) -> None:
 def architectures() -> frozenset[str]:
     """Returns the architectures that have a model."""
     return frozenset(_specs)
+
+
+def has_native_program(names: Iterable[str]) -> bool:
+    """Says whether native programs are for one of the architectures that a config.json names."""
+    return any(name in _specs and _specs[name].is_llama for name in names)
 
 
 def model_spec(config: Mapping[str, Any]) -> ModelSpec:

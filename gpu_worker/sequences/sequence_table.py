@@ -135,7 +135,7 @@ class SequenceTable:
 
     def must_know(self, step: Step) -> bool:
         """Returns whether `apply` needs unfinished tokens: for histories, or sequences that end."""
-        if step.forks:
+        if step.forks:  # a fork copies its parent's tokens; one that is drawn later is not copied
             return True
         seq_ids = [*step.finished.tolist(), *step.running_seq_ids.tolist()]
         found = [self._row_of.get(seq_id, -1) for seq_id in seq_ids]
