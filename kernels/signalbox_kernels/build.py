@@ -44,6 +44,10 @@ default."""
 
 UNUSED_S = 30 * 86400
 """Seconds without a use after which a library leaves the cache when another is built."""
+_DIGEST_BYTES = hashlib.sha256().digest_size
+"""Length of what `_seal` appends to a library."""
+_SCRATCH = "build-"
+"""Start of the names of folders that a build works in."""
 _PACKAGE = Path(__file__).resolve().parent
 
 
@@ -70,11 +74,12 @@ def find_or_build(*parts: str) -> dict[str, Path | BuildError]:
 
 
 def _remove_unused(folder: Path) -> None:
-    """Removes libraries of any sources that were neither built nor found for `UNUSED_S`."""
-    for library in folder.glob("signalbox_*.so"):
+    """Removes libraries of any sources that were neither built nor found for `UNUSED_S`, and what
+    builds that were killed as long ago have left."""
+    for path in (*folder.glob("signalbox_*.so"), *folder.glob(f"{_SCRATCH}*")):
         with contextlib.suppress(OSError):
-            if time.time() - library.stat().st_mtime > UNUSED_S:
-                library.unlink()
+            if time.time() - path.stat().st_mtime > UNUSED_S:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def build(parts: Sequence[str], folder: Path, toolchain: Toolchain) -> dict[str, Path | BuildError]:
@@ -83,10 +88,11 @@ def build(parts: Sequence[str], folder: Path, toolchain: Toolchain) -> dict[str,
     Raises BuildTimeout.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix="build-") as scratch:
+    with tempfile.TemporaryDirectory(dir=folder, prefix=_SCRATCH) as scratch:
         results = compile_parts(parts, Path(scratch), toolchain, _reporter(parts))
         for part, library in results.items():
             if isinstance(library, Path):
+                _seal(library)
                 target = folder / file_name(part, toolchain.machine)
                 results[part] = library.replace(target)
     return results
@@ -107,9 +113,25 @@ def _reporter(parts: Sequence[str]) -> Callable[[], None]:
     return report
 
 
+def _seal(library: Path) -> None:
+    """Appends the digest of a library, which loaders ignore."""
+    with library.open("ab") as file:
+        file.write(hashlib.sha256(library.read_bytes()).digest())
+
+
+def _is_whole(library: Path) -> bool:
+    """Says whether a library is as it was built: a cut one would end a process that loads it."""
+    try:
+        content = library.read_bytes()
+    except OSError:  # no such file
+        return False
+    library_bytes, seal = content[:-_DIGEST_BYTES], content[-_DIGEST_BYTES:]
+    return hashlib.sha256(library_bytes).digest() == seal
+
+
 def _find(part: str) -> Path | None:
     name = file_name(part, machine())
-    found = next((folder / name for folder in _folders() if (folder / name).is_file()), None)
+    found = next((folder / name for folder in _folders() if _is_whole(folder / name)), None)
     if found is not None:
         with contextlib.suppress(OSError):  # a folder of another user
             os.utime(found)  # the last use
@@ -118,8 +140,11 @@ def _find(part: str) -> Path | None:
 
 def _folders() -> list[Path]:
     """Returns the folders for libraries: in the package, the user's cache, the environment."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return [_PACKAGE / "_build", cache / "signalbox", Path(sys.prefix) / "var" / "signalbox"]
+    folders = [_PACKAGE / "_build", Path(sys.prefix) / "var" / "signalbox"]
+    with contextlib.suppress(RuntimeError):  # a user without a home, as some containers have
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        folders.insert(1, cache / "signalbox")
+    return folders
 
 
 def cache_folder() -> Path:

@@ -1,10 +1,13 @@
 """When and how the libraries of the native kernels are built; the compiler is mostly a script."""
 
 import os
+import pwd
+import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,12 +48,46 @@ def test_without_a_compiler_the_reason_is_one_line(
         build.find_or_build(COMMON)
 
 
-def test_a_library_of_the_package_is_not_built_again(
-    folders: list[Path], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("damage", ["", "half", "altered"])
+def test_a_library_that_is_not_as_it_was_built_is_built_again(
+    damage: str, folders: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for folder in folders:
-        folder.mkdir()
-        (folder / build.file_name(COMMON, machine())).touch()
+    """The system ends a process that loads a library which is cut, each time that it starts."""
+    log = make_compiler(tmp_path)
+    monkeypatch.setenv("CXX", str(tmp_path / "g++"))
+    library = build.find_or_build(COMMON)[COMMON]
+    assert isinstance(library, Path)
+    whole = library.read_bytes()
+    cut = whole[: len(whole) // 2]
+    library.write_bytes({"": b"", "half": cut, "altered": b"?" + whole[1:]}[damage])
+    log.write_text("")
+    assert build.find_or_build(COMMON)[COMMON] == library
+    assert library.read_bytes() == whole
+    assert log.read_text()
+
+
+def test_a_user_without_a_home_has_the_folder_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a container's process of any number that its system does not know."""
+    for variable in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", dict[int, Any]().__getitem__)
+    package, of_environment = build._folders()
+    assert package.is_relative_to(SOURCES.parent)
+    assert of_environment.is_relative_to(sys.prefix)
+
+
+def test_a_library_of_the_package_is_not_built_again(
+    folders: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_compiler(tmp_path)
+    monkeypatch.setenv("CXX", str(tmp_path / "g++"))
+    built = build.find_or_build(COMMON)[COMMON]
+    assert isinstance(built, Path) and built.parent == folders[1]
+    folders[0].mkdir()
+    shutil.copy(built, folders[0])
+    monkeypatch.delenv("CXX")
     monkeypatch.setenv("PATH", os.devnull)
     found = build.find_or_build(COMMON)[COMMON]
     assert isinstance(found, Path)
@@ -82,14 +119,18 @@ def test_libraries_that_no_process_uses_any_more_leave_the_cache(
     library = build.find_or_build(COMMON)[COMMON]
     assert isinstance(library, Path)
     stale, recent = (library.with_name(f"signalbox_{name}.so") for name in ("a-1", "b-2"))
-    for path, unused_s in ((library, 60), (stale, 60), (recent, -60)):
+    left = library.with_name("build-of-one-that-was-killed")
+    left.mkdir()
+    (left / "unit.o").touch()
+    for path in (stale, recent):
         path.touch()
+    for path, unused_s in ((library, 60), (stale, 60), (recent, -60), (left, 60)):
         then = time.time() - build.UNUSED_S - unused_s
         os.utime(path, (then, then))
     build.find_or_build(COMMON)
     assert stale.exists()  # nothing was built
     build.find_or_build(SETS[-1])
-    assert not stale.exists()
+    assert not stale.exists() and not left.exists()
     assert recent.exists() and library.exists()
 
 
