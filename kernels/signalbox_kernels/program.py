@@ -205,7 +205,10 @@ class Program:
             self.isa,
         )
         if not self._handle:
-            raise NativeUnavailable(f"no native program of {self.shape} on {self.isa.name}")
+            raise NativeUnavailable(
+                f"no native program of {self.shape} on {self.isa.name} with {num_threads} threads; "
+                "if the system permits fewer, lower num_threads"
+            )
 
     def bind(self, pool: NDArray[np.uint8]) -> None:
         """Sets the pool of KV blocks, [num_blocks, block_bytes]."""

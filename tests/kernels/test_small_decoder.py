@@ -3,6 +3,9 @@
 It runs where PyTorch is not installed.
 """
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -45,3 +48,24 @@ def test_any_number_of_threads_gives_the_same_bits(num_threads: int) -> None:
         decoder = SmallDecoder(form)
         one = digest(*decoder.logits(isa, num_threads=1))
         assert digest(*decoder.logits(isa, num_threads=num_threads)) == one
+
+
+def test_more_threads_than_the_system_permits_are_an_error_and_not_the_end_of_the_process() -> None:
+    """Address space for few stacks stands for a container's limit of processes."""
+    script = (
+        "import resource; from pathlib import Path;"
+        "from tests.kernels.instruction_sets import ISAS;"
+        "from tests.kernels.small_decoder import SmallDecoder, forms_of;"
+        "from signalbox_kernels.native import NativeUnavailable;"
+        "decoder = SmallDecoder(next(forms_of(ISAS[-1]))); decoder.program(ISAS[-1], 1);"
+        "resource.setrlimit(resource.RLIMIT_STACK, (8 << 20, resource.RLIM_INFINITY));"
+        "pages = int(Path('/proc/self/statm').read_text().split()[0]);"
+        "most = pages * resource.getpagesize() + (512 << 20);"
+        "resource.setrlimit(resource.RLIMIT_AS, (most, most))\n"
+        "try: decoder.program(ISAS[-1], 1000)\n"
+        "except NativeUnavailable as error: print(error)\n"
+        "print(decoder.program(ISAS[-1], 2).isa)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "lower num_threads" in done.stdout

@@ -67,10 +67,17 @@ Pool::Pool(int32_t num_threads, int32_t max_phases, void (*rest)())
       rest_(rest),
       undone_(new Word[static_cast<size_t>(max_phases)]),
       shares_(new Word[static_cast<size_t>(max_phases) * static_cast<size_t>(num_threads)]) {
-  for (int32_t i = 1; i < num_threads; ++i) threads_.emplace_back([this, i] { serve(i); });
+  try {
+    for (int32_t i = 1; i < num_threads; ++i) threads_.emplace_back([this, i] { serve(i); });
+  } catch (...) {  // the system has no more threads, and a thread that is not joined ends the process
+    stop();
+    throw;
+  }
 }
 
-Pool::~Pool() {
+Pool::~Pool() { stop(); }
+
+void Pool::stop() {
   stopping_ = true;
   wake();
   for (std::thread& thread : threads_) thread.join();

@@ -37,7 +37,8 @@ class Pool {
     virtual Stretch tile(int32_t phase, int32_t tile, int32_t thread) = 0;
   };
 
-  // The caller is one of the threads. Each calls `rest` at the end of its part of a step.
+  // The caller is one of the threads. Each calls `rest` at the end of its part of a step. Throws
+  // std::system_error if a thread cannot be started.
   Pool(int32_t num_threads, int32_t max_phases, void (*rest)());
   ~Pool();
   Pool(const Pool&) = delete;
@@ -54,6 +55,7 @@ class Pool {
     std::atomic<uint64_t> value{0};
   };
 
+  void stop();
   void serve(int32_t thread);
   void compute(uint32_t step, int32_t thread);
   bool claim(int32_t phase, uint32_t step, int32_t thread, int32_t& tile);
