@@ -17,7 +17,11 @@ from benchmarks.comparison.loads import Load
 from signalbox_kernels.compilation import flags_of_sets, machine
 from signalbox_kernels.native import NativeUnavailable, best_isa
 
-_SOURCE = Path(__file__).with_name("machine_rates.cpp")
+PROBE = (
+    *("g++", "-std=c++20", "-O3", "-pthread"),
+    str(Path(__file__).with_name("machine_rates.cpp")),
+)
+"""The command that compiles the probe, without the flags of an instruction set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +57,8 @@ def measure_rates(num_threads: int) -> Rates:
         raise NativeUnavailable(f"no probe of the machine's rates for {name}")
     with tempfile.TemporaryDirectory() as folder:
         program = str(Path(folder) / "machine_rates")
-        command = ["g++", "-std=c++20", "-O3", "-pthread", *flags, str(_SOURCE), "-o", program]
         try:
-            subprocess.run(command, check=True, capture_output=True)
+            subprocess.run([*PROBE, *flags, "-o", program], check=True, capture_output=True)
             ran = subprocess.run(
                 [program, str(num_threads)], check=True, capture_output=True, text=True
             )

@@ -1,13 +1,15 @@
 """The comparison: who is in it, in which order, and what its tables say."""
 
 import json
+import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks.compare import chosen, chosen_loads, compare
-from benchmarks.comparison.bound import Needs, Rates, tokens_per_s
+from benchmarks.comparison.bound import PROBE, Needs, Rates, tokens_per_s
 from benchmarks.comparison.loads import BY_NAME, Kind, Load
 from benchmarks.comparison.participants import OURS, Participant, Setting, participants
 from benchmarks.comparison.report import markdown, write
@@ -15,6 +17,7 @@ from benchmarks.comparison.results import Result, Results
 from benchmarks.peers.process import PeerUnavailable
 from benchmarks.peers.signalbox_server import SignalboxServer
 from signalbox.bench.measurements import Measured
+from signalbox_kernels.compilation import flags_of_sets, machine
 
 TINY = Load(name="tiny", title="tiny", concurrency=2, num_requests=4, max_tokens=8, vocab_size=512)
 
@@ -130,6 +133,27 @@ def test_a_bound_is_what_must_be_read_or_multiplied() -> None:
     assert tokens_per_s(many, needs, rates) == pytest.approx(
         2048 * 128 / (127 * step_s + 2048 * prompt_s)
     )
+
+
+@pytest.mark.parametrize(
+    "name, of_floats, of_bytes",
+    [
+        ("avx2", "vfmadd", "vpmaddubsw"),
+        ("avx512", "vfmadd", "vpmaddubsw"),
+        ("avx512_vnni", "vfmadd", "vpdpbusd"),
+        ("avx512_bf16", "vdpbf16ps", "vpdpbusd"),
+    ],
+)
+def test_the_probe_multiplies_as_often_as_it_counts(
+    name: str, of_floats: str, of_bytes: str
+) -> None:
+    if machine() != "x86_64" or not shutil.which("g++"):
+        pytest.skip("needs g++ for x86-64")
+    flags = flags_of_sets(machine())[name]
+    assembly = subprocess.run([*PROBE, *flags, "-S", "-o", "-"], check=True, capture_output=True)
+    # Twelve chains that do not wait for each other; the compiler has not merged any.
+    assert assembly.stdout.count(b"\t" + of_floats.encode()) == 12
+    assert assembly.stdout.count(b"\t" + of_bytes.encode()) == 12
 
 
 def test_a_share_of_the_bound_is_in_the_report() -> None:
