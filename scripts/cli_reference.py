@@ -15,8 +15,8 @@ HEAD = """\
 # The commands
 
 `signalbox COMMAND --help` prints the same. The options of `serve`, `demo`, `run`, `router`,
-`scheduler` and `worker` are in [configuration](configuration.md). Each command also takes
-`--debug`, which shows tracebacks instead of one-line errors.
+`scheduler` and `worker` are in [configuration](configuration.md), and `config show COMMAND` takes those
+of its command. Each command also takes `--debug`, which shows tracebacks instead of one-line errors.
 
 The exit status is 0 on success, 1 on an error, 2 if the command line is wrong, and 130 after
 Ctrl-C.
@@ -38,6 +38,8 @@ def _sections(prog: str, parser: argparse.ArgumentParser) -> Iterator[str]:
 
 
 def _section(prog: str, command: argparse.ArgumentParser) -> Iterator[str]:
+    if prog.startswith("signalbox config show "):
+        return
     if isinstance(command, Parser) and command.fill is not None:
         command.fill(command)
     yield f"## {prog}\n\n{command.description or ''}\n"
