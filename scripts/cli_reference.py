@@ -15,8 +15,9 @@ HEAD = """\
 # The commands
 
 `signalbox COMMAND --help` prints the same. The options of `serve`, `demo`, `run`, `router`,
-`scheduler` and `worker` are in [configuration](configuration.md), and `config show COMMAND` takes those
-of its command. Each command also takes `--debug`, which shows tracebacks instead of one-line errors.
+`scheduler` and `worker` are in [configuration](configuration.md), and `config show COMMAND` takes
+those of its command. Each command also takes `--debug`, which shows tracebacks instead of one-line
+errors.
 
 The exit status is 0 on success, 1 on an error, 2 if the command line is wrong, and 130 after
 Ctrl-C.

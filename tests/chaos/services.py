@@ -88,10 +88,6 @@ class ChaosWorker:
     service: Service
     steps: FaultProxy
 
-    @property
-    def address(self) -> str:
-        return self.steps.address
-
 
 @dataclass(slots=True)
 class ChaosStack:
@@ -188,9 +184,7 @@ def _is_free(stats: stats_pb2.GetStatsResponse) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def chaos_stack(
-    folder: Path, *, num_workers: int, worker_command: tuple[str, ...] = tuple(COMMAND)
-) -> AsyncIterator[ChaosStack]:
+async def chaos_stack(folder: Path, *, num_workers: int) -> AsyncIterator[ChaosStack]:
     """Starts everything; whatever is left of it afterwards is killed."""
     async with contextlib.AsyncExitStack() as stack:
         ports = [free_port() for _ in range(2 + num_workers)]
@@ -215,7 +209,6 @@ async def chaos_stack(
                         ),
                         proxy.target,
                         folder / f"worker{i}.log",
-                        command=worker_command,
                     ),
                     proxy,
                 )

@@ -11,8 +11,6 @@ import random
 import pytest
 
 from contract.model import WorkerCapacity
-from contract.sections.block_moves import NO_MOVES, BlockMapping
-from contract.step import Step
 from gpu_worker.registration_client import RegistrationRefused
 from gpu_worker.simulated.simulated_runner import (
     SIMULATED,
@@ -27,7 +25,6 @@ from rpc.metrics.registry import make_registry
 from scheduler_svc.config import PreemptionMode, SchedulerConfig
 from scheduler_svc.main import SCHEDULER_SERVICE
 from scheduler_svc.reports import metrics
-from tests.gpu_worker.builders import with_moves
 from tests.integration.stack import (
     Got,
     Router,
@@ -181,50 +178,6 @@ async def test_evicted_prefixes_come_back_from_the_cpu() -> None:
         (worker,) = (await client.stub.GetStats(stats_pb2.GetStatsRequest())).workers
         assert worker.num_cpu_prefix_hits == worker.num_prefix_hits == 48 * len(LONG_PROMPTS)
         assert worker.num_cached_cpu_blocks > worker.num_gpu_blocks
-        await assert_idle(scheduler)
-
-
-class ForgetfulRunner(SimulatedRunner):
-    """Loses every copy-on-write."""
-
-    def apply(self, sections: Step) -> int:
-        return super().apply(with_moves(sections, copy=NO_MOVES.copy))
-
-
-class CrossedRunner(RatedRunner):
-    """Brings blocks back from swap in the wrong order."""
-
-    def apply(self, sections: Step) -> int:
-        src, dst = sections.block_moves.swap_in
-        return super().apply(with_moves(sections, swap_in=BlockMapping(src, dst[::-1])))
-
-
-@pytest.mark.parametrize("runner", [ForgetfulRunner, CrossedRunner])
-async def test_a_planted_error_is_noticed(runner: type[SimulatedRunner]) -> None:
-    config = SimulatedConfig(block_size=8, num_gpu_blocks=28, num_cpu_blocks=100)
-    async with (
-        running_scheduler(make_config()) as scheduler,
-        running_worker(scheduler.address, lambda: runner(config)),
-    ):
-        await until_workers(scheduler, 1)
-        async with router(scheduler.address) as client:
-            await run_load(client, num_requests=40)
-            with pytest.raises(AssertionError):
-                assert_load(client, num_requests=40)
-        await assert_idle(scheduler)
-
-
-async def test_a_planted_error_is_noticed_in_what_came_back_from_the_cpu() -> None:
-    config = SimulatedConfig(**SMALL_POOL)
-    async with (
-        running_scheduler(make_config()) as scheduler,
-        running_worker(scheduler.address, lambda: CrossedRunner(config)),
-        router(scheduler.address) as client,
-    ):
-        await until_workers(scheduler, 1)
-        await repeat(client, LONG_PROMPTS)
-        with pytest.raises(AssertionError):
-            assert_repeated(client, LONG_PROMPTS, first_handle=len(LONG_PROMPTS))
         await assert_idle(scheduler)
 
 

@@ -113,7 +113,6 @@ class FakeWorker:
     cpu: dict[int, Block] = field(default_factory=dict)
     sequences: dict[int, Known] = field(default_factory=dict)
     loses_copies: bool = False
-    loses_swap_outs: bool = False
     num_swapped_in: int = 0
     num_swapped_out: int = 0
 
@@ -181,8 +180,6 @@ class FakeWorker:
                 assert not {copy.src for copy in copies} & {copy.dst for copy in copies}
                 if self.loses_copies:
                     continue
-            if target is self.cpu and self.loses_swap_outs:
-                continue
             moved = [(copy.dst, dict(source.get(copy.src, {}))) for copy in copies]
             target.update(moved)
 

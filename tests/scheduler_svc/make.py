@@ -248,16 +248,8 @@ def content_of(group: SequenceGroup, *, block_size: int) -> dict[bytes, Block]:
     return content
 
 
-def make_loop(
-    scheduler: Scheduler,
-    *,
-    depth: int = 2,
-    loses_copies: bool = False,
-    loses_swap_outs: bool = False,
-) -> Loop:
-    worker = FakeWorker(
-        scheduler.blocks.block_size, loses_copies=loses_copies, loses_swap_outs=loses_swap_outs
-    )
+def make_loop(scheduler: Scheduler, *, depth: int = 2, loses_copies: bool = False) -> Loop:
+    worker = FakeWorker(scheduler.blocks.block_size, loses_copies=loses_copies)
     return Loop(scheduler, worker, depth)
 
 

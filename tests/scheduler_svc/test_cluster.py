@@ -69,28 +69,6 @@ def test_a_flow_that_is_no_name_fails_its_request_alone() -> None:
     cluster.check()
 
 
-def test_a_request_that_was_on_three_lost_workers_ends() -> None:
-    cluster, router = make_cluster(), Router()
-    engine, loop = join_worker(cluster)
-    add_request(cluster, router, 1)
-    for lost in range(1, MAX_LOSSES + 1):
-        assert not router.ended
-        loop.send()
-        spare, spare_loop = join_worker(cluster)
-        if lost == MAX_LOSSES:
-            add_request(cluster, router, 2)  # waits; only who was on the workers is suspected
-        cluster.leave(engine)
-        cluster.check()
-        engine, loop = spare, spare_loop
-    assert failure_of(router, 1)[:2] == (
-        Code.INTERNAL,
-        "3 workers were lost while they worked on the request",
-    )
-    finish(cluster, loop)
-    assert router.ended[2].failure is None
-    assert not len(cluster.requests)
-
-
 def test_workers_that_announce_their_leave_are_not_held_against_a_request() -> None:
     cluster, router = make_cluster(), Router()
     engine, loop = join_worker(cluster)

@@ -13,7 +13,6 @@ import pytest
 from router.params import structured_output_check
 from router.prompt import chat_template
 from router.work_limits import sandbox_process
-from router.work_limits.fair_slots import FairSlots
 from tests.router.keys.test_api_keys import entry, write_keys
 from tests.router.openai.clients import HI, Http, make_http
 from tests.waiting import EVENT_S, eventually
@@ -98,26 +97,3 @@ async def test_a_clients_bombs_leave_a_process_for_another_client(
             answer = await http.raw.post("/v1/chat/completions", json=body, **honest)
             assert answer.status_code == 200, answer.text
             assert processes.num_bombs == chat_template.MAX_PROCESSES - 1
-
-
-async def test_without_shares_the_honest_request_waits(
-    processes: Processes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The test above must be able to fail: here one payer may hold all slots."""
-    init = FairSlots.__init__
-
-    def without_bound(slots: FairSlots, num_slots: int) -> None:
-        init(slots, num_slots)
-        slots._most_held = num_slots
-
-    monkeypatch.setattr(FairSlots, "__init__", without_bound)
-    bomber = httpx2.AsyncHTTPTransport(local_address="127.0.0.2")
-    async with make_http() as http:
-        body = {"messages": HI, **with_template("Hi")}
-        async with bombed(http, processes, with_template, transport=bomber):
-            await eventually(lambda: processes.num_bombs == chat_template.MAX_PROCESSES)
-            honest = asyncio.create_task(http.raw.post("/v1/chat/completions", json=body))
-            await eventually(lambda: http.stack.router.live.num_live == NUM_BOMBS + 1)
-            await asyncio.sleep(0.5)
-            assert not honest.done()
-        assert (await honest).status_code == 200

@@ -79,12 +79,6 @@ async def test_a_client_that_was_refused_and_lingers_makes_room(
         await eventually(lambda: port.num_connections == 0)
 
 
-async def test_without_the_limit_each_of_them_stays() -> None:
-    limits = HttpLimits(max_connections=100)
-    async with serving(limits=limits) as port, connections(port.port, 30, SLOW_BODY):
-        await eventually(lambda: port.num_connections == 30)
-
-
 async def test_a_connection_that_is_answered_is_not_closed_for_others() -> None:
     done = asyncio.Event()
 

@@ -105,19 +105,6 @@ async def test_calls_without_a_request_do_not_fill_a_connection(no_patience: Non
         assert await call(channel, "unary", text("again")) == ["again"]
 
 
-async def test_without_places_they_would_fill_it(
-    no_patience: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(call_bounds, "PART_OF_STREAMS", 1e-6)
-    async with (
-        serving(Echo(), bounds=BOUNDS) as (_, channel),
-        calls_of(half_open, channel, BOUNDS.max_streams),
-    ):
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(1):
-                await call(channel, "unary", text("served"))
-
-
 async def test_places_of_late_calls_come_back(no_patience: None) -> None:
     async with serving(Echo(), bounds=BOUNDS) as (_, channel), asyncio.timeout(EVENT_S):
         for _ in range(3):

@@ -139,16 +139,3 @@ async def test_a_message_without_end_is_refused_before_the_end(
         assert EXHAUSTED in answer.partition(b"grpc-status")[2]
         assert b"not whole" in answer
         assert await call(channel, "unary", text("served")) == ["served"]
-
-
-async def test_without_the_bound_it_would_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call_bounds, "MAX_UNFINISHED_BYTES", 1 << 40)
-    monkeypatch.setattr(call_bounds, "PATIENCE_S", MANY_S)
-    bounds = CallBounds(request_timeout_s=MANY_S)
-    async with (
-        serving(Echo(), bounds=bounds) as (server, _),
-        unfinished(server.host, server.port) as (reader, writer),
-    ):
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(1.0):
-                await until_refused(reader, writer)

@@ -23,10 +23,10 @@ OTHER = [*range(21, 36)]  # four blocks with its answer: all of a small pool
 class Server:
     """A loop on a small pool that runs one request after the other, and checks all it can."""
 
-    def __init__(self, *, loses_swap_outs: bool = False, **fields: object) -> None:
+    def __init__(self, **fields: object) -> None:
         fields = {"num_gpu_blocks": 4, "num_cpu_blocks": 8, **fields}
         scheduler = make_scheduler(**fields)  # type: ignore[arg-type]
-        self.loop: Loop = make_loop(scheduler, loses_swap_outs=loses_swap_outs)
+        self.loop: Loop = make_loop(scheduler)
         self.content: dict[bytes, Block] = {}
         self.num_requests = 0
 
@@ -70,16 +70,6 @@ def test_half_of_a_prefix_may_be_on_the_gpu() -> None:
     server.run(OTHER[:9])  # takes three blocks of four: the last of the prefix goes
     assert server.run(PROMPT).num_cached_tokens == 8
     assert server.loop.scheduler.planner.num_cpu_prefix_hits == 4
-
-
-def test_a_lost_copy_is_noticed() -> None:
-    server = Server(loses_swap_outs=True)
-    server.run(PROMPT)
-    with pytest.raises((AssertionError, KeyError)):
-        server.run(OTHER)
-    group = server.add(PROMPT, max_tokens=6)
-    server.loop.run()
-    assert outputs(group) != [expected(PROMPT, num_tokens=6)]
 
 
 @pytest.mark.parametrize(

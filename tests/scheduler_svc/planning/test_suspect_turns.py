@@ -170,15 +170,6 @@ def test_a_suspect_that_is_lost_three_times_was_the_cause_and_no_worker_has_a_re
     assert router.ended[2].failure is None  # it was in flight with it, and has passed
 
 
-def test_with_a_bound_of_a_thousand_the_same_request_costs_a_fourth_worker(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(suspicion, "MAX_LOSSES", 1000)
-    cluster, router, _ = make_with()
-    lose_with_suspect(cluster, router, times=4)
-    assert not router.ended
-
-
 def test_a_suspect_that_passes_was_not_the_cause_of_the_losses_at_which_it_was_alone() -> None:
     cluster, router, _ = make_with()
     loop = lose_with_suspect(cluster, router, times=2)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from contract.errors import Code
-from contract.structured_output.grammar_cost import GROWTH_BYTES, GrammarCost
+from contract.structured_output.grammar_cost import GrammarCost
 from scheduler_svc.config import PreemptionMode
 from scheduler_svc.planning.worker_grammars import Preparation
 from scheduler_svc.queue.admission_queue import AdmissionQueue
@@ -122,13 +122,6 @@ def test_64_that_cost_much_wait_within_the_memory_and_all_end() -> None:
     assert most == MEMORY
     assert len(loop.asked) == 64
     check_outputs(*groups)
-
-
-def test_without_a_bound_all_of_them_are_kept() -> None:
-    loop = make_loop(grammar_bytes=1 << 50)
-    submit(loop, *(make_group(i, cpu_ms=1000, peak_mb=8) for i in range(64)))
-    loop.finish()
-    assert loop.scheduler.grammars.num_bytes == 64 * (8 * MB + GROWTH_BYTES)
 
 
 def test_one_that_exceeds_the_memory_alone_is_alone() -> None:

@@ -36,15 +36,6 @@ def test_a_search_alone_on_a_worker_finds_its_hypotheses(
     assert_all_free(loop)
 
 
-def test_a_worker_that_loses_copies_would_be_noticed() -> None:
-    loop = make_loop(make_scheduler(), loses_copies=True)
-    group = make_search()
-    loop.scheduler.admission.add(group)
-    loop.run()
-    with pytest.raises(AssertionError):
-        assert_found(group)
-
-
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("num_cpu_blocks", [0, 6, 64])
 @pytest.mark.parametrize("mode", list(PreemptionMode))
