@@ -17,6 +17,7 @@ JOBS ?= $(shell test $$(nproc) -gt 1 && echo 2 || echo 0)
 FAST := $(wildcard tests/test_*.py) $(addprefix tests/,contract gpu_worker kernels protos rpc scheduler_svc) \
 	$(addprefix tests/router/,output_parsers prompt requests schedulers) \
 	$(addprefix tests/signalbox/,bench client flags settings trace)
+NATIVE := tests/kernels/native tests/gpu_worker/native
 CLIENT_ENVIRONMENTS := $(patsubst tests/third_party/environments/%.txt,$(OTHERS)/%/.installed,$(wildcard tests/third_party/environments/*.txt))
 
 .DEFAULT_GOAL := help
@@ -41,8 +42,10 @@ TEST = $(BIN)/python -c 'from signalbox_kernels import native; native.available_
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder
 
 test: $(INSTALLED) $(MODEL) ## the suite, on the CPU; in two processes, or in one with JOBS=0
-	@echo "Running the tests"
-	@$(TEST) -m "not (alone or pages or system)"
+	@echo "Running the native tests, where PyTorch and transformers cannot be imported"
+	@$(TEST) -p tests.without_pytorch -m "not (alone or pages or system)" $(NATIVE)
+	@echo "Running the other tests"
+	@$(TEST) -m "not (alone or pages or system)" $(NATIVE:%=--ignore=%)
 
 test-system: $(INSTALLED) $(MODEL) ## the tests that serve the demo model, or start, attack and kill services as processes
 	@echo "Running the tests of the system"

@@ -12,7 +12,7 @@ from tests.gpu_worker.tiny_models import make_model
 def test_a_step_is_measured_as_a_whole_and_by_kind_of_op(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("tests.kernels.native_programs")  # skips without a C++ compiler
+    pytest.importorskip("tests.kernels.native.programs")  # skips without a C++ compiler
     make_model(tmp_path, head_dim=16)
     options = ["--forms", "torch", "native", "--cases", "decode 8", "--rounds", "1"]
     arguments = ["cpu_step", str(tmp_path), *options, "--dtype", "float32", "--threads", "1"]

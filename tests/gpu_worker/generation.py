@@ -7,8 +7,8 @@ import numpy as np
 
 from contract.sampling_params import SamplingParams
 from gpu_worker.batch.batch import Batch, BatchOutput
+from gpu_worker.batch.runner_protocol import Runner
 from gpu_worker.batch.sampling_rows import Penalties, SampleRows, TokenRuns, token_runs
-from gpu_worker.runner.model_runner import ModelRunner
 from gpu_worker.sampling import token_constraints
 from gpu_worker.sampling.token_constraints import RuledRows, make_rules
 
@@ -160,7 +160,7 @@ def make_batch(work: Sequence[tuple[Generated, int]], *, block_size: int) -> Bat
 class Driver:
     """Steps sequences through a runner, `chunk` tokens at most for each."""
 
-    runner: ModelRunner
+    runner: Runner
     block_size: int = 16
     chunk: int = 1 << 30
     samples: list[BatchOutput] = field(default_factory=list)

@@ -1,18 +1,24 @@
-"""Runners of models on a CPU, and what their tokens must equal."""
+"""Runners of models on a CPU, and what their tokens must equal.
+
+PyTorch is imported where it is needed; not all tests need it.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-from torch import Tensor
 
 from gpu_worker import runner_factory as factory
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
-from gpu_worker.runner.model_runner import ModelRunner
 from tests.gpu_worker.generation import Driver, make_batch, make_sequence
 from tests.gpu_worker.tiny_models import VOCAB, reference_tokens
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from gpu_worker.runner.model_runner import ModelRunner
 
 WHOLE = 1 << 30
 """A chunk that any prompt fits into."""
@@ -34,7 +40,9 @@ def make_runner(path: Path, *, num_gpu_blocks: int = 200, **options: Any) -> Any
     model_config = _make_config(ModelConfig, {"model": str(path), "dtype": "float32"}, options)
     cache_config = _make_config(CacheConfig, {"max_num_seqs": 16}, options)
     device_config = _make_config(DeviceConfig, {"device": "cpu"}, options)
-    load = ModelRunner if {"parallel_config", "recorder"} & options.keys() else factory.make_runner
+    load: Any = factory.make_runner
+    if {"parallel_config", "recorder"} & options.keys():
+        from gpu_worker.runner.model_runner import ModelRunner as load
     runner: Any = load(model_config, cache_config, device_config=device_config, **options)
     runner.init_cache_engine(num_gpu_blocks=num_gpu_blocks, num_cpu_blocks=num_cpu_blocks)
     return runner
@@ -52,7 +60,7 @@ def make_prompts(*lengths: int) -> list[list[int]]:
 
 
 def assert_greedy(
-    runner: ModelRunner,
+    runner: "ModelRunner",
     reference: Any,
     prompts: Sequence[list[int]],
     num_tokens: int = 8,
@@ -79,21 +87,21 @@ def assert_greedy(
 class Probe:
     """Keeps the logits of every step."""
 
-    runner: ModelRunner
-    logits: list[Tensor] = field(default_factory=list)
+    runner: "ModelRunner"
+    logits: list["Tensor"] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         model = self.runner._loaded.model
         inner = model.logits
 
-        def keep(hidden: Tensor) -> Tensor:
+        def keep(hidden: "Tensor") -> "Tensor":
             self.logits.append(inner(hidden))
             return self.logits[-1]
 
         model.logits = keep  # type: ignore[method-assign]
 
 
-def last_logits(runner: ModelRunner, *prompts: list[int], chunks: Sequence[int]) -> Tensor:
+def last_logits(runner: "ModelRunner", *prompts: list[int], chunks: Sequence[int]) -> "Tensor":
     """Returns the logits after the first prompt, computed in chunks beside the others."""
     probe = Probe(runner)
     sequences = [make_sequence(prompt, range(3 * i, 3 * i + 3)) for i, prompt in enumerate(prompts)]

@@ -1,11 +1,17 @@
-"""Tiny random models in Hugging Face's layout, and what transformers makes of them."""
+"""Tiny random models in Hugging Face's layout, and what transformers makes of them.
+
+PyTorch is imported where it is needed; not all tests need it.
+"""
 
 import json
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 from tokenizers import Tokenizer, models, pre_tokenizers
+
+from gpu_worker.models.decoder_config import llama_config
+from gpu_worker.native.weight_shapes import weight_shapes
 
 VOCAB = 97
 SHAPE: dict[str, Any] = {
@@ -174,8 +180,33 @@ def make_tokenizer(path: Path) -> None:
     (path / "tokenizer_config.json").write_text(json.dumps(config))
 
 
+def make_llama(path: Path) -> None:
+    """Saves a random Llama that the native kernels run, without transformers."""
+    rng = np.random.default_rng(0)
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "head_dim": 16,
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": LLAMA3_ROPE,
+        "tie_word_embeddings": True,
+        **SHAPE,
+    }
+    (path / "config.json").write_text(json.dumps(config))
+    header, data = {}, bytearray()
+    for name, shape in weight_shapes(llama_config(config)).items():
+        is_norm = len(shape) == 1
+        values = rng.uniform(0.5, 1.5, shape) if is_norm else rng.normal(0, 0.2, shape)
+        start = len(data)
+        data += values.astype(np.float32).tobytes()
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [start, len(data)]}
+    text = json.dumps(header).encode()
+    (path / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data)
+    make_tokenizer(path)
+
+
 def make_model(path: Path, family: str = "llama3", **overrides: Any) -> Any:
     """Saves a random model with its tokenizer; returns it as transformers runs it."""
+    import torch
     import transformers
 
     kind, flags = (FAMILIES | THROUGH_TRANSFORMERS | _OTHERS)[family]
@@ -194,6 +225,8 @@ def make_model(path: Path, family: str = "llama3", **overrides: Any) -> Any:
 
 def reference_tokens(model: Any, prompt: list[int], num_tokens: int) -> list[int]:
     """transformers' greedy continuation."""
+    import torch
+
     out = model.generate(
         torch.tensor([prompt]),
         attention_mask=torch.ones(1, len(prompt), dtype=torch.long),

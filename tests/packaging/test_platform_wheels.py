@@ -199,13 +199,13 @@ def test_nothing_is_compiled_where_the_wheel_is(
 
 
 def numbers_of(packages: Path) -> dict[str, dict[str, str]]:
-    """Returns the hashes that tests.kernels.small_decoder prints, of the kernels in a folder.
+    """Returns the hashes that tests.kernels.native.small_decoder prints of kernels in a folder.
 
     Each is of one storage and arithmetic, or of draws; they are grouped by instruction set.
     """
     environment = {name: value for name, value in os.environ.items() if name != ISA_VARIABLE}
     done = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.small_decoder"],
+        [sys.executable, "-m", "tests.kernels.native.small_decoder"],
         env=environment | {"PYTHONPATH": f"{packages}{os.pathsep}{ROOT}"},
         cwd=packages,
         capture_output=True,

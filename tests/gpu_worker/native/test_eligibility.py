@@ -9,7 +9,6 @@ from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
 from gpu_worker.loading.opened_model import open_with_config
 from gpu_worker.native import eligibility
 from gpu_worker.native.eligibility import why_not_natively
-from tests.gpu_worker.tiny_models import make_model
 from tests.native_kernels import skip_without_native_kernels
 
 skip_without_native_kernels()
@@ -44,11 +43,6 @@ def test_options_decide(options: dict[str, Any], expected: str | None, native_ti
     assert found is None if expected is None else expected in str(found)
 
 
-def test_families_without_a_program_run_through_pytorch(tmp_path: Path) -> None:
-    make_model(tmp_path, "gemma2")
-    assert reason(tmp_path, device="cpu") == "it has no program for Gemma2ForCausalLM"
-
-
 def test_what_must_run_natively_and_cannot_is_refused(native_tiny: Path) -> None:
     with pytest.raises(ValueError, match="cpu_backend is 'native', but block size 8"):
         reason(native_tiny, device="cpu", cpu_backend="native", block_size=8)
@@ -67,13 +61,3 @@ def test_without_pytorch_the_device_is_the_cpu(
     monkeypatch.setattr(eligibility, "_DEVICE_FILES", (driver,))
     monkeypatch.setattr(eligibility, "find_spec", lambda _: None)
     assert reason(native_tiny) is None
-
-
-def test_a_driver_makes_pytorch_find_the_device(
-    native_tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "nvidiactl").touch()
-    monkeypatch.setattr(eligibility, "_DEVICE_FILES", (tmp_path / "nvidiactl",))
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.current_device", lambda: 0)
-    assert reason(native_tiny) == "it runs on a CPU, not on cuda"

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from contract.model import Arithmetic
 from contract.sampling_params import SamplingParams
-from gpu_worker.config import CacheConfig, ModelError
+from gpu_worker.config import CacheConfig
 from gpu_worker.native.native_runner import NativeRunner
 from signalbox_kernels.native import ISA_VARIABLE, Isa, available_isas, multiplies_bfloat16
 from tests.gpu_worker.builders import make_mapping, make_step
@@ -138,15 +138,6 @@ def test_the_line_at_start_says_that_bfloat16_rounds(
     exact, rounded = (line for line in caplog.messages if "K and V in" in line)
     assert "K and V in float32; " in exact
     assert "K and V in bfloat16, which rounds them; " in rounded
-
-
-def test_pytorch_takes_the_type_of_activations_alone(native_tiny: Path) -> None:
-    options = {"cpu_backend": "torch", "dtype": "float32"}
-    runner = make_runner(native_tiny, kv_cache_dtype="float32", **options)
-    assert runner.model.arithmetic.kernels.startswith("torch ")
-    assert runner.model.arithmetic.factors == runner.model.arithmetic.kv_cache_dtype == "float32"
-    with pytest.raises(ModelError, match=r"kv_cache_dtype is 'bfloat16'.*cpu_backend is 'torch'"):
-        make_runner(native_tiny, kv_cache_dtype="bfloat16", **options)
 
 
 @pytest.mark.parametrize("name", ["fp8", "fp8_e4m3", "int8", "float16"])

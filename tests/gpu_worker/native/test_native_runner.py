@@ -1,53 +1,23 @@
-"""Whole steps through the native program: transformers' tokens, and what the sampler draws."""
+"""Whole steps through the native program: what its tokens do not depend on."""
 
-import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from contract.sampling_params import SamplingParams
 from gpu_worker.config import DeviceConfig
-from gpu_worker.native import eligibility
 from gpu_worker.native.native_runner import NativeRunner
-from signalbox_kernels.native import NativeUnavailable
-from tests.gpu_worker.generation import Driver, make_batch, make_runs, make_sequence
-from tests.gpu_worker.model_runners import WHOLE, assert_greedy, make_prompts, make_runner
-from tests.gpu_worker.tiny_models import make_model, reference_tokens
+from tests.gpu_worker.generation import Driver
+from tests.gpu_worker.model_runners import make_prompts, make_runner
 from tests.native_kernels import skip_without_native_kernels
-from tests.rounding import LOGITS
 
 pytestmark = pytest.mark.slow
 
 skip_without_native_kernels()
 
-FAMILIES = {
-    "llama3": {"head_dim": 16},
-    "llama2": {"head_dim": 64},
-    "llama-linear": {"head_dim": 48, "num_attention_heads": 8, "num_key_value_heads": 1},
-    "llama-yarn": {"head_dim": 32},
-    "llama-biased": {"head_dim": 80, "hidden_size": 54, "intermediate_size": 77},
-    "mistral": {"head_dim": 96},
-    "qwen2": {"head_dim": 128},
-    "qwen2-sliding": {"head_dim": 32},
-    "qwen3": {"head_dim": 16},
-}
-
 
 def make_native_runner(path: Path, **options: Any) -> NativeRunner:
     return make_runner(path, **{"cpu_backend": "native", "block_size": 16} | options)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_tokens_equal_transformers(family: str, tmp_path: Path) -> None:
-    reference = make_model(tmp_path, family, **FAMILIES[family])
-    prompts = make_prompts(1, 5, 16, 17, 33, 70, 200)
-    expected = [reference_tokens(reference, prompt, 16) for prompt in prompts]
-    for block_size in (16, 32):
-        runner = make_native_runner(tmp_path, block_size=block_size)
-        for chunk in (WHOLE, 7):
-            driver = Driver(runner=runner, block_size=block_size, chunk=chunk)
-            assert driver.generate(prompts, num_tokens=16) == expected
 
 
 def test_bfloat16_tokens_do_not_depend_on_batch_or_chunks(native_tiny: Path) -> None:
@@ -57,66 +27,6 @@ def test_bfloat16_tokens_do_not_depend_on_batch_or_chunks(native_tiny: Path) -> 
     assert Driver(runner=runner, chunk=7).generate(prompts, num_tokens=16) == together
     alone = [Driver(runner=runner, chunk=5).generate([p], num_tokens=16)[0] for p in prompts]
     assert alone == together
-
-
-def test_rows_that_sample_draw_what_torch_draws(native_tiny: Path) -> None:
-    """Greedy, sampled, with logprobs, suppressed, and branches of one token, in one batch."""
-    params = [
-        SamplingParams(),
-        SamplingParams(temperature=1.0, top_p=0.9, seed=3),
-        SamplingParams(num_logprobs=2),
-        SamplingParams(temperature=0.7, seed=4, num_logprobs=1),
-        SamplingParams(),
-    ]
-    sequences = [
-        make_sequence(prompt, range(4 * i, 4 * i + 4), params[i])
-        for i, prompt in enumerate(make_prompts(9, 20, 17, 3, 30))
-    ]
-    batch = make_batch([(s, len(s.token_ids)) for s in sequences], block_size=16)
-    torch_runner = make_native_runner(native_tiny, cpu_backend="torch")
-    plain = torch_runner.execute(batch)
-    best = {4: (int(plain.token_ids[4]), 1), 1: (int(plain.token_ids[1]),)}
-    batch.rows.suppressed = make_runs(best, 5)
-    expected = torch_runner.execute(batch)
-    actual = make_native_runner(native_tiny).execute(batch)
-    assert actual.token_ids.tolist() == expected.token_ids.tolist()
-    assert actual.token_ids[4] != plain.token_ids[4]
-    assert [entry.row for entry in actual.logprobs] == [2, 3]
-    for ours, theirs in zip(actual.logprobs, expected.logprobs, strict=True):
-        assert ours.logprob == pytest.approx(theirs.logprob, abs=LOGITS)
-        assert (ours.rank, ours.top_token_ids) == (theirs.rank, theirs.top_token_ids)
-
-
-def test_blocks_are_as_large_as_torchs(native_tiny: Path) -> None:
-    found = {
-        make_native_runner(native_tiny, cpu_backend=backend).profile().block_bytes
-        for backend in ("torch", "native")
-    }
-    assert len(found) == 1
-
-
-def test_model_without_a_program_runs_through_torch_and_says_so(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    reference = make_model(tmp_path, "llama3")  # heads of 8
-    with caplog.at_level(logging.INFO):
-        runner = make_runner(tmp_path)
-    assert "head size 8 is no multiple of 16" in caplog.text
-    assert_greedy(runner, reference, make_prompts(5, 20), 4)
-    with pytest.raises(ValueError, match="cpu_backend is 'native', but head size 8"):
-        make_native_runner(tmp_path)
-
-
-def test_without_a_library_torch_serves_and_one_line_warns(
-    native_tiny: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def unavailable() -> None:
-        raise NativeUnavailable("there is no C++ compiler (g++ or clang++)")
-
-    monkeypatch.setattr(eligibility, "best_isa", unavailable)
-    Driver(runner=make_runner(native_tiny)).generate(make_prompts(20), num_tokens=2)
-    warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
-    assert len([line for line in warnings if "no C++ compiler" in line]) == 1
 
 
 def test_unknown_backend_is_refused() -> None:

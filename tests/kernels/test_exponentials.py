@@ -1,24 +1,13 @@
-"""The hash, against the words of its documentation in plain Python integers."""
+"""The hash of a token, against the words of its documentation, and draws made of it."""
 
 import numpy as np
 import pytest
 import torch
 
 from signalbox_kernels.exponentials import exponentials, token_hashes
-from signalbox_kernels.random import race_keys
+from tests.kernels.native.test_random import ROWS, make_keys
 
-MASK32, MASK64 = (1 << 32) - 1, (1 << 64) - 1
-
-
-def mix64(z: int) -> int:
-    z = (z + 0x9E3779B97F4A7C15) & MASK64
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK64
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK64
-    return z ^ (z >> 31)
-
-
-def race_key(*, seed: int, branch: int, position: int) -> int:
-    return mix64((mix64((mix64(seed) + branch) & MASK64) + position) & MASK64)
+MASK32 = (1 << 32) - 1
 
 
 def token_hash(key: int, token_id: int) -> int:
@@ -27,24 +16,6 @@ def token_hash(key: int, token_id: int) -> int:
     x = (((x ^ (x >> 15)) + (key >> 32)) * 0x735A2D97) & MASK32
     x = ((x ^ (x >> 15)) * 0x846CA68B) & MASK32
     return x ^ (x >> 16)
-
-
-def make_keys(rows: list[tuple[int, int, int]]) -> np.ndarray:
-    seed, branch, position = zip(*rows, strict=True)
-    return race_keys(
-        np.array(seed, dtype=np.uint64),
-        np.array(branch, dtype=np.int64),
-        np.array(position, dtype=np.int64),
-    )
-
-
-ROWS = [(0, 0, 1), (0, 1, 1), (0, 0, 2), (2**64 - 1, 3, 131071), (0xDEADBEEF << 20, 7, 12345)]
-
-
-def test_keys_match_the_scalar_reference() -> None:
-    expected = [race_key(seed=s, branch=b, position=p) for s, b, p in ROWS]
-    assert make_keys(ROWS).tolist() == expected
-    assert len(set(expected)) == len(ROWS)
 
 
 def test_hashes_match_the_scalar_reference_bit_for_bit() -> None:

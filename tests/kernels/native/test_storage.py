@@ -2,51 +2,38 @@
 
 import numpy as np
 import pytest
-import torch
-from torch import Tensor
 
 from signalbox_kernels.arena import Arena
+from signalbox_kernels.floats import BFLOAT16, AnyArray
 from signalbox_kernels.native import Isa, NativeUnavailable, multiplies_bfloat16
-from signalbox_kernels.storage import QUANTISED, Matrix, Storage, StoredMatrix, stored
+from signalbox_kernels.storage import QUANTISED, Matrix, Storage
 from signalbox_kernels.structs import Epilogue, Row
-from signalbox_kernels.tensors import as_array
-from tests.kernels.instruction_sets import ISAS
-from tests.kernels.native_programs import (
-    make_arrays,
-    make_builder,
-    make_matrix,
-    make_program,
+from tests.kernels.native.instruction_sets import ISAS
+from tests.kernels.native.matrices import (
+    FLOAT32,
+    make_blocks,
+    make_extreme,
+    make_floats,
+    make_stored,
     values_of,
 )
-from tests.kernels.quantised_matrices import make_blocks, make_extreme
+from tests.kernels.native.programs import (
+    assert_same_bits,
+    make_arrays,
+    make_builder,
+    make_program,
+)
 
 STORAGES = [kind for kind in Storage if kind is not Storage.F32]
 ROWS = (1, 2, 5, 12, 13, 33, 200)
-HALVES = {Storage.F16: torch.float16, Storage.BF16: torch.bfloat16}
-
-
-def make_stored(kind: Storage, n: int, k: int, *, seed: int = 0) -> StoredMatrix:
-    if kind in HALVES:
-        return stored(as_array(make_matrix(n, k, seed=seed).to(HALVES[kind])))
-    return make_blocks(kind, n, k, seed=seed)
-
-
-def expanded(matrix: StoredMatrix) -> Tensor:
-    if matrix.type in HALVES:
-        return torch.from_numpy(matrix.blocks).view(HALVES[matrix.type]).float()
-    return values_of(matrix)
-
-
-def assert_same_bits(actual: Tensor, expected: Tensor) -> None:
-    assert torch.equal(actual.view(torch.int32), expected.contiguous().view(torch.int32))
 
 
 def products(
-    isa: Isa, weight: Matrix, bias: Tensor, epilogue: Epilogue, *, num_threads: int = 2
-) -> list[Tensor]:
+    isa: Isa, weight: Matrix, bias: AnyArray, epilogue: Epilogue, *, num_threads: int = 2
+) -> list[AnyArray]:
     """[rows, n] of each number of rows, alike for all weights of a shape."""
     (n, k), wide = weight.shape, epilogue is not Epilogue.SWIGLU
-    builder = make_builder(torch.float32)
+    builder = make_builder(FLOAT32)
     source = builder.buffer(k)
     width = n if wide else n // 2
     out = builder.buffer(width, row=Row.FLOATS if wide else Row.ELEMENTS)
@@ -54,12 +41,12 @@ def products(
     program = make_program(builder, isa, num_threads)
     found = []
     for rows in ROWS:
-        x = make_matrix(rows, k, seed=rows)
-        program.view(source, width=k, num_tokens=max(ROWS), dtype=torch.float32)[:rows, :k] = x
-        program.view(out, width=width, num_tokens=max(ROWS), dtype=torch.float32)[:rows] = 0
+        x = make_floats(rows, k, seed=rows)
+        program.view(source, width=k, num_tokens=max(ROWS), dtype=FLOAT32)[:rows, :k] = x
+        program.view(out, width=width, num_tokens=max(ROWS), dtype=FLOAT32)[:rows] = 0
         program.run(make_arrays(rows))
-        result = program.view(out, width=width, num_tokens=max(ROWS), dtype=torch.float32)
-        found.append(result[:rows, :width].clone())
+        result = program.view(out, width=width, num_tokens=max(ROWS), dtype=FLOAT32)
+        found.append(result[:rows, :width].copy())
     return found
 
 
@@ -69,8 +56,8 @@ def products(
 def test_products_have_the_bits_of_the_expanded_weight(
     isa: Isa, kind: Storage, epilogue: Epilogue
 ) -> None:
-    weight, bias = make_stored(kind, 70, 3 * 256), make_matrix(70, seed=1)
-    expected = products(isa, expanded(weight), bias, epilogue)
+    weight, bias = make_stored(kind, 70, 3 * 256), make_floats(70, seed=1)
+    expected = products(isa, values_of(weight), bias, epilogue)
     actual = products(isa, weight, bias, epilogue, num_threads=1)
     for ours, theirs in zip(actual, expected, strict=True):
         assert_same_bits(ours, theirs)
@@ -81,7 +68,7 @@ def test_products_have_the_bits_of_the_expanded_weight(
 def test_extreme_scales_are_exact(isa: Isa, kind: Storage) -> None:
     """Subnormal, largest and zero halves, under the largest and least codes and nested scales."""
     weight = make_extreme(kind, 64)
-    bias = torch.zeros(64)
+    bias = np.zeros(64, dtype=np.float32)
     expected = products(isa, values_of(weight), bias, Epilogue.STORE)
     for ours, theirs in zip(products(isa, weight, bias, Epilogue.STORE), expected, strict=True):
         assert_same_bits(ours, theirs)
@@ -97,25 +84,25 @@ def test_lookup_and_head_have_the_bits_of_the_expanded_tables(
     table = make_stored(kind, vocab, size)
     head = table if is_tied else make_stored(kind, vocab, size, seed=1)
 
-    def run(table: Matrix, head: Matrix) -> tuple[Tensor, Tensor, list[int]]:
-        builder = make_builder(torch.float32, hidden_size=size)
+    def run(table: Matrix, head: Matrix) -> tuple[AnyArray, AnyArray, list[int]]:
+        builder = make_builder(FLOAT32, hidden_size=size)
         residual, normed = builder.buffer(size, row=Row.FLOATS), builder.buffer(size)
         packed = builder.arena.pack(table)
         builder.embed(residual, packed)
-        builder.norm(residual, normed, make_matrix(size, seed=2), eps=1e-5, of_rows=True)
+        builder.norm(residual, normed, make_floats(size, seed=2), eps=1e-5, of_rows=True)
         builder.head(normed, packed if is_tied else builder.arena.pack(head))
         program = make_program(builder, isa)
         arrays = make_arrays(40, num_rows=3)
         arrays.token_ids = np.arange(96, 56, -1, dtype=np.int64)
         arrays.row_tokens[:], arrays.logits_of_row[:] = [0, 7, 39], [2, 0, 1]
         program.run(arrays)
-        rows = program.view(residual, width=size, num_tokens=40, dtype=torch.float32).clone()
-        return rows, torch.from_numpy(arrays.logits), arrays.argmax.tolist()
+        rows = program.view(residual, width=size, num_tokens=40, dtype=FLOAT32).copy()
+        return rows, arrays.logits, arrays.argmax.tolist()
 
     rows, logits, tokens = run(table, head)
-    expected = run(expanded(table), expanded(head))
+    expected = run(values_of(table), values_of(head))
     assert_same_bits(rows, expected[0])
-    assert_same_bits(rows, expanded(table)[torch.arange(96, 56, -1)])
+    assert_same_bits(rows, values_of(table)[np.arange(96, 56, -1)])
     assert_same_bits(logits, expected[1])
     assert tokens == expected[2]
 
@@ -126,8 +113,8 @@ def test_a_gate_that_is_stored_apart_gives_the_bits_of_the_fused_matrix(
     isa: Isa, is_coded: bool
 ) -> None:
     size, k, rows = 45, 96, 5
-    gate_up, bias = make_blocks(Storage.Q5_0, 2 * size, k), make_matrix(2 * size, seed=1)
-    builder = make_builder(torch.float32)
+    gate_up, bias = make_blocks(Storage.Q5_0, 2 * size, k), make_floats(2 * size, seed=1)
+    builder = make_builder(FLOAT32)
     raw, codes = builder.buffer(k), builder.buffer(k, row=Row.CODES)
     gate = builder.buffer(size, row=Row.FLOATS)
     fused, apart = builder.buffer(size), builder.buffer(size)
@@ -138,15 +125,15 @@ def test_a_gate_that_is_stored_apart_gives_the_bits_of_the_fused_matrix(
     up = gate_up.rows(size, size)
     builder.linear(source, apart, up, bias[size:], Epilogue.GATE, gate=gate)
     program = make_program(builder, isa)
-    x = make_matrix(rows, k)
-    program.view(raw, width=k, num_tokens=rows, dtype=torch.float32)[:] = x
+    x = make_floats(rows, k)
+    program.view(raw, width=k, num_tokens=rows, dtype=FLOAT32)[:] = x
     program.run(make_arrays(rows))
     first, second = (
-        program.view(buffer, width=size, num_tokens=rows, dtype=torch.float32)
+        program.view(buffer, width=size, num_tokens=rows, dtype=FLOAT32)
         for buffer in (fused, apart)
     )
     assert_same_bits(first, second)
-    assert first[:, :size].any(dim=1).all()
+    assert first[:, :size].any(axis=1).all()
     assert not first[:, size:].any()  # padding stays zero
 
 
@@ -154,21 +141,21 @@ def test_a_gate_that_is_stored_apart_gives_the_bits_of_the_fused_matrix(
 @pytest.mark.parametrize("kind", [Storage.F16, Storage.BF16, Storage.Q5_1, Storage.Q6_K])
 def test_rows_depend_on_nothing_but_themselves(isa: Isa, kind: Storage) -> None:
     n, k, most = 40, 256, 230
-    builder = make_builder(torch.float32)
+    builder = make_builder(FLOAT32)
     source, out = builder.buffer(k), builder.buffer(n, row=Row.FLOATS)
     builder.linear(source, out, make_stored(kind, n, k), None, Epilogue.STORE)
     program = make_program(builder, isa)
-    x = make_matrix(most, k)
+    x = make_floats(most, k)
 
-    def product(rows: Tensor) -> Tensor:
+    def product(rows: AnyArray) -> AnyArray:
         count = len(rows)
-        program.view(source, width=k, num_tokens=count, dtype=torch.float32)[:] = rows
+        program.view(source, width=k, num_tokens=count, dtype=FLOAT32)[:] = rows
         program.run(make_arrays(count))
-        return program.view(out, width=n, num_tokens=count, dtype=torch.float32)[:, :n].clone()
+        return program.view(out, width=n, num_tokens=count, dtype=FLOAT32)[:, :n].copy()
 
     together = product(x)
-    poisoned = x.clone()
-    poisoned[7] = float("nan")
+    poisoned = x.copy()
+    poisoned[7] = np.nan
     others = [row for row in range(most) if row != 7]
     assert_same_bits(product(poisoned)[others], together[others])
     for first, count in ((0, 1), (5, 16), (100, 33), (229, 1)):
@@ -178,9 +165,7 @@ def test_rows_depend_on_nothing_but_themselves(isa: Isa, kind: Storage) -> None:
 @pytest.mark.parametrize("kind", Storage)
 @pytest.mark.parametrize("n", [64, 1000])
 def test_packed_weights_take_the_bytes_of_the_file(kind: Storage, n: int) -> None:
-    matrix = (
-        stored(as_array(make_matrix(n, 512))) if kind is Storage.F32 else make_stored(kind, n, 512)
-    )
+    matrix = make_stored(kind, n, 512)
     arena = Arena()
     arena.pack(matrix)
     whole_panels = -(-n // 32) * 32 / n
@@ -189,9 +174,9 @@ def test_packed_weights_take_the_bytes_of_the_file(kind: Storage, n: int) -> Non
 
 def test_storage_that_does_not_suit_the_arithmetic_is_refused() -> None:
     for dtype, kind, row in (
-        (torch.float32, Storage.F16, Row.CODES),
-        (torch.bfloat16, Storage.F16, Row.ELEMENTS),
-        (torch.bfloat16, Storage.Q4_0, Row.ELEMENTS),
+        (FLOAT32, Storage.F16, Row.CODES),
+        (BFLOAT16, Storage.F16, Row.ELEMENTS),
+        (BFLOAT16, Storage.Q4_0, Row.ELEMENTS),
     ):
         builder = make_builder(dtype)
         source, out = builder.buffer(32, row=row), builder.buffer(32, row=Row.FLOATS)
@@ -202,9 +187,9 @@ def test_storage_that_does_not_suit_the_arithmetic_is_refused() -> None:
 
 @pytest.mark.parametrize("isa", ISAS)
 def test_bfloat16_is_no_arithmetic_without_its_instructions(isa: Isa) -> None:
-    builder = make_builder(torch.bfloat16)
+    builder = make_builder(BFLOAT16)
     source, out = builder.buffer(32), builder.buffer(32, row=Row.FLOATS)
-    weight = make_matrix(32, 32, dtype=torch.bfloat16)
+    weight = make_floats(32, 32, dtype=BFLOAT16)
     builder.linear(source, out, weight, None, Epilogue.STORE)
     if multiplies_bfloat16(isa):
         make_program(builder, isa)

@@ -1,29 +1,28 @@
-"""What a step does on a CPU, whether PyTorch or the native program computes it."""
+"""What a step does on a CPU; `tests.gpu_worker.executors.test_cpu_steps` is the same of PyTorch."""
 
 from pathlib import Path
 
 import pytest
 
 from contract.sampling_params import SamplingParams
-from gpu_worker.runner.model_runner import ModelRunner
+from gpu_worker.native.native_runner import NativeRunner
 from signalbox_kernels import native
 from tests.gpu_worker.builders import make_mapping, make_step
 from tests.gpu_worker.generation import Driver, Generated, make_batch, make_sequence
 from tests.gpu_worker.model_runners import make_prompts, make_runner
 
 
-@pytest.fixture(params=["torch float32", "native float32", "native bfloat16"])
-def runner(request: pytest.FixtureRequest, native_tiny: Path) -> ModelRunner:
-    backend, dtype = request.param.split()
-    if backend == "native":
-        try:
-            native.library()
-        except native.NativeUnavailable as error:
-            pytest.skip(str(error))
-    return make_runner(native_tiny, cpu_backend=backend, dtype=dtype)
+@pytest.fixture(params=["float32", "bfloat16"])
+def runner(request: pytest.FixtureRequest, native_tiny: Path) -> NativeRunner:
+    try:
+        native.library()
+    except native.NativeUnavailable as error:
+        pytest.skip(str(error))
+    runner: NativeRunner = make_runner(native_tiny, cpu_backend="native", dtype=request.param)
+    return runner
 
 
-def test_branches_of_one_token_draw_from_its_logits(runner: ModelRunner) -> None:
+def test_branches_of_one_token_draw_from_its_logits(runner: NativeRunner) -> None:
     (prompt,) = make_prompts(9)
     params = SamplingParams(temperature=1.0, seed=11)
     alone = [
@@ -39,7 +38,7 @@ def test_branches_of_one_token_draw_from_its_logits(runner: ModelRunner) -> None
     assert len(set(drawn)) > 1
 
 
-def test_step_without_rows_draws_nothing_and_the_next_one_goes_on(runner: ModelRunner) -> None:
+def test_step_without_rows_draws_nothing_and_the_next_one_goes_on(runner: NativeRunner) -> None:
     (prompt,) = make_prompts(20)
     sequence = make_sequence(prompt, [1, 2])
     samples = runner.execute(make_batch([(sequence, 12)], block_size=16))
@@ -52,7 +51,7 @@ def test_step_without_rows_draws_nothing_and_the_next_one_goes_on(runner: ModelR
     assert samples.sample_ns > 0
 
 
-def test_swapped_sequence_goes_on_as_if_nothing_had_happened(runner: ModelRunner) -> None:
+def test_swapped_sequence_goes_on_as_if_nothing_had_happened(runner: NativeRunner) -> None:
     (prompt,) = make_prompts(37)
     (expected,) = Driver(runner=runner).generate([prompt], num_tokens=20)
     runner.init_cache_engine(num_gpu_blocks=64, num_cpu_blocks=8)
@@ -68,7 +67,7 @@ def test_swapped_sequence_goes_on_as_if_nothing_had_happened(runner: ModelRunner
     assert sequence.token_ids[len(prompt) :] == expected
 
 
-def test_poisoned_sequence_fails_alone_and_its_blocks_can_be_reused(runner: ModelRunner) -> None:
+def test_poisoned_sequence_fails_alone_and_its_blocks_can_be_reused(runner: NativeRunner) -> None:
     def make_sequences() -> list[Generated]:
         prompts = make_prompts(17, 17, 18)
         return [make_sequence(p, range(8 * i, 8 * i + 8)) for i, p in enumerate(prompts)]

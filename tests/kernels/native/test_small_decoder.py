@@ -1,7 +1,4 @@
-"""Whole native programs of every storage, arithmetic and set against their meaning in doubles.
-
-It runs where PyTorch is not installed.
-"""
+"""Whole native programs of every storage, arithmetic and set against their meaning in doubles."""
 
 import subprocess
 import sys
@@ -11,8 +8,8 @@ import pytest
 
 from signalbox_kernels.native import Isa
 from signalbox_kernels.structs import Element
-from tests.kernels.instruction_sets import ISAS
-from tests.kernels.small_decoder import Form, SmallDecoder, digest, forms_of
+from tests.kernels.native.instruction_sets import ISAS
+from tests.kernels.native.small_decoder import Form, SmallDecoder, digest, forms_of
 
 
 def allowed_error(form: Form) -> float:
@@ -54,8 +51,8 @@ def test_more_threads_than_the_system_permits_are_an_error_and_not_the_end_of_th
     """Address space for few stacks stands for a container's limit of processes."""
     script = (
         "import resource; from pathlib import Path;"
-        "from tests.kernels.instruction_sets import ISAS;"
-        "from tests.kernels.small_decoder import SmallDecoder, forms_of;"
+        "from tests.kernels.native.instruction_sets import ISAS;"
+        "from tests.kernels.native.small_decoder import SmallDecoder, forms_of;"
         "from signalbox_kernels.native import NativeUnavailable;"
         "decoder = SmallDecoder(next(forms_of(ISAS[-1]))); decoder.program(ISAS[-1], 1);"
         "resource.setrlimit(resource.RLIMIT_STACK, (8 << 20, resource.RLIM_INFINITY));"

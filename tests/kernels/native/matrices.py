@@ -1,12 +1,21 @@
-"""Matrices in blocks of every type, with the values that the gguf package says they stand for."""
+"""Matrices of every storage, with the values that they stand for: of blocks, the gguf package's."""
+
+from typing import Any
 
 import numpy as np
 from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
 from numpy.typing import NDArray
 
-from signalbox_kernels.storage import Storage, StoredMatrix
+from signalbox_kernels.floats import BFLOAT16, AnyArray, to_dtype, to_float32
+from signalbox_kernels.storage import QUANTISED, Storage, StoredMatrix, stored
 
+FLOAT32 = np.dtype(np.float32)
+FLOAT_TYPES: dict[Storage, np.dtype[Any]] = {
+    Storage.F32: FLOAT32,
+    Storage.F16: np.dtype(np.float16),
+    Storage.BF16: BFLOAT16,
+}
 _SCALES_AT = {  # bytes of a block that are half-precision scales
     Storage.Q4_0: (0,),
     Storage.Q4_1: (0, 2),
@@ -19,6 +28,18 @@ _SCALES_AT = {  # bytes of a block that are half-precision scales
 }
 
 
+def make_floats(*shape: int, dtype: np.dtype[Any] = FLOAT32, seed: int = 0) -> AnyArray:
+    """Normal random numbers, rounded to a type of `signalbox_kernels.floats.DTYPES`."""
+    values = np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+    return to_dtype(values, dtype)
+
+
+def make_stored(storage: Storage, n: int, k: int, *, seed: int = 0) -> StoredMatrix:
+    if storage in QUANTISED:
+        return make_blocks(storage, n, k, seed=seed)
+    return stored(make_floats(n, k, dtype=FLOAT_TYPES[storage], seed=seed))
+
+
 def make_blocks(kind: Storage, n: int, k: int, *, seed: int = 0) -> StoredMatrix:
     """Random codes under random scales; k is a multiple of the type's block."""
     rng = np.random.default_rng(seed)
@@ -28,13 +49,6 @@ def make_blocks(kind: Storage, n: int, k: int, *, seed: int = 0) -> StoredMatrix
         blocks[:, :, at : at + 2] = scales[..., None].view(np.uint8)
     packed = blocks.reshape(n, -1)
     return StoredMatrix(kind, (n, k), lambda: packed)
-
-
-def expand(matrix: StoredMatrix) -> NDArray[np.float32]:
-    """Returns the values of blocks, [rows, columns]."""
-    kind = GGMLQuantizationType(int(matrix.type))
-    values: NDArray[np.float32] = dequantize(matrix.blocks, kind)
-    return values[:, : matrix.shape[1]]
 
 
 def make_extreme(kind: Storage, n: int) -> StoredMatrix:
@@ -50,3 +64,11 @@ def make_extreme(kind: Storage, n: int) -> StoredMatrix:
         blocks[:, :, at : at + 2] = scales[..., None].view(np.uint8)
     packed = blocks.reshape(n, -1)
     return StoredMatrix(kind, matrix.shape, lambda: packed)
+
+
+def values_of(matrix: StoredMatrix) -> NDArray[np.float32]:
+    """[rows, columns]."""
+    if matrix.type not in QUANTISED:
+        return to_float32(matrix.blocks.view(FLOAT_TYPES[matrix.type]))
+    values: NDArray[np.float32] = dequantize(matrix.blocks, GGMLQuantizationType(int(matrix.type)))
+    return values[:, : matrix.shape[1]]

@@ -1,8 +1,8 @@
 """A decoder of one layer over matrices of any storage, as a native program and as its meaning.
 
-It needs no PyTorch. `python -m tests.kernels.small_decoder` prints, as JSON, the libraries that it
-has run and a hash of all numbers that each instruction set computes: programs that two compilers
-have made give the same.
+`python -m tests.kernels.native.small_decoder` prints, as JSON, the libraries that it has run and a
+hash of all numbers that each instruction set computes: programs that two compilers have made give
+the same.
 """
 
 import hashlib
@@ -16,14 +16,15 @@ from numpy.typing import NDArray
 
 from signalbox_kernels import build, native
 from signalbox_kernels.arena import Arena
-from signalbox_kernels.floats import BFLOAT16, AnyArray, to_dtype, to_float32
+from signalbox_kernels.floats import AnyArray
 from signalbox_kernels.native import Isa
 from signalbox_kernels.program import Program, ProgramBuilder, ProgramShape
 from signalbox_kernels.random import race_keys
 from signalbox_kernels.sampling import Drawn, Draws, NativeSampler
-from signalbox_kernels.storage import QUANTISED, Storage, StoredMatrix, quantise, stored
+from signalbox_kernels.storage import QUANTISED, Storage, quantise
 from signalbox_kernels.structs import AttentionArrays, Element, Epilogue, Row, StepArrays
-from tests.kernels.quantised_matrices import expand, make_blocks
+from tests.kernels.native.matrices import make_floats, make_stored, values_of
+from tests.kernels.native.reference import linear, rms_norm, rotate, silu_and_mul, wide
 
 HIDDEN, HEADS, HEAD_SIZE, VOCAB, BLOCK_SIZE = 256, 3, 16, 97, 16
 QUERIES = HEADS * HEAD_SIZE
@@ -32,7 +33,6 @@ SCALE = 0.25
 STEPS = (37, 1, 1, 2)
 """Tokens of each step of the one sequence."""
 NUM_TOKENS = sum(STEPS)
-FLOAT_TYPES = {Storage.F16: np.dtype(np.float16), Storage.BF16: BFLOAT16}
 
 Floats = NDArray[np.float32]
 
@@ -63,23 +63,6 @@ def forms_of(isa: Isa) -> Iterator[Form]:
         yield from (Form(storage, narrow, narrow, is_coded=True) for storage in QUANTISED)
 
 
-def make_vector(size: int, seed: int) -> Floats:
-    return np.random.default_rng(seed).standard_normal(size, dtype=np.float32)
-
-
-def make_matrix(storage: Storage, n: int, k: int, seed: int) -> StoredMatrix:
-    if storage in QUANTISED:
-        return make_blocks(storage, n, k, seed=seed)
-    values = make_vector(n * k, seed).reshape(n, k)
-    return stored(to_dtype(values, FLOAT_TYPES.get(storage, np.dtype(np.float32))))
-
-
-def values_of(matrix: StoredMatrix) -> Floats:
-    if matrix.type in QUANTISED:
-        return expand(matrix)
-    return to_float32(matrix.blocks.view(FLOAT_TYPES.get(matrix.type, np.float32)))
-
-
 def angles() -> Floats:
     """[positions, 2, half a head]."""
     frequencies = 10000.0 ** -(np.arange(0, HEAD_SIZE, 2) / HEAD_SIZE)
@@ -100,12 +83,12 @@ class SmallDecoder:
             "down": (HIDDEN, HIDDEN),
         }
         self.matrices = {
-            name: make_matrix(form.storage, n, k, seed)
+            name: make_stored(form.storage, n, k, seed=seed)
             for seed, (name, (n, k)) in enumerate(sizes.items())
         }
-        self.bias = make_vector(QUERIES + 2 * HEAD_SIZE, 10)
-        self.norms = {name: make_vector(HIDDEN, 11 + i) for i, name in enumerate("amf")}
-        self.norm_q, self.norm_k = make_vector(HEAD_SIZE, 20), make_vector(HEAD_SIZE, 21)
+        self.bias = make_floats(QUERIES + 2 * HEAD_SIZE, seed=10)
+        self.norms = {name: make_floats(HIDDEN, seed=11 + i) for i, name in enumerate("amf")}
+        self.norm_q, self.norm_k = make_floats(HEAD_SIZE, seed=20), make_floats(HEAD_SIZE, seed=21)
         self.tokens = np.random.default_rng(5).integers(0, VOCAB, NUM_TOKENS)
 
     def program(self, isa: Isa, num_threads: int) -> Program:
@@ -187,34 +170,26 @@ class SmallDecoder:
 
     def exact_logits(self) -> NDArray[np.float64]:
         """Returns what the logits mean, in double precision and with no other rounding."""
-        weights = {name: values_of(m).astype(np.float64) for name, m in self.matrices.items()}
-        hidden = weights["table"][self.tokens]
-        fused = _norm(hidden, self.norms["a"]) @ weights["qkv"].T + self.bias
+        weights = {name: values_of(matrix) for name, matrix in self.matrices.items()}
+
+        def normed_product(name: str, norm: Floats) -> NDArray[np.float64]:
+            return linear(rms_norm(hidden, norm, eps=EPS), weights[name])
+
+        hidden = wide(weights["table"][self.tokens])
+        fused = normed_product("qkv", self.norms["a"]) + self.bias
         heads = fused.reshape(NUM_TOKENS, HEADS + 2, HEAD_SIZE)
-        query = _rotate(_norm(heads[:, :HEADS], self.norm_q))
-        key, value = _rotate(_norm(heads[:, HEADS : HEADS + 1], self.norm_k))[:, 0], heads[:, -1]
+        turns = angles()[:NUM_TOKENS]
+        query = rotate(rms_norm(heads[:, :HEADS], self.norm_q, eps=EPS), turns)
+        key = rotate(rms_norm(heads[:, HEADS : HEADS + 1], self.norm_k, eps=EPS), turns)[:, 0]
         scores = SCALE * np.einsum("qhd,kd->hqk", query, key)
         scores[:, np.triu(np.ones((NUM_TOKENS, NUM_TOKENS), dtype=bool), 1)] = -np.inf
         weight = np.exp(scores - scores.max(axis=-1, keepdims=True))
         weight /= weight.sum(axis=-1, keepdims=True)
-        attended = np.einsum("hqk,kd->qhd", weight, value).reshape(NUM_TOKENS, QUERIES)
-        hidden = hidden + attended @ weights["out"][:, :QUERIES].T
-        gate, up = np.split(_norm(hidden, self.norms["m"]) @ weights["gate_up"].T, 2, axis=1)
-        hidden = hidden + (gate / (1 + np.exp(-gate)) * up) @ weights["down"].T
-        result: NDArray[np.float64] = _norm(hidden, self.norms["f"]) @ weights["table"].T
-        return result
-
-
-def _norm(x: AnyArray, weight: Floats) -> NDArray[np.float64]:
-    result: NDArray[np.float64] = x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + EPS) * weight
-    return result
-
-
-def _rotate(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Turns [tokens, heads, HEAD_SIZE] by the tokens' positions."""
-    cosine, sine = angles()[: len(x), :, None].astype(np.float64).swapaxes(0, 1)
-    first, second = np.split(x, 2, axis=-1)
-    return np.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
+        attended = np.einsum("hqk,kd->qhd", weight, heads[:, -1]).reshape(NUM_TOKENS, QUERIES)
+        hidden = hidden + linear(attended, weights["out"][:, :QUERIES])
+        gated = silu_and_mul(normed_product("gate_up", self.norms["m"]))
+        hidden = hidden + linear(gated, weights["down"])
+        return normed_product("table", self.norms["f"])
 
 
 def draw(isa: Isa, logits: Floats) -> Drawn:
@@ -255,7 +230,7 @@ def hashes_of(isa: Isa) -> dict[str, str]:
     found: dict[str, str] = {}
     for form in forms_of(isa):
         found[str(form)] = digest(*SmallDecoder(form).logits(isa))
-    logits = 4 * make_vector(40 * VOCAB, 30).reshape(40, VOCAB)
+    logits = 4 * make_floats(40, VOCAB, seed=30)
     drawn = draw(isa, logits)
     found["draws"] = digest(*(getattr(drawn, name) for name in Drawn.__slots__))
     for storage in (Storage.Q8_0, Storage.Q4_1):

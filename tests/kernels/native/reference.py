@@ -1,0 +1,85 @@
+"""What the ops of a native program mean, in plain NumPy and double precision.
+
+`signalbox_kernels.reference` says the same of PyTorch's ops.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from signalbox_kernels.floats import AnyArray, to_dtype, to_float32
+from signalbox_kernels.structs import AttentionArrays
+
+Doubles = NDArray[np.float64]
+
+
+def wide(values: AnyArray) -> Doubles:
+    """Returns the values of floats of any type."""
+    return values if values.dtype == np.float64 else to_float32(values).astype(np.float64)
+
+
+def rounded(values: AnyArray, dtype: np.dtype[Any]) -> Doubles:
+    return wide(to_dtype(values, dtype))
+
+
+def linear(x: AnyArray, weight: AnyArray) -> Doubles:
+    product: Doubles = wide(x) @ wide(weight).T
+    return product
+
+
+def size_of_terms(x: AnyArray, weight: AnyArray) -> Doubles:
+    """Returns the sums of the magnitudes of a product's terms."""
+    return linear(np.abs(wide(x)), np.abs(wide(weight)))
+
+
+def quantised_linear(x: AnyArray, weight: AnyArray) -> Doubles:
+    """The product of rows in 8 bits, with a scale for each 32, with the values of blocks."""
+    rows = to_float32(x)
+    groups = np.pad(rows, ((0, 0), (0, -rows.shape[1] % 32))).reshape(len(rows), -1, 32)
+    top = np.abs(groups).max(axis=-1, keepdims=True)
+    codes = np.round(groups * (np.float32(127) / np.where(top > 0, top, np.float32(1))))
+    coded = (codes * (top / np.float32(127))).reshape(len(rows), -1)
+    return linear(coded[:, : rows.shape[1]], weight)
+
+
+def silu_and_mul(gate_up: Doubles) -> Doubles:
+    gate, up = np.split(gate_up, 2, axis=-1)
+    product: Doubles = gate / (1 + np.exp(-gate)) * up
+    return product
+
+
+def rms_norm(x: AnyArray, weight: AnyArray, *, eps: float) -> Doubles:
+    values = wide(x)
+    scale = 1 / np.sqrt((values**2).mean(axis=-1, keepdims=True) + eps)
+    normed: Doubles = values * scale * wide(weight)
+    return normed
+
+
+def rotate(heads: AnyArray, angles: AnyArray) -> Doubles:
+    """Turns [tokens, heads, head_size] by [tokens, 2, head_size / 2], cosines and sines."""
+    cosine, sine = wide(angles)[:, :, None].swapaxes(0, 1)
+    first, second = np.split(wide(heads), 2, axis=-1)
+    return np.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
+
+
+def paged_attention(
+    query: Doubles, cache: Doubles, at: AttentionArrays, *, scale: float, window: int | None
+) -> Doubles:
+    """Attention of [tokens, heads, head_size] over [blocks, 2, block_size, kv heads, head_size]."""
+    block_size, kv_heads, head_size = cache.shape[2:]
+    out = np.empty_like(query)
+    for i, context in enumerate(at.context_lens):
+        rows = slice(at.query_start[i], at.query_start[i + 1])
+        count = rows.stop - rows.start
+        blocks = cache[at.block_tables[i, : -(-context // block_size)]].swapaxes(0, 1)
+        keys, values = blocks.reshape(2, -1, kv_heads, head_size)[:, :context].swapaxes(1, 2)
+        queries = query[rows].reshape(count, kv_heads, -1, head_size).transpose(1, 2, 0, 3)
+        scores = scale * queries @ keys[:, None].swapaxes(2, 3)
+        age = np.arange(context - count, context)[:, None] - np.arange(context)
+        scores[..., (age < 0) | (age >= (window or context))] = -np.inf
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        weights /= weights.sum(axis=-1, keepdims=True)
+        attended = weights @ values[:, None]
+        out[rows] = attended.transpose(2, 0, 1, 3).reshape(count, -1, head_size)
+    return out
