@@ -17,7 +17,8 @@ from contract.sections.block_moves import BlockMapping
 from gpu_worker.device.device_choice import streams_of
 from gpu_worker.kv_cache.block_dependencies import BlockUse
 from gpu_worker.kv_cache.cache_engine import CacheEngine
-from signalbox_kernels import ops, reference, triton
+from signalbox_kernels import ops, triton
+from signalbox_kernels.torch import reference
 
 _PAGE_SIZES = (16, 32, 64, 128, 256)
 _NUM_LAYERS, _LAYER = 4, 2

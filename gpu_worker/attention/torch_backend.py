@@ -21,7 +21,7 @@ from torch import Tensor
 from gpu_worker.attention.backend import AttentionShape
 from gpu_worker.attention.decode_grouping import Chunk, DecodeGroup, plan_work
 from gpu_worker.batch.batch import Batch
-from signalbox_kernels.reference import causal_mask
+from signalbox_kernels.torch.reference import causal_mask
 
 
 class _Work(Protocol):

@@ -9,7 +9,7 @@ import torch
 
 from gpu_worker.config import ModelError
 from signalbox_kernels.floats import AnyArray
-from signalbox_kernels.tensors import as_array
+from signalbox_kernels.torch.tensors import as_array
 
 
 def read_torch_file(path: Path) -> Iterator[tuple[str, AnyArray]]:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from gpu_worker.device.parallel_group import ParallelGroup
 from gpu_worker.layers.weight_placement import Placement, copy_checked
-from signalbox_kernels.linear import PackedWeight, pack_weight
+from signalbox_kernels.torch.linear import PackedWeight, pack_weight
 
 
 class _VocabShard:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gpu_worker.device.parallel_group import ParallelGroup
 from gpu_worker.layers.weight_placement import Placement, WeightTarget, copy_checked
-from signalbox_kernels.linear import PackedWeight, pack_weight
+from signalbox_kernels.torch.linear import PackedWeight, pack_weight
 
 _ALL = "all"
 

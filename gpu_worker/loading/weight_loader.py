@@ -10,7 +10,7 @@ from gpu_worker.loading.dummy_source import DummySource
 from gpu_worker.loading.model_source import ModelSource
 from gpu_worker.models import Model
 from signalbox_kernels.floats import AnyArray
-from signalbox_kernels.tensors import as_tensor
+from signalbox_kernels.torch.tensors import as_tensor
 
 
 @runtime_checkable

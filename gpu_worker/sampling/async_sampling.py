@@ -16,9 +16,9 @@ from gpu_worker.batch.batch import BatchOutput
 from gpu_worker.batch.sampling_rows import GREEDY_BELOW, SampleRows
 from gpu_worker.device.input_transfer import InputPacker
 from gpu_worker.sampling.sampler import failures
-from signalbox_kernels.exponentials import race_of
 from signalbox_kernels.random import race_keys
 from signalbox_kernels.sampling import DrawStatus
+from signalbox_kernels.torch.exponentials import race_of
 
 _ROWS_AT_ONCE = 32  # bounds the memory of whole-vocabulary draws
 

@@ -1,4 +1,6 @@
-"""The ops of a model step: contracts, plain Torch reference, dispatch by device.
+"""The ops of a model step: contracts in `ops`, dispatched by device; native programs for a CPU.
 
-It imports nothing of the other packages.
+`torch/` has what every implementation must equal, `triton/` the kernels for CUDA, `csrc/` those for
+a CPU, which the modules beside this one build and call without PyTorch. The package imports nothing
+of the others.
 """

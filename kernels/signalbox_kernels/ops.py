@@ -1,8 +1,9 @@
 """The ops that a model step is made of: contracts, and dispatch to the device's implementation.
 
-A contract states shapes, dtypes and what is written; `reference.py` is the plain Torch meaning that
-every implementation must equal. The layout of the cache follows PagedAttention (Kwon et al., SOSP
-2023): K and V of a token live in a slot of a block, and a sequence finds its blocks in a table.
+A contract states shapes, dtypes and what is written; `torch/reference.py` is the plain Torch
+meaning that every implementation must equal. The layout of the cache follows PagedAttention (Kwon
+et al., SOSP 2023): K and V of a token live in a slot of a block, and a sequence finds its blocks in
+a table.
 
 A layer's cache is always passed as a view of shape [num_blocks, 2, block_size, num_kv_heads,
 head_size] (index 0 of the second dimension is K, 1 is V). Its strides are the caller's choice, with
@@ -14,8 +15,8 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-from signalbox_kernels import reference
-from signalbox_kernels.registry import implementation_of, register_reference
+from signalbox_kernels.torch import reference
+from signalbox_kernels.torch.registry import implementation_of, register_reference
 
 for _name in (
     "reshape_and_cache",

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from signalbox_kernels.exponentials import exponentials, token_hashes
+from signalbox_kernels.torch.exponentials import exponentials, token_hashes
 from tests.kernels.native.test_random import ROWS, make_keys
 
 MASK32 = (1 << 32) - 1

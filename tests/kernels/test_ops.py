@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from signalbox_kernels import ops, registry
-from signalbox_kernels.linear import pack_weight
+from signalbox_kernels import ops
+from signalbox_kernels.torch import registry
+from signalbox_kernels.torch.linear import pack_weight
 
 
 def make_cache(

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from signalbox_kernels.floats import dtype_name, to_bfloat16, to_float32
-from signalbox_kernels.tensors import as_array, as_tensor
+from signalbox_kernels.torch.tensors import as_array, as_tensor
 
 _SPECIAL = [0.0, -0.0, 1e-45, -3e-39, 3.4e38, np.inf, -np.inf, np.nan]
 

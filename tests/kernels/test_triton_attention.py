@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from signalbox_kernels import ops, reference
+from signalbox_kernels import ops
+from signalbox_kernels.torch import reference
 
 pytestmark = pytest.mark.slow
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from signalbox_kernels import ops, reference
+from signalbox_kernels import ops
+from signalbox_kernels.torch import reference
 
 DTYPES = [torch.float32, torch.bfloat16]
 

@@ -29,7 +29,7 @@ from gpu_worker.models.transformers.attention import (
 )
 from gpu_worker.models.transformers.config import TransformersConfig, make_model, prepared
 from gpu_worker.models.transformers.longrope import pin_longrope
-from signalbox_kernels.linear import PackedWeight, pack_weight
+from signalbox_kernels.torch.linear import PackedWeight, pack_weight
 
 logger = logging.getLogger(__name__)
 

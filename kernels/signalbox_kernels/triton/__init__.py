@@ -1,8 +1,8 @@
 """The ops of a model step on CUDA, in Triton: one module a kernel, with its launcher.
 
-`ops.py` states the contracts and `reference.py` is what each launcher must equal. Under Triton's
-interpreter (TRITON_INTERPRET=1 before the first import of Triton) they run on a CPU, which is how
-they are tested. They have never run on a GPU.
+`ops.py` states the contracts and `torch/reference.py` is what each launcher must equal. Under
+Triton's interpreter (TRITON_INTERPRET=1 before the first import of Triton) they run on a CPU, which
+is how they are tested. They have never run on a GPU.
 
 This module imports no Triton, which not every installation has; the others do.
 """
@@ -10,7 +10,7 @@ This module imports no Triton, which not every installation has; the others do.
 from importlib import import_module
 from importlib.util import find_spec
 
-from signalbox_kernels import registry
+from signalbox_kernels.torch import registry
 
 MAX_HEAD_SIZE = 256
 """Largest head size that attention supports."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from signalbox_kernels import reference
+from signalbox_kernels.torch import reference
 
 _NO_WINDOW = ((-1, -1), (None, None))
 _FLASH_ATTN_2 = """

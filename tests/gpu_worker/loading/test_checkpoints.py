@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from gpu_worker.checkpoints.safetensors_file import read_safetensors
 from gpu_worker.config import ModelError
-from signalbox_kernels.tensors import as_tensor
+from signalbox_kernels.torch.tensors import as_tensor
 from tests.gpu_worker.model_runners import (
     WEIGHTS,
     assert_greedy,
