@@ -22,11 +22,6 @@ DTYPES: dict[str, np.dtype[Any]] = {
 _QUIET_NAN = np.uint32(0x7FC00000)
 
 
-def dtype_name(dtype: np.dtype[Any]) -> str:
-    """Returns "bfloat16" or NumPy's name."""
-    return "bfloat16" if dtype == BFLOAT16 else dtype.name
-
-
 def to_float32(values: AnyArray) -> NDArray[np.float32]:
     """Returns the values as float32, contiguous; those that are so already are not copied."""
     if values.dtype != BFLOAT16:

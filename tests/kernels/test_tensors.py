@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from signalbox_kernels.floats import dtype_name, to_bfloat16, to_float32
+from signalbox_kernels.floats import DTYPES, to_bfloat16, to_float32
 from signalbox_kernels.torch.tensors import as_array, as_tensor
 
 _SPECIAL = [0.0, -0.0, 1e-45, -3e-39, 3.4e38, np.inf, -np.inf, np.nan]
@@ -35,6 +35,6 @@ def test_a_tensor_and_its_array_share_memory(dtype: torch.dtype) -> None:
     tensor = torch.ones(3, 4, dtype=dtype)
     array = as_array(tensor)
     assert array.shape == (3, 4)
-    assert dtype_name(array.dtype) == str(dtype).removeprefix("torch.")
+    assert array.dtype == DTYPES[str(dtype).removeprefix("torch.")]
     as_tensor(array)[1, 2] = 5.0
     assert to_float32(array)[1, 2] == tensor[1, 2] == 5.0

@@ -152,17 +152,3 @@ def gather_logprobs(
     of_token = table.gather(1, tokens[:, None])
     top = table.topk(num_top)
     return of_token.flatten(), (table >= of_token).sum(dim=-1), top.values, top.indices
-
-
-def code_rows(x: Tensor) -> Tensor:
-    """Returns [rows, k] as products with quantised weights read them: 8 bits and a scale for
-    each 32."""
-    groups = F.pad(x.float(), (0, -x.shape[-1] % 32)).view(len(x), -1, 32)
-    top = groups.abs().amax(dim=-1, keepdim=True)
-    codes = (groups * (127 / top.where(top > 0, 1))).round()
-    return (codes * (top / 127)).view(len(x), -1)[:, : x.shape[-1]]
-
-
-def quantised_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """Returns x @ weight.T in float32; `weight` is [n, k], the values of quantised blocks."""
-    return F.linear(code_rows(x), weight.float())
