@@ -69,9 +69,10 @@ class DecodeColumns:
     def can_join(self, group: SequenceGroup) -> bool:
         """Says whether all unfinished sequences decode, each at its pace.
 
-        Each writes to a block of its own then: it got one when it first decoded.
+        Each writes to a block of its own then: it got one when it first decoded. A prefill of one
+        token looks like a decode until its answer, which is the group's first token.
         """
-        if group.suspicion is not None:
+        if group.suspicion is not None or group.times.first_token is None:
             return False
         return not group.awaits_answers and all(
             seq.status is SequenceStatus.RUNNING

@@ -329,7 +329,9 @@ def test_a_beam_that_lacks_blocks_takes_those_of_a_group_that_decodes_at_once(de
         step(lost)
     loop = make_loop(make_scheduler(num_gpu_blocks=7, prefix_caching=False), depth=depth)
     young = make_request([2], max_tokens=9, arrival=1.0)
-    add(loop, young, *lost.scheduler.evacuate())
+    add(loop, young)
+    step(loop)  # a group joins the columns after its first token
+    add(loop, *lost.scheduler.evacuate())
     loop.send()
     assert young.has_decode_rows
     loop.answer()

@@ -2,6 +2,8 @@
 
 from itertools import pairwise
 
+import pytest
+
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.config import PreemptionMode
 from scheduler_svc.insight.explain import Explanation, RequestState
@@ -59,6 +61,26 @@ def test_request_alone_is_queued_scheduled_prefilled_and_has_its_first_token() -
     run_together(loop, group)
     assert kinds(group) == [QUEUED, SCHEDULED, PREFILL, FIRST_TOKEN]  # nothing for each token
     assert group.timeline.events[2].num_tokens == 5
+
+
+@pytest.mark.parametrize("steps_in_flight", [1, 2])
+def test_prompt_of_one_token_has_a_first_token(steps_in_flight: int) -> None:
+    loop = make_loop(make_scheduler(), depth=steps_in_flight)
+    group = make_request([1], max_tokens=20)
+    run_together(loop, group)
+    assert kinds(group) == [QUEUED, SCHEDULED, PREFILL, FIRST_TOKEN]
+    assert group.times.first_token is not None
+    assert loop.scheduler.output_processor.num_prompt_tokens == 1
+
+
+def test_prompt_of_which_one_token_is_not_cached_has_a_first_token() -> None:
+    loop = make_loop(make_scheduler(block_size=4), depth=2)
+    prompt = list(range(1, 10))
+    run_together(loop, make_request(prompt, max_tokens=1))
+    second = make_request(prompt, max_tokens=8, arrival=loop.now)
+    run_together(loop, second)
+    assert events_of(second, PREFILL)[0].num_tokens == 1
+    assert FIRST_TOKEN in kinds(second)
 
 
 def test_each_chunk_of_a_prefill_is_noted() -> None:
