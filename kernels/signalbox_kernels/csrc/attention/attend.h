@@ -11,16 +11,11 @@ namespace SB_NS {
 struct TiledAttend : Attend<Bf16, Bf16> {
   static constexpr int half = kTileWords / 2;  // words of 16 tokens
 
-  static constexpr int64_t kFetchedTokens = 512;  // of one head: they stay in L2
-
   word* last;  // [half, size]: values of the last tokens, with zeros behind them
-  Keys next;   // the thread's next task's, most likely
 
   TiledAttend(const sb::Phase& p, int32_t tile, char* scratch)
       : Attend(p, tile, scratch),
-        last(query + stored * query_words),
-        next(p, tile + 1 < p.tiles ? tile + 1 : tile) {
-    if (tile + 1 == p.tiles) next.end = 0;
+        last(query + stored * query_words) {
     use_tiles(attention_config(rows < kTileRows ? rows : kTileRows));
   }
 
@@ -32,24 +27,6 @@ struct TiledAttend : Attend<Bf16, Bf16> {
       prefetch(value + k * W);
       prefetch(near + k * block_size);
     }
-  }
-
-  // Returns the memory to fetch to L2 while the 16 tokens from `token` on are computed: 16 tokens
-  // that the thread reads some time later, perhaps those of its next task.
-  struct Ahead {
-    const word* keys = nullptr;
-    const word* values = nullptr;
-  };
-
-  Ahead ahead(int64_t token) const {
-    if (task.count > 1) return {};
-    const int64_t length = sb::round_up(lie.end - lie.start, W);
-    token += length < kFetchedTokens ? length : kFetchedTokens;
-    const bool is_here = token < lie.end;
-    if (!is_here) token += next.start - lie.start - length;
-    const Keys& where = is_here ? lie : next;
-    if (token < where.start || token >= where.end) return {};
-    return {where.keys(phase, token), where.values(phase, token)};
   }
 
   // c[16, 16 N]: scores of N times 16 keys from `token`.

@@ -54,6 +54,7 @@ struct Attend {
     }
   };
   static constexpr int chunk_words = kKeyChunk / Factors::G;
+  static constexpr int64_t kFetchedTokens = 512;  // of one head: they stay in L2
 
   const sb::Phase& phase;
   const SbShape& shape;
@@ -66,6 +67,7 @@ struct Attend {
   int query_words;
   int64_t first_position;
   Keys lie;
+  Keys next;  // the thread's next task's, most likely
   word* query;        // [rows, query_words] of factors
   float* scores;      // [rows, kKeyChunk]
   word* weights;      // [rows, chunk_words] of factors
@@ -84,7 +86,9 @@ struct Attend {
         block_size(shape.block_size),
         query_words(size / Factors::G),
         first_position(p.batch->positions[task.first]),
-        lie(p, tile) {
+        lie(p, tile),
+        next(p, tile + 1 < p.tiles ? tile + 1 : tile) {
+    if (tile + 1 == p.tiles) next.end = 0;
     out = reinterpret_cast<float*>(scratch);
     scores = out + stored * size;
     top = scores + stored * kKeyChunk;
@@ -123,9 +127,27 @@ struct Attend {
   const word* keys(int64_t token) const { return lie.keys(phase, token); }
   const word* values(int64_t token) const { return lie.values(phase, token); }
 
-  // Scores of NV vectors of keys from `token` for all rows; fetches `columns` of `ahead` meanwhile.
-  template <int R, int NV, class Ahead>
-  void score(int64_t token, float* c, Ahead&& ahead) const {
+  // Returns the memory to fetch to L2 while the 16 tokens from `token` on are computed: 16 tokens
+  // that the thread reads some time later, perhaps those of its next task.
+  struct Ahead {
+    const word* keys = nullptr;
+    const word* values = nullptr;
+  };
+
+  Ahead ahead(int64_t token) const {
+    if (task.count > 1) return {};
+    const int64_t length = sb::round_up(lie.end - lie.start, W);
+    token += length < kFetchedTokens ? length : kFetchedTokens;
+    const bool is_here = token < lie.end;
+    if (!is_here) token += next.start - lie.start - length;
+    const Keys& where = is_here ? lie : next;
+    if (token < where.start || token >= where.end) return {};
+    return {where.keys(phase, token), where.values(phase, token)};
+  }
+
+  // Scores of NV vectors of keys from `token` for all rows; fetch(k) fetches meanwhile, at step k.
+  template <int R, int NV, class Fetch>
+  void score(int64_t token, float* c, Fetch&& fetch) const {
     Columns<NV> columns;
     columns.step = block_size;
     for (int v = 0; v < NV; ++v) columns.start[v] = keys(token + v * W);
@@ -133,30 +155,36 @@ struct Attend {
     int r = 0;
     for (; r + R <= rows; r += R)
       multiply<E, R, NV>(query + r * query_words, query_words, columns, depth, c + r * kKeyChunk,
-                         kKeyChunk, ahead);
+                         kKeyChunk, fetch);
     if (r < rows)
       with_rows<R>(rows - r, [&](auto count) SB_LAMBDA {
         multiply<E, decltype(count)::value, NV>(query + r * query_words, query_words, columns,
-                                                depth, c + r * kKeyChunk, kKeyChunk, ahead);
+                                                depth, c + r * kKeyChunk, kKeyChunk, fetch);
       });
   }
 
 #if defined(__AVX512F__)
-  // For few rows memory is the limit: fetches V of these keys, and K of the next ones.
+  // For few rows memory is the limit: fetches V of these keys and K of the next ones to L1, and what
+  // is farther ahead to L2.
   void score_few(int64_t token, int64_t end, float* c) const {
     constexpr int NV = 4;
     const word* value[NV];
-    const word* next[NV];
+    const word* near[NV];
+    Ahead far[NV];
     for (int v = 0; v < NV; ++v) {
       const int64_t after = token + (NV + v) * W;
       value[v] = values(token + v * W);
-      next[v] = keys(after < end ? after : token);
+      near[v] = keys(after < end ? after : token);
+      far[v] = ahead(token + v * W);
+      if (!far[v].keys) far[v] = {near[v], value[v]};
     }
     score<4, NV>(token, c, [=, this](int64_t k) SB_LAMBDA {
 #pragma GCC unroll 8
       for (int v = 0; v < NV; ++v) {
         prefetch(value[v] + k * W);
-        prefetch(next[v] + k * block_size);
+        prefetch(near[v] + k * block_size);
+        prefetch_l2(far[v].keys + k * block_size);
+        prefetch_l2(far[v].values + k * W);
       }
     });
   }

@@ -70,22 +70,25 @@ SB_INLINE void add_part(const char* a, int64_t a_stride, const char* b, int64_t 
       sum[r][v] = add_scaled(scales[v], dot[r][v], *group(r), sum[r][v]);
 }
 
-// c[R, NV * W] of the columns from `column` on; `next` is fetched to L2 meanwhile, if there is one.
+// c[R, NV * W] of the columns from `column` on; `next` is fetched meanwhile, if there is one.
 template <class Q, int R, int NV>
 static void coded_product(const char* a, int64_t a_stride, const char* b, int column,
-                          int64_t groups, float* c, const char* next) {
+                          int64_t groups, float* c, const char* next, const Spot& at) {
   V sum[R][NV];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
     for (int v = 0; v < NV; ++v) sum[r][v] = V{};
+  // All parts fetch a share of the next panel: together they take as long as memory does.
+  const int64_t lines = next ? ((Q::fetched + 63) / 64 + at.parts - 1) / at.parts : 0;
+  next += at.part * groups * lines * 64;
   for (int64_t g = 0; g < groups; ++g, a += sizeof(CodedGroup)) {
-    if (next)
+    if (lines && !at.part)
 #pragma GCC unroll 1
-      for (int64_t line = g * Q::fetched; line < (g + 1) * Q::fetched; line += 64) {
-        prefetch(b + 4 * Q::fetched + line);  // as in tiled_linear
-        prefetch_l2(next + line);
-      }
+      for (int64_t line = g * Q::fetched; line < (g + 1) * Q::fetched; line += 64)
+        prefetch(b + 4 * Q::fetched + line);  // of this panel
+#pragma GCC unroll 1
+    for (int64_t line = 0; line < lines; ++line, next += 64) prefetch_l2(next);
 #pragma GCC unroll 2
     for (int part = 0; part < Q::parts; ++part)
       add_part<Q, R, NV>(a, a_stride, b, g, column, part, sum);
@@ -113,7 +116,7 @@ static void coded_tile(const sb::Phase& phase, const sb::Claim& claim, Finish fi
     with_rows<kCodedRows>(at.rows, [&](auto count) SB_LAMBDA {
       for (int column = 0; column < kPanel; column += 2 * W)
         coded_product<Q, decltype(count)::value, 2>(a + at.row * a_stride, a_stride, b, column,
-                                                    groups, c + column, column || at.part ? nullptr : next);
+                                                    groups, c + column, column ? nullptr : next, at);
     });
     finish(phase, at, c);
   });

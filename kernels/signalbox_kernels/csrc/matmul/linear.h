@@ -120,7 +120,7 @@ static void finish(const sb::Phase& phase, const Spot& at, const float* c) {
 
 // Goes over a tile panel by panel; all its rows, in balanced parts of at most `Most`, pass a panel
 // before the next one. f(at, panel, next) computes a part: 32 rows by twelve are 11, 11 and 10. All
-// parts but the last are multiples of `Unit` rows; `next` is null for all but the first.
+// parts but the last are multiples of `Unit` rows. The thread reads `next`, unless null, after the panel.
 template <int Most, int Unit = 1, class F>
 SB_INLINE void over_parts(const sb::Phase& phase, const sb::Claim& claim, F&& f) {
   const int32_t tile = claim.tile;
