@@ -73,8 +73,6 @@ CLIENTS = (
     Client("llama-index-llms-openai-like", "llama_index_openai_like.py"),
     Client("instructor", "instructor_models.py"),
     Client("pydantic-ai-slim", "pydantic_ai_agent.py"),
-    Client("grpc-requests", "grpc_requests_reflection.py"),
-    Client("buf-bin", "buf_curl.py"),
     Client("smg", "smg_gateway.py"),
     Client("schemathesis", "schemathesis_openapi.py"),
     Client("openai", "openai_sdk.py", "inspect-ai"),
