@@ -16,8 +16,8 @@ HEAD = """\
 
 `signalbox COMMAND --help` prints the same. The options of `serve`, `demo`, `run`, `router`,
 `scheduler` and `worker` are in [configuration](configuration.md), and `config show COMMAND` takes
-those of its command. Each command also takes `--debug`, which shows tracebacks instead of one-line
-errors.
+those of its command. Flags that several commands take are in the last table. Each command also
+takes `--debug`, which shows tracebacks instead of one-line errors.
 
 The exit status is 0 on success, 1 on an error, 2 if the command line is wrong, and 130 after
 Ctrl-C.
@@ -27,29 +27,44 @@ COMMON = {"--help", "--debug"}
 
 
 def text() -> str:
-    """Returns the page."""
-    return "\n".join([HEAD, *_sections("signalbox", cli.make_parser())])
+    """Returns the page: each command with its own flags, then those that several commands have."""
+    commands = dict(_commands("signalbox", cli.make_parser()))
+    users: dict[str, list[str]] = {}
+    for prog, command in commands.items():
+        for row in _rows(prog, command):
+            users.setdefault(row, []).append(prog.removeprefix("signalbox "))
+    shared = {row: ", ".join(names) for row, names in users.items() if len(names) > 1}
+    parts = [HEAD]
+    for prog, command in commands.items():
+        parts.append(f"## {prog}\n\n{command.description or ''}\n")
+        if own := [row for row in _rows(prog, command) if row not in shared]:
+            parts.append(f"| argument or flag | meaning |\n|---|---|\n{''.join(own)}")
+    parts.append("## Flags of several commands\n")
+    for names in dict.fromkeys(shared.values()):
+        rows = [row for row, of in shared.items() if of == names]
+        parts.append(f"### {names}\n\n| flag | meaning |\n|---|---|\n{''.join(rows)}")
+    return "\n".join(parts)
 
 
-def _sections(prog: str, parser: argparse.ArgumentParser) -> Iterator[str]:
+def _commands(
+    prog: str, parser: argparse.ArgumentParser
+) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """Yields the parser of each command, without those that take a service's options."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for name, command in action.choices.items():
-                yield from _section(f"{prog} {name}", command)
+                if prog == "signalbox config show":
+                    continue
+                if isinstance(command, Parser) and command.fill is not None:
+                    command.fill(command)
+                yield f"{prog} {name}", command
+                yield from _commands(f"{prog} {name}", command)
 
 
-def _section(prog: str, command: argparse.ArgumentParser) -> Iterator[str]:
-    if prog.startswith("signalbox config show "):
-        return
-    if isinstance(command, Parser) and command.fill is not None:
-        command.fill(command)
-    yield f"## {prog}\n\n{command.description or ''}\n"
+def _rows(prog: str, command: argparse.ArgumentParser) -> list[str]:
     if prog.removeprefix("signalbox ") in SERVICES:
-        return
-    rows = [_row(action) for action in command._actions if _is_listed(action)]
-    if rows:
-        yield f"| argument or flag | meaning |\n|---|---|\n{''.join(rows)}"
-    yield from _sections(prog, command)
+        return []
+    return [_row(action) for action in command._actions if _is_listed(action)]
 
 
 def _is_listed(action: argparse.Action) -> bool:
