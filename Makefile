@@ -65,8 +65,8 @@ test-gpu: $(INSTALLED) ## on a machine with a CUDA device: its own tests, and th
 	@$(BIN)/python -c 'import sys, torch; torch.cuda.is_available() or sys.exit( \
 		f"make test-gpu needs a CUDA device, and PyTorch {torch.__version__} finds none; " \
 		"on a machine that has one, install a PyTorch built for CUDA into $(VENV)")'
-	@TRITON_INTERPRET=0 $(BIN)/python -m pytest tests/gpu tests/kernels/test_triton_ops.py \
-		tests/kernels/test_triton_attention.py tests/gpu_worker/attention/test_triton_backend.py \
+	@TRITON_INTERPRET=0 $(BIN)/python -m pytest tests/gpu tests/kernels/triton/test_ops.py \
+		tests/kernels/triton/test_attention.py tests/gpu_worker/attention/test_triton_backend.py \
 		tests/gpu_worker/sampling/test_samplers.py tests/gpu_worker/sampling/test_triton_sampler.py
 
 test-chaos: $(INSTALLED) ## kills, stops and cuts off real processes under load; CHAOS="--soak 30" seeks leaks

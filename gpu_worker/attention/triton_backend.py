@@ -19,8 +19,8 @@ from gpu_worker.batch.batch import Batch
 from gpu_worker.device.input_transfer import StepInputs
 from gpu_worker.layers.rotary import Angles
 from signalbox_kernels.triton import MAX_HEAD_SIZE
+from signalbox_kernels.triton.attention.paged_kernel import paged_attention
 from signalbox_kernels.triton.launch import is_interpreted
-from signalbox_kernels.triton.paged_attention import paged_attention
 from signalbox_kernels.triton.reshape_and_cache import reshape_and_cache
 from signalbox_kernels.triton.rotary import rotary_and_cache
 

@@ -24,15 +24,15 @@ class DecodeBuffers:
     def __init__(
         self, *, max_rows: int, max_blocks: int, device: torch.device, pinned: PinnedBuffers
     ) -> None:
-        self._max_rows = max_rows
+        self._column_size = max_rows + max_rows % 2  # aligns columns to 16 bytes
         self._pinned = pinned
-        self._columns_bytes = len(_COLUMNS) * max_rows * _INT64
+        self._columns_bytes = len(_COLUMNS) * self._column_size * _INT64
         table_bytes = max_rows * max_blocks * np.dtype(np.int32).itemsize
         self._packed = torch.zeros(
             self._columns_bytes + table_bytes, dtype=torch.uint8, device=device
         )
         columns = self._packed[: self._columns_bytes].view(torch.int64)
-        self._columns = columns.view(len(_COLUMNS), max_rows)
+        self._columns = columns.view(len(_COLUMNS), -1)
         self._packed_tables = self._packed[self._columns_bytes :].view(torch.int32)
         self._tables = torch.zeros(max_rows, max_blocks, dtype=torch.int32, device=device)
         self._query_start = torch.arange(max_rows + 1, device=device)
@@ -71,7 +71,7 @@ class DecodeBuffers:
         num_bytes = self._columns_bytes + batch.block_tables.size * batch.block_tables.itemsize
         host = self._pinned.next_buffer(num_bytes)
         packed = host.numpy()
-        columns = packed[: self._columns_bytes].view(np.int64).reshape(-1, self._max_rows)
+        columns = packed[: self._columns_bytes].view(np.int64).reshape(-1, self._column_size)
         self._fill_columns(columns[:, :num_rows], batch)
         packed[self._columns_bytes :].view(np.int32)[:] = batch.block_tables.reshape(-1)
         self._pinned.send(host, self._packed[:num_bytes])

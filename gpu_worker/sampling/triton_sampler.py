@@ -26,6 +26,9 @@ from signalbox_kernels.triton.logit_edits import (
 )
 from signalbox_kernels.triton.sampling import DrawColumns, draw_tokens
 
+_ALIGNMENT = 4
+"""Values of a column whose start is aligned to 16 bytes, without which Triton compiles anew."""
+
 
 class TritonSampler:
     """A `Sampler`; gives the tokens that `TorchSampler` gives."""
@@ -140,16 +143,17 @@ class TritonSampler:
         """Returns all columns on the device, sent in one copy."""
         keys = race_keys(rows.seed, rows.branch, rows.position).view(np.int32).reshape(-1, 2)
         floats = (rows.temperature, rows.top_p, rows.min_p, rows.typical_p)
-        packed = np.empty((9, len(rows)), dtype=np.int32)
-        packed[:2] = logits_row.view(np.int32).reshape(2, -1)
-        packed[2:6] = [column.view(np.int32) for column in floats]
-        packed[6] = np.minimum(rows.top_k, np.iinfo(np.int32).max)
-        packed[7:] = keys.T
+        num_rows = len(rows)
+        packed = np.zeros((9, -(-num_rows // _ALIGNMENT) * _ALIGNMENT), dtype=np.int32)
+        packed[:2].reshape(-1).view(np.int64)[:num_rows] = logits_row
+        packed[2:6, :num_rows] = [column.view(np.int32) for column in floats]
+        packed[6, :num_rows] = np.minimum(rows.top_k, np.iinfo(np.int32).max)
+        packed[7:, :num_rows] = keys.T
         there = self._tensor(packed)
         return DrawColumns(
-            there[:2].view(-1).view(torch.int64),
-            *there[2:6].view(torch.float32),
-            *there[6:],
+            there[:2].view(-1).view(torch.int64)[:num_rows],
+            *there[2:6, :num_rows].view(torch.float32),
+            *there[6:, :num_rows],
         )
 
     def _report(

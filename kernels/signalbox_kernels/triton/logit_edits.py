@@ -68,7 +68,7 @@ def _copy_rows_kernel(
     tl.store(status + row, tl.where(num_bad > 0, _NOT_FINITE, 0).to(tl.uint8))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _add_kernel(logits, rows, token_ids, values, row_stride, count, PAIRS: tl.constexpr):
     pair = tl.program_id(0) * PAIRS + tl.arange(0, PAIRS)
     is_pair = pair < count
@@ -78,7 +78,7 @@ def _add_kernel(logits, rows, token_ids, values, row_stride, count, PAIRS: tl.co
     tl.atomic_add(logits + row * row_stride + token, value, is_pair)  # a token may have two pairs
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["token_stride"])
 def _count_kernel(
     tokens, num_tokens, num_prompt, counts, token_stride, vocab_size, TOKENS: tl.constexpr
 ):
@@ -91,7 +91,7 @@ def _count_kernel(
     tl.atomic_add(count, 1, is_known & ~is_prompt)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["token_stride"])
 def _penalise_kernel(
     logits, rows, presence, frequency, repetition, num_tokens, tokens, counts,
     row_stride, token_stride, vocab_size, TOKENS: tl.constexpr,

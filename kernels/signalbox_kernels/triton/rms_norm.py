@@ -53,7 +53,7 @@ def rms_norm(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
     Rows of a [num_tokens, num_heads, head_size] view are read where they lie.
     """
     _check("rms_norm", weight, x)
-    rows = x if x.dim() == 3 else x.reshape(1, -1, x.shape[-1])
+    rows = x if x.dim() == 3 else x.reshape(-1, 1, x.shape[-1])
     return _launch(rows, None, weight, eps).view(x.shape)
 
 
@@ -64,7 +64,7 @@ def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, *, eps: floa
         x.dim() == 2 and x.shape == residual.shape,
         f"fused_add_rms_norm: x is {tuple(x.shape)}, residual is {tuple(residual.shape)}",
     )
-    return _launch(x.unsqueeze(0), residual, weight, eps).view(x.shape)
+    return _launch(x.unsqueeze(1), residual, weight, eps).view(x.shape)
 
 
 def _check(op: str, weight: Tensor, *rows: Tensor) -> None:

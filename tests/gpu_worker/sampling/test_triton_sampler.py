@@ -70,6 +70,19 @@ def test_columns_may_go_in_packed_copies(
     assert len(num_sent) < NUM_BUFFERS
 
 
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 5, 8])
+def test_columns_are_aligned_whatever_the_number_of_rows(num_rows: int) -> None:
+    """Triton compiles a kernel again for a pointer that is not divisible by 16."""
+    from gpu_worker.sampling.triton_sampler import TritonSampler
+
+    rows = make_rows([SamplingParams(seed=1)] * num_rows, token_index=[0] * num_rows)
+    sampler = TritonSampler(device=torch.device("cpu"))
+    columns = sampler._columns(rows, np.arange(num_rows) + 7)
+    assert [column.storage_offset() * column.itemsize % 16 for column in columns] == [0] * 8
+    assert columns.logits_row.tolist() == list(range(7, 7 + num_rows))
+    assert [len(column) for column in columns] == [num_rows] * 8
+
+
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # which the interpreter makes errors of
 def test_a_row_whose_weights_overflow_ends(triton_device: str) -> None:
     params = [SamplingParams(temperature=t, top_p=0.5, seed=3) for t in (1.0, 1e-3)]

@@ -65,7 +65,7 @@ def assert_matches(
     soft_cap: float | None = None,
     num_splits: int | None = None,
 ) -> None:
-    from signalbox_kernels.triton.paged_attention import paged_attention
+    from signalbox_kernels.triton.attention.paged_kernel import paged_attention
 
     rules = {"sliding_window": sliding_window, "soft_cap": soft_cap}
     scale = problem.query.shape[2] ** -0.5
@@ -85,7 +85,7 @@ def assert_matches(
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("head_size", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize("head_size", [8, 64, 80, 96, 128, 256])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_head_sizes(triton_device: str, head_size: int, dtype: torch.dtype) -> None:
     assert_matches(make_problem(triton_device, head_size=head_size, dtype=dtype))

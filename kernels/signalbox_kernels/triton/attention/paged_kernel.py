@@ -10,12 +10,16 @@ al., 2023).
 Sums are in float32, and scores in units of log 2, because exp2 is what the device has.
 """
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from signalbox_kernels.triton import MAX_HEAD_SIZE
+from signalbox_kernels.triton.attention.splits import join_splits, make_partials
+from signalbox_kernels.triton.attention.tiles import LEAST_DOT, Tile, choose_tile
 from signalbox_kernels.triton.launch import (
     check,
     check_floats,
@@ -23,13 +27,9 @@ from signalbox_kernels.triton.launch import (
     is_interpreted,
     product_type,
 )
-from signalbox_kernels.triton.split_attention import join_splits, make_partials
 
 _MIN_KEYS_PER_SPLIT = 256
 _MAX_SPLITS = 32
-_PREFILL_ROWS = 64
-_DECODE_ROWS = 16
-"""Rows of a tile in decode steps, the least that a matrix instruction takes."""
 
 
 @triton.jit
@@ -66,7 +66,8 @@ def _keys_of(
     QUERIES: tl.constexpr,
     KEYS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
-    SPLITS: tl.constexpr,
+    num_splits,
+    IS_SPLIT: tl.constexpr,
 ):
     """Returns the first key that a tile sees, the end, and this program's share as key tiles."""
     end_key = tl.minimum(first_position + QUERIES, context_len)
@@ -75,8 +76,8 @@ def _keys_of(
         first_key = tl.maximum(first_position - window + 1, 0)
     begin = first_key // KEYS
     end = tl.cdiv(end_key, KEYS)
-    if SPLITS > 1:
-        share = tl.cdiv(end - begin, SPLITS)
+    if IS_SPLIT:
+        share = tl.cdiv(end - begin, num_splits)
         begin += split * share
         end = tl.minimum(begin + share, end)
     return first_key, end_key, begin, end
@@ -104,7 +105,7 @@ def _add_tile(top, total, acc, scores, v, PRODUCT: tl.constexpr):
     return new_top, total, acc
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride", "num_seqs", "num_splits"])
 def _paged_attention_kernel(
     query,
     kv_cache,
@@ -123,6 +124,7 @@ def _paged_attention_kernel(
     head_stride,
     table_stride,
     num_seqs,
+    num_splits,
     num_heads,
     head_size,
     scale,
@@ -136,7 +138,7 @@ def _paged_attention_kernel(
     PADDED_SIZE: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_CAP: tl.constexpr,
-    SPLITS: tl.constexpr,
+    IS_SPLIT: tl.constexpr,
     PRODUCT: tl.constexpr,
 ):
     tile, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -168,7 +170,8 @@ def _paged_attention_kernel(
         QUERIES,
         KEYS,
         HAS_WINDOW,
-        SPLITS,
+        num_splits,
+        IS_SPLIT,
     )
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
@@ -193,8 +196,8 @@ def _paged_attention_kernel(
         top, total, acc = _add_tile(top, total, acc, scores, v, PRODUCT)
 
     row_out = token * num_heads + head
-    if SPLITS > 1:
-        row_out = row_out * SPLITS + split
+    if IS_SPLIT:
+        row_out = row_out * num_splits + split
         tl.store(split_max + row_out, top, mask=is_row)
         tl.store(split_sum + row_out, total, mask=is_row)
         target = split_out + row_out[:, None] * PADDED_SIZE + element[None, :]
@@ -216,12 +219,14 @@ def paged_attention(
     sliding_window: int | None = None,
     soft_cap: float | None = None,
     num_splits: int | None = None,
+    tile: Tile | None = None,
 ) -> Tensor:
     """Computes attention; `ops.paged_attention` is the contract.
 
     Args:
         num_splits: programs that share a tile's keys, a power of two; None chooses by the shapes
             alone, so that the host does not wait for the device.
+        tile: sizes of a program's tile; None takes `choose_tile`'s.
     """
     _check(query, kv_cache, query_start, context_lens, block_tables)
     num_tokens, num_heads, head_size = query.shape
@@ -230,7 +235,14 @@ def paged_attention(
     if not num_tokens:
         return out
     group = num_heads // num_kv_heads
-    rows = _rows(group, is_prefill=num_tokens >= 4 * num_seqs)
+    padded_size = max(LEAST_DOT, triton.next_power_of_2(head_size))
+    tile = tile or choose_tile(
+        num_bytes=query.dtype.itemsize,
+        padded_size=padded_size,
+        is_prefill=num_tokens >= 4 * num_seqs,
+        capability=_capability(query.device),
+    )
+    rows = max(tile.rows, int(triton.next_power_of_2(group)))
     queries = rows // group
     num_tiles = num_tokens // queries + num_seqs
     if num_splits is None:
@@ -240,7 +252,6 @@ def paged_attention(
         num_splits in {1 << i for i in range(6)},
         f"paged_attention: num_splits is {num_splits}; use a power of two up to {_MAX_SPLITS}",
     )
-    padded_size = triton.next_power_of_2(head_size)
     partials = make_partials(out, num_splits=num_splits, padded_size=padded_size)
     _paged_attention_kernel[(num_tiles, num_kv_heads, num_splits)](
         query,
@@ -254,6 +265,7 @@ def paged_attention(
         *kv_cache.stride()[:4],
         block_tables.stride(0),
         num_seqs,
+        num_splits,
         num_heads,
         head_size,
         scale,
@@ -262,13 +274,15 @@ def paged_attention(
         GROUP=group,
         ROWS=rows,
         QUERIES=queries,
-        KEYS=32 if padded_size * query.dtype.itemsize >= 512 else 64,
+        KEYS=tile.keys,
         BLOCK_SIZE=block_size,
         PADDED_SIZE=padded_size,
         HAS_WINDOW=sliding_window is not None,
         HAS_CAP=soft_cap is not None,
-        SPLITS=num_splits,
+        IS_SPLIT=num_splits > 1,
         PRODUCT=product_type(query.dtype),
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
     )
     if num_splits > 1:
         join_splits(out, partials)
@@ -301,8 +315,9 @@ def _check(
     )
 
 
-def _rows(group: int, *, is_prefill: bool) -> int:
-    return max(_PREFILL_ROWS if is_prefill else _DECODE_ROWS, int(triton.next_power_of_2(group)))
+@cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    return (0, 0) if is_interpreted() else torch.cuda.get_device_capability(device)
 
 
 def _choose_splits(num_programs: int, longest_context: int, device: torch.device) -> int:

@@ -1,0 +1,182 @@
+"""Compiles every Triton kernel for a GPU that need not be there; a program of its own.
+
+    python compile_kernels.py CAPABILITY    such as 90
+
+Prints a line of JSON for each kernel (`Compiled`). Launchers are called with tensors without data,
+and a kernel's launch stops at the binary, so that what is compiled is what the launchers ask for. A
+process of its own, because Triton decides when it is imported whether it interprets.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+os.environ["TRITON_INTERPRET"] = "0"
+
+import torch
+import triton
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction, MockTensor
+
+from signalbox_kernels.triton import (
+    blocks,
+    logit_edits,
+    logprobs,
+    rms_norm,
+    rotary,
+    sampling,
+    silu_and_mul,
+)
+from signalbox_kernels.triton import reshape_and_cache as caching
+from signalbox_kernels.triton.attention import paged_kernel
+
+HEAD_SIZES = {
+    torch.bfloat16: (8, 16, 32, 64, 96, 128, 256),
+    torch.float16: (64, 128),
+    torch.float32: (8, 16, 32, 64, 128, 256),
+}
+_HEADS, _KV_HEADS, _BLOCK_SIZE = 8, 2, 16
+_launch = JITFunction.run
+
+
+class _NoDriver:
+    """A device that only has a name."""
+
+    def __init__(self, capability: int) -> None:
+        self._target = GPUTarget("cuda", capability, 32)
+
+    def get_current_target(self) -> GPUTarget:
+        return self._target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cuda", 0)
+
+
+class _Printer:
+    """Stands in for a kernel's launch, and prints what the compiler made of it."""
+
+    def __init__(self) -> None:
+        self.case = ""
+
+    def run(self, kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+        mocks = [MockTensor(a.dtype, a.shape) if isinstance(a, Tensor) else a for a in args]
+        binary = _launch(kernel, *mocks, grid=grid, warmup=True, **kwargs)
+        ptx = binary.asm["ptx"]
+        registers, stack = _resources(binary.asm["cubin"])
+        print(
+            json.dumps(
+                {
+                    "kernel": kernel.fn.__name__,
+                    "case": self.case,
+                    "shared_bytes": binary.metadata.shared,
+                    "registers": registers,
+                    "stack_bytes": stack,
+                    "copies_of_16_bytes": len(re.findall(r"cp\.async\.cg\.\S+ \[.*\], 0x10", ptx)),
+                    "loads": ptx.count("ld.global"),
+                }
+            ),
+            flush=True,
+        )
+
+
+def _resources(cubin: bytes) -> tuple[int, int]:
+    """Returns the registers of a thread, and the bytes that it spills."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+)", said)
+    assert found is not None, said
+    return int(found[1]), int(found[2])
+
+
+def _empty(*size: int, dtype: torch.dtype = torch.int64) -> Tensor:
+    return torch.empty(*size, dtype=dtype, device="cuda")
+
+
+def compile_layers(dtype: torch.dtype) -> None:
+    """What has no heads."""
+    rows, weight = _empty(4, 4096, dtype=dtype), _empty(4096, dtype=dtype)
+    rms_norm.rms_norm(rows, weight, eps=1e-5)
+    rms_norm.fused_add_rms_norm(rows, rows.clone(), weight, eps=1e-5)
+    silu_and_mul.silu_and_mul(rows)
+
+
+def compile_heads(dtype: torch.dtype, head_size: int) -> None:
+    """Rotation, the cache and attention: prefill and decode, alone and split."""
+    cache = _empty(9, 2, _KV_HEADS, _BLOCK_SIZE, head_size, dtype=dtype).transpose(2, 3)
+    query = _empty(64, _HEADS, head_size, dtype=dtype)
+    key_value = _empty(64, 2, _KV_HEADS, head_size, dtype=dtype)
+    angles = _empty(64, 1, head_size, dtype=dtype)
+    caching.reshape_and_cache(*key_value.unbind(dim=1), cache, _empty(64))
+    rotary.rotary_embedding(query, angles, angles)
+    rotary.rotary_and_cache(query, key_value, angles, angles, cache, _empty(64))
+    rules: dict[str, Any] = {"sliding_window": 512, "soft_cap": 30.0}
+    for num_seqs, rule, num_splits in ((1, {}, 1), (1, rules, 1), (64, {}, 1), (64, rules, 4)):
+        paged_kernel.paged_attention(
+            query,
+            cache,
+            query_start=_empty(num_seqs + 1),
+            context_lens=_empty(num_seqs),
+            block_tables=_empty(num_seqs, 8, dtype=torch.int32),
+            scale=0.1,
+            num_splits=num_splits,
+            **rule,
+        )
+
+
+def compile_sampling(dtype: torch.dtype) -> None:
+    """Draws from a model's logits and from edited ones, the edits, and log probabilities."""
+    logits, wide = _empty(4, 32000, dtype=dtype), _empty(4)
+    floats = [_empty(4, dtype=torch.float32) for _ in range(4)]
+    ints = [_empty(4, dtype=torch.int32) for _ in range(3)]
+    columns = sampling.DrawColumns(wide, *floats, *ints)
+    sampling.draw_tokens(logits, columns)
+    logit_edits.copy_rows(logits, wide, mask_of_row=None, masks=None)
+    masks = _empty(1, 1000, dtype=torch.int32)
+    edited, status = logit_edits.copy_rows(logits, wide, mask_of_row=ints[0], masks=masks)
+    if dtype is not torch.bfloat16:
+        return  # edited logits are float32, whatever the model's are
+    logit_edits.add_to_tokens(edited, wide, ints[0], floats[0])
+    tokens = _empty(4, 3000, dtype=torch.int32)
+    logit_edits.penalise(edited, logit_edits.PenaltyColumns(wide, *floats[:3], wide, wide, tokens))
+    sampling.draw_tokens(edited, columns, status=status)
+    logprobs.gather_logprobs(edited, wide, num_top=2)
+
+
+def compile_all(printer: _Printer) -> None:
+    """Compiles all kernels, for each type of element and size of head."""
+    pool, runs = _empty(9, 1 << 17), _empty(3, 3)
+    blocks._copy_runs_kernel[(3, 1)](pool, pool, runs, pool.shape[1], WORDS=2048)
+    for dtype, head_sizes in HEAD_SIZES.items():
+        name = str(dtype).removeprefix("torch.")
+        printer.case = name
+        compile_layers(dtype)
+        compile_sampling(dtype)
+        for head_size in head_sizes:
+            printer.case = f"{name}, heads of {head_size}"
+            compile_heads(dtype, head_size)
+
+
+if __name__ == "__main__":
+    capability = int(sys.argv[1])
+    driver.set_active(_NoDriver(capability))
+    torch.cuda.get_device_capability = lambda device=None: divmod(capability, 10)
+    shown = _Printer()
+    JITFunction.run = lambda kernel, *args, **kwargs: shown.run(kernel, *args, **kwargs)
+    with FakeTensorMode():
+        compile_all(shown)
