@@ -51,7 +51,7 @@ with stopping_later():
         for n, ending in enumerate(("exits", "killed"))
     ]
 print(json.dumps([[one.pid, os.read(one.news, 99).decode(), one.wait()] for one in started]))
-threading.Thread(target=sys.stdin.read, daemon=True).start()
+threading.Thread(target=threading.Event().wait, daemon=True).start()
 assert not may_fork()
 """
 
@@ -103,6 +103,29 @@ def test_the_parent_learns_what_a_forked_process_announces_and_how_it_ends(
 ) -> None:
     assert [one["seen"]["news"] for one in forked] == ["serving model\n"] * 2
     assert [one["seen"]["status"] for one in forked] == [3, -signal.SIGTERM]
+
+
+IMPORTING = """
+from pathlib import Path
+
+def count(name):
+    return len([*Path("/proc/self", name).iterdir()])
+
+before = count("fd")
+import signalbox.stack.local_stack, signalbox.stack.shared_imports
+print(count("task"), count("fd") - before)
+"""
+
+
+def test_what_is_imported_before_a_fork_starts_no_thread_and_keeps_no_file() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTING],
+        capture_output=True,
+        text=True,
+        timeout=EVENT_S,
+        env=environment() | {"OPENBLAS_NUM_THREADS": "1"},  # its threads end before a fork
+    )
+    assert done.stdout.split() == ["1", "0"], done.stderr
 
 
 async def test_a_signal_does_not_take_the_status_of_a_process_that_has_ended() -> None:
