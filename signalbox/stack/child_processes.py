@@ -167,7 +167,8 @@ def may_fork() -> bool:
     To be asked before numpy is imported. Its BLAS starts threads, but ends them before a fork.
     gRPC starts some with its first channel or server, which no copy can use.
     """
-    return sys.platform == "linux" and len([*Path("/proc/self/task").iterdir()]) == 1
+    threads = Path("/proc/self/task")
+    return threads.is_dir() and len([*threads.iterdir()]) == 1
 
 
 @contextmanager
@@ -205,7 +206,8 @@ def _become(
 
 def _show_as(name: str) -> None:
     """Makes `ps` and `top` show a forked process by its name, as far as there is room."""
-    Path("/proc/self/comm").write_text(name, encoding="ascii")
+    with suppress(OSError):  # not every sandbox permits it
+        Path("/proc/self/comm").write_text(name, encoding="ascii")
     fields = Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()
     first, end = int(fields[_ARG_START]), int(fields[_ARG_END])
     if first:  # 0 is unknown

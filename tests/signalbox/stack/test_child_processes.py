@@ -6,10 +6,12 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from signalbox.stack import child_processes
 from signalbox.stack.child_processes import start, watch
 from signalbox_kernels.native import ISA_VARIABLE
 from tests.signalbox.stacks import environment
@@ -103,6 +105,13 @@ def test_the_parent_learns_what_a_forked_process_announces_and_how_it_ends(
 ) -> None:
     assert [one["seen"]["news"] for one in forked] == ["serving model\n"] * 2
     assert [one["seen"]["status"] for one in forked] == [3, -signal.SIGTERM]
+
+
+def test_a_process_without_proc_starts_programs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(child_processes, "Path", lambda name: tmp_path / name.lstrip("/"))
+    assert not child_processes.may_fork()
 
 
 IMPORTING = """
