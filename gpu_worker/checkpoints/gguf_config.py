@@ -34,7 +34,7 @@ class GGUFConfig:
         self._content = content
         self._path = path
         self.fields = GGUFFields(content.fields, path)
-        self._of_model = self.fields.of_model
+        self._whole, self._real = self.fields.whole_of_model, self.fields.real_of_model
         self.family = self._family()
 
     def _family(self) -> Family:
@@ -44,7 +44,7 @@ class GGUFConfig:
                 f"architecture not supported: {kind} in {self._path}; "
                 f"GGUF files of {', '.join(FAMILIES)} are"
             )
-        if kind == "llama" and int(self._of_model("expert_count", 0)):
+        if kind == "llama" and self._whole("expert_count", 0):
             return MIXTRAL
         if kind == "llama" and self._window():
             return MISTRAL
@@ -62,21 +62,21 @@ class GGUFConfig:
 
     def _shapes(self) -> dict[str, Any]:
         tensors = self._content.tensors
-        num_heads = int(self._of_model("attention.head_count"))
-        hidden_size = int(self._of_model("embedding_length"))
-        head_size = int(self._of_model("attention.key_length", hidden_size // num_heads))
-        if self._of_model("attention.value_length", head_size) != head_size:
+        num_heads = self._whole("attention.head_count")
+        hidden_size = self._whole("embedding_length")
+        head_size = self._whole("attention.key_length", hidden_size // max(1, num_heads))
+        if self._whole("attention.value_length", head_size) != head_size:
             raise ModelError(f"{self._path} has values of another head size than its keys")
         return {
             "architectures": [self.family.architecture],
             "vocab_size": self._vocab_size(),
             "hidden_size": hidden_size,
-            "intermediate_size": int(self._of_model("feed_forward_length")),
-            "num_hidden_layers": int(self._of_model("block_count")),
+            "intermediate_size": self._whole("feed_forward_length"),
+            "num_hidden_layers": self._num_layers(),
             "num_attention_heads": num_heads,
-            "num_key_value_heads": int(self._of_model("attention.head_count_kv", num_heads)),
+            "num_key_value_heads": self._whole("attention.head_count_kv", num_heads),
             "head_dim": head_size,
-            "rms_norm_eps": float(self._of_model("attention.layer_norm_rms_epsilon")),
+            "rms_norm_eps": self._real("attention.layer_norm_rms_epsilon"),
             "max_position_embeddings": self._context_length(),
             "rope_parameters": rope_parameters(
                 self.fields, self._content, head_size=head_size, path=self._path
@@ -86,9 +86,18 @@ class GGUFConfig:
             "mlp_bias": "blk.0.ffn_up.bias" in tensors,
         }
 
+    def _num_layers(self) -> int:
+        """Returns the number of layers, each of which has a tensor."""
+        num_layers = self._whole("block_count")
+        if num_layers > len(self._content.tensors):
+            raise ModelError(
+                f"{self._path} lacks tensors of its {num_layers} layers; fetch it again"
+            )
+        return num_layers
+
     def _context_length(self) -> int:
         """Returns the model's window in tokens."""
-        length = int(self._of_model("context_length"))
+        length = self._whole("context_length")
         if not 0 < length <= MAX_CONTEXT_LENGTH:
             raise ModelError(
                 f"{self._path} has a context_length of {length}, which is not in"
@@ -105,15 +114,15 @@ class GGUFConfig:
 
     def _window(self) -> int | None:
         """Returns the number of positions that a token sees; None for the whole context."""
-        window = int(self._of_model("attention.sliding_window", 0))
-        return window if 0 < window < int(self._of_model("context_length")) else None
+        window = self._whole("attention.sliding_window", 0)
+        return window if 0 < window < self._whole("context_length") else None
 
     def _mixture(self) -> dict[str, Any]:
-        num_experts = int(self._of_model("expert_count", 0))
+        num_experts = self._whole("expert_count", 0)
         if not num_experts or self.fields.kind not in _MIXTURES:
             return {}
-        per_token = int(self._of_model("expert_used_count"))
-        width = int(self._of_model("expert_feed_forward_length", 0))
+        per_token = self._whole("expert_used_count")
+        width = self._whole("expert_feed_forward_length", 0)
         return {
             "num_experts": num_experts,
             "num_local_experts": num_experts,
@@ -154,9 +163,9 @@ class GGUFConfig:
         is_largest = shapes["num_hidden_layers"] == _GEMMA2_27B_LAYERS
         per_head = shapes["hidden_size"] // shapes["num_attention_heads"]
         return {
-            "sliding_window": int(self._of_model("attention.sliding_window", _GEMMA_WINDOW)),
-            "attn_logit_softcapping": float(self._of_model("attn_logit_softcapping", 50.0)),
-            "final_logit_softcapping": float(self._of_model("final_logit_softcapping", 30.0)),
+            "sliding_window": self._whole("attention.sliding_window", _GEMMA_WINDOW),
+            "attn_logit_softcapping": self._real("attn_logit_softcapping", 50.0),
+            "final_logit_softcapping": self._real("final_logit_softcapping", 30.0),
             "query_pre_attn_scalar": per_head if is_largest else shapes["head_dim"],
         }
 
@@ -164,9 +173,9 @@ class GGUFConfig:
         shapes = self._shapes()
         is_largest = shapes["num_hidden_layers"] == _GEMMA3_27B_LAYERS
         per_head = shapes["hidden_size"] // shapes["num_attention_heads"]
-        local = float(self._of_model("rope.freq_base_swa", _GEMMA3_LOCAL_BASE))
+        local = self._real("rope.freq_base_swa", _GEMMA3_LOCAL_BASE)
         return {
-            "sliding_window": int(self._of_model("attention.sliding_window")),
+            "sliding_window": self._whole("attention.sliding_window"),
             "layer_types": self._layer_types(),
             **{f"{kind}_logit_softcapping": self._cap(kind) for kind in ("attn", "final")},
             "rope_parameters": {
@@ -182,16 +191,17 @@ class GGUFConfig:
         A sliding_window_pattern that is a number N makes every N-th layer attend to all positions;
         a list has one flag for each layer, true if its window slides.
         """
-        num_layers = int(self._of_model("block_count"))
+        num_layers = self._num_layers()
         pattern = self.fields.each_of_model("attention.sliding_window_pattern", _GEMMA3_PERIOD)
         if isinstance(pattern, list):
             slides = [bool(each) for each in pattern]
         else:
-            slides = [(index + 1) % int(pattern) != 0 for index in range(num_layers)]
+            period = self._whole("attention.sliding_window_pattern", _GEMMA3_PERIOD)
+            slides = [not period or (index + 1) % period != 0 for index in range(num_layers)]
         return ["sliding_attention" if each else "full_attention" for each in slides]
 
     def _cap(self, kind: str) -> float | None:
-        return float(self._of_model(f"{kind}_logit_softcapping", 0.0)) or None
+        return self._real(f"{kind}_logit_softcapping", 0.0) or None
 
     def _token_ids(self) -> dict[str, Any]:
         names = {"bos": "bos", "eos": "eos", "pad": "padding"}

@@ -120,12 +120,31 @@ class GGUFFields:
         value = self.each_of_model(key, *default)
         if not isinstance(value, list):
             return value
-        if len(set(value)) != 1:
+        if len({str(each) for each in value}) != 1:
             raise ModelError(
                 f"{self._path} has a {self.kind}.{key} for each layer, which is not supported; "
                 "use the model's safetensors"
             )
         return value[0]
+
+    def whole_of_model(self, key: str, *default: int) -> int:
+        """Returns a whole number of the architecture."""
+        value = self.of_model(key, *default)
+        if not isinstance(value, int) or not abs(value) < 1 << 31:
+            raise self._unfit(key, value, "whole")
+        return value
+
+    def real_of_model(self, key: str, *default: float) -> float:
+        """Returns a number of the architecture."""
+        value = self.of_model(key, *default)
+        if not isinstance(value, int | float):
+            raise self._unfit(key, value, "such")
+        return float(value)
+
+    def _unfit(self, key: str, value: Any, kind: str) -> ModelError:
+        return ModelError(
+            f"{self._path} says {self.kind}.{key} = {str(value)[:40]}, which is no {kind} number"
+        )
 
     def each_of_model(self, key: str, *default: Any) -> Any:
         """Returns a field of the architecture, which may be a list of one value for each layer."""

@@ -108,6 +108,14 @@ def _read_file(path: Path) -> GGUFContent:
         raise ModelError(f"{path} is no readable GGUF file ({error}); fetch it again") from None
 
 
+def _distinct(pairs: list[tuple[str, T]]) -> dict[str, T]:
+    """Returns pairs by their names. Raises ValueError if two have one name."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("two of its entries have one name")
+    return found
+
+
 class _Cursor:
     """Walks over a file's head."""
 
@@ -124,15 +132,16 @@ class _Cursor:
         if version not in _VERSIONS:
             raise ValueError(f"version {version} is not known")
         num_tensors, num_fields = self._number("<Q"), self._number("<Q")
-        fields = dict(self._times(num_fields, self._field))
+        fields = _distinct(self._times(num_fields, self._field))
         infos = self._times(num_tensors, self._tensor_info)
         alignment = _whole(fields, "general.alignment", self._path, default=32)
-        if alignment < 1:
-            raise ValueError(f"general.alignment is {alignment}")
+        if alignment < 1 or alignment & (alignment - 1):
+            raise ValueError(f"general.alignment is {alignment}, which is no power of two")
         start = -(-self._at // alignment) * alignment
-        return GGUFContent(
-            fields=fields, tensors={info[0]: self._tensor(start, *info) for info in infos}
-        )
+        if odd := [name for name, *_, offset in infos if offset % alignment]:
+            raise ValueError(f"tensor {odd[0]!r} begins at no multiple of {alignment}")
+        tensors = [(info[0], self._tensor(start, *info)) for info in infos]
+        return GGUFContent(fields=fields, tensors=_distinct(tensors))
 
     def _times(self, count: int, read: Callable[[], T]) -> list[T]:
         if count > len(self._bytes):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gguf.constants import GGMLQuantizationType
 
 from gpu_worker.checkpoints.gguf_fields import GGUFFields
 from gpu_worker.checkpoints.gguf_reader import GGUFContent
@@ -38,8 +39,8 @@ def rope_parameters(
 def _parameters(
     fields: GGUFFields, content: GGUFContent, *, head_size: int, path: Path
 ) -> dict[str, Any]:
-    parameters: dict[str, Any] = {"rope_theta": float(fields.of_model("rope.freq_base", 10000.0))}
-    rotated = int(fields.of_model("rope.dimension_count", head_size))
+    parameters: dict[str, Any] = {"rope_theta": fields.real_of_model("rope.freq_base", 10000.0)}
+    rotated = fields.whole_of_model("rope.dimension_count", head_size)
     if rotated != head_size:
         if fields.kind != "phi3":  # the family that runs through transformers
             raise ModelError(f"{path} rotates a part of each head, which is not supported")
@@ -47,15 +48,17 @@ def _parameters(
     if LONG_FACTORS in content.tensors or SHORT_FACTORS in content.tensors:
         return parameters | _longrope(fields, content, path)
     scaling = _scaling(fields, path)
-    divisors = content.tensors.get(FREQUENCY_DIVISORS)
-    if divisors is None:
+    if FREQUENCY_DIVISORS not in content.tensors:
         return parameters | scaling
     if scaling["rope_type"] != "default":
         raise ModelError(
             f"{path} has {FREQUENCY_DIVISORS} beside rope scaling {scaling['rope_type']!r}, which "
             "is not supported"
         )
-    return parameters | {"rope_type": "divisors", "divisors": _values(content, FREQUENCY_DIVISORS)}
+    divisors = _values(content, FREQUENCY_DIVISORS)
+    if len(divisors) != head_size // 2:
+        raise ModelError(f"{path} has {len(divisors)} divisors for {head_size // 2} frequencies")
+    return parameters | {"rope_type": "divisors", "divisors": divisors}
 
 
 def _scaling(fields: GGUFFields, path: Path) -> dict[str, Any]:
@@ -63,10 +66,8 @@ def _scaling(fields: GGUFFields, path: Path) -> dict[str, Any]:
     kind = str(fields.of_model("rope.scaling.type", "linear"))
     if kind == "none":
         return {"rope_type": "default"}
-    factor = fields.of_model("rope.scaling.factor", None)
-    if factor is None:
-        factor = fields.of_model("rope.scale_linear", 0.0)
-    factor = float(factor) or 1.0
+    factor = fields.real_of_model("rope.scale_linear", 0.0)
+    factor = fields.real_of_model("rope.scaling.factor", factor) or 1.0
     if kind == "linear":
         is_scaled = factor != 1.0
         return {"rope_type": "linear", "factor": factor} if is_scaled else {"rope_type": "default"}
@@ -76,22 +77,22 @@ def _scaling(fields: GGUFFields, path: Path) -> dict[str, Any]:
 
 
 def _yarn(fields: GGUFFields, path: Path, factor: float) -> dict[str, Any]:
-    extrapolation = float(fields.of_model("rope.scaling.yarn_ext_factor", 1.0))
+    extrapolation = fields.real_of_model("rope.scaling.yarn_ext_factor", 1.0)
     if extrapolation not in (-1.0, 1.0):  # -1 is unset
         raise ModelError(f"{path} mixes YaRN by {extrapolation}, which is not supported")
     attention = fields.of_model("rope.scaling.yarn_attn_factor", None)
     if attention is None:
         by_factor = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
-        attention = by_factor * float(fields.of_model("rope.scaling.attn_factor", 1.0))
-    context = int(fields.of_model("context_length"))
+        attention = by_factor * fields.real_of_model("rope.scaling.attn_factor", 1.0)
+    context = fields.whole_of_model("context_length")
     return {
         "rope_type": "yarn",
         "factor": factor,
-        "original_max_position_embeddings": int(
-            fields.of_model("rope.scaling.original_context_length", context)
+        "original_max_position_embeddings": fields.whole_of_model(
+            "rope.scaling.original_context_length", context
         ),
-        "beta_fast": float(fields.of_model("rope.scaling.yarn_beta_fast", _BETA_FAST)),
-        "beta_slow": float(fields.of_model("rope.scaling.yarn_beta_slow", _BETA_SLOW)),
+        "beta_fast": fields.real_of_model("rope.scaling.yarn_beta_fast", _BETA_FAST),
+        "beta_slow": fields.real_of_model("rope.scaling.yarn_beta_slow", _BETA_SLOW),
         "attention_factor": float(attention),
     }
 
@@ -109,8 +110,8 @@ def _longrope(fields: GGUFFields, content: GGUFContent, path: Path) -> dict[str,
     attention = fields.of_model("rope.scaling.attn_factor", None)
     return {
         "rope_type": "longrope",
-        "original_max_position_embeddings": int(
-            fields.of_model("rope.scaling.original_context_length")
+        "original_max_position_embeddings": fields.whole_of_model(
+            "rope.scaling.original_context_length"
         ),
         "long_factor": _values(content, LONG_FACTORS),
         "short_factor": _values(content, SHORT_FACTORS),
@@ -119,5 +120,8 @@ def _longrope(fields: GGUFFields, content: GGUFContent, path: Path) -> dict[str,
 
 
 def _values(content: GGUFContent, name: str) -> list[float]:
-    values: list[float] = content.tensors[name].data.view(np.float32).tolist()
+    tensor = content.tensors[name]
+    if tensor.type is not GGMLQuantizationType.F32:
+        raise ModelError(f"{tensor.path} has {name} as {tensor.type.name}; F32 is expected")
+    values: list[float] = tensor.data.view(np.float32).tolist()
     return values

@@ -74,7 +74,10 @@ def read_header(path: Path, file: FileIO) -> tuple[dict[str, Any], int]:
         tensors = {k: v for k, v in header.items() if k != "__metadata__"}
         for entry in tensors.values():
             begin, end = entry["data_offsets"]
-            if not all(isinstance(length, int) and length >= 0 for length in entry["shape"]):
+            lengths = (*entry["shape"], begin, end)
+            if not all(isinstance(length, int) and length >= 0 for length in lengths):
+                raise TypeError
+            if not isinstance(entry["dtype"], str):
                 raise TypeError
             if not 0 <= begin <= end <= path.stat().st_size - 8 - length:
                 raise unreadable(path, "it ends early")

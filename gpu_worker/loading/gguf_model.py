@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,8 @@ from signalbox_kernels.floats import AnyArray
 from signalbox_kernels.storage import Storage, StoredMatrix
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _PHI3 = re.compile(r"phi-?3", re.IGNORECASE)
 _SAMPLING = {
@@ -112,15 +114,15 @@ class GGUFSource:
 
     def eos_token_ids(self) -> tuple[int, ...]:
         fields = ("eos_token_id", "eot_token_id", "eom_token_id")
-        ids = {self._of_tokenizer(name, None) for name in fields} - {None}
-        ids |= set(self._of_tokenizer("eos_token_ids", []))
+        ids = {token_id for name in fields if (token_id := self._id(name)) is not None}
+        ids |= set(self._list("eos_token_ids", int))
         typed = zip(self._vocab.tokens, self._vocab.token_types, strict=True)
         ids |= {
             index
             for index, (token, kind) in enumerate(typed)
             if kind == TokenType.CONTROL and token in _END_OF_TURN
         }
-        return tuple(sorted(int(token_id) for token_id in ids))
+        return tuple(sorted(ids))
 
     def generation_config(self) -> Mapping[str, Any]:
         return {
@@ -130,7 +132,7 @@ class GGUFSource:
 
     @cached_property
     def _vocab(self) -> GGUFVocab:
-        tokens = self._of_tokenizer("tokens", None)
+        tokens = self._list("tokens", str)
         if not tokens:
             raise ModelError(f"{self._path} has no tokenizer; fetch a file that has one")
         model, pre = str(self._of_tokenizer("model", "")), str(self._of_tokenizer("pre", ""))
@@ -140,7 +142,7 @@ class GGUFSource:
                 "default is used, and answers may be worse; use a file that says it",
                 self._path,
             )
-        types = self._of_tokenizer("token_type", [TokenType.NORMAL] * len(tokens))
+        types = self._list("token_type", int) or [TokenType.NORMAL] * len(tokens)
         if len(types) != len(tokens):
             raise ModelError(f"{self._path} has {len(types)} token types for {len(tokens)} tokens")
         return GGUFVocab(
@@ -148,8 +150,8 @@ class GGUFSource:
             pre=pre or DEFAULT_SPLIT,
             tokens=tokens,
             token_types=types,
-            merges=self._of_tokenizer("merges", []),
-            scores=self._of_tokenizer("scores", []),
+            merges=self._list("merges", str),
+            scores=self._list("scores", float),
             bos=self._token("bos_token_id", tokens),
             eos=self._token("eos_token_id", tokens),
             unk=self._token("unknown_token_id", tokens),
@@ -161,10 +163,24 @@ class GGUFSource:
         )
 
     def _token(self, field: str, tokens: list[str]) -> str | None:
-        token_id = self._of_tokenizer(field, None)
+        token_id = self._id(field)
         if token_id is not None and not 0 <= token_id < len(tokens):
             raise ModelError(f"{self._path} has no token {token_id}, its {field}")
         return None if token_id is None else tokens[token_id]
+
+    def _id(self, key: str) -> int | None:
+        value = self._of_tokenizer(key, None)
+        if not isinstance(value, int | None):
+            raise ModelError(f"{self._path} has {str(value)[:40]} for {key}, which is no token id")
+        return value
+
+    def _list(self, key: str, kind: type[T]) -> list[T]:
+        values = self._of_tokenizer(key, [])
+        if not isinstance(values, list) or not all(isinstance(each, kind) for each in values):
+            raise ModelError(
+                f"{self._path} has no list of {kind.__name__} for tokenizer.ggml.{key}"
+            )
+        return values
 
     def _of_tokenizer(self, key: str, *default: Any) -> Any:
         return self._config.fields.get(f"tokenizer.ggml.{key}", *default)

@@ -27,6 +27,9 @@ class DirectorySource:
         if not (path / "config.json").is_file():
             raise ModelError(f"{path} has no config.json; give a model in Hugging Face's layout")
         self.config: Mapping[str, Any] = read_json(path / "config.json")
+        names = self.config.get("architectures") or []
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise ModelError(f"{path / 'config.json'} does not name its architectures in a list")
 
     @property
     def is_half(self) -> bool:
@@ -75,7 +78,10 @@ class DirectorySource:
         places = read_json(index).get("weight_map")
         if not isinstance(places, dict) or not all(isinstance(one, str) for one in places.values()):
             raise ModelError(f"{index} does not say where the tensors are; fetch it again")
-        return [self._path / name for name in sorted({*places.values()})]
+        names = sorted({*places.values()})
+        if outside := [name for name in names if Path(name).is_absolute() or ".." in name]:
+            raise ModelError(f"{index} names {outside[0][:80]}, which is not in its folder")
+        return [self._path / name for name in names]
 
     def tokenizer_files(self) -> dict[str, bytes]:
         return directory_tokenizer_files(self._path)
@@ -118,7 +124,10 @@ def read_json(path: Path) -> Mapping[str, Any]:
     return value
 
 
-def _ids(value: int | list[int] | None) -> list[int]:
+def _ids(value: Any) -> list[int]:
     if value is None:
         return []
-    return [value] if isinstance(value, int) else list(value)
+    ids = value if isinstance(value, list) else [value]
+    if not all(isinstance(each, int) for each in ids):
+        raise ModelError(f"eos_token_id is {str(value)[:40]}; token ids are whole numbers")
+    return ids

@@ -72,12 +72,15 @@ def special_token(value: str | dict[str, Any] | None) -> str | None:
 
 def token_id(tokenizer_json: bytes, token: str) -> int | None:
     """Returns the id of a special token; None if there is no such token."""
-    content = json.loads(tokenizer_json)
-    for added in content.get("added_tokens", []):
-        if added["content"] == token:
-            return int(added["id"])
-    vocab = content["model"].get("vocab", {})
-    return vocab.get(token) if isinstance(vocab, dict) else None
+    try:
+        content = json.loads(tokenizer_json)
+        for added in content.get("added_tokens", []):
+            if added["content"] == token:
+                return int(added["id"])
+        vocab = content["model"].get("vocab", {})
+        return vocab.get(token) if isinstance(vocab, dict) else None
+    except (ValueError, LookupError, AttributeError, TypeError):
+        raise ModelError("tokenizer.json describes no tokenizer; fetch it again") from None
 
 
 def _config_bytes(config: dict[str, Any]) -> bytes:

@@ -15,8 +15,17 @@ from gpu_worker.models.rope import (
 )
 
 HfConfig = Mapping[str, Any]
+_MOST = (1 << 31) - 1
+_MAX_NUM_LAYERS = 1 << 12
+"""More than any model has; the names of all tensors are in memory before one is looked for."""
+_MAX_POSITION = 1 << 24
+"""Likewise; the angles of each position are in memory, 512 bytes at a head size of 64."""
 _YARN_VARIANTS = {"mscale", "mscale_all_dim", "truncate"}
 """YaRN options that are supported only for models that run through transformers."""
+
+
+class UnsoundConfig(ModelError):
+    """A config.json that describes no model, whichever implementation reads it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,22 +98,44 @@ def required(config: HfConfig, key: str) -> Any:
     return config[key]
 
 
+def counted(config: HfConfig, key: str, default: int | None = None, *, most: int = _MOST) -> int:
+    """Returns a field that counts something. Raises ModelError unless it is in [1, most]."""
+    value = config.get(key) or default
+    value = required(config, key) if value is None else value
+    if not isinstance(value, int) or not 1 <= value <= most:
+        raise UnsoundConfig(
+            f"config.json says {key} = {str(value)[:40]}, which is no whole number in [1, {most}]"
+        )
+    return value
+
+
 def decoder_shapes(config: HfConfig) -> dict[str, Any]:
     """Returns the fields of a DecoderConfig that have one name in all families."""
-    num_heads = int(required(config, "num_attention_heads"))
-    hidden_size = int(required(config, "hidden_size"))
-    head_size = config.get("head_dim") or hidden_size // num_heads
+    num_heads = counted(config, "num_attention_heads")
+    num_kv_heads = counted(config, "num_key_value_heads", num_heads)
+    if num_heads % num_kv_heads:
+        raise UnsoundConfig(
+            f"config.json says num_attention_heads = {num_heads}, which num_key_value_heads = "
+            f"{num_kv_heads} does not divide"
+        )
+    hidden_size = counted(config, "hidden_size")
+    head_size = counted(config, "head_dim", hidden_size // num_heads)
+    eps = required(config, "rms_norm_eps")
+    if not isinstance(eps, int | float) or not 0 <= eps < math.inf:
+        raise UnsoundConfig(
+            f"config.json says rms_norm_eps = {str(eps)[:40]}, which is no small one"
+        )
     return {
-        "vocab_size": int(required(config, "vocab_size")),
+        "vocab_size": counted(config, "vocab_size"),
         "hidden_size": hidden_size,
-        "intermediate_size": int(required(config, "intermediate_size")),
-        "num_layers": int(required(config, "num_hidden_layers")),
+        "intermediate_size": counted(config, "intermediate_size"),
+        "num_layers": counted(config, "num_hidden_layers", most=_MAX_NUM_LAYERS),
         "num_heads": num_heads,
-        "num_kv_heads": int(config.get("num_key_value_heads") or num_heads),
-        "head_size": int(head_size),
-        "rms_norm_eps": float(required(config, "rms_norm_eps")),
-        "rope": rope_config(config, int(head_size)),
-        "max_position": int(required(config, "max_position_embeddings")),
+        "num_kv_heads": num_kv_heads,
+        "head_size": head_size,
+        "rms_norm_eps": float(eps),
+        "rope": rope_config(config, head_size),
+        "max_position": counted(config, "max_position_embeddings", most=_MAX_POSITION),
         "tie_embeddings": bool(config.get("tie_word_embeddings", False)),
     }
 
@@ -112,6 +143,8 @@ def decoder_shapes(config: HfConfig) -> dict[str, Any]:
 def rope_config(config: HfConfig, head_size: int) -> RopeConfig:
     """Reads rope_parameters, or rope_theta with rope_scaling, its older form."""
     parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(parameters, Mapping):
+        raise UnsoundConfig(f"config.json says rope_parameters = {str(parameters)[:40]}")
     theta = parameters.get("rope_theta") or config.get("rope_theta") or 10000.0
     partial = parameters.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
     if partial != 1.0:
@@ -164,8 +197,11 @@ def _qwen_windows(config: HfConfig) -> tuple[int | None, ...]:
 def sliding_windows(
     config: HfConfig, window: int | None, *, first_layer: int = 0
 ) -> tuple[int | None, ...]:
-    num_layers = int(required(config, "num_hidden_layers"))
+    num_layers = counted(config, "num_hidden_layers", most=_MAX_NUM_LAYERS)
     kinds = config.get("layer_types") or [
         "sliding_attention" if i >= first_layer else "full_attention" for i in range(num_layers)
     ]
+    if not isinstance(kinds, list) or len(kinds) < num_layers:
+        raise UnsoundConfig(f"config.json does not give the layer_types of {num_layers} layers")
+    window = counted({"sliding_window": window}, "sliding_window") if window else None
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from gpu_worker.config import ModelError
 from gpu_worker.models.decoder_config import (
+    UnsoundConfig,
     llama_config,
     mistral_config,
     qwen2_config,
@@ -168,6 +169,8 @@ def find_model(
         ours = model_spec(config)
         ours.read_config(config)
         return ours
+    except UnsoundConfig:
+        raise
     except ModelError as refusal:
         try:
             read = theirs.read_config(config)

@@ -13,7 +13,7 @@ from gpu_worker.checkpoints.stored_tensor import StoredTensor
 from gpu_worker.config import ModelError
 from gpu_worker.models.decoder_config import DecoderConfig
 from gpu_worker.native.weight_shapes import TABLES, is_ignored, weight_shapes
-from signalbox_kernels.floats import AnyArray, to_dtype, to_float32
+from signalbox_kernels.floats import DTYPES, AnyArray, to_dtype, to_float32
 from signalbox_kernels.storage import Matrix, quantise
 
 
@@ -55,7 +55,8 @@ class Weights:
         values = tensor.read()[: shape[0]]
         kind = None if form is None else form.block_type(is_table=name in TABLES)
         if kind is None:
-            return values if as_stored else to_dtype(values, self.dtype)
+            computes_with = as_stored and values.dtype in DTYPES.values()
+            return values if computes_with else to_dtype(values, self.dtype)
         return quantise(values, kind, num_threads=self._num_threads)
 
     def vector(self, name: str) -> AnyArray:

@@ -1,7 +1,9 @@
 """What a GGUF file holds: its fields, and weights of every type, as the gguf package reads them."""
 
 import struct
+from collections.abc import Callable
 from pathlib import Path
+from struct import pack
 
 import gguf
 import numpy as np
@@ -14,7 +16,7 @@ from gpu_worker.checkpoints.gguf_reader import read_gguf
 from gpu_worker.checkpoints.gguf_weights import make_pool, read_values
 from gpu_worker.config import ModelError
 from signalbox_kernels.floats import BFLOAT16, AnyArray, to_float32
-from tests.gpu_worker.loading.gguf_files import make_gguf, open_path, write_tensors
+from tests.gpu_worker.loading.gguf_files import make_gguf, open_path, write_tensors, writing
 from tests.gpu_worker.tiny_models import make_model
 
 K_QUANTS = ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"]
@@ -92,6 +94,34 @@ def test_fields_are_those_of_the_package(tmp_path: Path) -> None:
     assert [(t.name, tuple(t.shape.tolist()[::-1])) for t in theirs.tensors] == [
         (t.name, t.shape) for t in ours.tensors.values()
     ]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda head: head.replace(b"w2", b"w1"), "two of its entries have one name"),
+        (lambda head: head.replace(b"general.first", b"general.other"), "entries have one name"),
+        (lambda head: head.replace(pack("<IQ", 0, 32), pack("<IQ", 0, 8)), "at no multiple of 32"),
+        (lambda head: head.replace(pack("<II", 4, 64), pack("<II", 4, 24)), "no power of two"),
+    ],
+)
+def test_file_that_llama_cpp_refuses_is_refused(
+    spoil: Callable[[bytes], bytes], message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "x.gguf"
+    with writing(path, "llama") as writer:
+        for name in ("first", "other"):
+            writer.add_uint32(f"general.{name}", 1)
+        if "power" in message:
+            writer.add_custom_alignment(64)
+        for name in ("w1", "w2"):
+            writer.add_tensor(name, np.ones(8, dtype=np.float32))
+    read_gguf(path)
+    content = path.read_bytes()
+    assert spoil(content) != content
+    path.write_bytes(spoil(content))
+    with pytest.raises(ModelError, match=message):
+        read_gguf(path)
 
 
 def counting(num_entries: int) -> bytes:

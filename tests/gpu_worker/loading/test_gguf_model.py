@@ -160,6 +160,10 @@ ROTATES = r"rotates by a \w+ of .*; fetch a sound file"
         ("rope.dimension_count", 4, "rotates a part of each head"),
         ("context_length", MAX_CONTEXT_LENGTH + 1, r"length of 4194305, .* \[1, 4194304\]"),
         ("context_length", 0, "has a context_length of 0"),
+        ("context_length", "long", "context_length = long, which is no whole number"),
+        ("attention.head_count", 2.5, "attention.head_count = 2.5, which is no whole number"),
+        ("attention.layer_norm_rms_epsilon", "low", "epsilon = low, which is no such number"),
+        ("block_count", 1 << 30, "lacks tensors of its 1073741824 layers"),
     ],
 )
 def test_field_of_a_value_that_is_not_served_is_refused(
@@ -169,6 +173,30 @@ def test_field_of_a_value_that_is_not_served_is_refused(
     source = open_gguf(tmp_path, "qwen3", yarn | {key: value}, head_dim=8)
     with pytest.raises(ModelError, match=message):
         _ = source.config
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("tokens", 3, "has no list of str for tokenizer.ggml.tokens"),
+        ("token_type", ["a"], "has no list of int for tokenizer.ggml.token_type"),
+        ("bos_token_id", "a", "has a for bos_token_id, which is no token id"),
+        ("eos_token_ids", 3, "has no list of int for tokenizer.ggml.eos_token_ids"),
+    ],
+)
+def test_tokenizer_of_other_types_is_refused(
+    key: str, value: Any, message: str, tmp_path: Path
+) -> None:
+    source = open_gguf(tmp_path, "qwen3", {f"tokenizer.ggml.{key}": value})
+    with pytest.raises(ModelError, match=message):
+        source.eos_token_ids(), source.tokenizer_files()
+
+
+def test_divisors_that_are_not_one_for_each_frequency_are_refused(tmp_path: Path) -> None:
+    reference = make_model(tmp_path / "hf", "llama3", head_dim=16)
+    path = make_gguf(tmp_path / "x.gguf", reference, "llama", extra={"attention.key_length": 32})
+    with pytest.raises(ModelError, match="has 8 divisors for 16 frequencies"):
+        _ = open_path(path).config
 
 
 def test_fields_that_change_nothing_are_taken(tmp_path: Path) -> None:

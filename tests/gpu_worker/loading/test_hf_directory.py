@@ -1,8 +1,10 @@
 """Directories: what is read, and what is refused in one line."""
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
@@ -70,6 +72,13 @@ def shorten(path: Path) -> None:
         (lambda path: remove_files(path, *WEIGHTS), r"has no \.safetensors"),
         (lambda path: min(path.glob("*.safetensors")).unlink(), "lacks model-00001-of"),
         (lambda path: shorten(min(path.glob("*.safetensors"))), "model-00001-of.* cannot be read"),
+        (lambda path: (path / "tokenizer.json").write_text("{}"), "describes no tokenizer"),
+        (
+            lambda path: (path / "model.safetensors.index.json").write_text(
+                '{"weight_map": {"a": "../other/model.safetensors"}}'
+            ),
+            r"index.json names \.\./other/model.safetensors, which is not in its folder",
+        ),
     ],
 )
 def test_directory_that_lacks_or_spoils_a_file_is_refused(
@@ -87,10 +96,30 @@ def test_directory_that_lacks_or_spoils_a_file_is_refused(
         ({"hidden_size": 60}, "has shape .* does not belong to these weights"),
         ({"num_hidden_layers": 4}, r"weights are missing, such as 'model\.layers\.3"),
         ({"num_hidden_layers": 2}, r"unexpected weight 'model\.layers\.2"),
+        ({"num_hidden_layers": 1 << 40}, "num_hidden_layers = 1099511627776, which is no whole"),
+        ({"max_position_embeddings": 1 << 40}, "max_position_embeddings = 1099511627776, which"),
+        ({"vocab_size": 0}, "vocab_size = 0, which is no whole number"),
+        ({"hidden_size": "64"}, "hidden_size = 64, which is no whole number"),
+        ({"num_attention_heads": [1]}, r"num_attention_heads = \[1\], which"),
+        ({"num_key_value_heads": 4}, "num_key_value_heads = 4 does not divide"),
+        ({"head_dim": -8}, "head_dim = -8, which"),
+        ({"rms_norm_eps": -1e-5}, "rms_norm_eps = -1e-05, which"),
+        ({"rms_norm_eps": math.nan}, "rms_norm_eps = nan, which"),
+        ({"rope_parameters": 5}, "rope_parameters = 5"),
+        ({"architectures": 5}, "does not name its architectures"),
+        ({"eos_token_id": "a"}, "eos_token_id is a; token ids are whole numbers"),
+        (
+            {"architectures": ["MistralForCausalLM"], "sliding_window": "a"},
+            "sliding_window = a, which",
+        ),
+        (
+            {"architectures": ["MistralForCausalLM"], "layer_types": ["full_attention"]},
+            "does not give the layer_types of 3 layers",
+        ),
     ],
 )
 def test_configuration_of_another_model_is_refused(
-    change: dict[str, int], message: str, tmp_path: Path
+    change: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     make_model(tmp_path, "llama2", head_dim=8)
     file = tmp_path / "config.json"

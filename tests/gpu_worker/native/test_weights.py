@@ -13,7 +13,7 @@ from gpu_worker.config import ModelError
 from gpu_worker.models.decoder_config import DecoderConfig, qwen2_config
 from gpu_worker.native.weight_shapes import EMBEDDING, HEAD, NORM, weight_shapes
 from gpu_worker.native.weights import Weights
-from signalbox_kernels.floats import BFLOAT16, to_float32
+from signalbox_kernels.floats import BFLOAT16, AnyArray, to_float32
 from signalbox_kernels.storage import Storage, StoredMatrix
 from tests.native_kernels import skip_without_native_kernels
 
@@ -127,6 +127,17 @@ def test_floats_are_rounded_to_the_models_type() -> None:
     assert matrix.dtype == BFLOAT16
     assert to_float32(matrix)[8, 1] == 256.0  # 257 has a bit too many
     assert weights.vector("model.layers.0.self_attn.q_proj.bias").dtype == np.float32
+
+
+@pytest.mark.parametrize("stored_as", [np.float64, np.int8])
+def test_floats_of_a_type_that_no_product_has_become_float32(stored_as: type) -> None:
+    config = make_config()
+    stored = make_stored(config)
+    values: AnyArray = np.ones(stored[QUERY].shape, dtype=stored_as)
+    stored[QUERY] = StoredTensor(values.shape, lambda: values)
+    matrix = make_weights(config, stored).matrix(QUERY)
+    assert isinstance(matrix, np.ndarray)
+    assert matrix.dtype == np.float32
 
 
 def test_matrices_become_blocks_and_vectors_stay() -> None:
