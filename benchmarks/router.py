@@ -17,7 +17,6 @@ import asyncio
 import contextlib
 import multiprocessing
 import os
-import socket
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -38,6 +37,7 @@ from benchmarks.harness.paced_scheduler import (
 )
 from benchmarks.harness.stream_readers import Readers, Seen
 from signalbox.stack.child_processes import start, watch
+from signalbox.stack.stack_addresses import free_port
 
 UNENDING = 1 << 19
 """Tokens of a request that lasts as long as the run."""
@@ -163,12 +163,6 @@ async def router(scheduler_port: int, arguments: list[str]) -> AsyncIterator[tup
         yield address, child.pid
     finally:
         await child.end(within_s=5)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def cpu_s(pid: int) -> float:

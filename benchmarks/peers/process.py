@@ -8,7 +8,6 @@ import asyncio
 import os
 import re
 import signal
-import socket
 import subprocess
 import time
 from abc import ABC, abstractmethod
@@ -20,6 +19,7 @@ from typing import ClassVar
 import psutil
 
 from benchmarks.harness.process_usage import Usage, tree, usage_of
+from signalbox.stack.stack_addresses import free_port
 
 HOST = "127.0.0.1"
 READY_TIMEOUT_S = 600.0
@@ -145,12 +145,6 @@ class PeerProcess(ABC):
     def _last_words(self) -> str:
         lines = self._log_path.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace").split("\n")
         return next((line.strip() for line in reversed(lines) if line.strip()), "nothing said")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
 
 
 def existing(path: Path) -> Path:

@@ -7,15 +7,9 @@ import pytest
 
 from contract.startup import StartupPhase, StartupProgress
 from signalbox.startup_display import REMIND_S, StartupDisplay, own_progress
+from tests.clock import Clock
 
 ERASE = "\r\x1b[K"
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def test_a_terminal_has_one_live_line_and_each_phase_leaves_its_own() -> None:

@@ -8,19 +8,11 @@ import pytest
 
 from rpc.telemetry import log_limits, logs
 from rpc.telemetry.log_limits import LimitedHandler, LineLimit
+from tests.clock import Clock
 
 
 def record_of(message: str, level: int = logging.WARNING, *values: object) -> logging.LogRecord:
     return logging.LogRecord("a.b", level, __file__, 1, message, values, None)
-
-
-class Clock:
-    """A clock that goes where it is told."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def test_a_flood_of_warnings_is_a_few_lines_and_a_number() -> None:

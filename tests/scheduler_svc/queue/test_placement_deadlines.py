@@ -4,19 +4,13 @@ import dataclasses
 
 from contract.errors import Code
 from scheduler_svc.cluster import Cluster
+from tests.clock import Clock
 from tests.scheduler_svc.fake_worker import expected
 from tests.scheduler_svc.make import MODEL, Loop, join_worker, make_cluster, outputs
 from tests.scheduler_svc.routers import Router, add_request, failure_of, finish
 from tests.scheduler_svc.test_resumed_requests import add, make_resumed
 
 WAIT_S = 30.0
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def make_waiting(clock: Clock) -> Cluster:

@@ -1,19 +1,11 @@
 """How long a worker that fails again and again has to pause, and when that is forgotten."""
 
 from scheduler_svc.workers.quarantine import FORGET_S, MAX_FAILURES, MAX_RECORDS, WorkerRecords
-
-
-class Clock:
-    """Stands where it was set."""
-
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.clock import Clock
 
 
 def make_records(*, max_pause_s: float = 10.0) -> tuple[WorkerRecords, Clock]:
-    clock = Clock()
+    clock = Clock(1000.0)
     return WorkerRecords(max_pause_s=max_pause_s, clock=clock), clock
 
 

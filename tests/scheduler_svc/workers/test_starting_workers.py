@@ -15,18 +15,12 @@ from scheduler_svc.service import registry_servicer, startup_servicer
 from scheduler_svc.service.registry_servicer import WorkerRegistryServicer
 from scheduler_svc.workers import starting_workers
 from scheduler_svc.workers.starting_workers import StartingWorkers
+from tests.clock import Clock
 from tests.waiting import run_ready_tasks
 
 
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def test_the_worker_that_has_come_furthest_is_described() -> None:
-    clock = Clock()
+    clock = Clock(100.0)
     starting = StartingWorkers(clock)
     assert starting.describe() == ""
     first = starting.add(StartupProgress(StartupPhase.COMPILE, 1, 13))
