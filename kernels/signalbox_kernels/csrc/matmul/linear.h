@@ -20,7 +20,7 @@ struct Spot {
   int64_t row;
   int rows;
   int64_t panel;
-  int32_t tile;
+  const sb::Claim* claim;
   int32_t part, parts;  // of the tile's rows
 };
 
@@ -99,7 +99,7 @@ SB_INLINE void put_logits(const sb::Phase& phase, const Spot& at, const float* c
   for (int r = 0; r < at.rows; ++r) {
     const int64_t row = at.row + r;
     update_best(phase, row, first, count, c + r * kPanel,
-                phase.best + at.tile * phase.rows + row);
+                phase.best + at.claim->tile * phase.rows + row);
     const int32_t slot = batch.logits_of_row[row];
     if (slot >= 0)
       std::memcpy(batch.logits + slot * vocab + first, c + r * kPanel, 4 * static_cast<size_t>(count));
@@ -111,6 +111,7 @@ using Finish = void (*)(const sb::Phase& phase, const Spot& at, const float* c);
 
 template <class E>
 static void finish(const sb::Phase& phase, const Spot& at, const float* c) {
+  if (!at.claim->may_write(phase)) return;
   if (phase.op->kind == SB_HEAD) return put_logits(phase, at, c);
   if (phase.op->mode == SB_ADD) return put<true>(phase, at, c);
   if (phase.op->mode == SB_SWIGLU) return put_swiglu<E>(phase, at, c);
@@ -140,7 +141,7 @@ SB_INLINE void over_parts(const sb::Phase& phase, const sb::Claim& claim, F&& f)
     const char* next = panel + 1 < end ? here + phase.panel_bytes : claim.ahead;
     for (int32_t part = 0; part < parts; ++part) {
       const int64_t row = start(part), row_end = start(part + 1);
-      f(Spot{first_row + row, static_cast<int>(row_end - row), panel, tile, part, parts}, here, next);
+      f(Spot{first_row + row, static_cast<int>(row_end - row), panel, &claim, part, parts}, here, next);
     }
   }
 }

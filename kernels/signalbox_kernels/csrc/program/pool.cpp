@@ -66,7 +66,8 @@ Pool::Pool(int32_t num_threads, int32_t max_phases, void (*rest)())
       max_phases_(max_phases),
       rest_(rest),
       undone_(new Word[static_cast<size_t>(max_phases)]),
-      shares_(new Word[static_cast<size_t>(max_phases) * static_cast<size_t>(num_threads)]) {
+      shares_(new Word[static_cast<size_t>(max_phases) * static_cast<size_t>(num_threads)]),
+      busy_(new Word[static_cast<size_t>(num_threads)]) {
   try {
     for (int32_t i = 1; i < num_threads; ++i) threads_.emplace_back([this, i] { serve(i); });
   } catch (...) {  // the system has no more threads, and a thread that is not joined ends the process
@@ -99,6 +100,7 @@ void Pool::run(Work& work, const std::vector<int32_t>& tiles) {
   step_.store(step);  // publishes all of them
   if (sleepers_.load()) wake();
   compute(step, 0);
+  for (int32_t t = 1; t < num_threads_; ++t) busy_[t].value.wait(1);
 }
 
 void Pool::serve(int32_t thread) {
@@ -116,15 +118,31 @@ void Pool::compute(uint32_t step, int32_t thread) {
   Stretch ahead;
   for (int32_t phase = 0; phase < max_phases_; ++phase) {
     Word& undone = undone_[phase];
+    const auto pending = [&] { return is_pending(undone, step); };
     int32_t tile;
-    while (claim(phase, step, thread, tile)) {
-      const Stretch next = work_->tile(phase, tile, thread);
-      if (next.first) ahead = next;
-      complete(undone);
-    }
-    if (is_pending(undone, step)) wait_while(ahead, [&] { return is_pending(undone, step); });
+    busy_[thread].value.store(1);  // before this thread claims, so that `run` waits for it
+    while (claim(phase, step, thread, tile))
+      if (work_->tile(phase, tile, thread, ahead)) complete(undone);
+    leave(thread);
+    while (spin_while(ahead, pending))
+      if (!compute_overdue(phase, step, thread, ahead)) sleep_while(pending);
   }
   rest_();
+}
+
+// Computes a tile that another thread has claimed and not finished; returns false if there is none.
+bool Pool::compute_overdue(int32_t phase, uint32_t step, int32_t thread, Stretch& ahead) {
+  busy_[thread].value.store(1);  // before it looks whether the step goes on
+  int32_t tile = -1;
+  if (is_pending(undone_[phase], step)) tile = work_->overdue(phase, thread);
+  if (tile >= 0 && work_->tile(phase, tile, thread, ahead)) complete(undone_[phase]);
+  leave(thread);
+  return tile >= 0;
+}
+
+void Pool::leave(int32_t thread) {
+  busy_[thread].value.store(0);
+  busy_[thread].value.notify_one();
 }
 
 bool Pool::claim(int32_t phase, uint32_t step, int32_t thread, int32_t& tile) {
@@ -163,16 +181,23 @@ void Pool::wake() {
   event_.notify_all();
 }
 
+// Returns whether the condition is still true after a while.
 template <class Condition>
-void Pool::wait_while(Stretch& ahead, Condition&& condition) {
+bool Pool::spin_while(Stretch& ahead, Condition&& condition) const {
+  if (!condition()) return false;
   using Clock = std::chrono::steady_clock;
   const auto end = Clock::now() + kSpinning;
   do {
     for (int i = 0; i < kSpinsAtOnce; ++i) {
-      if (!condition()) return;
+      if (!condition()) return false;
       if (!fetch(ahead)) relax();
     }
   } while (Clock::now() < end);
+  return true;
+}
+
+template <class Condition>
+void Pool::sleep_while(Condition&& condition) {
   // A thread that changes the condition reads sleepers_ afterwards, and this thread checks the
   // condition again after it has incremented sleepers_: one of the two sees the other's change.
   sleepers_.fetch_add(1);
@@ -182,6 +207,11 @@ void Pool::wait_while(Stretch& ahead, Condition&& condition) {
     event_.wait(event);
   }
   sleepers_.fetch_sub(1);
+}
+
+template <class Condition>
+void Pool::wait_while(Stretch& ahead, Condition&& condition) {
+  if (spin_while(ahead, condition)) sleep_while(condition);
 }
 
 }  // namespace sb

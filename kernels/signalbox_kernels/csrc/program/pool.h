@@ -4,7 +4,8 @@
 // knows what it reads next. Tiles are claimed one by one: from the front of the thread's own share, and
 // then from the back of the others'. So a thread that lost its core to another process claims less, and
 // no thread waits for one that holds no tile. A phase begins when all tiles of the one before are done.
-// A waiting thread prefetches what it reads next, spins for some microseconds, and then sleeps.
+// A waiting thread prefetches what it reads next and spins for some microseconds. Then it computes a
+// tile that a thread without a core holds, where the work allows that, or sleeps.
 #pragma once
 
 #include <atomic>
@@ -32,9 +33,11 @@ class Pool {
   class Work {
    public:
     virtual ~Work() = default;
-    // Computes a tile; returns the memory to fetch while the thread waits, or nothing if that is as
-    // before.
-    virtual Stretch tile(int32_t phase, int32_t tile, int32_t thread) = 0;
+    // Computes a tile; returns false if another thread has done so meanwhile. Sets the memory to
+    // fetch while the thread waits, if that is not as before.
+    virtual bool tile(int32_t phase, int32_t tile, int32_t thread, Stretch& ahead) = 0;
+    // Returns a claimed tile that this thread may compute, too, or -1.
+    virtual int32_t overdue(int32_t phase, int32_t thread) = 0;
   };
 
   // The caller is one of the threads. Each calls `rest` at the end of its part of a step. Throws
@@ -44,8 +47,8 @@ class Pool {
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
-  // Computes tiles[phase] tiles of each phase, max_phases at most; returns when all are done. Throws
-  // std::length_error for a phase of 2^22 tiles or more.
+  // Computes tiles[phase] tiles of each phase, max_phases at most; returns when all are done, and no
+  // thread computes one. Throws std::length_error for a phase of 2^22 tiles or more.
   void run(Work& work, const std::vector<int32_t>& tiles);
 
  private:
@@ -58,11 +61,17 @@ class Pool {
   void stop();
   void serve(int32_t thread);
   void compute(uint32_t step, int32_t thread);
+  bool compute_overdue(int32_t phase, uint32_t step, int32_t thread, Stretch& ahead);
+  void leave(int32_t thread);
   bool claim(int32_t phase, uint32_t step, int32_t thread, int32_t& tile);
   bool claim_of(Word& share, uint32_t step, bool from_front, int32_t& tile);
   void complete(Word& undone);
   bool is_pending(const Word& undone, uint32_t step) const;
   void wake();
+  template <class Condition>
+  bool spin_while(Stretch& ahead, Condition&& condition) const;
+  template <class Condition>
+  void sleep_while(Condition&& condition);
   template <class Condition>
   void wait_while(Stretch& ahead, Condition&& condition);
 
@@ -72,6 +81,7 @@ class Pool {
   void (*const rest_)();
   std::unique_ptr<Word[]> undone_;  // [max_phases]
   std::unique_ptr<Word[]> shares_;  // [max_phases, num_threads]
+  std::unique_ptr<Word[]> busy_;    // [num_threads]: whether the thread may use work_
   alignas(64) std::atomic<uint32_t> step_{0};
   alignas(64) std::atomic<uint32_t> event_{0};
   std::atomic<int32_t> sleepers_{0};

@@ -18,6 +18,8 @@ constexpr int64_t kFetchedAhead = 1 << 18;  // bytes while a thread waits: they 
 constexpr int64_t kRowsBytes = 1 << 20;     // of a product's left side: they stay in L2
 constexpr int64_t kFewestRows = 96, kMostRows = 512;  // of a product's tile
 constexpr int64_t kRowUnit = 32;            // what matrix registers compute at once
+constexpr int64_t kSharedRows = 12;         // of a product whose tiles several threads may compute
+constexpr int64_t kSharedBytes = 1 << 16;   // of such a tile's weight, at most: a few microseconds
 constexpr int32_t kTaskRows = 48;           // of attention: as many as share keys from L1
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -113,6 +115,7 @@ bool Program::run(const SbBatch& batch) {
     phases_[i] = plan(ops_[i], batch);
     tiles_[i] = phases_[i].tiles;
   }
+  if (!share_tiles()) return false;
   if (batch.num_tokens == batch.attention.num_seqs) join_rotations();
   plan_ahead();
   pool_.run(*this, tiles_);
@@ -120,24 +123,53 @@ bool Program::run(const SbBatch& batch) {
   return true;
 }
 
-Stretch Program::tile(int32_t phase, int32_t tile, int32_t thread) {
+bool Program::tile(int32_t phase, int32_t tile, int32_t thread, Stretch& ahead) {
   using Clock = std::chrono::steady_clock;
   const Phase& p = phases_[static_cast<size_t>(phase)];
   const auto start = profile_ns_ ? Clock::now() : Clock::time_point();
-  const Stretch next = ahead(phase, tile, thread);
+  const Stretch next = after(phase, tile, thread);
   const Claim claim{tile, next.first, scratch_[static_cast<size_t>(thread)].data()};
   function_of(p.op->kind)(p, claim);
   if (profile_ns_) {
     const auto spent = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start);
     profile_ns_[thread * SB_NUM_KINDS + p.op->kind] += spent.count();
   }
-  return next.first ? Stretch{next.first + p.panel_bytes, next.end} : Stretch{};
+  if (next.first) ahead = {next.first + p.panel_bytes, next.end};
+  return claim.is_first;
+}
+
+int32_t Program::overdue(int32_t phase, int32_t thread) {
+  const Phase& p = phases_[static_cast<size_t>(phase)];
+  if (!p.written) return -1;
+  const int32_t start = share_start(p.tiles, thread, num_threads_);
+  for (int32_t i = 0; i < p.tiles; ++i) {
+    const int32_t tile = (start + i) % p.tiles;
+    if (p.written[tile].load() != p.step) return tile;
+  }
+  return -1;
 }
 
 TileFunction Program::function_of(int32_t kind) const {
   if (kind == SB_ROTATE) return kernels_.rotate[shape_.element][shape_.kv_element];
   if (kind == SB_ATTEND) return kernels_.attend[shape_.element][shape_.kv_element];
   return kernels_.tile[shape_.element][kind];
+}
+
+// Lets several threads compute a tile of products with few rows, which read weights for a few
+// microseconds a tile. Returns false if there is no memory.
+bool Program::share_tiles() {
+  ++step_;
+  int64_t count = 0;
+  for (const Phase& phase : phases_) count += phase.tiles;
+  if (!written_.reserve(count * static_cast<int64_t>(sizeof(std::atomic<uint32_t>)))) return false;
+  auto* next = reinterpret_cast<std::atomic<uint32_t>*>(written_.data());
+  for (Phase& phase : phases_) {
+    if (!is_product(*phase.op) || phase.rows > kSharedRows) continue;
+    phase.written = next;
+    phase.step = step_;
+    next += phase.tiles;
+  }
+  return true;
 }
 
 // Lets attention rotate its own inputs. With one token in each sequence, no sequence and no head reads
@@ -167,7 +199,7 @@ void Program::plan_ahead() {
 }
 
 // Returns the memory that a thread reads after a tile of a product; nothing for other tiles.
-Stretch Program::ahead(int32_t phase, int32_t tile, int32_t thread) const {
+Stretch Program::after(int32_t phase, int32_t tile, int32_t thread) const {
   const auto i = static_cast<size_t>(phase);
   const Phase& p = phases_[i];
   if (!is_product(*p.op)) return {};
@@ -229,7 +261,9 @@ void Program::plan_product(Phase& phase) const {
   phase.rows_per_tile = rows_of_tile(phase, shape_.element);
   const int64_t row_tiles = ceil_div(phase.rows, phase.rows_per_tile);
   const int64_t wanted = ceil_div(num_threads_ * kTilesAThread, row_tiles);
-  phase.panels_per_tile = static_cast<int32_t>(std::max<int64_t>(1, phase.panels / wanted));
+  int64_t panels = phase.panels / wanted;
+  if (phase.rows <= kSharedRows) panels = std::min(panels, kSharedBytes / phase.panel_bytes);
+  phase.panels_per_tile = static_cast<int32_t>(std::max<int64_t>(1, panels));
   phase.panel_tiles = static_cast<int32_t>(ceil_div(phase.panels, phase.panels_per_tile));
   phase.tiles = static_cast<int32_t>(row_tiles) * phase.panel_tiles;
 }

@@ -33,7 +33,8 @@ class Program final : public Pool::Work {
   bool run(const SbBatch& batch);
   bool reserve(int64_t num_rows);
   char* buffer(int32_t index) const { return memory_[static_cast<size_t>(index)].data(); }
-  Stretch tile(int32_t phase, int32_t tile, int32_t thread) override;
+  bool tile(int32_t phase, int32_t tile, int32_t thread, Stretch& ahead) override;
+  int32_t overdue(int32_t phase, int32_t thread) override;
   void profile(int64_t* ns) { profile_ns_ = ns; }
   Pool& pool() { return pool_; }
   int32_t num_threads() const { return num_threads_; }
@@ -43,7 +44,8 @@ class Program final : public Pool::Work {
   Phase plan(const SbOp& op, const SbBatch& batch);
   void plan_ahead();
   void join_rotations();
-  Stretch ahead(int32_t phase, int32_t tile, int32_t thread) const;
+  bool share_tiles();
+  Stretch after(int32_t phase, int32_t tile, int32_t thread) const;
   void plan_product(Phase& phase) const;
   void plan_attention(const SbBatch& batch);
   bool has_codes(int32_t buffer) const;
@@ -61,6 +63,8 @@ class Program final : public Pool::Work {
   std::vector<Stretch> after_;  // [phases, num_threads]: the weight read after a phase
   std::vector<AttendTask> tasks_;
   std::vector<Best> best_;
+  Memory written_;  // see Phase
+  uint32_t step_ = 0;
   int32_t task_rows_;
   char* pool_memory_ = nullptr;
   int64_t block_bytes_ = 0;

@@ -1,6 +1,8 @@
 // What the kernels of every instruction set share: a step's state, and the table of their functions.
 #pragma once
 
+#include <atomic>
+
 #include "program/api.h"
 #include "sampling/sampling_api.h"
 
@@ -56,13 +58,23 @@ struct Phase {
   const AttendTask* tasks;
   Best* best;  // [tiles, rows]
   const Phase* rotation;  // of attention that rotates what it reads first; or null
+  std::atomic<uint32_t>* written;  // [tiles]: the last step whose results are written; or null
+  uint32_t step;
 };
 
-// A tile that a thread has claimed.
+// A tile that a thread computes. If phase.written is set, other threads may compute the same tile, and
+// the first one that has results writes them.
 struct Claim {
   int32_t tile;
   const char* ahead;  // the weight that the thread will most likely read after this tile, or null
   char* scratch;      // the thread's own
+  mutable bool is_decided = false, is_first = true;
+
+  bool may_write(const Phase& phase) const {
+    if (!is_decided && phase.written) is_first = phase.written[tile].exchange(phase.step) != phase.step;
+    is_decided = true;
+    return is_first;
+  }
 };
 
 using TileFunction = void (*)(const Phase& phase, const Claim& claim);

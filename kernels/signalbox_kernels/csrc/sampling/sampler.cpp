@@ -21,9 +21,9 @@ bool Sampler::run(const SbDraws& draws) {
   return true;
 }
 
-Stretch Sampler::tile(int32_t, int32_t tile, int32_t thread) {
+bool Sampler::tile(int32_t, int32_t tile, int32_t thread, Stretch&) {
   kernels_.draw(*draws_, tile, scratch_[static_cast<size_t>(thread)].data());
-  return {};
+  return true;
 }
 
 }  // namespace sb

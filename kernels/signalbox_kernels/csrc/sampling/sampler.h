@@ -15,7 +15,8 @@ class Sampler final : public Pool::Work {
   Sampler(Pool* shared, int32_t num_threads, const KernelTable& kernels);
 
   bool run(const SbDraws& draws);
-  Stretch tile(int32_t phase, int32_t tile, int32_t thread) override;
+  bool tile(int32_t phase, int32_t tile, int32_t thread, Stretch& ahead) override;
+  int32_t overdue(int32_t, int32_t) override { return -1; }
 
  private:
   const KernelTable& kernels_;
