@@ -55,6 +55,7 @@ struct Attend {
   };
   static constexpr int chunk_words = kKeyChunk / Factors::G;
   static constexpr int64_t kFetchedTokens = 512;  // of one head: they stay in L2
+  static constexpr int kLineWords = 16;  // of a cache line: keys of as many tokens
 
   const sb::Phase& phase;
   const SbShape& shape;
@@ -163,28 +164,30 @@ struct Attend {
       });
   }
 
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
+  static constexpr int kFewVectors = W == 16 ? 4 : 2;
+
   // For few rows memory is the limit: fetches V of these keys and K of the next ones to L1, and what
   // is farther ahead to L2.
   void score_few(int64_t token, int64_t end, float* c) const {
-    constexpr int NV = 4;
-    const word* value[NV];
-    const word* near[NV];
-    Ahead far[NV];
-    for (int v = 0; v < NV; ++v) {
-      const int64_t after = token + (NV + v) * W;
-      value[v] = values(token + v * W);
-      near[v] = keys(after < end ? after : token);
-      far[v] = ahead(token + v * W);
-      if (!far[v].keys) far[v] = {near[v], value[v]};
+    constexpr int tokens = kFewVectors * W, groups = tokens / kLineWords;
+    const word* value[groups];
+    const word* near[groups];
+    Ahead far[groups];
+    for (int i = 0; i < groups; ++i) {
+      const int64_t at = token + i * kLineWords, after = at + tokens;
+      value[i] = values(at);
+      near[i] = keys(after < end ? after : at);
+      far[i] = ahead(at);
+      if (!far[i].keys) far[i] = {near[i], value[i]};
     }
-    score<4, NV>(token, c, [=, this](int64_t k) SB_LAMBDA {
+    score<4, kFewVectors>(token, c, [=, this](int64_t k) SB_LAMBDA {
 #pragma GCC unroll 8
-      for (int v = 0; v < NV; ++v) {
-        prefetch(value[v] + k * W);
-        prefetch(near[v] + k * block_size);
-        prefetch_l2(far[v].keys + k * block_size);
-        prefetch_l2(far[v].values + k * W);
+      for (int i = 0; i < groups; ++i) {
+        prefetch(value[i] + k * kLineWords);
+        prefetch(near[i] + k * block_size);
+        prefetch_l2(far[i].keys + k * block_size);
+        prefetch_l2(far[i].values + k * kLineWords);
       }
     });
   }
@@ -192,15 +195,16 @@ struct Attend {
 
   void score_chunk(int64_t first, int count, int64_t end) const {
     int t = 0;
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
     if (rows <= 4)
-      for (; t + 4 * W <= count; t += 4 * W) score_few(first + t, end, scores + t);
-    else
-      for (; t + 2 * W <= count; t += 2 * W)
-        score<12, 2>(first + t, scores + t, NothingAhead{});
-    for (; t < count; t += W) score<12, 1>(first + t, scores + t, NothingAhead{});
+      for (; t + kFewVectors * W <= count; t += kFewVectors * W) score_few(first + t, end, scores + t);
 #else
     (void)end;
+#endif
+#if defined(__AVX512F__)
+    for (; t + 2 * W <= count; t += 2 * W) score<12, 2>(first + t, scores + t, NothingAhead{});
+    for (; t < count; t += W) score<12, 1>(first + t, scores + t, NothingAhead{});
+#else
     for (; t + 2 * W <= count; t += 2 * W) score<4, 2>(first + t, scores + t, NothingAhead{});
     for (; t < count; t += W) score<4, 1>(first + t, scores + t, NothingAhead{});
 #endif
