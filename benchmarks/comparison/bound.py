@@ -45,6 +45,7 @@ class Needs:
     output_weights: int
     """Those of the output layer, which a prompt needs for its last token alone."""
     kv_bytes_per_token: int
+    num_layers: int
     in_bytes: bool
     """True if products are of 8 bits."""
 
@@ -90,6 +91,7 @@ def needs_of(model: Path, *, in_bytes: bool) -> Needs:
         weights=sum(sizes.values()),
         output_weights=sizes[output],
         kv_bytes_per_token=2 * kv_elements,
+        num_layers=sum(tensor.name.endswith(".attn_q.weight") for tensor in matrices),
         in_bytes=in_bytes,
     )
 

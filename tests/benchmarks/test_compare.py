@@ -123,6 +123,7 @@ def test_a_bound_is_what_must_be_read_or_multiplied() -> None:
         weights=5 * 10**7,
         output_weights=10**7,
         kv_bytes_per_token=0,
+        num_layers=1,
         in_bytes=False,
     )
     alone = tokens_per_s(BY_NAME["offline-1"], needs, rates)
