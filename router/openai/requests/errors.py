@@ -130,11 +130,13 @@ def unreadable(
         value: the checked value: a body or, with a `name`, some items of the list of that name.
         position: index of the first of these items in the list.
     """
-    errors = error.errors(include_url=False, include_context=False, include_input=False)
+    errors = error.errors(include_url=False)
     places = [_path(one["loc"], value) for one in errors]
     place = max(places, key=_depth)
     found = errors[places.index(place)]
     message = _MESSAGES.get(found["type"], found["msg"])
+    if found["type"] == "literal_error" and isinstance(found["input"], str):
+        message = f"{_cut(found['input'])!r} is not served; {found['ctx']['expected']} is"
     if name:
         place = _in_list(name, position, place)
     return BadRequest(f"{_cut(place)}: {message}" if place else message, place)

@@ -200,6 +200,15 @@ async def test_a_bad_chat_is_a_400_that_names_the_field() -> None:
         assert http.stack.scheduler.added == []
 
 
+async def test_an_image_is_refused_by_the_name_of_its_part() -> None:
+    async with make_http() as http:
+        body = {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}
+        _, error = await refused(http, CHAT, body)
+        assert error["message"] == (
+            "messages[0].content[0].type: 'image_url' is not served; 'text' is"
+        )
+
+
 @pytest.mark.parametrize(
     ("content", "key"),
     [
