@@ -129,7 +129,11 @@ def parse(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     if not given:
         print(parser.format_help(), end="", file=sys.stderr)
         raise SystemExit(2)
-    return vars(parser.parse_args(given))
+    try:
+        return vars(parser.parse_args(given))
+    except BrokenPipeError:  # such as `signalbox serve --help=all | head`
+        _discard_output()
+        raise SystemExit(1) from None
 
 
 def run(options: dict[str, Any]) -> int:
@@ -144,7 +148,7 @@ def run(options: dict[str, Any]) -> int:
         logging.shutdown()
         os._exit(130)  # a worker that was interrupted while it loads has threads in native code
     except BrokenPipeError:  # such as `signalbox generate ... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return 1
     except Exception as error:
         if debug:
@@ -157,6 +161,11 @@ def run(options: dict[str, Any]) -> int:
         print(f"signalbox {process_name(command)}: {text}", file=sys.stderr)
         return 1
     return 0
+
+
+def _discard_output() -> None:
+    """Lets what is still in the buffer of standard output go nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def make_parser() -> Parser:

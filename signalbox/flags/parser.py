@@ -201,6 +201,7 @@ class _Help(argparse.Action):
         print(parser.format_help(word), end="")
         if flags:
             print("\nflags of commands:", *flags, sep="\n  ")
+        sys.stdout.flush()  # a reader that has left is an error here, not when the process ends
         parser.exit()
 
 

@@ -1,5 +1,6 @@
 """Names of flags and variables are whole, help is found by a word, and no value is repeated."""
 
+import os
 import re
 import subprocess
 import sys
@@ -164,3 +165,17 @@ def test_a_health_probe_loads_no_settings() -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     assert done.stdout.splitlines()[-1] == "1"
+
+
+def test_help_ends_quietly_when_its_reader_has_left() -> None:
+    """As in `signalbox serve --help=vllm | head`."""
+    reads, writes = os.pipe()
+    os.close(reads)
+    with os.fdopen(writes) as left:
+        done = subprocess.run(
+            [sys.executable, "-m", "signalbox", "serve", "--help=vllm"],
+            stdout=left,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert (done.returncode, done.stderr) == (1, "")
