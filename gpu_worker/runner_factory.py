@@ -49,7 +49,7 @@ def make_runner(
                 opened, model_config, cache_config, device_config, progress=progress
             )
         progress(StartupProgress(StartupPhase.IMPORT))
-        with needing_pytorch(THROUGH_PYTORCH):
+        with needing_pytorch(f"{THROUGH_PYTORCH}, not natively ({why_not})"):
             from gpu_worker.runner.model_runner import ModelRunner
         return ModelRunner(
             model_config,
@@ -76,7 +76,7 @@ def _over_ranks(
             " 'torch'"
         )
     progress(StartupProgress(StartupPhase.IMPORT))
-    with needing_pytorch(THROUGH_PYTORCH):
+    with needing_pytorch(f"with tensor_parallel_size above 1 {THROUGH_PYTORCH}"):
         from gpu_worker.ranks.tensor_parallel_runner import TensorParallelRunner
     return TensorParallelRunner(
         model_config,

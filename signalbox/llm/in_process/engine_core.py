@@ -103,7 +103,7 @@ class EngineCore:
     @cached_property
     def transformers_tokenizer(self) -> Any:
         """The tokenizer as a `PreTrainedTokenizerFast`, for callers; requests do not use it."""
-        with needing_pytorch("it is a tokenizer of transformers that is asked for"):
+        with needing_pytorch("get_tokenizer() returns a tokenizer of transformers"):
             from gpu_worker.loading.transformers_tokenizer import load
 
         tokenizer = load(self.model.tokenizer.files)

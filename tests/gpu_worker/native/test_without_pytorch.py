@@ -93,3 +93,11 @@ def test_a_file_that_needs_pytorch_names_the_extra(
     assert done.returncode != 0
     assert f"{expected}, and " in done.stderr
     assert "is not installed; pip install 'signalbox-serving[worker]'" in done.stderr
+
+
+def test_a_setting_that_needs_pytorch_is_named_beside_the_extra(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    done = run(tmp_path, load_format="dummy", dtype="float16")
+    assert done.returncode != 0
+    assert "not natively (it computes in float32 and bfloat16, not in float16)" in done.stderr
+    assert "torch is not installed; pip install 'signalbox-serving[worker]'" in done.stderr
