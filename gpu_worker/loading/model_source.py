@@ -156,7 +156,8 @@ def model_name(config: ModelConfig) -> str:
         name = parse_hub_name(config.model)
         assert name is not None
         return name.name
-    return path.resolve().name if path.is_dir() else gguf_name(path.stem)
+    found = path.resolve().name if path.is_dir() else gguf_name(path.stem)
+    return found.encode(errors="replace").decode()  # a path may be no UTF-8; a name must be
 
 
 def _open_file(path: Path, *, name: str) -> ModelSource:

@@ -102,7 +102,7 @@ def counted(config: HfConfig, key: str, default: int | None = None, *, most: int
     """Returns a field that counts something. Raises ModelError unless it is in [1, most]."""
     value = config.get(key) or default
     value = required(config, key) if value is None else value
-    if not isinstance(value, int) or not 1 <= value <= most:
+    if type(value) is not int or not 1 <= value <= most:
         raise UnsoundConfig(
             f"config.json says {key} = {str(value)[:40]}, which is no whole number in [1, {most}]"
         )

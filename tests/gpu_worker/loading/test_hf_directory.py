@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from tokenizers import Tokenizer
 
 from contract.startup import StartupPhase, StartupProgress
 from gpu_worker.config import CacheConfig, ModelConfig, ModelError
+from gpu_worker.loading.model_source import model_name
 from gpu_worker.runner.model_runner import ModelRunner
 from tests.gpu_worker.loading.gguf_files import open_path
 from tests.gpu_worker.model_runners import WEIGHTS, make_runner, remove_files
@@ -129,6 +131,12 @@ def test_configuration_of_another_model_is_refused(
 
 
 # ---- names ----
+
+
+def test_model_in_a_path_that_is_no_utf8_has_a_name_that_is(tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"m\xff")
+    path.mkdir()
+    assert model_name(ModelConfig(model=str(path))) == "m?"
 
 
 @pytest.mark.parametrize("name", ["no/such/path", "missing.gguf", "a/b.gguf", "./nothing", "word"])
