@@ -27,13 +27,16 @@ wrong index."""
 def fault_of(
     factory: Callable[[AttentionShape], AttentionBackend], shape: AttentionShape
 ) -> str | None:
-    """Returns in one line what is wrong with the backend that `factory` makes, or None."""
+    """Returns what is wrong with the backend that `factory` makes, or None.
+
+    That is all that a compiler or a driver said, which may be many lines.
+    """
     windows = tuple(dict.fromkeys(shape.sliding_windows))  # a layer of each kind
     trial = replace(shape, num_layers=len(windows), sliding_windows=windows)
     try:
         worst = _largest_difference(factory(trial), trial)
     except Exception as error:  # whatever a compiler or a driver raises
-        return f"{type(error).__name__}: {error}".splitlines()[0]
+        return f"{type(error).__name__}: {error}"
     return None if worst <= _TOLERANCE else f"its results are off by {worst:.2g}"
 
 

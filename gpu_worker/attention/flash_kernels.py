@@ -122,20 +122,20 @@ class FlashKernel:
 
 FLASH_KERNELS = (
     FlashKernel(
-        name="flash_attn_4",
-        module="flash_attn.cute",
-        package="flash-attn-4",
-        generations=(9, 10, 11),
-        block_sizes=(16, 32),
-        attend=_attend_4,
-    ),
-    FlashKernel(
         name="flash_attn_3",
         module="flash_attn_interface",
         package="flash-attn's hopper directory",
         generations=(9,),
         block_sizes=(16, 32),
         attend=_attend_3,
+    ),
+    FlashKernel(
+        name="flash_attn_4",
+        module="flash_attn.cute",
+        package="flash-attn-4",
+        generations=(9, 10, 11),
+        block_sizes=(16, 32),
+        attend=_attend_4,
     ),
     FlashKernel(
         name="flash_attn_2",
@@ -153,7 +153,7 @@ def why_not(kernel: FlashKernel, shape: AttentionShape) -> str | None:
     """Returns why a kernel cannot serve a shape, with the remedy; None if it can."""
     if not kernel.is_installed():
         return f"is not installed; install {kernel.package}, or use 'auto'"
-    generation = _generation(shape.device)
+    generation = generation_of(shape.device)
     if generation not in kernel.generations:
         where = "no CUDA device" if generation is None else f"compute capability {generation}"
         return f"does not page on {where}; use 'auto'"
@@ -167,6 +167,6 @@ def why_not(kernel: FlashKernel, shape: AttentionShape) -> str | None:
     return None
 
 
-def _generation(device: torch.device) -> int | None:
+def generation_of(device: torch.device) -> int | None:
     """Returns the device's major compute capability; None if it is no CUDA device."""
     return torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else None

@@ -16,7 +16,7 @@ import torch
 from gpu_worker.attention.backend import AttentionBackend, AttentionShape
 from gpu_worker.attention.backend_check import fault_of
 from gpu_worker.attention.flash_backend import FlashAttention
-from gpu_worker.attention.flash_kernels import FLASH_KERNELS, FlashKernel
+from gpu_worker.attention.flash_kernels import FLASH_KERNELS, FlashKernel, generation_of
 from gpu_worker.attention.torch_backend import TorchAttention
 from gpu_worker.config import AUTO_BLOCK_SIZE, USUAL_BLOCK_SIZE
 from signalbox_kernels import triton
@@ -135,12 +135,14 @@ def _missing() -> set[str]:
 def candidates(device: torch.device) -> tuple[str, ...]:
     """Returns what "auto" tries, in the order in which it is expected to be fast.
 
-    flash-attn 2 comes after Triton's, for blocks of 256 tokens: they waste half a block a sequence,
-    and only whole blocks are found in the prefix cache.
+    flash-attn 4 does not share the keys of a decode among programs on Hopper. flash-attn 2 comes
+    after Triton's, for blocks of 256 tokens: they waste half a block a sequence, and only whole
+    blocks are found in the prefix cache.
     """
     if device.type != "cuda":
         return ("torch",)
-    return ("flash_attn_4", "flash_attn_3", "triton", "flash_attn_2", "torch")
+    newest = "flash_attn_3" if generation_of(device) == 9 else "flash_attn_4"
+    return (newest, "triton", "flash_attn_2", "torch")
 
 
 def automatic_backend(device: torch.device) -> str:
@@ -160,7 +162,8 @@ def choose_attention_backend(name: str, shape: AttentionShape) -> ChosenBackend:
     Args:
         shape: a block_size of AUTO_BLOCK_SIZE leaves that to the backend.
 
-    Raises ValueError with what is wrong and the remedy.
+    Raises ValueError with what is wrong and the remedy; also if "auto" would leave a GPU to "torch"
+    because another backend, which supports the shape, does not work.
     """
     if name == AUTO:
         return _first(AUTO, candidates(shape.device), shape)
@@ -207,14 +210,19 @@ def _registered(name: str) -> Registered:
 def _first(wanted: str, names: tuple[str, ...], shape: AttentionShape) -> ChosenBackend:
     """Returns the first that supports the shape and agrees with "torch" on this device."""
     refused: list[str] = []
+    is_broken = False
     for name in names:
         try:
             chosen = _make(name, shape)
         except ValueError as error:
             refused.append(str(error))
             continue
+        if name == "torch" and is_broken:
+            break
         if name == "torch" or _works(chosen, shape):
-            logger.info(
+            is_last_resort = name == "torch" and shape.device.type == "cuda"
+            logger.log(
+                logging.WARNING if is_last_resort else logging.INFO,
                 "attention_backend %s is %s, in blocks of %d tokens%s",
                 wanted,
                 name,
@@ -222,9 +230,11 @@ def _first(wanted: str, names: tuple[str, ...], shape: AttentionShape) -> Chosen
                 "".join(f"; {reason}" for reason in refused),
             )
             return chosen
-        refused.append(f"{name} does not work here")
+        is_broken = True
+        refused.append(f"{name!r} does not work here, for the reason that was logged")
+    remedy = "; 'torch' runs, several times slower" if "torch" in names else ""
     raise ValueError(
-        f"no backend of attention_backend {wanted!r} can be used: {'; '.join(refused)}"
+        f"no backend of attention_backend {wanted!r} can be used: {'; '.join(refused)}{remedy}"
     )
 
 
@@ -233,10 +243,7 @@ def _works(chosen: ChosenBackend, shape: AttentionShape) -> bool:
     fault = fault_of(_registered(chosen.name).factory, shape)
     if fault is not None:
         triton.unregister_ops(shape.device.type)
-        logger.warning(
-            "attention_backend %r does not work on this %s: %s; another one is used",
-            chosen.name,
-            shape.device,
-            fault,
+        logger.error(
+            "attention_backend %r does not work on this %s: %s", chosen.name, shape.device, fault
         )
     return fault is None

@@ -53,7 +53,7 @@ def install(name: str, monkeypatch: pytest.MonkeyPatch) -> FlashKernel:
         package.__spec__ = sys.__spec__
         monkeypatch.setitem(sys.modules, parent, package)
     monkeypatch.setitem(sys.modules, kernel.module, module)
-    monkeypatch.setattr(flash, "_generation", lambda device: 9)
+    monkeypatch.setattr(flash, "generation_of", lambda device: 9)
     return kernel
 
 
@@ -126,6 +126,22 @@ def test_the_newest_that_is_installed_is_taken(monkeypatch: pytest.MonkeyPatch) 
     assert (chosen.name, chosen.block_size) == ("flash_attn_3", 16)
 
 
+@pytest.mark.parametrize(
+    ("generation", "order"),
+    [
+        (8, ("flash_attn_4", "triton", "flash_attn_2", "torch")),
+        (9, ("flash_attn_3", "triton", "flash_attn_2", "torch")),
+        (10, ("flash_attn_4", "triton", "flash_attn_2", "torch")),
+    ],
+)
+def test_auto_tries_what_is_fast_on_the_gpu(
+    generation: int, order: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "generation_of", lambda device: generation)
+    assert registry.candidates(torch.device("cuda")) == order
+    assert registry.candidates(torch.device("cpu")) == ("torch",)
+
+
 def test_auto_takes_it_where_the_model_fits(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -163,12 +179,12 @@ def test_what_a_version_does_not_take_is_refused(
 
 
 def test_a_device_or_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match=r"'flash_attn' can be used: .*'flash_attn_4' is not"):
+    with pytest.raises(ValueError, match=r"'flash_attn' can be used: .*'flash_attn_3' is not"):
         choose_attention_backend("flash_attn", make_flash_shape())
     install("flash_attn_3", monkeypatch)
-    monkeypatch.setattr(flash, "_generation", lambda device: 8)
+    monkeypatch.setattr(flash, "generation_of", lambda device: 8)
     with pytest.raises(ValueError, match="does not page on compute capability 8; use 'auto'"):
         choose_attention_backend("flash_attn_3", make_flash_shape())
-    monkeypatch.setattr(flash, "_generation", lambda device: None)
+    monkeypatch.setattr(flash, "generation_of", lambda device: None)
     with pytest.raises(ValueError, match="does not page on no CUDA device; use 'auto'"):
         choose_attention_backend("flash_attn_3", make_flash_shape())

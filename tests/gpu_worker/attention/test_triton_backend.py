@@ -53,6 +53,7 @@ def test_tokens_equal_those_of_the_torch_backend(
 
 
 def test_auto_is_triton_on_cuda_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "generation_of", lambda device: 8)
     cuda, cpu = torch.device("cuda"), torch.device("cpu")
     monkeypatch.setattr(triton, "is_installed", lambda: True)
     assert automatic_backend(cuda) == "triton"
@@ -129,10 +130,10 @@ def refuse(shape: AttentionShape) -> AttentionBackend:
     [
         (BrokenAttention, "off by nan"),
         (MisrotatingAttention, "off by"),
-        (refuse, "no kernel image is available;"),
+        (refuse, "no kernel image is available\nfor this device"),
     ],
 )
-def test_auto_goes_back_to_torch_where_a_backend_does_not_work(
+def test_auto_leaves_no_gpu_to_torch_because_a_backend_does_not_work(
     factory: BackendFactory,
     fault: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -140,9 +141,10 @@ def test_auto_goes_back_to_torch_where_a_backend_does_not_work(
 ) -> None:
     monkeypatch.setitem(registry._backends, "triton", registry.Registered(factory=factory))
     monkeypatch.setattr(registry, "candidates", lambda device: ("triton", "torch"))
-    backend = attention_backend("auto", make_shape())
-    assert type(backend) is TorchAttention
+    with pytest.raises(ValueError, match=r"'triton' does not work here.*; 'torch' runs, several"):
+        attention_backend("auto", make_shape())
     assert fault in caplog.text
+    assert type(attention_backend("torch", make_shape())) is TorchAttention
 
 
 def test_auto_keeps_a_backend_that_works(
