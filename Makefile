@@ -130,15 +130,22 @@ $(BIN)/python:
 	@echo "Making $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
 
+# Folders by name: pip's own finder is asked only after a folder that is called signalbox, as this one
+# may be for a program that runs beside it.
+FIND_CHECKOUT = printf '%s\n' '$(CURDIR)' '$(CURDIR)/kernels' '$(CURDIR)/clients/python' \
+	> "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/signalbox.pth"
+
 $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing into $(VENV) (the first time takes minutes)"
 	@$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(FIND_CHECKOUT)
 	@touch $@ $(SERVES)
 
 # Serving models that run natively: no PyTorch, and nothing for development.
 $(SERVES): pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing into $(VENV)"
 	@$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[cpu]'
+	@$(FIND_CHECKOUT)
 	@touch $@
 
 # Only what the extra `docs` names: the site needs none of what serving needs.

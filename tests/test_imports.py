@@ -171,3 +171,11 @@ def test_only_the_reader_of_old_checkpoints_knows_pickle() -> None:
     assert found == {"gpu_worker/checkpoints/torch_file.py"}
     reader = (ROOT / "gpu_worker/checkpoints/torch_file.py").read_text(encoding="utf-8")
     assert reader.count("torch.load(") == reader.count("weights_only=True") == 1
+
+
+def test_a_checkout_is_found_beside_the_folder_that_it_lies_in(tmp_path: Path) -> None:
+    """There is a folder called signalbox where a checkout lies, without a module in it."""
+    (tmp_path / "signalbox").mkdir()
+    command = [sys.executable, "-c", "import signalbox; print(signalbox.__file__)"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.strip().endswith("__init__.py")
