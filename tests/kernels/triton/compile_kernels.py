@@ -37,11 +37,13 @@ from signalbox_kernels.triton import (
 from signalbox_kernels.triton import reshape_and_cache as caching
 from signalbox_kernels.triton.attention import paged_kernel
 
+CAPABILITIES = (80, 89, 90, 100, 120)
 HEAD_SIZES = {
-    torch.bfloat16: (8, 16, 32, 64, 96, 128, 256),
-    torch.float16: (64, 128),
-    torch.float32: (8, 16, 32, 64, 128, 256),
+    torch.bfloat16: ((64, 128, 256), (8, 16, 32, 96)),
+    torch.float16: ((128,), (64, 256)),
+    torch.float32: ((64,), (8, 128, 256)),
 }
+"""Those for every capability, and those that the capabilities take in turns, one each."""
 _HEADS, _KV_HEADS, _BLOCK_SIZE = 8, 2, 16
 _launch = JITFunction.run
 
@@ -149,8 +151,6 @@ def compile_sampling(dtype: torch.dtype) -> None:
     logit_edits.copy_rows(logits, wide, mask_of_row=None, masks=None)
     masks = _empty(1, 1000, dtype=torch.int32)
     edited, status = logit_edits.copy_rows(logits, wide, mask_of_row=ints[0], masks=masks)
-    if dtype is not torch.bfloat16:
-        return  # edited logits are float32, whatever the model's are
     logit_edits.add_to_tokens(edited, wide, ints[0], floats[0])
     tokens = _empty(4, 3000, dtype=torch.int32)
     logit_edits.penalise(edited, logit_edits.PenaltyColumns(wide, *floats[:3], wide, wide, tokens))
@@ -158,16 +158,17 @@ def compile_sampling(dtype: torch.dtype) -> None:
     logprobs.gather_logprobs(edited, wide, num_top=2)
 
 
-def compile_all(printer: _Printer) -> None:
-    """Compiles all kernels, for each type of element and size of head."""
+def compile_all(printer: _Printer, capability: int) -> None:
+    """Compiles all kernels, for each type of element and some sizes of heads."""
     pool, runs = _empty(9, 1 << 17), _empty(3, 3)
     blocks._copy_runs_kernel[(3, 1)](pool, pool, runs, pool.shape[1], WORDS=2048)
-    for dtype, head_sizes in HEAD_SIZES.items():
+    compile_sampling(torch.bfloat16)
+    for dtype, (always, in_turns) in HEAD_SIZES.items():
         name = str(dtype).removeprefix("torch.")
         printer.case = name
         compile_layers(dtype)
-        compile_sampling(dtype)
-        for head_size in head_sizes:
+        turn = CAPABILITIES.index(capability) % len(in_turns)
+        for head_size in (*always, in_turns[turn]):
             printer.case = f"{name}, heads of {head_size}"
             compile_heads(dtype, head_size)
 
@@ -179,4 +180,4 @@ if __name__ == "__main__":
     shown = _Printer()
     JITFunction.run = lambda kernel, *args, **kwargs: shown.run(kernel, *args, **kwargs)
     with FakeTensorMode():
-        compile_all(shown)
+        compile_all(shown, capability)
