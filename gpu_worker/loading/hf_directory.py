@@ -74,7 +74,8 @@ class DirectorySource:
     def _shards_of(self, index_name: str, pattern: str) -> list[Path]:
         index = self._path / index_name
         if not index.is_file():
-            return sorted(self._path.glob(pattern))
+            alone = self._path / index_name.removesuffix(".index.json")
+            return [alone] if alone.is_file() else sorted(self._path.glob(pattern))
         places = read_json(index).get("weight_map")
         if not isinstance(places, dict) or not all(isinstance(one, str) for one in places.values()):
             raise ModelError(f"{index} does not say where the tensors are; fetch it again")

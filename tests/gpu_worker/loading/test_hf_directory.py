@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from gpu_worker.loading.model_source import model_name
 from gpu_worker.runner.model_runner import ModelRunner
 from tests.gpu_worker.loading.gguf_files import open_path
 from tests.gpu_worker.model_runners import WEIGHTS, make_runner, remove_files
-from tests.gpu_worker.tiny_models import make_model, make_tokenizer
+from tests.gpu_worker.tiny_models import make_llama, make_model, make_tokenizer
 
 # ---- directories ----
 
@@ -47,6 +48,14 @@ def test_named_templates_become_the_default_one(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
     files = open_path(tmp_path).tokenizer_files()
     assert json.loads(files["tokenizer_config.json"]) == {"chat_template": "d"}
+
+
+def test_other_tensors_beside_the_model_are_not_its(tmp_path: Path) -> None:
+    """An adapter, or the same weights as their author stored them."""
+    make_llama(tmp_path)
+    model = tmp_path / "model.safetensors"
+    shutil.copy(model, tmp_path / "adapter_model.safetensors")
+    assert open_path(tmp_path).files() == [tmp_path / "config.json", model]
 
 
 def test_progress_is_told(tmp_path: Path) -> None:
