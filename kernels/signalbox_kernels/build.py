@@ -194,7 +194,7 @@ def compiler() -> str:
     for name in (os.environ.get("CXX"), "g++", "clang++", "c++"):
         if name and (found := shutil.which(name)):
             return found
-    raise BuildError("there is no C++ compiler (g++ or clang++)")
+    raise BuildError("there is no C++ compiler; install g++ or clang++")
 
 
 def _main() -> None:

@@ -122,7 +122,7 @@ def test_without_a_library_torch_serves_and_one_line_warns(
     native_tiny: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def unavailable() -> None:
-        raise NativeUnavailable("there is no C++ compiler (g++ or clang++)")
+        raise NativeUnavailable("there is no C++ compiler; install g++ or clang++")
 
     monkeypatch.setattr(eligibility, "best_isa", unavailable)
     Driver(runner=make_runner(native_tiny)).generate(make_prompts(20), num_tokens=2)
