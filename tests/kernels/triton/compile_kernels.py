@@ -48,7 +48,7 @@ _HEADS, _KV_HEADS, _BLOCK_SIZE = 8, 2, 16
 _launch = JITFunction.run
 
 
-class _NoDriver:
+class NoDriver:
     """A device that only has a name."""
 
     def __init__(self, capability: int) -> None:
@@ -175,7 +175,7 @@ def compile_all(printer: _Printer, capability: int) -> None:
 
 if __name__ == "__main__":
     capability = int(sys.argv[1])
-    driver.set_active(_NoDriver(capability))
+    driver.set_active(NoDriver(capability))
     torch.cuda.get_device_capability = lambda device=None: divmod(capability, 10)
     shown = _Printer()
     JITFunction.run = lambda kernel, *args, **kwargs: shown.run(kernel, *args, **kwargs)
