@@ -14,7 +14,7 @@ LEAST_DOT = 16
 
 
 class Tile(NamedTuple):
-    """What one program computes at a time, and with how many warps."""
+    """The sizes of what one program computes at a time."""
 
     rows: int
     """Queries of a tile, times the heads that share a K and V head."""
