@@ -12,15 +12,18 @@ from torch import Tensor
 from signalbox_kernels.triton.launch import check, check_tensors, is_interpreted
 
 _WORDS_PER_PROGRAM = 2048
+_RUNS_PER_LAUNCH = 32768
+"""At most 65,535, which is all that the second dimension of a grid takes; the first one has 31
+bits."""
 _WORD_TYPES = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 
 @triton.jit
 def _copy_runs_kernel(src_pool, dst_pool, runs, words_per_block, WORDS: tl.constexpr):
-    run = runs + tl.program_id(0) * 3
+    run = runs + tl.program_id(1) * 3
     source, target = tl.load(run), tl.load(run + 1)  # int64: pools exceed 2^31 words
     num_words = tl.load(run + 2) * words_per_block
-    word = tl.program_id(1).to(tl.int64) * WORDS + tl.arange(0, WORDS)
+    word = tl.program_id(0).to(tl.int64) * WORDS + tl.arange(0, WORDS)
     mask = word < num_words
     words = tl.load(src_pool + source * words_per_block + word, mask=mask)
     tl.store(dst_pool + target * words_per_block + word, words, mask=mask)
@@ -47,7 +50,7 @@ def block_runs(src: Tensor, dst: Tensor) -> Tensor:
 
 
 def copy_blocks(pool: Tensor, src: Tensor, dst: Tensor) -> None:
-    """Copies blocks within a pool in one launch; `ops.copy_blocks` is the contract."""
+    """Copies blocks within a pool; `ops.copy_blocks` is the contract."""
     _check("copy_blocks", pool, pool, src, dst)
     check_tensors("copy_blocks", pool)
     runs = block_runs(src, dst)
@@ -89,10 +92,8 @@ def _launch(src_pool: Tensor, dst_pool: Tensor, runs: Tensor, *, longest: int) -
     source, target = src_pool.view(word), dst_pool.view(word)
     if not is_interpreted():
         runs = runs.pin_memory()  # a copy from pageable memory would wait for the stream
-    _copy_runs_kernel[(len(runs), triton.cdiv(longest * source.shape[1], _WORDS_PER_PROGRAM))](
-        source,
-        target,
-        runs.to(source.device, non_blocking=True),
-        source.shape[1],
-        WORDS=_WORDS_PER_PROGRAM,
-    )
+    programs = triton.cdiv(longest * source.shape[1], _WORDS_PER_PROGRAM)
+    for part in runs.to(source.device, non_blocking=True).split(_RUNS_PER_LAUNCH):
+        _copy_runs_kernel[(programs, len(part))](
+            source, target, part, source.shape[1], WORDS=_WORDS_PER_PROGRAM
+        )

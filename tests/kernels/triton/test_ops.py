@@ -63,6 +63,35 @@ def test_copy_joins_neighbours_and_leaves_the_rest(triton_device: str, block_byt
     assert torch.equal(pool, expected)
 
 
+def test_copies_of_any_size_are_launches_that_cuda_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of 512 blocks of 2 MiB, and more runs than a grid's second dimension has."""
+    from signalbox_kernels.triton import blocks
+
+    grids: list[tuple[int, int]] = []
+    num_runs: list[int] = []
+
+    class Launches:
+        def __getitem__(self, grid: tuple[int, int]) -> "Launches":
+            grids.append(grid)
+            return self
+
+        def __call__(
+            self, source: Tensor, target: Tensor, runs: Tensor, *sizes: int, **_: int
+        ) -> None:
+            num_runs.append(len(runs))
+
+    monkeypatch.setattr(blocks, "_copy_runs_kernel", Launches())
+    large = torch.empty(1024, 2 << 20, dtype=torch.uint8, device="meta")
+    blocks.copy_blocks(large, torch.arange(512), torch.arange(512) + 512)
+    small = torch.empty(1 << 18, 8, dtype=torch.uint8, device="meta")
+    evens = torch.arange(0, 1 << 17, 2)
+    blocks.copy_blocks(small, evens, evens + (1 << 17))
+    assert grids[0] == (512 * (2 << 20) // 8 // 2048, 1)
+    assert max(grid[1] for grid in grids) <= 65535
+    assert [grid[1] for grid in grids] == num_runs
+    assert sum(num_runs) == 1 + len(evens)
+
+
 def test_swap_goes_out_and_back(triton_device: str) -> None:
     gpu = torch.randint(0, 256, (8, 1000), dtype=torch.uint8, device=triton_device)
     cpu, before = torch.zeros(5, 1000, dtype=torch.uint8), gpu.clone()
