@@ -6,18 +6,15 @@ import pytest
 
 from contract.sampling_params import SamplingParams
 from gpu_worker.native.native_runner import NativeRunner
-from signalbox_kernels import native
 from tests.gpu_worker.builders import make_mapping, make_step
 from tests.gpu_worker.generation import Driver, Generated, make_batch, make_sequence
 from tests.gpu_worker.model_runners import make_prompts, make_runner
+from tests.native_kernels import skip_without_native_kernels
 
 
 @pytest.fixture(params=["float32", "bfloat16"])
 def runner(request: pytest.FixtureRequest, native_tiny: Path) -> NativeRunner:
-    try:
-        native.library()
-    except native.NativeUnavailable as error:
-        pytest.skip(str(error))
+    skip_without_native_kernels()
     runner: NativeRunner = make_runner(native_tiny, cpu_backend="native", dtype=request.param)
     return runner
 
