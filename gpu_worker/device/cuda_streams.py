@@ -69,10 +69,7 @@ class CudaStreams:
             error = int(runtime.cudaHostRegister(address, num_bytes, _REGISTER_PORTABLE))
         if error:
             self._forget_error()
-            raise MemoryError(
-                f"CUDA cannot pin {num_bytes >> 20} MiB of RAM (error {error}); "
-                "lower swap_space, or raise the limit of locked memory (ulimit -l)"
-            )
+            raise MemoryError(f"CUDA cannot pin {num_bytes >> 20} MiB of RAM (error {error})")
 
     def unpin(self, address: int) -> None:
         runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]

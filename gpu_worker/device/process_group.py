@@ -120,6 +120,8 @@ def _nccl(store: Any, rank: int, size: int) -> Any:
     if not c10d.is_nccl_available():
         raise ValueError("tensor_parallel_size needs NCCL, which this PyTorch is built without")
     os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")  # no other machine may join
+    # Its monitor asks the store every second, for dumps that training wants; the store is gone.
+    os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
     nccl: Any = c10d.ProcessGroupNCCL
     options = nccl.Options()
     options._timeout = TIMEOUT

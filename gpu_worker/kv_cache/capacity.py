@@ -7,6 +7,7 @@ free, at most 2 GiB, and half of that again for swapped blocks. Neither pool is 
 sequences together can use.
 """
 
+import logging
 from collections.abc import Callable
 
 from contract.model import WorkerCapacity
@@ -15,6 +16,8 @@ from gpu_worker.batch.largest_batch import largest_batch
 from gpu_worker.config import GIB, CacheConfig
 from gpu_worker.device.ram import available_ram
 from gpu_worker.kv_cache.measured_device import MeasuredDevice
+
+logger = logging.getLogger(__name__)
 
 _CPU_SHARE, _CPU_LIMIT = 8, 2 * GIB
 _CPU_SWAP_SHARE, _CPU_SWAP_LIMIT = 16, 1 * GIB
@@ -65,7 +68,9 @@ def measure_capacity(
     capacity = WorkerCapacity(
         block_size=block_size,
         num_gpu_blocks=min(budget // block_bytes, useful),
-        num_cpu_blocks=min(_swap_space(cache_config, device) // num_ranks // block_bytes, useful),
+        num_cpu_blocks=_num_swap_blocks(
+            cache_config, device, num_ranks=num_ranks, block_bytes=block_bytes, useful=useful
+        ),
         block_bytes=block_bytes,
         max_num_seqs=cache_config.max_num_seqs,
         max_num_batched_tokens=num_tokens,
@@ -113,6 +118,29 @@ def _measure_step(
     if device.type == "cuda":  # the first run compiled kernels, too
         times = [device.seconds(lambda: execute(batch))]
     return divisor * activations, num_run / times[0]
+
+
+def _num_swap_blocks(
+    cache_config: CacheConfig,
+    device: MeasuredDevice,
+    *,
+    num_ranks: int,
+    block_bytes: int,
+    useful: int,
+) -> int:
+    """Raises MemoryError if `swap_space` was set and the device cannot be given so much."""
+    wanted = min(_swap_space(cache_config, device) // num_ranks // block_bytes, useful)
+    possible = device.swap_bytes(wanted * block_bytes) // block_bytes
+    if possible < wanted:
+        what = (
+            f"{wanted * block_bytes >> 20} MiB of swap space cannot be pinned, "
+            f"{possible * block_bytes >> 20} MiB can"
+        )
+        remedy = "raise the limit of locked memory (ulimit -l)"
+        if cache_config.swap_space_bytes is not None:
+            raise MemoryError(f"{what}; lower swap_space, or {remedy}")
+        logger.warning("%s and are used; for more, %s", what, remedy)
+    return possible
 
 
 def _swap_space(cache_config: CacheConfig, device: MeasuredDevice) -> int:

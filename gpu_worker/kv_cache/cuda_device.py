@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import torch
 
+from gpu_worker.device.device_choice import streams_of
+from gpu_worker.kv_cache.host_pool import pinnable_bytes
 from gpu_worker.kv_cache.measured_device import (
     COPY_BYTES,
     NUM_COPIES,
@@ -34,6 +36,9 @@ class CudaDevice:
     def free_and_total(self) -> tuple[int, int]:
         torch.cuda.empty_cache()
         return torch.cuda.mem_get_info(self._device)
+
+    def swap_bytes(self, wanted: int) -> int:
+        return pinnable_bytes(wanted, streams_of(self._device))
 
     def peak_growth(self, work: Callable[[], object]) -> int:
         """Returns the growth of PyTorch's reserved memory, including gaps between its pieces."""

@@ -62,6 +62,16 @@ class SwapMemory:
             self._pinned_address = None
 
 
+def pinnable_bytes(wanted: int, streams: Streams) -> int:
+    """Returns how much can be pinned now: all that is wanted, a half, a quarter, ..., or 0."""
+    while wanted >= mmap.PAGESIZE:
+        with contextlib.suppress(MemoryError):
+            SwapMemory(num_blocks=1, block_bytes=wanted, streams=streams).close()
+            return wanted
+        wanted //= 2
+    return 0
+
+
 def num_nodes(nodes: Path = _NODES) -> int:
     """Returns how many NUMA nodes this machine has; 1 where Linux does not say."""
     return max(1, len(list(nodes.glob("node[0-9]*"))))

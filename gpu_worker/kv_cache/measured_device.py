@@ -49,6 +49,10 @@ class MeasuredDevice(Protocol):
         """Returns bytes that no process uses, and all bytes."""
         ...
 
+    def swap_bytes(self, wanted: int) -> int:
+        """Returns how much of the wanted swap memory the device can be given."""
+        ...
+
 
 class HostDevice:
     """The CPU, whose memory is the machine's."""
@@ -65,6 +69,9 @@ class HostDevice:
     def free_and_total(self) -> tuple[int, int]:
         free = available_ram()
         return free, self.use().used + free
+
+    def swap_bytes(self, wanted: int) -> int:
+        return wanted
 
     def peak_growth(self, work: Callable[[], object]) -> int:
         before = procfs_bytes("VmRSS", _STATUS)

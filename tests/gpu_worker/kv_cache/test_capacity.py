@@ -17,8 +17,12 @@ SECONDS_PER_TOKEN = 0.25
 class MeasuredHost(HostDevice):
     """A CPU on which a step takes as much memory and time as it has tokens."""
 
-    def __init__(self) -> None:
+    def __init__(self, swap_limit: int | None = None) -> None:
         self.steps: list[Batch] = []
+        self.swap_limit = swap_limit
+
+    def swap_bytes(self, wanted: int) -> int:
+        return wanted if self.swap_limit is None else min(wanted, self.swap_limit)
 
     def execute(self, batch: Batch) -> None:
         self.steps.append(batch)
@@ -35,9 +39,13 @@ class MeasuredHost(HostDevice):
         return 1.0
 
 
-def measure(device: MeasuredHost, *, step_divisor: int) -> WorkerCapacity:
+def measure(
+    device: MeasuredHost, *, step_divisor: int = 1, swap_space: float | None = None
+) -> WorkerCapacity:
     return measure_capacity(
-        cache_config=CacheConfig(max_num_batched_tokens=512, max_num_seqs=16),
+        cache_config=CacheConfig(
+            max_num_batched_tokens=512, max_num_seqs=16, swap_space=swap_space
+        ),
         block_size=16,
         max_model_len=4096,
         block_bytes=1,
@@ -57,3 +65,16 @@ def test_a_part_of_the_largest_step_says_what_the_whole_takes(divisor: int) -> N
     assert capacity.activations_bytes == 512 * BYTES_PER_TOKEN
     assert capacity.prefill_tokens_per_s == 1 / SECONDS_PER_TOKEN
     assert (capacity.max_num_batched_tokens, capacity.max_num_seqs) == (512, 16)
+
+
+def test_swap_space_that_cannot_be_pinned_becomes_smaller(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert measure(MeasuredHost(swap_limit=100)).num_cpu_blocks == 100
+    assert "of swap space cannot be pinned" in caplog.text
+
+
+def test_swap_space_that_was_asked_for_is_not_made_smaller() -> None:
+    assert measure(MeasuredHost(), swap_space=0.5).num_cpu_blocks == 16 * 4096 // 16
+    with pytest.raises(MemoryError, match=r"cannot be pinned.*lower swap_space"):
+        measure(MeasuredHost(swap_limit=100), swap_space=0.5)

@@ -8,7 +8,7 @@ import torch
 
 from gpu_worker.device.cuda_streams import node_of
 from gpu_worker.device.streams import HostStreams
-from gpu_worker.kv_cache.host_pool import SwapMemory, num_nodes, prefer_node
+from gpu_worker.kv_cache.host_pool import SwapMemory, num_nodes, pinnable_bytes, prefer_node
 from signalbox_kernels import pages
 
 
@@ -58,3 +58,28 @@ def test_a_pool_is_zero_and_may_be_empty() -> None:
     assert not memory.pool.any()
     memory.close()
     assert SwapMemory(num_blocks=0, block_bytes=100, streams=HostStreams()).pool.shape == (0, 100)
+
+
+class LimitedStreams(HostStreams):
+    """Pins up to a limit, and counts what is pinned."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self.limit, self.pinned = limit, 0
+
+    def pin(self, address: int, num_bytes: int) -> None:
+        if num_bytes > self.limit:
+            raise MemoryError("the limit of this test")
+        self.pinned += 1
+
+    def unpin(self, address: int) -> None:
+        self.pinned -= 1
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"), [(1 << 24, 1 << 22), (1 << 22, 1 << 22), (3 << 20, 1 << 21), (0, 0)]
+)
+def test_what_can_be_pinned_is_halved_until_it_is(limit: int, expected: int) -> None:
+    streams = LimitedStreams(limit)
+    assert pinnable_bytes(1 << 22, streams) == expected
+    assert streams.pinned == 0
