@@ -1,24 +1,28 @@
-"""Tries a backend beside PyTorch's on the device at hand, before `auto` trusts it there.
+"""Tries a backend beside plain PyTorch on the device at hand, before `auto` trusts it there.
 
-Two sequences are prefilled together and then decode, with random queries, keys and values, once for
-each kind of layer (full, or with a window), and with rotation, which a backend may do itself.
+Two sequences are prefilled together, go on with a chunk beside a decode, and decode; with random
+queries, keys and values, once for each kind of layer (full, or with a window), and with rotation,
+which a backend may do itself. Then all of it again with other data in other blocks, because what a
+step has left behind may be what the next one fails by.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from gpu_worker.attention.backend import AttentionBackend, AttentionShape
-from gpu_worker.attention.torch_backend import TorchAttention
+from gpu_worker.attention.trial_batches import Span, consecutive_blocks, trial_batch
 from gpu_worker.batch.batch import Batch
-from gpu_worker.batch.largest_batch import largest_batch
 from gpu_worker.layers import AttentionPlan
 from gpu_worker.layers.rotary import Angles
+from signalbox_kernels.torch import reference
 
-_LENGTHS = (37, 5)
+_LENGTHS = ((0, 0), (37, 5), (57, 6), (58, 7))
+"""Tokens of both sequences before the first step and after each."""
 _TOLERANCE = 0.05
 """Tolerance for values around 1: wide enough for bfloat16 and TF32, far below the effect of a
 wrong index."""
@@ -31,96 +35,118 @@ def fault_of(
 
     That is all that a compiler or a driver said, which may be many lines.
     """
-    windows = tuple(dict.fromkeys(shape.sliding_windows))  # a layer of each kind
-    trial = replace(shape, num_layers=len(windows), sliding_windows=windows)
     try:
-        worst = _largest_difference(factory(trial), trial)
+        worst = _largest_difference(factory, one_layer_of_each_kind(shape))
     except Exception as error:  # whatever a compiler or a driver raises
         return f"{type(error).__name__}: {error}"
     return None if worst <= _TOLERANCE else f"its results are off by {worst:.2g}"
 
 
-def _largest_difference(backend: AttentionBackend, shape: AttentionShape) -> float:
+def one_layer_of_each_kind(shape: AttentionShape) -> AttentionShape:
+    """Returns the shape with one layer for each of its windows."""
+    windows = tuple(dict.fromkeys(shape.sliding_windows))
+    return replace(shape, num_layers=len(windows), sliding_windows=windows)
+
+
+class PlainAttention:
+    """The reference of the ops, whatever is registered for the device."""
+
+    def __init__(self, shape: AttentionShape, num_blocks: int) -> None:
+        self._shape = shape
+        sizes = (num_blocks, 2, shape.block_size, shape.num_kv_heads, shape.head_size)
+        self._caches = [
+            torch.zeros(sizes, dtype=shape.dtype, device=shape.device)
+            for _ in range(shape.num_layers)
+        ]
+
+    def attend(self, batch: Batch, query: Tensor, key_value: Tensor, *, layer: int) -> Tensor:
+        """Returns [num_tokens, num_heads * head_size] float32."""
+        on_device = (
+            torch.from_numpy(array).to(self._shape.device)
+            for array in (batch.slot_mapping, batch.query_start, batch.context_lens)
+        )
+        slot_mapping, query_start, context_lens = on_device
+        cache = self._caches[layer]
+        key, value = key_value.unbind(dim=1)
+        reference.reshape_and_cache(key, value, cache, slot_mapping)
+        out = reference.paged_attention(
+            query,
+            cache,
+            query_start=query_start,
+            context_lens=context_lens,
+            block_tables=torch.from_numpy(batch.block_tables).to(self._shape.device),
+            scale=self._shape.scale,
+            sliding_window=self._shape.sliding_windows[layer],
+            soft_cap=self._shape.soft_cap,
+        )
+        return out.flatten(1).float()
+
+
+def _largest_difference(
+    factory: Callable[[AttentionShape], AttentionBackend], shape: AttentionShape
+) -> float:
     """Returns NaN where a result is none."""
-    reference = TorchAttention(shape)
-    num_blocks = sum(_blocks(length + 1, shape) for length in _LENGTHS)
-    for each in (backend, reference):
-        pool = torch.zeros(num_blocks, each.block_bytes, dtype=torch.uint8, device=shape.device)
-        each.bind(pool)
-    generator = torch.Generator().manual_seed(0)
+    backend = factory(shape)
+    tables = consecutive_blocks(_LENGTHS[-1], shape.block_size)
+    num_blocks = sum(map(len, tables))
+    pool = torch.zeros(num_blocks, backend.block_bytes, dtype=torch.uint8, device=shape.device)
+    backend.bind(pool)
     worst = 0.0
-    for batch in _batches(shape):
-        plans = [each.plan(batch) for each in (backend, reference)]
-        for layer in range(shape.num_layers):
-            query, key_value = (
-                torch.randn(len(batch.token_ids), *size, generator=generator).to(
-                    shape.device, shape.dtype
-                )
-                for size in (
-                    (shape.num_heads, shape.head_size),
-                    (2, shape.num_kv_heads, shape.head_size),
-                )
-            )
-            for attended in (_plainly, _rotated):
-                out, expected = (attended(plan, query, key_value, layer) for plan in plans)
-                worst = float(np.maximum(worst, float((out - expected).abs().max())))
+    for seed in range(2):
+        plain = PlainAttention(shape, num_blocks)
+        generator = torch.Generator().manual_seed(seed)
+        for starts, ends in pairwise(_LENGTHS):
+            batch = trial_batch(shape, list(map(Span, starts, ends, tables)))
+            for layer in range(shape.num_layers):
+                difference = _difference(backend, plain, batch, shape, layer, generator)
+                worst = float(np.maximum(worst, difference))
+        tables = [num_blocks - 1 - table for table in tables]
     return worst
 
 
-def _plainly(plan: AttentionPlan, query: Tensor, key_value: Tensor, layer: int) -> Tensor:
-    return plan(query, key_value, layer=layer).float()
+def _difference(
+    backend: AttentionBackend,
+    plain: PlainAttention,
+    batch: Batch,
+    shape: AttentionShape,
+    layer: int,
+    generator: torch.Generator,
+) -> float:
+    """Returns the largest difference in one layer of one step, without rotation and with it."""
+    plan = backend.plan(batch)
+    query, key_value = (
+        torch.randn(len(batch.token_ids), *size, generator=generator).to(shape.device, shape.dtype)
+        for size in ((shape.num_heads, shape.head_size), (2, shape.num_kv_heads, shape.head_size))
+    )
+    angles = _angles(query)
+    plainly = plan(query.clone(), key_value.clone(), layer=layer)
+    differences = [plainly - plain.attend(batch, query, key_value, layer=layer)]
+    rotated = _attend_rotated(plan, query.clone(), key_value.clone(), angles, layer)
+    for heads in (query, key_value[:, 0]):
+        reference.rotary_embedding(heads, *angles)
+    differences.append(rotated - plain.attend(batch, query, key_value, layer=layer))
+    return float(torch.stack(differences).abs().max())
 
 
-def _rotated(plan: AttentionPlan, query: Tensor, key_value: Tensor, layer: int) -> Tensor:
-    """Attends through the plan's own rotation, if it has one."""
+def _attend_rotated(
+    plan: AttentionPlan, query: Tensor, key_value: Tensor, angles: Angles, layer: int
+) -> Tensor:
+    """Attends as layers do: through the plan's own rotation, or the one that is registered."""
+    attend_rotated = getattr(plan, "attend_rotated", None)
+    if attend_rotated is not None:
+        out: Tensor = attend_rotated(query, key_value, angles, layer=layer)
+        return out
+    angles.rotate(query)
+    angles.rotate(key_value[:, 0])
+    return plan(query, key_value, layer=layer)
+
+
+def _angles(query: Tensor) -> Angles:
     half = torch.linspace(0.0, 3.0, query.shape[2] // 2, dtype=torch.float32)
     cos, sin = half.cos(), half.sin()
-    angles = Angles(
+    return Angles(
         *(
             torch.cat(halves).expand(len(query), 1, -1).to(query)
             for halves in ((cos, cos), (-sin, sin))
         )
     )
-    query, key_value = query.clone(), key_value.clone()
-    attend_rotated = getattr(plan, "attend_rotated", None)
-    if attend_rotated is not None:
-        out: Tensor = attend_rotated(query, key_value, angles, layer=layer)
-        return out.float()
-    angles.rotate(query)
-    angles.rotate(key_value[:, 0])
-    return _plainly(plan, query, key_value, layer)
-
-
-def _batches(shape: AttentionShape) -> Iterator[Batch]:
-    """Yields a prefill of all sequences, then a step in which each decodes."""
-    yield _batch(shape, starts=(0,) * len(_LENGTHS), ends=_LENGTHS)
-    yield _batch(shape, starts=_LENGTHS, ends=tuple(length + 1 for length in _LENGTHS))
-
-
-def _batch(shape: AttentionShape, *, starts: tuple[int, ...], ends: tuple[int, ...]) -> Batch:
-    size, num_seqs = shape.block_size, len(_LENGTHS)
-    counts = [_blocks(length + 1, shape) for length in _LENGTHS]
-    tables = np.zeros((num_seqs, max(counts)), np.int32)
-    slots, positions = [], []
-    for seq, (start, end) in enumerate(zip(starts, ends, strict=True)):
-        tables[seq, : counts[seq]] = np.arange(counts[seq]) + sum(counts[:seq])
-        new = np.arange(start, end)
-        positions.append(new)
-        slots.append(tables[seq, new // size].astype(np.int64) * size + new % size)
-    lengths = np.array(ends) - np.array(starts)
-    rows = largest_batch(
-        num_tokens=num_seqs, num_seqs=num_seqs, max_model_len=2, block_size=size
-    ).rows
-    return Batch(
-        token_ids=np.zeros(lengths.sum(), np.int64),
-        positions=np.concatenate(positions),
-        slot_mapping=np.concatenate(slots),
-        query_start=np.concatenate(([0], np.cumsum(lengths))),
-        context_lens=np.array(ends),
-        block_tables=tables,
-        rows=rows,
-    )
-
-
-def _blocks(num_tokens: int, shape: AttentionShape) -> int:
-    return -(-num_tokens // shape.block_size)

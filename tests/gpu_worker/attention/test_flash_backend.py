@@ -16,9 +16,10 @@ from gpu_worker.attention import (
     registry,
 )
 from gpu_worker.attention import flash_kernels as flash
-from gpu_worker.attention.backend_check import _batch, fault_of
+from gpu_worker.attention.backend_check import fault_of
 from gpu_worker.attention.flash_backend import FlashAttention
 from gpu_worker.attention.flash_kernels import FLASH_KERNELS, FlashKernel
+from gpu_worker.attention.trial_batches import Span, consecutive_blocks, trial_batch
 from gpu_worker.config import AUTO_BLOCK_SIZE
 from gpu_worker.device.device_choice import streams_of
 from gpu_worker.device.input_transfer import InputPacker, PinnedBuffers
@@ -105,7 +106,9 @@ def test_a_plan_made_on_the_device_is_the_same(name: str, monkeypatch: pytest.Mo
     shape = make_flash_shape(block_size=kernel.block_sizes[0])
     backend = FlashAttention(shape, kernel)
     backend.bind(torch.zeros(20, backend.block_bytes, dtype=torch.uint8))
-    batch = _batch(shape, starts=(0, 4), ends=(37, 5))  # a prompt and a decode
+    blocks = consecutive_blocks((37, 5), shape.block_size)
+    spans = map(Span, (0, 4), (37, 5), blocks)  # a prompt and a decode
+    batch = trial_batch(shape, list(spans))
     packer = InputPacker(CPU, PinnedBuffers(CPU, streams_of(CPU).compute))
     query = torch.randn(34 + 4, 4, 64).bfloat16()[: len(batch.token_ids)]
     key_value = torch.randn(len(batch.token_ids), 2, 2, 64).bfloat16()

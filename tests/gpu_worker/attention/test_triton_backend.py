@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gpu_worker.attention import AttentionShape, attention_backend, automatic_backend, registry
 from gpu_worker.attention.backend import AttentionBackend
+from gpu_worker.attention.backend_check import fault_of
 from gpu_worker.attention.registry import BackendFactory
 from gpu_worker.attention.torch_backend import TorchAttention
 from gpu_worker.batch.batch import Batch
@@ -16,6 +17,7 @@ from gpu_worker.layers import AttentionPlan
 from gpu_worker.layers.rotary import Angles
 from gpu_worker.runner.model_runner import ModelRunner
 from signalbox_kernels import triton
+from signalbox_kernels.torch import registry as ops_registry
 from tests.gpu_worker.attention.device_attention import make_shape
 from tests.gpu_worker.generation import Driver
 from tests.gpu_worker.model_runners import make_prompts, make_runner
@@ -101,6 +103,31 @@ class MisrotatingAttention(TorchAttention):
 
     def plan(self, batch: Batch) -> AttentionPlan:
         return MisrotatingPlan(super().plan(batch))
+
+
+def test_the_rotation_of_a_trial_is_compared_with_pytorchs_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not with the one that is registered for the device, which layers and the backend share."""
+    monkeypatch.setattr(ops_registry, "_implementations", {})
+    assert fault_of(TorchAttention, make_shape()) is None
+    ops_registry.register("rotary_embedding", "cpu", lambda heads, cos, signed_sin: None)
+    assert "off by" in str(fault_of(TorchAttention, make_shape()))
+
+
+class ForgetfulAttention(TorchAttention):
+    """Whose results are right until it has been used."""
+
+    num_plans = 0
+
+    def plan(self, batch: Batch) -> AttentionPlan:
+        self.num_plans += 1
+        plan = super().plan(batch)
+        return plan if self.num_plans <= 3 else lambda q, kv, *, layer: plan(q, kv, layer=layer) * 0
+
+
+def test_a_trial_is_repeated_on_the_same_backend() -> None:
+    assert "off by" in str(fault_of(ForgetfulAttention, make_shape()))
 
 
 class BrokenAttention(TorchAttention):
