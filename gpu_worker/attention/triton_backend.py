@@ -67,9 +67,9 @@ class TritonAttention:
     """Satisfies `AttentionBackend`."""
 
     def __init__(self, shape: AttentionShape) -> None:
-        if shape.device.type != "cuda" and not is_interpreted():
+        if shape.device.type == "cpu" and not is_interpreted():
             raise ValueError(
-                f"attention_backend 'triton' cannot run on {shape.device.type}; use 'torch', "
+                "attention_backend 'triton' cannot run on a CPU; use 'torch', "
                 "or set TRITON_INTERPRET=1 to interpret its kernels, slowly"
             )
         if shape.head_size > MAX_HEAD_SIZE:

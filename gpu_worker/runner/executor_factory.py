@@ -24,7 +24,7 @@ def make_executor(
     loaded: LoadedModel, cache_config: CacheConfig, recorder: GraphRecorder | None
 ) -> TorchExecutor:
     """Makes the executor; without a recorder of graphs, kernels are launched one by one."""
-    on_device = loaded.device.type == "cuda" or recorder is not None
+    on_device = loaded.device.type != "cpu" or recorder is not None
     if on_device and isinstance(loaded.attention, DevicePlanning):
         return _async_executor(loaded, loaded.attention, cache_config, recorder)
     return TorchExecutor(loaded.model, loaded.attention, loaded.sampler, loaded.device)

@@ -28,9 +28,8 @@ def check_tensors(op: str, *tensors: Tensor) -> None:
     """Refuses tensors on several devices, or on one that kernels cannot reach."""
     devices = {tensor.device for tensor in tensors}
     check(len(devices) == 1, f"{op}: tensors are on {', '.join(sorted(map(str, devices)))}")
-    on_gpu = tensors[0].device.type == "cuda"
     check(
-        on_gpu or is_interpreted(),
+        tensors[0].device.type != "cpu" or is_interpreted(),
         f"{op}: Triton needs a CUDA device; set TRITON_INTERPRET=1 to interpret kernels on a CPU",
     )
 

@@ -78,7 +78,9 @@ def test_triton_refuses_a_cpu_and_large_heads(
     with pytest.raises(ValueError, match="heads of up to 256 elements, not 512; use 'torch'"):
         attention_backend("triton", make_shape(device=triton_device, head_size=512))
     monkeypatch.setattr(triton_backend, "is_interpreted", lambda: False)
-    with pytest.raises(ValueError, match="cannot run on cpu; use 'torch', or set TRITON_INTERPRET"):
+    with pytest.raises(
+        ValueError, match="cannot run on a CPU; use 'torch', or set TRITON_INTERPRET"
+    ):
         attention_backend("triton", make_shape())
 
 

@@ -78,7 +78,7 @@ class _Recording(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in _WAITING or _has_mask_as_index(func, args):
+        if waits(func, args):
             raise NotCapturable(f"{func} waits for the device")
         results = func(*args, **kwargs)
         if not (func.is_view and _share_memory(results, args)):  # reshape may copy
@@ -100,6 +100,11 @@ def _share_memory(results: Any, args: Any) -> bool:
 
 def _tensors(tree: Any) -> list[Tensor]:
     return [leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, Tensor)]
+
+
+def waits(func: Any, args: Any) -> bool:
+    """Returns whether an operator asks the device for a value."""
+    return func in _WAITING or _has_mask_as_index(func, args)
 
 
 def _has_mask_as_index(func: Any, args: Any) -> bool:
