@@ -1,5 +1,7 @@
 """Checks of launchers' arguments, and whether kernels are compiled or interpreted."""
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
@@ -13,39 +15,54 @@ _TRITON_TYPES = {
 }
 
 
+@cache
 def is_interpreted() -> bool:
-    """Returns whether kernels run in Triton's interpreter."""
+    """Returns whether kernels run in Triton's interpreter, which its import has decided."""
     return bool(triton.knobs.runtime.interpret)
 
 
-def check(holds: bool, message: str) -> None:
-    """Raises ValueError with the message if the condition is false."""
+def next_power_of_2(number: int) -> int:
+    """Returns what Triton's function of that name does, which takes microseconds a call."""
+    return 1 << max(0, number - 1).bit_length()
+
+
+def check(holds: bool, message: str, *values: object) -> None:
+    """Raises ValueError if the condition is false.
+
+    Launchers check at each call, and formatting shapes takes longer than a launch: they are passed
+    as `values`, for the braces of the message.
+    """
     if not holds:
-        raise ValueError(message)
+        shown = (tuple(value) if isinstance(value, torch.Size) else value for value in values)
+        raise ValueError(message.format(*shown))
 
 
 def check_tensors(op: str, *tensors: Tensor) -> None:
     """Refuses tensors on several devices, or on one that kernels cannot reach."""
-    devices = {tensor.device for tensor in tensors}
-    check(len(devices) == 1, f"{op}: tensors are on {', '.join(sorted(map(str, devices)))}")
-    check(
-        tensors[0].device.type != "cpu" or is_interpreted(),
-        f"{op}: Triton needs a CUDA device; set TRITON_INTERPRET=1 to interpret kernels on a CPU",
-    )
+    device = tensors[0].device
+    for tensor in tensors:
+        if tensor.device != device:
+            named = sorted({str(each.device) for each in tensors})
+            raise ValueError(f"{op}: tensors are on {', '.join(named)}")
+    if device.type == "cpu" and not is_interpreted():
+        raise ValueError(
+            f"{op}: Triton needs a CUDA device; set TRITON_INTERPRET=1 to interpret kernels on a "
+            "CPU"
+        )
 
 
 def check_floats(op: str, *tensors: Tensor) -> None:
     """Refuses tensors of several types, or whose last dimension has gaps."""
-    types = {tensor.dtype for tensor in tensors}
-    check(
-        len(types) == 1 and tensors[0].dtype in FLOAT_TYPES,
-        f"{op}: tensors are {', '.join(sorted(map(str, types)))}; "
-        "they must all be float32, bfloat16 or float16",
-    )
-    check(
-        all(tensor.stride(-1) == 1 or tensor.shape[-1] == 1 for tensor in tensors),
-        f"{op}: the last dimension of every tensor must be contiguous",
-    )
+    dtype = tensors[0].dtype
+    for tensor in tensors:
+        if tensor.dtype is not dtype or dtype not in FLOAT_TYPES:
+            types = sorted({str(each.dtype) for each in tensors})
+            raise ValueError(
+                f"{op}: tensors are {', '.join(types)}; "
+                "they must all be float32, bfloat16 or float16"
+            )
+        if tensor.stride(-1) != 1 and tensor.shape[-1] != 1:
+            raise ValueError(f"{op}: the last dimension of every tensor must be contiguous")
 
 
 def product_type(dtype: torch.dtype) -> tl.dtype:

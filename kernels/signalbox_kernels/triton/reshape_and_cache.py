@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from signalbox_kernels.triton.launch import check, check_floats, check_tensors
+from signalbox_kernels.triton.launch import check, check_floats, check_tensors, next_power_of_2
 
 
 @triton.jit
@@ -50,10 +50,13 @@ def reshape_and_cache(key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping
     check_tensors(op, key, value, kv_cache, slot_mapping)
     check_floats(op, key, value, kv_cache)
     num_tokens, num_heads, head_size = key.shape
-    check(value.shape == key.shape, f"{op}: K is {key.shape}, V is {value.shape}")
+    check(value.shape == key.shape, "{}: K is {}, V is {}", op, key.shape, value.shape)
     check(
         kv_cache.shape[1] == 2 and kv_cache.shape[3:] == key.shape[1:],
-        f"{op}: the cache is {tuple(kv_cache.shape)}, K is {tuple(key.shape)}",
+        "{}: the cache is {}, K is {}",
+        op,
+        kv_cache.shape,
+        key.shape,
     )
     check(slot_mapping.shape == (num_tokens,), f"{op}: there must be one slot for each token")
     if not num_tokens:
@@ -69,6 +72,6 @@ def reshape_and_cache(key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping
         num_heads,
         head_size,
         kv_cache.shape[2],
-        PADDED_HEADS=triton.next_power_of_2(num_heads),
-        PADDED_SIZE=triton.next_power_of_2(head_size),
+        PADDED_HEADS=next_power_of_2(num_heads),
+        PADDED_SIZE=next_power_of_2(head_size),
     )

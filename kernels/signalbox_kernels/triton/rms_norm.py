@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from signalbox_kernels.triton.launch import check, check_floats, check_tensors
+from signalbox_kernels.triton.launch import check, check_floats, check_tensors, next_power_of_2
 
 _LARGEST_ROW = 65536
 """Elements of a row that a program can hold."""
@@ -62,7 +62,9 @@ def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, *, eps: floa
     _check("fused_add_rms_norm", weight, x, residual)
     check(
         x.dim() == 2 and x.shape == residual.shape,
-        f"fused_add_rms_norm: x is {tuple(x.shape)}, residual is {tuple(residual.shape)}",
+        "fused_add_rms_norm: x is {}, residual is {}",
+        x.shape,
+        residual.shape,
     )
     return _launch(x.unsqueeze(1), residual, weight, eps).view(x.shape)
 
@@ -71,8 +73,8 @@ def _check(op: str, weight: Tensor, *rows: Tensor) -> None:
     check_tensors(op, weight, *rows)
     check_floats(op, weight, *rows)
     size = rows[0].shape[-1]
-    check(weight.shape == (size,), f"{op}: rows have {size} elements, weights {weight.shape[0]}")
-    check(size <= _LARGEST_ROW, f"{op}: rows have {size} elements; at most {_LARGEST_ROW}")
+    check(weight.shape == (size,), "{}: rows have {} elements, weights {}", op, size, weight.shape)
+    check(size <= _LARGEST_ROW, "{}: rows have {} elements; at most {}", op, size, _LARGEST_ROW)
 
 
 def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
@@ -81,7 +83,7 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> T
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if not out.numel():
         return out
-    padded = triton.next_power_of_2(size)
+    padded = next_power_of_2(size)
     _rms_norm_kernel[(x.shape[0] * x.shape[1],)](
         x,
         x if residual is None else residual,

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from signalbox_kernels.triton.launch import check, check_floats, check_tensors
+from signalbox_kernels.triton.launch import check, check_floats, check_tensors, next_power_of_2
 
 _HEADS_PER_PROGRAM = 16
 
@@ -121,7 +121,7 @@ def rotary_embedding(heads: Tensor, cos: Tensor, signed_sin: Tensor) -> None:
     num_tokens, num_heads, half = _check("rotary_embedding", heads, cos, signed_sin)
     if not num_tokens:
         return
-    _rotary_kernel[(num_tokens, triton.cdiv(num_heads, _HEADS_PER_PROGRAM))](
+    _rotary_kernel[(num_tokens, -(-num_heads // _HEADS_PER_PROGRAM))](
         heads,
         cos,
         signed_sin,
@@ -131,7 +131,7 @@ def rotary_embedding(heads: Tensor, cos: Tensor, signed_sin: Tensor) -> None:
         num_heads,
         half,
         HEADS=_HEADS_PER_PROGRAM,
-        PADDED_HALF=triton.next_power_of_2(half),
+        PADDED_HALF=next_power_of_2(half),
     )
 
 
@@ -150,14 +150,17 @@ def rotary_and_cache(
     check_floats(op, query, key_value, kv_cache)
     check(
         key_value.shape[:2] == (num_tokens, 2) and key_value.shape[2:] == kv_cache.shape[3:],
-        f"{op}: K and V are {tuple(key_value.shape)}, the cache {tuple(kv_cache.shape)}",
+        "{}: K and V are {}, the cache {}",
+        op,
+        key_value.shape,
+        kv_cache.shape,
     )
     check(slot_mapping.shape == (num_tokens,), f"{op}: there must be one slot for each token")
     if not num_tokens:
         return
     num_kv_heads = key_value.shape[2]
-    query_programs = triton.cdiv(num_heads, _HEADS_PER_PROGRAM)
-    programs = query_programs + triton.cdiv(num_kv_heads, _HEADS_PER_PROGRAM)
+    query_programs = -(-num_heads // _HEADS_PER_PROGRAM)
+    programs = query_programs + -(-num_kv_heads // _HEADS_PER_PROGRAM)
     _rotary_and_cache_kernel[(num_tokens, programs)](
         query,
         key_value,
@@ -176,7 +179,7 @@ def rotary_and_cache(
         kv_cache.shape[2],
         query_programs,
         HEADS=_HEADS_PER_PROGRAM,
-        PADDED_HALF=triton.next_power_of_2(half),
+        PADDED_HALF=next_power_of_2(half),
     )
 
 
@@ -185,10 +188,14 @@ def _check(op: str, heads: Tensor, cos: Tensor, signed_sin: Tensor) -> tuple[int
     check_tensors(op, heads, cos, signed_sin)
     check_floats(op, heads, cos, signed_sin)
     num_tokens, num_heads, head_size = heads.shape
-    check(head_size % 2 == 0, f"{op}: heads have {head_size} elements; the number must be even")
+    check(head_size % 2 == 0, "{}: heads have {} elements; the number must be even", op, head_size)
     angles = (num_tokens, 1, head_size)
     check(
         cos.shape == angles and signed_sin.shape == angles,
-        f"{op}: angles are {tuple(cos.shape)} and {tuple(signed_sin.shape)}, not {angles}",
+        "{}: angles are {} and {}, not {}",
+        op,
+        cos.shape,
+        signed_sin.shape,
+        angles,
     )
     return num_tokens, num_heads, head_size // 2

@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from signalbox_kernels.sampling import DrawStatus
-from signalbox_kernels.triton.launch import check, check_floats, check_tensors
+from signalbox_kernels.triton.launch import check, check_floats, check_tensors, next_power_of_2
 from signalbox_kernels.triton.sampling_passes import (
     best_logit,
     kth_weight_bits,
@@ -159,7 +159,7 @@ def draw_tokens(
             status,
             logits.stride(0),
             vocab_size,
-            CHUNK=min(_LOGITS_AT_ONCE, triton.next_power_of_2(vocab_size)),
+            CHUNK=min(_LOGITS_AT_ONCE, next_power_of_2(vocab_size)),
             IS_EDITED=is_edited,
             num_warps=8,
         )

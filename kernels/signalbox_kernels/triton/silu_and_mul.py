@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from signalbox_kernels.triton.launch import check, check_floats, check_tensors
+from signalbox_kernels.triton.launch import check, check_floats, check_tensors, next_power_of_2
 
 _ELEMENTS_PER_PROGRAM = 1024
 
@@ -29,13 +29,14 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
     check_floats("silu_and_mul", gate_up)
     check(
         gate_up.dim() == 2 and gate_up.shape[1] % 2 == 0,
-        f"silu_and_mul: {tuple(gate_up.shape)} is not [num_tokens, 2 * size]",
+        "silu_and_mul: {} is not [num_tokens, 2 * size]",
+        gate_up.shape,
     )
     num_tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty(num_tokens, size, dtype=gate_up.dtype, device=gate_up.device)
     if num_tokens:
-        elements = min(_ELEMENTS_PER_PROGRAM, triton.next_power_of_2(size))
-        _silu_and_mul_kernel[(num_tokens, triton.cdiv(size, elements))](
+        elements = min(_ELEMENTS_PER_PROGRAM, next_power_of_2(size))
+        _silu_and_mul_kernel[(num_tokens, -(-size // elements))](
             gate_up, out, gate_up.stride(0), size, ELEMENTS=elements
         )
     return out

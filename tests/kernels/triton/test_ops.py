@@ -232,3 +232,17 @@ def test_mixed_types_are_refused_by_name(triton_device: str) -> None:
     x = torch.zeros(2, 8, device=triton_device)
     with pytest.raises(ValueError, match=r"rms_norm: tensors are torch.bfloat16, torch.float32"):
         ops.rms_norm(x, torch.zeros(8, dtype=torch.bfloat16, device=triton_device), eps=1e-5)
+
+
+def test_a_check_formats_its_message_only_where_it_fails() -> None:
+    pytest.importorskip("triton")
+    from signalbox_kernels.triton.launch import check, next_power_of_2
+
+    class Unprintable:
+        def __format__(self, spec: str) -> str:
+            raise AssertionError("formatted")
+
+    check(True, "{}", Unprintable())
+    with pytest.raises(ValueError, match=r"^x is \(2, 3\), not 4$"):
+        check(False, "x is {}, not {}", torch.Size([2, 3]), 4)
+    assert [next_power_of_2(n) for n in (1, 2, 3, 64, 65)] == [1, 2, 4, 64, 128]

@@ -25,11 +25,13 @@ from signalbox_kernels.triton.launch import (
     check_floats,
     check_tensors,
     is_interpreted,
+    next_power_of_2,
     product_type,
 )
 
 _MIN_KEYS_PER_SPLIT = 256
 _MAX_SPLITS = 32
+_SPLITS = frozenset(1 << i for i in range(6))
 
 
 @triton.jit
@@ -235,22 +237,24 @@ def paged_attention(
     if not num_tokens:
         return out
     group = num_heads // num_kv_heads
-    padded_size = max(LEAST_DOT, triton.next_power_of_2(head_size))
+    padded_size = max(LEAST_DOT, next_power_of_2(head_size))
     tile = tile or choose_tile(
         num_bytes=query.dtype.itemsize,
         padded_size=padded_size,
         is_prefill=num_tokens >= 4 * num_seqs,
         capability=_capability(query.device),
     )
-    rows = max(tile.rows, int(triton.next_power_of_2(group)))
+    rows = max(tile.rows, next_power_of_2(group))
     queries = rows // group
     num_tiles = num_tokens // queries + num_seqs
     if num_splits is None:
         longest = block_tables.shape[1] * block_size
         num_splits = _choose_splits(num_tiles * num_kv_heads, longest, query.device)
     check(
-        num_splits in {1 << i for i in range(6)},
-        f"paged_attention: num_splits is {num_splits}; use a power of two up to {_MAX_SPLITS}",
+        num_splits in _SPLITS,
+        "paged_attention: num_splits is {}; use a power of two up to {}",
+        num_splits,
+        _MAX_SPLITS,
     )
     partials = make_partials(out, num_splits=num_splits, padded_size=padded_size)
     _paged_attention_kernel[(num_tiles, num_kv_heads, num_splits)](
@@ -298,16 +302,26 @@ def _check(
     num_heads, head_size = query.shape[1:]
     check(
         kv_cache.dim() == 5 and kv_cache.shape[1] == 2 and kv_cache.shape[4] == head_size,
-        f"{op}: the cache is {tuple(kv_cache.shape)}, queries are {tuple(query.shape)}",
+        "{}: the cache is {}, queries are {}",
+        op,
+        kv_cache.shape,
+        query.shape,
     )
-    check(head_size <= MAX_HEAD_SIZE, f"{op}: heads have {head_size} elements; at most 256")
+    check(head_size <= MAX_HEAD_SIZE, "{}: heads have {} elements; at most 256", op, head_size)
     check(
         num_heads % kv_cache.shape[3] == 0 and num_heads // kv_cache.shape[3] <= 128,
-        f"{op}: {num_heads} heads on {kv_cache.shape[3]}; groups must be whole, of at most 128",
+        "{}: {} heads on {}; groups must be whole, of at most 128",
+        op,
+        num_heads,
+        kv_cache.shape[3],
     )
     check(
         query_start.shape == (len(context_lens) + 1,) and len(tables) == len(context_lens),
-        f"{op}: {len(query_start)} starts, {len(context_lens)} contexts, {len(tables)} tables",
+        "{}: starts are {}, contexts {}, tables {}",
+        op,
+        query_start.shape,
+        context_lens.shape,
+        tables.shape,
     )
     check(
         query_start.is_contiguous() and context_lens.is_contiguous() and tables.stride(-1) == 1,
