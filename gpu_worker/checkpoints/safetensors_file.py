@@ -18,7 +18,7 @@ import numpy as np
 from gpu_worker.checkpoints.file_pages import read_pages
 from gpu_worker.checkpoints.stored_tensor import StoredTensor
 from gpu_worker.config import ModelError
-from signalbox_kernels.floats import BFLOAT16, AnyArray
+from signalbox_kernels.floats import BFLOAT16, FLOAT8_E4M3, AnyArray
 
 _MAX_HEADER_BYTES = 100_000_000  # the format's own bound
 _DTYPES = {
@@ -28,6 +28,7 @@ _DTYPES = {
     "I16": np.dtype(np.int16),
     "I32": np.dtype(np.int32),
     "I64": np.dtype(np.int64),
+    "F8_E4M3": FLOAT8_E4M3,
     "F16": np.dtype(np.float16),
     "BF16": BFLOAT16,
     "F32": np.dtype(np.float32),

@@ -1,7 +1,7 @@
 """A tensor of a checkpoint that is read when it is asked for."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from signalbox_kernels.floats import AnyArray
 from signalbox_kernels.storage import StoredMatrix
@@ -19,3 +19,5 @@ class StoredTensor:
     read: Callable[[], AnyArray]
     blocks: StoredMatrix | None = None
     """The same as quantised blocks, if it is stored in blocks that native programs run."""
+    parts: Mapping[str, "StoredTensor"] = field(default_factory=dict)
+    """The tensors that a quantised checkpoint has instead of it, by the ends of their names."""

@@ -11,7 +11,9 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpu_worker.checkpoints.safetensors_file import read_header, unreadable
+from gpu_worker.checkpoints.quantised_forms import QuantisedForm, with_matrices
+from gpu_worker.checkpoints.safetensors_file import stored_safetensors, unreadable
+from gpu_worker.checkpoints.stored_tensor import StoredTensor
 from signalbox_kernels.storage import GROUP, QUANTISED, Storage
 
 if TYPE_CHECKING:
@@ -40,6 +42,8 @@ class WeightSizes:
     """True for a family of models that native programs are for."""
     block_type: str = ""
     """Commonest type of the matrices in blocks that native programs run, such as "Q4_1"."""
+    quantised_form: str = ""
+    """Name of the form of a checkpoint's quantised matrices, such as "fp8"; empty for floats."""
 
     @property
     def has_blocks(self) -> bool:
@@ -47,10 +51,18 @@ class WeightSizes:
         return bool(self.block_type)
 
     def bytes_in(self, form: str) -> int:
-        """Returns what the weights take at least: as a dtype, "gguf", int8, int4, or OWN_TYPES."""
+        """Returns what the weights take at least.
+
+        Args:
+            form: a dtype, "gguf", int8, int4, fp8, the checkpoint's own form, or OWN_TYPES.
+        """
         match form:
-            case "gguf" | "its own types":
+            case "its own types" if self.quantised_form:
+                return 4 * self.num_values  # decoded
+            case "gguf" | "its own types" | self.quantised_form:
                 return self.stored_bytes
+            case "fp8":
+                return self.num_values + self.num_table_values
             case "int8":
                 return int(self.num_values * _INT8_BYTES)
             case "int4":
@@ -83,27 +95,34 @@ def gguf_sizes(stored_tensors: Iterable["GGUFTensor"], *, is_native: bool) -> We
     )
 
 
-def directory_sizes(shards: Iterable[Path], *, is_half: bool, is_native: bool) -> WeightSizes:
-    """Counts tensors of a checkpoint's files. Raises ModelError for a file that is broken."""
+def directory_sizes(
+    shards: Iterable[Path], *, is_half: bool, is_native: bool, form: QuantisedForm | None = None
+) -> WeightSizes:
+    """Counts tensors of a checkpoint's files. Raises ModelError for a file that is broken.
+
+    Args:
+        form: form of the quantised matrices, of which the values are counted, not the codes.
+    """
     values: dict[str, int] = {}
+    stored: dict[str, StoredTensor] = {}
     stored_bytes = 0
     for shard in shards:
         size = shard.stat().st_size
         stored_bytes += size
         if shard.suffix == ".safetensors":
-            with shard.open("rb", buffering=0) as file:
-                tensors, _ = read_header(shard, file)
-            values |= {name: prod(entry["shape"]) for name, entry in tensors.items()}
+            stored |= stored_safetensors(shard)
         elif size:
             values[shard.name] = size // (2 if is_half else 4)
         else:
             raise unreadable(shard, "it is empty")
+    values |= {name: prod(one.shape) for name, one in with_matrices(stored, form).items()}
     return WeightSizes(
         num_values=sum(values.values()),
         num_table_values=_num_table_values(values),
         stored_bytes=stored_bytes,
         is_half=is_half,
         is_native=is_native,
+        quantised_form="" if form is None else form.name,
     )
 
 

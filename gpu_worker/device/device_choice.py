@@ -32,6 +32,11 @@ def choose_device(config: DeviceConfig, parallel: ParallelConfig | None = None) 
     return torch.device("cuda", parallel.rank)
 
 
+def compute_capability(device: torch.device) -> tuple[int, int] | None:
+    """Returns what a CUDA device can compute with; None for a CPU."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+
+
 def dtype_for_half(device: torch.device) -> torch.dtype:
     """Returns the dtype that holds 16-bit weights; on a CPU bfloat16, if it has the instructions.
 

@@ -1,82 +1,101 @@
 """Linear layers, packed (Q, K and V in one matrix, gate and up in one) and tensor-parallel.
 
-A layer is filled shard by shard through `load_weight` and `load_bias`, then `finish` hands the
-matrix to the device's own layout. Until then it cannot be called.
+A layer holds its matrix in a format, which takes what the checkpoint has of each part: one tensor
+of a plain matrix, several of a quantised one. It is filled part by part, then `finish` hands the
+matrix to the device's own layout. Until then the layer cannot be called.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
 from torch import Tensor
 
 from gpu_worker.device.parallel_group import ParallelGroup
+from gpu_worker.layers.matrices import WEIGHT, Matrix, MatrixFormat, Part, PlainMatrix, shape_of
 from gpu_worker.layers.weight_placement import Placement, WeightTarget, copy_checked
-from signalbox_kernels.torch.linear import PackedWeight, pack_weight
 
 _ALL = "all"
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """A run of output rows that is one tensor in the checkpoint."""
-
-    start: int
-    size: int
-
-
-class _Linear:
+class Linear:
     """A matrix [out_features, in_features] of this rank, and perhaps a bias, in named parts."""
 
     def __init__(
-        self, *, in_features: int, parts: dict[str, int], bias: bool, placement: Placement
+        self, parts: Mapping[str, Part], *, bias: bool, placement: Placement, is_plain: bool = False
     ) -> None:
-        out_features = sum(parts.values())
-        self._parts: dict[str, _Part] = {}
-        start = 0
-        for name, size in parts.items():
-            self._parts[name] = _Part(start, size)
-            start += size
-        self._raw: Tensor | None = placement.empty(out_features, in_features)
+        """Args: is_plain: keeps the matrix in the model's dtype, whatever others are held in."""
+        self._parts, self._placement = parts, placement
+        out_features, _ = shape_of([*parts.values()])
         self._bias = placement.empty(out_features) if bias else None
-        self._packed: PackedWeight | None = None
+        self._format: MatrixFormat = PlainMatrix
+        self._matrix: Matrix | None = None  # made when the format is known
+        self.can_be_quantised = not is_plain
+
+    @property
+    def is_quantised(self) -> bool:
+        return self._format is not PlainMatrix
+
+    def hold_as(self, matrix_format: MatrixFormat) -> None:
+        """Chooses another format than the plain one, before anything is loaded."""
+        assert self._matrix is None and self.can_be_quantised
+        self._format = matrix_format
 
     def finish(self) -> None:
-        """Packs the weight, after all of it is loaded."""
-        assert self._raw is not None
-        self._packed = pack_weight(self._raw)
-        self._raw = None
+        """Packs the matrix, after all of it is loaded."""
+        self._made().finish()
 
-    def _weight_rows(self, part: _Part) -> Tensor:
-        assert self._raw is not None, "weights are loaded before finish()"
-        return self._raw.narrow(0, part.start, part.size)
+    def load_part(self, tensors: Mapping[str, Tensor], part: str) -> None:
+        """Takes the checkpoint's whole tensors of `part`, by the ends of their names."""
+        self._made().load(tensors, self._parts[part])
 
-    def _bias_rows(self, part: _Part) -> Tensor:
+    def _made(self) -> Matrix:
+        if self._matrix is None:
+            self._matrix = self._format([*self._parts.values()], self._placement)
+        return self._matrix
+
+    def _load_bias(self, tensor: Tensor, part: str) -> Tensor:
+        """Returns the rows of the bias that it filled."""
         assert self._bias is not None
-        return self._bias.narrow(0, part.start, part.size)
+        taken = self._parts[part]
+        rows = self._bias.narrow(0, taken.start, taken.num_rows)
+        copy_checked(rows, tensor[taken.rows])
+        return rows
 
     def _apply(self, x: Tensor) -> Tensor:
-        assert self._packed is not None, "finish() comes before the first call"
-        return self._packed.apply(x, self._bias)
+        assert self._matrix is not None, "finish() comes before the first call"
+        return self._matrix.apply(x, self._bias)
 
 
-class _ColumnParallelLinear(_Linear):
+@dataclass(frozen=True, slots=True)
+class MatrixTarget:
+    """The place of a part's matrix, plain or quantised. Satisfies `WeightTarget`."""
+
+    layer: Linear
+    part: str
+
+    def __call__(self, tensor: Tensor) -> None:
+        self.layer.load_part({WEIGHT: tensor}, self.part)
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        self.layer.load_part(tensors, self.part)
+
+
+class _ColumnParallelLinear(Linear):
     """Output rows divided over the ranks."""
-
-    def _shard(self, tensor: Tensor, part: str) -> Tensor:
-        raise NotImplementedError
 
     def load_weight(self, tensor: Tensor, part: str) -> None:
         """Takes the checkpoint's whole matrix of `part`."""
-        copy_checked(self._weight_rows(self._parts[part]), self._shard(tensor, part))
+        self.load_part({WEIGHT: tensor}, part)
 
     def load_bias(self, tensor: Tensor, part: str) -> None:
-        copy_checked(self._bias_rows(self._parts[part]), self._shard(tensor, part))
+        self._load_bias(tensor, part)
 
     def weight_targets(self, **names: str) -> dict[str, WeightTarget]:
         """Args: names: name of each part in the checkpoint, without `.weight` or `.bias`."""
         targets: dict[str, WeightTarget] = {}
         for part, name in names.items():
-            targets[f"{name}.weight"] = partial(self.load_weight, part=part)
+            targets[f"{name}.weight"] = MatrixTarget(self, part)
             if self._bias is not None:
                 targets[f"{name}.bias"] = partial(self.load_bias, part=part)
         return targets
@@ -84,6 +103,23 @@ class _ColumnParallelLinear(_Linear):
     def __call__(self, x: Tensor) -> Tensor:
         """Returns this rank's [num_tokens, out_features] for [num_tokens, in_features]."""
         return self._apply(x)
+
+
+def _rows_in_order(
+    sizes: Mapping[str, int], first: Mapping[str, int], whole: Mapping[str, int], in_features: int
+) -> dict[str, Part]:
+    """Places parts one below the other.
+
+    Args:
+        sizes, first: rows of each part that this rank takes, and the first of them.
+        whole: rows of the checkpoint's matrix.
+    """
+    parts, start = dict[str, Part](), 0
+    for name, size in sizes.items():
+        rows = slice(first[name], first[name] + size)
+        parts[name] = Part(start, rows, slice(0, in_features), (whole[name], in_features))
+        start += size
+    return parts
 
 
 class MergedColumnParallelLinear(_ColumnParallelLinear):
@@ -97,17 +133,12 @@ class MergedColumnParallelLinear(_ColumnParallelLinear):
         bias: bool,
         placement: Placement,
         group: ParallelGroup,
+        is_plain: bool = False,
     ) -> None:
-        self._group = group
-        super().__init__(
-            in_features=in_features,
-            parts={name: group.divide(size, name) for name, size in out_features.items()},
-            bias=bias,
-            placement=placement,
-        )
-
-    def _shard(self, tensor: Tensor, part: str) -> Tensor:
-        return self._group.shard(tensor, 0)
+        sizes = {name: group.divide(size, name) for name, size in out_features.items()}
+        first = {name: group.rank * size for name, size in sizes.items()}
+        parts = _rows_in_order(sizes, first, out_features, in_features)
+        super().__init__(parts, bias=bias, placement=placement, is_plain=is_plain)
 
 
 class QKVParallelLinear(_ColumnParallelLinear):
@@ -126,22 +157,16 @@ class QKVParallelLinear(_ColumnParallelLinear):
     ) -> None:
         self.num_heads = group.divide(num_heads, "num_attention_heads")
         self.num_kv_heads = kv_heads_per_rank(num_kv_heads, group)
-        self._group = group
         # Ranks that share a K and V head when there are fewer heads than ranks.
-        self._kv_sharers = max(1, group.size // num_kv_heads)
-        kv_size = self.num_kv_heads * head_size
-        super().__init__(
-            in_features=hidden_size,
-            parts={"q": self.num_heads * head_size, "k": kv_size, "v": kv_size},
-            bias=bias,
-            placement=placement,
-        )
-
-    def _shard(self, tensor: Tensor, part: str) -> Tensor:
-        if part == "q":
-            return self._group.shard(tensor, 0)
-        size = self._parts[part].size
-        return tensor.narrow(0, self._group.rank // self._kv_sharers * size, size)
+        kv_rank = group.rank // max(1, group.size // num_kv_heads)
+        heads = {"q": self.num_heads, "k": self.num_kv_heads, "v": self.num_kv_heads}
+        sizes = {name: count * head_size for name, count in heads.items()}
+        ranks = {"q": group.rank, "k": kv_rank, "v": kv_rank}
+        first = {name: ranks[name] * size for name, size in sizes.items()}
+        all_heads = {"q": num_heads, "k": num_kv_heads, "v": num_kv_heads}
+        whole = {name: count * head_size for name, count in all_heads.items()}
+        parts = _rows_in_order(sizes, first, whole, hidden_size)
+        super().__init__(parts, bias=bias, placement=placement)
 
 
 def kv_heads_per_rank(num_kv_heads: int, group: ParallelGroup) -> int:
@@ -151,7 +176,7 @@ def kv_heads_per_rank(num_kv_heads: int, group: ParallelGroup) -> int:
     return group.divide(num_kv_heads, "num_key_value_heads")
 
 
-class RowParallelLinear(_Linear):
+class RowParallelLinear(Linear):
     """Input columns divided over the ranks; the results are summed."""
 
     def __init__(
@@ -164,27 +189,24 @@ class RowParallelLinear(_Linear):
         group: ParallelGroup,
     ) -> None:
         self._group = group
-        super().__init__(
-            in_features=group.divide(in_features, "row-parallel input size"),
-            parts={_ALL: out_features},
-            bias=bias,
-            placement=placement,
-        )
+        size = group.divide(in_features, "row-parallel input size")
+        columns = slice(group.rank * size, group.rank * size + size)
+        part = Part(0, slice(0, out_features), columns, (out_features, in_features))
+        super().__init__({_ALL: part}, bias=bias, placement=placement)
 
     def load_weight(self, tensor: Tensor) -> None:
         """Takes the checkpoint's whole matrix."""
-        copy_checked(self._weight_rows(self._parts[_ALL]), self._group.shard(tensor, 1))
+        self.load_part({WEIGHT: tensor}, _ALL)
 
     def load_bias(self, tensor: Tensor) -> None:
         """Loads the bias on rank 0 and zeros elsewhere, because the ranks' results are summed."""
-        rows = self._bias_rows(self._parts[_ALL])
-        copy_checked(rows, tensor)
+        rows = self._load_bias(tensor, _ALL)
         if self._group.rank:
             rows.zero_()
 
     def weight_targets(self, name: str) -> dict[str, WeightTarget]:
         """Args: name: the checkpoint's name, without `.weight` or `.bias`."""
-        targets: dict[str, WeightTarget] = {f"{name}.weight": self.load_weight}
+        targets: dict[str, WeightTarget] = {f"{name}.weight": MatrixTarget(self, _ALL)}
         if self._bias is not None:
             targets[f"{name}.bias"] = self.load_bias
         return targets

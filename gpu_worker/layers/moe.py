@@ -33,6 +33,7 @@ class TopKRouter:
             bias=False,
             placement=placement,
             group=ParallelGroup(),
+            is_plain=True,
         )
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -21,24 +21,31 @@ class Placement:
     device: torch.device
     dtype: torch.dtype
 
-    def empty(self, *shape: int, around: float = 0.0) -> Tensor:
+    def empty(self, *shape: int, around: float = 0.0, dtype: torch.dtype | None = None) -> Tensor:
         """Allocates a weight that is loaded later.
 
         Args:
-            around: mean of the values that `loading.dummy` makes up.
+            around: mean of the values that `loading.dummy_weights` makes up.
+            dtype: type of codes or of scales of a quantised matrix, if it is one of these.
         """
+        dtype = dtype or self.dtype
         if self.device.type == "cpu":
-            size = torch.Size(shape).numel() * self.dtype.itemsize
+            size = torch.Size(shape).numel() * dtype.itemsize
             memory = torch.from_numpy(pages.empty((size,), np.dtype(np.uint8)))
-            return memory.view(self.dtype).view(shape)
-        return torch.empty(shape, device=self.device, dtype=self.dtype)
+            return memory.view(dtype).view(shape)
+        return torch.empty(shape, device=self.device, dtype=dtype)
+
+
+def checked_shape(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Returns the tensor. Raises ModelError if it has another shape."""
+    if tensor.shape != shape:
+        raise ModelError(
+            f"a weight has shape {tuple(tensor.shape)} where {shape} is expected; "
+            "config.json does not belong to these weights"
+        )
+    return tensor
 
 
 def copy_checked(target: Tensor, source: Tensor) -> None:
     """Copies a shard into its place. Raises ModelError if their shapes differ."""
-    if target.shape != source.shape:
-        raise ModelError(
-            f"a weight has shape {tuple(source.shape)} where {tuple(target.shape)} is expected; "
-            "config.json does not belong to these weights"
-        )
-    target.copy_(source)
+    target.copy_(checked_shape(source, tuple(target.shape)))

@@ -11,16 +11,32 @@ from torch import Tensor
 from gpu_worker.layers import Placement
 from gpu_worker.loading.dummy_source import SPREAD
 
+_NAN = 127
+"""The positive one in E4M3."""
+
 
 @dataclass(frozen=True, slots=True)
 class DummyPlacement(Placement):
-    """Fills every weight; the values are the same on every rank and at every start."""
+    """Fills every weight; the values are the same on every rank and at every start.
+
+    Codes are any that may occur, and scales are alike.
+    """
 
     generator: torch.Generator
 
-    def empty(self, *shape: int, around: float = 0.0) -> Tensor:
-        weight = torch.empty(shape, device=self.device, dtype=self.dtype)
-        return weight.uniform_(around - SPREAD, around + SPREAD, generator=self.generator)
+    def empty(self, *shape: int, around: float = 0.0, dtype: torch.dtype | None = None) -> Tensor:
+        weight = torch.empty(shape, device=self.device, dtype=dtype or self.dtype)
+        if dtype is None:
+            return weight.uniform_(around - SPREAD, around + SPREAD, generator=self.generator)
+        if dtype.is_floating_point and dtype.itemsize > 1:
+            return weight.fill_(around)
+        codes = weight.view(torch.uint8)
+        if not dtype.is_floating_point:
+            codes.random_(0, 256, generator=self.generator)
+            return weight
+        codes.random_(0, 2 * _NAN, generator=self.generator)
+        codes.add_(codes >= _NAN)  # all but the NaN of either sign
+        return weight
 
 
 def dummy_placement(placement: Placement) -> DummyPlacement:

@@ -6,6 +6,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+from gpu_worker.checkpoints.quantised_forms import quantised_form, with_matrices
 from gpu_worker.checkpoints.safetensors_file import read_safetensors, stored_safetensors
 from gpu_worker.checkpoints.stored_tensor import StoredTensor
 from gpu_worker.checkpoints.weight_sizes import WeightSizes, directory_sizes
@@ -38,12 +39,16 @@ class DirectorySource:
     @cached_property  # reads the headers of all files
     def sizes(self) -> WeightSizes | None:
         is_native = has_native_program(self.config.get("architectures") or ())
-        return directory_sizes(self.shards(), is_half=self.is_half, is_native=is_native)
+        form = quantised_form(self.config)
+        return directory_sizes(self.shards(), is_half=self.is_half, is_native=is_native, form=form)
 
     def files(self) -> list[Path]:
         return [self._path / "config.json", *self.shards()]
 
     def weights(self) -> Iterator[tuple[str, AnyArray]]:
+        if quantised_form(self.config) is not None:  # its tensors may lie in several files
+            yield from ((name, tensor.read()) for name, tensor in self.stored().items())
+            return
         for shard in self.shards():
             if shard.suffix == ".safetensors":
                 yield from read_safetensors(shard)
@@ -58,7 +63,7 @@ class DirectorySource:
             else:
                 for name, values in _of_torch_file(shard):
                     found[name] = StoredTensor(values.shape, partial(_same, values))
-        return found
+        return with_matrices(found, quantised_form(self.config))
 
     def shards(self) -> list[Path]:
         """Returns the files of weights. Raises ModelError if one is missing."""

@@ -20,7 +20,7 @@ from gpu_worker.config import (
     ModelError,
     ParallelConfig,
 )
-from gpu_worker.device.device_choice import choose_device, dtype_for_half
+from gpu_worker.device.device_choice import choose_device, compute_capability, dtype_for_half
 from gpu_worker.device.memory import bytes_in_use, tensor_bytes
 from gpu_worker.device.process_group import join
 from gpu_worker.layers import ParallelGroup, Placement
@@ -85,12 +85,14 @@ def load_model(
         placement = dummy_placement(placement)
     info = model_info(model_config, opened, str(placement.dtype).removeprefix("torch."))
     info = replace(info, arithmetic=_arithmetic(info.dtype, device))
-    choose_quantization(model_config, source, why_not_natively)  # refuses what floats are not
+    quantization = choose_quantization(
+        model_config, source, why_not_natively, compute_capability(device)
+    )
     _check_kv_dtype(cache_config.kv_cache_dtype, info.dtype, why_not_natively)
-    logger.info("%s", describe_form(source.sizes, info.dtype, None, why_not_natively))
+    logger.info("%s", describe_form(source.sizes, info.dtype, quantization, why_not_natively))
     with _out_of_memory_named(info, device), torch.inference_mode():
         model = opened.spec.build(config, info.max_model_len, placement, group)
-        load_weights(model, source, progress)
+        load_weights(model, source, progress, quantization)
     shape = _attention_shape(config, cache_config.block_size or AUTO_BLOCK_SIZE, placement, group)
     attention = choose_attention_backend(device_config.attention_backend, shape)
     loaded = LoadedModel(

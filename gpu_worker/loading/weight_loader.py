@@ -1,11 +1,16 @@
 """Puts a source's tensors into a model's packed weights."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from contract.startup import ReportProgress, StartupPhase, StartupProgress
+from gpu_worker.checkpoints.quantization import Quantization
+from gpu_worker.checkpoints.stored_tensor import StoredTensor
 from gpu_worker.config import ModelError
+from gpu_worker.layers import WeightTarget
+from gpu_worker.layers.linear import Linear, MatrixTarget
+from gpu_worker.layers.matrix_formats import matrix_format
 from gpu_worker.loading.dummy_source import DummySource
 from gpu_worker.loading.model_source import ModelSource
 from gpu_worker.models import Model
@@ -24,15 +29,30 @@ def load_weights(
     model: Model,
     source: ModelSource,
     progress: ReportProgress,
+    quantization: Quantization | None = None,
 ) -> None:
-    """Loads every weight and packs them; all must be there."""
+    """Loads every weight and packs them; all must be there.
+
+    Args:
+        quantization: a form that layers hold; None holds all matrices in the model's dtype.
+    """
     progress(StartupProgress(StartupPhase.LOAD))
+    if quantization is not None and isinstance(model, LoadsItself):
+        raise ModelError(
+            f"{quantization.name} is not served for models that run through transformers; use "
+            "--quantization none"
+        )
     if isinstance(source, DummySource):
         _refuse_dummy_weights(model)
+        _choose_formats(model, None, quantization)
     elif source.directory is not None and isinstance(model, LoadsItself):
         model.load(source.directory, progress)
+    elif quantization is not None:
+        stored = source.stored()
+        _choose_formats(model, stored, quantization)
+        _load_each(model, stored.items(), progress)
     else:
-        _load_each(model, source.weights(), progress)
+        _load_each(model, map(_read, source.weights()), progress)
     model.finish()
 
 
@@ -44,17 +64,68 @@ def _refuse_dummy_weights(model: Model) -> None:
         )
 
 
+def _choose_formats(
+    model: Model, stored: Mapping[str, StoredTensor] | None, quantization: Quantization | None
+) -> None:
+    """Tells layers in which format to hold their matrices.
+
+    Of a quantised checkpoint these are the layers all of whose parts are quantised there.
+
+    Args:
+        stored: the checkpoint's tensors; None for made-up weights.
+    """
+    if quantization is None:
+        return
+    assert quantization.form is not None, "PyTorch's layers hold no blocks"
+    names_of: dict[Linear, list[str]] = {}
+    for name, target in model.weight_targets().items():
+        if isinstance(target, MatrixTarget) and target.layer.can_be_quantised:
+            names_of.setdefault(target.layer, []).append(name)
+    if quantization.is_stored and stored is not None:
+        names_of = {
+            layer: names
+            for layer, names in names_of.items()
+            if all(_find(stored, name).parts for name in names)
+        }
+    if not names_of:
+        raise ModelError(
+            f"quantization is {quantization.name!r}, but no matrix of {type(model).__name__} can "
+            "be held in it; use 'none'"
+        )
+    for layer in names_of:
+        layer.hold_as(matrix_format(quantization.form))
+
+
+def _find(stored: Mapping[str, StoredTensor], name: str) -> StoredTensor:
+    found = stored.get(name) or stored.get(name.partition(".")[2])
+    if found is None:
+        raise ModelError(f"weight {name!r} is missing; the model is incomplete")
+    return found
+
+
+def _read(weight: tuple[str, AnyArray]) -> tuple[str, StoredTensor]:
+    name, values = weight
+    return name, StoredTensor(values.shape, lambda: values)
+
+
+def _put(tensor: StoredTensor, target: WeightTarget) -> None:
+    if isinstance(target, MatrixTarget) and target.layer.is_quantised and tensor.parts:
+        target.load({end: as_tensor(part.read()) for end, part in tensor.parts.items()})
+    else:
+        target(as_tensor(tensor.read()))
+
+
 def _load_each(
-    model: Model, weights: Iterable[tuple[str, AnyArray]], progress: ReportProgress
+    model: Model, weights: Iterable[tuple[str, StoredTensor]], progress: ReportProgress
 ) -> None:
     targets = model.weight_targets()
     of_bare_model = {name.partition(".")[2]: name for name in targets}
     total = len(targets)
-    for name, array in weights:
+    for name, tensor in weights:
         # some checkpoints were saved from the model within the model, and lack its name
         target = targets.pop(name, None) or targets.pop(of_bare_model.get(name, ""), None)
         if target is not None:
-            target(as_tensor(array))
+            _put(tensor, target)
         elif not model.ignores(name):
             raise ModelError(f"unexpected weight {name!r}; config.json names another architecture")
         progress(StartupProgress(StartupPhase.LOAD, total - len(targets), total))

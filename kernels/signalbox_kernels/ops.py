@@ -29,6 +29,8 @@ for _name in (
     "rotary_and_cache",
     "silu_and_mul",
     "gather_logprobs",
+    "quantize_fp8",
+    "fp8_linear",
 ):
     register_reference(_name, getattr(reference, _name))
 
@@ -207,6 +209,43 @@ def gather_logprobs(logits: Tensor, tokens: Tensor, *, num_top: int) -> Gathered
     """
     gather = implementation_of("gather_logprobs", logits.device)
     return GatheredLogprobs(*gather(logits, tokens, num_top=num_top))
+
+
+def quantize_fp8(x: Tensor, *, group_size: int | None = None) -> tuple[Tensor, Tensor]:
+    """Rounds rows to E4M3, the largest value of a row or of a group to the largest code.
+
+    Args:
+        x: [num_rows, size].
+        group_size: elements that share a scale; None stands for a row's.
+
+    Returns:
+        [num_rows, size] float8_e4m3fn, and [num_rows, num_groups] float32: a value is code * scale.
+    """
+    quantize = implementation_of("quantize_fp8", x.device)
+    codes, scales = quantize(x, group_size=group_size)
+    return codes, scales
+
+
+def fp8_linear(
+    x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, *, rows_per_scale: int
+) -> Tensor:
+    """Returns x @ matrix.T + bias for a matrix in E4M3, with x rounded by `quantize_fp8`.
+
+    Products are summed in float32.
+
+    Args:
+        x: [num_tokens, in_features].
+        weight: [out_features, in_features] float8_e4m3fn.
+        scales: [out_features / rows_per_scale, num_groups] float32, rounded up. One group is all
+            columns; of several each is of 128 columns, and x is rounded in groups of 128 too.
+        bias: [out_features], the dtype of `x`.
+        rows_per_scale: rows that share a scale: 1, or a power of two up to 128.
+
+    Returns:
+        [num_tokens, out_features], the dtype of `x`.
+    """
+    product = implementation_of("fp8_linear", x.device)
+    return cast(Tensor, product(x, weight, scales, bias, rows_per_scale=rows_per_scale))
 
 
 def is_finite(rows: Tensor) -> Tensor:

@@ -10,6 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+E4M3_MAX = 448.0
+FP8_GROUP = 128
+"""Columns of a block with a scale of its own."""
+_LEAST_MAXIMUM = 1e-10
+"""Keeps the scale of zeros from being zero."""
+
 
 def reshape_and_cache(key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
     used = slot_mapping >= 0
@@ -152,3 +158,24 @@ def gather_logprobs(
     of_token = table.gather(1, tokens[:, None])
     top = table.topk(num_top)
     return of_token.flatten(), (table >= of_token).sum(dim=-1), top.values, top.indices
+
+
+def quantize_fp8(x: Tensor, *, group_size: int | None = None) -> tuple[Tensor, Tensor]:
+    size = x.shape[-1]
+    width = group_size or size
+    groups = F.pad(x.float(), (0, -size % width)).view(len(x), -1, width)
+    scales = groups.abs().amax(dim=-1).clamp_min_(_LEAST_MAXIMUM).div_(E4M3_MAX)
+    scaled = (groups / scales[..., None]).flatten(-2)[..., :size]
+    return scaled.clamp_(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn), scales
+
+
+def fp8_linear(
+    x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, *, rows_per_scale: int
+) -> Tensor:
+    is_grouped = scales.shape[1] > 1
+    codes, of_x = quantize_fp8(x, group_size=FP8_GROUP if is_grouped else None)
+    width = FP8_GROUP if is_grouped else x.shape[1]
+    of_rows = scales.repeat_interleave(rows_per_scale, dim=0)[: len(weight)]
+    matrix = weight.float() * of_rows.repeat_interleave(width, dim=1)[:, : x.shape[1]]
+    rows = codes.float() * of_x.repeat_interleave(width, dim=1)[:, : x.shape[1]]
+    return F.linear(rows, matrix, None if bias is None else bias.float()).to(x.dtype)

@@ -223,8 +223,8 @@ def test_what_cannot_run_natively_is_said(
             make_runner(path, backend="torch", **options)
     with pytest.raises(ModelError, match="no quantised blocks"):
         make_runner(llama[0], quantization="gguf")
-    with pytest.raises(ValueError, match="'auto', 'none', 'gguf', 'int8' or 'int4'"):
-        make_runner(path, quantization="fp8")
+    with pytest.raises(ValueError, match="'auto', 'none', 'gguf', 'int8', 'int4' or 'fp8'"):
+        make_runner(path, quantization="fp4")
 
 
 def test_models_of_another_program_are_refused(tmp_path: Path) -> None:

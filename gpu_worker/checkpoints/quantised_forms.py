@@ -1,0 +1,128 @@
+"""The forms in which checkpoints hold quantised matrices, by `quantization_config`.
+
+A form knows the tensors that stand for a matrix, by the ends of their names, and what they mean:
+`read` gives the matrix in float32, which is how a device without kernels for the form runs it, and
+the reference for those that have some. Matrices that a checkpoint leaves as they are have no such
+tensors, so that its list of exceptions need not be read.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from gpu_worker.checkpoints import fp8
+from gpu_worker.checkpoints.stored_tensor import StoredTensor
+from gpu_worker.config import ModelError
+from signalbox_kernels.floats import AnyArray
+
+_WEIGHT = "weight"
+_NOT_READ = ("k_scale", "v_scale", "q_scale", "kv_scale")
+"""Scales of a KV cache in FP8."""
+
+Tensors = Mapping[str, AnyArray]
+"""Arrays of one matrix by the ends of their names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantisedForm:
+    """One way to hold a matrix in few bits."""
+
+    name: str
+    """Value of `--quantization` that keeps it."""
+    marker: str
+    """End of the name of a tensor that each quantised matrix has, and no other."""
+    ends: frozenset[str]
+    """Ends of the names of all tensors that it may have."""
+    shape: Callable[[Mapping[str, tuple[int, ...]]], tuple[int, ...]]
+    """Returns the rows and columns of the matrix that tensors of such shapes stand for."""
+    decode: Callable[[Tensors], AnyArray]
+    """Returns the matrix in float32, [out_features, in_features]."""
+    group_size: int | None = None
+    """Columns that share a scale; None if at least a row does."""
+
+
+FP8 = QuantisedForm(
+    name="fp8",
+    marker="weight_scale",
+    ends=frozenset({"weight", "weight_scale", "input_scale"}),
+    shape=fp8.shape,
+    decode=fp8.decode,
+)
+"""E4M3 with a scale for a matrix or for each row."""
+FP8_BLOCKS = QuantisedForm(
+    name="fp8",
+    marker="weight_scale_inv",
+    ends=frozenset({"weight", "weight_scale_inv", "input_scale"}),
+    shape=fp8.shape_of_blocks,
+    decode=fp8.decode_blocks,
+    group_size=fp8.BLOCK,
+)
+"""E4M3 with a scale for each block of 128 x 128."""
+
+
+def with_matrices(
+    stored: Mapping[str, StoredTensor], form: QuantisedForm | None
+) -> dict[str, StoredTensor]:
+    """Puts one tensor under `X.weight` where the files have several of a quantised matrix X.
+
+    Its `parts` are those of the files; reading it decodes them.
+    """
+    if form is None:
+        return dict(stored)
+    ends = form.ends | {*_NOT_READ}
+    found = dict[str, StoredTensor]()
+    for name, tensor in stored.items():
+        base, _, end = name.rpartition(".")
+        if end not in ends or f"{base}.{form.marker}" not in stored:
+            if end not in _NOT_READ:
+                found[name] = tensor
+        elif end == form.marker:
+            parts = {e: stored[f"{base}.{e}"] for e in form.ends if f"{base}.{e}" in stored}
+            found[f"{base}.{_WEIGHT}"] = _joined(base, parts, form)
+    return found
+
+
+def _joined(name: str, parts: Mapping[str, StoredTensor], form: QuantisedForm) -> StoredTensor:
+    try:
+        shape = form.shape({end: part.shape for end, part in parts.items()})
+    except (KeyError, ValueError, IndexError):
+        shapes = ", ".join(f"{end} {part.shape}" for end, part in sorted(parts.items()))
+        raise ModelError(f"{name} has {shapes}, which is no matrix in {form.name}") from None
+    return StoredTensor(shape, partial(_read, parts, form), parts=parts)
+
+
+def _read(parts: Mapping[str, StoredTensor], form: QuantisedForm) -> AnyArray:
+    return form.decode({end: part.read() for end, part in parts.items()})
+
+
+def quantised_form(config: Mapping[str, Any]) -> QuantisedForm | None:
+    """Returns the form that a config.json names; None if its weights are floats.
+
+    Raises ModelError for a form that is not known.
+    """
+    described = config.get("quantization_config")
+    if described is None:
+        return None
+    method = described.get("quant_method") if isinstance(described, Mapping) else described
+    reader = _READERS.get(str(method))
+    if reader is None:
+        raise ModelError(
+            f"the checkpoint is quantised by {str(method)[:40]!r}, which is not supported; use a "
+            f"model without quantization, or of {', '.join(sorted(_READERS))}"
+        )
+    return reader(described)
+
+
+def _fp8(described: Mapping[str, Any]) -> QuantisedForm:
+    """Scales of a whole matrix, of its rows, or of blocks."""
+    block = described.get("weight_block_size")
+    if block is not None and list(block) != [fp8.BLOCK, fp8.BLOCK]:
+        raise ModelError(
+            f"the checkpoint is in FP8 by blocks of {str(block)[:40]}; use one by blocks of "
+            f"{fp8.BLOCK} x {fp8.BLOCK}, or with scales of rows or matrices"
+        )
+    return FP8 if block is None else FP8_BLOCKS
+
+
+_READERS: dict[str, Callable[[Mapping[str, Any]], QuantisedForm]] = {"fp8": _fp8}

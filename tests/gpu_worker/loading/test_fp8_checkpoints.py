@@ -1,0 +1,181 @@
+"""Checkpoints in FP8: decoded where there is no hardware for it, and held as they are where there
+is."""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gpu_worker.config import ModelConfig, ModelError
+from gpu_worker.loading import loaded_model
+from gpu_worker.loading.model_source import weight_sizes
+from signalbox_kernels.torch import registry
+from tests.gpu_worker.model_runners import (
+    WEIGHTS,
+    assert_greedy,
+    last_logits,
+    make_prompts,
+    make_runner,
+    remove_files,
+)
+from tests.gpu_worker.quantised_models import (
+    SHAPE,
+    Encode,
+    by_block,
+    by_matrix,
+    by_row,
+    save_quantised,
+)
+from tests.gpu_worker.tiny_models import make_model
+
+FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+BLOCKS = FP8 | {"weight_block_size": [128, 128]}
+FORMS: dict[str, tuple[Encode, dict[str, Any]]] = {
+    "by matrix": (by_matrix, FP8),
+    "by row": (by_row, FP8),
+    "by block": (by_block, BLOCKS),
+}
+HOPPER, AMPERE = (9, 0), (8, 0)
+PROMPTS = make_prompts(30, 31)
+
+
+@pytest.fixture
+def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs the references of ops as if this were a card with products in FP8."""
+    monkeypatch.setattr(loaded_model, "compute_capability", lambda device: HOPPER)
+
+
+@pytest.fixture
+def exact_activations() -> Iterator[None]:
+    """Leaves the rounding of activations out of products."""
+
+    def product(
+        x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, *, rows_per_scale: int
+    ) -> Tensor:
+        width = 128 if scales.shape[1] > 1 else x.shape[1]
+        of_rows = scales.repeat_interleave(rows_per_scale, dim=0)[: len(weight)]
+        matrix = weight.float() * of_rows.repeat_interleave(width, dim=1)[:, : x.shape[1]]
+        return F.linear(x, matrix, bias)
+
+    registry.register("fp8_linear", "cpu", product)
+    yield
+    registry.unregister("fp8_linear", "cpu")
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("cpu_backend", ["auto", "torch"])
+def test_a_cpu_decodes_the_weights(
+    form: str, cpu_backend: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    reference = save_quantised(tmp_path, "llama2", *FORMS[form])
+    with caplog.at_level(logging.INFO):
+        runner = make_runner(tmp_path, cpu_backend=cpu_backend)
+    assert "weights: fp8 of the checkpoint, decoded to float32, " in caplog.text
+    assert_greedy(runner, reference, PROMPTS)
+
+
+@pytest.mark.usefixtures("hopper", "exact_activations")
+@pytest.mark.parametrize("family", ["qwen2", "gemma3"])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_card_holds_what_the_checkpoint_says(
+    form: str, family: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With activations as they are, the tokens are those of the decoded model."""
+    reference = save_quantised(tmp_path, family, *FORMS[form], stays="layers.1.mlp.up")
+    with caplog.at_level(logging.INFO):
+        runner = make_runner(tmp_path, cpu_backend="torch")
+    assert "weights: fp8 of the checkpoint, " in caplog.text
+    decoded = make_runner(tmp_path, cpu_backend="torch", quantization="none")
+    layers = [layer.attention for layer in runner._loaded.model.layers]
+    assert all(layer.qkv.is_quantised and layer.out.is_quantised for layer in layers)
+    of_layers = [layer.feed_forward for layer in runner._loaded.model.layers]
+    assert [one.gate_up.is_quantised for one in of_layers] == [True, False, True]
+    assert runner._loaded.weights_bytes < 0.6 * decoded._loaded.weights_bytes
+    assert_greedy(runner, reference, PROMPTS)
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("form", FORMS)
+def test_rounded_activations_stay_close(form: str, tmp_path: Path) -> None:
+    """A code is within 1/16 of its value; errors of a sum are independent."""
+    reference = save_quantised(tmp_path, "llama2", *FORMS[form])
+    runner = make_runner(tmp_path, cpu_backend="torch")
+    with torch.no_grad():
+        expected = reference(torch.tensor([PROMPTS[0]])).logits[0, -1]
+    actual = last_logits(runner, *PROMPTS, chunks=(29, 1))
+    assert F.cosine_similarity(actual, expected, dim=0) > 0.99
+
+
+@pytest.mark.usefixtures("hopper")
+def test_floats_become_fp8_at_load(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    reference = make_model(tmp_path, "qwen3", **SHAPE)
+    with caplog.at_level(logging.INFO):
+        runner = make_runner(tmp_path, cpu_backend="torch", quantization="fp8")
+    assert "weights: fp8, made at load, " in caplog.text
+    layer = runner._loaded.model.layers[0].attention.qkv._matrix
+    assert layer._codes.dtype is torch.float8_e4m3fn
+    assert layer._scales.shape == (12 * 32, 1)
+    with torch.no_grad():
+        expected = reference(torch.tensor([PROMPTS[0]])).logits[0, -1]
+    actual = last_logits(runner, *PROMPTS, chunks=(29, 1))
+    assert F.cosine_similarity(actual, expected, dim=0) > 0.98  # weights are rounded too
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("described", [None, FP8, BLOCKS])
+def test_made_up_weights_are_held_in_fp8(described: Any, tmp_path: Path) -> None:
+    make_model(tmp_path, "mixtral", **SHAPE, quantization_config=described)
+    remove_files(tmp_path, *WEIGHTS)
+    form = "auto" if described else "fp8"
+    runner = make_runner(tmp_path, cpu_backend="torch", load_format="dummy", quantization=form)
+    attention = runner._loaded.model.layers[0].attention
+    assert attention.qkv.is_quantised
+    assert not runner._loaded.model.layers[0].feed_forward.router.gate.is_quantised
+    logits = last_logits(runner, *PROMPTS, chunks=(29, 1))
+    assert logits.isfinite().all() and logits.std() > 1e-3
+
+
+def test_sizes_count_values_not_codes(tmp_path: Path) -> None:
+    reference = save_quantised(tmp_path, "llama2", by_block, BLOCKS)
+    sizes = weight_sizes(ModelConfig(model=str(tmp_path)))
+    assert sizes is not None
+    num_values = sum(parameter.numel() for parameter in reference.parameters())
+    assert sizes.bytes_in("bfloat16") == 2 * num_values
+    assert sizes.bytes_in("fp8") == (tmp_path / "model.safetensors").stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("capability", "reason"),
+    [
+        (None, "compute capability 8.9, and this is a CPU; use 'auto' or 'int8'"),
+        (AMPERE, "compute capability 8.9, and this one has 8.0; use 'auto'"),
+    ],
+)
+def test_a_device_without_fp8_refuses_it_by_name(
+    capability: Any, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_model(tmp_path, "llama2")
+    monkeypatch.setattr(loaded_model, "compute_capability", lambda device: capability)
+    remove_files(tmp_path, "*.safetensors")  # nothing of them is read
+    with pytest.raises(ModelError, match=f"quantization is 'fp8', but it takes .* {reason}"):
+        make_runner(tmp_path, cpu_backend="torch", quantization="fp8", load_format="dummy")
+
+
+@pytest.mark.parametrize(
+    ("described", "reason"),
+    [
+        ({"quant_method": "exl3"}, "is quantised by 'exl3', which is not supported"),
+        (FP8 | {"weight_block_size": [64, 64]}, r"in FP8 by blocks of \[64, 64\]; use one by"),
+    ],
+)
+def test_other_forms_are_refused_by_name(
+    described: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    save_quantised(tmp_path, "llama2", by_matrix, described)
+    with pytest.raises(ModelError, match=reason):
+        make_runner(tmp_path)
