@@ -1,32 +1,33 @@
 """Checks and measures everything that only a GPU can show, and writes one table.
 
-    python -m benchmarks.gpu [--parts probes roofline ...] [--out benchmarks/comparison/results]
+    python -m benchmarks.gpu [--parts probes steps ...] [--out benchmarks/results]
 
 Each part is a process of its own, with a time limit: one that fails, hangs or breaks the device is
-in the table with the reason, and the next one runs. All of it takes at most nine minutes.
-`--device cpu --tiny` shows that the program itself works, in a minute; its figures mean nothing.
+in the table with the reason, and the next one runs. The table is written anew after each part, with
+all that the parts printed beside it. The card's own rates are measured in every run. All of the
+default parts take at most nine minutes. `--device cpu --tiny` shows that the program itself works;
+its figures mean nothing.
 """
 
 import argparse
-import contextlib
-import os
-import platform
+import json
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from benchmarks.gpu import card
 from benchmarks.gpu.bench import Bench
-from benchmarks.gpu.measures import PartResult, from_json, markdown, to_json, write
-from benchmarks.gpu.parts import PARTS
+from benchmarks.gpu.measures import PartResult, markdown, to_json, write
+from benchmarks.gpu.part_list import DEFAULT_PARTS, PARTS, ROOFLINE
+from benchmarks.gpu.part_process import run_part
 
 TOTAL_S = 520.0
-_ROOT = Path(__file__).parents[2]
-_RESULTS = _ROOT / "benchmarks" / "results"
+_RESULTS = Path(__file__).parents[1] / "results"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -41,11 +42,12 @@ def main(arguments: list[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
+    options.device = device
     if options.part_result is not None:
-        return _run_here(options.parts[0], device, tiny=options.tiny, file=options.part_result)
-    results = _run_all(options.parts, device, tiny=options.tiny)
-    write(results, _machine(device), options.out)
-    print(markdown(results, _machine(device)))
+        return _run_here(options)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a part ends with this
+    results = _run_all(options)
+    print(markdown(results, card.machine(device)))
     return 1 if any(result.failure for result in results) else 0
 
 
@@ -53,78 +55,68 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
     parser.add_argument("--tiny", action="store_true", help="every size shrunk, to see it work")
-    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(DEFAULT_PARTS))
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        type=_setting,
+        metavar="NAME=VALUE",
+        help="setting of the workers, such as attention_backend=flash_attn; may be repeated",
+    )
+    parser.add_argument(
+        "--limit", type=float, metavar="SECONDS", help="for all parts together (default 520)"
+    )
     parser.add_argument("--out", type=Path, default=_RESULTS, help="for gpu.json and gpu.md")
     parser.add_argument("--part-result", type=Path, help=argparse.SUPPRESS)  # of one part, here
     return parser
 
 
-def _run_all(names: list[str], device: str, *, tiny: bool) -> list[PartResult]:
-    results, end = [], time.monotonic() + TOTAL_S
+def _setting(text: str) -> tuple[str, Any]:
+    """Returns name and value; a value that is JSON, such as true or 0.5, is what that means."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
+def _run_all(options: argparse.Namespace) -> list[PartResult]:
+    """Runs the parts, the card's own rates first; a limit replaces those of the parts."""
+    names = [ROOFLINE, *(name for name in options.parts if name != ROOFLINE)]
+    results, end = list[PartResult](), time.monotonic() + (options.limit or TOTAL_S)
+    options.out.mkdir(parents=True, exist_ok=True)
     for name in names:
-        limit_s = min(PARTS[name].limit_s, end - time.monotonic())
-        result = _run_apart(name, device, tiny=tiny, limit_s=limit_s)
+        left_s = end - time.monotonic()
+        result = run_part(
+            name,
+            [f"--device={options.device}", *(["--tiny"] if options.tiny else [])]
+            + [f"--set={key}={json.dumps(value)}" for key, value in options.set],
+            environment=PARTS[name].environment,
+            limit_s=left_s if options.limit else min(PARTS[name].limit_s, left_s),
+            log=options.out / f"gpu-{name}.log",
+        )
         print(f"{name}: {result.failure or 'done'} ({result.seconds:.0f} s)", flush=True)
         results.append(result)
+        write(results, card.machine(options.device), options.out)
     return results
 
 
-def _run_apart(name: str, device: str, *, tiny: bool, limit_s: float) -> PartResult:
-    """Runs a part as a process, so that nothing that it does to the device outlasts it."""
-    if limit_s < 5:
-        return PartResult(name=name, measures=[], failure="no time is left")
+def _run_here(options: argparse.Namespace) -> int:
+    part = PARTS[options.parts[0]]
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "result.json"
-        command = [sys.executable, "-m", "benchmarks.gpu", "--device", device, "--parts", name]
-        command += ["--part-result", str(file)] + ["--tiny"] * tiny
-        start = time.monotonic()
-        failure = _run_process(command, limit_s=limit_s)
-        seconds = time.monotonic() - start
-        if not file.exists():
-            return PartResult(name=name, measures=[], seconds=seconds, failure=failure)
-        result = from_json(file.read_text(encoding="utf-8"))
-    result.seconds = seconds
-    return result
-
-
-def _run_process(command: list[str], *, limit_s: float) -> str:
-    """Runs a command, and ends all that it has started; returns what went wrong, if anything."""
-    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
-        process = subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True, cwd=_ROOT
+        bench = Bench(
+            device=torch.device(options.device),
+            tiny=options.tiny,
+            folder=Path(folder),
+            settings={**part.settings, **dict(options.set)},
         )
-        try:
-            status = process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            return f"not done within {limit_s:.0f} s"
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        errors.seek(0)
-        return _last_line(errors.read()) or f"exit status {status}"
-
-
-def _run_here(name: str, device: str, *, tiny: bool, file: Path) -> int:
-    with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(device=torch.device(device), tiny=tiny, folder=Path(folder))
-        measures = PARTS[name].measure(bench)
-    file.write_text(to_json(PartResult(name=name, measures=measures)), encoding="utf-8")
+        measures = part.measurement()(bench)
+    result = PartResult(name=options.parts[0], measures=measures, card=card.state(options.device))
+    options.part_result.write_text(to_json(result), encoding="utf-8")
     return 0
-
-
-def _last_line(text: str) -> str:
-    lines = [line for line in text.splitlines() if line.strip()]
-    return lines[-1].strip() if lines else ""
-
-
-def _machine(device: str) -> dict[str, str]:
-    known = {"PyTorch": torch.__version__, "Python": platform.python_version()}
-    if device != "cuda":
-        return {"device": "a CPU: the figures mean nothing"} | known
-    properties = torch.cuda.get_device_properties(0)
-    memory = f"{properties.total_memory / (1 << 30):.0f} GiB"
-    return {"device": f"{properties.name} ({memory})", "CUDA": str(torch.version.cuda)} | known
 
 
 if __name__ == "__main__":

@@ -1,17 +1,31 @@
 """The GPU benchmark's own mistakes show on a CPU: every part runs there, with every size shrunk."""
 
 import json
+import subprocess
+import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 import torch
 
 from benchmarks.gpu import __main__ as program
-from benchmarks.gpu.bench import LLAMA_3_8B, QWEN3_0_6B, Bench
-from benchmarks.gpu.measures import Measure, PartResult, from_json, markdown, share, to_json
-from benchmarks.gpu.parts import PARTS
+from benchmarks.gpu.bench import Bench
+from benchmarks.gpu.measures import (
+    Measure,
+    PartResult,
+    from_json,
+    markdown,
+    share,
+    to_json,
+    verdict,
+)
+from benchmarks.gpu.models import LLAMA_3_8B, QWEN3_0_6B, make_runner
+from benchmarks.gpu.part_list import PARTS
+from benchmarks.gpu.part_process import run_process
 from benchmarks.gpu.steps import kv_bytes, prefill_flops, read_weights_bytes
 
 EXPECTED = {
@@ -21,18 +35,31 @@ EXPECTED = {
     "workload": ["4 requests: tokens", "4 requests: read"],
     "gap": ["idle between steps, 4 sequences"],
     "swap": ["swap out, scattered", "swap in, neighbours", "context 128: chosen over better"],
-    "attention": ["attention, 1 prefill of context 64: ours"],
+    "attention": [
+        "attention, 2 decodes of context 64: K and V read",
+        "attention, prefill of 64: fused in PyTorch",
+        "attention, prefill of 64: ours, beside PyTorch's",
+    ],
     "transformers": ["ours, same work"],
+    "kernels": ["decode of 1: all kernels", "decode of 4: all kernels", "prefill of 128: step"],
+    "sweep": ["2 decodes of context 64: chosen", "prefill of 64: best"],
+    "stack": [
+        "1 at a time: tokens",
+        "4 at a time: first token, median",
+        "8 chats at a time: tokens",
+    ],
+    "steps-eager": ["decode of 1, context 48: tokens, enforce_eager True"],
 }
 
 
-def make_bench(folder: Path) -> Bench:
-    return Bench(device=torch.device("cpu"), tiny=True, folder=folder)
+def make_bench(folder: Path, settings: Mapping[str, Any] | None = None) -> Bench:
+    return Bench(device=torch.device("cpu"), tiny=True, folder=folder, settings=settings or {})
 
 
 @pytest.mark.parametrize("name", PARTS)
 def test_every_part_measures_what_it_is_for(name: str, tmp_path: Path) -> None:
-    found = PARTS[name].measure(make_bench(tmp_path))
+    part = PARTS[name]
+    found = part.measurement()(make_bench(tmp_path, part.settings))
     names = [measure.name for measure in found]
     assert set(EXPECTED[name]) <= set(names)
     assert len(set(names)) == len(names)
@@ -41,8 +68,8 @@ def test_every_part_measures_what_it_is_for(name: str, tmp_path: Path) -> None:
 
 def test_what_a_share_is_of_is_measured_by_an_earlier_part(tmp_path: Path) -> None:
     earlier: list[Measure] = []
-    for name in ("roofline", "steps", "swap"):
-        found = PARTS[name].measure(make_bench(tmp_path))
+    for name in ("roofline", "steps", "swap", "steps-eager"):
+        found = PARTS[name].measurement()(make_bench(tmp_path))
         assert all(share(one, [*earlier, *found]) for one in found if one.of is not None)
         earlier += found
 
@@ -51,15 +78,34 @@ def test_a_part_that_fails_is_in_the_table_and_the_next_one_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(program.PARTS, "unknown", PARTS["probes"])  # not to the part's process
-    monkeypatch.setitem(program.PARTS, "roofline", PARTS["roofline"]._replace(limit_s=250))
-    arguments = ["--device", "cpu", "--tiny", "--out", str(tmp_path)]
-    assert program.main([*arguments, "--parts", "unknown", "roofline"]) == 1
+    arguments = ["--device", "cpu", "--tiny", "--limit", "250", "--out", str(tmp_path)]
+    assert program.main([*arguments, "--parts", "unknown", "probes"]) == 1
     content = json.loads((tmp_path / "gpu.json").read_text())
-    failed, measured = content["parts"]
+    roofline, failed, measured = content["parts"]  # the card's own rates are in every run
+    assert roofline["name"] == "roofline"
     assert "invalid choice: 'unknown'" in failed["failure"]
+    assert "usage:" in (tmp_path / "gpu-unknown.log").read_text()  # all that it has printed
     assert not measured["failure"]
     assert measured["measures"]
     assert (tmp_path / "gpu.md").read_text() in capsys.readouterr().out
+
+
+def test_a_setting_reaches_the_workers_of_a_part_or_is_refused(tmp_path: Path) -> None:
+    bench = make_bench(tmp_path, {"max_model_len": 192})
+    runner = make_runner(bench, LLAMA_3_8B, num_seqs=2, num_tokens=32)
+    assert runner.model.max_model_len == 192
+    with pytest.raises(ValueError, match="no setting of a worker is called max_length"):
+        make_runner(make_bench(tmp_path, {"max_length": 1}), LLAMA_3_8B, num_seqs=2, num_tokens=32)
+
+
+def test_a_part_imports_what_it_needs() -> None:
+    script = (
+        "import sys; from benchmarks.gpu.part_list import PARTS; import benchmarks.gpu.__main__; "
+        "PARTS['roofline'].measurement(); "
+        "print(*{'transformers', 'router', 'scheduler_svc', 'signalbox'} & sys.modules.keys())"
+    )
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (found.stdout, found.returncode) == ("\n", 0), found.stderr
 
 
 def is_running(pid: int) -> bool:
@@ -72,7 +118,9 @@ def is_running(pid: int) -> bool:
 def test_a_part_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
     started = tmp_path / "pid"
     script = f"sleep 600 & echo $! > {started}; wait"
-    assert program._run_process(["bash", "-c", script], limit_s=2) == "not done within 2 s"
+    log = tmp_path / "log"
+    end = run_process(["bash", "-c", script], environment={}, limit_s=2, log=log)
+    assert end == "not done within 2 s"
     pid = int(started.read_text())
     end = time.monotonic() + 60
     while is_running(pid):
@@ -107,6 +155,19 @@ def test_a_result_survives_its_file_and_says_what_was_reached() -> None:
     assert "| steps | late | 0.05  |  | ≤ 0.03 | no |  |" in rows
     assert "| steps | alone | 1 µs | ? of nothing | ≥ 1.15 |  |  |" in rows
     assert "- gap: not measured: CUDA error: out of memory (0 s)" in rows
+
+
+def test_the_aim_is_lower_where_a_card_copies_fast() -> None:
+    def verdicts(rate: float, *values: float) -> list[str]:
+        found = [Measure(name="copy", value=rate, unit="GB/s")]
+        found += [
+            Measure(name=f"{value}", value=value, unit="GB/s", of="copy", aim=0.85, aim_if_fast=0.8)
+            for value in values
+        ]
+        return [verdict(one, found) for one in found[1:]]
+
+    assert verdicts(3000.0, 2460.0, 2580.0) == ["no", "yes"]  # 0.82 and 0.86
+    assert verdicts(4300.0, 3397.0, 3526.0) == ["no", "yes"]  # 0.79 and 0.82
 
 
 def test_the_least_work_follows_from_what_is_known_of_the_models() -> None:

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.gpu import probes
 from benchmarks.gpu.bench import Bench
+from benchmarks.gpu.parts import probes
 from contract.sections.block_moves import BlockMapping
 from gpu_worker.device.device_choice import streams_of
 from gpu_worker.device.streams import Streams

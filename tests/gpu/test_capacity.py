@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.gpu.bench import QWEN3_0_6B, Bench
+from benchmarks.gpu.bench import Bench
+from benchmarks.gpu.models import QWEN3_0_6B, write_model
 from benchmarks.gpu.steps import make_batch
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
 from gpu_worker.runner.model_runner import ModelRunner
@@ -16,7 +17,7 @@ CUDA = torch.device("cuda")
 def make_runner(folder: Path, share: float) -> ModelRunner:
     bench = Bench(device=CUDA, tiny=False, folder=folder)
     return ModelRunner(
-        ModelConfig(model=str(bench.model(QWEN3_0_6B)), load_format="dummy"),
+        ModelConfig(model=str(write_model(bench, QWEN3_0_6B)), load_format="dummy"),
         CacheConfig(max_num_seqs=256, max_num_batched_tokens=8192, gpu_memory_utilization=share),
         device_config=DeviceConfig(device="cuda"),
     )
@@ -27,8 +28,8 @@ def test_the_largest_step_runs_beside_the_cache_that_was_announced(
     tmp_path: Path, share: float
 ) -> None:
     free, total = torch.cuda.mem_get_info()
-    if free < 0.95 * total:
-        pytest.skip("somebody else is on the card")
+    if free < 0.9 * total:  # PyTorch's own context takes up to a GiB
+        pytest.skip(f"others have {(total - free) >> 20} MiB of the card")
     runner = make_runner(tmp_path, share)
     found = runner.profile()
     assert found.activations_bytes > 0

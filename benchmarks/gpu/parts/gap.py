@@ -6,8 +6,9 @@ worker counts its own time, so what is left is scheduling, messages and waking u
 
 import asyncio
 
-from benchmarks.gpu.bench import LLAMA_3_8B, Bench
+from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.measures import Measure
+from benchmarks.gpu.models import LLAMA_3_8B, write_model
 from benchmarks.harness.closed_loop import Workload, closed_loop
 from benchmarks.serving import measure as measure_run
 from benchmarks.serving import vocab_size
@@ -26,10 +27,11 @@ async def _measure(bench: Bench) -> list[Measure]:
         "grpc_port": 0,
         "http": False,
         "log_level": "warning",
-        "model": str(bench.model(LLAMA_3_8B)),
+        "model": str(write_model(bench, LLAMA_3_8B)),
         "load_format": "dummy",
         "device": bench.device.type,
         "max_num_seqs": concurrency,
+        **bench.settings,
     }
     async with running(load(ServeSettings, settings)) as stack:
         workload = Workload(

@@ -5,9 +5,10 @@ The choice that is judged is the scheduler's own, by the rates that the worker a
 
 import numpy as np
 
-from benchmarks.gpu.bench import BLOCK_SIZE, LLAMA_3_8B, Bench
+from benchmarks.gpu.bench import BLOCK_SIZE, Bench
 from benchmarks.gpu.measures import Measure
-from benchmarks.gpu.roofline import TO_DEVICE, TO_HOST
+from benchmarks.gpu.models import LLAMA_3_8B, make_runner
+from benchmarks.gpu.parts.roofline import TO_DEVICE, TO_HOST
 from benchmarks.gpu.steps import make_batch
 from contract.sections.block_moves import BlockMapping
 from gpu_worker.kv_cache.cache_engine import CacheEngine
@@ -18,7 +19,7 @@ from scheduler_svc.kv.cost_model import CostModel
 def measure(bench: Bench) -> list[Measure]:
     longest = bench.pick(8192, 128)
     contexts = [context for context in (128, 512, 2048, 8192) if context <= longest]
-    runner = bench.runner(LLAMA_3_8B, num_seqs=8, num_tokens=longest)
+    runner = make_runner(bench, LLAMA_3_8B, num_seqs=8, num_tokens=longest)
     capacity = runner.profile()
     cost = CostModel(
         block_bytes=capacity.block_bytes,

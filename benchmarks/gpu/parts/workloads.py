@@ -12,9 +12,10 @@ import time
 
 import torch
 
-from benchmarks.gpu.bench import QWEN3_0_6B, Bench
+from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.measures import Measure
-from benchmarks.gpu.roofline import COPY
+from benchmarks.gpu.models import QWEN3_0_6B, config_of, write_model
+from benchmarks.gpu.parts.roofline import COPY
 from benchmarks.gpu.steps import kv_bytes, read_weights_bytes
 from signalbox.llm import LLM, SamplingParams
 
@@ -70,12 +71,13 @@ def _requests(bench: Bench, *, num_requests: int) -> list[Request]:
 
 def _llm(bench: Bench, requests: list[Request]) -> LLM:
     return LLM(
-        str(bench.model(QWEN3_0_6B)),
+        str(write_model(bench, QWEN3_0_6B)),
         load_format="dummy",
         device=bench.device.type,
         max_num_seqs=len(requests),
         max_model_len=bench.pick(4096, 128),
         enable_prefix_caching=False,
+        **bench.settings,
     )
 
 
@@ -98,7 +100,7 @@ def _generate(llm: LLM, requests: list[Request]) -> float:
 
 def _bytes_to_read(bench: Bench, requests: list[Request]) -> int:
     """At the least: weights a step, K and V of every context a token."""
-    config = bench.config(QWEN3_0_6B)
+    config = config_of(bench, QWEN3_0_6B)
     contexts = sum(length * len(prompt) + length * (length - 1) // 2 for prompt, length in requests)
     num_steps = max(length for _, length in requests)
     return num_steps * read_weights_bytes(config) + contexts * kv_bytes(config)
@@ -113,7 +115,7 @@ def _transformers(bench: Bench, requests: list[Request]) -> float:
         GenerationConfig,
     )
 
-    config = AutoConfig.from_pretrained(bench.model(QWEN3_0_6B))
+    config = AutoConfig.from_pretrained(write_model(bench, QWEN3_0_6B))
     with torch.device(bench.device):
         model = AutoModelForCausalLM.from_config(
             config, dtype=torch.bfloat16, attn_implementation=_their_attention(bench)
