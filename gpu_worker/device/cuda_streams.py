@@ -7,6 +7,7 @@ power of two, which takes up to twice the RAM (pytorch#150517).
 import contextlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -17,10 +18,14 @@ _REGISTER_PORTABLE = 1  # for every context, should a process use two devices
 
 
 class CudaEvent:
-    """A CUDA event that is recorded once, when it is made."""
+    """A CUDA event that is recorded once, when it is made.
 
-    def __init__(self, stream: torch.cuda.Stream) -> None:
-        self.event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    A thread that waits for it sleeps; by default CUDA would keep a core busy until it is done.
+    """
+
+    def __init__(self, stream: torch.cuda.Stream, *, is_timed: bool) -> None:
+        make: Any = torch.cuda.Event
+        self.event: torch.cuda.Event = make(enable_timing=is_timed, blocking=True)
         self.event.record(stream)
 
     @property
@@ -45,8 +50,8 @@ class CudaStream:
         with torch.cuda.stream(self._stream):
             work()
 
-    def record(self) -> CudaEvent:
-        return CudaEvent(self._stream)
+    def record(self, *, is_timed: bool = False) -> CudaEvent:
+        return CudaEvent(self._stream, is_timed=is_timed)
 
     def wait(self, event: Event) -> None:
         assert isinstance(event, CudaEvent)

@@ -21,7 +21,8 @@ class Event(Protocol):
         ...
 
     def ns_since(self, earlier: "Event") -> int:
-        """Returns nanoseconds from `earlier` to this event; both are done, on the same device."""
+        """Returns nanoseconds from `earlier` to this event; both are timed and done, on the same
+        device."""
         ...
 
 
@@ -32,8 +33,12 @@ class Stream(Protocol):
         """Enqueues the device work that `work` starts; `work` may be called at once."""
         ...
 
-    def record(self) -> Event:
-        """Marks the end of what has been enqueued so far."""
+    def record(self, *, is_timed: bool = False) -> Event:
+        """Marks the end of what has been enqueued so far.
+
+        Args:
+            is_timed: whether `ns_since` will be asked, which makes an event dearer.
+        """
         ...
 
     def wait(self, event: Event) -> None:
@@ -74,14 +79,16 @@ class HostEvent:
 
     is_done = True
 
-    def __init__(self) -> None:
-        self.at_ns = time.perf_counter_ns()
+    def __init__(self, *, is_timed: bool) -> None:
+        self.at_ns = time.perf_counter_ns() if is_timed else None
 
     def wait(self) -> None:
         """Returns at once: the event is done."""
 
     def ns_since(self, earlier: Event) -> int:
         assert isinstance(earlier, HostEvent)
+        assert self.at_ns is not None
+        assert earlier.at_ns is not None
         return self.at_ns - earlier.at_ns
 
 
@@ -91,8 +98,8 @@ class HostStream:
     def run(self, work: Callable[[], None]) -> None:
         work()
 
-    def record(self) -> HostEvent:
-        return HostEvent()
+    def record(self, *, is_timed: bool = False) -> HostEvent:
+        return HostEvent(is_timed=is_timed)
 
     def wait(self, event: Event) -> None:
         """Does nothing: the event's work is done."""

@@ -30,7 +30,7 @@ from gpu_worker.sampling.sampler import Sampler
 
 
 class Marks(NamedTuple):
-    """Events of one step on the stream that computes."""
+    """Events of one step on the stream that computes; all timed."""
 
     begin: Event
     forwarded: Event
@@ -94,10 +94,10 @@ class AsyncExecutor(TorchExecutor):
 
     def launch(self, batch: Batch) -> LaunchedStep:
         """Enqueues a batch; one that names draws of the batch before comes right after it."""
-        begin = self._compute.record()
+        begin = self._compute.record(is_timed=True)
         with span("forward"):
             hidden, logits, row_of = self._enqueue(batch)
-        forwarded = self._compute.record()
+        forwarded = self._compute.record(is_timed=True)
         with span("sample"):
             draws = None
             if logits is not None:
@@ -106,7 +106,7 @@ class AsyncExecutor(TorchExecutor):
                 read = self._send_back(draws)
             else:
                 read = partial(_same, self._draw_now(batch, hidden, logits, row_of))
-        marks = Marks(begin, forwarded, self._compute.record())
+        marks = Marks(begin, forwarded, self._compute.record(is_timed=True))
         return LaunchedStep(marks, read, can_feed=draws is not None)
 
     def _enqueue(self, batch: Batch) -> tuple[Tensor | None, Tensor | None, Int64Array | None]:

@@ -124,9 +124,10 @@ class CacheEngine:
             return
         if event := self._computed.conflict(use):
             self._copying.wait(event)
-        begin = self._copying.record()
+        begin = self._copying.record(is_timed=True)
         self._copying.run(lambda: ops.swap_blocks(src_pool, dst_pool, *_tensors(src, dst)))
-        end = self._copying.record()  # after the copies are enqueued, or it would mean nothing
+        # After the copies are enqueued, or it would mean nothing.
+        end = self._copying.record(is_timed=True)
         self._copied.add(end, lambda: use)
         self._clock.add(begin, end, num_bytes=len(src) * self.gpu_pool.shape[1])
 

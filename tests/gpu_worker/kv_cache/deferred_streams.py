@@ -22,8 +22,9 @@ def make_engine(streams: Streams | None = None, **sizes: int) -> CacheEngine:
 class DeferredEvent:
     """Done when its stream gets there."""
 
-    def __init__(self, streams: "DeferredStreams") -> None:
+    def __init__(self, streams: "DeferredStreams", *, is_timed: bool) -> None:
         self._streams = streams
+        self.is_timed = is_timed
         self.done_at_ns: int | None = None
 
     @property
@@ -37,6 +38,8 @@ class DeferredEvent:
 
     def ns_since(self, earlier: Event) -> int:
         assert isinstance(earlier, DeferredEvent)
+        assert self.is_timed
+        assert earlier.is_timed
         assert self.done_at_ns is not None
         assert earlier.done_at_ns is not None
         return self.done_at_ns - earlier.done_at_ns
@@ -51,8 +54,8 @@ class DeferredStream:
     def run(self, work: Callable[[], None]) -> None:
         self.queue.append(("run", work))
 
-    def record(self) -> DeferredEvent:
-        event = DeferredEvent(self.streams)
+    def record(self, *, is_timed: bool = False) -> DeferredEvent:
+        event = DeferredEvent(self.streams, is_timed=is_timed)
         self.queue.append(("record", event))
         return event
 
@@ -133,8 +136,8 @@ class ReadyStream:
     def run(self, work: Callable[[], None]) -> None:
         work()
 
-    def record(self) -> DeferredEvent:
-        event = DeferredEvent(self._streams)
+    def record(self, *, is_timed: bool = False) -> DeferredEvent:
+        event = DeferredEvent(self._streams, is_timed=is_timed)
         event.done_at_ns = self._streams.now_ns
         return event
 

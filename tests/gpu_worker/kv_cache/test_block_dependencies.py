@@ -171,9 +171,9 @@ def test_copies_that_nobody_waited_for_are_timed_by_those_that_have_ended() -> N
     copying = streams.new()
 
     def copy(num_bytes: int) -> None:
-        begin = copying.record()
+        begin = copying.record(is_timed=True)
         copying.run(lambda: None)
-        clock.add(begin, copying.record(), num_bytes=num_bytes)
+        clock.add(begin, copying.record(is_timed=True), num_bytes=num_bytes)
 
     copy(100)
     assert clock.pop_ns() == 2000  # the first one is waited for: two steps of the clock
