@@ -50,13 +50,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture
-def triton_device() -> Iterator[str]:
+def triton_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The device whose ops are Triton's during a test: a CPU, interpreted, or CUDA."""
     from signalbox_kernels import triton
 
     if not triton.is_installed():
         pytest.skip("Triton is not installed")
     device = "cpu" if os.environ["TRITON_INTERPRET"] == "1" else "cuda"
+    if device == "cpu":
+        from triton.runtime import interpreter
+
+        from tests.triton_interpreter import exact_e4m3
+
+        monkeypatch.setattr(interpreter, "_convert_float", exact_e4m3(interpreter._convert_float))
     triton.register_ops(device)
     yield device
     triton.unregister_ops(device)

@@ -7,7 +7,8 @@ a table.
 
 A layer's cache is always passed as a view of shape [num_blocks, 2, block_size, num_kv_heads,
 head_size] (index 0 of the second dimension is K, 1 is V). Its strides are the caller's choice, with
-the last dimension contiguous.
+the last dimension contiguous. Its elements are of the type of K and V, or of float8_e4m3fn: then
+it holds K / k_scale and V / v_scale, rounded to nearest, and what is beyond +-448 as +-448.
 """
 
 from typing import NamedTuple, cast
@@ -35,15 +36,26 @@ for _name in (
     register_reference(_name, getattr(reference, _name))
 
 
-def reshape_and_cache(key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
+def reshape_and_cache(
+    key: Tensor,
+    value: Tensor,
+    kv_cache: Tensor,
+    slot_mapping: Tensor,
+    *,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> None:
     """Writes each token's K and V to its slot.
 
     Args:
         key, value: [num_tokens, num_kv_heads, head_size].
         kv_cache: one layer's view, [num_blocks, 2, block_size, num_kv_heads, head_size]; written.
         slot_mapping: [num_tokens] int64, block * block_size + offset; negative is padding.
+        k_scale, v_scale: of a cache in E4M3; any other is not scaled.
     """
-    implementation_of("reshape_and_cache", key.device)(key, value, kv_cache, slot_mapping)
+    implementation_of("reshape_and_cache", key.device)(
+        key, value, kv_cache, slot_mapping, k_scale=k_scale, v_scale=v_scale
+    )
 
 
 def paged_attention(
@@ -56,6 +68,8 @@ def paged_attention(
     scale: float,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> Tensor:
     """Causal attention of packed queries over K and V in blocks; prefill chunks and decodes mix.
 
@@ -72,6 +86,7 @@ def paged_attention(
         scale: factor of the scores before softmax.
         sliding_window: how many of the last positions a query sees, itself included.
         soft_cap: scores become soft_cap * tanh(score / soft_cap) before mask and softmax.
+        k_scale, v_scale: factors of the cache's K and V.
 
     Returns:
         [num_tokens, num_heads, head_size], the dtype of `query`.
@@ -88,6 +103,8 @@ def paged_attention(
             scale=scale,
             sliding_window=sliding_window,
             soft_cap=soft_cap,
+            k_scale=k_scale,
+            v_scale=v_scale,
         ),
     )
 
@@ -160,6 +177,9 @@ def rotary_and_cache(
     signed_sin: Tensor,
     kv_cache: Tensor,
     slot_mapping: Tensor,
+    *,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> None:
     """Rotates queries in place, and writes rotated keys, and values, to their slots.
 
@@ -167,10 +187,11 @@ def rotary_and_cache(
         query: [num_tokens, num_heads, head_size]; written.
         key_value: [num_tokens, 2, num_kv_heads, head_size]; keys not rotated, and left so.
         cos, signed_sin: as of rotary_embedding.
-        kv_cache, slot_mapping: as of reshape_and_cache.
+        kv_cache, slot_mapping, k_scale, v_scale: as of reshape_and_cache.
     """
     rotate = implementation_of("rotary_and_cache", query.device)
-    rotate(query, key_value, cos, signed_sin, kv_cache, slot_mapping)
+    scales = {"k_scale": k_scale, "v_scale": v_scale}
+    rotate(query, key_value, cos, signed_sin, kv_cache, slot_mapping, **scales)
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:

@@ -11,19 +11,36 @@ import torch.nn.functional as F
 from torch import Tensor
 
 E4M3_MAX = 448.0
+"""Largest finite value of float8_e4m3fn, which has no infinity."""
 FP8_GROUP = 128
 """Columns of a block with a scale of its own."""
 _LEAST_MAXIMUM = 1e-10
 """Keeps the scale of zeros from being zero."""
 
 
-def reshape_and_cache(key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
+def reshape_and_cache(
+    key: Tensor,
+    value: Tensor,
+    kv_cache: Tensor,
+    slot_mapping: Tensor,
+    *,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> None:
     used = slot_mapping >= 0
     slots = slot_mapping[used]
     block_size = kv_cache.shape[2]
     blocks, offsets = slots // block_size, slots % block_size
-    kv_cache[blocks, 0, offsets] = key[used]
-    kv_cache[blocks, 1, offsets] = value[used]
+    kv_cache[blocks, 0, offsets] = to_cache(key[used], kv_cache.dtype, k_scale)
+    kv_cache[blocks, 1, offsets] = to_cache(value[used], kv_cache.dtype, v_scale)
+
+
+def to_cache(values: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
+    """Returns K or V as a cache of a type holds it; not a copy if that is their own type."""
+    if dtype is values.dtype:
+        return values
+    assert dtype is torch.float8_e4m3fn, "the only other type that the contract has"
+    return (values.float() * (1.0 / scale)).clamp_(-E4M3_MAX, E4M3_MAX).to(dtype)
 
 
 def paged_attention(
@@ -36,6 +53,8 @@ def paged_attention(
     scale: float,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> Tensor:
     out = torch.empty_like(query)
     lens = context_lens.tolist()
@@ -48,7 +67,12 @@ def paged_attention(
             device=query.device,
         )
         out[start:end] = _attend(
-            query[start:end], keys, values, visible, scale=scale, soft_cap=soft_cap
+            query[start:end],
+            keys.float() * k_scale,
+            values.float() * v_scale,
+            visible,
+            scale=scale,
+            soft_cap=soft_cap,
         )
     return out
 
@@ -83,8 +107,8 @@ def _attend(
     soft_cap: float | None,
 ) -> Tensor:
     group = query.shape[1] // keys.shape[1]
-    keys = keys.repeat_interleave(group, dim=1).float()
-    values = values.repeat_interleave(group, dim=1).float()
+    keys = keys.repeat_interleave(group, dim=1)
+    values = values.repeat_interleave(group, dim=1)
     scores = torch.einsum("qhd,khd->hqk", query.float(), keys) * scale
     if soft_cap is not None:
         scores = soft_cap * torch.tanh(scores / soft_cap)
@@ -138,12 +162,15 @@ def rotary_and_cache(
     signed_sin: Tensor,
     kv_cache: Tensor,
     slot_mapping: Tensor,
+    *,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> None:
     rotary_embedding(query, cos, signed_sin)
     key, value = key_value.unbind(dim=1)
     key = key.clone()
     rotary_embedding(key, cos, signed_sin)
-    reshape_and_cache(key, value, kv_cache, slot_mapping)
+    reshape_and_cache(key, value, kv_cache, slot_mapping, k_scale=k_scale, v_scale=v_scale)
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:

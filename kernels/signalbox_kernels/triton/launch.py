@@ -65,6 +65,20 @@ def check_floats(op: str, *tensors: Tensor) -> None:
             raise ValueError(f"{op}: the last dimension of every tensor must be contiguous")
 
 
+def check_cache(op: str, kv_cache: Tensor, *heads: Tensor) -> None:
+    """Refuses a cache that is neither of the heads' type nor E4M3, and heads as `check_floats`
+    does."""
+    check_floats(op, *heads)
+    check(
+        kv_cache.dtype in (heads[0].dtype, torch.float8_e4m3fn),
+        "{}: the cache is {}; it must be {} or float8_e4m3fn",
+        op,
+        kv_cache.dtype,
+        heads[0].dtype,
+    )
+    check(kv_cache.stride(-1) == 1, "{}: the last dimension of the cache must be contiguous", op)
+
+
 def product_type(dtype: torch.dtype) -> tl.dtype:
     """Returns the type that tl.dot multiplies for tensors of a type, with sums in float32.
 

@@ -7,7 +7,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from signalbox_kernels.triton.launch import check, check_floats, check_tensors, next_power_of_2
+from signalbox_kernels.triton.launch import check, check_cache, check_tensors, next_power_of_2
+
+
+@triton.jit
+def to_cache(values, inverse_scale, TYPE: tl.constexpr):
+    """Returns K or V as a cache of a type holds it: as it is, or scaled in E4M3."""
+    if TYPE.is_fp8e4nv():
+        scaled = values.to(tl.float32) * inverse_scale
+        values = tl.clamp(scaled, -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL).to(TYPE)
+    return values
 
 
 @triton.jit
@@ -27,6 +36,8 @@ def _reshape_and_cache_kernel(
     num_heads,
     head_size,
     block_size,
+    inverse_k_scale,
+    inverse_v_scale,
     PADDED_HEADS: tl.constexpr,
     PADDED_SIZE: tl.constexpr,
 ):
@@ -40,15 +51,25 @@ def _reshape_and_cache_kernel(
         target = kv_cache + target + head * head_stride + element
         k = key + token * key_token_stride + head * key_head_stride + element
         v = value + token * value_token_stride + head * value_head_stride + element
-        tl.store(target, tl.load(k, mask=mask), mask=mask)
-        tl.store(target + side_stride, tl.load(v, mask=mask), mask=mask)
+        new_k = to_cache(tl.load(k, mask=mask), inverse_k_scale, kv_cache.dtype.element_ty)
+        new_v = to_cache(tl.load(v, mask=mask), inverse_v_scale, kv_cache.dtype.element_ty)
+        tl.store(target, new_k, mask=mask)
+        tl.store(target + side_stride, new_v, mask=mask)
 
 
-def reshape_and_cache(key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
+def reshape_and_cache(
+    key: Tensor,
+    value: Tensor,
+    kv_cache: Tensor,
+    slot_mapping: Tensor,
+    *,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> None:
     """Writes each token's K and V to its slot; `ops.reshape_and_cache` is the contract."""
     op = "reshape_and_cache"
     check_tensors(op, key, value, kv_cache, slot_mapping)
-    check_floats(op, key, value, kv_cache)
+    check_cache(op, kv_cache, key, value)
     num_tokens, num_heads, head_size = key.shape
     check(value.shape == key.shape, "{}: K is {}, V is {}", op, key.shape, value.shape)
     check(
@@ -72,6 +93,8 @@ def reshape_and_cache(key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping
         num_heads,
         head_size,
         kv_cache.shape[2],
+        1.0 / k_scale,
+        1.0 / v_scale,
         PADDED_HEADS=next_power_of_2(num_heads),
         PADDED_SIZE=next_power_of_2(head_size),
     )

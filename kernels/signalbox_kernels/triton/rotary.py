@@ -8,7 +8,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from signalbox_kernels.triton.launch import check, check_floats, check_tensors, next_power_of_2
+from signalbox_kernels.triton.launch import (
+    check,
+    check_cache,
+    check_floats,
+    check_tensors,
+    next_power_of_2,
+)
+from signalbox_kernels.triton.reshape_and_cache import to_cache
 
 _HEADS_PER_PROGRAM = 16
 
@@ -85,6 +92,8 @@ def _rotary_and_cache_kernel(
     half,
     block_size,
     query_programs,
+    inverse_k_scale,
+    inverse_v_scale,
     HEADS: tl.constexpr,
     PADDED_HALF: tl.constexpr,
 ):
@@ -108,12 +117,15 @@ def _rotary_and_cache_kernel(
         target = (slot // block_size) * block_stride + (slot % block_size) * offset_stride
         target = kv_cache + target + head * head_stride + element
         first, second = _turned(key_value, offsets, mask, c, s, half)
-        tl.store(target, first, mask=mask)
-        tl.store(target + half, second, mask=mask)
+        TYPE: tl.constexpr = kv_cache.dtype.element_ty
+        tl.store(target, to_cache(first, inverse_k_scale, TYPE), mask=mask)
+        tl.store(target + half, to_cache(second, inverse_k_scale, TYPE), mask=mask)
         values = key_value + kv_side_stride + offsets
+        first = tl.load(values, mask=mask)
+        second = tl.load(values + half, mask=mask)
         target += side_stride
-        tl.store(target, tl.load(values, mask=mask), mask=mask)
-        tl.store(target + half, tl.load(values + half, mask=mask), mask=mask)
+        tl.store(target, to_cache(first, inverse_v_scale, TYPE), mask=mask)
+        tl.store(target + half, to_cache(second, inverse_v_scale, TYPE), mask=mask)
 
 
 def rotary_embedding(heads: Tensor, cos: Tensor, signed_sin: Tensor) -> None:
@@ -142,12 +154,15 @@ def rotary_and_cache(
     signed_sin: Tensor,
     kv_cache: Tensor,
     slot_mapping: Tensor,
+    *,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> None:
     """Rotates queries in place, and keys into the cache; `ops.rotary_and_cache` is the contract."""
     op = "rotary_and_cache"
     num_tokens, num_heads, half = _check(op, query, cos, signed_sin)
     check_tensors(op, query, key_value, kv_cache, slot_mapping)
-    check_floats(op, query, key_value, kv_cache)
+    check_cache(op, kv_cache, query, key_value)
     check(
         key_value.shape[:2] == (num_tokens, 2) and key_value.shape[2:] == kv_cache.shape[3:],
         "{}: K and V are {}, the cache {}",
@@ -178,6 +193,8 @@ def rotary_and_cache(
         half,
         kv_cache.shape[2],
         query_programs,
+        1.0 / k_scale,
+        1.0 / v_scale,
         HEADS=_HEADS_PER_PROGRAM,
         PADDED_HALF=next_power_of_2(half),
     )

@@ -22,7 +22,7 @@ from signalbox_kernels.triton.attention.splits import join_splits, make_partials
 from signalbox_kernels.triton.attention.tiles import LEAST_DOT, Tile, choose_tile
 from signalbox_kernels.triton.launch import (
     check,
-    check_floats,
+    check_cache,
     check_tensors,
     is_interpreted,
     next_power_of_2,
@@ -130,6 +130,7 @@ def _paged_attention_kernel(
     num_heads,
     head_size,
     scale,
+    v_scale,
     soft_cap,
     window,
     GROUP: tl.constexpr,
@@ -197,6 +198,7 @@ def _paged_attention_kernel(
         scores = tl.where(visible, scores, float("-inf"))
         top, total, acc = _add_tile(top, total, acc, scores, v, PRODUCT)
 
+    acc *= v_scale
     row_out = token * num_heads + head
     if IS_SPLIT:
         row_out = row_out * num_splits + split
@@ -220,6 +222,8 @@ def paged_attention(
     scale: float,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
     num_splits: int | None = None,
     tile: Tile | None = None,
 ) -> Tensor:
@@ -272,7 +276,8 @@ def paged_attention(
         num_splits,
         num_heads,
         head_size,
-        scale,
+        scale * k_scale,
+        v_scale,
         1.0 if soft_cap is None else soft_cap,
         0 if sliding_window is None else sliding_window,
         GROUP=group,
@@ -298,7 +303,7 @@ def _check(
 ) -> None:
     op = "paged_attention"
     check_tensors(op, query, kv_cache, query_start, context_lens, tables)
-    check_floats(op, query, kv_cache)
+    check_cache(op, kv_cache, query)
     num_heads, head_size = query.shape[1:]
     check(
         kv_cache.dim() == 5 and kv_cache.shape[1] == 2 and kv_cache.shape[4] == head_size,
