@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from benchmarks.gpu.bench import LLAMA_3_8B
+from benchmarks.gpu.models import LLAMA_3_8B
 from benchmarks.host_time.no_device import META
 from contract.columns import int32s, int64s
 from contract.model import WorkerCapacity
