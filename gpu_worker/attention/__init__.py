@@ -3,12 +3,14 @@
 from gpu_worker.attention.backend import AttentionBackend, AttentionShape
 from gpu_worker.attention.backend_check import fault_of
 from gpu_worker.attention.registry import (
-    attention_backend,
     attention_backends,
-    automatic_backend,
-    choose_attention_backend,
     installed_backends,
     register_attention_backend,
+)
+from gpu_worker.attention.selection import (
+    attention_backend,
+    automatic_backend,
+    choose_attention_backend,
 )
 
 __all__ = [

@@ -36,9 +36,16 @@ def fault_of(
     That is all that a compiler or a driver said, which may be many lines.
     """
     try:
-        worst = _largest_difference(factory, one_layer_of_each_kind(shape))
+        return wrong_results(factory, shape)
     except Exception as error:  # whatever a compiler or a driver raises
         return f"{type(error).__name__}: {error}"
+
+
+def wrong_results(
+    factory: Callable[[AttentionShape], AttentionBackend], shape: AttentionShape
+) -> str | None:
+    """Returns by how much the backend's results are off, if they are; raises what it raises."""
+    worst = _largest_difference(factory, one_layer_of_each_kind(shape))
     return None if worst <= _TOLERANCE else f"its results are off by {worst:.2g}"
 
 

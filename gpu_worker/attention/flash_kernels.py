@@ -113,11 +113,13 @@ class FlashKernel:
     attend: Attend
 
     def is_installed(self) -> bool:
-        """Returns whether the module can be found; its parent may be missing too."""
+        """Returns whether the module can be found; its parent may be missing, or broken."""
         try:
             return find_spec(self.module) is not None
         except ModuleNotFoundError:
             return False
+        except Exception:  # of its parent, which is imported: a trial will tell
+            return True
 
 
 FLASH_KERNELS = (

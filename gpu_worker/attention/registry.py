@@ -6,7 +6,6 @@ docs/how_to/add_an_attention_backend.md shows.
 """
 
 import importlib
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
@@ -14,20 +13,17 @@ from importlib.metadata import entry_points
 import torch
 
 from gpu_worker.attention.backend import AttentionBackend, AttentionShape
-from gpu_worker.attention.backend_check import fault_of
 from gpu_worker.attention.flash_backend import FlashAttention
-from gpu_worker.attention.flash_kernels import FLASH_KERNELS, FlashKernel, generation_of
+from gpu_worker.attention.flash_kernels import FLASH_KERNELS, FlashKernel
 from gpu_worker.attention.torch_backend import TorchAttention
 from gpu_worker.config import AUTO_BLOCK_SIZE, USUAL_BLOCK_SIZE
 from signalbox_kernels import triton
-
-logger = logging.getLogger(__name__)
 
 BackendFactory = Callable[[AttentionShape], AttentionBackend]
 
 AUTO = "auto"
 GROUP = "signalbox.attention_backends"
-_FLASH = "flash_attn"
+FLASH = "flash_attn"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,63 +112,31 @@ def register_attention_backend(
 def attention_backends() -> tuple[str, ...]:
     """Returns the names of all backends, installed or not."""
     outside = {entry.name for entry in entry_points(group=GROUP)}
-    return tuple(sorted({*_backends, *outside, _FLASH}))
+    return tuple(sorted({*_backends, *outside, FLASH}))
 
 
 def installed_backends() -> tuple[str, ...]:
     """Returns the names of the backends whose packages are installed."""
-    missing = _missing()
+    missing = missing_backends()
     if missing.issuperset(kernel.name for kernel in FLASH_KERNELS):
-        missing.add(_FLASH)
+        missing.add(FLASH)
     return tuple(name for name in attention_backends() if name not in missing)
 
 
-def _missing() -> set[str]:
+def missing_backends() -> set[str]:
+    """Returns the names of backends in the tree whose packages are not installed."""
     missing = {kernel.name for kernel in FLASH_KERNELS if not kernel.is_installed()}
     return missing if triton.is_installed() else missing | {"triton"}
 
 
-def candidates(device: torch.device) -> tuple[str, ...]:
-    """Returns what "auto" tries, in the order in which it is expected to be fast.
-
-    flash-attn 4 does not share the keys of a decode among programs on Hopper. flash-attn 2 comes
-    after Triton's, for blocks of 256 tokens: they waste half a block a sequence, and only whole
-    blocks are found in the prefix cache.
-    """
-    if device.type != "cuda":
-        return ("torch",)
-    newest = "flash_attn_3" if generation_of(device) == 9 else "flash_attn_4"
-    return (newest, "triton", "flash_attn_2", "torch")
-
-
-def automatic_backend(device: torch.device) -> str:
-    """Returns the first candidate that is installed; it may not support the model."""
-    missing = _missing()
-    return next(name for name in candidates(device) if name not in missing)
-
-
-def attention_backend(name: str, shape: AttentionShape) -> AttentionBackend:
-    """Makes the backend called `name` for the shape's size of blocks."""
-    return choose_attention_backend(name, shape).backend
-
-
-def choose_attention_backend(name: str, shape: AttentionShape) -> ChosenBackend:
-    """Makes the backend called `name`; "auto" is the fastest that supports the shape, and works.
+def make_attention_backend(name: str, shape: AttentionShape) -> ChosenBackend:
+    """Makes the backend of that very name.
 
     Args:
         shape: a block_size of AUTO_BLOCK_SIZE leaves that to the backend.
 
-    Raises ValueError with what is wrong and the remedy; also if "auto" would leave a GPU to "torch"
-    because another backend, which supports the shape, does not work.
+    Raises ValueError with what is wrong and the remedy.
     """
-    if name == AUTO:
-        return _first(AUTO, candidates(shape.device), shape)
-    if name == _FLASH:
-        return _first(_FLASH, tuple(kernel.name for kernel in FLASH_KERNELS), shape)
-    return _make(name, shape)
-
-
-def _make(name: str, shape: AttentionShape) -> ChosenBackend:
     entry = _registered(name)
     if shape.soft_cap is not None and not entry.caps_scores:
         able = sorted(each for each, other in _backends.items() if other.caps_scores)
@@ -205,45 +169,3 @@ def _registered(name: str) -> Registered:
             f"attention_backend {name!r} cannot be imported ({type(error).__name__}: {error})"
         ) from error
     return Registered.of(loaded)
-
-
-def _first(wanted: str, names: tuple[str, ...], shape: AttentionShape) -> ChosenBackend:
-    """Returns the first that supports the shape and agrees with "torch" on this device."""
-    refused: list[str] = []
-    is_broken = False
-    for name in names:
-        try:
-            chosen = _make(name, shape)
-        except ValueError as error:
-            refused.append(str(error))
-            continue
-        if name == "torch" and is_broken:
-            break
-        if name == "torch" or _works(chosen, shape):
-            is_last_resort = name == "torch" and shape.device.type == "cuda"
-            logger.log(
-                logging.WARNING if is_last_resort else logging.INFO,
-                "attention_backend %s is %s, in blocks of %d tokens%s",
-                wanted,
-                name,
-                chosen.block_size,
-                "".join(f"; {reason}" for reason in refused),
-            )
-            return chosen
-        is_broken = True
-        refused.append(f"{name!r} does not work here, for the reason that was logged")
-    remedy = "; 'torch' runs, several times slower" if "torch" in names else ""
-    raise ValueError(
-        f"no backend of attention_backend {wanted!r} can be used: {'; '.join(refused)}{remedy}"
-    )
-
-
-def _works(chosen: ChosenBackend, shape: AttentionShape) -> bool:
-    shape = replace(shape, block_size=chosen.block_size)
-    fault = fault_of(_registered(chosen.name).factory, shape)
-    if fault is not None:
-        triton.unregister_ops(shape.device.type)
-        logger.error(
-            "attention_backend %r does not work on this %s: %s", chosen.name, shape.device, fault
-        )
-    return fault is None

@@ -90,11 +90,11 @@ def load_model(
     )
     _check_kv_dtype(cache_config.kv_cache_dtype, info.dtype, why_not_natively)
     logger.info("%s", describe_form(source.sizes, info.dtype, quantization, why_not_natively))
+    shape = _attention_shape(config, cache_config.block_size or AUTO_BLOCK_SIZE, placement, group)
+    attention = choose_attention_backend(device_config.attention_backend, shape)
     with _out_of_memory_named(info, device), torch.inference_mode():
         model = opened.spec.build(config, info.max_model_len, placement, group)
         load_weights(model, source, progress, quantization)
-    shape = _attention_shape(config, cache_config.block_size or AUTO_BLOCK_SIZE, placement, group)
-    attention = choose_attention_backend(device_config.attention_backend, shape)
     loaded = LoadedModel(
         info=info,
         source=source,

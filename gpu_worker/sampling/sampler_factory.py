@@ -1,7 +1,7 @@
 """Which sampler draws: C++ on a CPU, Triton on CUDA, PyTorch anywhere.
 
 All give the same tokens. Before "auto" trusts Triton on the device at hand, both draw the same rows
-there, as attention backends are tried (`attention/backend_check.py`).
+there in another process, as attention backends are tried (`attention/selection.py`).
 """
 
 import logging
@@ -18,6 +18,8 @@ from gpu_worker.layers import ParallelGroup, Placement
 from gpu_worker.sampling.native_sampler import CpuSampler
 from gpu_worker.sampling.sampler import NoSampler, Sampler
 from gpu_worker.sampling.torch_sampler import TorchSampler
+from gpu_worker.trials.trial import Trial, Verdict
+from gpu_worker.trials.trial_runner import run_trials
 from signalbox_kernels import triton
 from signalbox_kernels.native import NativeUnavailable
 
@@ -84,13 +86,21 @@ def _tried_triton_sampler(
     reference: TensorSampler, *, vocab_size: int, placement: Placement
 ) -> TensorSampler:
     """Returns Triton's, or `reference` if Triton does not draw here what that does."""
-    fault = fault_of_triton(reference, vocab_size=vocab_size, placement=placement)
-    if fault is None:
+    trial = Trial(
+        name="sampling_backend 'triton'",
+        function=f"{__name__}:{try_triton.__name__}",
+        arguments={
+            "vocab_size": vocab_size,
+            "dtype": str(placement.dtype).removeprefix("torch."),
+        },
+    )
+    (verdict,) = run_trials([trial], placement.device)
+    if verdict.fault is None:
         return _triton_sampler(placement.device)
     logger.warning(
         "sampling_backend 'triton' does not work on this %s: %s; torch samples, more slowly",
         placement.device,
-        fault,
+        verdict.fault,
     )
     return reference
 
@@ -121,29 +131,23 @@ def _require(condition: bool, problem: str) -> None:
         raise ValueError(f"sampling_backend is {problem}")
 
 
-def fault_of_triton(
-    reference: TensorSampler, *, vocab_size: int, placement: Placement
-) -> str | None:
-    """Returns how Triton's draws differ from `reference`'s on a device, or None.
+def try_triton(device: torch.device, *, vocab_size: int, dtype: str) -> Verdict:
+    """Compares Triton's draws with PyTorch's on a device; called in the process of trials.
 
     They draw twice, from other logits with other seeds: what the first step has left behind may be
-    what the next one fails by. An error is all that a compiler or a driver said.
+    what the next one fails by.
     """
-    try:
-        triton_sampler = _triton_sampler(placement.device)
-        for seed in range(2):
-            rows = _trial_rows(vocab_size, first_seed=8 * seed)
-            generator = torch.Generator().manual_seed(seed)
-            logits = torch.randn(len(rows), vocab_size, generator=generator).mul_(3.0)
-            logits = logits.to(placement.device, placement.dtype)
-            drawn = triton_sampler(logits, rows)
-            expected = reference(logits, rows)
-            differing = np.flatnonzero(drawn.token_ids != expected.token_ids)
-            if drawn.failed != expected.failed or len(differing):
-                return f"{len(differing)} of {len(rows)} trial draws are other tokens"
-    except Exception as error:  # whatever a compiler or a driver raises
-        return f"{type(error).__name__}: {error}"
-    return None
+    samplers = (_triton_sampler(device), TorchSampler(vocab_size=vocab_size, device=device))
+    for seed in range(2):
+        rows = _trial_rows(vocab_size, first_seed=8 * seed)
+        generator = torch.Generator().manual_seed(seed)
+        logits = torch.randn(len(rows), vocab_size, generator=generator).mul_(3.0)
+        logits = logits.to(device, getattr(torch, dtype))
+        drawn, expected = (sampler(logits, rows) for sampler in samplers)
+        differing = np.flatnonzero(drawn.token_ids != expected.token_ids)
+        if drawn.failed != expected.failed or len(differing):
+            return Verdict(fault=f"{len(differing)} of {len(rows)} trial draws are other tokens")
+    return Verdict()
 
 
 def _trial_rows(vocab_size: int, *, first_seed: int) -> SampleRows:

@@ -13,7 +13,7 @@ from gpu_worker.attention import (
     AttentionShape,
     choose_attention_backend,
     installed_backends,
-    registry,
+    selection,
 )
 from gpu_worker.attention import flash_kernels as flash
 from gpu_worker.attention.backend_check import fault_of
@@ -32,6 +32,7 @@ from tests.gpu_worker.attention.flash_modules import (
 from tests.gpu_worker.generation import Driver
 from tests.gpu_worker.model_runners import make_prompts, make_runner
 from tests.gpu_worker.tiny_models import make_model
+from tests.gpu_worker.trials.trials_here import run_here
 
 CPU = torch.device("cpu")
 STAND_INS = {
@@ -55,6 +56,7 @@ def install(name: str, monkeypatch: pytest.MonkeyPatch) -> FlashKernel:
         monkeypatch.setitem(sys.modules, parent, package)
     monkeypatch.setitem(sys.modules, kernel.module, module)
     monkeypatch.setattr(flash, "generation_of", lambda device: 9)
+    monkeypatch.setattr(selection, "run_trials", run_here)
     return kernel
 
 
@@ -140,16 +142,16 @@ def test_the_newest_that_is_installed_is_taken(monkeypatch: pytest.MonkeyPatch) 
 def test_auto_tries_what_is_fast_on_the_gpu(
     generation: int, order: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registry, "generation_of", lambda device: generation)
-    assert registry.candidates(torch.device("cuda")) == order
-    assert registry.candidates(torch.device("cpu")) == ("torch",)
+    monkeypatch.setattr(selection, "generation_of", lambda device: generation)
+    assert selection.candidates(torch.device("cuda")) == order
+    assert selection.candidates(torch.device("cpu")) == ("torch",)
 
 
 def test_auto_takes_it_where_the_model_fits(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     install("flash_attn_3", monkeypatch)
-    monkeypatch.setattr(registry, "candidates", lambda device: ("flash_attn_3", "torch"))
+    monkeypatch.setattr(selection, "candidates", lambda device: ("flash_attn_3", "torch"))
     with caplog.at_level("INFO"):
         assert choose_attention_backend("auto", make_flash_shape()).name == "flash_attn_3"
         assert (

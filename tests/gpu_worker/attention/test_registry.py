@@ -1,5 +1,6 @@
 """Backends from outside, block sizes, and the documented example, exactly as documented."""
 
+import subprocess
 import sys
 from dataclasses import replace
 from importlib.metadata import EntryPoint
@@ -105,3 +106,11 @@ def test_the_worker_announces_the_size_that_the_backend_chose(tiny: Path) -> Non
     assert load(tiny, "of_64").profile().block_size == 64
     assert load(tiny, "of_64", block_size=32).profile().block_size == 32
     assert load(tiny, "torch").profile().block_size == 16
+
+
+def test_a_cpu_starts_no_process_for_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("there is nothing to try")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    assert choose_attention_backend("auto", wide_shape()).name == "torch"

@@ -5,20 +5,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
-from gpu_worker.attention import AttentionShape, attention_backend, automatic_backend, registry
-from gpu_worker.attention.backend import AttentionBackend
+from gpu_worker.attention import attention_backend, automatic_backend, selection
 from gpu_worker.attention.backend_check import fault_of
-from gpu_worker.attention.registry import BackendFactory
 from gpu_worker.attention.torch_backend import TorchAttention
-from gpu_worker.batch.batch import Batch
-from gpu_worker.layers import AttentionPlan
-from gpu_worker.layers.rotary import Angles
 from gpu_worker.runner.model_runner import ModelRunner
 from signalbox_kernels import triton
 from signalbox_kernels.torch import registry as ops_registry
 from tests.gpu_worker.attention.device_attention import make_shape
+from tests.gpu_worker.attention.faulty_backends import ForgetfulAttention
 from tests.gpu_worker.generation import Driver
 from tests.gpu_worker.model_runners import make_prompts, make_runner
 from tests.gpu_worker.tiny_models import make_model
@@ -55,7 +50,7 @@ def test_tokens_equal_those_of_the_torch_backend(
 
 
 def test_auto_is_triton_on_cuda_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "generation_of", lambda device: 8)
+    monkeypatch.setattr(selection, "generation_of", lambda device: 8)
     cuda, cpu = torch.device("cuda"), torch.device("cpu")
     monkeypatch.setattr(triton, "is_installed", lambda: True)
     assert automatic_backend(cuda) == "triton"
@@ -84,29 +79,6 @@ def test_triton_refuses_a_cpu_and_large_heads(
         attention_backend("triton", make_shape())
 
 
-class MisrotatingPlan:
-    """Right until it is to rotate."""
-
-    def __init__(self, plan: AttentionPlan) -> None:
-        self._plan = plan
-
-    def __call__(self, query: Tensor, key_value: Tensor, *, layer: int) -> Tensor:
-        return self._plan(query, key_value, layer=layer)
-
-    def attend_rotated(
-        self, query: Tensor, key_value: Tensor, angles: Angles, *, layer: int
-    ) -> Tensor:
-        angles.rotate(query)
-        return self._plan(query, key_value, layer=layer)
-
-
-class MisrotatingAttention(TorchAttention):
-    """Whose plans leave keys as they are."""
-
-    def plan(self, batch: Batch) -> AttentionPlan:
-        return MisrotatingPlan(super().plan(batch))
-
-
 def test_the_rotation_of_a_trial_is_compared_with_pytorchs_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -117,60 +89,27 @@ def test_the_rotation_of_a_trial_is_compared_with_pytorchs_own(
     assert "off by" in str(fault_of(TorchAttention, make_shape()))
 
 
-class ForgetfulAttention(TorchAttention):
-    """Whose results are right until it has been used."""
-
-    num_plans = 0
-
-    def plan(self, batch: Batch) -> AttentionPlan:
-        self.num_plans += 1
-        plan = super().plan(batch)
-        return plan if self.num_plans <= 3 else lambda q, kv, *, layer: plan(q, kv, layer=layer) * 0
-
-
 def test_a_trial_is_repeated_on_the_same_backend() -> None:
     assert "off by" in str(fault_of(ForgetfulAttention, make_shape()))
 
 
-class BrokenAttention(TorchAttention):
-    """Whose plans lose the last head's result."""
-
-    def plan(self, batch: Batch) -> AttentionPlan:
-        plan = super().plan(batch)
-
-        def broken(query: Tensor, key_value: Tensor, *, layer: int) -> Tensor:
-            out = plan(query, key_value, layer=layer).clone()
-            out[:, -1] = float("nan")
-            return out
-
-        return broken
-
-
-def refuse(shape: AttentionShape) -> AttentionBackend:
-    class Refusing(TorchAttention):
-        def plan(self, batch: Batch) -> AttentionPlan:
-            raise RuntimeError("no kernel image is available\nfor this device")
-
-    return Refusing(shape)
-
-
 @pytest.mark.parametrize(
-    ("factory", "fault"),
+    ("backend", "fault"),
     [
-        (BrokenAttention, "off by nan"),
-        (MisrotatingAttention, "off by"),
-        (refuse, "no kernel image is available\nfor this device"),
+        ("BrokenAttention", "off by nan"),
+        ("MisrotatingAttention", "off by"),
+        ("fail", "no kernel image is available\nfor this device"),
     ],
 )
 def test_auto_leaves_no_gpu_to_torch_because_a_backend_does_not_work(
-    factory: BackendFactory,
+    backend: str,
     fault: str,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setitem(registry._backends, "triton", registry.Registered(factory=factory))
-    monkeypatch.setattr(registry, "candidates", lambda device: ("triton", "torch"))
-    with pytest.raises(ValueError, match=r"'triton' does not work here.*; 'torch' runs, several"):
+    path = f"tests.gpu_worker.attention.faulty_backends:{backend}"
+    monkeypatch.setattr(selection, "candidates", lambda device: (path, "torch"))
+    with pytest.raises(ValueError, match=rf"{path}' does not work here.*; 'torch' runs, several"):
         attention_backend("auto", make_shape())
     assert fault in caplog.text
     assert type(attention_backend("torch", make_shape())) is TorchAttention
@@ -179,7 +118,7 @@ def test_auto_leaves_no_gpu_to_torch_because_a_backend_does_not_work(
 def test_auto_keeps_a_backend_that_works(
     triton_device: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(registry, "candidates", lambda device: ("triton", "torch"))
+    monkeypatch.setattr(selection, "candidates", lambda device: ("triton", "torch"))
     shape = make_shape(device=triton_device, num_layers=3, sliding_windows=(None, 8, None))
     backend = attention_backend("auto", shape)
     assert type(backend) is not TorchAttention
@@ -189,7 +128,7 @@ def test_auto_keeps_a_backend_that_works(
 def test_auto_says_what_it_takes_and_why_not_another(
     triton_device: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(registry, "candidates", lambda device: ("triton", "torch"))
+    monkeypatch.setattr(selection, "candidates", lambda device: ("triton", "torch"))
     with caplog.at_level(logging.INFO):
         attention_backend("auto", make_shape(device=triton_device, head_size=512))
     assert "auto is torch, in blocks of 16 tokens; attention_backend 'triton' takes" in caplog.text

@@ -20,6 +20,7 @@ from gpu_worker.sampling.torch_sampler import TorchSampler
 from signalbox_kernels import triton
 from tests.gpu_worker.generation import make_rows
 from tests.gpu_worker.sampling.draws import assert_same, make_history, make_logits
+from tests.gpu_worker.trials.trials_here import run_here
 
 pytestmark = pytest.mark.slow
 
@@ -146,6 +147,7 @@ def test_auto_draws_by_torch_where_triton_draws_other_tokens(
         return best, torch.zeros_like(best, dtype=torch.uint8)
 
     monkeypatch.setattr(triton_sampler, "draw_tokens", likeliest)
+    monkeypatch.setattr(sampler_factory, "run_trials", run_here)
     _, reference = make_samplers(200, triton_device)
     sampler = sampler_factory._tried_triton_sampler(
         reference, vocab_size=200, placement=make_placement(triton_device)

@@ -1,0 +1,155 @@
+"""Which attention backend serves: the one that is named, or for `auto` the first that works here.
+
+A candidate of `auto` is tried in another process (`gpu_worker/trials`) before this one loads it.
+On a CPU there is one candidate, PyTorch's, and nothing to try.
+"""
+
+import logging
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+
+from gpu_worker.attention.backend import AttentionBackend, AttentionShape
+from gpu_worker.attention.backend_check import one_layer_of_each_kind, wrong_results
+from gpu_worker.attention.flash_kernels import FLASH_KERNELS, generation_of
+from gpu_worker.attention.registry import (
+    AUTO,
+    FLASH,
+    ChosenBackend,
+    make_attention_backend,
+    missing_backends,
+)
+from gpu_worker.trials.trial import Trial, Verdict
+from gpu_worker.trials.trial_runner import run_trials
+
+logger = logging.getLogger(__name__)
+
+_LAST_RESORT = "torch"
+
+
+def candidates(device: torch.device) -> tuple[str, ...]:
+    """Returns what "auto" tries, in the order in which it is expected to be fast.
+
+    flash-attn 4 does not share the keys of a decode among programs on Hopper. flash-attn 2 comes
+    after Triton's, for blocks of 256 tokens: they waste half a block a sequence, and only whole
+    blocks are found in the prefix cache.
+    """
+    if device.type != "cuda":
+        return (_LAST_RESORT,)
+    newest = "flash_attn_3" if generation_of(device) == 9 else "flash_attn_4"
+    return (newest, "triton", "flash_attn_2", _LAST_RESORT)
+
+
+def automatic_backend(device: torch.device) -> str:
+    """Returns the first candidate that is installed; it may not support the model."""
+    missing = missing_backends()
+    return next(name for name in candidates(device) if name not in missing)
+
+
+def attention_backend(name: str, shape: AttentionShape) -> AttentionBackend:
+    """Makes the backend called `name` for the shape's size of blocks."""
+    return choose_attention_backend(name, shape).backend
+
+
+def choose_attention_backend(name: str, shape: AttentionShape) -> ChosenBackend:
+    """Makes the backend called `name`; "auto" is the fastest that supports the shape, and works.
+
+    Args:
+        shape: a block_size of AUTO_BLOCK_SIZE leaves that to the backend.
+
+    Raises ValueError with what is wrong and the remedy; also if "auto" would leave a GPU to "torch"
+    because another backend, which supports the shape, does not work.
+    """
+    if name == AUTO:
+        return _first(AUTO, candidates(shape.device), shape)
+    if name == FLASH:
+        return _first(FLASH, tuple(kernel.name for kernel in FLASH_KERNELS), shape)
+    return make_attention_backend(name, shape)
+
+
+def _first(wanted: str, names: tuple[str, ...], shape: AttentionShape) -> ChosenBackend:
+    """Makes the first that supports the shape and agrees with PyTorch on this device."""
+    verdicts = _verdicts(names, shape)
+    refused = [verdict.refusal for verdict in verdicts.values() if verdict.refusal is not None]
+    broken = [name for name, verdict in verdicts.items() if verdict.fault is not None]
+    working = [name for name, verdict in verdicts.items() if verdict.is_good]
+    if not working and _LAST_RESORT in names and not broken:
+        working = [_LAST_RESORT]
+    if not working:
+        refused += [
+            f"{name!r} does not work here, for the reason that was logged" for name in broken
+        ]
+        remedy = f"; {_LAST_RESORT!r} runs, several times slower" if _LAST_RESORT in names else ""
+        raise ValueError(
+            f"no backend of attention_backend {wanted!r} can be used: {'; '.join(refused)}{remedy}"
+        )
+    chosen = make_attention_backend(working[0], shape)
+    is_last_resort = chosen.name == _LAST_RESORT and shape.device.type == "cuda"
+    logger.log(
+        logging.WARNING if is_last_resort else logging.INFO,
+        "attention_backend %s is %s, in blocks of %d tokens%s",
+        wanted,
+        chosen.name,
+        chosen.block_size,
+        "".join(f"; {reason}" for reason in refused),
+    )
+    return chosen
+
+
+def _verdicts(names: tuple[str, ...], shape: AttentionShape) -> dict[str, Verdict]:
+    """Returns those of all names but the last resort, which needs none."""
+    missing = missing_backends()
+    present = [name for name in names if name not in missing and name != _LAST_RESORT]
+    found = {name: _refusal_of_missing(name, shape) for name in names if name in missing}
+    trials = [
+        Trial(
+            name=f"attention_backend {name!r}",
+            function=f"{__name__}:{try_backend.__name__}",
+            arguments={"name": name, "shape": _encode(one_layer_of_each_kind(shape))},
+        )
+        for name in present
+    ]
+    found |= zip(present, run_trials(trials, shape.device), strict=True)
+    return {name: found[name] for name in names if name in found}
+
+
+def _refusal_of_missing(name: str, shape: AttentionShape) -> Verdict:
+    try:
+        make_attention_backend(name, shape)
+    except ValueError as error:
+        return Verdict(refusal=str(error))
+    raise AssertionError(f"{name!r} is missing and can be made")
+
+
+def try_backend(device: torch.device, *, name: str, shape: dict[str, Any]) -> Verdict:
+    """Tries a backend here; called in the process of trials."""
+    decoded = _decode(shape, device)
+    try:
+        chosen = make_attention_backend(name, decoded)
+    except ValueError as error:
+        return Verdict(refusal=str(error))
+    sized = replace(decoded, block_size=chosen.block_size)
+    return Verdict(
+        fault=wrong_results(lambda each: make_attention_backend(name, each).backend, sized)
+    )
+
+
+def _encode(shape: AttentionShape) -> dict[str, Any]:
+    """Returns the fields but the device, as JSON has them."""
+    values = {field.name: getattr(shape, field.name) for field in fields(shape)}
+    del values["device"]
+    return {
+        name: str(value) if isinstance(value, torch.dtype) else value
+        for name, value in values.items()
+    }
+
+
+def _decode(encoded: dict[str, Any], device: torch.device) -> AttentionShape:
+    return AttentionShape(device=device, **{name: _value(each) for name, each in encoded.items()})
+
+
+def _value(encoded: Any) -> Any:
+    if isinstance(encoded, str):
+        return getattr(torch, encoded.removeprefix("torch."))
+    return tuple(encoded) if isinstance(encoded, list) else encoded
