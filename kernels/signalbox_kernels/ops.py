@@ -16,7 +16,8 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-from signalbox_kernels.torch import reference
+from signalbox_kernels.torch import int4, reference
+from signalbox_kernels.torch.int4 import Int4Weight
 from signalbox_kernels.torch.registry import implementation_of, register_reference
 
 for _name in (
@@ -34,6 +35,7 @@ for _name in (
     "fp8_linear",
 ):
     register_reference(_name, getattr(reference, _name))
+register_reference("w4a16_linear", int4.w4a16_linear)
 
 
 def reshape_and_cache(
@@ -267,6 +269,24 @@ def fp8_linear(
     """
     product = implementation_of("fp8_linear", x.device)
     return cast(Tensor, product(x, weight, scales, bias, rows_per_scale=rows_per_scale))
+
+
+def w4a16_linear(x: Tensor, weight: Int4Weight, bias: Tensor | None) -> Tensor:
+    """Returns x @ matrix.T + bias for a matrix of 4-bit codes.
+
+    A weight is (code - zero) * scale, rounded once to the dtype of `x`. Products are summed in
+    float32.
+
+    Args:
+        x: [num_tokens, in_features].
+        weight: [out_features, in_features].
+        bias: [out_features], the dtype of `x`.
+
+    Returns:
+        [num_tokens, out_features], the dtype of `x`.
+    """
+    product = implementation_of("w4a16_linear", x.device)
+    return cast(Tensor, product(x, weight, bias))
 
 
 def is_finite(rows: Tensor) -> Tensor:

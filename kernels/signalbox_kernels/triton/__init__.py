@@ -26,6 +26,7 @@ _MODULES = {
     "rotary_and_cache": "rotary",
     "silu_and_mul": "silu_and_mul",
     "gather_logprobs": "logprobs",
+    "w4a16_linear": "w4a16",
 }
 
 

@@ -25,6 +25,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction, MockTensor
 
+from signalbox_kernels.torch.int4 import Int4Weight
 from signalbox_kernels.triton import (
     blocks,
     logit_edits,
@@ -33,6 +34,7 @@ from signalbox_kernels.triton import (
     rotary,
     sampling,
     silu_and_mul,
+    w4a16,
 )
 from signalbox_kernels.triton import reshape_and_cache as caching
 from signalbox_kernels.triton.attention import paged_kernel
@@ -88,6 +90,7 @@ class _Printer:
                     "stack_bytes": stack,
                     "copies_of_16_bytes": len(re.findall(r"cp\.async\.cg\.\S+ \[.*\], 0x10", ptx)),
                     "loads": ptx.count("ld.global"),
+                    "joins": len(re.findall(r"atom\.global\.gpu\.acq_rel\.add", ptx)),
                 }
             ),
             flush=True,
@@ -116,6 +119,24 @@ def compile_layers(dtype: torch.dtype) -> None:
     rms_norm.rms_norm(rows, weight, eps=1e-5)
     rms_norm.fused_add_rms_norm(rows, rows.clone(), weight, eps=1e-5)
     silu_and_mul.silu_and_mul(rows)
+
+
+def int4_weight(group_size: int) -> Int4Weight:
+    """A matrix of 1,024 x 1,024 codes."""
+    words, groups = _empty(1024, 128, dtype=torch.int32), _empty(64, 1024, dtype=torch.int32)
+    return Int4Weight(words, groups, group_size, 1024, _empty(16, dtype=torch.int32))
+
+
+def compile_int4(dtype: torch.dtype) -> None:
+    """Products of few rows, whose columns programs share, and of many."""
+    for num_rows, group_size, num_splits in ((1, 128, 4), (64, 32, 1), (512, 128, 1)):
+        rows, bias = _empty(num_rows, 1024, dtype=dtype), _empty(1024, dtype=dtype)
+        is_split = num_splits > 1
+        w4a16.w4a16_linear(
+            rows, int4_weight(group_size), None if is_split else bias, num_splits=num_splits
+        )
+        if dtype is torch.float32:
+            return  # one tile for any number of rows
 
 
 def compile_heads(dtype: torch.dtype, head_size: int) -> None:
@@ -167,6 +188,7 @@ def compile_all(printer: _Printer, capability: int) -> None:
         name = str(dtype).removeprefix("torch.")
         printer.case = name
         compile_layers(dtype)
+        compile_int4(dtype)
         turn = CAPABILITIES.index(capability) % len(in_turns)
         for head_size in (*always, in_turns[turn]):
             printer.case = f"{name}, heads of {head_size}"

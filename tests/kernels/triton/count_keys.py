@@ -20,10 +20,18 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction, MockTensor
 
-from signalbox_kernels.triton import logit_edits, logprobs, rms_norm, rotary, sampling, silu_and_mul
+from signalbox_kernels.triton import (
+    logit_edits,
+    logprobs,
+    rms_norm,
+    rotary,
+    sampling,
+    silu_and_mul,
+    w4a16,
+)
 from signalbox_kernels.triton import reshape_and_cache as caching
 from signalbox_kernels.triton.attention import paged_kernel
-from tests.kernels.triton.compile_kernels import NoDriver
+from tests.kernels.triton.compile_kernels import NoDriver, int4_weight
 
 NUM_TOKENS = (1, 2, 3, 15, 16, 17, 33, 64)
 _HEADS, _KV_HEADS, _HEAD_SIZE, _HIDDEN, _VOCAB = 8, 2, 64, 512, 32000
@@ -66,6 +74,9 @@ def run_model(num_tokens: int, num_seqs: int, table_width: int) -> None:
     rms_norm.rms_norm(rows, weight, eps=1e-5)
     rms_norm.fused_add_rms_norm(rows, rows.clone(), weight, eps=1e-5)
     silu_and_mul.silu_and_mul(_floats(num_tokens, 2 * _HIDDEN))
+    for num_splits in (1, 2, 7):
+        weight = int4_weight(group_size=128)
+        w4a16.w4a16_linear(_floats(num_tokens, 1024), weight, None, num_splits=num_splits)
     cache = _floats(9, 2, _KV_HEADS, 16, _HEAD_SIZE).transpose(2, 3)
     packed = _floats(num_tokens, (_HEADS + 2 * _KV_HEADS) * _HEAD_SIZE)
     query, key_value = packed.split([_HEADS * _HEAD_SIZE, 2 * _KV_HEADS * _HEAD_SIZE], dim=1)

@@ -32,6 +32,7 @@ KERNELS = {
     "_rotary_and_cache_kernel",
     "_rotary_kernel",
     "_silu_and_mul_kernel",
+    "_w4a16_kernel",
 }
 
 pytestmark = [
@@ -69,6 +70,9 @@ def test_kernels_compile_fit_and_load_whole_lines(
     # Without the divisibility of pointers and strides each element would be a load.
     assert [each for each in attention if not each["copies_of_16_bytes"]] == []
     assert [each for each in attention if each["loads"] > 24] == []
+    products = [each for each in kernels if each["kernel"] == "_w4a16_kernel"]
+    assert [each for each in products if not each["copies_of_16_bytes"]] == []
+    assert {each["joins"] for each in products} == {0, 1}
 
 
 def allowed_spill(case: str) -> int:

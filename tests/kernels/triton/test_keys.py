@@ -25,6 +25,7 @@ COMPILATIONS = {
     "_rms_norm_kernel": 2,  # alone, and after an addition
     "_rotary_and_cache_kernel": 1,
     "_silu_and_mul_kernel": 1,
+    "_w4a16_kernel": 4,  # few rows and more, alone and split
 }
 
 
