@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
@@ -204,6 +205,11 @@ class DeviceConfig(SettingsGroup):
         False,
         description="on CUDA, launch decode steps kernel by kernel; graphs start sooner and take"
         " some memory",
+    )
+    kernel_cache: Path | None = Field(
+        None,
+        description="folder for kernels that are compiled for a GPU, which only this user may write"
+        " (default: TRITON_CACHE_DIR, or signalbox in the user's cache)",
     )
 
 

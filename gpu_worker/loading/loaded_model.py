@@ -32,6 +32,7 @@ from gpu_worker.loading.weight_loader import load_weights
 from gpu_worker.models import Model, ServedConfig, SoftCapped
 from gpu_worker.sampling.sampler import Sampler
 from gpu_worker.sampling.sampler_factory import make_sampler
+from signalbox_kernels.triton.kernel_cache import use_kernel_cache
 
 logger = logging.getLogger(__name__)
 
@@ -128,12 +129,14 @@ def _out_of_memory_named(info: ModelInfo, device: torch.device) -> Iterator[None
 
 
 def _device(config: DeviceConfig, parallel: ParallelConfig) -> torch.device:
-    """Makes the device the process's current one, which NCCL and the name "cuda" refer to."""
+    """Makes the device the process's current one, which NCCL and the name "cuda" refer to, and
+    gives its compiler a folder."""
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
     device = choose_device(config, parallel)
     if device.type == "cuda":
         torch.cuda.set_device(device)
+        use_kernel_cache(config.kernel_cache)
     return device
 
 

@@ -223,6 +223,7 @@ def _add_worker(report: Report) -> None:
 
 
 def _add_pytorch(report: Report) -> None:
+    from gpu_worker.runner import gpu_compiler
     from gpu_worker.runner.capabilities import probe  # imports torch: seconds
 
     found = probe()
@@ -241,8 +242,14 @@ def _add_pytorch(report: Report) -> None:
     if found.device != "cpu":
         report.sections["will be used"]["device"] = found.device
         report.sections["will be used"]["dtype of 16-bit models"] = found.half_dtype
-    if machine_info.nvidia_gpus() and not found.gpus:
-        report.notes.append("there is a GPU, but this PyTorch cannot use it; is it a CPU build?")
+    if machine_info.nvidia_gpus():
+        if not found.gpus:
+            report.notes.append(
+                "there is a GPU, but this PyTorch cannot use it; is it a CPU build?"
+            )
+        compiler = gpu_compiler.examine(found.cuda_version)
+        report.sections["GPU kernels"] = compiler.found
+        report.problems += compiler.problems
 
 
 def _gib(size: int | None) -> str | None:

@@ -63,19 +63,23 @@ def _config_map(generator: Resource) -> Resource:
 
 
 def _patch(resources: list[Resource], patch: Resource) -> None:
-    """Removes what a JSON patch takes away from the one resource that it is for."""
+    """Removes or replaces what a JSON patch names in the one resource that it is for."""
     _only(patch, "target", "patch")
     _only(patch["target"], "kind", "name")
     kind, name = patch["target"]["kind"], patch["target"]["name"]
     (target,) = (one for one in resources if (one["kind"], one["metadata"]["name"]) == (kind, name))
     for operation in yaml.safe_load(patch["patch"]):
-        if operation["op"] != "remove":
+        if operation["op"] not in ("remove", "replace"):
             raise ValueError(f"{operation} cannot be rendered here")
         *path, last = [step.replace("~1", "/") for step in operation["path"].split("/")[1:]]
         at: Any = target
         for step in path:
             at = at[int(step) if isinstance(at, list) else step]
-        del at[last]
+        key = int(last) if isinstance(at, list) else last
+        if operation["op"] == "remove":
+            del at[key]
+        else:
+            at[key] = operation["value"]
 
 
 def _label(resources: list[Resource], labels: Resource) -> None:

@@ -105,7 +105,13 @@ def test_the_overlay_for_cpus_is_the_base_without_gpus() -> None:
         assert of_base["resources"][kind].pop("nvidia.com/gpu") == 1
     assert of_base.pop("image") == "registry.example/signalbox-gpu-worker-cuda:latest"
     assert of_cpu.pop("image") == "registry.example/signalbox-gpu-worker:latest"
-    assert base == cpu
+    of_base, of_cpu = (
+        {volume.pop("name"): volume for volume in one["spec"]["template"]["spec"].pop("volumes")}
+        for one in (base, cpu)
+    )
+    assert of_base.pop("cache") == {"persistentVolumeClaim": {"claimName": "worker-cache"}}
+    assert of_cpu.pop("cache") == {"emptyDir": {}}
+    assert (base, of_base) == (cpu, of_cpu)
 
 
 @pytest.mark.parametrize("folder", FOLDERS)

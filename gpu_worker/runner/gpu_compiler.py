@@ -1,0 +1,74 @@
+"""Says whether Triton can compile kernels for a GPU here, as it does when a model is loaded.
+
+Triton builds a small C module with the system's compiler first: it needs Python's headers, and the
+driver's library. Imports no Triton.
+"""
+
+import ctypes
+import os
+import shutil
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+from signalbox_kernels.triton.kernel_cache import UnusableFolder, usable_folder
+
+_COMPILERS = ("gcc", "clang")
+
+
+@dataclass(frozen=True, slots=True)
+class GpuCompiler:
+    """What was found, None where it is missing, and the problems with their remedies."""
+
+    found: dict[str, str | None]
+    problems: tuple[str, ...]
+
+
+def examine(cuda_of_pytorch: str | None) -> GpuCompiler:
+    """Examines this machine for a PyTorch that was built for such a version of CUDA."""
+    problems = []
+    compiler = _c_compiler()
+    if compiler is None:
+        problems.append("Triton needs a C compiler for its driver; install gcc and libc6-dev")
+    header = Path(sysconfig.get_path("include"), "Python.h")
+    if not header.is_file():
+        problems.append(f"Triton needs {header}; install python3-dev, or what has Python's headers")
+    driver = _cuda_of_driver()
+    if driver is None:
+        problems.append(
+            "libcuda.so.1 does not load; install the NVIDIA driver, and for containers the NVIDIA "
+            "container toolkit"
+        )
+    elif cuda_of_pytorch is not None and int(cuda_of_pytorch.partition(".")[0]) > driver[0]:
+        problems.append(
+            f"the NVIDIA driver runs CUDA {driver[0]}.{driver[1]}, and PyTorch is built for "
+            f"{cuda_of_pytorch}; install a newer driver, or a PyTorch for CUDA {driver[0]}"
+        )
+    try:
+        folder: str | None = str(usable_folder(None))
+    except UnusableFolder as fault:
+        folder = None
+        problems.append(f"compiled kernels cannot be kept: {fault}; set --kernel-cache")
+    found = {
+        "C compiler": compiler,
+        "Python.h": str(header) if header.is_file() else None,
+        "CUDA of the driver": None if driver is None else f"{driver[0]}.{driver[1]}",
+        "kernel cache": folder,
+    }
+    return GpuCompiler(found, tuple(problems))
+
+
+def _c_compiler() -> str | None:
+    names = (os.environ.get("CC"), *_COMPILERS)
+    return next((path for name in names if name and (path := shutil.which(name))), None)
+
+
+def _cuda_of_driver() -> tuple[int, int] | None:
+    """Returns the newest version of CUDA that the driver runs."""
+    version = ctypes.c_int(0)
+    try:
+        if ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version)):
+            return None
+    except OSError:
+        return None
+    return version.value // 1000, version.value % 1000 // 10

@@ -1,0 +1,57 @@
+"""What keeps Triton from compiling on a machine with a GPU, as `doctor` reports it."""
+
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from gpu_worker.runner import gpu_compiler
+
+
+@pytest.fixture(autouse=True)
+def _complete_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "Python.h").touch()
+    compiler = tmp_path / "gcc"
+    compiler.touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "kernels"))
+    monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path))
+    monkeypatch.setattr(gpu_compiler, "_cuda_of_driver", lambda: (13, 0))
+
+
+def test_a_complete_machine_has_no_problem(tmp_path: Path) -> None:
+    examined = gpu_compiler.examine("13.0")
+    assert examined.problems == ()
+    assert examined.found == {
+        "C compiler": str(tmp_path / "gcc"),
+        "Python.h": str(tmp_path / "Python.h"),
+        "CUDA of the driver": "13.0",
+        "kernel cache": str(tmp_path / "kernels"),
+    }
+
+
+def test_each_missing_thing_is_a_problem_with_a_remedy(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "Python.h").unlink()
+    (tmp_path / "gcc").unlink()
+    (tmp_path / "kernels").touch()
+    monkeypatch.setattr(gpu_compiler, "_cuda_of_driver", lambda: None)
+    examined = gpu_compiler.examine("13.0")
+    assert set(examined.found.values()) == {None}
+    for remedy in ("install gcc", "python3-dev", "NVIDIA driver", "--kernel-cache"):
+        assert any(remedy in problem for problem in examined.problems), remedy
+
+
+@pytest.mark.parametrize(
+    ("driver", "pytorch", "is_problem"),
+    [((12, 9), "13.0", True), ((12, 4), "12.9", False), ((13, 1), "12.8", False)],
+)
+def test_a_driver_runs_every_minor_version_of_its_cuda(
+    monkeypatch: pytest.MonkeyPatch, driver: tuple[int, int], pytorch: str, is_problem: bool
+) -> None:
+    monkeypatch.setattr(gpu_compiler, "_cuda_of_driver", lambda: driver)
+    assert (
+        any("newer driver" in one for one in gpu_compiler.examine(pytorch).problems) is is_problem
+    )
