@@ -20,8 +20,8 @@ from gpu_worker.attention.registry import (
     make_attention_backend,
     missing_backends,
 )
+from gpu_worker.trials.kept_verdicts import verdicts_of
 from gpu_worker.trials.trial import Trial, Verdict
-from gpu_worker.trials.trial_runner import run_trials
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ def _verdicts(names: tuple[str, ...], shape: AttentionShape) -> dict[str, Verdic
         )
         for name in present
     ]
-    found |= zip(present, run_trials(trials, shape.device), strict=True)
+    found |= zip(present, verdicts_of(trials, shape.device), strict=True)
     return {name: found[name] for name in names if name in found}
 
 

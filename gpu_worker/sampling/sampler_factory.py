@@ -18,8 +18,8 @@ from gpu_worker.layers import ParallelGroup, Placement
 from gpu_worker.sampling.native_sampler import CpuSampler
 from gpu_worker.sampling.sampler import NoSampler, Sampler
 from gpu_worker.sampling.torch_sampler import TorchSampler
+from gpu_worker.trials.kept_verdicts import verdicts_of
 from gpu_worker.trials.trial import Trial, Verdict
-from gpu_worker.trials.trial_runner import run_trials
 from signalbox_kernels import triton
 from signalbox_kernels.native import NativeUnavailable
 
@@ -94,7 +94,7 @@ def _tried_triton_sampler(
             "dtype": str(placement.dtype).removeprefix("torch."),
         },
     )
-    (verdict,) = run_trials([trial], placement.device)
+    (verdict,) = verdicts_of([trial], placement.device)
     if verdict.fault is None:
         return _triton_sampler(placement.device)
     logger.warning(

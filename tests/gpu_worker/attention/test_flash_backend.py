@@ -56,7 +56,7 @@ def install(name: str, monkeypatch: pytest.MonkeyPatch) -> FlashKernel:
         monkeypatch.setitem(sys.modules, parent, package)
     monkeypatch.setitem(sys.modules, kernel.module, module)
     monkeypatch.setattr(flash, "generation_of", lambda device: 9)
-    monkeypatch.setattr(selection, "run_trials", run_here)
+    monkeypatch.setattr(selection, "verdicts_of", run_here)
     return kernel
 
 

@@ -21,6 +21,12 @@ from tests.gpu_worker.tiny_models import make_model
 pytestmark = pytest.mark.slow
 
 
+@pytest.fixture(autouse=True)
+def own_verdicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trials are made, whatever an earlier run has kept."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
 def load(path: Path, backend: str, *, device: str) -> ModelRunner:
     runner = make_runner(path, attention_backend=backend, device=device, num_gpu_blocks=12)
     runner.cache.gpu_pool.fill_(0xFF)  # a NaN wherever nobody has written

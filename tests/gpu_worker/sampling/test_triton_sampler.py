@@ -1,6 +1,7 @@
 """Triton's sampler against PyTorch's: the same tokens from the same logits, interpreted."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,6 +24,12 @@ from tests.gpu_worker.sampling.draws import assert_same, make_history, make_logi
 from tests.gpu_worker.trials.trials_here import run_here
 
 pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def own_verdicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trials are made, whatever an earlier run has kept."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
 def make_samplers(vocab_size: int, device: str) -> tuple[Sampler, Sampler]:
@@ -147,7 +154,7 @@ def test_auto_draws_by_torch_where_triton_draws_other_tokens(
         return best, torch.zeros_like(best, dtype=torch.uint8)
 
     monkeypatch.setattr(triton_sampler, "draw_tokens", likeliest)
-    monkeypatch.setattr(sampler_factory, "run_trials", run_here)
+    monkeypatch.setattr(sampler_factory, "verdicts_of", run_here)
     _, reference = make_samplers(200, triton_device)
     sampler = sampler_factory._tried_triton_sampler(
         reference, vocab_size=200, placement=make_placement(triton_device)

@@ -10,6 +10,6 @@ from gpu_worker.trials.trial import Trial, Verdict, judge
 
 
 def run_here(trials: Sequence[Trial], device: torch.device) -> list[Verdict]:
-    """Takes the place of `run_trials`."""
+    """Takes the place of `verdicts_of`."""
     sent = [json.dumps(asdict(trial)) for trial in trials]
     return [judge(Trial(**json.loads(line)), device) for line in sent]
