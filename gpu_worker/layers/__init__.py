@@ -14,7 +14,7 @@ from gpu_worker.layers.linear import (
     QKVParallelLinear,
     RowParallelLinear,
 )
-from gpu_worker.layers.moe import Expert, MixtureOfExperts, TopKRouter
+from gpu_worker.layers.moe import ExpertNames, MixtureOfExperts
 from gpu_worker.layers.norm import LayerNorm, OffsetRMSNorm, RMSNorm
 from gpu_worker.layers.rotary import Angles, RotaryEmbedding
 from gpu_worker.layers.weight_placement import Placement, WeightTarget
@@ -23,7 +23,7 @@ __all__ = [
     "Activation",
     "Angles",
     "AttentionPlan",
-    "Expert",
+    "ExpertNames",
     "ForwardContext",
     "LayerNorm",
     "LearnedPositions",
@@ -39,7 +39,6 @@ __all__ = [
     "RotaryAttentionPlan",
     "RotaryEmbedding",
     "RowParallelLinear",
-    "TopKRouter",
     "VocabParallelEmbedding",
     "WeightTarget",
     "activation",

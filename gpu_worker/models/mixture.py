@@ -5,14 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpu_worker.config import ModelError
-from gpu_worker.layers import (
-    Expert,
-    MixtureOfExperts,
-    ParallelGroup,
-    Placement,
-    TopKRouter,
-    WeightTarget,
-)
+from gpu_worker.layers import ExpertNames, MixtureOfExperts, ParallelGroup, Placement
 from gpu_worker.models.decoder_config import (
     DecoderConfig,
     mistral_config,
@@ -20,16 +13,6 @@ from gpu_worker.models.decoder_config import (
     required,
 )
 from gpu_worker.models.llama import Decoder, DecoderLayer, FeedForward, FeedForwardLike
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertNames:
-    """A family's names of its router and of the matrices of an expert."""
-
-    block: str
-    gate: str
-    up: str
-    down: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,11 +26,13 @@ class MoeConfig(DecoderConfig):
     """True if the shares of the chosen experts are normalised to the sum 1."""
     dense_layers: frozenset[int] = frozenset()
     """Layers with a plain feed-forward."""
+    block: str
+    """Name of the mixture in a layer."""
     names: ExpertNames
 
 
-_MIXTRAL = ExpertNames(block="block_sparse_moe", gate="w1", up="w3", down="w2")
-_QWEN = ExpertNames(block="mlp", gate="gate_proj", up="up_proj", down="down_proj")
+_MIXTRAL = ExpertNames(gate="w1", up="w3", down="w2")
+_QWEN = ExpertNames(gate="gate_proj", up="up_proj", down="down_proj")
 
 
 def mixtral_config(config: Mapping[str, Any]) -> MoeConfig:
@@ -57,6 +42,7 @@ def mixtral_config(config: Mapping[str, Any]) -> MoeConfig:
         experts_per_token=int(required(config, "num_experts_per_tok")),
         expert_size=int(required(config, "intermediate_size")),
         renormalise=True,
+        block="block_sparse_moe",
         names=_MIXTRAL,
     )
 
@@ -72,6 +58,7 @@ def qwen3_moe_config(config: Mapping[str, Any]) -> MoeConfig:
         expert_size=int(required(config, "moe_intermediate_size")),
         renormalise=bool(config.get("norm_topk_prob", False)),
         dense_layers=frozenset(dense | set(config.get("mlp_only_layers") or ())),
+        block="mlp",
         names=_QWEN,
     )
 
@@ -84,38 +71,6 @@ def _moe_config(base: DecoderConfig, **fields: Any) -> MoeConfig:
     return MoeConfig(**shared, **fields)
 
 
-class ExpertFeedForward(MixtureOfExperts):
-    """Satisfies `FeedForwardLike`."""
-
-    def __init__(self, config: MoeConfig, placement: Placement, group: ParallelGroup) -> None:
-        self._names = config.names
-        router = TopKRouter(
-            hidden_size=config.hidden_size,
-            num_experts=config.num_experts,
-            experts_per_token=config.experts_per_token,
-            renormalise=config.renormalise,
-            placement=placement,
-        )
-        experts = [
-            Expert(
-                hidden_size=config.hidden_size,
-                intermediate_size=config.expert_size,
-                placement=placement,
-                group=group,
-            )
-            for _ in range(config.num_experts)
-        ]
-        super().__init__(router, experts, group)
-
-    def weight_targets(self) -> dict[str, WeightTarget]:
-        names = self._names
-        targets = self.router.gate.weight_targets(gate="gate")
-        for index, expert in enumerate(self.experts):
-            of_expert = expert.weight_targets(gate=names.gate, up=names.up, down=names.down)
-            targets |= {f"experts.{index}.{k}": v for k, v in of_expert.items()}
-        return targets
-
-
 class MoeLayer(DecoderLayer):
     """Attention and experts, each behind a norm."""
 
@@ -124,7 +79,7 @@ class MoeLayer(DecoderLayer):
     ) -> None:
         assert isinstance(config, MoeConfig)
         super().__init__(config, layer, placement, group)
-        self.feed_forward_name = config.names.block
+        self.feed_forward_name = config.block
 
     def make_feed_forward(
         self, config: DecoderConfig, layer: int, placement: Placement, group: ParallelGroup
@@ -132,7 +87,16 @@ class MoeLayer(DecoderLayer):
         assert isinstance(config, MoeConfig)
         if layer in config.dense_layers:
             return FeedForward(config, placement, group)
-        return ExpertFeedForward(config, placement, group)
+        return MixtureOfExperts(
+            hidden_size=config.hidden_size,
+            num_experts=config.num_experts,
+            experts_per_token=config.experts_per_token,
+            expert_size=config.expert_size,
+            renormalise=config.renormalise,
+            names=config.names,
+            placement=placement,
+            group=group,
+        )
 
 
 class MoeDecoder(Decoder):

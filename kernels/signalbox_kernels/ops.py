@@ -30,6 +30,7 @@ for _name in (
     "rotary_embedding",
     "rotary_and_cache",
     "silu_and_mul",
+    "mix_experts",
     "gather_logprobs",
     "quantize_fp8",
     "fp8_linear",
@@ -206,6 +207,45 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
         [num_tokens, size].
     """
     return cast(Tensor, implementation_of("silu_and_mul", gate_up.device)(gate_up))
+
+
+def mix_experts(
+    x: Tensor,
+    logits: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    *,
+    experts_per_token: int,
+    renormalise: bool,
+) -> Tensor:
+    """Sums the outputs of each token's experts by their shares.
+
+    Expert e of a row computes down[e] @ silu_and_mul(gate_up[e] @ row). A token's experts are those
+    of its highest logits, and the shares their softmax over all experts, in float32.
+
+    Args:
+        x: [num_tokens, hidden_size].
+        logits: [num_tokens, num_experts], of the router; a NaN makes its row of the result NaN.
+        gate_up: [num_experts, 2 * size, hidden_size]: gate, then up; contiguous.
+        down: [num_experts, hidden_size, size]; contiguous.
+        experts_per_token: at most num_experts.
+        renormalise: makes the shares of a token sum to 1.
+
+    Returns:
+        [num_tokens, hidden_size], the dtype of `x`.
+    """
+    mix = implementation_of("mix_experts", x.device)
+    return cast(
+        Tensor,
+        mix(
+            x,
+            logits,
+            gate_up,
+            down,
+            experts_per_token=experts_per_token,
+            renormalise=renormalise,
+        ),
+    )
 
 
 class GatheredLogprobs(NamedTuple):

@@ -32,6 +32,11 @@ def register_reference(op: str, implementation: Implementation) -> None:
     _references[op] = implementation
 
 
+def has_own(op: str, device: torch.device) -> bool:
+    """Returns whether `device` has an implementation of `op` beside the reference."""
+    return (op, device.type) in _implementations
+
+
 def implementation_of(op: str, device: torch.device) -> Implementation:
     """Returns the implementation of `op` for `device`."""
     return _implementations.get((op, device.type), _references[op])

@@ -25,6 +25,7 @@ _MODULES = {
     "rotary_embedding": "rotary",
     "rotary_and_cache": "rotary",
     "silu_and_mul": "silu_and_mul",
+    "mix_experts": "experts.mixture",
     "gather_logprobs": "logprobs",
     "w4a16_linear": "w4a16",
 }

@@ -86,6 +86,25 @@ def test_graphs_of_tritons_kernels_draw_the_same(
     assert found == Driver(runner=plain).generate(prompts, num_tokens=3, params=filtered)
 
 
+@pytest.mark.parametrize("family", ["mixtral", "qwen3-moe"])
+def test_graphs_of_mixtures_draw_the_same(family: str, triton_device: str, tmp_path: Path) -> None:
+    """Rows of padding go to experts, too, and change nothing."""
+    if triton_device != "cpu":
+        pytest.skip("graphs on a GPU are tested in tests/gpu")
+    make_model(tmp_path, family, num_hidden_layers=1)
+    recorder = GraphsOnCpu()
+    runner = make_device_runner(tmp_path, recorder)
+    assert runner.num_graphs == len(ladder(8))
+    runner.cache.gpu_pool.fill_(0xFF)
+    found = generate(runner, RANDOM)
+    assert recorder.num_replayed == 4 * len(LENGTHS) - 1
+
+    from signalbox_kernels import triton
+
+    triton.unregister_ops("cpu")
+    assert found == generate(make_device_runner(tmp_path, None, backend="torch"), RANDOM)
+
+
 def test_padding_leaves_no_trace_in_the_pool(tiny: Path) -> None:
     runner = make_device_runner(tiny, GraphsOnCpu())
     assert not runner.cache.gpu_pool.any(), "recording has written to blocks"
@@ -116,7 +135,7 @@ def test_buffers_stay_where_they_are(tiny: Path) -> None:
 def test_work_that_waits_for_the_device_is_not_recorded(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    make_model(tmp_path, "mixtral")  # its router asks how many tokens an expert gets
+    make_model(tmp_path, "mixtral")  # PyTorch asks how many tokens an expert gets
     recorder = GraphsOnCpu()
     runner = make_device_runner(tmp_path, recorder)
     assert "no graphs, decode steps are launched kernel by kernel" in caplog.text

@@ -5,13 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from gpu_worker.attention import attention_backend
 from gpu_worker.attention.registry import register_attention_backend
 from gpu_worker.attention.torch_backend import TorchAttention
 from gpu_worker.config import ModelError
-from gpu_worker.layers import MixtureOfExperts, ParallelGroup, Placement, TopKRouter
+from gpu_worker.layers import ExpertNames, MixtureOfExperts, ParallelGroup, Placement
 from gpu_worker.models.decoder_config import HfConfig
 from gpu_worker.models.gemma import gemma2_config, gemma3_config, gemma_config
 from gpu_worker.models.gpt2 import gpt2_config
@@ -132,41 +131,37 @@ def test_attention_backend_that_caps_no_scores_is_refused() -> None:
     assert attention_backend("uncapped", shape).block_bytes == 2 * 4 * 4 * 4
 
 
-class CountingExpert:
-    """Scales its tokens by a factor of its own; keeps how many came together."""
-
-    def __init__(self, factor: float) -> None:
-        self.factor = factor
-        self.calls: list[int] = []
-
-    def __call__(self, x: Tensor) -> Tensor:
-        self.calls.append(len(x))
-        return x * self.factor
-
-
 @pytest.mark.parametrize("renormalise", [True, False])
-def test_experts_compute_their_tokens_together(renormalise: bool) -> None:
+def test_tokens_are_computed_by_their_experts(renormalise: bool) -> None:
     torch.manual_seed(0)
-    router = TopKRouter(
+    mixture = MixtureOfExperts(
         hidden_size=8,
         num_experts=5,
         experts_per_token=2,
+        expert_size=12,
         renormalise=renormalise,
+        names=ExpertNames("gate", "up", "down"),
         placement=Placement(CPU, torch.float32),
+        group=ParallelGroup(),
     )
-    weight = torch.randn(5, 8)
-    router.gate.load_weight(weight, "gate")
-    router.gate.finish()
-    experts = [CountingExpert(1.0 + i) for i in range(5)]
+    targets = mixture.weight_targets()
+    assert len(targets) == 16
+    router, gate, up, down = (torch.randn(5, *size) for size in ((8,), (12, 8), (12, 8), (8, 12)))
+    targets["gate.weight"](router)
+    for expert in range(5):
+        for name, weight in (("gate", gate), ("up", up), ("down", down)):
+            targets[f"experts.{expert}.{name}.weight"](weight[expert])
+    with pytest.raises(ModelError, match=r"shape \(8, 12\) where \(12, 8\) is expected"):
+        targets["experts.1.up.weight"](down[1])
+    mixture.finish()
     x = torch.randn(40, 8)
-    out = MixtureOfExperts(router, experts, ParallelGroup())(x)  # type: ignore[arg-type]
 
-    shares = (x @ weight.t()).softmax(-1)
-    expected = torch.empty_like(x)
-    for token in range(40):
-        chosen = shares[token].argsort(descending=True)[:2]
+    shares = (x @ router.t()).softmax(-1)
+    expected = torch.zeros_like(x)
+    for token, row in enumerate(x):
+        chosen = shares[token].argsort(descending=True)[:2].tolist()
         total = shares[token, chosen].sum() if renormalise else 1.0
-        expected[token] = sum(x[token] * (1.0 + int(e)) * shares[token, e] / total for e in chosen)
-    torch.testing.assert_close(out, expected)
-    assert all(len(expert.calls) <= 1 for expert in experts)
-    assert sum(sum(expert.calls) for expert in experts) == 80
+        for e in chosen:
+            out = down[e] @ (torch.nn.functional.silu(gate[e] @ row) * (up[e] @ row))
+            expected[token] += out * shares[token, e] / total
+    torch.testing.assert_close(mixture(x), expected, rtol=1e-4, atol=1e-4)

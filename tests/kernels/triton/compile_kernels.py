@@ -38,6 +38,7 @@ from signalbox_kernels.triton import (
 )
 from signalbox_kernels.triton import reshape_and_cache as caching
 from signalbox_kernels.triton.attention import paged_kernel
+from signalbox_kernels.triton.experts import mixture
 
 CAPABILITIES = (80, 89, 90, 100, 120)
 HEAD_SIZES = {
@@ -162,6 +163,19 @@ def compile_heads(dtype: torch.dtype, head_size: int) -> None:
         )
 
 
+def compile_experts(dtype: torch.dtype) -> None:
+    """Mixtures of one token, of some, and of so many that the larger tiles are taken."""
+    for num_tokens in (1, 64, 4096):
+        mixture.mix_experts(
+            _empty(num_tokens, 2048, dtype=dtype),
+            _empty(num_tokens, 128, dtype=dtype),
+            _empty(128, 2 * 768, 2048, dtype=dtype),
+            _empty(128, 2048, 768, dtype=dtype),
+            experts_per_token=8,
+            renormalise=True,
+        )
+
+
 def compile_sampling(dtype: torch.dtype) -> None:
     """Draws from a model's logits and from edited ones, the edits, and log probabilities."""
     logits, wide = _empty(4, 32000, dtype=dtype), _empty(4)
@@ -189,6 +203,7 @@ def compile_all(printer: _Printer, capability: int) -> None:
         printer.case = name
         compile_layers(dtype)
         compile_int4(dtype)
+        compile_experts(dtype)
         turn = CAPABILITIES.index(capability) % len(in_turns)
         for head_size in (*always, in_turns[turn]):
             printer.case = f"{name}, heads of {head_size}"

@@ -31,6 +31,7 @@ from signalbox_kernels.triton import (
 )
 from signalbox_kernels.triton import reshape_and_cache as caching
 from signalbox_kernels.triton.attention import paged_kernel
+from signalbox_kernels.triton.experts import mixture
 from tests.kernels.triton.compile_kernels import NoDriver, int4_weight
 
 NUM_TOKENS = (1, 2, 3, 15, 16, 17, 33, 64)
@@ -97,6 +98,18 @@ def run_model(num_tokens: int, num_seqs: int, table_width: int) -> None:
         )
 
 
+def run_experts(num_tokens: int) -> None:
+    """A mixture in place of a feed-forward."""
+    mixture.mix_experts(
+        _floats(num_tokens, _HIDDEN),
+        _floats(num_tokens, 8),
+        _floats(8, 2 * _HIDDEN, _HIDDEN),
+        _floats(8, _HIDDEN, _HIDDEN),
+        experts_per_token=2,
+        renormalise=True,
+    )
+
+
 def run_sampling(num_rows: int, longest: int) -> None:
     """Draws, edits and log probabilities."""
     logits, index = _floats(num_rows, _VOCAB), _sent(num_rows, torch.int64)
@@ -122,4 +135,6 @@ if __name__ == "__main__":
             for num_seqs in sorted({1, num_tokens}):
                 run_model(num_tokens, num_seqs, width)
             run_sampling(num_tokens, longest=7 * width)
+        for num_tokens in (*NUM_TOKENS, 65, 80, 511, 512, 513, 528, 8192):
+            run_experts(num_tokens)
     print(json.dumps({name: len(keys) for name, keys in found.items()}))

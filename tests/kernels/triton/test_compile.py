@@ -19,11 +19,13 @@ SLIGHT_SPILL = 32
 """Bytes that the assembler may spill where it takes few registers to run more warps at once."""
 KERNELS = {
     "_add_kernel",
+    "_add_shares_kernel",
     "_copy_rows_kernel",
     "_copy_runs_kernel",
     "_count_kernel",
     "_draw_kernel",
     "_gather_logprobs_kernel",
+    "_grouped_product_kernel",
     "_join_splits_kernel",
     "_paged_attention_kernel",
     "_penalise_kernel",
@@ -31,7 +33,9 @@ KERNELS = {
     "_rms_norm_kernel",
     "_rotary_and_cache_kernel",
     "_rotary_kernel",
+    "_route_kernel",
     "_silu_and_mul_kernel",
+    "_sort_kernel",
     "_w4a16_kernel",
 }
 

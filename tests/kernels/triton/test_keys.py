@@ -14,17 +14,21 @@ pytestmark = pytest.mark.skipif(not triton.is_installed(), reason="Triton is not
 
 COMPILATIONS = {
     "_add_kernel": 1,
+    "_add_shares_kernel": 1,
     "_copy_rows_kernel": 1,
     "_count_kernel": 1,
     "_draw_kernel": 2,  # a model's logits, and edited ones
     "_gather_logprobs_kernel": 1,
+    "_grouped_product_kernel": 4,  # in and out of experts, of few rows each and of many
     "_join_splits_kernel": 3,  # one for each number of splits
     "_paged_attention_kernel": 4,  # prompts and decodes, alone and split
     "_penalise_kernel": 1,
     "_reshape_and_cache_kernel": 1,
     "_rms_norm_kernel": 2,  # alone, and after an addition
     "_rotary_and_cache_kernel": 1,
+    "_route_kernel": 3,  # of tokens so few that one program sorts them, of some and of many
     "_silu_and_mul_kernel": 1,
+    "_sort_kernel": 2,
     "_w4a16_kernel": 4,  # few rows and more, alone and split
 }
 
