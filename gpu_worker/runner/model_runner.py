@@ -30,6 +30,8 @@ from gpu_worker.loading.loaded_model import load_model
 from gpu_worker.loading.model_source import naming
 from gpu_worker.loading.opened_model import OpenedModel
 from gpu_worker.runner.executor_factory import make_executor
+from gpu_worker.runner.warm_up import warm_up_batches
+from signalbox_kernels import triton
 
 
 class ModelRunner:
@@ -74,6 +76,7 @@ class ModelRunner:
             recorder = recorder_for(self._loaded.device)
         self._executor = make_executor(self._loaded, cache_config, recorder)
         self._cache: CacheEngine | None = None
+        self._is_warm = False
 
     @property
     def model(self) -> ModelInfo:
@@ -140,6 +143,22 @@ class ModelRunner:
         if self._graphs is not None:
             with torch.inference_mode():
                 self._graphs.capture()
+        if self._loaded.device.type == "cuda" and not self._is_warm:
+            self.warm_up()
+
+    def warm_up(self) -> None:
+        """Compiles every kernel that a step may use; one that comes later is logged."""
+        for batch in warm_up_batches(
+            block_size=self._loaded.block_size,
+            max_model_len=self.model.max_model_len,
+            vocab_size=self.model.vocab_size,
+        ):
+            self.execute(batch)
+        self._is_warm = True
+        if triton.is_installed():
+            from signalbox_kernels.triton import compilations
+
+            compilations.report_from_now_on()
 
     def _make_cache(self, *, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
         self._drop_cache()  # the old pools go before the new ones come

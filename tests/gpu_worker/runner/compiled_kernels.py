@@ -1,0 +1,55 @@
+"""Prints what Triton compiles during a start and afterwards, on no device; a program of its own.
+
+A line of JSON: the names of the kernels that the start compiled, and of those that steps of many
+kinds compiled then. A process of its own, because Triton decides when it is imported whether it
+interprets.
+"""
+
+import json
+import tempfile
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.host_time.no_device import EmptyGraphs, driver_library, without_copies_back
+from benchmarks.host_time.steps import CASES, make_runner, steps_of
+
+found: list[str] = []
+
+
+def _note(*, fn: Any, **_: Any) -> None:
+    found.append(fn.name.rpartition(".")[2])
+
+
+def _taken() -> Iterator[str]:
+    yield from sorted(found)
+    found.clear()
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        driver_library(Path(folder))
+        import triton
+
+        runner = make_runner(Path(folder), EmptyGraphs())
+        without_copies_back(runner)
+        tensors: Any = torch.Tensor
+        tensors.cpu = lambda tensor: torch.zeros(tensor.shape, dtype=tensor.dtype)
+        as_list = tensors.tolist
+        tensors.tolist = lambda tensor: as_list(torch.zeros(tensor.shape, dtype=tensor.dtype))
+        triton.knobs.runtime.jit_post_compile_hook = _note
+        runner.init_cache_engine(num_gpu_blocks=16, num_cpu_blocks=0)
+        runner.warm_up()
+        triton.knobs.runtime.jit_post_compile_hook = _note
+        at_start = list(_taken())
+        for case in CASES.values():
+            for _ in islice(steps_of(runner, case), 3):
+                pass
+        print(json.dumps({"start": at_start, "later": list(_taken())}))
+
+
+if __name__ == "__main__":
+    main()
