@@ -12,6 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from gpu_worker.attention.backend import AttentionBackend, AttentionShape
@@ -45,7 +46,11 @@ def wrong_results(
     factory: Callable[[AttentionShape], AttentionBackend], shape: AttentionShape
 ) -> str | None:
     """Returns by how much the backend's results are off, if they are; raises what it raises."""
-    worst = _largest_difference(factory, one_layer_of_each_kind(shape))
+    return fault_of_difference(_largest_difference(factory, one_layer_of_each_kind(shape)))
+
+
+def fault_of_difference(worst: float) -> str | None:
+    """Returns the fault of results that differ by so much at most, or None; NaN is one."""
     return None if worst <= _TOLERANCE else f"its results are off by {worst:.2g}"
 
 
@@ -66,27 +71,29 @@ class PlainAttention:
             for _ in range(shape.num_layers)
         ]
 
-    def attend(self, batch: Batch, query: Tensor, key_value: Tensor, *, layer: int) -> Tensor:
-        """Returns [num_tokens, num_heads * head_size] float32."""
-        on_device = (
-            torch.from_numpy(array).to(self._shape.device)
-            for array in (batch.slot_mapping, batch.query_start, batch.context_lens)
-        )
-        slot_mapping, query_start, context_lens = on_device
-        cache = self._caches[layer]
+    def store(self, batch: Batch, key_value: Tensor, *, layer: int) -> None:
+        """Writes the K and V of a step."""
         key, value = key_value.unbind(dim=1)
-        reference.reshape_and_cache(key, value, cache, slot_mapping)
+        slot_mapping = self._tensor(batch.slot_mapping)
+        reference.reshape_and_cache(key, value, self._caches[layer], slot_mapping)
+
+    def attend(self, batch: Batch, query: Tensor, key_value: Tensor, *, layer: int) -> Tensor:
+        """Writes them, and returns [num_tokens, num_heads * head_size] float32."""
+        self.store(batch, key_value, layer=layer)
         out = reference.paged_attention(
             query,
-            cache,
-            query_start=query_start,
-            context_lens=context_lens,
-            block_tables=torch.from_numpy(batch.block_tables).to(self._shape.device),
+            self._caches[layer],
+            query_start=self._tensor(batch.query_start),
+            context_lens=self._tensor(batch.context_lens),
+            block_tables=self._tensor(batch.block_tables),
             scale=self._shape.scale,
             sliding_window=self._shape.sliding_windows[layer],
             soft_cap=self._shape.soft_cap,
         )
         return out.flatten(1).float()
+
+    def _tensor(self, array: NDArray[np.generic]) -> Tensor:
+        return torch.from_numpy(array).to(self._shape.device)
 
 
 def _largest_difference(

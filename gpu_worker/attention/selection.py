@@ -1,17 +1,24 @@
-"""Which attention backend serves: the one that is named, or for `auto` the first that works here.
+"""Which attention backend serves: the one that is named, or for `auto` the fastest that works here.
 
 A candidate of `auto` is tried in another process (`gpu_worker/trials`) before this one loads it.
 On a CPU there is one candidate, PyTorch's, and nothing to try.
 """
 
 import logging
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
+from statistics import fmean
 from typing import Any
 
 import torch
 
 from gpu_worker.attention.backend import AttentionBackend, AttentionShape
-from gpu_worker.attention.backend_check import one_layer_of_each_kind, wrong_results
+from gpu_worker.attention.backend_check import (
+    fault_of_difference,
+    one_layer_of_each_kind,
+    wrong_results,
+)
+from gpu_worker.attention.backend_times import load_for, try_under_load
 from gpu_worker.attention.flash_kernels import FLASH_KERNELS, generation_of
 from gpu_worker.attention.registry import (
     AUTO,
@@ -20,16 +27,18 @@ from gpu_worker.attention.registry import (
     make_attention_backend,
     missing_backends,
 )
+from gpu_worker.trials.device_clock import clock_of
 from gpu_worker.trials.kept_verdicts import verdicts_of
 from gpu_worker.trials.trial import Trial, Verdict
 
 logger = logging.getLogger(__name__)
 
 _LAST_RESORT = "torch"
+_MARGIN = 1.05
 
 
 def candidates(device: torch.device) -> tuple[str, ...]:
-    """Returns what "auto" tries, in the order in which it is expected to be fast.
+    """Returns what "auto" tries, the preferred first among equally fast ones.
 
     flash-attn 4 does not share the keys of a decode among programs on Hopper. flash-attn 2 comes
     after Triton's, for blocks of 256 tokens: they waste half a block a sequence, and only whole
@@ -69,14 +78,12 @@ def choose_attention_backend(name: str, shape: AttentionShape) -> ChosenBackend:
 
 
 def _first(wanted: str, names: tuple[str, ...], shape: AttentionShape) -> ChosenBackend:
-    """Makes the first that supports the shape and agrees with PyTorch on this device."""
+    """Makes the fastest that supports the shape and agrees with PyTorch on this device."""
     verdicts = _verdicts(names, shape)
     refused = [verdict.refusal for verdict in verdicts.values() if verdict.refusal is not None]
     broken = [name for name, verdict in verdicts.items() if verdict.fault is not None]
     working = [name for name, verdict in verdicts.items() if verdict.is_good]
-    if not working and _LAST_RESORT in names and not broken:
-        working = [_LAST_RESORT]
-    if not working:
+    if not working and (broken or _LAST_RESORT not in names):
         refused += [
             f"{name!r} does not work here, for the reason that was logged" for name in broken
         ]
@@ -84,7 +91,8 @@ def _first(wanted: str, names: tuple[str, ...], shape: AttentionShape) -> Chosen
         raise ValueError(
             f"no backend of attention_backend {wanted!r} can be used: {'; '.join(refused)}{remedy}"
         )
-    chosen = make_attention_backend(working[0], shape)
+    seconds = {name: verdicts[name].seconds for name in working if name in verdicts}
+    chosen = make_attention_backend(fastest(seconds) if seconds else _LAST_RESORT, shape)
     is_last_resort = chosen.name == _LAST_RESORT and shape.device.type == "cuda"
     logger.log(
         logging.WARNING if is_last_resort else logging.INFO,
@@ -92,9 +100,36 @@ def _first(wanted: str, names: tuple[str, ...], shape: AttentionShape) -> Chosen
         wanted,
         chosen.name,
         chosen.block_size,
-        "".join(f"; {reason}" for reason in refused),
+        "".join(f"; {each}" for each in (*_figures(seconds), *refused)),
     )
     return chosen
+
+
+def fastest(seconds: Mapping[str, Mapping[str, float]]) -> str:
+    """Returns the first candidate whose times are at most 5 % above those of the fastest.
+
+    Compared is the mean of a candidate's ratios to the best time of each kind of work. Without
+    times of all it is the first: the order has reasons beside time, and a measurement has noise.
+
+    Args:
+        seconds: of each kind of work, by candidate, in the order of preference.
+    """
+    kinds = set[str]().union(*seconds.values())
+    if not kinds or any(times.keys() != kinds for times in seconds.values()):
+        return next(iter(seconds))
+    best = {kind: min(times[kind] for times in seconds.values()) for kind in kinds}
+    ratios = {
+        name: fmean(times[kind] / best[kind] for kind in kinds) for name, times in seconds.items()
+    }
+    limit = _MARGIN * min(ratios.values())
+    return next(name for name, ratio in ratios.items() if ratio <= limit)
+
+
+def _figures(seconds: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
+    for name, times in seconds.items():
+        if times:
+            listed = ", ".join(f"{kind} {time * 1e6:.1f} us" for kind, time in times.items())
+            yield f"{name}: {listed}"
 
 
 def _verdicts(names: tuple[str, ...], shape: AttentionShape) -> dict[str, Verdict]:
@@ -130,9 +165,16 @@ def try_backend(device: torch.device, *, name: str, shape: dict[str, Any]) -> Ve
     except ValueError as error:
         return Verdict(refusal=str(error))
     sized = replace(decoded, block_size=chosen.block_size)
-    return Verdict(
-        fault=wrong_results(lambda each: make_attention_backend(name, each).backend, sized)
-    )
+
+    def make(trial_shape: AttentionShape) -> AttentionBackend:
+        return make_attention_backend(name, trial_shape).backend
+
+    clock = clock_of(device)
+    fault = wrong_results(make, sized)
+    if fault is not None or clock is None:
+        return Verdict(fault=fault)
+    worst, seconds = try_under_load(make(sized), sized, load_for(sized), clock)
+    return Verdict(fault=fault_of_difference(worst), seconds=seconds)
 
 
 def _encode(shape: AttentionShape) -> dict[str, Any]:

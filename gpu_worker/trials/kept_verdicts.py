@@ -26,7 +26,8 @@ import torch
 from gpu_worker.trials.trial import Trial, Verdict
 from gpu_worker.trials.trial_runner import run_trials
 from signalbox_kernels import build
-from signalbox_kernels.build import BuildError, cache_folder, only_builder
+from signalbox_kernels.build import only_builder
+from signalbox_kernels.triton.kernel_cache import UnusableFolder, usable_folder
 
 logger = logging.getLogger(__name__)
 
@@ -68,9 +69,9 @@ def _folder() -> Iterator[Path | None]:
     """Yields the folder while no other process has it; None if nothing can be kept."""
     with contextlib.ExitStack() as stack:
         try:
-            folder = cache_folder() / "trials"
+            folder = usable_folder(None) / "trials"
             stack.enter_context(only_builder(folder))
-        except (BuildError, OSError) as error:
+        except (UnusableFolder, OSError) as error:
             logger.warning("verdicts of trials are not kept: %s", error)
             folder = None
         yield folder

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(autouse=True)
 def own_verdicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Trials are made, whatever an earlier run has kept."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "kernels"))
 
 
 def load(path: Path, backend: str, *, device: str) -> ModelRunner:
